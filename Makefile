@@ -1,0 +1,69 @@
+# What is done with a checkout. `make` alone lists the targets.
+
+PYTHON ?= python3
+ARGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.DEFAULT_GOAL := help
+.PHONY: help setup run test check demo bench simulate fuzz spark-cluster-test docs screenshots clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: $(READY) ## make .venv with everything in it; PYTHON=python3.12 takes another interpreter
+
+# A Python without ensurepip makes a bare environment, which its own pip then fills.
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	    echo "Malamute needs Python 3.11 or later, and $(PYTHON) is not:" \
+	         "name one with make PYTHON=/path/to/python3.11" >&2; exit 1; }
+	@echo "setting up $(VENV)"
+	@$(PYTHON) -m venv $(VENV) >/dev/null 2>&1 || { \
+	    $(PYTHON) -m venv --clear --without-pip $(VENV) && \
+	    $(PYTHON) -m pip --python $(BIN)/python install --quiet pip; }
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,docs]'
+	@touch $@
+
+run: setup ## start a broker on ./malamute-data; ARGS="..." adds options
+	@$(BIN)/malamute broker run $(ARGS)
+
+test: setup ## run the tests; ARGS="-k name" runs some
+	@$(BIN)/python -m pytest -n 2 --dist loadgroup $(ARGS)
+
+check: setup ## lint, formatting, types, and who imports whom
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
+
+demo: setup ## real flights and weather through all three patterns, counted at both ends
+	@$(BIN)/malamute demo $(ARGS)
+
+bench: setup ## measure this machine; ARGS="--json" for programs
+	@$(BIN)/malamute bench $(ARGS)
+
+simulate: setup ## the broker in a simulated world; SEED=n tells one run, RUNS=n makes many
+	@$(BIN)/python tests/simulation/simulate.py $(if $(SEED),--seed $(SEED)) $(if $(RUNS),--runs $(RUNS)) $(ARGS)
+
+fuzz: setup ## 20,000 random inputs for each test of the decoder
+	@MALAMUTE_FUZZ_EXAMPLES=20000 $(BIN)/python -m pytest tests/protocol/test_fuzz.py --timeout=3600 $(ARGS)
+
+spark-cluster-test: setup ## the Spark jobs on a master and two workers of this machine
+	@$(BIN)/python -m pytest tests/spark/on_a_cluster.py $(ARGS)
+
+docs: setup ## build the site into site/, with what is made from the code, and check every link
+	@$(BIN)/python -c 'from malamute.config import Config; print(Config().toml(), end="")' > config/malamute.toml.new
+	@mv config/malamute.toml.new config/malamute.toml
+	@$(BIN)/python docs/make/diagrams.py
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	@$(BIN)/python -m pytest tests/unit/test_docs.py
+
+screenshots: setup ## take the pictures of terminals in docs/images anew, with real commands
+	@$(BIN)/python docs/make/screenshots.py
+
+clean: ## remove .venv, caches and builds; the data directory stays
+	rm -rf $(VENV) build dist site .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

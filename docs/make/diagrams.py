@@ -1,0 +1,163 @@
+"""The diagrams of the documents. `make docs` writes them to docs/images/."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from drawing import Drawing
+
+IMAGES = Path(__file__).parents[1] / "images"
+
+
+def overview() -> Drawing:
+    """Who talks to whom."""
+    d = Drawing("Clients, the broker and its disk", 820, 330)
+    d.box(14, 14, 180, 300, "programs", kind="frame")
+    publisher = d.box(34, 46, 140, 48, "publisher", "client library", kind="net")
+    subscriber = d.box(34, 112, 140, 48, "subscriber", "client library", kind="net")
+    worker = d.box(34, 178, 140, 48, "worker, requester", "client library", kind="net")
+    command = d.box(34, 244, 140, 48, "malamute …", "command line", kind="net")
+    d.box(314, 14, 350, 300, "broker: one process", kind="frame")
+    router = d.box(330, 46, 88, 246, "ROUTER", "sockets", kind="net")
+    streams = d.box(446, 46, 200, 56, "streams", "journal, index, credit", kind="pure")
+    mailboxes = d.box(446, 116, 200, 56, "mailboxes", "one recipient each", kind="pure")
+    services = d.box(446, 186, 200, 56, "services", "queues that workers share", kind="pure")
+    d.text(546, 276, "writer and reader threads", pale=True)
+    store = d.box(704, 46, 102, 246, "store", "LMDB,", "one file of", "fixed size", kind="disk")
+    d.arrow(publisher.side("r"), router.side("l-0.8"), "PUBLISH")
+    d.arrow(router.side("l-0.26"), subscriber.side("r"), "DELIVER")
+    d.arrow(worker.side("r"), router.side("l0.27"), "OFFER, REPLY")
+    d.arrow(command.side("r"), router.side("l0.82"), "QUERY, CHANGE")
+    for engine in (streams, mailboxes, services):
+        d.arrow((router.x + router.width, engine.side("l")[1]), engine.side("l"))
+        d.arrow(engine.side("r"), (store.x, engine.side("r")[1]))
+    return d
+
+
+def rooms() -> Drawing:
+    """Who imports whom: an arrow points from the room that is used to the one that uses it."""
+    d = Drawing("The rooms, and the direction of imports", 820, 314)
+    errors = d.box(14, 126, 84, 44, "errors", kind="pure")
+    protocol = d.box(146, 60, 104, 44, "protocol", "the wire", kind="pure")
+    matching = d.box(146, 192, 104, 44, "matching", "the index", kind="pure")
+    client = d.box(302, 14, 104, 44, "client", "the SDK", kind="net")
+    config = d.box(302, 80, 104, 44, "config", "the options")
+    core = d.box(302, 146, 104, 44, "core", "the mind", kind="pure")
+    journal = d.box(468, 212, 104, 44, "journal", "the disk", kind="disk")
+    server = d.box(584, 126, 104, 44, "server", "the process", kind="net")
+    cli = d.box(722, 60, 84, 44, "cli", "commands")
+    testing = d.box(722, 192, 84, 44, "testing")
+    spark = d.box(302, 242, 104, 44, "spark", "the pipeline")
+    d.arrow(errors.side("r-0.4"), protocol.side("l"))
+    d.arrow(errors.side("r0.4"), matching.side("l"))
+    d.arrow(protocol.side("r-0.6"), client.side("l"))
+    d.arrow(protocol.side("r"), config.side("l"))
+    d.arrow(protocol.side("r0.6"), core.side("l-0.4"))
+    d.arrow(matching.side("r-0.4"), core.side("l0.4"))
+    d.arrow(matching.side("r0.4"), spark.side("l"), dashed=True)
+    d.arrow(core.side("r0.6"), journal.side("l-0.4"))
+    d.text(424, 218, "storage.py, the port", pale=True, at="end")
+    d.arrow(core.side("r-0.2"), server.side("l0.2"))
+    d.arrow(config.side("r"), server.side("l-0.5"))
+    d.arrow(journal.side("r-0.4"), server.side("b"))
+    d.arrow(journal.side("l0.6"), spark.side("r"), dashed=True)
+    d.arrow(server.side("t"), cli.side("l0.4"))
+    d.arrow(server.side("r0.6"), testing.side("l"))
+    d.arrow(client.side("r"), cli.side("l-0.4"))
+    d.text(
+        14,
+        302,
+        "green: pure code; dashed: the pipeline, which uses client and serves cli",
+        pale=True,
+        at="start",
+    )
+    return d
+
+
+def turn() -> Drawing:
+    """The turn of the loop, and the threads beside it."""
+    d = Drawing("The turn of the loop", 820, 300)
+    d.box(196, 14, 410, 272, "the loop: one thread", kind="frame")
+    wait = d.box(220, 48, 362, 42, "1  wait", "for the socket, a thread, or core.next_deadline()")
+    take = d.box(220, 122, 362, 58, "2  take in", "receive · stored · answered · lost · tick", kind="pure")
+    do = d.box(220, 212, 362, 54, "3  do what core.ready() says", "appends · reads · sends", kind="pure")
+    d.box(14, 114, 116, 74, "socket", "ROUTER", kind="net")
+    threads = d.box(660, 92, 146, 148, "writer, reader", "two threads", "for the disk", kind="disk")
+    d.arrow(wait.side("b"), take.side("t"))
+    d.arrow(take.side("b"), do.side("t"))
+    d.arrow((130, 140), (take.x, 140), "commands")
+    d.arrow((do.x, 226), (72, 188), "deliveries")
+    d.arrow((threads.x, 150), (take.x + take.width, 150), "done")
+    d.arrow((do.x + do.width, 228), (threads.x, 228), "orders")
+    return d
+
+
+def message() -> Drawing:
+    """One message that is published and confirmed."""
+    d = Drawing("One message, step by step", 820, 330)
+    kinds = [("publisher", "net"), ("loop and core", "pure"), ("writer", "disk"), ("subscriber", "net")]
+    publisher, core, writer, subscriber = d.lifelines(kinds, 100, 206, 318)
+    steps = [
+        (publisher, core, "PUBLISH number 7"),
+        (core, core, "index, batch of this turn"),
+        (core, writer, "append"),
+        (core, subscriber, "DELIVER, without waiting for the disk"),
+        (writer, writer, "commit, fsync"),
+        (writer, core, "stored"),
+        (core, publisher, "STORED 7, sequence 42"),
+    ]
+    for number, (tail, tip, words) in enumerate(steps):
+        y = 78 + 36 * number
+        if tail == tip:
+            d.text(tail + 8, y + 2, words, pale=True, at="start")
+        elif words.startswith("DELIVER"):
+            d.arrow((tail, y), (tip, y))
+            d.text((writer + subscriber) / 2 + 8, y - 6, "DELIVER, not waiting", pale=True, halo=True)
+        else:
+            d.arrow((tail, y), (tip, y), words)
+    return d
+
+
+def subscription() -> Drawing:
+    """The states of a subscription."""
+    d = Drawing("The states of a subscription", 820, 200)
+    start = d.box(14, 74, 120, 50, "SUBSCRIBE")
+    live = d.box(300, 14, 200, 58, "live", "gets each turn's messages", kind="pure")
+    replay = d.box(300, 128, 200, 58, "replay", "from memory or the journal", kind="disk")
+    gap = d.box(660, 128, 146, 58, "GAP", "first, last, reason", kind="net")
+    d.arrow(start.side("r-0.4"), live.side("l"), "start = new")
+    d.arrow(start.side("r0.4"), replay.side("l"), "start in the past")
+    d.arrow(live.side("b-0.4"), replay.side("t-0.4"), "no credit")
+    d.arrow(replay.side("t0.4"), live.side("b0.4"), "at the head, with credit")
+    d.arrow(replay.side("r"), gap.side("l"), "the ring has dropped it", dashed=True)
+    return d
+
+
+def request() -> Drawing:
+    """What becomes of a request."""
+    d = Drawing("What becomes of a request", 820, 150)
+    asked = d.box(14, 24, 110, 50, "REQUEST")
+    waiting = d.box(226, 16, 150, 66, "waiting", "on the disk, in order", kind="disk")
+    out = d.box(520, 16, 140, 66, "with a worker", "attempts + 1", kind="pure")
+    done = d.box(716, 24, 90, 50, "completed", kind="net")
+    d.arrow(asked.side("r"), waiting.side("l"), "stored")
+    d.arrow(waiting.side("r-0.5"), out.side("l-0.5"), "credit and pattern")
+    d.arrow(out.side("l0.5"), waiting.side("r0.5"), "worker lost")
+    d.arrow(out.side("r"), done.side("l"), "final")
+    d.text(448, 120, "A reply that is final goes into the requester's mailbox in the transaction", pale=True)
+    d.text(448, 136, "that removes the request.", pale=True)
+    return d
+
+
+DIAGRAMS: dict[str, Callable[[], Drawing]] = {
+    f"{make.__name__}.svg": make for make in (overview, rooms, turn, message, subscription, request)
+}
+
+if __name__ == "__main__":
+    IMAGES.mkdir(exist_ok=True)
+    for name, make in DIAGRAMS.items():
+        (IMAGES / name).write_text(make().svg, encoding="utf-8")

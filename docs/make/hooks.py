@@ -1,0 +1,31 @@
+"""What MkDocs calls while it builds the site: functions whose names it knows (`hooks` in mkdocs.yml)."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+from mkdocs.structure.files import File, Files
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from pages import PAGES
+
+_FENCED = re.compile(r"(^```.*?^```)", re.MULTILINE | re.DOTALL)
+_NESTED = re.compile(r"^ {2,3}(?=(?:[-*]|\d+\.) )", re.MULTILINE)
+
+
+def on_files(files: Files, config: Any) -> Files:
+    """Add the pages that are made."""
+    for path, make in PAGES.items():
+        files.append(File.generated(config, path, content=make()))
+    return files
+
+
+def on_page_markdown(markdown: str, **more: Any) -> str:
+    """Indent lists within lists by four, as Python-Markdown wants them; others take two or three as well."""
+    parts = _FENCED.split(markdown)
+    parts[::2] = [_NESTED.sub("    ", prose) for prose in parts[::2]]
+    return "".join(parts)

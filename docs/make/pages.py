@@ -1,0 +1,22 @@
+"""The pages of the site that no file holds: each is made from the code by one function that returns Markdown.
+
+To add a page, add it here and to `nav` in mkdocs.yml.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import commands
+import configuration
+import error_table
+
+PAGES = {
+    "reference/commands.md": commands.page,
+    "reference/configuration.md": configuration.page,
+    "reference/errors.md": error_table.page,
+}
+"""Where each page is below docs/, and what makes it."""

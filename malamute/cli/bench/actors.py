@@ -1,0 +1,269 @@
+"""What the processes of a benchmark do. Times are those of the monotonic clock, which they share.
+
+A stamped message has the time in its body, so that whoever gets it can tell how long it took. Where there are
+many, only one in `STAMP_EVERY` is stamped and looked into.
+"""
+
+from __future__ import annotations
+
+import struct
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple
+
+from malamute.cli.bench.stage import Measured
+from malamute.client.message import Message
+from malamute.client.outbox import Receipt
+from malamute.client.sync import connect
+from malamute.protocol.batch import Headers
+
+STAMP_EVERY = 100
+TIMEOUT = 60.0
+QUIET_SECONDS = 10.0
+"""How long a subscriber waits for more; messages that were refused or overwritten never come."""
+BATCH = 1000
+HEADERS: Headers = {"unit": "C", "station": "oslo", "quality": 17}
+SUBJECTS = [f"temp.oslo.{number}" for number in range(100)]
+PATTERN = "temp.#"
+STAMP = struct.Struct("<q")
+
+Begin = Callable[[], object]
+
+
+class Plan(NamedTuple):
+    """The parameters of one run. `name` is the stream, the mailbox or the service.
+
+    The first `warm_up` of the messages are not measured.
+    """
+
+    url: str
+    name: str
+    messages: int
+    size_bytes: int
+    batch: int
+    credit: int
+    assurance: str = "stored"
+    stamp_every: int = STAMP_EVERY
+    warm_up: int = 0
+
+    @property
+    def body(self) -> bytes:
+        """A body without a stamp."""
+        return b"x" * self.size_bytes
+
+
+class Clock:
+    """Runs from when it is made."""
+
+    def __init__(self) -> None:
+        self._cpu_seconds = time.process_time()
+        self._start_ns = time.monotonic_ns()
+
+    def measured(self, **more: object) -> Measured:
+        """When it was started, what time it is, and the processor time between."""
+        end_ns = time.monotonic_ns()
+        cpu_seconds = time.process_time() - self._cpu_seconds
+        return {"start_ns": self._start_ns, "end_ns": end_ns, "cpu_seconds": cpu_seconds, **more}
+
+
+def stamped(body: bytes) -> bytes:
+    """A body with the time in it."""
+    return STAMP.pack(time.monotonic_ns()) + body[STAMP.size :]
+
+
+def age_ns(message: Message) -> int:
+    """How long ago a message was stamped."""
+    return time.monotonic_ns() - int(STAMP.unpack_from(message.body)[0])
+
+
+def subject_of(number: int) -> str:
+    """The subject of the message with this number."""
+    return SUBJECTS[number % len(SUBJECTS)]
+
+
+def publish_columns(begin: Begin, plan: Plan) -> Measured:
+    """Publish confirmed, a column of messages at a time."""
+    with connect(plan.url, timeout=TIMEOUT) as client, client.publisher(plan.name, batch=plan.batch) as out:
+        begin()
+        clock = Clock()
+        for first in range(0, plan.messages, plan.batch):
+            out.publish_many(*_columns(plan, first, plan.messages))
+        out.flush()
+        return clock.measured()
+
+
+def _columns(plan: Plan, first: int, end: int) -> tuple[list[str], list[bytes], list[Headers]]:
+    """Subjects, bodies and headers of the batch that begins with this number and stops before the end."""
+    numbers = range(first, min(first + plan.batch, end))
+    bodies = [plan.body] * len(numbers)
+    for place in range(-first % plan.stamp_every, len(numbers), plan.stamp_every):
+        bodies[place] = stamped(bodies[place])
+    return [*map(subject_of, numbers)], bodies, [HEADERS] * len(numbers)
+
+
+def publish_paced(begin: Begin, plan: Plan, rate: int) -> Measured:
+    """Publish so many messages a second, or as many as it can for 0, a column at a time.
+
+    It begins twice: with the warm-up, and with what is measured.
+    """
+    with connect(plan.url, timeout=TIMEOUT) as client, client.publisher(plan.name, batch=plan.batch) as out:
+        begin()
+        for first in range(0, plan.warm_up, plan.batch):
+            out.publish_many(*_columns(plan, first, plan.warm_up))
+        out.flush()
+        begin()
+        clock, start = Clock(), time.monotonic()
+        for first in range(plan.warm_up, plan.messages, plan.batch):
+            due = start + (first - plan.warm_up) / rate if rate else 0.0
+            time.sleep(max(0.0, due - time.monotonic()))
+            out.publish_many(*_columns(plan, first, plan.messages))
+        out.flush()
+        return clock.measured()
+
+
+def publish_each(begin: Begin, plan: Plan) -> Measured:
+    """Publish confirmed, a message at a time; how long those with a stamp took to be stored."""
+    body, every = plan.body, plan.stamp_every
+    waiting: deque[tuple[int, Receipt]] = deque()
+    latencies: list[int] = []
+    with connect(plan.url, timeout=TIMEOUT) as client, client.publisher(plan.name, batch=plan.batch) as out:
+        begin()
+        clock = Clock()
+        for number in range(plan.messages):
+            if number % every:
+                out.publish(subject_of(number), body, HEADERS)
+            else:
+                now = time.monotonic_ns()
+                waiting.append((now, out.publish(subject_of(number), stamped(body), HEADERS)))
+                _settle(waiting, latencies)
+        out.flush()
+        _settle(waiting, latencies)
+        return clock.measured(latencies=latencies)
+
+
+def _settle(waiting: deque[tuple[int, Receipt]], latencies: list[int]) -> None:
+    while waiting and waiting[0][1].done:
+        latencies.append(time.monotonic_ns() - waiting.popleft()[0])
+
+
+def publish_unconfirmed(begin: Begin, plan: Plan) -> Measured:
+    """Publish a message a command, with no word from the broker but for refusals."""
+    body, every = plan.body, plan.stamp_every
+    with connect(plan.url, timeout=TIMEOUT) as client:
+        begin()
+        clock = Clock()
+        for number in range(plan.messages):
+            client.publish(plan.name, subject_of(number), body if number % every else stamped(body), HEADERS)
+        client.flush()
+        return clock.measured()
+
+
+def publish_and_wait(begin: Begin, plan: Plan) -> Measured:
+    """Publish a message when the one before it is stored; how long each took."""
+    latencies: list[int] = []
+    with connect(plan.url, timeout=TIMEOUT) as client:
+        begin()
+        clock = Clock()
+        for number in range(plan.messages):
+            start_ns = time.monotonic_ns()
+            body = stamped(plan.body)
+            client.publish(plan.name, subject_of(number), body, HEADERS, assurance="stored")
+            latencies.append(time.monotonic_ns() - start_ns)
+        return clock.measured(latencies=latencies)
+
+
+def subscribe(begin: Begin, plan: Plan) -> Measured:
+    """Take all messages of a stream that is new; how long those with a stamp took to come."""
+    received, end_ns = 0, 0
+    latencies: list[int] = []
+    with (
+        connect(plan.url, timeout=TIMEOUT) as client,
+        client.subscribe(plan.name, PATTERN, credit=plan.credit) as messages,
+    ):
+        begin()
+        clock = Clock()
+        while batch := messages.take(BATCH, timeout=QUIET_SECONDS):
+            end_ns = time.monotonic_ns()
+            received += len(batch)
+            first = batch[0].sequence
+            # A stamp is in the first message of a stream, and then in every so many.
+            if first > plan.warm_up:
+                latencies += map(age_ns, batch[(1 - first) % plan.stamp_every :: plan.stamp_every])
+            if batch[-1].sequence >= plan.messages:
+                break
+        return {**clock.measured(received=received, latencies=latencies), "end_ns": end_ns}
+
+
+def subscribe_many(begin: Begin, plan: Plan, subscribers: int) -> Measured:
+    """As many subscribers, each with a connection and a thread of its own."""
+    return play_together(begin, [(subscribe, plan)] * subscribers)
+
+
+def play_together(begin: Begin, parts: Sequence[tuple[Any, ...]]) -> Measured:
+    """Those who receive, each a function with its arguments, in threads of their own."""
+    together = threading.Barrier(len(parts) + 1, timeout=TIMEOUT)
+    with ThreadPoolExecutor(len(parts)) as pool:
+        runs = [pool.submit(play, together.wait, *arguments) for play, *arguments in parts]
+        together.wait()
+        begin()
+        clock = Clock()
+        measured = [run.result() for run in runs]
+        return clock.measured(
+            received=sum(one["received"] for one in measured),
+            latencies=[latency for one in measured for latency in one["latencies"]],
+        )
+
+
+def send(begin: Begin, plan: Plan) -> Measured:
+    """Send to a mailbox, confirmed and batched."""
+    body, every = plan.body, plan.stamp_every
+    with connect(plan.url, timeout=TIMEOUT) as client, client.sender(plan.name, batch=plan.batch) as out:
+        begin()
+        clock = Clock()
+        for number in range(plan.messages):
+            out.publish(subject_of(number), body if number % every else stamped(body), HEADERS)
+        out.flush()
+        return clock.measured()
+
+
+def receive(begin: Begin, plan: Plan) -> Measured:
+    """Take all messages of a mailbox that is new, and acknowledge each."""
+    latencies: list[int] = []
+    with connect(plan.url, address=plan.name, timeout=TIMEOUT) as client:
+        begin()
+        clock = Clock()
+        for number in range(plan.messages):
+            mail = client.receive(timeout=TIMEOUT)
+            if number % plan.stamp_every == 0:
+                latencies.append(age_ns(mail))
+        return clock.measured(received=plan.messages, latencies=latencies)
+
+
+def answer(begin: Begin, plan: Plan) -> Measured:
+    """Work: answer each request with its own body."""
+    with connect(plan.url, timeout=TIMEOUT) as client, client.work(plan.name) as requests:
+        begin()
+        clock = Clock()
+        for _ in range(plan.messages):
+            request = requests.receive(timeout=TIMEOUT)
+            request.reply(request.body)
+        return clock.measured()
+
+
+def ask(begin: Begin, plan: Plan) -> Measured:
+    """Make a request when the one before it is answered; how long each took."""
+    latencies: list[int] = []
+    with connect(plan.url, address=f"{plan.name}-asker", timeout=TIMEOUT) as client:
+        begin()
+        clock = Clock()
+        for number in range(plan.messages):
+            start_ns = time.monotonic_ns()
+            replies = client.request(
+                plan.name, subject_of(number), plan.body, HEADERS, timeout=TIMEOUT, assurance=plan.assurance
+            )
+            for _ in replies:
+                latencies.append(time.monotonic_ns() - start_ns)
+        return clock.measured(received=len(latencies), latencies=latencies)

@@ -1,0 +1,92 @@
+"""What the journal costs a publisher: a stream that is kept beside one that is not, on one broker."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from malamute.cli.bench import actors, ground
+from malamute.cli.bench.actors import Plan
+from malamute.cli.bench.machine import Watch
+from malamute.cli.bench.report import each_us, extent, middle
+from malamute.cli.bench.stage import Play, perform
+from malamute.cli.daemon import Daemon
+
+ON, OFF = "on", "off"
+RULE = 'streams.rule=[{pattern = "*-off", journal = false}]'
+SLOWER = 5
+"""The one message a command gets a part of the messages."""
+
+
+class Options(NamedTuple):
+    """What was asked for."""
+
+    messages: int
+    size_bytes: int
+    batch: int
+    rounds: int
+    directory: Path
+
+
+class Row(NamedTuple):
+    """One way to publish.
+
+    A ratio is the cost with the journal in parts of the cost without: in time, in the same round, and in
+    processor time of the broker.
+    """
+
+    what: str
+    messages: int
+    on_per_second: float
+    off_per_second: float
+    time_ratio: float
+    time_ratio_extent: list[float]
+    on_broker_cpu_us: float
+    off_broker_cpu_us: float
+    cpu_ratio: float
+
+
+class _Run(NamedTuple):
+    per_second: float
+    cpu_us: float
+
+
+def measure(options: Options) -> Iterator[Row]:
+    """A publisher alone, into a stream with a journal and one without."""
+    few = max(options.messages // SLOWER, 10)
+    plan = Plan("", "", options.messages, options.size_bytes, options.batch, 1)
+    single = plan._replace(messages=few, batch=1)
+    size = ground.store_bytes(options.messages * (options.size_bytes + 100))
+    with ground.broker(options.directory, RULE, f"storage.size={size}") as broker:
+        yield _compare("batched as columns", broker, actors.publish_columns, plan, options.rounds)
+        yield _compare("one message a command", broker, actors.publish_each, single, options.rounds)
+
+
+def _compare(what: str, broker: Daemon, play: Play, plan: Plan, rounds: int) -> Row:
+    runs: dict[str, list[_Run]] = {ON: [], OFF: []}
+    for number in range(rounds):
+        for kind in (ON, OFF) if number % 2 == 0 else (OFF, ON):
+            runs[kind].append(_publish(broker, play, plan, kind))
+    ratios = [off.per_second / on.per_second for on, off in zip(runs[ON], runs[OFF], strict=True)]
+    on_us, off_us = (middle(run.cpu_us for run in runs[kind]) for kind in (ON, OFF))
+    return Row(
+        what=what,
+        messages=plan.messages,
+        on_per_second=middle(run.per_second for run in runs[ON]),
+        off_per_second=middle(run.per_second for run in runs[OFF]),
+        time_ratio=middle(ratios),
+        time_ratio_extent=extent(ratios),
+        on_broker_cpu_us=on_us,
+        off_broker_cpu_us=off_us,
+        cpu_ratio=round(on_us / off_us, 3) if off_us else 0.0,
+    )
+
+
+def _publish(broker: Daemon, play: Play, plan: Plan, kind: str) -> _Run:
+    name = f"bench-{secrets.token_hex(4)}-{kind}"
+    with Watch(broker.pid) as watch:
+        (measured,) = perform((play, plan._replace(url=broker.url, name=name)))
+    seconds = (measured["end_ns"] - measured["start_ns"]) / 1e9
+    return _Run(plan.messages / seconds, each_us(watch.cpu_seconds, plan.messages) or 0.0)

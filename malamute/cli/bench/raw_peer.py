@@ -1,0 +1,58 @@
+"""A peer that speaks the protocol in batches and does nothing else: it is the broker that is measured."""
+
+from __future__ import annotations
+
+import secrets
+from types import TracebackType
+from typing import Self, TypeVar
+
+import zmq
+
+from malamute.errors import MalamuteError, TimedOut
+from malamute.protocol.codec import decode, encode
+from malamute.protocol.messages import VERSION, Error, Hello, Message, Welcome
+
+TIMEOUT_MS = 120_000
+
+Kind = TypeVar("Kind", bound=Message)
+
+
+class RawPeer:
+    """A connection to a broker under an address. Raises `TimedOut`, and what the broker refuses."""
+
+    def __init__(self, url: str, address: str) -> None:
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._socket = self._context.socket(zmq.DEALER)
+        self._socket.setsockopt(zmq.ROUTING_ID, b"\1" + secrets.token_bytes(15))
+        self._socket.setsockopt(zmq.SNDHWM, 0)
+        self._socket.setsockopt(zmq.RCVHWM, 0)
+        self._socket.setsockopt(zmq.LINGER, 1000)
+        self._socket.setsockopt(zmq.RCVTIMEO, TIMEOUT_MS)
+        self._socket.connect(url)
+        self.tell(Hello([VERSION], address))
+        self.next(Welcome)
+
+    def tell(self, message: Message) -> None:
+        """Send a message."""
+        self._socket.send_multipart(encode(message), copy=False)
+
+    def next(self, *kinds: type[Kind]) -> Kind:
+        """The next message of these kinds; whatever else comes is passed over."""
+        while True:
+            try:
+                message = decode(self._socket.recv_multipart())
+            except zmq.Again:
+                raise TimedOut("the broker has not answered") from None
+            if isinstance(message, Error):
+                raise MalamuteError(f"{message.text} (error {message.code})")
+            if isinstance(message, kinds):
+                return message
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._socket.close()
+        self._context.term()

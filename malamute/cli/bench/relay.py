@@ -1,0 +1,69 @@
+"""A bare ROUTER that passes requests to a worker and replies back: the least that a broker could do.
+
+It stores nothing, knows nobody, and loses what does not fit: it is what a round trip costs by itself.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import zmq
+
+from malamute.cli.bench.actors import Plan
+from malamute.cli.bench.stage import Measured
+
+WORKER, ASKER = b"worker", b"asker"
+TIMEOUT_MS = 60_000
+
+
+def relay(begin: Callable[[str], object]) -> Measured:
+    """Pass frames on, until the process is ended. It tells where it listens when it begins."""
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as router:
+        port = router.bind_to_random_port("tcp://127.0.0.1")
+        begin(f"tcp://127.0.0.1:{port}")
+        while True:
+            sender, recipient, body = router.recv_multipart()
+            router.send_multipart([recipient, sender, body])
+
+
+def answer(begin: Callable[[], object], plan: Plan) -> Measured:
+    """Answer each request with its own body."""
+    with zmq.Context() as context, _dealer(context, plan.url, WORKER) as socket:
+        socket.send_multipart([WORKER, b"are we connected?"])
+        socket.recv_multipart()
+        begin()
+        for _ in range(plan.messages):
+            socket.send_multipart(socket.recv_multipart())
+    return {}
+
+
+def ask(begin: Callable[[], object], plan: Plan) -> Measured:
+    """Make a request when the one before it is answered; how long each took."""
+    latencies = []
+    body = plan.body
+    with zmq.Context() as context, _dealer(context, plan.url, ASKER) as socket:
+        socket.send_multipart([ASKER, b"are we connected?"])
+        socket.recv_multipart()
+        begin()
+        first_ns = time.monotonic_ns()
+        for _ in range(plan.messages):
+            start_ns = time.monotonic_ns()
+            socket.send_multipart([WORKER, body])
+            socket.recv_multipart()
+            latencies.append(time.monotonic_ns() - start_ns)
+    return {
+        "start_ns": first_ns,
+        "end_ns": time.monotonic_ns(),
+        "received": plan.messages,
+        "latencies": latencies,
+    }
+
+
+def _dealer(context: zmq.Context[zmq.Socket[bytes]], url: str, identity: bytes) -> zmq.Socket[bytes]:
+    socket = context.socket(zmq.DEALER)
+    socket.set(zmq.ROUTING_ID, identity)
+    socket.set(zmq.LINGER, 0)
+    socket.set(zmq.RCVTIMEO, TIMEOUT_MS)
+    socket.connect(url)
+    return socket

@@ -1,0 +1,175 @@
+"""Reading what a stream keeps: one reader who takes all or a half of it, and many at once.
+
+Every other message has a subject of the first kind, and every second pair the header that is asked for. The
+readers that are many are spread over the history, each with a part of it, so that no two read the same place.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from malamute.cli.bench import ground
+from malamute.cli.bench.actors import BATCH, QUIET_SECONDS, TIMEOUT, Begin, Clock, Plan, play_together
+from malamute.cli.bench.machine import Watch
+from malamute.cli.bench.report import MEBIBYTE, each_us, extent, middle
+from malamute.cli.bench.stage import Measured, perform
+from malamute.cli.daemon import Daemon
+from malamute.client.sync import connect
+from malamute.protocol.batch import Headers
+
+STREAM = "history"
+SUBJECTS = [f"{kind}.oslo.{number}" for number in range(50) for kind in ("temp", "wind")]
+HEADERS: list[Headers] = [{"unit": "C", "station": "oslo", "quality": number // 2 % 2} for number in range(4)]
+PART = 20
+"""Each of many readers takes one of so many parts of the history."""
+
+PROCESSES = 2
+"""Processes that many readers share."""
+
+RECORD_BYTES = 100
+"""What a message takes beside its body, at most."""
+
+
+class Options(NamedTuple):
+    """What was asked for."""
+
+    messages: int
+    size_bytes: int
+    batch: int
+    credit: int
+    readers: int
+    rounds: int
+    directory: Path
+
+
+class Row(NamedTuple):
+    """One way to read.
+
+    Processor time is in microseconds: of the broker for a message that it went through, and of the reader for
+    one that it got. `extent` is that of what is delivered in a second.
+    """
+
+    what: str
+    delivered: int
+    per_second: float
+    extent: list[float]
+    scanned_per_second: float
+    broker_cpu_us: float
+    reader_cpu_us: float
+    rss_anon_max_mib: float
+    missing: int
+
+
+class View(NamedTuple):
+    """What a reader asks for, where it begins, and how many messages it is to get and to go through."""
+
+    start: int
+    delivered: int
+    scanned: int
+    patterns: tuple[str, ...] = ()
+    where: str = ""
+
+
+class _Run(NamedTuple):
+    delivered: int
+    seconds: float
+    broker_us: float
+    reader_us: float
+    memory_bytes: int
+    missing: int
+
+
+def measure(options: Options) -> Iterator[Row]:
+    """Readers of a history: one unfiltered, one by subject, one by header, and many at once."""
+    messages = options.messages
+    all_of_it, half = View(1, messages, messages), (messages + 1) // 2
+    by_header = messages // 4 * 2 + min(messages % 4, 2)
+    ways = [
+        ("all of it", [all_of_it]),
+        ("a half by subject", [View(1, half, messages, ("temp.#",))]),
+        ("a half by header", [View(1, by_header, messages, where="quality = 0")]),
+        (f"{options.readers} readers, unfiltered", spread(messages, options.readers)),
+    ]
+    size = ground.store_bytes(messages * (options.size_bytes + RECORD_BYTES))
+    ground.check_room(options.directory, size)
+    with ground.broker(options.directory, f"storage.size={size}") as broker:
+        plan = Plan(broker.url, STREAM, messages, options.size_bytes, options.batch, options.credit)
+        perform((publish_history, plan))
+        for what, views in ways:
+            yield _row(what, views, [_read(broker, plan, views) for _ in range(options.rounds)])
+
+
+def spread(messages: int, readers: int) -> list[View]:
+    """Where many readers begin, and that each takes a part."""
+    part = max(messages // PART, 1)
+    step = (messages - part) / max(readers - 1, 1)
+    return [View(1 + int(number * step), part, part) for number in range(readers)]
+
+
+def _read(broker: Daemon, plan: Plan, views: Sequence[View]) -> _Run:
+    shares = [views[number::PROCESSES] for number in range(min(PROCESSES, len(views)))]
+    parts: list[tuple[Any, ...]] = [
+        (play_together, [(read, plan, view) for view in share]) for share in shares
+    ]
+    with Watch(broker.pid) as watch:
+        measured = perform(*parts)
+    delivered = sum(view.delivered for view in views)
+    start_ns = min(one["start_ns"] for one in measured)
+    return _Run(
+        delivered=delivered,
+        seconds=(max(one["end_ns"] for one in measured) - start_ns) / 1e9,
+        broker_us=each_us(watch.cpu_seconds, sum(view.scanned for view in views)) or 0.0,
+        reader_us=each_us(sum(one["cpu_seconds"] for one in measured), delivered) or 0.0,
+        memory_bytes=watch.anonymous_bytes or 0,
+        missing=delivered - sum(one["received"] for one in measured),
+    )
+
+
+def _row(what: str, views: Sequence[View], runs: Sequence[_Run]) -> Row:
+    rates = [run.delivered / run.seconds for run in runs]
+    scanned = sum(view.scanned for view in views)
+    return Row(
+        what=what,
+        delivered=runs[0].delivered,
+        per_second=middle(rates),
+        extent=extent(rates),
+        scanned_per_second=middle(scanned / run.seconds for run in runs),
+        broker_cpu_us=middle(run.broker_us for run in runs),
+        reader_cpu_us=middle(run.reader_us for run in runs),
+        rss_anon_max_mib=round(max(run.memory_bytes for run in runs) / MEBIBYTE, 1),
+        missing=max(run.missing for run in runs),
+    )
+
+
+def publish_history(begin: Begin, plan: Plan) -> Measured:
+    """Fill the stream, confirmed."""
+    with connect(plan.url, timeout=TIMEOUT) as client, client.publisher(plan.name, batch=plan.batch) as out:
+        begin()
+        clock = Clock()
+        for first in range(0, plan.messages, plan.batch):
+            numbers = range(first, min(first + plan.batch, plan.messages))
+            subjects = [SUBJECTS[number % len(SUBJECTS)] for number in numbers]
+            headers = [HEADERS[number % len(HEADERS)] for number in numbers]
+            out.publish_many(subjects, [plan.body] * len(numbers), headers)
+        out.flush()
+        return clock.measured()
+
+
+def read(begin: Begin, plan: Plan, view: View) -> Measured:
+    """Take what a view is to get. What is there beyond it is not counted."""
+    received = 0
+    with connect(plan.url, timeout=TIMEOUT) as client:
+        begin()
+        clock = Clock()
+        with client.subscribe(
+            plan.name, *view.patterns, where=view.where, start=view.start, credit=plan.credit
+        ) as messages:
+            end_ns = time.monotonic_ns()
+            while received < view.delivered and (batch := messages.take(BATCH, timeout=QUIET_SECONDS)):
+                received += len(batch)
+                end_ns = time.monotonic_ns()
+        received = min(received, view.delivered)
+        return {**clock.measured(received=received, latencies=()), "end_ns": end_ns}

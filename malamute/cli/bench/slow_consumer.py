@@ -1,0 +1,228 @@
+"""One subscriber among many who does not read: what the publisher and the others notice of it.
+
+The same is measured in turns with the one who reads, with one whose window is used up, and with one whose
+process is stopped, so that what else the machine does meets all of them. Each run has a broker of its own.
+
+The one has a process to itself and a small window, and the warm-up is larger than that. So the window is used
+up before anything is measured; the broker is asked whether it is.
+
+At full rate all share too little of the machine, and who does not read leaves a part to the others. What
+one reader costs the others, the moderate rate tells.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+from malamute.cli.bench import actors, ground
+from malamute.cli.bench.actors import BATCH, PATTERN, QUIET_SECONDS, TIMEOUT, Begin, Plan
+from malamute.cli.bench.machine import Watch
+from malamute.cli.bench.report import each_us, extent, middle, percentile_ms
+from malamute.cli.bench.stage import Actor, Measured
+from malamute.client.sync import Client, connect
+from malamute.errors import TimedOut
+
+STREAM, THE_ONE = "shared", "the-one"
+READS, USED_UP, STOPPED = "reads", "window used up", "stopped"
+WAYS = (READS, USED_UP, STOPPED)
+WINDOW = 1000
+"""The credit of the one."""
+
+TICKS = 20
+"""How often in a second a publisher with a fixed rate publishes."""
+
+LOOK_SECONDS = 0.05
+SETTLE_SECONDS = 0.2
+
+
+class Options(NamedTuple):
+    """What was asked for. `rate` is the moderate one, for `seconds`; `messages` are for the full one."""
+
+    rate: int
+    seconds: int
+    messages: int
+    size_bytes: int
+    batch: int
+    credit: int
+    subscribers: int
+    rounds: int
+    directory: Path
+
+
+class Row(NamedTuple):
+    """What one rate and one way come to.
+
+    `per_second` is the publisher's, until all is confirmed, and `delivered_per_second` is to the others
+    together. Times are in milliseconds, and ratios to the run of the same round in which the one reads.
+    """
+
+    what: str
+    the_one: str
+    per_second: float
+    per_second_ratio: float
+    per_second_ratio_extent: list[float]
+    delivered_per_second: float
+    p50_ms: float
+    p50_ratio: float
+    p50_ratio_extent: list[float]
+    p99_ms: float
+    p99_ratio: float
+    p99_ratio_extent: list[float]
+    broker_cpu_us: float
+    missing: int
+
+
+class _Run(NamedTuple):
+    per_second: float
+    delivered_per_second: float
+    p50_ms: float
+    p99_ms: float
+    broker_us: float
+    missing: int
+
+
+def measure(options: Options) -> Iterator[Row]:
+    """One subscriber among many does not read: what the others notice."""
+    moderate, full = moderate_plan(options), full_plan(options)
+    yield from _compare(f"{options.rate:,}/s", options, moderate, options.rate)
+    yield from _compare("full rate", options, full, 0)
+
+
+def moderate_plan(options: Options) -> Plan:
+    """A batch for each tick; its first message has the stamp."""
+    batch = max(1, options.rate // TICKS)
+    return _plan(options, options.rate * options.seconds, batch)._replace(stamp_every=batch)
+
+
+def full_plan(options: Options) -> Plan:
+    """As much as there is."""
+    return _plan(options, options.messages, options.batch)
+
+
+def _plan(options: Options, messages: int, batch: int) -> Plan:
+    warm_up = (2 * WINDOW // batch + 1) * batch
+    plan = Plan("", STREAM, warm_up + messages, options.size_bytes, batch, options.credit)
+    return plan._replace(warm_up=warm_up)
+
+
+def _compare(what: str, options: Options, plan: Plan, rate: int) -> Iterator[Row]:
+    runs: dict[str, list[_Run]] = {way: [] for way in WAYS}
+    for _ in range(options.rounds):
+        for way in WAYS:
+            runs[way].append(_run(options, plan, rate, way))
+    for way in WAYS:
+        yield _row(what, way, runs[way], runs[READS])
+
+
+def _row(what: str, way: str, runs: Sequence[_Run], base: Sequence[_Run]) -> Row:
+    pairs = [*zip(runs, base, strict=True)]
+    rates = [run.per_second / reads.per_second for run, reads in pairs]
+    halves = [run.p50_ms / reads.p50_ms for run, reads in pairs]
+    tails = [run.p99_ms / reads.p99_ms for run, reads in pairs]
+    return Row(
+        what=what,
+        the_one=way,
+        per_second=middle(run.per_second for run in runs),
+        per_second_ratio=middle(rates),
+        per_second_ratio_extent=extent(rates),
+        delivered_per_second=middle(run.delivered_per_second for run in runs),
+        p50_ms=middle(run.p50_ms for run in runs),
+        p50_ratio=middle(halves),
+        p50_ratio_extent=extent(halves),
+        p99_ms=middle(run.p99_ms for run in runs),
+        p99_ratio=middle(tails),
+        p99_ratio_extent=extent(tails),
+        broker_cpu_us=middle(run.broker_us for run in runs),
+        missing=max(run.missing for run in runs),
+    )
+
+
+def _run(options: Options, plan: Plan, rate: int, way: str) -> _Run:
+    others = options.subscribers - 1
+    with ground.broker(options.directory) as broker:
+        plan = plan._replace(url=broker.url)
+        with (
+            Actor(be_the_one, plan, way == READS) as one,
+            Actor(actors.subscribe_many, plan, others) as many,
+            Actor(actors.publish_paced, plan, rate) as publisher,
+        ):
+            watch = Watch(broker.pid)
+            sender, receiver = _play(plan, way, watch, one, many, publisher)
+    return _result(plan, others, sender, receiver, watch)
+
+
+def _play(
+    plan: Plan, way: str, watch: Watch, one: Actor, many: Actor, publisher: Actor
+) -> tuple[Measured, Measured]:
+    for actor in (one, many, publisher):
+        actor.get()
+    one.go()
+    many.go()
+    with _stopped(one.pid if way == STOPPED else 0):
+        publisher.go()
+        publisher.get()
+        _await_readers(plan, behind=way != READS)
+        with watch:
+            publisher.go()
+            return publisher.get(), many.get()
+
+
+def _result(plan: Plan, others: int, sender: Measured, receiver: Measured, watch: Watch) -> _Run:
+    messages = plan.messages - plan.warm_up
+    latencies = sorted(receiver["latencies"])
+    return _Run(
+        per_second=messages / ((sender["end_ns"] - sender["start_ns"]) / 1e9),
+        delivered_per_second=messages * others / ((receiver["end_ns"] - sender["start_ns"]) / 1e9),
+        p50_ms=percentile_ms(latencies, 0.5) or 0.001,
+        p99_ms=percentile_ms(latencies, 0.99) or 0.001,
+        broker_us=each_us(watch.cpu_seconds, messages) or 0.0,
+        missing=plan.messages * others - receiver["received"],
+    )
+
+
+def be_the_one(begin: Begin, plan: Plan, reads: bool) -> Measured:
+    """Subscribe with a small window, and read everything or nothing."""
+    with (
+        connect(plan.url, address=THE_ONE, timeout=TIMEOUT) as client,
+        client.subscribe(plan.name, PATTERN, credit=WINDOW) as messages,
+    ):
+        begin()
+        if not reads:
+            begin()  # nobody lets it go on: its process is ended
+        while messages.take(BATCH, timeout=QUIET_SECONDS):
+            pass
+        return {}
+
+
+@contextmanager
+def _stopped(pid: int) -> Iterator[None]:
+    """Stop a process during the block; none if it is 0."""
+    if pid:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        if pid:
+            os.kill(pid, signal.SIGCONT)
+
+
+def _await_readers(plan: Plan, *, behind: bool) -> None:
+    """Wait until all have had the warm-up, but for the one if it is to be behind."""
+    deadline = time.monotonic() + TIMEOUT
+    with connect(plan.url, timeout=TIMEOUT) as client:
+        while not _are_there(client, plan, behind=behind):
+            if time.monotonic() > deadline:
+                raise TimedOut(f"the subscribers have not had the warm-up within {TIMEOUT} s")
+            time.sleep(LOOK_SECONDS)
+    time.sleep(SETTLE_SECONDS)
+
+
+def _are_there(client: Client, plan: Plan, *, behind: bool) -> bool:
+    readers = client.query("stream", name=plan.name)["readers"]
+    return all((r["state"] == "replay") == (behind and r["address"] == THE_ONE) for r in readers)

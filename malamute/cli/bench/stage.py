@@ -1,0 +1,100 @@
+"""Actors in processes of their own, who begin together and each hand in what they measured."""
+
+from __future__ import annotations
+
+import multiprocessing
+import signal
+from collections.abc import Callable
+from contextlib import ExitStack
+from multiprocessing.connection import Connection
+from types import TracebackType
+from typing import Any, Self
+
+from malamute.errors import MalamuteError, TimedOut
+
+WAIT_SECONDS = 300.0
+"""How long an actor may take."""
+
+READY, GO = "ready", "go"
+
+Measured = dict[str, Any]
+Play = Callable[..., Measured]
+"""What an actor does: it is given `begin`, to be called when it is ready, and its arguments."""
+
+_context = multiprocessing.get_context("spawn")
+"""A forked child would share the sockets of its parent."""
+
+
+class Actor:
+    """A process in which a function plays."""
+
+    def __init__(self, play: Play, *arguments: Any) -> None:
+        self._channel, theirs = _context.Pipe()
+        self._process = _context.Process(target=_act, args=(theirs, play, arguments), daemon=True)
+        self._process.start()
+        theirs.close()
+
+    @property
+    def pid(self) -> int:
+        """Its process."""
+        return self._process.pid or 0
+
+    def get(self) -> Any:
+        """The next thing that it says. Raises `MalamuteError` when it failed, `TimedOut` when it hangs."""
+        if not self._channel.poll(WAIT_SECONDS):
+            raise TimedOut(f"a process of the benchmark has not answered within {WAIT_SECONDS} s")
+        try:
+            said = self._channel.recv()
+        except EOFError:
+            raise MalamuteError("a process of the benchmark was lost") from None
+        if isinstance(said, BaseException):
+            raise said
+        return said
+
+    def go(self) -> None:
+        """Let it begin."""
+        self._channel.send(GO)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.end()
+
+    def end(self) -> None:
+        """End its process, whatever it does."""
+        self._process.terminate()
+        self._process.join()
+        self._process.close()
+        self._channel.close()
+
+
+def _act(channel: Connection, play: Play, arguments: tuple[Any, ...]) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+    def begin(words: str = READY) -> None:
+        channel.send(words)
+        channel.recv()
+
+    try:
+        channel.send(play(begin, *arguments))
+    except EOFError:
+        pass  # whoever started us is gone
+    except MalamuteError as error:
+        channel.send(MalamuteError(str(error)))
+    except BaseException as error:
+        channel.send(MalamuteError(f"{type(error).__name__}: {error}"))
+        raise
+
+
+def perform(*parts: tuple[Any, ...]) -> list[Measured]:
+    """Let these functions with their arguments begin together, and return what each has measured."""
+    with ExitStack() as stack:
+        actors = [stack.enter_context(Actor(*part)) for part in parts]
+        for actor in actors:
+            actor.get()
+        for actor in actors:
+            actor.go()
+        return [actor.get() for actor in actors]

@@ -1,0 +1,308 @@
+"""The figures of the matching engine: `malamute bench match`.
+
+`run()` measures and returns rows; nothing here decides whether a figure is good. Each row is the
+median of several rounds, since the machine may have other work to do. Workloads come from a fixed
+seed, so two runs measure the same.
+
+    topics       three-part topics, six shapes. Ten patterns are met by the subjects; all others, up
+                 to the number of selectors, have the same shapes and meet none of them. So the number
+                 of matches is the same at each size, and what differs is only the size of the index.
+    fields       two fields each, of 20 names with 100 values; a message has 5 of these fields
+    ranges       `price between a and a + 1`, uniform over as many units as there are selectors
+    thresholds   `price > a`, with a message at the 99th percentile from below: 1 % match
+    OpenAMQ      2,000 topics of five levels against 2,000 subscriptions, a million messages
+    memory       of an index of 100,000 criteria, and of a million distinct subjects
+
+The naive figures try one selector after the other: with the engine's own `matches`, and with Python's
+`re` on a translated pattern. They are measured on fewer messages, since they take so much longer.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import random
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+from typing import Any, NamedTuple
+
+import click
+
+from malamute.matching import FAMILIES, Index, Selector
+
+SIZES = (10, 100, 1_000, 10_000, 100_000)
+ROUNDS = 5
+NEW_SUBJECTS = 4_000
+NAIVE_MAX = 10_000
+CURVE = Path("docs/matching-curve.png")
+
+LEVELS = (
+    ("gold", "oil", "pork", "chips", "bonds", "debt"),
+    ("lon", "ny", "hk", "jo", "tk", "sg", "mo"),
+    ("usd", "eur", "gbp", "jpy", "chy", "aud"),
+    ("buy", "sell", "hold", "short", "long"),
+    ("spot", "early", "late", "open", "close", "future"),
+)
+"""The five levels of OpenAMQ's test."""
+
+WILDCARD_CHANCE = 0.535
+"""Makes about 170 of 2,000 subscriptions match: (0.535 + 0.465 / 6) ** 5 = 0.085."""
+
+
+class Row(NamedTuple):
+    """One figure: what was measured, with which parameters, and how much in which unit."""
+
+    what: str
+    parameters: str
+    value: float
+    unit: str
+
+
+def run(sizes: Sequence[int] = SIZES, seed: int = 1, rounds: int = ROUNDS) -> list[Row]:
+    """All figures, those of memory first."""
+    chance = random.Random(seed)
+    with _quiet_collector():
+        # Memory first: later, what other workloads have freed would be used again and hide the growth.
+        rows = [*memory(5_000, 1_000_000, chance), *capacity(5_000, 20, chance)]
+        rows += [row for size in sizes for row in topics(size, chance, rounds)]
+        rows += fields(10_000, chance, rounds)
+        rows += ranges(10_000, chance, rounds)
+        rows += openamq(chance, rounds)
+    return rows
+
+
+@contextmanager
+def _quiet_collector() -> Iterator[None]:
+    # As the broker does: what is there at the start is no garbage.
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+
+
+def _seconds(work: Callable[[], Any]) -> float:
+    start = perf_counter()
+    work()
+    return perf_counter() - start
+
+
+def _index(selectors: Sequence[Selector], cache_size: int = 10_000) -> Index:
+    index = Index(cache_size)
+    for key, selector in enumerate(selectors):
+        index.add(key, selector)
+    return index
+
+
+def _topic_patterns(size: int, chance: random.Random) -> tuple[list[str], list[str]]:
+    """The patterns, and the subjects, which only the first ten of them want."""
+    shapes = ("{}.{}.{}", "{}.{}.*", "{}.*.{}", "*.{}.{}", "{}.#", "{}.{}.#")
+    wanted = [shapes[n % 6].format(f"a{n}", f"b{n}", f"c{n}") for n in range(10)]
+    patterns = dict.fromkeys(wanted)
+    width = max(10, round(size**0.6))
+    while len(patterns) < size:
+        parts = [f"{level}{chance.randrange(width)}x" for level in "abc"]
+        patterns[chance.choice(shapes).format(*parts)] = None
+    subjects = [f"a{n % 10}.b{n % 10}.c{chance.randrange(10**9)}" for n in range(NEW_SUBJECTS // 2)]
+    subjects += [f"a{chance.randrange(10**9)}.b{n}.c{n % 10}" for n in range(NEW_SUBJECTS // 2)]
+    chance.shuffle(subjects)
+    return list(patterns), subjects
+
+
+def topics(size: int, chance: random.Random, rounds: int) -> Iterator[Row]:
+    """A new subject, a seen one, and the cost of adding."""
+    patterns, subjects = _topic_patterns(size, chance)
+    parsing, adding, new, seen = [], [], [], []
+    for _ in range(rounds):
+        gc.collect()
+        start = perf_counter()
+        selectors = [Selector.parse([("topic", pattern)]) for pattern in patterns]
+        parsing.append(perf_counter() - start)
+        start = perf_counter()
+        index = _index(selectors)
+        adding.append(perf_counter() - start)
+        index.match("warm.up.first")
+        new.append(_seconds(lambda index=index: index.match_many(subjects)))  # type: ignore[misc]
+        seen.append(_seconds(lambda index=index: index.match_many(subjects)))  # type: ignore[misc]
+    matches = sum(map(len, index.match_many(subjects))) / len(subjects)
+    parameters = f"{size} topic selectors, {matches:.1f} matches"
+    yield Row("new subject", parameters, median(new) / len(subjects) * 1e6, "µs")
+    yield Row("seen subject", parameters, median(seen) / len(subjects) * 1e6, "µs")
+    yield Row("parse all selectors", parameters, median(parsing), "s")
+    yield Row("add all selectors", parameters, median(adding), "s")
+    if size <= NAIVE_MAX:
+        yield from _naive(patterns, subjects, parameters)
+
+
+def _naive(patterns: list[str], subjects: list[str], parameters: str) -> Iterator[Row]:
+    some = subjects[: max(2, 20_000 // len(patterns))]
+    matches = FAMILIES["topic"].matches
+    took = _seconds(lambda: [[matches(p, s, {}, "") for p in patterns] for s in some])
+    yield Row("naive, one after the other", parameters, took / len(some) * 1e6, "µs")
+    compiled = [re.compile(_expression(pattern)) for pattern in patterns]
+    took = _seconds(lambda: [[e.fullmatch(s) for e in compiled] for s in some])
+    yield Row("regular expression per selector", parameters, took / len(some) * 1e6, "µs")
+
+
+def _expression(pattern: str) -> str:
+    parts = {"*": r"[^.]+", "#": r"[^.]+(?:\.[^.]+)*"}
+    head, _, final = pattern.rpartition(".")
+    body = r"\.".join(parts.get(part, re.escape(part)) for part in head.split("."))
+    return f"{body}(?:\\.{parts[final]})?" if final in parts else f"{body}\\.{re.escape(final)}"
+
+
+def _message_row(what: str, index: Index, messages: list[dict[str, Any]], about: str, rounds: int) -> Row:
+    subjects = ["s"] * len(messages)
+    gc.collect()
+    index.match("s", messages[0])
+    times = [_seconds(lambda: index.match_many(subjects, messages)) for _ in range(rounds)]
+    matches = sum(map(len, index.match_many(subjects, messages))) / len(messages)
+    return Row(what, f"{about}, {matches:.1f} matches", median(times) / len(messages) * 1e6, "µs")
+
+
+def fields(size: int, chance: random.Random, rounds: int) -> Iterator[Row]:
+    """Messages of five fields against selectors of two."""
+    names = [f"field{n}" for n in range(20)]
+
+    def some(count: int) -> dict[str, str]:
+        return {name: f"value{chance.randrange(100)}" for name in chance.sample(names, count)}
+
+    selectors = {Selector.parse([("fields", {"all": some(2)})]): None for _ in range(size)}
+    messages = [some(5) for _ in range(NEW_SUBJECTS)]
+    about = f"{len(selectors)} selectors of 2 fields, messages of 5"
+    yield _message_row("fields", _index(list(selectors)), messages, about, rounds)
+
+
+def ranges(size: int, chance: random.Random, rounds: int) -> Iterator[Row]:
+    """Messages with a price against selectors with ranges of prices."""
+    prices = [{"price": chance.uniform(0, size)} for _ in range(NEW_SUBJECTS)]
+    between = [
+        f"price between {low!r} and {low + 1!r}" for low in (chance.uniform(0, size) for _ in range(size))
+    ]
+    selectors = [Selector.parse([("all", "")], where) for where in between]
+    yield _message_row("price between a and b", _index(selectors), prices, f"{size} selectors", rounds)
+    named = [f"symbol = 'S{n % 100}' and price > {chance.uniform(0, size)!r}" for n in range(size)]
+    selectors = [Selector.parse([("all", "")], where) for where in named]
+    quotes = [{"symbol": f"S{n % 100}", "price": size / 100} for n in range(NEW_SUBJECTS)]
+    yield _message_row("symbol = 'S' and price > a", _index(selectors), quotes, f"{size} selectors", rounds)
+    above = [f"price > {chance.uniform(0, size)!r}" for _ in range(size)]
+    selectors = [Selector.parse([("all", "")], where) for where in above]
+    low = [{"price": size / 100} for _ in range(NEW_SUBJECTS // 10)]
+    yield _message_row("price > a", _index(selectors), low, f"{size} selectors", rounds)
+
+
+def openamq(chance: random.Random, rounds: int) -> Iterator[Row]:
+    """OpenAMQ's own test (whitepaper): compile 2,000 topics and subscriptions, match a million messages.
+
+    A level of a subscription is `*` with a chance that makes a message match 170 of them. As there,
+    subscriptions may repeat, and a match is counted for each subscriber.
+    """
+    subjects = [".".join(map(chance.choice, LEVELS)) for _ in range(2_000)]
+    patterns = [
+        ".".join("*" if chance.random() < WILDCARD_CHANCE else chance.choice(level) for level in LEVELS)
+        for _ in range(2_000)
+    ]
+    selectors = [Selector.parse([("topic-amqp", pattern)]) for pattern in patterns]
+    messages = [chance.choice(subjects) for _ in range(1_000_000)]
+    compiling, matching = [], []
+    for _ in range(rounds):
+        start = perf_counter()
+        index = _index(selectors)
+        index.match_many(subjects)
+        compiling.append(perf_counter() - start)
+        start = perf_counter()
+        matches = _count_members(index, messages)
+        matching.append(perf_counter() - start)
+    parameters = f"2,000 topics, 2,000 subscriptions ({len(index)} distinct), 1,000,000 messages"
+    yield Row("OpenAMQ: compile", parameters, median(compiling), "s")
+    yield Row(
+        "OpenAMQ: match all, visit each",
+        f"{parameters}, {matches / 1e6:.0f} M matches",
+        median(matching),
+        "s",
+    )
+
+
+def _count_members(index: Index, messages: list[str]) -> int:
+    matches = 0
+    for groups in index.match_many(messages):
+        for group in groups:
+            for _ in group.members:
+                matches += 1
+    return matches
+
+
+def capacity(selectors: int, criteria: int, chance: random.Random) -> Iterator[Row]:
+    """How much memory an index of many criteria needs (RFC 003: 62.5 MB, uncompressed)."""
+    patterns, _ = _topic_patterns(selectors * criteria, chance)
+    parsed = [
+        Selector.parse([("topic", pattern) for pattern in patterns[n::selectors]]) for n in range(selectors)
+    ]
+    before = _resident()
+    index = _index(parsed)
+    grown = (_resident() - before) / 1e6
+    yield Row("memory of the index", f"{len(index)} selectors, {len(patterns)} criteria", grown, "MB")
+
+
+def memory(selectors: int, subjects: int, chance: random.Random) -> Iterator[Row]:
+    """How much distinct subjects grow the process beyond what the cache holds."""
+    patterns, _ = _topic_patterns(selectors, chance)
+    index = _index([Selector.parse([("topic", pattern)]) for pattern in patterns])
+    for number in range(20_000):
+        index.match(f"a{number % 10}.b{number}.c{number % 7}")
+    full = _resident()
+    for number in range(subjects):
+        index.match(f"a{number % 10}.b{number}.c{number % 11}")
+    parameters = f"{selectors} selectors, {subjects} distinct subjects, a cache of 10,000 already full"
+    yield Row("growth of resident memory", parameters, (_resident() - full) / 1024, "KiB")
+
+
+def _resident() -> int:
+    pages = int(Path("/proc/self/statm").read_text("ascii").split()[1])
+    return pages * 4096
+
+
+def plot(rows: Sequence[Row], path: Path) -> bool:
+    """Draw cost against selectors, for the engine and the naive ways; False without matplotlib."""
+    try:
+        from matplotlib.figure import Figure  # type: ignore[import-not-found, unused-ignore]
+    except ImportError:
+        return False
+    figure = Figure(figsize=(8, 5))
+    axes = figure.add_subplot()
+    for what in (
+        "regular expression per selector",
+        "naive, one after the other",
+        "new subject",
+        "seen subject",
+    ):
+        points = [(int(row.parameters.split()[0]), row.value) for row in rows if row.what == what]
+        axes.loglog(*zip(*points, strict=True), marker="o", label=what)
+    axes.set(xlabel="distinct selectors", ylabel="µs a message", title="Matching a message")
+    axes.grid(visible=True, which="major", alpha=0.3)
+    axes.legend()
+    figure.savefig(path, dpi=120)
+    return True
+
+
+@click.command()
+@click.option("--seed", default=1, show_default=True, help="Seed of the workloads.")
+@click.option("--rounds", default=ROUNDS, show_default=True, help="Rounds that the median is of.")
+@click.option("--max", "largest", default=SIZES[-1], show_default=True, help="Most topic selectors.")
+@click.option("--plot", "path", type=click.Path(path_type=Path), help=f"Draw the curve, such as {CURVE}.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def match(seed: int, rounds: int, largest: int, path: Path | None, as_json: bool) -> None:
+    """Measure the matching engine."""
+    rows = run([size for size in SIZES if size <= largest], seed, rounds)
+    if as_json:
+        click.echo(json.dumps([row._asdict() for row in rows], ensure_ascii=False))
+    else:
+        for row in rows:
+            click.echo(f"{row.what:34}{row.value:14,.3f} {row.unit:4} {row.parameters}")
+    if path is not None and not plot(rows, path):
+        raise click.ClickException("the curve needs matplotlib; install malamute[plot]")

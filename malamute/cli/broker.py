@@ -1,0 +1,128 @@
+"""`malamute broker`: run a broker in this process, and ask one how it is."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from malamute import __version__
+from malamute.cli.check import check
+from malamute.cli.exits import UNREACHABLE
+from malamute.cli.options import URL, Connection, connects, examples, json_option
+from malamute.cli.printing import to_json
+from malamute.cli.progress import bar
+from malamute.cli.settings import configured
+from malamute.cli.tables import show_map
+from malamute.cli.trouble import tell
+from malamute.errors import ConnectTimeout
+
+if TYPE_CHECKING:
+    from malamute.config import Config
+
+BACKUP_SECONDS = 24 * 3600.0
+"""How long a backup may take."""
+
+
+@click.group()
+def broker() -> None:
+    """Run a broker, and look at it."""
+
+
+broker.add_command(check)
+
+
+@broker.command(
+    epilog=examples(
+        "malamute broker run --data /var/lib/malamute --listen 'tcp://*:9999' --set storage.size=4GiB"
+    )
+)
+@configured
+@json_option
+def run(config: Config, *, as_json: bool) -> None:
+    """Run a broker until SIGTERM or SIGINT.
+
+    It listens on tcp://127.0.0.1:9999 and keeps its data in ./malamute-data, unless it is told otherwise.
+    When clients can connect it prints where, with --json as one line. Its log goes to standard error.
+    """
+    from malamute.server import daemon
+
+    def started(endpoints: list[str]) -> None:
+        directory = daemon.data_directory(config)
+        if as_json:
+            fields = {
+                "version": __version__,
+                "pid": os.getpid(),
+                "endpoints": endpoints,
+                "directory": directory,
+            }
+            click.echo(to_json(fields))
+        else:
+            click.echo(greeting(endpoints, directory, program()))
+
+    daemon.run(config, started)
+
+
+def greeting(endpoints: list[str], directory: str, command: str) -> str:
+    """What a broker that has started tells people."""
+    url = "" if URL in endpoints else f" --url {shlex.quote(endpoints[0])}"
+    between = "\n             "
+    return f"""\
+Malamute {__version__} runs as process {os.getpid()}.
+
+  endpoints  {between.join(endpoints)}
+  data       {directory or "in memory: it is gone when the broker ends"}
+
+Try in other terminals:
+
+  {command} sub weather 'temp.*'{url}
+  {command} pub weather temp.oslo{url} -- -3.5
+  {command} broker status{url}
+
+Control-C stops it."""
+
+
+def program() -> str:
+    """How the command can be typed where this process was started."""
+    if shutil.which("malamute"):
+        return "malamute"
+    in_checkout = Path(os.path.relpath(Path(__file__).parents[2] / "bin" / "malamute"))
+    return str(in_checkout) if in_checkout.exists() else "python -m malamute"
+
+
+@broker.command()
+@connects
+@json_option
+def status(connection: Connection, *, as_json: bool) -> None:
+    """Tell how a broker is: its endpoints, its data, and how much of what it has.
+
+    The exit code is 0 when it answers and 2 when it does not. Times are in seconds, sizes in bytes.
+    """
+    try:
+        with connection.open() as client:
+            fields = client.query("status")
+    except ConnectTimeout as error:
+        tell(error, as_json=as_json)
+        raise click.exceptions.Exit(UNREACHABLE) from None
+    show_map({"url": connection.url, **fields}, as_json=as_json)
+
+
+@broker.command(epilog=examples("malamute broker backup /backups/monday"))
+@click.argument("directory", type=click.Path(path_type=Path))
+@click.option("--dry-run", is_flag=True, help="Only tell what would be done.")
+@connects
+@json_option
+def backup(directory: Path, *, dry_run: bool, connection: Connection, as_json: bool) -> None:
+    """Copy the store of a running broker into DIRECTORY, which must not hold one.
+
+    It is a directory of the broker's machine. The broker goes on meanwhile; a backup is a data directory, and
+    `malamute journal restore` or `broker run --data` takes it.
+    """
+    path = str(directory.absolute())
+    with connection.open() as client, bar("backup", "seconds"):
+        copied = client.change("journal.backup", timeout=BACKUP_SECONDS, directory=path, dry_run=dry_run)
+    show_map(copied, as_json=as_json)

@@ -1,0 +1,240 @@
+"""`malamute broker check`: how a broker is, for a monitoring system.
+
+It follows the convention of the monitoring plugins, which Nagios, Icinga and others call: one line of text, a
+bar, the figures, and an exit code that is the state. The worst of the findings is the state of the whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from enum import IntEnum
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import click
+
+from malamute.cli.options import Connection, connects, examples, json_option
+from malamute.cli.printing import printable, to_json
+from malamute.cli.quantities import duration
+from malamute.errors import ConnectTimeout, MalamuteError
+
+if TYPE_CHECKING:
+    from malamute.client.sync import Client
+
+
+class State(IntEnum):
+    """The exit codes of monitoring plugins."""
+
+    OK = 0
+    WARNING = 1
+    CRITICAL = 2
+    UNKNOWN = 3
+
+
+class Bounds(NamedTuple):
+    """From where on a figure is a warning, and from where on it is critical."""
+
+    warning: float | None = None
+    critical: float | None = None
+
+
+class Figure(NamedTuple):
+    """What was measured, and where it is worst."""
+
+    value: float
+    where: str = ""
+
+
+class Measure(NamedTuple):
+    """Something to look at: its unit for programs, how its bounds are read, and what it is in words.
+
+    With `least` a figure is bad that is below the bound, otherwise one that is at it or above.
+    """
+
+    unit: str
+    read: Callable[[str], float]
+    words: str
+    least: bool = False
+
+
+MEASURES: Mapping[str, Measure] = {
+    "lag": Measure("", float, "messages that a reader or a cursor is behind"),
+    "depth": Measure("", float, "messages in a mailbox or service"),
+    "oldest": Measure("s", duration, "age of the oldest message in a mailbox or service"),
+    "dead": Measure("", float, "dead letters, all together"),
+    "fill": Measure("%", float, "how full the store is, in percent"),
+    "uptime": Measure("s", duration, "how long the broker has run", least=True),
+}
+
+
+class Finding(NamedTuple):
+    """A figure held against its bounds."""
+
+    name: str
+    figure: Figure
+    bounds: Bounds
+    state: State
+
+    def performance(self) -> str:
+        """The figure as programs read it: label=value, unit, warning, critical."""
+        measure = MEASURES[self.name]
+        end = ":" if measure.least else ""
+        bounds = ("" if bound is None else f"{_plain(bound)}{end}" for bound in self.bounds)
+        return f"{self.name}={_plain(self.figure.value)}{measure.unit};{';'.join(bounds)}"
+
+    def words(self) -> str:
+        """What is wrong, for people."""
+        measure = MEASURES[self.name]
+        bound = self.bounds.critical if self.state is State.CRITICAL else self.bounds.warning
+        where = f" ({printable(self.figure.where)})" if self.figure.where else ""
+        relation = "below" if measure.least else "at or over"
+        return (
+            f"{self.name} {_plain(self.figure.value)}{measure.unit}{where} is {relation} {_plain(bound or 0)}"
+        )
+
+
+def _plain(value: float) -> str:
+    """A number in the only form that the convention knows: digits, and no exponent."""
+    return f"{value:.3f}".rstrip("0").rstrip(".")
+
+
+def judge(name: str, figure: Figure, bounds: Bounds) -> Finding:
+    """Hold a figure against its bounds."""
+    least = MEASURES[name].least
+    for state, bound in ((State.CRITICAL, bounds.critical), (State.WARNING, bounds.warning)):
+        if bound is not None and (figure.value < bound if least else figure.value >= bound):
+            return Finding(name, figure, bounds, state)
+    return Finding(name, figure, bounds, State.OK)
+
+
+def measure(client: Client) -> dict[str, Figure]:
+    """Ask a broker for all the figures."""
+    status, storage = client.query("status"), client.query("storage")
+    queues = [
+        (f"{kind} {row['name']}", row)
+        for kind, topic in (("mailbox", "mailboxes"), ("service", "services"))
+        for row in client.query(topic)
+    ]
+    dead = [Figure(row.get("dead") or 0, where) for where, row in queues]
+    return {
+        "lag": _worst(_lags(client)),
+        "depth": _worst(Figure(row["messages"], where) for where, row in queues),
+        "oldest": _worst(Figure(row["oldest_age"] or 0.0, where) for where, row in queues),
+        "dead": Figure(sum(figure.value for figure in dead), _worst(dead).where),
+        "fill": Figure(100 * storage["used"] / storage["size"]),
+        "uptime": Figure(status["uptime"]),
+    }
+
+
+def _lags(client: Client) -> Iterable[Figure]:
+    for row in client.query("cursors"):
+        yield Figure(row["lag"], f"{row['stream']} for {row['name']}")
+    for row in client.query("streams"):
+        if row["selectors"]:
+            for reader in client.query("stream", name=row["name"])["readers"]:
+                yield Figure(reader["lag"], f"{row['name']} for {reader['address'] or reader['client']}")
+
+
+def _worst(figures: Iterable[Figure]) -> Figure:
+    """The highest figure; nowhere when it is 0."""
+    worst = max(figures, key=lambda figure: figure.value, default=Figure(0))
+    return worst if worst.value else Figure(0)
+
+
+def _read_bounds(ctx: click.Context, parameter: click.Parameter, text: str | None) -> Bounds:
+    assert parameter.name is not None
+    measure = MEASURES[parameter.name]
+    try:
+        parts = [measure.read(part) if part else None for part in (text or "").split(",")]
+        bounds = Bounds(*parts)
+    except (ValueError, TypeError):
+        raise click.BadParameter(f"{text!r} is not WARNING, WARNING,CRITICAL or ,CRITICAL") from None
+    warning, critical = bounds
+    if (
+        warning is not None
+        and critical is not None
+        and (warning < critical if measure.least else warning > critical)
+    ):
+        raise click.BadParameter(f"{text!r} is critical before it is a warning")
+    return bounds
+
+
+class _WrongUsage(click.UsageError):
+    """Wrong usage, which is 2 for other commands: here that says that the broker is in a critical state."""
+
+    exit_code = State.UNKNOWN
+
+
+class _Plugin(click.Command):
+    """A command with the exit codes of a monitoring plugin, for wrong usage too."""
+
+    def make_context(self, *args: Any, **more: Any) -> click.Context:
+        try:
+            return super().make_context(*args, **more)
+        except click.UsageError as error:
+            raise _WrongUsage(error.format_message(), error.ctx) from None
+
+
+def _bounds_options(function: Callable[..., None]) -> Callable[..., None]:
+    for name, measure in [*MEASURES.items()][::-1]:
+        words = (
+            f"{measure.words[0].upper()}{measure.words[1:]}; bad is {'less' if measure.least else 'more'}."
+        )
+        option = click.option(f"--{name}", metavar="WARN[,CRIT]", callback=_read_bounds, help=words)
+        function = option(function)
+    return function
+
+
+EXIT_CODES = """\b
+Exit codes:
+  0  OK        it answers, and no figure is beyond its bounds
+  1  WARNING   a figure is beyond its first bound
+  2  CRITICAL  a figure is beyond its second bound, or no broker answers
+  3  UNKNOWN   it could not be found out, or the options are wrong
+
+"""
+
+
+@click.command(
+    cls=_Plugin,
+    epilog=EXIT_CODES
+    + examples("malamute broker check --lag 1000,100000 --oldest 10m,1h --dead 1 --fill 80,95 --uptime 5m"),
+)
+@_bounds_options
+@connects
+@json_option
+def check(*, connection: Connection, as_json: bool, **bounds: Bounds) -> None:
+    """Check a broker for a monitoring system. Its exit code is the state, as of a Nagios plugin.
+
+    The line ends with all the figures, whether they have bounds or not. For lag, depth and oldest it is the
+    worst of all streams and queues that counts.
+    """
+    try:
+        with connection.open() as client:
+            figures = measure(client)
+    except MalamuteError as error:
+        state = State.CRITICAL if isinstance(error, ConnectTimeout) else State.UNKNOWN
+        _tell(state, str(error), (), as_json=as_json)
+        return
+    findings = [judge(name, figure, bounds[name]) for name, figure in figures.items()]
+    state = max(finding.state for finding in findings)
+    bad = [finding.words() for finding in findings if finding.state]
+    _tell(state, ", ".join(bad) or f"the broker at {connection.url} is well", findings, as_json=as_json)
+
+
+def _tell(state: State, text: str, findings: Sequence[Finding], *, as_json: bool) -> None:
+    if as_json:
+        rows = [
+            {
+                "name": finding.name,
+                "value": finding.figure.value,
+                "where": finding.figure.where or None,
+                **finding.bounds._asdict(),
+                "state": finding.state.name,
+            }
+            for finding in findings
+        ]
+        click.echo(to_json({"state": state.name, "text": text, "findings": rows}))
+    else:
+        figures = " ".join(finding.performance() for finding in findings)
+        click.echo(f"MALAMUTE {state.name} - {text.replace('|', '/')}{f' | {figures}' if figures else ''}")
+    raise click.exceptions.Exit(state)

@@ -1,0 +1,58 @@
+"""`malamute config`: check a configuration, and show what it comes to."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from malamute.cli.options import json_option
+from malamute.cli.printing import to_json
+from malamute.cli.settings import configured, load
+
+if TYPE_CHECKING:
+    from malamute.config import Config
+
+
+@click.group()
+def config() -> None:
+    """Check and show the configuration of a broker.
+
+    The environment variables MALAMUTE_SECTION__OPTION count as they do for the broker.
+    """
+
+
+@config.command()
+@click.argument("file", required=False, type=click.Path(dir_okay=False, path_type=Path))
+@json_option
+def check(file: Path | None, *, as_json: bool) -> None:
+    """Check FILE and the environment. The exit code is 1, and the error is told, when they cannot be used."""
+    load(file, {}, os.environ)
+    if as_json:
+        click.echo(to_json({"file": file and str(file), "good": True}))
+    else:
+        click.echo(f"{file or 'the environment'}: good")
+
+
+@config.command()
+@configured
+@json_option
+def show(config: Config, *, as_json: bool) -> None:
+    """Show every option with the value that a broker would use, as TOML or as JSON."""
+    if as_json:
+        click.echo(to_json({name: _plain(section) for name, section in vars(config).items()}))
+    else:
+        click.echo(config.toml(), nl=False)
+
+
+def _plain(section: Any) -> Any:
+    """A section as maps and lists."""
+    if hasattr(section, "_asdict"):
+        return section._asdict()
+    if isinstance(section, tuple):
+        return [_plain(item) for item in section]
+    if hasattr(section, "__dataclass_fields__"):
+        return {name: _plain(value) for name, value in vars(section).items()}
+    return section

@@ -1,0 +1,117 @@
+"""`malamute context`: names for the brokers that one works with."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import click
+from click.shell_completion import CompletionItem
+
+from malamute.cli.contexts import Context, Contexts, file_of, load, save
+from malamute.cli.options import Connection, connects, examples, json_option
+from malamute.cli.tables import show_map, show_rows
+from malamute.cli.trouble import BadInput
+
+
+@click.group()
+def context() -> None:
+    """Names for the brokers that you work with.
+
+    A context has a URL, and perhaps an address and a timeout. Commands connect to, in this order: --url;
+    the context that --context names; MALAMUTE_URL; the context that MALAMUTE_CONTEXT names; the context of
+    `malamute context use`; tcp://127.0.0.1:9999. The first of them that is given is taken as a whole, and
+    options such as --address come before what it says.
+    """
+
+
+def complete(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """The contexts whose names begin so."""
+    try:
+        known = load(file_of(os.environ)).by_name
+    except BadInput:
+        return []
+    return [CompletionItem(name, help=c.url) for name, c in known.items() if name.startswith(incomplete)]
+
+
+name_argument = click.argument("name", shell_complete=complete)
+
+
+@context.command(
+    epilog=examples(
+        "malamute context add office --url tcp://broker.example.org:9999 --address alice --use",
+        "malamute stream list --context office",
+    )
+)
+@click.argument("name")
+@click.option("--url", required=True, help="The broker.")
+@click.option("--address", metavar="NAME", help="Connect as the owner of this mailbox.")
+@click.option(
+    "--timeout", type=click.FloatRange(min=0, min_open=True), metavar="SECONDS", help="How long to wait."
+)
+@click.option("--use", "used", is_flag=True, help="Use it from now on where no other is named.")
+@click.option("--replace", is_flag=True, help="Take the place of a context of this name.")
+@json_option
+def add(name: str, *, used: bool, replace: bool, as_json: bool, **given: Any) -> None:
+    """Give a broker a NAME."""
+    path = file_of(os.environ)
+    contexts = load(path)
+    if name in contexts.by_name and not replace:
+        raise BadInput(f"there is a context {name!r} already; --replace takes its place")
+    contexts.by_name[name] = Context(**given)
+    if used:
+        contexts.current = name
+    save(path, contexts)
+    show_map(_row(contexts, name), as_json=as_json)
+
+
+@context.command()
+@name_argument
+@json_option
+def use(name: str, *, as_json: bool) -> None:
+    """Use the context NAME from now on where no other is named."""
+    path = file_of(os.environ)
+    contexts = load(path)
+    contexts.get(name)
+    contexts.current = name
+    save(path, contexts)
+    show_map(_row(contexts, name), as_json=as_json)
+
+
+@context.command("list")
+@json_option
+def listing(*, as_json: bool) -> None:
+    """List the contexts, and which of them is in use."""
+    contexts = load(file_of(os.environ))
+    if not contexts.by_name and not as_json:
+        click.echo("no contexts", err=True)
+    show_rows([_row(contexts, name) for name in sorted(contexts.by_name)], as_json=as_json)
+
+
+@context.command()
+@connects
+@json_option
+def show(*, connection: Connection, as_json: bool) -> None:
+    """Show where a command with these options would connect, and as whom."""
+    fields = {"url": connection.url, "address": connection.address, "timeout": connection.timeout}
+    show_map({"context": connection.context or None, **fields}, as_json=as_json)
+
+
+@context.command()
+@name_argument
+@json_option
+def delete(name: str, *, as_json: bool) -> None:
+    """Forget the context NAME."""
+    path = file_of(os.environ)
+    contexts = load(path)
+    gone = contexts.get(name)
+    row = _row(contexts, name)
+    del contexts.by_name[name]
+    if contexts.current == name:
+        contexts.current = ""
+    save(path, contexts)
+    show_map({**row, **gone._asdict()}, as_json=as_json)
+
+
+def _row(contexts: Contexts, name: str) -> dict[str, Any]:
+    return {"name": name, "current": name == contexts.current, **contexts.by_name[name]._asdict()}

@@ -1,0 +1,111 @@
+"""Contexts: the brokers that a person works with, by name, in a file of that person's.
+
+The file is `malamute/contexts.toml` below $XDG_CONFIG_HOME, which is ~/.config unless it is set:
+
+    current = "here"
+
+    [contexts.here]
+    url = "tcp://127.0.0.1:9999"
+    address = "alice"
+    timeout = 5.0
+
+It is read by whoever connects, and written as a whole, beside the old one and then in its place, so that
+nobody ever reads half of it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from malamute.cli.trouble import BadInput
+
+FIELDS: Mapping[str, type | tuple[type, ...]] = {"url": str, "address": str, "timeout": (int, float)}
+"""What a context may say, and of which types."""
+
+
+class Context(NamedTuple):
+    """Where to connect, as whom, and how long to wait in seconds; None where it does not say."""
+
+    url: str | None = None
+    address: str | None = None
+    timeout: float | None = None
+
+    def given(self) -> dict[str, Any]:
+        """What it says."""
+        return {name: value for name, value in self._asdict().items() if value is not None}
+
+
+@dataclass
+class Contexts:
+    """All of a person's contexts; `current` is the name of the one that is used where none is named."""
+
+    current: str = ""
+    by_name: dict[str, Context] = field(default_factory=dict)
+
+    def get(self, name: str) -> Context:
+        """The context of this name. Raises `BadInput`."""
+        if name not in self.by_name:
+            known = ", ".join(self.by_name) or "none"
+            raise BadInput(f"there is no context {name!r}; there is {known}")
+        return self.by_name[name]
+
+
+def file_of(environ: Mapping[str, str]) -> Path:
+    """Where the contexts are."""
+    base = environ.get("XDG_CONFIG_HOME") or Path("~/.config").expanduser()
+    return Path(base) / "malamute" / "contexts.toml"
+
+
+def load(path: Path) -> Contexts:
+    """The contexts in a file; none if there is no such file. Raises `BadInput` for one that is none."""
+    if not path.exists():
+        return Contexts()
+    import tomllib
+
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise BadInput(f"{path}: {error}") from None
+    current, found = table.get("current", ""), table.get("contexts", {})
+    if not isinstance(current, str) or not isinstance(found, dict):
+        raise BadInput(f"{path}: `current` is to be text, and `contexts` a table")
+    return Contexts(current, {name: _context(path, name, given) for name, given in found.items()})
+
+
+def _context(path: Path, name: str, given: Any) -> Context:
+    if not isinstance(given, dict):
+        raise BadInput(f"{path}: contexts.{name} is to be a table")
+    for option, value in given.items():
+        if option not in FIELDS:
+            raise BadInput(f"{path}: contexts.{name} has an unknown option {option!r}")
+        if not isinstance(value, FIELDS[option]) or isinstance(value, bool):
+            raise BadInput(f"{path}: contexts.{name}.{option} cannot be {value!r}")
+    return Context(**given)
+
+
+def save(path: Path, contexts: Contexts) -> None:
+    """Write the contexts, for their owner alone to read. Raises `BadInput` when that cannot be done."""
+    lines = [f"current = {_quoted(contexts.current)}"]
+    for name, context in sorted(contexts.by_name.items()):
+        lines += ["", f"[contexts.{_quoted(name)}]"]
+        lines += [f"{option} = {_quoted(value)}" for option, value in context.given().items()]
+    beside = path.with_name(f"{path.name}.{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(
+            os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8"
+        ) as file:
+            file.write("\n".join(lines) + "\n")
+        beside.replace(path)
+    except OSError as error:
+        raise BadInput(f"{path}: {error.strerror}") from None
+
+
+def _quoted(value: str | float) -> str:
+    """A text or a number in TOML, where JSON is the same but for a character that it leaves as it is."""
+    return json.dumps(value).replace("\x7f", "\\u007f")

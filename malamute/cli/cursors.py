@@ -1,0 +1,60 @@
+"""`malamute cursor`: named positions in streams."""
+
+from __future__ import annotations
+
+import click
+
+from malamute.cli import completion
+from malamute.cli.inspection import dry_run_option, make_change, show_found
+from malamute.cli.options import Connection, connects, examples, json_option
+
+stream_argument = click.argument("name", metavar="STREAM", shell_complete=completion.names("streams"))
+cursor_argument = click.argument("cursor_name", metavar="CURSOR", shell_complete=completion.cursors)
+
+
+@click.group("cursor")
+def cursor() -> None:
+    """Named positions in streams, which the broker keeps for their readers."""
+
+
+@cursor.command("list")
+@click.argument("name", default="", metavar="[STREAM]", shell_complete=completion.names("streams"))
+@connects
+@json_option
+def listing(name: str, *, connection: Connection, as_json: bool) -> None:
+    """List the cursors of STREAM, or of all streams: the last sequence done with, and the lag in messages."""
+    connection, name = connection.to(name, "stream") if name else (connection, "")
+    with connection.open() as client:
+        rows = client.query("cursors", stream=name)
+    show_found(rows, "cursors", as_json=as_json)
+
+
+@cursor.command("reset", epilog=examples("malamute cursor reset orders billing --to since:1h --dry-run"))
+@stream_argument
+@cursor_argument
+@click.option(
+    "--to", "start", required=True, metavar="START", help="new, first, last, seq:N, time:T or since:1h."
+)
+@dry_run_option
+@connects
+@json_option
+def reset(
+    name: str, cursor_name: str, *, start: str, dry_run: bool, connection: Connection, as_json: bool
+) -> None:
+    """Set a cursor so that its reader goes on at START; one that is not there is made."""
+    connection, name = connection.to(name, "stream")
+    arguments = {"stream": name, "cursor": cursor_name, "start": start}
+    make_change(connection, "cursor.set", as_json=as_json, dry_run=dry_run, **arguments)
+
+
+@cursor.command("delete")
+@stream_argument
+@cursor_argument
+@dry_run_option
+@connects
+@json_option
+def forget(name: str, cursor_name: str, *, dry_run: bool, connection: Connection, as_json: bool) -> None:
+    """Forget a cursor."""
+    connection, name = connection.to(name, "stream")
+    arguments = {"stream": name, "cursor": cursor_name}
+    make_change(connection, "cursor.delete", as_json=as_json, dry_run=dry_run, **arguments)

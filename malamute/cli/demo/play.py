@@ -1,0 +1,166 @@
+"""What happens in the demo, in its order, and the counts that come of it."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from malamute.cli.demo.actors import END, SERVICE, START_SECONDS, WAIT_SECONDS, WORKERS, Listener, working
+from malamute.cli.demo.rows import flights, weather
+from malamute.cli.demo.tally import TOPICS, Group, Tally
+from malamute.cli.payload import Row
+from malamute.client.message import Mail
+from malamute.client.sync import Client, connect
+from malamute.client.sync_consumers import Replies
+from malamute.errors import TimedOut
+
+RECIPIENT = "tower"
+BATCH = 1000
+UNDER_WAY = 8
+"""Requests that wait for their replies at the same time."""
+
+Advance = Callable[[str, int], object]
+"""Told of progress: what, and how many more."""
+
+
+class Line(NamedTuple):
+    """One line of the result. What does not apply is None; all others should be equal."""
+
+    what: str
+    sent: int | None
+    received: int | None
+    counted: int
+
+    @property
+    def equal(self) -> bool:
+        """Whether nothing is missing and nothing too much."""
+        return {self.sent, self.received} <= {None, self.counted}
+
+
+class Files(NamedTuple):
+    """What is played, and in which order requests are made."""
+
+    flights: Path
+    weather: Path
+    rows: int | None
+    seed: int
+
+
+class Result(NamedTuple):
+    """What came of it. `shares` are the requests that each worker answered."""
+
+    lines: list[Line]
+    shares: Mapping[str, int]
+
+
+def play(url: str, files: Files, counted: Tally, advance: Advance) -> Result:
+    """Let everybody act against the broker at `url`. Raises `MalamuteError` when it goes wrong."""
+    with connect(url, address="demo", timeout=START_SECONDS) as client, working(url) as ready:
+        streams = _streams(client, url, files, counted, advance)
+        reports = _reports(client, url, counted)
+        ready()
+        requests, shares = _requests(client, counted.delays, files.seed, advance)
+    return Result([*streams, *reports, *requests], shares)
+
+
+def _streams(client: Client, url: str, files: Files, counted: Tally, advance: Advance) -> list[Line]:
+    with _listening(url) as listeners:
+        sent, sent_bytes = _publish(client, "flights", flights(files.flights, files.rows), advance)
+        values, _ = _publish(client, "weather", weather(files.weather), advance)
+    everything = listeners[0]
+    return [
+        Line("flights published", sent, everything.messages, counted.count("flights")),
+        Line("bytes of flights", sent_bytes, everything.size_bytes, counted.flight_bytes),
+        Line("weather published", values, None, counted.count("weather")),
+        *(Line(one.topic.name, None, one.messages, counted.of(one.topic)) for one in listeners),
+        Line("gaps told", None, sum(one.gaps for one in listeners), 0),
+    ]
+
+
+@contextmanager
+def _listening(url: str) -> Iterator[list[Listener]]:
+    """Subscribers for all topics, which have everything at the end of the block."""
+    listeners = [Listener(url, topic) for topic in TOPICS]
+    for listener in listeners:
+        listener.start()
+        listener.ready.wait(START_SECONDS)
+    yield listeners
+    for listener in listeners:
+        listener.join(WAIT_SECONDS)
+        if listener.error is not None:
+            raise listener.error
+        if listener.is_alive():
+            raise TimedOut(f"the subscriber of {listener.topic} has not seen the end")
+
+
+def _publish(client: Client, stream: str, rows: Iterator[Row], advance: Advance) -> tuple[int, int]:
+    """Publish all rows and the end, confirmed. Returns how many they were, and the bytes of their bodies."""
+    messages = size_bytes = 0
+    with client.publisher(stream) as out:
+        while batch := [*islice(rows, BATCH)]:
+            subjects, headers, bodies = zip(*batch, strict=True)
+            out.publish_many(subjects, bodies, headers)
+            messages += len(batch)
+            size_bytes += sum(map(len, bodies))
+            advance(stream, len(batch))
+        out.flush()
+        out.publish(END, b"")
+    return messages, size_bytes
+
+
+def _reports(client: Client, url: str, counted: Tally) -> list[Line]:
+    """Send a report for each airport of departure to somebody who connects only afterwards."""
+    for origin, departures in counted.origins.items():
+        client.send(RECIPIENT, f"report.{origin}", json.dumps({"flights": departures}).encode())
+    flights_told = []
+    with connect(url, address=RECIPIENT, timeout=START_SECONDS) as recipient:
+        for _ in counted.origins:
+            flights_told.append(json.loads(recipient.receive(timeout=WAIT_SECONDS).body)["flights"])
+    reports = len(counted.origins)
+    return [
+        Line(f"reports to {RECIPIENT}, who came later", reports, len(flights_told), reports),
+        Line("flights in the reports", None, sum(flights_told), counted.count("flights")),
+    ]
+
+
+def _requests(
+    client: Client, delays: Mapping[Group, list[int]], seed: int, advance: Advance
+) -> tuple[list[Line], Mapping[str, int]]:
+    """Ask for the delays of each carrier, origin and month, a few at a time."""
+    asked = sorted(delays)
+    random.Random(seed).shuffle(asked)
+    shares = {kind.name: 0 for kind in WORKERS}
+    totals: Counter[str] = Counter()
+    for answer in _answers(client, [(f"delay.{group[0]}", delays[group]) for group in asked]):
+        shares[answer["worker"]] += 1
+        totals.update(replies=1, flights=answer["flights"], minutes=answer["minutes"])
+        advance("requests", 1)
+    lines = [
+        Line("requests answered", len(asked), totals["replies"], len(delays)),
+        Line("delays in the answers", None, totals["flights"], sum(map(len, delays.values()))),
+        Line("minutes late in the answers", None, totals["minutes"], sum(map(sum, delays.values()))),
+    ]
+    return lines, shares
+
+
+def _answers(client: Client, questions: list[tuple[str, list[int]]]) -> Iterator[dict[str, Any]]:
+    """What the workers reply, with several requests under way at the same time."""
+    under_way: deque[Replies] = deque()
+    for subject, numbers in questions:
+        if len(under_way) == UNDER_WAY:
+            yield from map(_read, under_way.popleft())
+        body = json.dumps(numbers).encode()
+        under_way.append(client.request(SERVICE, subject, body, timeout=WAIT_SECONDS))
+    for replies in under_way:
+        yield from map(_read, replies)
+
+
+def _read(reply: Mail) -> dict[str, Any]:
+    answer: dict[str, Any] = json.loads(reply.body)
+    return answer

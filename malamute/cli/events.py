@@ -1,0 +1,67 @@
+"""`malamute events`: what the broker tells of itself, as it happens."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from malamute.cli.exits import TIMED_OUT
+from malamute.cli.options import Connection, connects, examples
+from malamute.cli.printing import Render, printable, prints_messages
+from malamute.cli.signals import until_stopped
+from malamute.cli.subscribe import follow, window
+
+if TYPE_CHECKING:
+    from malamute.client.message import Message
+
+STREAM = "$sys"
+"""The stream to which the broker publishes its events."""
+
+
+def as_event(message: Message) -> bytes:
+    """An event as a line for people: when, what, and its details."""
+    details = " ".join(f"{name}={printable(str(value))}" for name, value in message.headers.items())
+    when = message.time.strftime("%Y-%m-%dT%H:%M:%S.%f")[:-3]
+    return f"{when}Z  {printable(message.subject)}  {details}".rstrip().encode() + b"\n"
+
+
+@click.command(
+    epilog=examples(
+        "malamute events", "malamute events 'client.#' --start since:1h", "malamute events '*.dead.#' --json"
+    )
+)
+@click.argument("patterns", nargs=-1, metavar="[PATTERN]...")
+@click.option("--where", default="", metavar="EXPRESSION", help="A match expression on the details.")
+@click.option(
+    "--start", default="new", show_default=True, metavar="START", help="Where to begin, as for malamute sub."
+)
+@click.option("--count", "-n", type=click.IntRange(min=1), help="End after this many events.")
+@click.option(
+    "--wait",
+    type=click.FloatRange(min=0),
+    metavar="SECONDS",
+    help="End when none comes for so long; with --count, and fewer events, that is exit code 3.",
+)
+@connects
+@prints_messages(as_event)
+def events(
+    patterns: tuple[str, ...],
+    *,
+    where: str,
+    start: str,
+    count: int | None,
+    wait: float | None,
+    connection: Connection,
+    render: Render,
+) -> None:
+    """Follow the events of a broker whose subject meets any PATTERN; without one, all.
+
+    They are the messages of the stream $sys: the subject says what happened and to whom, as in
+    client.connected.alice, and the headers say more.
+    """
+    with until_stopped(), connection.open() as client:
+        with client.subscribe(STREAM, *patterns, where=where, start=start, credit=window(count)) as messages:
+            left = follow(messages, render, count=count, wait=wait)
+        if left:
+            raise click.exceptions.Exit(TIMED_OUT)

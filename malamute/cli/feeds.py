@@ -1,0 +1,77 @@
+"""`malamute service feed` and `feeds`: streams that make requests."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from malamute.cli import completion
+from malamute.cli.inspection import dry_run_option, make_change, show_found
+from malamute.cli.options import Connection, connects, examples, json_option
+from malamute.cli.queues import service
+from malamute.cli.tables import criteria_words
+
+
+@service.command(
+    "feed", epilog=examples("malamute service feed billing orders 'paid.*' --where 'amount > 100'")
+)
+@click.argument("name", metavar="SERVICE", shell_complete=completion.names("services"))
+@click.argument("stream", shell_complete=completion.names("streams"))
+@click.argument("patterns", nargs=-1, metavar="[PATTERN]...")
+@click.option(
+    "--family",
+    default="topic",
+    show_default=True,
+    metavar="NAME",
+    help="How patterns are read: topic, exact, prefix, topic-amqp.",
+)
+@click.option("--where", default="", metavar="EXPRESSION", help="A match expression on the headers.")
+@click.option(
+    "--start",
+    default="",
+    metavar="START",
+    help="new, first, last, seq:N, time:T or since:1h. A new feed begins with what is new, and one that is "
+    "changed goes on.",
+)
+@click.option("--delete", is_flag=True, help="End the feed; the requests that it made stay.")
+@dry_run_option
+@connects
+@json_option
+def feed(
+    name: str,
+    stream: str,
+    patterns: tuple[str, ...],
+    *,
+    family: str,
+    where: str,
+    start: str,
+    delete: bool,
+    dry_run: bool,
+    connection: Connection,
+    as_json: bool,
+) -> None:
+    """Make each message of STREAM whose subject meets any PATTERN one request to SERVICE.
+
+    Without a pattern, all messages do. Subscriptions of the stream get their copies as ever. When the queue
+    of the service is full, the messages wait in the journal of the stream.
+    """
+    connection, name = connection.to(name, "service")
+    connection, stream = connection.to(stream, "stream")
+    if delete and (patterns or where or start):
+        raise click.UsageError("a feed is deleted as a whole")
+    arguments: dict[str, Any] = {"service": name, "stream": stream, "dry_run": dry_run}
+    if not delete:
+        criteria = [[family, pattern] for pattern in patterns] or [["all", ""]]
+        arguments |= {"criteria": criteria, "where": where, **({"start": start} if start else {})}
+    make_change(connection, "feed.delete" if delete else "feed.set", as_json=as_json, **arguments)
+
+
+@service.command("feeds")
+@connects
+@json_option
+def feeds(connection: Connection, *, as_json: bool) -> None:
+    """List the feeds: which streams make requests to which services, and where each stands."""
+    with connection.open() as client:
+        rows = client.query("feeds")
+    show_found(rows if as_json else list(map(criteria_words, rows)), "feeds", as_json=as_json)

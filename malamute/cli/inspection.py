@@ -1,0 +1,63 @@
+"""What the commands share that ask a broker about itself, or change something in it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from malamute.cli.options import Connection
+from malamute.cli.tables import show_map, show_rows
+from malamute.errors import NotFound
+
+if TYPE_CHECKING:
+    from malamute.client.sync import Client
+
+dry_run_option = click.option("--dry-run", is_flag=True, help="Only tell what would be done.")
+yes_option = click.option("--yes", "-y", is_flag=True, help="Do not ask.")
+
+
+def show_list(
+    connection: Connection,
+    topic: str,
+    *,
+    as_json: bool,
+    column: str = "name",
+    columns: Sequence[str] = (),
+) -> None:
+    """Print the rows of a query, sorted by a column. In a table they may have only some of their columns."""
+    with connection.open() as client:
+        rows = sorted(client.query(topic), key=lambda row: str(row[column]))
+    if columns and not as_json:
+        rows = [{name: row[name] for name in columns} for row in rows]
+    show_found(rows, topic, as_json=as_json)
+
+
+def show_found(rows: list[dict[str, Any]], what: str, *, as_json: bool) -> None:
+    """Print rows, or tell people that there are none."""
+    if not rows and not as_json:
+        click.echo(f"no {what}", err=True)
+    show_rows(rows, as_json=as_json)
+
+
+def find(client: Client, topic: str, name: str, what: str) -> dict[str, Any]:
+    """The row of a query that has this name. Raises `NotFound`."""
+    for row in client.query(topic):
+        if row["name"] == name:
+            return dict(row)
+    raise NotFound(f"there is no {what} {name!r}")
+
+
+def make_change(connection: Connection, topic: str, *, as_json: bool, **arguments: Any) -> None:
+    """Change something, and print what was done. Arguments that are None are left out."""
+    given = {name: value for name, value in arguments.items() if value is not None}
+    with connection.open() as client:
+        done = client.change(topic, **given)
+    show_map(done, as_json=as_json)
+
+
+def confirm(question: str, *, yes: bool, dry_run: bool) -> None:
+    """Let a person say whether to go on; a dry run and --yes need no asking. Raises `click.Abort`."""
+    if not (yes or dry_run):
+        click.confirm(question, abort=True, err=True)

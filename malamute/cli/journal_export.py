@@ -1,0 +1,237 @@
+"""`malamute journal export` and `export-verify`: history as Parquet files, which any tool for data reads."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from malamute.cli.exits import ERROR
+from malamute.cli.options import examples, json_option
+from malamute.cli.printing import to_json
+from malamute.cli.signals import until_stopped
+from malamute.cli.tables import show_rows
+from malamute.errors import MalamuteError, NotFound
+
+if TYPE_CHECKING:
+    from malamute.spark.history import History
+    from malamute.spark.place import Place
+    from malamute.spark.schema import Kind
+
+DIRECTORY = click.Path(file_okay=False, path_type=Path)
+
+data_option = click.option(
+    "--data",
+    type=DIRECTORY,
+    default="malamute-data",
+    show_default=True,
+    envvar="MALAMUTE_STORAGE__DIRECTORY",
+    help="The data directory.",
+)
+url_option = click.option(
+    "--url", "-u", help="Read from the broker at this address instead of a data directory."
+)
+streams_option = click.option(
+    "--stream", "streams", multiple=True, metavar="NAME", help="A stream; all of them without this option."
+)
+
+
+def _promoted(
+    ctx: click.Context, parameter: click.Parameter, words: tuple[str, ...]
+) -> dict[str, Kind] | None:
+    from malamute.spark.schema import parse_promoted
+
+    try:
+        return dict(map(parse_promoted, words)) or None
+    except MalamuteError as error:
+        raise click.BadParameter(error.text, ctx, parameter) from error
+
+
+@click.command(
+    epilog=examples(
+        "malamute journal export --stream flights --to /data/history",
+        "malamute journal export --url tcp://127.0.0.1:9999 --to s3://bucket/history --since 7d --follow",
+        "malamute journal export --stream quotes --to history --promote price:number --promote venue:text",
+    )
+)
+@streams_option
+@click.option("--to", "target", required=True, metavar="DIR|URL", help="Where the files go.")
+@data_option
+@url_option
+@click.option("--since", default="", metavar="WHEN", help="Nothing before: 2024-05-31T12:00, 7d or seq:N.")
+@click.option("--until", default="", metavar="WHEN", help="Nothing from then on.")
+@click.option("--follow", is_flag=True, help="Go on with what comes, until interrupted.")
+@click.option(
+    "--every",
+    type=click.FloatRange(min=0.1),
+    default=60.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="With --follow: how long to gather messages for the next file.",
+)
+@click.option(
+    "--promote",
+    "promoted",
+    multiple=True,
+    callback=_promoted,
+    metavar="HEADER:TYPE",
+    help="Give a header a column h_HEADER; TYPE is text, integer, number or flag.",
+)
+@json_option
+def export(
+    streams: tuple[str, ...],
+    target: str,
+    data: Path,
+    url: str | None,
+    since: str,
+    until: str,
+    *,
+    follow: bool,
+    every: float,
+    promoted: dict[str, Kind] | None,
+    as_json: bool,
+) -> None:
+    """Write history to Parquet files, by stream and date, and go on where the last export ended.
+
+    The data directory is only read, so the broker may be running. Files appear whole, and an interrupted
+    export goes on when it is run again. What cannot be had is told, and the rest is exported.
+    """
+    from malamute.spark.history import open_history
+
+    place = _place(target)
+    if follow and until:
+        raise click.UsageError("--follow goes on without end, so it takes no --until")
+    limits = {"since": _when(since), "until": _when(until)}
+    with open_history(**_source(data, url)) as history:
+        if not follow:
+            _tell(_export_all(history, streams, place, promoted, **limits), as_json=as_json)
+            return
+        stop = threading.Event()
+        with until_stopped():
+            while True:
+                rows = _export_all(history, streams, place, promoted, **limits)
+                _tell([row for row in rows if row["files"] or row["gaps"]], as_json=as_json)
+                stop.wait(every)
+
+
+def _source(data: Path, url: str | None) -> dict[str, str]:
+    return {"url": url} if url else {"data": str(data)}
+
+
+def _place(target: str) -> Place:
+    from malamute.spark.place import Place
+
+    return Place(target)
+
+
+def _when(words: str) -> str:
+    """A duration alone is how far back."""
+    from malamute.protocol.start import SINCE, Start
+
+    try:
+        Start.parse(f"{SINCE}:{words}")
+    except MalamuteError:
+        return words
+    return f"{SINCE}:{words}"
+
+
+def _export_all(
+    history: History, streams: tuple[str, ...], place: Place, promoted: dict[str, Kind] | None, **limits: str
+) -> list[dict[str, Any]]:
+    from malamute.spark.export import export as export_stream
+
+    rows = []
+    for stream in streams or sorted(history.streams()):
+        with _bar(stream) as progress:
+            done = export_stream(history, stream, place, promoted=promoted, progress=progress, **limits)
+        rows.append({**done._asdict(), "gaps": [gap._asdict() for gap in done.gaps]})
+    return rows
+
+
+def _tell(rows: list[dict[str, Any]], *, as_json: bool) -> None:
+    if as_json:
+        click.echo(to_json(rows))
+        return
+    show_rows([{**row, "gaps": len(row["gaps"])} for row in rows], as_json=False)
+    for row in rows:
+        for gap in row["gaps"]:
+            click.echo(f"{row['stream']}: no {gap['first']} to {gap['last']}, {gap['reason']}", err=True)
+
+
+@click.command(
+    "export-verify",
+    epilog=examples(
+        "malamute journal export-verify --from /data/history",
+        "malamute journal export-verify --from /data/history --data malamute-data --stream flights",
+    ),
+)
+@streams_option
+@click.option("--from", "target", required=True, metavar="DIR|URL", help="Where the files are.")
+@click.option("--data", type=DIRECTORY, help="Compare with the journal in this data directory.")
+@url_option
+@json_option
+@click.pass_context
+def export_verify(
+    ctx: click.Context,
+    streams: tuple[str, ...],
+    target: str,
+    data: Path | None,
+    url: str | None,
+    *,
+    as_json: bool,
+) -> None:
+    """Check exported files against their manifest, and against the journal if one is named.
+
+    The exit code is 1 when something is wrong, which is told with the file. What the journal has dropped
+    since then cannot be compared.
+    """
+    from malamute.spark.history import open_history
+    from malamute.spark.manifest import exported_streams
+
+    place = _place(target)
+    names = streams or tuple(exported_streams(place))
+    if not names:
+        raise NotFound(f"nothing was exported to {target}")
+    if data or url:
+        with open_history(**_source(data or Path(), url)) as history:
+            rows = _verified(place, names, history)
+    else:
+        rows = _verified(place, names, None)
+    faults = [row for row in rows if row["fault"]]
+    if as_json:
+        click.echo(to_json({"good": not faults, "files": rows}))
+    else:
+        show_rows(rows, as_json=False)
+        click.echo(f"{len(faults)} wrong" if faults else "good")
+    if faults:
+        ctx.exit(ERROR)
+
+
+def _verified(place: Place, streams: tuple[str, ...], history: History | None) -> list[dict[str, Any]]:
+    from malamute.spark.verify import verify
+
+    rows = []
+    for stream in streams:
+        with _bar(stream) as progress:
+            rows += [row._asdict() for row in verify(place, stream, history, progress)]
+    return rows
+
+
+@contextmanager
+def _bar(label: str) -> Iterator[Callable[[int, int], None]]:
+    """A progress bar of messages on standard error, if that is a terminal."""
+    if not sys.stderr.isatty():
+        yield lambda done, total: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True)) as progress:
+        task = progress.add_task(label, total=None)
+        yield lambda done, total: progress.update(task, completed=done, total=total)

@@ -1,0 +1,126 @@
+"""`malamute send` and `malamute recv`: put a message into a mailbox, and take messages out."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from typing import Any
+
+import click
+
+from malamute.cli import completion
+from malamute.cli.exits import FAILED
+from malamute.cli.options import Connection, connects, examples, json_option
+from malamute.cli.payload import body_of, headers_option
+from malamute.cli.printing import Render, as_line, printable, prints_messages, show, to_json
+from malamute.cli.sending import message_options
+from malamute.cli.signals import until_stopped
+from malamute.errors import TimedOut
+
+ACKNOWLEDGED = "acknowledged"
+"""The outcome that every sender hopes for."""
+
+
+@click.command(
+    epilog=examples(
+        "malamute send bob hello 'see you at nine'",
+        "malamute send bob alarm --priority 9 --outcome --address alice --timeout 600",
+    )
+)
+@click.argument("mailbox", shell_complete=completion.names("mailboxes"))
+@click.argument("subject")
+@click.argument("body", default="")
+@headers_option
+@click.option(
+    "--confirm/--no-confirm",
+    default=True,
+    show_default=True,
+    help="Wait until the message is on the broker's disk.",
+)
+@click.option("--outcome", is_flag=True, help="Wait until it is settled, and tell how it ended.")
+@message_options("ttl", "priority", "delay", "at", "id", "immediate", "reply_to")
+@connects
+@json_option
+def send(
+    mailbox: str,
+    subject: str,
+    body: str,
+    *,
+    headers: dict[str, Any],
+    confirm: bool,
+    outcome: bool,
+    options: dict[str, Any],
+    connection: Connection,
+    as_json: bool,
+) -> None:
+    """Send a message to MAILBOX, whether its owner is there or not. BODY is text, or - for standard input.
+
+    With --outcome it ends when the message is settled: acknowledged, expired, rejected, dead-lettered,
+    withdrawn or purged. Anything but acknowledged is exit code 4, and none within --timeout is 3. It comes to
+    the mailbox of --address.
+    """
+    if outcome and not connection.address:
+        raise click.UsageError("who are you? an outcome comes to a mailbox: give --address")
+    connection, mailbox = connection.to(mailbox, "mailbox")
+    assurance = "confirmed" if outcome else "stored" if confirm else "none"
+    ended, reason = "", ""
+    with connection.open() as client:
+        sent = client.send(mailbox, subject, body_of(body), headers, assurance=assurance, **options)
+        if outcome:
+            ended, reason = sent.wait(connection.timeout), sent.reason
+    if as_json:
+        told = {"outcome": ended, "reason": reason or None} if outcome else {}
+        click.echo(to_json({"mailbox": mailbox, "messages": 1, "confirmed": confirm, **told}))
+    else:
+        where = f"{'stored in the mailbox' if confirm else 'sent to'} {mailbox}"
+        words = f", {ended}{f': {printable(reason)}' if reason else ''}" if outcome else ""
+        click.echo(f"1 message {where}{words}")
+    if outcome and ended != ACKNOWLEDGED:
+        raise click.exceptions.Exit(FAILED)
+
+
+@click.command(epilog=examples("malamute recv bob", "malamute recv bob --count 0 --json"))
+@click.argument("mailbox", default="", shell_complete=completion.names("mailboxes"))
+@click.option(
+    "--count",
+    "-n",
+    type=click.IntRange(min=0),
+    default=1,
+    show_default=True,
+    help="End after this many messages; 0 is without end.",
+)
+@click.option(
+    "--wait",
+    type=click.FloatRange(min=0),
+    metavar="SECONDS",
+    help="End when no message comes for so long; with fewer messages than --count that is exit code 3.",
+)
+@click.option("--ack/--no-ack", default=True, show_default=True, help="Take the messages out of the mailbox.")
+@connects
+@prints_messages(as_line)
+def recv(
+    mailbox: str, *, count: int, wait: float | None, ack: bool, connection: Connection, render: Render
+) -> None:
+    """Receive the messages of MAILBOX, which --address may name as well.
+
+    A message is acknowledged once it is printed, and leaves the mailbox by that. Two programs cannot have one
+    mailbox: the newest one gets it. A line has the sequence, the subject, the body and the headers.
+    """
+    from malamute.client.calls import MAIL_CREDIT
+
+    if not mailbox and not connection.address:
+        raise click.UsageError("which MAILBOX?")
+    connection, mailbox = connection.to(mailbox or connection.address, "mailbox")
+    with until_stopped(), replace(connection, address=mailbox).open() as client:
+        # No more than what is asked for: what is delivered and not acknowledged counts as an attempt.
+        mails = client.mailbox(auto_ack=False, credit=min(count or MAIL_CREDIT, MAIL_CREDIT))
+        for _ in range(count or sys.maxsize):
+            try:
+                mail = mails.receive(timeout=wait)
+            except TimedOut:
+                if count:
+                    raise
+                break
+            show([mail], render)
+            if ack:
+                mail.ack()

@@ -1,0 +1,175 @@
+"""Options that many commands have: where to connect, and JSON."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+from click.core import ParameterSource
+from click.shell_completion import CompletionItem
+
+from malamute import __version__
+from malamute.cli.contexts import Context, file_of, load
+from malamute.cli.trouble import JSON, tell
+from malamute.errors import InvalidName, MalamuteError
+from malamute.protocol.names import Kind, Uri
+
+if TYPE_CHECKING:
+    from malamute.client.events import Event
+    from malamute.client.sync import Client
+
+URL = "tcp://127.0.0.1:9999"
+TIMEOUT = 5.0
+URI_PREFIX = "malamute://"
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True)
+class Connection:
+    """Where to connect, as whom, and how long to wait for the broker, in seconds."""
+
+    url: str = URL
+    address: str = ""
+    timeout: float = TIMEOUT
+    as_json: bool = False
+    context: str = ""
+    """The name of the context that it is of, if of any."""
+
+    def to(self, name: str, kind: Kind) -> tuple[Connection, str]:
+        """What reaches this stream, mailbox or service, and its name; `name` may be a `malamute://` URI.
+
+        Raises `InvalidName` when it is not valid, or a URI of another kind.
+        """
+        if not name.startswith(URI_PREFIX):
+            return self, name
+        uri = Uri.parse(name)
+        if uri.kind != kind:
+            raise InvalidName(f"the URI of a {uri.kind}, where that of a {kind} belongs: {name!r}")
+        host = f"[{uri.host}]" if ":" in uri.host else uri.host
+        return replace(self, url=f"tcp://{host}:{uri.port}"), uri.name
+
+    @contextmanager
+    def open(self) -> Iterator[Client]:
+        """A client. What happens to it is told on standard error.
+
+        What the broker refused without being waited for is raised at the end.
+        """
+        from malamute.client.sync import connect
+
+        reporter = Reporter(as_json=self.as_json)
+        software = f"malamute-cli/{__version__}"
+        with connect(self.url, address=self.address, timeout=self.timeout, software=software) as client:
+            client.on_event = reporter
+            yield client
+        if reporter.refused is not None:
+            raise reporter.refused
+
+
+class Reporter:
+    """Tells events on standard error. `refused` is the first refusal, which is not told here."""
+
+    def __init__(self, *, as_json: bool) -> None:
+        self.as_json = as_json
+        self.refused: MalamuteError | None = None
+
+    def __call__(self, event: Event) -> None:
+        """Take an event from the client."""
+        from malamute.client.events import Refusal, Switched
+
+        if isinstance(event, Refusal):
+            if self.refused is not None:
+                tell(event.error, as_json=self.as_json)
+            self.refused = self.refused or event.error
+        elif not isinstance(event, Switched):
+            kind, fields = type(event).__name__.lower(), event._asdict()
+            click.echo(json.dumps({kind: fields}) if self.as_json else _words(kind, fields), err=True)
+
+
+def _words(kind: str, fields: dict[str, Any]) -> str:
+    return f"{kind}: " + ", ".join(f"{name} {value}" for name, value in fields.items())
+
+
+def examples(*commands: str) -> str:
+    """The epilog of a command's help: how it can be used."""
+    return "\n".join(["\b", "Examples:", *(f"  {command}" for command in commands)])
+
+
+def connects(function: Function) -> Function:
+    """Add --url, --context, --address and --timeout; the command gets them as `connection`."""
+
+    @click.option("--url", "-u", envvar="MALAMUTE_URL", help="The broker.", show_default=URL)
+    @click.option(
+        "--context",
+        envvar="MALAMUTE_CONTEXT",
+        metavar="NAME",
+        shell_complete=_complete_context,
+        help="The broker, by the name that `malamute context add` gave it.",
+    )
+    @click.option("--address", metavar="NAME", help="Connect as the owner of this mailbox.")
+    @click.option(
+        "--timeout",
+        type=click.FloatRange(min=0, min_open=True),
+        show_default=str(TIMEOUT),
+        metavar="SECONDS",
+        help="How long to wait for an answer.",
+    )
+    @functools.wraps(function)
+    def command(*args: Any, url: str, context: str, address: str, timeout: float, **more: Any) -> Any:
+        return function(*args, connection=connection_of(click.get_current_context()), **more)
+
+    return command  # type: ignore[return-value]  # the wrapper takes the place of what it wraps
+
+
+def connection_of(ctx: click.Context) -> Connection:
+    """Where the options, the environment and the contexts of the user say to connect.
+
+    Raises `BadInput` when a context is named that is not there, or the file of the contexts is none.
+    """
+    name, context = _context_of(ctx)
+    url, address, timeout = (ctx.params.get(option) for option in Context._fields)
+    if ctx.get_parameter_source("url") is not ParameterSource.COMMANDLINE:
+        url = context.url or url
+    return Connection(
+        url or context.url or URL,
+        context.address or "" if address is None else address,
+        timeout or context.timeout or TIMEOUT,
+        ctx.meta.get(JSON, False),
+        name,
+    )
+
+
+def _context_of(ctx: click.Context) -> tuple[str, Context]:
+    """The context that is meant, with its name; an empty one where a URL comes before it."""
+    name: str | None = ctx.params.get("context")
+    named = ctx.get_parameter_source("context") is ParameterSource.COMMANDLINE
+    if ctx.params.get("url") and not named:
+        return "", Context()
+    contexts = load(file_of(os.environ))
+    name = name or contexts.current
+    return (name, contexts.get(name)) if name else ("", Context())
+
+
+def _complete_context(
+    ctx: click.Context, parameter: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
+    from malamute.cli.context import complete
+
+    return complete(ctx, parameter, incomplete)
+
+
+def _note_json(ctx: click.Context, parameter: click.Parameter, value: bool) -> bool:
+    ctx.meta[JSON] = value
+    return value
+
+
+json_option = click.option(
+    "--json", "as_json", is_flag=True, callback=_note_json, help="Print JSON, for errors as well."
+)
+"""Adds --json; the command gets it as `as_json`."""

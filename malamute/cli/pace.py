@@ -1,0 +1,40 @@
+"""Replay at the pace of publishing."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from malamute.client.message import Message
+
+
+class Pace:
+    """Hands messages out as far apart as they were published, `speed` times as fast.
+
+    Who is behind catches up: the times count from the first message, not from the one before.
+    """
+
+    def __init__(
+        self,
+        speed: float,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._speed = speed
+        self._clock = clock
+        self._sleep = sleep
+        self._first: tuple[int, float] | None = None
+
+    def paced(self, messages: Iterable[Message]) -> Iterator[Message]:
+        """Each message when its time has come."""
+        for message in messages:
+            if self._first is None:
+                self._first = message.time_ns, self._clock()
+            published, began = self._first
+            due = began + (message.time_ns - published) / 1e9 / self._speed
+            if (left := due - self._clock()) > 0:
+                self._sleep(left)
+            yield message

@@ -1,0 +1,128 @@
+"""Messages as people and programs type them: headers, bodies, lines, and lines of JSON."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import os
+import sys
+from collections.abc import Iterable, Iterator
+from typing import IO, Any, NamedTuple
+
+import click
+
+from malamute.cli.trouble import BadInput
+
+HEADERS_HELP = (
+    "A header. A value that is a JSON number, true, false, null or quoted text is that; "
+    "anything else is text. NAME alone is null."
+)
+
+READ_BYTES = 1 << 16
+
+Value = str | int | float | bool | None
+
+
+class Row(NamedTuple):
+    """A message that is to be published."""
+
+    subject: str
+    headers: dict[str, Value] | None
+    body: bytes
+
+
+def parse_value(text: str) -> Value:
+    """The value of a header as it is typed."""
+    try:
+        value = json.loads(text, parse_constant=str)
+    except ValueError:
+        return text
+    # A list or a map cannot be a header; Infinity and NaN are no JSON. They stay text.
+    return text if isinstance(value, (list, dict)) else value
+
+
+def parse_header(text: str) -> tuple[str, Value]:
+    """A header as it is typed: `name=value`, or a name alone."""
+    name, equals, value = text.partition("=")
+    if not name:
+        raise click.BadParameter(f"{text!r} has no name before the '='")
+    return name, parse_value(value) if equals else None
+
+
+def _parse_headers(
+    ctx: click.Context, parameter: click.Parameter, texts: tuple[str, ...]
+) -> dict[str, Value]:
+    return dict(map(parse_header, texts))
+
+
+headers_option = click.option(
+    "--header",
+    "-H",
+    "headers",
+    multiple=True,
+    metavar="NAME=VALUE",
+    callback=_parse_headers,
+    help=HEADERS_HELP,
+)
+"""Adds -H; the command gets a map."""
+
+
+def body_of(text: str) -> bytes:
+    """The body that was typed; `-` is what stands on standard input."""
+    if text == "-":
+        return standard_input().read()
+    return os.fsencode(text)
+
+
+def standard_input() -> IO[bytes]:
+    """Standard input, as bytes."""
+    return sys.stdin.buffer
+
+
+def chunks_of_lines(source: IO[bytes]) -> Iterator[list[bytes]]:
+    """Lists of lines, as they come: whoever writes slowly is not kept waiting for a full list."""
+    read = getattr(source, "read1", source.read)
+    rest = b""
+    while piece := read(READ_BYTES):
+        *lines, rest = (rest + piece).split(b"\n")
+        if lines:
+            yield lines
+    if rest:
+        yield [rest]
+
+
+def row_of(line: bytes, subject: str) -> Row:
+    """A line of JSON as a message; `subject` is for one that has none. Raises `BadInput`."""
+    try:
+        fields = json.loads(line)
+    except ValueError as error:
+        raise BadInput(f"not JSON: {error}") from None
+    if not isinstance(fields, dict):
+        raise BadInput("not a JSON object")
+    subject, headers = fields.get("subject", subject), fields.get("headers")
+    if not isinstance(headers, dict | None):
+        raise BadInput("its headers are no JSON object")
+    return Row(subject, headers, _body_of(fields))
+
+
+def _body_of(fields: dict[str, Any]) -> bytes:
+    encoded, body = fields.get("body_base64"), fields.get("body", "")
+    if encoded is not None:
+        try:
+            return base64.b64decode(encoded, validate=True)
+        except (TypeError, ValueError, binascii.Error):
+            raise BadInput("its body_base64 is not base64") from None
+    if not isinstance(body, str):
+        raise BadInput("its body is not text")
+    return body.encode("utf-8", "surrogatepass")
+
+
+def rows_of(lines: Iterable[tuple[int, bytes]], subject: str, place: str) -> Iterator[Row]:
+    """The messages of numbered lines. Raises `BadInput` with the place and the number of the line."""
+    for number, line in lines:
+        if line.strip():
+            try:
+                yield row_of(line, subject)
+            except BadInput as error:
+                raise BadInput(f"{place}, line {number}: {error.text}") from None

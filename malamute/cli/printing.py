@@ -1,0 +1,180 @@
+"""Messages as they are printed: lines for people, JSON for programs, or the bodies alone."""
+
+from __future__ import annotations
+
+import base64
+import codecs
+import functools
+import json
+import math
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from malamute.cli.options import json_option
+
+if TYPE_CHECKING:
+    from malamute.client.message import Message
+
+Render = Callable[["Message"], bytes]
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+BODY_CHARACTERS = 120
+"""How much of a body stands in a table."""
+
+
+def printable(text: str) -> str:
+    """A text on one line, with nothing in it that a terminal would obey."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def jsonable(value: Any) -> Any:
+    """A value for JSON, which has no infinite numbers."""
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def to_json(value: Any) -> str:
+    """JSON on one line."""
+    return json.dumps(value, ensure_ascii=False, default=str)
+
+
+def _text(body: bytes) -> str:
+    return body.decode("utf-8", "backslashreplace")
+
+
+def plain_headers(headers: Mapping[str, Any]) -> dict[str, Any]:
+    """Headers for JSON."""
+    return {name: jsonable(value) for name, value in headers.items()}
+
+
+def fields_of(message: Message) -> dict[str, Any]:
+    """A message for JSON. A body that is no text is `body_base64`."""
+    fields: dict[str, Any] = {
+        "sequence": message.sequence,
+        "time": message.time.isoformat(),
+        "sender": message.sender,
+        "subject": message.subject,
+        "headers": plain_headers(message.headers),
+    }
+    attempts = getattr(message, "attempts", 0)
+    if attempts:
+        fields["attempts"] = attempts
+    return {**fields, **body_fields(message.body)}
+
+
+def body_fields(body: bytes) -> dict[str, str]:
+    """A body for JSON: `body` if it is text, `body_base64` if not."""
+    try:
+        return {"body": body.decode()}
+    except UnicodeDecodeError:
+        return {"body_base64": base64.b64encode(body).decode()}
+
+
+def excerpt(headers: Mapping[str, Any], body: bytes) -> dict[str, str]:
+    """Headers and the beginning of a body for a row of a table."""
+    try:
+        # Not the end of a character that is cut in two.
+        text = codecs.getincrementaldecoder("utf-8")().decode(body[: 4 * BODY_CHARACTERS])
+    except UnicodeDecodeError:
+        text = f"{len(body)} bytes"
+    if len(text) > BODY_CHARACTERS:
+        text = f"{text[:BODY_CHARACTERS]}…"
+    return {"headers": to_json(plain_headers(headers)) if headers else "", "body": text}
+
+
+def as_json(message: Message) -> bytes:
+    """A message as a line of JSON."""
+    return f"{to_json(fields_of(message))}\n".encode("utf-8", "backslashreplace")
+
+
+def as_line(message: Message) -> bytes:
+    """A message as a line for people: sequence, subject, body and headers with tabs between them."""
+    parts = [str(message.sequence), printable(message.subject), printable(_text(message.body))]
+    if message.headers:
+        parts.append(printable(to_json(plain_headers(message.headers))))
+    return ("\t".join(parts) + "\n").encode("utf-8", "backslashreplace")
+
+
+def as_body(message: Message) -> bytes:
+    """The body, and the end of a line if it has none."""
+    body = message.body
+    return body if body.endswith(b"\n") else body + b"\n"
+
+
+def as_raw(message: Message) -> bytes:
+    """The body as it is."""
+    return message.body
+
+
+def as_format(template: str) -> Render:
+    """A message by a template such as `{subject} {header[unit]} {body}`."""
+
+    def render(message: Message) -> bytes:
+        values = {
+            "sequence": message.sequence,
+            "time": message.time.isoformat(),
+            "sender": message.sender,
+            "subject": message.subject,
+            "headers": to_json(plain_headers(message.headers)),
+            "header": _Missing(message.headers),
+            "body": _text(message.body),
+        }
+        return f"{template.format_map(values)}\n".encode("utf-8", "backslashreplace")
+
+    return render
+
+
+class _Missing(dict[str, Any]):
+    """Headers for a template: one that a message does not have is empty."""
+
+    def __missing__(self, name: str) -> str:
+        return ""
+
+
+def _check_template(ctx: click.Context, parameter: click.Parameter, template: str | None) -> str | None:
+    texts = dict.fromkeys(("time", "sender", "subject", "headers", "body"), "")
+    try:
+        if template is not None:
+            template.format_map({"sequence": 0, "header": _Missing(), **texts})
+    except (KeyError, ValueError, AttributeError, IndexError, TypeError) as error:
+        raise click.BadParameter(f"{template!r}: {error}") from None
+    return template
+
+
+def prints_messages(default: Render | None) -> Callable[[Function], Function]:
+    """Add --json, --body, --raw and --format; the command gets what they say, or `default`, as `render`."""
+
+    def decorate(function: Function) -> Function:
+        @json_option
+        @click.option("--body", "bodies", is_flag=True, help="Print the bodies, each on lines of its own.")
+        @click.option("--raw", is_flag=True, help="Print the bodies and nothing between them.")
+        @click.option(
+            "--format",
+            "template",
+            callback=_check_template,
+            help="A template with {sequence} {time} {sender} {subject} {headers} {header[NAME]} {body}.",
+        )
+        @functools.wraps(function)
+        def command(*args: Any, bodies: bool, raw: bool, template: str | None, **more: Any) -> Any:
+            given = {
+                "--json": as_json if more.pop("as_json") else None,
+                "--body": as_body if bodies else None,
+                "--raw": as_raw if raw else None,
+                "--format": as_format(template) if template is not None else None,
+            }
+            chosen = [render for render in given.values() if render is not None]
+            if len(chosen) > 1:
+                raise click.UsageError(f"one of {', '.join(given)} at a time")
+            return function(*args, render=chosen[0] if chosen else default, **more)
+
+        return command  # type: ignore[return-value]  # the wrapper takes the place of what it wraps
+
+    return decorate
+
+
+def show(messages: Iterable[Message], render: Render) -> None:
+    """Print messages, at once."""
+    click.echo(b"".join(map(render, messages)), nl=False)

@@ -1,0 +1,135 @@
+"""`malamute pub`: publish one message, the same one many times, or what comes on lines."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import IO, TYPE_CHECKING, Any
+
+import click
+
+from malamute.cli import completion
+from malamute.cli.options import Connection, connects, examples, json_option
+from malamute.cli.payload import Row, body_of, chunks_of_lines, headers_option, rows_of, standard_input
+from malamute.cli.printing import to_json
+from malamute.cli.progress import bar
+from malamute.cli.trouble import BadInput
+
+if TYPE_CHECKING:
+    from malamute.client.sync import Client
+
+COPIES = 1000
+"""Copies of a message that are given to the client at once."""
+
+
+@click.command(
+    epilog=examples(
+        "malamute pub weather temp.oslo -H unit=C -- -3.5",
+        "tail -f access.log | malamute pub logs web.access --lines",
+    )
+)
+@click.argument("stream", shell_complete=completion.names("streams"))
+@click.argument("subject", default="")
+@click.argument("body", required=False)
+@headers_option
+@click.option("--count", type=click.IntRange(min=1), default=1, help="Publish the message this many times.")
+@click.option("--lines", is_flag=True, help="Publish each line of standard input as a message.")
+@click.option(
+    "--file",
+    "rows",
+    type=click.File("rb"),
+    help='Publish each line {"subject": …, "headers": {…}, "body": …} of a file; - is standard input.',
+)
+@click.option(
+    "--confirm/--no-confirm",
+    default=True,
+    show_default=True,
+    help="Wait until the messages are on the broker's disk.",
+)
+@connects
+@json_option
+def pub(
+    stream: str,
+    subject: str,
+    body: str | None,
+    *,
+    headers: dict[str, Any],
+    count: int,
+    lines: bool,
+    rows: IO[bytes] | None,
+    confirm: bool,
+    connection: Connection,
+    as_json: bool,
+) -> None:
+    """Publish a message to STREAM under SUBJECT. BODY is text, or - for what is on standard input.
+
+    With --lines and --file many messages are published in batches as they come. What `malamute sub --json`
+    prints can be given to --file; a body that is no text is there as body_base64.
+    """
+    _check(subject, body, lines=lines, rows=rows is not None, count=count)
+    connection, stream = connection.to(stream, "stream")
+    assurance = "stored" if confirm else "none"
+    sequence = None
+    with connection.open() as client:
+        if rows is not None:
+            published = _publish_rows(client, stream, assurance, _rows(rows, subject, headers))
+        elif lines:
+            chunks = chunks_of_lines(standard_input())
+            many = ([Row(subject, headers, line) for line in chunk] for chunk in chunks)
+            published = _publish_rows(client, stream, assurance, many)
+        elif count > 1:
+            copies = _copies(Row(subject, headers, body_of(body or "")), count)
+            published = _publish_rows(client, stream, assurance, copies, count)
+        else:
+            sequence = client.publish(stream, subject, body_of(body or ""), headers, assurance=assurance)
+            published = 1
+    _report(stream, published, sequence, confirm=confirm, as_json=as_json)
+
+
+def _check(subject: str, body: str | None, *, lines: bool, rows: bool, count: int) -> None:
+    if lines + rows + (count > 1) > 1:
+        raise click.UsageError("one of --lines, --file and --count at a time")
+    if not subject and not rows:
+        raise click.UsageError("which SUBJECT? only --file can do without")
+    if body is not None and (lines or rows):
+        raise click.UsageError("with --lines and --file the bodies come from there: leave BODY out")
+
+
+def _rows(source: IO[bytes], subject: str, headers: dict[str, Any]) -> Iterator[list[Row]]:
+    first = 1
+    for lines in chunks_of_lines(source):
+        rows = rows_of(enumerate(lines, first), subject, getattr(source, "name", "standard input"))
+        yield [row._replace(headers={**headers, **(row.headers or {})}) for row in rows]
+        first += len(lines)
+
+
+def _copies(row: Row, count: int) -> Iterator[list[Row]]:
+    while count > 0:
+        yield [row] * min(count, COPIES)
+        count -= COPIES
+
+
+def _publish_rows(
+    client: Client, stream: str, assurance: str, chunks: Iterator[list[Row]], total: int | None = None
+) -> int:
+    published = 0
+    with client.publisher(stream, assurance=assurance) as out, bar("publish", "messages") as progress:
+        try:
+            for rows in chunks:
+                subjects, headers, bodies = zip(*rows, strict=True) if rows else ((), (), ())
+                out.publish_many(subjects, bodies, [h or {} for h in headers])
+                published += len(rows)
+                progress(published, total)
+        except BadInput as error:
+            out.flush()
+            raise BadInput(f"{error.text} ({published} messages before it were published)") from None
+    return published
+
+
+def _report(stream: str, published: int, sequence: int | None, *, confirm: bool, as_json: bool) -> None:
+    if as_json:
+        shown = {"stream": stream, "messages": published, "sequence": sequence or None, "confirmed": confirm}
+        click.echo(to_json(shown))
+        return
+    place = f", sequence {sequence}" if sequence else ""
+    messages = "message" if published == 1 else "messages"
+    click.echo(f"{published:,} {messages} {'stored in' if confirm else 'sent to'} {stream}{place}")

@@ -1,0 +1,249 @@
+"""`malamute mailbox` and `malamute service`: what waits in queues, and what could not be delivered.
+
+Both kinds are queues, so both groups are made here, of the same commands. The dead letters of a queue are a
+queue of their own beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+import click
+
+from malamute.cli import completion
+from malamute.cli.inspection import (
+    confirm,
+    dry_run_option,
+    find,
+    make_change,
+    show_found,
+    show_list,
+    yes_option,
+)
+from malamute.cli.options import Connection, connects, examples, json_option
+from malamute.cli.printing import body_fields, excerpt, plain_headers
+from malamute.cli.tables import show_whole
+from malamute.protocol.names import Kind
+
+if TYPE_CHECKING:
+    from malamute.client.sync import Client
+
+PAGE = 100
+"""Messages that are asked for at a time."""
+
+COLUMNS = (
+    "name",
+    "messages",
+    "waiting",
+    "delayed",
+    "outstanding",
+    "dead",
+    "consumers",
+    "bytes",
+    "oldest_age",
+    "arrival_rate",
+    "settled_rate",
+)
+"""What a list shows to people; `info` shows all, and so does JSON."""
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+class Queues(NamedTuple):
+    """One kind of queues: its name, the topic that lists them, and words for people."""
+
+    kind: Kind
+    topic: str
+    listed: str
+    example: str
+
+
+MAILBOXES = Queues(
+    "mailbox", "mailboxes", "what waits in each, in messages and bytes; ages in seconds.", "bob"
+)
+SERVICES = Queues(
+    "service", "services", "what waits in each, and how many work for it; ages in seconds.", "printer"
+)
+
+where_option = click.option(
+    "--where", default="", metavar="EXPRESSION", help="Only those whose headers meet this match expression."
+)
+limit_option = click.option(
+    "--limit", "-n", type=click.IntRange(min=1), help="Messages at the most, the oldest first."
+)
+
+
+sequences_option = click.option(
+    "--sequence",
+    "sequences",
+    type=click.IntRange(min=1),
+    multiple=True,
+    help="Only this; may be repeated.",
+)
+dead_option = click.option("--dead", is_flag=True, help="The dead letters instead.")
+
+
+def _name(queues: Queues) -> Callable[[Function], Function]:
+    return click.argument("name", shell_complete=completion.names(queues.topic))
+
+
+def _list(queues: Queues) -> click.Command:
+    @click.command("list", help=f"List the {queues.topic}: {queues.listed}")
+    @connects
+    @json_option
+    def listing(*, connection: Connection, as_json: bool) -> None:
+        show_list(connection, queues.topic, as_json=as_json, columns=COLUMNS)
+
+    return listing
+
+
+def _info(queues: Queues) -> click.Command:
+    @click.command(help=f"Tell what is in one {queues.kind}, and who takes from it.")
+    @_name(queues)
+    @connects
+    @json_option
+    def info(name: str, *, connection: Connection, as_json: bool) -> None:
+        connection, name = connection.to(name, queues.kind)
+        with connection.open() as client:
+            if queues.kind == "service":
+                found = client.query("service", name=name)
+            else:
+                found = find(client, queues.topic, name, queues.kind)
+        show_whole(found, as_json=as_json)
+
+    return info
+
+
+def _reading(queues: Queues, verb: str, words: str, *, dead: bool) -> click.Command:
+    kind = queues.kind
+    shown = f"malamute {kind} {verb} {queues.example}"
+
+    @click.command(verb, help=words, epilog=examples(shown, f"{shown} --where 'urgent = true' --json"))
+    @_name(queues)
+    @click.option(
+        "--limit", "-n", type=click.IntRange(min=1), default=PAGE, show_default=True, help="At the most."
+    )
+    @click.option("--after", type=click.IntRange(min=0), default=0, help="Begin behind this sequence.")
+    @where_option
+    @connects
+    @json_option
+    def read(name: str, *, connection: Connection, as_json: bool, **selection: Any) -> None:
+        connection, name = connection.to(name, kind)
+        with connection.open() as client:
+            rows = [*_messages(client, kind=kind, name=name, dead=dead, **selection)]
+        found = [_fields(row) if as_json else _row(row) for row in rows]
+        show_found(found, "dead letters" if dead else "messages", as_json=as_json)
+
+    return read
+
+
+def _messages(client: Client, *, limit: int, after: int, **selection: Any) -> Iterator[dict[str, Any]]:
+    while limit > 0:
+        rows = client.query("messages", after=after, limit=min(limit, PAGE), **selection)
+        yield from rows
+        if len(rows) < PAGE:
+            return
+        limit -= len(rows)
+        after = rows[-1]["sequence"]
+
+
+def _time(row: dict[str, Any]) -> datetime:
+    return datetime.fromtimestamp(row["time"] / 1e9, UTC)
+
+
+def _fields(row: dict[str, Any]) -> dict[str, Any]:
+    """A message for JSON."""
+    fields = {name: value for name, value in row.items() if name not in ("headers", "body")}
+    headers = plain_headers(row["headers"] or {})
+    return {**fields, "time": _time(row).isoformat(), "headers": headers, **body_fields(row["body"])}
+
+
+def _row(row: dict[str, Any]) -> dict[str, Any]:
+    """A message for a table. Of a dead letter the reason stands there, and otherwise its state."""
+    properties = row["properties"] or {}
+    died = properties.get("dead")
+    fields = {
+        "sequence": row["sequence"],
+        "time": _time(row),
+        "sender": row["sender"],
+        "subject": row["subject"],
+        "attempts": died["attempts"] if died else row["attempts"],
+        "reason" if died else "state": died["reason"] if died else row["state"],
+    }
+    return {**fields, **excerpt(row["headers"] or {}, row["body"])}
+
+
+def _chosen(options: dict[str, Any]) -> dict[str, Any]:
+    """The options that choose messages, as the broker wants them; None where one was not given."""
+    return {**options, "sequences": [*options["sequences"]] or None, "where": options["where"] or None}
+
+
+def _redrive(queues: Queues) -> click.Command:
+    kind, shown = queues.kind, f"malamute {queues.kind} redrive {queues.example}"
+
+    @click.command(
+        help=f"Put dead letters back into their {kind}, as if they had never been delivered.",
+        epilog=examples(f"{shown} --dry-run", f"{shown} --sequence 17 --sequence 18"),
+    )
+    @_name(queues)
+    @sequences_option
+    @where_option
+    @limit_option
+    @dry_run_option
+    @connects
+    @json_option
+    def redrive(name: str, *, dry_run: bool, connection: Connection, **more: Any) -> None:
+        connection, name = connection.to(name, kind)
+        make_change(connection, "queue.redrive", kind=kind, name=name, dry_run=dry_run, **_chosen(more))
+
+    return redrive
+
+
+def _purge(queues: Queues) -> click.Command:
+    kind, shown = queues.kind, f"malamute {queues.kind} purge {queues.example}"
+
+    @click.command(
+        help=f"Remove the messages of a {kind}, or with --dead its dead letters.",
+        epilog=examples(f"{shown} --where 'test = true' --dry-run", f"{shown} --dead"),
+    )
+    @_name(queues)
+    @dead_option
+    @sequences_option
+    @where_option
+    @limit_option
+    @dry_run_option
+    @yes_option
+    @connects
+    @json_option
+    def purge(
+        name: str, *, dead: bool, yes: bool, dry_run: bool, connection: Connection, **more: Any
+    ) -> None:
+        connection, name = connection.to(name, kind)
+        some = more["sequences"] or more["where"] or more["limit"]
+        what = "dead letters" if dead else "messages"
+        confirm(f"Remove {'some' if some else 'all'} {what} of the {kind} {name}?", yes=yes, dry_run=dry_run)
+        chosen = {"dead": dead, "dry_run": dry_run, **_chosen(more)}
+        make_change(connection, "queue.purge", kind=kind, name=name, **chosen)
+
+    return purge
+
+
+def _group(queues: Queues) -> click.Group:
+    kind = queues.kind
+    waiting = f"Show the messages of a {kind} without taking them: those that wait, and those under way."
+    died = f"Show the dead letters of a {kind}: what was rejected, or delivered too often, and why."
+    commands = [
+        _list(queues),
+        _info(queues),
+        _reading(queues, "browse", waiting, dead=False),
+        _reading(queues, "dead", died, dead=True),
+        _redrive(queues),
+        _purge(queues),
+    ]
+    return click.Group(kind, commands, help=f"The {queues.topic} of a broker.")
+
+
+mailbox = _group(MAILBOXES)
+service = _group(SERVICES)

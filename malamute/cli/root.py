@@ -1,0 +1,79 @@
+"""The command `malamute` with its subcommands, and what becomes of their errors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from malamute import __version__
+from malamute.cli.exits import EPILOG, INTERRUPTED, OK, code_of
+from malamute.cli.lazy import Lazy, LazyGroup
+from malamute.cli.signals import drop_output
+from malamute.cli.trouble import JSON, tell
+from malamute.errors import MalamuteError
+
+SECTIONS = {
+    "Messages": {
+        "pub": Lazy("malamute.cli.publish:pub", "Publish messages to a stream."),
+        "sub": Lazy("malamute.cli.subscribe:sub", "Subscribe to a stream, and print its messages."),
+        "send": Lazy("malamute.cli.mail:send", "Send a message to a mailbox."),
+        "recv": Lazy("malamute.cli.mail:recv", "Receive the messages of a mailbox."),
+        "request": Lazy("malamute.cli.request:request", "Ask a service, and print the replies."),
+        "work": Lazy("malamute.cli.work:work", "Answer the requests to a service with a command."),
+    },
+    "Administration": {
+        "broker": Lazy("malamute.cli.broker:broker", "Run a broker, and look at it."),
+        "stream": Lazy("malamute.cli.streams:stream", "The streams of a broker."),
+        "cursor": Lazy("malamute.cli.cursors:cursor", "Named positions in streams."),
+        "mailbox": Lazy("malamute.cli.queues:mailbox", "The mailboxes of a broker."),
+        "service": Lazy("malamute.cli.feeds:service", "The services of a broker."),
+        "client": Lazy("malamute.cli.clients:client", "The clients of a broker."),
+        "top": Lazy("malamute.cli.top:top", "Watch a broker, live."),
+        "events": Lazy("malamute.cli.events:events", "Follow what a broker tells of itself."),
+        "journal": Lazy(
+            "malamute.cli.journal:journal", "Check, inspect, back up and restore a data directory."
+        ),
+        "context": Lazy("malamute.cli.context:context", "Names for the brokers that you work with."),
+        "spark": Lazy("malamute.cli.spark:spark", "Analyse, match and replay exported history."),
+        "config": Lazy("malamute.cli.configuration:config", "Check and show the configuration of a broker."),
+    },
+    "Finding out": {
+        "demo": Lazy("malamute.cli.demo.command:demo", "Move real flights through all three patterns."),
+        "bench": Lazy("malamute.cli.bench.command:bench", "Measure what this machine does."),
+        "cheat": Lazy("malamute.cli.cheat:cheat", "Show the commands that are typed most."),
+        "completion": Lazy("malamute.cli.completion:completion", "Complete commands and names in a shell."),
+        "errors": Lazy("malamute.cli.error_table:errors", "Explain the numbers of errors."),
+    },
+}
+
+
+class Root(LazyGroup):
+    """The group that tells errors the same way for all commands."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the subcommand, and turn its errors into words and an exit code."""
+        try:
+            return super().invoke(ctx)
+        except MalamuteError as error:
+            tell(error, as_json=ctx.meta.get(JSON, False))
+            ctx.exit(code_of(error))
+        except BrokenPipeError:
+            drop_output()
+            ctx.exit(OK)
+        except KeyboardInterrupt:
+            ctx.exit(INTERRUPTED)
+
+
+@click.group(
+    cls=Root,
+    sections=SECTIONS,
+    epilog=EPILOG,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+@click.version_option(__version__, message="malamute %(version)s")
+def cli() -> None:
+    """Malamute: streams, mailboxes and services in one message broker.
+
+    `malamute broker run` starts one; `malamute COMMAND --help` tells more of each command.
+    """

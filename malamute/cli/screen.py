@@ -1,0 +1,194 @@
+"""What `malamute top` shows, and what its keys do. Pure: snapshots and keys in, a picture out.
+
+A *view* is a table with a key of its own. `Look` is how a person has set it all; `press` gives the next one.
+Rates are differences between two snapshots, so the first picture has none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from malamute.cli.keyboard import LEAVING
+from malamute.cli.tables import cell
+
+if TYPE_CHECKING:
+    from rich.console import Group
+
+Rows = list[dict[str, Any]]
+
+HEADING_LINES = 6
+"""Lines of the screen that are not rows of the table."""
+
+
+class Snapshot(NamedTuple):
+    """What a broker told at one moment, in seconds of any clock."""
+
+    time: float
+    status: Mapping[str, Any]
+    streams: Sequence[Mapping[str, Any]]
+    mailboxes: Sequence[Mapping[str, Any]]
+    services: Sequence[Mapping[str, Any]]
+    clients: Sequence[Mapping[str, Any]]
+
+
+TOPICS = Snapshot._fields[1:]
+"""What the broker is asked for a snapshot."""
+
+
+class Look(NamedTuple):
+    """How a person wants to see it: which view, sorted by which of its columns, from which row on."""
+
+    view: int = 0
+    column: int = 0
+    reverse: bool = False
+    top: int = 0
+    paused: bool = False
+
+
+def _streams(now: Snapshot, before: Snapshot | None) -> Rows:
+    earlier = {row["name"]: row["published"] for row in before.streams} if before else {}
+    return [
+        {
+            "stream": row["name"],
+            "messages/s": rate(row["published"], earlier.get(row["name"]), now, before),
+            "last": row["last"],
+            "kept from": row["first"],
+            "selectors": row["selectors"],
+        }
+        for row in now.streams
+    ]
+
+
+def _queues(now: Snapshot, before: Snapshot | None) -> Rows:
+    return [
+        {
+            "queue": f"{kind} {row['name']}",
+            "messages": row["messages"],
+            "waiting": row["waiting"],
+            "consumers": row["consumers"],
+            "dead": row.get("dead"),
+            "oldest s": row["oldest_age"],
+            "bytes": row["bytes"],
+        }
+        for kind, rows in (("mailbox", now.mailboxes), ("service", now.services))
+        for row in rows
+    ]
+
+
+def _clients(now: Snapshot, before: Snapshot | None) -> Rows:
+    return [
+        {
+            "client": row["address"] or row["id"],
+            "connected": row["connected"],
+            "subscriptions": row["subscriptions"],
+            "offers": row["offers"],
+            "holding": row["holding"],
+            "software": row["software"],
+        }
+        for row in now.clients
+    ]
+
+
+View = Callable[[Snapshot, Snapshot | None], Rows]
+
+VIEWS: Mapping[str, View] = {"streams": _streams, "queues": _queues, "clients": _clients}
+
+
+def rate(value: float, earlier: float | None, now: Snapshot, before: Snapshot | None) -> float | None:
+    """How much something grew in a second; None if that is not known, or it began anew."""
+    if before is None or earlier is None or value < earlier or now.time <= before.time:
+        return None
+    return (value - earlier) / (now.time - before.time)
+
+
+def arranged(look: Look, rows: Rows) -> Rows:
+    """The rows, sorted as the person wants. Numbers begin with the highest; what is missing comes last."""
+    if not rows:
+        return rows
+    column = [*rows[0]][look.column % len(rows[0])]
+    known = [row for row in rows if row[column] is not None]
+    numeric = all(isinstance(row[column], int | float) for row in known)
+    known.sort(key=lambda row: row[column], reverse=numeric != look.reverse)
+    return known + [row for row in rows if row[column] is None]
+
+
+def press(look: Look, key: str) -> Look | None:
+    """What a key makes of the look; None when it ends the program. Other keys do nothing."""
+    if key in LEAVING:
+        return None
+    change = KEYS.get(key)
+    return change(look) if change else look
+
+
+KEYS: Mapping[str, Callable[[Look], Look]] = {
+    "\t": lambda look: Look((look.view + 1) % len(VIEWS), paused=look.paused),
+    **{
+        str(place + 1): lambda look, place=place: Look(place, paused=look.paused)  # type: ignore[misc]  # bound
+        for place in range(len(VIEWS))
+    },
+    "s": lambda look: look._replace(column=look.column + 1, top=0),
+    "S": lambda look: look._replace(column=max(look.column - 1, 0), top=0),
+    "\x1b[C": lambda look: look._replace(column=look.column + 1, top=0),
+    "\x1b[D": lambda look: look._replace(column=max(look.column - 1, 0), top=0),
+    "r": lambda look: look._replace(reverse=not look.reverse, top=0),
+    " ": lambda look: look._replace(paused=not look.paused),
+    "j": lambda look: look._replace(top=look.top + 1),
+    "k": lambda look: look._replace(top=max(look.top - 1, 0)),
+    "\x1b[B": lambda look: look._replace(top=look.top + 1),
+    "\x1b[A": lambda look: look._replace(top=max(look.top - 1, 0)),
+}
+"""What each key does. A terminal sends the arrows as three characters."""
+
+HELP = "1 2 3 Tab view   ← → s sort   r reverse   ↑ ↓ scroll   space pause   q quit"
+
+
+def summary(now: Snapshot, before: Snapshot | None) -> str:
+    """The broker in a line."""
+    status = now.status
+    name = "messages_published"
+    speed = rate(status[name], before.status[name] if before else None, now, before)
+    return (
+        f"up {_span(status['uptime'])}   {status['clients']} clients   "
+        f"{'-' if speed is None else f'{speed:,.0f}'} messages/s   "
+        f"queues {status['queue_bytes']:,} B   backlog {status['backlog_bytes']:,} B"
+    )
+
+
+def _span(seconds: float) -> str:
+    days, rest = divmod(int(seconds), 86400)
+    clock = f"{rest // 3600:02}:{rest % 3600 // 60:02}:{rest % 60:02}"
+    return f"{days} d {clock}" if days else clock
+
+
+def picture(look: Look, now: Snapshot, before: Snapshot | None, *, title: str, lines: int) -> Group:
+    """The screen: a line about the broker, the names of the views, the table, and the keys."""
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    names = [*VIEWS]
+    name = names[look.view]
+    rows = arranged(look, VIEWS[name](now, before))
+    table = Table(box=SIMPLE_HEAD, expand=True, pad_edge=False, show_edge=False)
+    for place, column in enumerate(rows[0] if rows else ()):
+        chosen = place == look.column % len(rows[0])
+        numeric = any(isinstance(row[column], int | float) for row in rows)
+        arrow = " ↑" if look.reverse else " ↓"
+        style = "reverse" if chosen else ""
+        heading = Text(column + (arrow if chosen else ""), style)
+        table.add_column(heading, justify="right" if numeric else "left", no_wrap=True)
+    top = max(min(look.top, len(rows) - 1), 0)
+    for row in rows[top : top + max(lines - HEADING_LINES, 1)]:
+        table.add_row(*(Text(cell(column, value)) for column, value in row.items()))
+    tabs = Text("   ").join(
+        Text(f"{place + 1} {one}", "bold reverse" if one == name else "") for place, one in enumerate(names)
+    )
+    paused = Text("   paused", "bold") if look.paused else Text()
+    body = table if rows else Text(f"\n  no {name}\n")
+    parts = [Text(title, "bold"), Text(summary(now, before)), tabs + paused, body, Text(HELP, "dim")]
+    for part in parts:
+        if isinstance(part, Text):
+            part.no_wrap, part.overflow = True, "ellipsis"
+    return Group(*parts)

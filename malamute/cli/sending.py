@@ -1,0 +1,72 @@
+"""Options of a message that waits in a queue: how long it is good for, when it may come, and how soon."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any, TypeVar
+
+import click
+
+from malamute.cli.quantities import duration
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def _moment(text: str) -> datetime:
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        raise click.BadParameter(f"{text!r} is no time, such as 2026-01-31T12:00") from None
+    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+
+
+OPTIONS = {
+    "ttl": click.option(
+        "--ttl",
+        type=duration,
+        metavar="DURATION",
+        help="It expires when nobody has taken it by then, as 30s.",
+    ),
+    "priority": click.option(
+        "--priority", type=click.IntRange(0, 9), help="Higher is delivered first; 0 unless given."
+    ),
+    "delay": click.option(
+        "--delay", type=duration, metavar="DURATION", help="It is not delivered before, as 10m."
+    ),
+    "at": click.option(
+        "--at", type=_moment, metavar="TIME", help="It is not delivered before this time, in UTC."
+    ),
+    "id": click.option(
+        "--id", metavar="ID", help="Taken in once: another with this id is confirmed and dropped."
+    ),
+    "key": click.option(
+        "--key", metavar="KEY", help="Requests with the same key go to the same worker, while it is there."
+    ),
+    "immediate": click.option(
+        "--immediate", is_flag=True, default=None, help="Refuse it unless somebody takes such messages now."
+    ),
+    "reply_to": click.option("--reply-to", metavar="ADDRESS", help="The mailbox that is to get the replies."),
+}
+"""Each option of the SDK as one of the command line."""
+
+
+def message_options(*names: str) -> Callable[[Function], Function]:
+    """Add these options; the command gets those that were given as the map `options`."""
+
+    def decorate(function: Function) -> Function:
+        @functools.wraps(function)
+        def command(*args: Any, **more: Any) -> Any:
+            given = {name: more.pop(name) for name in names}
+            options = {name: value for name, value in given.items() if value is not None}
+            if "delay" in options and "at" in options:
+                raise click.UsageError("one of --delay and --at at a time")
+            return function(*args, options=options, **more)
+
+        decorated: Any = command
+        for name in reversed(names):
+            decorated = OPTIONS[name](decorated)
+        return decorated  # type: ignore[no-any-return]  # the wrapper takes the place of what it wraps
+
+    return decorate

@@ -1,0 +1,94 @@
+"""The configuration of a broker on the command line: a file, the environment, and options before both."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from malamute.errors import ConfigError
+
+if TYPE_CHECKING:
+    from malamute.config import Config
+
+PREFIX = "MALAMUTE_"
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def load(path: Path | None, options: Mapping[str, str], environ: Mapping[str, str] = os.environ) -> Config:
+    """The configuration of a file, with the environment before it and `section.option` values before both.
+
+    Raises `ConfigError` for what cannot be used; it names the option as it was given.
+    """
+    from malamute.config import Config
+
+    variables = {_variable(option): value for option, value in options.items()}
+    try:
+        return Config.load(path, {**environ, **variables})
+    except ConfigError as error:
+        text = error.text
+        for option in options:
+            text = text.replace(f"{_variable(option)}:", f"--set {option}:")
+        raise ConfigError(text) from None
+
+
+def _variable(option: str) -> str:
+    return PREFIX + option.replace(".", "__", 1).upper()
+
+
+def _parse_settings(ctx: click.Context, parameter: click.Parameter, texts: Sequence[str]) -> dict[str, str]:
+    settings = {}
+    for text in texts:
+        option, equals, value = text.partition("=")
+        if not equals or option.count(".") != 1:
+            raise click.BadParameter(f"{text!r} is not section.option=value")
+        settings[option.strip().lower()] = value.strip()
+    return settings
+
+
+def configured(function: Function) -> Function:
+    """Add the options of a broker; the command gets what they say as `config`."""
+
+    @click.option(
+        "--config",
+        "path",
+        type=click.Path(dir_okay=False, path_type=Path),
+        envvar="MALAMUTE_CONFIG",
+        help="The configuration, a TOML file; without it every option has its default.",
+    )
+    @click.option("--data", metavar="DIR", help="The data directory: storage.directory.")
+    @click.option("--listen", multiple=True, metavar="ENDPOINT", help="Where to listen; may be given again.")
+    @click.option("--memory", is_flag=True, help="Keep nothing on the disk: storage.kind=memory.")
+    @click.option(
+        "--set",
+        "settings",
+        multiple=True,
+        metavar="OPTION=VALUE",
+        callback=_parse_settings,
+        help="Set an option, as in storage.size=4GiB. It comes before the environment and the file.",
+    )
+    @functools.wraps(function)
+    def command(
+        *args: Any,
+        path: Path | None,
+        data: str | None,
+        listen: Sequence[str],
+        memory: bool,
+        settings: dict[str, str],
+        **more: Any,
+    ) -> Any:
+        given = {
+            "storage.directory": data,
+            "listen.endpoints": json.dumps(listen) if listen else None,
+            "storage.kind": "memory" if memory else None,
+        }
+        options = {**settings, **{option: value for option, value in given.items() if value is not None}}
+        return function(*args, config=load(path, options), **more)
+
+    return command  # type: ignore[return-value]  # the wrapper takes the place of what it wraps

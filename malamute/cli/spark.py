@@ -1,0 +1,304 @@
+"""`malamute spark`: jobs over exported history, on this machine or on a cluster.
+
+`deploy/spark/job.py` runs the same commands under spark-submit, which says which cluster it is.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from malamute.cli.exits import ERROR
+from malamute.cli.options import URL, examples, json_option
+from malamute.cli.printing import printable, to_json
+from malamute.cli.signals import interruptible
+from malamute.cli.tables import show_rows
+from malamute.protocol.limits import NUMBER_MAX
+from malamute.protocol.start import Start
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from malamute.spark.scan import History
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+@click.group()
+def spark() -> None:
+    """Find out from exported history what happened, and publish it again.
+
+    HISTORY is a directory that `malamute journal export` has written, or its URL. Spark runs on all cores of
+    this machine unless --master names a cluster. It needs malamute[spark] and Java.
+    """
+
+
+def _parse_time(ctx: click.Context, parameter: click.Parameter, text: str | None) -> int | None:
+    """Nanoseconds since the epoch."""
+    if text is None:
+        return None
+    kind, colon, _ = text.partition(":")
+    start = Start.parse(text if colon and kind in ("time", "since") else f"time:{text}")
+    return start.value if start.kind == "time" else int(datetime.now(UTC).timestamp() * 1e9) - start.value
+
+
+def over_history(function: Function) -> Function:
+    """Add HISTORY and the options that say which part of it; the command gets it as `history`."""
+
+    @click.argument("location", metavar="HISTORY")
+    @click.option(
+        "--stream", "streams", multiple=True, metavar="NAME", help="This stream; may be given again."
+    )
+    @click.option(
+        "--since", callback=_parse_time, metavar="TIME", help="From then on: 2026-01-31T12:00, or since:1h."
+    )
+    @click.option("--until", callback=_parse_time, metavar="TIME", help="Before then.")
+    @click.option("--first", type=click.IntRange(0), default=0, metavar="SEQUENCE", help="From this one on.")
+    @click.option(
+        "--last", type=click.IntRange(0), default=NUMBER_MAX, metavar="SEQUENCE", help="Up to this one."
+    )
+    @functools.wraps(function)
+    def command(
+        *args: Any,
+        location: str,
+        streams: Sequence[str],
+        since: int | None,
+        until: int | None,
+        first: int,
+        last: int,
+        **more: Any,
+    ) -> Any:
+        from malamute.spark.session import need
+
+        need("pyarrow")
+        from malamute.spark.scan import Bounds, History
+
+        bounds = Bounds(tuple(streams), since or 0, NUMBER_MAX if until is None else until, first, last)
+        return function(*args, history=History(location, bounds), **more)
+
+    return command  # type: ignore[return-value]  # the wrapper takes the place of what it wraps
+
+
+master_option = click.option("--master", default="", metavar="URL", help="Spark's master, spark://host:7077.")
+
+
+@contextmanager
+def _session(master: str) -> Iterator[SparkSession]:
+    from malamute.spark.session import open_session
+
+    with interruptible():
+        shown = str(sys.stderr.isatty()).lower()
+        settings = {"spark__log__level": "ERROR", "spark__ui__showConsoleProgress": shown}
+        if not master and "PYSPARK_GATEWAY_PORT" not in os.environ:
+            # One machine: Spark's default of 200 is for a cluster, which says what it wants itself.
+            settings["spark__sql__shuffle__partitions"] = str(4 * (os.cpu_count() or 1))
+        session = open_session("malamute", master, **settings)
+        try:
+            yield session
+        finally:
+            session.stop()
+
+
+@spark.command(
+    epilog=examples(
+        "malamute spark analyze /exports --to report",
+        "malamute spark analyze /exports --stream flights --to report \\",
+        "    --measure \"delay = headers['arr_delay'].number by carrier = headers['carrier'].text\"",
+    )
+)
+@over_history
+@click.option(
+    "--to", "target", required=True, metavar="DIR", help="Where tables and report are written, or a URL."
+)
+@click.option("--window", type=click.IntRange(1), default=60, show_default=True, help="Seconds of a window.")
+@click.option(
+    "--depth", type=click.IntRange(1), default=1, show_default=True, help="Parts of a subject in a prefix."
+)
+@click.option("--top", type=click.IntRange(1, 200), default=20, show_default=True, help="Rows of rankings.")
+@click.option(
+    "--measure",
+    "measures",
+    multiple=True,
+    metavar="NAME=SQL by NAME=SQL; …",
+    help="Sum up a number by groups, both in Spark's SQL on the columns of the history; may be given again.",
+)
+@master_option
+@json_option
+def analyze(
+    history: History,
+    *,
+    target: str,
+    window: int,
+    depth: int,
+    top: int,
+    measures: tuple[str, ...],
+    master: str,
+    as_json: bool,
+) -> None:
+    """What happened: volume, order, senders, headers and queues, as tables and as one page of HTML.
+
+    The tables are directories of Parquet in DIR, and the page is report.html beside them. What cannot be
+    read is told, and the exit code is 1; the rest is analysed all the same.
+    """
+    from malamute.spark.analyze import Measure, Options
+    from malamute.spark.analyze import analyze as run
+    from malamute.spark.report import Facts, page, save
+
+    for measure in measures:
+        Measure.parse(measure)
+    with _session(master) as session:
+        tables = run(session, history, target, Options(history.bounds, window, depth, measures))
+        save(page(tables, Facts(history.location, window, top)), target)
+        streams = [row.asDict() for row in tables["streams"].orderBy("stream").collect()]
+        damage = [row.asDict() for row in tables["damage"].collect()]
+    if as_json:
+        click.echo(to_json({"streams": streams, "damage": damage, "target": target}))
+    else:
+        show_rows([{name: row[name] for name in _SHOWN} for row in streams], as_json=False)
+        click.echo(f"report: {target.rstrip('/')}/report.html")
+    _end(damage, as_json=as_json)
+
+
+_SHOWN = ("stream", "messages", "bytes", "first", "last", "gaps", "missing", "doubles", "per_second")
+
+
+@spark.command(
+    name="match",
+    epilog=examples("malamute spark match /exports wanted.toml --since 2026-01-01 --json"),
+)
+@over_history
+@click.argument("subscriptions", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option("--to", "target", default="", metavar="DIR", help="Write the tables hits and examples there.")
+@click.option(
+    "--examples", "count", type=click.IntRange(0, 100), default=3, show_default=True, help="Of each."
+)
+@master_option
+@json_option
+def match_command(
+    history: History, *, subscriptions: Path, target: str, count: int, master: str, as_json: bool
+) -> None:
+    """What the SUBSCRIPTIONS of a file would have received: hits a day, and examples.
+
+    The file is TOML or JSON: a list named `subscription` of tables with name, criteria, where and stream, of
+    which none is needed. They are matched as the broker matches them.
+    """
+    from malamute.spark.match import load, match
+
+    wanted = load(subscriptions)
+    with _session(master) as session:
+        matched = match(session, history, wanted, count)
+        if target:
+            for name, table in (("hits", matched.hits), ("examples", matched.examples)):
+                table.write.mode("overwrite").parquet(f"{target.rstrip('/')}/{name}")
+        hits = [row.asDict() for row in matched.hits.orderBy("name", "stream", "date").collect()]
+        shown = [row.asDict(recursive=True) for row in matched.examples.drop("headers").collect()]
+        damage = [row.asDict() for row in matched.damage.collect()]
+    if as_json:
+        click.echo(to_json({"hits": hits, "none": _none(wanted, hits), "examples": shown, "damage": damage}))
+    else:
+        show_rows(hits, as_json=False)
+        for row in shown:
+            body = printable(bytes(row["body"][:60]).decode("utf-8", "backslashreplace"))
+            click.echo(f"{row['name']}: {row['stream']} {row['sequence']} {printable(row['subject'])} {body}")
+        click.echo(f"nothing for {', '.join(_none(wanted, hits)) or 'none of them'}")
+    _end(damage, as_json=as_json)
+
+
+def _none(wanted: Sequence[Any], hits: Sequence[Any]) -> list[str]:
+    found = {row["name"] for row in hits}
+    return [one.name for one in wanted if one.name not in found]
+
+
+@spark.command(
+    epilog=examples(
+        "malamute spark replay /exports --stream orders --into orders-again --dry-run",
+        "malamute spark replay /exports --stream orders --into orders-again --speed 10",
+    )
+)
+@over_history
+@click.option("--match", "patterns", multiple=True, metavar="PATTERN", help="Subjects; may be given again.")
+@click.option("--where", default="", metavar="EXPRESSION", help="A match expression on the headers.")
+@click.option(
+    "--into", default="", metavar="STREAM", help="Into this stream; without it each under its name."
+)
+@click.option(
+    "--speed",
+    type=click.FloatRange(min=0),
+    default=0.0,
+    metavar="FACTOR",
+    help="1 as it was, 2 twice as fast; 0, which is the default, as fast as it goes.",
+)
+@click.option(
+    "--name", default="", help="The name of the replay: it goes on where one of this name has ended."
+)
+@click.option("--patience", default=60.0, show_default=True, metavar="SECONDS", help="To wait for a broker.")
+@click.option("--dry-run", is_flag=True, help="Only tell what would be published.")
+@click.option("--url", "-u", envvar="MALAMUTE_URL", default=URL, show_default=True, help="The broker.")
+@master_option
+@json_option
+def replay(
+    history: History,
+    *,
+    patterns: tuple[str, ...],
+    where: str,
+    into: str,
+    speed: float,
+    name: str,
+    patience: float,
+    dry_run: bool,
+    url: str,
+    master: str,
+    as_json: bool,
+) -> None:
+    """Publish history again, into streams of the broker at --url, in its order and each message once.
+
+    Whatever fails on the way, the same command goes on where it was. Messages get headers that say where they
+    come from: malamute.stream, malamute.sequence, malamute.time and malamute.sender.
+    """
+    from malamute.spark.replay import Options, plan
+    from malamute.spark.replay import replay as run
+
+    options = Options(url, into, patterns, where, speed, name, patience).named(history)
+    if dry_run:
+        show_rows([_planned(one) for one in plan(history, options)], as_json=as_json)
+        return
+    with _session(master) as session:
+        rows = run(session, history, options)
+    done = [
+        {key: row[key] for key in ("stream", "target", "published", "position")}
+        for row in rows
+        if not row["path"]
+    ]
+    damage = [row for row in rows if row["path"]]
+    if as_json:
+        click.echo(to_json({"name": options.name, "streams": done, "damage": damage}))
+    else:
+        show_rows(done, as_json=False)
+        click.echo(f"replay {options.name}")
+    _end(damage, as_json=as_json)
+
+
+def _planned(one: Any) -> dict[str, Any]:
+    row: dict[str, Any] = one._asdict()
+    for key in ("first_time", "last_time"):
+        row[key] = datetime.fromtimestamp(row[key] / 1e9, UTC).isoformat() if one.messages else None
+    return row
+
+
+def _end(damage: Sequence[Any], *, as_json: bool) -> None:
+    """Tell what could not be read, which is an error."""
+    if not damage:
+        return
+    if not as_json:
+        for row in damage:
+            where = "the file" if row["row_group"] < 0 else f"row group {row['row_group']}"
+            click.echo(f"damaged: {where} of {printable(row['path'])}, {printable(row['reason'])}", err=True)
+    click.get_current_context().exit(ERROR)

@@ -1,0 +1,185 @@
+"""`malamute stream`: what an operator asks of streams, and changes in them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+from malamute.cli import completion
+from malamute.cli.inspection import (
+    confirm,
+    dry_run_option,
+    make_change,
+    show_found,
+    show_list,
+    yes_option,
+)
+from malamute.cli.options import Connection, connects, examples, json_option
+from malamute.cli.payload import headers_option
+from malamute.cli.quantities import duration, size
+from malamute.cli.tables import criteria_words, show_map, show_whole
+from malamute.cli.view import view
+
+KEPT = {"bytes": "retain_bytes", "count": "retain_count", "age": "retain_age"}
+"""The limits of a retention, and how the store calls those in force."""
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+name_argument = click.argument("name", shell_complete=completion.names("streams"))
+
+
+def limits_options(function: Function) -> Function:
+    """Add --bytes, --count and --age; the command gets `limits`, a map of those that were given."""
+
+    @click.option(
+        "--bytes", "bytes_", type=size, metavar="SIZE", help="How much is kept, as 64MiB; 0 is all."
+    )
+    @click.option("--count", type=click.IntRange(min=0), help="How many messages are kept; 0 is all.")
+    @click.option(
+        "--age", type=duration, metavar="DURATION", help="How long it is kept, as 7d; 0 is for good."
+    )
+    @functools.wraps(function)
+    def command(*args: Any, bytes_: int | None, count: int | None, age: float | None, **more: Any) -> Any:
+        given = {"bytes": bytes_, "count": count, "age": age}
+        limits = {name: value for name, value in given.items() if value is not None}
+        return function(*args, limits=limits, **more)
+
+    return command  # type: ignore[return-value]  # the wrapper takes the place of what it wraps
+
+
+@click.group("stream")
+def stream() -> None:
+    """The streams of a broker."""
+
+
+stream.add_command(view)
+
+
+@stream.command("list")
+@connects
+@json_option
+def listing(*, connection: Connection, as_json: bool) -> None:
+    """List the streams: the sequences that each holds, and how many selectors read it."""
+    show_list(connection, "streams", as_json=as_json)
+
+
+@stream.command("info")
+@name_argument
+@connects
+@json_option
+def info(name: str, *, connection: Connection, as_json: bool) -> None:
+    """Tell what is kept of a stream, who reads it, and how far behind.
+
+    Lag is in messages, and in seconds between the newest message and the last one that a reader had.
+    """
+    connection, name = connection.to(name, "stream")
+    with connection.open() as client:
+        found = client.query("stream", name=name)
+        kept = _stored(client, name)
+    found |= {what: kept.get(what) for what in ("bytes", "chunks", *KEPT.values())}
+    show_whole(found, as_json=as_json)
+
+
+def _stored(client: Any, name: str) -> dict[str, Any]:
+    """What the store has of a stream; empty if it has nothing."""
+    return next((row for row in client.query("storage")["streams"] if row["name"] == name), {})
+
+
+@stream.command(epilog=examples("malamute stream create orders --age 7d --bytes 10GiB"))
+@click.argument("name")
+@limits_options
+@dry_run_option
+@connects
+@json_option
+def create(
+    name: str, *, limits: dict[str, float], dry_run: bool, connection: Connection, as_json: bool
+) -> None:
+    """Make a stream, and say how much of it is kept; without that the broker's configuration does.
+
+    Publishing or subscribing makes a stream as well. One that is in use is refused.
+    """
+    connection, name = connection.to(name, "stream")
+    make_change(connection, "stream.create", as_json=as_json, stream=name, dry_run=dry_run, **limits)
+
+
+@stream.command(
+    epilog=examples("malamute stream edit orders --age 30d", "malamute stream edit orders --bytes 0")
+)
+@name_argument
+@limits_options
+@dry_run_option
+@connects
+@json_option
+def edit(
+    name: str, *, limits: dict[str, float], dry_run: bool, connection: Connection, as_json: bool
+) -> None:
+    """Set how much of a stream is kept. What is not named stays as it is.
+
+    It takes the place of what the configuration says. What is over it is dropped at once.
+    """
+    if not limits:
+        raise click.UsageError("edit what? give --bytes, --count or --age")
+    connection, name = connection.to(name, "stream")
+    with connection.open() as client:
+        client.query("stream", name=name)
+        kept = _stored(client, name)
+        before = {limit: kept[column] for limit, column in KEPT.items() if column in kept}
+        done = client.change("stream.retain", stream=name, dry_run=dry_run, **{**before, **limits})
+    show_map(done, as_json=as_json)
+
+
+@stream.command("purge")
+@name_argument
+@dry_run_option
+@yes_option
+@connects
+@json_option
+def purge(name: str, *, dry_run: bool, yes: bool, connection: Connection, as_json: bool) -> None:
+    """Drop all messages of a stream. Its readers, cursors and retention stay, and its sequences go on."""
+    connection, name = connection.to(name, "stream")
+    confirm(f"Drop all messages of the stream {name}?", yes=yes, dry_run=dry_run)
+    make_change(connection, "stream.purge", as_json=as_json, stream=name, dry_run=dry_run)
+
+
+@stream.command("delete")
+@name_argument
+@dry_run_option
+@yes_option
+@connects
+@json_option
+def delete(name: str, *, dry_run: bool, yes: bool, connection: Connection, as_json: bool) -> None:
+    """Remove a stream that nobody reads, with its history, its cursors and its retention."""
+    connection, name = connection.to(name, "stream")
+    confirm(f"Remove the stream {name} with all that is in it?", yes=yes, dry_run=dry_run)
+    make_change(connection, "stream.delete", as_json=as_json, stream=name, dry_run=dry_run)
+
+
+@stream.command(
+    "explain", epilog=examples("malamute stream explain flights JFK.LAX.AA -H dep_delay=35 --failed")
+)
+@name_argument
+@click.argument("subject")
+@headers_option
+@click.option("--sender", default="", metavar="ADDRESS", help="Who would have published it.")
+@click.option("--failed", is_flag=True, help="Only the selectors that do not match.")
+@connects
+@json_option
+def explain(
+    name: str,
+    subject: str,
+    *,
+    headers: dict[str, Any],
+    sender: str,
+    failed: bool,
+    connection: Connection,
+    as_json: bool,
+) -> None:
+    """Tell which subscriptions of a stream would get a message, and of the others what failed first."""
+    connection, name = connection.to(name, "stream")
+    with connection.open() as client:
+        rows = client.query("explain", stream=name, subject=subject, headers=headers, sender=sender)
+    rows = [row for row in rows if not (failed and row["matched"])]
+    show_found(rows if as_json else list(map(criteria_words, rows)), "subscription", as_json=as_json)

@@ -1,0 +1,125 @@
+"""`malamute sub`: print the messages of a stream as they come."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from malamute.cli import completion
+from malamute.cli.exits import TIMED_OUT
+from malamute.cli.options import Connection, connects, examples
+from malamute.cli.pace import Pace
+from malamute.cli.printing import Render, as_line, prints_messages, show
+from malamute.cli.signals import until_stopped
+
+if TYPE_CHECKING:
+    from malamute.client.sync_consumers import Subscription
+
+CHUNK = 1000
+"""Messages printed at once, at most."""
+
+
+@click.command(
+    epilog=examples(
+        "malamute sub weather 'temp.*' 'wind.#'", "malamute sub weather --start first --json | jq .body"
+    )
+)
+@click.argument("stream", shell_complete=completion.names("streams"))
+@click.argument("patterns", nargs=-1, metavar="[PATTERN]...")
+@click.option(
+    "--family",
+    default="topic",
+    show_default=True,
+    metavar="NAME",
+    help="How patterns are read: topic, exact, prefix, topic-amqp.",
+)
+@click.option("--where", default="", metavar="EXPRESSION", help="A match expression on the headers.")
+@click.option(
+    "--start",
+    default="new",
+    show_default=True,
+    metavar="START",
+    help="new, first, last, last-per-subject, seq:N, time:2026-01-31T12:00, or since:1h.",
+)
+@click.option(
+    "--cursor", default="", metavar="NAME", help="Go on where NAME is, and move it behind what was printed."
+)
+@click.option(
+    "--speed",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="FACTOR",
+    help="Replay at the pace of publishing: 1 as it was, 2 twice as fast.",
+)
+@click.option("--count", "-n", type=click.IntRange(min=1), help="End after this many messages.")
+@click.option(
+    "--wait",
+    type=click.FloatRange(min=0),
+    metavar="SECONDS",
+    help="End when no message comes for so long; with --count, and fewer messages, that is exit code 3.",
+)
+@connects
+@prints_messages(as_line)
+def sub(
+    stream: str,
+    patterns: tuple[str, ...],
+    *,
+    family: str,
+    where: str,
+    start: str,
+    cursor: str,
+    speed: float | None,
+    count: int | None,
+    wait: float | None,
+    connection: Connection,
+    render: Render,
+) -> None:
+    """Subscribe to STREAM, and print each message whose subject meets any PATTERN; without one, all.
+
+    A line has the sequence, the subject, the body and the headers, with tabs between them. It ends with
+    SIGINT, SIGTERM, or when nobody reads its output. Messages that cannot be had any more, and what happens
+    to the connection, are told on standard error.
+    """
+    connection, stream = connection.to(stream, "stream")
+    with until_stopped(), connection.open() as client:
+        with client.subscribe(
+            stream, *patterns, family=family, where=where, start=start, cursor=cursor, credit=window(count)
+        ) as messages:
+            pace = Pace(speed) if speed else None
+            left = follow(messages, render, count=count, wait=wait, pace=pace, commit=bool(cursor))
+        if left:
+            raise click.exceptions.Exit(TIMED_OUT)
+
+
+def window(count: int | None) -> int:
+    """The credit for so many messages: no more than are wanted."""
+    from malamute.client.calls import CREDIT
+
+    return CREDIT if count is None else min(count, CREDIT)
+
+
+def follow(
+    messages: Subscription,
+    render: Render,
+    *,
+    count: int | None,
+    wait: float | None,
+    pace: Pace | None = None,
+    commit: bool = False,
+) -> int:
+    """Print messages as they come, and commit each chunk that was printed if that is wanted.
+
+    It ends after `count` messages, or when none comes for `wait` seconds. Returns how many of `count` did
+    not come.
+    """
+    left = count
+    while left is None or left > 0:
+        chunk = messages.take(CHUNK if left is None else min(left, CHUNK), timeout=wait)
+        if not chunk:
+            break
+        for part in ([message] for message in pace.paced(chunk)) if pace else (chunk,):
+            show(part, render)
+        if commit:
+            messages.commit(chunk[-1])
+        left = None if left is None else left - len(chunk)
+    return left or 0

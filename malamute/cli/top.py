@@ -1,0 +1,113 @@
+"""`malamute top`: watch a broker, live, with keys; or print what it would show, once or as JSON."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from malamute.cli.keyboard import keys, pressed
+from malamute.cli.options import Connection, connects, examples, json_option
+from malamute.cli.printing import printable, to_json
+from malamute.cli.screen import TOPICS, VIEWS, Look, Snapshot, arranged, picture, press, summary
+from malamute.cli.signals import until_stopped
+from malamute.cli.tables import show_rows
+from malamute.errors import TimedOut
+
+if TYPE_CHECKING:
+    from malamute.client.sync import Client
+
+PATIENCE = 1.0
+"""How long the screen waits for a broker that does not answer, in seconds."""
+
+
+@click.command(epilog=examples("malamute top", "malamute top --view queues --count 1", "malamute top --json"))
+@click.option(
+    "--interval",
+    type=click.FloatRange(min=0.1),
+    default=1.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="How often to look.",
+)
+@click.option("--count", "-n", type=click.IntRange(min=1), help="End after looking so many times.")
+@click.option("--view", type=click.Choice([*VIEWS]), default="streams", show_default=True, help="Begin with.")
+@connects
+@json_option
+def top(interval: float, *, count: int | None, view: str, connection: Connection, as_json: bool) -> None:
+    """Watch what a broker does: its streams, its queues and its clients, sorted as you like.
+
+    The keys stand at the foot of the screen. Without a terminal it prints all views once and ends, or
+    --count times; with --json what the broker told, one object a line.
+    """
+    look = Look(view=[*VIEWS].index(view))
+    with until_stopped(), connection.open() as client:
+        if as_json:
+            for now in _snapshots(client, interval, count):
+                click.echo(to_json(now._asdict()))
+        elif sys.stdin.isatty() and sys.stdout.isatty():
+            _watch(client, look, interval, count)
+        else:
+            _print(client, interval, count or 1)
+
+
+def take(client: Client, timeout: float | None = None) -> Snapshot:
+    """Ask a broker how it is. Raises `TimedOut`."""
+    return Snapshot(time.monotonic(), *(client.query(topic, timeout=timeout) for topic in TOPICS))
+
+
+def _snapshots(client: Client, interval: float, count: int | None) -> Iterator[Snapshot]:
+    taken = 0
+    while True:
+        yield take(client)
+        taken += 1
+        if taken == count:
+            return
+        time.sleep(interval)
+
+
+def _print(client: Client, interval: float, count: int) -> None:
+    before = None
+    for now in _snapshots(client, interval, count):
+        click.echo(summary(now, before))
+        for name, view in VIEWS.items():
+            show_rows(arranged(Look(), view(now, before)), as_json=False, title=f"\n{name}")
+        before = now
+
+
+def _watch(client: Client, look: Look, interval: float, count: int | None) -> None:
+    from rich.console import Console
+    from rich.live import Live
+
+    console = Console(highlight=False)
+    title = f"malamute top   {client.url}"
+    # What happens to the connection would be written across the screen: it is in the title instead.
+    client.on_event = lambda event: None
+    before, now, taken = None, take(client), 1
+    with keys() as keyboard, Live(console=console, screen=True, auto_refresh=False) as live:
+        due = time.monotonic() + interval
+        while True:
+            state = "" if client.connected else "   no connection"
+            shown = picture(look, now, before, title=printable(title) + state, lines=console.height)
+            live.update(shown, refresh=True)
+            for key in pressed(keyboard, due - time.monotonic()):
+                if (next_look := press(look, key)) is None:
+                    return
+                look = next_look
+            if time.monotonic() >= due:
+                due = time.monotonic() + interval
+                if not look.paused:
+                    if taken == count:
+                        return
+                    before, now, taken = _next(client, before, now, taken)
+
+
+def _next(client: Client, before: Any, now: Snapshot, taken: int) -> tuple[Any, Snapshot, int]:
+    try:
+        # Whoever presses a key meanwhile waits for this.
+        return now, take(client, timeout=PATIENCE), taken + 1
+    except TimedOut:
+        return before, now, taken

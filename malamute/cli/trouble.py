@@ -1,0 +1,29 @@
+"""How an error is told: on standard error, in words or as JSON, so that standard output has only results."""
+
+from __future__ import annotations
+
+import json
+
+import click
+
+from malamute.errors import MalamuteError
+
+JSON = "malamute.json"
+"""The key of `click.Context.meta` under which a command notes that JSON was asked for."""
+
+
+class BadInput(MalamuteError):
+    """Raised when a file or standard input is not what a command can use."""
+
+
+def tell(error: MalamuteError, *, as_json: bool) -> None:
+    """Write an error to standard error, for people or for programs."""
+    text = error.text or type(error).__name__
+    if as_json:
+        shown = {"error": {"code": error.code, "text": text, "hint": error.hint}}
+        click.echo(json.dumps(shown, ensure_ascii=False), err=True)
+        return
+    number = f" {error.code}" if error.code else ""
+    click.echo(f"error{number}: {text}", err=True)
+    if error.hint:
+        click.echo(f"hint: {error.hint}", err=True)

@@ -1,0 +1,163 @@
+"""`malamute stream view`: page through what a stream holds, and end there."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from malamute.cli import completion
+from malamute.cli.keyboard import LEAVING, keys, pressed
+from malamute.cli.options import Connection, connects, examples
+from malamute.cli.printing import Render, excerpt, prints_messages, show
+from malamute.cli.signals import until_stopped
+from malamute.cli.subscribe import window
+from malamute.cli.tables import show_rows
+
+if TYPE_CHECKING:
+    from malamute.client.message import Message
+    from malamute.client.sync import Client
+    from malamute.client.sync_consumers import Subscription
+
+CHUNK = 1000
+"""Messages that are read at once where nobody turns pages."""
+
+HEADING_LINES = 6
+"""Lines of a terminal that are not for messages: the title of the table, and the question."""
+
+
+@click.command(
+    "view",
+    epilog=examples(
+        "malamute stream view weather --since 1h",
+        "malamute stream view weather 'temp.*' --where 'unit = \"C\"' --json | jq .body",
+    ),
+)
+@click.argument("name", shell_complete=completion.names("streams"))
+@click.argument("patterns", nargs=-1, metavar="[PATTERN]...")
+@click.option(
+    "--family",
+    default="topic",
+    show_default=True,
+    metavar="NAME",
+    help="How patterns are read: topic, exact, prefix, topic-amqp.",
+)
+@click.option("--where", default="", metavar="EXPRESSION", help="A match expression on the headers.")
+@click.option(
+    "--since", metavar="AGE|TIME", help="Begin so long ago, as 1h; or at a time, as 2026-01-31T12:00."
+)
+@click.option(
+    "--start", metavar="START", help="Begin at first (without --since), last, seq:N, time:T, since:1h."
+)
+@click.option("--limit", "-n", type=click.IntRange(min=1), help="End after this many messages.")
+@click.option(
+    "--page", type=click.IntRange(min=1), help="Messages on a page of a terminal; what fits unless given."
+)
+@connects
+@prints_messages(None)
+def view(
+    name: str,
+    patterns: tuple[str, ...],
+    *,
+    family: str,
+    where: str,
+    since: str | None,
+    start: str | None,
+    limit: int | None,
+    page: int | None,
+    connection: Connection,
+    render: Render | None,
+) -> None:
+    """Show the messages that a stream holds, from the oldest on, and end at the newest.
+
+    On a terminal it stops after each page: Enter or the space bar shows the next one, q ends. Elsewhere it
+    goes on to the end. Without --json, --raw, --body and --format it is a table with the beginning of bodies.
+    """
+    if since and start:
+        raise click.UsageError("one of --since and --start at a time")
+    connection, name = connection.to(name, "stream")
+    turning = sys.stdin.isatty() and sys.stdout.isatty()
+    size = page or (max(shutil.get_terminal_size().lines - HEADING_LINES, 1) if turning else CHUNK)
+    with until_stopped(), connection.open() as client:
+        selection = {"family": family, "where": where, "start": _start(since) if since else start or "first"}
+        shown = 0
+        for messages in pages(client, name, patterns, selection, size, limit):
+            if shown and turning and not _wants_more():
+                break
+            if render is None:
+                show_rows(list(map(_row, messages)), as_json=False)
+            else:
+                show(messages, render)
+            shown += len(messages)
+        if not shown:
+            click.echo("no messages", err=True)
+
+
+def pages(
+    client: Client,
+    name: str,
+    patterns: tuple[str, ...],
+    selection: dict[str, Any],
+    size: int,
+    limit: int | None,
+) -> Iterator[list[Message]]:
+    """Lists of `size` messages that a stream holds now, the last one shorter; `limit` in all."""
+    from malamute.client.events import Switched
+
+    head = client.query("stream", name=name)["last"]
+    left = limit or head
+    source: Subscription | None = None
+    live, told = False, client.on_event
+
+    def listen(event: Any) -> None:
+        # Live means that what the stream held has come: it waits here, or is taken already.
+        nonlocal live
+        if isinstance(event, Switched) and event.state == "live":
+            live = True
+            if source is not None:
+                source.cancel()
+        told(event)
+
+    client.on_event = listen
+    with client.subscribe(name, *patterns, credit=window(size), **selection) as messages:
+        source = messages
+        if live:
+            messages.cancel()
+        wait: float | None = 0.0  # at first: where nothing is to come, nothing tells of it
+        part: list[Message] = []
+        while left:
+            taken = messages.take(min(size - len(part), left), timeout=wait)
+            if not taken and (wait is None or (messages.last or 0) >= head):
+                break
+            wait = None
+            part += [message for message in taken if message.sequence <= head]
+            left -= len(taken)
+            if taken and taken[-1].sequence >= head:
+                break
+            if len(part) == size:
+                yield part
+                part = []
+        if part:
+            yield part
+
+
+def _start(since: str) -> str:
+    """The start that --since means: an age, or a time where it begins with a year."""
+    return f"time:{since}" if since[4:5] == "-" else f"since:{since}"
+
+
+def _wants_more() -> bool:
+    """Ask for the next page, with one key."""
+    click.echo("-- more: Enter, or q to end --", nl=False, err=True)
+    with keys() as keyboard:
+        key, *_ = pressed(keyboard, None)
+    click.echo("\r\x1b[K", nl=False, err=True)
+    return key not in LEAVING
+
+
+def _row(message: Message) -> dict[str, Any]:
+    fields = {name: getattr(message, name) for name in ("sequence", "time", "sender", "subject")}
+    return {**fields, **excerpt(message.headers, message.body)}

@@ -1,0 +1,99 @@
+"""Handlers on an event loop: a task for each call that may be under way at a time, and one that reports.
+
+There is no task for a message: the tasks of a handler take one after the other from its consumer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from time import monotonic
+from typing import Any
+
+from malamute.client.handling import Registration, settle
+from malamute.client.message import Mail
+
+
+class _Post:
+    """One handler at work: its consumer, and a task for each call that may be under way."""
+
+    def __init__(self, registration: Registration, consumer: Any) -> None:
+        self._registration = registration
+        self._consumer = consumer
+        self._held: dict[Mail, float] = {}
+        self._busy: set[asyncio.Task[Any] | None] = set()
+        self._stopping = False
+        self.workers = [asyncio.create_task(self._work()) for _ in range(registration.concurrency)]
+        self._reporter = asyncio.create_task(self._report())
+
+    async def _work(self) -> None:
+        async for message in self._consumer:
+            task = asyncio.current_task()
+            self._busy.add(task)
+            try:
+                await self._handle(message)
+            finally:
+                self._busy.discard(task)
+            if self._stopping:
+                return
+
+    async def _handle(self, message: Any) -> None:
+        if isinstance(message, Mail):
+            self._held[message] = monotonic()
+        result, error = None, None
+        try:
+            result = await self._registration.handler(message)
+        except Exception as failure:
+            error = failure
+        finally:
+            self._held.pop(message, None)
+        await settle(self._consumer, message, result, error, self._registration.on_error)
+
+    async def _report(self) -> None:
+        every = self._registration.report_seconds
+        while True:
+            await asyncio.sleep(every)
+            due = monotonic() - every / 2
+            for message, begun in self._held.items():
+                if begun <= due:
+                    message.in_progress()
+
+    def stop(self) -> None:
+        """Take no more messages; those who are at work go on."""
+        self._stopping = True
+        for worker in self.workers:
+            if worker not in self._busy:
+                worker.cancel()
+
+    async def close(self) -> None:
+        """End it at once. What a handler still had goes back to the queue."""
+        tasks = [*self.workers, self._reporter]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._consumer.cancel()
+
+
+async def serve(registrations: Sequence[Registration], stopped: asyncio.Event) -> None:
+    """Serve until `stopped`, and until what is at work then is done.
+
+    Raises what a handler of a stream raised, and what ended the session.
+    """
+    posts: list[_Post] = []
+    stop = asyncio.create_task(stopped.wait())
+    try:
+        for registration in registrations:
+            posts.append(_Post(registration, await registration.open()))
+        workers = [worker for post in posts for worker in post.workers]
+        await asyncio.wait({stop, *workers}, return_when=asyncio.FIRST_COMPLETED)
+        for post in posts:
+            post.stop()
+        if workers:
+            await asyncio.wait(workers)
+        for worker in workers:
+            if not worker.cancelled():
+                worker.result()
+    finally:
+        stop.cancel()
+        for post in posts:
+            await post.close()

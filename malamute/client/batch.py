@@ -1,0 +1,153 @@
+"""Messages on their way into a command: packed one by one as they come, shipped as columns.
+
+Packing is the hottest path of a publisher, so a message costs one call of the packer, its checks, and two
+appends. What can be refused is refused here, where the message is known: the broker refuses whole batches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import chain, repeat
+from typing import Any, cast
+
+from malamute.errors import InvalidValue, TooLarge
+from malamute.protocol.batch import Body, Frame, Headers, pack
+from malamute.protocol.limits import BATCH_MESSAGES_MAX, SUBJECT_BYTES_MAX
+
+BATCH_BYTES = 64 * 1024
+"""A batch is shipped when its records have this many bytes."""
+
+_HEADER_TYPES = frozenset({str, int, float, bool, type(None)})
+_SUBJECT_SAFE = SUBJECT_BYTES_MAX // 4
+_BYTES = frozenset({bytes})
+_TEXT = frozenset({str})
+
+_ASSURANCES = {"none": False, "stored": True}
+
+
+def is_stored(assurance: str) -> bool:
+    """Whether this assurance asks for a confirmation. Raises `InvalidValue` for one that there is not."""
+    try:
+        return _ASSURANCES[assurance]
+    except KeyError:
+        known = " or ".join(_ASSURANCES)
+        raise InvalidValue(f"the assurance is {known}, not {assurance!r}") from None
+
+
+def record_of(headers: Headers | None, body: Body) -> bytes:
+    """Pack headers and body. Raises `InvalidValue` for what cannot be a header or a body."""
+    if headers:
+        for name, value in headers.items():
+            if type(value) not in _HEADER_TYPES or type(name) is not str:
+                raise _bad_header(name, value)
+    try:
+        record: bytes
+        if type(body) is bytes:
+            record = pack((headers or None, body))
+        else:
+            record = pack((dict(headers) if headers else None, *_frames(body)))
+    except (TypeError, ValueError, OverflowError) as error:
+        raise InvalidValue(f"headers or body that cannot be packed: {error}") from error
+    return record
+
+
+def _bad_header(name: object, value: object) -> InvalidValue:
+    return InvalidValue(f"a header is text with a str, int, float, bool or None, not {name!r}: {value!r}")
+
+
+def _frames(body: Any) -> list[bytes]:
+    if isinstance(body, bytes | bytearray | memoryview):
+        return [bytes(body)]
+    if isinstance(body, str):
+        raise InvalidValue("a body is bytes; encode text first")
+    frames = list(body)
+    if not all(isinstance(frame, bytes | bytearray | memoryview) for frame in frames):
+        raise InvalidValue("a body is bytes, or a sequence of bytes")
+    return [bytes(frame) for frame in frames]
+
+
+def check_subject(subject: str) -> None:
+    """Raise `InvalidValue` or `TooLarge` unless this can be a subject."""
+    if type(subject) is not str:
+        raise InvalidValue(f"a subject is text, not {subject!r}")
+    if len(subject) > _SUBJECT_SAFE and len(subject.encode()) > SUBJECT_BYTES_MAX:
+        raise TooLarge(f"a subject of more than {SUBJECT_BYTES_MAX} bytes: {subject[:40]!r}…")
+
+
+def records_of(headers_list: Sequence[Headers | None] | None, bodies: Sequence[Body]) -> list[bytes]:
+    """Pack many at once; `headers_list` is None when there are no headers. Raises `InvalidValue`."""
+    if not _BYTES.issuperset(map(type, bodies)) or not _plain(headers_list or ()):
+        return [*map(record_of, headers_list or repeat(None), bodies)]
+    try:
+        return [*map(pack, zip(headers_list or repeat(None), bodies, strict=False))]
+    except (TypeError, ValueError, OverflowError) as error:
+        raise InvalidValue(f"headers or body that cannot be packed: {error}") from error
+
+
+def _plain(headers_list: Sequence[Headers | None]) -> bool:
+    # Three passes in C over what is nearly always right; the slow way finds out what is wrong.
+    if not {dict}.issuperset(map(type, headers_list)):
+        return False
+    maps = cast("Sequence[dict[str, Any]]", headers_list)
+    values, names = chain.from_iterable(map(dict.values, maps)), chain.from_iterable(maps)
+    return _HEADER_TYPES.issuperset(map(type, values)) and _TEXT.issuperset(map(type, names))
+
+
+def check_subjects(subjects: Iterable[str]) -> None:
+    """Raise `InvalidValue` or `TooLarge` unless these can be subjects."""
+    for subject in subjects:
+        check_subject(subject)
+
+
+class Batch:
+    """Messages that are not shipped yet."""
+
+    __slots__ = ("full", "last", "most", "records", "size_bytes", "subjects")
+
+    def __init__(self, most: int) -> None:
+        if not 1 <= most <= BATCH_MESSAGES_MAX:
+            raise InvalidValue(f"a batch has 1 to {BATCH_MESSAGES_MAX} messages, not {most}")
+        self.most = most
+        self.subjects: list[str] = []
+        self.records: list[Frame] = []
+        self.size_bytes = 0
+        self.full = False
+        """Whether it is to be shipped."""
+        self.last = most == 1
+        """Whether one more message makes it full, if not more than that."""
+
+    def add(self, subject: str, body: Body, headers: Headers | None) -> int:
+        """Add a message and tell its place. Raises `InvalidValue` or `TooLarge`, and adds nothing then."""
+        if type(subject) is not str or len(subject) > _SUBJECT_SAFE:
+            check_subject(subject)
+        record = record_of(headers, body)
+        records = self.records
+        place = len(records)
+        self.subjects.append(subject)
+        records.append(record)
+        self.size_bytes += len(record)
+        if place + 2 >= self.most or self.size_bytes >= BATCH_BYTES:
+            self.last = True
+            self.full = self.size_bytes >= BATCH_BYTES or place + 1 >= self.most
+        return place
+
+    def take(self) -> tuple[list[str], list[Frame]]:
+        """Its subjects and records, and begin anew."""
+        taken = self.subjects, self.records
+        self.subjects, self.records, self.size_bytes = [], [], 0
+        self.full, self.last = False, self.most == 1
+        return taken
+
+
+def split_evenly(
+    subjects: Sequence[str], records: Sequence[Frame], most: int
+) -> Iterable[tuple[Sequence[str], Sequence[Frame]]]:
+    """Cut long columns where a batch of these messages would be full."""
+    start = size_bytes = 0
+    for place, record in enumerate(records):
+        size_bytes += len(record)
+        if size_bytes >= BATCH_BYTES or place + 1 - start >= most:
+            yield subjects[start : place + 1], records[start : place + 1]
+            start, size_bytes = place + 1, 0
+    if start < len(records):
+        yield subjects[start:], records[start:]

@@ -1,0 +1,342 @@
+"""Where messages are taken from: subscriptions, the mailbox, replies, and requests. What both edges share.
+
+All of them hand out messages from a filled buffer; the connection is asked only when the buffer is empty.
+Nothing that was taken out of a buffer is ever held over a wait, so a wait that fails or is cancelled loses no
+message: it is still there for the next call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import islice
+from time import monotonic
+
+from malamute.client.batch import is_stored, record_of
+from malamute.client.driver import Driver
+from malamute.client.message import Asked, Mail, Message
+from malamute.client.outbox import Command
+from malamute.client.session import Exchange
+from malamute.client.sources import Item, QueueSource, StreamSource
+from malamute.errors import Closed, InvalidValue, MalamuteError, TimedOut
+from malamute.protocol.batch import Body, Columns, Headers
+
+ACKS_MAX = 100
+"""Acknowledgements that wait to be sent, at most."""
+
+ACK_DELAY = 0.1
+"""Seconds that an acknowledgement waits at most while its consumer goes on taking messages."""
+
+
+class Feed:
+    """The messages of a stream that meet the criteria, in order."""
+
+    def __init__(self, driver: Driver, source: StreamSource) -> None:
+        self._driver = driver
+        self._source = source
+        self._ready: Iterator[Message] = iter(())
+        self._fills = 0
+        self._handled = 0
+
+    @property
+    def stream(self) -> str:
+        """The stream's name."""
+        return self._source.stream
+
+    @property
+    def first(self) -> int:
+        """The first sequence that could come, where the subscription began."""
+        assert self._source.first is not None, "the broker tells it before the subscription is handed out"
+        return self._source.first
+
+    @property
+    def last(self) -> int | None:
+        """The last sequence that has come, or was told to be missing; None before the first is known."""
+        return self._source.last
+
+    @property
+    def gaps(self) -> int:
+        """How many times messages were told to be missing. `Client.on_event` has each with its range."""
+        return self._source.gaps
+
+    async def _fill(self, timeout: float | None) -> bool:
+        """Have something in `_ready`, waiting for it if need be. False at the end of the subscription."""
+        driver, source, fills = self._driver, self._source, self._fills
+        self._consume()
+        if source.waiting:
+            await driver.pause()
+        else:
+            await driver.wait(
+                lambda: source.waiting or source.ended or self._fills != fills,
+                timeout,
+                f"no message of {source.stream!r}",
+            )
+        # Another task may have filled it meanwhile.
+        return self._fills != fills or self._refill()
+
+    def _consume(self) -> None:
+        # What was handed out is consumed when more is asked for.
+        driver, source = self._driver, self._source
+        driver.check_owner()
+        source.consume()
+        driver.session.refill(source)
+        driver.send()
+
+    def _refill(self) -> bool:
+        source = self._source
+        if not source.waiting:
+            if source.error is not None:
+                raise source.error
+            return False
+        self._ready = source.take()
+        self._fills += 1
+        return True
+
+    async def _receive(self, timeout: float | None) -> Message:
+        while True:
+            for message in self._ready:
+                return message
+            if not await self._fill(timeout):
+                raise Closed("the subscription is cancelled, and nothing is left of it")
+
+    async def _take(self, most: int, timeout: float | None) -> list[Message]:
+        messages = [*islice(self._ready, most)]
+        while not messages and most > 0:
+            try:
+                if not await self._fill(timeout):
+                    return messages
+            except TimedOut:
+                return messages
+            messages = [*islice(self._ready, most)]
+        while len(messages) < most and self._source.waiting:
+            self._consume()
+            self._refill()
+            messages += islice(self._ready, most - len(messages))
+        return messages
+
+    async def _columns(self, timeout: float | None, enough: Callable[[], object]) -> Columns | None:
+        driver, source = self._driver, self._source
+        self._consume()
+        if not source.waiting:
+            what = f"no message of {source.stream!r}"
+            await driver.wait(lambda: source.waiting or source.ended or enough(), timeout, what)
+        if not source.waiting:
+            if source.error is not None:
+                raise source.error
+            return None
+        return source.take_columns()
+
+    def handled(self, message: Message) -> None:
+        """A handler is done with this message: the cursor is to move behind it, when somebody waits."""
+        if self._source.cursor:
+            self._handled = message.sequence
+            self._driver.before_wait[self] = self._commit_handled
+
+    def _commit_handled(self) -> None:
+        session = self._driver.session
+        if session.error is None and session.room(numbered=True):
+            del self._driver.before_wait[self]
+            session.commit(self.stream, self._source.cursor, self._handled, Command())
+
+    async def _commit(self, message: Message | int, timeout: float | None) -> None:
+        if not self._source.cursor:
+            raise InvalidValue("this subscription has no cursor: subscribe with cursor=NAME")
+        sequence = message if isinstance(message, int) else message.sequence
+        driver = self._driver
+        await driver.make_room(numbered=True, timeout=timeout)
+        command = Command()
+        driver.session.commit(self.stream, self._source.cursor, sequence, command)
+        await driver.ship()
+        await driver.wait_for_broker(lambda: command.done, timeout, "the position was not confirmed")
+        if command.error is not None:
+            raise command.error
+
+    def cancel(self) -> None:
+        """End the subscription. What has come already can still be taken."""
+        _cancel(self._driver, self._source)
+
+    def __repr__(self) -> str:
+        state = "cancelled" if self._source.ended else "open"
+        return f"<Subscription {self._source.stream!r} {state}, last {self._source.last}>"
+
+
+def _cancel(driver: Driver, source: StreamSource | QueueSource) -> None:
+    driver.check_owner()
+    if not source.ended and driver.session.error is None:
+        driver.session.cancel(source)
+        driver.send()
+        driver.changed()
+
+
+class Queued:
+    """What the mailbox and the offers to work share: single messages, each to be finished."""
+
+    def __init__(self, driver: Driver, source: QueueSource) -> None:
+        self._driver = driver
+        self._source = source
+        self._acknowledged_at = 0.0
+
+    @property
+    def waiting(self) -> int:
+        """How many have come and were not taken yet."""
+        return len(self._source.waiting)
+
+    # To be called by the messages themselves.
+
+    def finish(self, message: Mail, reason: str | None = None) -> None:
+        """Acknowledge one message, or reject it with a reason."""
+        driver, source = self._driver, self._source
+        driver.check_owner()
+        source.finish(message.sequence, reason=reason)
+        driver.session.refill(source)
+        now = monotonic()
+        if not source.waiting or source.acks >= ACKS_MAX or now - self._acknowledged_at >= ACK_DELAY:
+            self._acknowledged_at = now
+            driver.session.acknowledge(source)
+        else:
+            driver.within(ACK_DELAY)
+        driver.send()
+
+    def give_back(self, message: Mail, delay: int) -> None:
+        """Give one message back, for a while in milliseconds, or as long as the broker says for -1."""
+        self._driver.check_owner()
+        self._driver.session.give_back(self._source, message.sequence, delay)
+        self._driver.send()
+
+    def release(self, message: Mail) -> None:
+        """Give one message back untouched."""
+        self._driver.check_owner()
+        self._driver.session.release(self._source, message.sequence)
+        self._driver.send()
+
+    def report(self, message: Mail) -> None:
+        """Report that one message is still worked on."""
+        self._driver.check_owner()
+        self._driver.session.report(self._source, [message.sequence])
+        self._driver.send()
+
+    async def _next(self, timeout: float | None, what: str) -> Item | None:
+        """The next message, which is held from now on; None when the queue has ended."""
+        driver, source = self._driver, self._source
+        driver.check_owner()
+        if not source.waiting:
+            await driver.wait(lambda: source.waiting or source.ended or source.draining, timeout, what)
+        if source.waiting and not source.draining:
+            return source.hand_out()
+        if source.error is not None:
+            raise source.error
+        return None
+
+
+class Letters(Queued):
+    """The mail of the client's address, in order.
+
+    With `auto_ack` a message is acknowledged when the next one is asked for.
+    """
+
+    def __init__(self, driver: Driver, source: QueueSource, *, auto_ack: bool) -> None:
+        super().__init__(driver, source)
+        self.auto_ack = auto_ack
+        self._current: Mail | None = None
+
+    async def _receive(self, timeout: float | None) -> Mail:
+        self.acknowledge()
+        item = await self._next(timeout, "no mail")
+        if item is None:
+            raise Closed("the mailbox is closed")
+        mail = Mail(*item, self)
+        if self.auto_ack:
+            self._current = mail
+        return mail
+
+    def acknowledge(self) -> None:
+        """With `auto_ack`: acknowledge what was handed out last, now."""
+        current, self._current = self._current, None
+        if current is not None:
+            current.ack()
+
+    def leave(self) -> None:
+        """With `auto_ack`: leave what was handed out last unacknowledged; it will be delivered again."""
+        self._current = None
+
+    def cancel(self) -> None:
+        """At the end of a block: acknowledge what was handed out last."""
+        if self._driver.session.error is None:
+            self.acknowledge()
+
+    def _leave(self, *, failed: bool) -> None:
+        if failed:
+            self.leave()
+        else:
+            self.cancel()
+
+
+class Duty(Queued):
+    """Requests to a service, each to be answered."""
+
+    async def _answer(
+        self, request: Asked, body: Body, headers: Headers | None, *, final: bool, assurance: str
+    ) -> Command:
+        command, stored = Command(), is_stored(assurance)
+        record = record_of(headers, body)
+        request.check_open()
+        driver = self._driver
+        await driver.make_room(numbered=stored)
+        request.check_open()
+        driver.session.reply(self._source, request.sequence, record, command if stored else None, final=final)
+        if final:
+            request.completed()
+        if not stored:
+            command.settle()
+        await driver.ship()
+        return command
+
+    async def _wait(self, command: Command, timeout: float | None) -> None:
+        await self._driver.wait(lambda: command.done, timeout, "waiting for a confirmation")
+
+    def cancel(self) -> None:
+        """Work no more: requests that are not finished go back to the queue."""
+        _cancel(self._driver, self._source)
+
+
+class Answers:
+    """The replies to one request, as they come. The time counts from the request on."""
+
+    def __init__(self, driver: Driver, exchange: Exchange, timeout: float) -> None:
+        self._driver = driver
+        self._exchange = exchange
+        self._timeout = timeout
+        self._deadline = monotonic() + timeout
+        self._ended = False
+
+    async def _next(self) -> Mail | None:
+        """The next reply; None after the final one."""
+        exchange, driver = self._exchange, self._driver
+        driver.check_owner()
+        if self._ended:
+            return None
+        try:
+            if not exchange.waiting:
+                await driver.wait(self._is_due, max(0.0, self._deadline - monotonic()), "no final reply")
+            if self._ended:
+                return None
+            if not exchange.waiting and exchange.command.error is not None:
+                raise exchange.command.error
+        except MalamuteError as error:
+            self.cancel()
+            if isinstance(error, TimedOut):
+                raise TimedOut(f"no final reply within {self._timeout} s") from None
+            raise
+        reply = Mail(*driver.session.take_reply(exchange), None)
+        if reply.final:
+            self.cancel()
+        return reply
+
+    def _is_due(self) -> bool:
+        return bool(self._exchange.waiting) or self._exchange.command.error is not None or self._ended
+
+    def cancel(self) -> None:
+        """Wait for no more replies: what still comes is dropped."""
+        self._driver.check_owner()
+        self._ended = True
+        self._driver.session.forget(self._exchange)
+        self._driver.changed()

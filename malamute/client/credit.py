@@ -1,0 +1,90 @@
+"""Credit: how many messages a source may still send, in messages and in bytes.
+
+A window has a size. At every moment `open` (granted, not yet arrived) and `held` (arrived, not yet consumed)
+together are at most that size, so the memory of a slow consumer is bounded by what it chose. When half of the
+window has been consumed, one grant gives that half back; never one command for each message.
+
+The broker stops after the message that uses up the bytes, so the open bytes may fall below zero by one
+message. That debt is kept, and the next grant is smaller by it.
+"""
+
+from __future__ import annotations
+
+from malamute.protocol.messages import UNLIMITED
+
+
+class Window:
+    """The credit of one source. -1 is without limit."""
+
+    __slots__ = ("_held", "_held_bytes", "_open", "_open_bytes", "bytes", "messages")
+
+    def __init__(self, messages: int, size_bytes: int) -> None:
+        self.messages = messages
+        self.bytes = size_bytes
+        self._open = self._open_bytes = 0
+        self._held = self._held_bytes = 0
+
+    def grant(self) -> tuple[int, int]:
+        """What to grant to a source that has nothing: the window, less what is held from before."""
+        self._open = _less(self.messages, self._held)
+        self._open_bytes = _less(self.bytes, self._held_bytes)
+        return self._open, self._open_bytes
+
+    @property
+    def spent(self) -> bool:
+        """Whether nothing of it is open: the source may send no more."""
+        limits = ((self.messages, self._open), (self.bytes, self._open_bytes))
+        return any(size != UNLIMITED and left <= 0 for size, left in limits)
+
+    def arrived(self, messages: int, size_bytes: int) -> None:
+        """Count what a delivery used."""
+        self._open -= messages
+        self._open_bytes -= size_bytes
+        self._held += messages
+        self._held_bytes += size_bytes
+
+    def consumed(self, messages: int, size_bytes: int) -> None:
+        """Count what is not held any more."""
+        self._held -= messages
+        self._held_bytes -= size_bytes
+
+    def forget(self) -> None:
+        """Count nothing as held: what was held goes back to the broker."""
+        self._held = self._held_bytes = 0
+
+    def resize(self, messages: int, size_bytes: int) -> tuple[int, int]:
+        """Change the size, and tell what to grant at once. A window without limit stays so."""
+        grant = _growth(self.messages, messages), _growth(self.bytes, size_bytes)
+        if self.messages != UNLIMITED:
+            self.messages = messages
+        if self.bytes != UNLIMITED:
+            self.bytes = size_bytes
+        self._open += max(0, grant[0])
+        self._open_bytes += max(0, grant[1])
+        return grant
+
+    def refill(self) -> tuple[int, int] | None:
+        """The messages and bytes to grant now; None while less than half a window is due."""
+        messages = _due(self.messages, self._open + self._held)
+        size_bytes = _due(self.bytes, self._open_bytes + self._held_bytes)
+        if messages * 2 < self.messages and size_bytes * 2 < self.bytes:
+            return None
+        if not messages and not size_bytes:
+            return None
+        self._open += messages
+        self._open_bytes += size_bytes
+        return messages, size_bytes
+
+
+def _less(size: int, held: int) -> int:
+    return UNLIMITED if size == UNLIMITED else max(0, size - held)
+
+
+def _due(size: int, used: int) -> int:
+    return 0 if size == UNLIMITED else max(0, size - used)
+
+
+def _growth(old: int, new: int) -> int:
+    if UNLIMITED in (old, new):
+        return 0 if old == UNLIMITED else UNLIMITED
+    return max(0, new - old)

@@ -1,0 +1,91 @@
+"""What a session tells its user besides messages: small values, handed to `client.on_event`.
+
+Without a handler of the user's own, `log_event` writes them to the standard logger `malamute`.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import NamedTuple
+
+from malamute.errors import MalamuteError
+
+_logger = logging.getLogger("malamute")
+
+
+class Connected(NamedTuple):
+    """The session is open. `resumed` tells that the broker still knew it from an earlier connection."""
+
+    broker: str
+    resumed: bool
+
+
+class Lost(NamedTuple):
+    """The connection broke, or the session has to be opened anew. It mends by itself."""
+
+    reason: str
+
+
+class Gap(NamedTuple):
+    """The messages of a stream from `first` to `last` cannot be had by one subscription, and why."""
+
+    stream: str
+    first: int
+    last: int
+    reason: str
+
+
+class Switched(NamedTuple):
+    """A subscription is now `live` or in `replay`, from this sequence on."""
+
+    stream: str
+    state: str
+    sequence: int
+
+
+class Slow(NamedTuple):
+    """A subscription fell behind: it was live, and `waiting` messages are here that nobody takes."""
+
+    stream: str
+    waiting: int
+
+
+class Recalled(NamedTuple):
+    """The broker took mail or requests back that are not finished, and why.
+
+    `queue` is the service, or the address of the mailbox. With the reason `timeout` they come again, to
+    whoever is next; with `expired`, `withdrawn` and `purged` they are over.
+    """
+
+    queue: str
+    sequences: tuple[int, ...]
+    reason: str
+
+
+class Refusal(NamedTuple):
+    """The broker refused something that nobody waits for, such as an unconfirmed publish."""
+
+    error: MalamuteError
+
+
+Event = Connected | Lost | Gap | Switched | Slow | Recalled | Refusal
+
+_LEVELS: dict[type, int] = {
+    Connected: logging.INFO,
+    Lost: logging.WARNING,
+    Gap: logging.WARNING,
+    Switched: logging.INFO,
+    Slow: logging.INFO,
+    Recalled: logging.WARNING,
+    Refusal: logging.WARNING,
+}
+
+
+def log_event(event: Event) -> None:
+    """Write an event to the logger `malamute`: warnings for what went wrong, information for the rest.
+
+    The record has the fields of the event as attributes of its own, besides its words, so that a formatter
+    for programs, such as `structlog.stdlib.ProcessorFormatter` behind `ExtraAdder`, shows them one by one.
+    """
+    fields = {name: str(value) if name == "error" else value for name, value in event._asdict().items()}
+    _logger.log(_LEVELS[type(event)], "%s", event, extra={"event_type": type(event).__name__, **fields})

@@ -1,0 +1,133 @@
+"""The socket: one DEALER for one connection, and the monitor that tells when it stands and when it broke.
+
+libzmq makes the connection and keeps heartbeats going in its own thread, so a program that is busy with a
+message stays connected. It does not reconnect: every attempt is a link of its own, to the URL whose turn it
+is, and nothing of an older connection can turn up on it. `IMMEDIATE` keeps frames out of a connection that
+does not stand yet, where they would overtake HELLO.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from struct import Struct
+
+import zmq
+
+from malamute.errors import InvalidValue
+from malamute.protocol.batch import Frame
+from malamute.protocol.limits import RECORD_LARGE_BYTES
+
+HEARTBEAT_MS = 1000
+HEARTBEAT_TIMEOUT_MS = 3000
+WAIT_MAX_MS = 500
+"""How long one poll may take. Python handles a signal that comes right before a poll only after it."""
+RECEIVE_COMMANDS = 200
+"""Commands taken from the socket in one go, so that sending and events get their turn."""
+
+_OPTIONS = {
+    zmq.LINGER: 0,
+    zmq.IMMEDIATE: 1,
+    zmq.RCVHWM: 10_000,
+    zmq.HEARTBEAT_IVL: HEARTBEAT_MS,
+    zmq.HEARTBEAT_TIMEOUT: HEARTBEAT_TIMEOUT_MS,
+    zmq.HEARTBEAT_TTL: HEARTBEAT_TIMEOUT_MS,
+    zmq.RECONNECT_IVL: -1,
+}
+_EVENT = Struct("=H")
+_UP = zmq.Event.HANDSHAKE_SUCCEEDED
+_DOWN = (
+    zmq.Event.DISCONNECTED
+    | zmq.Event.CLOSED
+    | zmq.Event.HANDSHAKE_FAILED_NO_DETAIL
+    | zmq.Event.HANDSHAKE_FAILED_PROTOCOL
+    | zmq.Event.HANDSHAKE_FAILED_AUTH
+)
+
+
+class Link:
+    """One connection to a broker, or the attempt. Raises `InvalidValue` for an address that is none."""
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], url: str, identity: bytes) -> None:
+        self.socket = context.socket(zmq.DEALER)
+        for option, value in _OPTIONS.items():
+            self.socket.set(option, value)
+        self.socket.set(zmq.ROUTING_ID, identity)
+        self._monitor = self.socket.get_monitor_socket(_UP | _DOWN)
+        self._monitor.linger = 0
+        self._reading, self._writing = zmq.Poller(), zmq.Poller()
+        for poller, events in ((self._reading, zmq.POLLIN), (self._writing, zmq.POLLIN | zmq.POLLOUT)):
+            poller.register(self.socket, events)
+            poller.register(self._monitor, zmq.POLLIN)
+        try:
+            self.socket.connect(url)
+        except zmq.ZMQError as error:
+            self.close()
+            raise InvalidValue(f"not an address to connect to: {url!r} ({error})") from error
+
+    @property
+    def files(self) -> tuple[int, int]:
+        """What to watch to learn that something may have come. See `pending`."""
+        return int(self.socket.get(zmq.FD)), int(self._monitor.get(zmq.FD))
+
+    @property
+    def pending(self) -> bool:
+        """Whether there is something to take.
+
+        The files are edge-triggered: they become readable when something changes, and any look at the
+        socket, even sending, may take that sign away. So whoever watches them has to ask here afterwards.
+        """
+        return any(int(socket.get(zmq.EVENTS)) & zmq.POLLIN for socket in (self.socket, self._monitor))
+
+    def changes(self) -> Iterator[bool]:
+        """What happened to the connection: True where it was made, False where it broke or failed."""
+        while self._monitor.poll(0):
+            # pyzmq can read this too, but would import asyncio for it: the number of the event comes first.
+            yield _EVENT.unpack_from(self._monitor.recv_multipart()[0])[0] == _UP
+
+    def receive(self) -> Iterator[list[bytes]]:
+        """The commands that are there, without waiting."""
+        receive = self.socket.recv_multipart
+        try:
+            for _ in range(RECEIVE_COMMANDS):
+                yield receive(zmq.NOBLOCK)
+        except zmq.Again:
+            pass
+
+    def send(self, frames: Sequence[Frame]) -> bool:
+        """Send a command without waiting. False if the connection takes none now."""
+        try:
+            last = len(frames) - 1
+            for place, frame in enumerate(frames):
+                flags = zmq.NOBLOCK if place == last else zmq.NOBLOCK | zmq.SNDMORE
+                self.socket.send(frame, flags, copy=len(frame) < RECORD_LARGE_BYTES)
+        except zmq.Again:
+            return False
+        return True
+
+    def send_frame(self, frame: Frame) -> bool:
+        """`send` for a command of one small frame."""
+        try:
+            self.socket.send(frame, zmq.NOBLOCK)
+        except zmq.Again:
+            return False
+        return True
+
+    def wait(self, timeout: float | None, *, sending: bool, door: int | None = None) -> None:
+        """Wait for something to take, or to send, or until `timeout` seconds are over, or a while.
+
+        `door` is a file that ends the wait too, when it becomes readable.
+        """
+        poller = self._writing if sending else self._reading
+        if door is not None:
+            poller.register(door, zmq.POLLIN)
+        # Rounded up: a wait that is a little short would spin through the last millisecond.
+        wait_ms = WAIT_MAX_MS if timeout is None else min(int(timeout * 1000) + 1, WAIT_MAX_MS)
+        poller.poll(wait_ms)
+        if door is not None:
+            poller.unregister(door)
+
+    def close(self) -> None:
+        """Close it at once. What was not sent is dropped."""
+        self.socket.disable_monitor()
+        self._monitor.close(0)
+        self.socket.close(0)

@@ -1,0 +1,93 @@
+"""The options of a message to a mailbox or a service, as Python says them and as the wire does.
+
+Spans are seconds or a `timedelta`, moments are a `datetime`, in UTC if it does not say otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any, TypedDict
+
+from malamute.errors import InvalidValue
+
+Span = float | timedelta
+"""Seconds, or a timedelta."""
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND = timedelta(microseconds=1)
+
+
+class Options(TypedDict, total=False):
+    """What both may have.
+
+    `id`: taken in once by that queue, within the window that the broker keeps. `ttl`: over when this time
+    has passed. `priority`: 0 to 9, higher first. `delay` or `at`: not before. `immediate`: refused unless
+    somebody takes such messages now.
+    """
+
+    id: str
+    ttl: Span
+    priority: int
+    delay: Span
+    at: datetime
+    immediate: bool
+
+
+class SendOptions(Options, total=False):
+    """For a mailbox. `correlation` comes to the recipient; `reply_to` is the address that gets replies.
+
+    `tracker` names a message of the assurance `confirmed`, where the name that the client makes will not do.
+    """
+
+    correlation: int | str
+    reply_to: str
+    tracker: str
+
+
+class RequestOptions(Options, total=False):
+    """For a service. Requests of one `key` go to one worker for as long as it works."""
+
+    key: str
+
+
+def milliseconds(span: Span) -> int:
+    """A span on the wire; a part of a millisecond counts as a whole. Raises `InvalidValue`."""
+    if not isinstance(span, timedelta):
+        if isinstance(span, bool) or not isinstance(span, int | float):
+            raise InvalidValue(f"a time is seconds or a timedelta, not {span!r}")
+        try:
+            span = timedelta(seconds=span)
+        except (OverflowError, ValueError):
+            raise InvalidValue(f"no time that can be: {span!r} seconds") from None
+    if span < timedelta():
+        raise InvalidValue(f"a time is not negative, as {span} is")
+    return -(-(span // _MICROSECOND) // 1000)
+
+
+def _nanoseconds(moment: datetime) -> int:
+    if not isinstance(moment, datetime):
+        raise InvalidValue(f"a moment is a datetime, not {moment!r}")
+    moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+    return max(0, (moment - _EPOCH) // _MICROSECOND) * 1000
+
+
+_CONVERT: dict[str, Callable[[Any], Any]] = {
+    "ttl": milliseconds,
+    "delay": milliseconds,
+    "at": _nanoseconds,
+}
+
+
+def properties_of(options: Any) -> dict[str, Any]:
+    """The properties of a message with these options. Raises `InvalidValue` for what cannot be told.
+
+    Whether a value is within its range is for the broker to say.
+    """
+    if "delay" in options and "at" in options:
+        raise InvalidValue("a message has a delay or a moment (at), not both")
+    return {
+        name: _CONVERT.get(name, lambda same: same)(value)
+        for name, value in options.items()
+        if value is not None
+    }

@@ -1,0 +1,53 @@
+"""The way to the broker: which URL to try next, and how long to wait before.
+
+URLs are tried in the order given, one after the other; after the last comes the first again, a *round*
+later. The first round begins at once, every later one after a wait that doubles from round to round. A loss
+counts as the end of a first round. The waits are spread by chance, which is the edge's to give, so that the
+clients of a broker that was restarted do not all come back in the same instant.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from malamute.errors import InvalidValue
+
+WAIT = 0.05
+"""Seconds before the second round, at most."""
+WAIT_MAX = 2.0
+"""Seconds before any round, at most."""
+
+
+class Route:
+    """The URLs of one client. Raises `InvalidValue` when there is none."""
+
+    def __init__(self, urls: Sequence[str]) -> None:
+        if not urls:
+            raise InvalidValue("no URL to connect to")
+        self.urls = tuple(urls)
+        self._place = 0
+        self._round = 0
+
+    def next(self, chance: float) -> tuple[str, float]:
+        """The URL to try, and the seconds to wait before. `chance` is a random number from 0 to 1."""
+        url, wait = self.urls[self._place], 0.0
+        if not self._place and self._round:
+            wait = min(WAIT * 2.0 ** min(self._round - 1, 16), WAIT_MAX) * (1 + chance) / 2
+        self._place += 1
+        if self._place == len(self.urls):
+            self._place = 0
+            self._round += 1
+        return url, wait
+
+    def arrived(self) -> None:
+        """The broker has answered: when this connection breaks, it begins with the first URL again."""
+        self._place, self._round = 0, 1
+
+    def __str__(self) -> str:
+        return ", ".join(self.urls)
+
+
+def urls_of(url: str | Sequence[str]) -> list[str]:
+    """One URL, several in a text with commas between them, or a sequence of them."""
+    parts = url.split(",") if isinstance(url, str) else url
+    return [part.strip() for part in parts if part.strip()]

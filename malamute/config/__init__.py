@@ -1,0 +1,168 @@
+"""The configuration of a broker: a TOML file and the environment, read into one frozen `Config`.
+
+An environment variable `MALAMUTE_SECTION__OPTION` comes before the file, and the file before the default.
+What cannot be used is a `ConfigError` that names the place, the option, the value and what is allowed.
+
+The rooms: `kinds` reads and writes values, `sections` are the options, `rendering` makes the file.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from malamute.config.kinds import format_duration, format_size, quoted
+from malamute.config.rendering import render
+from malamute.config.sections import (
+    SECTIONS,
+    Events,
+    Listen,
+    Log,
+    Policy,
+    QueueRule,
+    Queues,
+    Rule,
+    Session,
+    Storage,
+    Streams,
+    kinds_of,
+    read,
+    refuse_unknown,
+)
+from malamute.errors import ConfigError
+from malamute.protocol.limits import Limits
+
+__all__ = [
+    "Config",
+    "Events",
+    "Limits",
+    "Listen",
+    "Log",
+    "Policy",
+    "QueueRule",
+    "Queues",
+    "Rule",
+    "Session",
+    "Storage",
+    "Streams",
+]
+
+ENVIRONMENT_PREFIX = "MALAMUTE_"
+
+QUEUES_FILL_MAX = 2 / 3
+"""How much of the room for queues may be messages: their log grows to half as much again before it is
+compacted."""
+
+STORE_SLACK = 0.1
+"""The part of the store that neither streams nor queues may count on, so that a commit always has room."""
+
+_MIB = 1024**2
+
+
+@dataclass(frozen=True)
+class Config:
+    """All options of a broker, checked one by one and against each other. `Config()` has the defaults."""
+
+    listen: Listen = field(default_factory=Listen)
+    storage: Storage = field(default_factory=Storage)
+    session: Session = field(default_factory=Session)
+    streams: Streams = field(default_factory=Streams)
+    queues: Queues = field(default_factory=Queues)
+    events: Events = field(default_factory=Events)
+    limits: Limits = field(default_factory=Limits)
+    log: Log = field(default_factory=Log)
+
+    def __post_init__(self) -> None:
+        """Raises ConfigError for limits out of range, and for options that contradict each other."""
+        checked = (
+            read(kind, getattr(self.limits, name), f"limits.{name}")
+            for name, kind in kinds_of(Limits).items()
+        )
+        object.__setattr__(self, "limits", Limits(*checked))
+        if found := "; ".join(_contradictions(self)):
+            raise ConfigError(found)
+
+    @classmethod
+    def load(cls, path: Path | None, environ: Mapping[str, str]) -> Config:
+        """Read a file, if one is named, and what the environment sets. Raises ConfigError."""
+        values: dict[str, dict[str, Any]] = {section: {} for section in SECTIONS}
+        for given in (*(_from_file(path) if path else ()), *_from_environment(environ)):
+            values[given.section][given.option] = _checked(given)
+        try:
+            return cls(**{section: SECTIONS[section](**options) for section, options in values.items()})
+        except ConfigError as error:
+            raise ConfigError(f"{path}: {error.text}" if path else error.text) from None
+
+    def toml(self) -> str:
+        """A commented file of all options, from which `load` makes an equal `Config`."""
+        return render(vars(self))
+
+
+class _Given(NamedTuple):
+    """An option that was given, and where: a file or an environment variable."""
+
+    place: Path | str
+    section: str
+    option: str
+    value: Any
+
+
+def _from_file(path: Path) -> Iterator[_Given]:
+    tables = _tables(path)
+    refuse_unknown(tables, SECTIONS, f"{path}: the configuration")
+    for section, options in tables.items():
+        if not isinstance(options, dict):
+            raise ConfigError(f"{path}: {section} = {options!r} is not a table, as in [{section}]")
+        yield from (_Given(path, section, option, value) for option, value in options.items())
+
+
+def _tables(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        raise ConfigError(f"{path}: is not TOML: {error}") from None
+
+
+def _from_environment(environ: Mapping[str, str]) -> Iterator[_Given]:
+    """The variables MALAMUTE_SECTION__OPTION; without the two underscores they are not for the broker."""
+    for variable, value in sorted(environ.items()):
+        section, separator, option = variable.removeprefix(ENVIRONMENT_PREFIX).lower().partition("__")
+        if variable.startswith(ENVIRONMENT_PREFIX) and separator:
+            yield _Given(variable, section, option, value)
+
+
+def _checked(given: _Given) -> Any:
+    place, section, option, value = given
+    refuse_unknown([section], SECTIONS, f"{place}: the configuration")
+    kind_of = kinds_of(SECTIONS[section])
+    refuse_unknown([option], kind_of, f"{place}: [{section}]")
+    return read(kind_of[option], value, f"{place}: {section}.{option}")
+
+
+def _contradictions(config: Config) -> Iterator[str]:
+    listen, storage, limits = config.listen, config.storage, config.limits
+    if listen.heartbeat_timeout <= listen.heartbeat_interval:
+        yield (
+            f"listen.heartbeat_timeout ({format_duration(listen.heartbeat_timeout)}) must be more than "
+            f"listen.heartbeat_interval ({format_duration(listen.heartbeat_interval)})"
+        )
+    for_streams = int(storage.size * storage.streams_share)
+    for_queues = int((storage.size * (1 - STORE_SLACK) - for_streams) * QUEUES_FILL_MAX)
+    share = f"storage.size ({format_size(storage.size)}) and streams_share ({storage.streams_share}) leave"
+    sizes = [
+        ("limits.queues_bytes", limits.queues_bytes, share, for_queues),
+        ("limits.queue_bytes", limits.queue_bytes, "limits.queues_bytes is", limits.queues_bytes),
+        ("limits.message_bytes", limits.message_bytes, "limits.queue_bytes is", limits.queue_bytes),
+        ("streams.bytes", config.streams.bytes, share, for_streams),
+    ]
+    for rule in config.streams.rule:
+        sizes.append((f"bytes of streams.rule {quoted(rule.pattern)}", rule.bytes or 0, share, for_streams))
+    for option, size_bytes, because, most in sizes:
+        if size_bytes > most:
+            most -= most % min(_MIB, most)
+            yield f"{option} ({format_size(size_bytes)}) is too large: {because} {format_size(most)}"

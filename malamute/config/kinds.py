@@ -1,0 +1,243 @@
+"""The kinds of values that options take: what is allowed, how it is read, how it is written.
+
+A duration is a number of seconds or a text such as "500ms"; a size is a number of bytes or a text such as
+"64MiB". What is written reads back to exactly the same value.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import tomllib
+from collections.abc import Callable, Mapping
+from decimal import Decimal
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from malamute.protocol.limits import NUMBER_MAX
+
+_SIZE_UNITS = {
+    "TiB": Decimal(2**40),
+    "GiB": Decimal(2**30),
+    "MiB": Decimal(2**20),
+    "KiB": Decimal(2**10),
+    "TB": Decimal(10**12),
+    "GB": Decimal(10**9),
+    "MB": Decimal(10**6),
+    "kB": Decimal(10**3),
+    "B": Decimal(1),
+    "": Decimal(1),
+}
+_DURATION_UNITS = {
+    "d": Decimal(86400),
+    "h": Decimal(3600),
+    "m": Decimal(60),
+    "s": Decimal(1),
+    "ms": Decimal("0.001"),
+    "": Decimal(1),
+}
+_PLAIN = {"": Decimal(1)}
+
+_QUANTITY = re.compile(r"([0-9]+(?:\.[0-9]+)?(?:e[+-]?[0-9]+)?)\s*([A-Za-z]*)")
+_TCP = re.compile(r"tcp://(\*|[^\s:/]+|\[[0-9A-Fa-f:.%]+\]):(\*|[0-9]{1,5})")
+_IPC_BYTES_MAX = 107  # what the address of a Unix socket holds
+_FLAGS = {
+    "true": True,
+    "yes": True,
+    "on": True,
+    "1": True,
+    "false": False,
+    "no": False,
+    "off": False,
+    "0": False,
+}
+
+
+class Kind(NamedTuple):
+    """A kind of value.
+
+    `words` say what is allowed. `read` takes what TOML or the environment gives, or a value that it
+    returned before, and raises ValueError for anything else. `write` makes TOML of a value. `example`
+    is for the words of an error.
+    """
+
+    words: str
+    read: Callable[[Any], Any]
+    write: Callable[[Any], str]
+    example: str = ""
+
+
+def parse_size(value: Any) -> int:
+    """A size in bytes, from a number or a text such as "64MiB". Raises ValueError."""
+    return _whole(_quantity(value, _SIZE_UNITS))
+
+
+def parse_duration(value: Any) -> float:
+    """A duration in seconds, from a number or a text such as "500ms". Raises ValueError."""
+    return float(_quantity(value, _DURATION_UNITS))
+
+
+def format_size(size_bytes: int) -> str:
+    """A size with the largest unit that leaves a whole number: "64MiB"."""
+    for unit in ("TiB", "GiB", "MiB", "KiB"):
+        count, rest = divmod(size_bytes, int(_SIZE_UNITS[unit]))
+        if count and not rest:
+            return f"{count}{unit}"
+    return str(size_bytes)
+
+
+def format_duration(seconds: float) -> str:
+    """A duration with the largest unit that leaves a whole number, otherwise in seconds: "10m", "1.5s"."""
+    for unit in ("d", "h", "m", "s"):
+        count, rest = divmod(seconds, float(_DURATION_UNITS[unit]))
+        if count and not rest:
+            return f"{count:.0f}{unit}"
+    milliseconds = round(seconds * 1000)
+    if seconds < 1 and parse_duration(f"{milliseconds}ms") == seconds:
+        return f"{milliseconds}ms" if milliseconds else "0"
+    return f"{seconds!r}s"
+
+
+def _quantity(value: Any, units: Mapping[str, Decimal]) -> Decimal:
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
+        return Decimal(repr(value))  # the decimal number that a person wrote, not the binary one beside it
+    match = _QUANTITY.fullmatch(value.strip()) if isinstance(value, str) else None
+    if match is None or match[2] not in units:
+        raise ValueError
+    return Decimal(match[1]) * units[match[2]]
+
+
+def _whole(number: Decimal) -> int:
+    if number > NUMBER_MAX or number != int(number):
+        raise ValueError
+    return int(number)
+
+
+def _between(read: Callable[[Any], Any], low: float, high: float) -> Callable[[Any], Any]:
+    def checked(value: Any) -> Any:
+        number = read(value)
+        if not low <= number <= high:
+            raise ValueError
+        return number
+
+    return checked
+
+
+def count(low: int, high: int = NUMBER_MAX) -> Kind:
+    """A whole number."""
+    words = f"a whole number from {low} " + (f"to {high}" if high < NUMBER_MAX else "on")
+    return Kind(words, _between(lambda value: _whole(_quantity(value, _PLAIN)), low, high), str)
+
+
+def size(low: int, high: int = NUMBER_MAX) -> Kind:
+    """A size in bytes."""
+    words = f"a size from {format_size(low)} " + (f"to {format_size(high)}" if high < NUMBER_MAX else "on")
+    return Kind(words, _between(parse_size, low, high), _written(format_size), '"64MiB"')
+
+
+def duration(low: float, high: float) -> Kind:
+    """A duration in seconds."""
+    words = f"a duration from {format_duration(low)} to {format_duration(high)}"
+    return Kind(words, _between(parse_duration, low, high), _written(format_duration), '"500ms"')
+
+
+def durations(low: float, high: float) -> Kind:
+    """A list of durations in seconds."""
+    one = duration(low, high)
+    return Kind(
+        f"a list, each {one.words}",
+        lambda value: tuple(map(one.read, items(value))),
+        lambda value: f"[{', '.join(map(one.write, value))}]",
+        '["1s", "1m"]',
+    )
+
+
+def share(low: float, high: float) -> Kind:
+    """A part of a whole."""
+    read = _between(lambda value: float(_quantity(value, _PLAIN)), low, high)
+    return Kind(f"a number from {low} to {high}", read, repr)
+
+
+def choice(*values: str) -> Kind:
+    """One of some words."""
+
+    def read(value: Any) -> str:
+        if value not in values:
+            raise ValueError
+        return str(value)
+
+    return Kind("one of " + ", ".join(map(quoted, values)), read, quoted)
+
+
+def quoted(value: Any) -> str:
+    """A text as TOML. It is the same as in JSON, except that TOML wants one character more escaped."""
+    return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def _written(form: Callable[[Any], str]) -> Callable[[Any], str]:
+    def write(value: Any) -> str:
+        text = form(value)
+        return text if text.isdigit() else quoted(text)
+
+    return write
+
+
+def items(value: Any) -> tuple[Any, ...]:
+    """The items of a list. The environment gives it as TOML, or as texts between commas."""
+    if isinstance(value, str) and value.lstrip().startswith("["):
+        value = tomllib.loads(f"list = {value}")["list"]
+    if isinstance(value, str):
+        return tuple(item.strip() for item in value.split(",") if item.strip())
+    if not isinstance(value, (list, tuple)):
+        raise ValueError
+    return tuple(value)
+
+
+def _read_flag(value: Any) -> bool:
+    flag = _FLAGS.get(value.lower()) if isinstance(value, str) else value
+    if not isinstance(flag, bool):
+        raise ValueError
+    return flag
+
+
+def _read_path(value: Any) -> Path:
+    if not isinstance(value, (str, Path)) or not str(value) or "\0" in str(value):
+        raise ValueError
+    try:
+        return Path(value).expanduser()
+    except RuntimeError as error:  # the home of somebody unknown
+        raise ValueError from error
+
+
+def _read_text(value: Any) -> str:
+    if not isinstance(value, str) or not value:
+        raise ValueError
+    return value
+
+
+def _read_endpoints(value: Any) -> tuple[str, ...]:
+    endpoints = items(value)
+    if not endpoints or not all(map(_is_endpoint, endpoints)) or len(set(endpoints)) < len(endpoints):
+        raise ValueError
+    return endpoints
+
+
+def _is_endpoint(value: Any) -> bool:
+    if not isinstance(value, str):
+        return False
+    if match := _TCP.fullmatch(value):
+        return match[2] == "*" or int(match[2]) <= 65535
+    path = value.removeprefix("ipc://")
+    return path not in (value, "", "@") and len(path.encode()) <= _IPC_BYTES_MAX
+
+
+FLAG = Kind("true or false", _read_flag, lambda value: str(value).lower())
+PATH = Kind("a path", _read_path, quoted)
+PATTERN = Kind("a pattern of names", _read_text, quoted, '"metrics.*"')
+ENDPOINTS = Kind(
+    "a list of different endpoints, each `tcp://HOST:PORT` or `ipc://PATH`",
+    _read_endpoints,
+    lambda value: f"[{', '.join(map(quoted, value))}]",
+    '["tcp://*:9999", "ipc:///run/malamute.sock"]',
+)

@@ -1,0 +1,86 @@
+"""A configuration as a commented TOML file."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import textwrap
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from malamute.config.kinds import Kind
+from malamute.config.sections import (
+    QUEUE_RULES,
+    SECTIONS,
+    STREAM_RULES,
+    AnyRule,
+    QueueRule,
+    Rule,
+    kinds_of,
+    write_rule,
+)
+from malamute.protocol.limits import Limits
+
+_HEADER = """\
+# The configuration of a Malamute broker.
+#
+# Durations are numbers of seconds, or texts such as "500ms", "1.5s", "10m", "1h", "7d".
+# Sizes are numbers of bytes, or texts such as "64KiB", "64MiB", "1GiB".
+#
+# An environment variable comes before this file: MALAMUTE_STORAGE__SIZE=4GiB sets `size` of [storage].
+# MALAMUTE_LISTEN__ENDPOINTS takes several endpoints with commas between them.
+"""
+
+LIMITS_WORDS = "What the broker refuses to go past. Clients are told when they connect."
+
+_EXAMPLES: dict[Kind, tuple[str, AnyRule]] = {
+    STREAM_RULES: ("streams", Rule("metrics.*", journal=True, bytes=64 * 1024**2, age=3600.0)),
+    QUEUE_RULES: ("queues", QueueRule("print.*", kind="service", ack_timeout=30.0, backoff=(0.5, 10.0))),
+}
+
+
+def render(sections: Mapping[str, Any]) -> str:
+    """Every option of these sections, by their names, with its words and what is allowed."""
+    return "\n".join([_HEADER, *(_section(name, sections[name]) for name in SECTIONS)])
+
+
+def _section(name: str, section: Any) -> str:
+    kind_of, words_of, default = kinds_of(type(section)), docstrings(type(section)), type(section)()
+    words = LIMITS_WORDS if isinstance(section, Limits) else inspect.getdoc(type(section)) or ""
+    options = (
+        _option(option, getattr(section, option), getattr(default, option), kind, words_of[option])
+        for option, kind in kind_of.items()
+    )
+    return "\n".join([*_comment(words), f"[{name}]", "", *options])
+
+
+def _option(name: str, value: Any, default: Any, kind: Kind, words: str) -> str:
+    if kind in _EXAMPLES:
+        lines = kind.write(value).splitlines() or _commented(write_rule(*_EXAMPLES[kind]).splitlines())
+        return "\n".join([*_comment(words), *lines, ""])
+    allowed = f"{kind.words[0].upper()}{kind.words[1:]}"
+    otherwise = "" if value == default else f"; otherwise {kind.write(default)}"
+    return "\n".join(
+        [*_comment(words), *_comment(f"{allowed}{otherwise}."), f"{name} = {kind.write(value)}", ""]
+    )
+
+
+def _comment(words: str) -> list[str]:
+    return list(_commented(textwrap.wrap(" ".join(words.split()), 108)))
+
+
+def _commented(lines: Iterable[str]) -> list[str]:
+    return [f"# {line}" for line in lines]
+
+
+def docstrings(section: type[Any]) -> dict[str, str]:
+    """The docstring after each field of a class, from its source, since Python does not keep it."""
+    (definition,) = ast.parse(inspect.getsource(section)).body
+    assert isinstance(definition, ast.ClassDef)
+    return {
+        ast.unparse(option.target): str(words.value.value)
+        for option, words in zip(definition.body, definition.body[1:], strict=False)
+        if isinstance(option, ast.AnnAssign)
+        and isinstance(words, ast.Expr)
+        and isinstance(words.value, ast.Constant)
+    }

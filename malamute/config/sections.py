@@ -1,0 +1,304 @@
+"""The options: each is one field, with its type, its default, its kind, and a docstring.
+
+The docstring is what people read in `config/malamute.toml`. To add an option, add a field here and run
+`make docs`. The options of `[limits]` are the fields of `protocol.limits.Limits`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, fields
+from difflib import get_close_matches
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
+
+from malamute.config import kinds
+from malamute.config.kinds import Kind
+from malamute.core.delivery.policy import BaseKind, QueuePolicy
+from malamute.errors import ConfigError
+from malamute.protocol.limits import Limits
+
+_MINUTE, _HOUR, _DAY, _YEAR = 60.0, 3600.0, 86400.0, 365 * 86400.0
+_ANY_SIZE, _ANY_COUNT, _ANY_AGE = kinds.size(0), kinds.count(0), kinds.duration(0, 100 * _YEAR)
+
+
+def _option(default: Any, kind: Kind) -> Any:
+    return field(default=default, metadata={"kind": kind})
+
+
+def read(kind: Kind, value: Any, option: str) -> Any:
+    """The value of an option. Raises ConfigError that names the option, the value and what is allowed."""
+    try:
+        return kind.read(value)
+    except ConfigError as error:
+        raise ConfigError(f"{option}: {error.text}") from None
+    except (ValueError, ArithmeticError):
+        example = f", such as {kind.example}" if kind.example else ""
+        raise ConfigError(f"{option} = {value!r} is not {kind.words}{example}") from None
+
+
+def refuse_unknown(names: Iterable[str], known: Iterable[str], where: str) -> None:
+    """Raise ConfigError for the first name that is not known, with the one that may be meant."""
+    known = list(known)
+    for name in names:
+        if name not in known:
+            close = get_close_matches(name, known, n=1)
+            advice = f"did you mean {close[0]!r}?" if close else f"it has {', '.join(known)}"
+            raise ConfigError(f"{where} has no {name!r}; {advice}")
+
+
+class _Section:
+    """Reads every option by its kind, so that a section made in a program is checked like one of a file."""
+
+    table: ClassVar[str]
+
+    def __post_init__(self) -> None:
+        for option in fields(self):  # type: ignore[arg-type]  # every section is a dataclass
+            value = getattr(self, option.name)
+            if value is not None or option.default is not None:
+                value = read(option.metadata["kind"], value, f"{self.table}.{option.name}")
+                object.__setattr__(self, option.name, value)
+
+
+@dataclass(frozen=True)
+class Listen(_Section):
+    """Where clients connect, and how their connections are watched."""
+
+    table = "listen"
+
+    endpoints: tuple[str, ...] = _option(("tcp://127.0.0.1:9999", "ipc://@/malamute"), kinds.ENDPOINTS)
+    """Where to listen, all at once. `ipc://@NAME` is a Linux abstract socket: no file and no network.
+    `tcp://*:9999` listens on every network interface. Whoever can connect may do everything."""
+    heartbeat_interval: float = _option(0.5, kinds.duration(0.01, _HOUR))
+    """How often the other side is asked for a sign of life."""
+    heartbeat_timeout: float = _option(1.5, kinds.duration(0.02, _HOUR))
+    """How long none may come until the connection is taken for broken. More than the interval."""
+    send_queue: int = _option(100, kinds.count(1, 1_000_000))
+    """Commands that wait in memory for one client. When it is full, the client counts as without credit."""
+    receive_queue: int = _option(1000, kinds.count(1, 1_000_000))
+    """Commands of one client that wait in memory for the broker."""
+    io_threads: int = _option(1, kinds.count(1, 64))
+    """Threads that carry bytes between the network and the broker."""
+
+
+@dataclass(frozen=True)
+class Storage(_Section):
+    """The store: what survives a restart."""
+
+    table = "storage"
+
+    directory: Path = _option(Path("malamute-data"), kinds.PATH)  # noqa: RUF009  # a Path is immutable
+    """The data directory; made when it is not there. A relative path starts at the working directory."""
+    kind: str = _option("lmdb", kinds.choice("lmdb", "memory"))
+    """Where messages are kept: "lmdb" is on the disk, "memory" forgets them when the broker ends."""
+    size: int = _option(1024**3, kinds.size(1024**2, 2**47))
+    """The size of the store. It can be raised between two starts; a store never shrinks."""
+    preallocate: bool = _option(True, kinds.FLAG)
+    """Take the whole size from the disk at the start, so that a full disk cannot do harm later."""
+    streams_share: float = _option(0.7, kinds.share(0.05, 0.85))
+    """The part of the store that is for streams. The rest is for mailboxes and service queues."""
+
+
+@dataclass(frozen=True)
+class Session(_Section):
+    """How long the broker waits for its clients."""
+
+    table = "session"
+
+    expiry: float = _option(10 * _MINUTE, kinds.duration(1, 30 * _DAY))
+    """How long a session may be resumed after its connection broke. Its work goes to others at once."""
+    probe_interval: float = _option(0.5, kinds.duration(0.01, _HOUR))
+    """How often to probe a session that holds work and says nothing."""
+    probe_interval_idle: float = _option(15.0, kinds.duration(0.01, _DAY))
+    """How often to probe a session that holds none."""
+
+
+class Policy(NamedTuple):
+    """How one stream is kept. 0 is no limit of its own. `age` is in seconds."""
+
+    journal: bool
+    bytes: int
+    count: int  # type: ignore[assignment]  # no policy is searched by its `count` method
+    age: float
+
+
+@dataclass(frozen=True)
+class Rule(_Section):
+    """What differs for the streams with a name of this pattern. An option that is None does not differ."""
+
+    table = "rule"
+
+    pattern: str = _option("", kinds.PATTERN)
+    journal: bool | None = _option(None, kinds.FLAG)
+    bytes: int | None = _option(None, _ANY_SIZE)
+    count: int | None = _option(None, _ANY_COUNT)
+    age: float | None = _option(None, _ANY_AGE)
+
+
+@dataclass(frozen=True)
+class QueueRule(_Section):
+    """What differs for the mailboxes and services with a name of this pattern."""
+
+    table = "rule"
+
+    pattern: str = _option("", kinds.PATTERN)
+    kind: str | None = _option(None, kinds.choice("mailbox", "service"))
+    ack_timeout: float | None = _option(None, _ANY_AGE)
+    max_deliver: int | None = _option(None, _ANY_COUNT)
+    backoff: tuple[float, ...] | None = _option(None, kinds.durations(0, _YEAR))
+    depth: int | None = _option(None, _ANY_COUNT)
+    bytes: int | None = _option(None, _ANY_SIZE)
+    priority_step: int | None = _option(None, kinds.count(1, 2**40))
+    dedup_window: float | None = _option(None, kinds.duration(0, _YEAR))
+    dedup_count: int | None = _option(None, kinds.count(1))
+    dead_letters: int | None = _option(None, _ANY_COUNT)
+    idle: float | None = _option(None, _ANY_AGE)
+
+
+AnyRule = Rule | QueueRule
+
+
+def write_rule(table: str, rule: AnyRule) -> str:
+    """The rule as a table of TOML."""
+    options = kinds_of(type(rule))
+    given = ((name, value) for name, value in vars(rule).items() if value is not None)
+    return "\n".join(
+        [f"[[{table}.rule]]", *(f"{name} = {options[name].write(value)}" for name, value in given)]
+    )
+
+
+def _rules(table: str, rule: type[AnyRule]) -> Kind:
+    def read_one(value: Any) -> AnyRule:
+        if isinstance(value, rule):
+            return value
+        if not isinstance(value, dict):
+            raise ValueError
+        refuse_unknown(value, kinds_of(rule), "a rule")
+        return rule(**value)
+
+    return Kind(
+        "a list of tables, each with a pattern and what differs for it",
+        lambda value: tuple(map(read_one, kinds.items(value))),
+        lambda rules: "\n\n".join(write_rule(table, item) for item in rules),
+    )
+
+
+STREAM_RULES, QUEUE_RULES = _rules("streams", Rule), _rules("queues", QueueRule)
+
+
+@dataclass(frozen=True)
+class Streams(_Section):
+    """What is kept of each stream. The oldest messages leave when new ones come."""
+
+    table = "streams"
+
+    journal: bool = _option(True, kinds.FLAG)
+    """Keep messages at all, for subscribers that come later or are slow."""
+    bytes: int = _option(0, _ANY_SIZE)
+    """Bytes kept of one stream; 0 is as much as the store's share for streams allows."""
+    count: int = _option(0, _ANY_COUNT)
+    """Messages kept of one stream; 0 is no limit."""
+    age: float = _option(0.0, _ANY_AGE)
+    """How much older than the newest message of its stream a message may be; 0 is no limit."""
+    rule: tuple[Rule, ...] = _option((), STREAM_RULES)
+    """What differs for some streams, by the pattern of their names: `*` is any characters, `?` is one,
+    `[ab]` is one of these. The first rule with a pattern that fits is taken."""
+
+    def policy(self, stream: str) -> Policy:
+        """How the stream of this name is kept."""
+        rule = next((rule for rule in self.rule if fnmatchcase(stream, rule.pattern)), None)
+        values = ((getattr(rule, name, None), getattr(self, name)) for name in Policy._fields)
+        return Policy(*(default if own is None else own for own, default in values))
+
+
+_QUEUE = QueuePolicy()
+
+
+@dataclass(frozen=True)
+class Queues(_Section):
+    """How mailboxes and services treat their messages."""
+
+    table = "queues"
+
+    ack_timeout: float = _option(_QUEUE.ack_timeout, _ANY_AGE)
+    """How long whoever got a message may neither settle it nor report on it, before it goes to another one;
+    0 is for ever. An offer may set its own."""
+    max_deliver: int = _option(_QUEUE.max_deliver, _ANY_COUNT)
+    """After so many attempts a message that comes back becomes a dead letter; 0 is never."""
+    backoff: tuple[float, ...] = _option(_QUEUE.backoff, kinds.durations(0, _YEAR))
+    """How long a message waits that came back after its first attempt, its second and so on. The last one
+    holds for all that follow; none at all means at once."""
+    depth: int = _option(_QUEUE.depth, _ANY_COUNT)
+    """Messages in one queue; 0 is as many as `queue_messages` of [limits] allows."""
+    bytes: int = _option(_QUEUE.bytes, _ANY_SIZE)
+    """Bytes in one queue; 0 is as many as `queue_bytes` of [limits] allows."""
+    priority_step: int = _option(_QUEUE.priority_step, kinds.count(1, 2**40))
+    """One step of priority puts a message ahead of those that came up to so many messages before it."""
+    dedup_window: float = _option(_QUEUE.dedup_window, kinds.duration(0, _YEAR))
+    """How long a message with the same `id` is known as the same message; 0 is not at all."""
+    dedup_count: int = _option(_QUEUE.dedup_count, kinds.count(1))
+    """How many identities one queue remembers."""
+    dead_letters: int = _option(_QUEUE.dead_letters, _ANY_COUNT)
+    """Dead letters that one queue keeps; the oldest leave when more come. 0 keeps none."""
+    idle: float = _option(_QUEUE.idle, _ANY_AGE)
+    """After how long without use an empty mailbox or service is removed; 0 is never."""
+    rule: tuple[QueueRule, ...] = _option((), QUEUE_RULES)
+    """What differs for some of them, by the pattern of their names as for streams, and by their `kind` if
+    it is given. The first rule that fits is taken."""
+
+    def policy(self, kind: BaseKind, name: str) -> QueuePolicy:
+        """How the mailbox or service of this name treats its messages."""
+        fitting = (
+            rule for rule in self.rule if rule.kind in (None, kind) and fnmatchcase(name, rule.pattern)
+        )
+        rule = next(fitting, None)
+        values = ((getattr(rule, option, None), getattr(self, option)) for option in QueuePolicy._fields)
+        return QueuePolicy(*(default if own is None else own for own, default in values))
+
+
+@dataclass(frozen=True)
+class Events(_Section):
+    """What the broker tells of itself on the stream `$sys`, which clients can subscribe to and replay."""
+
+    table = "events"
+
+    lifecycle: bool = _option(True, kinds.FLAG)
+    """What happens to clients, streams, queues, workers and slow consumers, and trouble with the store."""
+    settled: bool = _option(False, kinds.FLAG)
+    """When each queued message came, was delivered and was settled, by whom and how: what analytics need.
+    It costs about a tenth of what queued messages cost the broker."""
+    bytes: int = _option(64 * 1024**2, _ANY_SIZE)
+    """Bytes kept of `$sys`, unless [streams] or a rule there sets a size; 0 is as much as there is."""
+
+
+@dataclass(frozen=True)
+class Log(_Section):
+    """What the broker says about itself."""
+
+    table = "log"
+
+    level: str = _option("info", kinds.choice("debug", "info", "warning", "error"))
+    """The least important that is still written."""
+    format: str = _option("auto", kinds.choice("auto", "console", "json"))
+    """How it is written; "auto" is "console" on a terminal, and "json" elsewhere."""
+
+
+SECTIONS: dict[str, type[Any]] = {
+    "listen": Listen,
+    "storage": Storage,
+    "session": Session,
+    "streams": Streams,
+    "queues": Queues,
+    "events": Events,
+    "limits": Limits,
+    "log": Log,
+}
+"""The tables of the file in their order, each with the class of its options."""
+
+
+def kinds_of(section: type[Any]) -> dict[str, Kind]:
+    """The options of a section, with the kind of each."""
+    if section is Limits:
+        return {name: kinds.size(1) if name.endswith("bytes") else kinds.count(1) for name in Limits._fields}
+    return {option.name: option.metadata["kind"] for option in fields(section)}

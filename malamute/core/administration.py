@@ -1,0 +1,339 @@
+"""What an operator may change while the broker runs: the commands of CHANGE.
+
+Each takes named arguments and answers a map of what it did, when that is stored. With `dry_run` it answers
+what it would do, and does nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from malamute.core.delivery.browse import choose
+from malamute.core.inspection import check_arguments, queue_of
+from malamute.core.mailbox import EVERYTHING
+from malamute.core.presence import session_of
+from malamute.core.ready import Backup
+from malamute.core.session import check_free
+from malamute.core.start import locate
+from malamute.core.storage import DeleteCursor, DeleteStream, PutRetention, Reserve
+from malamute.core.subscription import Position
+from malamute.errors import Disconnected, InvalidName, InvalidValue, MalamuteError, NotFound
+from malamute.matching import Group, Selector
+from malamute.protocol.codec import error_message
+from malamute.protocol.messages import BY_TYPE, Answer, Change
+from malamute.protocol.names import is_name
+from malamute.protocol.start import LAST_PER_SUBJECT, Start
+
+if TYPE_CHECKING:
+    from malamute.core.broker import Core
+    from malamute.core.stream import Stream
+
+Answered = Callable[[dict[str, Any]], None]
+Failed = Callable[[MalamuteError], None]
+
+_CHANGE = BY_TYPE[Change].opcode
+
+
+def change(core: Core, peer: bytes, message: Change) -> None:
+    """Make a change. A refused one changes nothing; `TOPICS` says what each of them takes."""
+    if message.topic not in TOPICS:
+        raise InvalidValue(f"there is no change {message.topic!r}, but {', '.join(TOPICS)}")
+    topic, required, optional = TOPICS[message.topic]
+    wanted = {**required, **optional, "dry_run": bool}
+    check_arguments(message.topic, message.arguments, wanted)
+    missing = required.keys() - message.arguments.keys()
+    if missing:
+        raise InvalidValue(f"{message.topic} wants the argument {min(missing)!r}")
+
+    def answered(value: dict[str, Any]) -> None:
+        answer = Answer(message.ref, value)
+        core.turn.when_stored(lambda error: failed(error) if error else core.turn.send(peer, answer))
+
+    def failed(error: MalamuteError) -> None:
+        core.turn.send(peer, error_message(error, _CHANGE, message.ref))
+
+    arguments = {"dry_run": False, **message.arguments}
+    topic(core, answered, failed, **arguments)
+
+
+def set_cursor(
+    core: Core, answered: Answered, failed: Failed, stream: str, cursor: str, start: str, dry_run: bool
+) -> None:
+    """Set a cursor so that its reader goes on at `start`."""
+    found = _stream(core, stream)
+    if not is_name(cursor):
+        raise InvalidName(f"not a name for a cursor: {cursor!r}")
+    check_free(cursor)
+    found.check_cursor(cursor)
+    where = Start.parse(start)
+    if where.kind == LAST_PER_SUBJECT:
+        raise InvalidValue("a cursor is one position: last-per-subject is many")
+    found.flush()
+
+    def located(position: Position) -> None:
+        before = found.cursors.get(cursor)
+        if not dry_run:
+            found.commit(cursor, position.first - 1)
+        answered({"stream": stream, "cursor": cursor, "before": before, "sequence": position.first - 1})
+
+    locate(found, where, Group(0, EVERYTHING), located)
+
+
+def delete_cursor(
+    core: Core, answered: Answered, failed: Failed, stream: str, cursor: str, dry_run: bool
+) -> None:
+    """Forget a cursor."""
+    found = _stream(core, stream)
+    check_free(cursor)
+    if cursor not in found.cursors:
+        raise NotFound(f"the stream {stream!r} has no cursor {cursor!r}")
+    before = found.cursors[cursor]
+    if not dry_run:
+        del found.cursors[cursor]
+        core.turn.store(DeleteCursor(stream, cursor))
+    answered({"stream": stream, "cursor": cursor, "before": before})
+
+
+def create_stream(
+    core: Core, answered: Answered, failed: Failed, stream: str, dry_run: bool, **limits: float
+) -> None:
+    """Make a stream, and set how much of it is kept if any limit is given; 0 is no limit."""
+    kept = _retention(core, stream, limits)
+    found = core.streams.by_name.get(stream)
+    if found is not None:
+        found.flush()
+        if not found.unused:
+            raise InvalidValue(f"the stream {stream!r} is in use: it has messages, readers or cursors")
+    if not dry_run:
+        made = core.streams.get(stream)
+        if found is None:
+            core.turn.store(Reserve(stream, 0))
+        if limits:
+            made.retain(kept)
+    answered({"stream": stream, **(_limits(kept) if limits else {})})
+
+
+def set_retention(
+    core: Core, answered: Answered, failed: Failed, stream: str, dry_run: bool, **limits: float
+) -> None:
+    """Set how much of a stream is kept, making the stream if needed; 0 is no limit."""
+    kept = _retention(core, stream, limits)
+    if not dry_run:
+        core.streams.get(stream).retain(kept)
+    answered({"stream": stream, **_limits(kept)})
+
+
+def _retention(core: Core, stream: str, limits: Mapping[str, float]) -> PutRetention:
+    if not is_name(stream):
+        raise InvalidName(f"not a name for a stream: {stream!r}")
+    if min(limits.values(), default=0) < 0:
+        raise InvalidValue("a retention is not negative")
+    if stream not in core.streams.by_name:
+        check_free(stream)
+    kept = {"bytes": 0, "count": 0, "age": 0.0, **limits}
+    return PutRetention(stream, int(kept["bytes"]), int(kept["count"]), kept["age"])
+
+
+def _limits(kept: PutRetention) -> dict[str, float]:
+    return {"bytes": kept.bytes, "count": kept.count, "age": kept.age}
+
+
+def purge_stream(core: Core, answered: Answered, failed: Failed, stream: str, dry_run: bool) -> None:
+    """Drop the history of a stream. Its readers, its cursors, its retention and its sequences go on."""
+    found = _stream(core, stream)
+    found.flush()
+    value = {"stream": stream, "first": found.first_kept, "last": found.last}
+    if not dry_run:
+        found.purge()
+        core.turn.event(f"stream.purged.{stream}", first=value["first"], last=value["last"])
+    answered(value)
+
+
+def delete_stream(core: Core, answered: Answered, failed: Failed, stream: str, dry_run: bool) -> None:
+    """Remove a stream that nobody reads, with its history and its cursors."""
+    found = _stream(core, stream)
+    check_free(stream)
+    found.flush()
+    if len(found.index):
+        raise InvalidValue(f"the stream {stream!r} has readers: {len(found.index)} selectors")
+    value = {"stream": stream, "first": found.first_kept, "last": found.last, "cursors": len(found.cursors)}
+    if not dry_run:
+        found.empty()
+        core.turn.event(f"stream.deleted.{stream}", first=value["first"], last=value["last"])
+        core.turn.store(DeleteStream(stream))
+    answered(value)
+
+
+def set_feed(
+    core: Core,
+    answered: Answered,
+    failed: Failed,
+    service: str,
+    stream: str,
+    dry_run: bool,
+    criteria: Sequence[Any] = (("all", ""),),
+    where: str = "",
+    start: str = "",
+) -> None:
+    """Feed a service from a stream, or change how; without a `start` it goes on, or begins at the head."""
+    for name, what in ((service, "service"), (stream, "stream")):
+        if not is_name(name):
+            raise InvalidName(f"not a name for a {what}: {name!r}")
+        check_free(name)
+    core.feeds.check(service, stream)
+    Selector.parse(criteria, where)
+    begin = Start.parse(start) if start else None
+    if begin and begin.kind == LAST_PER_SUBJECT:
+        raise InvalidValue("a feed begins at one position: last-per-subject is many")
+    if not core.settings.journaled(stream):
+        raise InvalidValue(f"the stream {stream!r} has no journal to feed a service from")
+    value = {"service": service, "stream": stream}
+    if dry_run:
+        answered({**value, "created": (service, stream) not in core.feeds.by_name})
+        return
+    queue = core.services.get(service)
+    try:
+        found = core.streams.get(stream)
+    except MalamuteError:
+        queue.drop_unused(core.services.by_name)
+        raise
+    found.flush()
+
+    def located(position: Position | None) -> None:
+        created = (service, stream) not in core.feeds.by_name
+        try:
+            core.feeds.check(service, stream)
+        except MalamuteError as error:
+            failed(error)
+            return
+        feed = core.feeds.set(service, found, criteria, where, position)
+        answered({**value, "created": created, "sequence": found.cursors[feed.name]})
+
+    if begin:
+        locate(found, begin, Group(0, EVERYTHING), located)
+    else:
+        located(None)
+
+
+def delete_feed(
+    core: Core, answered: Answered, failed: Failed, service: str, stream: str, dry_run: bool
+) -> None:
+    """Feed a service from a stream no longer; the requests that came of it stay."""
+    feed = core.feeds.by_name.get((service, stream))
+    if feed is None:
+        raise NotFound(f"the stream {stream!r} does not feed the service {service!r}")
+    value = {"service": service, "stream": stream, "sequence": feed.stream.cursors.get(feed.name, 0)}
+    if not dry_run:
+        core.feeds.delete(feed)
+    answered(value)
+
+
+def redrive(
+    core: Core, answered: Answered, failed: Failed, kind: str, name: str, dry_run: bool, **chosen: Any
+) -> None:
+    """Send dead letters again, as new messages: those that are named or found, or all."""
+    queue = queue_of(core, kind, name)
+
+    def told(count: int) -> None:
+        answered({"kind": kind, "name": name, "messages": count})
+
+    def found(sequences: list[int]) -> None:
+        if dry_run:
+            told(len(sequences))
+            return
+        try:
+            queue.dead.redrive(sequences, told, failed)
+        except MalamuteError as error:
+            failed(error)
+
+    choose(queue, found, dead=True, **chosen)
+
+
+def purge(
+    core: Core,
+    answered: Answered,
+    failed: Failed,
+    kind: str,
+    name: str,
+    dry_run: bool,
+    dead: bool = False,
+    **chosen: Any,
+) -> None:
+    """Drop messages of a queue, or dead letters: those that are named or found, or all."""
+    queue = queue_of(core, kind, name)
+
+    def found(sequences: list[int]) -> None:
+        count = len(sequences)
+        if not dry_run:
+            count = queue.dead.drop(sequences) if dead else queue.purge(sequences)
+        answered({"kind": kind, "name": name, "messages": count})
+
+    choose(queue, found, dead=dead, **chosen)
+
+
+def disconnect(
+    core: Core,
+    answered: Answered,
+    failed: Failed,
+    id: str,  # noqa: A002  # its name on the wire
+    dry_run: bool,
+) -> None:
+    """End a session; what it holds goes back to the queues, and its client does not come back by itself."""
+    session = session_of(core, id)
+    value = {
+        "id": session.ident,
+        "address": session.address,
+        "connected": session.open,
+        "holding": session.holding,
+    }
+    if not dry_run:
+        core.sessions.dismiss(session, Disconnected("an operator has ended this session"), "operator")
+    answered(value)
+
+
+def back_up(core: Core, answered: Answered, failed: Failed, directory: str, dry_run: bool) -> None:
+    """Copy the store into a new directory on the broker's machine, while the broker runs."""
+    if not directory.startswith("/"):
+        raise InvalidValue(f"a backup goes to an absolute path, not to {directory!r}")
+
+    def copied(result: dict[str, Any] | MalamuteError) -> None:
+        if isinstance(result, MalamuteError):
+            failed(result)
+        else:
+            answered({"directory": directory, **result})
+
+    if dry_run:
+        answered({"directory": directory})
+    else:
+        core.turn.ask(Backup(directory), copied)
+
+
+def _stream(core: Core, name: str) -> Stream:
+    stream = core.streams.by_name.get(name)
+    if stream is None:
+        raise NotFound(f"there is no stream {name!r}")
+    return stream
+
+
+Arguments = Mapping[str, type]
+
+TOPICS: dict[str, tuple[Callable[..., None], Arguments, Arguments]] = {
+    "cursor.set": (set_cursor, {"stream": str, "cursor": str, "start": str}, {}),
+    "cursor.delete": (delete_cursor, {"stream": str, "cursor": str}, {}),
+    "stream.create": (create_stream, {"stream": str}, {"bytes": int, "count": int, "age": float}),
+    "stream.retain": (set_retention, {"stream": str}, {"bytes": int, "count": int, "age": float}),
+    "stream.purge": (purge_stream, {"stream": str}, {}),
+    "stream.delete": (delete_stream, {"stream": str}, {}),
+    "feed.set": (set_feed, {"service": str, "stream": str}, {"criteria": list, "where": str, "start": str}),
+    "feed.delete": (delete_feed, {"service": str, "stream": str}, {}),
+    "queue.redrive": (redrive, {"kind": str, "name": str}, {"sequences": list, "where": str, "limit": int}),
+    "queue.purge": (
+        purge,
+        {"kind": str, "name": str},
+        {"dead": bool, "sequences": list, "where": str, "state": str, "limit": int},
+    ),
+    "client.disconnect": (disconnect, {"id": str}, {}),
+    "journal.backup": (back_up, {"directory": str}, {}),
+}
+"""Each change, with the arguments that it needs and those that it may have."""

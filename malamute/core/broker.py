@@ -1,0 +1,463 @@
+"""The core: every command in, everything to be done out, and no word to a socket, a disk or a clock.
+
+The edge calls `receive` for each message (or `refuse` for bytes that were none), `stored` and `unstored`
+when the writer is done, `answered` with what the store found, `lost` when a peer cannot be reached, `blocked`
+and `unblocked` when its pipe is full and not full any more, and `tick` as time goes by. None of them
+raises for a peer's fault: the peer is told by a numbered ERROR, and nothing is changed. At the end of each
+turn the edge calls `ready` and does what it says.
+
+`STATES` is the protocol: which commands a session may send in which state, and what handles them.
+An absent key is an error of the protocol.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from malamute.core import administration, inspection
+from malamute.core.delivery import Budget, Consumer, QueuePolicy, Queues, Trackers
+from malamute.core.delivery.policy import PolicyOf
+from malamute.core.events import Events, tell_worker
+from malamute.core.feed import Feeds
+from malamute.core.mailbox import Mailboxes
+from malamute.core.ready import Question, Ready, Turn
+from malamute.core.service import Services
+from malamute.core.session import Session, Sessions
+from malamute.core.storage import EMPTY, Recovered
+from malamute.core.stream import Streams
+from malamute.core.subscription import Subscription
+from malamute.core.timers import Timers
+from malamute.errors import (
+    AccessRefused,
+    Failed,
+    InternalError,
+    InvalidValue,
+    MalamuteError,
+    NotFound,
+    NumberTooOld,
+    TooLarge,
+    TooMany,
+    TryLater,
+    UnexpectedCommand,
+)
+from malamute.protocol.batch import Frame, join_large
+from malamute.protocol.codec import error_message
+from malamute.protocol.limits import Limits
+from malamute.protocol.messages import (
+    BY_TYPE,
+    MAILBOX,
+    Ack,
+    Bye,
+    Cancel,
+    Change,
+    Commit,
+    Credit,
+    Error,
+    Hello,
+    Message,
+    Nak,
+    Offer,
+    Ok,
+    Ping,
+    Pong,
+    Progress,
+    Publish,
+    Query,
+    Reject,
+    Release,
+    Reply,
+    Request,
+    Send,
+    Subscribe,
+    Withdraw,
+)
+
+ROUTING_ID_BYTES = 16
+
+
+class Settings(NamedTuple):
+    """What the core has to know of the configuration. Times are in seconds."""
+
+    limits: Limits = Limits()
+    session_expiry: float = 600.0
+    probe_interval: float = 0.5
+    probe_interval_idle: float = 15.0
+    journaled: Callable[[str], bool] = lambda stream: True
+    queues: PolicyOf = lambda kind, name: QueuePolicy()
+    lifecycle_events: bool = False
+    """Whether `$sys` tells what happens to clients, streams, queues and the store."""
+    settled_events: bool = False
+    """Whether `$sys` tells the history of each queued message."""
+    software: str = ""
+    facts: Mapping[str, Any] = {}
+    """What `status` tells beyond what the core knows."""
+
+
+class Core:
+    """The broker without its edges. `now` is always seconds since the epoch, UTC, and never goes back."""
+
+    def __init__(self, now: float, settings: Settings | None = None, recovered: Recovered = EMPTY) -> None:
+        self.settings = settings = settings or Settings()
+        limits = settings.limits
+        self.turn = Turn(now)
+        self._told: set[bytes] = set()
+        self._message_bytes_max = limits.message_bytes
+        self._backlog_bytes_max = limits.backlog_bytes
+        self.started = now
+        self.streams = Streams(self.turn, limits, settings.journaled)
+        self.timers = Timers()
+        self.budget = Budget(self.turn, limits, self.timers, settings.queues)
+        self.mailboxes = Mailboxes(self.budget)
+        self.budget.trackers = Trackers(self.mailboxes)
+        self.services = Services(self.budget, self.mailboxes)
+        self.sessions = Sessions(
+            self.turn,
+            limits,
+            broker_id=recovered.broker_id,
+            software=settings.software,
+            expiry=settings.session_expiry,
+            probe=settings.probe_interval,
+            probe_idle=settings.probe_interval_idle,
+            release=_release,
+            forget=self.mailboxes.forget,
+        )
+        self.feeds = Feeds(limits, self.streams, self.services)
+        self._restore(recovered)
+        self.events = Events(
+            self.turn,
+            limits,
+            self.streams,
+            self.budget.ledger,
+            lifecycle=settings.lifecycle_events,
+            settled=settings.settled_events,
+        )
+        self.turn.event("broker.started", software=settings.software, pid=settings.facts.get("pid"))
+
+    def _restore(self, recovered: Recovered) -> None:
+        for name, stream in recovered.streams.items():
+            self.streams.restore(name, stream)
+        for (stream_name, cursor), sequence in recovered.cursors.items():
+            self.streams.get(stream_name).cursors[cursor] = sequence
+        for name, retention in recovered.retentions.items():
+            self.streams.get(name).retention = retention
+        for (kind, name), queue in recovered.queues.items():
+            table = self.mailboxes if kind.startswith("mailbox") else self.services
+            table.restore(name, queue, dead=kind.endswith("-dead"))
+        for peer, value in recovered.sessions.items():
+            self.sessions.restore(peer, value)
+        # Which of them are anonymous is not known; the others have no request under this name.
+        self.services.await_replies({session.mailbox for session in self.sessions.by_peer.values()})
+        self.mailboxes.resume()
+        self.services.resume()
+        self.feeds.restore(recovered)
+
+    def queues_of(self, kind: str) -> Queues:
+        """The mailboxes or the services."""
+        return self.mailboxes if kind == "mailbox" else self.services
+
+    # Events in
+
+    def receive(self, peer: bytes, message: Message, now: float) -> None:
+        """Take a message from a peer."""
+        self.turn.now = now
+        session = self.sessions.by_peer.get(peer)
+        state = session.state if session else "absent"
+        handler = STATES[state].get(type(message))
+        try:
+            if handler is None:
+                raise _unexpected(state, message)
+            if session is not None:
+                session.last_heard = now
+            handler(self, peer, session, message)
+        except MalamuteError as error:
+            self.refuse(peer, _about(error, message), now)
+
+    def refuse(self, peer: bytes, error: MalamuteError, now: float) -> None:
+        """Tell a peer that what it sent was refused. Nothing else happens."""
+        self.turn.now = now
+        answer = error_message(error)
+        if answer.about in NUMBERED and not self._note_refusal(peer, answer):
+            return
+        self.turn.send(peer, answer)
+
+    def _note_refusal(self, peer: bytes, answer: Error) -> bool:
+        """Remember how a number was refused. Returns whether the peer is to be told."""
+        if not answer.ref:
+            # Whoever floods the broker without asking for answers gets one for all of a turn.
+            told = peer in self._told
+            self._told.add(peer)
+            return not told
+        session = self.sessions.by_peer.get(peer)
+        # A number that came too early, or before HELLO, has no outcome yet: it will be sent again.
+        if session is not None and session.open and answer.code != NumberTooOld.code:
+            self.sessions.refuse(session, answer.ref, answer)
+        return True
+
+    def stored(self, token: int, now: float) -> None:
+        """What `token` names is committed and fsynced."""
+        self.turn.now = now
+        self.turn.settle(token, None)
+        self.events.stored()
+
+    def unstored(self, token: int, error: MalamuteError, now: float) -> None:
+        """What `token` names could not be stored."""
+        self.turn.now = now
+        self.turn.settle(token, error if isinstance(error, Failed) else InternalError(str(error)))
+        self.events.unstored(error)
+
+    def answered(self, question: Question, result: Any, now: float) -> None:
+        """The store has answered a question."""
+        self.turn.now = now
+        self.turn.answer(question, result)
+
+    def lost(self, peer: bytes, now: float) -> None:
+        """The peer cannot be reached."""
+        self.turn.now = now
+        self.sessions.lost(peer)
+
+    def blocked(self, peer: bytes) -> None:
+        """The peer takes no more messages for now: as if none of its sources had credit."""
+        session = self.sessions.by_peer.get(peer)
+        if session is not None:
+            session.blocked = True
+            for source in session.sources.values():
+                source.block()
+
+    def unblocked(self, peer: bytes, now: float) -> None:
+        """The peer takes messages again."""
+        self.turn.now = now
+        session = self.sessions.by_peer.get(peer)
+        if session is not None and session.blocked:
+            session.blocked = False
+            for source in session.sources.values():
+                source.unblock()
+
+    def tick(self, now: float) -> None:
+        """Do what has become due."""
+        self.turn.now = now
+        self.sessions.tick()
+        self.timers.run(now)
+
+    # What there is to do
+
+    def next_deadline(self) -> float | None:
+        """When `tick` has something to do; `now` or earlier if the next turn has."""
+        if self.streams.active:
+            return self.turn.now
+        deadlines = (self.sessions.next_deadline(), self.timers.next_deadline())
+        return min((deadline for deadline in deadlines if deadline is not None), default=None)
+
+    def ready(self) -> Ready:
+        """End the turn: what is to be stored, read and sent."""
+        self.feeds.wake()
+        self.streams.flush()
+        for session in self.budget.flush():
+            self.sessions.watch(session)
+        if self.events.flush():
+            self.streams.flush()
+        self.sessions.flush()
+        self._told.clear()
+        return self.turn.finish()
+
+    def close(self) -> None:
+        """Give back the sequences that were reserved and not used; the last `ready` is to follow."""
+        self.events.stop()
+        self.streams.flush()
+        self.feeds.keep()
+        for stream in self.streams.by_name.values():
+            stream.close()
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing waits for the writer."""
+        return not self.turn.unsettled
+
+    # Handlers
+
+    def _hello(self, peer: bytes, session: Session | None, message: Hello) -> None:
+        if len(peer) != ROUTING_ID_BYTES or not peer[0]:
+            raise InvalidValue(f"a routing id is {ROUTING_ID_BYTES} random bytes, the first of them not 0")
+        self.sessions.hello(peer, message)
+
+    def _publish(self, peer: bytes, session: Session, message: Publish) -> None:
+        if message.number and not self.sessions.admit(session, message.number):
+            return
+        records = join_large(message.records, message.large)
+        self._check_size(records)
+        stream = self.streams.by_name.get(message.stream) or self.streams.get(message.stream)
+        if stream.own:
+            raise AccessRefused(f"the stream {stream.name!r} is the broker's own")
+        first = stream.publish(session.address, message.subjects, records)
+        if message.number:
+            self.sessions.accept(session, message, len(records), first)
+
+    def _send(self, peer: bytes, session: Session, message: Send) -> None:
+        self._numbered(session, message, self.mailboxes.send)
+
+    def _request(self, peer: bytes, session: Session, message: Request) -> None:
+        self._numbered(session, message, self.services.request)
+
+    def _reply(self, peer: bytes, session: Session, message: Reply) -> None:
+        self._numbered(session, message, self.services.reply)
+
+    def _numbered(self, session: Session, message: Any, execute: Callable[[Session, Any], None]) -> None:
+        if message.number and not self.sessions.admit(session, message.number):
+            return
+        self._check_size(join_large(message.records, message.large))
+        execute(session, message)
+        if message.number:
+            self.sessions.accept(session, message, 0, 0)
+
+    def _check_size(self, records: Sequence[Frame]) -> None:
+        size_bytes = sum(map(len, records))
+        if size_bytes > self._message_bytes_max:
+            raise TooLarge(f"{size_bytes} bytes in one command; {self._message_bytes_max} are allowed")
+        if self.turn.backlog_bytes > self._backlog_bytes_max:
+            raise TryLater("the disk does not keep up")
+
+    def _subscribe(self, peer: bytes, session: Session, message: Subscribe) -> None:
+        self._check_source(session, message.source)
+        self.streams.subscribe(session, message)
+
+    def _offer(self, peer: bytes, session: Session, message: Offer) -> None:
+        self._check_source(session, message.source)
+        offer = session.sources[message.source] = self.services.offer(session, message)
+        self.turn.send(session.peer, Ok(BY_TYPE[Offer].opcode, message.source))
+        tell_worker("joined", offer)
+        offer.grant(message.credit, message.credit_bytes)
+
+    def _check_source(self, session: Session, source: int) -> None:
+        if source in session.sources:
+            raise InvalidValue(f"source {source} is in use")
+        if len(session.sources) - (MAILBOX in session.sources) >= self.settings.limits.sources:
+            raise TooMany(f"a session has {self.settings.limits.sources} sources at the most")
+
+    def _cancel(self, peer: bytes, session: Session, message: Cancel) -> None:
+        _end_source(session.source(message.source))
+        del session.sources[message.source]
+        self.turn.send(peer, Ok(BY_TYPE[Cancel].opcode, message.source))
+
+    def _credit(self, peer: bytes, session: Session, message: Credit) -> None:
+        mailbox = message.source == MAILBOX
+        source = self.mailboxes.consumer(session) if mailbox else session.source(message.source)
+        source.grant(message.messages, message.bytes)
+
+    def _ack(self, peer: bytes, session: Session, message: Ack) -> None:
+        _consumer(session, message.source).acknowledge(message.ranges)
+
+    def _nak(self, peer: bytes, session: Session, message: Nak) -> None:
+        delay = None if message.delay < 0 else message.delay / 1000
+        _consumer(session, message.source).give_back(message.ranges, delay)
+
+    def _reject(self, peer: bytes, session: Session, message: Reject) -> None:
+        _consumer(session, message.source).reject(message.ranges, message.reason)
+
+    def _progress(self, peer: bytes, session: Session, message: Progress) -> None:
+        _consumer(session, message.source).report(message.ranges)
+
+    def _release(self, peer: bytes, session: Session, message: Release) -> None:
+        _consumer(session, message.source).release(message.ranges)
+
+    def _withdraw(self, peer: bytes, session: Session, message: Withdraw) -> None:
+        table = self.queues_of(message.kind)
+        sender = session.address if message.kind == "mailbox" else session.mailbox
+        queue = table.by_name.get(message.name)
+        count = queue.withdraw(sender, message.correlation) if queue is not None and sender else 0
+        if not count:
+            raise NotFound(f"nothing of yours with the correlation {message.correlation!r} is there")
+        opcode = BY_TYPE[Withdraw].opcode
+
+        def withdrawn(error: MalamuteError | None) -> None:
+            failed = error and error_message(error, opcode, message.ref)
+            self.turn.send(peer, failed or Ok(opcode, message.ref, count))
+
+        self.turn.when_stored(withdrawn)
+
+    def _query(self, peer: bytes, session: Session, message: Query) -> None:
+        inspection.answer(self, peer, message)
+
+    def _change(self, peer: bytes, session: Session, message: Change) -> None:
+        administration.change(self, peer, message)
+
+    def _commit(self, peer: bytes, session: Session, message: Commit) -> None:
+        if message.number and not self.sessions.admit(session, message.number):
+            return
+        self.streams.commit(session, message)
+        if message.number:
+            self.sessions.accept(session, message, 0, 0)
+
+    def _ping(self, peer: bytes, session: Session, message: Ping) -> None:
+        self.turn.send(peer, Pong())
+
+    def _bye(self, peer: bytes, session: Session, message: Bye) -> None:
+        self.turn.send(peer, Ok(BY_TYPE[Bye].opcode, 0))
+        self.sessions.end(session, "bye")
+
+
+Handler = Callable[[Core, bytes, Any, Any], None]
+
+STATES: dict[str, dict[type[Any], Handler]] = {
+    "absent": {Hello: Core._hello},
+    "away": {Hello: Core._hello},
+    "open": {
+        Hello: Core._hello,
+        Publish: Core._publish,
+        Send: Core._send,
+        Request: Core._request,
+        Reply: Core._reply,
+        Subscribe: Core._subscribe,
+        Offer: Core._offer,
+        Cancel: Core._cancel,
+        Credit: Core._credit,
+        Ack: Core._ack,
+        Nak: Core._nak,
+        Reject: Core._reject,
+        Progress: Core._progress,
+        Release: Core._release,
+        Withdraw: Core._withdraw,
+        Query: Core._query,
+        Ping: Core._ping,
+        Bye: Core._bye,
+        Commit: Core._commit,
+        Change: Core._change,
+    },
+}
+
+NUMBERED = frozenset(BY_TYPE[message].opcode for message in (Publish, Send, Request, Reply, Commit))
+"""Opcodes of the commands whose `ref` is a number of the session."""
+
+
+def _release(session: Session) -> None:
+    """Take back all that belongs to a connection."""
+    sources = list(session.sources.values())
+    session.sources.clear()
+    for source in sources:
+        _end_source(source)
+
+
+def _end_source(source: Subscription | Consumer) -> None:
+    if isinstance(source, Consumer):
+        tell_worker("left", source)
+    source.cancel()
+
+
+def _consumer(session: Session, source_id: int) -> Consumer:
+    source = session.source(source_id)
+    if not isinstance(source, Consumer):
+        raise NotFound(f"source {source_id} is a subscription: nothing to acknowledge")
+    return source
+
+
+def _unexpected(state: str, message: Message) -> MalamuteError:
+    name = type(message).__name__.upper()
+    if state == "open":
+        return UnexpectedCommand(f"{name} is not for a client to send")
+    return UnexpectedCommand(f"{name} came before HELLO")
+
+
+def _about(error: MalamuteError, message: Message) -> MalamuteError:
+    spec = BY_TYPE[type(message)]
+    error.about = spec.opcode
+    error.ref = message[spec.ref] if spec.ref >= 0 else 0  # type: ignore[assignment]  # a ref is a number
+    return error

@@ -1,0 +1,83 @@
+"""Chunks in memory, and the parts of them that subscriptions get.
+
+A chunk is encoded once, when it is made. Who takes all of it is sent that very payload; for each distinct
+set of places in it one more is encoded, however many subscriptions get it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from malamute.core.storage import Chunk
+from malamute.matching import Single
+from malamute.protocol.batch import (
+    Columns,
+    Frame,
+    Headers,
+    headers_of,
+    pack_stream_payload,
+    unpack_payload,
+)
+
+
+class Loaded:
+    """A chunk with its columns: on its way in, or read back from the journal."""
+
+    __slots__ = ("_places", "_whole", "chunk", "columns")
+
+    def __init__(self, chunk: Chunk, columns: Columns) -> None:
+        self.chunk = chunk
+        self.columns = columns
+        self._whole: Part | None = None
+        self._places: dict[Single, Sequence[int]] = {}
+
+    @classmethod
+    def read(cls, chunk: Chunk) -> Loaded:
+        """A chunk as it comes from the journal."""
+        return cls(chunk, unpack_payload(chunk.payload, chunk.large))
+
+    def places(self, selector: Single) -> Sequence[int]:
+        """The places of the messages that a selector takes; found once for all subscriptions with it."""
+        places = self._places.get(selector)
+        if places is None:
+            columns = self.columns
+            places = self._places[selector] = selector.places(
+                columns.subjects, columns.all_senders(), self._headers
+            )
+        return places
+
+    def _headers(self, places: Sequence[int]) -> Sequence[Headers]:
+        records = self.columns.records
+        whole = len(places) == len(records)
+        return headers_of(records if whole else [records[place] for place in places])
+
+    def part(self, places: Sequence[int] | None = None) -> Part:
+        """The messages at these places; all of them is the chunk as it is."""
+        if places is not None and len(places) < self.chunk.count:
+            return Part.encode(self.columns.take(places))
+        if self._whole is None:
+            self._whole = Part(self.columns, self.chunk.payload, self.chunk.large)
+        return self._whole
+
+
+class Part:
+    """The messages of a chunk that one set of subscriptions gets, encoded once for all of them."""
+
+    __slots__ = ("columns", "count", "large", "payload", "size_bytes", "time")
+
+    def __init__(self, columns: Columns, payload: bytes, large: tuple[Frame, ...]) -> None:
+        self.columns = columns
+        self.payload = payload
+        self.large = large
+        self.count = len(columns.subjects)
+        self.time = columns.times if isinstance(columns.times, int) else columns.times[-1]
+        self.size_bytes = sum(map(len, columns.subjects)) + sum(map(len, columns.records))
+
+    @classmethod
+    def encode(cls, columns: Columns) -> Part:
+        """A part with just these messages."""
+        return cls(columns, *pack_stream_payload(columns))
+
+    def sizes(self) -> list[int]:
+        """What each message takes of the credit in bytes."""
+        return [*map(int.__add__, map(len, self.columns.subjects), map(len, self.columns.records))]

@@ -1,0 +1,199 @@
+"""Looking into a queue: which messages there are, and choosing some of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from sys import maxsize
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from malamute.core.delivery.cold import records_of, runs
+from malamute.core.delivery.entry import Entry
+from malamute.core.steps import Steps, proceed
+from malamute.core.storage import Frame, Message
+from malamute.errors import InvalidValue, Malformed, NotFound
+from malamute.matching import parse
+from malamute.matching.expression import Expression
+from malamute.matching.expression import Message as Matched
+from malamute.protocol.batch import unpack_record
+
+if TYPE_CHECKING:
+    from malamute.core.delivery.queue import Queue
+
+ROWS = 100
+"""Rows of an answer when nobody says how many."""
+
+ROWS_MAX = 1_000
+
+BODY_BYTES_MAX = 4_096
+"""Bytes of a body that an answer shows."""
+
+STATES = ("unstored", "waiting", "delayed", "outstanding", "settling", "dead")
+
+SEARCHABLE = ("correlation", "id", "tracker", "key")
+"""Properties that an expression may name beside the headers."""
+
+
+class Found(NamedTuple):
+    """A message, and how it stands with it. Its record is None if it cannot be read."""
+
+    message: Message
+    record: Frame | None
+    size: int
+    attempts: int
+    state: str
+
+    def row(self) -> dict[str, Any]:
+        """What people are told."""
+        message = self.message
+        headers, body = self.opened()
+        return {
+            "sequence": message.sequence,
+            "time": message.time,
+            "sender": message.sender,
+            "subject": message.subject,
+            "headers": dict(headers),
+            "body": body[:BODY_BYTES_MAX],
+            "size": self.size,
+            "properties": dict(message.properties or {}),
+            "attempts": self.attempts,
+            "state": self.state,
+            "damaged": self.record is None,
+        }
+
+    def opened(self) -> tuple[Mapping[str, Any], bytes]:
+        """Headers and body. Nobody has looked into a record before: it may be anything."""
+        if self.record is None:
+            return {}, b""
+        try:
+            headers, body = unpack_record(self.record)
+        except Malformed:
+            return {}, bytes(self.record)
+        return headers or {}, b"".join(body)
+
+
+def browse(
+    queue: Queue,
+    then: Callable[[list[dict[str, Any]]], None],
+    *,
+    dead: bool = False,
+    after: int = 0,
+    limit: int = ROWS,
+    where: str = "",
+    state: str = "",
+) -> None:
+    """Call back with the rows of some messages. Raises `InvalidValue` or `InvalidSelector`."""
+    if not 1 <= limit <= ROWS_MAX or after < 0:
+        raise InvalidValue(f"`limit` is from 1 to {ROWS_MAX}, and `after` is not negative")
+    entries = [entry for entry in _all(queue, dead) if entry.message.sequence > after]
+    found: list[dict[str, Any]] = []
+    look = _Look(queue, dead, _expression(where), state, limit, lambda item: found.append(item.row()))
+    proceed(queue.turn, look.steps(entries, lambda: then(found), records=True))
+
+
+def choose(
+    queue: Queue,
+    then: Callable[[list[int]], None],
+    *,
+    dead: bool = False,
+    sequences: Sequence[Any] | None = None,
+    where: str = "",
+    state: str = "",
+    limit: int | None = None,
+) -> None:
+    """Call back with the sequences of some messages: of those named, or of all, that meet the conditions.
+
+    Raises `InvalidValue`, `InvalidSelector`, or `NotFound` for a sequence that is not there.
+    """
+    if limit is not None and limit < 1:
+        raise InvalidValue("`limit` is 1 or more")
+    entries = _all(queue, dead)
+    expression = _expression(where)
+    if sequences is not None:
+        entries = _named({entry.message.sequence: entry for entry in entries}, sequences)
+    found: list[int] = []
+    look = _Look(
+        queue, dead, expression, state, limit or maxsize, lambda item: found.append(item.message.sequence)
+    )
+    proceed(queue.turn, look.steps(entries, lambda: then(found), records=expression is not None))
+
+
+def _named(entries: Mapping[int, Entry], sequences: Sequence[Any]) -> list[Entry]:
+    if not all(type(sequence) is int for sequence in sequences):
+        raise InvalidValue("`sequences` is a list of integers")
+    for sequence in sequences:
+        if sequence not in entries:
+            raise NotFound(f"there is no message {sequence}")
+    return [entries[sequence] for sequence in sorted(set(sequences))]
+
+
+def _all(queue: Queue, dead: bool) -> list[Entry]:
+    return queue.dead.here() if dead else list(queue.entries.values())
+
+
+class _Look:
+    """A look at the messages of a queue, a run at a time, until enough of them were taken."""
+
+    def __init__(
+        self,
+        queue: Queue,
+        dead: bool,
+        expression: Expression | None,
+        state: str,
+        limit: int,
+        take: Callable[[Found], None],
+    ) -> None:
+        if state and state not in STATES:
+            raise InvalidValue(f"a state is one of {', '.join(STATES)}, not {state!r}")
+        self._queue = queue
+        self._dead = dead
+        self._expression = expression
+        self._state = state
+        self._limit = limit
+        self._take = take
+
+    def steps(self, entries: Sequence[Entry], done: Callable[[], None], *, records: bool) -> Steps:
+        """Look at these messages, with their `records` or without."""
+        queue, dead = self._queue, self._dead
+        kind = queue.dead.kind if dead else queue.kind
+        some = runs(entry for entry in entries if not self._state or self._state_of(entry) == self._state)
+        for run in some:
+            run = run[: self._limit] if self._expression is None else run
+            brought = (yield from records_of(kind, queue.name, run)) if records else {}
+            here = queue.dead.entries if dead else queue.entries
+            for entry in run:
+                sequence = entry.message.sequence
+                if self._limit and sequence in here:
+                    self._see(entry, brought.get(sequence))
+            if not self._limit:
+                break
+        done()
+
+    def _see(self, entry: Entry, record: Frame | None) -> None:
+        message = entry.message
+        size = entry.bytes - len(message.subject)
+        item = Found(message, record, size, self._attempts(entry), self._state_of(entry))
+        if self._expression is None or self._expression.holds(_matched(item)):
+            self._take(item)
+            self._limit -= 1
+
+    def _state_of(self, entry: Entry) -> str:
+        return "dead" if self._dead else entry.state
+
+    def _attempts(self, entry: Entry) -> int:
+        if not self._dead:
+            return entry.attempts
+        attempts: int = (entry.message.properties or {})["dead"]["attempts"]
+        return attempts
+
+
+def _expression(where: str) -> Expression | None:
+    return parse(where) if where.strip() else None
+
+
+def _matched(item: Found) -> Matched:
+    message = item.message
+    properties = message.properties or {}
+    known = {name: properties[name] for name in SEARCHABLE if name in properties}
+    if "dead" in properties:
+        known["reason"] = properties["dead"]["reason"]
+    return Matched(message.subject, {**known, **item.opened()[0]}, message.sender)

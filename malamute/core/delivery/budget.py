@@ -1,0 +1,213 @@
+"""What all queues share: the turn, the timers, the limits, and the room that is left."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from itertools import takewhile
+from operator import attrgetter
+from typing import TYPE_CHECKING
+
+from malamute.core.delivery.cold import Memory
+from malamute.core.delivery.entry import Entry
+from malamute.core.delivery.policy import BaseKind, PolicyOf, QueuePolicy
+from malamute.core.ledger import Ledger
+from malamute.core.storage import DeleteQueue, SetAttempts
+from malamute.core.timers import Timers
+from malamute.errors import MalamuteError, TooMany, TryLater
+from malamute.protocol.batch import Columns, pack_queue_payload
+from malamute.protocol.messages import Deliver
+
+if TYPE_CHECKING:
+    from malamute.core.delivery.consumer import Consumer
+    from malamute.core.delivery.queue import Queue
+    from malamute.core.delivery.trackers import Trackers
+    from malamute.core.ready import Turn
+    from malamute.core.session import Session
+    from malamute.protocol.limits import Limits
+
+Table = dict[str, "Queue"]
+
+
+class Budget:
+    """The room for queues, and what they hand over at the end of a turn."""
+
+    trackers: Trackers
+
+    def __init__(self, turn: Turn, limits: Limits, timers: Timers, policy: PolicyOf) -> None:
+        self.turn = turn
+        self.limits = limits
+        self.timers = timers
+        self.policy = policy
+        self.messages = 0
+        self.ledger = Ledger(turn)
+        self.bytes = 0
+        self.queues = 0
+        self.memory = Memory(self)
+        self.deliveries: list[Consumer] = []
+        self._noted: Counter[tuple[BaseKind, str, str]] = Counter()
+
+    def policy_of(self, kind: BaseKind, name: str) -> QueuePolicy:
+        """The policy of a queue, whose depth and bytes are within the limits of all queues."""
+        policy, limits = self.policy(kind, name), self.limits
+        return policy._replace(
+            depth=min(policy.depth or limits.queue_messages, limits.queue_messages),
+            bytes=min(policy.bytes or limits.queue_bytes, limits.queue_bytes),
+        )
+
+    def check(self, queue: Queue, messages: int, size_bytes: int) -> None:
+        """Raise `TryLater` unless there is room for messages in a queue."""
+        self.check_queue(queue, messages, size_bytes)
+        self.check_all(messages, size_bytes)
+
+    def check_queue(self, queue: Queue, messages: int, size_bytes: int) -> None:
+        """Raise `TryLater` unless a queue may have so many more messages and bytes."""
+        held = len(queue.entries) + queue.reserved
+        if held + messages > queue.policy.depth:
+            raise TryLater(f"the {queue.kind} {queue.name!r} holds {held} messages")
+        if queue.bytes + size_bytes > queue.policy.bytes:
+            raise TryLater(f"the {queue.kind} {queue.name!r} holds {queue.bytes} bytes")
+
+    def check_all(self, messages: int, size_bytes: int) -> None:
+        """Raise `TryLater` unless all queues together may have so many more messages and bytes."""
+        if self.messages + messages > self.limits.queues_messages:
+            raise TryLater(f"all mailboxes and services together hold {self.messages} messages")
+        if self.bytes + size_bytes > self.limits.queues_bytes:
+            raise TryLater(f"all mailboxes and services together hold {self.bytes} bytes")
+        if self.memory.free < -self.limits.backlog_bytes:
+            # Of what the disk would not take and nobody waits for, the memory has the only copy.
+            raise TryLater("there is no memory for messages that are not on the disk")
+
+    def take(self, queue: Queue, messages: int, size_bytes: int) -> None:
+        """Take room for messages of a queue, or give it back if negative."""
+        queue.bytes += size_bytes
+        self.take_dead(messages, size_bytes)
+
+    def take_dead(self, messages: int, size_bytes: int) -> None:
+        """Take room for dead letters, which is no queue's own, or give it back."""
+        self.messages += messages
+        self.bytes += size_bytes
+
+    def reserve(self, queue: Queue, messages: int, size_bytes: int) -> None:
+        """Keep room for messages that may still come, or give it back if negative. It takes no memory."""
+        queue.reserved += messages
+        self.take(queue, messages, size_bytes)
+        self.memory.count_cold(queue, size_bytes)
+
+    def check_queues(self) -> None:
+        """Raise `TooMany` unless there may be one more queue."""
+        if self.queues >= self.limits.queues:
+            raise TooMany(f"there are {self.limits.queues} mailboxes and services already")
+
+    def release_queue(self, queue: Queue) -> None:
+        """A queue is gone, with all that was in it."""
+        self.queues -= 1
+        self.timers.cancel(queue.collector)
+        queue.clear()
+
+    def collect(self, queue: Queue, table: Table) -> None:
+        """Remove a queue from a table when it was empty and unused for as long as is configured."""
+        if queue.policy.idle:
+            seen = queue.next
+            due = self.turn.now + queue.policy.idle
+            queue.collector = self.timers.at(due, lambda: self._collect_unless_used(queue, table, seen))
+
+    def _collect_unless_used(self, queue: Queue, table: Table, seen: int) -> None:
+        if queue.used or queue.next != seen:
+            self.collect(queue, table)
+            return
+        del table[queue.name]
+        self.release_queue(queue)
+        self.delete(queue)
+        self.note(queue, "collected", 1)
+
+    def delete(self, queue: Queue) -> None:
+        """Let the store forget a queue and its dead letters."""
+        self.turn.store(DeleteQueue(queue.kind, queue.name))
+        if queue.dead.next > 1:
+            self.turn.store(DeleteQueue(queue.dead.kind, queue.name))
+
+    def note(self, queue: Queue, what: str, count: int) -> None:
+        """Something happened to messages of a queue: it is counted, and told once at the end of the turn."""
+        queue.counts[what] += count
+        self._noted[queue.kind, what, queue.name] += count
+
+    def flush(self) -> list[Session]:
+        """Send what the consumers were given: one delivery for each of them.
+
+        Returns the sessions that now hold messages.
+        """
+        given: dict[int, Session] = {}
+        while self.deliveries:
+            deliveries, self.deliveries = self.deliveries, []
+            for consumer in deliveries:
+                given[id(consumer.session)] = consumer.session
+                self._deliver(consumer)
+        if self._noted:
+            for (kind, what, name), count in self._noted.items():
+                self.turn.event(f"{kind}.{what}.{name}", count=count)
+            self._noted.clear()
+        return list(given.values())
+
+    def _deliver(self, consumer: Consumer) -> None:
+        """Send what may be sent, and see to it that the rest may be."""
+        queue = consumer.queue
+        entries = [*takewhile(attrgetter("marked"), consumer.unsent)]
+        if consumer.lacking:
+            entries = [*takewhile(queue.ahead.has, entries)]
+        if entries:
+            consumer.unsent = consumer.unsent[len(entries) :]
+            payload, large = pack_queue_payload(self._columns(queue, entries))
+            self.turn.send(consumer.session.peer, Deliver(consumer.source, 0, payload, large))
+            consumer.watch()
+            queue.relieve([entry for entry in entries if entry.message.record])
+            if consumer.lacking:
+                queue.ahead.read_on()
+                queue.count_lacking(consumer)
+        if consumer.unsent and not consumer.awaiting:
+            self._prepare(consumer)
+
+    def _columns(self, queue: Queue, entries: Sequence[Entry]) -> Columns:
+        messages = [entry.message for entry in entries]
+        attempts = [entry.attempts for entry in entries]
+        sequences, times, senders, subjects, records, properties = zip(*messages, strict=True)
+        if queue.cold:
+            records = tuple(map(queue.ahead.take, entries))
+        if attempts.count(1) < len(attempts):
+            self.note(queue, "redelivered", len(attempts) - attempts.count(1))
+            for sequence, count in zip(sequences, attempts, strict=True):
+                if count > 1:
+                    self.turn.store(SetAttempts(queue.kind, queue.name, sequence, count))
+        return Columns(
+            sequences,
+            times,
+            senders,
+            subjects,
+            records,
+            attempts,
+            properties if any(properties) else None,
+        )
+
+    def _prepare(self, consumer: Consumer) -> None:
+        """Bring the records of what is about to be delivered, tell the disk of it, and then go on."""
+        queue, entries = consumer.queue, [*consumer.unsent]
+
+        def done() -> None:
+            consumer.awaiting -= 1
+            if not consumer.awaiting:
+                consumer.sent_late(entries)
+                self.deliveries.append(consumer)
+
+        def marked(error: MalamuteError | None) -> None:
+            # Without a disk there is no flag to be kept, and deliveries go on (promise 5).
+            for entry in entries:
+                entry.marked = True
+            done()
+
+        if not all(entry.marked for entry in entries):
+            consumer.awaiting += 1
+            queue.mark(entries)
+            self.turn.when_stored(marked)
+        if cold := [entry for entry in entries if not queue.ahead.has(entry)]:
+            consumer.awaiting += 1
+            queue.ahead.bring(cold, done)

@@ -1,0 +1,210 @@
+"""Records that stay on the disk, and how they come back.
+
+What a queue has to know of a message to deal it out is small and always in memory. Its record is not: one
+that has to wait while there is no room for it is let go, as it is on the disk anyway. It is *cold* then.
+
+Who may keep how much needs no list of what to let go: a queue keeps records as long as they take no more
+than what is free of the memory of all queues. One alone has half of it, two have a third each, and however
+many there are, there is some room for one more. As messages come at the end, the cold ones are those
+furthest from their delivery. (Choudhury and Hahne, "Dynamic queue length thresholds for shared-memory packet
+switches", 1998.)
+
+A cold message is given to a consumer as any other; it is sent when its record was brought. The records that
+follow are brought with it, and before they are asked for, a run at a time, since neighbours share a block
+of the store: who has credit waits once for a run and not for each message. Records that are on their way out
+belong to `Ahead` alone, so a message that was delivered is as cold as before.
+
+A record that cannot be read is an end of its message like any other: the message becomes a dead letter,
+without a body.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+from malamute.core.delivery.entry import Entry
+from malamute.core.ready import Fetch
+from malamute.core.storage import Frame, Message, QueueKind
+
+if TYPE_CHECKING:
+    from malamute.core.delivery.budget import Budget
+    from malamute.core.delivery.queue import Queue
+
+RUN_MESSAGES = 1_000
+RUN_BYTES = 1 << 20
+"""What is asked for at once, at the most; a single message may be larger."""
+
+TEXTS_MAX = 1_000
+"""Subjects of which cold messages share one copy."""
+
+Records = dict[int, Frame]
+Awaiting = Callable[[], None]
+
+
+def runs(entries: Iterable[Entry]) -> Iterator[list[Entry]]:
+    """Messages in runs that can be in memory at once."""
+    run: list[Entry] = []
+    size_bytes = 0
+    for entry in entries:
+        if run and (len(run) >= RUN_MESSAGES or size_bytes + entry.size > RUN_BYTES):
+            yield run
+            run, size_bytes = [], 0
+        run.append(entry)
+        size_bytes += entry.size
+    if run:
+        yield run
+
+
+def records_of(kind: QueueKind, queue: str, run: Sequence[Entry]) -> Generator[Fetch, Any, Records]:
+    """The records of a run by their sequences, as a step: without those that cannot be read."""
+    records = {entry.message.sequence: entry.message.record for entry in run if not entry.cold}
+    cold = tuple(entry.message.sequence for entry in run if entry.cold)
+    if cold:
+        found = yield Fetch(kind, queue, cold)
+        records |= {sequence: message.record for sequence, message in found.items()}
+    return records
+
+
+class HasCold(Protocol):
+    """Whoever has messages. `cold` is the part of their bytes that takes no memory."""
+
+    cold: int
+
+
+class Memory:
+    """The memory that the records of all queues share; sizes in bytes.
+
+    `cold` are the bytes of messages that it does not hold, and `ahead` those that were read ahead.
+    """
+
+    def __init__(self, budget: Budget) -> None:
+        self.cold = 0
+        self.ahead = 0
+        self._budget = budget
+        self._texts: dict[str, str] = {}
+
+    @property
+    def free(self) -> int:
+        """What nobody has; less than 0 where more came than may stay."""
+        budget = self._budget
+        return budget.limits.queues_memory_bytes - (budget.bytes - self.cold) - self.ahead
+
+    def count_cold(self, owner: HasCold, size_bytes: int) -> None:
+        """So many more bytes, or less if negative, take no memory."""
+        owner.cold += size_bytes
+        self.cold += size_bytes
+
+    def let_go(self, owner: HasCold, entry: Entry) -> None:
+        """Forget a record that is on the disk."""
+        sequence, time, sender, subject, record, properties = entry.message
+        if not record:
+            return
+        if len(self._texts) >= TEXTS_MAX:
+            self._texts.clear()
+        subject = self._texts.setdefault(subject, subject)
+        entry.message = Message(sequence, time, sender, subject, b"", properties)
+        self.count_cold(owner, entry.size)
+
+
+class Ahead:
+    """The records of one queue that were brought for their delivery, or are on their way."""
+
+    def __init__(self, queue: Queue) -> None:
+        self.records: Records = {}
+        self._queue = queue
+        self._asked: dict[int, int] = {}
+        """Those on their way, with their sizes."""
+        self._read_to = 0
+        self._awaiting: list[Awaiting] = []
+        self._bytes = 0
+
+    def has(self, entry: Entry) -> bool:
+        """Whether a message can be sent."""
+        return not entry.cold or entry.message.sequence in self.records
+
+    def take(self, entry: Entry) -> Frame:
+        """The record of a message that is sent now."""
+        record = self.records.get(entry.message.sequence, entry.message.record)
+        self.drop(entry.message.sequence)
+        return record
+
+    def drop(self, sequence: int) -> None:
+        """Forget a record that was brought."""
+        record = self.records.pop(sequence, None)
+        if record is not None:
+            self._count(-len(record))
+
+    def clear(self) -> None:
+        """Nobody takes messages any more."""
+        for sequence in list(self.records):
+            self.drop(sequence)
+        self._read_to = 0
+
+    def bring(self, entries: Sequence[Entry], then: Awaiting) -> None:
+        """Bring records, and what follows them. Then look again: some more may be there, or all."""
+        self._awaiting.append(then)
+        wanted = [entry for entry in entries if not self._comes(entry)]
+        for run in runs(wanted):
+            self._ask(run)
+        if entries:
+            self._read_to = max(self._read_to, entries[-1].message.sequence + 1)
+        self.read_on()
+
+    def read_on(self) -> None:
+        """Bring what comes next, unless enough of it is there or on its way, or there is no room."""
+        room = min(RUN_BYTES, self._queue.budget.memory.free)
+        if self._bytes < RUN_BYTES:
+            following = self._following(room)
+            if following:
+                self._ask(following)
+
+    def _following(self, room: int) -> list[Entry]:
+        queue = self._queue
+        found: list[Entry] = []
+        end = min(self._read_to + RUN_MESSAGES, queue.next)
+        while self._read_to < end:
+            entry = queue.entries.get(self._read_to)
+            if entry is not None and entry.where == "waiting" and not self._comes(entry):
+                room -= entry.size
+                if room < 0:
+                    break
+                if queue.has_consumer(entry.message.subject):
+                    found.append(entry)
+            self._read_to += 1
+        return found
+
+    def _comes(self, entry: Entry) -> bool:
+        return self.has(entry) or entry.message.sequence in self._asked
+
+    def _ask(self, run: Sequence[Entry]) -> None:
+        queue = self._queue
+        sizes = {entry.message.sequence: entry.size for entry in run}
+        self._asked |= sizes
+        self._count(sum(sizes.values()))
+        queue.turn.ask(Fetch(queue.kind, queue.name, tuple(sizes)), lambda found: self._brought(sizes, found))
+
+    def _brought(self, sizes: dict[int, int], found: dict[int, Message]) -> None:
+        queue = self._queue
+        damaged: list[int] = []
+        self._count(-sum(sizes.values()))
+        for sequence in sizes:
+            self._asked.pop(sequence, None)
+            entry = queue.entries.get(sequence)
+            if entry is None or not queue.consumers:
+                continue
+            if sequence in found:
+                self.records[sequence] = found[sequence].record
+                self._count(len(found[sequence].record))
+            elif not isinstance(entry.where, str):
+                # Whoever reads ahead may meet what leaves just now; who was given it would know.
+                damaged.append(sequence)
+        if damaged:
+            queue.damaged(damaged)
+        awaiting, self._awaiting = self._awaiting, []
+        for then in awaiting:
+            then()
+
+    def _count(self, size_bytes: int) -> None:
+        self._bytes += size_bytes
+        self._queue.budget.memory.ahead += size_bytes

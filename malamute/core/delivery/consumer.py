@@ -1,0 +1,156 @@
+"""Who takes the messages of a queue, and what can be said about a delivery."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from malamute.core.credit import Credit
+from malamute.core.delivery.entry import Entry, ranges_of
+from malamute.core.delivery.line import Backlog
+from malamute.errors import NotOutstanding
+from malamute.protocol.messages import Ranges, Recall
+
+if TYPE_CHECKING:
+    from malamute.core.delivery.line import Line
+    from malamute.core.delivery.queue import Queue
+    from malamute.core.session import Session
+    from malamute.core.timers import Timer
+    from malamute.matching import Selector
+
+
+class Consumer:
+    """One taker of a queue's messages: the owner of a mailbox, or an offer to work for a service.
+
+    `outstanding` are the deliveries that it has to settle, in the order of their ack deadlines: each gets
+    `ack_timeout` seconds, and goes to the end when it is reported on.
+    """
+
+    def __init__(
+        self, session: Session, source: int, queue: Queue, selector: Selector, ack_timeout: float = 0.0
+    ) -> None:
+        self.session = session
+        self.source = source
+        self.queue = queue
+        self.ack_timeout = ack_timeout or queue.policy.ack_timeout
+        self.credit = Credit()
+        self.outstanding: dict[int, Entry] = {}
+        self.unsent: list[Entry] = []
+        self.lacking = 0
+        """Bytes of those unsent whose records are on the disk."""
+        self.awaiting = 0
+        """What the first of those unsent waits for: a mark, records, or both."""
+        self.own = Backlog()
+        """Orders of messages whose key is bound to it, and which wait for its credit."""
+        self.used = 0
+        self.joined = queue.turn.now
+        self.waits = False
+        self._alarm: Timer | None = None
+        self.line: Line = queue.join(self, selector)
+
+    @property
+    def ready(self) -> bool:
+        """Whether it may be given a message."""
+        return (
+            self.credit.open and not self.session.blocked and (not self.lacking or self.queue.may_lack(self))
+        )
+
+    def grant(self, messages: int, size_bytes: int) -> None:
+        """Take more credit, and what waits for it."""
+        self.credit.grant(messages, size_bytes)
+        self.queue.serve(self)
+
+    def block(self) -> None:
+        """The peer can take no messages for now: others get what it would have got."""
+        self.queue.step_out(self)
+
+    def unblock(self) -> None:
+        """The peer can take messages again."""
+        self.queue.serve(self)
+
+    # What can be said about deliveries. All raise `NotOutstanding`, and then nothing has happened.
+
+    def acknowledge(self, ranges: Ranges) -> None:
+        """They are done: remove them."""
+        self.queue.complete(self, self.held(ranges))
+
+    def give_back(self, ranges: Ranges, delay: float | None) -> None:
+        """They were tried and go back to the queue, after a delay in seconds; None is by the backoff."""
+        self.queue.give_back(self, self.held(ranges), delay)
+
+    def release(self, ranges: Ranges) -> None:
+        """They were not looked at and go back to the queue."""
+        self.queue.release(self, self.held(ranges))
+
+    def reject(self, ranges: Ranges, reason: str) -> None:
+        """Nobody is to get them again."""
+        self.queue.reject(self, self.held(ranges), reason)
+
+    def report(self, ranges: Ranges) -> None:
+        """They are worked on: their deadlines begin anew."""
+        self._renew(self.held(ranges))
+
+    def held(self, ranges: Ranges) -> list[int]:
+        """The outstanding sequences within the ranges; each range has to name one at least."""
+        held: list[int] = []
+        for first, last in ranges:
+            if last - first < len(self.outstanding):
+                found = [s for s in range(first, last + 1) if s in self.outstanding]
+            else:
+                found = [s for s in self.outstanding if first <= s <= last]
+            if not found:
+                raise NotOutstanding(f"nothing from {first} to {last} is outstanding here")
+            held += found
+        return list(dict.fromkeys(held))
+
+    def cancel(self) -> None:
+        """End it: what it holds is ready for others."""
+        self.queue.leave(self)
+
+    # Deadlines
+
+    def watch(self) -> None:
+        """See to it that the first deadline is noticed."""
+        if self._alarm is None and self.ack_timeout and self.outstanding:
+            first = next(iter(self.outstanding.values()))
+            self._alarm = self.queue.budget.timers.at(first.since + self.ack_timeout, self._look)
+
+    def unwatch(self) -> None:
+        """It holds nothing any more."""
+        self.queue.budget.timers.cancel(self._alarm)
+        self._alarm = None
+
+    def recalled(self, sequences: list[int], reason: str) -> None:
+        """Tell the peer what is no longer its own. It need not hear of what it was not sent."""
+        unsent = {entry.message.sequence for entry in self.unsent}
+        sent = [sequence for sequence in sequences if sequence not in unsent]
+        if sent:
+            self.queue.turn.send(self.session.peer, Recall(self.source, ranges_of(sent), reason))
+
+    def sent_late(self, entries: list[Entry]) -> None:
+        """What waited for the disk is sent now: the time that the peer has for it begins."""
+        self._renew([s for entry in entries if (s := entry.message.sequence) in self.outstanding])
+
+    def _look(self) -> None:
+        self._alarm = None
+        now = self.queue.turn.now
+        late: list[int] = []
+        for sequence, entry in self.outstanding.items():
+            if entry.since + self.ack_timeout > now:
+                break
+            late.append(sequence)
+        # What has not been sent cannot be late.
+        unsent = {entry.message.sequence for entry in self.unsent}
+        self._renew([sequence for sequence in late if sequence in unsent])
+        late = [sequence for sequence in late if sequence not in unsent]
+        if late:
+            self.recalled(late, "timeout")
+            self.queue.budget.note(self.queue, "timeout", len(late))
+            self.queue.give_back(self, late, None)
+        self.watch()
+
+    def _renew(self, sequences: list[int]) -> None:
+        now = self.queue.turn.now
+        for sequence in sequences:
+            entry = self.outstanding.pop(sequence)
+            entry.since = now
+            self.outstanding[sequence] = entry

@@ -1,0 +1,198 @@
+"""Dead letters: messages that nobody could or would take, kept for people to look at.
+
+They are a queue of their own in the store, and nobody consumes them: an operator reads them, sends them again
+or drops them. A message is moved here in one transaction. When there are more than configured, the oldest
+one leaves. Once they are on the disk their records are there only, since hardly any is ever looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from malamute.core.delivery.cold import Records, records_of, runs
+from malamute.core.delivery.entry import Entry, ranges_of
+from malamute.core.delivery.options import Options
+from malamute.core.steps import STORED, Steps, proceed
+from malamute.core.storage import DeleteMessages, Message, PutMessage, QueueKind, QueueState
+from malamute.protocol.batch import pack_record
+
+if TYPE_CHECKING:
+    from malamute.core.delivery.queue import Queue
+    from malamute.errors import MalamuteError
+
+LEFT_BEHIND = ("dead", "tracker", "delay", "at", "immediate")
+"""Properties that a message does not have when it is sent again."""
+
+UNREADABLE = pack_record(None, ())
+"""The record of a dead letter whose own cannot be read."""
+
+
+class DeadLetters:
+    """The dead letters of one mailbox or service, by their own sequences."""
+
+    def __init__(self, queue: Queue) -> None:
+        self.kind: QueueKind = "mailbox-dead" if queue.kind == "mailbox" else "service-dead"
+        self.next = 1
+        self.cold = 0
+        self.entries: dict[int, Entry] = {}
+        self._queue = queue
+        self._leaving: set[int] = set()
+        """Those that are on their way back, until the disk knows."""
+        self._coming: set[int] = set()
+        """Those that are here when the disk knows: until then they may turn out to be in the queue still."""
+
+    def restore(self, state: QueueState) -> None:
+        """Take up what the store kept."""
+        memory = self._queue.budget.memory
+        self.next = state.next
+        for message in state.messages:
+            cold_bytes = state.cold.get(message.sequence, 0)
+            entry = self._add(message, cold_bytes)
+            if cold_bytes:
+                memory.count_cold(self, entry.size)
+            else:
+                memory.let_go(self, entry)
+
+    def bury(self, entries: Iterable[Entry], records: Records, reason: str) -> None:
+        """Take messages in with these records, with all else of this turn or not at all."""
+        queue = self._queue
+        now = int(queue.turn.now * 1e9)
+        buried = []
+        for entry in entries:
+            message = entry.message
+            died = {
+                "reason": reason,
+                "attempts": entry.attempts,
+                "sequence": message.sequence,
+                "time": message.time,
+                "died": now,
+            }
+            properties = _without(message, ("tracker",))
+            dead = self._add(
+                message._replace(
+                    sequence=self.next,
+                    record=records.get(message.sequence, UNREADABLE),
+                    properties={**properties, "dead": died},
+                )
+            )
+            self.next += 1
+            queue.turn.store(PutMessage(self.kind, queue.name, dead.message), dead.size)
+            buried.append(dead)
+        self._coming.update(entry.message.sequence for entry in buried)
+        queue.turn.when_stored(lambda error: self._buried(buried, error))
+        self._drop_oldest()
+
+    def _buried(self, buried: Sequence[Entry], error: MalamuteError | None) -> None:
+        self._coming.difference_update(entry.message.sequence for entry in buried)
+        here = [entry for entry in buried if entry.message.sequence in self.entries]
+        if error is not None:
+            self._forget([entry.message.sequence for entry in here])
+            return
+        for entry in here:
+            self._queue.budget.memory.let_go(self, entry)
+
+    def _drop_oldest(self) -> None:
+        excess = len(self.entries) - self._queue.policy.dead_letters
+        if excess > 0:
+            self.drop(list(islice(self.entries, excess)))
+            self._queue.budget.note(self._queue, "dead-dropped", excess)
+
+    def here(self) -> list[Entry]:
+        """Those that are not on their way here or back, in order."""
+        moving = self._leaving | self._coming
+        return [entry for sequence, entry in self.entries.items() if sequence not in moving]
+
+    def drop(self, sequences: Sequence[int]) -> int:
+        """Remove some for good. Returns how many were to be had."""
+        found = [sequence for sequence in sequences if sequence in self.entries]
+        if found:
+            self._forget(found)
+            self._queue.turn.store(self._removal(found))
+        return len(found)
+
+    def redrive(
+        self, sequences: Sequence[int], done: Callable[[int], None], failed: Callable[[MalamuteError], None]
+    ) -> None:
+        """Send some again, as new messages, and call back with how many, or with why not all of them.
+
+        Raises `TryLater` when the queue has no room for them all, and then nothing happens.
+        """
+        moving = self._leaving | self._coming
+        entries = [self.entries[s] for s in sequences if s in self.entries and s not in moving]
+        queue = self._queue
+        size_bytes = sum(entry.size for entry in entries)
+        queue.budget.check(queue, len(entries), size_bytes)
+        queue.budget.reserve(queue, len(entries), size_bytes)
+        self._leaving.update(entry.message.sequence for entry in entries)
+        proceed(queue.turn, self._return(entries, done, failed))
+
+    def _return(
+        self,
+        entries: Sequence[Entry],
+        done: Callable[[int], None],
+        failed: Callable[[MalamuteError], None],
+    ) -> Steps:
+        queue = self._queue
+        count = 0
+        error: MalamuteError | None = None
+        for run in runs(entries):
+            records = {} if error else (yield from records_of(self.kind, queue.name, run))
+            queue.budget.reserve(queue, -len(run), -sum(entry.size for entry in run))
+            # Those that were dropped meanwhile stay away, and those that cannot be read stay here.
+            here = [e for e in run if {e.message.sequence} <= self.entries.keys() & records.keys()]
+            if here:
+                self._put_back(here, records)
+                error = yield STORED
+            self._leaving.difference_update(entry.message.sequence for entry in run)
+            if here and error is None:
+                self._forget([entry.message.sequence for entry in here])
+                count += len(here)
+        if error is None:
+            done(count)
+        else:
+            failed(error)
+
+    def _put_back(self, entries: Sequence[Entry], records: Records) -> None:
+        queue = self._queue
+        time = int(queue.turn.now * 1e9)
+        again = []
+        for sequence, entry in enumerate(entries, queue.next):
+            _, _, sender, subject, _, _ = entry.message
+            properties = _without(entry.message, LEFT_BEHIND)
+            record = records[entry.message.sequence]
+            again.append(Message(sequence, time, sender, subject, record, properties or None))
+        asked = {message.sequence: found for message in again if (found := Options.of(message)) is not None}
+        queue.put(again, confirmed=True, options=asked, reserved=True)
+        queue.turn.store_bound(self._removal([entry.message.sequence for entry in entries]))
+
+    def clear(self) -> None:
+        """The queue is gone, with these."""
+        self._forget(list(self.entries))
+
+    def _removal(self, sequences: Sequence[int]) -> DeleteMessages:
+        return DeleteMessages(self.kind, self._queue.name, [(a, b) for a, b in ranges_of([*sequences])])
+
+    # Their room is of that for all queues, not of that of this one: whoever sends to it is not to blame.
+
+    def _add(self, message: Message, cold_bytes: int = 0) -> Entry:
+        entry = self.entries[message.sequence] = Entry(message, cold_bytes=cold_bytes)
+        self._queue.budget.take_dead(1, entry.size)
+        return entry
+
+    def _forget(self, sequences: Iterable[int]) -> None:
+        budget = self._queue.budget
+        for sequence in sequences:
+            entry = self.entries.pop(sequence, None)
+            if entry is not None:
+                budget.take_dead(-1, -entry.size)
+                if entry.cold:
+                    budget.memory.count_cold(self, -entry.size)
+
+
+def _without(message: Message, names: Sequence[str]) -> dict[str, Any]:
+    properties = message.properties or {}
+    # In an outcome the tracker is no option: it says whose outcome it is.
+    kept = ("tracker",) if "outcome" in properties else ()
+    return {name: value for name, value in properties.items() if name not in names or name in kept}

@@ -1,0 +1,77 @@
+"""A queued message, and what it takes of the limits."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+from malamute.core.storage import Message
+
+if TYPE_CHECKING:
+    from malamute.core.delivery.consumer import Consumer
+
+ENTRY_BYTES = 64
+"""What a queued message takes of the limits beyond its subject and its record."""
+
+PROPERTY_BYTES = 64
+"""What each of its properties takes."""
+
+Place = Literal["unstored", "waiting", "delayed", "settling"]
+
+
+def size_of(message: Message) -> int:
+    """What a message takes of the limits, in bytes."""
+    size_bytes = len(message.subject) + len(message.record) + ENTRY_BYTES
+    return size_bytes + PROPERTY_BYTES * len(message.properties) if message.properties else size_bytes
+
+
+class Entry:
+    """A queued message, where it is, and how often it was delivered.
+
+    It is `marked` when the disk never holds it without the mark that it may have been delivered. `since` is
+    when whoever holds it got it, or last reported on it; `first` and `given` are when it was delivered first
+    and last, for the ledger. `bytes` are those of its subject and its record, and what it takes of the credit
+    of who gets it.
+
+    There is one for each message that is queued anywhere, so it has nothing that can be told from the rest.
+    """
+
+    __slots__ = ("attempts", "bytes", "first", "given", "marked", "message", "since", "where")
+
+    def __init__(
+        self, message: Message, attempts: int = 0, *, marked: bool = False, cold_bytes: int = 0
+    ) -> None:
+        """`cold_bytes` are those of a record that was left on the disk."""
+        self.message = message
+        self.bytes = len(message.subject) + (len(message.record) or cold_bytes)
+        self.attempts = attempts
+        self.marked = marked
+        self.where: Consumer | Place = "unstored"
+        self.since = self.first = self.given = 0.0
+
+    @property
+    def size(self) -> int:
+        """What it takes of the limits, in bytes."""
+        properties = self.message.properties
+        return self.bytes + ENTRY_BYTES + (PROPERTY_BYTES * len(properties) if properties else 0)
+
+    @property
+    def cold(self) -> bool:
+        """Whether its record is on the disk only."""
+        message = self.message
+        return not message.record and self.bytes > len(message.subject)
+
+    @property
+    def state(self) -> str:
+        """Where it is, for people."""
+        return self.where if isinstance(self.where, str) else "outstanding"
+
+
+def ranges_of(sequences: list[int]) -> list[list[int]]:
+    """Sequences as ranges `[first, last]`, in order."""
+    ranges: list[list[int]] = []
+    for sequence in sorted(sequences):
+        if ranges and ranges[-1][1] == sequence - 1:
+            ranges[-1][1] = sequence
+        else:
+            ranges.append([sequence, sequence])
+    return ranges

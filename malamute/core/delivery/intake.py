@@ -1,0 +1,70 @@
+"""From a command into a queue: all of its messages are taken in, or none."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from malamute.core.delivery.options import Options
+from malamute.core.storage import Message
+from malamute.errors import NoWorkers
+from malamute.protocol.batch import join_large
+from malamute.protocol.messages import Request, Send
+
+if TYPE_CHECKING:
+    from malamute.core.delivery.queue import Queue
+    from malamute.core.session import Session
+
+_NONE: Sequence[None] = ()
+
+
+def take_in(queue: Queue, session: Session, sender: str, command: Send | Request) -> None:
+    """Put the messages of a command into a queue.
+
+    Raises `InvalidValue`, `NoWorkers`, `TrackerInUse`, `TooMany` or `TryLater`; then nothing was changed.
+    """
+    records = join_large(command.records, command.large)
+    time = int(queue.turn.now * 1e9)
+    columns: Sequence[Mapping[str, Any] | None] = command.properties or [None] * len(records)
+    options = [Options.parse(properties, time) for properties in command.properties or _NONE]
+    if not any(options):
+        rows = zip(command.subjects, records, columns, strict=True)
+        messages = [
+            Message(number, time, sender, subject, record, properties)
+            for number, (subject, record, properties) in enumerate(rows, queue.next)
+        ]
+        queue.put(messages, confirmed=command.number > 0)
+        return
+    places = _wanted(queue, command.subjects, options, time)
+    messages = [
+        Message(number, time, sender, command.subjects[place], records[place], columns[place])
+        for number, place in enumerate(places, queue.next)
+    ]
+    chosen = {
+        message.sequence: asked
+        for message, place in zip(messages, places, strict=True)
+        if (asked := options[place]) is not None
+    }
+    tracked = [
+        message for message in messages if message.sequence in chosen and chosen[message.sequence].tracker
+    ]
+    if tracked:
+        queue.budget.trackers.check(session.address, queue, tracked, messages)
+    if messages:
+        queue.put(messages, confirmed=command.number > 0, options=chosen)
+
+
+def _wanted(queue: Queue, subjects: Sequence[str], options: Sequence[Options | None], time: int) -> list[int]:
+    """The places of the messages that are new to the queue. Raises `NoWorkers`."""
+    places = []
+    seen: set[str] = set()
+    for place, asked in enumerate(options):
+        if asked is not None and asked.immediate and not queue.has_consumer(subjects[place]):
+            raise NoWorkers(f"nobody takes {subjects[place]!r} from the {queue.kind} {queue.name!r} now")
+        identity = asked.identity if asked is not None else ""
+        if identity and queue.policy.dedup_window:
+            if identity in seen or queue.identities.has(identity, time):
+                continue
+            seen.add(identity)
+        places.append(place)
+    return places

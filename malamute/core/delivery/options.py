@@ -1,0 +1,118 @@
+"""What a sender may ask for with a message: the properties of SEND and REQUEST.
+
+`OPTIONS` is the list of them. They are stored as they came, so `Options` is made from them again when the
+broker starts: everything that has to do with time is as durable as the message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from malamute.errors import InvalidValue
+from malamute.protocol.limits import DURATION_MS_MAX, NUMBER_MAX, TEXT_BYTES_MAX
+from malamute.protocol.names import RESERVED_PREFIX, is_name
+
+if TYPE_CHECKING:
+    from malamute.core.storage import Message
+    from malamute.core.timers import Timer
+
+PRIORITY_MAX = 9
+
+_PLAIN = {"correlation"}
+
+_WRITTEN = {"outcome", "service"}
+"""What only the broker writes: the properties of an outcome, and of a reply."""
+
+
+class Options:
+    """What a queue has to know of the options of a message. Times are in seconds; 0 is none."""
+
+    __slots__ = ("due", "expires", "identity", "immediate", "key", "priority", "timer", "tracker")
+
+    def __init__(self, properties: Mapping[str, Any], time: int) -> None:
+        get = properties.get
+        delay, ttl = get("delay"), get("ttl")
+        self.due: float = get("at", 0) / 1e9 if delay is None else _after(time, delay)
+        self.expires: float = _after(time, ttl) if ttl else 0.0
+        self.priority: int = get("priority", 0)
+        self.tracker: str = get("tracker", "")
+        self.identity: str = get("id", "")
+        self.key: str = get("key", "")
+        self.immediate: bool = get("immediate", False)
+        self.timer: Timer | None = None
+
+    @property
+    def lasting(self) -> bool:
+        """Whether a queue has to remember them for as long as the message is there."""
+        return bool(self.priority or self.due or self.expires or self.tracker or self.key)
+
+    @classmethod
+    def parse(cls, properties: Mapping[str, Any] | None, time: int) -> Options | None:
+        """The options of a message sent at a time in ns; None if it has none. Raises `InvalidValue`."""
+        if not properties or (len(properties) == 1 and type(properties.get("correlation")) is int):
+            return None  # What most requests have needs no closer look.
+        for name, value in properties.items():
+            if name not in OPTIONS:
+                raise InvalidValue(f"there is no message option {name!r}")
+            holds, words = OPTIONS[name]
+            if not holds(value):
+                raise InvalidValue(f"the option {name!r} is {words}")
+        if properties.keys() <= _PLAIN:
+            return None
+        if "delay" in properties and "at" in properties:
+            raise InvalidValue("a message has the option 'delay' or 'at', not both")
+        if properties.get("at", 0) > time + DURATION_MS_MAX * 1_000_000:
+            raise InvalidValue("the option 'at' is more than ten years ahead")
+        return cls(properties, time)
+
+    @classmethod
+    def of(cls, message: Message) -> Options | None:
+        """Those of a stored message, if they last. What the broker itself has written has none."""
+        properties = message.properties
+        if (
+            not properties
+            or properties.keys() <= _PLAIN
+            or "outcome" in properties
+            or "service" in properties
+        ):
+            return None
+        options = cls(properties, message.time)
+        return options if options.lasting else None
+
+
+def _after(time: int, milliseconds: int) -> float:
+    return (time + milliseconds * 1_000_000) / 1e9
+
+
+def _is_text(value: Any) -> bool:
+    return type(value) is str and value != "" and len(value.encode()) <= TEXT_BYTES_MAX
+
+
+def _is_correlation(value: Any) -> bool:
+    return type(value) is int or (type(value) is str and len(value.encode()) <= TEXT_BYTES_MAX)
+
+
+def _is_address(value: Any) -> bool:
+    return type(value) is str and is_name(value) and not value.startswith(RESERVED_PREFIX)
+
+
+def _between(low: int, high: int) -> Callable[[Any], bool]:
+    return lambda value: type(value) is int and low <= value <= high
+
+
+_TEXT = (_is_text, f"a text of 1 to {TEXT_BYTES_MAX} bytes")
+
+OPTIONS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "correlation": (_is_correlation, f"an integer or a text of at most {TEXT_BYTES_MAX} bytes"),
+    "id": _TEXT,
+    "tracker": _TEXT,
+    "ttl": (_between(1, DURATION_MS_MAX), f"milliseconds from 1 to {DURATION_MS_MAX}"),
+    "priority": (_between(0, PRIORITY_MAX), f"an integer from 0 to {PRIORITY_MAX}"),
+    "delay": (_between(0, DURATION_MS_MAX), f"milliseconds from 0 to {DURATION_MS_MAX}"),
+    "at": (_between(0, NUMBER_MAX), "nanoseconds since 1970, UTC"),
+    "reply_to": (_is_address, "an address"),
+    "key": _TEXT,
+    "immediate": (lambda value: type(value) is bool, "true or false"),
+}
+"""Each option: whether a value may be one, and what it has to be."""

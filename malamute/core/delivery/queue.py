@@ -1,0 +1,748 @@
+"""The messages of one mailbox or service, and who gets them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from malamute.core.delivery.cold import RUN_BYTES, Ahead, records_of, runs
+from malamute.core.delivery.dead import DeadLetters
+from malamute.core.delivery.entry import Entry, ranges_of
+from malamute.core.delivery.identities import Identities
+from malamute.core.delivery.keys import Keys
+from malamute.core.delivery.line import PRIORITY_BITS, Backlog, Line, order_of, sequence_of
+from malamute.core.delivery.options import Options
+from malamute.core.steps import Steps, proceed
+from malamute.core.storage import (
+    DeleteMessages,
+    MarkDelivered,
+    Message,
+    PutMessage,
+    QueueState,
+    SetAttempts,
+)
+from malamute.matching import Index
+
+if TYPE_CHECKING:
+    from malamute.core.delivery.budget import Budget
+    from malamute.core.delivery.consumer import Consumer
+    from malamute.core.delivery.policy import BaseKind
+    from malamute.core.measures import Measures
+    from malamute.core.timers import Timer
+    from malamute.errors import MalamuteError
+    from malamute.matching import Selector
+
+RETRY_SECONDS = 1.0
+"""How long a message whose time is over is kept, when the disk would not let it go."""
+
+
+class Queue:
+    """The messages of one mailbox or service, and the consumers that take them."""
+
+    def __init__(self, kind: BaseKind, name: str, budget: Budget) -> None:
+        self.kind: BaseKind = kind
+        self.name = name
+        self.budget = budget
+        self.turn = budget.turn
+        self.policy = budget.policy_of(kind, name)
+        self.next = 1
+        self.delivered = 0
+        self.bytes = 0
+        self.cold = 0
+        """The part of them that takes no memory: records on the disk only, and room that is reserved."""
+        self.reserved = 0
+        """Outcomes that may still come, and have their room."""
+        self.entries: dict[int, Entry] = {}
+        self.options: dict[int, Options] = {}
+        """Of those that have any."""
+        self.ready: set[int] = set()
+        """The orders of the messages that wait for a consumer."""
+        self.delayed: dict[int, Timer] = {}
+        self._delayed_until: dict[int, float] = {}
+        """When those come again that were delayed and are to leave, if the disk does not let them."""
+        self.untouched: set[int] = set()
+        """Those of which the disk says that they were never delivered, whatever it is told of others."""
+        self.unstored = 0
+        self.unsaved: set[int] = set()
+        """Those that are in memory only, until the disk has them or for good."""
+        self.feeds = 0
+        """Streams that make requests of their messages for it."""
+        self.measures: Measures | None = None
+        self.collector: Timer | None = None
+        """Removes it when it is not used."""
+        self.counts: Counter[str] = Counter()
+        self.consumers: dict[int, Consumer] = {}
+        self.dead = DeadLetters(self)
+        self.identities = Identities(self)
+        self.ahead = Ahead(self)
+        self._keys = Keys()
+        self._lines: dict[int, Line] = {}
+        # Most mailboxes of absent owners never have a consumer: no index for them.
+        self._index: Index | None = None
+        self._correlated: dict[tuple[str, int | str], set[int]] | None = None
+        self._clock = 0
+
+    # Messages in
+
+    def put(
+        self,
+        messages: Sequence[Message],
+        *,
+        confirmed: bool,
+        options: Mapping[int, Options] | None = None,
+        reserved: bool = False,
+    ) -> None:
+        """Add messages, numbered by the caller from `next` on. Raises `TryLater` when they do not fit.
+
+        `options` are by sequence. Messages whose room is `reserved` always fit.
+        """
+        awaited = any(line.consumers for line in self._lines.values())
+        if options and any(asked.due > self.turn.now for asked in options.values()):
+            awaited = False
+        entries = [Entry(message, marked=awaited) for message in messages]
+        size_bytes = sum([entry.size for entry in entries])
+        if not reserved:
+            self.budget.check(self, len(messages), size_bytes)
+        self.budget.take(self, len(messages), size_bytes)
+        for entry in entries:
+            self.entries[entry.message.sequence] = entry
+            self.turn.store(PutMessage(self.kind, self.name, entry.message), entry.size)
+        self.budget.ledger.arrived(self, len(messages))
+        self.next = messages[-1].sequence + 1
+        if options:
+            for sequence, asked in options.items():
+                self._adopt(self.entries[sequence].message, asked)
+                if asked.due > self.turn.now:
+                    # Others will be delivered, and marked, before it.
+                    self._count(sequence, 0)
+        if self._correlated is not None:
+            self._correlate(messages)
+        if awaited:
+            self.turn.store_bound(MarkDelivered(self.kind, self.name, self.next - 1))
+        sequences = [message.sequence for message in messages]
+        if confirmed or self.unstored:
+            self.unstored += len(sequences)
+            self.turn.when_stored(lambda error: self._stored(sequences, error, confirmed))
+        else:
+            self.unsaved.update(sequences)
+            self.turn.when_stored(lambda error: self._saved(sequences, error), awaited=False)
+            self._make_ready(sequences)
+
+    def _adopt(self, message: Message, asked: Options) -> None:
+        """See to what a message asks for."""
+        sequence = message.sequence
+        if asked.identity:
+            self.identities.add(asked.identity, message)
+        if not asked.lasting:
+            return
+        self.options[sequence] = asked
+        if asked.expires:
+            asked.timer = self.budget.timers.at(asked.expires, lambda: self._expire(sequence))
+        if asked.tracker:
+            self.budget.trackers.open(self, message)
+
+    def restore(self, state: QueueState) -> None:
+        """Take up what the store kept. Every message up to `delivered` may have been delivered."""
+        self.next, self.delivered = state.next, state.delivered
+        for message in state.messages:
+            delivered = message.sequence <= state.delivered
+            attempts = state.attempts.get(message.sequence, int(delivered))
+            cold_bytes = state.cold.get(message.sequence, 0)
+            entry = Entry(message, attempts, marked=delivered, cold_bytes=cold_bytes)
+            if state.attempts.get(message.sequence) == 0:
+                entry.marked = False
+                self.untouched.add(message.sequence)
+            entry.where = "settling"
+            self.entries[message.sequence] = entry
+            self.budget.take(self, 1, entry.size)
+            if cold_bytes:
+                self.budget.memory.count_cold(self, entry.size)
+        self.identities.restore(state.identities)
+
+    def resume(self) -> None:
+        """Begin with what was restored, in this queue and in all others."""
+        # Another queue may have put an outcome here meanwhile, which is not stored yet.
+        restored = [entry.message for entry in self.entries.values() if entry.where == "settling"]
+        for message in restored:
+            asked = Options.of(message)
+            if asked is not None:
+                asked.identity = ""  # It is known, or its window has passed.
+                self._adopt(message, asked)
+        self._requeue([message.sequence for message in restored], 0.0)
+
+    def _stored(self, sequences: Sequence[int], error: MalamuteError | None, confirmed: bool) -> None:
+        self.unstored -= len(sequences)
+        # A private mailbox may have been cleared meanwhile.
+        sequences = [sequence for sequence in sequences if sequence in self.entries]
+        if error is not None and confirmed:
+            # The sender learns it from its number; a message that is not on the disk must not be delivered.
+            for sequence in sequences if self.identities.known else ():
+                self.identities.take_back(self.entries[sequence].message)
+            self._drop(sequences)
+            return
+        if error is not None:
+            self.unsaved.update(sequences)
+        self._make_ready(sequences)
+        self._relieve_of(sequences)
+
+    def _saved(self, sequences: Sequence[int], error: MalamuteError | None) -> None:
+        """The disk has what is ready already, or will never have it."""
+        if error is None:
+            self.unsaved.difference_update(sequences)
+            self._relieve_of(sequences)
+
+    def _make_ready(self, sequences: Iterable[int]) -> None:
+        if self.options:
+            sequences = self._in_time(sequences)
+        plain = not self.options
+        for sequence in sequences:
+            entry = self.entries[sequence]
+            lines = self._lines_for(entry.message.subject)
+            if not plain and self._goes_by_key(sequence, entry, lines):
+                continue
+            waiting = [line.consumers[0] for line in lines if line.consumers]
+            if waiting:
+                self._assign(min(waiting, key=_used) if len(waiting) > 1 else waiting[0], sequence, entry)
+                continue
+            entry.where = "waiting"
+            order = sequence << PRIORITY_BITS if plain else self._order(sequence)
+            self.ready.add(order)
+            for line in lines:
+                line.waiting.add(order, self.ready)
+
+    # Memory
+
+    def _relieve_of(self, sequences: Sequence[int]) -> None:
+        if not self.has_memory:
+            entries = self.entries
+            unsent = {id(entry) for consumer in self.consumers.values() for entry in consumer.unsent}
+            found = [entries[sequence] for sequence in sequences if sequence in entries]
+            self.relieve([e for e in found if e.where != "settling" and id(e) not in unsent])
+
+    def relieve(self, entries: Sequence[Entry]) -> None:
+        """Let go the records of messages that are not about to be sent, as far as there is too much."""
+        for entry in reversed(entries):
+            if self.has_memory:
+                return
+            if entry.message.sequence not in self.unsaved:
+                self.budget.memory.let_go(self, entry)
+
+    @property
+    def has_memory(self) -> bool:
+        """Whether it may keep the records that it has."""
+        return self.bytes - self.cold <= self.budget.memory.free
+
+    def may_lack(self, consumer: Consumer) -> bool:
+        """Whether a consumer that waits for records may be given one message more."""
+        return consumer.lacking < min(RUN_BYTES, self.budget.memory.free)
+
+    def count_lacking(self, consumer: Consumer) -> None:
+        """See how much a consumer still waits for, and whether that lets it have more."""
+        consumer.lacking = sum(entry.size for entry in consumer.unsent if entry.cold)
+        if not consumer.waits and id(consumer) in self.consumers:
+            self.serve(consumer)
+
+    def damaged(self, sequences: list[int]) -> None:
+        """The records of messages that were given to consumers cannot be read: they are dead."""
+        self.turn.notice(
+            "a queued message cannot be read", kind=self.kind, name=self.name, sequences=ranges_of(sequences)
+        )
+        self.budget.note(self, "damaged", len(sequences))
+        found = self.seize(sequences, "damaged", told=False)
+        self._bury(found, "dead-lettered", "damaged")
+
+    def _order(self, sequence: int) -> int:
+        asked = self.options.get(sequence)
+        return order_of(sequence, asked.priority if asked else 0, self.policy.priority_step)
+
+    def _sequence(self, order: int) -> int:
+        return sequence_of(order, self.policy.priority_step)
+
+    def _lines_for(self, subject: str) -> list[Line]:
+        if self._index is None:
+            return []
+        return [self._lines[group.number] for group in self._index.match(subject)]
+
+    def has_consumer(self, subject: str) -> bool:
+        """Whether anybody takes messages with this subject, with or without credit."""
+        return bool(self._lines_for(subject))
+
+    def _family_failed(self, family: str, error: Exception) -> None:
+        self.turn.notice("a family of the index failed", queue=self.name, family=family, error=str(error))
+
+    # Time
+
+    def _in_time(self, sequences: Iterable[int]) -> list[int]:
+        """Those whose time it is, in their order. The others wait for it, or are over."""
+        now = self.turn.now
+        due: list[int] = []
+        over: list[int] = []
+        for sequence in sequences:
+            asked = self.options.get(sequence)
+            if asked is not None and asked.expires and asked.expires <= now:
+                over.append(sequence)
+            elif asked is not None and asked.due > now:
+                self._delay(sequence, asked.due)
+            else:
+                due.append(sequence)
+        if over:
+            self._end_expired(over)
+        return sorted(due, key=self._order)
+
+    def _delay(self, sequence: int, due: float) -> None:
+        self.entries[sequence].where = "delayed"
+        self.delayed[sequence] = self.budget.timers.at(due, lambda: self._undelay(sequence))
+
+    def _undelay(self, sequence: int) -> None:
+        del self.delayed[sequence]
+        self.entries[sequence].where = "settling"
+        self._make_ready([sequence])
+
+    def _expire(self, sequence: int) -> None:
+        # What is on its way to or from the disk is looked at when the disk has answered.
+        if self.seize([sequence], "expired"):
+            self._end_expired([sequence])
+
+    def _end_expired(self, sequences: list[int]) -> None:
+        self.budget.note(self, "expired", len(sequences))
+        self.end(sequences, "expired")
+
+    # Consumers
+
+    def join(self, consumer: Consumer, selector: Selector) -> Line:
+        """Add a consumer to the line of its selector."""
+        if self._index is None:
+            self._index = Index(on_failure=self._family_failed)
+        group = self._index.add(id(consumer), selector, consumer)
+        self.consumers[id(consumer)] = consumer
+        line = self._lines.get(group.number)
+        if line is None:
+            line = self._lines[group.number] = Line(group)
+            line.waiting = Backlog(o for o in self.ready if line in self._lines_for(self._subject(o)))
+        return line
+
+    def _subject(self, order: int) -> str:
+        return self.entries[self._sequence(order)].message.subject
+
+    def leave(self, consumer: Consumer) -> None:
+        """Remove a consumer; what it held is ready again."""
+        self.step_out(consumer)
+        assert self._index is not None
+        self._index.remove(id(consumer))
+        del self.consumers[id(consumer)]
+        if not consumer.line.group.members:
+            del self._lines[consumer.line.group.number]
+        self._keys.forget(consumer)
+        orders = {order for order in consumer.own.take() if order in self.ready}
+        self.ready -= orders
+        # What has not been sent does not count as an attempt.
+        for entry in consumer.unsent:
+            entry.attempts -= 1
+        consumer.unsent = []
+        consumer.lacking = 0
+        held = {*consumer.outstanding, *map(self._sequence, orders)}
+        self._detach(consumer, list(consumer.outstanding))
+        consumer.unwatch()
+        self._requeue(sorted(held), 0.0)
+        if not self.consumers:
+            self.ahead.clear()
+
+    def serve(self, consumer: Consumer) -> None:
+        """Give a consumer with credit what waits for it, or let it wait in its line itself."""
+        waiting, own, ready = consumer.line.waiting, consumer.own, self.ready
+        bound = len(own) > 0
+        while consumer.ready:
+            order = (own if bound and own.first < waiting.first else waiting).pop()
+            if order is None:
+                break
+            # Another line may have taken it: backlogs are not searched when that happens.
+            if order not in ready:
+                continue
+            sequence = order >> PRIORITY_BITS
+            if self.options:
+                sequence = self._sequence(order)
+                if self._is_bound_to_another(sequence, order, consumer):
+                    continue
+            ready.discard(order)
+            self._give(consumer, sequence, self.entries[sequence])
+        if consumer.ready and not consumer.waits:
+            consumer.waits = True
+            consumer.line.consumers.append(consumer)
+
+    def step_out(self, consumer: Consumer) -> None:
+        """Take a consumer that waits out of its line."""
+        if consumer.waits:
+            consumer.waits = False
+            consumer.line.consumers.remove(consumer)
+
+    def _assign(self, consumer: Consumer, sequence: int, entry: Entry) -> None:
+        # It stands first in its line, and goes to the end.
+        consumers = consumer.line.consumers
+        consumers.popleft()
+        self._give(consumer, sequence, entry)
+        if consumer.ready:
+            consumers.append(consumer)
+        else:
+            consumer.waits = False
+
+    def _give(self, consumer: Consumer, sequence: int, entry: Entry) -> None:
+        self._clock += 1
+        consumer.used = self._clock
+        consumer.credit.take(1, entry.bytes)
+        if self.cold and entry.cold:
+            consumer.lacking += entry.size
+        consumer.outstanding[sequence] = entry
+        consumer.session.holding += 1
+        entry.attempts += 1
+        entry.where = consumer
+        entry.since = entry.given = self.turn.now
+        if entry.attempts == 1:
+            entry.first = entry.given
+        if not consumer.unsent:
+            self.budget.deliveries.append(consumer)
+        consumer.unsent.append(entry)
+        if sequence > self.delivered:
+            self.delivered = sequence
+        if self.options and (asked := self.options.get(sequence)) is not None and asked.key:
+            self._keys.bind(asked.key, consumer)
+
+    # Keys
+
+    def _holder(self, sequence: int, lines: Sequence[Line]) -> Consumer | None:
+        """The consumer that the message's key belongs to, if it takes its subject."""
+        asked = self.options.get(sequence)
+        holder = self._keys.holder(asked.key) if asked is not None and asked.key else None
+        return holder if holder is not None and holder.line in lines else None
+
+    def _goes_by_key(self, sequence: int, entry: Entry, lines: Sequence[Line]) -> bool:
+        """Give a message to whom its key belongs to, or let it wait for its credit. False: to anybody."""
+        holder = self._holder(sequence, lines)
+        if holder is None:
+            return False
+        if holder.waits:
+            self.step_out(holder)
+            self._give(holder, sequence, entry)
+            self.serve(holder)
+        else:
+            entry.where = "waiting"
+            order = self._order(sequence)
+            self.ready.add(order)
+            holder.own.add(order, self.ready)
+        return True
+
+    def _is_bound_to_another(self, sequence: int, order: int, consumer: Consumer) -> bool:
+        """Whether the key of a message now belongs to another consumer, for which it waits from now on."""
+        holder = self._holder(sequence, self._lines_for(self.entries[sequence].message.subject))
+        if holder is None or holder is consumer:
+            return False
+        holder.own.add(order, self.ready)
+        if holder.waits:
+            self.step_out(holder)
+            self.serve(holder)
+        return True
+
+    # Messages out
+
+    def complete(self, consumer: Consumer, sequences: Sequence[int], *, confirmed: bool = False) -> None:
+        """Remove messages for good: they were acknowledged.
+
+        `confirmed` binds it to all that this turn stores: if that fails, they are ready again.
+        """
+        self._detach(consumer, sequences)
+        self.end(sequences, "acknowledged", bound=confirmed, worker=consumer.session.address)
+
+    def give_back(self, consumer: Consumer, sequences: Sequence[int], delay: float | None) -> None:
+        """What a consumer held goes back after an attempt; without a delay, by the backoff."""
+        self._detach(consumer, sequences)
+        self._requeue(sorted(sequences), delay)
+
+    def release(self, consumer: Consumer, sequences: Sequence[int]) -> None:
+        """What a consumer held goes back as if it had not been delivered."""
+        unsent = {entry.message.sequence for entry in consumer.unsent}
+        self._detach(consumer, sequences)
+        for sequence in sequences:
+            entry = self.entries[sequence]
+            if sequence not in unsent:
+                entry.attempts -= 1
+                entry.marked = entry.attempts > 0
+                self._count(sequence, entry.attempts)
+        self._make_ready(sorted(sequences))
+
+    def _count(self, sequence: int, attempts: int) -> None:
+        self.turn.store(SetAttempts(self.kind, self.name, sequence, attempts))
+        if not attempts:
+            self.untouched.add(sequence)
+
+    def mark(self, entries: Iterable[Entry]) -> None:
+        """Tell the disk that these are about to be delivered."""
+        self.turn.store(MarkDelivered(self.kind, self.name, self.delivered))
+        for entry in entries:
+            if entry.message.sequence in self.untouched:
+                self.untouched.discard(entry.message.sequence)
+                self._count(entry.message.sequence, entry.attempts)
+
+    def reject(self, consumer: Consumer, sequences: Sequence[int], reason: str) -> None:
+        """What a consumer held is dead."""
+        self._detach(consumer, sequences)
+        self._bury(sorted(sequences), "rejected", reason, consumer.session.address)
+
+    def seize(self, sequences: Iterable[int], reason: str, *, told: bool = True) -> list[int]:
+        """Take messages from where they are, and tell who holds them. Returns those that were to be had.
+
+        What is on its way to or from the disk is not.
+        """
+        seized: list[int] = []
+        held: dict[int, list[int]] = {}
+        for sequence in sequences:
+            where = self.entries[sequence].where if sequence in self.entries else "settling"
+            if where == "waiting":
+                self.ready.discard(self._order(sequence))
+            elif where == "delayed":
+                timer = self.delayed.pop(sequence)
+                self.budget.timers.cancel(timer)
+                self._delayed_until[sequence] = timer.due
+            elif isinstance(where, str):
+                continue
+            else:
+                held.setdefault(id(where), []).append(sequence)
+            seized.append(sequence)
+            self.entries[sequence].where = "settling"
+        for identifier, theirs in held.items():
+            consumer = self.consumers[identifier]
+            if told:
+                consumer.recalled(theirs, reason)
+            self._detach(consumer, theirs)
+        return seized
+
+    def end(
+        self,
+        sequences: Sequence[int],
+        outcome: str,
+        reason: str = "",
+        *,
+        bound: bool = False,
+        worker: str = "",
+    ) -> None:
+        """Remove messages that are nowhere else, and tell the senders of those that are tracked.
+
+        `bound`, and for tracked messages always: if that cannot be stored, they are ready again. `worker` is
+        the address of whoever ended them.
+        """
+        tracked = self._tracked(sequences) if self.options else []
+        if tracked:
+            self.budget.trackers.post(self, [self.entries[s] for s in tracked], outcome, reason)
+            self._remove(tracked, outcome, worker, bound=True)
+            sequences = sorted(set(sequences).difference(tracked))
+        if sequences:
+            self._remove(sequences, outcome, worker, bound=bound)
+
+    def withdraw(self, sender: str, correlation: int | str) -> int:
+        """Remove the messages of a sender under a correlation, if the disk lets it. Returns how many."""
+        if self._correlated is None:
+            # Made when first asked for, and kept while there are messages: most queues never need it.
+            self._correlated = {}
+            self._correlate(entry.message for entry in self.entries.values())
+        found = self.seize(sorted(self._correlated.get((sender, correlation), ())), "withdrawn")
+        if found:
+            self.budget.note(self, "withdrawn", len(found))
+            self.end(found, "withdrawn", bound=True)
+        return len(found)
+
+    def purge(self, sequences: Iterable[int]) -> int:
+        """Drop messages, if the disk lets it. Returns how many were to be had."""
+        found = self.seize(sequences, "purged")
+        if found:
+            self.budget.note(self, "purged", len(found))
+            self.end(found, "purged", bound=True)
+        return len(found)
+
+    def _detach(self, consumer: Consumer, sequences: Sequence[int]) -> None:
+        """Take deliveries away from a consumer; they are nowhere now."""
+        for sequence in sequences:
+            del consumer.outstanding[sequence]
+        consumer.session.holding -= len(sequences)
+        if consumer.unsent:
+            self._unsend(consumer, set(sequences))
+
+    def _unsend(self, consumer: Consumer, sequences: set[int]) -> None:
+        """What was taken away before it was sent again is not sent, takes no credit and is no attempt."""
+        done = [entry for entry in consumer.unsent if entry.message.sequence in sequences]
+        if not done:
+            return
+        consumer.unsent = [entry for entry in consumer.unsent if entry.message.sequence not in sequences]
+        for entry in done:
+            entry.attempts -= 1
+            consumer.credit.take(-1, -entry.bytes)
+        self.count_lacking(consumer)
+
+    def _requeue(self, sequences: Sequence[int], delay: float | None) -> None:
+        """Let messages that come back wait again, unless they had their attempts."""
+        now, most = self.turn.now, self.policy.max_deliver
+        ready: list[int] = []
+        dead: list[int] = []
+        for sequence in sequences:
+            attempts = self.entries[sequence].attempts
+            wait_for = self.policy.delay(attempts) if delay is None else delay
+            if 0 < most <= attempts:
+                dead.append(sequence)
+            elif wait_for > 0:
+                self._delay(sequence, now + wait_for)
+            else:
+                ready.append(sequence)
+        if dead:
+            self._bury(dead, "dead-lettered", "max-deliver")
+        if ready:
+            self._make_ready(ready)
+
+    def _bury(self, sequences: Sequence[int], outcome: str, reason: str, worker: str = "") -> None:
+        self.budget.note(self, "dead", len(sequences))
+        entries = [self.entries[sequence] for sequence in sequences]
+        for entry in entries:
+            entry.where = "settling"
+        proceed(self.turn, self._burial(entries, outcome, reason, worker))
+
+    def _burial(self, entries: Sequence[Entry], outcome: str, reason: str, worker: str) -> Steps:
+        for run in runs(entries) if self.policy.dead_letters else [entries]:
+            here = run
+            if self.policy.dead_letters:
+                records = yield from records_of(self.kind, self.name, run)
+                # The queue may have been cleared meanwhile.
+                here = [entry for entry in run if entry.message.sequence in self.entries]
+                self.dead.bury(here, records, reason)
+            gone = [entry.message.sequence for entry in here]
+            self.end(gone, outcome, reason, bound=True, worker=worker)
+
+    def tracks(self, sequences: Iterable[int]) -> bool:
+        """Whether any of these is tracked."""
+        return bool(self.options and self._tracked(sequences))
+
+    def _tracked(self, sequences: Iterable[int]) -> list[int]:
+        return [s for s in sequences if (asked := self.options.get(s)) is not None and asked.tracker]
+
+    def _remove(self, sequences: Sequence[int], outcome: str, worker: str, *, bound: bool) -> None:
+        ranges = [(first, last) for first, last in ranges_of([*sequences])]
+        removal = DeleteMessages(self.kind, self.name, ranges)
+        if not bound:
+            self.turn.store(removal)
+            self._settle(sequences, outcome, worker)
+            return
+        for sequence in sequences:
+            self.entries[sequence].where = "settling"
+        self.turn.store_bound(removal)
+        self.turn.when_stored(lambda error: self._removed(sequences, outcome, worker, error))
+
+    def _settle(self, sequences: Sequence[int], outcome: str, worker: str) -> None:
+        self.budget.ledger.settled(self, [self.entries[s] for s in sequences], outcome, worker)
+        self._drop(sequences)
+
+    def _removed(
+        self, sequences: Sequence[int], outcome: str, worker: str, error: MalamuteError | None
+    ) -> None:
+        sequences = [sequence for sequence in sequences if sequence in self.entries]
+        if error is None:
+            self._settle(sequences, outcome, worker)
+            return
+        now = self.turn.now
+        ready: list[int] = []
+        for sequence in sequences:
+            asked = self.options.get(sequence)
+            due = self._delayed_until.pop(sequence, now)
+            if asked is not None and 0 < asked.expires <= now:
+                due = now + RETRY_SECONDS
+            if due > now:
+                self._delay(sequence, due)
+            else:
+                ready.append(sequence)
+        self._make_ready(sorted(ready))
+
+    def _drop(self, sequences: Sequence[int]) -> None:
+        size_bytes = cold_bytes = 0
+        for sequence in sequences:
+            entry = self.entries.pop(sequence)
+            size_bytes += entry.size
+            if self.cold and entry.cold:
+                cold_bytes += entry.size
+                if self.ahead.records:
+                    self.ahead.drop(sequence)
+            if entry.where == "waiting":
+                self.ready.discard(self._order(sequence))
+            elif entry.where == "delayed":
+                self.budget.timers.cancel(self.delayed.pop(sequence))
+            if self._delayed_until:
+                self._delayed_until.pop(sequence, None)
+            if self.options:
+                self._forget_options(entry.message)
+            if self._correlated is not None:
+                self._uncorrelate(entry.message)
+        self.unsaved.difference_update(sequences)
+        self.untouched.difference_update(sequences)
+        self.budget.take(self, -len(sequences), -size_bytes)
+        self.budget.memory.count_cold(self, -cold_bytes)
+
+    def _forget_options(self, message: Message) -> None:
+        asked = self.options.pop(message.sequence, None)
+        if asked is not None:
+            self.budget.timers.cancel(asked.timer)
+            if asked.tracker:
+                self.budget.trackers.close(message)
+
+    # Who sent what
+
+    def _correlate(self, messages: Iterable[Message]) -> None:
+        assert self._correlated is not None
+        for message in messages:
+            if message.properties and "correlation" in message.properties:
+                key = (message.sender, message.properties["correlation"])
+                self._correlated.setdefault(key, set()).add(message.sequence)
+
+    def _uncorrelate(self, message: Message) -> None:
+        assert self._correlated is not None
+        key = (message.sender, (message.properties or {}).get("correlation", ""))
+        found = self._correlated.get(key)
+        if found is not None:
+            found.discard(message.sequence)
+            if not found:
+                del self._correlated[key]
+        if not self.entries:
+            self._correlated = None
+
+    # The queue itself
+
+    @property
+    def used(self) -> bool:
+        """Whether there is a reason to keep it."""
+        return bool(
+            self.entries
+            or self.consumers
+            or self.reserved
+            or self.feeds
+            or self.dead.entries
+            or self.identities.known
+        )
+
+    def drop_unused(self, queues: dict[str, Queue]) -> None:
+        """Leave the table of queues, if nothing was ever in this one: a refused command changes nothing."""
+        if self.next == 1 and not self.used:
+            del queues[self.name]
+            self.budget.release_queue(self)
+
+    def clear(self) -> None:
+        """Remove everything; there are no consumers."""
+        tracked = [self.entries[sequence] for sequence in self._tracked(self.entries)]
+        if entries := [entry for entry in tracked if entry.where != "settling"]:
+            # They end with the mailbox, whatever becomes of this turn. Others have their outcome.
+            self.budget.trackers.post(self, entries, "purged", "the mailbox is gone", bound=False)
+        self._drop(list(self.entries))
+        self.ahead.clear()
+        self.dead.clear()
+        self.identities.close()
+
+    @property
+    def oldest(self) -> int | None:
+        """The broker's time of the oldest message, in nanoseconds UTC."""
+        return next(iter(self.entries.values())).message.time if self.entries else None
+
+
+def _used(consumer: Consumer) -> int:
+    return consumer.used

@@ -1,0 +1,120 @@
+"""Outcomes: what senders learn of the messages that they track.
+
+An outcome is a message in the mailbox of the sender. It is put there in the transaction that ends the tracked
+message, so each has exactly one, over crashes too. Room for it is taken when the tracked message is
+accepted, which is why it never finds the mailbox full.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from malamute.core.delivery.entry import Entry, size_of
+from malamute.core.delivery.policy import BaseKind
+from malamute.core.storage import Message
+from malamute.errors import InvalidValue, MalamuteError, TrackerInUse, TryLater
+from malamute.protocol.batch import pack_record
+from malamute.protocol.limits import TEXT_BYTES_MAX
+
+if TYPE_CHECKING:
+    from malamute.core.delivery.queue import Queue
+    from malamute.core.mailbox import Mailboxes
+
+EMPTY = pack_record(None, ())
+
+
+class Trackers:
+    """The tracked messages that have no outcome yet, by sender and tracker, with the room that each has."""
+
+    def __init__(self, mailboxes: Mailboxes) -> None:
+        self._mailboxes = mailboxes
+        self._open: dict[tuple[str, str], tuple[int, int]] = {}
+        """The room that is still kept for each, in messages and bytes."""
+
+    def check(
+        self, address: str, queue: Queue, messages: Sequence[Message], arriving: Sequence[Message]
+    ) -> None:
+        """Raise `InvalidValue`, `TrackerInUse`, `TryLater` or `TooMany` unless all can be tracked.
+
+        `messages` are the tracked ones among those that are `arriving` in the queue, which need room too.
+        """
+        if not address:
+            raise InvalidValue("a tracker needs a sender with an address")
+        wanted: set[str] = set()
+        for message in messages:
+            tracker = _tracker(message)
+            if (address, tracker) in self._open or tracker in wanted:
+                raise TrackerInUse(f"the tracker {tracker!r} is that of an unfinished message")
+            wanted.add(tracker)
+        room = sum(_room(queue.kind, queue.name, message) for message in messages)
+        mailbox = self._mailboxes.by_name.get(address)
+        if mailbox is None:
+            self._mailboxes.budget.check_queues()
+            mailbox = self._mailboxes.new(address)
+        size_bytes = sum(map(size_of, arriving))
+        own, own_bytes = (len(arriving), size_bytes) if mailbox is queue else (0, 0)
+        try:
+            mailbox.budget.check_queue(mailbox, len(messages) + own, room + own_bytes)
+            mailbox.budget.check_all(len(messages) + len(arriving), room + size_bytes)
+        except TryLater as error:
+            raise TryLater(f"no room for an outcome: {error.text}") from None
+
+    def open(self, queue: Queue, message: Message) -> None:
+        """A tracked message is accepted, or found in the store: keep room for its outcome."""
+        room = _room(queue.kind, queue.name, message)
+        self._open[message.sender, _tracker(message)] = (1, room)
+        mailbox = self._mailboxes.keep(message.sender)
+        mailbox.budget.reserve(mailbox, 1, room)
+
+    def close(self, message: Message) -> None:
+        """The outcome of a tracked message is stored, or its command was refused after all."""
+        messages, room = self._open.pop((message.sender, _tracker(message)))
+        mailbox = self._mailboxes.keep(message.sender)
+        mailbox.budget.reserve(mailbox, -messages, -room)
+
+    def post(
+        self, queue: Queue, entries: Iterable[Entry], outcome: str, reason: str, *, bound: bool = True
+    ) -> None:
+        """Put outcomes into the mailboxes of the senders, with all else of this turn."""
+        time = int(queue.turn.now * 1e9)
+        for entry in entries:
+            message = entry.message
+            mailbox = self._mailboxes.keep(message.sender)
+            properties = _properties(queue.kind, queue.name, message, outcome, reason)
+            told = Message(mailbox.next, time, "", message.subject, EMPTY, properties)
+            mailbox.put([told], confirmed=bound, reserved=True)
+            self._use(message, 1, size_of(told))
+            if bound:
+                queue.turn.when_stored(partial(self._told, message, size_of(told)))
+
+    def _told(self, message: Message, size_bytes: int, error: MalamuteError | None) -> None:
+        if error is not None:
+            self._use(message, -1, -size_bytes)
+
+    def _use(self, message: Message, messages: int, size_bytes: int) -> None:
+        """An outcome takes up the room that was kept for it, or gives it back if it was not stored."""
+        key = (message.sender, _tracker(message))
+        kept, room = self._open[key]
+        self._open[key] = (kept - messages, room - size_bytes)
+        mailbox = self._mailboxes.keep(message.sender)
+        mailbox.budget.reserve(mailbox, -messages, -size_bytes)
+
+
+def _tracker(message: Message) -> str:
+    assert message.properties is not None
+    tracker: str = message.properties["tracker"]
+    return tracker
+
+
+def _properties(kind: BaseKind, name: str, message: Message, outcome: str, reason: str) -> dict[str, Any]:
+    properties = {"outcome": outcome, "tracker": _tracker(message), "kind": kind, "name": name}
+    if message.properties and "correlation" in message.properties:
+        properties["correlation"] = message.properties["correlation"]
+    return {**properties, "reason": reason} if reason else properties
+
+
+def _room(kind: BaseKind, name: str, message: Message) -> int:
+    longest = _properties(kind, name, message, "", "x" * TEXT_BYTES_MAX)
+    return size_of(Message(0, 0, "", message.subject, EMPTY, longest))

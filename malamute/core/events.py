@@ -1,0 +1,145 @@
+"""The broker's own events: the stream `$sys`.
+
+What happens to clients, streams, queues and the store is told by `Turn.event`, wherever it happens. At the
+end of the turn the events become one chunk of the stream `$sys`, from the sender `$broker`. It is a stream
+like any other (journaled, replayed, kept within its retention), but clients cannot publish to it.
+
+The subject of an event is `kind.what.NAME`, such as `client.connected.alice`. A name may hold dots and
+anything else, so the subject has it with `_` for every character that is no letter, digit or hyphen, and
+the header `name` has it as it is. The details are headers; the body is empty unless the event has columns.
+
+Events never feed upon themselves: what happens to the readers of `$sys` is no event, `$sys` cannot feed a
+service, and trouble with the store is told once for a while, since telling it is more trouble. One turn
+has `EVENTS_MAX` events at the most, and none while the disk does not keep up: the others are counted and
+told as one `events.dropped`. If `$sys` cannot be stored, it has a gap like any stream.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from malamute.core.ready import Event, Turn
+from malamute.errors import InvalidValue, MalamuteError
+from malamute.protocol.batch import pack_record
+from malamute.protocol.limits import Limits
+from malamute.protocol.messages import MAILBOX
+
+if TYPE_CHECKING:
+    from malamute.core.delivery import Consumer
+    from malamute.core.ledger import Ledger
+    from malamute.core.stream import Stream, Streams
+
+EVENTS = "$sys"
+"""The stream of events."""
+
+SENDER = "$broker"
+
+EVENTS_MAX = 1_000
+"""Events of one turn."""
+
+PART_BYTES_MAX = 200
+"""What a name may take of a subject, in bytes of UTF-8."""
+
+TROUBLE_SECONDS = 10.0
+"""How long trouble with the store is told by one event, and how long none makes it over."""
+
+_UNSAFE = re.compile(r"[^\w-]")
+_PLAIN = frozenset({str, int, float, bool, type(None)})
+
+
+class Events:
+    """The events of each turn on their way into `$sys`.
+
+    `lifecycle` and `settled` say which there are: what happens, and the history of every queued message.
+    """
+
+    def __init__(
+        self, turn: Turn, limits: Limits, streams: Streams, ledger: Ledger, *, lifecycle: bool, settled: bool
+    ) -> None:
+        self.turn = turn
+        self.ledger = ledger
+        self._backlog_bytes_max = limits.backlog_bytes
+        self._stream: Stream | None = streams.own(EVENTS) if lifecycle or settled else None
+        self._failures = 0
+        self._failed_at = self._tell_at = 0.0
+        ledger.on = settled
+        turn.events_max = EVENTS_MAX if lifecycle else 0
+
+    def stop(self) -> None:
+        """The broker ends: take the last event, and no more."""
+        self.turn.event("broker.stopped")
+        self.flush()
+        self.turn.events_max = 0
+        self.ledger.on = False
+
+    def flush(self) -> bool:
+        """Publish the events of the turn. Returns whether there were any."""
+        turn = self.turn
+        if self._stream is None or not (turn.events or turn.events_dropped or self.ledger.pending):
+            return False
+        if turn.backlog_bytes > self._backlog_bytes_max:
+            turn.events_dropped += len(turn.events) + self.ledger.forget()
+            turn.events.clear()
+            return False
+        events, turn.events = [*turn.events, *self.ledger.take(EVENTS_MAX)], []
+        packed = [entry for entry in map(_packed, events) if entry is not None]
+        turn.events_dropped += len(events) - len(packed)
+        if turn.events_dropped:
+            packed.append(_record("events.dropped", b"", {"count": turn.events_dropped}))
+            turn.events_dropped = 0
+        subjects, records = zip(*packed, strict=True)
+        self._stream.publish(SENDER, subjects, records)
+        return True
+
+    # The store
+
+    def stored(self) -> None:
+        """Something was stored: if nothing has failed for a while, the trouble is over."""
+        if self._failed_at and self.turn.now >= self._failed_at + TROUBLE_SECONDS:
+            self._failed_at = 0.0
+            self.turn.event("store.recovered", failures=self._failures)
+            self._failures = 0
+
+    def unstored(self, error: MalamuteError) -> None:
+        """Something could not be stored: tell it, though not every time."""
+        now = self.turn.now
+        self._failures += 1
+        if not self._failed_at or now >= self._tell_at:
+            self._tell_at = now + TROUBLE_SECONDS
+            self.turn.event("store.failed", error=str(error), code=error.code, failures=self._failures)
+        self._failed_at = now
+
+
+def tell_worker(what: str, offer: Consumer) -> None:
+    """Tell that a worker has joined a service, or left it. The owner of a mailbox is no worker."""
+    if offer.source != MAILBOX:
+        offer.queue.turn.event(
+            f"service.worker-{what}.{offer.queue.name}",
+            client=offer.session.ident,
+            address=offer.session.address,
+            patterns=", ".join(str(pattern) for _, pattern in offer.line.group.selector.criteria),
+        )
+
+
+@lru_cache(maxsize=4096)
+def subject_part(name: str) -> str:
+    """A name as one part of a subject."""
+    return _UNSAFE.sub("_", name).encode()[:PART_BYTES_MAX].decode(errors="ignore")
+
+
+def _packed(event: Event) -> tuple[str, bytes] | None:
+    """Subject and record of an event; None if it cannot be told, which must not harm anything else."""
+    kind, what, *name = event.subject.split(".", 2)
+    subject = ".".join([kind, what, *map(subject_part, name)])
+    headers = {"name": name[0], **event.details} if name else event.details
+    try:
+        return _record(subject, event.body, headers)
+    except InvalidValue:
+        return None
+
+
+def _record(subject: str, body: bytes, headers: Any) -> tuple[str, bytes]:
+    plain = {key: value if type(value) in _PLAIN else str(value) for key, value in headers.items()}
+    return subject, pack_record(plain, body or ())

@@ -1,0 +1,330 @@
+"""Feeds: a service queue that a stream fills. Each matching message becomes exactly one request.
+
+Ordinary subscriptions of the stream get their copies beside it, at once (COPY); the request goes to one of
+the workers, when it has credit (MOVE). A feed is a reader of the stream like a subscription, inside the
+broker. Its position is the cursor `$feed/SERVICE` of the stream, stored in the transaction that stores the
+requests, so a crash neither loses one nor makes one twice. Its credit is the room in the queue: when the
+queue is full, the feed falls into REPLAY and goes on out of the ring when there is room, so a publisher
+is never slowed. What the ring has dropped meanwhile is told by the event `feed.gap`.
+
+A feed takes a message when it is on the disk: what could not be stored must not become a request. And it
+waits for the outcome of what it has put before it puts more in a later turn. So when the disk refuses it,
+it goes back to the first of these messages, and nothing behind them is in the queue yet.
+
+The sender of such a request is that of the message, and its properties name the stream and the sequence.
+Nobody waits for an answer: the final reply completes it, and replies go nowhere.
+
+Source: COPY and MOVE are those of the Xump notes.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from itertools import accumulate
+from math import inf
+from typing import TYPE_CHECKING, Any
+
+from malamute.core.chunk import Part
+from malamute.core.delivery import ENTRY_BYTES, Queue
+from malamute.core.delivery.entry import PROPERTY_BYTES
+from malamute.core.service import Services
+from malamute.core.storage import DeleteCursor, DeleteFeed, Message, PutFeed
+from malamute.core.stream import Stream, Streams
+from malamute.core.subscription import Position, Reader
+from malamute.errors import AccessRefused, InvalidName, InvalidSelector, MalamuteError, TooMany, TryLater
+from malamute.matching import Selector
+from malamute.protocol.batch import Columns, pack, unpack
+from malamute.protocol.limits import Limits
+from malamute.protocol.names import is_name
+
+if TYPE_CHECKING:
+    from malamute.core.storage import Recovered
+    from malamute.core.timers import Timer
+
+CURSOR_PREFIX = "$feed/"
+
+RETRY_SECONDS = 1.0
+"""How long a feed waits when the disk has refused its requests."""
+
+KEEP_SECONDS = 10.0
+"""How often the position of a feed is stored that found nothing to take."""
+
+
+def origin(stream: str, sequence: int) -> dict[str, Any]:
+    """The properties of a request that a stream has made."""
+    return {"stream": stream, "sequence": sequence}
+
+
+FED_BYTES = ENTRY_BYTES + PROPERTY_BYTES * len(origin("", 0))
+"""What a request of a feed takes of the limits beyond its subject and its record."""
+
+
+class Feed(Reader):
+    """One stream's messages on their way into one service's queue."""
+
+    def __init__(self, owner: Feeds, stream: Stream, queue: Queue, selector: Selector) -> None:
+        self.owner = owner
+        self.turn = stream.turn
+        self.queue = queue
+        self.open = True
+        self.full = 0
+        """The size of the message that has no room, in bytes, or 0."""
+        self.retry_at = 0.0
+        self._resume_at: float = 0
+        self._token = 0
+        """The append that has what was put last, until its outcome is known."""
+        self._first = 0
+        super().__init__(stream, selector)
+        queue.feeds += 1
+        stream.replay.patient[id(self)] = self
+
+    @property
+    def name(self) -> str:
+        """The name of its cursor."""
+        return CURSOR_PREFIX + self.queue.name
+
+    @property
+    def owner_row(self) -> dict[str, Any]:
+        """Who it is, for a list of readers."""
+        return {"client": "", "address": self.name}
+
+    @property
+    def ready(self) -> bool:
+        """Whether it may put into the queue what is at its cursor."""
+        return (
+            self.cursor <= self.stream.replay.durable
+            and not self.full
+            and self.turn.now >= self.retry_at
+            and self._token in (0, self.turn.token)
+        )
+
+    def cancel(self) -> None:
+        """End it."""
+        self.open = False
+        self.queue.feeds -= 1
+        del self.stream.replay.patient[id(self)]
+        super().cancel()
+
+    def change(self, selector: Selector, position: Position | None) -> None:
+        """Take other messages from now on, or go on from elsewhere."""
+        self.group = self.stream.index.modify(id(self), selector)
+        if position is not None:
+            self.stream.replay.rewind(self, 0)
+            self._first = 0
+            self.begin(position)
+
+    def offer(self, part: Part) -> int:
+        """Put as much of a part into the queue as there is room for."""
+        columns = part.columns
+        sequences = columns.each_sequence()
+        if sequences[0] > self.stream.replay.durable:
+            return sequences[0]
+        sizes = [size + FED_BYTES for size in part.sizes()]
+        place = 0
+        while place < part.count:
+            room = self._room(sizes[place:]) if self.ready else 0
+            if room:
+                self._put(columns.take(range(place, place + room)))
+                self.time = part.time
+                place += room
+            elif self.ready and self._never_fits(sizes[place]):
+                self.skipped += 1
+                self.missed(sequences[place], sequences[place], "too-large")
+                place += 1
+            else:
+                if self.ready:
+                    self._wait_for_room(sizes[place])
+                return sequences[place]
+        return 0
+
+    def _put(self, columns: Columns) -> None:
+        sequences = columns.each_sequence()
+        senders = columns.senders if isinstance(columns.senders, list) else [columns.senders] * len(columns)
+        first, time = self.queue.next, int(self.turn.now * 1e9)
+        rows = zip(sequences, senders, columns.subjects, columns.records, strict=True)
+        messages = [
+            Message(first + place, time, sender, subject, record, origin(self.stream.name, sequence))
+            for place, (sequence, sender, subject, record) in enumerate(rows)
+        ]
+        self.queue.put(messages, confirmed=True)
+        self.stream.commit(self.name, sequences[-1])
+        self.delivered += len(messages)
+        self._first = self._first or sequences[0]
+        if not self._token:
+            self._token = self.turn.token
+            self.turn.when_stored(self._settled)
+
+    def _settled(self, error: MalamuteError | None) -> None:
+        first, self._first, self._token = self._first, 0, 0
+        if not self.open:
+            return
+        if error is not None and first:
+            self.stream.cursors[self.name] = first - 1
+            self.stream.replay.rewind(self, first)
+            self.retry_at = self.turn.now + RETRY_SECONDS
+            self.queue.budget.timers.at(self.retry_at, self.unblock)
+        self.unblock()
+
+    # Room
+
+    def _fits(self, count: int, size_bytes: int, *, others: bool = True) -> bool:
+        """Whether there is room for messages in the queue, and in all of them together if `others` count."""
+        budget = self.queue.budget
+        try:
+            (budget.check if others else budget.check_queue)(self.queue, count, size_bytes)
+        except TryLater:
+            return False
+        return True
+
+    def _room(self, sizes: Sequence[int]) -> int:
+        """How many of the messages with these sizes have room in the queue."""
+        totals = [*accumulate(sizes)]
+        if self._fits(len(sizes), totals[-1]):
+            return len(sizes)
+        return bisect_left(range(len(sizes)), True, key=lambda i: not self._fits(i + 1, totals[i]))
+
+    def _never_fits(self, size_bytes: int) -> bool:
+        """Whether not even an empty queue has room for such a message."""
+        return not self.queue.entries and not self._fits(1, size_bytes, others=False)
+
+    def _wait_for_room(self, size_bytes: int) -> None:
+        self.full = size_bytes
+        # A read from the journal for each message that leaves the queue would be a waste.
+        held = len(self.queue.entries)
+        self._resume_at = inf if self._fits(1, size_bytes, others=False) else held * 7 // 8
+        self.owner.waiting[id(self)] = self
+        self.turn.event(f"feed.full.{self.queue.name}", stream=self.stream.name, messages=held)
+
+    def wake(self) -> None:
+        """Go on if there is room again."""
+        has_room = len(self.queue.entries) <= self._resume_at and self._fits(1, self.full)
+        if has_room or self._never_fits(self.full):
+            self.full = 0
+            del self.owner.waiting[id(self)]
+            self.turn.event(f"feed.resumed.{self.queue.name}", stream=self.stream.name)
+            self.unblock()
+
+    # Where it stands
+
+    def keep(self) -> None:
+        """Store how far it has looked, when it has found nothing to take for a while."""
+        done = (self.cursor or self.stream.next_dispatch) - 1
+        if self.began and not self._token and done > self.stream.cursors.get(self.name, 0):
+            self.stream.commit(self.name, done)
+
+    def missed(self, first: int, last: int, reason: str) -> None:
+        """Tell that messages could not be made requests."""
+        self.turn.event(
+            f"feed.gap.{self.queue.name}", stream=self.stream.name, first=first, last=last, reason=reason
+        )
+
+    def switched(self, state: str, sequence: int) -> None:
+        """It falls behind whenever it waits for the disk, so it is nothing to tell."""
+
+    def row(self) -> dict[str, Any]:
+        """What it does and where it stands, for people."""
+        stream, selector = self.stream, self.group.selector
+        # What is not on the disk is none of its business yet.
+        lag = max(0, stream.replay.durable + 1 - self.cursor) if self.cursor else 0
+        return {
+            "service": self.queue.name,
+            "stream": stream.name,
+            "criteria": [[*criterion] for criterion in selector.criteria],
+            "where": selector.where,
+            "state": "full" if self.full else "replay" if lag else "live",
+            "sequence": stream.cursors.get(self.name, 0),
+            "lag": lag,
+            "requests": self.delivered,
+            "skipped": self.skipped,
+        }
+
+
+class Feeds:
+    """All feeds, by service and stream."""
+
+    def __init__(self, limits: Limits, streams: Streams, services: Services) -> None:
+        self.turn = streams.turn
+        self.limits = limits
+        self.streams = streams
+        self.services = services
+        self.by_name: dict[tuple[str, str], Feed] = {}
+        self.waiting: dict[int, Feed] = {}
+        """Those that wait for room."""
+        self._keeper: Timer | None = None
+
+    def restore(self, recovered: Recovered) -> None:
+        """Take up the feeds that the store kept, each where it was."""
+        for (service, stream_name), value in recovered.feeds.items():
+            try:
+                selector = Selector.parse(*unpack(value))
+            except InvalidSelector as error:
+                # A family from outside that is not here any more: it is for the operator to say.
+                self.turn.notice("a feed rests", service=service, stream=stream_name, error=str(error))
+                continue
+            stream = self.streams.get(stream_name)
+            feed = self._add(self.services.keep(service), stream, selector)
+            feed.begin(Position(stream.cursors.get(feed.name, stream.next - 1) + 1))
+
+    def check(self, service: str, stream: str) -> None:
+        """Raise what stands against a feed."""
+        if stream.startswith("$"):
+            raise AccessRefused("the broker's own stream feeds no service: each request would make events")
+        if not is_name(CURSOR_PREFIX + service):
+            raise InvalidName(f"the name of a service with feeds is at most 249 bytes: {service!r}")
+        if (service, stream) not in self.by_name and len(self.by_name) >= self.limits.feeds:
+            raise TooMany(f"there are {self.limits.feeds} feeds already")
+
+    def set(
+        self, service: str, stream: Stream, criteria: Sequence[Any], where: str, position: Position | None
+    ) -> Feed:
+        """Make a feed, or change it. Without a position it goes on where it is, or begins at the head."""
+        selector = Selector.parse(criteria, where)
+        feed = self.by_name.get((service, stream.name))
+        if feed is not None:
+            feed.change(selector, position)
+        else:
+            feed = self._add(self.services.get(service), stream, selector)
+            position = position or Position(stream.next)
+            feed.begin(position)
+            self.turn.event(f"feed.created.{service}", stream=stream.name)
+        self.turn.store(PutFeed(service, stream.name, pack((criteria, where))))
+        if position is not None:
+            stream.commit(feed.name, position.first - 1)
+        return feed
+
+    def delete(self, feed: Feed) -> None:
+        """End a feed; the requests that it made stay."""
+        service, stream = feed.queue.name, feed.stream.name
+        feed.cancel()
+        del self.by_name[service, stream]
+        self.waiting.pop(id(feed), None)
+        feed.stream.cursors.pop(feed.name, None)
+        self.turn.store(DeleteFeed(service, stream))
+        self.turn.store(DeleteCursor(stream, feed.name))
+        self.turn.event(f"feed.deleted.{service}", stream=stream)
+
+    def _add(self, queue: Queue, stream: Stream, selector: Selector) -> Feed:
+        feed = self.by_name[queue.name, stream.name] = Feed(self, stream, queue, selector)
+        if self._keeper is None:
+            self._keep_later()
+        return feed
+
+    def wake(self) -> None:
+        """Let those go on for which there is room again."""
+        for feed in [*self.waiting.values()]:
+            feed.wake()
+
+    def _keep_later(self) -> None:
+        self._keeper = self.services.budget.timers.at(self.turn.now + KEEP_SECONDS, self._keep)
+
+    def _keep(self) -> None:
+        self._keeper = None
+        self.keep()
+        if self.by_name:
+            self._keep_later()
+
+    def keep(self) -> None:
+        """Store how far each has looked."""
+        for feed in self.by_name.values():
+            feed.keep()

@@ -1,0 +1,57 @@
+"""Mailboxes: durable messages for one recipient, present or absent.
+
+A mailbox is a queue with the name of its owner's address. It is made by the first message, or when the
+owner is ready for one; the owner is its only consumer and takes everything. A session without an
+address has a private mailbox, for the replies to its requests alone; it goes with the session.
+"""
+
+from __future__ import annotations
+
+from malamute.core.delivery import Consumer, Queue, Queues, take_in
+from malamute.core.session import Session
+from malamute.errors import MalamuteError, NotFound
+from malamute.matching import Criterion, Selector
+from malamute.protocol.messages import MAILBOX, Send
+from malamute.protocol.names import RESERVED_PREFIX
+
+EVERYTHING = Selector((Criterion("all", ""),))
+
+
+class Mailboxes(Queues):
+    """All mailboxes by the addresses of their owners."""
+
+    kind = "mailbox"
+
+    def get(self, name: str, *, private: bool = False) -> Queue:
+        """The mailbox of an address, made if needed. Raises `TooMany`, or `NotFound` for a private one."""
+        mailbox = self.by_name.get(name)
+        if mailbox is not None:
+            return mailbox
+        if name.startswith(RESERVED_PREFIX) and not private:
+            raise NotFound(f"there is no mailbox {name!r}, and it cannot be made by a message")
+        return self.make(name)
+
+    def send(self, session: Session, message: Send) -> None:
+        """Put messages into a mailbox. Raises what `take_in` does, or `NotFound`."""
+        mailbox = self.get(message.address)
+        try:
+            take_in(mailbox, session, session.address, message)
+        except MalamuteError:
+            mailbox.drop_unused(self.by_name)
+            raise
+
+    def consumer(self, session: Session) -> Consumer:
+        """The owner of a mailbox as the consumer of it, from its first credit on."""
+        consumer = session.sources.get(MAILBOX)
+        if not isinstance(consumer, Consumer):
+            mailbox = self.get(session.mailbox, private=True)
+            consumer = session.sources[MAILBOX] = Consumer(session, MAILBOX, mailbox, EVERYTHING)
+        return consumer
+
+    def forget(self, session: Session) -> None:
+        """Remove the private mailbox of a session that ends or gets an address."""
+        mailbox = self.by_name.get(session.mailbox)
+        if not session.address and mailbox is not None:
+            del self.by_name[mailbox.name]
+            self.budget.release_queue(mailbox)
+            self.budget.delete(mailbox)

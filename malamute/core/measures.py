@@ -1,0 +1,124 @@
+"""How long things take and how often they happen, in fixed memory.
+
+A `Histogram` counts durations in buckets whose limits grow by the same factor, so a quantile is right to
+within 5 % of itself wherever it lies. A bucket that is not used takes nothing, and there are fewer than
+300 of them. Two histograms take turns, so that what is told is of the last minutes, not of all time.
+
+A `Rate` weighs the window before with what is left of it, which needs no list of times.
+
+Sources: the log-spaced buckets are those of DDSketch (Masson, Rim, Lee: "DDSketch: a fast and fully-mergeable
+quantile sketch with relative-error guarantees", VLDB 2019); the rate is the usual sliding window counter.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import Counter
+from itertools import accumulate
+from math import ceil, log
+from typing import Any
+
+ERROR = 0.05
+"""How far a quantile may be off, as a part of itself."""
+
+SHORTEST, LONGEST = 1e-6, 1e6
+"""Seconds; what is shorter or longer counts as this."""
+
+WINDOW_SECONDS = 60.0
+"""Quantiles are of the last one to two windows."""
+
+RATE_SECONDS = 10.0
+"""The window of a rate."""
+
+_GAMMA = (1 + ERROR) / (1 - ERROR)
+_LOG_GAMMA = log(_GAMMA)
+
+
+class Histogram:
+    """Durations in seconds, of the last one or two windows."""
+
+    __slots__ = ("_buckets", "_former", "_until")
+
+    def __init__(self) -> None:
+        self._buckets: Counter[int] = Counter()
+        self._former: Counter[int] = Counter()
+        self._until = 0.0
+
+    def add(self, seconds: float, count: int, now: float) -> None:
+        """Count a duration, `count` times."""
+        self._turn_over(now)
+        seconds = min(max(seconds, SHORTEST), LONGEST)
+        self._buckets[ceil(log(seconds) / _LOG_GAMMA)] += count
+
+    def quantiles(self, *shares: float, now: float) -> list[float | None]:
+        """For each share the duration that so many of all do not exceed; None when nothing was counted."""
+        self._turn_over(now)
+        if not (self._buckets or self._former):
+            return [None] * len(shares)
+        buckets = sorted((self._buckets + self._former).items())
+        below = [*accumulate(count for _, count in buckets)]
+        ranks = (share * (below[-1] - 1) for share in shares)
+        return [2 * _GAMMA ** buckets[bisect_right(below, rank)][0] / (_GAMMA + 1) for rank in ranks]
+
+    def _turn_over(self, now: float) -> None:
+        if now >= self._until:
+            recent = now < self._until + WINDOW_SECONDS
+            self._former = self._buckets if recent else Counter()
+            self._buckets = Counter()
+            self._until = now + WINDOW_SECONDS
+
+
+class Rate:
+    """How often something happens, in times a second over about the last window."""
+
+    __slots__ = ("_count", "_former", "_since")
+
+    def __init__(self) -> None:
+        self._count = self._former = 0
+        self._since = 0.0
+
+    def add(self, count: int, now: float) -> None:
+        """It has happened `count` times."""
+        if now >= self._since + RATE_SECONDS:
+            self._turn_over(now)
+        self._count += count
+
+    def each_second(self, now: float) -> float:
+        """Times a second."""
+        if now >= self._since + RATE_SECONDS:
+            self._turn_over(now)
+        left = 1 - (now - self._since) / RATE_SECONDS
+        return (self._former * left + self._count) / RATE_SECONDS
+
+    def _turn_over(self, now: float) -> None:
+        recent = now < self._since + 2 * RATE_SECONDS
+        self._former = self._count if recent else 0
+        self._count = 0
+        # Windows follow each other without a hole while something happens.
+        self._since = self._since + RATE_SECONDS if recent else now
+
+
+class Measures:
+    """What is known of one queue: messages in and out a second, and how long they waited and were held."""
+
+    __slots__ = ("arrivals", "held", "settlements", "waited")
+
+    def __init__(self) -> None:
+        self.arrivals = Rate()
+        self.settlements = Rate()
+        self.waited = Histogram()
+        """From when a message came to its first delivery."""
+        self.held = Histogram()
+        """From its last delivery to the end."""
+
+    def row(self, now: float) -> dict[str, Any]:
+        """All of it: rates are of a second, and the quantiles None when nothing was measured."""
+        row: dict[str, Any] = {
+            "arrival_rate": self.arrivals.each_second(now),
+            "settled_rate": self.settlements.each_second(now),
+        }
+        for name, histogram in (("waited", self.waited), ("held", self.held)):
+            p50, p99 = histogram.quantiles(0.5, 0.99, now=now)
+            row[f"{name}_p50_ms"] = p50 * 1000 if p50 is not None else None
+            row[f"{name}_p99_ms"] = p99 * 1000 if p99 is not None else None
+        return row

@@ -1,0 +1,222 @@
+"""What one turn of the loop gathers, and what the edge has to do about it.
+
+The engines never act. They note in the `Turn` what is to be sent, stored and read, and what is to happen
+once it is stored. At the end of the turn the edge takes it all as one `Ready`: it hands `appends` to the
+writer, which commits them as one transaction and answers by `Core.stored(token)`; it runs `reads` and
+answers by `Core.replayed`; it sends `sends` in their order. Since every confirmation is made by a
+callback of `when_stored`, "no confirmation before it is durable" lives in this file alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from malamute.core.storage import Operation, QueueKind
+from malamute.errors import MalamuteError
+from malamute.protocol.messages import Message
+
+WhenStored = Callable[[MalamuteError | None], None]
+
+
+class Append(NamedTuple):
+    """Operations to commit together, and the token to name them by afterwards.
+
+    If that fails, those that only give room back are still to be done, but not the `bound` ones: the
+    completion of a request whose reply could not be stored would lose it.
+
+    `known` is the token of the last append whose outcome was known when this one was made. It may tell of
+    the numbers in those between as stored, so it must not be stored if one of them was not.
+
+    If it is not `awaited`, nobody waits for it, and it may be stored a little later together with others.
+    """
+
+    token: int
+    operations: Sequence[Operation]
+    bound: Sequence[Operation] = ()
+    known: int = 0
+    awaited: bool = True
+
+
+class Read(NamedTuple):
+    """Chunks of a stream to read, from the one that holds sequence `start` on."""
+
+    stream: str
+    start: int
+    size_bytes_max: int
+
+
+class FindTime(NamedTuple):
+    """Find the first sequence of a stream at or after a time in nanoseconds; 1 past the last if none.
+
+    `stored` is the last sequence that the answer is sure to know of: who shares an answer agrees on it.
+    """
+
+    stream: str
+    time: int
+    stored: int
+
+
+class FindSubjects(NamedTuple):
+    """Find the sequence of the last message of each subject, for so many subjects at the most.
+
+    `stored` is as for `FindTime`.
+    """
+
+    stream: str
+    limit: int
+    stored: int
+
+
+class Fetch(NamedTuple):
+    """Bring stored messages of a queue, by sequence. Answered with a map of those that can be read."""
+
+    kind: QueueKind
+    queue: str
+    sequences: tuple[int, ...]
+
+
+class Survey(NamedTuple):
+    """Tell how full the store is: a map for people."""
+
+
+class Backup(NamedTuple):
+    """Copy the store into a directory, however long it takes; a map of what was copied, or an error."""
+
+    directory: str
+
+
+Question = Read | FindTime | FindSubjects | Fetch | Survey | Backup
+"""What the store is asked. Each is answered by `Core.answered`, in any order."""
+
+Then = Callable[[Any], None]
+
+
+class Event(NamedTuple):
+    """Something that happened to the broker, for the stream of its own events.
+
+    `subject` is `kind.what` or `kind.what.NAME`, and the name may hold anything. `details` become headers.
+    """
+
+    subject: str
+    body: bytes
+    details: Mapping[str, Any]
+
+
+class Notice(NamedTuple):
+    """Something that an operator should know: an event in words, with its details."""
+
+    event: str
+    details: Mapping[str, Any]
+
+
+class Ready(NamedTuple):
+    """All there is to do after a turn. `closed` are the peers whose sessions ended."""
+
+    appends: Sequence[Append]
+    reads: Sequence[Question]
+    sends: Sequence[tuple[bytes, Message]]
+    closed: Sequence[bytes]
+    notices: Sequence[Notice] = ()
+
+
+class Turn:
+    """The turn under way: the engines' shared note pad. `now` is seconds since the epoch, UTC."""
+
+    def __init__(self, now: float) -> None:
+        self.now = now
+        self.sends: list[tuple[bytes, Message]] = []
+        self.reads: list[Question] = []
+        self.closed: list[bytes] = []
+        self.notices: list[Notice] = []
+        self.events: list[Event] = []
+        self.events_max = 0
+        """Events that one turn may have; the others are counted. 0 while nobody is to be told of any."""
+        self.events_dropped = 0
+        self.operations: list[Operation] = []
+        self.bound: list[Operation] = []
+        self.backlog_bytes = 0
+        self._asked: dict[Question, list[Then]] = {}
+        self._callbacks: list[WhenStored] = []
+        self._awaited = False
+        self._bytes = 0
+        self._token = 0
+        self._known = 0
+        self._waiting: dict[int, tuple[list[WhenStored], int]] = {}
+
+    def send(self, peer: bytes, message: Message) -> None:
+        """Send a message to a peer at the end of the turn."""
+        self.sends.append((peer, message))
+
+    def store(self, operation: Operation, size_bytes: int = 0) -> None:
+        """Store something with all else of this turn. `size_bytes` counts towards the backlog."""
+        self.operations.append(operation)
+        self._bytes += size_bytes
+        self.backlog_bytes += size_bytes
+
+    def store_bound(self, operation: Operation) -> None:
+        """Store something that is to be done with all else of this turn, or not at all."""
+        self.operations.append(operation)
+        self.bound.append(operation)
+
+    def ask(self, question: Question, then: Then) -> None:
+        """Ask the store, and call back with its answer. Whoever asks the same meanwhile shares it."""
+        waiting = self._asked.setdefault(question, [])
+        waiting.append(then)
+        if len(waiting) == 1:
+            self.reads.append(question)
+
+    def answer(self, question: Question, result: Any) -> None:
+        """The store has answered."""
+        for then in self._asked.pop(question):
+            then(result)
+
+    def notice(self, event: str, **details: Any) -> None:
+        """Tell the operator."""
+        self.notices.append(Notice(event, details))
+
+    def event(self, subject: str, body: bytes = b"", /, **details: Any) -> None:
+        """Tell whoever reads the stream of the broker's own events."""
+        if len(self.events) < self.events_max:
+            self.events.append(Event(subject, body, details))
+        else:
+            self.events_dropped += self.events_max > 0
+
+    def when_stored(self, callback: WhenStored, *, awaited: bool = True) -> None:
+        """Call back when all of this turn is durable, or with the error that kept it from being so.
+
+        `awaited` tells whether anybody waits for that.
+        """
+        self._callbacks.append(callback)
+        self._awaited |= awaited
+
+    def settle(self, token: int, error: MalamuteError | None) -> None:
+        """The operations of `token` are durable, or failed as a whole with `error`."""
+        callbacks, size_bytes = self._waiting.pop(token)
+        self._known = token
+        self.backlog_bytes -= size_bytes
+        for callback in callbacks:
+            callback(error)
+
+    def finish(self) -> Ready:
+        """Hand over what was gathered, and begin the next turn."""
+        appends: list[Append] = []
+        if self.operations or self._callbacks:
+            self._token += 1
+            self._waiting[self._token] = (self._callbacks, self._bytes)
+            appends.append(Append(self._token, self.operations, self.bound, self._known, self._awaited))
+        ready = Ready(appends, self.reads, self.sends, self.closed, self.notices)
+        self.sends, self.reads, self.closed, self.notices = [], [], [], []
+        self.operations, self.bound, self._callbacks, self._bytes = [], [], [], 0
+        self._awaited = False
+        return ready
+
+    @property
+    def token(self) -> int:
+        """The token that the append of this turn will have."""
+        return self._token + 1
+
+    @property
+    def unsettled(self) -> bool:
+        """Whether anything handed to the writer has not been answered yet."""
+        return bool(self._waiting)

@@ -1,0 +1,171 @@
+"""Replay: serving the subscriptions of a stream that are behind.
+
+A subscription that is behind and has credit *wakes*. At the end of the turn it is served from where its
+cursor is: out of the chunks that wait for the disk, which are in memory, or by a read from the journal, whose
+result comes in a later turn. Who waits at the same place shares a read. A read is bounded, and so is the
+number of reads in one turn, so readers take turns and memory stays within bounds however many there are.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from functools import partial
+from operator import attrgetter
+from typing import TYPE_CHECKING
+
+from malamute.core.chunk import Loaded
+from malamute.core.ready import Read
+from malamute.core.storage import Chunk, Damage, ReadResult
+from malamute.core.subscription import Reader
+from malamute.matching import Group, Single
+
+if TYPE_CHECKING:
+    from malamute.core.stream import Stream
+
+READ_BYTES = 1 << 20
+"""How much of the journal one read brings."""
+
+READS_MAX = 16
+"""Reads handed out in one turn."""
+
+LOST_MAX = 100
+"""Ranges that a stream remembers as accepted but not stored."""
+
+
+class Replay:
+    """The subscriptions of one stream that are behind."""
+
+    def __init__(self, stream: Stream) -> None:
+        self.stream = stream
+        self.waking: dict[int, Reader] = {}
+        self.unstored: deque[Loaded] = deque()
+        """Chunks that wait for the disk, in order."""
+        self.durable = stream.last_stored
+        """The newest message that is on the disk."""
+        self.patient: dict[int, Reader] = {}
+        """Those that take nothing before it is on the disk."""
+        self._selectors: dict[Group, Single] = {}
+        """Made ready for those that are behind."""
+        self._readers: dict[int, list[Reader]] = {}
+        self._lost: deque[tuple[int, int]] = deque(maxlen=LOST_MAX)
+
+    def wake(self, subscription: Reader) -> None:
+        """Serve a subscription that is behind and has credit, at the end of this turn."""
+        self.waking[id(subscription)] = subscription
+        self.stream.activate()
+
+    def forget(self, subscription: Reader) -> None:
+        """A subscription has ended."""
+        self.waking.pop(id(subscription), None)
+        self._selectors.pop(subscription.group, None)
+
+    def rewind(self, subscription: Reader, sequence: int) -> None:
+        """Have it go on from an earlier sequence: what is being read for it is not what it needs."""
+        for readers in self._readers.values():
+            if subscription in readers:
+                readers.remove(subscription)
+        subscription.reading = False
+        subscription.cursor = sequence
+
+    def advance(self) -> None:
+        """Serve those that woke up, from memory or with a read from the journal."""
+        for subscription in list(self.waking.values()):
+            self._advance(subscription)
+
+    def settled(self, *, stored: bool) -> None:
+        """The oldest chunk that waited for the disk is on it, or could not be stored."""
+        chunk = self.unstored[0].chunk
+        if stored:
+            self.durable = chunk.last
+            for reader in self.patient.values():
+                reader.unblock()
+        # Who waits is served while the chunk is in memory, which saves reading it back.
+        self.advance()
+        self.unstored.popleft()
+        if stored:
+            self.stream.last_stored = chunk.last
+        else:
+            self._lost.append((chunk.first, chunk.last))
+
+    def _advance(self, subscription: Reader) -> None:
+        stream = self.stream
+        if not stream.journaled:
+            subscription.skip(stream.next_dispatch - 1, "no-journal")
+        while subscription.ready and subscription.cursor < stream.next_dispatch:
+            if subscription.cursor <= stream.last_stored:
+                if len(stream.turn.reads) < READS_MAX:
+                    del self.waking[id(subscription)]
+                    self._read(subscription)
+                return
+            loaded = self._in_memory(subscription.cursor)
+            if loaded is None:
+                subscription.skip(stream.next_dispatch - 1, self._hole_reason(subscription.cursor))
+            else:
+                self._serve(subscription, loaded)
+        del self.waking[id(subscription)]
+        if subscription.ready:
+            self._selectors.pop(subscription.group, None)
+            subscription.switch(0)
+
+    def _in_memory(self, sequence: int) -> Loaded | None:
+        """The dispatched chunk that waits for the disk and holds `sequence`, or else the next one."""
+        for loaded in self.unstored:
+            if sequence <= loaded.chunk.last < self.stream.next_dispatch:
+                return loaded
+        return None
+
+    def _read(self, subscription: Reader) -> None:
+        subscription.reading = True
+        readers = self._readers.setdefault(subscription.cursor, [])
+        readers.append(subscription)
+        if len(readers) == 1:
+            # Single messages lie far apart: what follows them would be read in vain.
+            size_bytes = 1 if subscription.wanted else READ_BYTES
+            read = Read(self.stream.name, subscription.cursor, size_bytes)
+            # What is stored while it is under way, the read may not have seen.
+            self.stream.turn.ask(read, partial(self.replayed, read.start, self.stream.last_stored))
+
+    def replayed(self, start: int, last: int, result: ReadResult) -> None:
+        """Serve what a read found to those who waited for it; `last` was on the disk when it was asked."""
+        self.stream.first_kept = max(self.stream.first_kept, result.first)
+        readers = [subscription for subscription in self._readers.pop(start, ()) if subscription.open]
+        for found in result.found:
+            if isinstance(found, Damage):
+                # Who is not ready may not have had all that comes before.
+                for subscription in filter(attrgetter("ready"), readers):
+                    subscription.skip(found.last, found.reason)
+            else:
+                self._serve_all(readers, found)
+        for subscription in readers:
+            subscription.reading = False
+            if not result.found:
+                subscription.skip(last, "overwritten")
+            subscription.unblock()
+
+    def _serve_all(self, readers: Sequence[Reader], chunk: Chunk) -> None:
+        loaded = Loaded.read(chunk)
+        for subscription in readers:
+            if subscription.ready and subscription.cursor <= chunk.last:
+                self._serve(subscription, loaded)
+
+    def _serve(self, subscription: Reader, loaded: Loaded) -> None:
+        """Serve one chunk from the cursor on, and move the cursor."""
+        chunk = loaded.chunk
+        subscription.skip(chunk.first - 1, self._hole_reason(subscription.cursor))
+        places = subscription.takes(chunk.first, loaded.places(self._selector(subscription.group)))
+        left = subscription.offer(loaded.part(places)) if places else 0
+        subscription.move(left or chunk.last + 1)
+
+    def _selector(self, group: Group) -> Single:
+        selector = self._selectors.get(group)
+        if selector is None:
+            selector = self._selectors[group] = Single(group.selector, self.stream.index.failed)
+        return selector
+
+    def _hole_reason(self, sequence: int) -> str:
+        if sequence < self.stream.first_kept:
+            return "overwritten"
+        if any(first <= sequence <= last for first, last in self._lost):
+            return "not-stored"
+        return "restart"

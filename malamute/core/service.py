@@ -1,0 +1,122 @@
+"""Services: durable requests, shared by the workers that offer to do them.
+
+An offer is a consumer of the service's queue: it names the subjects that it can do, and its credit says
+how many requests it is ready for. A request stays in the queue until the worker has completed it, by its
+final reply or by an ack; if the worker is lost before, it goes to another one. Each reply is put into
+the mailbox of whoever asked, in the same transaction that removes the request, so the requester may go
+away and collect it later, and no crash leaves a request both done and undone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Sequence
+
+from malamute.core.delivery import Budget, Consumer, Queue, Queues, size_of, take_in
+from malamute.core.mailbox import Mailboxes
+from malamute.core.session import Session, check_free
+from malamute.core.storage import Message
+from malamute.errors import InvalidSelector, MalamuteError, NotFound, NotOutstanding
+from malamute.matching import Index, Selector
+from malamute.protocol.batch import join_large
+from malamute.protocol.messages import Offer, Reply, Request
+
+
+class Services(Queues):
+    """All services by name."""
+
+    kind = "service"
+
+    def __init__(self, budget: Budget, mailboxes: Mailboxes) -> None:
+        super().__init__(budget)
+        self.mailboxes = mailboxes
+
+    def get(self, name: str) -> Queue:
+        """The service of this name, made if needed. Raises `TooMany` or `AccessRefused`."""
+        queue = self.by_name.get(name)
+        if queue is None:
+            check_free(name)
+            queue = self.make(name)
+        return queue
+
+    def await_replies(self, requesters: Container[str]) -> None:
+        """Have the mailboxes of these requesters there for the replies to what is queued."""
+        for queue in self.by_name.values():
+            for entry in queue.entries.values():
+                if entry.message.sender in requesters:
+                    self.mailboxes.keep(entry.message.sender)
+
+    def request(self, session: Session, message: Request) -> None:
+        """Queue requests. Raises what `take_in` does, or `AccessRefused`."""
+        queue = self.get(message.service)
+        try:
+            # The replies need a place that is there before the first of them.
+            self.mailboxes.get(session.mailbox, private=True)
+            take_in(queue, session, session.mailbox, message)
+        except MalamuteError:
+            queue.drop_unused(self.by_name)
+            raise
+
+    def offer(self, session: Session, message: Offer) -> Consumer:
+        """Begin to work for a service. Raises `InvalidSelector` or `TooMany`."""
+        selector = Selector.parse(message.criteria)
+        check = Index()
+        check.add(0, selector)
+        if check.needs_headers:
+            raise InvalidSelector("an offer goes by the subjects of requests, not by their headers")
+        queue = self.get(message.service)
+        return Consumer(session, message.source, queue, selector, message.ack_timeout / 1000)
+
+    def reply(self, session: Session, message: Reply) -> None:
+        """Pass replies on, and complete the requests whose final reply is among them.
+
+        Raises `NotFound`, `NotOutstanding` or `TryLater`; then no reply was passed on.
+        """
+        offer = session.source(message.source)
+        if not isinstance(offer, Consumer):
+            raise NotFound(f"source {message.source} is no offer")
+        requests = [_outstanding(offer, sequence) for sequence in message.sequences]
+        finals = [s for s, final in zip(message.sequences, message.finals, strict=True) if final]
+        if len(set(finals)) < len(finals):
+            raise NotOutstanding("a request has one final reply")
+        posts = self._posts(session, offer.queue.name, requests, message)
+        sizes = [sum(map(size_of, messages)) for _, messages in posts]
+        self.budget.check_all(len(requests), sum(sizes))
+        for (mailbox, messages), size_bytes in zip(posts, sizes, strict=True):
+            self.budget.check_queue(mailbox, len(messages), size_bytes)
+        # A tracked request ends with its outcome stored, and its reply with it, or does not end.
+        bound = message.number > 0 or offer.queue.tracks(finals)
+        for mailbox, messages in posts:
+            mailbox.put(messages, confirmed=bound)
+        if finals:
+            offer.queue.complete(offer, finals, confirmed=bound)
+
+    def _posts(
+        self, session: Session, service: str, requests: Sequence[Message], reply: Reply
+    ) -> list[tuple[Queue, list[Message]]]:
+        """The replies by the mailboxes that they go to, each ready to be put there."""
+        time = int(self.budget.turn.now * 1e9)
+        posts: dict[str, tuple[Queue, list[Message]]] = {}
+        records = join_large(reply.records, reply.large)
+        for request, final, record in zip(requests, reply.finals, records, strict=True):
+            asked = request.properties or {}
+            if "stream" in asked:
+                # A feed made the request: its sender published a message, and waits for no reply.
+                continue
+            try:
+                mailbox = self.mailboxes.get(asked.get("reply_to", request.sender))
+            except NotFound:
+                # The requester had no address and its session is over: nobody can ask for this reply.
+                continue
+            messages = posts.setdefault(mailbox.name, (mailbox, []))[1]
+            about = {"correlation": asked["correlation"]} if "correlation" in asked else {}
+            properties = {**about, "service": service, "final": final}
+            sequence = mailbox.next + len(messages)
+            messages.append(Message(sequence, time, session.address, request.subject, record, properties))
+        return list(posts.values())
+
+
+def _outstanding(offer: Consumer, sequence: int) -> Message:
+    entry = offer.outstanding.get(sequence)
+    if entry is None:
+        raise NotOutstanding(f"request {sequence} is not outstanding here")
+    return entry.message

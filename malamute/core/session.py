@@ -1,0 +1,435 @@
+"""Sessions: who is connected, under which address, and which of its commands are done.
+
+A session is one client object, named by the routing id that the client chose. It outlives connections:
+
+    absent ──HELLO──▶ open ──lost──▶ away ──HELLO──▶ open …      away too long, or BYE ──▶ absent
+
+A new HELLO takes back all that belongs to a connection (subscriptions, offers, credit, deliveries
+under way), because frames may have been lost in either direction, and keeps what belongs to the session:
+its `Numbers`. A client sends its unanswered commands again with their old numbers, and each is executed
+once, in order. That holds over a crash of the broker, because the numbers are stored in the same
+transaction as the messages that they numbered.
+
+An address belongs to the session that asked for it last: a program that comes back after a crash must
+not wait for its own ghost.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable
+from functools import cached_property
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Any
+
+from malamute.core.ready import Turn
+from malamute.core.storage import DeleteSession, PutSession
+from malamute.errors import (
+    AccessRefused,
+    AddressTaken,
+    MalamuteError,
+    NotFound,
+    NumberTooOld,
+    TooMany,
+    UnsupportedVersion,
+)
+from malamute.protocol.batch import pack, unpack
+from malamute.protocol.limits import Limits
+from malamute.protocol.messages import (
+    BY_TYPE,
+    VERSION,
+    Commit,
+    Error,
+    Hello,
+    Ping,
+    Publish,
+    Reply,
+    Request,
+    Send,
+    Stored,
+    Welcome,
+)
+from malamute.protocol.names import RESERVED_PREFIX
+
+if TYPE_CHECKING:
+    from malamute.core.delivery import Consumer
+    from malamute.core.subscription import Subscription
+
+Numbered = Publish | Send | Request | Reply | Commit
+"""The commands that a session numbers."""
+
+REFUSED_RUNS_MAX = 1_000
+"""Runs of refused numbers that a session keeps."""
+
+
+class Numbers:
+    """What became of each numbered command of a session.
+
+    Numbers come without holes, so `next` tells which were executed; those above `stored` wait for the
+    disk. `refused` holds runs `[first, last, code, text, opcode]` of those that were refused, in order,
+    back to `floor`: below it, a client cannot ask any more.
+    """
+
+    def __init__(self, next_number: int = 1) -> None:
+        self.next = next_number
+        self.stored = next_number - 1
+        self.floor = 1
+        self.refused: list[list[Any]] = []
+
+    def refuse(self, number: int, error: Error) -> None:
+        """Remember that a number was refused, and how. Many alike in a row take no more than one."""
+        run = [number, number, error.code, error.text, error.about]
+        place = bisect_right(self.refused, number, key=_first)
+        before = self.refused[place - 1] if place else run
+        if before[1] == number - 1 and before[2:] == run[2:]:
+            before[1] = number
+        else:
+            self.refused.insert(place, run)
+        if len(self.refused) > REFUSED_RUNS_MAX:
+            self.floor = self.refused.pop(0)[1] + 1
+
+    def refusal(self, number: int) -> Error | None:
+        """The answer to a number that was refused."""
+        place = bisect_right(self.refused, number, key=_first)
+        if not place or self.refused[place - 1][1] < number:
+            return None
+        _, _, code, text, about = self.refused[place - 1]
+        return Error(code, text, about, number)
+
+    def forget_before(self, number: int) -> None:
+        """Drop what the client can no longer ask for."""
+        self.floor = max(self.floor, number)
+        while self.refused and self.refused[0][1] < self.floor:
+            del self.refused[0]
+
+    def skip_to(self, number: int) -> None:
+        """The client has its answers to all before `number`, even if the store was set back since."""
+        self.forget_before(number)
+        if self.next < number:
+            self.next, self.stored = number, number - 1
+
+    def pack(self) -> bytes:
+        """The form that is stored."""
+        value: bytes = pack((self.next, self.floor, self.refused))
+        return value
+
+    @classmethod
+    def unpack(cls, value: bytes) -> Numbers:
+        """Read the stored form: all that it tells of is durable."""
+        next_number, floor, refused = unpack(value)
+        numbers = cls(next_number)
+        numbers.floor, numbers.refused = floor, refused
+        return numbers
+
+
+def _first(run: list[Any]) -> int:
+    first: int = run[0]
+    return first
+
+
+class Run:
+    """Numbers in a row that are confirmed together: commands of one kind, whose messages follow each other.
+
+    `sequence` is that of the first message, and `following` the one that would continue the run.
+    """
+
+    __slots__ = ("command", "first", "following", "last", "sequence")
+
+    def __init__(self, message: Numbered, count: int, sequence: int) -> None:
+        self.command = type(message)
+        self.first = self.last = message.number
+        self.sequence = sequence
+        self.following = sequence + count
+
+    def take(self, message: Numbered, count: int, sequence: int) -> bool:
+        """Add a command if it continues the run."""
+        if sequence != self.following or type(message) is not self.command or message.number != self.last + 1:
+            return False
+        self.last += 1
+        self.following += count
+        return True
+
+
+class Session:
+    """One client, over all its connections."""
+
+    def __init__(self, peer: bytes, numbers: Numbers, now: float) -> None:
+        self.peer = peer
+        self.numbers = numbers
+        self.address = ""
+        self.software = ""
+        self.open = False
+        self.blocked = False
+        self.durable = False
+        self.since = now
+        self.last_heard = now
+        self.sources: dict[int, Subscription | Consumer] = {}
+        self.holding = 0
+        """Deliveries that wait for an ack or a reply."""
+
+    @property
+    def mailbox(self) -> str:
+        """The name of the session's mailbox: its address, or a private one for replies."""
+        return self.address or f"{RESERVED_PREFIX}session.{self.ident}"
+
+    @cached_property
+    def ident(self) -> str:
+        """A name for people. The peer's own id stays secret: who knows it could take the session over."""
+        return blake2b(self.peer, digest_size=8).hexdigest()
+
+    @property
+    def state(self) -> str:
+        """The state that the table of commands goes by."""
+        return "open" if self.open else "away"
+
+    def source(self, source_id: int) -> Subscription | Consumer:
+        """The subscription or consumer with this id. Raises `NotFound`."""
+        try:
+            return self.sources[source_id]
+        except KeyError:
+            raise NotFound(f"this session has no source {source_id}") from None
+
+
+class Sessions:
+    """All sessions by their peers, and the open ones by their addresses."""
+
+    def __init__(
+        self,
+        turn: Turn,
+        limits: Limits,
+        *,
+        broker_id: bytes,
+        software: str,
+        expiry: float,
+        probe: float,
+        probe_idle: float,
+        release: Callable[[Session], None],
+        forget: Callable[[Session], None],
+    ) -> None:
+        self.turn = turn
+        self.limits = limits
+        self.by_peer: dict[bytes, Session] = {}
+        self.by_address: dict[str, Session] = {}
+        self._broker_id = broker_id
+        self._software = software
+        self._expiry = expiry
+        self._release = release
+        self._forget = forget
+        self._away: dict[bytes, float] = {}
+        self._confirmations: dict[Session, list[Run]] = {}
+        self._probes = (Probes(probe), Probes(probe_idle))
+
+    def restore(self, peer: bytes, value: bytes) -> None:
+        """Take up a session that the store remembers, until it is resumed or expires."""
+        session = self.by_peer[peer] = Session(peer, Numbers.unpack(value), self.turn.now)
+        session.durable = True
+        self._away[peer] = self.turn.now + self._expiry
+
+    def hello(self, peer: bytes, hello: Hello) -> Session:
+        """Open a session, or open it again. Raises what stands against it."""
+        if VERSION not in hello.versions:
+            raise UnsupportedVersion(f"this broker speaks version {VERSION} of the protocol")
+        check_free(hello.address)
+        session = self.by_peer.get(peer)
+        resumed = session is not None
+        if session is None:
+            if len(self.by_peer) >= self.limits.sessions:
+                raise TooMany(f"there are {self.limits.sessions} sessions already")
+            session = self.by_peer[peer] = Session(peer, Numbers(hello.unsettled), self.turn.now)
+        elif session.open:
+            self._leave(session)
+        session.numbers.skip_to(hello.unsettled)
+        self._take_address(session, hello.address)
+        session.open = True
+        session.software = hello.software
+        session.since = self.turn.now
+        self._away.pop(peer, None)
+        self.watch(session)
+        self._tell("connected", session, software=session.software, resumed=resumed)
+        self.turn.send(
+            peer,
+            Welcome(VERSION, peer, self._broker_id, resumed, self._software, self.limits._asdict()),
+        )
+        return session
+
+    def _take_address(self, session: Session, address: str) -> None:
+        older = self.by_address.get(address) if address else None
+        if older is not None and older is not session:
+            error = AddressTaken(f"a newer session has taken the address {address!r}")
+            self.dismiss(older, error, "takeover")
+        if session.address != address:
+            self._forget(session)
+        session.address = address
+        if address:
+            self.by_address[address] = session
+
+    def lost(self, peer: bytes) -> None:
+        """The peer cannot be reached: take back what it holds, and wait for it to resume."""
+        session = self.by_peer.get(peer)
+        if session is not None and session.open:
+            self._leave(session)
+            self._away[peer] = self.turn.now + self._expiry
+            self._tell("left", session, reason="lost")
+
+    def _leave(self, session: Session) -> None:
+        session.open = session.blocked = False
+        self._release(session)
+        if self.by_address.get(session.address) is session:
+            del self.by_address[session.address]
+        for probes in self._probes:
+            probes.cancel(session)
+
+    def dismiss(self, session: Session, error: MalamuteError, reason: str) -> None:
+        """End a session that its client has not ended, and tell the client why if it is there."""
+        if session.open:
+            self.turn.send(session.peer, Error(error.code, error.text, BY_TYPE[Hello].opcode))
+        self.end(session, reason)
+
+    def end(self, session: Session, reason: str) -> None:
+        """Forget a session for good. The reason is for those who read of it."""
+        if session.open:
+            self._leave(session)
+        self._tell("expired" if reason == "expired" else "left", session, reason=reason)
+        self._forget(session)
+        self._away.pop(session.peer, None)
+        del self.by_peer[session.peer]
+        if session.durable:
+            self.turn.store(DeleteSession(session.peer))
+        self.turn.closed.append(session.peer)
+
+    def _tell(self, what: str, session: Session, **details: Any) -> None:
+        name = session.address or session.ident
+        self.turn.event(f"client.{what}.{name}", id=session.ident, address=session.address, **details)
+
+    def tick(self) -> None:
+        """End the sessions that stayed away too long, and probe those that are silent."""
+        while self._away and next(iter(self._away.values())) <= self.turn.now:
+            self.end(self.by_peer[next(iter(self._away))], "expired")
+        busy, idle = self._probes
+        for session in [*busy.due(self.turn.now), *idle.due(self.turn.now)]:
+            self.turn.send(session.peer, Ping())
+            self.watch(session)
+
+    def watch(self, session: Session) -> None:
+        """Probe a session: often while it holds work that another could do, seldom otherwise."""
+        busy, idle = self._probes
+        if session.open and session.holding:
+            busy.start(session, self.turn.now)
+        if session.open:
+            idle.start(session, self.turn.now)
+
+    def next_deadline(self) -> float | None:
+        """When `tick` has something to do, in seconds since the epoch."""
+        deadlines = [d for probes in self._probes if (d := probes.next_deadline()) is not None]
+        if self._away:
+            deadlines.append(next(iter(self._away.values())))
+        return min(deadlines, default=None)
+
+    # Numbers and confirmations
+
+    def admit(self, session: Session, number: int) -> bool:
+        """Whether a numbered command is to be executed; if it was before, it is answered again."""
+        numbers = session.numbers
+        if number == numbers.next:
+            return True
+        if number > numbers.next:
+            raise NumberTooOld(f"number {number} leaves a hole: {numbers.next} comes next")
+        if number < max(numbers.floor, numbers.next - self.limits.unconfirmed):
+            raise NumberTooOld(f"number {number} is too far behind {numbers.next - 1}")
+        if refusal := numbers.refusal(number):
+            self.turn.send(session.peer, refusal)
+        elif number <= numbers.stored:
+            self.turn.send(session.peer, Stored([[number, number, 0]]))
+        return False
+
+    def accept(self, session: Session, message: Numbered, count: int, sequence: int) -> None:
+        """A numbered command was executed: confirm it once this turn is stored.
+
+        `sequence` is that of the first of its `count` stream messages; both are 0 for other commands.
+        """
+        session.numbers.next = message.number + 1
+        runs = self._confirmations.get(session)
+        if runs is None:
+            runs = self._confirmations[session] = []
+        elif runs[-1].take(message, count, sequence):
+            return
+        runs.append(Run(message, count, sequence))
+
+    def refuse(self, session: Session, number: int, error: Error) -> None:
+        """A numbered command was refused."""
+        numbers = session.numbers
+        if number == numbers.next:
+            numbers.next = number + 1
+            numbers.forget_before(number - self.limits.unconfirmed)
+            numbers.refuse(number, error)
+
+    def flush(self) -> None:
+        """Store the numbers of this turn beside the messages, and confirm them when that is done."""
+        if not self._confirmations:
+            return
+        confirmations, self._confirmations = self._confirmations, {}
+        for session in confirmations:
+            self._store(session)
+        self.turn.when_stored(lambda error: self._confirm(confirmations, error))
+
+    def _store(self, session: Session) -> None:
+        if self._lives(session):
+            session.durable = True
+            self.turn.store(PutSession(session.peer, session.numbers.pack()))
+
+    def _lives(self, session: Session) -> bool:
+        return self.by_peer.get(session.peer) is session
+
+    def _confirm(self, confirmations: dict[Session, list[Run]], error: MalamuteError | None) -> None:
+        for session, runs in confirmations.items():
+            if not self._lives(session):
+                continue
+            if error is None:
+                session.numbers.stored = runs[-1].last
+                self.turn.send(session.peer, Stored([[run.first, run.last, run.sequence] for run in runs]))
+            else:
+                self._unstored(session, runs, error)
+                # What was handed out meanwhile tells of these numbers as stored.
+                self._store(session)
+
+    def _unstored(self, session: Session, runs: list[Run], error: MalamuteError) -> None:
+        for run in runs:
+            opcode = BY_TYPE[run.command].opcode
+            for number in range(run.first, run.last + 1):
+                answer = Error(error.code, error.text, opcode, number)
+                session.numbers.refuse(number, answer)
+                self.turn.send(session.peer, answer)
+
+
+def check_free(name: str) -> None:
+    """Raise `AccessRefused` for a name that belongs to the broker."""
+    if name.startswith(RESERVED_PREFIX):
+        raise AccessRefused(f"the name {name!r} is reserved for the broker")
+
+
+class Probes:
+    """Sessions in the order in which they are to be probed; one interval for all of them."""
+
+    def __init__(self, interval: float) -> None:
+        self._interval = interval
+        self._deadlines: dict[bytes, tuple[float, Session]] = {}
+
+    def start(self, session: Session, now: float) -> None:
+        """Probe a session one interval from now, unless it waits for a probe already."""
+        self._deadlines.setdefault(session.peer, (now + self._interval, session))
+
+    def cancel(self, session: Session) -> None:
+        """Do not probe it."""
+        self._deadlines.pop(session.peer, None)
+
+    def due(self, now: float) -> list[Session]:
+        """The sessions whose time has come; they no longer wait."""
+        due: list[Session] = []
+        while self._deadlines and (first := next(iter(self._deadlines.values())))[0] <= now:
+            due.append(first[1])
+            del self._deadlines[first[1].peer]
+        return due
+
+    def next_deadline(self) -> float | None:
+        """When the next probe is due."""
+        return next(iter(self._deadlines.values()))[0] if self._deadlines else None

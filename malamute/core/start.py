@@ -1,0 +1,96 @@
+"""Where subscriptions begin: a start in words made into a position in a stream.
+
+Some starts are known at once. A time, or the last message of each subject, is only known to the store: then
+the answer comes in a later turn, and what was only in memory when it was asked is added to it. A sequence
+beyond the head means that the broker has lost its store since: what it has now is new to the client, so it
+begins at the head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from malamute.core.chunk import Loaded
+from malamute.core.ready import FindSubjects, FindTime
+from malamute.core.subscription import Position
+from malamute.matching import Group
+from malamute.protocol.start import (
+    FIRST,
+    LAST,
+    LAST_PER_SUBJECT,
+    NEW,
+    SEQ,
+    TIME,
+    Start,
+)
+
+if TYPE_CHECKING:
+    from malamute.core.stream import Stream
+
+Then = Callable[[Position], None]
+
+SUBJECTS_MAX = 10_000
+"""Subjects that `last-per-subject` looks at: the ones with the newest messages."""
+
+
+class Asked(NamedTuple):
+    """A stream as it was when the store was asked: its head, and what the answer may not know of yet.
+
+    What is stored before the answer comes may be in it or not, so none of it is looked for later.
+    """
+
+    head: int
+    stored: int
+    unstored: Sequence[Loaded]
+
+
+def locate(stream: Stream, start: Start, group: Group, then: Then) -> None:
+    """Call `then` with the position of a start: now, or in a later turn."""
+    asked = Asked(stream.next, stream.last_stored, [*stream.replay.unstored])
+    if start.kind in KNOWN:
+        then(KNOWN[start.kind](stream, start))
+    elif not stream.journaled:
+        then(Position(stream.next))
+    elif start.kind == LAST_PER_SUBJECT:
+        stream.turn.ask(
+            FindSubjects(stream.name, SUBJECTS_MAX, asked.stored),
+            lambda found: then(last_of_each(stream, group, asked, found)),
+        )
+    else:
+        time = start.value if start.kind == TIME else int(stream.turn.now * 1e9) - start.value
+        stream.turn.ask(
+            FindTime(stream.name, time, asked.stored), lambda found: then(at_time(asked, time, found))
+        )
+
+
+KNOWN: Mapping[str, Callable[[Stream, Start], Position]] = {
+    NEW: lambda stream, start: Position(stream.next),
+    FIRST: lambda stream, start: Position(1, quiet=True) if stream.journaled else Position(stream.next),
+    LAST: lambda stream, start: Position(stream.last or stream.next, quiet=True),
+    SEQ: lambda stream, start: Position(min(start.value, stream.next)),
+}
+
+
+def at_time(asked: Asked, time: int, found: object) -> Position:
+    """The position of a time, given the sequence that the store found, which is 1 past its end at most."""
+    assert isinstance(found, int)
+    if found <= asked.stored:
+        return Position(found, quiet=True)
+    for loaded in asked.unstored:
+        if loaded.chunk.time >= time:
+            return Position(loaded.chunk.first, quiet=True)
+    return Position(asked.head)
+
+
+def last_of_each(stream: Stream, group: Group, asked: Asked, found: object) -> Position:
+    """The last message of each subject that a group takes, given what the store found."""
+    assert isinstance(found, Mapping)
+    last = {subject: sequence for subject, sequence in found.items() if sequence < asked.head}
+    for loaded in asked.unstored:
+        last.update(zip(loaded.columns.subjects, loaded.columns.each_sequence(), strict=True))
+    subjects = list(last)
+    if not stream.index.needs_headers:
+        matches = stream.index.match_many(subjects)
+        subjects = [s for s, groups in zip(subjects, matches, strict=True) if group in groups]
+    return Position(asked.head, quiet=True, wanted=sorted(last[subject] for subject in subjects))

@@ -1,0 +1,34 @@
+"""Work in several steps, each of which waits for the disk.
+
+What has to ask the store between two things that it does is written as a generator: it yields a `Question`
+and gets the answer, or yields `STORED` and goes on when all of this turn is durable, with the error that kept
+it from being so or None. Between the steps the broker does other things: what was true before a `yield` may
+not be true after it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import Any, Final, Literal
+
+from malamute.core.ready import Question, Turn
+
+STORED: Final = "stored"
+
+Steps = Generator[Question | Literal["stored"], Any, Any]
+
+
+def proceed(turn: Turn, steps: Steps) -> None:
+    """Do the first step, and each of the others when what it waits for is there."""
+
+    def go(answer: Any) -> None:
+        try:
+            wanted = steps.send(answer)
+        except StopIteration:
+            return
+        if isinstance(wanted, str):
+            turn.when_stored(go)
+        else:
+            turn.ask(wanted, go)
+
+    go(None)

@@ -1,0 +1,285 @@
+"""The port to the store: what the core asks for, and what it is given at the start.
+
+The core never sees a disk. It hands out the operations below, in order, and learns by
+`Core.stored(token)` that they are committed and fsynced, or by `Core.unstored` that they are not.
+`malamute.journal` implements the other side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, NamedTuple
+
+Frame = bytes | memoryview
+"""A body of bytes that travels without being copied."""
+
+QueueKind = Literal["mailbox", "service", "mailbox-dead", "service-dead"]
+"""The dead letters of a mailbox or a service are a queue of their own, by the same name."""
+
+
+class Chunk(NamedTuple):
+    """A run of messages of one stream, as it is sent and as it is stored.
+
+    `first` is the sequence of the first message, and `count` says how many follow without a hole.
+    `time` is the broker's clock in nanoseconds UTC, the same for all of them. `payload` is the
+    encoded columns of `protocol.batch`; `large` are the records too large to be inside it.
+    """
+
+    first: int
+    count: int  # type: ignore[assignment]  # no tuple here is searched by its `count` method
+    time: int
+    payload: bytes
+    large: tuple[Frame, ...] = ()
+
+    @property
+    def last(self) -> int:
+        """The sequence of the last message."""
+        return self.first + self.count - 1
+
+
+class Message(NamedTuple):
+    """One message of a mailbox or a service queue, as it is stored."""
+
+    sequence: int
+    time: int
+    sender: str
+    subject: str
+    record: Frame
+    properties: Mapping[str, Any] | None = None
+
+
+class AppendChunk(NamedTuple):
+    """Append to a stream, creating it if needed; the ring drops its oldest chunks in the same commit.
+
+    `reserved` is the highest sequence that may be in use before the next commit: after a crash the
+    stream goes on behind it. `subjects` are those of the messages in order, for the store's index; it
+    may be left out, which makes finding the last message of each subject slower.
+    """
+
+    stream: str
+    chunk: Chunk
+    reserved: int
+    subjects: Sequence[str] = ()
+
+
+class Reserve(NamedTuple):
+    """Set the reserved sequence of a stream without appending, creating the stream if needed.
+
+    So a stream without a journal reserves its numbers, and a broker that ends in good order gives back those
+    that it has not used: it may be lower than before, though never below the last message.
+    """
+
+    stream: str
+    reserved: int
+
+
+class PutMessage(NamedTuple):
+    """Add one message to a queue, creating the queue if needed."""
+
+    kind: QueueKind
+    queue: str
+    message: Message
+
+
+class DeleteMessages(NamedTuple):
+    """Remove the messages of these sequence ranges (first, last), both included."""
+
+    kind: QueueKind
+    queue: str
+    ranges: Sequence[tuple[int, int]]
+
+
+class MarkDelivered(NamedTuple):
+    """Remember that messages up to `sequence` may have been delivered once."""
+
+    kind: QueueKind
+    queue: str
+    sequence: int
+
+
+class SetAttempts(NamedTuple):
+    """Remember how often a message was delivered, more exactly than `MarkDelivered` does.
+
+    It goes with its message, and when that is put again.
+    """
+
+    kind: QueueKind
+    queue: str
+    sequence: int
+    attempts: int
+
+
+class PutIdentity(NamedTuple):
+    """Remember that a message with this identity was accepted, until a time in nanoseconds UTC.
+
+    The queue is made if needed. The identity stays when the message leaves.
+    """
+
+    kind: QueueKind
+    queue: str
+    identity: str
+    sequence: int
+    until: int
+
+
+class ForgetIdentities(NamedTuple):
+    """Forget the identities of a queue whose `until` is at or before a time."""
+
+    kind: QueueKind
+    queue: str
+    time: int
+
+
+class DeleteQueue(NamedTuple):
+    """Remove a queue with all that is in it, and its identities. Feeds stay, and so do its dead letters."""
+
+    kind: QueueKind
+    queue: str
+
+
+class PutCursor(NamedTuple):
+    """Set a named position of a stream: `sequence` is the last one that its reader is done with."""
+
+    stream: str
+    cursor: str
+    sequence: int
+
+
+class DeleteCursor(NamedTuple):
+    """Forget a named position."""
+
+    stream: str
+    cursor: str
+
+
+class PutRetention(NamedTuple):
+    """Set how much of a stream is kept, in place of what the configuration says; 0 is no limit.
+
+    `age` is in seconds. It holds from this commit on, over restarts.
+    """
+
+    stream: str
+    bytes: int
+    count: int  # type: ignore[assignment]  # no tuple here is searched by its `count` method
+    age: float
+
+
+class DeleteStream(NamedTuple):
+    """Remove a stream with its history, its cursors, its retention and the feeds from it.
+
+    Its `reserved` stays known until the name is used again, so that no sequence is used twice.
+    """
+
+    stream: str
+
+
+class PutFeed(NamedTuple):
+    """Feed a service from a stream. `value` is the core's own, opaque. Its position is a cursor."""
+
+    service: str
+    stream: str
+    value: bytes
+
+
+class DeleteFeed(NamedTuple):
+    """Feed a service from a stream no longer."""
+
+    service: str
+    stream: str
+
+
+class PutSession(NamedTuple):
+    """Remember which numbers of a session are stored. `value` is the core's own, opaque."""
+
+    session: bytes
+    value: bytes
+
+
+class DeleteSession(NamedTuple):
+    """Forget a session."""
+
+    session: bytes
+
+
+Operation = (
+    AppendChunk
+    | Reserve
+    | PutMessage
+    | DeleteMessages
+    | MarkDelivered
+    | SetAttempts
+    | PutIdentity
+    | ForgetIdentities
+    | DeleteQueue
+    | PutCursor
+    | DeleteCursor
+    | PutRetention
+    | DeleteStream
+    | PutFeed
+    | DeleteFeed
+    | PutSession
+    | DeleteSession
+)
+
+
+class Damage(NamedTuple):
+    """A range of a stream (both ends included) that is on the disk and cannot be read."""
+
+    first: int
+    last: int
+    reason: str
+
+
+class ReadResult(NamedTuple):
+    """What a read found: chunks and damages in order, and the first sequence still kept.
+
+    The first chunk may begin before the sequence asked for. An empty `found` means that nothing
+    at or after that sequence is stored.
+    """
+
+    found: Sequence[Chunk | Damage]
+    first: int
+
+
+class StreamState(NamedTuple):
+    """A stream as it was found: the kept range, and the last sequence that may have been used."""
+
+    first: int
+    last: int
+    reserved: int
+
+
+class QueueState(NamedTuple):
+    """A queue as it was found, with its messages in order of sequence.
+
+    `next` is the sequence of the next message. Messages up to `delivered` may have been delivered;
+    `attempts` tells of some how often. `identities` are those of accepted messages, each with the sequence
+    and the time until which to remember it. `cold` are the sequences whose records were left on the disk,
+    with their size in bytes; their messages here have an empty record, and `Fetch` brings it.
+    """
+
+    next: int
+    delivered: int
+    messages: Sequence[Message]
+    attempts: Mapping[int, int] = {}
+    identities: Mapping[str, tuple[int, int]] = {}
+    cold: Mapping[int, int] = {}
+
+
+class Recovered(NamedTuple):
+    """All that the core needs to go on from where the last process ended.
+
+    `cursors` are by stream and name, `retentions` those that were set at run time, `feeds` by service and
+    stream.
+    """
+
+    broker_id: bytes
+    streams: Mapping[str, StreamState]
+    queues: Mapping[tuple[QueueKind, str], QueueState]
+    sessions: Mapping[bytes, bytes]
+    cursors: Mapping[tuple[str, str], int] = {}
+    retentions: Mapping[str, PutRetention] = {}
+    feeds: Mapping[tuple[str, str], bytes] = {}
+
+
+EMPTY = Recovered(b"\0" * 16, {}, {}, {})

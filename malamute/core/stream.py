@@ -1,0 +1,309 @@
+"""Streams: messages in, chunks out, and each subscription either live or in replay.
+
+What reaches a stream in one turn becomes one *chunk*: numbered, encoded once, journaled as it is and
+sent as it is to every subscription that takes all of it. Subscriptions with the same selector are one
+group of the matching index; a batch costs one look-up for each subject, and one payload for each
+distinct set of places in it, however many subscribers there are.
+
+A subscription is LIVE while it has had all that it was to have: then it needs no position, and a chunk
+that does not concern it costs nothing. When a delivery finds it without credit it moves to REPLAY with a
+*cursor*, the first sequence that it has not had. With credit it is served from the cursor on, out of
+the journal and then out of the chunks that are not on the disk yet; when the cursor is at the head, and
+there is credit left, it is LIVE again, within one turn and so without a gap.
+
+Live deliveries do not wait for the disk. So that no sequence is ever used twice, every commit also
+reserves a block of sequences ahead, and a chunk beyond the reserved block is held until the commit that
+extends it. After a crash the stream goes on behind the block: the numbers left out are a GAP.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from malamute.core.chunk import Loaded, Part
+from malamute.core.measures import Rate
+from malamute.core.ready import Turn
+from malamute.core.replay import Replay
+from malamute.core.session import Session, check_free
+from malamute.core.start import locate
+from malamute.core.storage import (
+    AppendChunk,
+    Chunk,
+    DeleteStream,
+    PutCursor,
+    PutRetention,
+    Reserve,
+    StreamState,
+)
+from malamute.core.subscription import Position, Subscription
+from malamute.errors import InvalidValue, MalamuteError, NotFound, TooMany
+from malamute.matching import Group, Index, Selector
+from malamute.protocol.batch import Columns, Frame, headers_of, pack_stream_payload
+from malamute.protocol.limits import Limits
+from malamute.protocol.messages import BY_TYPE, Commit, Ok, Subscribe
+from malamute.protocol.names import RESERVED_PREFIX
+from malamute.protocol.start import SEQ, Start
+
+RESERVE = 1 << 18
+"""Sequences reserved ahead of the last one with each commit."""
+
+_SUBSCRIBE = BY_TYPE[Subscribe].opcode
+
+
+class Stream:
+    """One stream: its numbers, what is under way, and who reads it."""
+
+    def __init__(self, name: str, owner: Streams, state: StreamState | None = None) -> None:
+        self.name = name
+        self.own = name.startswith(RESERVED_PREFIX)
+        """Whether it is the broker's, so that no client may publish to it."""
+        self.turn = owner.turn
+        self.journaled: bool = owner.journaled(name)
+        self._active = owner.active
+        self._cursors_max = owner.limits.cursors
+        self.index: Index = Index(on_failure=self._family_failed)
+        self.next: int = state.reserved + 1 if state else 1
+        self.next_dispatch = self.next
+        self.reserved = state.reserved if state else 0
+        self.last_stored = state.last if state else 0
+        self.first_kept = state.first if state else 1
+        self.last: int = state.last if state else 0
+        """The newest message that was ever published."""
+        self.time = 0
+        self.messages = 0
+        self.rate = Rate()
+        self.cursors: dict[str, int] = {}
+        self.retention: PutRetention | None = None
+        """What was set at run time."""
+        self._incoming: tuple[list[str], list[Frame], list[str]] = ([], [], [])
+        self._held: deque[Loaded] = deque()
+        self.replay = Replay(self)
+
+    # Messages in
+
+    def publish(self, sender: str, subjects: Sequence[str], records: Sequence[Frame]) -> int:
+        """Take messages, to go out at the end of the turn. Returns the sequence of the first."""
+        all_subjects, all_records, all_senders = self._incoming
+        first = self.next + len(all_subjects)
+        all_subjects += subjects
+        all_records += records
+        all_senders += [sender] * len(subjects)
+        self.activate()
+        return first
+
+    def activate(self) -> None:
+        """Flush this stream at the end of the turn."""
+        self._active[self.name] = self
+
+    def flush(self) -> None:
+        """Make a chunk of what came in this turn, store it and deliver it."""
+        subjects, records, senders = self._incoming
+        if not subjects:
+            return
+        self._incoming = ([], [], [])
+        self.time = max(self.time, int(self.turn.now * 1e9))
+        sender = senders[0] if len(set(senders)) == 1 else senders
+        columns = Columns(self.next, self.time, sender, subjects, records)
+        payload, large = pack_stream_payload(columns)
+        loaded = Loaded(Chunk(self.next, len(subjects), self.time, payload, large), columns)
+        self.next += len(subjects)
+        self.last = self.next - 1
+        self.messages += len(subjects)
+        self.rate.add(len(subjects), self.turn.now)
+        self._store(loaded)
+        self._held.append(loaded)
+        self._dispatch()
+
+    def close(self) -> None:
+        """Give back the sequences that were reserved and not used."""
+        if self.next > 1:
+            self.turn.store(Reserve(self.name, self.next - 1))
+
+    def _family_failed(self, family: str, error: Exception) -> None:
+        self.turn.notice("a family of the index failed", stream=self.name, family=family, error=str(error))
+
+    def check_cursor(self, name: str) -> None:
+        """Raise `TooMany` unless there is a cursor of this name, or room for one."""
+        if name not in self.cursors and len(self.cursors) >= self._cursors_max:
+            raise TooMany(f"the stream {self.name!r} has {self._cursors_max} cursors already")
+
+    def commit(self, cursor: str, sequence: int) -> None:
+        """Store that the reader with this cursor is done with all up to a sequence."""
+        self.cursors[cursor] = sequence
+        self.turn.store(PutCursor(self.name, cursor, sequence))
+
+    def retain(self, retention: PutRetention) -> None:
+        """Store how much of it is kept, in place of what the configuration says."""
+        self.retention = retention
+        self.turn.store(retention)
+
+    def purge(self) -> None:
+        """Drop the history. Whoever reads it, and whatever was set for it, stays."""
+        first = self.next
+        # For the store it is another stream of the same name, which goes on with the old numbers.
+        self.turn.store(DeleteStream(self.name))
+        for cursor, sequence in self.cursors.items():
+            self.turn.store(PutCursor(self.name, cursor, sequence))
+        if self.retention is not None:
+            self.turn.store(self.retention)
+
+        def purged(error: MalamuteError | None) -> None:
+            if error is None:
+                self.first_kept = max(self.first_kept, first)
+
+        self.turn.when_stored(purged)
+
+    def empty(self) -> None:
+        """Its history is gone, and all that was set for it; its numbers go on."""
+        self.first_kept = self.next
+        self.last = self.last_stored = self.messages = 0
+        self.cursors.clear()
+        self.retention = None
+
+    @property
+    def unused(self) -> bool:
+        """Whether nothing is kept of it, and nobody reads it."""
+        return self.first_kept > self.last and not (self.cursors or len(self.index))
+
+    def _store(self, loaded: Loaded) -> None:
+        reserved = loaded.chunk.last + RESERVE
+        if self.journaled:
+            self.replay.unstored.append(loaded)
+            size_bytes = len(loaded.chunk.payload) + sum(map(len, loaded.chunk.large))
+            self.turn.store(
+                AppendChunk(self.name, loaded.chunk, reserved, loaded.columns.subjects), size_bytes
+            )
+            held = loaded.chunk.last > self.reserved
+            self.turn.when_stored(lambda error: self._stored(reserved, error), awaited=held)
+        elif loaded.chunk.last + RESERVE // 2 > self.reserved:
+            self.turn.store(Reserve(self.name, reserved))
+            self.turn.when_stored(lambda error: self._reserved(reserved, error))
+
+    def _reserved(self, reserved: int, error: MalamuteError | None) -> None:
+        if error is None:
+            self.reserved = max(self.reserved, reserved)
+        # Without a disk nothing can be promised of the numbers, and live data goes on (promise 5).
+        self._dispatch(force=error is not None)
+
+    def _stored(self, reserved: int, error: MalamuteError | None) -> None:
+        self._reserved(reserved, error)
+        self.replay.settled(stored=error is None)
+
+    # Messages out
+
+    def _dispatch(self, *, force: bool = False) -> None:
+        while self._held and (force or self._held[0].chunk.last <= self.reserved):
+            loaded = self._held.popleft()
+            first = loaded.chunk.first
+            self.next_dispatch = loaded.chunk.last + 1
+            for group, part in self._parts(loaded):
+                for subscription in group.members.values():
+                    start = subscription.start
+                    if subscription.cursor or start > loaded.chunk.last or not subscription.began:
+                        continue
+                    if left := start if start > first else subscription.offer(part):
+                        subscription.switch(left)
+                        subscription.unblock()
+
+    def _parts(self, loaded: Loaded) -> list[tuple[Group, Part]]:
+        """Who gets what of a chunk."""
+        if not len(self.index):
+            return []
+        matches = self.match(loaded.columns)
+        if len(set(map(id, matches))) == 1:
+            part = loaded.part() if matches[0] else None
+            return [(group, part) for group in matches[0]] if part else []
+        places: dict[Group, list[int]] = {}
+        for place, groups in enumerate(matches):
+            for group in groups:
+                places.setdefault(group, []).append(place)
+        parts: dict[tuple[int, ...], Part] = {}
+        for taken in set(map(tuple, places.values())):
+            parts[taken] = loaded.part(taken)
+        return [(group, parts[tuple(taken)]) for group, taken in places.items()]
+
+    def match(self, columns: Columns) -> Sequence[tuple[Group, ...]]:
+        """The groups of subscriptions that each message is for."""
+        if not self.index.needs_headers:
+            return self.index.match_many(columns.subjects)
+        return self.index.match_many(columns.subjects, headers_of(columns.records), columns.all_senders())
+
+
+class Streams:
+    """All streams by name."""
+
+    def __init__(self, turn: Turn, limits: Limits, journaled: Callable[[str], bool]) -> None:
+        self.turn = turn
+        self.limits = limits
+        self.journaled = journaled
+        self.by_name: dict[str, Stream] = {}
+        self.active: dict[str, Stream] = {}
+
+    def restore(self, name: str, state: StreamState) -> None:
+        """Take up a stream that the store kept."""
+        self.by_name[name] = Stream(name, self, state)
+
+    def commit(self, session: Session, message: Commit) -> None:
+        """Store a named position. Raises `NotFound`, `InvalidValue` or `TooMany`."""
+        stream = self.by_name.get(message.stream)
+        if stream is None:
+            raise NotFound(f"there is no stream {message.stream!r}")
+        check_free(message.cursor)
+        stream.check_cursor(message.cursor)
+        stream.flush()
+        if message.sequence >= stream.next:
+            raise InvalidValue(f"sequence {message.sequence} is beyond the head, {stream.next - 1}")
+        stream.commit(message.cursor, message.sequence)
+
+    def get(self, name: str) -> Stream:
+        """The stream of this name, made if needed. Raises `TooMany` or `AccessRefused`."""
+        stream = self.by_name.get(name)
+        if stream is None:
+            check_free(name)
+            if len(self.by_name) >= self.limits.streams:
+                raise TooMany(f"there are {self.limits.streams} streams already")
+            stream = self.by_name[name] = Stream(name, self)
+            self.turn.event(f"stream.created.{name}")
+        return stream
+
+    def own(self, name: str) -> Stream:
+        """A stream of the broker's own, made if needed."""
+        if name not in self.by_name:
+            self.by_name[name] = Stream(name, self)
+        return self.by_name[name]
+
+    def subscribe(self, session: Session, message: Subscribe) -> None:
+        """Begin a subscription. Raises `InvalidSelector`, `InvalidValue` or `TooMany`."""
+        selector = Selector.parse(message.criteria, message.where)
+        start = Start.parse(message.start)
+        stream = self.get(message.stream)
+        if message.cursor:
+            check_free(message.cursor)
+            stream.check_cursor(message.cursor)
+            if (done := stream.cursors.get(message.cursor)) is not None:
+                start = Start(SEQ, done + 1)
+        # What came before it in this turn is not new to it.
+        stream.flush()
+        subscription = Subscription(session, message.source, stream, selector)
+        session.sources[message.source] = subscription
+        subscription.credit.grant(message.credit, message.credit_bytes)
+
+        def begin(position: Position) -> None:
+            if subscription.open:
+                self.turn.send(session.peer, Ok(_SUBSCRIBE, message.source, position.first))
+                if message.cursor and message.cursor not in stream.cursors:
+                    stream.commit(message.cursor, position.first - 1)
+                subscription.begin(position)
+
+        locate(stream, start, subscription.group, begin)
+
+    def flush(self) -> None:
+        """Send and store what the turn brought."""
+        active = list(self.active.values())
+        self.active.clear()
+        for stream in active:
+            stream.flush()
+            stream.replay.advance()
+            if stream.replay.waking:
+                self.active[stream.name] = stream

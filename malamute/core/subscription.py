@@ -1,0 +1,233 @@
+"""Readers of a stream: what each wants of it, and where it stands.
+
+A `Reader` has a selector and a position. What takes the messages is for its kinds to say: a `Subscription`
+passes them to a session within its credit, a `Feed` (`feed.py`) puts them into the queue of a service.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from malamute.core.chunk import Part
+from malamute.core.credit import Credit
+from malamute.core.session import Session
+from malamute.matching import Group, Selector
+from malamute.protocol.messages import Deliver, Gap, Switch
+
+if TYPE_CHECKING:
+    from malamute.core.stream import Stream
+
+
+class Position(NamedTuple):
+    """Where a subscription begins: the messages `wanted`, if any, and then all from `sequence` on.
+
+    A quiet position is not told of what is missing before the first message.
+    """
+
+    sequence: int
+    quiet: bool = False
+    wanted: Sequence[int] = ()
+
+    @property
+    def first(self) -> int:
+        """The first sequence that can come."""
+        return self.wanted[0] if self.wanted else self.sequence
+
+
+class Reader:
+    """Whoever takes messages of a stream, and where it stands.
+
+    `cursor` is the first sequence that it has not had, and 0 while it is LIVE. `after` is the last one
+    that it was sent or told to be missing. `head` is where the stream was when it began: while it is
+    `quiet`, it is not told of what is missing before that. If single messages were asked for, they are
+    `wanted`, and what follows them begins at the head.
+    """
+
+    def __init__(self, stream: Stream, selector: Selector) -> None:
+        self.stream = stream
+        self.start = self.after = self.cursor = 0
+        self.quiet = False
+        self.wanted: deque[int] = deque()
+        self.head = 0
+        # Until it is known where to begin, it is as if it waited for a read.
+        self.reading = True
+        self.began = False
+        self.delivered = 0
+        self.skipped = 0
+        self.time = 0
+        self.since = stream.turn.now
+        self.group: Group = stream.index.add(id(self), selector, self)
+
+    def begin(self, position: Position) -> None:
+        """Go on from a position: LIVE if it is the head."""
+        self.wanted.extend(position.wanted)
+        self.head = position.sequence if position.wanted else self.stream.next
+        self.start = self.cursor = position.first
+        self.after = self.start - 1
+        if self.start == self.stream.next:
+            self.cursor = 0
+        self.quiet = position.quiet and self.cursor > 0
+        self.reading = False
+        self.began = True
+        self.unblock()
+
+    open: bool
+    """Whether it has not ended."""
+
+    @property
+    def owner_row(self) -> dict[str, Any]:
+        """Who it is, for a list of readers."""
+        raise NotImplementedError
+
+    @property
+    def ready(self) -> bool:
+        """Whether it may be given a message."""
+        raise NotImplementedError
+
+    def offer(self, part: Part) -> int:
+        """Take as much of a part as there is room for. Returns the first sequence left out, or 0."""
+        raise NotImplementedError
+
+    def missed(self, first: int, last: int, reason: str) -> None:
+        """Learn that messages cannot be had."""
+        raise NotImplementedError
+
+    def switched(self, state: str, sequence: int) -> None:
+        """Learn that it is LIVE or in REPLAY now."""
+        raise NotImplementedError
+
+    def unblock(self) -> None:
+        """Go on if there is a reason to."""
+        if self.cursor and self.ready and not self.reading:
+            self.stream.replay.wake(self)
+
+    def cancel(self) -> None:
+        """End it."""
+        self.stream.index.remove(id(self))
+        self.stream.replay.forget(self)
+
+    def takes(self, first: int, places: Sequence[int]) -> Sequence[int]:
+        """Those of the places in a chunk that it is to have, from its cursor on; `first` is place 0."""
+        before = self.cursor - first
+        if before > 0:
+            places = places[bisect_left(places, before) :]
+        if not self.wanted:
+            return places
+        wanted = set(self.wanted)
+        return [place for place in places if first + place in wanted]
+
+    def move(self, sequence: int) -> None:
+        """All before `sequence` is done with."""
+        self.cursor = self._following(sequence)
+        # What lies between single messages that were asked for is not missing.
+        self.quiet = bool(self.wanted)
+
+    def _following(self, sequence: int) -> int:
+        """Where to go on when all before `sequence` is done with."""
+        while self.wanted and self.wanted[0] < sequence:
+            self.wanted.popleft()
+            if not self.wanted:
+                sequence = max(sequence, self.head)
+        return self.wanted[0] if self.wanted else sequence
+
+    def skip(self, last: int, reason: str) -> None:
+        """Move the cursor past `last`, and tell that the messages up to it cannot be had."""
+        if self.quiet:
+            self.cursor = self._following(max(self.cursor, min(last + 1, self.head)))
+        if self.cursor > last:
+            return
+        self.skipped += last - self.cursor + 1
+        self.missed(self.cursor, last, reason)
+        self.cursor = last + 1
+        self.after = last
+
+    def switch(self, cursor: int) -> None:
+        """Move to REPLAY at a cursor, or to LIVE with 0, and tell."""
+        state = "replay" if cursor else "live"
+        sequence = cursor or self.cursor
+        self.cursor = cursor
+        self.quiet = False
+        self.wanted.clear()
+        self.switched(state, sequence)
+
+
+class Subscription(Reader):
+    """What a session wants of a stream."""
+
+    def __init__(self, session: Session, source: int, stream: Stream, selector: Selector) -> None:
+        self.session = session
+        self.source = source
+        self.credit = Credit()
+        super().__init__(stream, selector)
+
+    @property
+    def owner_row(self) -> dict[str, Any]:
+        """Whose it is, for a list of readers."""
+        return {"client": self.session.ident, "address": self.session.address}
+
+    @property
+    def open(self) -> bool:  # type: ignore[override]  # the session knows it
+        """Whether the session still has it."""
+        return self.session.sources.get(self.source) is self
+
+    @property
+    def ready(self) -> bool:
+        """Whether it may be sent a message."""
+        return self.credit.open and not self.session.blocked
+
+    def grant(self, messages: int, size_bytes: int) -> None:
+        """Take more credit, and what was waiting for it."""
+        self.credit.grant(messages, size_bytes)
+        self.unblock()
+
+    def block(self) -> None:
+        """Nothing to do: each delivery asks whether it is `ready`."""
+
+    def offer(self, part: Part) -> int:
+        """Send as much of a part as there is credit for. Returns the first sequence left out, or 0."""
+        credit = self.credit
+        if self.session.blocked:
+            room = 0
+        elif credit.messages >= part.count and credit.bytes >= part.size_bytes:
+            room = part.count
+        else:
+            room = credit.room(part.sizes())
+        if room == part.count:
+            self._send(part)
+            return 0
+        if room:
+            self._send(Part.encode(part.columns.take(range(room))))
+        return part.columns.each_sequence()[room]
+
+    def _send(self, part: Part) -> None:
+        self.credit.take(part.count, part.size_bytes)
+        self.delivered += part.count
+        message = Deliver(self.source, self.after, part.payload, part.large)
+        self.stream.turn.send(self.session.peer, message)
+        self.after = part.columns.each_sequence()[-1]
+        self.time = part.time
+
+    def missed(self, first: int, last: int, reason: str) -> None:
+        """Tell the client that messages cannot be had."""
+        self.stream.turn.send(self.session.peer, Gap(self.source, first, last, reason))
+        self._tell("gap", first=first, last=last, reason=reason)
+
+    def switched(self, state: str, sequence: int) -> None:
+        """Tell the client that it is LIVE or in REPLAY now."""
+        self.stream.turn.send(self.session.peer, Switch(self.source, state, sequence))
+        self._tell(state, sequence=sequence)
+
+    def _tell(self, what: str, **details: Any) -> None:
+        stream, session = self.stream, self.session
+        # A reader of the events would read of its own reading for ever.
+        if not stream.own:
+            stream.turn.event(
+                f"subscription.{what}.{stream.name}",
+                client=session.ident,
+                address=session.address,
+                source=self.source,
+                **details,
+            )

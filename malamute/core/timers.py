@@ -1,0 +1,76 @@
+"""What is to be done at a time: one heap for the whole core.
+
+`Core.next_deadline` tells the loop when the first timer is due, `Core.tick` runs what is. Setting a timer
+costs the logarithm of how many there are; cancelling one leaves it in the heap, which is cleaned when half of
+it is of that kind. A tick runs a bounded number, so that many timers of one moment do not hold up the loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from heapq import heapify, heappop, heappush
+
+TIMERS_PER_TICK = 10_000
+"""Timers that one tick runs. The loop takes in other work before the rest of them."""
+
+CANCELLED_MIN = 100
+"""Cancelled timers that may stay in the heap however short it is."""
+
+
+class Timer:
+    """Something to be done at a time, unless it is cancelled before."""
+
+    __slots__ = ("action", "due")
+
+    def __init__(self, due: float, action: Callable[[], None]) -> None:
+        self.due = due
+        self.action: Callable[[], None] | None = action
+
+
+class Timers:
+    """All timers. Times are seconds since the epoch, UTC; those of one time run as they were set."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, int, Timer]] = []
+        self._set = 0
+        self._cancelled = 0
+
+    def __len__(self) -> int:
+        return len(self._heap) - self._cancelled
+
+    def at(self, due: float, action: Callable[[], None]) -> Timer:
+        """Set a timer."""
+        timer = Timer(due, action)
+        self._set += 1
+        heappush(self._heap, (due, self._set, timer))
+        return timer
+
+    def cancel(self, timer: Timer | None) -> None:
+        """Let a timer go, if there is one and it has not run."""
+        if timer is None or timer.action is None:
+            return
+        timer.action = None
+        self._cancelled += 1
+        if self._cancelled > len(self._heap) // 2 + CANCELLED_MIN:
+            self._heap = [entry for entry in self._heap if entry[2].action is not None]
+            heapify(self._heap)
+            self._cancelled = 0
+
+    def run(self, now: float) -> None:
+        """Run what is due."""
+        for _ in range(TIMERS_PER_TICK):
+            if not self._heap or self._heap[0][0] > now:
+                return
+            timer = heappop(self._heap)[2]
+            action, timer.action = timer.action, None
+            if action is None:
+                self._cancelled -= 1
+            else:
+                action()
+
+    def next_deadline(self) -> float | None:
+        """When `run` has something to do."""
+        while self._heap and self._heap[0][2].action is None:
+            heappop(self._heap)
+            self._cancelled -= 1
+        return self._heap[0][0] if self._heap else None

@@ -1,0 +1,300 @@
+"""Every error of Malamute, one tree, each with a stable number.
+
+The broker raises the same classes that the client raises again: on the wire an error is its number
+and its words, and `from_wire` turns the pair back into the class. Numbers never change meaning.
+
+    MalamuteError
+    ├── Refused                     the broker refused a command; nothing was changed
+    │   ├── Malformed          400      ├── InvalidName         414
+    │   ├── AccessRefused      401      ├── InvalidSelector     415
+    │   ├── NotFound           404      ├── InvalidValue        416
+    │   ├── UnexpectedCommand  405      ├── NotOutstanding      420
+    │   ├── UnsupportedVersion 406      ├── NumberTooOld        421
+    │   ├── AddressTaken       409      ├── TrackerInUse        422
+    │   ├── Disconnected       410      ├── TooMany             429
+    │   └── TooLarge           413      └── UnknownCommand      501
+    ├── Failed                      the broker could not do it now; the same command may succeed later
+    │   ├── InternalError      500      ├── NoWorkers           504
+    │   ├── TryLater           503      └── StorageFull         507
+    ├── LinkError                   on the client's side of the wire
+    │   ├── ConnectTimeout     600      ├── TimedOut            602
+    │   ├── ConnectionLost     601      └── Closed              603
+    ├── ConfigError            700
+    │   └── NotInstalled       701      what only an extra needs
+    └── StoreError             800      the data directory
+        ├── StoreLocked        801      ├── StoreCorrupt        803
+        └── StoreTooNew        802
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class MalamuteError(Exception):
+    """The base of every error that Malamute raises.
+
+    `text` says what was wrong with this one; `code` and `hint` belong to the class. `about` is the
+    opcode of the command that was refused and `ref` its number or source; 0 where there is none.
+    """
+
+    code: ClassVar[int] = 0
+    hint: ClassVar[str] = ""
+
+    def __init__(self, text: str = "") -> None:
+        super().__init__(text)
+        self.text = text
+        self.about = 0
+        self.ref = 0
+
+    def __str__(self) -> str:
+        words = self.text or type(self).__name__
+        return f"{words} (error {self.code})" if self.code else words
+
+
+class Refused(MalamuteError):
+    """Raised when the broker refused a command. Nothing was changed by it."""
+
+
+class Malformed(Refused):
+    """Raised when bytes are not a command: not msgpack, or of the wrong shape or type."""
+
+    code = 400
+    hint = "compare what was sent with docs/protocol.md"
+
+
+class AccessRefused(Refused):
+    """Raised when the session may not do what it asked for."""
+
+    code = 401
+    hint = "names that start with '$' belong to the broker"
+
+
+class NotFound(Refused):
+    """Raised when a command names something that is not there."""
+
+    code = 404
+    hint = "`list` tells what there is: `malamute stream list`, `mailbox list`, `service list`, `client list`"
+
+
+class UnexpectedCommand(Refused):
+    """Raised when a command is not allowed in the state that the session is in."""
+
+    code = 405
+    hint = "say HELLO first, and again when the broker was restarted"
+
+
+class UnsupportedVersion(Refused):
+    """Raised when client and broker share no version of the protocol."""
+
+    code = 406
+    hint = "install the same major version of malamute on both sides"
+
+
+class AddressTaken(Refused):
+    """Raised in a session whose address a newer session has taken over."""
+
+    code = 409
+    hint = "two programs connect with one address; the newest owns it"
+
+
+class Disconnected(Refused):
+    """Raised in a session that an operator has ended."""
+
+    code = 410
+    hint = "ask who runs the broker, before you connect again"
+
+
+class TooLarge(Refused):
+    """Raised when a message, a batch or a pattern is over its limit."""
+
+    code = 413
+    hint = "the limits are in the [limits] section of the broker's configuration"
+
+
+class InvalidName(Refused):
+    """Raised when a stream, mailbox or service name breaks the rule for names."""
+
+    code = 414
+    hint = "a name is 1 to 255 bytes of UTF-8 with no control characters"
+
+
+class InvalidSelector(Refused):
+    """Raised when a pattern or a match expression cannot be understood.
+
+    `position` counts characters from 0 to where it went wrong, or is None.
+    """
+
+    code = 415
+    hint = "docs/matching.md shows the families and the match expression"
+
+    def __init__(self, text: str = "", position: int | None = None) -> None:
+        super().__init__(text if position is None else f"{text} at position {position}")
+        self.position = position
+
+
+class InvalidValue(Refused):
+    """Raised when a field has the right type and a value that cannot be used."""
+
+    code = 416
+    hint = "docs/protocol.md tells what each field may hold"
+
+
+class NotOutstanding(Refused):
+    """Raised when an ack or a reply names a delivery that this session does not hold."""
+
+    code = 420
+    hint = "it was acknowledged before, or returned to the queue when the connection broke"
+
+
+class NumberTooOld(Refused):
+    """Raised when a command number leaves a hole, or is too far behind the newest one of its session.
+
+    It is no outcome of that number: say HELLO again and send again from the first unsettled number.
+    """
+
+    code = 421
+    hint = "number commands without holes, and keep no more unconfirmed than WELCOME allows"
+
+
+class TrackerInUse(Refused):
+    """Raised when a tracker is that of an unfinished message of the same sender."""
+
+    code = 422
+    hint = "choose a new tracker for each message, or wait for the outcome"
+
+
+class TooMany(Refused):
+    """Raised when a session or the broker already holds as many of these as it may."""
+
+    code = 429
+    hint = "the limits are in the [limits] section of the broker's configuration"
+
+
+class UnknownCommand(Refused):
+    """Raised when the opcode is none of this version."""
+
+    code = 501
+    hint = "install the same version of malamute on both sides"
+
+
+class Failed(MalamuteError):
+    """Raised when the broker could not do it now; the same command may succeed later."""
+
+
+class InternalError(Failed):
+    """Raised when the broker met a fault of its own."""
+
+    code = 500
+    hint = "the broker's log tells more"
+
+
+class TryLater(Failed):
+    """Raised when a mailbox, a queue or the disk's backlog is full. What was accepted is safe."""
+
+    code = 503
+    hint = "wait for the recipient to catch up, then send again"
+
+
+class NoWorkers(Failed):
+    """Raised when a message was for somebody who is there, and nobody is."""
+
+    code = 504
+    hint = "start a worker that offers this subject, or send it without `immediate` and let it wait"
+
+
+class StorageFull(Failed):
+    """Raised when the store had no room for the message."""
+
+    code = 507
+    hint = "raise storage.size, or free the disk"
+
+
+class LinkError(MalamuteError):
+    """Raised on the client's side when the connection does not serve."""
+
+
+class ConnectTimeout(LinkError):
+    """Raised when no broker answered in time."""
+
+    code = 600
+    hint = "is the broker running, and is the address right? try `malamute broker status`"
+
+
+class ConnectionLost(LinkError):
+    """Raised when the connection broke and what was asked for cannot be finished."""
+
+    code = 601
+    hint = "the client connects again by itself: ask again when the broker is back"
+
+
+class TimedOut(LinkError):
+    """Raised when an answer did not come within the time that the caller gave."""
+
+    code = 602
+    hint = "give it more time, or see with `malamute service list` and `client list` who is there to answer"
+
+
+class Closed(LinkError):
+    """Raised when a closed client, publisher or subscription is used."""
+
+    code = 603
+    hint = "connect again, or close later: after the last call"
+
+
+class ConfigError(MalamuteError):
+    """Raised when the configuration cannot be used. The text names the option."""
+
+    code = 700
+    hint = "`malamute config show` prints every option with its default"
+
+
+class NotInstalled(ConfigError):
+    """Raised when a library or a program is missing that only an extra needs. The text says how to get it."""
+
+    code = 701
+    hint = "docs/spark.md tells what exporting, and what Spark needs"
+
+
+class StoreError(MalamuteError):
+    """Raised when the data directory cannot be used."""
+
+    code = 800
+    hint = "look at the path, whom it belongs to, and whether the disk is well"
+
+
+class StoreLocked(StoreError):
+    """Raised when another process uses the data directory."""
+
+    code = 801
+    hint = "stop the other broker, or give this one another storage.directory"
+
+
+class StoreTooNew(StoreError):
+    """Raised when a newer version of Malamute wrote the store."""
+
+    code = 802
+    hint = "run the version of malamute that wrote it, or a later one"
+
+
+class StoreCorrupt(StoreError):
+    """Raised when the store cannot be read at all."""
+
+    code = 803
+    hint = "restore a backup, or move the data directory aside"
+
+
+def _tree(base: type[MalamuteError]) -> list[type[MalamuteError]]:
+    return [base] + [error for child in base.__subclasses__() for error in _tree(child)]
+
+
+BY_CODE: dict[int, type[MalamuteError]] = {e.code: e for e in _tree(MalamuteError) if e.code}
+"""Every numbered error, by its number."""
+
+
+def from_wire(code: int, text: str) -> MalamuteError:
+    """The error that a number and its words stand for; an unknown number is a plain one."""
+    error = BY_CODE.get(code, MalamuteError)("")
+    error.text = text if type(error).code == code else f"{text} (unknown error {code})"
+    error.args = (error.text,)
+    return error

@@ -1,0 +1,1 @@
+"""The disk: record format, LMDB store and its in-memory twin."""

@@ -1,0 +1,189 @@
+"""The files of a store: locking the directory, opening and allocating the file, and LMDB's errors.
+
+The order when a store is opened: take the lock, open the environment, check that the file was not cut off
+(reading a mapped page behind its end would kill the process), check the format, and only then change
+anything: allocate the space, and fsync the directories so that a new file survives a power loss.
+
+The lock is `flock` on a file of its own. The kernel gives it up when the process ends, however it
+ends, so there are no stale locks; the process id in it is for the message only.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import mmap
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import NoReturn
+
+import lmdb
+
+from malamute.errors import StorageFull, StoreCorrupt, StoreError, StoreLocked, StoreTooNew
+from malamute.journal import format as codec
+from malamute.journal.entries import decode_block
+from malamute.journal.format import BLOCK, CHUNK, META, STREAM, Damaged, key
+
+PAGE = mmap.PAGESIZE
+"""The unit of allocation, in bytes."""
+
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_CORRUPT = (lmdb.CorruptedError, lmdb.InvalidError, lmdb.PageNotFoundError, lmdb.VersionMismatchError)
+
+
+def take_lock(path: Path) -> int:
+    """Lock the directory for this process; returns the descriptor that holds the lock."""
+    descriptor = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        holder = os.read(descriptor, 32).decode("ascii", "replace").strip()
+        os.close(descriptor)
+        raise StoreLocked(f"{path} is in use by process {holder or 'unknown'}") from error
+    except BaseException:
+        os.close(descriptor)
+        raise
+    os.ftruncate(descriptor, 0)
+    os.write(descriptor, b"%d\n" % os.getpid())
+    return descriptor
+
+
+def open_environment(path: Path, size: int, preallocate: bool) -> tuple[lmdb.Environment, int]:
+    """Open or create the file, at its full size; returns the size that it has now."""
+    data = path / "data.mdb"
+    there = data.stat().st_size if data.exists() else 0
+    size = -(-max(size, there) // PAGE) * PAGE
+    try:
+        with translated():
+            environment = lmdb.open(str(path), map_size=size, max_dbs=0, max_spare_txns=2, mode=0o640)
+    except OSError as error:
+        raise StoreError(f"cannot open {data}: {error.strerror}") from error
+    try:
+        _check_length(environment, data)
+        _check_meta(environment)
+        if preallocate and there < size:
+            allocate(data, size)
+        if there == 0:
+            sync_directory(path)
+            sync_directory(path.parent)
+    except BaseException:
+        environment.close()
+        raise
+    return environment, size
+
+
+def _check_length(environment: lmdb.Environment, data: Path) -> None:
+    """Reading behind the end of a file that was cut off would kill the process.
+
+    LMDB itself leaves a file too short when it took pages at its end and gave them back in the same
+    transaction, and then was killed. Such a file has everything in it, which is read to tell the two apart.
+    """
+    needed, there = used_bytes(environment), data.stat().st_size
+    if there >= needed:
+        return
+    os.truncate(data, needed)
+    if not _is_whole(environment):
+        os.truncate(data, there)
+        raise StoreCorrupt(f"{data} was cut off: it has {there} bytes and uses {needed}")
+
+
+def _is_whole(environment: lmdb.Environment) -> bool:
+    decoders = {CHUNK: codec.decode_chunk, STREAM: codec.decode_stream, BLOCK: decode_block}
+    try:
+        with environment.begin(buffers=True) as transaction, transaction.cursor() as cursor:
+            for place, value in cursor:
+                decode = decoders.get(place[0])
+                if decode is not None:
+                    decode(value)
+        with environment.begin(write=True) as trial:  # looks at LMDB's list of free pages
+            trial.put(key(META), b"")
+            trial.abort()
+    except codec.TooNew:
+        return True  # it will be refused for that
+    except (lmdb.Error, Damaged):
+        return False
+    return True
+
+
+def used_bytes(environment: lmdb.Environment) -> int:
+    """Where the pages that were ever used end."""
+    return (int(environment.info()["last_pgno"]) + 1) * int(environment.stat()["psize"])
+
+
+def lengthen(environment: lmdb.Environment) -> None:
+    """Give the file the length that LMDB relies on, before it is closed."""
+    data = Path(environment.path()) / "data.mdb"
+    with suppress(OSError):  # the next to open it will see
+        if data.stat().st_size < used_bytes(environment):
+            os.truncate(data, used_bytes(environment))
+
+
+def _check_meta(environment: lmdb.Environment) -> None:
+    """Refuse what is not ours before anything is changed; make it ours if it is empty."""
+    with translated(), environment.begin() as transaction:
+        value = transaction.get(key(META))
+        empty = transaction.stat()["entries"] == 0
+    if empty:
+        meta = codec.Meta(codec.VERSION, os.urandom(16))
+        with translated(), environment.begin(write=True) as transaction:
+            transaction.put(key(META), codec.encode_meta(meta))
+    else:
+        decode_meta(value)
+
+
+def decode_meta(value: bytes | None) -> codec.Meta:
+    """The meta record; StoreTooNew or StoreCorrupt if this is none that can be used."""
+    if value is None:
+        raise StoreCorrupt("the file is an LMDB store, and not one of Malamute")
+    try:
+        return codec.decode_meta(value)
+    except codec.TooNew as error:
+        raise StoreTooNew(str(error)) from error
+    except Damaged as error:
+        raise StoreCorrupt(str(error)) from error
+
+
+def allocate(data: Path, size: int) -> None:
+    """Give the file so much space on the disk. Raises StorageFull if there is none.
+
+    Done at the beginning for the whole size, a full disk cannot stop the ring later.
+    """
+    descriptor = os.open(data, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        os.posix_fallocate(descriptor, 0, size)
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno in _FULL:
+            raise StorageFull(f"{data} needs {size} bytes: {error.strerror}") from error
+        raise StoreError(f"cannot allocate {data}: {error.strerror}") from error
+    finally:
+        os.close(descriptor)
+
+
+def sync_directory(path: Path) -> None:
+    """Make sure that the names of new files survive a power loss."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def translated() -> Iterator[None]:
+    """Raise LMDB's errors as Malamute's: StorageFull, StoreCorrupt or StoreError."""
+    try:
+        yield
+    except lmdb.Error as error:
+        _raise(error)
+
+
+def _raise(error: lmdb.Error) -> NoReturn:
+    """The same fault in Malamute's words."""
+    if isinstance(error, lmdb.MapFullError | lmdb.DiskError) or getattr(error, "code", 0) in _FULL:
+        raise StorageFull(str(error)) from error
+    if isinstance(error, _CORRUPT):
+        raise StoreCorrupt(str(error)) from error
+    raise StoreError(str(error)) from error

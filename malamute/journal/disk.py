@@ -1,0 +1,587 @@
+"""The store on LMDB.
+
+Theory. One environment with one table (`format` has the keys), one writer, any number of readers. A
+write is one LMDB transaction: chunks and the states of their streams, what the ring drops for them,
+and the blocks of the log. LMDB writes changed pages to free places, fsyncs, then writes the root and
+fsyncs again; so a process or a machine that dies finds either the old root or the new one, and there is
+nothing to repair when a store is opened. The environment is always opened with sync on.
+
+What the process keeps in memory (`Ring`, `Log`) changes only after the commit. If a transaction
+fails, its `Turn` is forgotten and memory and disk still agree.
+
+The file has its full size from the beginning and the table never needs more. Messages are refused
+when they would take the room that was promised to the ring, or a reserve; the reserve is for what
+only takes away, since even deleting needs a few fresh pages before it frees any. Chunks are never refused
+while older ones can make room.
+
+The threads: LMDB allows one write transaction at a time and a read transaction for each thread.
+Each call here begins and ends its own, so nobody pins old pages for longer than one bounded step.
+py-lmdb must not be closed under a running call: `Gate` counts them, and `close` waits. Every LMDB call
+gives up the interpreter's lock, which is dear beside a busy thread; so few calls matter more than
+few bytes (`log` has the figures).
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import lmdb
+
+from malamute.core.storage import (
+    AppendChunk,
+    Damage,
+    Message,
+    Operation,
+    QueueKind,
+    ReadResult,
+    Recovered,
+    StreamState,
+)
+from malamute.errors import StorageFull, StoreCorrupt, StoreError, StoreTooNew
+from malamute.journal import format as codec
+from malamute.journal.backup import Copy
+from malamute.journal.directory import (
+    allocate,
+    decode_meta,
+    lengthen,
+    open_environment,
+    take_lock,
+    translated,
+    used_bytes,
+)
+from malamute.journal.entries import Entry, decode_block
+from malamute.journal.fetch import Fetcher
+from malamute.journal.format import BLOCK, CHUNK, META, QUARANTINE, STREAM, Damaged, Stream, key
+from malamute.journal.gate import Gate
+from malamute.journal.log import Block, Log
+from malamute.journal.plan import Plan, encode_blocks, make_plan
+from malamute.journal.ring import Ring, Turn
+from malamute.journal.store import (
+    Checked,
+    Copied,
+    Progress,
+    QueueStatus,
+    Retention,
+    RetentionOf,
+    Status,
+    checked,
+    keep_all,
+    no_progress,
+)
+from malamute.journal.subjects import Collector, Search
+from malamute.journal.values import Values
+from malamute.journal.walk import DiskShelf, Walk
+
+STREAMS_SHARE = 0.7
+"""The share of the file that streams may fill unless told otherwise."""
+
+STREAMS_SHARE_MAX = 0.85
+"""The largest share that streams may be given; the rest is for queues, the reserve and free pages."""
+
+BLOCK_BYTES_MAX = 256 * 1024
+"""A block of the log is closed once its records reach this; one larger record still fits."""
+
+COMPACTION_RATIO = 4
+"""Bytes of old blocks that a transaction may compact for each byte that it appends."""
+
+VERIFY_STEP_BYTES = 8 * 1024 * 1024
+"""What `verify` reads in one transaction."""
+
+SEARCH_STEP_CHUNKS = 256
+"""Chunks that a search for subjects looks at in one transaction."""
+
+DROPS_MAX = 16
+"""Dead blocks that a transaction drops besides one for each block that it adds."""
+
+RELIEFS_MAX = 3
+"""How often old chunks are dropped for the sake of new ones before a write is given up."""
+
+COMPACTIONS_MAX = 16
+"""Compactions that are tried before a write is refused for lack of room."""
+
+_Transaction = lmdb.Transaction
+
+
+class DiskStore:
+    """A store in a directory. Make one by `DiskStore.open`."""
+
+    def __init__(
+        self,
+        environment: lmdb.Environment,
+        lock: int,
+        *,
+        size: int,
+        retention: RetentionOf,
+        streams_budget: int,
+    ) -> None:
+        """Used by `open`; the arguments are checked there."""
+        self._environment = environment
+        self._lock = lock
+        self._gate = Gate()
+        self._size = size
+        self._page_size: int = environment.stat()["psize"]
+        self._reserve = max(size // 32, 32 * self._page_size)
+        self._block_bytes_max = min(BLOCK_BYTES_MAX, size // 64)
+        self._log_floor = min(8 * 1024 * 1024, size // 32)
+        self._log: Log | None = None
+        self._fetcher = Fetcher(Log(0))
+        self._settled = threading.Lock()  # held by a write until memory and disk agree again
+        self._collector = Collector()
+        with environment.begin() as transaction:
+            self._meta = decode_meta(transaction.get(key(META)))
+        self._ring = Ring(self._read_streams(), retention, streams_budget)
+
+    @classmethod
+    def open(
+        cls,
+        directory: str | os.PathLike[str],
+        *,
+        size: int,
+        preallocate: bool = True,
+        retention: RetentionOf = keep_all,
+        streams_budget: int | None = None,
+    ) -> DiskStore:
+        """Open the store in `directory`, creating it if needed.
+
+        `size` is that of the file in bytes; a larger file that is already there keeps its size. The
+        space is allocated at once unless `preallocate` is false. `streams_budget` is what all streams may
+        take together, 70 % of the size unless given.
+
+        Raises StoreLocked if another process has it open, StoreTooNew if a newer format is in it,
+        StoreCorrupt if it is no store, StorageFull if the disk has no room, StoreError otherwise.
+        """
+        path = Path(directory)
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            lock = take_lock(path)
+        except OSError as error:
+            raise StoreError(f"cannot use {path}: {error.strerror}") from error
+        environment = None
+        try:
+            environment, size = open_environment(path, size, preallocate)
+            if streams_budget is None:
+                streams_budget = int(size * STREAMS_SHARE)
+            elif streams_budget > size * STREAMS_SHARE_MAX:
+                raise StoreError(f"streams_budget {streams_budget} is over 85 % of the size {size}")
+            return cls(environment, lock, size=size, retention=retention, streams_budget=streams_budget)
+        except BaseException:
+            if environment is not None:
+                environment.close()
+            os.close(lock)
+            raise
+
+    @classmethod
+    def open_existing(cls, directory: str | os.PathLike[str]) -> DiskStore:
+        """Open the store in `directory` as it is, to inspect or to copy it while no broker uses it.
+
+        Raises StoreError if there is none; otherwise as `open` does.
+        """
+        if not (Path(directory) / "data.mdb").is_file():
+            raise StoreError(f"there is no store in {Path(directory)}")
+        return cls.open(directory, size=0, preallocate=False)
+
+    # --- opening
+
+    def recover(self, *, records_bytes: int | None = None) -> Recovered:
+        """All that the core needs to go on. Costs the number of streams and of queued messages.
+
+        No more than `records_bytes` bytes of records are brought into memory; None is no limit.
+        """
+        with self._gate, translated():
+            log = Log(self._log_floor)
+            values = Values(records_bytes)
+            for number, value in self._blocks():
+                try:
+                    entries = decode_block(value)
+                except Damaged:
+                    log.skip(number, len(value))
+                else:
+                    log.apply(number, len(value), entries)
+                    values.take(entries)
+            retentions = {name: values.retentions[name] for name in log.retentions}
+            self._log = log
+            self._fetcher = Fetcher(log)
+            self._ring.restore(retentions.values())
+            return Recovered(
+                self._meta.broker_id,
+                {s.name: StreamState(s.first, s.last, s.reserved) for s in self._ring.streams.values()},
+                values.queues(log),
+                {session: values.sessions[session] for session in log.sessions},
+                {(s, c): values.cursors[s, c] for s, cursors in log.cursors.items() for c in cursors},
+                retentions,
+                {(f, s): values.feeds[f, s] for s, feeds in log.feeds.items() for f in feeds},
+            )
+
+    def _blocks(self) -> Iterator[tuple[int, bytes]]:
+        """All blocks in order. Called before the first write, so the transaction may be long."""
+        with self._environment.begin() as transaction, transaction.cursor() as cursor:
+            found = cursor.set_range(key(BLOCK))
+            while found and cursor.key()[0] == BLOCK:
+                yield codec.split_key(cursor.key())[2], cursor.value()
+                found = cursor.next()
+
+    def _read_streams(self) -> list[Stream]:
+        streams = []
+        with translated(), self._environment.begin() as transaction, transaction.cursor() as cursor:
+            found = cursor.set_range(key(STREAM))
+            while found and cursor.key()[0] == STREAM:
+                streams.append(_decode_stream(cursor.value()))
+                found = cursor.next()
+        return streams
+
+    # --- writing
+
+    def write(self, operations: Sequence[Operation]) -> None:
+        """Carry out all of the operations in one transaction, fsynced on return; or none of them.
+
+        Raises StorageFull when there is no room, StoreError for other faults of the disk.
+        """
+        with self._gate:
+            try:
+                self._write(make_plan(operations, self._collector, self._block_bytes_max))
+            except BaseException:
+                self._collector.clear()
+                raise
+
+    def _write(self, plan: Plan) -> None:
+        if plan.queued:
+            self._refuse_if_full(plan)
+        elif plan.appending and self._room() < plan.added:
+            if plan.added > self._size // 2:
+                raise StorageFull(f"{plan.added} bytes at once do not fit into {self._size}")
+            self._relieve(plan.added)
+        for _ in range(RELIEFS_MAX if plan.appending else 0):
+            with suppress(StorageFull):
+                self._transact(plan)
+                return
+            self._relieve(plan.added)
+        self._transact(plan)
+
+    def _refuse_if_full(self, plan: Plan) -> None:
+        """Refuse messages that would take the room of the ring, or the reserve.
+
+        What the ring has not filled yet counts as used (and 1/20 more for its unfilled pages), so that
+        queues never starve it. While the log can still be compacted, it is.
+        """
+        log = self._recovered_log()
+        promised = max(0, self._ring.budget - self._ring.bytes) * 21 // 20
+        for _ in range(COMPACTIONS_MAX):
+            if plan.added + promised + self._reserve <= self._room():
+                return
+            if not log.is_wasteful(0):
+                break
+            self._transact(make_plan((), self._collector, self._block_bytes_max), floor_bytes=0)
+        raise StorageFull(f"{plan.added} bytes do not fit beside {self._used()} used of {self._size}")
+
+    def _relieve(self, added: int) -> None:
+        """Drop old chunks when new ones do not fit, though the budget says that they should.
+
+        Chunks of many pages need as many in a row, and a nearly full file may have none. Pages that a
+        transaction frees serve the one after the next, so a second transaction follows.
+        """
+        turn = self._ring.begin()
+        try:
+            with self._writing(added) as transaction:
+                with transaction.cursor() as cursor:
+                    turn.trim_to(max(0, self._ring.bytes - 2 * added), DiskShelf(cursor))
+                self._put_states(transaction, turn)
+        except BaseException:
+            self._ring.abandon()
+            raise
+        self._ring.commit(turn)
+        with self._writing(0) as transaction:
+            transaction.put(key(META), codec.encode_meta(self._meta))
+
+    @contextmanager
+    def _writing(self, added: int) -> Iterator[_Transaction]:
+        """A write transaction. The first one says that the newest format is in the store from now on.
+
+        LMDB takes a write that was cut short, as on a full disk, for EIO. So the file is asked for room then,
+        which raises StorageFull if there is none.
+        """
+        try:
+            meta = self._meta._replace(version=codec.VERSION)
+            with translated(), self._environment.begin(write=True, buffers=True) as transaction:
+                if meta != self._meta:
+                    transaction.put(key(META), codec.encode_meta(meta))
+                yield transaction
+            self._meta = meta
+        except StoreError as error:
+            if getattr(error.__cause__, "code", 0) == errno.EIO:
+                data = Path(self._environment.path()) / "data.mdb"
+                allocate(data, min(self._size, used_bytes(self._environment) + added))
+            raise
+
+    def _room(self) -> int:
+        """Bytes that may be added without touching the reserve."""
+        return self._size - self._reserve - self._used()
+
+    def _transact(self, plan: Plan, floor_bytes: int | None = None) -> None:
+        log = self._recovered_log()
+        turn = self._ring.begin()
+        with self._settled:
+            try:
+                with self._writing(plan.added) as transaction:
+                    if plan.streams or self._ring.is_behind():
+                        self._change_streams(transaction, turn, plan)
+                    outgoing = self._take_out(transaction, plan, floor_bytes)
+                    blocks = [*encode_blocks(outgoing.moved, self._block_bytes_max), *plan.blocks]
+                    for number, (_, value) in enumerate(blocks, log.number_next):
+                        transaction.put(key(BLOCK, 0, number), value)
+            except BaseException:
+                self._ring.abandon()
+                raise
+            self._ring.commit(turn)
+            for entries, value in blocks:
+                log.apply(log.number_next, len(value), entries)
+            for block in outgoing.blocks:
+                log.dropped(block)
+
+    def _change_streams(self, transaction: _Transaction, turn: Turn, plan: Plan) -> None:
+        for operation, value in plan.streams:
+            if isinstance(operation, AppendChunk):
+                identifier = turn.append(operation, len(value))
+                transaction.put(key(CHUNK, identifier, operation.chunk.first), value)
+            else:
+                turn.apply(operation)
+        with transaction.cursor() as cursor:
+            turn.trim(DiskShelf(cursor))
+        self._put_states(transaction, turn)
+
+    def _put_states(self, transaction: _Transaction, turn: Turn) -> None:
+        for stream in turn.changed.values():
+            transaction.put(key(STREAM, stream.identifier), codec.encode_stream(stream))
+        for stream in turn.gone():
+            if stream.chunks:
+                transaction.put(key(STREAM, stream.identifier), codec.encode_stream(stream))
+            else:
+                transaction.delete(key(STREAM, stream.identifier))
+
+    def _take_out(self, transaction: _Transaction, plan: Plan, floor_bytes: int | None) -> _Outgoing:
+        """Delete old blocks that nothing needs, and the oldest that is worth compacting."""
+        log = self._recovered_log()
+        outgoing = _Outgoing([], [])
+        if not log.blocks or (log.blocks[0].live and not log.unreadable and not log.is_wasteful(floor_bytes)):
+            return outgoing
+        allowance = max(1, COMPACTION_RATIO * sum(len(value) for _, value in plan.blocks))
+        wasteful = log.is_wasteful(floor_bytes)
+        for block in islice(log.blocks, DROPS_MAX + len(plan.blocks)):
+            if block.number in log.unreadable:
+                self._quarantine(transaction, block)
+                outgoing.moved.extend(log.counters())
+            elif block.live:
+                if not wasteful or allowance <= 0 or not self._move(transaction, block, outgoing.moved):
+                    break
+                allowance -= block.size
+            transaction.delete(key(BLOCK, 0, block.number))
+            outgoing.blocks.append(block)
+        return outgoing
+
+    def _move(self, transaction: _Transaction, block: Block, moved: list[Entry]) -> bool:
+        """Collect what is live in a block; False if the block cannot be read any more."""
+        log = self._recovered_log()
+        try:
+            entries = decode_block(transaction.get(key(BLOCK, 0, block.number), b""))
+        except Damaged:
+            log.doubt(block.number)
+            return False
+        moved += log.live_entries(block, entries)
+        return True
+
+    def _quarantine(self, transaction: _Transaction, block: Block) -> None:
+        value = transaction.get(key(BLOCK, 0, block.number))
+        if value is not None:
+            transaction.put(key(QUARANTINE, 0, block.number), bytes(value))
+
+    def _recovered_log(self) -> Log:
+        assert self._log is not None, "recover() comes before the first write"
+        return self._log
+
+    def _used(self) -> int:
+        pages = self._environment.stat()
+        return self._page_size * (pages["branch_pages"] + pages["leaf_pages"] + pages["overflow_pages"])
+
+    # --- reading
+
+    def read(self, stream: str, start: int, *, bytes_max: int) -> ReadResult:
+        """The chunks that hold `start` and what follows, in order, until `bytes_max` is reached."""
+        with self._walk(stream) as (state, walk):
+            if not state.identifier:
+                return ReadResult((), 1)
+            walk.seek_holder(start)
+            return ReadResult(walk.collect(start, bytes_max), state.first)
+
+    def find_time(self, stream: str, time_ns: int) -> int:
+        """The first sequence stored at or after a broker time; last + 1 if there is none."""
+        with self._walk(stream) as (_, walk):
+            return walk.find_time(time_ns)
+
+    def last_per_subject(self, stream: str, *, limit: int) -> Mapping[str, int]:
+        """The sequence of the last message kept of each subject; of `limit` subjects, newest first.
+
+        What cannot be read is left out. Reads little more than a range of 4 MiB, and one for each rare
+        subject; all of the stream if it was written without subjects.
+        """
+        search = Search(limit)
+        start: int | None = None
+        while not search.is_done:
+            with self._walk(stream) as (state, walk):
+                start = state.last if start is None else start
+                start = walk.search(search, start, SEARCH_STEP_CHUNKS)
+            if start is None:
+                break
+        return search.found
+
+    def fetch(self, kind: QueueKind, queue: str, sequences: Sequence[int]) -> Mapping[int, Message]:
+        """Stored messages of a queue by their sequences, without those that are not there.
+
+        What is damaged is left out, and put aside as recovery does.
+        """
+        found, missing = self._fetch(kind, queue, sequences)
+        if missing:  # damaged, or moved by a commit in between: once more while there is none
+            with self._settled:
+                again, damaged = self._fetch(kind, queue, missing)
+                for number in self._fetcher.blocks(kind, queue, damaged):
+                    self._recovered_log().doubt(number)
+            found |= again
+        return found
+
+    def _fetch(
+        self, kind: QueueKind, queue: str, sequences: Sequence[int]
+    ) -> tuple[dict[int, Message], list[int]]:
+        with self._reading() as transaction:
+            return self._fetcher.fetch(
+                lambda number: transaction.get(key(BLOCK, 0, number)), kind, queue, sequences
+            )
+
+    @contextmanager
+    def _walk(self, name: str) -> Iterator[tuple[Stream, Walk]]:
+        """A transaction, and in it the state of a stream and a way along its chunks.
+
+        The state in memory is taken first, so that it is never ahead of the transaction. It may be behind:
+        a stream that was deleted meanwhile has no state under its identifier, or one without its name.
+        """
+        known = self._ring.streams.get(name, Stream(0, name))
+        with self._reading() as transaction, transaction.cursor() as cursor:
+            value = transaction.get(key(STREAM, known.identifier))
+            state = _decode_stream(value) if value else None
+            if state is None or state.name != name:
+                state = Stream(known.identifier, name, known.last + 1, known.last)
+            yield state, Walk(cursor, state)
+
+    @contextmanager
+    def _reading(self) -> Iterator[_Transaction]:
+        with self._gate, translated(), self._environment.begin(buffers=True) as transaction:
+            yield transaction
+
+    # --- inspecting
+
+    def retention(self, stream: str) -> Retention:
+        """What is in force for a stream: set at run time, or else given by the configuration."""
+        return self._ring.retention(stream)
+
+    def headers(self, stream: str, start: int, *, count_max: int) -> Sequence[codec.ChunkHeader | Damage]:
+        """The headers of the chunks that hold `start` and what follows. The payloads are not read."""
+        with self._walk(stream) as (_, walk):
+            walk.seek_holder(start)
+            return walk.headers(start, count_max)
+
+    def status(self) -> Status:
+        """How full the store is. Queues and sessions are counted once `recover` was called."""
+        with self._gate, translated():
+            log = self._log or Log(0)
+            return Status(
+                size=self._size,
+                used=self._used(),
+                high_water=used_bytes(self._environment),
+                streams_budget=self._ring.budget,
+                streams_bytes=self._ring.bytes,
+                leaving_bytes=sum(stream.bytes for stream in self._ring.leaving.values()),
+                log_bytes=log.bytes,
+                log_blocks=len(log.blocks),
+                log_unreadable=len(log.unreadable),
+                sessions=len(log.sessions),
+                streams=dict(self._ring.streams),
+                queues={n: QueueStatus(len(q.messages), q.bytes) for n, q in list(log.queues.items())},
+            )
+
+    def verify(self, stream: str | None = None) -> Iterator[Checked]:
+        """Read everything, or one stream, in steps of a bounded size, and tell of each step."""
+        for name in [stream] if stream is not None else sorted(self._ring.streams):
+            yield from self._verify_stream(name)
+        if stream is None:
+            yield from self._verify_blocks()
+
+    def _verify_stream(self, name: str) -> Iterator[Checked]:
+        start = 0
+        while found := self.read(name, start, bytes_max=VERIFY_STEP_BYTES).found:
+            yield checked(name, found)
+            start = found[-1].last + 1
+
+    def _verify_blocks(self) -> Iterator[Checked]:
+        for kind, reason in ((BLOCK, "corrupt"), (QUARANTINE, "quarantined")):
+            number = 0
+            while step := self._verify_step(kind, number, reason):
+                yield step
+                number = step.last + 1
+
+    def _verify_step(self, kind: int, number: int, reason: str) -> Checked | None:
+        chunks = size = last = 0
+        damages = []
+        with self._reading() as transaction, transaction.cursor() as cursor:
+            found = cursor.set_range(key(kind, 0, number))
+            while found and cursor.key()[0] == kind and size < VERIFY_STEP_BYTES:
+                last = codec.split_key(cursor.key())[2]
+                value = cursor.value()
+                chunks, size = chunks + 1, size + len(value)
+                if kind == QUARANTINE or not _is_block(value):
+                    damages.append(Damage(last, last, reason))
+                found = cursor.next()
+        return Checked(None, last, chunks, size, damages) if chunks else None
+
+    def backup(self, directory: str | os.PathLike[str], progress: Progress = no_progress) -> Copied:
+        """Copy the store, as it is at one moment, into a new directory, while it is in use.
+
+        Raises StoreError if there is a store in `directory` already, StorageFull if there is no room.
+        """
+        size = self._ring.bytes + (self._log.bytes if self._log else 0)
+        with Copy(self._reading, Path(directory), self._size, lambda done: progress(done, size)) as copy:
+            return copy.run()
+
+    def close(self) -> None:
+        """Release the file and the lock. Waits for calls under way; may be called again."""
+        if self._gate.close():
+            lengthen(self._environment)
+            self._environment.close()
+            os.close(self._lock)
+
+
+class _Outgoing(NamedTuple):
+    """The blocks that leave in a transaction, and the entries of them that are written again."""
+
+    blocks: list[Block]
+    moved: list[Entry]
+
+
+def _is_block(value: Any) -> bool:
+    try:
+        decode_block(value)
+    except Damaged:
+        return False
+    return True
+
+
+def _decode_stream(value: Any) -> Stream:
+    try:
+        return codec.decode_stream(value)
+    except codec.TooNew as error:
+        raise StoreTooNew(str(error)) from error
+    except Damaged as error:
+        raise StoreCorrupt(str(error)) from error

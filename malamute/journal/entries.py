@@ -1,0 +1,302 @@
+"""The log on the disk: blocks of entries. Pure; `docs/journal-format.md` is the specification.
+
+Theory. An entry is an operation as it came, so a block is the msgpack of a list of them with a byte for
+the kind of each: operations are tuples, which msgpack takes all in one step. `log` says what they mean.
+
+Decoding any bytes gives entries or raises `Damaged`, and nothing else.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, get_args
+
+import msgpack
+
+from malamute.core.storage import (
+    DeleteCursor,
+    DeleteFeed,
+    DeleteMessages,
+    DeleteQueue,
+    DeleteSession,
+    DeleteStream,
+    ForgetIdentities,
+    MarkDelivered,
+    Message,
+    PutCursor,
+    PutFeed,
+    PutIdentity,
+    PutMessage,
+    PutRetention,
+    PutSession,
+    QueueKind,
+    SetAttempts,
+)
+from malamute.journal.format import VERSION, Damaged, check_version, crc32
+
+_BLOCK = struct.Struct(">B3xI")
+_CRC = struct.Struct(">I")
+
+BLOCK_HEADER_SIZE = _BLOCK.size + _CRC.size
+
+
+class QueueCounters(NamedTuple):
+    """What a queue remembers besides its messages; written when the log is compacted."""
+
+    kind: QueueKind
+    queue: str
+    next: int
+    delivered: int
+
+
+Entry = (
+    PutMessage
+    | DeleteMessages
+    | MarkDelivered
+    | DeleteQueue
+    | PutSession
+    | DeleteSession
+    | QueueCounters
+    | PutCursor
+    | DeleteCursor
+    | PutRetention
+    | DeleteStream
+    | SetAttempts
+    | PutIdentity
+    | ForgetIdentities
+    | PutFeed
+    | DeleteFeed
+)
+"""What a block holds: the operations as they came, and the counters of queues."""
+
+_ENTRY_CODES: dict[type[Any], int] = {
+    PutMessage: 1,
+    DeleteMessages: 2,
+    MarkDelivered: 3,
+    DeleteQueue: 4,
+    PutSession: 5,
+    DeleteSession: 6,
+    QueueCounters: 7,
+    PutCursor: 8,
+    DeleteCursor: 9,
+    PutRetention: 10,
+    DeleteStream: 11,
+    SetAttempts: 12,
+    PutIdentity: 13,
+    ForgetIdentities: 14,
+    PutFeed: 15,
+    DeleteFeed: 16,
+}
+
+
+def encode_block(entries: Sequence[Entry]) -> bytes:
+    """The value of a block. Operations are tuples, so msgpack takes them all in one step."""
+    codes = bytes(map(_ENTRY_CODES.__getitem__, map(type, entries)))
+    header = _BLOCK.pack(VERSION, len(entries))
+    body: bytes = msgpack.packb((codes, entries))
+    return b"".join((header, _CRC.pack(crc32(body, crc32(header))), body))
+
+
+def decode_block(data: bytes | memoryview) -> list[Entry]:
+    """The entries of a block, in order."""
+    codes, entries = _unpack(data)
+    try:
+        return [_DECODERS[code](entry) for code, entry in zip(codes, entries, strict=True)]
+    except _UNPACK_ERRORS as error:
+        raise _damage(error) from error
+
+
+class BlockMessages:
+    """The messages of a block, of which only those that are asked for are decoded."""
+
+    def __init__(self, data: bytes | memoryview) -> None:
+        """Raises `Damaged`."""
+        codes, entries = _unpack(data)
+        put = _ENTRY_CODES[PutMessage]
+        try:
+            self._entries = {
+                (entry[0], entry[1], entry[2][0]): entry
+                for code, entry in zip(codes, entries, strict=True)
+                if code == put
+            }
+        except _UNPACK_ERRORS as error:
+            raise _damage(error) from error
+
+    def get(self, kind: QueueKind, queue: str, sequence: int) -> Message | None:
+        """The message last put under this sequence, if there is one. Raises `Damaged`."""
+        entry = self._entries.get((kind, queue, sequence))
+        if entry is None:
+            return None
+        try:
+            return _put_message(entry).message
+        except _UNPACK_ERRORS as error:
+            raise _damage(error) from error
+
+
+def _unpack(data: bytes | memoryview) -> tuple[bytes, list[Any]]:
+    """The codes and the fields of a block's entries, with nothing checked but that they are such."""
+    if len(data) < BLOCK_HEADER_SIZE:
+        raise Damaged(f"a block of {len(data)} bytes")
+    check_version(data[0])
+    view = memoryview(data)
+    header, body = view[: _BLOCK.size], view[BLOCK_HEADER_SIZE:]
+    if _CRC.unpack_from(data, _BLOCK.size)[0] != crc32(body, crc32(header)):
+        raise Damaged("wrong CRC of a block")
+    try:
+        codes, entries = msgpack.unpackb(body, strict_map_key=False)
+        _expect(bytes, codes)
+        _expect(list, entries)
+    except _UNPACK_ERRORS as error:
+        raise _damage(error) from error
+    return codes, entries
+
+
+def _damage(error: Exception) -> Damaged:
+    return Damaged(f"a block holds {error!r}")
+
+
+_UNPACK_ERRORS = (ValueError, TypeError, LookupError, OverflowError, RecursionError)
+
+
+_MESSAGES = {(int, int, str, str, bytes, properties) for properties in (dict, type(None))}
+"""The types of a message's fields. Messages are most of a log, so they are looked at all in one step."""
+
+
+def _put_message(entry: Sequence[Any]) -> PutMessage:
+    kind, queue, message = entry
+    if tuple(map(type, message)) not in _MESSAGES:
+        raise TypeError("fields of a message")
+    return PutMessage(_kind(kind), _name(queue), Message._make(message))
+
+
+def _delete_messages(entry: Sequence[Any]) -> DeleteMessages:
+    kind, queue, ranges = entry
+    _expect(list, ranges)
+    pairs = [(first, last) for first, last in ranges]
+    for pair in pairs:
+        _expect(int, *pair)
+    return DeleteMessages(_kind(kind), _name(queue), pairs)
+
+
+def _mark_delivered(entry: Sequence[Any]) -> MarkDelivered:
+    kind, queue, sequence = entry
+    _expect(int, sequence)
+    return MarkDelivered(_kind(kind), _name(queue), sequence)
+
+
+def _delete_queue(entry: Sequence[Any]) -> DeleteQueue:
+    kind, queue = entry
+    return DeleteQueue(_kind(kind), _name(queue))
+
+
+def _put_session(entry: Sequence[Any]) -> PutSession:
+    session, value = entry
+    _expect(bytes, session, value)
+    return PutSession(session, value)
+
+
+def _delete_session(entry: Sequence[Any]) -> DeleteSession:
+    (session,) = entry
+    _expect(bytes, session)
+    return DeleteSession(session)
+
+
+def _queue_counters(entry: Sequence[Any]) -> QueueCounters:
+    kind, queue, following, delivered = entry
+    _expect(int, following, delivered)
+    return QueueCounters(_kind(kind), _name(queue), following, delivered)
+
+
+def _put_cursor(entry: Sequence[Any]) -> PutCursor:
+    stream, cursor, sequence = entry
+    _expect(int, sequence)
+    return PutCursor(_name(stream), _name(cursor), sequence)
+
+
+def _delete_cursor(entry: Sequence[Any]) -> DeleteCursor:
+    stream, cursor = entry
+    return DeleteCursor(_name(stream), _name(cursor))
+
+
+def _put_retention(entry: Sequence[Any]) -> PutRetention:
+    stream, size, count, age = entry
+    _expect(int, size, count)
+    if type(age) is not int:
+        _expect(float, age)
+    return PutRetention(_name(stream), size, count, age)
+
+
+def _delete_stream(entry: Sequence[Any]) -> DeleteStream:
+    (stream,) = entry
+    return DeleteStream(_name(stream))
+
+
+def _set_attempts(entry: Sequence[Any]) -> SetAttempts:
+    kind, queue, sequence, attempts = entry
+    _expect(int, sequence, attempts)
+    return SetAttempts(_kind(kind), _name(queue), sequence, attempts)
+
+
+def _put_identity(entry: Sequence[Any]) -> PutIdentity:
+    kind, queue, identity, sequence, until = entry
+    _expect(int, sequence, until)
+    return PutIdentity(_kind(kind), _name(queue), _name(identity), sequence, until)
+
+
+def _forget_identities(entry: Sequence[Any]) -> ForgetIdentities:
+    kind, queue, time = entry
+    _expect(int, time)
+    return ForgetIdentities(_kind(kind), _name(queue), time)
+
+
+def _put_feed(entry: Sequence[Any]) -> PutFeed:
+    service, stream, value = entry
+    _expect(bytes, value)
+    return PutFeed(_name(service), _name(stream), value)
+
+
+def _delete_feed(entry: Sequence[Any]) -> DeleteFeed:
+    service, stream = entry
+    return DeleteFeed(_name(service), _name(stream))
+
+
+_DECODERS: Mapping[int, Any] = {
+    1: _put_message,
+    2: _delete_messages,
+    3: _mark_delivered,
+    4: _delete_queue,
+    5: _put_session,
+    6: _delete_session,
+    7: _queue_counters,
+    8: _put_cursor,
+    9: _delete_cursor,
+    10: _put_retention,
+    11: _delete_stream,
+    12: _set_attempts,
+    13: _put_identity,
+    14: _forget_identities,
+    15: _put_feed,
+    16: _delete_feed,
+}
+
+_KINDS: Mapping[str, QueueKind] = {kind: kind for kind in get_args(QueueKind)}
+
+
+def _expect(wanted: type[Any], *values: Any) -> None:
+    for value in values:
+        if type(value) is not wanted:
+            raise TypeError(f"{type(value).__name__} instead of {wanted.__name__}")
+
+
+def _kind(value: Any) -> QueueKind:
+    kind = _KINDS.get(value)
+    if kind is None:
+        raise ValueError("an unknown kind of queue")
+    return kind
+
+
+def _name(value: Any) -> str:
+    if type(value) is not str:
+        raise TypeError(f"{type(value).__name__} for a name")
+    return value

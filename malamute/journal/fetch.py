@@ -1,0 +1,77 @@
+"""Reading stored messages of queues, one block at a time.
+
+Theory. The log knows the block of every message. A block is read and checked as a whole, so the messages of
+one fetch are taken block by block, and the blocks read last are kept: a queue that is worked off in
+order reads each block once, however small the steps are. Blocks never change, and their numbers are not
+used again while the process lives, so what was read stays true.
+
+A reader and the writer: compaction moves messages to other blocks. The log in memory changes after the
+commit, so a place may be ahead of a read transaction or behind it. A block that is not where it should be
+then says that its messages have moved, or that they are gone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from malamute.core.storage import Message, QueueKind
+from malamute.journal.entries import BlockMessages
+from malamute.journal.format import Damaged
+from malamute.journal.log import Log
+
+CACHED_BLOCKS = 2
+"""Blocks that are kept in memory: where one fetch ends and where the one beside it does."""
+
+GetBlock = Callable[[int], bytes | memoryview | None]
+
+
+class Fetcher:
+    """Finds messages in the blocks of a log. May be used by several threads."""
+
+    def __init__(self, log: Log) -> None:
+        self._log = log
+        self._cache: dict[int, BlockMessages] = {}
+
+    def fetch(
+        self, get_block: GetBlock, kind: QueueKind, queue: str, sequences: Iterable[int]
+    ) -> tuple[dict[int, Message], list[int]]:
+        """The messages that were found, and the sequences whose blocks are not there or cannot be read.
+
+        What the log does not have is in neither.
+        """
+        found: dict[int, Message] = {}
+        missing: list[int] = []
+        for number, wanted in self.blocks(kind, queue, sequences).items():
+            try:
+                block = self._block(get_block, number)
+                for sequence in wanted:
+                    message = block and block.get(kind, queue, sequence)
+                    if message:
+                        found[sequence] = message
+            except Damaged:
+                pass  # what was not found is missing
+            missing += [sequence for sequence in wanted if sequence not in found]
+        return found, missing
+
+    def blocks(self, kind: QueueKind, queue: str, sequences: Iterable[int]) -> dict[int, list[int]]:
+        """The blocks that hold these messages, and which of them."""
+        blocks: dict[int, list[int]] = {}
+        state = self._log.queues.get((kind, queue))
+        if state is not None:
+            for sequence in sequences:
+                place = state.messages.get(sequence)
+                if place:
+                    blocks.setdefault(place[0].number, []).append(sequence)
+        return blocks
+
+    def _block(self, get_block: GetBlock, number: int) -> BlockMessages | None:
+        cache = self._cache
+        block = cache.get(number)
+        if block is None:
+            value = get_block(number)
+            if value is None:
+                return None
+            block = BlockMessages(value)
+            # A new dictionary, for the sake of other threads.
+            self._cache = dict([*cache.items(), (number, block)][-CACHED_BLOCKS:])
+        return block

@@ -1,0 +1,281 @@
+"""The bytes on the disk: keys and values, pure. `docs/journal-format.md` is the specification.
+
+Theory. The store is one ordered table. A key is a kind, an identifier and a sequence, big-endian,
+so that the order of the bytes is the order of the numbers and one table serves any number of streams:
+
+    (META, 0, 0)                 who wrote the store, and in which format
+    (STREAM, stream, 0)          the state of one stream, with its name
+    (CHUNK, stream, first)       one chunk of a stream
+    (BLOCK, 0, number)           one block of the log of queues, sessions and cursors (`entries`)
+    (QUARANTINE, 0, number)      a block that could not be read, kept as it was found
+
+A value carries its own format version and its own CRC32, so that whatever a disk makes of it is
+found when it is read, and so that a value written by another version is never guessed at. A chunk has
+a second CRC over its header alone: finding a time, trimming the ring and inspecting read headers
+only, and would otherwise have to trust them or touch every byte of the history.
+
+Decoding any bytes gives the value or raises `Damaged`, and nothing else. If you change any layout
+here, follow the recipe in `docs/journal-format.md`: the version must change with it.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable
+from typing import NamedTuple
+from zlib import crc32 as zlib_crc32
+
+import msgpack
+
+from malamute.core.storage import Chunk
+
+VERSION = 2
+"""The format that this code writes, and the newest that it reads."""
+
+MAGIC = b"MALAMUTE"
+
+META, STREAM, CHUNK, BLOCK, QUARANTINE = range(1, 6)
+
+_KEY = struct.Struct(">BIQ")
+_META = struct.Struct(">8sI16sI")
+_CHUNK = struct.Struct(">BB2xIQqIII")
+_INDEX = struct.Struct(">Q")
+_STREAM = struct.Struct(">B3xIQQQQQQqq")
+_CRC = struct.Struct(">I")
+
+CHUNK_HEADER_SIZE = _CHUNK.size + _CRC.size
+
+_SLICE = 5 * 1024
+_SLICED_MAX = 64 * 1024
+
+
+def crc32(data: bytes | memoryview, crc: int = 0) -> int:
+    """The CRC32 of zlib.
+
+    zlib gives up the interpreter's lock for more than 5 KiB at a time. Beside a busy thread that costs up
+    to a switch interval to gain microseconds, so up to 64 KiB are taken in slices that keep it.
+    """
+    size = len(data)
+    if not _SLICE < size <= _SLICED_MAX:
+        return zlib_crc32(data, crc)
+    view = memoryview(data)
+    for start in range(0, size, _SLICE):
+        crc = zlib_crc32(view[start : start + _SLICE], crc)
+    return crc
+
+
+class Damaged(ValueError):
+    """Raised when bytes are not what their key promises. The text says what was wrong."""
+
+
+class TooNew(Damaged):
+    """Raised when a value says that it was written by a newer format."""
+
+
+def key(kind: int, identifier: int = 0, sequence: int = 0) -> bytes:
+    """The 13 bytes of a key."""
+    return _KEY.pack(kind, identifier, sequence)
+
+
+def split_key(data: bytes | memoryview) -> tuple[int, int, int]:
+    """Kind, identifier and sequence of a key."""
+    if len(data) != _KEY.size:
+        raise Damaged(f"a key of {len(data)} bytes")
+    return _KEY.unpack(data)
+
+
+# --- the meta record
+
+
+class Meta(NamedTuple):
+    """Who wrote the store: the newest format in it, and the broker's 16 random bytes."""
+
+    version: int
+    broker_id: bytes
+
+
+def encode_meta(meta: Meta) -> bytes:
+    """The bytes of the meta record."""
+    body = _META.pack(MAGIC, meta.version, meta.broker_id, 0)[: -_CRC.size]
+    return body + _CRC.pack(crc32(body))
+
+
+def decode_meta(data: bytes | memoryview) -> Meta:
+    """The meta record. `TooNew` comes before anything that a newer format may have changed."""
+    if len(data) < 12 or bytes(data[:8]) != MAGIC:
+        raise Damaged("not a Malamute store")
+    version = int.from_bytes(data[8:12], "big")
+    if version > VERSION:
+        raise TooNew(f"the store has format {version}, this Malamute reads up to {VERSION}")
+    if len(data) != _META.size:
+        raise Damaged(f"a meta record of {len(data)} bytes")
+    _, version, broker_id, crc = _META.unpack(data)
+    if crc != crc32(data[: -_CRC.size]):
+        raise Damaged("wrong CRC of the meta record")
+    return Meta(version, broker_id)
+
+
+# --- chunks
+
+
+class ChunkHeader(NamedTuple):
+    """What is known of a chunk without reading its payload. `time` is nanoseconds UTC.
+
+    `indexed` says that a list of subjects follows the records.
+    """
+
+    first: int
+    count: int  # type: ignore[assignment]  # tuple.count is not used
+    time: int
+    payload_size: int
+    large_count: int
+    body_crc: int
+    indexed: bool
+
+    @property
+    def last(self) -> int:
+        """The sequence of the last message."""
+        return self.first + self.count - 1
+
+
+def encode_chunk(chunk: Chunk, index: bytes = b"") -> bytes:
+    """The value of a chunk: header, lengths of the large records, payload, large records, index.
+
+    The parts are joined once; nothing of the payload is copied before that.
+    """
+    large = chunk.large
+    lengths = struct.pack(f">{len(large)}I", *map(len, large)) if large else b""
+    crc = crc32(chunk.payload, crc32(lengths))
+    for record in (*large, index):
+        crc = crc32(record, crc)
+    header = _CHUNK.pack(
+        VERSION, bool(index), chunk.count, chunk.first, chunk.time, len(chunk.payload), len(large), crc
+    )
+    return b"".join((header, _CRC.pack(crc32(header)), lengths, chunk.payload, *large, index))
+
+
+def decode_chunk_header(data: bytes | memoryview) -> ChunkHeader:
+    """The header of a chunk, checked by its own CRC; the payload is not touched."""
+    if len(data) < CHUNK_HEADER_SIZE:
+        raise Damaged(f"a chunk of {len(data)} bytes")
+    check_version(data[0])
+    (crc,) = _CRC.unpack_from(data, _CHUNK.size)
+    if crc != crc32(data[: _CHUNK.size]):
+        raise Damaged("wrong CRC of a chunk's header")
+    _, flags, count, first, time, payload_size, large_count, body_crc = _CHUNK.unpack_from(data)
+    if count == 0 or flags > 1:
+        raise Damaged(f"a chunk of {count} messages with flags {flags}")
+    return ChunkHeader(first, count, time, payload_size, large_count, body_crc, flags == 1)
+
+
+def decode_chunk(data: bytes | memoryview) -> Chunk:
+    """The whole chunk, checked by both CRCs. Nothing in it refers to `data` any more."""
+    header = decode_chunk_header(data)
+    view, lengths, start = _check_body(header, data)
+    end = start + header.payload_size
+    payload = bytes(view[start:end])
+    large: list[bytes] = []
+    for length in lengths:
+        large.append(bytes(view[end : end + length]))
+        end += length
+    return Chunk(header.first, header.count, header.time, payload, tuple(large))
+
+
+class SubjectIndex(NamedTuple):
+    """All subjects of the chunks from the one that begins with `first` up to the one that holds this."""
+
+    first: int
+    subjects: list[str]
+
+
+def encode_index(first: int, subjects: Iterable[str]) -> bytes:
+    """The index that the last chunk of its range carries."""
+    packed: bytes = msgpack.packb(list(subjects))
+    return _INDEX.pack(first) + packed
+
+
+def decode_index(data: bytes | memoryview) -> SubjectIndex | None:
+    """The index that a chunk carries, checked by both CRCs; None if it carries none."""
+    header = decode_chunk_header(data)
+    if not header.indexed:
+        return None
+    view, lengths, start = _check_body(header, data)
+    place = start + header.payload_size + sum(lengths)
+    try:
+        (first,) = _INDEX.unpack_from(view, place)
+        subjects = msgpack.unpackb(view[place + _INDEX.size :])
+    except (struct.error, ValueError, RecursionError, msgpack.UnpackException) as error:
+        raise Damaged(f"an index holds {error!r}") from error
+    if type(subjects) is not list or not {str}.issuperset(map(type, subjects)):
+        raise Damaged("an index is a list of subjects")
+    return SubjectIndex(first, subjects)
+
+
+def _check_body(header: ChunkHeader, data: bytes | memoryview) -> tuple[memoryview, tuple[int, ...], int]:
+    """The whole of a chunk, the lengths of its large records, and where its payload starts."""
+    view = memoryview(data)
+    body = view[CHUNK_HEADER_SIZE:]
+    if crc32(body) != header.body_crc:
+        raise Damaged("wrong CRC of a chunk's body")
+    start = CHUNK_HEADER_SIZE + 4 * header.large_count
+    if start > len(view):
+        raise Damaged("a chunk's lengths are cut off")
+    lengths: tuple[int, ...] = struct.unpack_from(f">{header.large_count}I", body)
+    rest = len(view) - (start + header.payload_size + sum(lengths))
+    if rest < 0 or (rest > 0) != header.indexed:
+        raise Damaged("a chunk's lengths do not add up")
+    return view, lengths, start
+
+
+# --- the state of a stream
+
+
+class Stream(NamedTuple):
+    """The state of one stream: what it keeps and what it costs.
+
+    An empty stream has `first` = `last` + 1. `bytes` counts stored chunk values. The times are
+    those of the oldest and the newest chunk, nanoseconds UTC. `reserved` is the highest sequence
+    that may have been used without being stored. Without a name it is a stream that was deleted, whose
+    chunks have not all left.
+    """
+
+    identifier: int
+    name: str
+    first: int = 1
+    last: int = 0
+    reserved: int = 0
+    bytes: int = 0
+    count: int = 0  # type: ignore[assignment]  # tuple.count is not used
+    chunks: int = 0
+    first_time: int = 0
+    last_time: int = 0
+
+
+def encode_stream(stream: Stream) -> bytes:
+    """The bytes of a stream's state."""
+    body = _STREAM.pack(VERSION, stream.identifier, *stream[2:]) + stream.name.encode()
+    return _CRC.pack(crc32(body)) + body
+
+
+def decode_stream(data: bytes | memoryview) -> Stream:
+    """A stream's state."""
+    if len(data) < _CRC.size + _STREAM.size:
+        raise Damaged(f"a stream's state of {len(data)} bytes")
+    check_version(data[_CRC.size])
+    body = data[_CRC.size :]
+    if _CRC.unpack_from(data)[0] != crc32(body):
+        raise Damaged("wrong CRC of a stream's state")
+    _, identifier, *numbers = _STREAM.unpack_from(body)
+    try:
+        name = str(body[_STREAM.size :], "utf-8")
+    except UnicodeDecodeError as error:
+        raise Damaged("a stream's name is not UTF-8") from error
+    return Stream(identifier, name, *numbers)
+
+
+def check_version(version: int) -> None:
+    """Raise `TooNew` or `Damaged` unless this version of a value is one that can be read."""
+    if version == 0:
+        raise Damaged("no format version")
+    if version > VERSION:
+        raise TooNew(f"written in format {version}, this Malamute reads up to {VERSION}")

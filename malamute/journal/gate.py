@@ -1,0 +1,37 @@
+"""The gate of a store: it counts the calls under way, so that closing can wait for them."""
+
+from __future__ import annotations
+
+import threading
+
+from malamute.errors import StoreError
+
+
+class Gate:
+    """Counts the calls under way, so that closing can wait for them."""
+
+    def __init__(self) -> None:
+        self._condition = threading.Condition()
+        self._under_way = 0
+        self._closed = False
+
+    def __enter__(self) -> None:
+        with self._condition:
+            if self._closed:
+                raise StoreError("the store is closed")
+            self._under_way += 1
+
+    def __exit__(self, *exception: object) -> None:
+        with self._condition:
+            self._under_way -= 1
+            if self._closed:
+                self._condition.notify_all()
+
+    def close(self) -> bool:
+        """Let nobody in any more and wait for those inside; False if it was closed before."""
+        with self._condition:
+            if self._closed:
+                return False
+            self._closed = True
+            self._condition.wait_for(lambda: self._under_way == 0)
+            return True

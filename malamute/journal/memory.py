@@ -1,0 +1,418 @@
+"""The in-memory twin of the store on the disk: the same interface, the same answers.
+
+It is the plain statement of what a store does. The ring is the real one, since which chunks leave is
+part of the answer; queues and sessions are dictionaries, so that the log of the disk store is tested
+against something simpler than itself. Chunks are kept encoded, so sizes are those of the disk.
+
+Nothing here survives the process. The object survives the core that used it, though: `recover` gives
+what a new core would find, which is how a simulation restarts a broker. A lock makes it safe for the
+same threads as the disk store.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from malamute.core.storage import (
+    AppendChunk,
+    Chunk,
+    Damage,
+    DeleteCursor,
+    DeleteFeed,
+    DeleteMessages,
+    DeleteQueue,
+    DeleteSession,
+    DeleteStream,
+    ForgetIdentities,
+    MarkDelivered,
+    Message,
+    Operation,
+    PutCursor,
+    PutFeed,
+    PutIdentity,
+    PutMessage,
+    PutRetention,
+    PutSession,
+    QueueKind,
+    QueueState,
+    ReadResult,
+    Recovered,
+    SetAttempts,
+    StreamState,
+)
+from malamute.errors import StorageFull, StoreError
+from malamute.journal import format as codec
+from malamute.journal.format import Damaged, Stream
+from malamute.journal.log import present
+from malamute.journal.plan import OfStream, encode_streams
+from malamute.journal.ring import Dropped, Ring
+from malamute.journal.store import (
+    Checked,
+    Copied,
+    Progress,
+    QueueStatus,
+    Retention,
+    RetentionOf,
+    Status,
+    checked,
+    keep_all,
+    no_progress,
+)
+from malamute.journal.subjects import Collector, Search
+from malamute.journal.values import Records
+
+VERIFY_STEP_BYTES = 8 * 1024 * 1024
+"""What `verify` reads in one step."""
+
+
+class MemoryStore:
+    """A store that forgets everything when the process ends.
+
+    `size` bounds the bytes of chunks, records and sessions; `streams_budget` those of chunks.
+    """
+
+    def __init__(
+        self,
+        *,
+        size: int = 1 << 30,
+        retention: RetentionOf = keep_all,
+        streams_budget: int | None = None,
+        broker_id: bytes = b"\0" * 16,
+    ) -> None:
+        self._lock = threading.Lock()
+        self._closed = False
+        self._size = size
+        self._broker_id = broker_id
+        budget = int(size * 0.7) if streams_budget is None else streams_budget
+        self._ring = Ring((), retention, budget)
+        self._shelf = _MemoryShelf()
+        self._queues: dict[tuple[QueueKind, str], _Queue] = {}
+        self._sessions: dict[bytes, bytes] = {}
+        self._cursors: dict[tuple[str, str], int] = {}
+        self._retentions: dict[str, PutRetention] = {}
+        self._feeds: dict[tuple[str, str], bytes] = {}
+        self._collector = Collector()
+        self._queues_bytes = 0
+        self._sessions_bytes = 0
+        self._appliers: dict[type[Any], Any] = {
+            PutMessage: self._put_message,
+            DeleteMessages: self._delete_messages,
+            MarkDelivered: self._mark_delivered,
+            DeleteQueue: self._delete_queue,
+            PutSession: self._put_session,
+            DeleteSession: self._delete_session,
+            PutCursor: self._put_cursor,
+            DeleteCursor: self._delete_cursor,
+            PutRetention: self._put_retention,
+            DeleteStream: self._delete_stream,
+            SetAttempts: self._set_attempts,
+            PutIdentity: self._put_identity,
+            ForgetIdentities: self._forget_identities,
+            PutFeed: self._put_feed,
+            DeleteFeed: self._delete_feed,
+        }
+
+    def recover(self, *, records_bytes: int | None = None) -> Recovered:
+        """What the next core finds, with no more than `records_bytes` bytes of records; None for all."""
+        with self._open():
+            records = Records(records_bytes)
+            for name, queue in self._queues.items():
+                for message in queue.messages.values():
+                    records.put(name, message)
+            self._collector.clear()
+            self._ring.restore(self._retentions.values())
+            return Recovered(
+                self._broker_id,
+                {s.name: StreamState(s.first, s.last, s.reserved) for s in self._ring.streams.values()},
+                {name: queue.state(*records.of(name)) for name, queue in self._queues.items()},
+                dict(self._sessions),
+                dict(self._cursors),
+                dict(self._retentions),
+                dict(self._feeds),
+            )
+
+    def write(self, operations: Sequence[Operation]) -> None:
+        """Carry out all of the operations, or none. Raises StorageFull."""
+        with self._open():
+            streams = encode_streams(operations, self._collector)
+            try:
+                self._refuse_if_full(operations, [value for _, value in streams])
+                if streams or self._ring.is_behind():
+                    self._change_streams(streams)
+            except BaseException:
+                self._collector.clear()
+                raise
+            for operation in operations:
+                if type(operation) in self._appliers:
+                    self._appliers[type(operation)](operation)
+
+    def read(self, stream: str, start: int, *, bytes_max: int) -> ReadResult:
+        """The chunks that hold `start` and what follows, in order, until `bytes_max` is reached."""
+        with self._open():
+            state = self._ring.streams.get(stream)
+            if state is None:
+                return ReadResult((), 1)
+            found: list[Chunk | Damage] = []
+            size = 0
+            for first, value, following in self._shelf.walk(state, start):
+                item = _decode(value, first, following - 1)
+                if item.last < start:
+                    continue
+                found.append(item)
+                size += len(value)
+                if size >= bytes_max:
+                    break
+            return ReadResult(found, state.first)
+
+    def find_time(self, stream: str, time_ns: int) -> int:
+        """The first sequence stored at or after a broker time; last + 1 if there is none."""
+        with self._open():
+            state = self._ring.streams.get(stream)
+            if state is None:
+                return 1
+            for first, value, _ in self._shelf.walk(state, state.first):
+                header = _header(value)
+                if header and header.time >= time_ns:
+                    return first
+            return state.last + 1
+
+    def last_per_subject(self, stream: str, *, limit: int) -> Mapping[str, int]:
+        """The sequence of the last message kept of each subject; of `limit` subjects, newest first."""
+        search = Search(limit)
+        with self._open():
+            state = self._ring.streams.get(stream, Stream(0, stream))
+            for first, value, _ in reversed(list(self._shelf.walk(state, state.first))):
+                item = _decode(value, first, first)
+                if isinstance(item, Chunk) and not search.is_done:
+                    search.add(item)
+        return search.found
+
+    def fetch(self, kind: QueueKind, queue: str, sequences: Sequence[int]) -> Mapping[int, Message]:
+        """Stored messages of a queue by their sequences, without those that are not there."""
+        with self._open():
+            messages = self._queues.get((kind, queue), _Queue()).messages
+            return {sequence: messages[sequence] for sequence in sequences if sequence in messages}
+
+    def retention(self, stream: str) -> Retention:
+        """What is in force for a stream: set at run time, or else given by the configuration."""
+        return self._ring.retention(stream)
+
+    def status(self) -> Status:
+        """How full the store is."""
+        with self._open():
+            used = self._used()
+            return Status(
+                size=self._size,
+                used=used,
+                high_water=used,
+                streams_budget=self._ring.budget,
+                streams_bytes=self._ring.bytes,
+                leaving_bytes=sum(stream.bytes for stream in self._ring.leaving.values()),
+                log_bytes=used - self._ring.bytes,
+                log_blocks=0,
+                log_unreadable=0,
+                sessions=len(self._sessions),
+                streams=dict(self._ring.streams),
+                queues={n: QueueStatus(len(q.messages), q.bytes) for n, q in self._queues.items()},
+            )
+
+    def verify(self, stream: str | None = None) -> Iterator[Checked]:
+        """Read everything, or one stream, in steps."""
+        for name in [stream] if stream is not None else sorted(self._ring.streams):
+            start = 0
+            while found := self.read(name, start, bytes_max=VERIFY_STEP_BYTES).found:
+                yield checked(name, found)
+                start = found[-1].last + 1
+
+    def backup(self, directory: str | os.PathLike[str], progress: Progress = no_progress) -> Copied:
+        """Raises StoreError: what is not on a disk is not for keeping."""
+        raise StoreError("a store in memory cannot be backed up")
+
+    def close(self) -> None:
+        """Let nobody in any more."""
+        with self._lock:
+            self._closed = True
+
+    def _open(self) -> _Opened:
+        return _Opened(self._lock, self)
+
+    def _used(self) -> int:
+        return self._ring.bytes + self._queues_bytes + self._sessions_bytes
+
+    def _refuse_if_full(self, operations: Sequence[Operation], values: Sequence[bytes]) -> None:
+        added = sum(map(len, values))
+        promised = 0
+        for operation in operations:
+            if type(operation) is PutMessage:
+                added += len(operation.message.record)
+                promised = max(0, self._ring.budget - self._ring.bytes)
+            elif type(operation) is PutSession:
+                added += len(operation.value)
+        if added and self._used() + added + promised > self._size:
+            raise StorageFull(f"{added} bytes do not fit: {self._used()} of {self._size} are used")
+
+    def _change_streams(self, streams: Sequence[tuple[OfStream, bytes]]) -> None:
+        turn = self._ring.begin()
+        appended = []
+        for operation, value in streams:
+            if isinstance(operation, AppendChunk):
+                appended.append((turn.append(operation, len(value)), operation.chunk.first, value))
+            else:
+                turn.apply(operation)
+        for place in appended:
+            self._shelf.put(*place)
+        turn.trim(self._shelf)
+        self._ring.commit(turn)
+
+    def _queue(self, operation: PutMessage | PutIdentity) -> _Queue:
+        return self._queues.setdefault((operation.kind, operation.queue), _Queue())
+
+    def _put_message(self, operation: PutMessage) -> None:
+        queue = self._queue(operation)
+        message = operation.message._replace(record=bytes(operation.message.record))
+        self._remove(queue, message.sequence)
+        queue.messages[message.sequence] = message
+        queue.next = max(queue.next, message.sequence + 1)
+        queue.bytes += len(message.record)
+        self._queues_bytes += len(message.record)
+
+    def _delete_messages(self, operation: DeleteMessages) -> None:
+        queue = self._queues.get((operation.kind, operation.queue), _Queue())
+        for first, last in operation.ranges:
+            for sequence in present(queue.messages, first, last):
+                self._remove(queue, sequence)
+
+    def _remove(self, queue: _Queue, sequence: int) -> None:
+        message = queue.messages.pop(sequence, None)
+        if message:
+            queue.attempts.pop(sequence, None)
+            queue.bytes -= len(message.record)
+            self._queues_bytes -= len(message.record)
+
+    def _mark_delivered(self, operation: MarkDelivered) -> None:
+        queue = self._queues.get((operation.kind, operation.queue), _Queue())
+        queue.delivered = max(queue.delivered, operation.sequence)
+
+    def _set_attempts(self, operation: SetAttempts) -> None:
+        queue = self._queues.get((operation.kind, operation.queue), _Queue())
+        if operation.sequence in queue.messages:
+            queue.attempts[operation.sequence] = operation.attempts
+
+    def _put_identity(self, operation: PutIdentity) -> None:
+        self._queue(operation).identities[operation.identity] = operation.sequence, operation.until
+
+    def _forget_identities(self, operation: ForgetIdentities) -> None:
+        queue = self._queues.get((operation.kind, operation.queue), _Queue())
+        queue.identities = {i: known for i, known in queue.identities.items() if known[1] > operation.time}
+
+    def _delete_queue(self, operation: DeleteQueue) -> None:
+        queue = self._queues.pop((operation.kind, operation.queue), _Queue())
+        self._queues_bytes -= queue.bytes
+
+    def _put_session(self, operation: PutSession) -> None:
+        self._delete_session(operation)
+        self._sessions[operation.session] = operation.value
+        self._sessions_bytes += len(operation.value)
+
+    def _delete_session(self, operation: PutSession | DeleteSession) -> None:
+        self._sessions_bytes -= len(self._sessions.pop(operation.session, b""))
+
+    def _put_cursor(self, operation: PutCursor) -> None:
+        self._cursors[operation.stream, operation.cursor] = operation.sequence
+
+    def _delete_cursor(self, operation: DeleteCursor) -> None:
+        self._cursors.pop((operation.stream, operation.cursor), None)
+
+    def _put_feed(self, operation: PutFeed) -> None:
+        self._feeds[operation.service, operation.stream] = operation.value
+
+    def _delete_feed(self, operation: DeleteFeed) -> None:
+        self._feeds.pop((operation.service, operation.stream), None)
+
+    def _put_retention(self, operation: PutRetention) -> None:
+        self._retentions[operation.stream] = operation
+
+    def _delete_stream(self, operation: DeleteStream) -> None:
+        self._retentions.pop(operation.stream, None)
+        self._cursors = {key: value for key, value in self._cursors.items() if key[0] != operation.stream}
+        self._feeds = {key: value for key, value in self._feeds.items() if key[1] != operation.stream}
+
+
+class _Queue:
+    """One queue, in the simplest way."""
+
+    def __init__(self) -> None:
+        self.next = 1
+        self.delivered = 0
+        self.messages: dict[int, Message] = {}
+        self.attempts: dict[int, int] = {}
+        self.identities: dict[str, tuple[int, int]] = {}
+        self.bytes = 0
+
+    def state(self, messages: Sequence[Message], cold: Mapping[int, int]) -> QueueState:
+        attempts, identities = dict(self.attempts), dict(self.identities)
+        return QueueState(self.next, self.delivered, messages, attempts, identities, cold)
+
+
+class _MemoryShelf:
+    """The encoded chunks of each stream, and their first sequences in order."""
+
+    def __init__(self) -> None:
+        self._firsts: dict[int, list[int]] = {}
+        self._values: dict[tuple[int, int], bytes] = {}
+
+    def put(self, identifier: int, first: int, value: bytes) -> None:
+        self._firsts.setdefault(identifier, []).append(first)
+        self._values[identifier, first] = value
+
+    def drop(self, stream: Stream) -> Dropped | None:
+        firsts = self._firsts[stream.identifier]
+        gone = self._values.pop((stream.identifier, firsts.pop(0)))
+        count = codec.decode_chunk_header(gone).count
+        if not firsts:
+            return Dropped(count, len(gone), None, 0)
+        header = codec.decode_chunk_header(self._values[stream.identifier, firsts[0]])
+        return Dropped(count, len(gone), header.first, header.time)
+
+    def walk(self, stream: Stream, start: int) -> Iterator[tuple[int, bytes, int]]:
+        """First sequence, value, and what follows, from the chunk that may hold `start`."""
+        firsts = self._firsts.get(stream.identifier, [])
+        for index in range(max(0, bisect_right(firsts, start) - 1), len(firsts)):
+            first = firsts[index]
+            following = firsts[index + 1] if index + 1 < len(firsts) else stream.last + 1
+            yield first, self._values[stream.identifier, first], following
+
+
+class _Opened:
+    """Holds the lock of an open store."""
+
+    def __init__(self, lock: threading.Lock, store: MemoryStore) -> None:
+        self._lock = lock
+        self._store = store
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+        if self._store._closed:
+            self._lock.release()
+            raise StoreError("the store is closed")
+
+    def __exit__(self, *exception: object) -> None:
+        self._lock.release()
+
+
+def _decode(value: bytes, first: int, last: int) -> Chunk | Damage:
+    try:
+        return codec.decode_chunk(value)
+    except Damaged:
+        return Damage(first, last, "corrupt")
+
+
+def _header(value: bytes) -> codec.ChunkHeader | None:
+    try:
+        return codec.decode_chunk_header(value)
+    except Damaged:
+        return None

@@ -1,0 +1,114 @@
+"""A store opened for reading only, beside the broker that writes it or without one.
+
+LMDB lets any number of processes read while one writes: a reader sees the last commit, and the writer leaves
+alone the pages that a read transaction may still look at. So this takes no lock of the directory, and each
+call is one short transaction: the writer never has to wait, and no old page is held for long.
+
+Nothing is repaired and nothing is recovered. What the ring drops between two calls is simply not there at
+the second, as for any slow reader of a stream.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import lmdb
+
+from malamute.core.storage import ReadResult
+from malamute.errors import StoreCorrupt, StoreError, StoreTooNew
+from malamute.journal import format as codec
+from malamute.journal.directory import decode_meta, translated, used_bytes
+from malamute.journal.format import META, STREAM, Damaged, Stream, key
+from malamute.journal.walk import Walk
+
+
+class StoreReader:
+    """Reads the streams of a store. Make one by `StoreReader.open`; a context manager that closes it."""
+
+    def __init__(self, environment: lmdb.Environment) -> None:
+        """Used by `open`."""
+        self._environment = environment
+
+    @classmethod
+    def open(cls, directory: str | os.PathLike[str]) -> StoreReader:
+        """Open the store in `directory`.
+
+        One process can open a store once: a broker in this very process has it already. Raises StoreTooNew or
+        StoreCorrupt for one that cannot be read, StoreError if there is none.
+        """
+        data = Path(directory) / "data.mdb"
+        if not data.is_file():
+            raise StoreError(f"there is no store in {Path(directory)}")
+        with translated():
+            environment = lmdb.open(str(directory), readonly=True, create=False, map_size=0)
+        try:
+            if data.stat().st_size < used_bytes(environment):
+                raise StoreCorrupt(f"{data} was cut off: `malamute journal verify` tells more")
+            with translated(), environment.begin() as transaction:
+                decode_meta(transaction.get(key(META)))
+        except BaseException:
+            environment.close()
+            raise
+        return cls(environment)
+
+    def streams(self) -> Mapping[str, Stream]:
+        """The state of each stream, by its name."""
+        with self._cursor() as cursor:
+            return {state.name: state for state in _states(cursor) if state.name}
+
+    def read(self, stream: str, start: int, *, bytes_max: int) -> ReadResult:
+        """The chunks that hold `start` and what follows, in order, until `bytes_max` is reached."""
+        with self._cursor() as cursor:
+            state = _state(cursor, stream)
+            walk = Walk(cursor, state)
+            walk.seek_holder(start)
+            return ReadResult(walk.collect(start, bytes_max), state.first)
+
+    def find_time(self, stream: str, time_ns: int) -> int:
+        """The first sequence stored at or after a broker time; last + 1 if there is none."""
+        with self._cursor() as cursor:
+            return Walk(cursor, _state(cursor, stream)).find_time(time_ns)
+
+    def close(self) -> None:
+        """Release the store."""
+        self._environment.close()
+
+    @contextmanager
+    def _cursor(self) -> Iterator[lmdb.Cursor]:
+        with (
+            translated(),
+            self._environment.begin(buffers=True) as transaction,
+            transaction.cursor() as cursor,
+        ):
+            yield cursor
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _state(cursor: lmdb.Cursor, name: str) -> Stream:
+    """The state of a stream; that of an empty one if it is unknown."""
+    # Identifiers begin with 1, so an unknown stream has no chunk.
+    return next((state for state in _states(cursor) if state.name == name), Stream(0, name))
+
+
+def _states(cursor: lmdb.Cursor) -> Iterator[Stream]:
+    found = cursor.set_range(key(STREAM))
+    while found and cursor.key()[0] == STREAM:
+        try:
+            yield codec.decode_stream(cursor.value())
+        except codec.TooNew as error:
+            raise StoreTooNew(str(error)) from error
+        except Damaged as error:
+            raise StoreCorrupt(str(error)) from error
+        found = cursor.next()

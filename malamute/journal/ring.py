@@ -1,0 +1,278 @@
+"""The ring: which chunks leave when new ones come. Pure: it decides, a `Shelf` carries it out.
+
+Theory. Every stream has a state record (first, last, bytes, count, ...), so what a stream costs is
+known without reading it. Appending adds to the state; then, in the same transaction,
+
+1. the stream drops its oldest chunks while it is over its own retention, and
+2. all streams together drop the oldest chunk among them while they are over the budget.
+
+A transaction therefore drops about as much as it appends, and the store never needs a cleaner in the
+background. The oldest chunk among all is found by a heap of (time of the oldest chunk, stream) with
+one entry for each stream that has chunks. The entries are lazy: an append or a drop does not touch the
+heap, and an entry that has become too old is corrected when it comes to the top. So the cost is
+O(log streams) for a dropped chunk and nothing for an appended one.
+
+A stream never loses its newest chunk to its own retention. The budget is stricter, since it protects
+the file: it may empty a stream that has been silent for longest (the stream keeps its numbers). Only
+the chunks appended in the same transaction are spared.
+
+Dropping costs by the chunk, so it is done in steps where much may have to leave at once: when a retention
+was made smaller, and when a stream was deleted. A transaction drops `STEP_CHUNKS` for these reasons and two
+for each that it appends; what is over waits in `late` or `leaving` for the next one. A deleted stream is
+out of sight at once, since its name moves on to a new identifier. Its chunks stay under the old one, count
+against the budget, and are the first to leave. Of the budget nothing is ever put off.
+
+A transaction may fail, so its changes are gathered in a `Turn` and are taken over by `Ring.commit` or
+forgotten by `Ring.abandon`.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable
+from typing import NamedTuple, Protocol
+
+from malamute.core.storage import AppendChunk, DeleteStream, PutRetention, Reserve
+from malamute.journal.format import Stream
+from malamute.journal.store import Retention, RetentionOf
+
+STEP_CHUNKS = 64
+"""Chunks that one transaction may drop besides two for each that it appends, unless the budget needs more."""
+
+
+class Dropped(NamedTuple):
+    """A chunk that has left, and what comes after it; `first` is None if nothing does."""
+
+    count: int  # type: ignore[assignment]  # tuple.count is not used
+    size: int
+    first: int | None
+    time: int
+
+
+class Shelf(Protocol):
+    """Where the chunks are."""
+
+    def drop(self, stream: Stream) -> Dropped | None:
+        """Delete the oldest chunk of a stream; None if it has no chunk at all."""
+
+
+class Ring:
+    """The committed states of all streams, and the order in which their chunks leave."""
+
+    def __init__(self, streams: Iterable[Stream], retention_of: RetentionOf, budget: int) -> None:
+        found = list(streams)
+        self.streams: dict[str, Stream] = {stream.name: stream for stream in found if stream.name}
+        self.leaving: dict[int, Stream] = {s.identifier: s for s in found if not s.name}
+        self.bytes = sum(stream.bytes for stream in found)
+        self.budget = budget
+        self.identifier_next = max((s.identifier for s in found), default=0) + 1
+        self.overrides: dict[str, Retention] = {}
+        self.late: set[str] = set()
+        self.heap: list[tuple[int, str]] = []
+        self.in_heap: set[str] = set()
+        self.retention_of = retention_of
+        self._rebuild()
+
+    def retention(self, name: str) -> Retention:
+        """What is in force for a stream: what was set at run time, or what the configuration says."""
+        return self.overrides.get(name) or self.retention_of(name)
+
+    def restore(self, overrides: Iterable[PutRetention]) -> None:
+        """Take over what was set at run time before a restart, and look who is over a limit."""
+        self.overrides = {put.stream: retention_in(put) for put in overrides}
+        self.late = {s.name for s in self.streams.values() if _is_over(s, self.retention(s.name))}
+
+    def is_behind(self) -> bool:
+        """Whether chunks wait to leave, for which any transaction will do."""
+        return bool(self.late or self.leaving)
+
+    def begin(self) -> Turn:
+        """Gather the changes of one transaction."""
+        return Turn(self)
+
+    def commit(self, turn: Turn) -> None:
+        """Take over the changes of a transaction that is durable."""
+        self.streams.update(turn.changed)
+        self.leaving = {number: stream for number, stream in turn.leaving.items() if stream.chunks}
+        self.bytes = turn.bytes
+        self.identifier_next = turn.identifier_next
+        self.overrides = turn.overrides
+        self.late = turn.late
+        for name, stream in turn.changed.items():
+            if stream.chunks and name not in self.in_heap:
+                self.in_heap.add(name)
+                heapq.heappush(self.heap, (stream.first_time, name))
+
+    def abandon(self) -> None:
+        """Forget the changes of a transaction that failed. Only the heap was touched by it."""
+        self._rebuild()
+
+    def _rebuild(self) -> None:
+        self.heap = [(s.first_time, s.name) for s in self.streams.values() if s.chunks]
+        self.in_heap = {name for _, name in self.heap}
+        heapq.heapify(self.heap)
+
+
+class Turn:
+    """The changes that one transaction makes to the ring."""
+
+    def __init__(self, ring: Ring) -> None:
+        self._ring = ring
+        self.changed: dict[str, Stream] = {}
+        self.leaving = dict(ring.leaving)
+        self.overrides = ring.overrides
+        self.late = set(ring.late)
+        self.bytes = ring.bytes
+        self.identifier_next = ring.identifier_next
+        self._steps = STEP_CHUNKS
+
+    def append(self, operation: AppendChunk, size: int) -> int:
+        """Add a chunk of `size` stored bytes to its stream; returns the stream's identifier."""
+        name, chunk, reserved, _ = operation
+        stream = self._stream(name) or self._create(name)
+        assert chunk.count > 0, f"a chunk of {name} without messages"
+        assert chunk.first > stream.last, f"{name} goes from {stream.last} back to {chunk.first}"
+        empty = not stream.chunks
+        self.changed[name] = Stream(
+            stream.identifier,
+            name,
+            chunk.first if empty else stream.first,
+            chunk.last,
+            max(stream.reserved, reserved, chunk.last),
+            stream.bytes + size,
+            stream.count + chunk.count,
+            stream.chunks + 1,
+            chunk.time if empty else stream.first_time,
+            chunk.time,
+        )
+        self.bytes += size
+        self._steps += 2
+        return stream.identifier
+
+    def apply(self, operation: Reserve | PutRetention | DeleteStream) -> None:
+        """Carry out what is no append."""
+        if type(operation) is Reserve:
+            name, reserved = operation
+            stream = self._stream(name) or self._create(name)
+            self.changed[name] = stream._replace(reserved=max(stream.last, reserved))
+        elif type(operation) is PutRetention:
+            self._own_overrides()[operation.stream] = retention_in(operation)
+            self.late.add(operation.stream)
+        elif type(operation) is DeleteStream:
+            self._delete(operation.stream)
+
+    def _delete(self, name: str) -> None:
+        if name in self.overrides:
+            del self._own_overrides()[name]
+        self.late.discard(name)
+        stream = self._stream(name)
+        if stream is None:
+            return
+        identifier = stream.identifier
+        if stream.chunks:
+            self.leaving[identifier] = stream._replace(name="")
+            identifier = self._new_identifier()
+        self.changed[name] = Stream(identifier, name, stream.last + 1, stream.last, stream.reserved)
+
+    def _own_overrides(self) -> dict[str, Retention]:
+        if self.overrides is self._ring.overrides:
+            self.overrides = dict(self.overrides)
+        return self.overrides
+
+    def trim(self, shelf: Shelf) -> None:
+        """Drop what is over the retention, what was deleted, and then what is over the budget."""
+        for name in dict.fromkeys((*self.changed, *sorted(self.late))):
+            self._trim_stream(name, shelf)
+        for identifier in sorted(self.leaving) if self._steps > 0 else ():
+            while self._steps > 0 and self.leaving[identifier].chunks:
+                self._drop_deleted(identifier, shelf)
+        self.trim_to(self._ring.budget, shelf)
+
+    def _trim_stream(self, name: str, shelf: Shelf) -> None:
+        self.late.discard(name)
+        retention = self.overrides.get(name) or self._ring.retention_of(name)
+        while (stream := self._stream(name)) and _is_over(stream, retention):
+            if self._steps <= 0:
+                self.late.add(name)
+                break
+            self._steps -= 1
+            self._drop(name, shelf)
+
+    def trim_to(self, budget: int, shelf: Shelf) -> None:
+        """Drop the oldest chunks while all take more than `budget` bytes; those of deleted streams first."""
+        for identifier in sorted(self.leaving) if self.bytes > budget else ():
+            while self.bytes > budget and self.leaving[identifier].chunks:
+                self._drop_deleted(identifier, shelf)
+        self._trim_oldest(budget, shelf)
+
+    def _trim_oldest(self, budget: int, shelf: Shelf) -> None:
+        heap = self._ring.heap
+        spared = []
+        while self.bytes > budget and heap:
+            time, name = heap[0]
+            stream = self._stream(name)
+            assert stream is not None
+            if not stream.chunks:
+                heapq.heappop(heap)
+                self._ring.in_heap.discard(name)
+            elif stream.first > self._ring.streams[name].last:  # all of it is of this transaction
+                spared.append(heapq.heappop(heap))
+            elif stream.first_time != time:
+                heapq.heapreplace(heap, (stream.first_time, name))
+            else:
+                self._drop(name, shelf)
+        for entry in spared:
+            heapq.heappush(heap, entry)
+
+    def _drop(self, name: str, shelf: Shelf) -> None:
+        stream = self._stream(name)
+        assert stream is not None
+        self.changed[name] = self._without_oldest(stream, shelf)
+
+    def _drop_deleted(self, identifier: int, shelf: Shelf) -> None:
+        self._steps -= 1
+        self.leaving[identifier] = self._without_oldest(self.leaving[identifier], shelf)
+
+    def _without_oldest(self, stream: Stream, shelf: Shelf) -> Stream:
+        gone = shelf.drop(stream)
+        if gone is None or gone.first is None:
+            left = stream._replace(first=stream.last + 1, bytes=0, count=0, chunks=0)
+        else:
+            left = stream._replace(
+                first=gone.first,
+                first_time=gone.time,
+                bytes=stream.bytes - gone.size,
+                count=max(0, stream.count - gone.count),
+                chunks=stream.chunks - 1,
+            )
+        self.bytes -= stream.bytes - left.bytes
+        return left
+
+    def gone(self) -> list[Stream]:
+        """The deleted streams that have changed; one without chunks has left as a whole."""
+        before = self._ring.leaving
+        return [stream for number, stream in self.leaving.items() if before.get(number) is not stream]
+
+    def _stream(self, name: str) -> Stream | None:
+        return self.changed.get(name) or self._ring.streams.get(name)
+
+    def _create(self, name: str) -> Stream:
+        return Stream(self._new_identifier(), name)
+
+    def _new_identifier(self) -> int:
+        self.identifier_next += 1
+        return self.identifier_next - 1
+
+
+def retention_in(operation: PutRetention) -> Retention:
+    """The retention that an operation sets."""
+    return Retention(operation.bytes, operation.count, int(operation.age * 1e9))
+
+
+def _is_over(stream: Stream, retention: Retention) -> bool:
+    if stream.chunks <= 1:
+        return False
+    size, count, age = retention
+    return (
+        0 < size < stream.bytes or 0 < count < stream.count or 0 < age < stream.last_time - stream.first_time
+    )

@@ -1,0 +1,174 @@
+"""The interface of a store, and what is said about one.
+
+Two classes implement it and pass the same tests: `disk.DiskStore`, on LMDB, and
+`memory.MemoryStore`, for tests and for simulating a broker. Who uses a store keeps three rules:
+
+1. `recover` comes before the first `write`.
+2. `write` is called from one thread at a time. What only reads (and `backup`) may be called from any
+   other thread while it runs, and `close` from any thread: it waits for calls under way.
+3. What `write` has returned for is durable. After an exception of `write` nothing of it was stored, and
+   the store goes on; deleting works on a store that is full.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple, Protocol
+
+from malamute.core.storage import Chunk, Damage, Message, Operation, QueueKind, ReadResult, Recovered
+from malamute.journal.format import Stream
+
+
+class Retention(NamedTuple):
+    """How much of a stream is kept at most; 0 = no limit.
+
+    `bytes` counts stored bytes, `count` messages. `age` is in nanoseconds between the oldest and the
+    newest chunk, so that a stream at rest keeps what it has. Whole chunks leave until every limit
+    holds; the newest chunk stays even if it is over a limit by itself. Where many have to leave at once,
+    some do so with each of the following writes (`ring`).
+    """
+
+    bytes: int = 0
+    count: int = 0  # type: ignore[assignment]  # tuple.count is not used
+    age: int = 0
+
+
+UNLIMITED = Retention()
+
+RetentionOf = Callable[[str], Retention]
+"""Gives the retention of a stream by its name; asked at each append, so it may change at any time."""
+
+
+def keep_all(stream: str) -> Retention:
+    """No stream has a limit of its own."""
+    return UNLIMITED
+
+
+class QueueStatus(NamedTuple):
+    """How many messages a queue holds, and the bytes of their records."""
+
+    count: int  # type: ignore[assignment]  # tuple.count is not used
+    bytes: int
+
+
+class Status(NamedTuple):
+    """How full a store is; sizes in bytes.
+
+    `used` counts pages that hold data and `high_water` the pages ever used; neither goes over
+    `size`. `streams_bytes` is what the ring holds against `streams_budget`; `leaving_bytes` of it are chunks
+    of deleted streams, which leave with the next writes. `log_bytes` is what the
+    log of queues and sessions takes, in `log_blocks` blocks; `log_unreadable` of them are damaged.
+    """
+
+    size: int
+    used: int
+    high_water: int
+    streams_budget: int
+    streams_bytes: int
+    leaving_bytes: int
+    log_bytes: int
+    log_blocks: int
+    log_unreadable: int
+    sessions: int
+    streams: Mapping[str, Stream]
+    queues: Mapping[tuple[QueueKind, str], QueueStatus]
+
+
+class Checked(NamedTuple):
+    """One step of `verify`: what was read of one stream, or of the queues if `stream` is None.
+
+    `chunks` and `bytes` count what was good (of the queues: all blocks); `last` is the last sequence, or
+    block, that this step has reached. The damages of queues are ranges of blocks.
+    """
+
+    stream: str | None
+    last: int
+    chunks: int
+    bytes: int
+    damages: Sequence[Damage] = ()
+
+
+def checked(stream: str, found: Sequence[Chunk | Damage]) -> Checked:
+    """What one step of reading a stream, never an empty one, says about it."""
+    chunks = [item for item in found if isinstance(item, Chunk)]
+    size = sum(len(chunk.payload) + sum(map(len, chunk.large)) for chunk in chunks)
+    damages = tuple(item for item in found if isinstance(item, Damage))
+    return Checked(stream, found[-1].last, len(chunks), size, damages)
+
+
+Progress = Callable[[int, int], None]
+"""Told how many bytes are done, and about how many there are."""
+
+
+def no_progress(done: int, total: int) -> None:
+    """Nobody wants to know."""
+
+
+class Copied(NamedTuple):
+    """What a backup has copied. What was damaged is in it as it was found: (stream, range)."""
+
+    streams: int
+    chunks: int
+    bytes: int
+    blocks: int
+    damages: Sequence[tuple[str, Damage]] = ()
+
+
+class Store(Protocol):
+    """What the server asks of a store."""
+
+    def recover(self, *, records_bytes: int | None = None) -> Recovered:
+        """All that the core needs to go on. Costs the number of streams and of queued messages.
+
+        No more than `records_bytes` bytes of the records of all queues are brought into memory; None is no
+        limit. The others are `cold`: their messages have an empty record, and `fetch` brings them.
+        """
+
+    def write(self, operations: Sequence[Operation]) -> None:
+        """Carry out all of the operations, in order, and return when they are durable; or none.
+
+        Raises StorageFull when there is no room, StoreError for other faults of the disk. A stream
+        going backwards is a programming error (AssertionError).
+        """
+
+    def read(self, stream: str, start: int, *, bytes_max: int) -> ReadResult:
+        """The chunks that hold `start` and what follows, in order.
+
+        It stops once `bytes_max` bytes of values were read, but gives one chunk if there is any. What
+        cannot be read is a Damage in its place. An unknown stream is an empty one.
+        """
+
+    def find_time(self, stream: str, time_ns: int) -> int:
+        """The first sequence stored at or after a broker time; last + 1 if there is none."""
+
+    def last_per_subject(self, stream: str, *, limit: int) -> Mapping[str, int]:
+        """The sequence of the last message kept of each subject; of `limit` subjects, newest first.
+
+        What cannot be read is left out.
+        """
+
+    def fetch(self, kind: QueueKind, queue: str, sequences: Sequence[int]) -> Mapping[int, Message]:
+        """Stored messages of a queue by their sequences, without those that are not there.
+
+        What cannot be read is left out. Costs least when the sequences are near each other.
+        """
+
+    def retention(self, stream: str) -> Retention:
+        """What is in force for a stream: set at run time, or else given by the configuration."""
+
+    def status(self) -> Status:
+        """How full the store is, at a moment between two writes. Costs the number of streams and queues."""
+
+    def verify(self, stream: str | None = None) -> Iterator[Checked]:
+        """Read everything (or one stream) in small steps, and tell of each one."""
+
+    def backup(self, directory: str | os.PathLike[str], progress: Progress = no_progress) -> Copied:
+        """Copy the store, as it is at one moment, into a new directory, while it is in use.
+
+        `progress` is called with the bytes copied and an estimate of all. Raises StoreError if there is a
+        store in `directory` already, or if this one has none on a disk.
+        """
+
+    def close(self) -> None:
+        """Release everything. Calls under way are waited for; a second close does nothing."""

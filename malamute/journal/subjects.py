@@ -1,0 +1,178 @@
+"""The last message of each subject: a sparse index of subjects, and the search that uses it. Pure.
+
+Theory. The index says which subjects a range of chunks holds, and nothing more. It is carried by the last
+chunk of the range, behind the records, so it needs no keys, no accounts and no cleaning of its own: it is
+written, checked, dropped and copied with its chunk. Ranges follow each other without overlap. A range is
+closed after 4 MiB or 1,024 chunks, or later, so that the index never takes more than 2 % of the bytes.
+
+The search goes backwards. A chunk with an index tells where its range begins; if the search knows all of the
+subjects in it already, it goes on in front of that range, and otherwise through its chunks one by one. So
+what is read is the newest range and those that hold a rare subject's last message, instead of everything.
+
+It is no more than a help: chunks of no range are read one by one. So the collector, which is memory
+of the process, is simply forgotten after a restart or an error, and nothing has to be rebuilt when a store
+is opened. Where subjects are too many and too different to be worth it, it rests for a while; its memory
+is bounded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from malamute.core.storage import AppendChunk, Chunk
+from malamute.errors import Malformed
+from malamute.journal import format as codec
+from malamute.journal.format import Damaged
+from malamute.protocol.batch import Frame, unpack
+
+RANGE_BYTES, RANGE_CHUNKS = 4 * 1024 * 1024, 1024
+"""A range is closed once it has so many bytes or chunks, and its index is small enough."""
+
+SHARE = 50
+"""How many times as large as its index a range is at least."""
+
+SUBJECTS_MAX = 16_384
+"""Subjects of one range. One with more gets no index, nor do the next chunks, `REST` times as many."""
+
+REST = 16
+
+SUBJECT_BYTES_MIN = 4
+"""The least that a subject is taken to need in an index, before that is known."""
+
+HELD_MAX = 262_144
+"""Subjects that the collector holds for all streams together; it starts anew with one more."""
+
+
+class _Range:
+    """The open range of one stream."""
+
+    __slots__ = ("bytes", "bytes_due", "chunks", "chunks_due", "first", "rest", "subjects")
+
+    def __init__(self, first: int) -> None:
+        self.first = first
+        self.bytes = 0
+        self.chunks = 0
+        self.bytes_due = RANGE_BYTES
+        self.chunks_due = RANGE_CHUNKS
+        self.rest = 0
+        self.subjects: set[str] = set()
+
+
+class Collector:
+    """Gathers the subjects of each stream's open range while chunks are written."""
+
+    def __init__(self) -> None:
+        self._ranges: dict[str, _Range] = {}
+        self._held = 0
+
+    def take(self, operation: AppendChunk) -> bytes:
+        """Take note of a chunk. Returns the index that it has to carry, mostly none."""
+        name, chunk, _, subjects = operation
+        if len(subjects) != chunk.count:
+            self.forget(name)
+            return b""
+        open_range = self._ranges.get(name)
+        if open_range is None:
+            open_range = self._ranges[name] = _Range(chunk.first)
+            self._held += 1
+        if open_range.rest:
+            open_range.rest -= 1
+            if not open_range.rest:
+                self.forget(name)
+            return b""
+        self._collect(open_range, chunk, subjects)
+        if open_range.bytes >= open_range.bytes_due or open_range.chunks >= open_range.chunks_due:
+            return self._close(name, open_range)
+        return b""
+
+    def _collect(self, to: _Range, chunk: Chunk, subjects: Sequence[str]) -> None:
+        held = to.subjects
+        before = len(held)
+        held.update(subjects)
+        self._held += len(held) - before
+        to.bytes += len(chunk.payload) + sum(map(len, chunk.large))
+        to.chunks += 1
+        if len(held) > SUBJECTS_MAX:
+            self._held -= len(held)
+            to.subjects = set()
+            to.rest = REST * to.chunks
+        if self._held > HELD_MAX:
+            self.clear()
+
+    def _close(self, name: str, due: _Range) -> bytes:
+        if not due.rest and len(due.subjects) * SUBJECT_BYTES_MIN * SHARE <= due.bytes:
+            index = codec.encode_index(due.first, due.subjects)
+            if len(index) * SHARE <= due.bytes:
+                self.forget(name)
+                return index
+        due.bytes_due = 2 * due.bytes
+        due.chunks_due = 2 * due.chunks
+        return b""
+
+    def forget(self, stream: str) -> None:
+        """Begin a new range with the stream's next chunk."""
+        gone = self._ranges.pop(stream, None)
+        if gone:
+            self._held -= 1 + len(gone.subjects)
+
+    def clear(self) -> None:
+        """Begin new ranges everywhere: chunks that were taken note of may not have been stored."""
+        self._ranges.clear()
+        self._held = 0
+
+
+class Search:
+    """Looks for the last message of each subject, in chunks that are shown to it from the newest on.
+
+    `found` has the sequences by subject, the newest first; `is_done` once there are `limit`.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.found: dict[str, int] = {}
+        self.is_done = limit <= 0
+        self._limit = limit
+        self._known: set[str] = set()
+        self._range: codec.SubjectIndex | None = None
+
+    def visit(self, value: Any, first: int) -> int:
+        """Look at the chunk that begins with `first`. What is in front of the result comes next."""
+        try:
+            index = codec.decode_index(value)
+            if index is not None:
+                self._range = index
+                if self._known.issuperset(index.subjects):
+                    return min(first, index.first)
+            is_new = self.add(codec.decode_chunk(value))
+        except Damaged:
+            return first
+        index = self._range
+        if is_new and index is not None and self._known.issuperset(index.subjects):
+            return min(first, index.first)
+        return first
+
+    def add(self, chunk: Chunk) -> bool:
+        """Take what is new in a chunk; False if nothing is."""
+        subjects = subjects_in(chunk.payload)
+        if self._known.issuperset(subjects):
+            return False
+        for place in range(min(len(subjects), chunk.count) - 1, -1, -1):
+            subject = subjects[place]
+            if subject not in self._known:
+                self._known.add(subject)
+                self.found[subject] = chunk.first + place
+                if len(self.found) == self._limit:
+                    self.is_done = True
+                    break
+        return True
+
+
+def subjects_in(payload: Frame) -> Sequence[str]:
+    """The column of subjects; empty if this is no payload of a stream."""
+    try:
+        fields = unpack(payload, items_max=len(payload))
+    except Malformed:
+        return ()
+    if not isinstance(fields, list) or len(fields) != 5 or not isinstance(fields[3], list):
+        return ()
+    return fields[3] if {str}.issuperset(map(type, fields[3])) else ()

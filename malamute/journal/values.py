@@ -1,0 +1,128 @@
+"""What recovery gives to the core: the values that are still needed, of all that the log holds.
+
+Theory. `Log` knows what of the log is needed, and only at its end. Until then the newest value of everything
+is kept here. Messages that are deleted later leave at once, so a long log of few messages takes little
+memory.
+
+Records may be more than fits into memory. Those beyond a number of bytes stay on the disk, and only their
+sizes are kept; `fetch` brings them. The first that come are the first in memory: blocks are read in order,
+so they are about the oldest.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from malamute.core.storage import (
+    DeleteMessages,
+    DeleteQueue,
+    Message,
+    PutCursor,
+    PutFeed,
+    PutIdentity,
+    PutMessage,
+    PutRetention,
+    PutSession,
+    QueueKind,
+    QueueState,
+)
+from malamute.journal.entries import Entry
+from malamute.journal.log import Log, Queue, present
+
+Name = tuple[QueueKind, str]
+
+
+class Records:
+    """The messages of queues, with no more than so many bytes of records in memory; None for all of them."""
+
+    def __init__(self, bytes_max: int | None) -> None:
+        self._room = sys.maxsize if bytes_max is None else bytes_max
+        self._messages: dict[Name, dict[int, Message]] = {}
+        self._cold: dict[Name, dict[int, int]] = {}
+        self._texts: dict[str, str] = {}
+        self._time = 0
+
+    def put(self, name: Name, message: Message) -> None:
+        """Add a message, or replace it."""
+        messages = self._messages.setdefault(name, {})
+        if message.sequence in messages:
+            self._drop(name, message.sequence)
+        sequence, time, sender, subject, record, properties = message
+        size = len(record)
+        if size <= self._room:
+            self._room -= size
+        else:
+            self._cold.setdefault(name, {})[sequence] = size
+            record = b""
+        if time != self._time:
+            self._time = time
+        same = self._texts.setdefault
+        messages[sequence] = Message(
+            sequence, self._time, same(sender, sender), same(subject, subject), record, properties
+        )
+
+    def delete(self, name: Name, ranges: Sequence[tuple[int, int]]) -> None:
+        """Remove the messages of these ranges."""
+        for first, last in ranges:
+            for sequence in present(self._messages.get(name, {}), first, last):
+                self._drop(name, sequence)
+
+    def delete_queue(self, name: Name) -> None:
+        """Remove all messages of a queue."""
+        for sequence in list(self._messages.get(name, ())):
+            self._drop(name, sequence)
+
+    def _drop(self, name: Name, sequence: int) -> None:
+        message = self._messages[name].pop(sequence)
+        if self._cold.get(name, {}).pop(sequence, None) is None:
+            self._room += len(message.record)
+
+    def of(self, name: Name) -> tuple[tuple[Message, ...], dict[int, int]]:
+        """The messages of a queue in order, and the sizes of the records left out. The queue leaves."""
+        messages = self._messages.pop(name, {})
+        return tuple(messages[sequence] for sequence in sorted(messages)), self._cold.pop(name, {})
+
+
+class Values:
+    """The newest values that the log was seen to hold, needed or not."""
+
+    def __init__(self, records_bytes: int | None) -> None:
+        self.sessions: dict[bytes, bytes] = {}
+        self.cursors: dict[tuple[str, str], int] = {}
+        self.retentions: dict[str, PutRetention] = {}
+        self.feeds: dict[tuple[str, str], bytes] = {}
+        self._records = Records(records_bytes)
+        self._identities: dict[Name, dict[str, tuple[int, int]]] = {}
+
+    def take(self, entries: Sequence[Entry]) -> None:
+        """Take note of the entries of a block."""
+        for entry in entries:
+            if type(entry) is PutMessage:
+                self._records.put((entry.kind, entry.queue), entry.message)
+            elif type(entry) is DeleteMessages:
+                self._records.delete((entry.kind, entry.queue), entry.ranges)
+            elif type(entry) is DeleteQueue:
+                self._records.delete_queue((entry.kind, entry.queue))
+            elif type(entry) is PutIdentity:
+                identities = self._identities.setdefault((entry.kind, entry.queue), {})
+                identities[entry.identity] = entry.sequence, entry.until
+            elif type(entry) is PutSession:
+                self.sessions[entry.session] = entry.value
+            elif type(entry) is PutCursor:
+                self.cursors[entry.stream, entry.cursor] = entry.sequence
+            elif type(entry) is PutRetention:
+                self.retentions[entry.stream] = entry
+            elif type(entry) is PutFeed:
+                self.feeds[entry.service, entry.stream] = entry.value
+
+    def queues(self, log: Log) -> dict[Name, QueueState]:
+        """The queues as the log says that they are. To be called once."""
+        return {name: self._queue(name, queue) for name, queue in log.queues.items()}
+
+    def _queue(self, name: Name, queue: Queue) -> QueueState:
+        messages, cold = self._records.of(name)
+        attempts = {sequence: count for sequence, (_, count) in queue.attempts.items()}
+        known = self._identities.get(name, {})
+        identities = {identity: known[identity] for identity in queue.identities}
+        return QueueState(queue.next, queue.delivered, messages, attempts, identities, cold)

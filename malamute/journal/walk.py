@@ -1,0 +1,191 @@
+"""Moving along the chunks of a stream with an LMDB cursor: reading, searching by time, dropping.
+
+A cursor is good within its transaction only, so these objects live as long as one call of the store.
+Values are views into the mapped file; what is given out has been copied and checked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import lmdb
+
+from malamute.core.storage import Chunk, Damage
+from malamute.journal import format as codec
+from malamute.journal.format import CHUNK, Damaged, Stream, key
+from malamute.journal.ring import Dropped
+from malamute.journal.subjects import Search
+
+_Cursor = lmdb.Cursor
+
+
+class DiskShelf:
+    """Drops chunks through a cursor of the write transaction."""
+
+    def __init__(self, cursor: _Cursor) -> None:
+        self._cursor = cursor
+
+    def drop(self, stream: Stream) -> Dropped | None:
+        """Delete the oldest chunk. A damaged header does not keep it from leaving."""
+        cursor = self._cursor
+        wanted = key(CHUNK, stream.identifier, stream.first)
+        if cursor.key() != wanted and not cursor.set_range(wanted):
+            return None
+        place, value = cursor.item()
+        kind, identifier, first = codec.split_key(place)
+        if kind != CHUNK or identifier != stream.identifier:
+            return None
+        size, header = len(value), _header(value)
+        cursor.delete()
+        following, time = self._following(stream)
+        after = stream.last + 1 if following is None else following
+        return Dropped(header.count if header else after - first, size, following, time)
+
+    def _following(self, stream: Stream) -> tuple[int | None, int]:
+        place, value = self._cursor.item()
+        if len(place) == 0:
+            return None, 0
+        kind, identifier, first = codec.split_key(place)
+        if kind != CHUNK or identifier != stream.identifier:
+            return None, 0
+        header = _header(value)
+        return first, header.time if header else stream.first_time
+
+
+class Walk:
+    """A way along the chunks of one stream, in one read transaction."""
+
+    def __init__(self, cursor: _Cursor, state: Stream) -> None:
+        self._cursor = cursor
+        self._state = state
+        self.first: int | None = None
+
+    def seek(self, sequence: int) -> None:
+        """Stand at the first chunk whose key is at or after `sequence`; `first` is None at the end."""
+        self._land(self._cursor.set_range(key(CHUNK, self._state.identifier, max(0, sequence))))
+
+    def seek_holder(self, sequence: int) -> None:
+        """Stand at the chunk that holds `sequence`, or may hold it, or else at the one after."""
+        if sequence <= self._state.first:
+            return self.seek(self._state.first)
+        if sequence > self._state.last:
+            return None
+        self.seek(sequence)
+        if self.first != sequence:
+            cursor = self._cursor
+            self._land(cursor.prev() if len(cursor.key()) else cursor.last())
+        return None
+
+    def next(self) -> None:
+        """Go to the next chunk."""
+        self._land(self._cursor.next())
+
+    def previous(self) -> None:
+        """Go to the chunk before."""
+        self._land(self._cursor.prev())
+
+    def search(self, search: Search, start: int, chunks_max: int) -> int | None:
+        """Show a search the chunks from the one that holds `start` backwards.
+
+        Returns the sequence to go on from; None at the beginning, and when the search is done.
+        """
+        self.seek_holder(start)
+        for _ in range(chunks_max):
+            first = self.first
+            if first is None or first > start:
+                return None
+            start = search.visit(self._cursor.value(), first) - 1
+            if search.is_done or start < self._state.first:
+                return None
+            if start == first - 1:
+                self.previous()
+            else:
+                self.seek_holder(start)
+        return start
+
+    def headers(self, start: int, count_max: int) -> list[codec.ChunkHeader | Damage]:
+        """The headers of the chunks from here on, without what ends before `start`."""
+        found: list[codec.ChunkHeader | Damage] = []
+        while self.first is not None and len(found) < count_max:
+            first = self.first
+            header = _header(self._cursor.value())
+            self.next()
+            following = self._state.last + 1 if self.first is None else self.first
+            item = header if header and header.first == first else Damage(first, following - 1, "corrupt")
+            if item.last >= start:
+                found.append(item)
+        return found
+
+    def backwards(self, start: int, bytes_max: int) -> Iterator[tuple[int, Any]]:
+        """First sequences and values from the chunk that holds `start` back to the beginning, or so far."""
+        self.seek_holder(start)
+        size = 0
+        while self.first is not None and self.first <= start and size < bytes_max:
+            value = self._cursor.value()
+            size += len(value)
+            yield self.first, value
+            self.previous()
+
+    def collect(self, start: int, bytes_max: int) -> list[Chunk | Damage]:
+        """What is found from here on, without what ends before `start`."""
+        found: list[Chunk | Damage] = []
+        size = 0
+        while self.first is not None and not (found and size >= bytes_max):
+            value = self._cursor.value()
+            size_here = len(value)
+            item: Chunk | Damage = self._decode(value, self.first)
+            if isinstance(item, Chunk):
+                self.next()
+            if item.last >= start:
+                found.append(item)
+                size += size_here
+        return found
+
+    def _decode(self, value: Any, first: int) -> Chunk | Damage:
+        """A chunk, standing still; or a damage, standing behind it."""
+        try:
+            chunk = codec.decode_chunk(value)
+            if chunk.first == first:
+                return chunk
+        except Damaged:
+            pass
+        self.next()
+        return Damage(first, self._state.last if self.first is None else self.first - 1, "corrupt")
+
+    def find_time(self, time_ns: int) -> int:
+        """Binary search over sequences: chunks are in order of time as they are in order of sequence."""
+        low, high = self._state.first, self._state.last + 1
+        while low < high:
+            middle = (low + high) // 2
+            header = self._header_from(middle)
+            if header is None or header.time >= time_ns:
+                high = middle
+            else:
+                low = header.last + 1
+        self._header_from(low)
+        return self._state.last + 1 if self.first is None else self.first
+
+    def _header_from(self, sequence: int) -> codec.ChunkHeader | None:
+        """The first readable header of a chunk at or after a sequence."""
+        self.seek(sequence)
+        while self.first is not None:
+            header = _header(self._cursor.value())
+            if header:
+                return header
+            self.next()
+        return None
+
+    def _land(self, found: bool) -> None:
+        self.first = None
+        if found:
+            kind, identifier, sequence = codec.split_key(self._cursor.key())
+            if kind == CHUNK and identifier == self._state.identifier:
+                self.first = sequence
+
+
+def _header(value: Any) -> codec.ChunkHeader | None:
+    try:
+        return codec.decode_chunk_header(value)
+    except Damaged:
+        return None

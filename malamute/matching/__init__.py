@@ -1,0 +1,51 @@
+"""The matching engine: which subscribers want a message, whatever their number.
+
+Usable alone; it needs no broker. It is pure: no socket, clock, disk, thread or randomness.
+
+    index = Index()
+    index.add("alice", Selector.parse([["topic", "forex.*"], ["exact", "news"]]))
+    index.add("bob", Selector.parse([["topic", "forex.#"]], where="price > 100 and currency = 'USD'"))
+    for group in index.match("forex.eur", {"price": 120, "currency": "USD"}):
+        print(group.number, list(group.members))
+
+Where to read: `index.py` for the whole, `family.py` for what a family is, then one file for each.
+
+    bitmap       sets of numbers           pattern, shapes, constituents, topic, filter    topics
+    cache        results by subject        subjects, regex, fields                         the other families
+    selector     what is asked for         expression, parser, plan, conditions, thresholds  expressions
+    criteria     families in use           geometry                                        areas on the sphere
+    single       one selector alone        compiled                                        one alone
+"""
+
+from malamute.matching import fields, regex, subjects, topic  # registers the families
+from malamute.matching.bitmap import Bitmap
+from malamute.matching.constituents import ConstituentTables
+from malamute.matching.family import FAMILIES, Family, TermFamily, load_plugins, register
+from malamute.matching.filter import Filter
+from malamute.matching.index import Explanation, Group, Groups, Index
+from malamute.matching.parser import parse
+from malamute.matching.selector import Criterion, Selector
+from malamute.matching.single import Single
+
+__all__ = [
+    "FAMILIES",
+    "Bitmap",
+    "ConstituentTables",
+    "Criterion",
+    "Explanation",
+    "Family",
+    "Filter",
+    "Group",
+    "Groups",
+    "Index",
+    "Selector",
+    "Single",
+    "TermFamily",
+    "fields",
+    "load_plugins",
+    "parse",
+    "regex",
+    "register",
+    "subjects",
+    "topic",
+]

@@ -1,0 +1,132 @@
+"""Match expressions as functions of the headers, for one expression and very many messages.
+
+`Conditions` finds which of many expressions hold for one message. A reader of history is the other case:
+one expression, and a million messages. For that the tree is turned into closures once, each made for the
+values that it compares with, so that a message costs a few calls of plain functions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from malamute.matching.expression import (
+    ABSENT,
+    And,
+    Bound,
+    Exists,
+    Expression,
+    Message,
+    Not,
+    OneOf,
+    Or,
+    Place,
+    Predicate,
+    Range,
+    kind_of,
+)
+from malamute.matching.family import Headers
+
+Test = Callable[[Headers], bool]
+"""Whether a message with these headers fulfils it. Never raises."""
+
+
+def compiled_test(expression: Expression) -> Test | None:
+    """The expression as a test of headers; None when it looks at the subject or the sender as well."""
+    if any(isinstance(attribute, Place) for attribute in expression.attributes()):
+        return None
+    return _test(expression)
+
+
+def _test(expression: Expression) -> Test:
+    make = _MAKERS.get(type(expression))
+    if make is not None:
+        return make(expression)
+    if isinstance(expression, Predicate):
+        return _of_value(expression)
+    return lambda headers: expression.holds(Message("", headers))
+
+
+def _name(predicate: Predicate) -> str:
+    assert isinstance(predicate.attribute, str)
+    return predicate.attribute
+
+
+def _of_value(predicate: Predicate) -> Test:
+    name, accepts = _name(predicate), predicate.accepts
+    return lambda headers: name in headers and accepts(headers[name])
+
+
+def _one_of(predicate: OneOf) -> Test:
+    name = _name(predicate)
+    # True equals 1, and is another value all the same.
+    flags = tuple(value for value in predicate.values if isinstance(value, bool))
+    others = frozenset(value for value in predicate.values if not isinstance(value, bool))
+
+    def test(headers: Headers) -> bool:
+        value: Any = headers.get(name, ABSENT)
+        try:
+            return value in (flags if type(value) is bool else others)
+        except TypeError:
+            # What has no hash is no scalar.
+            return False
+
+    return test
+
+
+def _range(predicate: Range) -> Test:
+    if predicate.kind != "number":
+        return _of_value(predicate)
+    name = _name(predicate)
+    low, high = predicate.low or _LOWEST, predicate.high or _HIGHEST
+    after, before = low.value, high.value
+    above, up_to = low.side == 0, high.side == 1
+
+    def test(headers: Headers) -> bool:
+        value: Any = headers.get(name)
+        if type(value) not in _NUMBERS and kind_of(value) != "number":
+            return False
+        return (value > after or (above and value == after)) and (
+            value < before or (up_to and value == before)
+        )
+
+    return test
+
+
+_NUMBERS = frozenset((int, float))
+_LOWEST, _HIGHEST = Bound(float("-inf"), 0), Bound(float("inf"), 1)
+
+
+def _exists(predicate: Exists) -> Test:
+    name = _name(predicate)
+    return lambda headers: name in headers
+
+
+def _and(expression: And) -> Test:
+    return _folded(expression.items, lambda one, other: lambda headers: one(headers) and other(headers))
+
+
+def _or(expression: Or) -> Test:
+    return _folded(expression.items, lambda one, other: lambda headers: one(headers) or other(headers))
+
+
+def _folded(items: Sequence[Expression], join: Callable[[Test, Test], Test]) -> Test:
+    first, *others = map(_test, items)
+    for other in others:
+        first = join(first, other)
+    return first
+
+
+def _not(expression: Not) -> Test:
+    test = _test(expression.item)
+    return lambda headers: not test(headers)
+
+
+_MAKERS: dict[type[Expression], Callable[[Any], Test]] = {
+    OneOf: _one_of,
+    Range: _range,
+    Exists: _exists,
+    And: _and,
+    Or: _or,
+    Not: _not,
+}

@@ -1,0 +1,286 @@
+"""Which of many expressions hold for a message, without evaluating each of them.
+
+An expression is planned as clauses, of which one must hold (`plan.py`). A clause is filed the way a
+database lays out a composite index, equalities first, then ranges:
+
+1. Its terms, the rarest first, are a path in a *set-trie* (Savnik, "Index data structure for fast
+   subset and superset queries", 2013). A message says one term for each header, one more where
+   somebody asks for presence, and the paths that it can walk with its own terms lead to all clauses
+   whose terms hold. Clauses with a term that it does not say are never seen.
+2. Its ranges are filed at the end of that path, in one group for each set of ranged attributes, as
+   intervals (`thresholds.py`). The rows of a group are joined by AND.
+
+    symbol = 'X' and price > 100       path (symbol, 'X')(price, PRESENT), there the group {price}
+    a = 1 and b = 2 or c = 3           two clauses: path (a, 1)(b, 2) and path (c, 3)
+    exists a                           path (a, PRESENT)
+    within(lat, lon, …)                a path for each cell of the cover
+
+Selectors whose plan is not exact are *unsure*: their expression is evaluated for each message that hits
+them (RFC 003, post-filtering). The worst case is an expression that is evaluated for every message,
+such as `not a = 'x'`, which can be true without a term being said.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from operator import attrgetter
+from typing import Any, NamedTuple
+
+from malamute.matching.bitmap import Bitmap, union
+from malamute.matching.expression import ABSENT, Attribute, Expression, Message, Place, kind_of
+from malamute.matching.geometry import cell_at, position
+from malamute.matching.plan import PRESENT, Clause, Ranged, Term, plan_of
+from malamute.matching.thresholds import Intervals
+
+ALIASES = 2**31
+"""Bits from here on are second bits of numbers that need more than one."""
+
+
+class _Use:
+    """A term in use, and how often. Paths are made of these: they compare by identity, which is fast."""
+
+    __slots__ = ("count", "term")
+
+    def __init__(self, term: Term) -> None:
+        self.term = term
+        self.count = 0
+
+
+class _Node:
+    """A place in the set-trie: the clauses that end here, and the ways on."""
+
+    __slots__ = ("children", "groups", "row")
+
+    def __init__(self) -> None:
+        self.children: dict[_Use, _Node] = {}
+        self.row = Bitmap()
+        self.groups: dict[tuple[Ranged, ...], list[Intervals]] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self.row or self.children or self.groups)
+
+
+class _Filed(NamedTuple):
+    """Where a clause stands in the set-trie, and with which bit."""
+
+    path: tuple[_Use, ...]
+    clause: Clause
+    bit: int
+
+
+class Conditions:
+    """Expressions by the number of their selector; a number has one expression."""
+
+    def __init__(self) -> None:
+        self._root = _Node()
+        self._expressions: dict[int, Expression] = {}
+        self._filed: dict[int, list[_Filed]] = {}
+        self._owners: dict[int, int] = {}  # alias -> number
+        self._free: list[int] = []  # aliases to give again
+        self._unsure = Bitmap()
+        self._uses: dict[Term, _Use] = {}
+        # What a message has to say beyond its headers and their values.
+        self._presences: dict[str, _Use] = {}
+        self._places: Counter[Place] = Counter()
+        self._grids: dict[str, Counter[tuple[Attribute, int]]] = {}  # latitude -> longitude, level
+
+    def __len__(self) -> int:
+        return len(self._expressions)
+
+    def add(self, number: int, expression: Expression) -> None:
+        """File an expression."""
+        plan = plan_of(expression)
+        self._expressions[number] = expression
+        filed = self._filed[number] = []
+        if not plan.exact:
+            self._unsure.add(number)
+        ranged = False
+        for clause in plan.clauses:
+            # In one group of ranges the bits of two clauses would mix, so the second needs another.
+            bit = self._alias(number) if clause.ranges and ranged else number
+            ranged = ranged or bool(clause.ranges)
+            for terms in clause.paths:
+                uses = [self._used(term) for term in dict.fromkeys(terms)]
+                path = tuple(sorted(uses, key=attrgetter("count")))  # the rarest first
+                filed.append(_Filed(path, clause, bit))
+                _file(self._grown(path), clause, bit)
+
+    def remove(self, number: int) -> None:
+        """Undo `add`."""
+        del self._expressions[number]
+        self._unsure.discard(number)
+        filed = self._filed.pop(number)
+        for path, clause, bit in filed:
+            self._prune(path, clause, bit)
+            for use in path:
+                self._unused(use)
+        for alias in {bit for _, _, bit in filed} - {number}:
+            del self._owners[alias]
+            self._free.append(alias)
+
+    def candidates(self, message: Message) -> list[Bitmap]:
+        """Rows that together hold every number whose expression is true, and perhaps unsure ones."""
+        said = self._said(message)
+        rows: list[Bitmap] = []
+        nodes = [self._root]
+        for node in nodes:
+            if node.row:
+                rows.append(node.row)
+            if node.groups:
+                rows += map(self._owned, _held(node.groups, message))
+            children = node.children
+            if children:
+                for use in said:
+                    if use in children:
+                        nodes.append(children[use])
+        return rows
+
+    def confirmed(self, hits: Bitmap, message: Message) -> Bitmap:
+        """The hits without the unsure ones whose expression does not hold."""
+        if not self._unsure or not (unsure := hits & self._unsure):
+            return hits
+        false = [number for number in unsure if not self._expressions[number].holds(message)]
+        return hits - Bitmap(false) if false else hits
+
+    def rows(self, message: Message) -> list[Bitmap]:
+        """The numbers whose expressions hold, as at most one row."""
+        rows = self.candidates(message)
+        return [self.confirmed(union(rows), message)] if rows else rows
+
+    def _alias(self, number: int) -> int:
+        alias = self._free.pop() if self._free else ALIASES + len(self._owners)
+        self._owners[alias] = number
+        return alias
+
+    def _owned(self, row: Bitmap) -> Bitmap:
+        if not self._owners or row.max() < ALIASES:
+            return row
+        aliases = list(row.iter_equal_or_larger(ALIASES))
+        return row - Bitmap(aliases) | Bitmap(self._owners[alias] for alias in aliases)
+
+    def _said(self, message: Message) -> list[_Use]:
+        uses = self._uses
+        try:
+            said = [uses[item] for item in message.headers.items() if item in uses]
+        except TypeError:  # a value that cannot be a key is equal to nothing
+            said = [uses[item] for item in _scalars(message.headers) if item in uses]
+        if self._presences:
+            said += [self._presences[name] for name in message.headers if name in self._presences]
+        if self._places or self._grids:
+            said += [uses[term] for term in self._other_terms(message) if term in uses]
+        return said
+
+    def _other_terms(self, message: Message) -> Iterator[Term]:
+        for place in self._places:
+            if (value := message.value(place)) is not ABSENT:
+                yield place, value
+                yield place, PRESENT
+        for latitude in self._grids.keys() & message.headers.keys():
+            for longitude, level in self._grids[latitude]:
+                point = position(message.value(latitude), message.value(longitude))
+                if point is not None:
+                    yield (latitude, longitude), cell_at(point, level)
+
+    def _used(self, term: Term) -> _Use:
+        use = self._uses.get(term)
+        if use is None:
+            use = self._uses[term] = _Use(term)
+            attribute, value = term
+            if isinstance(attribute, Place):
+                self._places[attribute] += 1
+            elif value is PRESENT:
+                self._presences[attribute] = use
+            elif isinstance(attribute, tuple):
+                latitude, longitude = attribute
+                self._grids.setdefault(latitude, Counter())[longitude, value.level] += 1
+        use.count += 1
+        return use
+
+    def _unused(self, use: _Use) -> None:
+        use.count -= 1
+        if use.count:
+            return
+        attribute, value = use.term
+        del self._uses[use.term]
+        if isinstance(attribute, Place):
+            _decrease(self._places, attribute)
+        elif value is PRESENT:
+            del self._presences[attribute]
+        elif isinstance(attribute, tuple):
+            latitude, longitude = attribute
+            _decrease(self._grids[latitude], (longitude, value.level))
+            if not self._grids[latitude]:
+                del self._grids[latitude]
+
+    def _grown(self, path: Iterable[_Use]) -> _Node:
+        node = self._root
+        for use in path:
+            child = node.children.get(use)
+            if child is None:
+                child = node.children[use] = _Node()
+            node = child
+        return node
+
+    def _prune(self, path: Sequence[_Use], clause: Clause, bit: int) -> None:
+        way = [self._root]
+        for use in path:
+            if use not in way[-1].children:
+                return  # two clauses of one number ended here, and the first has taken it away
+            way.append(way[-1].children[use])
+        _unfile(way[-1], clause, bit)
+        for parent, use, node in zip(way[-2::-1], path[::-1], way[::-1], strict=False):
+            if not node:
+                del parent.children[use]
+
+
+def _decrease(counter: Counter[Any], key: Hashable) -> None:
+    counter[key] -= 1
+    if not counter[key]:
+        del counter[key]
+
+
+def _scalars(headers: Mapping[str, Any]) -> Iterable[Term]:
+    return [item for item in headers.items() if kind_of(item[1])]
+
+
+def _file(node: _Node, clause: Clause, number: int) -> None:
+    if not clause.ranges:
+        node.row.add(number)
+        return
+    signature = tuple(ranged for ranged, _, _ in clause.ranges)
+    group = node.groups.get(signature)
+    if group is None:
+        group = node.groups[signature] = [Intervals() for _ in signature]
+    for intervals, (_, low, high) in zip(group, clause.ranges, strict=True):
+        intervals.add(low, high, number)
+
+
+def _unfile(node: _Node, clause: Clause, number: int) -> None:
+    if not clause.ranges:
+        node.row.discard(number)
+        return
+    signature = tuple(ranged for ranged, _, _ in clause.ranges)
+    group = node.groups[signature]
+    for intervals, (_, low, high) in zip(group, clause.ranges, strict=True):
+        intervals.remove(low, high, number)
+    if not group[0]:
+        del node.groups[signature]
+
+
+def _held(groups: Mapping[tuple[Ranged, ...], list[Intervals]], message: Message) -> list[Bitmap]:
+    rows = []
+    for signature, group in groups.items():
+        held: Bitmap | None = None
+        for (attribute, kind), intervals in zip(signature, group, strict=True):
+            value = message.value(attribute)
+            if kind_of(value) != kind:
+                break
+            row = intervals.holding(value)
+            held = row if held is None else held & row
+            if not held:
+                break
+        else:
+            if held:
+                rows.append(held)
+    return rows

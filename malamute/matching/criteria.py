@@ -1,0 +1,91 @@
+"""The families in use by the selectors of an index, and the guard around families from outside.
+
+A family has an instance only while some selector uses it, so a message invokes only families in
+use: with no `regex` selector, no regular expression is tried (RestMS notes). Families that look at
+the subject alone are kept apart from those that need the headers, since the index asks the first
+kind once for each new subject.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from itertools import groupby
+from operator import attrgetter
+from typing import Any
+
+from malamute.errors import InvalidSelector
+from malamute.matching.bitmap import Bitmap
+from malamute.matching.family import Family, Headers, family_named
+from malamute.matching.selector import Selector
+
+Guard = Callable[[str, Exception], None]
+"""Is told the name of a family that raised, and what."""
+
+
+class Criteria:
+    """The criteria of numbered selectors, filed in their families."""
+
+    def __init__(self, guard: Guard) -> None:
+        self._guard = guard
+        self._families: dict[str, Family] = {}
+        self._uses: Counter[str] = Counter()
+        self.by_subject: tuple[Family, ...] = ()
+        self.by_headers: tuple[Family, ...] = ()
+
+    def add(self, number: int, selector: Selector) -> None:
+        """File a selector's criteria. Raises InvalidSelector, and changes nothing, if a family fails."""
+        done: list[str] = []
+        try:
+            for name, patterns in _by_family(selector):
+                if name not in self._families:
+                    self._families[name] = family_named(name)()
+                    self._sort()
+                done.append(name)
+                self._uses[name] += 1
+                self._families[name].add(number, patterns)
+        except Exception as error:
+            self._undo(number, selector, done)
+            if isinstance(error, InvalidSelector):
+                raise
+            raise InvalidSelector(f"family {done[-1]!r} could not add its pattern: {error}") from error
+
+    def remove(self, number: int, selector: Selector) -> None:
+        """Take a selector's criteria out again."""
+        self._undo(number, selector, [name for name, _ in _by_family(selector)])
+
+    def rows(self, families: Iterable[Family], subject: str, headers: Headers, sender: str) -> list[Bitmap]:
+        """The rows that a message hits in some of the families. A family that raises hits nothing."""
+        hits: list[Bitmap] = []
+        for family in families:
+            try:
+                hits += family.rows(subject, headers, sender)
+            except Exception as error:
+                self._guard(family.name, error)
+        return hits
+
+    def _undo(self, number: int, selector: Selector, names: list[str]) -> None:
+        for name, patterns in _by_family(selector):
+            if name not in names:
+                continue
+            try:
+                self._families[name].remove(number, patterns)
+            except Exception as error:
+                self._guard(name, error)
+            self._uses[name] -= 1
+            if not self._uses[name]:
+                del self._families[name], self._uses[name]
+                self._sort()
+
+    def _sort(self) -> None:
+        families = self._families.values()
+        self.by_subject = tuple(family for family in families if not family.needs_headers)
+        self.by_headers = tuple(family for family in families if family.needs_headers)
+
+
+def _by_family(selector: Selector) -> list[tuple[str, list[Any]]]:
+    # The criteria of a selector are sorted, so those of one family stand together.
+    return [
+        (name, [criterion.pattern for criterion in criteria])
+        for name, criteria in groupby(selector.criteria, attrgetter("family"))
+    ]

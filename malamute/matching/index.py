@@ -1,0 +1,312 @@
+"""The index: which selectors match a message, at a cost that does not grow with their number.
+
+Distinct selectors are numbered from 0, and a number that was freed is given again, lowest first.
+Subscribers with identical selectors form one *group*, which owns the number: one bit in every row.
+Adding, removing and modifying cost what the selector has terms, not what the index holds.
+
+A selector is a hit when one of its criteria matches and its condition holds. Selectors without and
+with a condition are filed apart (`plain` and `gated`), so that the first kind never meets the second:
+
+    subject ──> subject families ──> plain rows ─────────────────────────> groups
+                                     gated rows ──┐
+    headers ──> header families ──>  plain rows ──│──────────────────────> groups
+                                     gated rows ──┴── AND conditions ────> groups
+
+What follows from the subject alone is computed once for each subject and cached until the set of
+selectors changes: the final groups when no selector needs headers, which is the usual case and costs
+one dict look-up for a seen subject; otherwise the plain groups and the gated rows, to which the rest
+is added for each message. Conditions are asked only when a gated row was hit.
+
+Equal results are one tuple, the same object, so that whoever sends the same messages to the same
+groups can tell by identity. Families from outside may raise: then they hit nothing for that
+message, `failures` counts it, and `on_failure` is told about the first one of each family.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from heapq import heappop, heappush
+from itertools import chain
+from operator import attrgetter
+from typing import Any, NamedTuple
+
+from malamute.matching.bitmap import Bitmap, union
+from malamute.matching.cache import SubjectCache
+from malamute.matching.conditions import Conditions
+from malamute.matching.criteria import Criteria
+from malamute.matching.expression import Message, Place
+from malamute.matching.family import Headers, family_named
+from malamute.matching.parser import parse
+from malamute.matching.selector import Selector
+
+CACHE_SIZE = 10_000
+"""Subjects that a result is kept for, unless the caller says otherwise."""
+
+RESULTS_MAX = 1_000_000
+"""References to groups in all distinct results that are kept; 8 bytes each."""
+
+NO_HEADERS: Headers = {}
+
+
+class Group:
+    """All subscribers of one selector. `number` is its bit while the group is in the index."""
+
+    __slots__ = ("members", "number", "selector")
+
+    def __init__(self, number: int, selector: Selector) -> None:
+        self.number = number
+        self.selector = selector
+        self.members: dict[Hashable, Any] = {}
+        """Subscriber -> the value given at `add`, in the order they came."""
+
+    def __repr__(self) -> str:
+        return f"Group({self.number}, {self.selector}, {len(self.members)} members)"
+
+
+Groups = tuple[Group, ...]
+
+
+class Explanation(NamedTuple):
+    """Whether a group matches a message; if not, `reason` is the first thing that failed."""
+
+    group: Group
+    matched: bool
+    reason: str = ""
+
+
+class _Partial(NamedTuple):
+    """What the subject alone decides, when some selector needs more than it."""
+
+    plain: Groups
+    gated: list[Bitmap]
+
+
+class Index:
+    """Selectors and their subscribers. Not thread-safe; it belongs to one loop."""
+
+    def __init__(
+        self, cache_size: int = CACHE_SIZE, on_failure: Callable[[str, Exception], None] | None = None
+    ) -> None:
+        self.version = 0
+        """Rises with each change of the set of selectors; results of one version stay true."""
+        self.needs_headers = False
+        """Whether some selector looks at headers or the sender. If not, they need not be decoded."""
+        self.failures: Counter[str] = Counter()
+        """How often each family raised."""
+        self._on_failure = on_failure
+        self._groups: dict[int, Group] = {}
+        self._by_selector: dict[Selector, Group] = {}
+        self._by_key: dict[Hashable, Group] = {}
+        self._free: list[int] = []
+        self._plain = Criteria(self.failed)
+        self._gated = Criteria(self.failed)
+        self._conditions = Conditions()
+        self._conditions_on_headers = 0
+        self._groups_of: SubjectCache[Groups] = SubjectCache(self._compute_groups, cache_size)
+        self._partial_of: SubjectCache[_Partial] = SubjectCache(self._compute_partial, cache_size)
+        self._results: dict[Groups, Groups] = {}
+        self._results_size = 0
+
+    def __len__(self) -> int:
+        return len(self._groups)
+
+    def __contains__(self, key: Hashable) -> bool:
+        return key in self._by_key
+
+    def groups(self) -> Iterator[Group]:
+        """Every group, in the order they came."""
+        return iter(self._groups.values())
+
+    # Change.
+
+    def add(self, key: Hashable, selector: Selector, value: Any = None) -> Group:
+        """Add a subscriber under a new key; returns the group that it is in.
+
+        Raises KeyError for a key that is there already, and InvalidSelector if a family refuses.
+        """
+        if key in self._by_key:
+            raise KeyError(f"{key!r} is already in the index")
+        group = self._by_selector.get(selector) or self._new_group(selector)
+        group.members[key] = value
+        self._by_key[key] = group
+        return group
+
+    def remove(self, key: Hashable) -> None:
+        """Remove a subscriber, and its group with the last one. Raises KeyError."""
+        group = self._by_key.pop(key)
+        del group.members[key]
+        if not group.members:
+            self._drop_group(group)
+
+    def modify(self, key: Hashable, selector: Selector) -> Group:
+        """Give a subscriber another selector; its value stays. Raises KeyError and InvalidSelector."""
+        old = self._by_key[key]
+        new = self._by_selector.get(selector) or self._new_group(selector)
+        if new is not old:
+            new.members[key] = old.members.pop(key)
+            self._by_key[key] = new
+            if not old.members:
+                self._drop_group(old)
+        return new
+
+    # Match.
+
+    def match(self, subject: str, headers: Headers | None = None, sender: str = "") -> Groups:
+        """The groups whose selectors match, each once. Equal results are the same object."""
+        if not self.needs_headers:
+            return self._groups_of[subject]
+        return self._match_message(Message(subject, headers or NO_HEADERS, sender))
+
+    def match_many(
+        self,
+        subjects: Iterable[str],
+        headers: Sequence[Headers] | None = None,
+        senders: Sequence[str] | None = None,
+    ) -> list[Groups]:
+        """`match` for each message of a batch; the columns are of one length or absent."""
+        if not self.needs_headers:
+            cache = self._groups_of
+            return [cache[subject] for subject in subjects]
+        subjects = list(subjects)
+        columns = zip(
+            subjects,
+            headers or [NO_HEADERS] * len(subjects),
+            senders or [""] * len(subjects),
+            strict=True,
+        )
+        return [self._match_message(Message(*message)) for message in columns]
+
+    def matches_any(self, subject: str, headers: Headers | None = None, sender: str = "") -> bool:
+        """Whether any selector matches; stops at the first one that does."""
+        known = self._groups_of.get(subject)
+        if known is not None:
+            return bool(known)
+        message = Message(subject, headers or NO_HEADERS, sender)
+        for family in chain(self._plain.by_subject, self._plain.by_headers):
+            if any(self._plain.rows((family,), *message)):
+                return True
+        if not self._conditions:
+            return False
+        gated = self._gated.rows(chain(self._gated.by_subject, self._gated.by_headers), *message)
+        return bool(self._through_gate(gated, message))
+
+    def explain(self, subject: str, headers: Headers | None = None, sender: str = "") -> list[Explanation]:
+        """For every group whether it matches and, if not, the first criterion that failed."""
+        message = Message(subject, headers or NO_HEADERS, sender)
+        matched = set(self.match(*message))
+        return [
+            Explanation(group, group in matched, "" if group in matched else _reason(group.selector, message))
+            for group in self.groups()
+        ]
+
+    # The set of selectors.
+
+    def _new_group(self, selector: Selector) -> Group:
+        number = self._free[0] if self._free else len(self._groups)
+        condition = parse(selector.where) if selector.where else None
+        (self._gated if condition else self._plain).add(number, selector)
+        if condition:
+            self._conditions.add(number, condition)
+            self._conditions_on_headers += _needs_headers(selector)
+        if self._free:
+            heappop(self._free)
+        group = self._groups[number] = self._by_selector[selector] = Group(number, selector)
+        self._changed()
+        return group
+
+    def _drop_group(self, group: Group) -> None:
+        if group.selector.where:
+            self._gated.remove(group.number, group.selector)
+            self._conditions.remove(group.number)
+            self._conditions_on_headers -= _needs_headers(group.selector)
+        else:
+            self._plain.remove(group.number, group.selector)
+        del self._groups[group.number], self._by_selector[group.selector]
+        heappush(self._free, group.number)
+        self._changed()
+
+    def _changed(self) -> None:
+        self.version += 1
+        self.needs_headers = bool(
+            self._plain.by_headers or self._gated.by_headers or self._conditions_on_headers
+        )
+        self._forget()
+
+    def _forget(self) -> None:
+        self._groups_of.forget()
+        self._partial_of.forget()
+        self._results = {}
+        self._results_size = 0
+
+    def failed(self, family: str, error: Exception) -> None:
+        """A family has raised: count it."""
+        self.failures[family] += 1
+        if self.failures[family] == 1 and self._on_failure is not None:
+            self._on_failure(family, error)
+
+    # From a subject or a message to groups.
+
+    def _compute_groups(self, subject: str) -> Groups:
+        rows = self._plain.rows(self._plain.by_subject, subject, NO_HEADERS, "")
+        if self._gated.by_subject:
+            gated = self._gated.rows(self._gated.by_subject, subject, NO_HEADERS, "")
+            rows += self._through_gate(gated, Message(subject, NO_HEADERS, ""))
+        return self._groups_in(rows)
+
+    def _compute_partial(self, subject: str) -> _Partial:
+        plain = self._plain.rows(self._plain.by_subject, subject, NO_HEADERS, "")
+        gated = self._gated.rows(self._gated.by_subject, subject, NO_HEADERS, "")
+        return _Partial(self._groups_in(plain), gated)
+
+    def _match_message(self, message: Message) -> Groups:
+        plain, gated = self._partial_of[message.subject]
+        rows = self._plain.rows(self._plain.by_headers, *message)
+        if self._gated.by_headers:
+            gated = gated + self._gated.rows(self._gated.by_headers, *message)
+        if gated:
+            rows += self._through_gate(gated, message)
+        if not rows:
+            return plain
+        others = self._groups_in(rows)
+        if not plain or not others:
+            return plain or others
+        # A selector with criteria of both kinds may be in both.
+        return self._kept(tuple(sorted({*plain, *others}, key=attrgetter("number"))))
+
+    def _through_gate(self, gated: list[Bitmap], message: Message) -> list[Bitmap]:
+        if not gated:
+            return []
+        allowed = self._conditions.candidates(message)
+        if not allowed:
+            return []
+        hits = self._conditions.confirmed(union(gated) & union(allowed), message)
+        return [hits] if hits else []
+
+    def _groups_in(self, rows: list[Bitmap]) -> Groups:
+        return self._kept(tuple(map(self._groups.__getitem__, union(rows)))) if rows else ()
+
+    def _kept(self, groups: Groups) -> Groups:
+        """The one tuple of these groups. Too many different ones are forgotten together."""
+        known = self._results.setdefault(groups, groups)
+        if known is groups:
+            self._results_size += len(groups)
+            if self._results_size > RESULTS_MAX:
+                self._forget()
+        return known
+
+
+def _needs_headers(selector: Selector) -> bool:
+    return bool(parse(selector.where).attributes() - {Place.SUBJECT})
+
+
+def _reason(selector: Selector, message: Message) -> str:
+    reasons = []
+    for name, pattern in selector.criteria:
+        try:
+            reasons.append(family_named(name).explain(pattern, *message))
+        except Exception as error:  # a family from outside may raise anything
+            reasons.append(f"{name} failed: {error}")
+    if all(reasons):
+        return "; ".join(reasons)
+    return f"where: {parse(selector.where).failure(message)}" if selector.where else ""

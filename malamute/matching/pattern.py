@@ -1,0 +1,141 @@
+"""Topic patterns: what `*` and `#` mean, in the two dialects.
+
+A subject is one or more parts, split at the dots and compared letter by letter. A part of a pattern
+is a literal, `*` or `#`; a wildcard is a whole part (`a*` is refused, and so is an empty part).
+
+    dialect      `*`        `#`            a final wildcard
+    topic        one part   one or more    may also be absent, unless it is the only part
+    topic-amqp   one part   zero or more   as anywhere else
+
+`topic` is what the seed documents work out in their tables (RFC 003): `forex.*` takes `forex`,
+`forex.eur` and not `forex.eur.spot`. `topic-amqp` is AMQP 0-9-1. Requirements, section 3.
+
+Both dialects become *forms*, which mean the same in both: a form is a sequence of literals, `*`
+for exactly one part, and `#` for any number of parts. `topic`'s `#` is written `* #`, and a final
+wildcard that may be absent makes a second form without it, unless one form can say both:
+
+    topic a.*     ->  (a *) or (a)          topic a.#    ->  (a #)
+    topic #.c     ->  (* # c)               topic a.#.*  ->  (a * #)
+
+Within a run of wildcards the order means nothing, so every `*` is moved before the `#`, and there
+is one `#` at most. Everything after this (shapes, tables, subsumption) knows only forms.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from itertools import groupby
+from typing import Any, Literal
+
+from malamute.errors import InvalidSelector
+from malamute.matching.family import checked_text
+
+ONE = "*"
+MANY = "#"
+WILDCARDS = (ONE, MANY)
+
+Dialect = Literal["topic", "topic-amqp"]
+Form = tuple[str, ...]
+
+
+def checked_pattern(dialect: str, pattern: Any) -> str:
+    """The pattern if it is well formed; raises InvalidSelector with the position of the fault."""
+    text = checked_text(dialect, pattern)
+    position = 0
+    for part in text.split("."):
+        if not part:
+            raise InvalidSelector("empty part in a topic pattern", position)
+        if part not in WILDCARDS and ("*" in part or "#" in part):
+            raise InvalidSelector(f"a wildcard must be a whole part, not {part!r}", position)
+        position += len(part) + 1
+    return text
+
+
+@lru_cache(maxsize=4096)
+def forms(dialect: Dialect, pattern: str) -> tuple[Form, ...]:
+    """The forms of a well-formed pattern, one or two; a subject matches if it fits one of them."""
+    parts = tuple(pattern.split("."))
+    if dialect == "topic-amqp":
+        return (_canonical(parts),)
+    body = _one_or_more(parts[:-1])
+    final = parts[-1]
+    if len(parts) == 1 or final not in WILDCARDS:
+        return (_canonical(body + _one_or_more((final,))),)
+    if final == MANY:
+        return (_canonical((*body, MANY)),)
+    if body[-1] == MANY:
+        return (_canonical(body),)  # its last part may be absent, and `#` takes any that is there
+    return (_canonical((*body, ONE)), _canonical(body))
+
+
+def _one_or_more(parts: Form) -> Form:
+    if MANY not in parts:
+        return parts
+    return tuple(symbol for part in parts for symbol in ((ONE, MANY) if part == MANY else (part,)))
+
+
+def _canonical(form: Form) -> Form:
+    if MANY not in form:
+        return form
+    symbols: list[str] = []
+    for wild, run in groupby(form, WILDCARDS.__contains__):
+        part = list(run)
+        if wild:
+            part = [ONE] * part.count(ONE) + [MANY] * (MANY in part)
+        symbols += part
+    return tuple(symbols)
+
+
+def fits(form: Form, parts: list[str]) -> bool:
+    """Whether the parts of a subject fit a form.
+
+    The usual walk for patterns with one kind of star: at a mismatch go back to the last `#` and let
+    it take one part more. Earlier ones need no second try, so it takes len(form) * len(parts) steps
+    at most.
+    """
+    at = seen = 0
+    star = resume = -1
+    while seen < len(parts):
+        symbol = form[at] if at < len(form) else None
+        if symbol == MANY:
+            star, resume = at, seen
+            at += 1
+        elif symbol in (ONE, parts[seen]):
+            at, seen = at + 1, seen + 1
+        elif star >= 0:
+            resume += 1
+            at, seen = star + 1, resume
+        else:
+            return False
+    return all(symbol == MANY for symbol in form[at:])
+
+
+def subsumes(general: tuple[Form, ...], special: tuple[Form, ...]) -> bool:
+    """Whether every subject that fits `special` fits `general` too (True is certain, False is not).
+
+    Treats the symbols of the special form as if they were parts: a literal or `*` is taken by an
+    equal literal, by `*` or by `#`, and `#` is taken only by `#`.
+    """
+    return all(any(_covers(wide, narrow) for wide in general) for narrow in special)
+
+
+def _covers(wide: Form, narrow: Form) -> bool:
+    # reach holds every position of `wide` that the symbols so far can have led to.
+    def closed(positions: set[int]) -> set[int]:
+        for position in sorted(positions):
+            while position < len(wide) and wide[position] == MANY:
+                position += 1
+                positions.add(position)
+        return positions
+
+    reach = closed({0})
+    for symbol in narrow:
+        step = set()
+        for position in reach:
+            if position < len(wide):
+                if wide[position] == MANY:
+                    step.add(position)
+                elif wide[position] == symbol or (wide[position] == ONE and symbol != MANY):
+                    step.add(position + 1)
+        reach = closed(step)
+    return len(wide) in reach

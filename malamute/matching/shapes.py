@@ -1,0 +1,133 @@
+"""Topic forms by their shape: one table for each, one look-up for a subject.
+
+The *shape* of a form is where its literals are, how long it is, and whether it is open (has a `#`).
+Positions before the first `#` count from the front, positions after the last one from the back.
+
+    (forex *)      length 2,      literals at 0          (* usd)   length 2, literals at 1
+    (forex #)      length 1 up,   literals at 0          (* # c)   length 2 up, literals at -1
+
+A subject fits a form of a shape exactly when its parts at these positions are the form's literals.
+So a shape is a table from literals to rows, and a new subject costs one look-up for each shape in
+use that its number of parts allows: six or eight for the patterns that people write, and the same
+for 10 patterns and for 100,000. (The tables of `constituents.py` AND rows in which every wildcard of
+the index has its bit, so they slow down as the index grows.)
+
+A form with literals between two `#` floats: it is filed under the literals outside of them, and
+whoever uses the rows checks it (`fits`). Shapes with the fewest literals come first, since they are
+the likeliest to match.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Hashable, Sequence
+from operator import itemgetter
+from typing import NamedTuple
+
+from malamute.matching.bitmap import Bitmap
+from malamute.matching.family import discard
+from malamute.matching.pattern import MANY, ONE, Form
+
+Pick = Callable[[Sequence[str]], Hashable]
+"""Takes the literals of a shape out of the parts of a subject."""
+
+Plan = list[tuple[Pick, Callable[[Hashable], Bitmap | None]]]
+"""For each shape: what to look up, and where."""
+
+
+class Shape(NamedTuple):
+    """What the forms of one table have in common; `length` is the least one if it is open."""
+
+    open: bool
+    length: int
+    positions: tuple[int, ...]
+
+    @classmethod
+    def of(cls, form: Form) -> Shape:
+        """The shape of a form."""
+        if MANY not in form:
+            return cls(False, len(form), tuple([at for at, part in enumerate(form) if part != ONE]))
+        front = form.index(MANY)
+        back = len(form) - form[::-1].index(MANY)
+        ends = [*range(front), *range(back - len(form), 0)]
+        return cls(True, len(form) - form.count(MANY), tuple([at for at in ends if form[at] != ONE]))
+
+    @property
+    def pick(self) -> Pick:
+        """The function that takes the literals of this shape out of some parts."""
+        return itemgetter(*self.positions) if self.positions else _nothing
+
+
+def _nothing(parts: Sequence[str]) -> Hashable:
+    return None
+
+
+def floats(form: Form) -> bool:
+    """Whether a form has literals that its shape does not say: those between two `#`."""
+    return form.count(MANY) > 1
+
+
+class Shapes:
+    """Rows of numbers by form, for at most `shapes_max` shapes of one length, and as many open ones."""
+
+    def __init__(self, shapes_max: int = 2**30) -> None:
+        self._shapes_max = shapes_max
+        self._tables: dict[Shape, dict[Hashable, Bitmap]] = {}
+        self._counts: Counter[int] = Counter()  # closed shapes by length, and open ones under _OPEN
+        self._plans: dict[int, Plan] = {}  # by the number of parts, until the shapes change
+
+    def __len__(self) -> int:
+        return len(self._tables)
+
+    def add(self, number: int, form: Form) -> bool:
+        """File a number under a form; False, and nothing done, when it needs one shape too many."""
+        shape = Shape.of(form)
+        table = self._tables.get(shape)
+        if table is None:
+            counted = _OPEN if shape.open else shape.length
+            if self._counts[counted] >= self._shapes_max:
+                return False
+            self._counts[counted] += 1
+            table = self._tables[shape] = {}
+            self._plans = {}
+        literals = shape.pick(form)
+        row = table.get(literals)
+        if row is None:
+            row = table[literals] = Bitmap()
+        row.add(number)
+        return True
+
+    def remove(self, number: int, form: Form) -> None:
+        """Undo `add`; a shape that nothing is left of goes."""
+        shape = Shape.of(form)
+        table = self._tables.get(shape)
+        if table is None:
+            return  # the number had this form twice
+        discard(table, shape.pick(form), number)
+        if not table:
+            del self._tables[shape]
+            self._counts[_OPEN if shape.open else shape.length] -= 1
+            self._plans = {}
+
+    def rows(self, parts: Sequence[str]) -> list[Bitmap]:
+        """The rows of the forms that fit the parts: one look-up for each shape."""
+        rows = []  # a loop, since this is the hot path of a new subject, and a comprehension is a call
+        for pick, find in self._plans.get(len(parts)) or self._plan(len(parts)):
+            row = find(pick(parts))
+            if row is not None:
+                rows.append(row)
+        return rows
+
+    def _plan(self, length: int) -> Plan:
+        shapes = [s for s in self._tables if s.length == length or (s.open and s.length < length)]
+        shapes.sort(key=lambda shape: len(shape.positions))
+        plan: Plan = [(shape.pick, self._tables[shape].get) for shape in shapes]
+        if len(self._plans) >= _PLANS_MAX:
+            self._plans.clear()
+        self._plans[length] = plan
+        return plan
+
+
+_OPEN = -1
+_PLANS_MAX = 1024
+"""Lengths of subjects that a plan is kept for."""

@@ -1,0 +1,72 @@
+"""One selector against many messages: what a reader of history needs.
+
+The index answers which of its selectors take a message, and so it has to decode the headers as soon as any
+of them looks at headers. Here there is one selector: a subject is judged once, headers are decoded only of
+messages whose subject fits, and the condition is compiled to a function.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from malamute.matching.cache import SubjectCache
+from malamute.matching.compiled import compiled_test
+from malamute.matching.criteria import Criteria, Guard
+from malamute.matching.expression import Message
+from malamute.matching.family import Headers
+from malamute.matching.parser import parse
+from malamute.matching.selector import Selector
+
+SUBJECTS_MAX = 1_000
+"""Subjects that are remembered as judged."""
+
+HeadersOf = Callable[[Sequence[int]], Sequence[Headers]]
+"""The headers of the messages at some places."""
+
+
+class Single:
+    """A selector, made ready for very many messages. `on_failure` is told when a family raises."""
+
+    def __init__(self, selector: Selector, on_failure: Guard) -> None:
+        self._criteria = Criteria(on_failure)
+        self._criteria.add(0, selector)
+        self._by_subject: SubjectCache[bool] = SubjectCache(self._fits, SUBJECTS_MAX)
+        self._condition = parse(selector.where) if selector.where else None
+        self._test = None if self._condition is None else compiled_test(self._condition)
+
+    def places(self, subjects: Sequence[str], senders: Sequence[str], headers_of: HeadersOf) -> list[int]:
+        """The places of the messages that it takes, in order. `headers_of` is asked once at the most."""
+        fits = self._by_subject
+        if not self._criteria.by_headers:
+            places = [place for place, subject in enumerate(subjects) if fits[subject]]
+            if self._condition is None or not places:
+                return places
+            return self._fulfilled(places, headers_of(places), subjects, senders)
+        headers = headers_of(range(len(subjects)))
+        places = [
+            place
+            for place, message in enumerate(zip(subjects, headers, senders, strict=True))
+            if fits[message[0]] or any(self._criteria.rows(self._criteria.by_headers, *message))
+        ]
+        return self._fulfilled(places, [headers[place] for place in places], subjects, senders)
+
+    def _fits(self, subject: str) -> bool:
+        return any(self._criteria.rows(self._criteria.by_subject, subject, {}, ""))
+
+    def _fulfilled(
+        self,
+        places: Sequence[int],
+        headers: Sequence[Headers],
+        subjects: Sequence[str],
+        senders: Sequence[str],
+    ) -> list[int]:
+        test, condition = self._test, self._condition
+        if test is not None:
+            return [place for place, of in zip(places, headers, strict=True) if test(of)]
+        if condition is None:
+            return list(places)
+        return [
+            place
+            for place, of in zip(places, headers, strict=True)
+            if condition.holds(Message(subjects[place], of, senders[place]))
+        ]

@@ -1,0 +1,110 @@
+"""The plain subject families: `all`, `exact` and `prefix`.
+
+Each is its two functions and no more. All of them are exact, so nothing is checked afterwards.
+
+    family   pattern            F2(pattern)     F1(subject)
+    all      empty              one term        the same term, always
+    exact    a subject          the subject     the subject
+    prefix   how it begins      the prefix      its beginnings, of the lengths in use
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from malamute.errors import InvalidSelector
+from malamute.matching.family import Headers, TermFamily, checked_text, register
+
+
+@register
+class All(TermFamily):
+    """Every message (AMQP's fanout). The pattern is empty."""
+
+    name = "all"
+
+    @classmethod
+    def normalise(cls, pattern: Any) -> str:
+        """Empty text; None stands for it. Raises InvalidSelector for anything else."""
+        if pattern not in ("", None):
+            raise InvalidSelector("family 'all' takes no pattern", 0)
+        return ""
+
+    @classmethod
+    def matches(cls, pattern: str, subject: str, headers: Headers, sender: str) -> bool:
+        """Always."""
+        return True
+
+    def request_terms(self, pattern: str) -> Iterable[str]:
+        """The one term."""
+        return ("",)
+
+    def message_terms(self, subject: str, headers: Headers, sender: str) -> Iterable[str]:
+        """The one term."""
+        return ("",)
+
+
+@register
+class Exact(TermFamily):
+    """The subject, letter by letter (AMQP's direct, Xump's EQ)."""
+
+    name = "exact"
+
+    @classmethod
+    def normalise(cls, pattern: Any) -> str:
+        """Any text within the limit."""
+        return checked_text(cls.name, pattern)
+
+    @classmethod
+    def matches(cls, pattern: str, subject: str, headers: Headers, sender: str) -> bool:
+        """Whether they are equal."""
+        return pattern == subject
+
+    def request_terms(self, pattern: str) -> Iterable[str]:
+        """The pattern itself."""
+        return (pattern,)
+
+    def message_terms(self, subject: str, headers: Headers, sender: str) -> Iterable[str]:
+        """The subject itself."""
+        return (subject,)
+
+
+@register
+class Prefix(TermFamily):
+    """How the subject begins, character by character. The empty prefix is met by every subject."""
+
+    name = "prefix"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._lengths: Counter[int] = Counter()  # of the prefixes in use
+
+    @classmethod
+    def normalise(cls, pattern: Any) -> str:
+        """Any text within the limit."""
+        return checked_text(cls.name, pattern)
+
+    @classmethod
+    def matches(cls, pattern: str, subject: str, headers: Headers, sender: str) -> bool:
+        """Whether the subject begins with the pattern."""
+        return subject.startswith(pattern)
+
+    def add(self, number: int, patterns: Sequence[str]) -> None:
+        """File a selector, and note the lengths that F1 has to try."""
+        super().add(number, patterns)
+        self._lengths.update(map(len, patterns))
+
+    def remove(self, number: int, patterns: Sequence[str]) -> None:
+        """Undo `add`."""
+        super().remove(number, patterns)
+        self._lengths -= Counter(map(len, patterns))
+
+    def request_terms(self, pattern: str) -> Iterable[str]:
+        """The pattern itself."""
+        return (pattern,)
+
+    def message_terms(self, subject: str, headers: Headers, sender: str) -> Iterable[str]:
+        """The beginnings of the subject, of the lengths in use."""
+        characters = len(subject)
+        return [subject[:length] for length in self._lengths if length <= characters]

@@ -1,0 +1,89 @@
+"""Every limit of the wire, in one place.
+
+The constants are part of the protocol: both sides refuse what goes past them. `Limits` holds those
+that a broker may set; WELCOME tells them to the client, so that it refuses early and with a better word.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+NAME_BYTES_MAX = 255
+"""Bytes of UTF-8 in the name of a stream, a mailbox or a service."""
+
+SUBJECT_BYTES_MAX = 255
+"""Bytes of UTF-8 in a subject. An empty subject is allowed."""
+
+PATTERN_BYTES_MAX = 1024
+"""Bytes of UTF-8 in a pattern, and in each word of a pattern that is not plain text."""
+
+WHERE_BYTES_MAX = 4096
+"""Bytes of UTF-8 in a match expression, and in the words of an error."""
+
+CRITERIA_MAX = 100
+"""Criteria in one subscription, or patterns in one offer."""
+
+RANGES_MAX = 1000
+"""Ranges in one ACK."""
+
+BATCH_MESSAGES_MAX = 10_000
+"""Messages in one PUBLISH, SEND, REQUEST or REPLY."""
+
+ITEMS_MAX = 100_000
+"""Items in any list of a command or a record. What a list declares is allocated before it is read."""
+
+DEPTH_MAX = 32
+"""Lists and maps around a value, where a field may hold any value."""
+
+VERSIONS_MAX = 16
+"""Versions of the protocol that one HELLO may name."""
+
+TEXT_BYTES_MAX = 255
+"""Bytes of UTF-8 in a client's name for itself, and in other words meant for people."""
+
+RECORD_LARGE_BYTES = 65_536
+"""A record of this size or more travels as a frame of its own."""
+
+DURATION_MS_MAX = 10 * 365 * 86_400_000
+"""Milliseconds of the longest delay, deadline or time to live: ten years."""
+
+NUMBER_MAX = 2**63 - 1
+"""The highest number, sequence or count."""
+
+SOURCE_MAX = 2**31 - 1
+"""The highest source id that a client may choose."""
+
+
+class Limits(NamedTuple):
+    """The limits that a broker sets for itself, with their defaults."""
+
+    message_bytes: int = 64 * 1024 * 1024
+    """The records of one command together, in bytes."""
+    unconfirmed: int = 65_536
+    """How far the oldest unconfirmed number of a session may be behind its newest."""
+    sessions: int = 20_000
+    """Sessions that the broker keeps, connected or waiting to be resumed."""
+    sources: int = 1_000
+    """Subscriptions and offers of one session."""
+    streams: int = 10_000
+    """Streams of the broker."""
+    cursors: int = 1_000
+    """Cursors of one stream."""
+    feeds: int = 1_000
+    """Services that a stream feeds, or streams that feed a service."""
+    queues: int = 50_000
+    """Mailboxes and service queues of the broker."""
+    queue_messages: int = 1_000_000
+    """Messages in one mailbox or service queue."""
+    queue_bytes: int = 96 * 1024 * 1024
+    """Bytes in one mailbox or service queue."""
+    queues_bytes: int = 128 * 1024 * 1024
+    """Bytes in all mailboxes and service queues together."""
+    queues_messages: int = 2_000_000
+    """Messages in all mailboxes and service queues together, dead letters too. Each takes some 400 bytes of
+    memory, wherever its body is."""
+    queues_memory_bytes: int = 64 * 1024 * 1024
+    """Bytes of queued messages that are kept in memory. The bodies of those beyond it are on the disk only,
+    until they are delivered."""
+    backlog_bytes: int = 32 * 1024 * 1024
+    """Bytes accepted and not yet on the disk; past it, senders are told to try later."""

@@ -1,0 +1,71 @@
+"""Names, and the URIs that carry them.
+
+A stream, a mailbox (its name is an address) and a service each have a name: 1 to 255 bytes of UTF-8
+without control characters. Names that start with `$` belong to the broker. A URI adds the broker:
+`malamute://host[:port]/stream/NAME`, with `/mailbox/` and `/service/` beside it; NAME is percent-encoded.
+A URI with anything more (a user, a query, a fragment, a control character) is refused, not cut.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+from typing import Literal, NamedTuple, get_args
+from urllib.parse import quote, unquote
+
+from malamute.errors import InvalidName
+from malamute.protocol.limits import NAME_BYTES_MAX
+
+Kind = Literal["stream", "mailbox", "service"]
+
+DEFAULT_PORT = 9999
+PORT_MAX = 65_535
+RESERVED_PREFIX = "$"
+
+# A lone surrogate has no UTF-8 form, so it is no text that another program could read.
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
+_URI = re.compile(
+    r"malamute://(?:\[(?P<bracketed>[0-9a-z:.%]+)\]|(?P<host>[\w.-]+))(?::(?P<port>[0-9]{1,5}))?"
+    r"/(?P<kind>\w+)/(?P<name>(?:[^/?#%]|%[0-9a-f]{2})+)",
+    re.ASCII | re.IGNORECASE,
+)
+
+
+@lru_cache(maxsize=4096)
+def is_name(value: str) -> bool:
+    """Whether `value` keeps the rule for names."""
+    if not 1 <= len(value) <= NAME_BYTES_MAX or _CONTROL.search(value):
+        return False
+    return len(value) * 4 <= NAME_BYTES_MAX or len(value.encode()) <= NAME_BYTES_MAX
+
+
+class Uri(NamedTuple):
+    """Where a stream, a mailbox or a service is: `str(uri)` and `Uri.parse` are inverse."""
+
+    host: str
+    port: int
+    kind: Kind
+    name: str
+
+    @classmethod
+    def parse(cls, text: str) -> Uri:
+        """Read a `malamute://` URI. Raises `InvalidName` when it is none."""
+        parts = _URI.fullmatch(text)
+        if parts is None or parts["kind"] not in get_args(Kind):
+            raise InvalidName(f"not a malamute URI: {text!r}")
+        port = int(parts["port"] or DEFAULT_PORT)
+        if not 1 <= port <= PORT_MAX:
+            raise InvalidName(f"no valid port in the URI {text!r}")
+        try:
+            name = unquote(parts["name"], errors="strict")
+        except UnicodeDecodeError:
+            name = ""
+        if not is_name(name):
+            raise InvalidName(f"no valid name in the URI {text!r}")
+        host = parts["host"] or parts["bracketed"]
+        return cls(host.lower(), port, parts["kind"], name)  # type: ignore[arg-type]  # checked above
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        port = "" if self.port == DEFAULT_PORT else f":{self.port}"
+        return f"malamute://{host}{port}/{self.kind}/{quote(self.name, safe='')}"

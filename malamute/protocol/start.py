@@ -1,0 +1,78 @@
+"""Where a subscription begins.
+
+new                what is published from now on
+first              the oldest message that is kept
+last               the newest message that is kept, then what follows
+last-per-subject   the newest kept message of each subject, then what is new
+seq:N              the message with sequence N
+time:T             the first message at or after T: nanoseconds since the epoch, or ISO 8601 (UTC unless
+                   it says otherwise)
+since:1h           the first message at most this old: a number with ms, s, m, h or d; seconds without
+
+That is what a client writes; `Start` is what it means.
+"""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime
+from typing import NamedTuple
+
+from malamute.errors import InvalidValue
+from malamute.protocol.limits import NUMBER_MAX
+
+NEW, FIRST, LAST, LAST_PER_SUBJECT = "new", "first", "last", "last-per-subject"
+SEQ, TIME, SINCE = "seq", "time", "since"
+
+_PLAIN = frozenset((NEW, FIRST, LAST, LAST_PER_SUBJECT))
+_UNITS_NS = {"ms": 10**6, "": 10**9, "s": 10**9, "m": 60 * 10**9, "h": 3600 * 10**9, "d": 86400 * 10**9}
+_DURATION = re.compile(r"([0-9]{1,15})(?:\.([0-9]{1,9}))?(ms|s|m|h|d|)")
+
+
+class Start(NamedTuple):
+    """A start as it is understood. `value` is a sequence, or nanoseconds, or 0 where there is none."""
+
+    kind: str
+    value: int = 0
+
+    @classmethod
+    def parse(cls, text: str) -> Start:
+        """Read the words of a client. Raises `InvalidValue`."""
+        if text in _PLAIN:
+            return cls(text)
+        kind, colon, rest = text.partition(":")
+        read = _READERS.get(kind)
+        value = read(rest) if read and colon else None
+        if value is None or value > NUMBER_MAX:
+            raise InvalidValue(
+                f"a start is new, first, last, last-per-subject, seq:N, time:T or since:1h, not {text!r}"
+            )
+        return cls(kind, value)
+
+
+def _sequence(text: str) -> int | None:
+    return int(text) or None if text.isascii() and text.isdigit() and len(text) <= 19 else None
+
+
+def _time(text: str) -> int | None:
+    if text.isascii() and text.isdigit() and len(text) <= 19:
+        return int(text)
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        return None
+    moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+    elapsed = moment - datetime(1970, 1, 1, tzinfo=UTC)
+    return max((elapsed.days * 86400 + elapsed.seconds) * 10**9 + elapsed.microseconds * 1000, 0)
+
+
+def _duration(text: str) -> int | None:
+    match = _DURATION.fullmatch(text)
+    if match is None:
+        return None
+    whole, fraction, unit = match.groups(default="")
+    nanoseconds: int = int(whole + fraction) * _UNITS_NS[unit] // 10 ** len(fraction)
+    return nanoseconds
+
+
+_READERS = {SEQ: _sequence, TIME: _time, SINCE: _duration}

@@ -1,0 +1,29 @@
+"""A broker for the tests of programs that use Malamute: the fixture `malamute_broker`.
+
+    def test_the_weather_is_told(malamute_broker):
+        with malamute.connect(malamute_broker.url) as client:
+            ...
+
+pytest finds it where malamute is installed. Each test has a broker of its own, in the process and in memory;
+`malamute.testing.Broker` makes others, such as one that survives a restart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from malamute.testing import Broker
+
+
+@pytest.fixture
+def malamute_broker() -> Iterator[Broker]:
+    """A broker that runs. Its `url` is where to connect; `restart()` loses what is not in a directory."""
+    # Imported when it is used: pytest loads this module for every project where malamute is installed.
+    from malamute.testing import Broker
+
+    with Broker() as broker:
+        yield broker

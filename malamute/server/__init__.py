@@ -1,0 +1,1 @@
+"""The net and the process around the core."""

@@ -1,0 +1,207 @@
+"""The process: a broker made from its configuration, with signals, logs and garbage collector."""
+
+from __future__ import annotations
+
+import gc
+import os
+import resource
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+import structlog
+import zmq
+
+from malamute import __version__
+from malamute.config import Config, Log
+from malamute.core import Core, Settings
+from malamute.core.events import EVENTS
+from malamute.core.ready import Notice
+from malamute.errors import MalamuteError
+from malamute.journal.disk import DiskStore
+from malamute.journal.memory import MemoryStore
+from malamute.journal.store import Retention, Store
+from malamute.matching import load_plugins
+from malamute.server.clock import Clock
+from malamute.server.loop import Loop, socket_options
+from malamute.server.transport import Transport
+
+SOFTWARE = f"malamute {__version__}"
+
+FRAME_SLACK_BYTES = 1 << 20
+"""How far past its limit a frame is still answered by an ERROR; libzmq ends the connection beyond."""
+
+GC_THRESHOLD = 50_000
+"""Objects that the hot path may gather between two looks of the garbage collector."""
+
+SWITCH_INTERVAL = 0.0005
+"""Seconds that a thread may keep the interpreter from the others. With the usual 5 ms, each of the writer's
+steps beside a busy loop would take that long."""
+
+log = structlog.get_logger("malamute")
+
+
+def open_store(config: Config) -> Store:
+    """The store that the configuration names. Raises `StoreError`."""
+
+    def retention(stream: str) -> Retention:
+        policy = config.streams.policy(stream)
+        size_bytes = policy.bytes or (config.events.bytes if stream == EVENTS else 0)
+        return Retention(size_bytes, policy.count, int(policy.age * 1e9))
+
+    storage = config.storage
+    budget = int(storage.size * storage.streams_share)
+    if storage.kind == "memory":
+        return MemoryStore(
+            size=storage.size, retention=retention, streams_budget=budget, broker_id=os.urandom(16)
+        )
+    return DiskStore.open(
+        storage.directory,
+        size=storage.size,
+        preallocate=storage.preallocate,
+        retention=retention,
+        streams_budget=budget,
+    )
+
+
+def open_broker(config: Config, context: zmq.Context[zmq.Socket[bytes]]) -> Loop:
+    """A broker that listens and has its store open; `run` it. Raises `ConfigError` or `StoreError`."""
+    store = open_store(config)
+    transport = _open_transport(config, context)
+    try:
+        for endpoint in config.listen.endpoints:
+            transport.bind(endpoint)
+        clock = Clock()
+        # Half of the memory stays free for what comes.
+        recovered = store.recover(records_bytes=config.limits.queues_memory_bytes // 2)
+        core = Core(clock(), _settings(config, transport.endpoints), recovered)
+    except BaseException:
+        transport.close(0)
+        store.close()
+        raise
+    return Loop(core, store, transport, clock=clock, on_store_error=_on_store_error, on_notice=_on_notice)
+
+
+def _open_transport(config: Config, context: zmq.Context[zmq.Socket[bytes]]) -> Transport:
+    listen = config.listen
+    options = socket_options(
+        heartbeat_ms=int(listen.heartbeat_interval * 1000),
+        heartbeat_timeout_ms=int(listen.heartbeat_timeout * 1000),
+        send_queue=listen.send_queue,
+        receive_queue=listen.receive_queue,
+        frame_bytes_max=config.limits.message_bytes + FRAME_SLACK_BYTES,
+    )
+    return Transport(context, options)
+
+
+def _settings(config: Config, endpoints: list[str]) -> Settings:
+    return Settings(
+        limits=config.limits,
+        session_expiry=config.session.expiry,
+        probe_interval=config.session.probe_interval,
+        probe_interval_idle=config.session.probe_interval_idle,
+        journaled=lambda stream: config.streams.policy(stream).journal,
+        queues=config.queues.policy,
+        lifecycle_events=config.events.lifecycle,
+        settled_events=config.events.settled,
+        software=SOFTWARE,
+        facts={
+            "endpoints": endpoints,
+            "storage": config.storage.kind,
+            "directory": data_directory(config),
+            "pid": os.getpid(),
+        },
+    )
+
+
+def data_directory(config: Config) -> str:
+    """Where the broker keeps its data, in words."""
+    return "" if config.storage.kind == "memory" else str(Path(config.storage.directory).resolve())
+
+
+def run(config: Config, started: Callable[[list[str]], None] = lambda endpoints: None) -> None:
+    """Run a broker in this process until SIGTERM or SIGINT. Raises `ConfigError` or `StoreError`.
+
+    `started` is called with the endpoints once clients can connect.
+    """
+    configure_logs(config.log)
+    _raise_file_limit()
+    sys.setswitchinterval(SWITCH_INTERVAL)
+    load_plugins()
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(config.listen.io_threads)
+    context.set(zmq.MAX_SOCKETS, 1024)
+    try:
+        loop = open_broker(config, context)
+    except BaseException:
+        context.term()
+        raise
+    endpoints = loop.transport.endpoints
+    with _signals(loop), _quiet_collector():
+        log.info("started", endpoints=endpoints, directory=data_directory(config), pid=os.getpid())
+        started(endpoints)
+        loop.run()
+    context.term()
+    log.info("stopped")
+
+
+def configure_logs(config: Log) -> None:
+    """Write logs to standard error: for people on a terminal, as JSON elsewhere."""
+    console = config.format == "console" or (config.format == "auto" and sys.stderr.isatty())
+    renderer = structlog.dev.ConsoleRenderer() if console else structlog.processors.JSONRenderer()
+    structlog.configure(
+        processors=[
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.processors.StackInfoRenderer(),
+            *([] if console else [structlog.processors.dict_tracebacks]),
+            renderer,
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(config.level),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+    )
+
+
+def _on_store_error(error: MalamuteError) -> None:
+    log.error("not stored", error=str(error), code=error.code, hint=error.hint)
+
+
+def _on_notice(notice: Notice) -> None:
+    log.warning(notice.event, **notice.details)
+
+
+def _raise_file_limit() -> None:
+    # A connection is a file descriptor, and the usual soft limit of 1,024 is for old programs' sake.
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+@contextmanager
+def _signals(loop: Loop) -> Iterator[None]:
+    def stop(number: int, frame: FrameType | None) -> None:
+        log.info("stopping", signal=signal.Signals(number).name)
+        loop.stop()
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def _quiet_collector() -> Iterator[None]:
+    """Keep what is there for good out of the collector's sight, and let it look less often."""
+    thresholds = gc.get_threshold()
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(GC_THRESHOLD, *thresholds[1:])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*thresholds)
+        gc.unfreeze()

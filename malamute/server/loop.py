@@ -1,0 +1,219 @@
+"""The loop: poll, drain the socket, work, flush once, and again.
+
+One thread runs the core and the socket. A turn takes in what is there, up to a bound, lets the core work,
+and does all that it says at the end: appends go to the writer thread and reads to the reader thread,
+messages go to the socket. So the price of a commit, of an encoding and of a system call is paid for a
+turn, not for a message, and the busier the broker is, the larger its turns are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import zmq
+
+from malamute.core import Core
+from malamute.core.ready import Append, Backup, Notice
+from malamute.errors import MalamuteError
+from malamute.journal.store import Store
+from malamute.server.clock import Clock
+from malamute.server.transport import Transport
+from malamute.server.worker import Crashed, Found, Reader, Results, Writer, Written
+
+RETRY_MS = 10
+"""How often full pipes are tried again, in milliseconds."""
+
+SUSPENDED_SECONDS = 5.0
+"""A turn that took this much longer than it should: the host was asleep, and so were all peers' packets."""
+
+HOLD_SECONDS = 0.002
+"""How long what nobody waits for may wait for more to be stored with it."""
+
+HELD_MAX = 64
+"""Appends that wait so at the most."""
+
+LINGER_MS = 2_000
+"""How long the last messages have to leave when the broker stops."""
+
+OnStoreError = Callable[[MalamuteError], None]
+OnNotice = Callable[[Notice], None]
+
+
+class Loop:
+    """A broker at work: `run` until `stop`."""
+
+    def __init__(
+        self,
+        core: Core,
+        store: Store,
+        transport: Transport,
+        *,
+        clock: Clock,
+        on_store_error: OnStoreError = lambda error: None,
+        on_notice: OnNotice = lambda notice: None,
+    ) -> None:
+        self.core = core
+        self.store = store
+        self.transport = transport
+        self.clock = clock
+        self._on_store_error = on_store_error
+        self._on_notice = on_notice
+        self._results = Results()
+        self._writer = Writer("malamute-writer", store, self._results)
+        self._reader = Reader("malamute-reader", store, self._results)
+        # A backup takes long, and replay must not wait for it.
+        self._copier = Reader("malamute-copier", store, self._results)
+        self._poller = zmq.Poller()
+        self._poller.register(transport.socket, zmq.POLLIN)
+        self._poller.register(self._results.fileno(), zmq.POLLIN)
+        self._held: list[Append] = []
+        self._held_until = 0.0
+        self._stopping = False
+        self._again = False
+
+    def stop(self) -> None:
+        """End `run` soon. May be called by any thread, and by a signal handler."""
+        self._stopping = True
+        self._results.wake()
+
+    def run(self) -> None:
+        """Serve until stopped; then store and confirm what was accepted, and close everything."""
+        self._writer.start()
+        self._reader.start()
+        self._copier.start()
+        try:
+            while not self._stopping:
+                self._turn()
+            self._drain()
+        finally:
+            self._close()
+
+    def _turn(self) -> None:
+        before = self.clock()
+        timeout_ms = self._timeout_ms(before)
+        self._wait(timeout_ms)
+        now = self.clock()
+        core = self.core
+        for peer, message in self.transport.receive():
+            if isinstance(message, MalamuteError):
+                core.refuse(peer, message, now)
+            else:
+                core.receive(peer, message, now)
+        self._take_results(now)
+        self._take_peers(now)
+        if now - before < timeout_ms / 1000 + SUSPENDED_SECONDS:
+            core.tick(now)
+        self._flush(now)
+
+    def _wait(self, timeout_ms: float) -> None:
+        for source, _ in self._poller.poll(int(timeout_ms)):
+            if source == self._results.fileno():
+                self._results.clear()
+
+    def _timeout_ms(self, now: float) -> float:
+        if self._again:
+            return 0
+        deadline = self.core.next_deadline()
+        timeout_ms = 1_000.0 if deadline is None else min(max(deadline - now, 0.0) * 1000 + 1, 1_000.0)
+        if self._held:
+            timeout_ms = min(timeout_ms, max(self._held_until - now, 0.0) * 1000 + 1)
+        return min(timeout_ms, RETRY_MS) if self.transport.blocked else timeout_ms
+
+    def _take_results(self, now: float) -> None:
+        for result in self._results.take():
+            if isinstance(result, Found):
+                self.core.answered(result.question, result.result, now)
+            elif isinstance(result, Crashed):
+                raise result.error
+            else:
+                self._settle(result, now)
+
+    def _settle(self, written: Written, now: float) -> None:
+        if written.error is not None:
+            self._on_store_error(written.error)
+        for token in written.tokens:
+            if written.error is None:
+                self.core.stored(token, now)
+            else:
+                self.core.unstored(token, written.error, now)
+
+    def _take_peers(self, now: float) -> None:
+        for peer in self.transport.retry():
+            self.core.unblocked(peer, now)
+        for peer in self.transport.take_lost():
+            self.core.lost(peer, now)
+
+    def _flush(self, now: float) -> None:
+        ready = self.core.ready()
+        send = self.transport.send
+        for peer, message in ready.sends:
+            if send(peer, message):
+                self.core.blocked(peer)
+        # Behind the sends, none of which waits for them: a thread that wakes takes the interpreter's lock.
+        self._store(ready.appends, now)
+        for question in ready.reads:
+            (self._copier if isinstance(question, Backup) else self._reader).put(question)
+        for notice in ready.notices:
+            self._on_notice(notice)
+        for peer in ready.closed:
+            self.transport.forget(peer)
+        # Peers that turned out to be gone leave work for others: do it now, not after the next message.
+        self._again = bool(self.transport.lost)
+
+    def _store(self, appends: Sequence[Append], now: float) -> None:
+        """Give the writer what is to be stored, if somebody waits for it or it has waited enough.
+
+        Each transaction takes the interpreter's lock from this thread some dozen times.
+        """
+        if appends and not self._held:
+            self._held_until = now + HOLD_SECONDS
+        self._held += appends
+        if not self._held:
+            return
+        if self._stopping or now >= self._held_until or len(self._held) > HELD_MAX or _is_awaited(appends):
+            for append in self._held:
+                self._writer.put(append)
+            self._held = []
+
+    def _drain(self) -> None:
+        """Read no more, and see everything that was accepted onto the disk and confirmed.
+
+        The listeners stay until the end: libzmq would end their connections with them.
+        """
+        self.core.close()
+        self._flush(self.clock())
+        while not self.core.idle:
+            self._wait(1_000)
+            now = self.clock()
+            self._take_results(now)
+            self._flush(now)
+
+    def _close(self) -> None:
+        workers = self._writer, self._reader, self._copier
+        for worker in workers:
+            worker.finish()
+        for worker in workers:
+            worker.join()
+        self._results.close()
+        self.transport.close(LINGER_MS)
+        self.store.close()
+
+
+def _is_awaited(appends: Sequence[Append]) -> bool:
+    return any(append.awaited for append in appends)
+
+
+def socket_options(
+    *, heartbeat_ms: int, heartbeat_timeout_ms: int, send_queue: int, receive_queue: int, frame_bytes_max: int
+) -> dict[int, Any]:
+    """The options of the ROUTER socket for these settings."""
+    return {
+        zmq.HEARTBEAT_IVL: heartbeat_ms,
+        zmq.HEARTBEAT_TIMEOUT: heartbeat_timeout_ms,
+        zmq.HEARTBEAT_TTL: heartbeat_timeout_ms,
+        zmq.SNDHWM: send_queue,
+        zmq.RCVHWM: receive_queue,
+        zmq.MAXMSGSIZE: frame_bytes_max,
+        zmq.BACKLOG: 1024,
+    }

@@ -1,0 +1,251 @@
+"""Threads for the disk, so that the loop never waits for it.
+
+A worker takes jobs from a queue, does all that are waiting in one go, and puts the results where the loop
+finds them. The writer commits everything that waits as one transaction: the slower the disk, the larger the
+group. A byte on a socket wakes the loop, once for any number of results.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from queue import SimpleQueue
+from typing import Any, Generic, NamedTuple, TypeVar
+
+from malamute.core.ready import Append, Backup, Fetch, FindSubjects, FindTime, Question, Read, Survey
+from malamute.core.storage import (
+    DeleteFeed,
+    DeleteMessages,
+    DeleteQueue,
+    DeleteSession,
+    ForgetIdentities,
+    MarkDelivered,
+    Operation,
+    PutSession,
+    SetAttempts,
+)
+from malamute.errors import InvalidValue, MalamuteError, StorageFull, StoreError
+from malamute.journal.disk import DiskStore
+from malamute.journal.store import Retention, Store
+
+Job = TypeVar("Job")
+
+SHRINKING = (
+    DeleteFeed,
+    DeleteMessages,
+    DeleteQueue,
+    DeleteSession,
+    ForgetIdentities,
+    MarkDelivered,
+    SetAttempts,
+)
+"""Operations that give room back, or only count: done even if what came with them cannot be, unless bound."""
+
+
+def salvage(append: Append) -> list[Operation]:
+    """What is to be done of an append that cannot be stored as a whole."""
+    return [o for o in append.operations if isinstance(o, SHRINKING) and o not in append.bound]
+
+
+class Written(NamedTuple):
+    """Appends were stored, or not for the reason given."""
+
+    tokens: Sequence[int]
+    error: StoreError | StorageFull | None = None
+
+
+class Found(NamedTuple):
+    """The store has answered."""
+
+    question: Question
+    result: Any
+
+
+class Crashed(NamedTuple):
+    """A worker met a fault of ours and is no more."""
+
+    error: BaseException
+
+
+class Results:
+    """What the workers have done, and the socket that tells the loop to look."""
+
+    def __init__(self) -> None:
+        self._done: deque[Written | Found | Crashed] = deque()
+        self._receiver, self._sender = socket.socketpair()
+        self._receiver.setblocking(False)
+        self._sender.setblocking(False)
+        self._woken = False
+
+    def fileno(self) -> int:
+        """The file descriptor to poll for input."""
+        return self._receiver.fileno()
+
+    def put(self, result: Written | Found | Crashed) -> None:
+        """Add a result. Called by the workers."""
+        self._done.append(result)
+        self.wake()
+
+    def wake(self) -> None:
+        """Make the loop go round. May be called by any thread, and by a signal handler."""
+        if not self._woken:
+            self._woken = True
+            with suppress(OSError):  # the loop has ended, and wants no waking
+                self._sender.send(b"!")
+
+    def clear(self) -> None:
+        """Note that the loop goes round. Called by it when the file descriptor has input, before `take`."""
+        with suppress(BlockingIOError):
+            self._receiver.recv(16)
+        self._woken = False
+
+    def take(self) -> list[Written | Found | Crashed]:
+        """All results since the last time. Called by the loop."""
+        results = []
+        while self._done:
+            results.append(self._done.popleft())
+        return results
+
+    def close(self) -> None:
+        """Free the sockets, when the workers have ended."""
+        self._receiver.close()
+        self._sender.close()
+
+
+class Worker(threading.Thread, Generic[Job]):
+    """A thread that does jobs for the loop."""
+
+    def __init__(self, name: str, store: Store, results: Results) -> None:
+        super().__init__(name=name, daemon=True)
+        self._store = store
+        self._results = results
+        self._jobs: SimpleQueue[Job | None] = SimpleQueue()
+
+    def put(self, job: Job) -> None:
+        """Give it a job."""
+        self._jobs.put(job)
+
+    def finish(self) -> None:
+        """Let it do what it has, and end."""
+        self._jobs.put(None)
+
+    def run(self) -> None:
+        """Do jobs until told to finish."""
+        try:
+            while (job := self._jobs.get()) is not None:
+                jobs = [job]
+                while not self._jobs.empty():
+                    following = self._jobs.get()
+                    if following is None:
+                        self.finish()
+                        break
+                    jobs.append(following)
+                self.work(jobs)
+        except BaseException as error:  # the loop raises it again: a fault of ours stops the broker
+            self._results.put(Crashed(error))
+
+    def work(self, jobs: Sequence[Job]) -> None:
+        """Do these jobs."""
+        raise NotImplementedError
+
+
+class Writer(Worker[Append]):
+    """Commits appends, as many as wait in one transaction.
+
+    What a session has stored is one record, up to a number. So when an append fails, those of the same
+    sessions fail too that were made before the core knew of it: they would tell of its numbers as stored,
+    and after a crash the broker would confirm what is not there.
+    """
+
+    def __init__(self, name: str, store: Store, results: Results) -> None:
+        super().__init__(name, store, results)
+        self._failures: dict[bytes, Written] = {}
+        """The last append of a session that failed, as long as the core may not know of it."""
+
+    def work(self, jobs: Sequence[Append]) -> None:
+        """Commit all of them, or find out which of them cannot be."""
+        if self._failures:
+            self._one_by_one(jobs)
+            return
+        try:
+            self._store.write([operation for job in jobs for operation in job.operations])
+        except (StoreError, StorageFull) as error:
+            self._one_by_one(jobs, error)
+        else:
+            self._results.put(Written([job.token for job in jobs]))
+
+    def _one_by_one(self, jobs: Sequence[Append], error: StoreError | StorageFull | None = None) -> None:
+        for job in jobs:
+            reason = self._doubt(job)
+            if reason is None:
+                reason = error if error and len(jobs) == 1 else self._try(job.operations)
+            written = Written([job.token], reason)
+            if reason is not None:
+                self._try(salvage(job))
+                self._failures.update(dict.fromkeys(_sessions(job), written))
+            self._results.put(written)
+
+    def _doubt(self, job: Append) -> StoreError | StorageFull | None:
+        """The error of an earlier append that this one would tell of as stored."""
+        self._failures = {s: failed for s, failed in self._failures.items() if failed.tokens[0] > job.known}
+        doubts = [self._failures[session].error for session in _sessions(job) if session in self._failures]
+        return doubts[0] if doubts else None
+
+    def _try(self, operations: Sequence[Operation]) -> StoreError | StorageFull | None:
+        try:
+            self._store.write(operations)
+        except (StoreError, StorageFull) as error:
+            return error
+        return None
+
+
+def _sessions(append: Append) -> list[bytes]:
+    """The sessions whose numbers an append stores."""
+    return [operation.session for operation in append.operations if isinstance(operation, PutSession)]
+
+
+class Reader(Worker[Question]):
+    """Answers what the core asks of the store."""
+
+    def work(self, jobs: Sequence[Question]) -> None:
+        """Answer each question."""
+        for question in jobs:
+            self._results.put(Found(question, ANSWERS[type(question)](self._store, question)))
+
+
+def _back_up(store: Store, backup: Backup) -> dict[str, Any] | MalamuteError:
+    if not isinstance(store, DiskStore):
+        return InvalidValue("a store in memory has no backup")
+    try:
+        return store.backup(backup.directory)._asdict()
+    except (StoreError, StorageFull) as error:
+        return error
+
+
+def _survey(store: Store) -> Any:
+    status = store.status()
+    rows = [
+        {"name": name, **state._asdict(), **_retained(store.retention(name))}
+        for name, state in status.streams.items()
+    ]
+    sizes = {name: value for name, value in status._asdict().items() if isinstance(value, int)}
+    return {**sizes, "streams": rows}
+
+
+def _retained(retention: Retention) -> dict[str, float]:
+    """A retention for people, who count in seconds."""
+    age = retention.age / 1e9
+    return {"retain_bytes": retention.bytes, "retain_count": retention.count, "retain_age": age}
+
+
+ANSWERS: dict[type[Any], Callable[[Store, Any], Any]] = {
+    Read: lambda store, q: store.read(q.stream, q.start, bytes_max=q.size_bytes_max),
+    FindTime: lambda store, q: store.find_time(q.stream, q.time),
+    FindSubjects: lambda store, q: store.last_per_subject(q.stream, limit=q.limit),
+    Fetch: lambda store, q: store.fetch(q.kind, q.queue, q.sequences),
+    Survey: lambda store, q: _survey(store),
+    Backup: _back_up,
+}

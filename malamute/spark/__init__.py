@@ -1,0 +1,37 @@
+"""The data pipeline on Spark: history exported to Parquet, a data source, and what is computed from them.
+
+Nothing here is loaded before it is used: pyarrow and pyspark belong to the extra `malamute[spark]`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+__all__ = ["read_export", "register"]
+
+
+def register(session: SparkSession) -> None:
+    """Make `spark.read.format("malamute")`, and writing and streams of that format, known to a session."""
+    from malamute.spark.source import MalamuteSource
+
+    session.conf.set("spark.sql.python.filterPushdown.enabled", "true")
+    session.dataSource.register(MalamuteSource)
+
+
+def read_export(session: SparkSession, path: str, stream: str = "") -> DataFrame:
+    """An exported directory or URL, or one stream of it, as Spark reads Parquet by itself.
+
+    The columns are those of the data source `malamute`. Spark's own reader is several times as fast and reads
+    no column that a query does not need; but a file that is damaged ends the query, unless
+    `spark.sql.files.ignoreCorruptFiles` is set. Raises `NotFound` when nothing was exported there.
+    """
+    from malamute.spark.layout import stream_directory
+    from malamute.spark.options import Options
+    from malamute.spark.schema import ddl
+
+    promoted = Options(path=path, stream=stream).promoted()
+    reader = session.read.schema(ddl(promoted)).option("basePath", path)
+    return reader.parquet(f"{path}/{stream_directory(stream)}" if stream else path)

@@ -1,0 +1,144 @@
+"""What the broker's own events tell: how queues did, who fell behind, and what happened how often.
+
+The events are the stream `$sys`. `service.settled.NAME` and `mailbox.settled.NAME` have columns in the body,
+a msgpack map: for each message when it was queued, first delivered and settled, in nanoseconds, how often it
+was delivered, and what became of it. The subjects of all others begin with what they are about and what
+happened, and their headers say the rest. The rows are those of `analyze_parts`, with more kinds:
+
+    queue     KIND NAME      value: outcome     messages; bytes: redeliveries
+    waited    KIND NAME      slot: bucket       messages: from when they were queued to the first delivery
+    held      KIND NAME      slot: bucket       messages: from the first delivery to the end
+    stayed    KIND NAME      slot: bucket       messages: from when they were queued to the end
+    event     what happened  value: to whom     messages
+    consumer  stream         value: address     first: 1 for each time it fell behind; last: gaps;
+                                                messages: missed
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from malamute.errors import Malformed
+from malamute.protocol.batch import unpack
+from malamute.spark.analyze_parts import buckets, rows
+from malamute.spark.scan import Damage, Part
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+STREAM = "$sys"
+COLUMNS = ("sequence", "time_ns", "subject", "headers", "body")
+SETTLED = ("service.settled", "mailbox.settled")
+CONSUMERS = ("subscription.replay", "subscription.gap")
+FIELDS = frozenset({"queued", "delivered", "attempts", "settled", "outcome", "sequences"})
+
+Numbers = np.ndarray[Any, Any]
+
+
+def partial_tables(parts: Iterator[Part | Damage]) -> Iterator[pa.RecordBatch]:
+    """The rows of each row group of events. Damage is told by who reads all streams."""
+    for part in parts:
+        if isinstance(part, Part):
+            yield from _events(part.batch)
+
+
+def _events(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    told: Counter[tuple[str, str]] = Counter()
+    behind: dict[tuple[str, str], list[int]] = {}
+    columns = (batch.column(name).to_pylist() for name in ("subject", "headers", "body"))
+    for subject, headers, body in zip(*columns, strict=True):
+        what = ".".join(subject.split(".", 2)[:2])
+        values = dict(headers or ())
+        name = _text(values, "name")
+        told[what, name] += 1
+        if what in SETTLED:
+            yield from _settled(f"{what.partition('.')[0]} {name}", body)
+        elif what in CONSUMERS:
+            counts = behind.setdefault((name, _text(values, "address") or _text(values, "client")), [0, 0, 0])
+            counts[0] += what == CONSUMERS[0]
+            counts[1] += what == CONSUMERS[1]
+            counts[2] += _number(values, "last") - _number(values, "first") + (what == CONSUMERS[1])
+    names, whom = zip(*told, strict=True)
+    yield rows("event", STREAM, len(told), name=names, value=whom, messages=list(told.values()))
+    if behind:
+        streams, addresses = zip(*behind, strict=True)
+        fell, gaps, missed = zip(*behind.values(), strict=True)
+        found = {"name": streams, "value": addresses, "first": fell, "last": gaps, "messages": missed}
+        yield rows("consumer", STREAM, len(behind), **found)
+
+
+def _text(values: dict[str, Any], name: str) -> str:
+    return (values.get(name) or {}).get("text") or ""
+
+
+def _number(values: dict[str, Any], name: str) -> int:
+    return (values.get(name) or {}).get("integer") or 0
+
+
+def _settled(queue: str, body: bytes) -> Iterator[pa.RecordBatch]:
+    """The messages of one queue that were settled together. What is no such body tells nothing."""
+    try:
+        fields = unpack(body, items_max=len(body))
+    except Malformed:
+        return
+    if not isinstance(fields, dict) or not fields.keys() >= FIELDS:
+        return
+    count = len(fields["sequences"])
+    queued, delivered, settled, attempts = (
+        np.broadcast_to(np.asarray(fields[name], np.int64), count)
+        for name in ("queued", "delivered", "settled", "attempts")
+    )
+    again = np.maximum(attempts - 1, 0)
+    outcomes = np.broadcast_to(np.asarray(fields["outcome"], object), count)
+    names = sorted(set(outcomes.tolist()))
+    of = [outcomes == name for name in names]
+    yield rows(
+        "queue",
+        STREAM,
+        len(names),
+        name=[queue] * len(names),
+        value=names,
+        messages=[int(mask.sum()) for mask in of],
+        bytes=[int(again[mask].sum()) for mask in of],
+    )
+    had = delivered > 0
+    yield from _durations("waited", queue, (delivered - queued)[had])
+    yield from _durations("held", queue, (settled - delivered)[had])
+    yield from _durations("stayed", queue, settled - queued)
+
+
+def _durations(kind: str, queue: str, durations: Numbers) -> Iterator[pa.RecordBatch]:
+    if len(durations):
+        found, counts = np.unique(buckets(durations), return_counts=True)
+        yield rows(kind, STREAM, len(found), name=[queue] * len(found), slot=found, messages=counts)
+
+
+def tables(parts: DataFrame, percentiles: Callable[..., DataFrame]) -> dict[str, DataFrame]:
+    """The tables that come of these rows."""
+    from pyspark.sql import functions as f
+
+    queues = parts.where("kind = 'queue'").groupBy(f.col("name").alias("queue"), f.col("value"))
+    outcomes = queues.agg(f.sum("messages").alias("messages"), f.sum("bytes").alias("redeliveries"))
+    times = parts.where("kind in ('waited', 'held', 'stayed')").groupBy(
+        f.col("name").alias("queue"), f.col("kind").alias("time"), f.col("slot").alias("bucket")
+    )
+    counted = times.agg(f.sum("messages").alias("messages"))
+    consumers = parts.where("kind = 'consumer'").groupBy(
+        f.col("name").alias("stream"), f.col("value").alias("consumer")
+    )
+    events = parts.where("kind = 'event'").groupBy(f.col("name").alias("event"), f.col("value").alias("name"))
+    return {
+        "queues": outcomes.withColumnRenamed("value", "outcome"),
+        "queue_times": percentiles(counted, "queue", "time"),
+        "consumers": consumers.agg(
+            f.sum("first").alias("fell_behind"),
+            f.sum("last").alias("gaps"),
+            f.sum("messages").alias("missed"),
+        ),
+        "events": events.agg(f.sum("messages").alias("times")),
+    }

@@ -1,0 +1,249 @@
+"""What the analysis makes of one row group: rows of partial sums, which Spark adds up.
+
+All kinds of rows have the same columns, so that one reading of the files feeds all tables:
+
+    kind      name       slot             the others
+    subject   subject    window's start   messages, bytes, first_time, last_time
+    sender    sender     window's start   messages, bytes
+    run       -          -                messages, bytes, first, last, first_time, last_time
+    hole      -          -                first, last: sequences that are not there
+    double    -          -                messages: sequences that are there again
+    span      sender     silent since     messages, first, last, first_time, last_time, high: longest silence
+    interval  sender     bucket           messages; for the whole stream, the name is null
+    header    header     -                messages; of finite numbers: count, low, high, total, squares
+    type      header     -                messages; value: text, integer, number, flag or none
+    value     header     -                messages; value: as text
+    cut       header     -                messages, of values not told; high: the most that one of them has
+    damage    path       row group        messages, as far as known; value: the reason
+
+Times and silences are in nanoseconds. `squares` is the sum of the squared distances from the mean of these
+rows. Durations are counted in *buckets*, 16 to each doubling, so a percentile is right to within 2.2 %, and a
+thousand numbers are enough however many durations there are (as in HdrHistogram and DDSketch).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from malamute.spark.scan import DICTIONARIES, Damage, Part
+from malamute.spark.schema import KINDS
+
+COLUMNS = ("sequence", "time_ns", "sender", "subject", "headers", "size")
+
+_INTEGERS = ("slot", "messages", "bytes", "count", "first", "last", "first_time", "last_time")
+_NUMBERS = ("low", "high", "total", "squares")
+SCHEMA = pa.schema(
+    [(name, pa.string()) for name in ("kind", "stream", "name", "value")]
+    + [(name, pa.int64()) for name in _INTEGERS]
+    + [(name, pa.float64()) for name in _NUMBERS]
+)
+
+EACH_DOUBLING = 16
+"""Buckets of durations from one power of two to the next."""
+
+VALUES_MAX = 1000
+"""Values of a header that one row group tells; of the others only how many there were."""
+
+Numbers = np.ndarray[Any, Any]
+
+
+def partial_tables(parts: Iterator[Part | Damage], window_ns: int) -> Iterator[pa.RecordBatch]:
+    """The rows of each row group."""
+    for part in parts:
+        if isinstance(part, Damage):
+            yield damage_row(part)
+            continue
+        yield from volumes(part, window_ns)
+        yield from _order(part)
+        yield from _senders(part)
+        yield from _headers(part)
+
+
+def damage_row(damage: Damage) -> pa.RecordBatch:
+    """Tell what could not be read."""
+    found = {"name": damage.path, "value": damage.reason, "slot": damage.row_group}
+    columns = {column: [value] for column, value in found.items()}
+    return rows("damage", damage.stream, 1, messages=[damage.messages], **columns)
+
+
+def rows(kind: str, stream: str, many: int, /, **columns: Any) -> pa.RecordBatch:
+    """So many rows of one kind; columns that are not given are null."""
+    given = {"kind": pa.repeat(kind, many), "stream": pa.repeat(stream, many), **columns}
+    arrays = []
+    for field in SCHEMA:
+        array = given.get(field.name)
+        if array is None:
+            array = pa.nulls(many, field.type)
+        elif not isinstance(array, pa.Array):
+            array = pa.array(array, field.type)
+        arrays.append(array.cast(field.type))
+    return pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
+
+
+def buckets(durations: Numbers) -> Numbers:
+    """The bucket of each duration: 0 for none, and then 16 for each doubling."""
+    found = np.zeros(len(durations), np.int64)
+    some = durations > 0
+    found[some] = 1 + np.floor(np.log2(durations[some]) * EACH_DOUBLING).astype(np.int64)
+    return found
+
+
+def _ints(batch: pa.RecordBatch, name: str) -> Numbers:
+    column: Numbers = batch.column(name).to_numpy(zero_copy_only=False)
+    return column
+
+
+def _codes(batch: pa.RecordBatch, name: str) -> tuple[Numbers, pa.Array]:
+    column = batch.column(name)
+    if not pa.types.is_dictionary(column.type):
+        column = column.dictionary_encode()
+    return column.indices.to_numpy(), column.dictionary
+
+
+def _tally(keys: Numbers, most: int, *weights: Numbers) -> tuple[Numbers, list[Numbers]]:
+    """The keys that occur, how often, and the sums of the weights of each; keys are below `most`."""
+    if most > 4 * len(keys) + 1024:
+        found, keys = np.unique(keys, return_inverse=True)
+        return found, [_counts(keys, len(found), weight) for weight in (None, *weights)]
+    counts = _counts(keys, most, None)
+    found = np.flatnonzero(counts)
+    return found, [counts[found], *(_counts(keys, most, weight)[found] for weight in weights)]
+
+
+def _counts(keys: Numbers, most: int, weights: Numbers | None) -> Numbers:
+    # Sums of sizes are exact: a row group is far from 2**53 bytes.
+    return np.bincount(keys, weights, most).astype(np.int64)
+
+
+def volumes(part: Part, window_ns: int, kinds: Sequence[str] = DICTIONARIES) -> Iterator[pa.RecordBatch]:
+    """How much, by window and by subject or sender."""
+    batch = part.batch
+    times, sizes = _ints(batch, "time_ns"), _ints(batch, "size")
+    windows = times // window_ns
+    begin = int(windows.min())
+    for kind in kinds:
+        codes, names = _codes(batch, kind)
+        keys = (windows - begin) * len(names) + codes
+        found, (counts, size_bytes) = _tally(keys, (int(windows.max()) - begin + 1) * len(names), sizes)
+        columns = {
+            "name": names.take(pa.array(found % len(names))),
+            "slot": (found // len(names) + begin) * window_ns,
+            "messages": counts,
+            "bytes": size_bytes,
+        }
+        yield rows(kind, part.stream, len(found), **columns)
+
+
+def _order(part: Part) -> Iterator[pa.RecordBatch]:
+    """Whether the sequences are without holes, and how far apart the messages are."""
+    batch, stream = part.batch, part.stream
+    numbers, times = _ints(batch, "sequence"), _ints(batch, "time_ns")
+    steps = np.diff(numbers)
+    if len(steps) and steps.min() < 0:
+        order = np.argsort(numbers, kind="stable")
+        numbers, times = numbers[order], times[order]
+        steps = np.diff(numbers)
+    ends = {
+        "messages": [len(numbers)],
+        "bytes": [int(_ints(batch, "size").sum())],
+        "first": numbers[:1],
+        "last": numbers[-1:],
+        "first_time": times[:1],
+        "last_time": times[-1:],
+    }
+    yield rows("run", stream, 1, **ends)
+    holes = np.flatnonzero(steps > 1)
+    if len(holes):
+        yield rows("hole", stream, len(holes), first=numbers[holes] + 1, last=numbers[holes + 1] - 1)
+    if doubles := int((steps == 0).sum()):
+        yield rows("double", stream, 1, messages=[doubles])
+    found, counts = np.unique(buckets(np.diff(times)), return_counts=True)
+    if len(found):
+        yield rows("interval", stream, len(found), slot=found, messages=counts)
+
+
+def _senders(part: Part) -> Iterator[pa.RecordBatch]:
+    """From when to when each sender was heard, how far apart, and its longest silence."""
+    batch = part.batch
+    codes, names = _codes(batch, "sender")
+    order = np.argsort(codes, kind="stable")
+    codes, times, numbers = codes[order], _ints(batch, "time_ns")[order], _ints(batch, "sequence")[order]
+    starts = np.flatnonzero(np.diff(codes, prepend=-1))
+    ends = np.append(starts[1:], len(codes)) - 1
+    steps = np.diff(times, append=times[-1:])
+    steps[ends] = -1  # from the last message of a sender there is no step
+    longest = np.maximum.reduceat(steps, starts)
+    at = [start + int(steps[start : end + 1].argmax()) for start, end in zip(starts, ends, strict=True)]
+    columns = {
+        "name": names.take(pa.array(codes[starts])),
+        "slot": times[at],
+        "messages": ends - starts + 1,
+        "first": numbers[starts],
+        "last": numbers[ends],
+        "first_time": times[starts],
+        "last_time": times[ends],
+        "high": np.maximum(longest, 0).astype(float),
+    }
+    yield rows("span", part.stream, len(starts), **columns)
+    inner = np.delete(np.arange(len(codes)), ends)
+    if not len(inner):
+        return
+    places = buckets(steps[inner])
+    width = int(places.max()) + 1
+    found, (counts,) = _tally(codes[inner] * np.int64(width) + places, width * len(names))
+    names = names.take(pa.array(found // width))
+    yield rows("interval", part.stream, len(found), name=names, slot=found % width, messages=counts)
+
+
+def _headers(part: Part) -> Iterator[pa.RecordBatch]:
+    """What headers there are, of which types, and which values they have."""
+    headers = part.batch.column("headers").drop_null()
+    if not len(headers.keys):
+        return
+    names = headers.keys.dictionary_encode()
+    for code, name in enumerate(names.dictionary.to_pylist()):
+        values = headers.items.filter(pc.equal(names.indices, code))
+        yield from _header(part.stream, name, values)
+
+
+def _header(stream: str, name: str, values: pa.StructArray) -> Iterator[pa.RecordBatch]:
+    fields = {kind: values.field(kind) for kind in KINDS}
+    # An integer stands as a number as well.
+    alone = pc.if_else(fields["integer"].is_null(), fields["number"], None)
+    typed = {**fields, "number": alone}
+    counts: dict[str, int] = {kind: len(values) - column.null_count for kind, column in typed.items()}
+    counts["none"] = len(values) - sum(counts.values())
+    numbers = fields["number"].drop_null().to_numpy(zero_copy_only=False)
+    numbers = numbers[np.isfinite(numbers)]
+    summary: dict[str, Any] = {"messages": [len(values)], "count": [len(numbers)]}
+    if len(numbers):
+        summary |= {
+            "low": [numbers.min()],
+            "high": [numbers.max()],
+            "total": [numbers.sum()],
+            "squares": [float(numbers.var()) * len(numbers)],
+        }
+    yield rows("header", stream, 1, name=[name], **summary)
+    kinds = [kind for kind, count in counts.items() if count]
+    columns = {"name": [name] * len(kinds), "value": kinds, "messages": [counts[kind] for kind in kinds]}
+    yield rows("type", stream, len(kinds), **columns)
+    for kind, column in typed.items():
+        if counts[kind]:
+            yield from _values(stream, name, column.drop_null())
+
+
+def _values(stream: str, name: str, column: pa.Array) -> Iterator[pa.RecordBatch]:
+    found = column.value_counts()
+    values, counts = found.field("values"), found.field("counts").to_numpy(zero_copy_only=False)
+    if len(counts) > VALUES_MAX:
+        order = np.argpartition(counts, -VALUES_MAX)
+        told, others = order[-VALUES_MAX:], counts[order[:-VALUES_MAX]]
+        yield rows("cut", stream, 1, name=[name], messages=[int(others.sum())], high=[float(others.max())])
+        values, counts = values.take(pa.array(told)), counts[told]
+    columns = {"name": pa.repeat(name, len(counts)), "value": values.cast(pa.string()), "messages": counts}
+    yield rows("value", stream, len(counts), **columns)

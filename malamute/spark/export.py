@@ -1,0 +1,222 @@
+"""History as Parquet files, which any tool for data reads: what `malamute journal export` does.
+
+Theory. An export goes on where the last one ended, so it may be run as often as one likes, and what it needs
+in memory is a batch and the part of a file that is not written yet. A file ends with its UTC date, at a size,
+or at the end of the range. `place` makes it visible as a whole, `manifest` accounts for it. So an export that
+is killed at any moment leaves whole files, and the next one goes on behind the last of them.
+
+Each batch is a row group, whose statistics tell a reader of its sequences, times and subjects. The numbers
+are stored as differences, which take next to nothing; texts that repeat are stored once for each group.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from types import TracebackType
+from typing import NamedTuple
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from malamute.protocol.batch import Columns
+from malamute.spark.columns import Gatherer, by_day
+from malamute.spark.history import Gap, History, range_of, sequence_at
+from malamute.spark.layout import date_of, file_path
+from malamute.spark.manifest import File, Manifest, Part, encode_footer, save, settle
+from malamute.spark.place import Place
+from malamute.spark.schema import Promoted
+
+FILE_ROWS = 4_000_000
+FILE_BYTES = 256 * 1024 * 1024
+"""A file ends once it has so many messages or bytes, with the batch that goes past it."""
+
+DIFFERENCES = ("sequence", "time", "time_ns", "size")
+REPEATED = (
+    "sender",
+    "subject",
+    "parts.list.element",
+    "headers.key_value.key",
+    "headers.key_value.value.text",
+)
+
+Progress = Callable[[int, int], None]
+"""Told how many messages are done, and how many there are."""
+
+
+class Exported(NamedTuple):
+    """What one export of a stream has done: the messages and files added, and what could not be had."""
+
+    stream: str
+    first: int
+    last: int
+    messages: int
+    files: int
+    bytes: int
+    malformed: int
+    gaps: Sequence[Gap]
+
+
+def export(
+    history: History,
+    stream: str,
+    place: Place,
+    *,
+    promoted: Promoted | None = None,
+    since: str = "",
+    until: str = "",
+    progress: Progress = lambda done, total: None,
+) -> Exported:
+    """Export what is new of a stream, from `since` on and before `until`, as `sequence_at` reads them.
+
+    What was exported before stays as it is, with the headers that were promoted then. Raises `NotFound` for
+    an unknown stream, `StoreLocked` when another process exports it, `StoreError` and `StorageFull`.
+    """
+    now = time.time_ns()
+    kept = range_of(history, stream)
+    with place.lock(stream):
+        manifest = settle(place, stream, promoted)
+        first = manifest.last + 1 if manifest.files else kept.first
+        last = kept.last
+        if since:
+            first = max(first, sequence_at(history, stream, since, now))
+        if until:
+            last = min(last, sequence_at(history, stream, until, now) - 1)
+        writer = _Writer(place, manifest)
+        gaps: list[Gap] = []
+        with writer:
+            for item in _batches(history, stream, first, last, writer.gatherer):
+                if isinstance(item, Gap):
+                    gaps.append(item)
+                    writer.gaps.append(item)
+                else:
+                    writer.write(item)
+                    progress(item.column("sequence")[-1].as_py() - first + 1, last - first + 1)
+    added = writer.manifest.files[len(manifest.files) :]
+    return Exported(
+        stream,
+        added[0].part.first if added else 0,
+        added[-1].part.last if added else 0,
+        sum(file.part.count for file in added),
+        len(added),
+        sum(file.size for file in added),
+        sum(file.part.malformed for file in added),
+        gaps,
+    )
+
+
+def _batches(
+    history: History, stream: str, first: int, last: int, gatherer: Gatherer
+) -> Iterator[pa.RecordBatch | Gap]:
+    """The batches of a range, and each gap before the batch that it is before or in."""
+    for item in history.read(stream, first, last):
+        if isinstance(item, Columns):
+            gatherer.add(item)
+            if gatherer.is_full:
+                yield gatherer.take()
+        else:
+            yield item
+    if len(gatherer):
+        yield gatherer.take()
+
+
+class _Writer:
+    """Writes batches to files and enters them in the manifest; a context that removes what is unfinished."""
+
+    def __init__(self, place: Place, manifest: Manifest) -> None:
+        self._place = place
+        self.manifest = manifest
+        self.gatherer = Gatherer(manifest.promoted)
+        self.gaps: list[Gap] = []
+        self._file: _File | None = None
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Write a batch, which may have messages of several days."""
+        for piece in by_day(batch):
+            date = date_of(piece.column("time_ns")[0].as_py())
+            if self._file is not None and self._file.date != date:
+                self._finish()
+            if self._file is None:
+                self._file = _File(self._place, self.manifest, date, piece)
+            self._file.write(piece)
+            if self._file.is_full:
+                self._finish()
+
+    def _finish(self) -> None:
+        file, self._file = self._file, None
+        if file is not None:
+            entry = file.finish(self.gaps)
+            self.gaps = [gap for gap in self.gaps if gap.first > entry.part.last]
+            self.manifest = self.manifest._replace(files=(*self.manifest.files, entry))
+            save(self._place, self.manifest)
+
+    def __enter__(self) -> _Writer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self._finish()
+        elif self._file is not None:
+            self._file.abandon()
+
+
+class _File:
+    """A file that is being written."""
+
+    def __init__(self, place: Place, manifest: Manifest, date: str, batch: pa.RecordBatch) -> None:
+        self.date = date
+        self._manifest = manifest
+        self._first, self._first_time = _position(batch, 0)
+        self._last, self._last_time = 0, 0
+        self._count = self._malformed = 0
+        with ExitStack() as stack:
+            path = file_path(manifest.stream, date, self._first, self._first)
+            self._sink = stack.enter_context(place.writing(path))
+            self._parquet = pq.ParquetWriter(
+                self._sink,
+                batch.schema,
+                compression="zstd",
+                use_dictionary=[*REPEATED],
+                column_encoding=dict.fromkeys(DIFFERENCES, "DELTA_BINARY_PACKED"),
+                sorting_columns=[pq.SortingColumn(0)],
+                write_page_checksum=True,
+            )
+            self._stack = stack.pop_all()
+
+    @property
+    def is_full(self) -> bool:
+        """Whether it is time to finish it."""
+        return self._count >= FILE_ROWS or self._sink.size >= FILE_BYTES
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Add a row group."""
+        self._parquet.write_batch(batch)
+        self._last, self._last_time = _position(batch, -1)
+        self._count += batch.num_rows
+        self._malformed += batch.column("headers").null_count
+
+    def finish(self, gaps: Sequence[Gap]) -> File:
+        """Make it visible. The gaps are those that were met since the file before."""
+        stream, promoted, _ = self._manifest
+        within = tuple(gap for gap in gaps if gap.first <= self._last)
+        times = self._first_time, self._last_time
+        part = Part(self._first, self._last, self._count, *times, within, self._malformed)
+        self._sink.path = file_path(stream, self.date, self._first, self._last)
+        with self._stack:
+            self._parquet.add_key_value_metadata(encode_footer(stream, promoted, part))
+            self._parquet.close()
+        return File(self._sink.path, self._sink.size, self._sink.crc, part)
+
+    def abandon(self) -> None:
+        """Remove it, while an exception is on its way."""
+        self._parquet.is_open = False
+        self._stack.__exit__(*sys.exc_info())
+
+
+def _position(batch: pa.RecordBatch, row: int) -> tuple[int, int]:
+    """The sequence and the time of a row."""
+    return batch.column("sequence")[row].as_py(), batch.column("time_ns")[row].as_py()

@@ -1,0 +1,260 @@
+"""Where history comes from: a data directory, or a broker. Both are read in the same four ways.
+
+A *run* is some messages that follow each other, as columns; a *gap* is a range of sequences that cannot be
+had, and why. `read` gives both in order, so that whoever reads knows of every sequence what became of it.
+
+The directory may be in use by a broker: it is opened for reading only. A broker is asked to replay; it is as
+far away as its clients are, and serves only what it would serve any slow subscriber.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, closing
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from malamute.client import events
+from malamute.core.storage import Damage
+from malamute.errors import ConfigError, Malformed, NotFound, TimedOut
+from malamute.protocol.batch import Columns, unpack_payload
+from malamute.protocol.start import SEQ, SINCE, TIME, Start
+
+if TYPE_CHECKING:
+    from malamute.client.sync import Client
+    from malamute.client.sync_consumers import Subscription
+
+READ_BYTES = 8 * 1024 * 1024
+"""What is read of a store in one transaction, or held of a broker's deliveries."""
+
+CREDIT = 100_000
+"""Messages of a broker that may wait here."""
+
+TIMEOUT = 30.0
+"""Seconds that a broker may take for anything it is asked for."""
+
+
+class Gap(NamedTuple):
+    """Sequences, both ends included, that cannot be had, and why."""
+
+    first: int
+    last: int
+    reason: str
+
+
+class Range(NamedTuple):
+    """What there is of a stream, both ends included; an empty one ends before it begins."""
+
+    first: int
+    last: int
+
+
+class Wanted(NamedTuple):
+    """Which messages a reader can do without the others. What is given may still be more."""
+
+    criteria: Sequence[tuple[str, str]] = ()
+    where: str = ""
+
+
+ALL = Wanted()
+
+
+class History(Protocol):
+    """What has been published."""
+
+    def streams(self) -> Mapping[str, Range]:
+        """Each stream, and what is there of it."""
+
+    def find_time(self, stream: str, time_ns: int) -> int:
+        """The first sequence at or after a time; one past the last if there is none."""
+
+    def read(self, stream: str, first: int, last: int, wanted: Wanted = ALL) -> Iterator[Columns | Gap]:
+        """The messages of a range, in order, and the gaps between them."""
+
+    def close(self) -> None:
+        """Release it."""
+
+
+def open_history(*, data: str = "", url: str = "") -> AbstractContextManager[History]:
+    """The history in a data directory, or at a broker's URL. Raises `ConfigError` for both or none."""
+    if bool(data) == bool(url):
+        raise ConfigError("history is read from either a data directory or a broker's URL")
+    return closing(StoreHistory(data) if data else BrokerHistory(url))
+
+
+def range_of(history: History, stream: str) -> Range:
+    """What there is of a stream. Raises `NotFound`."""
+    found = history.streams().get(stream)
+    if found is None:
+        raise NotFound(f"there is no stream {stream!r}")
+    return found
+
+
+def parse_point(words: str) -> Start:
+    """Read `seq:N`, `time:T` (or T alone) or `since:1h`. Raises `InvalidValue`."""
+    kind = words.partition(":")[0]
+    return Start.parse(words if kind in (SEQ, TIME, SINCE) else f"{TIME}:{words}")
+
+
+def sequence_at(history: History, stream: str, words: str, now_ns: int) -> int:
+    """The first sequence at a point, as `parse_point` reads it."""
+    start = parse_point(words)
+    if start.kind == SEQ:
+        return start.value
+    return history.find_time(stream, now_ns - start.value if start.kind == SINCE else start.value)
+
+
+class StoreHistory:
+    """The history in a data directory. Raises `StoreError` when there is none."""
+
+    def __init__(self, directory: str) -> None:
+        from malamute.journal.reader import StoreReader
+
+        self._reader = StoreReader.open(directory)
+
+    def streams(self) -> Mapping[str, Range]:
+        """Each stream, and what is there of it."""
+        return {name: Range(state.first, state.last) for name, state in self._reader.streams().items()}
+
+    def find_time(self, stream: str, time_ns: int) -> int:
+        """The first sequence at or after a time; one past the last if there is none."""
+        return self._reader.find_time(stream, time_ns)
+
+    def read(self, stream: str, first: int, last: int, wanted: Wanted = ALL) -> Iterator[Columns | Gap]:
+        """The messages of a range, in order, and the gaps between them."""
+        while first <= last:
+            found, kept = self._reader.read(stream, first, bytes_max=READ_BYTES)
+            if not found:
+                yield Gap(first, last, "overwritten")
+                return
+            for item in found:
+                if item.first > last:
+                    break
+                if item.first > first:
+                    yield Gap(first, item.first - 1, "overwritten" if first < kept else "restart")
+                if isinstance(item, Damage):
+                    yield Gap(max(first, item.first), min(last, item.last), item.reason)
+                else:
+                    yield from self._run(item, first, last)
+                first = item.last + 1
+            if found[-1].first > last:
+                return
+
+    def _run(self, chunk: Any, first: int, last: int) -> Iterator[Columns | Gap]:
+        try:
+            columns = unpack_payload(chunk.payload, chunk.large)
+        except Malformed:
+            yield Gap(max(first, chunk.first), min(last, chunk.last), "malformed")
+        else:
+            yield _cut(columns, first, last)
+
+    def close(self) -> None:
+        """Release the directory."""
+        self._reader.close()
+
+
+def _cut(columns: Columns, first: int, last: int) -> Columns:
+    sequences = columns.each_sequence()
+    if sequences[0] >= first and sequences[-1] <= last:
+        return columns
+    return columns.take([place for place, sequence in enumerate(sequences) if first <= sequence <= last])
+
+
+class BrokerHistory:
+    """The history at a broker. Raises `ConnectTimeout` when none answers."""
+
+    def __init__(self, url: str) -> None:
+        from malamute.client.sync import connect
+
+        self._client: Client = connect(url, timeout=TIMEOUT, software="malamute-history")
+        self._told: list[events.Event] = []
+        self._client.on_event = self._told.append
+
+    def streams(self) -> Mapping[str, Range]:
+        """Each stream, and what is there of it on the disk."""
+        rows = self._client.query("streams")
+        return {row["name"]: Range(row["first"], row["stored"]) for row in rows if row["journaled"]}
+
+    def find_time(self, stream: str, time_ns: int) -> int:
+        """The first sequence at or after a time; one past the last if there is none."""
+        with self._client.subscribe(stream, start=f"time:{time_ns}", credit=1) as subscription:
+            return subscription.first
+
+    def read(self, stream: str, first: int, last: int, wanted: Wanted = ALL) -> Iterator[Columns | Gap]:
+        """The messages of a range, in order, and the gaps between them."""
+        if first > last:
+            return
+        self._told.clear()
+        reading = _Reading(first, last, self._told)
+        with self._client.subscribe(
+            stream,
+            criteria=wanted.criteria,
+            where=wanted.where,
+            start=first,
+            credit=CREDIT,
+            credit_bytes=READ_BYTES,
+        ) as subscription:
+            while not reading.is_done:
+                yield from reading.take(self._next(subscription, reading))
+
+    def _next(self, subscription: Subscription, reading: _Reading) -> Columns | None:
+        try:
+            return subscription.columns(TIMEOUT, enough=reading.has_news)
+        except TimedOut:
+            # A broker that looks for rare messages may be silent for long; one that is gone does not answer.
+            self._client.query("status", timeout=TIMEOUT)
+            return None
+
+    def close(self) -> None:
+        """End the connection."""
+        self._client.close()
+
+
+class _Reading:
+    """How far one replay of a range is.
+
+    It is done when a message or a gap reaches the end, or when the subscription is live from behind the end
+    on: it has had all that was wanted then. Events are told when they arrive, which may be before messages
+    that came earlier were taken.
+    """
+
+    def __init__(self, first: int, last: int, told: list[events.Event]) -> None:
+        self._first = first
+        self._last = last
+        self._told = told
+        self._gaps: list[Gap] = []
+        self._is_complete = False
+        self.is_done = False
+
+    def has_news(self) -> bool:
+        """Whether there is something to know before more messages come."""
+        return self._is_complete or bool(self._told)
+
+    def take(self, columns: Columns | None) -> Iterator[Columns | Gap]:
+        """Messages that have come, or None when nothing is there, as far as they belong to the range."""
+        for event in self._told:
+            self._note(event)
+        self._told.clear()
+        if columns is None:
+            self.is_done = self._is_complete
+        else:
+            sequences = columns.each_sequence()
+            self.is_done = sequences[-1] >= self._last
+            yield from self._due(sequences[0])
+            if sequences[0] <= self._last:
+                yield _cut(columns, self._first, self._last)
+        if self.is_done:
+            yield from self._due(self._last + 1)
+
+    def _note(self, event: events.Event) -> None:
+        if isinstance(event, events.Gap):
+            self._is_complete |= event.last >= self._last
+            if event.first <= self._last:
+                self._gaps.append(
+                    Gap(max(event.first, self._first), min(event.last, self._last), event.reason)
+                )
+        elif isinstance(event, events.Switched):
+            self._is_complete |= event.state == "live" and event.sequence > self._last
+
+    def _due(self, before: int) -> Iterator[Gap]:
+        while self._gaps and self._gaps[0].first < before:
+            yield self._gaps.pop(0)

@@ -1,0 +1,62 @@
+"""Where things are in an exported directory. Pure.
+
+    DIR/stream=NAME/date=2024-05-31/00000000000000000001-00000000000000250000.parquet
+    DIR/_manifest/stream=NAME.json
+
+In NAME the characters that mean something in a path are percent-encoded, and no others: Spark would not read
+what is not ASCII. A file holds the messages of one stream and one UTC date from its first to its last
+sequence, in order; the order of the names is the order of the sequences. What begins with `_` or `.` Spark
+does not see: the manifest, and files that are being written.
+"""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime, timedelta
+from urllib.parse import unquote
+
+from malamute.errors import InvalidName
+
+MANIFEST = "_manifest"
+"""The directory of the manifests, one for each stream."""
+
+STREAM, DATE, SUFFIX = "stream=", "date=", ".parquet"
+
+NAME_BYTES_MAX = 230
+"""The longest name of a directory that every file system takes, with room for what stands around it."""
+
+_SPECIAL = re.compile(r"""["#%'*/:=?\\{}\[\]^]""")
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def quoted(stream: str) -> str:
+    """A stream's name as part of a path. Raises `InvalidName` when file systems cannot hold it."""
+    name = _SPECIAL.sub(lambda found: f"%{ord(found[0]):02X}", stream)
+    if len(name.encode()) > NAME_BYTES_MAX:
+        raise InvalidName(f"the name of this stream is too long for a directory: {stream[:40]!r}…")
+    return name
+
+
+def stream_directory(stream: str) -> str:
+    """The directory of a stream, relative to the export."""
+    return STREAM + quoted(stream)
+
+
+def manifest_path(stream: str) -> str:
+    """The manifest of a stream, relative to the export."""
+    return f"{MANIFEST}/{stream_directory(stream)}.json"
+
+
+def stream_of_manifest(name: str) -> str:
+    """The stream whose manifest has this file name."""
+    return unquote(name.removeprefix(STREAM).removesuffix(".json"))
+
+
+def date_of(time_ns: int) -> str:
+    """The UTC date of a broker's time."""
+    return (_EPOCH + timedelta(seconds=time_ns // 1_000_000_000)).date().isoformat()
+
+
+def file_path(stream: str, date: str, first: int, last: int) -> str:
+    """The file of a range of sequences, relative to the export."""
+    return f"{stream_directory(stream)}/{DATE}{date}/{first:020}-{last:020}{SUFFIX}"

@@ -1,0 +1,161 @@
+"""The options of the data source: where history comes from, which part of it, and with which columns.
+
+    path       an exported directory or URL, as `load` takes it
+    data       a data directory, which may be in use
+    url        a broker
+    stream     one stream; all of them without it
+    since      nothing before: a time, seq:N, or since:1h
+    until      nothing from then on
+    columns    names between commas, in place of all columns
+    promote    NAME:TYPE between commas: headers with columns of their own; an export has its own
+    table      `gaps` for what cannot be had in place of messages
+    lost       `report` goes on behind what cannot be had, with a warning; `fail` ends the query
+    rows       about how many messages a task reads; for a stream of Spark, how many a micro-batch has
+
+Spark tells a source in Python nothing of the columns that a query needs. So `columns` is worth giving, or a
+schema that has only those, wherever not all of them are needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import NamedTuple
+
+from malamute.errors import InvalidValue, NotFound
+from malamute.protocol.start import SEQ, SINCE
+from malamute.spark.filters import Condition
+from malamute.spark.history import History, open_history, parse_point
+from malamute.spark.manifest import Manifest, exported_streams, load
+from malamute.spark.place import Place
+from malamute.spark.schema import Column, Promoted, all_columns, parse_promoted
+
+MESSAGES, GAPS = "messages", "gaps"
+REPORT, FAIL = "report", "fail"
+
+ROWS = 1_000_000
+
+GAP_COLUMNS = (
+    Column("stream", "string", True),
+    Column("first", "bigint", True),
+    Column("last", "bigint", True),
+    Column("reason", "string", True),
+    Column("path", "string", True),
+)
+"""What `table=gaps` has: the range, why, and the file or an empty text."""
+
+NAMES = frozenset(
+    ("path", "data", "url", "stream", "since", "until", "columns", "promote", "table", "lost", "rows")
+)
+
+
+class Options(NamedTuple):
+    """What the options say. `rows` is 0 when they say nothing of it."""
+
+    path: str = ""
+    data: str = ""
+    url: str = ""
+    stream: str = ""
+    since: str = ""
+    until: str = ""
+    columns: tuple[str, ...] = ()
+    promote: Mapping[str, str] = {}
+    table: str = MESSAGES
+    lost: str = REPORT
+    rows: int = 0
+
+    @classmethod
+    def parse(cls, given: Mapping[str, str], lost: str = REPORT) -> Options:
+        """Read the options of Spark. Raises `InvalidValue` for one that is unknown or has a wrong value."""
+        texts = {name.lower(): value for name, value in given.items()}
+        if unknown := sorted(texts.keys() - NAMES):
+            raise InvalidValue(f"no option {unknown[0]!r}: there are {', '.join(sorted(NAMES))}")
+        options = cls(
+            **{name: texts.get(name, "") for name in ("path", "data", "url", "stream", "since", "until")},
+            columns=tuple(_words(texts.get("columns", ""))),
+            promote=dict(map(parse_promoted, _words(texts.get("promote", "")))),
+            table=_one_of("table", texts.get("table", MESSAGES), MESSAGES, GAPS),
+            lost=_one_of("lost", texts.get("lost", lost), REPORT, FAIL),
+            rows=_count(texts.get("rows", "0")),
+        )
+        if sum(map(bool, (options.path, options.data, options.url))) != 1:
+            raise InvalidValue("history is read from a path, or with one of the options data and url")
+        return options
+
+    @property
+    def is_export(self) -> bool:
+        """Whether an exported directory is read."""
+        return bool(self.path)
+
+    def all_columns(self) -> tuple[Column, ...]:
+        """The columns of what is read, all of them."""
+        return GAP_COLUMNS if self.table == GAPS else all_columns(self.promoted())
+
+    def read_columns(self) -> tuple[Column, ...]:
+        """The columns that are asked for. Raises `InvalidValue` for one that there is not."""
+        there = {column.name: column for column in self.all_columns()}
+        for name in self.columns:
+            check_column(name, there)
+        return tuple(there[name] for name in self.columns or there)
+
+    def promoted(self) -> Promoted:
+        """The headers with columns of their own."""
+        if not self.is_export:
+            return self.promote  # type: ignore[return-value]  # parsed
+        if self.promote:
+            raise InvalidValue("an export has its own promoted headers: leave out the option promote")
+        promoted: dict[str, str] = {}
+        for manifest in self.manifests():
+            for name, kind in manifest.promoted.items():
+                if promoted.setdefault(name, kind) != kind:
+                    raise InvalidValue(f"the header {name!r} was promoted with two types: name one stream")
+        return promoted  # type: ignore[return-value]  # as they were exported
+
+    def manifests(self) -> list[Manifest]:
+        """The manifests of the streams that are read. Raises `NotFound` when there is none."""
+        place = Place(self.path)
+        names = [self.stream] if self.stream else exported_streams(place)
+        found = [manifest for name in names if (manifest := load(place, name)) is not None]
+        if not found:
+            raise NotFound(f"no stream {self.stream!r} was exported to {place.root}".replace(" ''", ""))
+        return found
+
+    def conditions(self, now_ns: int) -> tuple[Condition, ...]:
+        """What `since` and `until` ask for. Raises `InvalidValue`."""
+        asked = ((self.since, ">="), (self.until, "<"))
+        return tuple(_condition(words, operator, now_ns) for words, operator in asked if words)
+
+    @contextmanager
+    def history(self) -> Iterator[History]:
+        """The data directory or the broker."""
+        with open_history(data=self.data, url=self.url) as history:
+            yield history
+
+
+def _condition(words: str, operator: str, now_ns: int) -> Condition:
+    start = parse_point(words)
+    if start.kind == SEQ:
+        return Condition("sequence", operator, start.value)
+    return Condition("time_ns", operator, now_ns - start.value if start.kind == SINCE else start.value)
+
+
+def check_column(name: str, there: Mapping[str, Column]) -> None:
+    """Raise `InvalidValue` unless there is such a column."""
+    if name not in there:
+        raise InvalidValue(f"no column {name!r}: there are {', '.join(there)}")
+
+
+def _words(text: str) -> list[str]:
+    return [word.strip() for word in text.split(",") if word.strip()]
+
+
+def _one_of(name: str, value: str, *known: str) -> str:
+    if value not in known:
+        raise InvalidValue(f"{name} is {' or '.join(known)}, not {value!r}")
+    return value
+
+
+def _count(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) < 19):
+        raise InvalidValue(f"rows is a number of messages, not {text!r}")
+    return int(text)

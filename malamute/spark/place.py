@@ -1,0 +1,207 @@
+"""The directory of an export, on this machine or at a URL of an object store (`s3://bucket/path`, `hdfs://…`).
+
+A file appears whole or not at all: it is written under a name that readers pass over, and renamed. Here it is
+fsynced before that, and its directory after, so that it is also there after a power loss. What a store at a
+URL promises is its own: those that are in use keep what they have confirmed.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from malamute.errors import ConfigError, StorageFull, StoreError, StoreLocked
+from malamute.spark.layout import MANIFEST, SUFFIX, quoted
+from malamute.spark.session import need
+
+TEMPORARY = "_writing."
+"""Begins the names of files that are being written."""
+
+
+class Written(NamedTuple):
+    """What was written: its bytes, and their CRC32."""
+
+    size: int
+    crc: int
+
+
+class Sink:
+    """A file that is being written, and what is known of it so far. It has what pyarrow asks of a file."""
+
+    def __init__(self, path: str, stream: Any) -> None:
+        self.path = path
+        """Where it will be; may be changed while it is being written, within its directory."""
+        self._stream = stream
+        self.size = 0
+        self.crc = 0
+        self.closed = False
+
+    def write(self, data: Any) -> int:
+        """Write bytes, and count them. Raises `StoreError`, `StorageFull`."""
+        view = memoryview(data)
+        self.crc = zlib.crc32(view, self.crc)
+        self.size += view.nbytes
+        with translated(self.path):
+            self._stream.write(view)
+        return view.nbytes
+
+    def tell(self) -> int:
+        """How many bytes were written."""
+        return self.size
+
+    def flush(self) -> None:
+        """Nothing is held here."""
+
+    def close(self) -> None:
+        """The file is ended by whoever opened it."""
+        self.closed = True
+
+
+class Place:
+    """A directory, named by a path or a URL. Raises `ConfigError` for a URL that is none."""
+
+    def __init__(self, target: str) -> None:
+        need("numpy")
+        self._fs = need("pyarrow.fs")
+        self.is_local = "://" not in target or target.startswith("file://")
+        path = target.removeprefix("file://")
+        try:
+            if self.is_local:
+                self._system, self.root = self._fs.LocalFileSystem(), os.path.abspath(path)
+            else:
+                self._system, self.root = self._fs.FileSystem.from_uri(target)
+        except (ValueError, OSError) as error:
+            raise ConfigError(f"cannot use {target}: {error}") from error
+
+    @property
+    def system(self) -> Any:
+        """Its file system, as pyarrow has it."""
+        return self._system
+
+    def full(self, path: str) -> str:
+        """The path of a file, for `system`."""
+        return f"{self.root}/{path}"
+
+    @contextmanager
+    def writing(self, path: str) -> Iterator[Sink]:
+        """Write a file, which is there when the block ends, unless by an exception."""
+        folder, _, name = path.rpartition("/")
+        temporary = f"{folder}/{TEMPORARY}{name}"
+        with translated(path):
+            self._system.create_dir(self.full(folder), recursive=True)
+            stream = self._system.open_output_stream(self.full(temporary), compression=None)
+        try:
+            sink = Sink(path, stream)
+            yield sink
+            with translated(path):
+                stream.close()
+                self._sync(temporary)
+                self._system.move(self.full(temporary), self.full(sink.path))
+                self._sync(folder)
+        except BaseException:
+            stream.close()
+            self.remove(temporary)
+            raise
+
+    def _sync(self, path: str) -> None:
+        if self.is_local:
+            descriptor = os.open(self.full(path), os.O_RDONLY)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+
+    def remove(self, path: str) -> None:
+        """Remove a file, if it is there."""
+        if self.is_there(path):
+            with translated(path):
+                self._system.delete_file(self.full(path))
+
+    def is_there(self, path: str) -> bool:
+        """Whether there is such a file."""
+        with translated(path):
+            return bool(self._system.get_file_info(self.full(path)).type == self._fs.FileType.File)
+
+    def files(self, folder: str) -> list[str]:
+        """All files below a directory, in order; none if it is not there. Paths are relative to the place."""
+        selector = self._fs.FileSelector(self.full(folder), allow_not_found=True, recursive=True)
+        with translated(folder):
+            found = self._system.get_file_info(selector)
+        return sorted(
+            info.path.removeprefix(self.root).lstrip("/")
+            for info in found
+            if info.type == self._fs.FileType.File
+        )
+
+    def read(self, path: str) -> bytes:
+        """The whole of a small file. Raises `StoreError`."""
+        with translated(path), self._system.open_input_stream(self.full(path), compression=None) as stream:
+            data: bytes = stream.read()
+            return data
+
+    def measure(self, path: str) -> Written:
+        """Read a whole file, and tell its size and CRC. Raises `StoreError`."""
+        size = crc = 0
+        with translated(path), self._system.open_input_stream(self.full(path), compression=None) as stream:
+            while piece := stream.read(1 << 20):
+                crc = zlib.crc32(piece, crc)
+                size += len(piece)
+        return Written(size, crc)
+
+    def write_json(self, path: str, value: Any) -> None:
+        """Write a small file, or write it anew."""
+        with self.writing(path) as sink:
+            sink.write(json.dumps(value, indent=1).encode())
+
+    def data_files(self, folder: str) -> list[str]:
+        """The Parquet files below a directory that readers see."""
+        return [
+            path
+            for path in self.files(folder)
+            if path.endswith(SUFFIX) and not _is_hidden(path.rpartition("/")[2])
+        ]
+
+    def clean(self, folder: str) -> None:
+        """Remove what a writer that was killed has left below a directory."""
+        for path in self.files(folder):
+            if path.rpartition("/")[2].startswith(TEMPORARY):
+                self.remove(path)
+
+    @contextmanager
+    def lock(self, stream: str) -> Iterator[None]:
+        """Let nobody else on this machine write the same stream. Raises `StoreLocked`."""
+        if not self.is_local:
+            yield
+            return
+        path = Path(self.full(MANIFEST), f".{quoted(stream)}.lock")
+        with translated(str(path)):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            yield
+        except BlockingIOError:
+            raise StoreLocked(f"another process exports {stream!r} to {self.root}") from None
+        finally:
+            os.close(descriptor)
+
+
+def _is_hidden(name: str) -> bool:
+    return name.startswith(("_", "."))
+
+
+@contextmanager
+def translated(path: str) -> Iterator[None]:
+    """Raise the errors of a file system as `StoreError` or `StorageFull`, with the path."""
+    try:
+        yield
+    except OSError as error:
+        kind = StorageFull if error.errno in (errno.ENOSPC, errno.EDQUOT) else StoreError
+        raise kind(f"{path}: {error}") from error

@@ -1,0 +1,217 @@
+"""What the tasks of a query read: slices of streams, as Arrow batches, and what could not be had of them.
+
+A *slice* is a range of sequences of one stream, in one exported file or at the source. The driver cuts what
+there is into slices, leaving out what the conditions rule out; a task reads its slice wherever it runs, so a
+slice and the options are all that travels.
+
+In an exported file each row group is read by itself: if one cannot be read, that is told, and the others are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql.datasource import InputPartition
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import StructType
+
+from malamute.errors import InvalidValue, NotFound
+from malamute.protocol.limits import NUMBER_MAX
+from malamute.spark.columns import DAY_NS, Gatherer
+from malamute.spark.filters import Bounds, Condition, bounds_of, expression_of, wanted_of
+from malamute.spark.history import Gap, History, Range
+from malamute.spark.options import ROWS, Options, check_column
+from malamute.spark.place import Place
+from malamute.spark.schema import Column, Promoted, arrow_schema, to_arrow
+
+
+class Slice(InputPartition):
+    """A range of sequences of a stream, both ends included, in a file of an export or at the source."""
+
+    def __init__(self, stream: str, first: int, last: int, path: str = "") -> None:
+        super().__init__((stream, first, last, path))
+        self.stream = stream
+        self.first = first
+        self.last = last
+        self.path = path
+
+
+class Lost(NamedTuple):
+    """Messages that cannot be had: where, and why. The path is empty for what is in no file."""
+
+    stream: str
+    first: int
+    last: int
+    reason: str
+    path: str = ""
+
+
+Read = Iterator[pa.RecordBatch | Lost]
+
+
+class Query(NamedTuple):
+    """What is read, as it travels to the tasks: where from, which rows at least, and which columns."""
+
+    options: Options
+    promoted: Promoted
+    conditions: tuple[Condition, ...]
+    columns: tuple[str, ...]
+
+
+# --- in the driver
+
+
+def slices(query: Query) -> list[Slice]:
+    """The slices to read. Raises `NotFound` when there is no such stream."""
+    options, bounds = query.options, bounds_of(query.conditions)
+    rows = options.rows or ROWS
+    if options.is_export:
+        return [
+            piece
+            for file in _files(options, bounds)
+            for piece in cut(file.stream, file.first, file.last, rows, file.path)
+        ]
+    with options.history() as history:
+        there = history.streams()
+        if options.stream and options.stream not in there:
+            raise NotFound(f"there is no stream {options.stream!r}")
+        names = filter(bounds.takes, [options.stream] if options.stream else sorted(there))
+        ranges = {name: _within(history, name, there[name], bounds) for name in names}
+    return [piece for name, (first, last) in ranges.items() for piece in cut(name, first, last, rows)]
+
+
+def _within(history: History, stream: str, kept: Range, bounds: Bounds) -> Range:
+    first, last = max(kept.first, bounds.first), min(kept.last, bounds.last)
+    if first <= last and bounds.since > 0:
+        first = max(first, history.find_time(stream, bounds.since))
+    if first <= last and bounds.until < NUMBER_MAX:
+        last = min(last, history.find_time(stream, max(bounds.until + 1, 0)) - 1)
+    return Range(first, last)
+
+
+def _files(options: Options, bounds: Bounds) -> Iterator[Slice]:
+    """What each file may have within the bounds."""
+    for manifest in options.manifests():
+        for path, _, _, part in manifest.files if bounds.takes(manifest.stream) else ():
+            if part.first_time <= bounds.until and part.last_time >= bounds.since:
+                first, last = max(part.first, bounds.first), min(part.last, bounds.last)
+                yield Slice(manifest.stream, first, last, path)
+
+
+def cut(stream: str, first: int, last: int, rows: int, path: str = "") -> list[Slice]:
+    """A range in slices of so many sequences, as even as can be."""
+    count = max(last - first + 1, 0)
+    parts = -(-count // rows)
+    edges = [first + count * part // parts for part in range(parts)] + [last + 1]
+    return [Slice(stream, start, stop - 1, path) for start, stop in pairwise(edges)]
+
+
+# --- in the tasks
+
+
+def read(query: Query, piece: Slice) -> Read:
+    """What is in a slice: at least the columns and the rows that are asked for."""
+    schema = arrow_schema(query.promoted)
+    condition = expression_of(query.conditions, schema)
+    if piece.path:
+        return _read_file(query, piece, schema, condition)
+    return _read_history(query, piece, condition)
+
+
+def _read_history(query: Query, piece: Slice, condition: pc.Expression | None) -> Read:
+    gatherer = Gatherer(query.promoted, {*query.columns, *(asked.column for asked in query.conditions)})
+
+    def taken() -> pa.RecordBatch:
+        batch = gatherer.take()
+        return batch if condition is None else batch.filter(condition)
+
+    with query.options.history() as history:
+        wanted = wanted_of(query.conditions, query.promoted)
+        for item in history.read(piece.stream, piece.first, piece.last, wanted):
+            if isinstance(item, Gap):
+                yield Lost(piece.stream, *item)
+                continue
+            gatherer.add(item)
+            if gatherer.is_full:
+                yield taken()
+    if len(gatherer):
+        yield taken()
+
+
+def _read_file(query: Query, piece: Slice, schema: pa.Schema, condition: pc.Expression | None) -> Read:
+    import pyarrow.dataset as ds  # takes half of the time that planning a query would need to begin
+
+    place = Place(query.options.path)
+    sequence = pc.field("sequence")
+    within = (sequence >= piece.first) & (sequence <= piece.last)
+    within = within if condition is None else within & condition
+    checked = ds.ParquetFragmentScanOptions(page_checksum_verification=True)
+    parquet = ds.ParquetFileFormat(default_fragment_scan_options=checked)
+    try:
+        fragment = parquet.make_fragment(place.full(piece.path), place.system)
+        groups = fragment.split_by_row_group(within, schema)
+    except (OSError, pa.ArrowException) as error:
+        yield Lost(piece.stream, piece.first, piece.last, f"cannot be read: {error}", piece.path)
+        return
+    for group in groups:
+        try:
+            found = group.to_table(schema, [*query.columns], within, use_threads=False).to_batches()
+        except (OSError, pa.ArrowException) as error:
+            first, last = _sequences(group, piece)
+            yield Lost(piece.stream, first, last, f"cannot be read: {error}", piece.path)
+        else:
+            yield from found
+
+
+def _sequences(group: Any, piece: Slice) -> tuple[int, int]:
+    """The sequences of a row group, as far as they are in the slice."""
+    told = group.row_groups[0].statistics["sequence"]
+    return max(told["min"], piece.first), min(told["max"], piece.last)
+
+
+# --- as Spark wants it
+
+
+class Shape:
+    """The columns that Spark asked for, in its types. Raises `InvalidValue` when there are none such."""
+
+    def __init__(self, asked: StructType, columns: Sequence[Column]) -> None:
+        there = {column.name: column for column in columns}
+        self.schema = to_arrow_schema(asked, timezone="UTC")
+        ours = {field.name: field.type for field in to_arrow(columns)}
+        for field in self.schema:
+            check_column(field.name, there)
+            if _plain(field.type) != _plain(ours[field.name]):
+                raise InvalidValue(f"the column {field.name!r} is {there[field.name].ddl}, not {field.type}")
+
+    @property
+    def needed(self) -> tuple[str, ...]:
+        """The columns of a file that it takes to make these."""
+        sources = {"stream": "sequence", "date": "time_ns"}
+        return tuple(dict.fromkeys(sources.get(name, name) for name in self.schema.names)) or ("sequence",)
+
+    def of(self, batch: pa.RecordBatch, stream: str) -> pa.RecordBatch:
+        """The columns of a batch of one stream."""
+        arrays = [self._column(batch, stream, field) for field in self.schema]
+        return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+
+    def _column(self, batch: pa.RecordBatch, stream: str, field: pa.Field) -> pa.Array:
+        if field.name == "stream":
+            return pa.repeat(pa.scalar(stream, field.type), batch.num_rows)
+        if field.name == "date":
+            days = batch.column("time_ns").to_numpy() // DAY_NS
+            return pa.array(days, pa.int32()).view(field.type)
+        return batch.column(field.name).cast(field.type)
+
+    def of_lost(self, lost: Lost) -> pa.RecordBatch:
+        """What was lost, as a row of the table of gaps."""
+        row = lost._asdict()
+        return pa.RecordBatch.from_pylist([{name: row[name] for name in self.schema.names}], self.schema)
+
+
+def _plain(kind: pa.DataType) -> str:
+    return str(kind).replace(" not null", "")

@@ -1,0 +1,519 @@
+"""History published again into streams of a broker, in its order, each message exactly once.
+
+One task replays one stream, from the first file to the last; streams are replayed side by side. A message has
+the subject, headers and body that it had, and headers that say where it came from:
+
+    malamute.replay      the name of the replay        malamute.time      the broker's time of then, in ns
+    malamute.stream      the stream of then            malamute.sender    the sender of then
+    malamute.sequence    the sequence of then
+
+A stream of a broker does not know one message from another. So it is the *target* that tells how far the
+replay has come: its last message of this replay names the sequence it came from. Whoever begins, for the
+first time or after any failure, takes three steps:
+
+1. *Fence*. It connects under the address of this replay and stream. The broker ends the session that had the
+   address; what that one still has under way is refused from then on.
+2. *Barrier*. It commits the cursor of the replay where it is and waits until that is stored. Commits are
+   stored in order, so everything that came before is on the disk as well, or refused.
+3. *Look*. From the cursor to the end it looks for its own messages. The highest sequence of then is the
+   position; everything up to it is there, and nothing behind it.
+
+Then it publishes one batch after the other. A batch is one command, stored as a whole or not at all, and the
+next one leaves when it is stored: a batch that is refused leaves no hole. The cursor follows now and then,
+always one message behind, so that a look finds a message of the replay. When the connection breaks, the
+writer does not let the client send again by itself, but begins anew with the fence: there is one way to go
+on, for a lost driver, executor, broker or network. Two writers cannot get in each other's way: the later one
+has the address, and the earlier one, when it notices, ends with `AddressTaken`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from malamute.client.events import Event, Gap, Lost
+from malamute.client.message import Message
+from malamute.client.sync import Client, connect
+from malamute.client.sync_consumers import Subscription
+from malamute.errors import (
+    AddressTaken,
+    ConnectionLost,
+    Failed,
+    InvalidValue,
+    LinkError,
+    MalamuteError,
+    NotFound,
+    TimedOut,
+    from_wire,
+)
+from malamute.matching import Index, Selector, load_plugins
+from malamute.spark.match import decoded
+from malamute.spark.scan import Bounds, Damage, History, Part, Piece, read, run
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+COLUMNS = ("sequence", "time_ns", "sender", "subject", "headers", "body", "frames")
+BATCH = 2000
+BATCH_BYTES = 1 << 20
+CURSOR_EVERY = 50_000
+"""Messages after which the cursor follows; a look reads so many of ours, and what others have published."""
+
+TIMEOUT = 30.0
+"""Seconds that a broker may take to answer."""
+
+CONNECT_TIMEOUT = 5.0
+PATIENCE = 60.0
+"""Seconds that a broker may be away or full before a task gives up."""
+
+RETRY = 0.2
+NAMESPACE = "malamute."
+REPLAY, STREAM, SEQUENCE, TIME, SENDER = (
+    NAMESPACE + name for name in ("replay", "stream", "sequence", "time", "sender")
+)
+
+SCHEMA = pa.schema(
+    [
+        ("stream", pa.string()),
+        ("target", pa.string()),
+        ("published", pa.int64()),
+        ("position", pa.int64()),
+        ("path", pa.string()),  # of what could not be read, as the following
+        ("row_group", pa.int64()),
+        ("messages", pa.int64()),
+        ("reason", pa.string()),
+        ("code", pa.int64()),  # of the error that ended this stream
+    ]
+)
+
+
+class Options(NamedTuple):
+    """What is replayed, where to, and how fast: `speed` 2 is twice as fast as it was, 0 as fast as it goes.
+
+    Without a name the replay has one that follows from what it does, so that the same command goes on.
+    """
+
+    url: str
+    into: str = ""
+    patterns: tuple[str, ...] = ()
+    where: str = ""
+    speed: float = 0.0
+    name: str = ""
+    patience: float = PATIENCE
+
+    def selector(self) -> Selector:
+        """Which messages. Raises `InvalidSelector`."""
+        return Selector.parse(
+            [["topic", pattern] for pattern in self.patterns] or [["all", None]], self.where
+        )
+
+    def named(self, history: History) -> Options:
+        """With a name."""
+        what = repr((history.location, history.bounds, self.selector(), self.into))
+        return self._replace(name=self.name or hashlib.sha256(what.encode()).hexdigest()[:12])
+
+
+class Source(NamedTuple):
+    """One stream of the history, and its target."""
+
+    stream: str
+    target: str
+    pieces: tuple[Piece, ...]
+
+
+class Plan(NamedTuple):
+    """What is left to do for one stream; the times are of the first and the last message left."""
+
+    stream: str
+    target: str
+    position: int
+    messages: int
+    size_bytes: int
+    first_time: int
+    last_time: int
+
+
+def sources(history: History, options: Options) -> list[Source]:
+    """The streams that are replayed: without `into` all but the broker's own, each under its name.
+
+    Raises `InvalidValue` when several would become one.
+    """
+    streams = [name for name in history.streams if options.into or not name.startswith("$")]
+    if options.into and len(streams) > 1:
+        raise InvalidValue(f"{len(streams)} streams cannot be replayed into one: name the one that is meant")
+    return [Source(name, options.into or name, tuple(history.of(name))) for name in streams]
+
+
+def plan(history: History, options: Options) -> list[Plan]:
+    """What a replay would do now. Nothing is changed, at the broker or elsewhere."""
+    options = options.named(history)
+    with connect(options.url, timeout=CONNECT_TIMEOUT) as client:
+        return [
+            _left(history, source, options, _position(client, source, options))
+            for source in sources(history, options)
+        ]
+
+
+def _left(history: History, source: Source, options: Options, position: int) -> Plan:
+    count = size_bytes = first_time = last_time = 0
+    for batch in _selected(history, source, options, position, ("time_ns", "size")):
+        if isinstance(batch, pa.RecordBatch) and batch.num_rows:
+            first_time = first_time or batch.column("time_ns")[0].as_py()
+            last_time = batch.column("time_ns")[-1].as_py()
+            count += batch.num_rows
+            size_bytes += int(batch.column("size").to_numpy().sum())
+    return Plan(source.stream, source.target, position, count, size_bytes, first_time, last_time)
+
+
+def _position(client: Client, source: Source, options: Options) -> int:
+    """How far the replay has come, without a fence: it may go on at this moment."""
+    return _look(client, source.target, options.name, known_cursor(client, source.target, options.name))
+
+
+def known_cursor(client: Client, target: str, name: str) -> int | None:
+    """Where the cursor of a replay is; None if there is none yet."""
+    cursors = client.query("cursors", stream=target, timeout=TIMEOUT)
+    return next((row["sequence"] for row in cursors if row["name"] == _cursor(name)), None)
+
+
+def replay(spark: SparkSession, history: History, options: Options) -> Sequence[Mapping[str, Any]]:
+    """Replay. Returns rows of `SCHEMA`: one for each stream, and one for whatever could not be read."""
+    options = options.named(history)
+    options.selector()
+    todo = sources(history, options)
+    pace = _first_pace(history, options, todo) if options.speed else None
+
+    def task(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for number in batch.column(0).to_pylist():
+                yield from _replay(history, todo[number], options, pace)
+
+    rows = [row.asDict() for row in run(spark, len(todo), task, SCHEMA).collect()]
+    for row in rows:
+        if row["code"]:
+            raise from_wire(row["code"], f"stream {row['stream']!r}: {row['reason']}")
+    return rows
+
+
+# In the executors
+
+
+class Pace(NamedTuple):
+    """When a message is due: as long after `begin` on this clock as it was after `first`, and by `speed`."""
+
+    first: int
+    begin: float
+    speed: float
+
+    def due(self, time_ns: int) -> float:
+        """In seconds since the epoch."""
+        return self.begin + (time_ns - self.first) / 1e9 / self.speed
+
+
+def _first_pace(history: History, options: Options, todo: Sequence[Source]) -> Pace:
+    """The pace that all streams keep: it begins now, with the first message that is left."""
+    with connect(options.url, timeout=CONNECT_TIMEOUT) as client:
+        first = [_first_time(history, source, options, _position(client, source, options)) for source in todo]
+    return Pace(min(filter(None, first), default=0), time.time(), options.speed)
+
+
+def _first_time(history: History, source: Source, options: Options, position: int) -> int:
+    """The time of the first message that is left; 0 if there is none."""
+    for batch in _selected(history, source, options, position, ("time_ns",)):
+        if isinstance(batch, pa.RecordBatch) and batch.num_rows:
+            return int(batch.column("time_ns")[0].as_py())
+    return 0
+
+
+def _replay(
+    history: History, source: Source, options: Options, pace: Pace | None
+) -> Iterator[pa.RecordBatch]:
+    """Replay one stream, and tell what became of it."""
+    published = 0
+    try:
+        with Writer(options.url, source.target, options.name, options.patience) as writer:
+            for found in _selected(history, source, options, writer.position, COLUMNS):
+                if isinstance(found, Damage):
+                    yield _row(source, found._asdict())
+                    continue
+                for batch in _batches(found):
+                    published += _publish(writer, source, batch, pace)
+            writer.mark()
+            yield _row(source, {"published": published, "position": writer.position})
+    except AddressTaken:
+        raise  # so that Spark takes the result of the attempt that has replaced this one
+    except MalamuteError as error:
+        yield _row(source, {"reason": error.text, "code": error.code or 500})
+
+
+def _row(source: Source, values: Mapping[str, Any]) -> pa.RecordBatch:
+    known = {**values, "stream": source.stream, "target": source.target}
+    return pa.RecordBatch.from_pylist([{name: known.get(name) for name in SCHEMA.names}], schema=SCHEMA)
+
+
+def _selected(
+    history: History, source: Source, options: Options, position: int, columns: Sequence[str]
+) -> Iterator[pa.RecordBatch | Damage]:
+    """The messages behind a position that are wanted, in order and each once."""
+    load_plugins()
+    index = Index()
+    index.add("replay", options.selector())
+    bounds: Bounds = history.bounds
+    bounds = bounds._replace(first=max(bounds.first, position + 1))
+    needed = {"sequence", "subject", *columns, *(("sender", "headers") if index.needs_headers else ())}
+    last = position
+    for part in read(history.location, source.pieces, sorted(needed), bounds):
+        if isinstance(part, Damage):
+            yield part
+            continue
+        numbers = part.batch.column("sequence").to_numpy()
+        # What stands in two files is published once, and the order of names is that of the sequences.
+        wanted = (numbers > last) & _matching(index, part)
+        last = max(last, int(numbers[-1]))
+        yield part.batch.filter(pa.array(wanted))
+
+
+def _matching(index: Index, part: Part) -> np.ndarray[Any, Any]:
+    subjects = part.batch.column("subject")
+    if not index.needs_headers:
+        results = index.match_many(subjects.dictionary.to_pylist())
+        matched: np.ndarray[Any, Any] = np.array([bool(found) for found in results], bool)
+        found: np.ndarray[Any, Any] = matched.take(subjects.indices.to_numpy())
+        return found
+    headers, senders = decoded(part.batch.column("headers")), part.batch.column("sender").to_pylist()
+    results = index.match_many(subjects.to_pylist(), headers, senders)
+    return np.fromiter(map(bool, results), bool, len(results))
+
+
+def _batches(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """What fits into one command each."""
+    sizes = np.cumsum([len(body.as_buffer()) for body in batch.column("body")])
+    start = 0
+    while start < batch.num_rows:
+        before = sizes[start - 1] if start else 0
+        end = int(np.searchsorted(sizes, before + BATCH_BYTES, "right"))
+        end = min(max(end, start + 1), start + BATCH)
+        yield batch.slice(start, end - start)
+        start = end
+
+
+def _publish(writer: Writer, source: Source, batch: pa.RecordBatch, pace: Pace | None) -> int:
+    """Publish a batch, all at once or message by message as they come due. Returns how many it was."""
+    messages = Messages.of(source.stream, writer.name, batch)
+    if pace is None:
+        return writer.publish(messages)
+    published = start = 0
+    while start < len(messages.sequences):
+        wait = pace.due(messages.times[start]) - time.time()
+        if wait > 0:
+            time.sleep(wait)
+        now = time.time()
+        end = start + 1
+        while end < len(messages.times) and pace.due(messages.times[end]) <= now:
+            end += 1
+        published += writer.publish(messages.cut(start, end))
+        start = end
+    return published
+
+
+class Messages(NamedTuple):
+    """Messages to publish, as columns."""
+
+    sequences: Sequence[int]
+    times: Sequence[int]
+    subjects: Sequence[str]
+    headers: Sequence[dict[str, Any]]
+    bodies: Sequence[Any]
+
+    @classmethod
+    def of(cls, stream: str, name: str, batch: pa.RecordBatch) -> Messages:
+        """The messages of a batch, with the headers that say where they came from."""
+        names = ("sequence", "time_ns", "sender", "subject", "body", "frames")
+        sequences, times, senders, subjects, bodies, frames = (batch.column(n).to_pylist() for n in names)
+        headers = decoded(batch.column("headers"))
+        for found, sequence, time_ns, sender in zip(headers, sequences, times, senders, strict=True):
+            found.update({REPLAY: name, STREAM: stream, SEQUENCE: sequence, TIME: time_ns, SENDER: sender})
+        bodies = [
+            body if sizes is None else _cut(body, sizes) for body, sizes in zip(bodies, frames, strict=True)
+        ]
+        return cls(sequences, times, subjects, headers, bodies)
+
+    def behind(self, position: int) -> Messages:
+        """Those behind a position."""
+        return self.cut(bisect_right(self.sequences, position))
+
+    def cut(self, start: int, end: int | None = None) -> Messages:
+        """Some of them."""
+        columns: Any = (column[start:end] for column in self)
+        return Messages(*columns)
+
+
+def _cut(body: bytes, sizes: Sequence[int]) -> list[bytes]:
+    ends = np.cumsum(sizes, dtype=int).tolist()
+    return [body[end - size : end] for end, size in zip(ends, sizes, strict=True)]
+
+
+class Writer:
+    """The one writer of a replay into a target. `position` is the last sequence of then that is there."""
+
+    def __init__(self, url: str, target: str, name: str, patience: float = PATIENCE) -> None:
+        self.name = name
+        self.position = 0
+        self._url = url
+        self._target = target
+        self._patience = patience
+        self._link: tuple[Client, Subscription] | None = None
+        self._broken = False
+        self._last = 0
+        self._unmarked = 0
+
+    def __enter__(self) -> Writer:
+        self._patiently(self._linked)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._drop()
+
+    def publish(self, messages: Messages) -> int:
+        """Publish those that are not there yet, as one command. Returns how many they were."""
+        before = self.position
+        self._patiently(lambda: self._send(messages))
+        if self._unmarked >= CURSOR_EVERY:
+            self.mark()
+        return len(messages.behind(before).sequences)
+
+    def mark(self) -> None:
+        """Let the cursor follow: a look will begin with the last message that is there."""
+        if self._unmarked:
+            self._patiently(lambda: self._linked()[1].commit(self._last - 1, timeout=TIMEOUT))
+            self._unmarked = 0
+
+    def _send(self, messages: Messages) -> None:
+        client, _ = self._linked()
+        left = messages.behind(self.position)
+        if not left.sequences:
+            return
+        columns = left.subjects, left.bodies, left.headers
+        first = client.publish_batch(self._target, *columns, timeout=TIMEOUT)
+        count = len(left.sequences)
+        self._last = first + count - 1
+        self._unmarked += count
+        self.position = left.sequences[-1]
+
+    def _linked(self) -> tuple[Client, Subscription]:
+        """The connection; if there is none, fence, barrier and look come first."""
+        if self._link is None:
+            try:
+                self._open()
+            except BaseException:
+                # Without its look it is no connection to go on with, whatever went wrong.
+                self._drop()
+                raise
+        assert self._link is not None
+        return self._link
+
+    def _open(self) -> None:
+        self._broken = False
+        address = _address(self.name, self._target)
+        client = connect(self._url, address=address, timeout=CONNECT_TIMEOUT, software="malamute-replay")
+        client.on_event = self._guard
+        try:
+            # It only holds the cursor, and has credit for one message that nobody takes.
+            cursor = client.subscribe(self._target, cursor=_cursor(self.name), credit=1)
+        except BaseException:
+            _abandon(client)
+            raise
+        self._link = client, cursor
+        begin = known_cursor(client, self._target, self.name)
+        assert begin is not None
+        cursor.commit(begin, timeout=TIMEOUT)
+        self.position = max(self.position, _look(client, self._target, self.name, begin))
+
+    def _guard(self, event: Event) -> None:
+        # The client would mend the connection, and send again what somebody else may have done by now.
+        if self._broken or isinstance(event, Lost):
+            self._broken = True
+            raise ConnectionLost("the connection to the broker broke")
+
+    def _patiently(self, attempt: Callable[[], object]) -> None:
+        """Try until it works or patience is at its end. Who was replaced by a newer writer ends at once."""
+        deadline = time.monotonic() + self._patience
+        while True:
+            try:
+                attempt()
+                return
+            except (LinkError, Failed) as error:
+                if isinstance(error, LinkError):
+                    self._drop()
+                if time.monotonic() >= deadline:
+                    raise
+            # A broker that is away or full tells nobody when it is back.
+            time.sleep(RETRY)
+
+    def _drop(self) -> None:
+        link, self._link = self._link, None
+        if link is not None:
+            self._broken = True
+            _abandon(link[0])
+
+
+def _abandon(client: Client) -> None:
+    """Close at once. Nothing is lost by not waiting: what is not confirmed is looked for."""
+    with suppress(MalamuteError):
+        client.close(timeout=0)
+
+
+def _address(name: str, target: str) -> str:
+    return f"replay.{name}.{hashlib.sha256(target.encode()).hexdigest()[:12]}"
+
+
+def _cursor(name: str) -> str:
+    return f"replay.{name}"
+
+
+def _look(client: Client, target: str, name: str, begin: int | None) -> int:
+    """The highest sequence of then among the messages of this replay behind `begin`; 0 without a cursor.
+
+    Raises `NotFound` when the target has dropped them: then nobody can tell how far the replay has come.
+    """
+    last = 0 if begin is None else client.query("stream", name=target, timeout=TIMEOUT)["last"]
+    if begin is None or last <= begin:
+        return 0
+    found, gaps = 0, []
+    told = client.on_event
+
+    def watch(event: Event) -> None:
+        if isinstance(event, Gap):
+            gaps.append(event)
+        told(event)
+
+    client.on_event = watch
+    try:
+        with client.subscribe(target, start=f"seq:{begin + 1}") as subscription:
+            while (subscription.last or 0) < last:
+                if not (batch := subscription.take(1000, TIMEOUT)) and (subscription.last or 0) < last:
+                    raise TimedOut(f"{target!r} told nothing of sequence {last} within {TIMEOUT} s")
+                found = max(found, _highest(batch, name))
+            while batch := subscription.take(1000, 0):
+                found = max(found, _highest(batch, name))
+    finally:
+        client.on_event = told
+    if not found and any(gap.reason == "overwritten" for gap in gaps):
+        raise NotFound(
+            f"the stream {target!r} has dropped the messages of the replay {name!r}, so nobody can tell how"
+            " far it has come: begin another one, with a new name, where it is to go on"
+        )
+    return found
+
+
+def _highest(messages: Sequence[Message], name: str) -> int:
+    """The highest sequence of then; 0 if none of the messages is of this replay."""
+    headers = (message.headers for message in messages)
+    return max((found[SEQUENCE] for found in headers if found.get(REPLAY) == name), default=0)

@@ -1,0 +1,314 @@
+"""The analysis as one page of HTML: it opens without a network, in light and in dark.
+
+Everything is in the file: the style, the charts as SVG, and no script. It is made from the tables that the
+analysis has written, of which it shows the largest rows; the tables have all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from html import escape
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from malamute import __version__
+from malamute.spark.report_charts import COLOURS, Tick, bars, columns, lines, short
+from malamute.spark.scan import file_system
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from malamute.spark.analyze import Tables
+
+POINTS = 300
+"""Points of a line, at most."""
+
+ROWS = 200
+"""Rows of a table that is shown, at most."""
+
+Row = Mapping[str, Any]
+
+
+class Facts(NamedTuple):
+    """What the page says of itself: what was analysed, and how finely; a window is in seconds."""
+
+    location: str
+    window: int
+    top: int
+
+
+def page(tables: Tables, facts: Facts) -> str:
+    """The page."""
+    streams = _rows(tables["streams"].orderBy("stream"))
+    sections = [(title, body) for title, make in SECTIONS if (body := make(tables, facts))]
+    measures = [
+        (f"Measure: {name.removeprefix('measure_')}", _table(_rows(table.limit(ROWS))))
+        for name, table in tables.items()
+        if name.startswith("measure_")
+    ]
+    made = datetime.now(UTC).isoformat(timespec="seconds")
+    about = f"{facts.location} · windows of {facts.window} s · malamute {__version__} · {made}"
+    body = "".join(
+        f'<section id="{_anchor(title)}"><h2>{escape(title)}</h2>{inner}</section>'
+        for title, inner in (*sections, *measures)
+    )
+    links = "".join(f'<a href="#{_anchor(t)}">{escape(t)}</a>' for t, _ in (*sections, *measures))
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        '<meta name="color-scheme" content="light dark">'
+        f"<title>Malamute: what happened</title><style>{STYLE}</style></head><body><main>"
+        f"<h1>What happened</h1><p>{escape(about)}</p>{_cards(streams)}<nav>{links}</nav>{body}"
+        "</main></body></html>\n"
+    )
+
+
+def save(html: str, target: str) -> None:
+    """Write a page as `report.html` to a directory, or to the URL of one."""
+    files, path = file_system(target)
+    files.create_dir(path, recursive=True)
+    with files.open_output_stream(f"{path.rstrip('/')}/report.html") as out:
+        out.write(html.encode())
+
+
+def _anchor(title: str) -> str:
+    return "".join(c if c.isalnum() else "-" for c in title.lower())
+
+
+def _cards(streams: Sequence[Row]) -> str:
+    def total(name: str) -> float:
+        return float(sum(row[name] or 0 for row in streams))
+
+    cards = {
+        "streams": str(len(streams)),
+        "messages": short(total("messages")),
+        "bytes": short(total("bytes")),
+        "missing": short(total("missing")),
+        "there twice": short(total("doubles")),
+    }
+    items = (f"<div><b>{escape(value)}</b><span>{name}</span></div>" for name, value in cards.items())
+    return f'<div class="cards">{"".join(items)}</div>'
+
+
+# Sections: each makes its part of the page, or nothing where there is nothing to show.
+
+
+def _streams(tables: Tables, facts: Facts) -> str:
+    return _table(_rows(tables["streams"].orderBy("stream")))
+
+
+def _over_time(tables: Tables, facts: Facts) -> str:
+    summed = _summed(tables["volume"], "stream", facts)
+    return lines(*summed, "messages a second") if summed[0] else ""
+
+
+def _by_prefix(tables: Tables, facts: Facts) -> str:
+    from pyspark.sql import functions as f
+
+    volume = tables["volume"].withColumn("name", f.concat_ws(" ", "stream", "prefix"))
+    most = volume.groupBy("name").agg(f.sum("messages").alias("messages"))
+    names = [row["name"] for row in _rows(_largest(most, COLOURS))]
+    summed = _summed(volume.where(f.col("name").isin(names)), "name", facts)
+    return lines(*summed, "messages a second") if summed[0] else ""
+
+
+def _summed(
+    volume: DataFrame, name: str, facts: Facts
+) -> tuple[dict[str, list[tuple[float, float]]], list[Tick]]:
+    """Messages a second of each name over the time, in windows as wide as the page can show."""
+    from pyspark.sql import functions as f
+
+    at = f.unix_timestamp("window")
+    first, last = volume.agg(f.min(at), f.max(at)).collect()[0]
+    if first is None:
+        return {}, []
+    span = last - first + facts.window
+    width = max(1, -(-span // (facts.window * POINTS))) * facts.window
+    place = f.floor((at - first) / width)
+    grouped = volume.groupBy(f.col(name).alias("name"), place.alias("place"))
+    series: dict[str, dict[int, float]] = {}
+    for row in _rows(grouped.agg(f.sum("messages").alias("messages"))):
+        series.setdefault(row["name"], {})[row["place"]] = row["messages"] / width
+    count = -(-span // width)
+    most = sorted(series, key=lambda name: -sum(series[name].values()))[:COLOURS]
+    points = {name: [((n + 0.5) / count, series[name].get(n, 0.0)) for n in range(count)] for name in most}
+    return points, _times(first, span)
+
+
+def _times(first: int, span: int) -> list[Tick]:
+    begin = datetime.fromtimestamp(first, UTC)
+    form = "%H:%M:%S" if span < 600 else "%d %b %H:%M" if span < 7 * 86_400 else "%d %b %Y"
+    quarters = (0, 0.25, 0.5, 0.75, 1)
+    return [Tick(share, (begin + timedelta(seconds=span * share)).strftime(form)) for share in quarters]
+
+
+def _subjects(tables: Tables, facts: Facts) -> str:
+    rows = _rows(_largest(tables["subjects"], facts.top))
+    return bars([(f"{row['stream']} {row['subject']}", row["messages"]) for row in rows], "messages")
+
+
+def _senders(tables: Tables, facts: Facts) -> str:
+    rows = _rows(_largest(tables["senders"], facts.top))
+    named = [(row["sender"] or "(anonymous)", row) for row in rows]
+    chart = bars([(f"{row['stream']} {name}", row["messages"]) for name, row in named], "messages")
+    return chart + _table(rows)
+
+
+def _late(tables: Tables, facts: Facts) -> str:
+    late = tables["senders"].where("late").orderBy("longest_silence", ascending=False).limit(ROWS)
+    shown = late.select("stream", "sender", "p50", "p99", "longest_silence", "silent_since")
+    return _table(_rows(shown))
+
+
+def _intervals(tables: Tables, facts: Facts) -> str:
+    from malamute.spark.analyze import SECOND
+    from malamute.spark.analyze_parts import EACH_DOUBLING
+
+    counts: dict[int, int] = {}
+    for row in _rows(tables["intervals"].where("sender is null").orderBy("bucket")):
+        # Four bars for each doubling can be told apart.
+        place = -1 if row["bucket"] == 0 else (row["bucket"] - 1) * 4 // EACH_DOUBLING
+        counts[place] = counts.get(place, 0) + row["messages"]
+    if not counts:
+        return ""
+    first, last = min((p for p in counts if p >= 0), default=0), max(counts)
+    places = [*([-1] if -1 in counts else []), *range(first, last + 1)]
+    names = {place: f"from {_seconds(2 ** (place / 4) / SECOND)}" if place >= 0 else "0" for place in places}
+    step = max(1, len(places) // 8)
+    ticks = [
+        Tick((n + 0.5) / len(places), names[place].removeprefix("from "))
+        for n, place in enumerate(places)
+        if n % step == 0
+    ]
+    return columns([(names[place], counts.get(place, 0)) for place in places], ticks, "messages")
+
+
+def _gaps(tables: Tables, facts: Facts) -> str:
+    return _table(_rows(_largest(tables["gaps"], ROWS)))
+
+
+def _headers(tables: Tables, facts: Facts) -> str:
+    return _table(_rows(tables["headers"].orderBy("stream", "header").limit(ROWS)))
+
+
+def _values(tables: Tables, facts: Facts) -> str:
+    from pyspark.sql import Window
+    from pyspark.sql import functions as f
+
+    order = Window.partitionBy("stream", "header").orderBy(f.desc("messages"), "value")
+    ranked = tables["header_values"].withColumn("rank", f.row_number().over(order))
+    rows = _rows(ranked.where(f.col("rank") <= facts.top).orderBy("stream", "header", "rank").limit(ROWS))
+    return _table([{k: v for k, v in row.items() if k != "rank"} for row in rows])
+
+
+def _queues(tables: Tables, facts: Facts) -> str:
+    outcomes = _table(_rows(tables["queues"].orderBy("queue", "outcome").limit(ROWS)))
+    return outcomes + _table(_rows(tables["queue_times"].orderBy("queue", "time").limit(ROWS)))
+
+
+def _consumers(tables: Tables, facts: Facts) -> str:
+    return _table(_rows(tables["consumers"].orderBy("fell_behind", ascending=False).limit(ROWS)))
+
+
+def _events(tables: Tables, facts: Facts) -> str:
+    return _table(_rows(tables["events"].orderBy("times", ascending=False).limit(ROWS)))
+
+
+def _damage(tables: Tables, facts: Facts) -> str:
+    return _table(_rows(tables["damage"].orderBy("path", "row_group").limit(ROWS)))
+
+
+SECTIONS: Sequence[tuple[str, Callable[[Tables, Facts], str]]] = (
+    ("Damage", _damage),
+    ("Streams", _streams),
+    ("Messages over time", _over_time),
+    ("By subject prefix", _by_prefix),
+    ("Top subjects", _subjects),
+    ("Senders", _senders),
+    ("Late senders", _late),
+    ("How far apart messages are", _intervals),
+    ("Gaps", _gaps),
+    ("Headers", _headers),
+    ("Frequent values of headers", _values),
+    ("Queues", _queues),
+    ("Slow consumers", _consumers),
+    ("Events of the broker", _events),
+)
+
+
+# Tables
+
+
+def _rows(table: DataFrame) -> list[Row]:
+    return [row.asDict() for row in table.collect()]
+
+
+def _largest(table: DataFrame, most: int) -> DataFrame:
+    names = [name for name in table.columns if name != "messages"]
+    return table.orderBy("messages", *names, ascending=[False, *(True for _ in names)]).limit(most)
+
+
+def _table(rows: Sequence[Row]) -> str:
+    if not rows:
+        return ""
+    names = list(rows[0])
+    head = "".join(f"<th>{escape(name.replace('_', ' '))}</th>" for name in names)
+    body = "".join(f"<tr>{''.join(_cells(row, names))}</tr>" for row in rows)
+    return f'<div class="table"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+
+
+def _cells(row: Row, names: Iterable[str]) -> Iterator[str]:
+    for name in names:
+        value = row[name]
+        right = isinstance(value, int | float) and not isinstance(value, bool)
+        words = _seconds(value) if name in SECONDS and value is not None else _words(value)
+        yield f"<td{' class=n' if right else ''}>{escape(words)}</td>"
+
+
+SECONDS = frozenset({"p50", "p95", "p99", "longest_silence"})
+"""Columns of durations."""
+
+
+def _words(value: Any) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, datetime):
+        return value.isoformat(sep=" ", timespec="seconds")
+    if isinstance(value, int):
+        return f"{value:,}"
+    return f"{value:,.6g}" if isinstance(value, float) else str(value)
+
+
+def _seconds(value: float) -> str:
+    """A duration in the unit that suits it."""
+    for unit, size in (("d", 86_400), ("h", 3600), ("min", 60), ("s", 1), ("ms", 1e-3), ("µs", 1e-6)):
+        if value >= size:
+            return f"{value / size:.3g} {unit}"
+    return f"{value * 1e9:.3g} ns" if value else "0"
+
+
+_LIGHT = (
+    "--paper:#fff;--ink:#1c2430;--soft:#5b6675;--faint:#e3e7ec;--card:#f5f7f9;--c1:#2563ad;--c2:#c2571a;"
+    "--c3:#2b8a57;--c4:#a23b72;--c5:#7a6a00;--c6:#0e8b99;--c7:#6b4fbb;--c8:#b3363e"
+)
+_DARK = (
+    "--paper:#12161c;--ink:#e4e8ee;--soft:#9aa6b5;--faint:#2b333e;--card:#1a2028;--c1:#6aa9f0;--c2:#f0955a;"
+    "--c3:#63c692;--c4:#e184b5;--c5:#d4c04a;--c6:#57c7d4;--c7:#ab93f0;--c8:#f0808a"
+)
+STYLE = (
+    f":root{{{_LIGHT}}}@media(prefers-color-scheme:dark){{:root{{{_DARK}}}}}"
+    "body{background:var(--paper);color:var(--ink);font:15px/1.5 system-ui,sans-serif;margin:0}"
+    "main{max-width:1080px;margin:0 auto;padding:24px 16px 64px}h1{margin:0}h2{margin:40px 0 8px}"
+    "p,nav,.cards span,.legend{color:var(--soft)}nav a{color:var(--c1);margin-right:14px}"
+    ".cards{display:flex;flex-wrap:wrap;gap:12px;margin:16px 0}"
+    ".cards div{background:var(--card);border-radius:8px;padding:10px 18px}"
+    ".cards b{display:block;font-size:24px}"
+    "svg{width:100%;height:auto}svg text{fill:var(--soft);font-size:12px}"
+    ".legend{list-style:none;display:flex;flex-wrap:wrap;gap:4px 16px;padding:0;margin:4px 0;font-size:13px}"
+    ".legend span{display:inline-block;width:12px;height:12px;border-radius:3px;margin-right:6px}"
+    ".table{overflow-x:auto}table{border-collapse:collapse;font-size:13px;margin:8px 0}"
+    "th,td{padding:4px 10px;border-bottom:1px solid var(--faint);text-align:left;white-space:nowrap}"
+    "th{color:var(--soft);font-weight:600}td.n{text-align:right;font-variant-numeric:tabular-nums}"
+)

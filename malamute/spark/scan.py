@@ -1,0 +1,279 @@
+"""Reading exported history by tasks: every row group becomes a small table, and Spark puts those together.
+
+Between Spark's Java and Python every row costs about a microsecond, however little is done with it. So the
+jobs do not let Spark read the files: a task gets their *names*, reads them by pyarrow where it runs, and
+hands back only what it has made of them. Then Spark does what it is best at, joining the parts of all tasks
+with as much memory and disk as there is.
+
+    files ──dealt──▶ tasks ──row group by row group──▶ Parts ──function──▶ small tables ──▶ Spark
+
+A task holds one row group at a time, so its memory does not grow with the number of messages. Subjects and
+senders come as dictionaries, which Parquet has on the disk already: what is computed for a subject is
+computed once for each row group.
+
+A file or a row group that cannot be read is a `Damage` in place of a `Part`; the rest is read all the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import unquote
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from pyarrow import fs
+
+from malamute.errors import InvalidValue, NotFound
+from malamute.protocol.limits import NUMBER_MAX
+from malamute.spark.layout import DATE, STREAM, SUFFIX, date_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+DICTIONARIES = ("subject", "sender")
+TASKS_EACH_CORE = 3
+"""Tasks for each core, so that one that has more to do does not keep all waiting."""
+
+SHARE_BYTES = 8 * 1024 * 1024
+"""Smaller files are not shared."""
+
+
+class Bounds(NamedTuple):
+    """Which part of the history: no streams are all; times in nanoseconds; `until` is not included."""
+
+    streams: tuple[str, ...] = ()
+    since: int = 0
+    until: int = NUMBER_MAX
+    first: int = 0
+    last: int = NUMBER_MAX
+
+    def overlaps(self, group: Any) -> bool:
+        """Whether the statistics of a row group leave it possible that one of its messages is within."""
+        columns = [group.column(number) for number in range(group.num_columns)]
+        found = {column.path_in_schema: column.statistics for column in columns}
+        ranges = {"sequence": (self.first, self.last), "time_ns": (self.since, self.until - 1)}
+        return all(
+            statistics is None
+            or not statistics.has_min_max
+            or (statistics.min <= high and statistics.max >= low)
+            for name, (low, high) in ranges.items()
+            for statistics in (found.get(name),)
+        )
+
+    @property
+    def whole(self) -> bool:
+        """Whether no message of these streams is left out."""
+        return self[1:] == (0, NUMBER_MAX, 0, NUMBER_MAX)
+
+    def keeps(self, table: pa.Table) -> pa.Table:
+        """The rows within the bounds."""
+        if self.whole:
+            return table
+        times, numbers = table.column("time_ns"), table.column("sequence")
+        tests = (
+            pc.greater_equal(times, self.since),
+            pc.less(times, self.until),
+            pc.greater_equal(numbers, self.first),
+            pc.less_equal(numbers, self.last),
+        )
+        mask = tests[0]
+        for test in tests[1:]:
+            mask = pc.and_(mask, test)
+        return table.filter(mask)
+
+
+class Piece(NamedTuple):
+    """A file of the history, or a share of it: the row groups of one of `shares` equal parts.
+
+    The order of pieces is the order of the messages of a stream.
+    """
+
+    stream: str
+    date: str
+    path: str
+    size_bytes: int
+    share: int = 0
+    shares: int = 1
+
+    def split(self, most_bytes: int) -> list[Piece]:
+        """As pieces of about so many bytes each."""
+        shares = max(1, -(-self.size_bytes // max(1, most_bytes)))
+        return [
+            self._replace(size_bytes=self.size_bytes // shares, share=n, shares=shares) for n in range(shares)
+        ]
+
+    def row_groups(self, count: int) -> range:
+        """Those of the file that are its own."""
+        return range(count * self.share // self.shares, count * (self.share + 1) // self.shares)
+
+
+class Part(NamedTuple):
+    """A row group, or what the bounds leave of it; never empty."""
+
+    stream: str
+    date: str
+    batch: pa.RecordBatch
+
+
+class Damage(NamedTuple):
+    """What could not be read: a row group of a file, or all of it (-1); the messages in it if known (0)."""
+
+    path: str
+    stream: str
+    row_group: int
+    messages: int
+    reason: str
+
+
+class History:
+    """An exported directory: a path, or a URL of a file system that pyarrow knows, such as `s3://`."""
+
+    def __init__(self, location: str, bounds: Bounds = Bounds()) -> None:  # noqa: B008  # it is a value
+        self.location = location
+        self.bounds = bounds
+        self.pieces = _pieces(location, bounds)
+
+    @property
+    def streams(self) -> list[str]:
+        """The streams that have files within the bounds."""
+        return sorted({piece.stream for piece in self.pieces})
+
+    def of(self, *streams: str) -> list[Piece]:
+        """The pieces of some streams."""
+        return [piece for piece in self.pieces if piece.stream in streams]
+
+
+def _pieces(location: str, bounds: Bounds) -> list[Piece]:
+    """The files within the bounds, as far as their names tell. Raises `InvalidValue` or `NotFound`."""
+    files, root = file_system(location)
+    try:
+        infos = files.get_file_info(fs.FileSelector(root, recursive=True))
+    except OSError as error:
+        raise NotFound(f"{location} cannot be read as exported history: {error}") from error
+    found = [piece for info in infos if (piece := _piece(info, root)) is not None]
+    known = {piece.stream for piece in found}
+    if not known:
+        raise NotFound(f"{location} holds no exported history")
+    if unknown := sorted(set(bounds.streams) - known):
+        raise NotFound(
+            f"{location} holds no stream {', '.join(map(repr, unknown))}; it has {', '.join(sorted(known))}"
+        )
+    since, until = date_of(bounds.since), date_of(min(bounds.until, NUMBER_MAX))
+    wanted = set(bounds.streams) or known
+    within = (piece for piece in found if piece.stream in wanted and since <= piece.date <= until)
+    return sorted(piece for piece in within if _numbered(piece, bounds))
+
+
+def _numbered(piece: Piece, bounds: Bounds) -> bool:
+    """Whether the sequences in a file's name are within the bounds. Tasks are dealt what has to be read."""
+    numbers = piece.path.rpartition("/")[2].removesuffix(SUFFIX).split("-")
+    if len(numbers) != 2 or not all(map(str.isdecimal, numbers)):
+        return True
+    return int(numbers[0]) <= bounds.last and int(numbers[1]) >= bounds.first
+
+
+def _piece(info: fs.FileInfo, root: str) -> Piece | None:
+    names = info.path.removeprefix(root).strip("/").split("/")
+    if info.type != fs.FileType.File or len(names) != 3 or not names[2].endswith(SUFFIX):
+        return None
+    stream, date, name = names
+    if not (stream.startswith(STREAM) and date.startswith(DATE)) or name[0] in "_.":
+        return None
+    return Piece(unquote(stream.removeprefix(STREAM)), date.removeprefix(DATE), info.path, info.size)
+
+
+def file_system(location: str) -> tuple[fs.FileSystem, str]:
+    """The file system of a path or a URL, and the path in it. Raises `InvalidValue`."""
+    try:
+        if "://" in location:
+            found: tuple[fs.FileSystem, str] = fs.FileSystem.from_uri(location)
+            return found
+        return fs.LocalFileSystem(), str(fs.LocalFileSystem().normalize_path(location))
+    except (pa.ArrowInvalid, OSError) as error:
+        raise InvalidValue(f"{location} is no path or URL that can be read: {error}") from error
+
+
+def read(
+    location: str, pieces: Iterable[Piece], columns: Sequence[str], bounds: Bounds
+) -> Iterator[Part | Damage]:
+    """The row groups of files, one after the other."""
+    files, _ = file_system(location)
+    for piece in pieces:
+        try:
+            with files.open_input_file(piece.path) as source:
+                yield from _row_groups(source, piece, columns, bounds)
+        except (OSError, pa.ArrowException) as error:
+            if not piece.share:
+                yield Damage(piece.path, piece.stream, -1, 0, str(error))
+
+
+def _row_groups(source: Any, piece: Piece, columns: Sequence[str], bounds: Bounds) -> Iterator[Part | Damage]:
+    names = [*dict.fromkeys([*columns, *(() if bounds.whole else ("time_ns", "sequence"))])]
+    metadata = pq.read_metadata(source)
+    if missing := sorted(set(names) - set(metadata.schema.to_arrow_schema().names)):
+        raise pa.ArrowInvalid(f"no column {', '.join(missing)}: it is not a file of an export")
+    encoded = [name for name in DICTIONARIES if name in columns]
+    file = pq.ParquetFile(source, metadata=metadata, read_dictionary=encoded, page_checksum_verification=True)
+    for number in piece.row_groups(file.num_row_groups):
+        if not (bounds.whole or bounds.overlaps(file.metadata.row_group(number))):
+            continue
+        try:
+            table = bounds.keeps(file.read_row_group(number, columns=names, use_threads=False))
+        except (OSError, pa.ArrowException) as error:
+            rows = file.metadata.row_group(number).num_rows
+            yield Damage(piece.path, piece.stream, number, rows, str(error))
+            continue
+        if table.num_rows:
+            yield Part(piece.stream, piece.date, _one_batch(table))
+
+
+def _one_batch(table: pa.Table) -> pa.RecordBatch:
+    columns = table.unify_dictionaries().combine_chunks()
+    return pa.RecordBatch.from_arrays([column.chunk(0) for column in columns.columns], schema=columns.schema)
+
+
+Function = Callable[[Iterator[Part | Damage]], Iterator[pa.RecordBatch]]
+"""What a task does: it makes small tables of what it reads."""
+
+
+def fold(
+    spark: SparkSession,
+    history: History,
+    pieces: Sequence[Piece],
+    columns: Sequence[str],
+    function: Function,
+    schema: pa.Schema,
+) -> DataFrame:
+    """Deal files to tasks; the rows that the function makes of them, of all tasks, as a data frame."""
+    location, bounds = history.location, history.bounds
+    hands = deal(pieces, spark.sparkContext.defaultParallelism * TASKS_EACH_CORE)
+
+    def task(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for number in batch.column(0).to_pylist():
+                yield from function(read(location, hands[number], columns, bounds))
+
+    return run(spark, len(hands), task, schema)
+
+
+def run(spark: SparkSession, count: int, task: Any, schema: pa.Schema) -> DataFrame:
+    """Run a task for each number below `count`, each in a partition of its own."""
+    from pyspark.sql.pandas.types import from_arrow_schema
+
+    numbers = spark.range(0, count, 1, max(1, count))
+    return numbers.mapInArrow(task, from_arrow_schema(schema))
+
+
+def deal(pieces: Sequence[Piece], count: int) -> list[list[Piece]]:
+    """Divide files, or shares of large ones, among tasks by their sizes, each task's in order."""
+    most_bytes = sum(piece.size_bytes for piece in pieces) // max(1, count) + 1
+    shares = [share for piece in pieces for share in piece.split(max(most_bytes, SHARE_BYTES))]
+    hands: list[list[Piece]] = [[] for _ in range(min(count, len(shares)))]
+    sizes = [0] * len(hands)
+    for piece in sorted(shares, key=lambda piece: piece.size_bytes, reverse=True):
+        least = sizes.index(min(sizes))
+        hands[least].append(piece)
+        sizes[least] += piece.size_bytes
+    return [sorted(hand) for hand in hands]

@@ -1,0 +1,94 @@
+"""A Spark session that knows Malamute; and what to install when there can be none.
+
+Spark is a program in Java, started by pyspark. Without a Java that is new enough pyspark says little, so
+that is looked at first. On a cluster the driver's Java is started by spark-submit and is there already.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from importlib import import_module
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+from malamute.errors import NotInstalled
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+JAVA_MIN = 17
+"""The oldest Java that Spark 4 runs on."""
+
+INSTALL = "install it with: pip install 'malamute[spark]'"
+INSTALL_JAVA = (
+    f"install a Java runtime of version {JAVA_MIN} or later, for example with:"
+    f" apt install openjdk-{JAVA_MIN}-jre-headless; or set JAVA_HOME to one"
+)
+
+SETTINGS = {
+    # Without it Spark refuses a source that could take filters.
+    "spark.sql.python.filterPushdown.enabled": "true",
+    # Times of the broker are UTC, and so is the date that an export is partitioned by.
+    "spark.sql.session.timeZone": "UTC",
+    # Names of streams are text, also those that look like numbers.
+    "spark.sql.sources.partitionColumnTypeInference.enabled": "false",
+}
+"""What a session is given unless it says otherwise."""
+
+
+def need(module: str) -> ModuleType:
+    """Import a library of the extra `spark`. Raises `NotInstalled`, which names what to install."""
+    try:
+        return import_module(module)
+    except ImportError as error:
+        raise NotInstalled(f"this needs {module.partition('.')[0]}: {INSTALL}") from error
+
+
+def open_session(name: str = "malamute", master: str = "", **settings: str) -> SparkSession:
+    """A session with the data source `malamute`; the one of this process, if there is one already.
+
+    `master` is Spark's address of a cluster; without it that of spark-submit, or all cores of this machine.
+    `settings` are more options of Spark, with `__` for each dot. Raises `NotInstalled` when pyspark or Java
+    is missing.
+    """
+    from malamute.spark import register
+
+    pyspark = need("pyspark.sql")
+    check_java()
+    # The executors on this machine take the interpreter of the driver.
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    builder = pyspark.SparkSession.builder.appName(name)
+    if master:
+        builder = builder.master(master)
+    options = SETTINGS | {option.replace("__", "."): value for option, value in settings.items()}
+    for option, value in options.items():
+        builder = builder.config(option, value)
+    session: SparkSession = builder.getOrCreate()
+    register(session)
+    return session
+
+
+def check_java() -> None:
+    """Raise `NotInstalled` unless Spark can start a Java that is new enough."""
+    if "PYSPARK_GATEWAY_PORT" in os.environ:
+        return  # spark-submit has started it
+    home = os.environ.get("JAVA_HOME")
+    java = shutil.which("java", path=os.path.join(home, "bin") if home else None)
+    if java is None:
+        raise NotInstalled(
+            f"Spark needs Java, and there is none{f' in {home}' if home else ''}: {INSTALL_JAVA}"
+        )
+    told = subprocess.run([java, "-version"], capture_output=True, text=True, check=False)
+    version = java_version(told.stderr + told.stdout)
+    if version < JAVA_MIN:
+        raise NotInstalled(f"Spark needs Java {JAVA_MIN}, and {java} is version {version}: {INSTALL_JAVA}")
+
+
+def java_version(words: str) -> int:
+    """The major version in what `java -version` says; 0 if it says none."""
+    found = re.search(r'version "(?:1\.)?(\d+)', words)
+    return int(found[1]) if found else 0

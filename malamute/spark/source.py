@@ -1,0 +1,130 @@
+"""The data source `malamute`: history as a table, a stream of a broker as a stream of Spark, and a sink.
+
+    spark.read.format("malamute").load("/data/history")
+    spark.read.format("malamute").option("url", "tcp://…").option("stream", "weather").load()
+    spark.readStream.format("malamute").option("url", "tcp://…").option("stream", "weather").load()
+    frame.write.format("malamute").option("url", "tcp://…").option("stream", "weather").mode("append").save()
+
+`options` has the options, `reading` and `streaming` and `writing` what is done. Between Spark's Java and this
+Python go batches of Arrow, never rows. That crossing still costs more than Parquet does: `read_export` gives
+the same table of an exported directory as Spark reads it by itself, where nothing else needs this source.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamArrowWriter,
+    DataSourceStreamReader,
+    Filter,
+    InputPartition,
+)
+from pyspark.sql.types import StructType
+
+from malamute.errors import StoreCorrupt
+from malamute.spark.filters import conditions_of
+from malamute.spark.options import FAIL, GAPS, Options
+from malamute.spark.reading import Lost, Query, Shape, Slice, read, slices
+from malamute.spark.schema import arrow_schema, ddl_of
+
+if TYPE_CHECKING:
+    from malamute.spark.writing import Writer
+
+_log = logging.getLogger("malamute")
+
+HARMLESS = frozenset(("restart", "not-stored"))
+"""Gaps in which nothing was that its publisher had confirmed."""
+
+
+class MalamuteSource(DataSource):
+    """`format("malamute")`. What is wrong with the options is told by `InvalidValue` and the other errors."""
+
+    @classmethod
+    def name(cls) -> str:
+        """What it is called."""
+        return "malamute"
+
+    def schema(self) -> str:
+        """The columns that are read."""
+        return ddl_of(Options.parse(self.options).read_columns())
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """Reads what there is."""
+        return Reader(Options.parse(self.options), schema)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802  # Spark's name
+        """Reads what comes."""
+        from malamute.spark.streaming import StreamReader
+
+        return StreamReader(Options.parse(self.options, lost=FAIL), schema)
+
+    def writer(self, schema: StructType, overwrite: bool) -> Writer:
+        """Publishes a frame."""
+        from malamute.spark.writing import Target, Writer
+
+        return Writer(Target.parse(self.options, schema, overwrite=overwrite))
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:  # noqa: N802
+        """Publishes a stream of Spark."""
+        from malamute.spark.writing import StreamWriter, Target
+
+        return StreamWriter(Target.parse(self.options, schema, overwrite=False))
+
+
+class Tasks:
+    """What both kinds of readers do in a task."""
+
+    def __init__(self, options: Options, schema: StructType) -> None:
+        self.options = options
+        self.shape = Shape(schema, options.all_columns())
+        promoted = options.promoted()
+        conditions = options.conditions(time.time_ns())
+        # What is damaged is found by reading everything.
+        needed = tuple(arrow_schema(promoted).names) if options.table == GAPS else self.shape.needed
+        self.query = Query(options, promoted, conditions, needed)
+
+    def batches(self, piece: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The batches of a slice. Raises `StoreCorrupt` for what is lost, if that is to fail."""
+        if not isinstance(piece, Slice):
+            return  # Spark's own partition, for a source that has none
+        for item in read(self.query, piece):
+            if not isinstance(item, Lost):
+                if self.options.table != GAPS:
+                    yield self.shape.of(item, piece.stream)
+            elif self.options.table == GAPS:
+                yield self.shape.of_lost(item)
+            elif self.options.lost == FAIL and item.reason not in HARMLESS:
+                raise StoreCorrupt(words(item))
+            else:
+                _log.warning("%s", words(item))
+
+
+def words(lost: Lost) -> str:
+    """What was lost, and where."""
+    where = f" in {lost.path}" if lost.path else ""
+    return f"no {lost.first} to {lost.last} of the stream {lost.stream!r}{where}: {lost.reason}"
+
+
+class Reader(Tasks, DataSourceReader):
+    """Reads what there is when the query is planned."""
+
+    def pushFilters(self, filters: list[Filter]) -> Sequence[Filter]:  # noqa: N802  # Spark's name
+        """Use what helps, and let Spark look at all of them again."""
+        found = conditions_of(filters) if self.options.table != GAPS else ()
+        self.query = self.query._replace(conditions=(*self.query.conditions, *found))
+        return filters
+
+    def partitions(self) -> list[Slice]:
+        """A task for each slice."""
+        return slices(self.query)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Read a slice."""
+        return self.batches(partition)

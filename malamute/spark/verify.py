@@ -1,0 +1,140 @@
+"""Holding an export against its manifest, and against the journal that it came from.
+
+Three questions, each of which finds what the others cannot. Is each file as it was written, by its size and
+its CRC? Is each sequence in a file or in a gap, once? And, as far as the journal still has them, are the
+messages the same: both sides are made into columns, a batch at a time, and compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from malamute.errors import NotFound, StoreError
+from malamute.protocol.batch import Columns
+from malamute.spark.columns import BATCH_ROWS, batches_of
+from malamute.spark.history import History, Range
+from malamute.spark.layout import stream_directory
+from malamute.spark.manifest import File, Manifest, Part, decode_footer, load, read_footer
+from malamute.spark.place import Place
+
+
+class Verified(NamedTuple):
+    """One file that was looked at, or what is wrong around it.
+
+    `compared` counts messages that were found to be the same in the journal. `fault` is empty when all is
+    well.
+    """
+
+    path: str
+    first: int
+    last: int
+    messages: int
+    compared: int
+    fault: str = ""
+
+
+Progress = Callable[[int, int], None]
+
+
+def verify(
+    place: Place,
+    stream: str,
+    history: History | None = None,
+    progress: Progress = lambda done, total: None,
+) -> Iterator[Verified]:
+    """Look at each file of an exported stream. Raises `NotFound` when the stream was never exported."""
+    manifest = load(place, stream)
+    if manifest is None:
+        raise NotFound(f"{stream!r} was not exported to {place.root}")
+    kept = history.streams().get(stream, Range(1, 0)) if history is not None else Range(1, 0)
+    total, done = sum(file.part.count for file in manifest.files), 0
+    reached: int | None = None
+    for file in manifest.files:
+        yield _verify_file(place, manifest, file, reached, history, kept)
+        reached = file.part.last
+        done += file.part.count
+        progress(done, total)
+    yield from _strays(place, manifest)
+
+
+def _verify_file(
+    place: Place, manifest: Manifest, file: File, reached: int | None, history: History | None, kept: Range
+) -> Verified:
+    part, compared = file.part, 0
+    fault = _covers(part, reached)
+    try:
+        fault = fault or _intact(place, manifest, file)
+        if not fault and history is not None:
+            compared, fault = _compare(place, manifest, file, history, kept)
+    except StoreError as error:
+        fault = str(error)
+    return Verified(file.path, part.first, part.last, part.count, compared, fault)
+
+
+def _strays(place: Place, manifest: Manifest) -> Iterator[Verified]:
+    """Files that readers see and the manifest does not have, as an export leaves them that was killed."""
+    known = {file.path for file in manifest.files}
+    for path in place.data_files(stream_directory(manifest.stream)):
+        if path not in known:
+            yield Verified(path, 0, 0, 0, 0, "not in the manifest; the next export enters it")
+
+
+def _covers(part: Part, reached: int | None) -> str:
+    """Whether each sequence behind the file before is in the file, or in a gap."""
+    start = part.first if reached is None else reached + 1
+    missing = sum(
+        min(gap.last, part.last) - max(gap.first, start) + 1 for gap in part.gaps if gap.last >= start
+    )
+    expected = part.last - start + 1 - missing
+    if part.count != expected:
+        return f"{part.count} messages where {expected} belong, from {start} to {part.last}"
+    return ""
+
+
+def _intact(place: Place, manifest: Manifest, file: File) -> str:
+    size, crc = place.measure(file.path)
+    if size != file.size:
+        return f"{size} bytes, and {file.size} were written"
+    if crc != file.crc:
+        return "wrong CRC"
+    stream, _, part = decode_footer(read_footer(place, file.path))
+    return "" if (stream, part) == (manifest.stream, file.part) else "its footer differs from the manifest"
+
+
+def _compare(place: Place, manifest: Manifest, file: File, history: History, kept: Range) -> tuple[int, str]:
+    """Compare with the journal. Returns how many messages are the same, and what differs."""
+    compared = 0
+    with pq.ParquetFile(place.full(file.path), filesystem=place.system) as parquet:
+        for batch in parquet.iter_batches(BATCH_ROWS):
+            exported = pa.Table.from_batches([batch])
+            sequences = exported.column("sequence")
+            first, last = max(sequences[0].as_py(), kept.first), sequences[-1].as_py()
+            if last < first:
+                continue
+            exported = exported.filter(pa.compute.greater_equal(sequences, first))
+            runs = (item for item in history.read(manifest.stream, first, last) if isinstance(item, Columns))
+            journal = pa.Table.from_batches(batches_of(runs, manifest.promoted), exported.schema)
+            if not _same(exported, journal):
+                return compared, f"differs from the journal between {first} and {last}"
+            compared += exported.num_rows
+    return compared, ""
+
+
+def _same(one: pa.Table, other: pa.Table) -> bool:
+    if one.equals(other):
+        return True
+    # Not equal may be no more than a number that is none, which differs from itself.
+    return one.num_rows == other.num_rows and _bits(one) == _bits(other)
+
+
+def _bits(table: pa.Table) -> list[pa.Array]:
+    """All columns, with numbers as their bits. Called when a difference is suspected, so it may copy."""
+    fresh = table.take(pa.array(range(table.num_rows)))
+    columns = {name: fresh.column(name).combine_chunks() for name in fresh.column_names}
+    headers = columns.pop("headers")
+    arrays = [headers.is_null(), headers.offsets, headers.keys, *headers.items.flatten(), *columns.values()]
+    return [array.view(pa.int64()) if pa.types.is_float64(array.type) else array for array in arrays]

@@ -1,0 +1,195 @@
+"""A frame, or a stream of Spark, published to a stream of a broker.
+
+The columns are those of a message: `subject`, and if they are there `body` (binary, or text as UTF-8) with
+`frames`, `headers` (a map to text, numbers or booleans, or to the values that this source reads), and
+`h_NAME` for single headers, where null is no header. What the broker gives its messages, such as sequence and
+time, is passed over, so that what was read can be written.
+
+A task publishes its rows in order, a bounded number of them unconfirmed, and is done when the last one is
+stored. A task that Spark runs again publishes again: this is at least once. `malamute spark replay` is
+exactly once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+from pyspark.sql.datasource import (
+    DataSourceArrowWriter,
+    DataSourceStreamArrowWriter,
+    WriterCommitMessage,
+)
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import StructType
+
+from malamute.client.sync import connect
+from malamute.errors import InvalidValue
+from malamute.protocol.batch import Body
+from malamute.spark.history import TIMEOUT
+from malamute.spark.schema import KINDS, PREFIX
+
+ROWS = 5000
+"""Messages that are made at a time."""
+
+GIVEN = frozenset(("sequence", "time", "time_ns", "sender", "parts", "size", "stream", "date"))
+"""Columns that the broker gives its messages."""
+
+_OPTIONS = frozenset(("url", "stream", "checkpointlocation", "path"))
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+
+
+def _is_body(kind: pa.DataType) -> bool:
+    return _is_text(kind) or pa.types.is_binary(kind) or pa.types.is_large_binary(kind)
+
+
+def _is_value(kind: pa.DataType) -> bool:
+    return (
+        _is_text(kind) or pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)
+    )
+
+
+def _is_headers(kind: pa.DataType) -> bool:
+    if not pa.types.is_map(kind) or not _is_text(kind.key_type):
+        return False
+    item = kind.item_type
+    return _is_value(item) or (pa.types.is_struct(item) and {field.name for field in item} == set(KINDS))
+
+
+_TYPES: dict[str, tuple[Callable[[pa.DataType], bool], str]] = {
+    "subject": (_is_text, "text"),
+    "body": (_is_body, "binary or text"),
+    "headers": (_is_headers, "a map of text to text, numbers, booleans, or values as they are read"),
+    "frames": (pa.types.is_list, "a list of sizes"),
+}
+
+
+class Target(NamedTuple):
+    """Where to publish, and which columns there are."""
+
+    url: str
+    stream: str
+    columns: tuple[str, ...]
+
+    @classmethod
+    def parse(cls, options: Mapping[str, str], schema: StructType, *, overwrite: bool) -> Target:
+        """Read the options of Spark and look at the columns. Raises `InvalidValue`."""
+        texts = {name.lower(): value for name, value in options.items()}
+        if unknown := sorted(texts.keys() - _OPTIONS):
+            raise InvalidValue(f"no option {unknown[0]!r} for writing: there are url and stream")
+        url, stream = texts.get("url", ""), texts.get("stream", "")
+        if not (url and stream):
+            raise InvalidValue("a frame is written with the options url and stream")
+        if overwrite:
+            raise InvalidValue("a stream is appended to: write with mode('append')")
+        fields = to_arrow_schema(schema, timezone="UTC")
+        if "subject" not in fields.names:
+            raise InvalidValue(f"a message needs a column 'subject': there are {', '.join(fields.names)}")
+        for field in fields:
+            _check(field)
+        return cls(url, stream, tuple(name for name in fields.names if name not in GIVEN))
+
+    def publish(self, batches: Iterator[pa.RecordBatch]) -> int:
+        """Publish all rows, and return how many when they are stored."""
+        count = 0
+        with (
+            connect(self.url, timeout=TIMEOUT, software="malamute-spark") as client,
+            client.publisher(self.stream, timeout=TIMEOUT) as publisher,
+        ):
+            for batch in batches:
+                for start in range(0, batch.num_rows, ROWS):
+                    columns = {
+                        name: batch.column(name).slice(start, ROWS).to_pylist() for name in self.columns
+                    }
+                    publisher.publish_many(*_messages(columns))
+                count += batch.num_rows
+        return count
+
+
+def _check(field: pa.Field) -> None:
+    if field.name in GIVEN:
+        return
+    is_right, wanted = _TYPES.get(field.name, (_is_value, "text, a number or a boolean"))
+    if field.name not in _TYPES and not field.name.startswith(PREFIX):
+        raise InvalidValue(
+            f"no column {field.name!r} in a message: for a header name it {PREFIX}{field.name}"
+        )
+    if not is_right(field.type):
+        raise InvalidValue(f"the column {field.name!r} has to be {wanted}, not {field.type}")
+
+
+def _messages(columns: Mapping[str, list[Any]]) -> tuple[list[str], list[Body], list[Any] | None]:
+    """Subjects, bodies and headers. Raises `InvalidValue` for a message without a subject."""
+    subjects = columns["subject"]
+    if None in subjects:
+        raise InvalidValue("a message without a subject: the column 'subject' has a null")
+    bodies: list[Body] = [_bytes(body) for body in columns.get("body", [b""] * len(subjects))]
+    if "frames" in columns:
+        bodies = [_framed(body, sizes) for body, sizes in zip(bodies, columns["frames"], strict=True)]
+    single = {
+        name.removeprefix(PREFIX): column for name, column in columns.items() if name.startswith(PREFIX)
+    }
+    if not single and "headers" not in columns:
+        return subjects, bodies, None
+    headers = [_headers(items) for items in columns.get("headers", [None] * len(subjects))]
+    for name, column in single.items():
+        for row, value in zip(headers, column, strict=True):
+            if value is not None:
+                row[name] = value
+    return subjects, bodies, headers
+
+
+def _bytes(body: bytes | str | None) -> bytes:
+    return body.encode() if isinstance(body, str) else bytes(body or b"")
+
+
+def _framed(body: Body, sizes: Sequence[int] | None) -> Body:
+    if sizes is None or not isinstance(body, bytes):
+        return body
+    if sum(sizes) != len(body):
+        raise InvalidValue(f"frames of {sum(sizes)} bytes in a body of {len(body)}")
+    ends = [sum(sizes[: place + 1]) for place in range(len(sizes))]
+    return [body[end - size : end] for end, size in zip(ends, sizes, strict=True)]
+
+
+def _headers(items: Sequence[tuple[str, Any]] | None) -> dict[str, Any]:
+    return {name: _value(value) if isinstance(value, dict) else value for name, value in items or ()}
+
+
+def _value(fields: Mapping[str, Any]) -> Any:
+    """The one value in the fields of a header; an integer stands in two of them."""
+    return next((fields[kind] for kind in KINDS if fields[kind] is not None), None)
+
+
+@dataclass
+class Published(WriterCommitMessage):
+    """How many messages a task has published."""
+
+    messages: int
+
+
+class Writer(DataSourceArrowWriter):
+    """Publishes a frame."""
+
+    def __init__(self, target: Target) -> None:
+        self._target = target
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Published:
+        """Publish the rows of a task."""
+        return Published(self._target.publish(iterator))
+
+
+class StreamWriter(DataSourceStreamArrowWriter):
+    """Publishes the micro-batches of a stream of Spark."""
+
+    def __init__(self, target: Target) -> None:
+        self._target = target
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Published:
+        """Publish the rows of a task."""
+        return Published(self._target.publish(iterator))

@@ -1,0 +1,85 @@
+"""What the broker tells of itself, and streams that make requests, over kills of who takes part."""
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+
+from rig_daemon import Daemon, small
+from rig_programs import WORKER, Program
+from rig_waiting import PATIENCE
+
+import malamute
+from malamute.core.events import EVENTS
+
+Connect = Callable[..., malamute.Client]
+Run = Callable[..., Program]
+
+KILLS = 5
+BATCH = 200
+
+
+def test_who_comes_and_goes_is_told_live_and_to_those_who_ask_later(
+    new_daemon: Callable[..., Daemon], connect_to: Connect, run: Run
+) -> None:
+    """WP12."""
+    config = small()
+    daemon = new_daemon(replace(config, session=replace(config.session, probe_interval_idle=0.5))).start()
+    watch = connect_to(daemon.url).subscribe(EVENTS, "client.#", "service.#", start="first")
+    worker = run(WORKER, daemon.url, "svc", "doomed")
+    assert worker.line() == ["ready"]
+    worker.kill()
+    told = []
+    while not told or told[-1] != "client.left.doomed":
+        told.append(watch.receive(timeout=PATIENCE).subject)
+    mine = [subject for subject in told if "doomed" in subject or "svc" in subject]
+    assert mine == [
+        "client.connected.doomed",
+        "service.worker-joined.svc",
+        "service.worker-left.svc",
+        "client.left.doomed",
+    ]
+    later = connect_to(daemon.url).subscribe(EVENTS, "client.*.doomed", start="first")
+    subjects = [later.receive(timeout=PATIENCE).subject for _ in range(2)]
+    assert subjects == ["client.connected.doomed", "client.left.doomed"]
+
+
+def test_a_killed_broker_tells_that_it_started_again_and_not_that_it_stopped(
+    new_daemon: Callable[[], Daemon], connect_to: Connect
+) -> None:
+    daemon = new_daemon().start()
+    connect_to(daemon.url).publish("s", "a", b"", assurance="stored")
+    daemon.kill()
+    daemon.start()
+    daemon.stop()
+    daemon.start()
+    watch = connect_to(daemon.url).subscribe(EVENTS, "broker.*", start="first")
+    subjects = [watch.receive(timeout=PATIENCE).subject for _ in range(4)]
+    assert subjects == ["broker.started", "broker.started", "broker.stopped", "broker.started"]
+
+
+def test_each_message_of_a_stream_is_one_request_over_kills_of_the_broker(
+    new_daemon: Callable[[], Daemon], connect_to: Connect
+) -> None:
+    """XU4, WP27, WP30: MOVE is exactly once into the queue, whatever the moment of the kill."""
+    daemon = new_daemon().start()
+    publisher = connect_to(daemon.url, "publisher")
+    publisher.change("feed.set", service="svc", stream="s", criteria=[["topic", "x.#"]])
+    for life in range(KILLS):
+        with publisher.publisher("s") as out:
+            for number in range(BATCH):
+                out.publish(f"x.{life}", b"%d" % (life * BATCH + number))
+                out.publish("y", b"not this one")
+            daemon.kill()
+            daemon.start()
+    wanted = [b"%d" % number for number in range(KILLS * BATCH)]
+    worker = connect_to(daemon.url, "worker")
+    done: Counter[bytes] = Counter()
+    with worker.work("svc", credit=100) as requests:
+        while len(done) < len(wanted):
+            request = requests.receive(timeout=PATIENCE)
+            done[request.body] += 1
+            request.reply(b"done")
+        worker.flush()
+    assert done == Counter(wanted)
+    assert publisher.query("service", name="svc")["messages"] == 0
+    assert publisher.query("mailboxes") == []

@@ -1,0 +1,40 @@
+"""The broker is killed again and again under load, and what it confirmed is there (promises 1 and 3)."""
+
+import random
+import time
+from collections.abc import Callable
+
+import pytest
+from rig_daemon import Daemon
+from rig_load import ROLES, Load, check_numbering, read_back
+from rig_waiting import eventually
+
+KILLS = 20
+PAUSE_MAX = 0.25
+"""Seconds at most from the first confirmations of a life to its end."""
+
+
+@pytest.mark.parametrize("seed", [20])
+def test_twenty_kills_under_load_lose_nothing_that_was_confirmed_and_double_nothing(
+    new_daemon: Callable[[], Daemon], seed: int
+) -> None:
+    """WP27, WP29, WP30, WP31, WP32, WP43, WP45."""
+    print(f"seed {seed}")
+    chance = random.Random(seed)
+    daemon = new_daemon().start()
+    with Load(dict.fromkeys(ROLES, daemon.url)) as load:
+        for _ in range(KILLS):
+            daemon.prepare()
+            load.progress()
+            # Nothing is waited for here: the moment of the kill is drawn.
+            time.sleep(chance.uniform(0, PAUSE_MAX))
+            daemon.kill()
+            daemon.start()
+        load.settle()
+        stored, gaps = read_back(daemon.url)
+        eventually(lambda: load.live[-1].sequence == stored[-1].sequence, "the last message, live")
+    print(f"{load}; {len(gaps)} gaps")
+
+    load.check_all(stored)
+    check_numbering([message.sequence for message in stored], gaps)
+    check_numbering([message.sequence for message in load.live], load.gaps)

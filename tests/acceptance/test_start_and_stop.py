@@ -1,0 +1,169 @@
+"""How a broker begins and ends: in good order, and one at a time on a directory."""
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from rig_daemon import Daemon, environment, small
+from rig_load import check_numbering, read_back
+from rig_waiting import PATIENCE
+
+import malamute
+from malamute.client.events import Connected, Event, Lost
+from malamute.errors import ConnectTimeout
+
+Connect = Callable[..., malamute.Client]
+
+
+def run_broker(*options: str | Path, directory: Path) -> subprocess.CompletedProcess[str]:
+    """The command that users type, for a broker that cannot start."""
+    return subprocess.run(
+        [sys.executable, "-m", "malamute", "broker", "run", *map(str, options)],
+        cwd=directory,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "SIGINT"])
+def test_after_a_signal_everything_confirmed_is_there_and_sequences_go_on_without_a_gap(
+    daemon: Daemon, connect: Connect, number: signal.Signals
+) -> None:
+    """WP30, WP32, WP43."""
+    publisher = connect()
+    for life in range(3):
+        with publisher.publisher("load", batch=10) as out:
+            receipts = [out.publish("a", b"%d" % life) for _ in range(100)]
+        assert [receipt.sequence for receipt in receipts] == list(range(100 * life + 1, 100 * life + 101))
+        publisher.send("bob", "hello", b"%d" % life)
+        daemon.stop(number)
+        daemon.start()
+    stored, gaps = read_back(daemon.url)
+    assert [message.sequence for message in stored] == list(range(1, 301))
+    assert gaps == []
+    with connect("bob").mailbox() as mail:
+        assert [mail.receive(PATIENCE).body for _ in range(3)] == [b"0", b"1", b"2"]
+    assert '"stopped"' in daemon.log
+
+
+def test_a_signal_under_load_confirms_what_was_accepted_before_the_end(daemon: Daemon) -> None:
+    """WP32: what is under way when the signal comes is confirmed, or sent again to the next life."""
+    with malamute.connect(daemon.url, timeout=PATIENCE) as client:
+        client.on_event = lambda event: None
+        with client.publisher("load", batch=10, timeout=PATIENCE) as out:
+            for life in range(3):
+                for number in range(2_000):
+                    out.publish("a", b"%d" % (2_000 * life + number))
+                daemon.restart()
+    stored, gaps = read_back(daemon.url)
+    assert [int(message.body) for message in stored] == list(range(6_000))
+    check_numbering([message.sequence for message in stored], gaps)
+    assert gaps == []
+
+
+def test_a_stopping_broker_accepts_nobody_and_its_clients_come_back_by_themselves(
+    daemon: Daemon, connect: Connect
+) -> None:
+    """WP29."""
+    events: list[Event] = []
+    client = connect()
+    client.on_event = events.append
+    with client.subscribe("s") as messages:
+        daemon.stop()
+        with pytest.raises(ConnectTimeout):
+            malamute.connect(daemon.url, timeout=0.2)
+        daemon.start()
+        assert client.publish("s", "a", b"", assurance="stored") == messages.receive(PATIENCE).sequence
+    assert [type(event) for event in events if isinstance(event, Connected | Lost)] == [Lost, Connected]
+
+
+def test_a_second_broker_on_the_same_directory_is_refused_and_the_first_is_not_disturbed(
+    daemon: Daemon, connect: Connect, tmp_path: Path
+) -> None:
+    """One directory, one broker."""
+    client = connect()
+    data = daemon.config.storage.directory
+    second = run_broker("--data", data, "--listen", "tcp://127.0.0.1:*", directory=tmp_path)
+    assert second.returncode == 1
+    assert second.stdout == ""
+    assert f"error 801: {data} is in use by process {daemon.pid}" in second.stderr
+    assert "Traceback" not in second.stderr
+    assert client.publish("s", "a", b"", assurance="stored") == 1
+    assert client.query("status")["pid"] == daemon.pid
+
+
+def test_a_port_in_use_is_told_by_its_name_and_the_directory_stays_free(
+    daemon: Daemon, new_daemon: Callable[..., Daemon], connect: Connect, tmp_path: Path
+) -> None:
+    """WP28: the one that cannot start says why, and leaves nothing locked."""
+    other = new_daemon()
+    listen = other.config.listen
+    other.configure(replace(other.config, listen=replace(listen, endpoints=(daemon.url,))))
+    refused = run_broker("--config", other.file, directory=tmp_path)
+    assert refused.returncode == 1
+    assert f"error 700: cannot listen on {daemon.url}: Address already in use" in refused.stderr
+    assert "Traceback" not in refused.stderr
+    other.configure(replace(other.config, listen=listen))
+    other.start()
+    assert connect().query("status")["pid"] == daemon.pid
+
+
+def test_the_command_starts_a_broker_and_a_signal_ends_it_with_code_0(
+    new_daemon: Callable[..., Daemon],
+) -> None:
+    """What a user does: start it, use it, press Control-C."""
+    config = new_daemon().file
+    command = [sys.executable, "-m", "malamute", "broker", "run", "--json", "--config", str(config)]
+    with subprocess.Popen(
+        command, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            assert process.stdout is not None
+            started = json.loads(process.stdout.readline())
+            with malamute.connect(started["endpoints"][0], timeout=PATIENCE) as client:
+                assert client.publish("s", "a", b"", assurance="stored") == 1
+            process.send_signal(signal.SIGINT)
+            _, log = process.communicate(timeout=PATIENCE)
+        finally:
+            process.kill()
+    assert process.returncode == 0, log
+    events = [json.loads(line)["event"] for line in log.splitlines()]
+    assert events == ["started", "stopping", "stopped"]
+
+
+def test_all_listeners_reach_the_same_broker(
+    new_daemon: Callable[..., Daemon], connect_to: Connect, tmp_path: Path
+) -> None:
+    """WP15: TCP, a Unix socket by its path, and a Linux abstract one, all at once."""
+    config = small()
+    daemon = new_daemon()
+    path = f"ipc://{tmp_path}/s"
+    abstract = f"ipc://@/malamute-test-{daemon.url.rpartition(':')[2]}"
+    endpoints = (daemon.url, path, abstract)
+    daemon.configure(replace(config, listen=replace(config.listen, endpoints=endpoints)))
+    daemon.start()
+    clients = [connect_to(url, f"at-{place}") for place, url in enumerate(endpoints)]
+    assert {client.query("status")["pid"] for client in clients} == {daemon.pid}
+    assert clients[0].query("status")["endpoints"] == list(endpoints)
+
+    subscriptions = [client.subscribe("s") for client in clients]
+    for client in clients:
+        client.publish("s", "a", client.address.encode(), assurance="stored")
+    for subscription in subscriptions:
+        had = [subscription.receive(PATIENCE) for _ in clients]
+        assert [(m.sequence, m.sender) for m in had] == [(1, "at-0"), (2, "at-1"), (3, "at-2")]
+    clients[0].send("at-2", "hello", b"over")
+    assert clients[2].receive(PATIENCE).sender == "at-0"
+
+    daemon.restart()
+    for client, subscription in zip(clients, subscriptions, strict=True):
+        client.publish("s", "a", b"again", assurance="stored")
+        assert subscription.receive(PATIENCE).body == b"again"

@@ -1,0 +1,91 @@
+"""The command against a real broker in this process, and in processes of its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from cli_commands import ROOT, Run, Start
+from click.testing import CliRunner, Result
+
+import malamute
+from malamute.cli.root import cli
+from malamute.testing import Broker
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A place for contexts that is not the user's own."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.mktemp("home")))
+    for name in ("MALAMUTE_URL", "MALAMUTE_CONTEXT"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def broker() -> Iterator[Broker]:
+    with Broker() as broker:
+        yield broker
+
+
+@pytest.fixture
+def client(broker: Broker) -> Iterator[malamute.Client]:
+    with malamute.connect(broker.url, address="test") as client:
+        yield client
+
+
+@pytest.fixture
+def run(request: pytest.FixtureRequest) -> Run:
+    """Run a command in this process. It finds the broker, if the test has one."""
+    url = request.getfixturevalue("broker").url if "broker" in request.fixturenames else None
+
+    def run(*arguments: str, exit_code: int = 0, stdin: str | bytes | None = None, **environ: str) -> Result:
+        result = CliRunner().invoke(
+            cli, list(arguments), prog_name="malamute", input=stdin, env={"MALAMUTE_URL": url, **environ}
+        )
+        if result.exception is not None and not isinstance(result.exception, SystemExit):
+            raise result.exception
+        assert result.exit_code == exit_code, result.output
+        return result
+
+    return run
+
+
+@pytest.fixture
+def start(request: pytest.FixtureRequest) -> Iterator[Start]:
+    """Start a command as a process. What still runs at the end of the test is killed."""
+    url = request.getfixturevalue("broker").url if "broker" in request.fixturenames else ""
+    started: list[subprocess.Popen[str]] = []
+
+    def start(*arguments: str, **more: Any) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [sys.executable, "-W", "error", "-m", "malamute", *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": str(ROOT), **({"MALAMUTE_URL": url} if url else {})},
+            text=True,
+            **more,
+        )
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        with process:
+            process.kill()
+
+
+@pytest.fixture
+def until(client: malamute.Client) -> Callable[[Callable[[], object]], None]:
+    """Ask the broker until something is so."""
+
+    def until(condition: Callable[[], object]) -> None:
+        for _ in range(100_000):
+            if condition():
+                return
+        raise AssertionError("it never came to that")
+
+    return until

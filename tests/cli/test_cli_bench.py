@@ -1,0 +1,97 @@
+"""The benchmarks with tiny counts: what they print, not how fast anything is."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from cli_commands import Run
+
+from malamute.cli.bench.machine import Watch, describe
+from malamute.cli.bench.report import row_of
+from malamute.cli.bench.stage import Actor, perform
+from malamute.errors import MalamuteError
+from malamute.testing import Broker
+
+
+def test_all_of_them_as_json(run: Run, broker: Broker) -> None:
+    shown = json.loads(
+        run("bench", "--messages", "1000", "--subscribers", "3", "--json", "--url", broker.url).stdout
+    )
+    assert list(shown) == ["parameters", "results"]
+    assert {"cores", "python", "zmq", "lmdb", "messages", "body", "broker"} <= set(shown["parameters"])
+    names = [row["what"] for row in shown["results"]]
+    assert len(names) == len(set(names)) == 16
+    for row in shown["results"]:
+        assert row["per_second"] > 0
+        assert row["missing"] == 0
+        assert row["p50_ms"] <= row["p99_ms"]
+        assert row["rss_anon_max_mib"] is None
+
+
+def test_parameters_come_first(run: Run, tmp_path: Path) -> None:
+    lines = run(
+        "bench", "stored", "--messages", "200", "--size", "8", "--data", str(tmp_path)
+    ).stdout.splitlines()
+    table = next(number for number, line in enumerate(lines) if "msg/s" in line)
+    words = "\n".join(lines[:table])
+    for parameter in ("cores", "durability", "messages", "8 bytes", "lmdb", "batches of up to 1000"):
+        assert parameter in words
+    assert len(lines) == table + 3
+    assert "pipelined" in lines[-2]
+
+
+def test_the_broker_of_a_benchmark_is_watched(run: Run) -> None:
+    shown = json.loads(run("bench", "mailbox", "--messages", "1000", "--json").stdout)
+    (row,) = shown["results"]
+    assert row["rss_anon_max_mib"] > 0
+    assert row["broker_cpu_us"] >= 0
+    assert "fsync" in shown["parameters"]["durability"]
+
+
+def test_matching_has_its_own_benchmark(run: Run) -> None:
+    assert "matching" in run("bench", "match", "--help").stdout
+
+
+def test_a_watch_sees_a_process() -> None:
+    with Watch(os.getpid()) as watch:
+        sum(range(1000))
+    assert watch.cpu_seconds is not None
+    assert watch.anonymous_bytes is not None
+    assert watch.anonymous_bytes > 0
+    with Watch(0) as blind:
+        pass
+    assert (blind.cpu_seconds, blind.anonymous_bytes) == (None, None)
+
+
+def test_the_machine_is_described(tmp_path: Path) -> None:
+    assert all(describe(tmp_path).values())
+
+
+def test_a_row() -> None:
+    measured = {
+        "start_ns": 0,
+        "end_ns": 2 * 10**9,
+        "cpu_seconds": 0.001,
+        "latencies": [*range(0, 10**8, 10**6)],
+    }
+    row = row_of("x", 1000, 1000, Watch(0), measured, measured)
+    assert (row.per_second, row.p50_ms, row.p99_ms) == (500, 50, 99)
+    assert (row.sender_cpu_us, row.receiver_cpu_us, row.missing) == (1, None, 0)
+
+
+def _failing(begin: object) -> dict[str, object]:
+    raise ValueError("no")
+
+
+def _leaving(begin: object) -> dict[str, object]:
+    os._exit(0)
+
+
+def test_an_actor_that_fails_is_an_error() -> None:
+    with pytest.raises(MalamuteError, match="ValueError: no"):
+        perform((_failing,))
+    with Actor(_leaving) as actor, pytest.raises(MalamuteError, match="was lost"):
+        actor.get()

@@ -1,0 +1,146 @@
+"""The benchmarks about history with tiny counts: what they print, not how fast anything is."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cli_commands import Run
+
+from malamute.cli.bench import ground, replay, slow_consumer
+from malamute.cli.bench.report import extent, middle, show_figures
+from malamute.cli.bench.start import fill
+from malamute.errors import StorageFull
+from malamute.journal.disk import DiskStore
+
+
+@pytest.fixture
+def measured(run: Run, tmp_path: Path) -> Any:
+    """Run a benchmark, whose parameters and rows are returned. It leaves nothing behind."""
+
+    def measured(name: str, *arguments: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+        shown = json.loads(run("bench", name, "--json", "--data", str(tmp_path), *arguments).stdout)
+        assert list(tmp_path.iterdir()) == []
+        assert {"cores", "durability", "rounds", "body", "lmdb"} <= set(shown["parameters"])
+        return shown["parameters"], shown["results"]
+
+    return measured
+
+
+def test_replay(measured: Any) -> None:
+    parameters, rows = measured("replay", "--messages", "4002", "--readers", "3", "--rounds", "2")
+    assert parameters["readers"] == 3
+    assert [row["delivered"] for row in rows] == [4002, 2001, 2002, 600]
+    for row in rows:
+        assert row["missing"] == 0
+        assert row["extent"][0] <= row["per_second"] <= row["extent"][1]
+        assert row["scanned_per_second"] >= row["per_second"]
+        assert row["rss_anon_max_mib"] > 0
+
+
+def test_readers_are_spread_over_the_history() -> None:
+    assert [view.start for view in replay.spread(1000, 3)] == [1, 476, 951]
+    assert [view[:3] for view in replay.spread(10, 1)] == [(1, 1, 1)]
+    assert all(view.start + view.scanned - 1 <= 1000 for view in replay.spread(1000, 50))
+
+
+def test_slow_consumer(measured: Any) -> None:
+    _, rows = measured(
+        *("slow-consumer", "--subscribers", "3", "--rate", "500", "--seconds", "1"),
+        *("--messages", "2000", "--rounds", "1"),
+    )
+    ways = ["reads", "window used up", "stopped"]
+    assert [(row["what"], row["the_one"]) for row in rows] == [
+        (rate, way) for rate in ("500/s", "full rate") for way in ways
+    ]
+    for row in rows:
+        assert row["missing"] == 0
+        assert 0 < row["p50_ms"] <= row["p99_ms"]
+        assert row["per_second_ratio"] > 0
+    for row in rows[::3]:
+        assert (row["per_second_ratio"], row["p50_ratio"], row["p99_ratio"]) == (1, 1, 1)
+
+
+@pytest.mark.parametrize("rate", [1, 30, 1000])
+def test_the_warm_up_is_whole_batches_and_more_than_the_window(rate: int, tmp_path: Path) -> None:
+    options = slow_consumer.Options(rate, 2, 5000, 100, 700, 20_000, 10, 1, tmp_path)
+    for plan in (slow_consumer.moderate_plan(options), slow_consumer.full_plan(options)):
+        assert plan.warm_up > slow_consumer.WINDOW
+        assert plan.warm_up % plan.batch == plan.warm_up % plan.stamp_every == 0
+    moderate = slow_consumer.moderate_plan(options)
+    assert moderate.messages - moderate.warm_up == 2 * rate
+
+
+def test_journal(measured: Any) -> None:
+    parameters, rows = measured("journal", "--messages", "1000", "--rounds", "2")
+    assert "journal = false" in parameters["journal off"]
+    assert [row["messages"] for row in rows] == [1000, 200]
+    for row in rows:
+        assert row["on_per_second"] > 0
+        assert row["off_per_second"] > 0
+        assert row["time_ratio_extent"][0] <= row["time_ratio"] <= row["time_ratio_extent"][1]
+
+
+def test_start(measured: Any) -> None:
+    _, rows = measured("start", "--gigabytes", "0.02", "--rounds", "1")
+    assert [row["stored_bytes"] >= 20_000_000 for row in rows] == [False, True, True]
+    assert rows[0]["recovered"] == 0
+    assert rows[1]["recovered"] == rows[2]["recovered"] > 100_000
+    assert all(row["seconds"] > 0 for row in rows)
+
+
+def test_a_filled_store_has_good_chunks(tmp_path: Path) -> None:
+    stored = fill(tmp_path, 1 << 26, 1_000_000, 100)
+    store = DiskStore.open_existing(tmp_path)
+    try:
+        steps = list(store.verify())
+        assert store.status().streams_bytes == stored >= 1_000_000
+    finally:
+        store.close()
+    assert not any(step.damages for step in steps)
+
+
+def test_parameters_come_first(run: Run) -> None:
+    lines = run("bench", "journal", "--messages", "10", "--rounds", "1").stdout.splitlines()
+    table = next(number for number, line in enumerate(lines) if "on per second" in line)
+    assert any("durability" in line for line in lines[:table])
+    assert len(lines) == table + 3
+
+
+def test_a_disk_without_room_is_refused(run: Run, tmp_path: Path) -> None:
+    free = shutil.disk_usage(tmp_path).free
+    with pytest.raises(StorageFull, match="bytes free"):
+        ground.check_room(tmp_path, free)
+    ground.check_room(tmp_path, 1)
+    wanted = str(min(free // 10**9 + 1, 10_000))
+    run("bench", "start", "--gigabytes", wanted, "--data", str(tmp_path), exit_code=1)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_medians_and_extents(capsys: pytest.CaptureFixture[str]) -> None:
+    assert (middle([3, 1, 2]), extent([3, 1, 2])) == (2, [1, 3])
+    show_figures([replay.Row("some", 1, 2000, [1, 2], 3, 4, 5, 6, 7)])
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split()[:2] == ["delivered", "per"]
+    assert lines[1].split()[:6] == ["some", "1", "2,000", "1", "to", "2"]
+
+
+def test_queues(measured: Any) -> None:
+    parameters, rows = measured(
+        *("queues", "--messages", "400", "--depth", "2000", "--batch", "50", "--rounds", "1")
+    )
+    assert parameters["depth"] == 2000
+    assert [row["what"] for row in rows] == [
+        "mailbox, send → stored",
+        "mailbox, deliver and ack",
+        "service, request → reply",
+        "service, dispatch and ack, depth 100",
+        "service, dispatch and ack, depth 2,000",
+    ]
+    for row in rows:
+        assert row["messages"] >= 100
+        assert row["extent"][0] <= row["per_second"] <= row["extent"][1]
+        assert row["rss_anon_max_mib"] > 0

@@ -1,0 +1,89 @@
+"""`malamute broker check`: figures, bounds, and the exit codes of a monitoring plugin."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+from cli_commands import Run
+
+import malamute
+from malamute.cli.check import MEASURES, Bounds, Figure, State, judge
+
+CHECK = ("broker", "check")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "state"),
+    [
+        ("lag", 9, State.OK),
+        ("lag", 10, State.WARNING),
+        ("lag", 19.9, State.WARNING),
+        ("lag", 20, State.CRITICAL),
+        ("uptime", 20, State.OK),
+        ("uptime", 19.9, State.WARNING),
+        ("uptime", 10, State.WARNING),
+        ("uptime", 9.9, State.CRITICAL),
+    ],
+)
+def test_a_figure_at_its_bound_and_beside_it(name: str, value: float, state: State) -> None:
+    bounds = Bounds(20, 10) if MEASURES[name].least else Bounds(10, 20)
+    assert judge(name, Figure(value), bounds).state is state
+
+
+def test_a_broker_that_is_well(run: Run, client: malamute.Client) -> None:
+    told = run(*CHECK, "--lag", "1,2", "--uptime", "0", "--fill", "90").stdout
+    line, _, figures = told.partition(" | ")
+    assert line.startswith("MALAMUTE OK - the broker at tcp://")
+    labels = [figure.partition("=")[0] for figure in figures.split()]
+    assert labels == [*MEASURES]
+    assert all(re.fullmatch(r"\w+=\d+(\.\d+)?[s%]?;(\d+:?)?;(\d+:?)?", figure) for figure in figures.split())
+
+
+def test_each_figure_tells_where_it_is_worst(run: Run, client: malamute.Client) -> None:
+    for number in range(3):
+        client.publish("weather", "a", b"%d" % number, assurance="stored")
+        client.send("bob", "a", b"")
+    client.change("cursor.set", stream="weather", cursor="slow", start="seq:2")
+    told = json.loads(
+        run(*CHECK, "--lag", "2,3", "--depth", ",3", "--oldest", "1d", "--json", exit_code=2).stdout
+    )
+    assert told["state"] == "CRITICAL"
+    found = {row["name"]: (row["value"], row["where"], row["state"]) for row in told["findings"]}
+    assert found["lag"] == (2, "weather for slow", "WARNING")
+    assert found["depth"] == (3, "mailbox bob", "CRITICAL")
+    assert found["oldest"][1:] == ("mailbox bob", "OK")
+    assert found["dead"] == (0, None, "OK")
+
+
+def test_a_reader_that_is_behind_counts_too(run: Run, client: malamute.Client) -> None:
+    for _ in range(5):
+        client.publish("weather", "a", b"", assurance="stored")
+    with client.subscribe("weather", start="first", credit=1):
+        text = run(*CHECK, "--lag", "4", exit_code=1).stdout
+    assert text.startswith("MALAMUTE WARNING - lag 4 (weather for test) is at or over 4 | lag=4;4;")
+
+
+def test_a_broker_that_started_just_now(run: Run, client: malamute.Client) -> None:
+    text = run(*CHECK, "--uptime", "1d,1h", exit_code=2).stdout
+    assert re.match(r"MALAMUTE CRITICAL - uptime [\d.]+s is below 3600 \|", text)
+    assert "s;86400:;3600:" in text
+
+
+def test_no_broker_is_critical(run: Run) -> None:
+    nowhere = ("--url", "tcp://127.0.0.1:1", "--timeout", "0.1")
+    assert run(*CHECK, *nowhere, exit_code=2).stdout.startswith("MALAMUTE CRITICAL - no broker answered")
+    told = json.loads(run(*CHECK, *nowhere, "--json", exit_code=2).stdout)
+    assert (told["state"], told["findings"]) == ("CRITICAL", [])
+
+
+@pytest.mark.parametrize(
+    "options", [("--lag", "many"), ("--lag", "2,1"), ("--lag", "1,2,3"), ("--uptime", "1,2"), ("--none",)]
+)
+def test_wrong_usage_is_unknown(run: Run, options: tuple[str, ...]) -> None:
+    assert options[0] in run(*CHECK, *options, exit_code=3).stderr
+
+
+def test_a_broker_that_refuses_is_unknown(run: Run, client: malamute.Client) -> None:
+    assert "MALAMUTE UNKNOWN" in run(*CHECK, "--address", "$sys", exit_code=3).stdout

@@ -1,0 +1,118 @@
+"""Contexts, and which of all that may say where to connect is the one."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from pathlib import Path
+
+import pytest
+from cli_commands import Run
+
+from malamute.cli.contexts import Context, Contexts, file_of, load, save
+from malamute.cli.trouble import BadInput
+from malamute.testing import Broker
+
+HERE = {"url": "tcp://here:1", "address": "alice", "timeout": 2.5}
+
+
+@pytest.fixture
+def known(run: Run) -> None:
+    """Two contexts, neither of them in use."""
+    run("context", "add", "here", "--url", "tcp://here:1", "--address", "alice", "--timeout", "2.5")
+    run("context", "add", "there", "--url", "tcp://there:2")
+
+
+def _shown(run: Run, *arguments: str, **environ: str) -> dict[str, object]:
+    shown: dict[str, object] = json.loads(run("context", "show", "--json", *arguments, **environ).stdout)
+    return shown
+
+
+def test_a_context_is_used_by_its_name(run: Run, known: None) -> None:
+    assert _shown(run, "--context", "here") == {"context": "here", **HERE}
+    assert _shown(run, MALAMUTE_CONTEXT="here") == {"context": "here", **HERE}
+    assert "no context 'where'; there is here, there" in run("context", "use", "where", exit_code=1).stderr
+    run("context", "show", "--context", "where", exit_code=1)
+
+
+def test_the_command_line_comes_before_the_environment_and_that_before_the_current(
+    run: Run, known: None
+) -> None:
+    assert _shown(run)["url"] == "tcp://127.0.0.1:9999"
+    run("context", "use", "there")
+    assert _shown(run)["url"] == "tcp://there:2"
+    variable = {"MALAMUTE_CONTEXT": "here"}
+    assert _shown(run, **variable)["url"] == "tcp://here:1"
+    variable["MALAMUTE_URL"] = "tcp://variable:3"
+    assert [*_shown(run, **variable).values()] == [None, "tcp://variable:3", "", 5.0]
+    assert _shown(run, "--context", "there", **variable)["url"] == "tcp://there:2"
+    assert _shown(run, "--url", "tcp://option:4", **variable)["url"] == "tcp://option:4"
+
+
+def test_options_come_before_what_a_context_says(run: Run, known: None) -> None:
+    shown = _shown(run, "--context", "here", "--url", "tcp://option:4", "--address", "", "--timeout", "9")
+    assert shown == {"context": "here", "url": "tcp://option:4", "address": "", "timeout": 9.0}
+
+
+def test_contexts_are_listed_replaced_and_deleted(run: Run, known: None) -> None:
+    run("context", "add", "here", "--url", "tcp://new:5", exit_code=1)
+    run("context", "add", "here", "--url", "tcp://new:5", "--replace", "--use")
+    rows = json.loads(run("context", "list", "--json").stdout)
+    assert [(row["name"], row["current"], row["url"]) for row in rows] == [
+        ("here", True, "tcp://new:5"),
+        ("there", False, "tcp://there:2"),
+    ]
+    run("context", "delete", "here")
+    assert _shown(run)["context"] is None
+    run("context", "delete", "there")
+    assert run("context", "list").stderr == "no contexts\n"
+
+
+def test_a_command_reaches_the_broker_of_a_context(run: Run) -> None:
+    with Broker() as broker:
+        run("context", "add", "test", "--url", broker.url, "--use")
+        told = json.loads(run("broker", "status", "--json").stdout)
+    assert told["url"] == broker.url
+
+
+def test_what_is_saved_is_loaded_whatever_the_names_are(tmp_path: Path) -> None:
+    odd = {'a "b" \\ ä.\u2028\x7f\n': Context("tcp://x:1", "\t", 1.0), "": Context()}
+    contexts = Contexts("ä", odd)
+    path = tmp_path / "new" / "contexts.toml"
+    save(path, contexts)
+    assert load(path) == contexts
+    assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
+    assert [*path.parent.iterdir()] == [path]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "current = 5",
+        "current",
+        "contexts = 5",
+        "contexts.a = 5",
+        "contexts.a.url = 5",
+        "contexts.a.timeout = true",
+        "contexts.a.colour = 'red'",
+    ],
+)
+def test_a_file_that_is_none_is_told(run: Run, text: str) -> None:
+    path = file_of(os.environ)
+    path.parent.mkdir()
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(BadInput, match=r"contexts\.toml"):
+        load(path)
+    assert "contexts.toml" in run("stream", "list", exit_code=1).stderr
+
+
+def test_a_file_that_cannot_be_written_is_told(run: Run) -> None:
+    path = file_of(os.environ)
+    path.parent.parent.joinpath("malamute").write_text("a file where the directory belongs")
+    assert "error: " in run("context", "add", "a", "--url", "tcp://x:1", exit_code=1).stderr
+
+
+def test_the_place_is_that_of_the_user_unless_it_is_told() -> None:
+    assert file_of({"XDG_CONFIG_HOME": "/x"}) == Path("/x/malamute/contexts.toml")
+    assert file_of({}) == Path("~/.config/malamute/contexts.toml").expanduser()

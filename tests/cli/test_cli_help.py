@@ -1,0 +1,154 @@
+"""What can be found out without a broker: help, versions, errors, and what is loaded for it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import click
+import pytest
+from cli_commands import ROOT, Run
+
+from malamute import __version__
+from malamute.cli.lazy import LazyGroup
+from malamute.cli.root import cli
+from malamute.errors import BY_CODE, MalamuteError
+
+
+def _commands(
+    group: click.Group, words: tuple[str, ...] = ()
+) -> Iterator[tuple[tuple[str, ...], click.Command]]:
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        assert command is not None
+        yield (*words, name), command
+        if isinstance(command, click.Group):
+            yield from _commands(command, (*words, name))
+
+
+COMMANDS = dict(_commands(cli))
+
+
+@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
+def test_every_command_has_help(run: Run, words: tuple[str, ...]) -> None:
+    assert COMMANDS[words].help
+    text = run(*words, "--help").stdout
+    assert text.startswith(f"Usage: malamute {' '.join(words)}")
+
+
+@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
+def test_every_option_has_help(words: tuple[str, ...]) -> None:
+    options = [p for p in COMMANDS[words].params if isinstance(p, click.Option)]
+    assert [option.name for option in options if not option.help] == []
+
+
+@pytest.mark.parametrize("words", [words for words in COMMANDS if words[:1] != ("bench",)], ids=" ".join)
+def test_every_command_takes_json(words: tuple[str, ...]) -> None:
+    command = COMMANDS[words]
+    options = {name for parameter in command.params for name in parameter.opts}
+    assert isinstance(command, click.Group) or "--json" in options
+
+
+def test_the_table_of_commands_leads_to_the_commands(run: Run) -> None:
+    assert isinstance(cli, LazyGroup)
+    words = " ".join(run("--help").stdout.split())
+    for name, lazy in cli.table.items():
+        assert COMMANDS[name,].name == name
+        assert f"{name} {lazy.help}" in words
+
+
+def test_the_help_tells_the_exit_codes(run: Run) -> None:
+    assert "Exit codes:" in run("--help").stdout
+
+
+def test_the_version(run: Run) -> None:
+    assert run("--version").stdout == f"malamute {__version__}\n"
+
+
+def test_an_unknown_command_is_wrong_usage(run: Run) -> None:
+    assert "No such command" in run("nonsense", exit_code=2).stderr
+
+
+SLOW = {"pyspark", "pyarrow", "pandas", "lmdb", "textual", "zmq", "msgpack", "structlog", "rich", "asyncio"}
+"""What no help needs."""
+
+
+def _loaded(code: str) -> set[str]:
+    """The libraries that are loaded after some code has run in a new interpreter."""
+    code += "; import sys; print(*(name.partition('.')[0] for name in sys.modules))"
+    run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    return set(run.stdout.splitlines()[-1].split())
+
+
+def test_the_help_loads_nothing_that_is_slow() -> None:
+    help_ = "from malamute.cli.root import cli; cli(['--help'], standalone_mode=False)"
+    assert not _loaded(help_) & {*SLOW, "tomllib", "subprocess"}
+
+
+def test_the_help_of_no_command_loads_anything_that_is_slow() -> None:
+    # What one of them needs, this would load: so none of them needs it.
+    quick = [name for name in cli.list_commands(click.Context(cli)) if name not in ("bench", "demo")]
+    load = "import click; from malamute.cli.root import cli; c = click.Context(cli)"
+    assert not _loaded(f"{load}; [cli.get_command(c, name) for name in {quick}]") & SLOW
+    # These two start clients in processes of their own, and say what they measure in their help.
+    measuring = f"{load}; [cli.get_command(c, name) for name in ('bench', 'demo')]"
+    assert not _loaded(measuring) & (SLOW - {"zmq", "msgpack", "asyncio"})
+
+
+def test_a_client_command_does_not_load_the_broker() -> None:
+    code = (
+        "import sys, malamute.cli.publish, malamute.cli.subscribe, malamute.cli.broker; print(*sys.modules)"
+    )
+    run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert not set(run.stdout.split()) & {
+        "pyspark",
+        "pyarrow",
+        "lmdb",
+        "malamute.core",
+        "malamute.server.daemon",
+    }
+
+
+def test_the_module_is_the_command() -> None:
+    run = subprocess.run(
+        [sys.executable, "-m", "malamute", "--version"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert run.stdout == f"malamute {__version__}\n"
+
+
+def test_every_error_with_a_number_is_of_a_kind_and_has_a_hint(run: Run) -> None:
+    rows = json.loads(run("errors", "--json").stdout)
+    assert [row["name"] for row in rows if not (row["hint"] and row["meaning"].startswith("Raised "))] == []
+    kinds = {row["name"]: row["kind"] for row in rows}
+    assert (kinds["TryLater"], kinds["StoreLocked"], kinds["ConfigError"]) == (
+        "Failed",
+        "StoreError",
+        "MalamuteError",
+    )
+
+
+def test_errors_without_a_number_are_kinds_or_tell_all_by_their_words() -> None:
+    assert {error.__name__ for error in _without_number(MalamuteError)} == {
+        "Refused",  # kinds: what is raised is of a class below
+        "Failed",
+        "LinkError",  # also raised itself, in a wrong thread or process: the text says what to do
+        "BadInput",  # of the command line: the text names the file or the line
+    }
+
+
+def _without_number(error: type[MalamuteError]) -> Iterator[type[MalamuteError]]:
+    for child in error.__subclasses__():
+        if not child.code and child.__module__.startswith("malamute."):
+            yield child
+        yield from _without_number(child)
+
+
+def test_errors_are_listed_and_explained(run: Run) -> None:
+    assert {row["code"] for row in json.loads(run("errors", "--json").stdout)} == set(BY_CODE)
+    assert "StorageFull" in run("errors").stdout
+    assert "TryLater" in run("errors", "503").stdout
+    assert json.loads(run("errors", "503", "--json").stdout)["name"] == "TryLater"
+    assert run("errors", "999", exit_code=1).stderr.startswith("error 404: no error has the number 999")

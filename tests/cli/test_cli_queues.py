@@ -1,0 +1,197 @@
+"""What an operator asks of mailboxes, services and clients, and changes in them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from cli_commands import Run
+
+import malamute
+from malamute.config import Config, Queues
+from malamute.errors import Disconnected
+from malamute.testing import Broker
+
+Until = Callable[[Callable[[], object]], None]
+
+
+@pytest.fixture
+def broker() -> Iterator[Broker]:
+    """One that buries a message that comes back once."""
+    with Broker(config=replace(Config(), queues=Queues(max_deliver=1))) as broker:
+        yield broker
+
+
+def _rows(run: Run, *arguments: str) -> Any:
+    return json.loads(run(*arguments, "--json").stdout)
+
+
+@pytest.fixture(params=["mailbox", "service"])
+def kind(request: pytest.FixtureRequest, client: malamute.Client) -> str:
+    """A queue `q` of each kind with three messages."""
+    for number in range(3):
+        headers = {"n": number}
+        if request.param == "mailbox":
+            client.send("q", f"s.{number}", b"body%d" % number, headers)
+        else:
+            client.request("q", f"s.{number}", b"body%d" % number, headers)
+    client.flush()
+    return str(request.param)
+
+
+def _taken(broker: Broker, kind: str) -> None:
+    """Somebody takes the three messages, and goes without a word."""
+    with malamute.connect(broker.url, address="q" if kind == "mailbox" else "") as worker:
+        source: Any = worker.mailbox(auto_ack=False) if kind == "mailbox" else worker.work("q", credit=3)
+        for _ in range(3):
+            source.receive(timeout=30)
+
+
+@pytest.fixture
+def dead(run: Run, kind: str, broker: Broker, until: Until) -> str:
+    """The same with dead letters, and nothing else."""
+    _taken(broker, kind)
+    until(lambda: _rows(run, kind, "info", "q")["dead"] == 3)
+    return kind
+
+
+def test_one_queue_is_told_of(run: Run, kind: str) -> None:
+    told = _rows(run, kind, "info", "q")
+    assert (told["name"], told["messages"], told["consumers"]) == ("q", 3, 0)
+    assert "messages" in run(kind, "info", "q").stdout
+    assert "error 404" in run(kind, "info", "none", exit_code=1).stderr
+
+
+def test_who_works_for_a_service_is_told(run: Run, client: malamute.Client) -> None:
+    with client.work("q", "bw.*", credit=3):
+        (worker,) = _rows(run, "service", "info", "q")["workers"]
+        words = run("service", "info", "q").stdout
+    assert (worker["address"], worker["patterns"], worker["credit"]) == ("test", ["bw.*"], 3)
+    assert "\nworkers\n" in words
+    assert words.splitlines()[-1].split()[1:3] == ["test", "bw.*"]
+
+
+def test_what_a_client_has_is_told(run: Run, client: malamute.Client) -> None:
+    client.mailbox()
+    with client.subscribe("weather", "temp.*", where="n > 3"), client.work("q"):
+        told = _rows(run, "client", "info", "test")
+        words = run("client", "info", "test").stdout
+    assert [row["stream"] for row in told["subscriptions"]] == ["weather"]
+    assert [row["service"] for row in told["offers"]] == ["q"]
+    assert len(told["mailbox"]) == 1
+    assert "topic temp.*" in words
+    assert all(f"\n{title}\n" in words for title in ("subscriptions", "offers", "mailbox"))
+
+
+def test_messages_are_browsed_and_stay(run: Run, kind: str) -> None:
+    for _ in range(2):
+        rows = _rows(run, kind, "browse", "q")
+        assert [(row["sequence"], row["subject"], row["headers"], row["body"]) for row in rows] == [
+            (number + 1, f"s.{number}", {"n": number}, f"body{number}") for number in range(3)
+        ]
+    assert {(row["sender"], row["state"], row["attempts"]) for row in rows} == {("test", "waiting", 0)}
+    first, *lines = run(kind, "browse", "q").stdout.splitlines()
+    assert " ".join(first.split()) == "sequence time sender subject attempts state headers body"
+    assert [line.split()[-1] for line in lines] == ["body0", "body1", "body2"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sequences"),
+    [
+        (["--limit", "2"], [1, 2]),
+        (["--after", "1"], [2, 3]),
+        (["--after", "1", "--limit", "1"], [2]),
+        (["--where", "n > 0"], [2, 3]),
+        (["--where", "n > 0", "--limit", "1"], [2]),
+        (["--after", "3"], []),
+    ],
+)
+def test_browsing_selects(run: Run, kind: str, arguments: list[str], sequences: list[int]) -> None:
+    assert [row["sequence"] for row in _rows(run, kind, "browse", "q", *arguments)] == sequences
+
+
+def test_browsing_turns_pages(run: Run, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("malamute.cli.queues.PAGE", 2)
+    assert [row["sequence"] for row in _rows(run, kind, "browse", "q")] == [1, 2, 3]
+
+
+def test_nothing_to_browse(run: Run, kind: str) -> None:
+    assert run(kind, "browse", "q", "--after", "3").stderr == "no messages\n"
+    assert run(kind, "dead", "q").stderr == "no dead letters\n"
+    run(kind, "browse", "none", exit_code=1)
+    run(kind, "browse", "q", "--where", "n >", exit_code=1)
+
+
+def test_dead_letters_are_told_with_their_reason(run: Run, dead: str) -> None:
+    rows = _rows(run, dead, "dead", "q")
+    assert [row["body"] for row in rows] == ["body0", "body1", "body2"]
+    assert {row["properties"]["dead"]["attempts"] for row in rows} == {1}
+    first, *lines = run(dead, "dead", "q").stdout.splitlines()
+    assert "reason" in first.split()
+    assert len(lines) == 3
+    assert rows[0]["properties"]["dead"]["reason"] in lines[0]
+
+
+def test_dead_letters_are_sent_again(run: Run, dead: str) -> None:
+    redrive = (dead, "redrive", "q")
+    assert _rows(run, *redrive, "--dry-run")["messages"] == 3
+    assert _rows(run, dead, "browse", "q") == []
+    assert _rows(run, *redrive, "--where", "n = 1")["messages"] == 1
+    assert [row["body"] for row in _rows(run, dead, "browse", "q")] == ["body1"]
+    left = [str(row["sequence"]) for row in _rows(run, dead, "dead", "q")]
+    assert _rows(run, *redrive, "--sequence", left[1])["messages"] == 1
+    assert _rows(run, *redrive, "--limit", "5")["messages"] == 1
+    assert [row["body"] for row in _rows(run, dead, "browse", "q")] == ["body1", "body2", "body0"]
+    run(*redrive, "--sequence", "1", exit_code=1)
+
+
+def test_dead_letters_are_removed(run: Run, dead: str) -> None:
+    assert _rows(run, dead, "purge", "q", "--dead", "--where", "n < 2", "--yes")["messages"] == 2
+    assert [row["body"] for row in _rows(run, dead, "dead", "q")] == ["body2"]
+
+
+def test_messages_are_removed_after_asking(run: Run, kind: str) -> None:
+    purge = (kind, "purge", "q")
+    assert "all messages" in run(*purge, stdin="n\n", exit_code=1).stderr
+    assert "some messages" in run(*purge, "--limit", "1", stdin="n\n", exit_code=1).stderr
+    assert _rows(run, *purge, "--dry-run")["messages"] == 3
+    assert _rows(run, *purge, "--sequence", "2", "--yes")["messages"] == 1
+    assert [row["sequence"] for row in _rows(run, kind, "browse", "q")] == [1, 3]
+    run(*purge, stdin="y\n")
+    assert _rows(run, kind, "browse", "q") == []
+
+
+def test_a_body_that_is_no_text_is_browsed(run: Run, client: malamute.Client) -> None:
+    client.send("q", "a", b"\xff")
+    (row,) = _rows(run, "mailbox", "browse", "q")
+    assert (row["body_base64"], row["headers"]) == ("/w==", {})
+    assert "1 bytes" in run("mailbox", "browse", "q").stdout
+
+
+def test_a_client_is_told_of_by_its_address_and_by_its_id(run: Run, client: malamute.Client) -> None:
+    told = _rows(run, "client", "info", "test")
+    assert (told["address"], told["connected"]) == ("test", True)
+    assert _rows(run, "client", "info", told["id"])["address"] == "test"
+    run("client", "info", "none", exit_code=1)
+    assert any(row["address"] == "test" for row in _rows(run, "client", "list"))
+
+
+def test_a_client_is_sent_away_and_stays_away(run: Run, broker: Broker) -> None:
+    guest = malamute.connect(broker.url, address="guest")
+    assert _rows(run, "client", "disconnect", "guest", "--dry-run")["connected"]
+    run("client", "disconnect", "guest", stdin="n\n", exit_code=1)
+    assert guest.query("status")["clients"] == 1
+    run("client", "disconnect", "guest", "--yes")
+    with malamute.connect(broker.url) as other:
+        assert [row["address"] for row in other.query("clients")] == [""]
+    with pytest.raises(Disconnected):
+        guest.query("status")
+    guest.close()
+
+
+def test_dead_letters_are_for_the_monitoring(run: Run, dead: str) -> None:
+    text = run("broker", "check", "--dead", "1,10", exit_code=1).stdout
+    assert text.startswith(f"MALAMUTE WARNING - dead 3 ({dead} q) is at or over 1 |")

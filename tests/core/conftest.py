@@ -1,0 +1,7 @@
+import pytest
+from core_bench import Bench
+
+
+@pytest.fixture
+def bench() -> Bench:
+    return Bench()

@@ -1,0 +1,194 @@
+"""Whatever clients say about queued messages, the core never raises, and its books are right in the end."""
+
+from __future__ import annotations
+
+import os
+
+from core_bench import Bench
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from malamute.core.delivery import QueuePolicy
+from malamute.core.delivery.entry import size_of
+from malamute.protocol.batch import pack_record
+from malamute.protocol.limits import Limits
+from malamute.protocol.messages import (
+    Ack,
+    Cancel,
+    Change,
+    Credit,
+    Error,
+    Nak,
+    Offer,
+    Progress,
+    Query,
+    Reject,
+    Release,
+    Reply,
+    Request,
+    Send,
+    Withdraw,
+)
+
+EXAMPLES = int(os.environ.get("MALAMUTE_EXAMPLES", "300"))
+NAMES = ("ann", "bob")
+POLICY = QueuePolicy(
+    ack_timeout=4.0,
+    max_deliver=2,
+    backoff=(1.0,),
+    depth=8,
+    priority_step=2,
+    dedup_window=5.0,
+    dedup_count=2,
+    dead_letters=2,
+    idle=6.0,
+)
+RECORD = pack_record(None, (b"body",))
+KINDS = st.sampled_from(["mailbox", "service"])
+SMALL = st.integers(1, 6)
+RANGES = st.lists(st.tuples(SMALL, SMALL).map(sorted), min_size=1, max_size=2)
+SOURCES = st.integers(0, 2)
+OPTIONS = st.none() | st.fixed_dictionaries(
+    {},
+    optional={
+        "correlation": st.integers(0, 1),
+        "id": st.sampled_from(["i", "j"]),
+        "tracker": st.sampled_from(["t", "u", "v"]),
+        "ttl": st.sampled_from([0, 1000, 3000]),
+        "priority": st.integers(0, 3),
+        "delay": st.sampled_from([0, 2000]),
+        "key": st.sampled_from(["k", "l"]),
+        "immediate": st.booleans(),
+        "reply_to": st.sampled_from(NAMES),
+    },
+)
+
+
+def _batch(command, names):
+    return st.lists(OPTIONS, min_size=1, max_size=3).flatmap(
+        lambda options: names.map(
+            lambda name: command(name, 0, ["a"] * len(options), [RECORD] * len(options), options)
+        )
+    )
+
+
+QUEUE = st.sampled_from([{"kind": "service", "name": "w"}, {"kind": "mailbox", "name": "bob"}])
+COMMANDS = st.one_of(
+    _batch(Send, st.sampled_from(NAMES)),
+    _batch(Request, st.just("w")),
+    st.builds(
+        lambda source, n, ms: Offer(source, "w", [["all", ""]], n, -1, ms), SMALL, SMALL, st.just(2000)
+    ),
+    st.builds(Credit, SOURCES, SMALL, st.just(-1)),
+    st.builds(Cancel, SMALL),
+    st.builds(Ack, SOURCES, RANGES),
+    st.builds(Nak, SOURCES, RANGES, st.sampled_from([-1, 0, 500])),
+    st.builds(Reject, SOURCES, RANGES, st.just("no")),
+    st.builds(Progress, SOURCES, RANGES),
+    st.builds(Release, SOURCES, RANGES),
+    st.builds(
+        lambda s, q, final: Reply(s, 0, [q], [final], [RECORD]), st.integers(1, 2), SMALL, st.booleans()
+    ),
+    st.builds(Withdraw, st.just(1), KINDS, st.sampled_from([*NAMES, "w"]), st.integers(0, 1)),
+    QUEUE.map(lambda queue: Query(1, "messages", queue)),
+    QUEUE.map(lambda queue: Change(1, "queue.redrive", queue)),
+    st.builds(lambda queue, dead: Change(1, "queue.purge", {**queue, "dead": dead}), QUEUE, st.booleans()),
+)
+STEPS = st.lists(
+    st.tuples(st.sampled_from(NAMES), COMMANDS, st.booleans())
+    | st.sampled_from(["commit", "fail", "read", "settle", "crash", "lost", "wait 1", "wait 3"]),
+    max_size=40,
+)
+
+
+@settings(
+    max_examples=int(os.environ.get("MALAMUTE_EXAMPLES", "300")),
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+)
+@given(STEPS, st.sampled_from([1, 500, 1 << 26]))
+def test_the_books_are_right_whatever_is_said(steps, memory_bytes):
+    bench = Bench(Limits(queues_memory_bytes=memory_bytes), queues=POLICY)
+    bench.open(*NAMES)
+    numbers = dict.fromkeys(NAMES, 1)
+    for step in steps:
+        if isinstance(step, str):
+            _happen(bench, *step.split())
+            bench.open(*NAMES)
+            for name in NAMES:
+                session = bench.core.sessions.by_address[name]
+                numbers[name] = session.numbers.next
+        else:
+            name, command, numbered = step
+            if numbered and "number" in command._fields:
+                command = command._replace(number=numbers[name])
+                numbers[name] += 1
+            bench.tell(name, command)
+        check(bench)
+    bench.settle()
+    check(bench)
+    answers = [m for _, m in bench.log if isinstance(m, Error)]
+    assert all(error.code in (404, 416, 420, 421, 422, 503, 504, 507) for error in answers)
+
+
+def _happen(bench, what, seconds="0"):
+    if what == "wait":
+        bench.wait(float(seconds))
+    elif what == "lost":
+        bench.lost("bob")
+    elif what in ("commit", "fail", "read"):
+        if bench.reads if what == "read" else bench.appends:
+            getattr(bench, what)()
+    else:
+        getattr(bench, what)()
+
+
+def check(bench):
+    """What the broker counts is what is there."""
+    core = bench.core
+    queues = [*core.mailboxes.by_name.values(), *core.services.by_name.values()]
+    held = sum(len(s.outstanding) for queue in queues for s in queue.consumers.values())
+    assert held == sum(session.holding for session in core.sessions.by_peer.values())
+    # How many messages the room is for, and its bytes: an outcome that comes takes both.
+    rooms = core.budget.trackers._open
+    # What is sent again has its room while its records are read.
+    reading = bool(bench.reads)
+    assert reading or sum(queue.reserved for queue in queues) == sum(kept for kept, _ in rooms.values())
+    total = messages = cold = 0
+    for queue in queues:
+        assert len(queue.entries) + queue.reserved <= POLICY.depth
+        mine = sum(
+            room
+            for (sender, _), (_, room) in rooms.items()
+            if queue.kind == "mailbox" and queue.name == sender
+        )
+        assert reading or queue.bytes == sum(entry.size for entry in queue.entries.values()) + mine
+        assert reading or queue.cold == _cold(queue.entries) + mine
+        assert all(entry.size == size_of(entry.message) for entry in queue.entries.values() if not entry.cold)
+        assert queue.unsaved <= queue.entries.keys()
+        assert not any(queue.entries[sequence].cold for sequence in queue.unsaved)
+        dead = sum(entry.size for entry in queue.dead.entries.values())
+        assert queue.dead.cold == _cold(queue.dead.entries)
+        assert len(queue.dead.entries) <= POLICY.dead_letters
+        messages += len(queue.entries) + len(queue.dead.entries) + queue.reserved
+        cold += queue.cold + queue.dead.cold
+        total += queue.bytes + dead
+        states = [entry.state for entry in queue.entries.values()]
+        assert states.count("waiting") == len(queue.ready)
+        assert states.count("delayed") == len(queue.delayed)
+        assert states.count("unstored") == queue.unstored
+        outstanding = sum(len(consumer.outstanding) for consumer in queue.consumers.values())
+        assert states.count("outstanding") == outstanding
+        assert queue.options.keys() <= queue.entries.keys()
+        assert queue.untouched <= queue.entries.keys()
+    assert total == core.budget.bytes
+    assert messages == core.budget.messages
+    assert cold == core.budget.memory.cold
+    assert reading or core.budget.memory.ahead == sum(
+        len(record) for queue in queues for record in queue.ahead.records.values()
+    )
+    assert core.budget.queues == len(queues)
+
+
+def _cold(entries):
+    return sum(entry.size for entry in entries.values() if entry.cold)

@@ -1,0 +1,633 @@
+"""The stream `$sys`: what the broker tells of itself."""
+
+from __future__ import annotations
+
+import re
+from itertools import chain
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from core_bench import (
+    Bench,
+    ack,
+    items,
+    mail_credit,
+    offer,
+    peer_id,
+    publish,
+    reply,
+    request,
+    send,
+    subscribe,
+)
+
+from malamute.core.delivery import QueuePolicy
+from malamute.core.events import EVENTS, EVENTS_MAX, PART_BYTES_MAX, TROUBLE_SECONDS, subject_part
+from malamute.errors import StoreError
+from malamute.journal.store import Retention
+from malamute.protocol.batch import unpack, unpack_payload, unpack_record
+from malamute.protocol.limits import SUBJECT_BYTES_MAX, Limits
+from malamute.protocol.messages import (
+    Bye,
+    Cancel,
+    Change,
+    Commit,
+    Credit,
+    Deliver,
+    Gap,
+    Hello,
+    Query,
+    Reject,
+    Withdraw,
+)
+
+
+class Told(NamedTuple):
+    subject: str
+    headers: dict[str, Any]
+    body: bytes = b""
+
+
+@pytest.fixture
+def bench():
+    return listening(Bench(lifecycle=True))
+
+
+def listening(bench, pattern="#"):
+    """A bench with a reader of the events, `eve`."""
+    bench.open("eve")
+    bench.tell("eve", subscribe(1, stream=EVENTS, criteria=[["topic", pattern]]))
+    bench.settle()
+    bench.sent("eve")
+    return bench
+
+
+def told(bench):
+    """The events that eve was sent since the last time."""
+    return [event for message in bench.sent("eve") if isinstance(message, Deliver) for event in read(message)]
+
+
+def read(chunk):
+    columns = unpack_payload(chunk.payload, chunk.large)
+    assert set(columns.each_sender()) == {"$broker"} if isinstance(columns.senders, list) else True
+    for subject, record in zip(columns.subjects, columns.records, strict=True):
+        headers, body = unpack_record(record)
+        yield Told(subject, headers, b"".join(body))
+
+
+def stored(bench):
+    """All events on the disk."""
+    return [event for chunk in bench.store.read(EVENTS, 1, bytes_max=1 << 30).found for event in read(chunk)]
+
+
+def subjects(events):
+    return [event.subject for event in events]
+
+
+# Clients (WP12)
+
+
+def test_wp12_clients_appear_and_disappear(bench):
+    bench.open("alice")
+    bench.lost("alice")
+    bench.open("alice")
+    bench.tell("alice", Bye())
+    joined, lost, resumed, left = told(bench)
+    assert subjects([joined, lost, resumed, left]) == [
+        "client.connected.alice",
+        "client.left.alice",
+        "client.connected.alice",
+        "client.left.alice",
+    ]
+    assert joined.headers["name"] == joined.headers["address"] == "alice"
+    assert (joined.headers["resumed"], resumed.headers["resumed"]) == (False, True)
+    assert (lost.headers["reason"], left.headers["reason"]) == ("lost", "bye")
+    assert len({event.headers["id"] for event in (joined, lost, resumed, left)}) == 1
+
+
+def test_wp12_a_client_that_stays_away_expires():
+    bench = listening(Bench(lifecycle=True, expiry=10.0))
+    bench.open("alice")
+    bench.lost("alice")
+    bench.wait(9.9)
+    assert subjects(told(bench)) == ["client.connected.alice", "client.left.alice"]
+    bench.wait(0.1)
+    assert subjects(told(bench)) == ["client.expired.alice"]
+
+
+def test_wp12_a_takeover_tells_who_left_and_who_came(bench):
+    bench.open("alice")
+    bench.tell("newcomer", Hello([2], "alice"))
+    events = told(bench)[1:]
+    assert subjects(events) == ["client.left.alice", "client.connected.alice"]
+    assert events[0].headers["reason"] == "takeover"
+
+
+def test_a_client_without_an_address_goes_by_its_id(bench):
+    bench.tell("nobody", Hello([2], ""))
+    (event,) = told(bench)
+    assert event.subject == f"client.connected.{event.headers['id']}"
+    assert event.headers["address"] == ""
+
+
+# The stream
+
+
+def test_sys_is_journaled_and_replayed_over_a_restart(bench):
+    bench.open("alice")
+    bench.restart()
+    bench.settle()
+    bench.open("eve")
+    bench.tell("eve", subscribe(1, stream=EVENTS, start="first"))
+    bench.settle()
+    assert subjects(told(bench)) == [
+        "broker.started",
+        "client.connected.eve",
+        "client.connected.alice",
+        "broker.stopped",
+        "broker.started",
+        "client.connected.eve",
+    ]
+
+
+def test_the_whole_life_of_a_broker_is_in_the_order_in_which_it_was():
+    bench = Bench(lifecycle=True)
+    bench.open("alice")
+    bench.restart()
+    bench.settle()
+    bench.crash()
+    bench.settle()
+    assert subjects(stored(bench)) == [
+        "broker.started",
+        "client.connected.alice",
+        "broker.stopped",
+        "broker.started",
+        "broker.started",
+    ]
+
+
+def test_a_restart_in_good_order_leaves_no_gap_in_sys(bench):
+    bench.restart()
+    bench.settle()
+    chunks = bench.store.read(EVENTS, 1, bytes_max=1 << 30).found
+    assert [chunk.first for chunk in chunks[1:]] == [chunk.last + 1 for chunk in chunks[:-1]]
+
+
+def test_clients_cannot_publish_to_sys_nor_set_its_cursors_by_reserved_names(bench):
+    bench.open("alice")
+    refused = [
+        *bench.ask("alice", publish(b"1", stream=EVENTS, number=1)),
+        *bench.ask("alice", publish(b"1", stream="$other")),
+        *bench.ask("alice", Change(1, "stream.delete", {"stream": EVENTS})),
+        *bench.ask("alice", Commit(EVENTS, 0, "$feed/x", 1)),
+        *bench.ask("alice", subscribe(5, stream=EVENTS, cursor="$feed/x")),
+        *bench.ask("alice", Change(1, "cursor.set", {"stream": EVENTS, "cursor": "$x", "start": "new"})),
+        *bench.ask("alice", Change(1, "cursor.delete", {"stream": EVENTS, "cursor": "$x"})),
+    ]
+    assert [error.code for error in refused] == [401] * 7
+    bench.settle()
+    assert all(event.subject != "a" for event in stored(bench))
+
+
+def test_sys_is_there_for_cursors_and_retention_like_any_stream(bench):
+    last = bench.core.streams.by_name[EVENTS].last
+    bench.tell("eve", Commit(EVENTS, 0, "mine", last), Change(1, "stream.retain", {"stream": EVENTS}))
+    bench.settle()
+    assert bench.store.recover().cursors[EVENTS, "mine"] == last
+    assert [message.ref for message in bench.sent("eve")] == [1]
+
+
+def test_without_the_option_there_is_no_sys_and_nothing_is_kept():
+    bench = Bench()
+    bench.open("alice")
+    assert [error.code for error in bench.ask("alice", subscribe(1, stream=EVENTS))] == [401]
+    bench.tell("alice", publish(b"1"))
+    assert (bench.core.turn.events, bench.core.turn.events_dropped) == ([], 0)
+    assert EVENTS not in bench.core.streams.by_name
+
+
+def test_a_turn_in_which_nothing_happens_stores_nothing(bench):
+    bench.tell("eve", Query(1, "status", {}))
+    assert not bench.appends
+
+
+@pytest.mark.parametrize("name", ["a.b", "x * #", "é.ü", "日本" * 40, "." * 255])
+def test_a_name_is_one_part_of_the_subject_and_whole_in_the_header(bench, name):
+    bench.tell("alice", Hello([2], name))
+    (event,) = told(bench)
+    kind, what, part = event.subject.split(".")
+    assert (kind, what) == ("client", "connected")
+    assert part == subject_part(name)
+    assert not set(part) & set("*# .")
+    assert len(event.subject.encode()) <= SUBJECT_BYTES_MAX
+    assert event.headers["name"] == name
+
+
+def test_a_part_is_cut_between_characters_at_its_limit():
+    assert subject_part("x" * PART_BYTES_MAX) == "x" * PART_BYTES_MAX
+    assert subject_part("x" * (PART_BYTES_MAX + 1)) == "x" * PART_BYTES_MAX
+    assert subject_part("x" + "é" * PART_BYTES_MAX) == "x" + "é" * (PART_BYTES_MAX // 2 - 1)
+
+
+# What is told
+
+
+def test_streams_come_and_go(bench):
+    bench.open("alice")
+    bench.tell("alice", publish(b"1"))
+    bench.tell("alice", Change(1, "stream.delete", {"stream": "s"}))
+    created, deleted = told(bench)[1:]
+    assert (created.subject, deleted.subject) == ("stream.created.s", "stream.deleted.s")
+    assert (deleted.headers["first"], deleted.headers["last"]) == (1, 1)
+
+
+def test_slow_consumers_are_told_when_they_fall_behind_and_when_they_are_back(bench):
+    bench.open("alice", "bob")
+    bench.tell("bob", subscribe(3, credit=1))
+    bench.tell("alice", publish(b"1", b"2"))
+    bench.settle()
+    bench.tell("bob", Credit(3, 5, -1))
+    bench.settle()
+    events = [event for event in told(bench) if event.subject.startswith("subscription")]
+    assert subjects(events) == ["subscription.replay.s", "subscription.live.s"]
+    assert {event.headers["address"] for event in events} == {"bob"}
+    assert [event.headers["sequence"] for event in events] == [2, 3]
+
+
+def test_a_gap_is_told_with_its_range_and_reason():
+    bench = listening(Bench(lifecycle=True, retention=Retention(count=1)), "subscription.gap.*")
+    bench.open("alice")
+    for body in (b"1", b"2", b"3"):
+        bench.tell("alice", publish(body))
+        bench.settle()
+    bench.tell("alice", subscribe(1, start="seq:1"))
+    bench.settle()
+    (event,) = told(bench)
+    assert {**event.headers, "client": ""} == {
+        "name": "s",
+        "client": "",
+        "address": "alice",
+        "source": 1,
+        "first": 1,
+        "last": 2,
+        "reason": "overwritten",
+    }
+
+
+def test_workers_join_and_leave_in_every_way(bench):
+    bench.open("bob")
+    bench.tell("bob", offer(1, pattern="x.*"), offer(2))
+    bench.tell("bob", mail_credit(), Cancel(1))
+    bench.lost("bob")
+    events = [event for event in told(bench) if event.subject.startswith("service")]
+    assert [(event.subject, event.headers["patterns"]) for event in events] == [
+        ("service.worker-joined.w", "x.*"),
+        ("service.worker-joined.w", "#"),
+        ("service.worker-left.w", "x.*"),
+        ("service.worker-left.w", "#"),
+    ]
+
+
+def test_queues_are_told_when_their_first_message_comes(bench):
+    bench.open("alice")
+    bench.tell("alice", send("bob", b"1"), send("bob", b"2"), request(b"3"))
+    assert subjects(told(bench))[1:] == ["mailbox.created.bob", "service.created.w"]
+
+
+def test_a_private_mailbox_is_nobody_elses_business(bench):
+    bench.tell("nobody", Hello([2], ""), request(b"1"))
+    bench.open("bob")
+    bench.tell("bob", offer())
+    bench.settle()
+    bench.tell("bob", reply(1, 1))
+    bench.settle()
+    assert [subject for subject in subjects(told(bench)) if subject.startswith("mailbox")] == []
+
+
+# The store
+
+
+def test_trouble_with_the_store_is_told_once_and_when_it_is_over(bench):
+    bench.open("alice")
+    told(bench)
+    for _ in range(5):
+        bench.tell("alice", publish(b"1"))
+        while bench.appends:
+            bench.fail(StoreError("input/output error"))
+    events = told(bench)
+    assert subjects(events)[:2] == ["stream.created.s", "store.failed"]
+    assert len(events) == 2
+    assert "input/output error" in events[1].headers["error"]
+    bench.settle()
+    bench.now += TROUBLE_SECONDS
+    bench.tell("alice", publish(b"1"))
+    bench.settle()
+    (over,) = told(bench)
+    assert over.subject == "store.recovered"
+    assert over.headers["failures"] > 5
+
+
+def test_trouble_that_lasts_is_told_again(bench):
+    for _ in range(3):
+        bench.open("alice")
+        while bench.appends:
+            bench.fail()
+        bench.now += TROUBLE_SECONDS
+    assert subjects(told(bench)).count("store.failed") == 3
+
+
+def test_events_that_cannot_be_stored_harm_nothing_else(bench):
+    bench.open("alice")
+    while bench.appends:
+        bench.fail()
+    bench.tell("alice", publish(b"1", number=1))
+    bench.settle()
+    assert [type(message).__name__ for message in bench.sent("alice")] == ["Stored"]
+
+
+# Limits
+
+
+def test_a_turn_at_the_limit_tells_all_and_one_past_it_tells_how_many_were_dropped(bench):
+    for count, dropped in ((EVENTS_MAX, []), (EVENTS_MAX + 1, [1]), (EVENTS_MAX + 7, [7])):
+        for number in range(count):
+            bench.core.turn.event(f"test.many.{number}")
+        bench.turn()
+        events = told(bench)
+        assert len(events) == EVENTS_MAX + len(dropped)
+        assert [e.headers["count"] for e in events if e.subject == "events.dropped"] == dropped
+
+
+def test_while_the_disk_does_not_keep_up_events_are_dropped_and_counted():
+    bench = listening(Bench(Limits(backlog_bytes=2_000), lifecycle=True))
+    bench.open("alice")
+    told(bench)
+    bench.tell("alice", publish(b"x" * 3_000))
+    bench.tell("alice", subscribe(1, stream="t"))
+    bench.tell("alice", subscribe(2, stream="u"))
+    assert told(bench) == []
+    bench.settle()
+    (event,) = told(bench)
+    assert (event.subject, event.headers) == ("events.dropped", {"count": 3})
+
+
+def test_an_event_that_cannot_be_packed_is_counted(bench):
+    bench.core.turn.event("test.bad.x", value=2**70)
+    bench.core.turn.event("test.odd.y", value=[1, 2])
+    bench.turn()
+    odd, dropped = told(bench)
+    assert odd.headers == {"name": "y", "value": "[1, 2]"}
+    assert dropped.headers == {"count": 1}
+
+
+# No loop
+
+
+def test_a_slow_reader_of_the_events_makes_no_events():
+    bench = Bench(lifecycle=True, retention=Retention(count=3))
+    bench.open("eve")
+    bench.tell("eve", subscribe(1, stream=EVENTS, start="first", credit=1))
+    bench.settle()
+    for name in ("alice", "bob", "carl", "dora"):
+        bench.open(name)
+        bench.settle()
+    before = bench.core.streams.by_name[EVENTS].last
+    got = []
+    for _ in range(10):
+        bench.tell("eve", Credit(1, 1, -1))
+        bench.settle()
+        got += bench.sent("eve")
+    assert any(isinstance(message, Gap) for message in got)
+    assert bench.core.streams.by_name[EVENTS].last == before
+
+
+# Histories
+
+
+def history(bench):
+    bench.settle()
+    return [(event, unpack(event.body)) for event in told(bench) if ".settled." in event.subject]
+
+
+def test_what_was_settled_in_a_turn_is_one_event_for_each_queue():
+    bench = listening(Bench(lifecycle=True, settled=True))
+    bench.open("alice", "bob")
+    start = int(bench.now * 1e9)
+    bench.tell("alice", request(b"1", b"2"), send("bob", b"3"))
+    bench.now += 1
+    bench.tell("bob", offer(), mail_credit())
+    bench.settle()
+    bench.now += 2
+    bench.tell("bob", reply(1, 1), reply(1, 2), ack(0, (1, 1)))
+    (service, requests), (mailbox, mails) = history(bench)
+    assert (service.subject, service.headers) == ("service.settled.w", {"name": "w", "count": 2})
+    assert requests == {
+        "sequences": [1, 2],
+        "queued": start,
+        "delivered": start + 10**9,
+        "attempts": 1,
+        "settled": start + 3 * 10**9,
+        "outcome": "acknowledged",
+        "worker": "bob",
+    }
+    assert (mailbox.subject, mails["sequences"]) == ("mailbox.settled.bob", [1])
+
+
+def test_a_history_tells_the_first_delivery_the_attempts_and_who_settled_it():
+    bench = listening(Bench(settled=True))
+    bench.open("alice", "bob", "carl")
+    bench.tell("bob", offer(credit=1))
+    bench.tell("alice", request(b"1", b"2"))
+    bench.settle()
+    first = int(bench.now * 1e9)
+    bench.now += 5
+    bench.tell("carl", offer(credit=2))
+    bench.lost("bob")
+    bench.settle()
+    bench.tell("carl", reply(1, 1, 2))
+    ((_, columns),) = history(bench)
+    assert columns["attempts"] == [2, 1]
+    assert columns["delivered"] == [first, first + 5 * 10**9]
+    assert columns["worker"] == "carl"
+
+
+def test_every_end_has_its_outcome_and_who_made_it():
+    bench = listening(Bench(settled=True))
+    bench.open("alice", "bob")
+    bench.tell("bob", offer(credit=2))
+    bench.tell("alice", request(b"1", b"2"), request(b"3", ttl=1_000))
+    bench.settle()
+    bench.tell("bob", Reject(1, [[1, 1]], "no"), ack(1, (2, 2)))
+    told = [(c["sequences"], c["outcome"], c["worker"]) for _, c in history(bench)]
+    # What makes a dead letter has to be on the disk first.
+    assert told == [([2], "acknowledged", "bob"), ([1], "rejected", "bob")]
+    bench.wait(1.0)
+    ((_, columns),) = history(bench)
+    assert (columns["outcome"], columns["worker"], columns["delivered"]) == ("expired", "", 0)
+    assert (columns["sequences"], columns["attempts"]) == ([3], 0)
+
+
+def test_a_delivery_before_a_restart_is_not_known_any_more():
+    bench = Bench(settled=True)
+    bench.open("alice", "bob")
+    bench.tell("bob", offer())
+    bench.tell("alice", request(b"1"))
+    bench.settle()
+    bench.restart()
+    listening(bench)
+    bench.open("bob")
+    bench.tell("bob", offer())
+    bench.settle()
+    bench.tell("bob", reply(1, 1))
+    ((_, columns),) = history(bench)
+    assert (columns["delivered"], columns["attempts"]) == (0, 2)
+
+
+def test_what_was_not_stored_as_settled_has_no_history():
+    bench = listening(Bench(settled=True))
+    bench.open("alice", "bob")
+    bench.tell("bob", offer())
+    bench.tell("alice", request(b"1"))
+    bench.settle()
+    bench.tell("bob", reply(1, 1, number=1))
+    bench.fail()
+    assert history(bench) == []
+    assert len(bench.core.services.by_name["w"].entries) == 1
+
+
+def test_histories_are_off_unless_wanted(bench):
+    bench.open("alice", "bob")
+    bench.tell("bob", mail_credit())
+    bench.tell("alice", send("bob", b"1"))
+    bench.settle()
+    bench.tell("bob", ack(0, (1, 1)))
+    assert history(bench) == []
+    assert bench.core.budget.ledger.pending == {}
+
+
+def test_more_queues_than_a_turn_may_tell_of_are_counted(monkeypatch):
+    monkeypatch.setattr("malamute.core.events.EVENTS_MAX", 2)
+    bench = listening(Bench(settled=True))
+    bench.open("alice", "bob")
+    for name in ("a", "b", "c"):
+        bench.tell("bob", offer(ord(name), service=name))
+        bench.tell("alice", request(b"1", service=name))
+    bench.settle()
+    for name in ("a", "b", "c"):
+        bench.receive("bob", reply(ord(name), 1))
+    bench.turn()
+    bench.settle()
+    events = told(bench)
+    assert subjects(events) == ["service.settled.a", "service.settled.b", "events.dropped"]
+    assert events[2].headers == {"count": 1}
+
+
+def test_the_items_of_sys_come_like_those_of_any_stream(bench):
+    bench.open("alice")
+    (delivery,) = [message for message in bench.sent("eve") if isinstance(message, Deliver)]
+    assert [item.sender for item in items(delivery)] == ["$broker"]
+    assert peer_id("alice") not in delivery.payload
+
+
+# The page
+
+
+QUEUES = ["redelivered", "timeout", "expired", "dead", "dead-dropped", "withdrawn", "purged", "collected"]
+"""What the page tells of services, and means for mailboxes too."""
+
+
+def documented():
+    """The events of docs/protocol.md: the kind and what happened, with the headers."""
+    text = (Path(__file__).parents[2] / "docs" / "protocol.md").read_text(encoding="utf-8")
+    text = text.partition("### Events\n")[2].partition("\n#")[0]
+    rows = re.findall(r"^\| `(\w+\.[\w-]+)((?:\.[A-Z]+)?)` \| (.*?) \|", text, re.MULTILINE)
+    found = {
+        subject: {*re.findall(r"`([^`]+)`", headers), *(["name"] if name else [])}
+        for subject, name, headers in rows
+    }
+    return {**found, **{f"mailbox.{what}": found[f"service.{what}"] for what in QUEUES}}
+
+
+def everything_happens_to_messages(kind):
+    """A broker to which all happens that is told of the messages of queues."""
+    policy = QueuePolicy(ack_timeout=1.0, max_deliver=2, backoff=(), dead_letters=1, idle=50.0)
+    bench = Bench(lifecycle=True, queues=policy)
+    bench.open("alice", "bob")
+    name, source = ("bob", 0) if kind == "mailbox" else ("w", 1)
+
+    def put(**options):
+        message = request(b"1", **options) if kind == "service" else send("bob", b"1", **options)
+        bench.tell("alice", message)
+        bench.settle()
+
+    bench.tell("bob", mail_credit() if kind == "mailbox" else offer())
+    put()
+    bench.settle()
+    for _ in range(2):
+        bench.wait(1.0)
+        bench.settle()
+    put()
+    bench.tell("bob", Reject(source, [[1, 1_000]], "no"))
+    put(ttl=1_000, delay=5_000)
+    bench.wait(1.0)
+    put(delay=60_000, correlation="c")
+    bench.tell("alice", Withdraw(1, kind, name, "c"))
+    put(delay=60_000)
+    bench.tell("alice", Change(1, "queue.purge", {"kind": kind, "name": name}))
+    bench.tell("alice", Change(1, "queue.purge", {"kind": kind, "name": name, "dead": True}))
+    bench.settle()
+    bench.lost("bob")
+    for _ in range(3):
+        bench.wait(50.0)
+        bench.settle()
+    return stored(bench)
+
+
+def everything_happens():
+    """A broker to which all happens that is an event."""
+    bench = Bench(
+        Limits(queue_messages=2), lifecycle=True, settled=True, expiry=5.0, retention=Retention(count=100)
+    )
+    bench.open("alice", "bob")
+    bench.tell("alice", Change(1, "feed.set", {"service": "w", "stream": "s"}))
+    bench.tell("bob", offer(credit=0), subscribe(2, credit=1), mail_credit())
+    bench.tell("alice", send("bob", b"1"), publish(*[b"x"] * 4))
+    bench.settle()
+    bench.tell("bob", ack(0, (1, 1)), Credit(2, -1, -1), Credit(1, 2, -1))
+    bench.settle()
+    bench.tell("bob", reply(1, 1, 2))
+    bench.settle()
+    bench.crash()
+    bench.open("alice", "bob")
+    bench.tell("bob", subscribe(2, start="seq:3"), offer())
+    bench.settle()
+    bench.tell("alice", publish(b"y"))
+    bench.settle()
+    bench.tell("alice", Change(1, "feed.delete", {"service": "w", "stream": "s"}))
+    bench.tell("bob", Cancel(1), Cancel(2))
+    bench.tell("alice", Change(1, "stream.purge", {"stream": "s"}))
+    bench.tell("alice", Change(1, "stream.delete", {"stream": "s"}))
+    bench.settle()
+    bench.core.turn.event("events.odd", value=2**70)
+    bench.lost("bob")
+    bench.settle()
+    bench.tell("alice", publish(b"lost"))
+    bench.fail()
+    bench.settle()
+    bench.wait(TROUBLE_SECONDS)
+    bench.settle()
+    bench.tell("alice", publish(b"z"))
+    bench.settle()
+    bench.restart()
+    bench.settle()
+    return stored(bench)
+
+
+def test_the_page_has_every_event_with_its_headers():
+    seen: dict[str, set[str]] = {}
+    happened = map(everything_happens_to_messages, ("mailbox", "service"))
+    for event in chain(everything_happens(), *happened):
+        what = ".".join(event.subject.split(".")[:2])
+        assert seen.setdefault(what, set(event.headers)) == set(event.headers)
+    assert seen == documented()

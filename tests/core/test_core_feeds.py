@@ -1,0 +1,632 @@
+"""Feeds: each matching message of a stream becomes exactly one request, beside the subscriptions."""
+
+from __future__ import annotations
+
+import json
+from itertools import count
+from pathlib import Path
+from random import Random
+
+import pytest
+from core_bench import Bench, ack, offer, publish, reply, request, subscribe
+
+from malamute.core.delivery import ENTRY_BYTES, QueuePolicy
+from malamute.core.feed import FED_BYTES, KEEP_SECONDS, RETRY_SECONDS
+from malamute.core.storage import PutFeed, PutMessage
+from malamute.core.stream import RESERVE
+from malamute.errors import StoreError
+from malamute.journal.store import Retention
+from malamute.protocol.batch import pack, pack_record
+from malamute.protocol.limits import Limits
+from malamute.protocol.messages import (
+    Answer,
+    Cancel,
+    Change,
+    Commit,
+    Credit,
+    Error,
+    Hello,
+    Publish,
+    Query,
+    Stored,
+)
+
+VECTORS = json.loads((Path(__file__).parents[1] / "data" / "vectors.json").read_text(encoding="utf-8"))
+
+
+def feed(service="w", stream="s", **arguments):
+    return Change(7, "feed.set", {"service": service, "stream": stream, **arguments})
+
+
+def fed(bench, **arguments):
+    """A bench with alice who publishes, bob who works, and a feed."""
+    bench.open("alice", "bob", "carl")
+    (answer,) = asked(bench, "alice", feed(**arguments))
+    assert isinstance(answer, Answer)
+    return bench
+
+
+def asked(bench, name, *messages):
+    bench.sent(name)
+    bench.tell(name, *messages)
+    bench.settle()
+    return bench.sent(name)
+
+
+def rows(bench):
+    (answer,) = asked(bench, "alice", Query(1, "feeds", {}))
+    return answer.value
+
+
+def waiting(bench, service="w"):
+    return [
+        entry.message.properties["sequence"]
+        for entry in bench.core.services.by_name[service].entries.values()
+    ]
+
+
+@pytest.fixture
+def bench():
+    return fed(Bench(lifecycle=True))
+
+
+# MOVE and COPY, by the vectors (XU4 to XU7)
+
+
+@pytest.mark.parametrize("vector", VECTORS["move_copy"], ids=lambda vector: vector["source"])
+def test_xu4_xu5_xu6_move_copy_vectors(vector):
+    bench = Bench()
+    names = [target.split()[1] for target in vector["queue"]]
+    moves = [target.split()[1] for target in vector["queue"] if target.startswith("MOVE")]
+    bench.open("publisher", *names)
+    bench.tell("publisher", feed())
+    for name in names:
+        credit = vector["credit"].get(name, -1)
+        bench.tell(name, offer(credit=credit) if name in moves else subscribe(credit=-1))
+    bench.settle()
+    for name in names:
+        bench.sent(name)
+    got = {name: [] for name in names}
+
+    def collect():
+        bench.settle()
+        for name in names:
+            got[name] += [int(body) for body in bench.bodies(name)]
+
+    for number in vector["messages"]:
+        bench.tell("publisher", publish(b"%d" % number))
+        collect()
+    for name in names:
+        assert got[name] == vector[name]
+    entries = bench.core.services.by_name["w"].entries.values()
+    queued = [entry.message.properties["sequence"] for entry in entries if entry.state == "waiting"]
+    assert queued == vector["queued"]
+    if "then" in vector:
+        name, credit = vector["then"].removeprefix("credit ").split("+")
+        bench.tell(name, Credit(1, int(credit), -1))
+        collect()
+        for name in names:
+            assert got[name] == vector.get(f"{name}_after", vector[name])
+
+
+def test_xu5_unlimited_credit_never_falls(bench):
+    bench.tell("bob", offer(credit=-1))
+    for _ in range(3):
+        bench.tell("alice", publish(*[b"x"] * 100))
+        bench.settle()
+    assert len(bench.got("bob")) == 300
+    (consumer,) = bench.core.services.by_name["w"].consumers.values()
+    assert consumer.credit.messages == float("inf")
+
+
+def test_xu7_a_stalled_copy_holds_up_neither_the_feed_nor_the_others(bench):
+    bench.tell("carl", subscribe(1, credit=0), subscribe(2, credit=-1))
+    bench.tell("bob", offer())
+    for body in (b"1", b"2", b"3"):
+        bench.tell("alice", publish(body))
+        bench.settle()
+    assert bench.bodies("bob") == bench.bodies("carl") == [b"1", b"2", b"3"]
+
+
+def test_xu2_a_queue_without_workers_holds_all_and_drains_in_order(bench):
+    bench.tell("alice", publish(b"1", b"2"))
+    bench.tell("alice", publish(b"3"))
+    bench.settle()
+    assert waiting(bench) == [1, 2, 3]
+    bench.tell("bob", offer())
+    bench.settle()
+    assert bench.bodies("bob") == [b"1", b"2", b"3"]
+
+
+def test_xu2_a_queue_with_a_ready_worker_holds_nothing_back(bench):
+    bench.tell("bob", offer())
+    bench.tell("alice", publish(b"1"))
+    bench.settle()
+    assert bench.bodies("bob") == [b"1"]
+    assert not bench.core.services.by_name["w"].ready
+
+
+def test_zn20_ten_equal_workers_get_a_tenth_each():
+    bench = fed(Bench())
+    workers = [f"worker{number}" for number in range(10)]
+    bench.open(*workers)
+    for worker in workers:
+        bench.tell(worker, offer())
+    for _ in range(10):
+        bench.tell("alice", publish(*[b"x"] * 1000))
+        bench.settle()
+    assert {len(bench.got(worker)) for worker in workers} == {1000}
+
+
+# What a request of a feed is
+
+
+def test_a_fed_request_names_its_sender_its_stream_and_its_sequence(bench):
+    bench.tell("bob", offer())
+    bench.tell("alice", publish(b"1", subject="a.b"))
+    bench.settle()
+    (item,) = bench.got("bob")
+    assert (item.sender, item.subject, item.body) == ("alice", "a.b", b"1")
+    assert item.properties == {"stream": "s", "sequence": 1}
+
+
+def test_replies_to_a_fed_request_go_nowhere_and_the_final_one_completes_it(bench):
+    bench.tell("nobody", Hello([2], ""), publish(b"0"))
+    bench.tell("bob", offer())
+    bench.tell("alice", publish(b"1"))
+    bench.settle()
+    assert asked(bench, "bob", reply(1, 1, 2, number=1, final=False)) == [Stored([[1, 1, 0]])]
+    assert waiting(bench) == [1, 2]
+    assert asked(bench, "bob", reply(1, 1, 2, number=2)) == [Stored([[2, 2, 0]])]
+    assert waiting(bench) == []
+    assert bench.core.mailboxes.by_name == {}
+
+
+def test_an_ack_completes_a_fed_request(bench):
+    bench.tell("bob", offer())
+    bench.tell("alice", publish(b"1"))
+    bench.settle()
+    bench.tell("bob", ack(1, (1, 1)))
+    assert waiting(bench) == []
+
+
+def test_only_matching_messages_become_requests_and_requests_of_clients_stand_beside_them():
+    bench = fed(Bench(), criteria=[["topic", "x.*"]])
+    bench.tell(
+        "alice", publish(b"1", subject="x.a"), publish(b"2", subject="y.a"), publish(b"3", subject="x.b")
+    )
+    bench.settle()
+    bench.tell("alice", request(b"4"))
+    bench.tell("bob", offer())
+    bench.settle()
+    assert bench.bodies("bob") == [b"1", b"3", b"4"]
+
+
+def test_a_feed_can_go_by_headers():
+    bench = fed(Bench(), where="n > 3")
+    records = [pack_record({"n": n}, b"%d" % n) for n in range(6)]
+    bench.tell("alice", Publish("s", 0, ["a"] * 6, records))
+    bench.settle()
+    assert waiting(bench) == [5, 6]
+
+
+def test_many_streams_feed_one_service_and_one_stream_many(bench):
+    asked(bench, "alice", feed("w", "t"), feed("v", "s"))
+    bench.tell("alice", publish(b"1"), publish(b"2", stream="t"))
+    bench.settle()
+    assert sorted(
+        e.message.properties["stream"] for e in bench.core.services.by_name["w"].entries.values()
+    ) == [
+        "s",
+        "t",
+    ]
+    assert waiting(bench, "v") == [1]
+
+
+# Where it begins
+
+
+@pytest.mark.parametrize(
+    ("start", "sequences"),
+    [
+        ("", [4]),
+        ("new", [4]),
+        ("first", [1, 2, 3, 4]),
+        ("last", [3, 4]),
+        ("seq:2", [2, 3, 4]),
+        ("since:1h", [1, 2, 3, 4]),
+    ],
+)
+def test_a_feed_begins_where_it_is_told(start, sequences):
+    bench = Bench()
+    bench.open("alice")
+    bench.tell("alice", publish(b"1", b"2", b"3"))
+    bench.settle()
+    (answer,) = asked(bench, "alice", feed(start=start) if start else feed())
+    assert answer.value == {"service": "w", "stream": "s", "created": True, "sequence": sequences[0] - 1}
+    bench.tell("alice", publish(b"4"))
+    bench.settle()
+    assert waiting(bench) == sequences
+
+
+def test_a_feed_that_is_changed_goes_on_and_with_a_start_goes_elsewhere(bench):
+    asked(bench, "alice", publish(b"1", subject="x"), publish(b"2", subject="y"))
+    (answer,) = asked(bench, "alice", feed(criteria=[["exact", "y"]]))
+    assert answer.value == {"service": "w", "stream": "s", "created": False, "sequence": 2}
+    bench.tell("alice", publish(b"3", subject="x"), publish(b"4", subject="y"))
+    bench.settle()
+    assert waiting(bench) == [1, 2, 4]
+    asked(bench, "alice", feed(start="first"))
+    assert waiting(bench) == [1, 2, 4, 1, 2, 3, 4]
+    assert len(rows(bench)) == 1
+
+
+def test_a_feed_that_is_deleted_takes_no_more_and_leaves_what_it_made(bench):
+    asked(bench, "alice", publish(b"1"))
+    (answer,) = asked(bench, "alice", Change(1, "feed.delete", {"service": "w", "stream": "s"}))
+    assert answer.value == {"service": "w", "stream": "s", "sequence": 1}
+    asked(bench, "alice", publish(b"2"))
+    assert waiting(bench) == [1]
+    assert rows(bench) == []
+    recovered = bench.store.recover()
+    assert (recovered.feeds, recovered.cursors) == ({}, {})
+
+
+def test_feeds_tell_what_they_do():
+    bench = fed(Bench(), criteria=[["topic", "x.*"], ["exact", "y"]], where="n > 3")
+    assert rows(bench) == [
+        {
+            "service": "w",
+            "stream": "s",
+            "criteria": [["exact", "y"], ["topic", "x.*"]],
+            "where": "n > 3",
+            "state": "live",
+            "sequence": 0,
+            "lag": 0,
+            "requests": 0,
+            "skipped": 0,
+        }
+    ]
+
+
+def test_a_feed_is_among_the_readers_and_the_cursors_of_its_stream(bench):
+    asked(bench, "alice", publish(b"1"))
+    (answer,) = asked(bench, "alice", Query(1, "stream", {"name": "s"}))
+    assert [(row["address"], row["delivered"]) for row in answer.value["readers"]] == [("$feed/w", 1)]
+    assert answer.value["cursors"] == [{"name": "$feed/w", "sequence": 1, "lag": 0}]
+
+
+def test_a_dry_run_only_tells(bench):
+    (answer,) = asked(bench, "alice", feed("v", "t", dry_run=True))
+    assert answer.value == {"service": "v", "stream": "t", "created": True}
+    asked(bench, "alice", Change(1, "feed.delete", {"service": "w", "stream": "s", "dry_run": True}))
+    assert [row["service"] for row in rows(bench)] == ["w"]
+    assert "v" not in bench.core.services.by_name
+    assert "t" not in bench.core.streams.by_name
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        ({"service": "w"}, 416),
+        ({"service": "w", "stream": "s", "criteria": [["nonsense", "x"]]}, 415),
+        ({"service": "w", "stream": "s", "criteria": []}, 415),
+        ({"service": "w", "stream": "s", "criteria": "x"}, 416),
+        ({"service": "w", "stream": "s", "where": "n >"}, 415),
+        ({"service": "w", "stream": "s", "start": "sometime"}, 416),
+        ({"service": "w", "stream": "s", "start": "last-per-subject"}, 416),
+        ({"service": "w", "stream": "live"}, 416),
+        ({"service": "w", "stream": "$sys"}, 401),
+        ({"service": "$w", "stream": "s"}, 401),
+        ({"service": "", "stream": "s"}, 414),
+        ({"service": "w", "stream": "a\n"}, 414),
+        ({"service": "x" * 250, "stream": "s"}, 414),
+    ],
+)
+def test_what_stands_against_a_feed_is_told_and_changes_nothing(arguments, code):
+    bench = Bench(no_journal=("live",), lifecycle=True)
+    bench.open("alice")
+    (error,) = asked(bench, "alice", Change(1, "feed.set", arguments))
+    assert (type(error), error.code, error.ref) == (Error, code, 1)
+    assert bench.core.services.by_name == {}
+    assert set(bench.core.streams.by_name) == {"$sys"}
+    assert bench.store.recover().feeds == {}
+
+
+def test_a_service_with_the_longest_name_can_be_fed():
+    bench = fed(Bench(), service="x" * 249)
+    asked(bench, "alice", publish(b"1"))
+    assert waiting(bench, "x" * 249) == [1]
+
+
+def test_what_is_not_there_is_not_deleted_and_a_fed_stream_stays(bench):
+    (error,) = asked(bench, "alice", Change(1, "feed.delete", {"service": "w", "stream": "t"}))
+    assert error.code == 404
+    (error,) = asked(bench, "alice", Change(1, "stream.delete", {"stream": "s"}))
+    assert error.code == 416
+
+
+def test_the_position_of_a_feed_is_not_for_clients_to_set(bench):
+    assert [e.code for e in asked(bench, "alice", Commit("s", 0, "$feed/w", 0))] == [401]
+
+
+# A full queue
+
+
+def full(limit=2, **more):
+    bench = fed(Bench(Limits(queue_messages=limit), lifecycle=True, **more))
+    bench.tell("bob", offer(credit=0))
+    return bench
+
+
+def work(bench, number):
+    """Let bob do a number of requests, one at a time; what he got."""
+    bodies = []
+    for _ in range(number):
+        bench.tell("bob", Credit(1, 1, -1))
+        bench.settle()
+        for item in bench.got("bob"):
+            bodies.append(item.body)
+            bench.tell("bob", reply(1, item.sequence))
+        bench.settle()
+    return bodies
+
+
+def test_a_full_queue_slows_no_publisher_and_the_ring_keeps_the_rest():
+    bench = full()
+    for number in range(1, 8):
+        assert asked(bench, "alice", publish(b"%d" % number, number=number)) == [
+            Stored([[number, number, number]])
+        ]
+    assert waiting(bench) == [1, 2]
+    assert (rows(bench)[0]["state"], rows(bench)[0]["lag"]) == ("full", 5)
+    assert work(bench, 8) == [b"%d" % number for number in range(1, 8)]
+    assert rows(bench)[0]["state"] == "live"
+
+
+def test_a_batch_larger_than_the_queue_comes_in_parts():
+    bench = full(3)
+    asked(bench, "alice", publish(*[b"%d" % number for number in range(10)]))
+    assert waiting(bench) == [1, 2, 3]
+    assert work(bench, 11) == [b"%d" % number for number in range(10)]
+
+
+def test_room_in_bytes_counts_as_well():
+    size = FED_BYTES + 1 + len(publish(b"x" * 100).records[0])
+    bench = fed(Bench(Limits(queue_bytes=3 * size + size - 1)))
+    bench.tell("bob", offer(credit=0))
+    asked(bench, "alice", publish(*[b"x" * 100] * 5))
+    assert waiting(bench) == [1, 2, 3]
+    assert len(work(bench, 6)) == 5
+
+
+def test_room_that_others_take_counts_as_well():
+    size = ENTRY_BYTES + 1 + len(publish(b"x" * 100).records[0])
+    bench = fed(Bench(Limits(queues_bytes=2 * size)))
+    bench.open("dora")
+    bench.tell("dora", offer(service="other"))
+    asked(bench, "alice", request(b"x" * 100, b"x" * 100, service="other")._replace(properties=None))
+    bench.tell("bob", offer())
+    asked(bench, "alice", publish(b"x" * 100))
+    assert waiting(bench) == []
+    asked(bench, "dora", ack(1, (1, 2)))
+    assert bench.bodies("bob") == [b"x" * 100]
+
+
+def test_a_message_that_never_fits_is_left_out_and_told():
+    bench = fed(Bench(Limits(queue_bytes=200), lifecycle=True))
+    bench.tell("alice", subscribe(9, stream="$sys", criteria=[["topic", "feed.gap.*"]]))
+    bench.tell("bob", offer())
+    asked(bench, "alice", publish(b"1", b"x" * 300, b"3"))
+    bench.tell("bob", ack(1, (1, 1)))
+    bench.settle()
+    assert bench.bodies("bob") == [b"1", b"3"]
+    assert rows(bench)[0]["skipped"] == 1
+
+
+def test_what_the_ring_has_dropped_is_told_and_the_rest_goes_on():
+    bench = full(1, retention=Retention(count=2))
+    bench.tell("carl", subscribe(1, stream="$sys", criteria=[["topic", "feed.*.*"]]))
+    for number in range(1, 7):
+        asked(bench, "alice", publish(b"%d" % number))
+    bench.sent("carl")
+    assert work(bench, 4) == [b"1", b"5", b"6"]
+    events = [(item.subject) for item in bench.got("carl")]
+    assert events[:2] == ["feed.resumed.w", "feed.gap.w"]
+    assert rows(bench)[0]["skipped"] == 3
+
+
+def test_a_full_queue_is_told_once_until_there_is_room():
+    bench = full(8)
+    bench.tell("carl", subscribe(1, stream="$sys", criteria=[["topic", "feed.full.*"]]))
+    for _ in range(5):
+        asked(bench, "alice", publish(*[b"x"] * 8))
+    assert len(bench.got("carl")) == 1
+
+
+# Exactly once
+
+
+def test_a_crash_between_publish_and_commit_loses_and_doubles_nothing():
+    bench = fed(Bench())
+    bench.tell("alice", publish(b"1", number=1))
+    bench.crash()
+    bench.open("alice", "bob")
+    bench.tell("alice", publish(b"1", number=1))
+    bench.settle()
+    bench.tell("bob", offer())
+    bench.settle()
+    assert bench.bodies("bob") == [b"1"]
+
+
+def test_a_crash_after_the_commit_makes_no_request_twice():
+    bench = fed(Bench())
+    asked(bench, "alice", publish(b"1", b"2"))
+    bench.crash()
+    bench.settle()
+    assert waiting(bench) == [1, 2]
+    bench.open("alice")
+    asked(bench, "alice", publish(b"3"))
+    assert waiting(bench) == [1, 2, RESERVE + 3]
+
+
+def test_a_feed_that_was_behind_at_the_crash_goes_on_there():
+    bench = full()
+    asked(bench, "alice", publish(*[b"%d" % number for number in range(1, 8)]))
+    bench.crash()
+    bench.open("alice", "bob")
+    bench.tell("bob", offer(credit=0))
+    bench.settle()
+    assert work(bench, 8) == [b"%d" % number for number in range(1, 8)]
+
+
+def test_a_restart_in_good_order_leaves_no_gap():
+    bench = fed(Bench(lifecycle=True), criteria=[["exact", "x"]])
+    asked(bench, "alice", publish(b"1"), publish(b"2", subject="x"), publish(b"3"))
+    bench.restart()
+    bench.settle()
+    bench.open("alice")
+    asked(bench, "alice", publish(b"4", subject="x"))
+    assert waiting(bench) == [2, 4]
+    assert rows(bench)[0]["skipped"] == 0
+
+
+def test_what_the_disk_refused_to_the_publisher_makes_no_request():
+    bench = fed(Bench())
+    asked(bench, "alice", publish(b"1"))
+    bench.tell("alice", publish(b"2", number=1))
+    bench.fail(StoreError("input/output error"))
+    bench.settle()
+    assert [m.code for m in bench.sent("alice") if isinstance(m, Error)] == [500]
+    assert waiting(bench) == [1]
+    asked(bench, "alice", publish(b"2", number=2))
+    assert waiting(bench) == [1, 3]
+    assert rows(bench)[0]["skipped"] == 1
+
+
+def test_requests_from_the_ring_that_the_disk_refused_come_again():
+    bench = Bench()
+    bench.open("alice")
+    asked(bench, "alice", publish(b"1"))
+    asked(bench, "alice", publish(b"2", b"3"))
+    bench.tell("alice", feed(start="first"))
+
+    def has_requests(append):
+        return any(isinstance(operation, PutMessage) for operation in append.operations)
+
+    while not (bench.appends and has_requests(bench.appends[0])):
+        bench.commit() if bench.appends else bench.read()
+    bench.fail(StoreError("input/output error"))
+    # What comes before it tries again must not overtake what was refused.
+    bench.tell("alice", publish(b"4"))
+    bench.settle()
+    assert waiting(bench) == []
+    assert bench.core.next_deadline() <= bench.now + RETRY_SECONDS
+    bench.wait(RETRY_SECONDS)
+    bench.settle()
+    assert waiting(bench) == [1, 2, 3, 4]
+
+
+def test_messages_that_come_while_the_disk_works_wait_for_it_and_come_in_order(bench):
+    asked(bench, "alice", publish(b"1"))
+    for number in range(2, 6):
+        bench.tell("alice", publish(b"%d" % number))
+    bench.commit()
+    assert waiting(bench) == [1, 2]
+    bench.commit()
+    # Were the second not stored, what comes behind it would be in the queue twice.
+    assert waiting(bench) == [1, 2]
+    bench.settle()
+    assert waiting(bench) == [1, 2, 3, 4, 5]
+
+
+def test_the_position_is_kept_though_nothing_matches():
+    bench = fed(Bench(), criteria=[["exact", "x"]])
+    asked(bench, "alice", publish(b"1", b"2"))
+    assert bench.store.recover().cursors["s", "$feed/w"] == 0
+    bench.wait(KEEP_SECONDS)
+    bench.settle()
+    assert bench.store.recover().cursors["s", "$feed/w"] == 2
+
+
+def test_a_feed_of_an_unknown_family_rests_and_the_broker_starts():
+    bench = fed(Bench())
+    bench.store.write([PutFeed("v", "s", pack(([["gone", "x"]], "")))])
+    bench.crash()
+    bench.turn()
+    assert [notice.event for notice in bench.notices] == ["a feed rests"]
+    assert set(bench.core.feeds.by_name) == {("w", "s")}
+
+
+def test_a_queue_that_is_fed_is_not_removed_though_it_is_empty_for_long():
+    bench = fed(Bench(queues=QueuePolicy(idle=10.0)))
+    for _ in range(3):
+        bench.wait(10.0)
+        bench.settle()
+    asked(bench, "alice", publish(b"1"))
+    assert waiting(bench) == [1]
+    asked(bench, "alice", Change(1, "feed.delete", {"service": "w", "stream": "s"}))
+    bench.tell("bob", offer())
+    bench.settle()
+    bench.tell("bob", ack(1, (1, 1)), Cancel(1))
+    for _ in range(3):
+        bench.wait(10.0)
+        bench.settle()
+    assert "w" not in bench.core.services.by_name
+
+
+def test_feeds_are_taken_up_whatever_the_limits_are_now():
+    bench = fed(Bench())
+    bench.settings = bench.settings._replace(limits=Limits(feeds=1, queues=1))
+    bench.open("bob")
+    bench.settle()
+    bench.crash()
+    assert set(bench.core.feeds.by_name) == {("w", "s")}
+
+
+def commit_some(bench, number):
+    for _ in range(number):
+        bench.commit() if bench.appends else bench.turn()
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_every_message_is_one_request_whatever_happens(seed):
+    """Publishes, crashes at any commit, failures and slow workers in an order from the seed."""
+    chance = Random(seed)
+    bench = full(5)
+    numbers = count(1)
+    accepted, done = [], []
+
+    def publish_stored():
+        bodies = [b"%d" % next(numbers) for _ in range(chance.randint(1, 8))]
+        command = publish(*bodies, number=bench.core.sessions.by_address["alice"].numbers.next)
+        accepted.extend(bodies)
+        bench.tell("alice", command)
+        if chance.random() < 0.4:
+            commit_some(bench, chance.randint(0, 3))
+            crash()
+            bench.tell("alice", command)
+        bench.settle()
+
+    def publish_in_vain():
+        bench.tell("alice", publish(b"lost"))
+        bench.fail()
+
+    def crash():
+        bench.crash()
+        bench.turn()
+        bench.open("alice", "bob")
+        bench.tell("bob", offer(credit=0))
+
+    def do_some():
+        bench.settle()
+        done.extend(work(bench, chance.randint(1, 6)))
+
+    for _ in range(100):
+        bench.wait(chance.choice((0, RETRY_SECONDS)))
+        chance.choice((publish_stored, publish_stored, publish_in_vain, crash, do_some, do_some))()
+    for _ in range(100):
+        bench.wait(RETRY_SECONDS)
+        do_some()
+    assert [body for body in done if body != b"lost"] == accepted
+    assert waiting(bench) == []

@@ -1,0 +1,186 @@
+"""Every limit that a broker sets for itself: at it, and one past it (WP4)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from core_bench import Bench, mail_credit, offer, publish, request, send, subscribe
+
+from malamute.core.delivery import ENTRY_BYTES
+from malamute.protocol.limits import Limits
+from malamute.protocol.messages import Cancel, Change, Commit, Error, Hello, Message
+
+RECORD = 5
+"""Bytes of the record with a body of one byte; with the subject `a` it is one more."""
+ENTRY = ENTRY_BYTES + RECORD + 1
+
+Case = Iterator[list[Message]]
+
+
+def errors(messages: list[Message]) -> list[int]:
+    return [message.code for message in messages if isinstance(message, Error)]
+
+
+def message_bytes() -> Case:
+    bench = Bench(Limits(message_bytes=2 * RECORD))
+    bench.open("alice")
+    yield bench.ask("alice", publish(b"1", b"2"), send("bob", b"1", b"2"), request(b"1", b"2"))
+    yield bench.ask("alice", publish(b"1", b"22"))
+    yield bench.ask("alice", send("bob", b"1", b"22"))
+    yield bench.ask("alice", request(b"1", b"22"))
+
+
+def unconfirmed() -> Case:
+    bench = Bench(Limits(unconfirmed=3))
+    bench.open("alice")
+    bench.tell("alice", *[publish(b"x", number=number) for number in range(1, 5)])
+    bench.settle()
+    yield bench.ask("alice", publish(b"x", number=2))
+    yield bench.ask("alice", publish(b"x", number=1))
+
+
+def sessions() -> Case:
+    bench = Bench(Limits(sessions=2))
+    yield [*bench.ask("alice", Hello([2], "")), *bench.ask("bob", Hello([2], ""))]
+    yield bench.ask("carl", Hello([2], ""))
+
+
+def sources() -> Case:
+    bench = Bench(Limits(sources=2))
+    bench.open("alice")
+    # The mailbox is no source that the client has chosen.
+    yield bench.ask("alice", mail_credit(), subscribe(1), offer(2))
+    yield bench.ask("alice", subscribe(3))
+    yield bench.ask("alice", offer(3))
+
+
+def streams() -> Case:
+    bench = Bench(Limits(streams=2))
+    bench.open("alice")
+    yield bench.ask("alice", publish(b"1", stream="a"), subscribe(stream="b"))
+    yield bench.ask("alice", publish(b"1", stream="c"))
+    yield bench.ask("alice", subscribe(2, stream="c"))
+
+
+def cursors() -> Case:
+    bench = Bench(Limits(cursors=2))
+    bench.open("alice")
+    bench.tell("alice", publish(b"1"))
+    yield bench.ask("alice", Commit("s", 0, "one", 1), subscribe(1, cursor="two"), Commit("s", 0, "one", 1))
+    yield bench.ask("alice", Commit("s", 0, "three", 1))
+    yield bench.ask("alice", subscribe(2, cursor="three"))
+
+
+def queues() -> Case:
+    bench = Bench(Limits(queues=2))
+    bench.open("alice")
+    yield bench.ask("alice", mail_credit(), offer(1))
+    yield bench.ask("alice", send("bob", b"1"))
+    yield bench.ask("alice", offer(2, service="x"))
+    yield bench.ask("alice", request(b"1", service="x"))
+
+
+def queue_messages() -> Case:
+    bench = Bench(Limits(queue_messages=2))
+    bench.open("alice")
+    yield bench.ask("alice", send("bob", b"1", b"2"), request(b"1", b"2"))
+    yield bench.ask("alice", send("bob", b"3"))
+    yield bench.ask("alice", request(b"3"))
+
+
+def queue_bytes() -> Case:
+    bench = Bench(Limits(queue_bytes=2 * ENTRY))
+    bench.open("alice")
+    yield bench.ask("alice", send("bob", b"1", b"2"), send("carl", b"1"))
+    yield bench.ask("alice", send("bob", b"3"))
+    yield bench.ask("alice", send("carl", b"22"))
+
+
+def queues_bytes() -> Case:
+    bench = Bench(Limits(queues_bytes=2 * ENTRY))
+    bench.open("alice")
+    yield bench.ask("alice", send("bob", b"1"), send("carl", b"1"))
+    yield bench.ask("alice", send("dora", b"1"))
+    yield bench.ask("alice", request(b"1"))
+
+
+def queues_messages() -> Case:
+    bench = Bench(Limits(queues_messages=2))
+    bench.open("alice")
+    yield bench.ask("alice", send("bob", b"1"), send("carl", b"1"))
+    yield bench.ask("alice", send("dora", b"1"))
+    yield bench.ask("alice", request(b"1"))
+
+
+def queues_memory_bytes() -> Case:
+    """What is stored goes out of memory; only what the disk does not take is refused in the end."""
+    bench = Bench(Limits(queues_memory_bytes=ENTRY, backlog_bytes=ENTRY))
+    bench.open("alice")
+    yield [*bench.ask("alice", send("bob", b"1")), *_unstored(bench), *bench.ask("alice", send("bob", b"2"))]
+    _unstored(bench)
+    yield [*bench.ask("alice", send("bob", b"3")), *_unstored(bench), *bench.ask("alice", send("bob", b"4"))]
+
+
+def _unstored(bench: Bench) -> list[Message]:
+    while bench.appends:
+        bench.fail()
+    return bench.sent("alice")
+
+
+def backlog_bytes() -> Case:
+    bench = Bench()
+    bench.open("alice")
+    bench.tell("alice", publish(b"1"))
+    full = bench.core.turn.backlog_bytes
+    bench = Bench(Limits(backlog_bytes=full))
+    bench.open("alice")
+    bench.tell("alice", publish(b"1"))
+    yield bench.ask("alice", publish(b"1"))
+    yield bench.ask("alice", publish(b"1"))
+    bench.settle()
+    assert errors(bench.ask("alice", publish(b"1"))) == []
+
+
+def feeds() -> Case:
+    bench = Bench(Limits(feeds=2))
+    bench.open("alice")
+    feed = [Change(1, "feed.set", {"service": service, "stream": "s"}) for service in "abc"]
+    yield bench.ask("alice", feed[0], feed[1], feed[0])
+    yield bench.ask("alice", feed[2])
+
+
+CASES = {
+    message_bytes: 413,
+    unconfirmed: 421,
+    sessions: 429,
+    sources: 429,
+    streams: 429,
+    cursors: 429,
+    feeds: 429,
+    queues: 429,
+    queue_messages: 503,
+    queue_bytes: 503,
+    queues_bytes: 503,
+    queues_messages: 503,
+    queues_memory_bytes: 503,
+    backlog_bytes: 503,
+}
+
+
+@pytest.mark.parametrize(("case", "code"), CASES.items(), ids=[case.__name__ for case in CASES])
+def test_at_the_limit_all_is_well_and_one_past_it_is_refused(case, code):
+    within, *beyond = case()
+    assert errors(within) == []
+    assert beyond
+    assert [errors(answer) for answer in beyond] == [[code]] * len(beyond)
+
+
+def test_every_limit_has_a_case():
+    assert {case.__name__ for case in CASES} == set(Limits._fields)
+
+
+def test_what_ends_makes_room():
+    bench = Bench(Limits(sources=1, sessions=1))
+    bench.open("alice")
+    assert errors(bench.ask("alice", subscribe(1), Cancel(1), offer(2), Cancel(2), subscribe(1))) == []

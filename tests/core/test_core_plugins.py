@@ -1,0 +1,50 @@
+"""A family of patterns from outside that fails: its selectors stop matching, and the broker goes on."""
+
+from __future__ import annotations
+
+import pytest
+from core_bench import Bench, publish, subscribe
+
+from malamute.matching import FAMILIES, TermFamily
+
+
+class Fragile(TermFamily):
+    """Matches a subject that is equal, and breaks over one of them."""
+
+    name = "fragile"
+    exact = True
+
+    @classmethod
+    def normalise(cls, pattern):
+        return pattern
+
+    @classmethod
+    def matches(cls, pattern, subject, headers, sender):
+        return subject == pattern
+
+    def request_terms(self, pattern):
+        return [pattern]
+
+    def message_terms(self, subject, headers, sender):
+        if subject == "boom":
+            raise RuntimeError("it broke")
+        return [subject]
+
+
+@pytest.fixture
+def bench(monkeypatch) -> Bench:
+    monkeypatch.setitem(FAMILIES, "fragile", Fragile)
+    bench = Bench()
+    bench.open("alice", "bob", "carol")
+    bench.tell("bob", subscribe(criteria=[["fragile", "fine"], ["fragile", "boom"]]))
+    bench.tell("carol", subscribe())
+    return bench
+
+
+def test_it_costs_nobody_else_anything_and_is_told_once(bench):
+    for subject in ("fine", "boom", "boom", "fine"):
+        bench.tell("alice", publish(b"x", subject=subject))
+        bench.settle()
+    assert len(bench.bodies("carol")) == 4
+    assert len(bench.bodies("bob")) == 2
+    assert [notice.details["family"] for notice in bench.notices] == ["fragile"]

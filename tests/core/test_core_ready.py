@@ -1,0 +1,85 @@
+"""The turn: what is handed over together, and the one place that confirms (DESIGN's contract of the core)."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from core_bench import Bench, publish, send
+
+from malamute.core.broker import STATES
+from malamute.core.ready import Turn
+from malamute.core.storage import DeleteSession, PutSession
+from malamute.errors import StorageFull
+from malamute.protocol.messages import SPECS, Pong
+
+PROTOCOL = Path(__file__).parents[2] / "docs" / "protocol.md"
+
+
+def test_a_callback_waits_for_the_turn_that_it_was_made_in():
+    turn, called = Turn(0.0), []
+    turn.store(DeleteSession(b"1"))
+    turn.when_stored(called.append)
+    [first] = turn.finish().appends
+    turn.store(DeleteSession(b"2"))
+    [second] = turn.finish().appends
+    turn.settle(second.token, None)
+    assert called == []
+    error = StorageFull()
+    turn.settle(first.token, error)
+    assert called == [error]
+
+
+def test_a_turn_is_handed_over_once():
+    turn = Turn(0.0)
+    turn.send(b"peer", Pong())
+    turn.store(DeleteSession(b"1"))
+    turn.store_bound(DeleteSession(b"2"))
+    [append] = turn.finish().appends
+    assert append.operations == [DeleteSession(b"1"), DeleteSession(b"2")]
+    assert append.bound == [DeleteSession(b"2")]
+    assert not any(turn.finish())
+
+
+def test_the_backlog_is_what_was_handed_over_and_not_settled():
+    turn = Turn(0.0)
+    turn.store(PutSession(b"1", b""), 10)
+    [append] = turn.finish().appends
+    turn.store(PutSession(b"2", b""), 5)
+    assert turn.backlog_bytes == 15
+    assert turn.unsettled
+    turn.settle(append.token, StorageFull())
+    assert turn.backlog_bytes == 5
+    assert not turn.unsettled
+
+
+def test_all_of_a_turn_is_one_transaction(bench: Bench):
+    bench.open("alice", "bob")
+    bench.receive("alice", publish(b"1", number=1))
+    bench.tell("bob", send("alice", b"2", number=1))
+    assert len(bench.appends) == 1
+
+
+def test_nothing_to_do_is_nothing(bench: Bench):
+    assert not any(bench.core.ready())
+    assert bench.core.next_deadline() is None
+    assert bench.core.idle
+
+
+# The table of states
+
+
+def test_the_table_of_states_covers_exactly_the_commands_of_a_client():
+    assert set(STATES["open"]) == {spec.message for spec in SPECS if spec.opcode < 64}
+
+
+def test_before_hello_there_is_hello_alone():
+    text = PROTOCOL.read_text(encoding="utf-8")
+    assert re.search(r"Until WELCOME has answered it, each other command gets\s+\[405\]", text)
+    for state in STATES.keys() - {"open"}:
+        assert [message.__name__ for message in STATES[state]] == ["Hello"]
+
+
+def test_the_states_are_those_of_the_specification():
+    drawing = PROTOCOL.read_text(encoding="utf-8").partition("## Sessions")[2].partition("- **HELLO**")[0]
+    assert set(STATES) == set(re.findall(r"absent|open|away", drawing))

@@ -1,0 +1,328 @@
+"""Sessions: numbers and their outcomes, addresses, expiry, probes."""
+
+from __future__ import annotations
+
+import pytest
+from core_bench import Bench, items, mail_credit, offer, peer_id, publish, reply, request, send, subscribe
+
+from malamute.core import Core
+from malamute.core.delivery.line import PRIORITY_BITS
+from malamute.core.session import REFUSED_RUNS_MAX, Numbers
+from malamute.protocol.messages import (
+    Answer,
+    Bye,
+    Change,
+    Deliver,
+    Error,
+    Hello,
+    Offer,
+    Ok,
+    Ping,
+    Stored,
+    Welcome,
+)
+
+
+def refusal(number, code=503, text="full"):
+    return Error(code, text, 3, number)
+
+
+def answers(messages):
+    return [m for m in messages if isinstance(m, Stored | Error)]
+
+
+# Numbers
+
+
+def test_refusals_alike_in_a_row_take_one_place():
+    numbers = Numbers()
+    for number in range(1, 1_000):
+        numbers.refuse(number, refusal(number))
+    assert len(numbers.refused) == 1
+    assert numbers.refusal(500) == refusal(500)
+    assert numbers.refusal(1_000) is None
+
+
+def test_refusals_out_of_order_are_found():
+    numbers = Numbers()
+    for number in (7, 3, 5, 4):
+        numbers.refuse(number, refusal(number, text=f"full {number // 2}"))
+    assert [numbers.refusal(number) for number in range(3, 9)] == [
+        refusal(3, text="full 1"),
+        refusal(4, text="full 2"),
+        refusal(5, text="full 2"),
+        None,
+        refusal(7, text="full 3"),
+        None,
+    ]
+
+
+def test_numbers_are_read_back_as_they_were_stored():
+    numbers = Numbers(5)
+    numbers.refuse(5, refusal(5))
+    numbers.next = 7
+    read = Numbers.unpack(numbers.pack())
+    assert (read.next, read.stored, read.floor) == (7, 6, numbers.floor)
+    assert read.refusal(5) == refusal(5)
+
+
+def test_what_is_settled_is_forgotten():
+    numbers = Numbers()
+    for number in (1, 2, 4):
+        numbers.refuse(number, refusal(number))
+    numbers.forget_before(2)
+    assert numbers.refusal(2) == refusal(2)
+    numbers.forget_before(3)
+    assert numbers.refusal(2) is None
+    assert numbers.refusal(4) == refusal(4)
+
+
+def test_refusals_have_a_limit_and_the_oldest_go():
+    numbers = Numbers()
+    for number in range(1, REFUSED_RUNS_MAX + 2):
+        numbers.refuse(number, refusal(number, text=str(number)))
+    assert len(numbers.refused) == REFUSED_RUNS_MAX
+    assert numbers.floor == 2
+
+
+# Answers
+
+
+def test_a_number_is_answered_once_for_each_time_it_is_sent(bench):
+    bench.open("alice")
+    bench.tell("alice", publish(b"1", number=1), publish(b"1", number=1))
+    bench.settle()
+    bench.tell("alice", publish(b"1", number=1))
+    assert bench.sent("alice") == [Stored([[1, 1, 1]]), Stored([[1, 1, 0]])]
+
+
+def test_numbers_are_shared_by_all_commands(bench):
+    bench.open("alice")
+    bench.tell("alice", publish(b"1", number=1), send("bob", b"2", number=2), request(b"3", number=3))
+    bench.settle()
+    assert bench.sent("alice") == [Stored([[1, 1, 1], [2, 2, 0], [3, 3, 0]])]
+
+
+def test_a_failed_number_is_noted_on_the_disk_at_once(bench):
+    bench.open("alice")
+    bench.tell("alice", publish(b"1", number=1))
+    bench.tell("alice", publish(b"2", number=2))
+    bench.fail()
+    bench.settle()
+    bench.crash()
+    bench.tell("alice", Hello([2], "alice"), publish(b"1", number=1), publish(b"2", number=2))
+    assert [m.code for m in bench.sent("alice") if isinstance(m, Error)] == [507, 507]
+
+
+def test_a_number_before_hello_has_no_outcome(bench):
+    bench.open("alice")
+    bench.lost("alice")
+    [error] = bench.ask("alice", publish(b"1", number=1))
+    assert error.code == 405
+    bench.open("alice")
+    bench.tell("alice", publish(b"1", number=1))
+    bench.settle()
+    assert bench.sent("alice") == [Stored([[1, 1, 1]])]
+
+
+def test_a_session_that_ended_is_not_told_of_the_numbers_of_the_one_before(bench):
+    bench.open("alice")
+    bench.tell("alice", publish(b"1", number=1), Bye())
+    bench.open("alice")
+    bench.settle()
+    assert bench.sent("alice") == []
+    assert [m.code for m in bench.ask("alice", publish(b"1", number=2))] == [421]
+
+
+def test_one_refusal_a_turn_for_who_asked_for_no_answer(bench):
+    bench.open("alice")
+    refused = publish(b"1", stream="$s")
+    assert len(bench.ask("alice", refused, refused, refused)) == 1
+    assert len(bench.ask("alice", refused)) == 1
+
+
+# Connections
+
+
+def test_a_routing_id_has_sixteen_bytes_and_the_first_is_not_zero(bench):
+    for peer in (b"", b"short", b"\0" * 16, b"x" * 17):
+        bench.core.receive(peer, Hello([2], "alice"), bench.now)
+        [(to, error)] = bench.core.ready().sends
+        assert (to, error.code) == (peer, 416)
+    assert bench.core.sessions.by_peer == {}
+
+
+def test_hello_takes_back_all_that_belongs_to_a_connection(bench):
+    bench.open("alice", "bob")
+    bench.tell("alice", publish(b"0"), send("bob", b"1"), request(b"2"))
+    bench.tell("bob", subscribe(1), Offer(2, "w", [["all", ""]], -1), mail_credit())
+    bench.settle()
+    bench.open("bob")
+    bench.tell("alice", publish(b"3"))
+    assert bench.sent("bob") == []
+    assert bench.core.services.by_name["w"].ready == {1 << PRIORITY_BITS}
+    assert bench.core.mailboxes.by_name["bob"].ready == {1 << PRIORITY_BITS}
+    assert bench.core.sessions.by_peer[peer_id("bob")].holding == 0
+
+
+def test_wp12_a_takeover_ends_the_older_session(bench):
+    bench.open("old")
+    bench.tell("old", Hello([2], "alice"))
+    bench.sent("old")
+    bench.tell("new", Hello([2], "alice"))
+    assert [(m.code, m.about) for m in bench.sent("old")] == [(409, 1)]
+    assert isinstance(bench.sent("new")[0], Welcome)
+    assert peer_id("old") not in bench.core.sessions.by_peer
+
+
+def test_an_operator_ends_a_session_and_its_client_is_told(bench):
+    bench.open("alice", "bob", "carol")
+    bench.tell("alice", offer())
+    bench.tell("bob", request(b"1"))
+    bench.settle()
+    assert bench.bodies("alice") == [b"1"]
+    ident = bench.core.sessions.by_peer[peer_id("alice")].ident
+    told = {"id": ident, "address": "alice", "connected": True, "holding": 1}
+    for dry_run in (True, False):
+        name = ident if dry_run else "alice"
+        bench.tell("carol", Change(1, "client.disconnect", {"id": name, "dry_run": dry_run}))
+        bench.settle()
+        assert [m.value for m in bench.sent("carol") if isinstance(m, Answer)] == [told]
+        assert (peer_id("alice") in bench.core.sessions.by_peer) is dry_run
+    assert [(m.code, m.about) for m in bench.sent("alice")] == [(410, 1)]
+    bench.tell("carol", offer())
+    assert bench.bodies("carol") == [b"1"]
+
+
+def test_a_session_that_is_away_is_ended_without_a_word(bench):
+    bench.open("alice", "carol")
+    ident = bench.core.sessions.by_peer[peer_id("alice")].ident
+    bench.lost("alice")
+    bench.sent("alice")
+    for name, code in ((ident, None), (ident, 404), ("", 404)):
+        bench.tell("carol", Change(1, "client.disconnect", {"id": name}))
+        bench.settle()
+        (answer,) = bench.sent("carol")
+        assert code == getattr(answer, "code", None)
+    assert bench.sent("alice") == []
+
+
+def test_an_address_is_free_again_when_its_owner_is_lost(bench):
+    bench.open("alice")
+    bench.lost("alice")
+    bench.tell("other", Hello([2], "alice"))
+    assert bench.sent("alice") == []
+
+
+def test_a_session_that_comes_back_after_a_takeover_takes_over_in_turn(bench):
+    bench.open("alice")
+    bench.tell("other", Hello([2], "alice"))
+    bench.open("alice")
+    assert [type(m) for m in bench.sent("other")] == [Welcome, Error]
+
+
+def test_a_session_away_for_too_long_is_forgotten_on_the_disk_too(bench):
+    bench.open("alice")
+    bench.tell("alice", publish(b"1", number=1))
+    bench.settle()
+    bench.lost("alice")
+    assert bench.core.next_deadline() == bench.now + 600
+    bench.wait(599)
+    assert bench.store.recover().sessions
+    bench.wait(1)
+    bench.settle()
+    assert bench.store.recover().sessions == {}
+    assert bench.core.next_deadline() is None
+
+
+def test_a_recovered_session_expires_too(bench):
+    bench.open("alice")
+    bench.tell("alice", publish(b"1", number=1))
+    bench.settle()
+    bench.crash()
+    bench.wait(600)
+    bench.settle()
+    assert bench.core.sessions.by_peer == {}
+
+
+def test_wp27_who_holds_work_is_probed_often_and_others_seldom(bench):
+    bench.open("alice", "bob")
+    bench.tell("bob", Offer(1, "w", [["all", ""]], 1))
+    bench.tell("alice", request(b"1"))
+    bench.settle()
+    bench.sent("bob")
+    bench.wait(0.5)
+    assert bench.sent("bob") == [Ping()]
+    bench.tell("bob", reply(1, 1))
+    bench.wait(0.5)
+    bench.sent("bob")
+    bench.wait(0.5)
+    assert bench.sent("bob") == []
+    assert bench.core.next_deadline() == 15 + bench.now - 1.5
+
+
+def test_bye_ends_a_session_and_what_it_held_goes_back(bench):
+    bench.open("alice", "bob")
+    bench.tell("alice", request(b"1"))
+    bench.tell("bob", Offer(1, "w", [["all", ""]], 1))
+    bench.settle()
+    assert bench.ask("bob", Bye()) == [Ok(13, 0)]
+    assert bench.core.services.by_name["w"].ready == {1 << PRIORITY_BITS}
+
+
+def test_an_anonymous_session_has_a_mailbox_for_replies_that_goes_with_it(bench):
+    bench.open("wendy")
+    bench.tell("anon", Hello([2], ""), request(b"1"), mail_credit())
+    bench.tell("wendy", Offer(1, "w", [["all", ""]], 1))
+    bench.settle()
+    bench.tell("wendy", reply(1, 1))
+    bench.settle()
+    [delivery] = [m for m in bench.sent("anon") if isinstance(m, Deliver)]
+    assert [(i.body, i.sender) for i in items(delivery)] == [(b"done", "wendy")]
+    bench.tell("anon", Bye())
+    bench.settle()
+    assert bench.store.recover().queues.keys() == {("service", "w")}
+    assert bench.core.budget.bytes == 0
+
+
+def test_a_private_mailbox_that_goes_while_a_message_for_it_fails_leaves_no_trace(bench):
+    bench.open("wendy")
+    bench.tell("anon", Hello([2], ""), request(b"1"))
+    bench.tell("wendy", Offer(1, "w", [["all", ""]], 1))
+    bench.settle()
+    bench.tell("wendy", reply(1, 1, number=1, final=False))
+    bench.tell("anon", Bye())
+    request_bytes = bench.core.services.by_name["w"].bytes
+    bench.fail()
+    assert bench.core.budget.bytes == request_bytes
+
+
+def test_the_requester_without_an_address_gets_its_reply_after_a_crash(bench):
+    bench.open("wendy")
+    bench.tell("anon", Hello([2], ""), request(b"1", number=1))
+    bench.settle()
+    bench.crash()
+    bench.open("wendy")
+    bench.tell("wendy", Offer(1, "w", [["all", ""]], 1))
+    bench.settle()
+    bench.tell("wendy", reply(1, 1))
+    bench.settle()
+    bench.tell("anon", Hello([2], "", "", 2), mail_credit())
+    bench.settle()
+    assert bench.bodies("anon") == [b"done"]
+
+
+def test_a_refused_hello_leaves_the_session_as_it_was(bench):
+    bench.open("alice", "bob")
+    bench.tell("bob", subscribe())
+    bench.tell("bob", Hello([1], "carl"), Hello([2], "$carl"))
+    bench.tell("alice", publish(b"1"))
+    bench.settle()
+    assert bench.bodies("bob") == [b"1"]
+    assert bench.core.sessions.by_address.keys() == {"alice", "bob"}
+
+
+@pytest.mark.parametrize("event", [Core.lost, lambda core, peer, now: core.blocked(peer), Core.unblocked])
+def test_events_of_an_unknown_peer_are_nothing(bench: Bench, event):
+    event(bench.core, b"?" * 16, bench.now)
+    assert bench.core.ready().sends == []

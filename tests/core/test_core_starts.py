@@ -1,0 +1,355 @@
+"""Where subscriptions begin, cursors, and what an operator changes: see docs/protocol.md."""
+
+from __future__ import annotations
+
+import pytest
+from core_bench import Bench, chunks, items, publish, subscribe
+
+from malamute.errors import StorageFull
+from malamute.journal.store import Retention
+from malamute.protocol.limits import Limits
+from malamute.protocol.messages import (
+    Answer,
+    Cancel,
+    Change,
+    Commit,
+    Credit,
+    Deliver,
+    Error,
+    Gap,
+    Ok,
+    Query,
+    Stored,
+    Switch,
+)
+
+
+@pytest.fixture
+def bench() -> Bench:
+    """A stream `s` with sequences 1 to 6, two in each of three chunks that are ten seconds apart."""
+    bench = Bench()
+    bench.open("alice", "bob")
+    for subject in "abc":
+        bench.tell("alice", publish(b"1", b"2", subject=subject))
+        bench.settle()
+        bench.wait(10.0)
+        bench.settle()
+    bench.sent("bob")
+    return bench
+
+
+def begin(bench: Bench, start: str, **fields) -> tuple[int, list[int]]:
+    """Subscribe as bob: the value of OK, and the sequences that come."""
+    bench.tell("bob", subscribe(start=start, **fields))
+    bench.settle()
+    answers = bench.sent("bob")
+    values = [message.value for message in answers if isinstance(message, Ok)]
+    return values[0], seen(answers)
+
+
+def seen(messages) -> list[int]:
+    """The sequences delivered, having checked that each names the one before it."""
+    sequences: list[int] = []
+    after = None
+    for message in messages:
+        if isinstance(message, Deliver):
+            got = [item.sequence for item in items(message)]
+            assert after in (None, message.after)
+            after = got[-1]
+            sequences += got
+    return sequences
+
+
+@pytest.mark.parametrize(
+    ("start", "value", "sequences"),
+    [
+        ("new", 7, []),
+        ("first", 1, [1, 2, 3, 4, 5, 6]),
+        ("last", 6, [6]),
+        ("last-per-subject", 2, [2, 4, 6]),
+        ("seq:4", 4, [4, 5, 6]),
+        ("seq:7", 7, []),
+        ("seq:700", 7, []),
+        ("time:0", 1, [1, 2, 3, 4, 5, 6]),
+        ("since:15", 5, [5, 6]),
+        ("since:25s", 3, [3, 4, 5, 6]),
+        ("since:1h", 1, [1, 2, 3, 4, 5, 6]),
+        ("since:1ms", 7, []),
+    ],
+)
+def test_wp18_a_subscription_begins_where_it_is_told(bench, start, value, sequences):
+    assert begin(bench, start) == (value, sequences)
+
+
+@pytest.mark.parametrize("start", ["new", "first", "last", "last-per-subject", "seq:4", "since:15"])
+def test_wp7_from_every_start_it_goes_on_live_without_gap_or_duplicate(bench, start):
+    _, sequences = begin(bench, start)
+    bench.tell("alice", publish(b"3", b"4"))
+    answers = bench.sent("bob")
+    assert seen(answers) == [7, 8]
+    assert not [message for message in answers if isinstance(message, Gap)]
+    assert sequences == sorted(set(sequences))
+
+
+@pytest.mark.parametrize("start", ["last", "last-per-subject", "time:0", "since:1h"])
+def test_a_start_finds_what_is_not_on_the_disk_yet(bench, start):
+    bench.tell("alice", publish(b"x", subject="d"))
+    bench.tell("bob", subscribe(start=start))
+    while bench.reads:
+        bench.read()
+    assert bench.appends
+    assert seen(bench.sent("bob"))[-1] == 7
+    bench.settle()
+    assert not bench.bodies("bob")
+
+
+def test_the_last_of_each_subject_is_only_of_those_that_match(bench):
+    assert begin(bench, "last-per-subject", criteria=[["exact", "b"]]) == (4, [4])
+
+
+def test_single_messages_come_within_credit_and_then_what_is_new(bench):
+    assert begin(bench, "last-per-subject", credit=1) == (2, [2])
+    bench.tell("alice", publish(b"new"))
+    bench.tell("bob", Credit(1, 1))
+    bench.settle()
+    assert seen(bench.sent("bob")) == [4]
+    bench.tell("bob", Credit(1, 10))
+    bench.settle()
+    assert seen(bench.sent("bob")) == [6, 7]
+
+
+def test_what_the_ring_dropped_before_the_start_is_not_told_and_what_it_drops_later_is():
+    bench = Bench(retention=Retention(count=2))
+    bench.open("alice", "bob")
+    for _ in range(3):
+        bench.tell("alice", publish(b"1", b"2"))
+        bench.settle()
+    assert begin(bench, "first", credit=1) == (1, [5])
+    for _ in range(2):
+        bench.tell("alice", publish(b"1", b"2"))
+        bench.settle()
+    bench.sent("bob")
+    bench.tell("bob", Credit(1, 10))
+    bench.settle()
+    answers = bench.sent("bob")
+    assert [m for m in answers if isinstance(m, Gap)] == [Gap(1, 6, 8, "overwritten")]
+    assert seen(answers) == [9, 10]
+
+
+def test_a_subscription_that_is_cancelled_while_the_store_looks_gets_nothing(bench):
+    bench.tell("bob", subscribe(start="time:0"))
+    bench.tell("bob", Cancel(1))
+    bench.settle()
+    assert [type(message) for message in bench.sent("bob")] == [Ok]
+
+
+def test_an_unjournaled_stream_has_no_past():
+    bench = Bench(no_journal=("s",))
+    bench.open("alice", "bob")
+    bench.tell("alice", publish(b"1"))
+    bench.settle()
+    assert begin(bench, "since:1h") == (2, [])
+
+
+# Cursors
+
+
+def test_wp29_a_cursor_is_where_its_reader_goes_on_even_after_a_crash(bench):
+    assert begin(bench, "first", cursor="c") == (1, [1, 2, 3, 4, 5, 6])
+    bench.tell("bob", Commit("s", 1, "c", 4))
+    assert bench.sent("bob") == []
+    bench.commit()
+    assert bench.sent("bob") == [Stored([[1, 1, 0]])]
+    bench.crash()
+    bench.open("bob")
+    assert begin(bench, "new", cursor="c") == (5, [5, 6])
+
+
+def test_a_cursor_that_was_not_stored_is_not_confirmed(bench):
+    bench.tell("bob", Commit("s", 1, "c", 4))
+    bench.fail(StorageFull("full"))
+    assert bench.sent("bob") == [Error(507, "full", 14, 1)]
+
+
+@pytest.mark.parametrize(
+    ("commit", "code"),
+    [(Commit("nothing", 1, "c", 1), 404), (Commit("s", 1, "c", 7), 416)],
+)
+def test_a_cursor_is_of_a_stream_and_not_beyond_its_head(bench, commit, code):
+    bench.tell("bob", commit)
+    assert [answer.code for answer in bench.sent("bob")] == [code]
+    assert not bench.core.streams.by_name["s"].cursors
+
+
+def test_a_stream_has_so_many_cursors_and_no_more():
+    bench = Bench(Limits(cursors=1))
+    bench.open("alice")
+    bench.tell("alice", publish(b"1"))
+    bench.settle()
+    bench.tell("alice", Commit("s", 1, "one", 1), Commit("s", 2, "two", 1), Commit("s", 3, "one", 0))
+    bench.settle()
+    assert bench.sent("alice") == [
+        Error(429, "the stream 's' has 1 cursors already", 14, 2),
+        Stored([[1, 1, 0], [3, 3, 0]]),
+    ]
+
+
+# What an operator changes
+
+
+def change(bench: Bench, topic: str, **arguments):
+    """Ask for a change as bob: the value of the answer, or the code of the refusal."""
+    return change_as(bench, "bob", topic, **arguments)
+
+
+def change_as(bench: Bench, name: str, topic: str, **arguments):
+    bench.tell(name, Change(1, topic, arguments))
+    bench.settle()
+    (answer,) = [m for m in bench.sent(name) if isinstance(m, Answer | Error)]
+    return answer.value if isinstance(answer, Answer) else answer.code
+
+
+def test_a_cursor_is_set_to_a_start_and_a_dry_run_changes_nothing(bench):
+    place = {"stream": "s", "cursor": "c"}
+    told = {**place, "before": None, "sequence": 4}
+    assert change(bench, "cursor.set", **place, start="since:15", dry_run=True) == told
+    assert not bench.core.streams.by_name["s"].cursors
+    assert change(bench, "cursor.set", **place, start="since:15") == told
+    assert change(bench, "cursor.delete", **place) == {**place, "before": 4}
+    assert change(bench, "cursor.delete", **place) == 404
+
+
+def test_a_change_is_answered_when_it_is_stored_or_failed(bench):
+    bench.tell("bob", Change(7, "cursor.set", {"stream": "s", "cursor": "c", "start": "first"}))
+    assert bench.sent("bob") == []
+    bench.fail(StorageFull("full"))
+    assert bench.sent("bob") == [Error(507, "full", 15, 7)]
+
+
+def test_a_stream_that_nobody_reads_is_removed_and_its_sequences_go_on(bench):
+    assert begin(bench, "new") == (7, [])
+    assert change(bench, "stream.delete", stream="s") == 416
+    bench.tell("bob", Cancel(1))
+    bench.sent("bob")
+    assert change(bench, "stream.delete", stream="s")["last"] == 6
+    assert begin(bench, "first", source=2) == (1, [])
+    bench.tell("alice", publish(b"after"))
+    bench.settle()
+    assert seen(bench.sent("bob")) == [7]
+
+
+def test_a_retention_set_at_run_time_drops_what_is_over_it(bench):
+    told = {"stream": "s", "bytes": 0, "count": 2, "age": 0.0}
+    assert change(bench, "stream.retain", stream="s", count=2) == told
+    assert begin(bench, "first")[1] == [5, 6]
+
+
+def test_a_retention_set_at_run_time_outlives_a_purge_and_a_restart(bench):
+    change(bench, "stream.retain", stream="s", count=2)
+    change(bench, "stream.purge", stream="s")
+    bench.restart()
+    bench.open("alice", "bob")
+    bench.sent("bob")
+    change(bench, "stream.purge", stream="s")
+    for _ in range(3):
+        bench.tell("alice", publish(b"1", b"2"))
+        bench.settle()
+    assert [sequence for sequence, _ in chunks(bench.store)] == [11, 12]
+
+
+def test_a_purge_takes_the_history_and_nothing_else(bench):
+    change(bench, "cursor.set", stream="s", cursor="c", start="seq:3")
+    assert begin(bench, "new") == (7, [])
+    told = {"stream": "s", "first": 1, "last": 6}
+    assert change(bench, "stream.purge", stream="s", dry_run=True) == told
+    assert len([*chunks(bench.store)]) == 6
+    assert change(bench, "stream.purge", stream="s") == told
+    assert [*chunks(bench.store)] == []
+    assert bench.core.streams.by_name["s"].cursors == {"c": 2}
+    assert bench.store.recover().cursors == {("s", "c"): 2}
+    bench.tell("alice", publish(b"after"))
+    bench.settle()
+    assert seen(bench.sent("bob")) == [7]
+    assert begin(bench, "first", source=2)[1] == [7]
+
+
+def test_who_is_behind_when_a_stream_is_purged_is_told(bench):
+    assert begin(bench, "first", credit=2)[1] == [1, 2]
+    change_as(bench, "alice", "stream.purge", stream="s")
+    bench.tell("bob", Credit(1, 10, -1))
+    bench.settle()
+    assert [m for m in bench.sent("bob") if isinstance(m, Gap)] == [Gap(1, 3, 6, "overwritten")]
+
+
+def test_a_purge_that_could_not_be_stored_has_purged_nothing(bench):
+    bench.tell("bob", Change(7, "stream.purge", {"stream": "s"}))
+    bench.fail(StorageFull("full"))
+    assert bench.sent("bob") == [Error(507, "full", 15, 7)]
+    assert bench.core.streams.by_name["s"].first_kept == 1
+    assert begin(bench, "first")[1] == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_stream_is_made_with_its_retention_and_survives_a_restart(bench):
+    told = {"stream": "new", "bytes": 0, "count": 2, "age": 0.0}
+    assert change(bench, "stream.create", stream="new", count=2, dry_run=True) == told
+    assert "new" not in bench.core.streams.by_name
+    assert change(bench, "stream.create", stream="plain") == {"stream": "plain"}
+    assert change(bench, "stream.create", stream="new", count=2) == told
+    bench.crash()
+    assert {"new", "plain"} <= bench.core.streams.by_name.keys()
+    assert bench.store.retention("new") == Retention(count=2)
+
+
+def test_a_stream_that_was_deleted_can_be_made_again_and_its_numbers_go_on(bench):
+    assert change(bench, "stream.create", stream="s") == 416
+    change(bench, "stream.delete", stream="s")
+    assert change(bench, "stream.create", stream="s") == {"stream": "s"}
+    bench.tell("alice", publish(b"after", number=7))
+    bench.crash()
+    assert bench.core.streams.by_name["s"].next > 7
+
+
+@pytest.mark.parametrize(
+    ("topic", "arguments", "code"),
+    [
+        ("nothing", {}, 416),
+        ("cursor.set", {"stream": "s", "cursor": "c"}, 416),
+        ("cursor.set", {"stream": "s", "cursor": "c", "start": "never"}, 416),
+        ("cursor.set", {"stream": "s", "cursor": "", "start": "new"}, 414),
+        ("cursor.set", {"stream": "s", "cursor": "c", "start": "last-per-subject"}, 416),
+        ("cursor.set", {"stream": "none", "cursor": "c", "start": "new"}, 404),
+        ("stream.retain", {"stream": "s", "count": -1}, 416),
+        ("stream.retain", {"stream": "s", "count": "many"}, 416),
+        ("stream.retain", {"stream": "$sys"}, 401),
+        ("stream.retain", {"stream": ""}, 414),
+        ("stream.create", {"stream": "t", "age": -1.0}, 416),
+        ("stream.create", {"stream": "$t"}, 401),
+        ("stream.create", {"stream": ""}, 414),
+        ("stream.purge", {"stream": "none"}, 404),
+        ("stream.purge", {}, 416),
+        ("stream.delete", {"stream": "none"}, 404),
+        ("stream.delete", {"stream": "s", "force": True}, 416),
+    ],
+)
+def test_a_change_that_cannot_be_made_is_refused_with_a_number(bench, topic, arguments, code):
+    assert change(bench, topic, **arguments) == code
+
+
+# What is told about a stream
+
+
+def test_a_stream_tells_of_its_readers_and_how_far_they_are_behind(bench):
+    begin(bench, "first", credit=2)
+    bench.tell("bob", Query(1, "stream", {"name": "s"}))
+    (answer,) = [m for m in bench.sent("bob") if not isinstance(m, Switch)]
+    (reader,) = answer.value["readers"]
+    assert (reader["state"], reader["lag"], reader["lag_seconds"]) == ("replay", 4, pytest.approx(20.0))
+
+
+def test_explain_tells_why_a_selector_does_not_take_a_message(bench):
+    begin(bench, "new", criteria=[["topic", "x.*"]])
+    bench.tell("bob", Query(1, "explain", {"stream": "s", "subject": "y.z"}))
+    (answer,) = bench.sent("bob")
+    (row,) = answer.value
+    assert not row["matched"]
+    assert row["reason"]

@@ -1,0 +1,341 @@
+"""The life of a connection: other URLs, outages, slow consumers, and handlers that take their time."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zmq
+
+import malamute
+import malamute.aio
+from malamute import errors
+from malamute.client import link
+from malamute.client.events import Connected, Event, Gap, Lost, Recalled, Slow, Switched
+from malamute.config import Config
+from malamute.testing import Broker
+
+PATIENCE = 20.0
+DEAD = "tcp://127.0.0.1:1"
+
+Start = Callable[..., Broker]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    with ExitStack() as stack:
+        count = 0
+
+        def make(**options: Any) -> Broker:
+            nonlocal count
+            count += 1
+            return stack.enter_context(Broker(tmp_path / str(count), **options))
+
+        yield make
+
+
+def connect(*urls: str, events: list[Event] | None = None, **options: Any) -> malamute.Client:
+    client = malamute.connect(urls, **{"timeout": PATIENCE, **options})
+    client.on_event = (events if events is not None else []).append
+    return client
+
+
+def test_the_first_url_that_answers_is_taken(start: Start) -> None:
+    broker, other = start(), start()
+    with connect(DEAD, broker.url, other.url) as client:
+        assert client.url == broker.url
+        assert client.publish("s", "a", b"", assurance="stored") == 1
+    with malamute.connect(f"{DEAD},{broker.url}", timeout=PATIENCE) as client:
+        assert client.url == broker.url
+
+
+def test_when_a_broker_is_gone_the_next_one_is_taken_and_what_was_open_goes_there(start: Start) -> None:
+    first, second = start(), start()
+    events: list[Event] = []
+    with connect(first.url, second.url, events=events, address="alice") as client:
+        messages = client.subscribe("s")
+        work = client.work("svc")
+        client.publish("s", "a", b"1", assurance="stored")
+        assert messages.receive(PATIENCE).body == b"1"
+        first.stop()
+        with client.publisher("s") as out:
+            out.publish_many(["a"] * 3, [b"2", b"3", b"4"])
+        assert client.url == second.url
+        assert [messages.receive(PATIENCE).body for _ in range(3)] == [b"2", b"3", b"4"]
+        with malamute.connect(second.url) as asker:
+            replies = asker.request("svc", "a", b"?")
+            asker.flush()
+            work.receive(PATIENCE).reply(b"!")
+            client.flush()
+            assert next(replies).body == b"!"
+        assert [type(event) for event in events if isinstance(event, Lost | Connected)] == [Lost, Connected]
+
+
+def test_the_first_url_is_preferred_when_the_connection_breaks_again(start: Start) -> None:
+    first, second = start(), start()
+    with connect(first.url, second.url) as client:
+        first.stop()
+        client.flush()
+        assert client.url == second.url
+        first.start()
+        second.stop()
+        client.flush()
+        assert client.url == first.url
+
+
+def test_an_url_that_is_none_ends_the_client_when_its_turn_comes(start: Start) -> None:
+    broker = start()
+    with pytest.raises(errors.InvalidValue):
+        malamute.connect(("nonsense", broker.url))
+    client = connect(broker.url, "nonsense")
+    broker.stop()
+    with pytest.raises(errors.InvalidValue, match="nonsense"):
+        client.flush()
+    client.close()
+
+
+def test_an_outage_is_bridged_up_to_a_limit_and_then_publishing_says_so(start: Start) -> None:
+    async def program() -> None:
+        broker = start()
+        events: list[Event] = []
+        async with malamute.aio.connect(broker.url, timeout=PATIENCE) as client:
+            client.on_event = events.append
+            messages = await client.subscribe("s")
+            await client.publish("s", "a", b"first", assurance="stored")
+            broker.stop()
+            while client.connected:
+                await asyncio.sleep(0)
+            client._session.outbox.window_bytes = 1000
+            sent = [b"first"]
+
+            async def publish_on() -> None:
+                while True:
+                    await client.publish("s", "a", b"%20d" % len(sent), timeout=0.01)
+                    sent.append(b"%20d" % len(sent))
+
+            with pytest.raises(errors.ConnectionLost, match="no more can be kept"):
+                await publish_on()
+            out = client.publisher("s", batch=5, timeout=0.05)
+            confirmed: list[bytes] = []
+
+            async def publish_confirmed() -> None:
+                while True:
+                    await out.publish("a", b"%30d" % len(confirmed))
+                    confirmed.append(b"%30d" % len(confirmed))
+
+            with pytest.raises(errors.ConnectionLost):
+                await publish_confirmed()
+            assert 30 <= len(sent) <= 50
+            assert 20 <= len(confirmed) <= 80
+            broker.start()
+            await client.flush()
+            out._timeout = PATIENCE
+            await out.close()
+            seen: list[bytes] = []
+            while len(seen) < len(sent) + len(confirmed):
+                seen += [message.body for message in await messages.take(1000, PATIENCE)]
+            # Each once; those with numbers first, since they are sent again in order.
+            assert sorted(seen) == sorted(sent + confirmed)
+            assert not any(isinstance(event, Gap) for event in events)
+
+    asyncio.run(program())
+
+
+def test_a_slow_subscriber_is_told_so_and_then_that_it_has_caught_up(start: Start) -> None:
+    events: list[Event] = []
+    broker = start()
+    with connect(broker.url, events=events) as client, connect(broker.url) as publisher:
+        messages = client.subscribe("s", credit=10)
+        with publisher.publisher("s") as out:
+            out.publish_many(["a"] * 100, [b""] * 100)
+        client.flush()
+        assert Slow("s", 10) in events
+        assert [messages.receive(PATIENCE).sequence for _ in range(100)] == list(range(1, 101))
+        states: list[str] = []
+        while states[-1:] != ["live"]:
+            client.flush()
+            states = [event.state for event in events if isinstance(event, Switched)]
+        assert states[0] == "replay"
+
+
+@pytest.fixture
+def fast_hearts(monkeypatch: pytest.MonkeyPatch) -> Config:
+    """Heartbeats twenty times as fast as those that are the default."""
+    monkeypatch.setitem(link._OPTIONS, zmq.HEARTBEAT_IVL, 50)
+    monkeypatch.setitem(link._OPTIONS, zmq.HEARTBEAT_TIMEOUT, 250)
+    monkeypatch.setitem(link._OPTIONS, zmq.HEARTBEAT_TTL, 250)
+    config = Config()
+    return replace(config, listen=replace(config.listen, heartbeat_interval=0.05, heartbeat_timeout=0.25))
+
+
+@pytest.fixture
+def hearts(fast_hearts: Config) -> Iterator[Broker]:
+    with Broker(config=fast_hearts) as broker:
+        yield broker
+
+
+def test_a_handler_that_blocks_for_long_loses_neither_connection_nor_request(hearts: Broker) -> None:
+    """The heartbeats are those of twenty seconds for each of its seconds, and the ack timeout is short."""
+    events: list[Event] = []
+    with connect(hearts.url) as asker, connect(hearts.url, events=events) as worker:
+        replies = asker.request("svc", "a", b"?", timeout=PATIENCE)
+        asker.flush()
+        seen: list[int] = []
+
+        @worker.service("svc", ack_timeout=0.3)
+        def slowly(request: malamute.Request) -> bytes:
+            seen.append(request.attempts)
+            threading.Event().wait(3)
+            worker.stop()
+            return b"!"
+
+        worker.run()
+        assert [reply.body for reply in replies] == [b"!"]
+        assert seen == [1]
+        assert not any(isinstance(event, Lost | Recalled) for event in events)
+
+
+def test_a_program_that_is_busy_with_a_request_stays_connected(hearts: Broker) -> None:
+    events: list[Event] = []
+    with connect(hearts.url) as asker, connect(hearts.url, events=events) as worker:
+        replies = asker.request("svc", "a", b"?", timeout=PATIENCE)
+        asker.flush()
+        request = worker.work("svc").receive(PATIENCE)
+        threading.Event().wait(3)
+        request.reply(b"!")
+        worker.flush()
+        assert [reply.body for reply in replies] == [b"!"]
+        assert not any(isinstance(event, Lost) for event in events)
+
+
+def test_an_asyncio_handler_that_takes_long_is_reported_and_not_tried_again(hearts: Broker) -> None:
+    async def program() -> None:
+        events: list[Event] = []
+        async with (
+            malamute.aio.connect(hearts.url) as asker,
+            malamute.aio.connect(hearts.url) as worker,
+        ):
+            worker.on_event = events.append
+            replies = await asker.request("svc", "a", b"?", timeout=PATIENCE)
+            seen: list[int] = []
+
+            @worker.service("svc", ack_timeout=0.3)
+            async def slowly(request: malamute.aio.Request) -> bytes:
+                seen.append(request.attempts)
+                await asyncio.sleep(1)
+                worker.stop()
+                return b"!"
+
+            await worker.run()
+            assert [reply.body async for reply in replies] == [b"!"]
+            assert seen == [1]
+            assert not any(isinstance(event, Lost | Recalled) for event in events)
+
+    asyncio.run(program())
+
+
+def test_a_request_that_nobody_reports_on_is_recalled(hearts: Broker) -> None:
+    events: list[Event] = []
+    with connect(hearts.url) as asker, connect(hearts.url, events=events) as worker:
+        replies = asker.request("svc", "a", b"?", timeout=PATIENCE)
+        asker.flush()
+        work = worker.work("svc", ack_timeout=0.1)
+        request = work.receive(PATIENCE)
+        while not events:
+            worker.flush()
+        assert events == [Recalled("svc", (request.sequence,), "timeout")]
+        # It is still in the hands of this worker: when it comes again, its reply is good.
+        while True:
+            try:
+                request.reply(b"!", assurance="stored").wait(PATIENCE)
+                break
+            except errors.NotOutstanding:
+                request = work.receive(PATIENCE)
+        assert [reply.body for reply in replies] == [b"!"]
+
+
+def test_handlers_run_beside_each_other_and_what_they_ask_is_done_by_the_owner(hearts: Broker) -> None:
+    """Two calls of one handler wait for each other: neither could end if they came one after the other."""
+    with connect(hearts.url, address="asker") as asker, connect(hearts.url, address="worker") as worker:
+        meeting = threading.Barrier(2)
+        threads: set[int] = set()
+
+        @worker.service("svc", concurrency=2)
+        def meet(request: malamute.Request) -> bytes:
+            meeting.wait(PATIENCE)
+            threads.add(threading.get_ident())
+            (reply,) = worker.request("inner", "a", request.body, timeout=PATIENCE)
+            with worker.publisher("log") as out:
+                out.publish("a", reply.body).wait(PATIENCE)
+            return reply.body
+
+        @worker.service("inner", concurrency=2)
+        def inner(request: malamute.Request) -> bytes:
+            return request.body.upper()
+
+        pending = [asker.request("svc", "a", body, timeout=PATIENCE) for body in (b"a", b"b")]
+        asker.flush()
+        messages = asker.subscribe("log", start="first")
+
+        @worker.subscription("log", start="first")
+        def enough(message: malamute.Message) -> None:
+            if message.sequence == 2:
+                worker.drain()
+
+        worker.run()
+        assert sorted(m.body for m in (messages.receive(PATIENCE), messages.receive(PATIENCE))) == [
+            b"A",
+            b"B",
+        ]
+        assert [[reply.body for reply in replies] for replies in pending] == [[b"A"], [b"B"]]
+        assert len(threads) == 2
+
+
+def test_another_thread_is_refused_while_handlers_run(hearts: Broker) -> None:
+    with connect(hearts.url, address="alice") as client:
+        caught: list[Exception] = []
+
+        def use() -> None:
+            try:
+                client.query("status")
+            except errors.LinkError as error:
+                caught.append(error)
+
+        @client.on_mail()
+        def handle(mail: malamute.Mail) -> None:
+            thread = threading.Thread(target=use)
+            thread.start()
+            thread.join()
+            client.stop()
+
+        client.send("alice", "a", b"")
+        client.run()
+        assert "another thread" in str(caught[0])
+
+
+def test_what_a_handler_asks_in_vain_comes_out_there(hearts: Broker) -> None:
+    with connect(hearts.url, address="alice") as client:
+        caught: list[Exception] = []
+
+        @client.on_mail()
+        def handle(mail: malamute.Mail) -> None:
+            for call in (
+                lambda: next(client.request("nobody", "a", timeout=0.05)),
+                lambda: client.query("weather"),
+                lambda: client.publish("s", "a" * 300, b""),
+            ):
+                try:
+                    call()
+                except errors.MalamuteError as error:
+                    caught.append(error)
+            client.stop()
+
+        client.send("alice", "a", b"")
+        client.run()
+        assert [type(error) for error in caught] == [errors.TimedOut, errors.InvalidValue, errors.TooLarge]

@@ -1,0 +1,110 @@
+"""Records a small store of the format that this code writes: `python tests/journal/record_store.py`.
+
+Run it with the old code before a format is changed, and never again for that version: the recorded store
+is what such a store looked like. `test_recorded_stores.py` opens it, and knows what is in it.
+"""
+
+from __future__ import annotations
+
+import io
+import sys
+import tarfile
+import tempfile
+from pathlib import Path
+
+from malamute.core.storage import (
+    AppendChunk,
+    Chunk,
+    DeleteCursor,
+    DeleteFeed,
+    DeleteMessages,
+    DeleteQueue,
+    DeleteSession,
+    DeleteStream,
+    ForgetIdentities,
+    MarkDelivered,
+    Message,
+    PutCursor,
+    PutFeed,
+    PutIdentity,
+    PutMessage,
+    PutRetention,
+    PutSession,
+    Reserve,
+    SetAttempts,
+)
+from malamute.journal import ring, subjects
+from malamute.journal.disk import DiskStore
+from malamute.journal.format import VERSION
+from malamute.protocol.batch import Columns, pack_record, pack_stream_payload
+
+TIME = 1_700_000_000_000_000_000
+DATA = Path(__file__).parent / "data"
+
+
+def chunk(stream, first, *names, sizes=()):
+    """A chunk of one message for each subject, with bodies of these sizes."""
+    records = [pack_record({"n": n}, bytes(size)) for n, size in enumerate(sizes or [5] * len(names))]
+    payload, large = pack_stream_payload(Columns(first, TIME + first, "alice", list(names), records))
+    return AppendChunk(
+        stream, Chunk(first, len(names), TIME + first, payload, large), first + 100, list(names)
+    )
+
+
+def put(kind, queue, sequence, properties=None):
+    """One message of a queue."""
+    record = pack_record(None, b"body %d" % sequence)
+    return PutMessage(kind, queue, Message(sequence, TIME, "alice", "subject", record, properties))
+
+
+def operations():
+    """Transactions with every kind of operation in them."""
+    yield [chunk("weather", 1, "oslo", "rome"), chunk("weather", 3, "oslo"), Reserve("bare", 77)]
+    yield [chunk("weather", n, "rome") for n in range(10, 14)]
+    yield [chunk("weather", 20, "bern", "large", sizes=(5, 70_000)), chunk("trimmed", 1, "a", "b")]
+    yield [chunk("trimmed", n, "a") for n in range(3, 9)] + [PutRetention("trimmed", 0, 3, 0.5)]
+    yield [put("mailbox", "bob", n, {"tracker": "t", "deep": [1, None]}) for n in (1, 2, 3)]
+    yield [put("service", "printer", 5), put("mailbox", "gone", 1), DeleteQueue("mailbox", "gone")]
+    yield [DeleteMessages("mailbox", "bob", [(2, 2)]), MarkDelivered("mailbox", "bob", 1)]
+    yield [PutSession(b"s" * 16, b"value"), PutSession(b"t" * 16, b"value"), DeleteSession(b"t" * 16)]
+    yield [PutCursor("weather", "mine", 11), PutCursor("weather", "gone", 1), DeleteCursor("weather", "gone")]
+    yield [chunk("deleted", n, "x") for n in range(1, 9)] + [PutCursor("deleted", "c", 1)]
+    # Since version 2.
+    yield [put("mailbox", "ann", n) for n in (1, 2)] + [SetAttempts("mailbox", "ann", 1, 3)]
+    yield [DeleteMessages("mailbox", "ann", [(2, 2)]), put("mailbox-dead", "ann", 1, {"dead": {}})]
+    yield [put("service-dead", "printer", 9), SetAttempts("service-dead", "printer", 9, 1)]
+    yield [PutIdentity("mailbox", "ann", f"id{n}", n, TIME + n) for n in (1, 2, 3)]
+    yield [ForgetIdentities("mailbox", "ann", TIME + 2)]
+    yield [PutFeed("printer", "weather", b"feed"), PutFeed("gone", "weather", b"")]
+    yield [DeleteFeed("gone", "weather")]
+    # Last, since its chunks leave with what follows.
+    yield [DeleteStream("deleted")]
+
+
+def write_store(directory):
+    """A store of 1 MiB with all of it, in which a deleted stream has not wholly left."""
+    ring.STEP_CHUNKS, subjects.RANGE_CHUNKS, subjects.SHARE = 3, 2, 1
+    store = DiskStore.open(directory, size=1 << 20, preallocate=False)
+    store.recover()
+    for transaction in operations():
+        store.write(transaction)
+    store.close()
+
+
+def record(path):
+    """Pack such a store; what is not in the data file is not needed."""
+    with tempfile.TemporaryDirectory() as directory, tarfile.open(path, "w:xz") as archive:
+        write_store(directory)
+        data = (Path(directory) / "data.mdb").read_bytes()
+        member = tarfile.TarInfo("data.mdb")
+        member.size = len(data)
+        archive.addfile(member, io.BytesIO(data))
+
+
+if __name__ == "__main__":
+    target = DATA / f"store-v{VERSION}.tar.xz"
+    if target.exists():
+        sys.exit(f"{target} is there already, and is what it was meant to keep")
+    DATA.mkdir(exist_ok=True)
+    record(target)
+    print(f"{target}: {target.stat().st_size} bytes")

@@ -1,0 +1,73 @@
+"""What the tests of the stores share: opening either kind, and making operations."""
+
+from __future__ import annotations
+
+from malamute.core.storage import AppendChunk, Chunk, DeleteMessages, Message, PutMessage
+from malamute.errors import StorageFull
+from malamute.journal.disk import DiskStore
+from malamute.journal.format import encode_chunk
+from malamute.journal.memory import MemoryStore
+
+KINDS = ("disk", "memory")
+MIB = 1 << 20
+
+
+class Maker:
+    """Opens one store again and again. The one in memory stays the same object."""
+
+    def __init__(self, kind, directory):
+        self.kind = kind
+        self.directory = directory
+        self.store = None
+
+    def __call__(self, *, size=4 * MIB, records_bytes=None, **options):
+        if self.kind == "disk":
+            self.close()
+            self.store = DiskStore.open(self.directory, size=size, **options)
+        elif self.store is None:
+            self.store = MemoryStore(size=size, **options)
+        self.recovered = self.store.recover(records_bytes=records_bytes)
+        return self.store
+
+    def close(self):
+        if self.store is not None and self.kind == "disk":
+            self.store.close()
+
+
+def append(first, *, stream="s", count=1, time=None, payload=b"p", large=(), reserved=0):
+    chunk = Chunk(first, count, first if time is None else time, payload, tuple(large))
+    return AppendChunk(stream, chunk, reserved)
+
+
+def put(sequence, *, queue="q", kind="mailbox", record=b"record", properties=None):
+    message = Message(sequence, 7, "alice", "subject", record, properties)
+    return PutMessage(kind, queue, message)
+
+
+def delete(*ranges, queue="q", kind="mailbox"):
+    return DeleteMessages(kind, queue, ranges)
+
+
+def firsts(store, stream="s", start=1, bytes_max=1 << 30):
+    return [item.first for item in store.read(stream, start, bytes_max=bytes_max).found]
+
+
+def size_of_a_chunk(**options):
+    """The stored bytes of the chunk that `append` makes with these options."""
+    return len(encode_chunk(append(1, **options).chunk))
+
+
+def chunk_size(store, stream="s"):
+    """The stored bytes of one chunk, of a stream whose chunks are alike."""
+    state = store.status().streams[stream]
+    return state.bytes // state.chunks
+
+
+def fill(store, make_operations):
+    """Write until the store refuses; returns how many transactions it took."""
+    for n in range(1, 10_000):
+        try:
+            store.write(make_operations(n))
+        except StorageFull:
+            return n - 1
+    raise AssertionError("the store never said that it is full")

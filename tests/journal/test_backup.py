@@ -1,0 +1,201 @@
+"""Copying a store that is in use, and one that is not."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from stores import MIB, append, delete, firsts, put
+
+from malamute.core.storage import Damage, DeleteStream, PutCursor, PutRetention, PutSession
+from malamute.errors import StorageFull, StoreError, StoreLocked
+from malamute.journal import backup as backup_module
+from malamute.journal.disk import DiskStore
+from malamute.journal.memory import MemoryStore
+
+
+@pytest.fixture
+def target(tmp_path):
+    return tmp_path / "backups" / "one"
+
+
+@pytest.fixture
+def steps(monkeypatch):
+    """Steps of about one chunk."""
+    monkeypatch.setattr(backup_module, "STEP_BYTES", 1)
+
+
+def opened(path):
+    store = DiskStore.open(path, size=4 * MIB, preallocate=False)
+    return store, store.recover()
+
+
+def everything(store):
+    names = store.status().streams
+    return {name: store.read(name, 0, bytes_max=64 * MIB) for name in names}
+
+
+def test_a_backup_is_a_data_directory_with_all_of_it(disk, target):
+    store = disk()
+    store.write(
+        [append(n, count=10, reserved=99) for n in (1, 11, 21)] + [append(1, stream="t", large=(b"x",))]
+    )
+    store.write([put(1), put(2), delete((1, 1)), PutSession(b"s", b"1"), PutCursor("s", "c", 4)])
+    store.write([PutRetention("s", 0, 30, 2), append(1, stream="gone"), DeleteStream("gone")])
+    told = []
+    copied = store.backup(target, lambda done, total: told.append((done, total)))
+    assert copied[:2] == (3, 4)
+    assert copied.damages == ()
+    assert told[-1][0] == copied.bytes == told[-1][1]
+    status = store.status()
+    disk()
+    copy, recovered = opened(target)
+    assert recovered == disk.recovered
+    assert everything(copy) == everything(disk.store)
+    assert copy.status().streams == status.streams
+    assert not [damage for step in copy.verify() for damage in step.damages]
+    copy.write([append(100), put(3)])
+    copy.close()
+
+
+def test_a_directory_with_a_store_is_not_touched(disk, target):
+    store = disk()
+    store.backup(target)
+    before = (target / "data.mdb").read_bytes()
+    with pytest.raises(StoreError, match="already"):
+        store.backup(target)
+    with pytest.raises(StoreLocked):
+        store.backup(disk.directory)
+    assert (target / "data.mdb").read_bytes() == before
+
+
+def test_what_was_not_finished_is_removed(disk, target, monkeypatch):
+    store = disk()
+    store.write([append(1)])
+
+    def failing(*arguments):
+        raise StorageFull("no room")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(backup_module.Copy, "_copy_chunk", failing)
+        with pytest.raises(StorageFull):
+            store.backup(target)
+    assert not (target / "data.mdb").exists()
+    assert store.backup(target).chunks == 1
+
+
+def test_a_store_closed_meanwhile_ends_the_copy(disk, target, steps, monkeypatch):
+    store = disk()
+    store.write([append(n) for n in range(1, 9)])
+    between_steps(store, monkeypatch, lambda number: store.close() if number == 2 else None)
+    with pytest.raises(StoreError, match="closed"):
+        store.backup(target)
+    assert not (target / "data.mdb").exists()
+
+
+def test_a_directory_that_cannot_be_made_is_an_error(disk, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StoreError, match="cannot use"):
+        disk().backup(tmp_path / "file" / "backup")
+
+
+def test_a_damaged_chunk_is_copied_and_told(disk, target):
+    disk().write([append(first, count=10) for first in (1, 11, 21)])
+    with disk.store._environment.begin(write=True) as transaction:
+        place = backup_module.key(backup_module.CHUNK, 1, 11)
+        transaction.put(place, transaction.get(place)[:-1] + b"?")
+    copied = disk.store.backup(target)
+    assert copied.damages == (("s", Damage(11, 20, "corrupt")),)
+    copy, _ = opened(target)
+    assert [damage for step in copy.verify() for damage in step.damages] == [Damage(11, 20, "corrupt")]
+    assert copy.status().streams["s"].count == 30
+    copy.close()
+
+
+def between_steps(store, monkeypatch, change):
+    """Call `change` with the number of each read transaction before it begins."""
+    reading, numbers = store._reading, iter(range(1000))
+
+    def changed():
+        change(next(numbers))
+        return reading()
+
+    monkeypatch.setattr(store, "_reading", changed)
+
+
+def test_the_streams_are_those_of_one_moment_as_far_as_the_ring_kept_them(disk, target, steps, monkeypatch):
+    store = disk()
+    store.write([append(n) for n in range(1, 21)] + [put(1)])
+
+    def change(number):  # the first step reaches the end of the log, so it is the moment
+        if number:
+            store.write([append(20 + number), PutRetention("s", 0, 12, 0), put(1 + number)])
+        if number == 6:
+            store.write([DeleteStream("t")])
+
+    between_steps(store, monkeypatch, change)
+    store.backup(target)
+    copy, recovered = opened(target)
+    found = firsts(copy)
+    assert found == list(range(found[0], 21))
+    assert 10 <= found[0] < 20
+    assert recovered.streams["s"][:2] == (found[0], 20)
+    assert [m.sequence for m in recovered.queues["mailbox", "q"].messages] == [1]
+    copy.close()
+
+
+def test_a_log_that_is_dropped_meanwhile_is_copied_anew(disk, target, steps, monkeypatch):
+    store = disk()
+    for n in range(1, 6):
+        store.write([put(n)])
+
+    def change(number):
+        if number == 2:
+            store.write([delete((1, 5)), put(6)])
+            for _ in range(3):
+                store.write([PutSession(b"s", b"%d" % number)])
+
+    between_steps(store, monkeypatch, change)
+    store.backup(target)
+    expected = disk.store.recover().queues
+    copy, recovered = opened(target)
+    assert recovered.queues == expected
+    assert [m.sequence for m in recovered.queues["mailbox", "q"].messages] == [6]
+    copy.close()
+
+
+def test_beside_a_writer_every_backup_is_whole(disk, target):
+    store = disk(streams_budget=MIB)
+
+    def write(n):
+        store.write(
+            [append(n, payload=bytes(20_000)), put(n), delete((n - 3, n - 3)), PutCursor("s", "c", n)]
+        )
+
+    for n in range(1, 60):
+        write(n)
+    with ThreadPoolExecutor(1) as pool:
+        copying = pool.submit(store.backup, target)
+        n = 59
+        while not copying.done():
+            n += 1
+            write(n)
+        copying.result()
+    copy, recovered = opened(target)
+    state = recovered.streams["s"]
+    assert firsts(copy) == list(range(state.first, state.last + 1))
+    assert recovered.cursors == {("s", "c"): state.last}
+    kept = [m.sequence for m in recovered.queues["mailbox", "q"].messages]
+    assert kept == list(range(state.last - 2, state.last + 1))
+    copy.close()
+
+
+def test_a_store_in_memory_has_no_backup(target):
+    with pytest.raises(StoreError, match="memory"):
+        MemoryStore().backup(target)
+
+
+def test_only_what_is_there_is_opened_to_be_looked_at(tmp_path):
+    with pytest.raises(StoreError, match="no store"):
+        DiskStore.open_existing(tmp_path / "none")
+    assert not (tmp_path / "none").exists()

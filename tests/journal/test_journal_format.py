@@ -1,0 +1,237 @@
+"""The bytes on the disk: round trips, any bytes at all, and the examples of docs/journal-format.md."""
+
+from __future__ import annotations
+
+import re
+import struct
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from malamute.core.storage import (
+    Chunk,
+    DeleteCursor,
+    DeleteFeed,
+    DeleteMessages,
+    DeleteQueue,
+    DeleteSession,
+    DeleteStream,
+    ForgetIdentities,
+    MarkDelivered,
+    Message,
+    PutCursor,
+    PutFeed,
+    PutIdentity,
+    PutMessage,
+    PutRetention,
+    PutSession,
+    SetAttempts,
+)
+from malamute.journal import entries as log_codec
+from malamute.journal import format as codec
+
+U32, U64 = st.integers(0, 2**32 - 1), st.integers(0, 2**64 - 1)
+TIMES = st.integers(-(2**63), 2**63 - 1)
+NAMES, KINDS = (
+    st.text(min_size=1, max_size=20),
+    st.sampled_from(["mailbox", "service", "mailbox-dead", "service-dead"]),
+)
+CHUNKS = st.builds(
+    Chunk,
+    U64,
+    st.integers(1, 2**32 - 1),
+    TIMES,
+    st.binary(max_size=200),
+    st.lists(st.binary(max_size=50), max_size=4).map(tuple),
+)
+SEQUENCES = st.integers(0, 2**63)
+PROPERTIES = st.none() | st.dictionaries(st.text(max_size=5), st.none() | st.booleans() | U32 | st.text())
+MESSAGES = st.builds(Message, SEQUENCES, SEQUENCES, NAMES, NAMES, st.binary(), PROPERTIES)
+ENTRIES = st.one_of(
+    st.builds(PutMessage, KINDS, NAMES, MESSAGES),
+    st.builds(DeleteMessages, KINDS, NAMES, st.lists(st.tuples(SEQUENCES, SEQUENCES))),
+    st.builds(MarkDelivered, KINDS, NAMES, SEQUENCES),
+    st.builds(DeleteQueue, KINDS, NAMES),
+    st.builds(PutSession, st.binary(), st.binary()),
+    st.builds(DeleteSession, st.binary()),
+    st.builds(PutCursor, NAMES, NAMES, SEQUENCES),
+    st.builds(DeleteCursor, NAMES, NAMES),
+    st.builds(PutRetention, NAMES, SEQUENCES, SEQUENCES, st.integers(0, 9) | st.floats(0, 1e9)),
+    st.builds(DeleteStream, NAMES),
+    st.builds(SetAttempts, KINDS, NAMES, SEQUENCES, SEQUENCES),
+    st.builds(PutIdentity, KINDS, NAMES, NAMES, SEQUENCES, TIMES),
+    st.builds(ForgetIdentities, KINDS, NAMES, TIMES),
+    st.builds(PutFeed, NAMES, NAMES, st.binary()),
+    st.builds(DeleteFeed, NAMES, NAMES),
+    st.builds(log_codec.QueueCounters, KINDS, NAMES, SEQUENCES, SEQUENCES),
+)
+STREAMS = st.builds(codec.Stream, U32, NAMES, U64, U64, U64, U64, U64, U64, TIMES, TIMES)
+DECODERS = (
+    codec.split_key,
+    codec.decode_meta,
+    codec.decode_chunk_header,
+    codec.decode_chunk,
+    codec.decode_index,
+    codec.decode_stream,
+    log_codec.decode_block,
+    log_codec.BlockMessages,
+)
+
+
+@given(CHUNKS)
+def test_a_chunk_round_trips(chunk):
+    value = codec.encode_chunk(chunk)
+    assert codec.decode_chunk(value) == codec.decode_chunk(memoryview(value)) == chunk
+    header = codec.decode_chunk_header(value[: codec.CHUNK_HEADER_SIZE])
+    assert (header.first, header.last, header.time) == (chunk.first, chunk.last, chunk.time)
+
+
+@given(CHUNKS, U64, st.lists(st.text(max_size=9), max_size=9))
+def test_an_index_travels_with_its_chunk(chunk, first, subjects):
+    value = codec.encode_chunk(chunk, codec.encode_index(first, subjects))
+    assert codec.decode_index(value) == codec.decode_index(memoryview(value)) == (first, subjects)
+    assert codec.decode_chunk(value) == chunk
+    assert codec.decode_index(codec.encode_chunk(chunk)) is None
+
+
+@pytest.mark.parametrize(
+    "index", [b"short", bytes(8), bytes(8) + b"\xc0", bytes(8) + b"\x91\x01", bytes(9) + b"x"]
+)
+def test_an_index_that_is_none_is_a_damage(index):
+    with pytest.raises(codec.Damaged):
+        codec.decode_index(codec.encode_chunk(Chunk(1, 1, 1, b"p"), index))
+
+
+@given(st.lists(ENTRIES, max_size=8))
+def test_a_block_round_trips(entries):
+    decoded = log_codec.decode_block(log_codec.encode_block(entries))
+    assert decoded == entries
+    assert list(map(type, decoded)) == list(map(type, entries))
+    messages = {(e.kind, e.queue, e.message.sequence): e.message for e in entries if type(e) is PutMessage}
+    found = log_codec.BlockMessages(log_codec.encode_block(entries))
+    assert {place: found.get(*place) for place in messages} == messages
+    assert found.get("mailbox", "", 1) is None
+
+
+@given(STREAMS)
+def test_a_stream_round_trips(stream):
+    assert codec.decode_stream(codec.encode_stream(stream)) == stream
+
+
+@given(U32.filter(lambda n: n > 0), U64, U64)
+def test_keys_sort_as_their_numbers(identifier, one, other):
+    keys = [codec.key(codec.CHUNK, identifier, n) for n in (one, other)]
+    assert (keys[0] < keys[1]) == (one < other)
+    assert codec.split_key(keys[0]) == (codec.CHUNK, identifier, one)
+    assert codec.key(codec.CHUNK, identifier - 1, 2**64 - 1) < keys[0] < codec.key(codec.BLOCK)
+
+
+@pytest.mark.parametrize("decode", DECODERS)
+@given(data=st.binary(max_size=200))
+def test_any_bytes_give_a_value_or_a_damage(decode, data):
+    with suppress(codec.Damaged):
+        decode(data)
+
+
+@given(body=st.binary(max_size=100), count=U32)
+def test_a_block_of_any_content_with_a_good_crc_gives_entries_or_a_damage(body, count):
+    header = struct.pack(">B3xI", codec.VERSION, count)
+    value = header + struct.pack(">I", codec.crc32(body, codec.crc32(header))) + body
+    with suppress(codec.Damaged):
+        log_codec.decode_block(value)
+    with suppress(codec.Damaged):
+        log_codec.BlockMessages(value)
+
+
+def test_a_message_that_is_none_is_a_damage_for_who_asks():
+    entry = PutMessage("mailbox", "q", Message(1, 0, "alice", None, b"", None))
+    found = log_codec.BlockMessages(log_codec.encode_block([entry]))
+    assert found.get("mailbox", "q", 2) is None
+    with pytest.raises(codec.Damaged):
+        found.get("mailbox", "q", 1)
+
+
+@given(CHUNKS, st.data())
+def test_a_flipped_bit_of_a_chunk_is_seen(chunk, data):
+    value = bytearray(codec.encode_chunk(chunk))
+    place = data.draw(st.integers(0, len(value) - 1))
+    value[place] ^= 1 << data.draw(st.integers(0, 7))
+    with pytest.raises(codec.Damaged):
+        codec.decode_chunk(bytes(value))
+
+
+@given(CHUNKS, st.integers(1, 300))
+def test_a_chunk_cut_short_is_seen(chunk, missing):
+    value = codec.encode_chunk(chunk)
+    with pytest.raises(codec.Damaged):
+        codec.decode_chunk(value[: max(0, len(value) - missing)])
+
+
+@pytest.mark.parametrize("size", [0, 1, 5119, 5120, 5121, 10_240, 65_536, 65_537])
+def test_the_crc_is_the_usual_one(size):
+    data = bytes(range(256)) * 257
+    assert codec.crc32(data[:size], 7) == codec.zlib_crc32(data[:size], 7)
+
+
+def test_a_newer_format_is_told_from_damage():
+    newer = codec.encode_meta(codec.Meta(codec.VERSION + 1, bytes(16)))
+    with pytest.raises(codec.TooNew, match=f"format {codec.VERSION + 1}"):
+        codec.decode_meta(newer + b"with more fields")
+    chunk = bytearray(codec.encode_chunk(Chunk(1, 1, 1, b"")))
+    chunk[0] = codec.VERSION + 1
+    with pytest.raises(codec.TooNew):
+        codec.decode_chunk(bytes(chunk))
+
+
+# --- the examples in the documentation
+
+EXAMPLES = {
+    "meta": (codec.Meta(2, bytes(range(16))), codec.encode_meta, codec.decode_meta),
+    "stream": (
+        codec.Stream(
+            1, "weather", 7, 9, 1000, 49, 3, 1, 1_700_000_000_000_000_000, 1_700_000_000_000_000_000
+        ),
+        codec.encode_stream,
+        codec.decode_stream,
+    ),
+    "chunk": (
+        Chunk(7, 3, 1_700_000_000_000_000_000, b"\x93abc", (b"large",)),
+        codec.encode_chunk,
+        codec.decode_chunk,
+    ),
+    "indexed": (
+        Chunk(7, 3, 1_700_000_000_000_000_000, b"\x93abc", (b"large",)),
+        lambda chunk: codec.encode_chunk(chunk, codec.encode_index(1, ["oslo", "rome"])),
+        codec.decode_chunk,
+    ),
+    "block": (
+        [
+            PutMessage(
+                "mailbox", "bob", Message(4, 1_700_000_000_000_000_000, "alice", "hello", b"\x90", None)
+            ),
+            DeleteMessages("mailbox", "bob", [(1, 3)]),
+        ],
+        log_codec.encode_block,
+        log_codec.decode_block,
+    ),
+}
+
+
+def documented():
+    text = (Path(__file__).parents[2] / "docs" / "journal-format.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"```hex (\w+)\n(.*?)```", text, re.DOTALL)
+    return {name: bytes.fromhex(re.sub(r"#.*", "", body)) for name, body in blocks}
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_the_documented_example(name):
+    value, encode, decode = EXAMPLES[name]
+    assert encode(value).hex(" ") == documented()[name].hex(" ")
+    assert decode(documented()[name]) == value
+
+
+def test_the_documented_key():
+    assert codec.key(codec.CHUNK, 1, 7) == documented()["key"]

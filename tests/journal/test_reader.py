@@ -1,0 +1,133 @@
+"""Reading a store beside whoever writes it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+from stores import MIB, append, put
+
+from malamute.core.storage import Chunk, Damage, DeleteStream, ReadResult
+from malamute.errors import StoreCorrupt, StoreError, StoreTooNew
+from malamute.journal import format as codec
+from malamute.journal.disk import DiskStore
+from malamute.journal.reader import StoreReader
+
+
+def test_it_reads_what_the_store_reads(disk):
+    store = disk()
+    store.write(
+        [append(first, count=10, time=first * 100) for first in (1, 11, 21)] + [append(1, stream="t")]
+    )
+    store.write([put(1)])
+    questions = [("s", start) for start in (0, 1, 5, 11, 30, 31)] + [("t", 1)]
+    expected = [store.read(stream, start, bytes_max=1) for stream, start in questions]
+    times = [store.find_time("s", time) for time in (0, 100, 101, 2100, 2101)]
+    streams = dict(store.status().streams)
+    disk.close()
+    with StoreReader.open(disk.directory) as reader:
+        assert [reader.read(stream, start, bytes_max=1) for stream, start in questions] == expected
+        assert [reader.find_time("s", time) for time in (0, 100, 101, 2100, 2101)] == times
+        assert reader.streams() == streams
+        assert reader.read("none", 1, bytes_max=1) == ReadResult([], 1)
+    assert os.listdir(disk.directory).count("lock") == 1
+
+
+def test_a_deleted_stream_is_empty(disk):
+    disk().write([append(1), append(1, stream="t")])
+    disk.store.write([DeleteStream("t")])
+    streams = dict(disk.store.status().streams)
+    disk.close()
+    with StoreReader.open(disk.directory) as reader:
+        assert reader.streams() == streams
+        assert reader.read("t", 1, bytes_max=1).found == []
+
+
+WRITER = """
+import sys
+from malamute.core.storage import AppendChunk, Chunk
+from malamute.journal.disk import DiskStore
+store = DiskStore.open(sys.argv[1], size=4 << 20)
+store.recover()
+for first in map(int, sys.stdin):
+    store.write([AppendChunk("s", Chunk(first, 10, first, b"p" * 60_000), 0)])
+    print(first, flush=True)
+store.close()
+"""
+
+
+def test_it_sees_each_commit_of_another_process_and_what_the_ring_has_dropped(tmp_path):
+    writer = subprocess.Popen(
+        [sys.executable, "-c", WRITER, str(tmp_path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    reader = None
+    try:
+        for first in range(1, 1001, 10):
+            writer.stdin.write(f"{first}\n")
+            writer.stdin.flush()
+            assert writer.stdout.readline() == f"{first}\n"
+            reader = reader or StoreReader.open(tmp_path)
+            assert [type(item) for item in reader.read("s", first, bytes_max=MIB).found] == [Chunk]
+        result = reader.read("s", 1, bytes_max=8 * MIB)
+        assert result.first > 1
+        sequences = [item.first for item in result.found]
+        assert sequences == [*range(result.first, 1001, 10)]
+    finally:
+        if reader is not None:
+            reader.close()
+        writer.stdin.close()
+        assert writer.wait(20) == 0
+        writer.stdout.close()
+
+
+def test_what_is_damaged_is_told(disk):
+    disk().write([append(1, count=10), append(11, count=10)])
+    with disk.store._environment.begin(write=True) as transaction:
+        key = codec.key(codec.CHUNK, 1, 1)
+        transaction.put(key, transaction.get(key)[:-1] + b"X")
+    disk.close()
+    with StoreReader.open(disk.directory) as reader:
+        assert reader.read("s", 1, bytes_max=MIB).found[0] == Damage(1, 10, "corrupt")
+
+
+def test_no_store_and_stores_that_cannot_be_read(disk):
+    with pytest.raises(StoreError, match="there is no store in"):
+        StoreReader.open(disk.directory)
+    store = disk()
+    store.write([append(1, count=10, payload=bytes(100_000))])
+    with store._environment.begin(write=True) as transaction:
+        meta = codec.decode_meta(transaction.get(codec.key(codec.META)))
+        transaction.put(codec.key(codec.META), codec.encode_meta(meta._replace(version=codec.VERSION + 1)))
+    disk.close()
+    with pytest.raises(StoreTooNew):
+        StoreReader.open(disk.directory)
+    data = disk.directory / "data.mdb"
+    os.truncate(data, 8192)
+    with pytest.raises(StoreCorrupt, match="was cut off"):
+        StoreReader.open(disk.directory)
+    data.write_bytes(b"this is no store" * 1000)
+    with pytest.raises(StoreCorrupt):
+        StoreReader.open(disk.directory)
+
+
+def test_a_state_that_is_damaged_is_told(disk):
+    disk().write([append(1)])
+    with disk.store._environment.begin(write=True) as transaction:
+        key = codec.key(codec.STREAM, 1)
+        transaction.put(key, transaction.get(key)[:-1] + b"X")
+    disk.close()
+    with StoreReader.open(disk.directory) as reader, pytest.raises(StoreCorrupt):
+        reader.streams()
+
+
+def test_a_store_in_this_process_is_refused(disk):
+    disk().write([append(1)])
+    with pytest.raises(StoreError):
+        StoreReader.open(disk.directory)
+    assert isinstance(disk.store, DiskStore)
+    disk.store.write([append(2)])

@@ -1,0 +1,123 @@
+"""Stores that were written by each version of the format can still be read, and written on."""
+
+from __future__ import annotations
+
+import tarfile
+
+import lmdb
+import pytest
+from record_store import DATA, TIME, chunk, put, write_store
+from stores import firsts
+
+from malamute.core.storage import DeleteStream, Message, PutRetention, QueueState, StreamState
+from malamute.journal import format as codec
+from malamute.journal.format import VERSION
+from malamute.protocol.batch import unpack_payload, unpack_record
+
+RECORDED = {
+    path.name.removeprefix("store-v").removesuffix(".tar.xz"): path for path in DATA.glob("store-v*.tar.xz")
+}
+
+
+@pytest.fixture(params=sorted(RECORDED))
+def recorded(request, disk):
+    disk.directory.mkdir()
+    with tarfile.open(RECORDED[request.param]) as archive:
+        archive.extractall(disk.directory, filter="data")
+    disk.version = int(request.param)
+    return disk
+
+
+def test_every_version_is_recorded():
+    assert set(RECORDED) == {str(version) for version in range(1, VERSION + 1)}
+
+
+def test_all_of_it_is_read(recorded):
+    store = recorded(size=1)
+    found = recorded.recovered
+    assert found.streams == {
+        "weather": StreamState(1, 21, 120),
+        "bare": StreamState(1, 0, 77),
+        "trimmed": StreamState(6, 8, 108),
+        "deleted": StreamState(9, 8, 108),
+    }
+    assert found.sessions == {b"s" * 16: b"value"}
+    assert found.cursors == {("weather", "mine"): 11}
+    assert found.retentions == {"trimmed": PutRetention("trimmed", 0, 3, 0.5)}
+    properties = {"tracker": "t", "deep": [1, None]}
+    bob = tuple(put("mailbox", "bob", n, properties).message for n in (1, 3))
+    queues = {
+        ("mailbox", "bob"): QueueState(4, 1, bob),
+        ("service", "printer"): QueueState(6, 0, (put("service", "printer", 5).message,)),
+    }
+    since_2 = {
+        ("mailbox", "ann"): QueueState(
+            3, 0, (put("mailbox", "ann", 1).message,), {1: 3}, {"id3": (3, TIME + 3)}
+        ),
+        ("mailbox-dead", "ann"): QueueState(2, 0, (put("mailbox-dead", "ann", 1, {"dead": {}}).message,)),
+        ("service-dead", "printer"): QueueState(10, 0, (put("service-dead", "printer", 9).message,), {9: 1}),
+    }
+    assert found.queues == queues | (since_2 if recorded.version >= 2 else {})
+    assert found.feeds == ({("printer", "weather"): b"feed"} if recorded.version >= 2 else {})
+    assert store.fetch("mailbox", "bob", (1, 2, 3)) == dict(zip((1, 3), bob, strict=True))
+    assert type(bob[0]) is Message
+    assert not [damage for step in store.verify() for damage in step.damages]
+
+
+def test_its_chunks_are_as_they_were(recorded):
+    store = recorded(size=1)
+    found = store.read("weather", 1, bytes_max=1 << 20).found
+    assert [item.first for item in found] == [1, 3, 10, 11, 12, 13, 20]
+    assert found[0] == chunk("weather", 1, "oslo", "rome").chunk
+    columns = unpack_payload(found[-1].payload, found[-1].large)
+    assert (columns.subjects, columns.senders, columns.times) == (["bern", "large"], "alice", TIME + 20)
+    assert unpack_record(columns.records[1]) == ({"n": 1}, [bytes(70_000)])
+    assert store.find_time("weather", TIME + 12) == 12
+    expected = {"large": 21, "bern": 20, "rome": 13, "oslo": 3}
+    assert store.last_per_subject("weather", limit=9) == expected
+    assert [header.indexed for header in store.headers("weather", 1, count_max=9)].count(True) >= 2
+
+
+def test_it_is_written_on(recorded):
+    store = recorded(size=1)
+    assert store.status().leaving_bytes
+    store.write([chunk("weather", 121, "oslo"), chunk("deleted", 109, "x"), DeleteStream("trimmed")])
+    assert store.status().leaving_bytes == 0
+    store = recorded(size=1)
+    assert (firsts(store, "deleted"), firsts(store, "trimmed")) == ([109], [])
+    assert firsts(store, "weather", start=100) == [121]
+
+
+def test_only_a_write_makes_it_new(recorded):
+    def version():
+        recorded.close()
+        with lmdb.open(str(recorded.directory), readonly=True) as env, env.begin() as transaction:
+            return codec.decode_meta(transaction.get(codec.key(codec.META))).version
+
+    recorded(size=1).fetch("mailbox", "bob", (1,))
+    assert version() == recorded.version
+    recorded(size=1).write([])
+    assert version() == VERSION
+    recorded(size=1)
+    test_all_of_it_is_read(recorded)
+
+
+def test_a_backup_of_it_is_new(recorded, tmp_path):
+    store = recorded(size=1)
+    store.backup(tmp_path / "backup")
+    recorded.close()
+    recorded.directory = tmp_path / "backup"
+    with lmdb.open(str(recorded.directory), readonly=True) as env, env.begin() as transaction:
+        assert codec.decode_meta(transaction.get(codec.key(codec.META))).version == VERSION
+    assert recorded(size=1).status().log_unreadable == 0
+    assert len(recorded.recovered.queues) == (5 if recorded.version >= 2 else 2)
+
+
+def test_the_recorder_still_works(disk, monkeypatch):
+    monkeypatch.setattr("malamute.journal.ring.STEP_CHUNKS", 3)
+    monkeypatch.setattr("malamute.journal.subjects.RANGE_CHUNKS", 2)
+    monkeypatch.setattr("malamute.journal.subjects.SHARE", 1)
+    write_store(disk.directory)
+    disk.version = VERSION
+    disk(size=1)
+    test_all_of_it_is_read(disk)

@@ -1,0 +1,68 @@
+"""The ring by itself: a transaction that fails leaves it as it was."""
+
+from __future__ import annotations
+
+from stores import append
+
+from malamute.journal.ring import Dropped, Ring
+from malamute.journal.store import keep_all
+
+
+class Shelf:
+    """Chunks as lists of (first, time), all of size 10 and of one message."""
+
+    def __init__(self):
+        self.chunks = {}
+
+    def drop(self, stream):
+        kept = self.chunks[stream.name]
+        kept.pop(0)
+        return Dropped(1, 10, *(kept[0] if kept else (None, 0)))
+
+
+def turn(ring, shelf, *appends):
+    """One transaction up to its commit; each append is (stream, first and time)."""
+    changes = ring.begin()
+    for stream, first in appends:
+        changes.append(append(first, stream=stream), 10)
+        shelf.chunks.setdefault(stream, []).append((first, first))
+    changes.trim(shelf)
+    return changes
+
+
+def kept(shelf):
+    return {name: [first for first, _ in chunks] for name, chunks in shelf.chunks.items()}
+
+
+def test_a_failed_turn_changes_no_later_decision():
+    ring, shelf = Ring((), keep_all, 30), Shelf()
+    ring.commit(turn(ring, shelf, ("silent", 1), ("a", 2), ("b", 3)))
+    before = {name: list(chunks) for name, chunks in shelf.chunks.items()}
+    turn(ring, shelf, ("a", 4), ("a", 5), ("b", 6), ("b", 7))
+    assert kept(shelf) == {"silent": [], "a": [4, 5], "b": [6, 7]}
+    shelf.chunks = before
+    ring.abandon()
+    assert ring.bytes == 30
+    ring.commit(turn(ring, shelf, ("a", 4)))
+    assert kept(shelf) == {"silent": [], "a": [2, 4], "b": [3]}
+    ring.commit(turn(ring, shelf, ("a", 5)))
+    assert kept(shelf) == {"silent": [], "a": [4, 5], "b": [3]}
+    assert ring.bytes == 30
+
+
+def test_a_stream_that_was_spared_once_leaves_later():
+    ring, shelf = Ring((), keep_all, 10), Shelf()
+    ring.commit(turn(ring, shelf, ("a", 1)))
+    ring.commit(turn(ring, shelf, ("a", 2), ("a", 3)))
+    assert kept(shelf) == {"a": [2, 3]}
+    ring.commit(turn(ring, shelf, ("b", 4)))
+    assert kept(shelf) == {"a": [], "b": [4]}
+
+
+def test_an_emptied_stream_comes_back():
+    ring, shelf = Ring((), keep_all, 10), Shelf()
+    for stream, first in (("a", 1), ("b", 2), ("a", 3), ("b", 4)):
+        ring.commit(turn(ring, shelf, (stream, first)))
+    assert kept(shelf) == {"a": [], "b": [4]}
+    assert ring.streams["a"][2:4] == (4, 3)
+    assert (ring.bytes, ring.streams["a"].chunks, ring.streams["b"].chunks) == (10, 0, 1)

@@ -1,0 +1,352 @@
+"""Both stores against a naive model: any operations, in any order, with restarts in between."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from stores import MIB, append, delete, put
+
+from malamute.core.storage import (
+    DeleteCursor,
+    DeleteFeed,
+    DeleteQueue,
+    DeleteSession,
+    DeleteStream,
+    ForgetIdentities,
+    MarkDelivered,
+    PutCursor,
+    PutFeed,
+    PutIdentity,
+    PutRetention,
+    PutSession,
+    SetAttempts,
+)
+from malamute.journal import ring
+from malamute.journal.disk import DiskStore
+from malamute.journal.format import encode_chunk
+from malamute.journal.memory import MemoryStore
+from malamute.journal.store import Retention
+
+RETENTION = {"short": Retention(count=40), "small": Retention(bytes=900), "young": Retention(age=25)}
+STREAMS = ("short", "small", "young", "long")
+BUDGET = 6000
+SMALL = st.integers(1, 12)
+QUEUES = st.sampled_from([("mailbox", "q"), ("mailbox-dead", "q"), ("service", "r")])
+
+
+class Model:
+    """What a store holds, in the plainest words."""
+
+    def __init__(self):
+        self.chunks = {}
+        self.last = {}
+        self.queues = {}
+        self.sessions = {}
+        self.cursors = {}
+        self.retentions = {}
+        self.feeds = {}
+
+    def queue(self, name):
+        empty = {"next": 1, "delivered": 0, "messages": {}, "attempts": {}, "identities": {}}
+        return self.queues.setdefault(name, empty)
+
+    def take_out(self, kept, first, last):
+        for n in [n for n in kept["messages"] if first <= n <= last]:
+            del kept["messages"][n]
+            kept["attempts"].pop(n, None)
+
+    def append(self, operations):
+        sizes = {}
+        for stream, chunk, *_ in operations:
+            self.chunks.setdefault(stream, []).append(chunk)
+            self.last[stream] = chunk.last
+            sizes.setdefault(stream, []).append(chunk)
+        for stream in sizes:
+            self.trim(stream)
+        while self._size(*self.chunks) > BUDGET:
+            oldest = [
+                (kept[0].time, name)
+                for name, kept in self.chunks.items()
+                if kept and kept[0] not in sizes.get(name, ())
+            ]
+            if not oldest:
+                break
+            self.chunks[min(oldest)[1]].pop(0)
+
+    def trim(self, stream):
+        kept = self.chunks.get(stream, [])
+        while len(kept) > 1 and self._over(stream):
+            kept.pop(0)
+
+    def delete(self, stream):
+        if stream in self.chunks:
+            self.chunks[stream] = []
+        self.retentions.pop(stream, None)
+        self.cursors = {place: n for place, n in self.cursors.items() if place[0] != stream}
+        self.feeds = {place: value for place, value in self.feeds.items() if place[1] != stream}
+
+    def limits(self, stream):
+        put = self.retentions.get(stream)
+        return Retention(put.bytes, put.count, put.age * 10**9) if put else RETENTION.get(stream, Retention())
+
+    def _size(self, *streams):
+        return sum(len(encode_chunk(chunk)) for name in streams for chunk in self.chunks[name])
+
+    def _over(self, stream):
+        kept, limits = self.chunks[stream], self.limits(stream)
+        return (
+            (limits.bytes and self._size(stream) > limits.bytes)
+            or (limits.count and sum(chunk.count for chunk in kept) > limits.count)
+            or (limits.age and kept[-1].time - kept[0].time > limits.age)
+        )
+
+
+class Stores(RuleBasedStateMachine):
+    """Runs one random life of a disk store, a memory store and the model side by side."""
+
+    @initialize()
+    def open(self):
+        self.steps = pytest.MonkeyPatch()
+        self.steps.setattr(ring, "STEP_CHUNKS", 10_000)  # the model does not know of steps
+        self.directory = tempfile.TemporaryDirectory()
+        self.model = Model()
+        self.now = 0
+        self.memory = MemoryStore(size=MIB, streams_budget=BUDGET, retention=self.retention)
+        self.disk = self.opened()
+        self.disk.recover()
+
+    def retention(self, name):
+        return RETENTION.get(name, Retention())
+
+    def opened(self):
+        disk = DiskStore.open(
+            Path(self.directory.name),
+            size=MIB,
+            streams_budget=BUDGET,
+            retention=self.retention,
+            preallocate=False,
+        )
+        disk._log_floor = 500  # so that the log is compacted often
+        return disk
+
+    def write(self, operations):
+        self.disk.write(operations)
+        self.memory.write(operations)
+
+    @rule(
+        data=st.lists(
+            st.tuples(st.sampled_from(STREAMS), SMALL, st.integers(0, 700), st.booleans()), max_size=5
+        )
+    )
+    def append(self, data):
+        last = dict(self.model.last)
+        operations = []
+        for stream, count, size, hole in data:
+            self.now += 1
+            first = last.get(stream, 0) + (7 if hole else 1)
+            last[stream] = first + count - 1
+            operations.append(append(first, stream=stream, count=count, time=self.now, payload=bytes(size)))
+        self.write(operations)
+        self.model.append(operations)
+
+    @rule(queue=QUEUES, count=SMALL, size=st.integers(0, 2000))
+    def put(self, queue, count, size):
+        kept = self.model.queue(queue)
+        operations = [
+            put(kept["next"] + n, kind=queue[0], queue=queue[1], record=bytes(size)) for n in range(count)
+        ]
+        self.write(operations)
+        kept["next"] += count
+        kept["messages"].update({o.message.sequence: o.message for o in operations})
+
+    @rule(queue=QUEUES, first=st.integers(0, 150), wide=st.integers(0, 100))
+    def remove(self, queue, first, wide):
+        self.write([delete((first, first + wide), kind=queue[0], queue=queue[1])])
+        kept = self.model.queues.get(queue)
+        if kept:
+            self.model.take_out(kept, first, first + wide)
+
+    @rule(queue=QUEUES, to=QUEUES, count=SMALL, size=st.integers(0, 2000))
+    def move(self, queue, to, count, size):
+        """The oldest leave one queue for another, in one transaction, with attempts told of some."""
+        kept, other = self.model.queue(queue), self.model.queue(to)
+        moved = sorted(kept["messages"])[:count]
+        operations = []
+        for n in moved:
+            operation = put(other["next"], kind=to[0], queue=to[1], record=bytes(size))
+            operations += [delete((n, n), kind=queue[0], queue=queue[1]), operation]
+            operations.append(SetAttempts(*to, other["next"], n))
+            self.model.take_out(kept, n, n)
+            other["messages"][other["next"]] = operation.message
+            other["attempts"][other["next"]] = n
+            other["next"] += 1
+        # Queues that the model has made come to be by the identities.
+        operations += [PutIdentity(*name, "moved", count, size) for name in (queue, to)]
+        self.write(operations)
+        kept["identities"]["moved"] = other["identities"]["moved"] = (count, size)
+
+    @rule(queue=QUEUES, oldest=SMALL, count=SMALL)
+    def attempt(self, queue, oldest, count):
+        """Attempts of the oldest messages, and of one that was never there."""
+        kept = self.model.queues.get(queue, {"messages": {}, "attempts": {}})
+        told = sorted(kept["messages"])[:oldest]
+        self.write([SetAttempts(*queue, sequence, count) for sequence in (*told, 10_000)])
+        kept["attempts"].update(dict.fromkeys(told, count))
+
+    @rule(queue=QUEUES, names=st.lists(st.sampled_from("abcdefgh")), until=st.integers(0, 99))
+    def identify(self, queue, names, until):
+        if names:
+            self.write([PutIdentity(*queue, name, n, until + n) for n, name in enumerate(names)])
+            known = self.model.queue(queue)["identities"]
+            known.update({name: (n, until + n) for n, name in enumerate(names)})
+
+    @rule(queue=QUEUES, time=st.integers(0, 99))
+    def forget(self, queue, time):
+        self.write([ForgetIdentities(*queue, time)])
+        kept = self.model.queues.get(queue)
+        if kept:
+            kept["identities"] = {i: known for i, known in kept["identities"].items() if known[1] > time}
+
+    @rule(
+        service=st.sampled_from("fg"),
+        stream=st.sampled_from(STREAMS),
+        value=st.none() | st.binary(max_size=9),
+    )
+    def feed(self, service, stream, value):
+        if value is None:
+            self.write([DeleteFeed(service, stream)])
+            self.model.feeds.pop((service, stream), None)
+        else:
+            self.write([PutFeed(service, stream, value)])
+            self.model.feeds[service, stream] = value
+
+    @rule(queue=QUEUES, sequences=st.lists(st.integers(0, 150), max_size=20))
+    def fetch(self, queue, sequences):
+        messages = self.model.queues.get(queue, {"messages": {}})["messages"]
+        expected = {n: messages[n] for n in sequences if n in messages}
+        assert self.disk.fetch(*queue, sequences) == self.memory.fetch(*queue, sequences) == expected
+
+    @rule(queue=QUEUES, sequence=st.integers(0, 150))
+    def deliver(self, queue, sequence):
+        self.write([MarkDelivered(*queue, sequence)])
+        kept = self.model.queues.get(queue)
+        if kept:
+            kept["delivered"] = max(kept["delivered"], sequence)
+
+    @rule(queue=QUEUES)
+    def drop(self, queue):
+        self.write([DeleteQueue(*queue)])
+        self.model.queues.pop(queue, None)
+
+    @rule(session=st.sampled_from([b"a", b"b"]), value=st.none() | st.binary(max_size=300))
+    def remember(self, session, value):
+        if value is None:
+            self.write([DeleteSession(session)])
+            self.model.sessions.pop(session, None)
+        else:
+            self.write([PutSession(session, value)])
+            self.model.sessions[session] = value
+
+    @rule(stream=st.sampled_from(STREAMS), cursor=st.sampled_from("cd"), sequence=st.none() | SMALL)
+    def point(self, stream, cursor, sequence):
+        if sequence is None:
+            self.write([DeleteCursor(stream, cursor)])
+            self.model.cursors.pop((stream, cursor), None)
+        else:
+            self.write([PutCursor(stream, cursor, sequence)])
+            self.model.cursors[stream, cursor] = sequence
+
+    @rule(
+        stream=st.sampled_from(STREAMS),
+        size=st.sampled_from([0, 300, 3000]),
+        count=st.sampled_from([0, 5, 50]),
+        age=st.sampled_from([0, 1e-8]),
+    )
+    def limit(self, stream, size, count, age):
+        put = PutRetention(stream, size, count, age)
+        self.write([put])
+        self.model.retentions[stream] = put
+        self.model.trim(stream)
+
+    @rule(stream=st.sampled_from(STREAMS))
+    def delete_stream(self, stream):
+        self.write([DeleteStream(stream)])
+        self.model.delete(stream)
+
+    @rule(records=st.none() | st.integers(0, 20_000))
+    def restart(self, records):
+        self.disk.close()
+        self.disk = self.opened()
+        found, twin = self.disk.recover(records_bytes=records), self.memory.recover(records_bytes=records)
+        self.compare_cold(found, records)
+        self.compare_cold(twin, records)
+        found, twin = self.warmed(found, self.disk), self.warmed(twin, self.memory)
+        assert found[1:] == twin[1:]
+        assert found.sessions == self.model.sessions
+        assert (found.cursors, found.retentions) == (self.model.cursors, self.model.retentions)
+        assert found.feeds == self.model.feeds
+        assert {
+            name: {
+                "next": q.next,
+                "delivered": q.delivered,
+                "messages": {m.sequence: m for m in q.messages},
+                "attempts": q.attempts,
+                "identities": q.identities,
+            }
+            for name, q in found.queues.items()
+        } == self.model.queues
+
+    def compare_cold(self, found, records):
+        held = sum(len(m.record) for queue in found.queues.values() for m in queue.messages)
+        assert records is None or held <= records
+        for name, queue in found.queues.items():
+            for sequence, size in queue.cold.items():
+                assert len(self.model.queues[name]["messages"][sequence].record) == size > 0
+
+    def warmed(self, found, store):
+        """What was found, with the cold messages fetched."""
+        queues = {}
+        for name, queue in found.queues.items():
+            fetched = store.fetch(*name, tuple(queue.cold))
+            messages = tuple(fetched.get(m.sequence, m) for m in queue.messages)
+            queues[name] = queue._replace(messages=messages, cold={})
+        return found._replace(queues=queues)
+
+    @rule(stream=st.sampled_from(STREAMS), start=st.integers(0, 300), bytes_max=st.integers(1, 5000))
+    def read(self, stream, start, bytes_max):
+        result = self.disk.read(stream, start, bytes_max=bytes_max)
+        assert result == self.memory.read(stream, start, bytes_max=bytes_max)
+        kept = [chunk for chunk in self.model.chunks.get(stream, ()) if chunk.last >= start]
+        assert list(result.found) == kept[: len(result.found)]
+        assert bool(result.found) == bool(kept)
+
+    @rule(stream=st.sampled_from(STREAMS), time=st.integers(0, 100))
+    def find_time(self, stream, time):
+        kept = [chunk.first for chunk in self.model.chunks.get(stream, ()) if chunk.time >= time]
+        expected = kept[0] if kept else self.model.last.get(stream, 0) + 1
+        assert self.disk.find_time(stream, time) == self.memory.find_time(stream, time) == expected
+
+    @invariant()
+    def agree(self):
+        if not hasattr(self, "disk"):
+            return
+        status, twin = self.disk.status(), self.memory.status()
+        assert (status.streams, status.queues) == (twin.streams, twin.queues)
+        assert (status.streams_bytes, status.sessions) == (twin.streams_bytes, twin.sessions)
+        for name, kept in self.model.chunks.items():
+            assert [c.first for c in self.disk.read(name, 0, bytes_max=MIB).found] == [c.first for c in kept]
+
+    def teardown(self):
+        if hasattr(self, "disk"):
+            self.disk.close()
+            self.directory.cleanup()
+            self.steps.undo()
+
+
+Stores.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestStores = Stores.TestCase

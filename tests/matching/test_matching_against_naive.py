@@ -1,0 +1,334 @@
+"""RQ6, ZN18, ZN22: the engine's results equal brute force, also after changes; over 10^5 pairs."""
+
+import random
+import re
+
+import matching_oracle as oracle
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from malamute.matching import Index, Selector, Single, parse
+from malamute.matching.fields import Fields, Geo
+
+
+def many_pairs(examples=60):
+    """Settings for examples that hold many selectors and many messages; how long they take is no matter."""
+    slow = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.large_base_example]
+    return settings(max_examples=examples, deadline=None, suppress_health_check=slow)
+
+
+MANY_PAIRS = many_pairs()
+
+
+def matched(index, *message):
+    return sorted(key for group in index.match(*message) for key in group.members)
+
+
+# Generators. A few words, so that selectors and messages meet.
+
+WORDS = st.sampled_from(["a", "b", "c", "dd", "é"])
+PATTERN_PARTS = st.one_of(WORDS, st.sampled_from(["*", "#", "*"]))
+TOPICS = st.lists(PATTERN_PARTS, min_size=1, max_size=6).map(".".join)
+SUBJECTS = st.lists(WORDS, min_size=1, max_size=6).map(".".join)
+NAMES = st.sampled_from(["p", "q", "flag", "lat", "lon"])
+ORDERED = st.one_of(
+    st.integers(-3, 3),
+    st.sampled_from([-0.5, 0.0, 1.0, 2.5, 1e300, -(2**63), 2**64]),
+    st.sampled_from(["", "a", "ab", "b", "1", "it's"]),
+)
+VALUES = st.one_of(ORDERED, st.booleans())
+HEADER_VALUES = st.one_of(VALUES, st.none(), st.just(float("nan")), st.integers(-200, 200))
+HEADERS = st.dictionaries(NAMES, HEADER_VALUES, max_size=5)
+LATITUDES = st.one_of(st.integers(-90, 90), st.sampled_from([-90, 90, 89.5]))
+LONGITUDES = st.one_of(st.integers(-190, 190), st.sampled_from([-180, 180, 179.5]))
+
+
+def circles():
+    return st.tuples(LATITUDES, LONGITUDES, st.sampled_from([0.5, 100, 2000, 9000, 30000]))
+
+
+def boxes():
+    return st.tuples(LATITUDES, LONGITUDES, LATITUDES, LONGITUDES).map(
+        lambda b: (min(b[0], b[2]), b[1], max(b[0], b[2]), b[3])
+    )
+
+
+def predicates(name):
+    return st.one_of(
+        st.tuples(st.sampled_from(["=", "!="]), name, VALUES),
+        st.tuples(st.sampled_from(list(oracle.ORDER)), name, ORDERED),
+        st.tuples(st.just("in"), name, st.lists(VALUES, min_size=1, max_size=4)),
+        st.builds(lambda n, a, b: ("between", n, a, b), name, st.integers(-3, 1), st.integers(-1, 3)),
+        st.tuples(st.just("exists"), name),
+        st.tuples(st.just("prefix"), name, st.sampled_from(["", "a", "ab", "it"])),
+        st.tuples(st.just("matches"), name, st.sampled_from(["^a", "b$", "."])),
+        st.one_of(circles(), boxes()).map(lambda area: ("within", "lat", "lon", *area)),
+    )
+
+
+ATTRIBUTES = st.one_of(NAMES, st.sampled_from(["subject", "sender"]))
+EXPRESSIONS = st.recursive(
+    predicates(ATTRIBUTES),
+    lambda inner: st.one_of(
+        st.tuples(st.just("not"), inner),
+        st.builds(
+            lambda kind, items: (kind, *items),
+            st.sampled_from(["and", "and", "or"]),
+            st.lists(inner, min_size=2, max_size=3),
+        ),
+    ),
+    max_leaves=6,
+)
+MESSAGES = st.tuples(SUBJECTS, HEADERS, st.sampled_from(["", "ann", "bob"]))
+
+
+# One family at a time.
+
+
+@pytest.mark.parametrize(("family", "naive"), [("topic", oracle.topic), ("topic-amqp", oracle.topic_amqp)])
+@MANY_PAIRS
+@given(
+    patterns=st.lists(TOPICS, min_size=40, max_size=60), subjects=st.lists(SUBJECTS, min_size=40, max_size=60)
+)
+def test_topics(family, naive, patterns, subjects):
+    index = Index()
+    for key, pattern in enumerate(patterns):
+        index.add(key, Selector.parse([[family, pattern]]))
+    for subject in subjects:
+        assert matched(index, subject) == [k for k, p in enumerate(patterns) if naive(p, subject)]
+
+
+TEXT = st.text("ab.", max_size=4)
+
+
+@pytest.mark.parametrize(
+    ("family", "naive"),
+    [("exact", lambda p, s: p == s), ("prefix", lambda p, s: s.startswith(p)), ("all", lambda p, s: True)],
+)
+@MANY_PAIRS
+@given(patterns=st.lists(TEXT, min_size=40, max_size=50), subjects=st.lists(TEXT, min_size=40, max_size=50))
+def test_plain_subject_families(family, naive, patterns, subjects):
+    index = Index()
+    patterns = [""] if family == "all" else patterns
+    for key, pattern in enumerate(patterns):
+        index.add(key, Selector.parse([[family, pattern]]))
+    for subject in subjects:
+        assert matched(index, subject) == [k for k, p in enumerate(patterns) if naive(p, subject)]
+
+
+@many_pairs(30)
+@given(subjects=st.lists(TEXT, min_size=30, max_size=50))
+def test_regular_expressions(subjects):
+    patterns = ["a", "^a", "b$", "^$", "a.b", r"a\.b", "(a|b)+", "[^a]", "^(ab)*$", "b{2,3}"]
+    index = Index()
+    for key, pattern in enumerate(patterns):
+        index.add(key, Selector.parse([["regex", pattern]]))
+    for subject in subjects:
+        assert matched(index, subject) == [k for k, p in enumerate(patterns) if re.search(p, subject)]
+
+
+FIELD_REQUESTS = st.tuples(
+    st.sampled_from(["all", "any"]),
+    st.dictionaries(NAMES, st.lists(VALUES, max_size=3), min_size=1, max_size=4),
+)
+
+
+@MANY_PAIRS
+@given(
+    requests=st.lists(FIELD_REQUESTS, min_size=40, max_size=50),
+    messages=st.lists(HEADERS, min_size=40, max_size=50),
+)
+def test_fields(requests, messages):
+    index = Index()
+    for key, (mode, request) in enumerate(requests):
+        index.add(key, Selector.parse([["fields", {mode: request}]]))
+    for headers in messages:
+        wanted = [k for k, (mode, r) in enumerate(requests) if oracle.fields((mode, r.items()), headers)]
+        assert matched(index, "", headers) == wanted
+
+
+@MANY_PAIRS
+@given(request=FIELD_REQUESTS, messages=st.lists(HEADERS, min_size=20, max_size=20))
+def test_e12_the_and_form_and_the_hit_count_say_the_same(request, messages):
+    mode, fields = request
+    pattern = Fields.normalise({mode: fields})
+    for headers in messages:
+        hits = Fields.hits(pattern, headers)
+        assert Fields.matches(pattern, "", headers, "") == (
+            hits == len(fields) if mode == "all" else hits > 0
+        )
+
+
+AREAS = st.one_of(circles().map(lambda c: ("circle", c)), boxes().map(lambda b: ("box", b)))
+POINTS = st.tuples(LATITUDES, LONGITUDES)
+
+
+@MANY_PAIRS
+@given(areas=st.lists(AREAS, min_size=40, max_size=50), points=st.lists(POINTS, min_size=40, max_size=50))
+def test_geo(areas, points):
+    index = Index()
+    for key, (shape, numbers) in enumerate(areas):
+        index.add(key, Selector.parse([["geo", {shape: list(numbers)}]]))
+    for latitude, longitude in points:
+        naive = [
+            (oracle.in_circle if shape == "circle" else oracle.in_box)(*numbers, (latitude, longitude))
+            for shape, numbers in areas
+        ]
+        assert matched(index, "", {"lat": latitude, "lon": longitude}) == [
+            k for k, hit in enumerate(naive) if hit
+        ]
+
+
+# The expression.
+
+
+@many_pairs(100)
+@given(
+    trees=st.lists(EXPRESSIONS, min_size=20, max_size=30),
+    messages=st.lists(MESSAGES, min_size=30, max_size=40),
+)
+def test_where(trees, messages):
+    index = Index()
+    for key, tree in enumerate(trees):
+        index.add(key, Selector.parse([["all", ""]], where=oracle.text(tree)))
+    for subject, headers, sender in messages:
+        wanted = [k for k, tree in enumerate(trees) if oracle.holds(tree, subject, headers, sender)]
+        assert matched(index, subject, headers, sender) == wanted
+
+
+@many_pairs(100)
+@given(tree=EXPRESSIONS, messages=st.lists(MESSAGES, min_size=30, max_size=40))
+def test_a_compiled_condition(tree, messages):
+    single = Single(Selector.parse([["all", ""]], oracle.text(tree)), refuse)
+    wanted = [at for at, message in enumerate(messages) if oracle.holds(tree, *message)]
+    assert places(single, messages) == wanted
+
+
+def refuse(family, error):
+    raise error
+
+
+def places(single, messages):
+    subjects, headers, senders = zip(*messages, strict=True)
+    return single.places(subjects, senders, lambda wanted: [headers[at] for at in wanted])
+
+
+@many_pairs(300)
+@given(tree=EXPRESSIONS, message=MESSAGES)
+def test_an_expression_survives_being_written_out(tree, message):
+    expression = parse(oracle.text(tree))
+    assert parse(str(expression)) == expression
+    assert str(parse(str(expression))) == str(expression)
+
+
+# The whole index, through random changes.
+
+CRITERIA = st.one_of(
+    TOPICS.map(lambda p: ["topic", p]),
+    TOPICS.map(lambda p: ["topic-amqp", p]),
+    SUBJECTS.map(lambda p: ["exact", p]),
+    st.sampled_from(["", "a", "a.", "b.c"]).map(lambda p: ["prefix", p]),
+    st.sampled_from(["^a", "b$"]).map(lambda p: ["regex", p]),
+    FIELD_REQUESTS.map(lambda r: ["fields", {r[0]: r[1]}]),
+    AREAS.map(lambda a: ["geo", {a[0]: list(a[1])}]),
+)
+SELECTORS = st.tuples(
+    st.lists(CRITERIA, min_size=1, max_size=3), st.one_of(st.none(), st.none(), EXPRESSIONS)
+)
+
+
+def wants(selector, subject, headers, sender):
+    criteria, where = selector
+    return (where is None or oracle.holds(where, subject, headers, sender)) and any(
+        _criterion(family, pattern, subject, headers) for family, pattern in criteria
+    )
+
+
+def _criterion(family, pattern, subject, headers):
+    if family == "fields":
+        ((mode, request),) = pattern.items()
+        return oracle.fields((mode, request.items()), headers)
+    if family == "geo":
+        ((_, numbers),) = pattern.items()
+        return oracle.holds(["within", "lat", "lon", *numbers], subject, headers, "")
+    return {
+        "topic": lambda: oracle.topic(pattern, subject),
+        "topic-amqp": lambda: oracle.topic_amqp(pattern, subject),
+        "exact": lambda: pattern == subject,
+        "prefix": lambda: subject.startswith(pattern),
+        "regex": lambda: re.search(pattern, subject) is not None,
+    }[family]()
+
+
+def parsed(selector):
+    criteria, where = selector
+    return Selector.parse(criteria, oracle.text(where) if where else "")
+
+
+@many_pairs(100)
+@given(selector=SELECTORS, messages=st.lists(MESSAGES, min_size=30, max_size=40))
+def test_a_single_selector_takes_what_the_index_finds_for_it(selector, messages):
+    wanted = [at for at, message in enumerate(messages) if wants(selector, *message)]
+    single = Single(parsed(selector), refuse)
+    assert places(single, messages) == wanted
+    # What it remembers of subjects changes nothing.
+    assert places(single, messages) == wanted
+
+
+@many_pairs(70)
+@given(
+    selectors=st.lists(SELECTORS, min_size=20, max_size=40),
+    messages=st.lists(MESSAGES, min_size=10, max_size=15),
+    seed=st.integers(0, 2**32),
+)
+def test_zn22_random_changes_leave_the_index_as_if_built_anew(selectors, messages, seed):
+    chance = random.Random(seed)
+    index, held = Index(cache_size=8), {}
+    for key in range(60):
+        selector = chance.choice(selectors)
+        if held and chance.random() < 0.3:
+            gone = chance.choice(sorted(held))
+            index.remove(gone)
+            del held[gone]
+        elif held and chance.random() < 0.3:
+            changed = chance.choice(sorted(held))
+            index.modify(changed, parsed(selector))
+            held[changed] = selector
+        else:
+            index.add(key, parsed(selector))
+            held[key] = selector
+        message = chance.choice(messages)
+        assert matched(index, *message) == sorted(k for k, s in held.items() if wants(s, *message))
+    assert len(index) == len({parsed(selector) for selector in held.values()})
+    assert sorted(group.number for group in index.groups()) == sorted({g.number for g in index.groups()})
+    for message in messages:
+        wanted = sorted(k for k, s in held.items() if wants(s, *message))
+        assert matched(index, *message) == wanted
+        assert index.matches_any(*message) == bool(wanted)
+        assert [e.group for e in index.explain(*message) if e.matched] == [
+            group for group in index.groups() if set(group.members) & set(wanted)
+        ]
+        assert all(bool(e.reason) != e.matched for e in index.explain(*message))
+    for key in list(held):
+        index.remove(key)
+    assert_empty(index)
+
+
+def assert_empty(index):
+    """Nothing of what was filed is left behind, and the index costs what a new one costs."""
+    assert len(index) == 0
+    assert not index.needs_headers
+    assert not index._plain._families
+    assert not index._gated._families
+    conditions = index._conditions
+    assert not conditions._root
+    assert not any(
+        (conditions._uses, conditions._presences, conditions._places, conditions._grids, conditions._owners)
+    )
+
+
+def test_geo_names_its_headers():
+    pattern = Geo.normalise({"circle": [0, 0, 100], "lat": "y", "lon": "x"})
+    assert Geo.matches(pattern, "", {"y": 0.1, "x": 0.1}, "")
+    assert not Geo.matches(pattern, "", {"lat": 0.1, "lon": 0.1}, "")

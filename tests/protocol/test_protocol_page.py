@@ -1,0 +1,193 @@
+"""docs/protocol.md says what the code does: every example and every table."""
+
+import re
+from typing import Any
+
+import page
+import pytest
+
+from malamute import errors
+from malamute.protocol import limits, messages
+from malamute.protocol.batch import pack, pack_record, unpack_payload, unpack_record
+from malamute.protocol.codec import decode, encode
+from malamute.protocol.limits import Limits
+from malamute.protocol.messages import BY_OPCODE, SPECS, Rule, Spec
+
+EXAMPLES = page.examples()
+MESSAGES = [example for example in EXAMPLES if example.kind in messages.__dict__]
+BYTES = [example for example in EXAMPLES if example not in MESSAGES]
+RULES = {rule.words: rule for rule in vars(messages).values() if isinstance(rule, Rule)}
+COMMANDS = [pytest.param(spec, id=spec.name) for spec in SPECS]
+
+
+def words(example: page.Example) -> str:
+    return example.words[:40]
+
+
+# --- examples
+
+
+@pytest.mark.parametrize("example", MESSAGES, ids=words)
+def test_an_example_decodes_to_the_message_that_it_describes(example: page.Example) -> None:
+    decoded = decode(example.frames)
+    assert type(decoded) is type(example.value)
+    assert decoded == example.value
+
+
+@pytest.mark.parametrize("example", MESSAGES, ids=words)
+def test_the_message_of_an_example_encodes_to_its_bytes(example: page.Example) -> None:
+    assert encode(example.value) == example.frames
+    assert encode(decode(example.frames)) == example.frames
+
+
+@pytest.mark.parametrize("example", BYTES, ids=words)
+def test_records_and_payloads_have_the_bytes_of_their_examples(example: page.Example) -> None:
+    (data,) = example.frames
+    assert example.value == data
+    if example.kind == "record":
+        headers, body = unpack_record(data)
+        assert pack_record(headers, body) == data
+    else:
+        columns = unpack_payload(data)
+        assert pack(columns[: 5 if example.kind == "stream_payload" else 7]) == data
+
+
+def test_the_payload_of_a_delivery_holds_its_large_record() -> None:
+    (delivery,) = (decode(e.frames) for e in MESSAGES if e.kind == "Deliver" and len(e.frames) > 2)
+    columns = unpack_payload(delivery.payload, delivery.large)
+    assert [len(record) for record in columns.records] == [limits.RECORD_LARGE_BYTES]
+    assert columns.properties == [{"correlation": "job-1", "service": "printer", "final": True}]
+
+
+def test_every_command_has_an_example_and_so_have_records_and_payloads() -> None:
+    kinds = {spec.message.__name__ for spec in SPECS} | {"record", "stream_payload", "queue_payload"}
+    assert {example.kind for example in EXAMPLES} == kinds
+
+
+@pytest.mark.parametrize("spec", COMMANDS)
+def test_the_examples_of_a_command_stand_in_its_section(spec: Spec) -> None:
+    assert f"```hex\n{spec.message.__name__}(" in page.section(f"{spec.name} ({spec.opcode})")
+
+
+# --- commands
+
+
+@pytest.mark.parametrize("spec", COMMANDS)
+def test_the_fields_of_a_command_are_those_of_its_table(spec: Spec) -> None:
+    rows = page.table(page.section(f"{spec.name} ({spec.opcode})"), "field")
+    defaults = spec.message._field_defaults
+    fields = spec.message._fields[: len(spec.rules)]
+    optional = fields[spec.required :]
+    assert [row[:3] for row in rows] == [
+        [field, rule.words, _literal(defaults[field]) if field in optional else ""]
+        for field, rule in zip(fields, spec.rules, strict=True)
+    ]
+    assert all(row[3] for row in rows)
+
+
+def _literal(value: Any) -> str:
+    return {None: "nil"}.get(value, str(value) if isinstance(value, int) else f'"{value}"')
+
+
+@pytest.mark.parametrize("spec", COMMANDS)
+def test_the_syntax_of_a_command_is_the_one_of_its_spec(spec: Spec) -> None:
+    fields = spec.message._fields[: len(spec.rules)]
+    marked = [field + "?" * (place >= spec.required) for place, field in enumerate(fields)]
+    frames = {"": "", "large": " + large records", "payload": " + payload + large records"}[spec.frames]
+    syntax = f"    [{', '.join([str(spec.opcode), *marked])}]{frames}\n"
+    assert page.section(f"{spec.name} ({spec.opcode})").startswith(f"\n{syntax}")
+
+
+def test_the_page_has_a_section_for_each_command_and_no_other() -> None:
+    sections = {
+        (name, int(opcode)) for name, opcode in re.findall(r"^### ([A-Z]+) \((\d+)\)", page.TEXT, re.M)
+    }
+    assert sections == {(spec.name, spec.opcode) for spec in SPECS}
+
+
+def test_the_table_of_opcodes_is_that_of_the_specs() -> None:
+    refs = [spec.message._fields[spec.ref] if spec.ref >= 0 else "" for spec in SPECS]
+    assert page.table(page.section("Opcodes"), "opcode") == [
+        [str(spec.opcode), spec.name, spec.frames, ref] for spec, ref in zip(SPECS, refs, strict=True)
+    ]
+    assert len(BY_OPCODE) == len(SPECS)
+
+
+@pytest.mark.parametrize("spec", [spec for spec in SPECS if spec.opcode < 64], ids=lambda spec: spec.name)
+def test_every_command_of_a_client_lists_its_replies(spec: Spec) -> None:
+    rows = page.table(page.section(f"{spec.name} ({spec.opcode})"), "reply")
+    assert rows
+    for reply, meaning in rows:
+        name, _, codes = reply.partition(" ")
+        assert name in {"none", *(spec.name for spec in SPECS)}
+        assert all(
+            issubclass(errors.BY_CODE[int(code)], errors.MalamuteError) for code in re.findall(r"\d+", codes)
+        )
+        assert (name == "ERROR") == bool(codes)
+        assert meaning
+
+
+# --- types
+
+SAMPLES: dict[str, Any] = {
+    "versions": 2,
+    "subjects": "",
+    "records": b"",
+    "flags": True,
+    "sequences": 1,
+    "properties": None,
+    "criteria": ["exact", "a"],
+    "ranges": [1, 1],
+    "stored ranges": [1, 1, 0],
+}
+TYPES = page.table(page.section("Types"), "type")
+RANGED = [row for row in TYPES if row[2]]
+
+
+def sample(row: list[str], size: int) -> Any:
+    words, form = row[:2]
+    if form == "integer":
+        return size
+    return "x" * size if form == "text" else [SAMPLES[words]] * size
+
+
+def test_the_types_are_those_of_the_rules() -> None:
+    assert {row[0] for row in TYPES} == {rule.words for spec in SPECS for rule in spec.rules} == set(RULES)
+
+
+@pytest.mark.parametrize("row", RANGED, ids=lambda row: row[0])
+def test_a_type_holds_at_both_ends_of_its_range_and_not_beyond(row: list[str]) -> None:
+    rule, low, high = RULES[row[0]], int(row[2]), int(row[3])
+    assert rule.holds(sample(row, low))
+    assert rule.holds(sample(row, high))
+    assert not rule.holds(sample(row, high + 1))
+    if low > 0 or row[1] == "integer":
+        assert not rule.holds(sample(row, low - 1))
+
+
+@pytest.mark.parametrize("row", RANGED, ids=lambda row: row[0])
+def test_one_past_the_size_of_a_list_or_a_text_is_too_large(row: list[str]) -> None:
+    rule, high = RULES[row[0]], int(row[3])
+    assert rule.is_over(sample(row, high + 1)) == (row[1] != "integer")
+    assert not rule.is_over(sample(row, high))
+
+
+# --- errors and limits
+
+
+def test_the_table_of_errors_is_that_of_the_tree() -> None:
+    rows = page.table(page.section("Errors"), "code")
+    assert [(int(row[0]), row[1]) for row in rows] == [
+        (code, error.__name__) for code, error in sorted(errors.BY_CODE.items())
+    ]
+
+
+def test_the_table_of_constants_is_that_of_the_module() -> None:
+    rows = page.table(page.section("Limits"), "constant")
+    constants = {name: value for name, value in vars(limits).items() if isinstance(value, int)}
+    assert {row[0]: int(row[1]) for row in rows} == constants
+
+
+def test_the_table_of_limits_has_the_defaults() -> None:
+    rows = page.table(page.section("Limits"), "limit")
+    assert {row[0]: int(row[1]) for row in rows} == Limits()._asdict()

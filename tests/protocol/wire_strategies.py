@@ -1,0 +1,96 @@
+"""What hypothesis builds messages from: a strategy for each rule, so for every field of every command."""
+
+from typing import Any
+
+from hypothesis import strategies as st
+
+from malamute.protocol import limits
+from malamute.protocol.messages import SPECS, Deliver, Spec
+from malamute.protocol.names import is_name
+
+NUMBERS = st.integers(0, limits.NUMBER_MAX)
+SEQUENCES = st.integers(1, limits.NUMBER_MAX)
+SCALARS = (
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**64 - 1)
+    | st.floats(allow_nan=False)
+    | st.text(max_size=20)
+    | st.binary(max_size=20)
+)
+PLAIN = st.recursive(
+    SCALARS,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner, max_size=4),
+)
+NAMES = st.text(min_size=1, max_size=60).filter(is_name)
+PROPERTIES = st.none() | st.dictionaries(st.text(max_size=10), SCALARS, max_size=2)
+RANGES = st.lists(st.tuples(SEQUENCES, SEQUENCES).map(sorted), min_size=1, max_size=4)
+
+
+def _text(bytes_max: int) -> st.SearchStrategy[str]:
+    return st.text(max_size=80).filter(lambda text: len(text.encode()) <= bytes_max)
+
+
+BY_WORDS: dict[str, st.SearchStrategy[Any]] = {
+    "name": NAMES,
+    "address": NAMES | st.just(""),
+    "number": NUMBERS,
+    "ref": NUMBERS,
+    "sequence": SEQUENCES,
+    "source": st.integers(0, limits.SOURCE_MAX),
+    "new source": st.integers(1, limits.SOURCE_MAX),
+    "credit": st.integers(-1, limits.NUMBER_MAX),
+    "opcode": st.integers(0, 127),
+    "code": st.integers(100, 999),
+    "duration": st.integers(0, limits.DURATION_MS_MAX),
+    "delay": st.integers(-1, limits.DURATION_MS_MAX),
+    "kind": st.sampled_from(["mailbox", "service"]),
+    "correlation": st.integers(-limits.NUMBER_MAX, limits.NUMBER_MAX) | _text(limits.TEXT_BYTES_MAX),
+    "words": _text(limits.TEXT_BYTES_MAX),
+    "long text": _text(limits.WHERE_BYTES_MAX),
+    "versions": st.lists(SEQUENCES, min_size=1, max_size=limits.VERSIONS_MAX),
+    "criteria": st.lists(st.tuples(st.text(max_size=10), PLAIN).map(list), min_size=1, max_size=4),
+    "ranges": RANGES,
+    "stored ranges": st.tuples(RANGES, NUMBERS).map(lambda drawn: [[*pair, drawn[1]] for pair in drawn[0]]),
+    "boolean": st.booleans(),
+    "binary": st.binary(max_size=40),
+    "map": st.dictionaries(st.text(max_size=10), PLAIN, max_size=4),
+    "limits": st.dictionaries(st.text(max_size=10), NUMBERS, max_size=4),
+    "any value": PLAIN,
+}
+
+COLUMNS: dict[str, st.SearchStrategy[Any]] = {
+    "subjects": _text(limits.SUBJECT_BYTES_MAX),
+    "records": st.binary(max_size=40) | st.none(),
+    "flags": st.booleans(),
+    "sequences": SEQUENCES,
+    "properties": PROPERTIES,
+}
+"""The items of the types that are columns: they need one length in a message."""
+
+
+@st.composite
+def messages(draw: st.DrawFn, spec: Spec) -> Any:
+    """Any message of a spec."""
+    count = draw(st.integers(1, 5))
+    fields = [draw(_field(rule.words, count)) for rule in spec.rules]
+    if spec.message is Deliver:
+        return Deliver(*fields, draw(st.binary()), draw(_frames(st.integers(0, 3))))
+    if spec.frames:
+        places = fields[spec.message._fields.index("records")].count(None)
+        return spec.message(*fields, draw(_frames(st.just(places))))
+    return spec.message(*fields)
+
+
+def _field(words: str, count: int) -> st.SearchStrategy[Any]:
+    if words not in COLUMNS:
+        return BY_WORDS[words]
+    column = st.lists(COLUMNS[words], min_size=count, max_size=count)
+    return column | st.none() if words == "properties" else column
+
+
+def _frames(count: st.SearchStrategy[int]) -> st.SearchStrategy[tuple[bytes, ...]]:
+    return count.flatmap(lambda n: st.tuples(*[st.binary(max_size=40)] * n))
+
+
+ANY_MESSAGE = st.sampled_from(SPECS).flatmap(messages)

@@ -1,0 +1,59 @@
+"""One suite for both edges of the client, on both brokers: in the process, and in one of its own."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvloop
+from scenario_world import Daemon, World
+
+from malamute.client.sync_driver import run
+from malamute.testing import Broker
+
+
+@pytest.fixture(params=["in process", "daemon"])
+def broker(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Broker | Daemon]:
+    with ExitStack() as stack:
+        if request.param == "daemon":
+            daemon = Daemon(tmp_path)
+            stack.callback(daemon.close)
+            yield daemon.start()
+        else:
+            yield stack.enter_context(Broker(tmp_path))
+
+
+@pytest.fixture(params=["sync", "asyncio", "uvloop"])
+def edge(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
+    return name
+
+
+@pytest.fixture(params=[False, True], ids=["calm", "restart"])
+def world(broker: Broker | Daemon, edge: str, request: pytest.FixtureRequest) -> World:
+    return World(broker, edge, restarts=request.param)
+
+
+@pytest.fixture
+def play(world: World) -> Callable[[Callable[[World], Coroutine[Any, Any, None]]], None]:
+    """Plays a scenario in the world."""
+
+    async def whole(scenario: Callable[[World], Coroutine[Any, Any, None]]) -> None:
+        try:
+            await scenario(world)
+        finally:
+            await world.close()
+
+    def start(scenario: Callable[[World], Coroutine[Any, Any, None]]) -> None:
+        if world.edge == "sync":
+            run(whole(scenario))
+        else:
+            factory = uvloop.new_event_loop if world.edge == "uvloop" else asyncio.new_event_loop
+            with asyncio.Runner(loop_factory=factory) as runner:
+                runner.run(whole(scenario))
+
+    return start

@@ -1,0 +1,222 @@
+"""The socket: real ROUTER and DEALER, and pipes that fill up.
+
+Nothing here sleeps: whoever waits polls a socket, and the time-out is there for a broken test alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import zmq
+
+from malamute.errors import ConfigError, Malformed, UnexpectedCommand
+from malamute.protocol.batch import pack
+from malamute.protocol.codec import decode, encode
+from malamute.protocol.messages import Hello, Ok, Ping, Pong, Publish
+from malamute.server import transport as module
+from malamute.server.transport import Transport
+
+PEER = b"\x01" * 16
+OTHER = b"\x02" * 16
+HWM = 2
+WAIT_MS = 10_000
+
+
+@pytest.fixture
+def transport(context) -> Iterator[Transport]:
+    transport = Transport(context, {zmq.SNDHWM: HWM})
+    transport.bind("inproc://broker")
+    yield transport
+    transport.close(0)
+
+
+def connect(transport: Transport, context: zmq.Context, peer: bytes = PEER) -> zmq.Socket:
+    """A client that the broker has heard of."""
+    client = context.socket(zmq.DEALER)
+    client.setsockopt(zmq.ROUTING_ID, peer)
+    client.setsockopt(zmq.RCVHWM, 1)
+    client.connect(transport.endpoints[0])
+    client.send_multipart(encode(Ping()))
+    assert transport.socket.poll(WAIT_MS)
+    assert list(transport.receive()) == [(peer, Ping())]
+    return client
+
+
+def next_from(client: zmq.Socket):
+    assert client.poll(WAIT_MS), "nothing came"
+    return decode(client.recv_multipart())
+
+
+def fill(transport: Transport, peer: bytes = PEER) -> int:
+    """Send until the pipe is full. Returns how many went; the one behind them is kept."""
+    sent = 0
+    while not transport.send(peer, Ok(6, sent)):
+        sent += 1
+    return sent
+
+
+def take(transport: Transport, client: zmq.Socket, count: int) -> list:
+    """Take messages while the transport tries again, as the loop does."""
+    taken = []
+    while len(taken) < count:
+        transport.retry()
+        if client.poll(1):
+            taken.append(next_from(client))
+    return taken
+
+
+def test_what_was_sent_arrives_and_what_comes_is_decoded(transport, context):
+    client = connect(transport, context)
+    client.send_multipart(encode(Hello([2], "alice")))
+    client.send_multipart([b"\xc1"])
+    first, (peer, error) = transport.receive()
+    assert first == (PEER, Hello([2], "alice"))
+    assert peer == PEER
+    assert isinstance(error, Malformed)
+    assert transport.send(PEER, Pong()) is False
+    assert next_from(client) == Pong()
+
+
+def test_large_records_come_as_frames_of_their_own(transport, context):
+    client = connect(transport, context)
+    client.send_multipart([pack((2, "s", 0, ["a", "b"], [None, b"x"])), b"y" * 100_000])
+    [(_, message)] = transport.receive()
+    assert isinstance(message, Publish)
+    assert [bytes(frame) for frame in message.large] == [b"y" * 100_000]
+
+
+def test_a_turn_ends_after_its_messages(transport, context, monkeypatch):
+    monkeypatch.setattr(module, "TURN_MESSAGES", 2)
+    client = connect(transport, context)
+    for _ in range(3):
+        client.send_multipart(encode(Ping()))
+    assert [len(list(transport.receive())) for _ in range(3)] == [2, 1, 0]
+
+
+def test_a_turn_ends_after_its_bytes(transport, context, monkeypatch):
+    monkeypatch.setattr(module, "TURN_BYTES", 2)
+    client = connect(transport, context)
+    for _ in range(3):
+        client.send_multipart(encode(Ping()))
+    assert [len(list(transport.receive())) for _ in range(4)] == [1, 1, 1, 0]
+
+
+def test_what_a_full_pipe_cannot_take_is_kept_in_order(transport, context):
+    client = connect(transport, context)
+    sent = fill(transport)
+    for ref in range(sent + 1, sent + 5):
+        assert transport.send(PEER, Ok(6, ref)) is True
+    assert len(transport.blocked[PEER]) == 5
+    assert take(transport, client, sent + 5) == [Ok(6, ref) for ref in range(sent + 5)]
+    assert transport.blocked == {}
+
+
+def test_a_peer_is_free_when_nothing_is_kept_for_it(transport, context):
+    client = connect(transport, context)
+    fill(transport)
+    free: list[bytes] = transport.retry()
+    assert free == []
+    while not free:
+        if client.poll(1):
+            next_from(client)
+        free = transport.retry()
+    assert free == [PEER]
+    assert transport.retry() == []
+
+
+def test_a_blocked_peer_does_not_hold_up_another(transport, context):
+    connect(transport, context)
+    other = connect(transport, context, OTHER)
+    fill(transport)
+    assert transport.send(OTHER, Pong()) is False
+    assert next_from(other) == Pong()
+
+
+def test_a_blocked_peer_is_not_probed(transport, context):
+    connect(transport, context)
+    fill(transport)
+    transport.send(PEER, Ping())
+    assert len(transport.blocked[PEER]) == 1
+
+
+def test_a_peer_is_given_up_when_more_is_kept_than_the_limit(transport, context, monkeypatch):
+    monkeypatch.setattr(module, "KEPT_MESSAGES", 3)
+    connect(transport, context)
+    fill(transport)
+    for _ in range(2):
+        transport.send(PEER, Pong())
+    assert transport.take_lost() == []
+    assert len(transport.blocked[PEER]) == 3
+    transport.send(PEER, Pong())
+    assert transport.take_lost() == [PEER]
+    # What is left tells it, when it takes messages again, that it has to begin anew.
+    (frames,) = transport.blocked[PEER]
+    assert decode(frames).code == UnexpectedCommand.code
+
+
+def test_a_peer_that_nobody_knows_is_lost(transport):
+    assert transport.send(OTHER, Pong()) is False
+    assert transport.take_lost() == [OTHER]
+    assert transport.take_lost() == []
+
+
+def test_a_peer_that_goes_away_while_it_is_blocked_is_lost(context):
+    transport = Transport(context, {zmq.SNDHWM: HWM})
+    transport.bind("tcp://127.0.0.1:*")
+    client = connect(transport, context)
+    fill(transport)
+    monitor = transport.socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+    client.close(0)
+    assert monitor.poll(WAIT_MS)
+    transport.socket.disable_monitor()
+    monitor.close(0)
+    # The socket learns of it a little after the monitor, and may take what was kept before that.
+    while not (lost := transport.take_lost()):
+        if PEER not in transport.blocked:
+            transport.send(PEER, Pong())
+        transport.retry()
+    assert lost == [PEER]
+    assert transport.blocked == {}
+    transport.close(0)
+
+
+def test_nothing_is_kept_for_a_peer_that_is_forgotten(transport, context):
+    connect(transport, context)
+    fill(transport)
+    transport.forget(PEER)
+    assert transport.retry() == []
+    assert transport.take_lost() == []
+
+
+def test_a_new_connection_with_a_known_id_takes_the_place_of_the_old_one(context):
+    transport = Transport(context, {})
+    transport.bind("tcp://127.0.0.1:*")
+    old = connect(transport, context)
+    new = connect(transport, context)
+    transport.send(PEER, Pong())
+    assert next_from(new) == Pong()
+    assert not old.poll(0)
+    transport.close(0)
+
+
+def test_several_listeners_are_one_broker(context, tmp_path):
+    transport = Transport(context, {})
+    transport.bind("tcp://127.0.0.1:*")
+    transport.bind(f"ipc://{tmp_path}/broker")
+    abstract = transport.bind(f"ipc://@{tmp_path}")
+    assert abstract == f"ipc://@{tmp_path}"
+    for number, endpoint in enumerate(transport.endpoints, 1):
+        client = context.socket(zmq.DEALER)
+        client.setsockopt(zmq.ROUTING_ID, bytes([number]) * 16)
+        client.connect(endpoint)
+        client.send_multipart(encode(Ping()))
+        assert transport.socket.poll(WAIT_MS)
+        assert list(transport.receive()) == [(bytes([number]) * 16, Ping())]
+    transport.close(0)
+
+
+@pytest.mark.parametrize("endpoint", ["tcp://256.0.0.1:1", "carrier-pigeon://roof", "nonsense"])
+def test_an_endpoint_that_cannot_be_bound_is_named(transport, endpoint):
+    with pytest.raises(ConfigError, match=endpoint):
+        transport.bind(endpoint)

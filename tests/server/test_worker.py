@@ -1,0 +1,196 @@
+"""The writer and the reader: what is done together, what fails alone, and what is told of it."""
+
+from __future__ import annotations
+
+import select
+from collections.abc import Iterator
+
+import pytest
+
+from malamute.core.ready import Append, Fetch, Read
+from malamute.core.storage import (
+    AppendChunk,
+    Chunk,
+    DeleteFeed,
+    DeleteMessages,
+    DeleteSession,
+    ForgetIdentities,
+    Message,
+    PutFeed,
+    PutIdentity,
+    PutMessage,
+    PutSession,
+    QueueState,
+    SetAttempts,
+)
+from malamute.errors import StorageFull, StoreError
+from malamute.journal.memory import MemoryStore
+from malamute.server.worker import Crashed, Found, Reader, Results, Worker, Writer, Written, salvage
+
+WAIT_SECONDS = 10
+
+
+class Disk(MemoryStore):
+    """A store that counts its transactions, and fails those with a certain session in them."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        super().__init__()
+        self.error = error or StorageFull("the disk is full")
+        self.transactions: list[int] = []
+
+    def write(self, operations):
+        self.transactions.append(len(operations))
+        if any(operation == BAD for operation in operations):
+            raise self.error
+        super().write(operations)
+
+
+BAD = PutSession(b"bad", b"")
+
+
+def put(sequence: int) -> PutMessage:
+    return PutMessage("mailbox", "bob", Message(sequence, 1, "", "a", b"x"))
+
+
+def delete(sequence: int) -> DeleteMessages:
+    return DeleteMessages("mailbox", "bob", [(sequence, sequence)])
+
+
+def good(token: int) -> Append:
+    return Append(token, [put(token)])
+
+
+def kept(store: MemoryStore) -> list[int]:
+    return [message.sequence for message in store.recover().queues["mailbox", "bob"].messages]
+
+
+@pytest.fixture
+def results() -> Iterator[Results]:
+    results = Results()
+    yield results
+    results.close()
+
+
+def work(worker: Worker, results: Results, *jobs) -> list:
+    """Give jobs to a worker that has not begun, let it do them and end."""
+    for job in jobs:
+        worker.put(job)
+    worker.finish()
+    worker.start()
+    worker.join(WAIT_SECONDS)
+    assert not worker.is_alive()
+    return results.take()
+
+
+def write(store: MemoryStore, results: Results, *appends: Append) -> list:
+    return work(Writer("writer", store, results), results, *appends)
+
+
+def test_appends_that_wait_are_one_transaction(results):
+    store = Disk()
+    assert write(store, results, good(1), good(2), good(3)) == [Written([1, 2, 3])]
+    assert store.transactions == [3]
+    assert kept(store) == [1, 2, 3]
+
+
+def test_one_append_that_fails_fails_alone(results):
+    store = Disk()
+    bad = Append(2, [put(2), BAD])
+    assert write(store, results, good(1), bad, good(3)) == [
+        Written([1]),
+        Written([2], store.error),
+        Written([3]),
+    ]
+    assert kept(store) == [1, 3]
+
+
+def test_an_append_that_fails_is_not_tried_twice(results):
+    store = Disk()
+    assert write(store, results, Append(1, [BAD])) == [Written([1], store.error)]
+    assert store.transactions == [1, 0]
+
+
+def test_what_gives_room_back_is_done_even_if_the_rest_fails(results):
+    store = Disk()
+    store.write([put(1), put(2), PutSession(b"old", b"")])
+    write(store, results, Append(1, [delete(1), DeleteSession(b"old"), put(3), BAD]))
+    assert kept(store) == [2]
+    assert store.recover().sessions == {}
+
+
+def test_what_delivery_no_longer_needs_is_forgotten_even_if_the_rest_fails(results):
+    store = Disk()
+    store.write([put(1), PutIdentity("mailbox", "bob", "id", 1, 5), PutFeed("f", "s", b"")])
+    told = SetAttempts("mailbox", "bob", 1, 2)
+    write(store, results, Append(1, [told, ForgetIdentities("mailbox", "bob", 5), DeleteFeed("f", "s"), BAD]))
+    found = store.recover()
+    assert found.queues == {("mailbox", "bob"): QueueState(2, 0, (put(1).message,), {1: 2})}
+    assert found.feeds == {}
+
+
+def test_what_is_bound_to_the_rest_is_not_done_without_it(results):
+    store = Disk()
+    store.write([put(1), put(2)])
+    write(store, results, Append(1, [delete(1), delete(2), BAD], [delete(2)]))
+    assert kept(store) == [2]
+    assert salvage(Append(1, [delete(1), delete(2)], [delete(2)])) == [delete(1)]
+
+
+def test_a_fault_of_the_disk_is_told_like_a_full_one(results):
+    store = Disk(StoreError("input/output error"))
+    assert write(store, results, Append(1, [BAD])) == [Written([1], store.error)]
+
+
+def test_a_fault_of_ours_ends_the_worker_and_is_handed_on(results):
+    store = Disk(AssertionError("a stream went backwards"))
+    assert write(store, results, good(1), Append(2, [BAD])) == [Crashed(store.error)]
+
+
+def test_what_was_given_before_the_end_is_done(results):
+    store = Disk()
+    writer = Writer("writer", store, results)
+    writer.start()
+    for token in range(1, 50):
+        writer.put(good(token))
+    writer.finish()
+    writer.join(WAIT_SECONDS)
+    done = [token for written in results.take() for token in written.tokens]
+    assert done == list(range(1, 50)) == kept(store)
+
+
+def test_a_read_brings_what_the_store_has(results):
+    store = Disk()
+    store.write([AppendChunk("s", Chunk(1, 2, 1, b"p"), 9)])
+    read = Read("s", 1, 100)
+    [found] = work(Reader("reader", store, results), results, read)
+    assert found == Found(read, store.read("s", 1, bytes_max=100))
+
+
+def test_any_number_of_results_wake_the_loop_once(results):
+    results.put(Written([1]))
+    results.put(Written([2]))
+    assert readable(results)
+    results.clear()
+    assert not readable(results)
+    assert results.take() == [Written([1]), Written([2])]
+    assert results.take() == []
+    results.put(Written([3]))
+    assert readable(results)
+
+
+def test_waking_a_loop_that_has_ended_is_nothing():
+    results = Results()
+    results.close()
+    results.wake()
+
+
+def readable(results: Results) -> bool:
+    return bool(select.select([results.fileno()], [], [], 0)[0])
+
+
+def test_the_reader_fetches_messages(results):
+    store = Disk()
+    store.write([put(1), put(2)])
+    question = Fetch("mailbox", "bob", (2, 3))
+    (found,) = work(Reader("reader", store, results), results, question)
+    assert found == Found(question, {2: put(2).message})

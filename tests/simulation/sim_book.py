@@ -1,0 +1,399 @@
+"""The books together: what is shown of a broker, written down in each and checked against the others.
+
+The order in which things are shown is that of a turn: commands read, peers found gone, operations handed
+to the disk, messages sent. What the disk commits is shown in between, when it does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from sim_credit import CreditBook, Grant
+from sim_machine import AUDITOR, NO_JOURNAL
+from sim_origin import Author, Known, Order, Violation, mailbox_of
+from sim_queues import QueueBook
+from sim_streams import StreamBook
+from sim_waiting import WaitingBook
+from sim_wants import takes, wants_of
+
+from malamute.core import Append, Core
+from malamute.core.delivery import QueuePolicy
+from malamute.core.storage import AppendChunk, Operation, PutCursor, Recovered, Reserve
+from malamute.errors import TryLater
+from malamute.journal.memory import MemoryStore
+from malamute.protocol.batch import unpack_payload
+from malamute.protocol.messages import (
+    Ack,
+    Bye,
+    Cancel,
+    Change,
+    Commit,
+    Deliver,
+    Error,
+    Gap,
+    Hello,
+    Message,
+    Nak,
+    Offer,
+    Ok,
+    Progress,
+    Recall,
+    Reject,
+    Release,
+    Reply,
+    Request,
+    Stored,
+    Subscribe,
+    Withdraw,
+)
+
+SUBSCRIBE, REPLY = 6, 5
+NO_OUTCOME = frozenset((405, 421))
+
+
+Place = tuple[tuple[bytes, int], tuple[str, str]]
+
+
+class Book:
+    """Everything that was promised, and whether it was kept."""
+
+    def __init__(
+        self,
+        store: MemoryStore,
+        has_failed: Callable[[], bool],
+        policy: QueuePolicy,
+        now: Callable[[], float],
+    ) -> None:
+        self.has_failed = has_failed
+        self.author = Author()
+        self.streams = StreamBook(self.author, store, NO_JOURNAL)
+        self.queues = QueueBook(self.author, policy, now)
+        self.waiting = WaitingBook(policy)
+        self.offers: dict[tuple[bytes, int], Offer] = {}
+        """Those that may stand."""
+        self.credit = CreditBook()
+        self.orders: dict[bytes, dict[int, Order]] = {}
+        self.cursors: dict[tuple[str, str], int] = {}
+        self.cursors_stored: dict[tuple[str, str], int] = {}
+        self.cursors_ever: set[tuple[str, str, int]] = set()
+        self.mailboxes: dict[bytes, str] = {}
+        self.reply_refused = False
+        """Whether there was no room for a reply."""
+        self.ended: set[bytes] = set()
+        """The sessions that the broker has forgotten at some time."""
+        self.recent: dict[tuple[str, str], set[int]] = {}
+        """What was committed in this turn."""
+        self.asked: dict[tuple[bytes, int], set[int | None]] = {}
+        """Where the cursor of a subscription may have been when it was asked for."""
+
+    def numbered(self, order: Order) -> None:
+        """A client has given a command a number."""
+        assert order.command is not None
+        self.orders.setdefault(order.peer, {})[order.command.number] = order
+
+    # What is shown of the broker
+
+    def started(self, recovered: Recovered) -> None:
+        """A broker starts on what the disk holds."""
+        self.streams.started(recovered)
+        self.queues.started(recovered)
+        if dict(recovered.cursors) != self.cursors_stored:
+            raise Violation("a committed cursor was lost", found=dict(recovered.cursors))
+        self.cursors = dict(self.cursors_stored)
+
+    def died(self) -> None:
+        """The broker is killed."""
+        self.streams.died()
+        self.queues.died()
+        self.credit.died()
+        self.offers.clear()
+        self.waiting.died()
+        self.recent.clear()
+        # A refusal is remembered beside what is stored; one that nobody heard of may be forgotten.
+        for orders in self.orders.values():
+            for order in orders.values():
+                if order.outcome is False and order.command is not None and not order.command.done:
+                    order.outcome = None
+
+    def received(self, peer: bytes, message: Message) -> None:
+        """The broker is about to read a command."""
+        self.credit.received(peer, message)
+        self.queues.heard.add(peer)
+        if handler := _READ.get(type(message)):
+            handler(self, peer, message)
+
+    def _hello(self, peer: bytes, message: Hello) -> None:
+        self._taken_back(peer)
+        self._opened(peer, mailbox_of(peer, message.address))
+
+    def _offer(self, peer: bytes, message: Offer) -> None:
+        self.offers[peer, message.source] = message
+
+    def _withdraw(self, peer: bytes, message: Withdraw) -> None:
+        sender = self.mailboxes.get(peer, "")
+        self.queues.withdrawn.add(((message.kind, message.name), sender, message.correlation))
+
+    def _change(self, peer: bytes, message: Change) -> None:
+        if message.topic == "queue.purge":
+            kind = message.arguments["kind"] + ("-dead" if message.arguments.get("dead") else "")
+            self.queues.purged.add((kind, message.arguments["name"]))
+
+    def _cancel(self, peer: bytes, message: Cancel) -> None:
+        self._taken_back(peer, message.source)
+
+    def _commit(self, peer: bytes, message: Commit) -> None:
+        self.recent.setdefault((message.stream, message.cursor), set()).add(message.sequence)
+
+    def _subscribe(self, peer: bytes, message: Subscribe) -> None:
+        key = (message.stream, message.cursor)
+        known = {self.cursors.get(key), *self.recent.get(key, ())}
+        # What the cursor tells of may never have been stored: then there is only the head to begin at.
+        last = self.streams.last(message.stream)
+        self.asked[peer, message.source] = {None if p is None or p > last else p for p in known}
+
+    def _opened(self, peer: bytes, mailbox: str) -> None:
+        for older, name in self.mailboxes.items():
+            if name == mailbox and older != peer:
+                # Its address is taken over, and what it held is with nobody.
+                self._taken_back(older)
+        self.mailboxes[peer] = mailbox
+
+    def _taken_back(self, peer: bytes, source: int | None = None) -> None:
+        self.queues.taken_back(peer, source)
+        gone = [(p, s) for p, s in self.offers if p == peer and source in (None, s)]
+        for offer in gone:
+            del self.offers[offer]
+
+    def _asked(self, peer: bytes, message: Request) -> None:
+        """Whether anybody may be there for a request: this is more than the broker can know."""
+        origin = self.author.origin(message.records[0] or b"")
+        origin.order.awaited |= any(
+            offer.service == message.service and takes(offer, origin.subject)
+            for offer in self.offers.values()
+        )
+
+    def _place(self, peer: bytes, source: int) -> Place | None:
+        """Which source it is that speaks of deliveries, and from which queue they are."""
+        grant = self.credit.newest(peer, source)
+        if grant is None or isinstance(grant.began, Subscribe):
+            return None
+        return (peer, source), self._queue(peer, grant)
+
+    def _settled(self, peer: bytes, message: Ack | Reject) -> None:
+        if place := self._place(peer, message.source):
+            end, reason = (
+                ("rejected", message.reason) if isinstance(message, Reject) else ("acknowledged", "")
+            )
+            self.queues.settled(*place, message.ranges, end, reason)
+
+    def _replied(self, peer: bytes, message: Reply) -> None:
+        if place := self._place(peer, message.source):
+            finals = [[s, s] for s, final in zip(message.sequences, message.finals, strict=True) if final]
+            confirmed = "confirmed" if message.number else "unconfirmed"
+            self.queues.settled(*place, finals, "acknowledged", confirmed)
+
+    def _given_back(self, peer: bytes, message: Nak) -> None:
+        if place := self._place(peer, message.source):
+            delay = None if message.delay < 0 else message.delay / 1000
+            self.queues.given_back(*place, message.ranges, delay)
+
+    def _released(self, peer: bytes, message: Release) -> None:
+        if place := self._place(peer, message.source):
+            self.queues.put_back(*place, message.ranges)
+
+    def _reported(self, peer: bytes, message: Progress) -> None:
+        if place := self._place(peer, message.source):
+            self.queues.reported(*place, message.ranges)
+
+    def gone(self, peer: bytes) -> None:
+        """The broker is about to learn that a peer cannot be reached."""
+        self.queues.heard.add(peer)
+        self._taken_back(peer)
+
+    def closed(self, peer: bytes) -> None:
+        """All was sent that a session that has ended is sent."""
+        self.credit.closed(peer)
+
+    def ending(self, peer: bytes) -> None:
+        """The broker forgets a session: what it had no answer for may be executed again."""
+        self._taken_back(peer)
+        self.ended.add(peer)
+        for order in self.orders.get(peer, {}).values():
+            if order.command is None or not order.command.done:
+                order.twice = True
+
+    def handed_out(self, append: Append) -> None:
+        """The broker wants to store something."""
+        for operation in append.operations:
+            if isinstance(operation, AppendChunk):
+                self.streams.handed_out(operation)
+            elif isinstance(operation, PutCursor):
+                self.cursors[operation.stream, operation.cursor] = operation.sequence
+        self.queues.handed_out(append)
+
+    def committed(self, operations: Sequence[Operation]) -> None:
+        """The disk has committed something."""
+        self.queues.disk_failed = self.has_failed()
+        for operation in operations:
+            if isinstance(operation, AppendChunk):
+                self.streams.committed(operation)
+            elif isinstance(operation, PutCursor):
+                self.cursors_stored[operation.stream, operation.cursor] = operation.sequence
+                self.cursors_ever.add(operation)
+        self.queues.committed(operations)
+
+    def failed(self, append: Append) -> None:
+        """The broker is about to learn that something could not be stored."""
+        for operation in append.operations:
+            if isinstance(operation, AppendChunk | Reserve):
+                self.streams.failed(operation)
+        self.queues.failed(append)
+
+    def sends(self, sends: Sequence[tuple[bytes, Message]], blocked: frozenset[bytes]) -> None:
+        """The broker sends messages, in this order."""
+        for peer, message in sends:
+            # What the auditor is told gives messages their sequences.
+            if peer == AUDITOR and isinstance(message, Deliver):
+                self.streams.assign(NO_JOURNAL, unpack_payload(message.payload, message.large))
+        for peer, message in sends:
+            if peer != AUDITOR:
+                self.credit.sent(peer, message)
+                if handler := _SENT.get(type(message)):
+                    handler(self, peer, message, peer in blocked)
+        self.recent.clear()
+
+    def _deliver(self, peer: bytes, message: Deliver, blocked: bool) -> None:
+        columns = unpack_payload(message.payload, message.large)
+        grant = self.credit.grant(peer, message.source)
+        grant.take(columns)
+        if isinstance(grant.began, Subscribe):
+            self.streams.told(grant.began.stream, columns.each_sequence()[-1])
+            if blocked:
+                raise Violation("a delivery went into a full pipe", peer=peer, source=message.source)
+        else:
+            queue = self._queue(peer, grant)
+            timeout = grant.began.ack_timeout / 1000 if isinstance(grant.began, Offer) else 0.0
+            self.queues.delivered((peer, message.source), queue, columns, timeout)
+            if isinstance(grant.began, Offer):
+                self.queues.check_binding((peer, message.source), queue, columns, self._takes)
+
+    def _takes(self, holder: tuple[bytes, int], subject: str) -> bool:
+        offer = self.offers.get(holder)
+        return offer is not None and takes(offer, subject)
+
+    def _recall(self, peer: bytes, message: Recall, blocked: bool) -> None:
+        grant = self.credit.grant(peer, message.source)
+        self.queues.recalled((peer, message.source), self._queue(peer, grant), message.ranges, message.reason)
+
+    def turned(self, core: Core) -> None:
+        """A turn is over, and the broker stands as it stands."""
+        self.queues.turn_over()
+        self.waiting.turned(core, lambda peer, source: self.credit.began(peer, source))
+
+    def _queue(self, peer: bytes, grant: Grant) -> tuple[str, str]:
+        if isinstance(grant.began, Offer):
+            return ("service", grant.began.service)
+        return ("mailbox", self.mailboxes[peer])
+
+    def _ok(self, peer: bytes, message: Ok, blocked: bool) -> None:
+        began = self.credit.began(peer, message.ref) if message.about == SUBSCRIBE else None
+        if began is None:
+            return
+        self.streams.heads[peer, message.ref] = self.streams.last(began.stream) + 1
+        known = self.asked.get((peer, message.ref), {None}) if began.cursor else {None}
+        if None not in known and message.value - 1 not in known and not self.streams.cut:
+            raise Violation(
+                "a cursor begins elsewhere", cursor=began.cursor, value=message.value, known=known
+            )
+
+    def _gap(self, peer: bytes, message: Gap, blocked: bool) -> None:
+        began = self.credit.grant(peer, message.source).began
+        assert isinstance(began, Subscribe)
+        self.streams.told(began.stream, message.last)
+        self.streams.check_gap(began.stream, wants_of(began), message)
+
+    def _stored(self, peer: bytes, message: Stored, blocked: bool) -> None:
+        for first, last, sequence in message.ranges:
+            for number in range(first, last + 1):
+                order = self._order(peer, number)
+                self._outcome(order, number, stored=True)
+                self._check_stored(order, sequence)
+                sequence += len(order.bodies) if sequence else 0
+
+    def _error(self, peer: bytes, message: Error, blocked: bool) -> None:
+        self.reply_refused |= (message.about, message.code) == (REPLY, TryLater.code)
+        if message.ref and message.about in _NUMBERED and message.code not in NO_OUTCOME:
+            order = self._order(peer, message.ref)
+            self._outcome(order, message.ref, stored=False)
+            kept = self.streams.ever_stored if order.kind == "publish" else self.queues.ever_stored
+            stored = [body for body in order.bodies if body in kept]
+            if stored and not order.twice:
+                raise Violation("a command was refused that is stored", kind=order.kind, bodies=stored)
+
+    def _order(self, peer: bytes, number: int) -> Order:
+        try:
+            return self.orders[peer][number]
+        except KeyError:
+            raise Violation("an answer to a number that was never given", peer=peer, number=number) from None
+
+    def _outcome(self, order: Order, number: int, *, stored: bool) -> None:
+        if order.outcome not in (None, stored) and not order.twice:
+            raise Violation("a number has two outcomes", kind=order.kind, number=number, now=stored)
+        order.outcome = stored
+
+    def _check_stored(self, order: Order, sequence: int) -> None:
+        if order.kind == "commit":
+            stream, cursor = order.target.split(" ")
+            if (stream, cursor, order.position) not in self.cursors_ever:
+                raise Violation("a commit was confirmed before it was stored", cursor=cursor)
+        lost = [body for body in order.bodies if not self._is_stored(order, body)]
+        if lost and order.target != NO_JOURNAL:
+            # A double is confirmed when it comes, though the disk may yet fail the first.
+            fault = Known if order.identity and self.has_failed() else Violation
+            raise fault("a command was confirmed that is not stored", kind=order.kind, bodies=lost)
+        if sequence:
+            self.streams.told(order.target, sequence + len(order.bodies) - 1)
+            place = self.streams.places[order.target].get(sequence)
+            if place is None or place.origin.body != order.bodies[0]:
+                raise Violation("STORED tells another sequence", sequence=sequence, body=order.bodies[0])
+
+    def _is_stored(self, order: Order, body: bytes) -> bool:
+        if order.kind == "publish":
+            return body in self.streams.ever_stored
+        # A reply to somebody who is gone is dropped, and confirmed nevertheless.
+        gone = order.kind == "reply" and order.target.startswith("$") and order.outcome is True
+        # One that came under the identity of another is taken for it.
+        double = bool(order.identity) and (
+            (_KINDS.get(order.kind, ""), order.target, order.identity) in self.queues.identities_stored
+        )
+        return gone or double or body in self.queues.ever_stored
+
+
+_READ: dict[type[Any], Any] = {
+    Hello: Book._hello,
+    Bye: lambda book, peer, message: book._taken_back(peer),
+    Offer: Book._offer,
+    Request: Book._asked,
+    Withdraw: Book._withdraw,
+    Change: Book._change,
+    Cancel: Book._cancel,
+    Commit: Book._commit,
+    Subscribe: Book._subscribe,
+    Ack: Book._settled,
+    Reject: Book._settled,
+    Reply: Book._replied,
+    Nak: Book._given_back,
+    Release: Book._released,
+    Progress: Book._reported,
+}
+_KINDS = {"send": "mailbox", "request": "service"}
+_SENT: dict[type[Any], Any] = {
+    Deliver: Book._deliver,
+    Ok: Book._ok,
+    Gap: Book._gap,
+    Recall: Book._recall,
+    Stored: Book._stored,
+    Error: Book._error,
+}
+_NUMBERED = frozenset((2, 3, 4, 5, 14))

@@ -1,0 +1,487 @@
+"""The simulated programs: each owns a real client session and a link, and does what programs do.
+
+A `Client` is a place at the table. Whoever sits there may crash, or lose its address to another; then a new
+session with a new identity takes the place. What a program does in a step is its habit; how far it gets
+depends on what has arrived. A program takes a turn as the blocking edge does: what happened to the
+connection, what came in, what there is to send.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from sim_book import Book
+from sim_network import Frames, Link
+from sim_options import TRACKERS, wish
+from sim_origin import Order, Origin, Violation, body_of, mailbox_of
+from sim_plan import Setup
+from sim_streams import Reader
+from sim_verbs import VERBS
+from sim_wants import CRITERIA
+
+from malamute.client.outbox import Command, Tracking
+from malamute.client.session import Exchange, Session, State
+from malamute.client.sources import Item, QueueSource, StreamSource
+from malamute.errors import Failed
+from malamute.protocol.codec import decode
+from malamute.protocol.limits import RECORD_LARGE_BYTES
+from malamute.protocol.messages import Recall
+
+ADDRESSES = ("ann", "bob", "", "cat", "")
+STREAMS = ("kept", "more", "live")
+SERVICES = ("print", "scan")
+SUBJECTS = ("a.x", "a.y", "b.x", "b.y")
+STARTS = ("new", "first", "last", "last-per-subject", "seq:1", "seq:9", "time", "since:2s")
+CREDITS = (1, 2, 8, 100, -1)
+CREDIT_BYTES = (30, 200, 4_000, -1)
+ACK_TIMEOUTS_MS = (0, 0, 300, 1_500)
+CURSORS = ("blue", "red")
+SOURCES_MAX = 3
+
+assert RECORD_LARGE_BYTES > 0
+
+Now = Callable[[], float]
+
+
+class Asked:
+    """A request, and what its program has seen of the replies."""
+
+    def __init__(self, exchange: Exchange, body: bytes) -> None:
+        self.exchange = exchange
+        self.body = body
+        self.replies: list[Origin] = []
+
+
+class Client:
+    """A program, or one after another, at one place."""
+
+    def __init__(self, place: int, book: Book, setup: Setup, now: Now) -> None:
+        self.place = place
+        self.book = book
+        self.setup = setup
+        self.now = now
+        self.generation = 0
+        self.orders: list[Order] = []
+        self.renew()
+
+    def renew(self, address: str | None = None) -> None:
+        """A new program takes the place; the link of the old one is no longer read."""
+        self.generation += 1
+        self.address = ADDRESSES[self.place] if address is None else address
+        identity = bytes((1, self.place, self.generation >> 8, self.generation & 255)).ljust(16, b"-")
+        self.session = Session(identity, address=self.address)
+        self.link = Link(identity)
+        self.readers: dict[int, Reader] = {}
+        self.letters: list[Item] = []
+        self.tasks: list[tuple[QueueSource, Item]] = []
+        self.asked: list[Asked] = []
+        self.subscriptions: list[StreamSource] = []
+        self.offers: list[QueueSource] = []
+        self.held: set[tuple[int, int, bytes]] = set()
+        self.serves_all = False
+        self.answers: list[tuple[Command, QueueSource, Item]] = []
+        self.trackings: list[Tracking] = []
+        self.settled: list[tuple[QueueSource, int]] = []
+        self.correlations: list[tuple[str, str, str]] = []
+        """What it may take back: kind, queue and correlation."""
+
+    @property
+    def peer(self) -> bytes:
+        """The routing id."""
+        return self.session.identity
+
+    @property
+    def mailbox(self) -> str:
+        """The name of its mailbox."""
+        return mailbox_of(self.peer, self.address)
+
+    @property
+    def name(self) -> str:
+        """A name for people."""
+        return f"client {self.place}.{self.generation} ({self.address or 'anonymous'})"
+
+    # Turns
+
+    def turn(self, most: int, choice: int = 0, *, late: bool = False) -> int:
+        """One turn of the edge. Returns how many commands came in.
+
+        If it is `late`, the monitor has not told yet what happened to the connection.
+        """
+        session, link = self.session, self.link
+        while link.changes and not late:
+            session.connected() if link.changes.popleft() else session.disconnected()
+        self.send()
+        taken = 0
+        while taken < most and (frames := link.receive(choice)) is not None:
+            self._receive(frames)
+            taken += 1
+        session.take_events()
+        self.send()
+        return taken
+
+    def _receive(self, frames: Frames) -> None:
+        message = decode(frames)
+        number = getattr(message, "source", getattr(message, "ref", 0))
+        self.session.receive(frames)
+        if isinstance(message, Recall) and message.reason != "timeout":
+            self._recalled(message)
+        reader = self.readers.get(number)
+        if reader is not None:
+            reader.look(message)
+
+    def _recalled(self, recall: Recall) -> None:
+        """Let go of what is over. After a timeout a program may go on, since it may come again."""
+        for source, item in [*((self.session.mailbox, item) for item in self.letters), *self.tasks]:
+            over = any(first <= item.sequence <= last for first, last in recall.ranges)
+            if over and source and source.number == recall.source:
+                self.drop(source, item)
+
+    def send(self) -> None:
+        """Send what the session has to say, as far as the link takes it."""
+        session, link = self.session, self.link
+        while (frames := session.next_to_send()) is not None and link.send(frames):
+            session.sent()
+
+    # Habits. Each takes three numbers, and says what it did, or nothing if it could not.
+
+    def publish(self, a: int, b: int, c: int) -> str:
+        """Publish some messages, confirmed or not."""
+        stream = STREAMS[b % 3]
+        order = self._order("publish", stream, numbered=c % 4 > 0)
+        if order is None:
+            return ""
+        subjects = [SUBJECTS[(b // 3 + i * c) % 4] for i in range(1 + a % 4)]
+        records = [self.book.author.write(order, s, self.address, a % 2) for s in subjects]
+        self.session.publish(stream, subjects, records, order.command)
+        return self._given(order)
+
+    def send_mail(self, a: int, b: int, c: int) -> str:
+        """Send to somebody who may be there."""
+        target = [name for name in ADDRESSES if name][b % 3]
+        tracked = bool(self.address) and (a // 2 + b + c) % 100 < self.setup.wishes
+        order = self._order("send", target, numbered=tracked or c % 4 > 0)
+        if order is None:
+            return ""
+        subjects = [SUBJECTS[(c + i) % 4] for i in range(1 if tracked else 1 + a % 4)]
+        records = [self.book.author.write(order, s, self.address) for s in subjects]
+        options = self._wish(order, a, b, c)
+        if options and a // 4 % 2:
+            options["correlation"] = f"c{b // 3 % 3}"
+            self.correlations.append(("mailbox", target, options["correlation"]))
+        if tracked:
+            assert order.command is not None
+            options |= self._tracker(a)
+            command = order.command
+            self.trackings.append(
+                self.session.send_tracked(target, subjects[0], records[0], command, options)
+            )
+        else:
+            self.session.send(target, subjects, records, order.command, options)
+        return self._given(order)
+
+    def _wish(self, order: Order, a: int, b: int, c: int) -> dict[str, Any]:
+        options = wish(self.setup.wishes, self.now(), a, b, c)
+        order.identity = options.get("id", "")
+        order.immediate = options.get("immediate", False)
+        return options
+
+    def _tracker(self, a: int) -> dict[str, str]:
+        """A tracker that no message has that it waits for, or none: the session makes one."""
+        tracker = f"t{a % TRACKERS}"
+        used = a % 2 == 0 or any(t.tracker == tracker and not t.done for t in self.trackings)
+        return {} if used else {"tracker": tracker}
+
+    def request(self, a: int, b: int, c: int) -> str:
+        """Ask a service."""
+        service, subject = SERVICES[a % 2], SUBJECTS[b % 4]
+        order = self._order("request", service, numbered=c % 4 > 0)
+        if order is None:
+            return ""
+        record = self.book.author.write(order, subject, self.mailbox)
+        options = self._wish(order, a, b, c)
+        # Outcomes that have their room leave none for replies in a mailbox of three: see docs/reliability.md.
+        roomy = self.setup.queue_messages > 3
+        if roomy and self.address and (a // 2 + b + c) % 100 < self.setup.wishes:
+            options["tracker"] = f"r{len(self.orders)}.{self.generation}.{a % TRACKERS}"
+        exchange = self.session.request(service, subject, record, numbered=order.numbered, options=options)
+        self.correlations.append(("service", service, exchange.correlation))
+        order.command = exchange.command if order.numbered else None
+        self.asked.append(Asked(exchange, order.bodies[0]))
+        return self._given(order)
+
+    def reply(self, a: int, b: int, c: int) -> str:
+        """Answer a task that is held: in part, or for good, or by no more than an ack."""
+        if not self.tasks:
+            return ""
+        offer, item = self.tasks[a % len(self.tasks)]
+        kind = b % 6
+        if offer.ended:
+            self.tasks.remove((offer, item))
+            return ""
+        if kind == 0:
+            self.tasks.remove((offer, item))
+            self._let_go(offer.number, item)
+            offer.finish(item.sequence)
+            self.session.refill(offer)
+            return f"acknowledges task {item.sequence}"
+        return self._reply(offer, item, c, final=kind > 1)
+
+    def _reply(self, offer: QueueSource, item: Item, c: int, *, final: bool) -> str:
+        order = self._order("reply", item.sender, numbered=c % 4 > 0)
+        if order is None:
+            return ""
+        order.request = body_of(item.record)
+        record = self.book.author.write(order, item.subject, self.address)
+        self.book.author.origins[order.bodies[0]].final = final
+        if final and (offer, item) in self.tasks:
+            self.tasks.remove((offer, item))
+            self._let_go(offer.number, item)
+        self.session.reply(offer, item.sequence, record, order.command, final=final)
+        if final and order.command is not None:
+            self.answers.append((order.command, offer, item))
+        return self._given(order)
+
+    def reply_again(self, a: int, b: int, c: int) -> str:
+        """A worker at fault: it gives the final reply twice."""
+        if not self.tasks:
+            return ""
+        offer, item = self.tasks[a % len(self.tasks)]
+        if offer.ended or not self._reply(offer, item, c, final=True):
+            return ""
+        return self._reply(offer, item, c, final=True)
+
+    def commit(self, a: int, b: int, c: int) -> str:
+        """Commit what a subscription has had."""
+        sources = [s for s in self.subscriptions if s.cursor and s.last]
+        if not sources:
+            return ""
+        source = sources[a % len(sources)]
+        order = self._order("commit", f"{source.stream} {source.cursor}", numbered=True)
+        if order is None:
+            return ""
+        assert order.command is not None
+        order.position = source.last or 0
+        self.session.commit(source.stream, source.cursor, order.position, order.command)
+        return self._given(order)
+
+    def subscribe(self, a: int, b: int, c: int) -> str:
+        """Subscribe."""
+        if len(self.subscriptions) >= SOURCES_MAX:
+            return ""
+        stream, start = STREAMS[a % 3], STARTS[b % len(STARTS)]
+        if start == "time":
+            start = f"time:{int((self.now() - 1) * 1e9)}"
+        criteria, where, wants = list(CRITERIA.values())[b // 8 % len(CRITERIA)]
+        credit, size_bytes = CREDITS[c % 5], CREDIT_BYTES[c // 5 % 4]
+        cursor = CURSORS[c // 20 % 2] if a // 3 % 2 == 0 else ""
+        source = self.session.subscribe(
+            stream, criteria, where=where, start=start, credit=credit, credit_bytes=size_bytes, cursor=cursor
+        )
+        self.subscriptions.append(source)
+        reader = Reader(self.book.streams, source, wants, start, self.peer)
+        self.readers[source.number] = reader
+        wanted = f"{criteria} {where} {start} {credit}/{size_bytes} {cursor}"
+        return f"subscribes {source.number} to {stream} {wanted}"
+
+    def take(self, a: int, b: int, c: int) -> str:
+        """Take messages out of a window, and go on."""
+        sources = [source for source in self.subscriptions if source.waiting]
+        if not sources:
+            return ""
+        source = sources[a % len(sources)]
+        taken = [message.sequence for message in source.take()]
+        self.readers[source.number].taken(taken)
+        source.consume()
+        self.session.refill(source)
+        return f"takes {taken} from {source.number}"
+
+    def cancel(self, a: int, b: int, c: int) -> str:
+        """End a subscription or an offer."""
+        sources = [*self.subscriptions, *self.offers]
+        if not sources:
+            return ""
+        source = sources[a % len(sources)]
+        self.session.cancel(source)
+        self.readers.pop(source.number, None)
+        self.subscriptions = [s for s in self.subscriptions if s is not source]
+        self.offers = [s for s in self.offers if s is not source]
+        return f"cancels {source.number}"
+
+    def offer(self, a: int, b: int, c: int) -> str:
+        """Offer to work."""
+        if len(self.offers) >= SOURCES_MAX:
+            return ""
+        criteria = [*CRITERIA.values()][b % 5][0]
+        credit, size_bytes = CREDITS[c % 5], CREDIT_BYTES[c // 5 % 4]
+        offer = self.session.offer(
+            SERVICES[a % 2],
+            criteria,
+            credit=credit,
+            credit_bytes=size_bytes,
+            ack_timeout=ACK_TIMEOUTS_MS[b // 8 % 4],
+        )
+        self.offers.append(offer)
+        return f"offers {offer.number} for {SERVICES[a % 2]} {criteria} {credit}/{size_bytes}"
+
+    def open_mailbox(self, a: int, b: int, c: int) -> str:
+        """Begin to take mail."""
+        credit, size_bytes = CREDITS[a % 5], CREDIT_BYTES[b % 4]
+        self.session.open_mailbox(credit, size_bytes)
+        return f"opens its mailbox for {credit}/{size_bytes}"
+
+    def take_mail(self, a: int, b: int, c: int) -> str:
+        """Take a letter into the hand."""
+        mailbox = self.session.mailbox
+        if mailbox is None or not mailbox.waiting:
+            return ""
+        item = mailbox.hand_out()
+        self._hold(0, item)
+        self.letters.append(item)
+        return f"takes letter {item.sequence}"
+
+    def _hold(self, number: int, item: Item) -> None:
+        key = (number, item.sequence, body_of(item.record))
+        # A disk that failed may have kept the broker from noting that it was delivered before.
+        unmarked = item.attempts == 1 and self.book.queues.disk_failed
+        if key in self.held and not unmarked:
+            raise Violation("a program was handed what it holds", client=self.name, message=key)
+        self.held.add(key)
+
+    def _let_go(self, number: int, item: Item) -> None:
+        self.held.discard((number, item.sequence, body_of(item.record)))
+
+    def drop(self, source: QueueSource, item: Item) -> None:
+        """Let a letter or a task out of the hands."""
+        self._let_go(source.number, item)
+        if source is self.session.mailbox:
+            self.letters.remove(item)
+        else:
+            self.tasks.remove((source, item))
+
+    def some_queue(self, a: int) -> tuple[str, str]:
+        """A mailbox or a service: kind and name."""
+        queues = [*(("service", name) for name in SERVICES), *(("mailbox", n) for n in ADDRESSES if n)]
+        return queues[a % len(queues)]
+
+    def acknowledge(self, a: int, b: int, c: int) -> str:
+        """Be done with a letter. The acknowledgement may go at once, or with others."""
+        mailbox = self.session.mailbox
+        if mailbox is None:
+            return ""
+        said = ""
+        if self.letters:
+            item = self.letters.pop(a % len(self.letters))
+            self._let_go(0, item)
+            mailbox.finish(item.sequence)
+            self.session.refill(mailbox)
+            said = f"is done with letter {item.sequence}"
+        if b % 3:
+            self.session.acknowledge_all()
+        return said
+
+    def take_request(self, a: int, b: int, c: int) -> str:
+        """Take a task into the hand."""
+        offers = [offer for offer in self.offers if offer.waiting]
+        if not offers:
+            return ""
+        offer = offers[a % len(offers)]
+        item = offer.hand_out()
+        self._hold(offer.number, item)
+        self.tasks.append((offer, item))
+        return f"takes task {item.sequence} of {offer.number}"
+
+    def take_reply(self, a: int, b: int, c: int) -> str:
+        """Take a reply to a request."""
+        waiting = [asked for asked in self.asked if asked.exchange.waiting]
+        if not waiting:
+            return ""
+        asked = waiting[a % len(waiting)]
+        item = self.session.take_reply(asked.exchange)
+        if "outcome" in (item.properties or {}):
+            return f"takes the outcome of {asked.body!r}"
+        origin = self.book.author.origin(item.record)
+        if origin.order.request != asked.body:
+            raise Violation("a reply came for another request", body=asked.body, reply=origin.body)
+        if origin in asked.replies and origin.body in self.book.queues.sent_again:
+            # It died in the mailbox, though the program had it, and an operator has sent it again.
+            return f"takes reply {origin.body!r} once more"
+        if origin in asked.replies:
+            raise Violation("a program was handed a reply twice", body=asked.body, reply=origin.body)
+        twice = self.book.author.origins[asked.body].order.twice
+        if any(reply.final for reply in asked.replies) and not twice:
+            raise Violation("a reply came behind the final one", body=asked.body, reply=origin.body)
+        asked.replies.append(origin)
+        return f"takes reply {origin.body!r}"
+
+    def forget(self, a: int, b: int, c: int) -> str:
+        """Care no more for the replies to a request."""
+        if not self.asked:
+            return ""
+        asked = self.asked.pop(a % len(self.asked))
+        self.session.forget(asked.exchange)
+        return f"forgets {asked.body!r}"
+
+    def ask(self, a: int, b: int, c: int) -> str:
+        """Ask the broker about itself."""
+        self.session.query(("status", "streams", "mailboxes", "services", "clients", "cursors")[a % 6], {})
+        return "asks"
+
+    def leave(self, a: int, b: int, c: int) -> str:
+        """Say goodbye, with nothing left unsaid."""
+        if len(self.session.outbox) or self.tasks:
+            return ""
+        self.session.close()
+        return "leaves"
+
+    def _order(self, kind: str, target: str, *, numbered: bool) -> Order | None:
+        if not self.session.room(numbered=numbered):
+            return None
+        order = Order(kind, self.peer, target, numbered=numbered)
+        order.command = Command() if numbered else None
+        return order
+
+    def _given(self, order: Order) -> str:
+        number = 0
+        if order.numbered:
+            self.book.numbered(order)
+            self.orders.append(order)
+            assert order.command is not None
+            number = order.command.number
+        return f"gives {order.kind} {number} to {order.target}: {order.bodies}"
+
+    def look_again(self) -> bool:
+        """Do again what the broker could not take at the time. Returns whether there was anything."""
+        refused = [a for a in self.answers if isinstance(a[0].error, Failed) and not a[1].ended]
+        self.answers = [answer for answer in self.answers if not answer[0].done]
+        for _, offer, item in refused:
+            self.tasks.append((offer, item))
+        return bool(refused)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the session has ended."""
+        return self.session.state is State.ENDED
+
+
+HABITS: dict[str, Callable[[Client, int, int, int], str]] = {
+    "publish": Client.publish,
+    "subscribe": Client.subscribe,
+    "take": Client.take,
+    "cancel": Client.cancel,
+    "commit": Client.commit,
+    "send": Client.send_mail,
+    "open_mailbox": Client.open_mailbox,
+    "take_mail": Client.take_mail,
+    "acknowledge": Client.acknowledge,
+    "request": Client.request,
+    "offer": Client.offer,
+    "take_request": Client.take_request,
+    "reply": Client.reply,
+    "reply_again": Client.reply_again,
+    "take_reply": Client.take_reply,
+    "forget": Client.forget,
+    "ask": Client.ask,
+    "leave": Client.leave,
+    **VERBS,
+}

@@ -1,0 +1,124 @@
+"""The book of credit: what each peer has granted, and what the broker has sent against it.
+
+A HELLO takes all grants back. Grants count from the moment the broker reads them; what it sends in the same
+turn before WELCOME still belongs to the time before, so each HELLO begins a new page, and WELCOME turns it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from math import inf
+from typing import Any
+
+from sim_origin import Violation
+
+from malamute.errors import AddressTaken
+from malamute.protocol.batch import Columns
+from malamute.protocol.messages import (
+    MAILBOX,
+    Cancel,
+    Credit,
+    Error,
+    Hello,
+    Message,
+    Offer,
+    Ok,
+    Subscribe,
+    Welcome,
+)
+
+HELLO, CANCEL = 1, 8
+
+
+class Grant:
+    """What is left of one source, and the command that began it."""
+
+    __slots__ = ("began", "bytes", "messages")
+
+    def __init__(self, began: Subscribe | Offer | None) -> None:
+        self.began = began
+        self.messages: float = 0
+        self.bytes: float = 0
+        if began is not None:
+            self.add(began.credit, began.credit_bytes)
+
+    def add(self, messages: int, size_bytes: int) -> None:
+        """Grant more."""
+        self.messages = inf if messages < 0 else self.messages + messages
+        self.bytes = inf if size_bytes < 0 else self.bytes + size_bytes
+
+    def take(self, columns: Columns) -> None:
+        """Use it up, one message after the other: the bytes may run out with the last one."""
+        for subject, record in zip(columns.subjects, columns.records, strict=True):
+            if self.messages < 1 or self.bytes <= 0:
+                raise Violation("more was sent than granted", messages=self.messages, bytes=self.bytes)
+            self.messages -= 1
+            self.bytes -= len(subject) + len(record)
+
+
+Page = dict[int, Grant]
+
+
+class CreditBook:
+    """The grants of every peer."""
+
+    def __init__(self) -> None:
+        self._pages: dict[bytes, deque[Page]] = {}
+
+    def died(self) -> None:
+        """A new broker knows of no grants."""
+        self._pages.clear()
+
+    def received(self, peer: bytes, message: Message) -> None:
+        """The broker reads a command."""
+        pages = self._pages.get(peer)
+        if isinstance(message, Hello):
+            self._pages.setdefault(peer, deque([{}])).append({})
+        elif pages is None:
+            return
+        elif isinstance(message, Subscribe | Offer):
+            pages[-1].setdefault(message.source, Grant(message))
+        elif isinstance(message, Credit):
+            if message.source == MAILBOX:
+                pages[-1].setdefault(MAILBOX, Grant(None))
+            if message.source in pages[-1]:
+                pages[-1][message.source].add(message.messages, message.bytes)
+
+    def sent(self, peer: bytes, message: Message) -> None:
+        """The broker sends an answer."""
+        pages = self._pages.get(peer)
+        if pages is None:
+            return
+        if isinstance(message, Welcome):
+            pages.popleft()
+        elif isinstance(message, Error) and message.code == AddressTaken.code:
+            pages[0] = {}
+        elif isinstance(message, Error) and message.about == HELLO and len(pages) > 1:
+            pages.pop()
+        elif isinstance(message, Ok) and message.about == CANCEL:
+            pages[0].pop(message.ref, None)
+
+    def grant(self, peer: bytes, source: int) -> Grant:
+        """The grant that a delivery goes against."""
+        pages = self._pages.get(peer)
+        if pages is None or source not in pages[0]:
+            raise Violation("a delivery to a source that is not there", peer=peer, source=source)
+        return pages[0][source]
+
+    def newest(self, peer: bytes, source: int) -> Grant | None:
+        """The grant that a command is about, if there is one."""
+        pages = self._pages.get(peer)
+        return pages[-1].get(source) if pages else None
+
+    def began(self, peer: bytes, source: int) -> Any:
+        """The command that began a source, or None."""
+        pages = self._pages.get(peer)
+        grant = pages[0].get(source) if pages else None
+        return grant.began if grant else None
+
+    def closed(self, peer: bytes) -> None:
+        """The session has ended."""
+        self._pages.pop(peer, None)
+
+
+__all__ = ["Cancel", "CreditBook", "Grant"]

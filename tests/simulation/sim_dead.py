@@ -1,0 +1,145 @@
+"""The book of dead letters: each carries why and when it died, and leaves in a way that somebody chose."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Container, Sequence
+from typing import Any, TypeGuard
+
+from sim_mail import Mail
+from sim_origin import Key, Violation, body_of
+
+from malamute.core.delivery import QueuePolicy
+from malamute.core.ready import Append
+from malamute.core.storage import DeleteMessages, Message, Operation, PutMessage
+
+SPENT = ("dead", "tracker", "delay", "at", "immediate")
+"""Options that a dead letter does not have when it is sent again."""
+
+
+def is_dead(kind: str) -> bool:
+    """Whether this is a kind of dead letters."""
+    return kind.endswith("-dead")
+
+
+def is_put(operation: Operation) -> TypeGuard[PutMessage]:
+    """Whether this puts a message into a queue, and not among the dead letters."""
+    return isinstance(operation, PutMessage) and not is_dead(operation.kind)
+
+
+def base_of(kind: str) -> Any:
+    """The kind of queue that dead letters come from."""
+    return kind.removesuffix("-dead")
+
+
+def name_of(message: Message) -> bytes:
+    """What names a message over all queues: its body, or for an outcome what it tells of."""
+    asked = message.properties or {}
+    if "outcome" in asked:
+        return f"{asked['kind']} {asked['name']} {asked.get('tracker')}".encode()
+    return body_of(message.record)
+
+
+def without(message: Message, spent: Sequence[str]) -> dict[str, Any]:
+    """The properties without some of them. An outcome tells of a tracker, and keeps it."""
+    asked = message.properties or {}
+    kept = ("tracker",) if "outcome" in asked else ()
+    return {name: value for name, value in asked.items() if name not in spent or name in kept}
+
+
+class Letter:
+    """A dead letter."""
+
+    __slots__ = ("leaving", "message", "stored")
+
+    def __init__(self, message: Message) -> None:
+        self.message = message
+        self.stored = self.leaving = False
+
+
+class DeadBook:
+    """All dead letters, by key; the kind in the key ends in -dead."""
+
+    def __init__(self, policy: QueuePolicy) -> None:
+        self.policy = policy
+        self.letters: dict[Key, Letter] = {}
+        self.again: dict[bytes, Message] = {}
+        """Those that are sent again by the append that is looked at, by what names them."""
+
+    def check(self, key: Key, mail: Mail, letter: Message, reason: str, when: tuple[float, float]) -> None:
+        """A dead letter has all that its message had, and tells how it died, and when: between two times."""
+        asked = without(mail.message, ("tracker",))
+        time = (letter.properties or {})["dead"]["died"]
+        died = {
+            "reason": reason,
+            "attempts": mail.attempts,
+            "sequence": key[2],
+            "time": mail.message.time,
+            "died": min(max(time, int(when[0] * 1e9)), int(when[1] * 1e9)),
+        }
+        expected = mail.message._replace(sequence=letter.sequence, properties={**asked, "dead": died})
+        if letter._replace(record=bytes(letter.record)) != expected:
+            raise Violation("a dead letter is not what died", key=key, letter=letter, expected=expected)
+
+    def handed_out(self, append: Append, purged: Container[tuple[str, str]]) -> None:
+        """The broker stores some, and removes some: an operator said so, or there are too many."""
+        sent = {name_of(o.message) for o in append.operations if is_put(o)}
+        for operation in append.operations:
+            if isinstance(operation, PutMessage) and is_dead(operation.kind):
+                self._put(operation)
+        for operation in append.operations:
+            if isinstance(operation, DeleteMessages):
+                for key in self._named(operation):
+                    self._leave(key, (key[0], key[1]) in purged, sent)
+
+    def _put(self, put: PutMessage) -> None:
+        key = (put.kind, put.queue, put.message.sequence)
+        if key in self.letters:
+            raise Violation("a sequence of a queue was used again", key=key)
+        self.letters[key] = Letter(put.message._replace(record=bytes(put.message.record)))
+
+    def _leave(self, key: Key, purged: bool, sent: Container[bytes]) -> None:
+        letter = self.letters[key]
+        here = [k for k, other in self.letters.items() if k[:2] == key[:2] and not other.leaving]
+        name = name_of(letter.message)
+        if name in sent:
+            self.again[name] = letter.message
+        elif not purged and (len(here) <= self.policy.dead_letters or key != min(here)):
+            raise Violation("a dead letter was dropped", key=key)
+        letter.leaving = True
+
+    def _named(self, operation: DeleteMessages) -> list[Key]:
+        keys = [(operation.kind, operation.queue, s) for a, b in operation.ranges for s in range(a, b + 1)]
+        return [key for key in keys if key in self.letters]
+
+    def committed(self, operations: Sequence[Operation]) -> None:
+        """These are on the disk."""
+        for operation in operations:
+            if isinstance(operation, PutMessage):
+                letter = self.letters.get((operation.kind, operation.queue, operation.message.sequence))
+                if letter is not None:
+                    letter.stored = True
+        for operation in operations:
+            if isinstance(operation, DeleteMessages):
+                for key in self._named(operation):
+                    del self.letters[key]
+
+    def failed(self, append: Append, bound: Container[int]) -> None:
+        """It could not be stored: what was to die has not, and what was to be sent again is here."""
+        for operation in append.operations:
+            if isinstance(operation, PutMessage):
+                self.letters.pop((operation.kind, operation.queue, operation.message.sequence), None)
+            elif isinstance(operation, DeleteMessages) and id(operation) in bound:
+                for key in self._named(operation):
+                    self.letters[key].leaving = False
+
+    def died(self) -> None:
+        """The broker is killed: what is on the disk is what there is."""
+        self.letters = {key: letter for key, letter in self.letters.items() if letter.stored}
+        for letter in self.letters.values():
+            letter.leaving = False
+
+    def check_done(self, name: tuple[str, str], here: Collection[int]) -> None:
+        """At the end the broker holds those that there are."""
+        expected = {key[2] for key, letter in self.letters.items() if key[:2] == name and not letter.leaving}
+        if set(here) != expected:
+            raise Violation("other dead letters are there", queue=name, here=here, expected=expected)

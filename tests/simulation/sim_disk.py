@@ -1,0 +1,95 @@
+"""The disk: the store in memory behind a layer of faults, and the real writer at work on it.
+
+What was written survives a crash of the broker and what waits to be written does not, so the store itself
+never has to forget anything. A write fails as a whole. The power may go between two writes of one group, when
+the writer has to find out which part of a failed group can be stored.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from malamute.core.ready import Append, Question
+from malamute.core.storage import Operation
+from malamute.errors import StorageFull, StoreError
+from malamute.journal.format import CHUNK_HEADER_SIZE, decode_chunk_header
+from malamute.journal.memory import MemoryStore
+from malamute.server.worker import ANSWERS, Found, Writer, Written
+
+
+class PowerLost(Exception):
+    """Raised where the broker dies while it writes."""
+
+
+class Disk:
+    """A store that fails when told to. `on_commit` is told what was written."""
+
+    def __init__(self, store: MemoryStore, on_commit: Callable[[Sequence[Operation]], None]) -> None:
+        self.store = store
+        self.on_commit = on_commit
+        self.failures: deque[bool] = deque()
+        """For each of the next writes whether it fails; when there is no more, none does."""
+        self.writes_left: int | None = None
+        """Writes until the power goes, or None."""
+        self.is_full = self.has_failed = False
+
+    def write(self, operations: Sequence[Operation]) -> None:
+        """Write, or fail, or die."""
+        if self.writes_left is not None:
+            if not self.writes_left:
+                raise PowerLost
+            self.writes_left -= 1
+        if self.failures and self.failures.popleft():
+            self.has_failed = True
+            raise StorageFull("the disk is full") if self.is_full else StoreError("the disk failed")
+        self.store.write(operations)
+        self.on_commit(operations)
+
+    def damage(self, stream: str, choice: int) -> range:
+        """Wipe the body of a chunk of a stream. Returns the sequences that cannot be read any more."""
+        state = self.store.status().streams.get(stream)
+        if state is None or not state.chunks:
+            return range(0)
+        shelf = self.store._shelf
+        chunks = list(shelf.walk(state, state.first))
+        first, value, _ = chunks[choice % len(chunks)]
+        shelf._values[state.identifier, first] = value[:CHUNK_HEADER_SIZE].ljust(len(value), b"\0")
+        return range(first, first + decode_chunk_header(value).count)
+
+    def heal(self) -> None:
+        """Fail no more."""
+        self.failures.clear()
+        self.writes_left = None
+
+
+class Workers:
+    """The writer and the reader of one broker, one step at a time. Results wait until they are taken."""
+
+    def __init__(self, disk: Disk) -> None:
+        self.disk = disk
+        self.appends: deque[Append] = deque()
+        self.questions: deque[Question] = deque()
+        self.results: deque[Any] = deque()
+        self._writer = Writer("simulated", disk, self)  # type: ignore[arg-type]  # a part of a store is enough
+
+    def put(self, result: Written | Found) -> None:
+        """Take a result of the writer."""
+        self.results.append(result)
+
+    def write(self, most: int) -> int:
+        """Write what waits, up to `most` appends as one group. Returns how many that were."""
+        jobs = [self.appends.popleft() for _ in range(min(most, len(self.appends)))]
+        if jobs:
+            self._writer.work(jobs)
+        return len(jobs)
+
+    def read(self, choice: int) -> bool:
+        """Answer one of the questions that wait. Returns whether there was one."""
+        if not self.questions:
+            return False
+        question = self.questions[choice % len(self.questions)]
+        self.questions.remove(question)
+        self.results.append(Found(question, ANSWERS[type(question)](self.disk.store, question)))
+        return True

@@ -1,0 +1,108 @@
+"""How messages end: each in one way, for a reason that somebody gave, and as it is told.
+
+The broker removes a message in one transaction with what follows from it: a dead letter, or an outcome for
+who tracks it. `Facts` gathers what one append tells of that, and `Ends.judge` says how a message ended, or
+what is wrong about it. What the broker was told in a turn is in `said`, by the end that it allows.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Container, Mapping
+from typing import Any
+
+from sim_dead import DeadBook, base_of, is_dead, name_of
+from sim_mail import Mail
+from sim_origin import Key, Violation
+
+from malamute.core.delivery import QueuePolicy
+from malamute.core.ready import Append
+from malamute.core.storage import Message, PutMessage
+
+Said = Mapping[str, str]
+"""What was said of a message in this turn: the end that it allows, and the reason."""
+
+QUIET = ("withdrawn", "purged", "expired", "acknowledged")
+"""Ends that leave nothing behind, unless the message is tracked."""
+
+
+class Facts:
+    """What one append tells of ends."""
+
+    def __init__(self, append: Append, again: Container[bytes]) -> None:
+        self.died: dict[Key, Message] = {}
+        self.outcomes: dict[tuple[str, str], Message] = {}
+        for operation in append.operations:
+            if not isinstance(operation, PutMessage):
+                continue
+            asked = operation.message.properties or {}
+            if is_dead(operation.kind):
+                key = (base_of(operation.kind), operation.queue, asked["dead"]["sequence"])
+                self.died[key] = operation.message
+            elif "outcome" in asked and name_of(operation.message) not in again:
+                self.outcomes[operation.queue, asked["tracker"]] = operation.message
+
+    def check_used(self) -> None:
+        """Each dead letter and each outcome belonged to a message that ended."""
+        if self.died or self.outcomes:
+            raise Violation("an end was told of what has not ended", dead=self.died, outcomes=self.outcomes)
+
+
+class Ends:
+    """The ends of all messages, and how many there were of each."""
+
+    def __init__(self, policy: QueuePolicy, now: Callable[[], float], dead: DeadBook) -> None:
+        self.policy = policy
+        self.now = now
+        self.dead = dead
+        self.counts: Counter[str] = Counter()
+
+    def judge(self, key: Key, mail: Mail, said: Said, facts: Facts, began: float) -> str:
+        """How a message that is removed has ended."""
+        letter = facts.died.pop(key, None)
+        told = facts.outcomes.pop((mail.message.sender, mail.wishes.tracker), None)
+        if bool(mail.wishes.tracker) != bool(told):
+            raise Violation("a tracked message ended without its outcome", key=key)
+        end = told.properties["outcome"] if told and told.properties else self._guess(mail, said, letter)
+        if not self._may(end, mail, said) or (letter is None) != self._leaves_nothing(end):
+            raise Violation("a message was removed that nobody was done with", key=key, end=end, said=said)
+        reason = {"rejected": said.get("rejected", ""), "dead-lettered": "max-deliver"}.get(end, "")
+        if end == "dead-lettered" and not mail.delivered:
+            raise Violation("a message died that nobody was sent", key=key)
+        if letter is not None:
+            self.dead.check(key, mail, letter, reason, (began, self.now()))
+        if told is not None:
+            self._check_outcome(key, mail, told, end, reason)
+        self.counts[end] += 1
+        return end
+
+    def _guess(self, mail: Mail, said: Said, letter: Message | None) -> str:
+        dead = ("rejected", "dead-lettered")
+        if letter is None:
+            # An acknowledgement may have been refused, so it comes last.
+            ends = (*QUIET[:-1], *(dead if not self.policy.dead_letters else ()), QUIET[-1])
+        else:
+            ends = dead
+        return next((end for end in ends if self._may(end, mail, said)), "unknown")
+
+    def _may(self, end: str, mail: Mail, said: Said) -> bool:
+        if end == "expired":
+            return self.now() >= mail.wishes.expires
+        if end == "dead-lettered":
+            return 0 < self.policy.max_deliver <= mail.attempts
+        return end in said
+
+    def _leaves_nothing(self, end: str) -> bool:
+        return end in QUIET or not self.policy.dead_letters
+
+    def _check_outcome(self, key: Key, mail: Mail, told: Message, end: str, reason: str) -> None:
+        asked: Mapping[str, Any] = mail.message.properties or {}
+        expected = {"outcome": end, "tracker": mail.wishes.tracker, "kind": key[0], "name": key[1]}
+        if "correlation" in asked:
+            expected["correlation"] = asked["correlation"]
+        if reason:
+            expected["reason"] = reason
+        if told.properties != expected or (told.subject, told.sender) != (mail.message.subject, ""):
+            raise Violation(
+                "an outcome tells something else", key=key, told=told.properties, expected=expected
+            )

@@ -1,0 +1,49 @@
+"""The limits: nothing that the broker keeps is larger than it may be."""
+
+from __future__ import annotations
+
+from sim_machine import KEPT_FOR_PEER, Machine
+from sim_origin import Violation
+
+from malamute.protocol.limits import Limits
+
+COMMAND_BYTES_MAX = 4_000
+REFUSED_RUNS_MAX = 1_000
+
+
+def check_limits(machine: Machine, limits: Limits) -> None:
+    """Nothing that the broker keeps is larger than it may be."""
+    core = machine.core
+    budget = core.budget
+    queues = [*core.mailboxes.by_name.values(), *core.services.by_name.values()]
+    # What a failing disk did not remove comes back with a restart, beyond the limits.
+    messages_max = limits.queue_messages * (2 if machine.disk.has_failed else 1)
+    # What dies is not refused for want of room: then nothing is taken in until there is some.
+    dead = sum(letter.size for queue in queues for letter in queue.dead.entries.values())
+    sizes = {
+        "messages in a queue": (
+            max((len(q.entries) for q in queues), default=0),
+            messages_max,
+        ),
+        "dead letters": (
+            max((len(q.dead.entries) for q in queues), default=0),
+            machine.settings.queues("mailbox", "").dead_letters * (2 if machine.disk.has_failed else 1),
+        ),
+        "room for outcomes and for what is sent again": (
+            sum(q.reserved for q in queues),
+            len(core.budget.trackers._open) + sum(len(q.dead._leaving) for q in queues),
+        ),
+        "bytes in queues": (budget.bytes - dead, limits.queues_bytes),
+        "bytes that wait for the disk": (core.turn.backlog_bytes, limits.backlog_bytes + COMMAND_BYTES_MAX),
+        "sessions": (len(core.sessions.by_peer), limits.sessions),
+        "kept for a peer": (max(map(len, machine.router.blocked.values()), default=0), KEPT_FOR_PEER + 1),
+        "outcomes of numbers": (
+            max((len(s.numbers.refused) for s in core.sessions.by_peer.values()), default=0),
+            REFUSED_RUNS_MAX,
+        ),
+    }
+    for what, (size, most) in sizes.items():
+        if size > most:
+            raise Violation("a limit does not hold", what=what, size=size, most=most)
+    if budget.bytes != sum(queue.bytes for queue in queues) + dead:
+        raise Violation("a limit does not hold", what="the sum of all queues", size=budget.bytes)

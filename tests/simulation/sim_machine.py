@@ -1,0 +1,173 @@
+"""The broker's process: the real core in a loop that goes turn by turn, and can be killed after each.
+
+A turn does what a turn of the server's loop does, in the same order. What it takes in, and what comes of it,
+is shown to the `Watch`: the books, which know what a broker has promised.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Protocol
+from unittest.mock import patch
+
+from sim_disk import Disk, PowerLost, Workers
+from sim_network import Router
+from sim_plan import Setup
+
+from malamute.core import Append, Core, Settings
+from malamute.core.storage import Recovered
+from malamute.errors import MalamuteError
+from malamute.protocol.limits import Limits
+from malamute.protocol.messages import VERSION, Hello, Message, Subscribe
+from malamute.server.worker import Found, Written
+
+START = 1_700_000_000.0
+EXPIRY = 60.0
+NO_JOURNAL = "live"
+AUDITOR = b"\xff" * 16
+"""A peer of the simulation's own, which is told everything and has no connection that could break."""
+KEPT_FOR_PEER = 12
+SESSIONS_MAX = 100
+QUEUES_BYTES = 4_000
+
+
+class Watch(Protocol):
+    """What is told of a broker."""
+
+    def started(self, recovered: Recovered) -> None: ...
+    def died(self) -> None: ...
+    def received(self, peer: bytes, message: Message) -> None: ...
+    def gone(self, peer: bytes) -> None: ...
+    def handed_out(self, append: Append) -> None: ...
+    def failed(self, append: Append) -> None: ...
+    def sends(self, sends: Sequence[tuple[bytes, Message]], blocked: frozenset[bytes]) -> None: ...
+    def turned(self, core: Core) -> None: ...
+    def ending(self, peer: bytes) -> None: ...
+    def closed(self, peer: bytes) -> None: ...
+
+
+class Machine:
+    """A broker that runs on a disk. After a crash another one starts there."""
+
+    def __init__(self, setup: Setup, disk: Disk, watch: Watch) -> None:
+        self.now = START
+        self.disk = disk
+        self.watch = watch
+        self.deaths = 0
+        self.settings = Settings(
+            limits=Limits(
+                unconfirmed=setup.unconfirmed,
+                sessions=SESSIONS_MAX,
+                queue_messages=setup.queue_messages,
+                queues_bytes=QUEUES_BYTES if setup.queue_messages > 100 else Limits().queues_bytes,
+                queues_memory_bytes=setup.memory_bytes,
+                backlog_bytes=setup.backlog_bytes,
+            ),
+            session_expiry=EXPIRY,
+            journaled=lambda stream: stream != NO_JOURNAL,
+            queues=lambda kind, name: setup.queues,
+        )
+        self.start()
+
+    def start(self) -> None:
+        """Start a broker on what the disk holds."""
+        recovered = self.disk.store.recover(records_bytes=self.settings.limits.queues_memory_bytes // 2)
+        self.core = Core(self.now, self.settings, recovered)
+        self.router = Router()
+        self.workers = Workers(self.disk)
+        self._appends: dict[int, Append] = {}
+        self.watch.started(self.disk.store.recover())
+        self.core.receive(AUDITOR, Hello([VERSION], ""), self.now)
+        self.core.receive(AUDITOR, Subscribe(1, NO_JOURNAL, [["all", ""]], credit=-1), self.now)
+
+    def die(self) -> None:
+        """Kill the broker: what it had in memory is gone. Start another one."""
+        self.deaths += 1
+        self.disk.writes_left = None
+        self.watch.died()
+        self.start()
+
+    def turn(self, choice: int, most: int) -> bool:
+        """One turn of the loop. Returns whether there was anything to do."""
+        core, router = self.core, self.router
+        busy = bool(router.waiting or router.blocked or self.workers.results or core.streams.active)
+        for peer, message in router.receive_from(choice, most):
+            if isinstance(message, MalamuteError):
+                core.refuse(peer, message, self.now)
+            else:
+                self.watch.received(peer, message)
+                core.receive(peer, message, self.now)
+        self._take_results()
+        for peer in router.retry():
+            core.unblocked(peer, self.now)
+        for peer in router.take_lost():
+            self.watch.gone(peer)
+            core.lost(peer, self.now)
+        core.tick(self.now)
+        busy |= self.flush()
+        self.watch.turned(core)
+        return busy
+
+    def _take_results(self) -> None:
+        while self.workers.results:
+            result = self.workers.results.popleft()
+            if isinstance(result, Found):
+                self.core.answered(result.question, result.result, self.now)
+            else:
+                self._settle(result)
+
+    def _settle(self, written: Written) -> None:
+        for token in written.tokens:
+            append = self._appends.pop(token)
+            if written.error is None:
+                self.core.stored(token, self.now)
+            else:
+                self.watch.failed(append)
+                self.core.unstored(token, written.error, self.now)
+
+    def flush(self) -> bool:
+        """Do what the core says. Returns whether there was anything."""
+        blocked = frozenset(peer for peer, s in self.core.sessions.by_peer.items() if s.blocked)
+        ready = self.core.ready()
+        for peer in ready.closed:
+            self.watch.ending(peer)
+        for append in ready.appends:
+            self._appends[append.token] = append
+            self.watch.handed_out(append)
+        self.watch.sends(ready.sends, blocked)
+        for peer, message in ready.sends:
+            if peer != AUDITOR and self.router.send(peer, message):
+                self.core.blocked(peer)
+        self.workers.appends += ready.appends
+        self.workers.questions += ready.reads
+        for peer in ready.closed:
+            if peer not in self.core.sessions.by_peer:
+                self.watch.closed(peer)
+            self.router.forget(peer)
+        return bool(ready.sends or ready.appends or ready.reads or self.router.lost)
+
+    def write(self, most: int) -> int:
+        """Let the writer work on up to `most` appends. It may be the end of the broker."""
+        try:
+            return self.workers.write(most)
+        except PowerLost:
+            self.die()
+            return 1
+
+
+@contextmanager
+def narrowed(setup: Setup) -> Iterator[None]:
+    """The fixed limits of the broker made so small that a short run meets them."""
+    limits = {
+        "malamute.core.stream.RESERVE": setup.reserve,
+        "malamute.core.replay.READ_BYTES": setup.read_bytes,
+        "malamute.core.replay.READS_MAX": 2,
+        "malamute.core.session.REFUSED_RUNS_MAX": 1_000,
+        "malamute.core.delivery.line.STALE_MIN": 2,
+        "malamute.server.transport.KEPT_MESSAGES": KEPT_FOR_PEER,
+    }
+    with ExitStack() as stack:
+        for name, value in limits.items():
+            stack.enter_context(patch(name, value))
+        yield

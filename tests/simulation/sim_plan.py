@@ -1,0 +1,171 @@
+"""The plan of a run: everything that chance decides, decided before the run begins.
+
+A run is a pure function of its plan: how the world is set up, and a list of steps. A step is a kind and
+three numbers, which mean something only when its turn comes: "client 5 of those there are", "as many
+frames as this, if there are so many". So each sublist of the steps is a plan too, which is what makes a
+failing run easy to shrink: leave steps out as long as it still fails.
+
+Chance also decides what kind of world it is. A world in which everything happens at once seldom gets far
+into anything, so each run has some faults and some habits, and not the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from random import Random
+from typing import NamedTuple
+
+from malamute.core.delivery import QueuePolicy
+
+STEPS = 220
+
+# How often a kind of step is drawn, beside the others.
+CLIENT_WEIGHTS: Mapping[str, int] = {
+    "publish": 60,
+    "subscribe": 18,
+    "take": 40,
+    "cancel": 3,
+    "commit": 16,
+    "send": 24,
+    "open_mailbox": 8,
+    "take_mail": 36,
+    "acknowledge": 24,
+    "request": 20,
+    "offer": 14,
+    "take_request": 36,
+    "reply": 24,
+    "reply_again": 2,
+    "take_reply": 12,
+    "forget": 2,
+    "ask": 3,
+    "leave": 2,
+    "give_back": 12,
+    "release": 8,
+    "reject": 8,
+    "report": 16,
+    "repeat": 3,
+    "withdraw": 4,
+    "purge": 2,
+    "redrive": 5,
+    "browse": 1,
+}
+VERBS = frozenset(
+    {"give_back", "release", "reject", "report", "repeat", "withdraw", "purge", "redrive", "browse"}
+)
+THEMES: Sequence[frozenset[str]] = (
+    frozenset({"publish", "subscribe", "take", "cancel", "commit"}),
+    VERBS | {"send", "open_mailbox", "take_mail", "acknowledge"},
+    VERBS | {"request", "offer", "take_request", "reply", "reply_again", "take_reply", "acknowledge"},
+    frozenset(CLIENT_WEIGHTS),
+    frozenset(CLIENT_WEIGHTS),
+)
+"""What the programs of a run care for: one pattern of the three, or all of them."""
+
+WORK_WEIGHTS: Mapping[str, int] = {
+    "turn": 110,
+    "client": 110,
+    "round": 40,
+    "write": 60,
+    "read": 40,
+    "time": 16,
+    "connect": 40,
+}
+FAULT_WEIGHTS: Mapping[str, int] = {
+    "cut": 14,
+    "half_cut": 8,
+    "notice": 12,
+    "narrow": 6,
+    "widen": 8,
+    "fail": 12,
+    "crash": 5,
+    "crash_writing": 3,
+    "stop": 2,
+    "expire": 2,
+    "replace": 4,
+    "usurp": 3,
+    "damage": 2,
+}
+
+
+class Setup(NamedTuple):
+    """What kind of world it is. Small numbers make the edges of the broker easy to reach."""
+
+    clients: int
+    kept_messages: int
+    reserve: int
+    read_bytes: int
+    unconfirmed: int
+    queue_messages: int
+    memory_bytes: int
+    backlog_bytes: int
+    pipe: int
+    wishes: int
+    """How many of 100 messages have an option, for each option."""
+    queues: QueuePolicy
+    stale: bool
+    """Whether a client may read what came on an old connection after a new one stands."""
+
+
+class Step(NamedTuple):
+    """One thing that happens. What the numbers choose among depends on what there is by then."""
+
+    kind: str
+    a: int
+    b: int
+    c: int
+
+
+class Plan(NamedTuple):
+    """A run that has not been made yet."""
+
+    seed: int
+    setup: Setup
+    steps: Sequence[Step]
+
+
+def plan_of(seed: int, steps: int = STEPS) -> Plan:
+    """The plan that a seed stands for."""
+    chance = Random(seed)
+    weights = _weights(chance)
+    setup = Setup(
+        clients=chance.choice((2, 3, 4, 5)),
+        kept_messages=chance.choice((4, 12, 40, 1000)),
+        reserve=chance.choice((2, 16, 1 << 18)),
+        read_bytes=chance.choice((1, 300, 1 << 20)),
+        unconfirmed=chance.choice((2, 16, 1000)),
+        queue_messages=chance.choice((3, 12, 1000)),
+        # By the seed itself: the rest of a plan is as it was before there was such a limit.
+        memory_bytes=(300, 3000, 1 << 26)[seed % 3],
+        backlog_bytes=chance.choice((200, 1 << 20)),
+        pipe=chance.choice((3, 10, 1000)),
+        wishes=chance.choice((0, 5, 20, 60)),
+        queues=_policy(chance),
+        stale=chance.random() < 0.3,
+    )
+    kinds = chance.choices(list(weights), list(weights.values()), k=steps)
+    bits = chance.getrandbits
+    return Plan(seed, setup, [Step(kind, bits(16), bits(16), bits(16)) for kind in kinds])
+
+
+def _policy(chance: Random) -> QueuePolicy:
+    return QueuePolicy(
+        ack_timeout=chance.choice((0.5, 1.0, 1800.0)),
+        max_deliver=chance.choice((1, 2, 3, 20, 0)),
+        backoff=chance.choice(((), (0.3,), (0.1, 1.0))),
+        priority_step=chance.choice((2, 100_000)),
+        dedup_window=chance.choice((1.0, 120.0)),
+        dead_letters=chance.choice((0, 1, 1_000)),
+    )
+
+
+def _weights(chance: Random) -> dict[str, int]:
+    weights = dict(WORK_WEIGHTS)
+    theme = chance.choice(THEMES)
+    # A theme needs all of its habits; a run that has everything may do without some.
+    likely = 0.7 if len(theme) == len(CLIENT_WEIGHTS) else 0.95
+    for name, weight in CLIENT_WEIGHTS.items():
+        weights[name] = weight if name in theme and chance.random() < likely else 0
+    likely = chance.choice((0.1, 0.4, 0.9))
+    for name, weight in FAULT_WEIGHTS.items():
+        weights[name] = weight if chance.random() < likely else 0
+    return weights

@@ -1,0 +1,480 @@
+"""The book of queues: each message of a mailbox or a service, from the command that brought it to its end.
+
+A message is in a queue once. It is with one consumer at a time, comes again with one attempt more, when it is
+time for it and as long as it lasts, and leaves only as `sim_ends` allows. A request is over exactly once, and
+if that was by a reply, the reply was stored in the same transaction.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from sim_dead import SPENT, DeadBook, is_dead, is_put, name_of, without
+from sim_ends import Ends, Facts
+from sim_mail import Holder, Mail
+from sim_origin import Author, Key, Violation, body_of
+
+from malamute.core.delivery import QueuePolicy
+from malamute.core.ready import Append
+from malamute.core.storage import (
+    DeleteMessages,
+    DeleteQueue,
+    MarkDelivered,
+    Operation,
+    PutMessage,
+    Recovered,
+    SetAttempts,
+)
+from malamute.protocol.batch import Columns
+from malamute.protocol.messages import Ranges
+
+Name = tuple[str, str]
+"""The kind and the name of a queue."""
+
+MOMENT = 1e-6
+"""Seconds that times may differ by where they are computed in another way."""
+
+
+class QueueBook:
+    """What every queue holds, by key."""
+
+    def __init__(self, author: Author, policy: QueuePolicy, now: Callable[[], float]) -> None:
+        self.author = author
+        self.policy = policy
+        self.now = now
+        self.mail: dict[Key, Mail] = {}
+        self.dead = DeadBook(policy)
+        self.ends = Ends(policy, now, self.dead)
+        self.ever_stored: set[bytes] = set()
+        self.completed: Counter[bytes] = Counter()
+        self.finals: Counter[bytes] = Counter()
+        self.stored_requests: Counter[bytes] = Counter()
+        self.identities: dict[tuple[str, str, str], Mail] = {}
+        """The last message that was taken in under each identity of a queue."""
+        self.identities_stored: set[tuple[str, str, str]] = set()
+        self.bindings: dict[tuple[Name, str], tuple[Holder, str]] = {}
+        """Whom the keys of a service belong to, and the subject of what he got."""
+        self.said: dict[Key, dict[str, str]] = {}
+        """What the broker was told of each message in this turn."""
+        self.purged: set[Name] = set()
+        self.withdrawn: set[tuple[Name, str, int | str]] = set()
+        """What operators and senders took back in this turn."""
+        self.heard: set[bytes] = set()
+        """Who said anything in this turn."""
+        self._noted: dict[Key, int] = {}
+        self._found: dict[bytes, Key] = {}
+        self._marks: dict[Name, int] = {}
+        self._unmarked: set[Name] = set()
+        self._unnoted: set[Key] = set()
+        """What the disk did not take of deliveries and of attempts."""
+        self._lost: set[Key] = set()
+        """What was delivered, and never stored, when the broker died."""
+        self._outcomes = 0
+        self._began = 0.0
+        """When the turn began, or the broker."""
+        self.sent_again: set[bytes] = set()
+        self.final_of: dict[bytes, bytes] = {}
+        """The final reply to a request."""
+        self.last_end: dict[bytes, str] = {}
+        """How a message ended, the last time if it was sent again."""
+        self.outcome_ends: dict[tuple[str, str], str] = {}
+        """What became of an outcome, by the mailbox and the tracker."""
+        self.disk_failed = False
+        self.reused = False
+        """Whether the number of such a message was used again: whoever holds it may confuse the two."""
+
+    # What the disk does
+
+    def handed_out(self, append: Append) -> None:
+        """The broker wants to store something."""
+        self.dead.handed_out(append, self.purged)
+        facts = Facts(append, self.dead.again)
+        for operation in append.operations:
+            if is_put(operation):
+                self._put(operation)
+            elif isinstance(operation, DeleteMessages):
+                for key in self._named(operation):
+                    self._leave(key, facts)
+            elif isinstance(operation, DeleteQueue):
+                for key in self._of(operation):
+                    self.mail[key].leaving = "queue removed"
+            elif isinstance(operation, SetAttempts):
+                self._noted[operation.kind, operation.queue, operation.sequence] = operation.attempts
+        facts.check_used()
+        self.dead.again.clear()
+
+    def _leave(self, key: Key, facts: Facts) -> None:
+        mail = self.mail[key]
+        if mail.leaving:
+            raise Violation("a message was removed twice", key=key, end=mail.leaving)
+        said = self.said.get(key, {})
+        if mail.rejected is not None:
+            said = {**said, "rejected": mail.rejected}
+        sender, correlation = mail.message.sender, (mail.message.properties or {}).get("correlation")
+        if (key[:2], sender, correlation) in self.withdrawn:
+            said = {**said, "withdrawn": ""}
+        if key[:2] in self.purged:
+            said = {**said, "purged": ""}
+        mail.leaving = self.ends.judge(key, mail, said, facts, self._began)
+        self.last_end[mail.body] = mail.leaving
+        tracker = (mail.message.properties or {}).get("tracker", "")
+        if mail.body not in self.author.origins:
+            self.outcome_ends[key[1], tracker] = mail.leaving
+
+    def _put(self, put: PutMessage) -> None:
+        key = (put.kind, put.queue, put.message.sequence)
+        older = self.mail.get(key)
+        if older is not None and older.leaving and self.disk_failed:
+            # A private mailbox that a failing disk did not remove is made anew.
+            self._forget(key)
+        elif older is not None:
+            raise Violation("a sequence of a queue was used again", key=key)
+        self.reused |= key in self._lost
+        again = self.dead.again.get(name_of(put.message))
+        if again is not None and without(again, SPENT) != (put.message.properties or {}):
+            raise Violation("a dead letter was changed when it was sent again", key=key)
+        if "outcome" in (put.message.properties or {}):
+            self.mail[key] = Mail(self._outcome(), put.message, tied=True)
+            return
+        origin = self.author.origin(put.message.record)
+        mail = Mail(origin.body, put.message, tied=origin.order.numbered or again is not None)
+        if again is None:
+            self._check_new(key, mail)
+        else:
+            self.sent_again.add(origin.body)
+        if put.message.time != int(self.now() * 1e9):
+            raise Violation("a message has the wrong time", key=key)
+        if (put.message.subject, put.message.sender) != (origin.subject, origin.sender):
+            raise Violation("a message was changed in a queue", body=origin.body, key=key)
+        if mail.wishes.identity:
+            self.identities[*key[:2], mail.wishes.identity] = mail
+        self._found[origin.body] = key
+        self.mail[key] = mail
+
+    def _outcome(self) -> bytes:
+        self._outcomes += 1
+        return b"outcome-%d" % self._outcomes
+
+    def _check_new(self, key: Key, mail: Mail) -> None:
+        origin = self.author.origins[mail.body]
+        order = origin.order
+        if origin.body in self._found and not order.twice:
+            raise Violation("a message came into a queue twice", body=origin.body, key=key)
+        if order.kind == "publish" or order.target != key[1]:
+            raise Violation("a queue holds what was not sent to it", body=origin.body, key=key)
+        if order.immediate and order.kind == "request" and not order.awaited:
+            raise Violation("a message was taken in that nobody waits for", key=key)
+        known = self.identities.get((*key[:2], mail.wishes.identity))
+        window = int(self.policy.dedup_window * 1e9)
+        if known is not None and known.message.time + window > mail.message.time:
+            raise Violation("an identity was taken in twice", key=key, identity=mail.wishes.identity)
+
+    def committed(self, operations: Sequence[Operation]) -> None:
+        """These are on the disk, all at once."""
+        self.dead.committed(operations)
+        for operation in operations:
+            if is_put(operation):
+                self._stored((operation.kind, operation.queue, operation.message.sequence))
+            elif isinstance(operation, MarkDelivered):
+                queue = (operation.kind, operation.queue)
+                self._marks[queue] = max(self._marks.get(queue, 0), operation.sequence)
+        for operation in operations:
+            if isinstance(operation, DeleteMessages):
+                for key in self._named(operation):
+                    self._removed(key)
+            elif isinstance(operation, DeleteQueue):
+                for key in self._of(operation):
+                    self._forget(key)
+
+    def _stored(self, key: Key) -> None:
+        mail = self.mail.get(key)
+        if mail is None:
+            return
+        mail.stored = True
+        if mail.body not in self.author.origins:
+            return
+        self.ever_stored.add(mail.body)
+        if mail.wishes.identity:
+            self.identities_stored.add((*key[:2], mail.wishes.identity))
+        origin = self.author.origins[mail.body]
+        order = origin.order
+        if order.outcome is False and not order.twice:
+            raise Violation("a message was refused and then stored", body=mail.body)
+        if order.kind == "request":
+            self.stored_requests[mail.body] += 1
+        elif order.kind == "reply" and origin.final and mail.body not in self.sent_again:
+            self.final_of[order.request] = mail.body
+            self.finals[order.request] += 1
+            if self.finals[order.request] > max(1, self.stored_requests[order.request]):
+                raise Violation("a request has two final replies", request=order.request, reply=mail.body)
+
+    def _removed(self, key: Key) -> None:
+        mail = self.mail[key]
+        if key[0] == "service" and mail.stored:
+            self.completed[mail.body] += 1
+            if self.completed[mail.body] > self.stored_requests[mail.body]:
+                raise Violation("a request was completed twice", request=mail.body)
+            # Without a number, and without a disk, a reply goes out as it is, and so may be lost.
+            excused = mail.replied == "unconfirmed" and self.disk_failed
+            replied = mail.replied and mail.leaving == "acknowledged"
+            if replied and not excused and not self.finals[mail.body] and not self._is_nobody(mail.body):
+                raise Violation("a request is done and its reply is not stored", request=mail.body)
+        self._forget(key)
+
+    def _is_nobody(self, request: bytes) -> bool:
+        return self.author.origins[request].sender.startswith("$")
+
+    def _forget(self, key: Key) -> None:
+        mail = self.mail.pop(key)
+        if self._found.get(mail.body) == key and not mail.stored:
+            del self._found[mail.body]
+
+    def _unidentify(self, mail: Mail) -> None:
+        self.identities = {name: known for name, known in self.identities.items() if known is not mail}
+
+    def failed(self, append: Append) -> None:
+        """It could not be stored. What was confirmed is not there; what was not stays in memory."""
+        bound = set(map(id, append.bound))
+        self.dead.failed(append, bound)
+        for operation in append.operations:
+            if is_put(operation):
+                self._unstored((operation.kind, operation.queue, operation.message.sequence))
+            elif isinstance(operation, MarkDelivered):
+                self._unmarked.add((operation.kind, operation.queue))
+            elif isinstance(operation, SetAttempts):
+                self._unnoted.add((operation.kind, operation.queue, operation.sequence))
+            elif isinstance(operation, DeleteMessages) and id(operation) in bound:
+                for key in self._named(operation):
+                    mail = self.mail[key]
+                    mail.spared = True
+                    mail.stay()
+
+    def _unstored(self, key: Key) -> None:
+        mail = self.mail.get(key)
+        if mail is not None and mail.tied:
+            self._unidentify(mail)
+            self._forget(key)
+
+    def _named(self, operation: DeleteMessages) -> list[Key]:
+        kind, queue, ranges = operation
+        keys = [(kind, queue, s) for first, last in ranges for s in range(first, last + 1)]
+        return [key for key in keys if key in self.mail]
+
+    def _of(self, operation: DeleteQueue) -> list[Key]:
+        return [key for key in self.mail if key[:2] == (operation.kind, operation.queue)]
+
+    def died(self) -> None:
+        """What was not committed is gone, and what was not removed for good is back."""
+        for key, mail in list(self.mail.items()):
+            mail.stay()
+            mail.not_before = 0.0
+            mail.spared = False
+            if not mail.stored:
+                self._forget(key)
+                if mail.attempts:
+                    self._lost.add(key)
+        self.identities = {name: known for name, known in self.identities.items() if known.stored}
+        self.bindings.clear()
+        self.dead.died()
+        self._begin()
+
+    def started(self, recovered: Recovered) -> None:
+        """What a broker finds is what was committed."""
+        found = {
+            (kind, name, message.sequence): body_of(message.record)
+            for (kind, name), state in recovered.queues.items()
+            for message in state.messages
+        }
+        expected = {key: body_of(mail.message.record) for key, mail in self.mail.items()}
+        expected |= {key: body_of(letter.message.record) for key, letter in self.dead.letters.items()}
+        if found != expected:
+            raise Violation("the queues on the disk are not what was committed", found=found)
+        for (kind, name), state in recovered.queues.items():
+            for message in () if is_dead(kind) else state.messages:
+                key = (kind, name, message.sequence)
+                marked = int(message.sequence <= state.delivered)
+                self._remembered(key, state.attempts.get(message.sequence, marked))
+                # A mark may stand for others too: it counts as an attempt of what was never sent.
+                self.mail[key].delivered |= bool(marked)
+
+    def _remembered(self, key: Key, attempts: int) -> None:
+        mail = self.mail[key]
+        unmarked = key[:2] in self._unmarked and self._marks.get(key[:2], 0) < key[2]
+        if mail.attempts and not attempts and not unmarked and key not in self._unnoted:
+            raise Violation("a delivery was forgotten", key=key, attempts=mail.attempts)
+        mail.attempts = attempts
+
+    # What the broker does
+
+    def delivered(self, holder: Holder, queue: Name, columns: Columns, timeout: float) -> None:
+        """Messages are sent to a consumer, which has so many seconds for each; 0 is for ever."""
+        rows = zip(
+            columns.each_sequence(),
+            columns.subjects,
+            columns.records,
+            columns.each_attempt(),
+            columns.each_properties(),
+            strict=False,
+        )
+        for sequence, subject, record, attempts, asked in rows:
+            key = (*queue, sequence)
+            mail = self._check_delivery(key, subject, record, attempts, asked)
+            if mail.holder is not None:
+                raise Violation("a message was given to two", key=key, holders=(mail.holder, holder))
+            mail.attempts = attempts
+            mail.hold(holder, self.now(), timeout or self.policy.ack_timeout)
+            mail.replied = ""
+            mail.rejected = None
+
+    def _check_delivery(self, key: Key, subject: str, record: Any, attempts: int, asked: Any) -> Mail:
+        mail, now = self.mail.get(key), self.now()
+        if mail is None or mail.leaving or mail.buried:
+            raise Violation("a message came that is done", key=key, body=body_of(record))
+        message = mail.message
+        if (bytes(record), subject, asked or None) != (
+            message.record,
+            message.subject,
+            message.properties or None,
+        ):
+            raise Violation("a delivery is not what the queue holds", key=key, body=body_of(record))
+        if mail.tied and not mail.stored:
+            raise Violation("a message was delivered before it was stored", key=key)
+        if attempts != mail.attempts + 1:
+            raise Violation("a message came again without saying so", key=key, attempts=attempts)
+        if attempts > 1 and self._noted.get(key) != attempts:
+            raise Violation("an attempt was not noted", key=key, attempts=attempts)
+        if 0 < self.policy.max_deliver < attempts and not mail.spared:
+            raise Violation("a message was tried too often", key=key, attempts=attempts)
+        if now < max(mail.wishes.due, mail.not_before) - MOMENT:
+            raise Violation("a message came too early", key=key, now=now, due=mail.wishes.due)
+        if now >= mail.wishes.expires + MOMENT:
+            raise Violation("a message came when it was over", key=key, now=now, expired=mail.wishes.expires)
+        return mail
+
+    def check_binding(
+        self, holder: Holder, queue: Name, columns: Columns, takes: Callable[..., bool]
+    ) -> None:
+        """Requests of one key go to one worker, as long as it takes them. `takes(holder, subject)`."""
+        for sequence, subject in zip(columns.each_sequence(), columns.subjects, strict=True):
+            key = self.mail[*queue, sequence].wishes.key
+            if not key:
+                continue
+            bound, first = self.bindings.setdefault((queue, key), (holder, subject))
+            if bound == holder or not takes(bound, subject):
+                continue
+            # It may belong to the other one since before, if that one did not take the first that was seen.
+            if takes(holder, first):
+                raise Violation("a key went to another worker", queue=queue, key=key, holders=(bound, holder))
+            self.bindings[queue, key] = (holder, subject)
+
+    def settled(self, holder: Holder, queue: Name, ranges: Ranges, end: str, reason: str = "") -> None:
+        """Somebody says that he is done with what he holds, or will be given in this turn."""
+        # The broker refuses all if there is nothing in one of the ranges.
+        taken = all(
+            any(mail.holder == holder for _, mail in self._among(queue, [one_range])) for one_range in ranges
+        )
+        for key, mail in self._among(queue, ranges):
+            if mail.holder in (None, holder) and not mail.buried:
+                self.said.setdefault(key, {})[end] = reason
+                mail.replied = reason if end == "acknowledged" else ""
+                if end == "rejected":
+                    mail.rejected = reason
+                    if taken and mail.holder == holder:
+                        mail.buried = True
+                        mail.holder = None
+
+    def given_back(self, holder: Holder, queue: Name, ranges: Ranges, delay: float | None) -> None:
+        """Somebody gives back what he holds, after a delay in seconds or None for the backoff."""
+        for key, mail in self._among(queue, ranges):
+            if mail.holder == holder and key not in self.said:
+                mail.holder = None
+                mail.not_before = self._due(mail, delay)
+
+    def put_back(self, holder: Holder, queue: Name, ranges: Ranges) -> None:
+        """Somebody gives back what he holds as if it had never come."""
+        for key, mail in self._among(queue, ranges):
+            if mail.holder == holder and key not in self.said:
+                mail.holder = None
+                mail.not_before = 0.0
+                mail.attempts -= 1
+
+    def reported(self, holder: Holder, queue: Name, ranges: Ranges) -> None:
+        """Somebody still works on what he holds."""
+        for _, mail in self._among(queue, ranges):
+            if mail.holder == holder:
+                mail.hold(holder, self.now(), mail.timeout)
+
+    def _due(self, mail: Mail, delay: float | None) -> float:
+        """When a message comes again; without a delay, by the backoff."""
+        if 0 < self.policy.max_deliver <= mail.attempts:
+            return 0.0  # It is dead, and if the disk does not let it go, it comes at once.
+        steps = self.policy.backoff
+        backoff = steps[min(mail.attempts, len(steps)) - 1] if steps else 0.0
+        return self.now() + (backoff if delay is None else delay)
+
+    def _among(self, queue: Name, ranges: Ranges) -> list[tuple[Key, Mail]]:
+        return [
+            (key, mail)
+            for key, mail in self.mail.items()
+            if key[:2] == queue and any(first <= key[2] <= last for first, last in ranges)
+        ]
+
+    def recalled(self, holder: Holder, queue: Name, ranges: Ranges, reason: str) -> None:
+        """The broker takes back what somebody holds."""
+        found = [(key, mail) for key, mail in self._among(queue, ranges) if mail.holder == holder]
+        if holder[0] not in self.heard and len(found) < sum(last - first + 1 for first, last in ranges):
+            raise Violation("a recall of what was not delivered", holder=holder, ranges=ranges, reason=reason)
+        for key, mail in found:
+            if reason == "timeout" and self.now() < mail.deadline - MOMENT:
+                raise Violation("a delivery was taken back too early", key=key, deadline=mail.deadline)
+            # Of two who take a message back in one turn, the book does not know who was first.
+            both = {reason, mail.leaving} == {"withdrawn", "purged"}
+            if reason != "timeout" and mail.leaving != reason and not both:
+                raise Violation("a recall for another reason", key=key, reason=reason, end=mail.leaving)
+            if reason == "timeout":
+                mail.not_before = self._due(mail, None)
+            mail.holder = mail.rejected = None
+
+    def taken_back(self, peer: bytes, source: int | None = None) -> None:
+        """What a peer holds, of one source or of all, is with nobody."""
+        for mail in self.mail.values():
+            if mail.holder and mail.holder[0] == peer and source in (None, mail.holder[1]):
+                mail.holder = None
+        self.bindings = {
+            name: (holder, subject)
+            for name, (holder, subject) in self.bindings.items()
+            if holder[0] != peer or source not in (None, holder[1])
+        }
+
+    def turn_over(self) -> None:
+        """All of a turn was shown."""
+        now = self.now()
+        for key, mail in self.mail.items():
+            waits = mail.holder is not None and not mail.leaving and mail.rejected is None
+            if waits and mail.deadline <= now - MOMENT:
+                raise Violation("a delivery is overdue", key=key, deadline=mail.deadline, now=now)
+        self._begin()
+
+    def _begin(self) -> None:
+        """A turn begins."""
+        self.said.clear()
+        self.purged.clear()
+        self.withdrawn.clear()
+        self._began = self.now()
+        self.heard.clear()
+        self._noted.clear()
+
+    def check_done(self, queues: set[Name]) -> None:
+        """At the end of a run nothing is left where somebody takes everything."""
+        # What a failing disk did not remove comes again after a restart.
+        excused = {mail.body for mail in self.mail.values() if mail.leaving and self.disk_failed}
+        left = [k for k, mail in self.mail.items() if k[:2] in queues and mail.body not in excused]
+        if left:
+            raise Violation("messages stay in a queue that has a taker", left=left)
+        for body, times in self.stored_requests.items():
+            if self.completed[body] != times and body not in excused:
+                raise Violation(
+                    "a request has no end", request=body, stored=times, completed=self.completed[body]
+                )

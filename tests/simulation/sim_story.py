@@ -1,0 +1,62 @@
+"""The story: the books, and beside them in words what the broker reads and sends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from sim_book import Book
+from sim_machine import AUDITOR
+from sim_origin import body_of
+
+from malamute.core.delivery import QueuePolicy
+from malamute.journal.memory import MemoryStore
+from malamute.protocol.batch import unpack_payload
+from malamute.protocol.messages import Deliver, Message, Welcome
+
+
+class Story(Book):
+    """A book that tells what is written into it, if anybody listens."""
+
+    def __init__(
+        self,
+        store: MemoryStore,
+        has_failed: Callable[[], bool],
+        policy: QueuePolicy,
+        now: Callable[[], float],
+        log: Callable[[str], None] | None,
+    ) -> None:
+        super().__init__(store, has_failed, policy, now)
+        self._log = log
+
+    def received(self, peer: bytes, message: Message) -> None:
+        """The broker is about to read a command."""
+        if self._log is not None:
+            self._log(f"    {_name(peer)} -> {_shown(message)}")
+        super().received(peer, message)
+
+    def sends(self, sends: Sequence[tuple[bytes, Message]], blocked: frozenset[bytes]) -> None:
+        """The broker sends messages, in this order."""
+        if self._log is not None:
+            for peer, message in sends:
+                self._log(f"    {_name(peer)} <- {_shown(message)}")
+        super().sends(sends, blocked)
+
+
+def _name(peer: bytes) -> str:
+    if peer == AUDITOR:
+        return "auditor"
+    return f"{peer[1]}.{peer[2] * 256 + peer[3]}" if peer[0] else peer.hex()
+
+
+def _shown(message: Message) -> str:
+    """A message in few words."""
+    name, fields = type(message).__name__.upper(), message._asdict()
+    if isinstance(message, Welcome):
+        return f"{name} resumed={message.resumed}"
+    if isinstance(message, Deliver):
+        columns = unpack_payload(message.payload, message.large)
+        rows = zip(
+            columns.each_sequence(), map(body_of, columns.records), columns.each_attempt(), strict=False
+        )
+        return f"{name} {message.source} after {message.after}: {[*rows]}"
+    return f"{name} " + ", ".join(f"{k}={v!r}" for k, v in fields.items() if k not in ("records", "large"))

@@ -1,0 +1,329 @@
+"""The book of streams: what each sequence holds, what is on the disk, and what every reader is owed.
+
+What the broker hands to the disk tells which message has which sequence. A stream without a journal is
+told by the deliveries to the auditor, a peer of the simulation's own that takes everything. A reader is owed
+every message behind its position that it asked for, until it has it or is told by a GAP.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+from sim_origin import Author, Origin, Violation
+from sim_wants import Wants
+
+from malamute.client.sources import StreamSource
+from malamute.core.storage import AppendChunk, Chunk, Recovered, Reserve
+from malamute.journal.memory import MemoryStore
+from malamute.protocol.batch import Columns, unpack_payload
+from malamute.protocol.messages import Deliver, Gap, Message
+
+
+class Place:
+    """One message of a stream. It is `alive` as long as it waits for the disk or is on it."""
+
+    __slots__ = ("alive", "origin", "stored")
+
+    def __init__(self, origin: Origin) -> None:
+        self.origin = origin
+        self.stored = False
+        self.alive = True
+
+
+class StreamBook:
+    """What every stream holds, by sequence."""
+
+    def __init__(self, author: Author, store: MemoryStore, no_journal: str) -> None:
+        self.author = author
+        self.store = store
+        self.no_journal = no_journal
+        self.places: dict[str, dict[int, Place]] = {}
+        self.order: dict[str, list[int]] = {}
+        self.ever_stored: set[bytes] = set()
+        self.damaged: set[tuple[str, int]] = set()
+        self.heads: dict[tuple[bytes, int], int] = {}
+        """Where a stream ended when a subscription was last answered."""
+        self.cut: dict[str, int] = {}
+        """Where a stream went back, as it may when the disk could not reserve sequences."""
+        self._found: dict[bytes, tuple[str, int]] = {}
+        self._numbers: dict[tuple[bytes, str], int] = {}
+        self._waiting: dict[tuple[str, int], Sequence[int]] = {}
+        self._unreserved: set[str] = set()
+        self._told: dict[str, int] = {}
+
+    # What the broker does
+
+    def assign(self, stream: str, columns: Columns) -> None:
+        """Messages have got their sequences."""
+        places, order = self.places.setdefault(stream, {}), self.order.setdefault(stream, [])
+        rows = zip(
+            columns.each_sequence(), columns.subjects, columns.records, columns.each_sender(), strict=False
+        )
+        for sequence, subject, record, sender in rows:
+            if order and sequence <= order[-1]:
+                raise Violation("a sequence was used again", stream=stream, sequence=sequence, last=order[-1])
+            origin = self.author.origin(record)
+            self._check_origin(origin, stream, sequence, subject, sender)
+            self._found[origin.body] = (stream, sequence)
+            places[sequence] = Place(origin)
+            order.append(sequence)
+
+    def _check_origin(self, origin: Origin, stream: str, sequence: int, subject: str, sender: str) -> None:
+        order = origin.order
+        if (order.kind, order.target, origin.subject, origin.sender) != ("publish", stream, subject, sender):
+            raise Violation("a stream holds what was not published to it", stream=stream, body=origin.body)
+        if origin.body in self._found and not order.twice:
+            raise Violation("a message came into a stream twice", body=origin.body, sequence=sequence)
+        if origin.place and self._found.get(order.bodies[origin.place - 1]) != (stream, sequence - 1):
+            raise Violation("a batch was torn apart", body=origin.body, sequence=sequence)
+        if order.numbered and not order.twice and order.command is not None:
+            key = (order.peer, stream)
+            if order.command.number < self._numbers.get(key, 0):
+                raise Violation("commands overtook each other", body=origin.body)
+            self._numbers[key] = order.command.number
+
+    def handed_out(self, append: AppendChunk) -> None:
+        """The broker wants to store a chunk."""
+        columns = unpack_payload(append.chunk.payload, append.chunk.large)
+        self.assign(append.stream, columns)
+        self._waiting[append.stream, append.chunk.first] = columns.each_sequence()
+
+    def committed(self, append: AppendChunk) -> None:
+        """A chunk is on the disk."""
+        for sequence in self._waiting.pop((append.stream, append.chunk.first)):
+            place = self.places[append.stream][sequence]
+            place.stored = True
+            self.ever_stored.add(place.origin.body)
+            if place.origin.order.outcome is False and not place.origin.order.twice:
+                raise Violation("a message was refused and then stored", body=place.origin.body)
+
+    def failed(self, operation: AppendChunk | Reserve) -> None:
+        """It could not be stored."""
+        self._unreserved.add(operation.stream)
+        if isinstance(operation, AppendChunk):
+            self._lose(operation.stream, self._waiting.pop((operation.stream, operation.chunk.first)))
+
+    def _lose(self, stream: str, sequences: Sequence[int]) -> None:
+        for sequence in sequences:
+            place = self.places[stream][sequence]
+            place.alive = False
+            self._found.pop(place.origin.body, None)
+
+    def died(self) -> None:
+        """What was not committed is gone."""
+        for (stream, _), sequences in self._waiting.items():
+            self._lose(stream, sequences)
+        self._waiting.clear()
+        self._lose(self.no_journal, self.order.get(self.no_journal, ()))
+        self._numbers.clear()
+
+    def started(self, recovered: Recovered) -> None:
+        """A broker goes on behind what was reserved.
+
+        It may go back to that if nobody was told of what lies behind, or if the disk has failed to
+        reserve it.
+        """
+        for stream, order in self.order.items():
+            state = recovered.streams.get(stream)
+            reserved = state.reserved if state else 0
+            told = self._told.get(stream, 0)
+            if reserved < self.last(stream) and (told <= reserved or stream in self._unreserved):
+                if told > reserved:
+                    self.cut[stream] = reserved
+                for sequence in order[bisect_right(order, reserved) :]:
+                    del self.places[stream][sequence]
+                del order[bisect_right(order, reserved) :]
+                self._told[stream] = min(told, reserved)
+        self._unreserved.clear()
+
+    def told(self, stream: str, sequence: int) -> None:
+        """Somebody was told of a sequence: it may not be used again."""
+        self._told[stream] = max(sequence, self._told.get(stream, 0))
+
+    # What may be asked
+
+    def owed(self, stream: str, wants: Wants, first: int, last: int) -> list[int]:
+        """The sequences from `first` to `last` that somebody with these wishes is to have, or told of."""
+        order = self.order.get(stream, [])
+        places = self.places.get(stream, {})
+        found = order[bisect_left(order, first) : bisect_right(order, last)]
+        return [sequence for sequence in found if wants(places[sequence].origin)]
+
+    def last(self, stream: str) -> int:
+        """The last sequence that was ever used."""
+        order = self.order.get(stream)
+        return order[-1] if order else 0
+
+    def first_kept(self, stream: str) -> int:
+        """The first sequence that the ring has not dropped."""
+        state = self.store.status().streams.get(stream)
+        return state.first if state else 1
+
+    def is_there(self, stream: str, sequence: int) -> bool:
+        """Whether a message can be had: it is in the ring, or waits for the disk."""
+        place = self.places[stream][sequence]
+        kept = not place.stored or sequence >= self.first_kept(stream)
+        return stream != self.no_journal and place.alive and kept and (stream, sequence) not in self.damaged
+
+    def check_gap(self, stream: str, wants: Wants, gap: Gap) -> None:
+        """A gap is told of what cannot be had, and of nothing else."""
+        for sequence in self.owed(stream, wants, gap.first, gap.last):
+            if self.is_there(stream, sequence):
+                raise Violation("a gap was told of what is there", stream=stream, sequence=sequence, gap=gap)
+
+    def check_store(self, kept_messages: int) -> None:
+        """What the ring holds is what was committed: all of it, but the oldest when there is too much."""
+        for stream, places in self.places.items():
+            if stream == self.no_journal:
+                continue
+            found = _read_all(self.store, stream)
+            first = self.first_kept(stream)
+            stored = {
+                s: p.origin.body for s, p in places.items() if p.stored and (stream, s) not in self.damaged
+            }
+            kept = {sequence: body for sequence, body in stored.items() if sequence >= first}
+            if {s: self.author.origin(record).body for s, record in found.items()} != kept:
+                raise Violation("the ring does not hold what was committed", stream=stream)
+            if len(kept) < len(stored) and len(kept) + len(self.damaged) < min(
+                kept_messages - 40, len(stored)
+            ):
+                raise Violation("the ring dropped too much", stream=stream, kept=len(kept))
+
+
+def _read_all(store: MemoryStore, stream: str) -> dict[int, Any]:
+    messages: dict[int, Any] = {}
+    start = 1
+    while found := store.read(stream, start, bytes_max=1 << 20).found:
+        for chunk in found:
+            if isinstance(chunk, Chunk):
+                columns = unpack_payload(chunk.payload, chunk.large)
+                messages.update(zip(columns.each_sequence(), columns.records, strict=True))
+        start = found[-1].last + 1
+    return messages
+
+
+class Reader:
+    """A subscription as its client sees it: what came and what was told, against what is owed."""
+
+    def __init__(self, book: StreamBook, source: StreamSource, wants: Wants, start: str, peer: bytes) -> None:
+        self.book = book
+        self.source = source
+        self.wants = wants
+        self.peer = peer
+        self.position: int | None = source.last
+        self.quiet = not start.startswith(("seq", "new"))
+        self.scattered = start == "last-per-subject"
+        self.head = 0
+        self.arrived: deque[int] = deque()
+        self._began = False
+        self._last, self._waiting, self._gaps = source.last, 0, 0
+
+    def look(self, message: Message) -> None:
+        """The session has taken a message in: see what it made of it."""
+        source = self.source
+        if source.waiting > self._waiting:
+            assert isinstance(message, Deliver)
+            self._messages(unpack_payload(message.payload, message.large))
+        elif source.gaps > self._gaps:
+            assert isinstance(message, Gap)
+            self._gap(message)
+        elif source.last != self._last:
+            self._opened()
+        self._note()
+
+    def _note(self) -> None:
+        self._last, self._waiting, self._gaps = self.source.last, self.source.waiting, self.source.gaps
+
+    def _opened(self) -> None:
+        last = self.source.last
+        assert last is not None
+        if self._began and self.position is not None and last < self.position:
+            cut = self.book.cut.get(self.source.stream)
+            if cut is None or last > max(cut, self.book.last(self.source.stream)):
+                raise Violation(
+                    "a subscription went back", stream=self.source.stream, to=last, frm=self.position
+                )
+        if not self._began:
+            self.head = self.book.heads.get((self.peer, self.source.number), 0)
+        self.position = last
+
+    def _messages(self, columns: Columns) -> None:
+        assert self.position is not None
+        sequences = list(columns.each_sequence())
+        if self.source.stream in self.book.cut:
+            # The stream went back since, for want of a disk: what was sent before is not known any more.
+            self.arrived += sequences
+            self._move(sequences[-1])
+            return
+        places = self.book.places.get(self.source.stream, {})
+        rows = zip(sequences, columns.subjects, columns.records, columns.each_sender(), strict=False)
+        for sequence, subject, record, sender in rows:
+            place = places.get(sequence)
+            origin = self.book.author.origin(record)
+            if place is None or place.origin is not origin:
+                raise Violation(
+                    "a delivery is not what the stream holds", sequence=sequence, body=origin.body
+                )
+            if (origin.subject, origin.sender) != (subject, sender):
+                raise Violation("a delivery was changed on its way", sequence=sequence, body=origin.body)
+        self._check_owed(sequences)
+        if 0 <= self.source.window.messages < self.source.waiting:
+            raise Violation("a window holds more than its size", waiting=self.source.waiting)
+        self.arrived += sequences
+        self._move(sequences[-1])
+
+    def _check_owed(self, sequences: list[int]) -> None:
+        assert self.position is not None
+        if sequences[0] <= self.position:
+            raise Violation("a message came twice", stream=self.source.stream, sequence=sequences[0])
+        owed = self._owed(sequences[-1], sequences[0], set(sequences))
+        if owed != sequences:
+            missing = sorted(set(owed) - set(sequences))
+            rule = (
+                "messages are missing without a word" if missing else "a message came that was not asked for"
+            )
+            raise Violation(rule, stream=self.source.stream, owed=owed, came=sequences)
+
+    def _owed(self, last: int, first_came: int, came: set[int]) -> list[int]:
+        assert self.position is not None
+        stream = self.source.stream
+        owed = self.book.owed(stream, self.wants, self.position + 1, last)
+        if self.scattered:
+            return [s for s in owed if s in came or s >= self.head]
+        if self.quiet and owed and owed[0] < first_came:
+            # Whoever begins with what is there is not told of what had gone before.
+            owed = [s for s in owed if s >= first_came or self.book.is_there(stream, s)]
+        return owed
+
+    def _gap(self, gap: Gap) -> None:
+        assert self.position is not None
+        if gap.last <= self.position or gap.first > gap.last:
+            raise Violation("a gap was told twice, or of nothing", gap=gap, position=self.position)
+        missing = [s for s in self._owed(gap.first - 1, gap.first, set()) if s < gap.first]
+        if missing:
+            raise Violation("a gap does not reach what is missing", gap=gap, missing=missing)
+        self._move(gap.last)
+
+    def _move(self, position: int) -> None:
+        self.position = position
+        self.quiet = False
+        self._began = True
+
+    def taken(self, sequences: Sequence[int]) -> None:
+        """The program takes messages out of its window, in the order in which they arrived."""
+        for sequence in sequences:
+            if not self.arrived or self.arrived.popleft() != sequence:
+                raise Violation("a client hands out other messages than came", sequence=sequence)
+        self._note()
+
+    def check_complete(self) -> None:
+        """At the end of a run there is nothing more to come."""
+        if self.position is None:
+            raise Violation("a subscription was never answered", stream=self.source.stream)
+        head = self.book.last(self.source.stream)
+        missing = self._owed(head, head + 1, set())
+        if missing and not (self.scattered and max(missing) < self.head):
+            raise Violation("messages never came", stream=self.source.stream, missing=missing)

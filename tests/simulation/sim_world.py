@@ -1,0 +1,446 @@
+"""The world: clients, the network, the disk and a broker, and the steps that drive them.
+
+`run` carries out a plan and raises what was violated. When the steps are over everything is healed and the
+world goes on until nothing moves any more; then nobody may be owed anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from sim_client import ADDRESSES, HABITS, SERVICES, STREAMS, Client
+from sim_disk import Disk
+from sim_limits import check_limits
+from sim_machine import EXPIRY, Machine, narrowed
+from sim_network import Connection, cut
+from sim_origin import Known, Violation
+from sim_plan import Plan, Step
+from sim_story import Story
+
+from malamute.client.session import State
+from malamute.journal.memory import MemoryStore
+from malamute.journal.store import Retention
+
+ROUNDS_MAX = 300
+WIDE = 100_000
+
+
+class World:
+    """Everything there is in a run. `log` is told what happens."""
+
+    def __init__(self, plan: Plan, log: Callable[[str], None] | None = None) -> None:
+        self.setup = plan.setup
+        self.log = log
+        store = MemoryStore(retention=lambda stream: Retention(count=plan.setup.kept_messages))
+        self.book = Story(
+            store, lambda: self.disk.has_failed, plan.setup.queues, lambda: self.machine.now, log
+        )
+        self.disk = Disk(store, self.book.committed)
+        self.machine = Machine(plan.setup, self.disk, self.book)
+        self.clients = [
+            Client(place, self.book, plan.setup, lambda: self.machine.now)
+            for place in range(plan.setup.clients)
+        ]
+        self.helping = False
+        self.broken: list[tuple[Client, Connection, bool]] = []
+        """What one end has yet to find out; True if it is the broker's end."""
+        for client in self.clients:
+            self.connect(client)
+
+    # Steps
+
+    def run(self, steps: Sequence[Step]) -> None:
+        """Take all steps, heal everything, and look whether anybody is owed anything."""
+        for step in steps:
+            self.step(step)
+        self._say("everything is healed")
+        self.settle()
+        self.check()
+
+    def step(self, step: Step) -> None:
+        """Let one thing happen."""
+        if step.kind in HABITS:
+            self._habit(step)
+        else:
+            said = _STEPS[step.kind](self, step.a, step.b, step.c)
+            self._say(said)
+        check_limits(self.machine, self.machine.settings.limits)
+
+    def _habit(self, step: Step) -> None:
+        client = self.clients[step.a % len(self.clients)]
+        if client.is_over:
+            self.renew(client)
+        if client.session.closing:
+            return
+        said = HABITS[step.kind](client, step.a // len(self.clients), step.b, step.c)
+        client.send()
+        if said:
+            self._say(f"{client.name} {said}")
+
+    def _say(self, said: str) -> None:
+        if self.log is not None and said:
+            self.log(said)
+
+    def client(self, a: int, b: int, c: int) -> str:
+        """A client takes a turn."""
+        client = self.clients[a % len(self.clients)]
+        if client.is_over:
+            self.renew(client)
+        taken = client.turn(1 + c % 8, b if self.setup.stale else 0, late=c // 8 % 2 == 0)
+        return f"{client.name} reads {taken}" if taken else ""
+
+    def turn(self, a: int, b: int, c: int) -> str:
+        """The broker takes a turn."""
+        return "the broker takes a turn" if self.machine.turn(a, 1 + c % 12) else ""
+
+    def round(self, a: int, b: int, c: int) -> str:
+        """Everybody takes a turn: what there is to do gets done, mostly."""
+        for client in self.clients:
+            self.client(client.place, b, c)
+        self.turn(a, b, c)
+        return self.write(a, b, c)
+
+    def write(self, a: int, b: int, c: int) -> str:
+        """The disk commits some of what waits."""
+        deaths = self.machine.deaths
+        written = self.machine.write(1 + a % 4)
+        if self.machine.deaths > deaths:
+            self._dropped()
+            return "the broker dies while it writes"
+        return f"the disk is given {written} appends" if written else ""
+
+    def read(self, a: int, b: int, c: int) -> str:
+        """The reader answers a question."""
+        return "the reader answers" if self.machine.workers.read(a) else ""
+
+    def time(self, a: int, b: int, c: int) -> str:
+        """Time goes by."""
+        self.machine.now += (0.01, 0.2, 0.6)[a % 3]
+        return ""
+
+    def expire(self, a: int, b: int, c: int) -> str:
+        """So much time goes by that the sessions of those who are away end."""
+        self.machine.now += EXPIRY + 1
+        return "a long time goes by"
+
+    def connect_some(self, a: int, b: int, c: int) -> str:
+        """A client without a connection gets one."""
+        client = self.clients[a % len(self.clients)]
+        if client.link.current is not None or client.is_over:
+            return ""
+        return self.connect(client)
+
+    def connect(self, client: Client) -> str:
+        """Connect a client."""
+        if not self.setup.stale:
+            client.turn(WIDE, late=True)
+        connection = Connection(client.peer, self.setup.pipe)
+        self.machine.router.accept(connection)
+        client.link.connect(connection)
+        return f"{client.name} connects"
+
+    def cut(self, a: int, b: int, c: int) -> str:
+        """A connection breaks, and both ends know at once."""
+        client = self.clients[a % len(self.clients)]
+        connection = client.link.current
+        if connection is None:
+            return ""
+        cut(connection, b % 4, c % 4)
+        self.machine.router.leave(connection)
+        client.link.disconnect()
+        return f"the connection of {client.name} breaks"
+
+    def half_cut(self, a: int, b: int, c: int) -> str:
+        """A connection breaks, and one end does not know."""
+        client = self.clients[a % len(self.clients)]
+        connection = client.link.current
+        if connection is None or connection.broken:
+            return ""
+        cut(connection, b % 4, c % 4)
+        at_broker = b // 4 % 2 == 0
+        if at_broker:
+            client.link.disconnect()
+        else:
+            self.machine.router.leave(connection)
+        self.broken.append((client, connection, at_broker))
+        return f"the connection of {client.name} breaks, unknown to {'the broker' if at_broker else 'it'}"
+
+    def notice(self, a: int, b: int, c: int) -> str:
+        """One end finds out."""
+        if not self.broken:
+            return ""
+        client, connection, at_broker = self.broken.pop(a % len(self.broken))
+        if at_broker:
+            self.machine.router.leave(connection)
+        elif client.link.current is connection:
+            client.link.disconnect()
+        return f"the break is noticed by {'the broker' if at_broker else client.name}"
+
+    def narrow(self, a: int, b: int, c: int) -> str:
+        """A pipe takes hardly anything."""
+        return self._widen(a, b % 3, "narrow")
+
+    def widen(self, a: int, b: int, c: int) -> str:
+        """A pipe takes more."""
+        return self._widen(a, self.setup.pipe, "wide")
+
+    def _widen(self, a: int, capacity: int, word: str) -> str:
+        client = self.clients[a % len(self.clients)]
+        if client.link.current is None:
+            return ""
+        client.link.current.capacity = capacity
+        return f"the pipe of {client.name} is {word}"
+
+    def fail(self, a: int, b: int, c: int) -> str:
+        """The disk will fail some of the next writes."""
+        self.disk.is_full = c % 2 == 0
+        self.disk.failures.extend(bool((b >> place) & 1) for place in range(1 + a % 5))
+        return f"the disk will fail: {list(self.disk.failures)}"
+
+    def crash(self, a: int, b: int, c: int) -> str:
+        """The broker dies."""
+        self.machine.die()
+        self._dropped()
+        return "the broker dies"
+
+    def crash_writing(self, a: int, b: int, c: int) -> str:
+        """The broker will die in one of the next writes."""
+        self.disk.writes_left = a % 4
+        return f"the power will go after {self.disk.writes_left} writes"
+
+    def stop(self, a: int, b: int, c: int) -> str:
+        """The broker stops in good order, and starts again."""
+        machine = self.machine
+        machine.core.close()
+        machine.flush()
+        while machine.workers.appends and not self.disk.failures and self.disk.writes_left is None:
+            machine.write(WIDE)
+            machine.turn(0, 0)
+        machine.die()
+        self._dropped()
+        return "the broker stops and starts"
+
+    def _dropped(self) -> None:
+        """With the broker all connections are gone."""
+        self.broken.clear()
+        for client in self.clients:
+            connection = client.link.current
+            if connection is not None:
+                cut(connection, 0, self.machine.deaths % 4)
+                client.link.disconnect()
+
+    def replace(self, a: int, b: int, c: int) -> str:
+        """A program dies, and another one takes its place."""
+        client = self.clients[a % len(self.clients)]
+        self.renew(client)
+        return f"{client.name} is new"
+
+    def usurp(self, a: int, b: int, c: int) -> str:
+        """A new program takes the address of another one."""
+        client = self.clients[a % len(self.clients)]
+        self.renew(client, self.clients[b % len(self.clients)].address)
+        return f"{client.name} is new"
+
+    def renew(self, client: Client, address: str | None = None) -> None:
+        """Put a new program at the place of one that has ended or dies now."""
+        connection = client.link.current
+        if connection is not None:
+            cut(connection, 2, 0)
+            self.machine.router.leave(connection)
+        self.broken = [entry for entry in self.broken if entry[0] is not client]
+        client.renew(address)
+        self.connect(client)
+
+    def damage(self, a: int, b: int, c: int) -> str:
+        """A chunk on the disk becomes unreadable."""
+        name = STREAMS[a % len(STREAMS)]
+        damaged = self.disk.damage(name, b)
+        self.book.streams.damaged.update((name, sequence) for sequence in damaged)
+        return f"the disk loses {[*damaged]} of {name}" if damaged else ""
+
+    # The end
+
+    def settle(self) -> None:
+        """Heal everything, and go on until nothing moves any more."""
+        self.disk.heal()
+        self._heal()
+        self._rest()
+        self._check_answers()
+        self.helping = True
+        self.book.reply_refused = False
+        self._rest()
+        # A worker may hold what it has answered in vain, without a number to learn that by. Of the dead the
+        # broker learns by probes, and forgets them when it is time.
+        for client in self.clients:
+            self.cut(client.place, 0, 0)
+            self.connect(client)
+        for seconds in (1.0, EXPIRY, 1.0, EXPIRY, 1.0):
+            self.machine.now += seconds
+            self._rest()
+            for client in self.clients:
+                client.look_again()
+        self._rest()
+
+    def _rest(self) -> None:
+        for _ in range(ROUNDS_MAX):
+            if not self._round():
+                return
+            check_limits(self.machine, self.machine.settings.limits)
+        raise Violation("the world does not come to rest")
+
+    def _heal(self) -> None:
+        while self.broken:
+            self._say(self.notice(0, 0, 0))
+        for connection in [c for c in self.machine.router.connections.values() if c.broken]:
+            self.machine.router.leave(connection)
+        for client in self.clients:
+            if client.link.current is not None:
+                client.link.current.capacity = WIDE
+        self.setup = self.setup._replace(pipe=WIDE, stale=False)
+        for client in self.clients:
+            if client.is_over or client.session.closing or client.address != ADDRESSES[client.place]:
+                self.renew(client)
+            if client.link.current is None:
+                self.connect(client)
+
+    def _round(self) -> bool:
+        busy = False
+        for client in self.clients:
+            busy |= bool(client.turn(WIDE)) | self._work(client)
+        busy |= self.machine.turn(0, WIDE)
+        busy |= bool(self.machine.write(WIDE))
+        while self.machine.workers.read(0):
+            busy = True
+        return self.machine.turn(0, WIDE) or busy
+
+    def _work(self, client: Client) -> bool:
+        """Let a program do all there is to do."""
+        if client.is_over:
+            self.renew(client)
+            return True
+        if self.helping:
+            self._help(client)
+        done = [client.take(0, 0, 0), client.take_mail(0, 0, 0), client.take_reply(0, 0, 0)]
+        done.append(client.take_request(0, 0, 0))
+        done.append(client.acknowledge(0, 1, 0))
+        done.append(client.reply(0, 2, 1))
+        client.session.acknowledge_all()
+        client.send()
+        for said in done:
+            if said:
+                self._say(f"{client.name} {said}")
+        return any(done)
+
+    def _help(self, client: Client) -> None:
+        """Let a program take all mail, and work for all services."""
+        if client.session.mailbox is None or client.session.mailbox.window.messages != -1:
+            client.session.open_mailbox(-1, -1)
+        if client.session.state is State.READY and not client.serves_all:
+            client.serves_all = True
+            for service in SERVICES:
+                client.offers.append(client.session.offer(service, [("all", "")], credit=-1, credit_bytes=-1))
+
+    def check(self) -> None:
+        """Nobody is owed anything."""
+        self._check_answers()
+        for client in self.clients:
+            for reader in client.readers.values():
+                if not reader.source.ended:
+                    reader.check_complete()
+            self._check_replies(client)
+            self._check_trackings(client)
+        queues = {("mailbox", client.mailbox) for client in self.clients}
+        self.book.queues.check_done(queues | {("service", service) for service in SERVICES})
+        self._check_broker()
+        self.book.streams.check_store(self.setup.kept_messages)
+        self._check_outcomes()
+
+    def _check_answers(self) -> None:
+        for client in self.clients:
+            if client.is_over:
+                raise Violation("a client is over", client=client.name, error=str(client.session.error))
+            if len(client.session.outbox):
+                raise Violation(
+                    "a command has no answer", client=client.name, count=len(client.session.outbox)
+                )
+
+    def _check_replies(self, client: Client) -> None:
+        if not client.address and client.peer in self.book.ended:
+            # Its session has expired, and its private mailbox with it.
+            return
+        for asked in client.asked:
+            body = asked.body
+            got = any(reply.final for reply in asked.replies)
+            final = self.book.queues.final_of.get(body, b"")
+            # It may have died, or been dropped by an operator.
+            if self.book.queues.last_end.get(final) == "acknowledged" and not got:
+                raise Violation("a reply never came", client=client.name, request=body)
+
+    def _check_broker(self) -> None:
+        """What the broker still keeps is what there is to keep."""
+        core, queues = self.machine.core, self.book.queues
+        for table in (core.mailboxes, core.services):
+            for name, queue in table.by_name.items():
+                queues.dead.check_done((queue.dead.kind, name), queue.dead.entries)
+        tracked = sum(bool(mail.wishes.tracker) for mail in queues.mail.values())
+        if len(core.budget.trackers._open) != tracked:
+            raise Violation("trackers are open that track nothing", tracked=tracked)
+
+    def _check_trackings(self, client: Client) -> None:
+        ends = self.book.queues.outcome_ends
+        for tracking in client.trackings:
+            # A name that the program chose may be that of an outcome of the program before it.
+            own = tracking.tracker.startswith(client.peer[:8].hex())
+            if own and not tracking.done and ends.get((client.mailbox, tracking.tracker)) == "acknowledged":
+                raise Violation("an outcome never came", client=client.name, tracker=tracking.tracker)
+
+    def _check_outcomes(self) -> None:
+        for client in self.clients:
+            for order in client.orders:
+                command = order.command
+                if (
+                    command is not None
+                    and command.done
+                    and command.error is None
+                    and order.outcome is not True
+                ):
+                    raise Violation("a client takes for stored what was not", kind=order.kind)
+
+
+_STEPS: dict[str, Callable[[World, int, int, int], str]] = {
+    "client": World.client,
+    "turn": World.turn,
+    "round": World.round,
+    "write": World.write,
+    "read": World.read,
+    "time": World.time,
+    "connect": World.connect_some,
+    "cut": World.cut,
+    "half_cut": World.half_cut,
+    "notice": World.notice,
+    "narrow": World.narrow,
+    "widen": World.widen,
+    "fail": World.fail,
+    "crash": World.crash,
+    "crash_writing": World.crash_writing,
+    "stop": World.stop,
+    "expire": World.expire,
+    "replace": World.replace,
+    "usurp": World.usurp,
+    "damage": World.damage,
+}
+
+
+def run(plan: Plan, log: Callable[[str], None] | None = None) -> World:
+    """Carry out a plan to its end. Raises what was violated, or what anything raised."""
+    with narrowed(plan.setup):
+        world = World(plan, log)
+        try:
+            world.run(plan.steps)
+        except Violation as violation:
+            # Requests may take up all the room, and then there is none for the replies that would end them.
+            full = world.helping and world.book.reply_refused
+            if world.book.queues.reused or full:
+                raise Known(violation.rule, **violation.details) from violation
+            raise
+        return world

@@ -1,0 +1,177 @@
+"""The simulation on a fixed set of seeds, and a look at the simulation itself.
+
+A simulation that finds nothing proves nothing: some promises are broken on purpose, and it has to notice.
+"""
+
+from __future__ import annotations
+
+from unittest.mock import patch
+
+import pytest
+from sim_origin import Known
+from sim_plan import plan_of
+from sim_shrink import KNOWN, failure_of, shrink
+from sim_world import run
+
+from malamute.core.delivery import Queue
+from malamute.core.delivery.dead import DeadLetters
+from malamute.core.delivery.line import PRIORITY_BITS
+from malamute.core.storage import DeleteMessages, MarkDelivered
+
+SEEDS = 450
+CHUNKS = 9
+SEEDS_BROKEN = 60
+SEEDS_PRESSED = range(40, 240)
+
+
+@pytest.mark.parametrize("chunk", range(CHUNKS))
+def test_every_promise_is_kept(chunk):
+    for seed in range(chunk, SEEDS, CHUNKS):
+        try:
+            run(plan_of(seed))
+        except Known:
+            continue
+        except Exception as error:
+            error.add_note(f"make it again with: make simulate SEED={seed}")
+            raise
+
+
+def test_a_seed_makes_the_same_run_again():
+    plan = plan_of(11)
+    assert plan == plan_of(11)
+    logs: list[list[str]] = [[], []]
+    for log in logs:
+        run(plan, log.append)
+    assert logs[0] == logs[1]
+    assert len(logs[0]) > 100
+
+
+def _nothing(*arguments):
+    """What was to be done is not."""
+
+
+def _skip_in_silence(subscription, last, reason):
+    subscription.cursor = max(subscription.cursor, last + 1)
+
+
+def _told_of_nothing(trackers, queue, entries, outcome, reason, *, bound=True):
+    """Outcomes are not told."""
+
+
+def _always_ready(queue, sequences, delay):
+    queue._make_ready(sorted(sequences))
+
+
+def _forget_the_reason(dead, entries, records, reason):
+    _BURY(dead, entries, records, "")
+
+
+def _keep_what_is_sent_again(dead, entries, records):
+    with patch.object(dead, "_removal", lambda sequences: DeleteMessages(dead.kind, dead._queue.name, [])):
+        _PUT_BACK(dead, entries, records)
+
+
+def _spare_the_cold(queue, entries, outcome, reason, worker):
+    if outcome == "rejected" and any(entry.cold for entry in entries):
+        queue._make_ready([entry.message.sequence for entry in entries])
+    else:
+        yield from _BURIAL(queue, entries, outcome, reason, worker)
+
+
+_BURIAL = Queue._burial
+_BURY = DeadLetters.bury
+_PUT_BACK = DeadLetters._put_back
+
+BROKEN = {
+    "a delivery takes no credit": ("malamute.core.credit.Credit.take", lambda *arguments: None),
+    "a gap is not told": ("malamute.core.subscription.Subscription.skip", _skip_in_silence),
+    "what a peer held is not given to others": (
+        "malamute.core.delivery.Queue._make_ready",
+        lambda *arguments: None,
+    ),
+    "an outcome is not told": ("malamute.core.delivery.trackers.Trackers.post", _told_of_nothing),
+    "a tracker may be used twice": ("malamute.core.delivery.trackers.Trackers.check", _nothing),
+    "a tracker is never given free": ("malamute.core.delivery.trackers.Trackers.close", _nothing),
+    "a message outlives its time": ("malamute.core.delivery.Queue._expire", _nothing),
+    "a message comes before it is due": (
+        "malamute.core.delivery.Queue._in_time",
+        lambda queue, sequences: sorted(sequences),
+    ),
+    "an identity is always new": (
+        "malamute.core.delivery.identities.Identities.has",
+        lambda *arguments: False,
+    ),
+    "an identity does not survive a restart": (
+        "malamute.core.delivery.identities.Identities.restore",
+        _nothing,
+    ),
+    "priority counts for nothing": (
+        "malamute.core.delivery.Queue._order",
+        lambda queue, sequence: sequence << PRIORITY_BITS,
+    ),
+    "a key belongs to nobody": ("malamute.core.delivery.keys.Keys.bind", _nothing),
+    "somebody is always there": ("malamute.core.delivery.Queue.has_consumer", lambda *arguments: True),
+    "no delivery is ever late": ("malamute.core.delivery.Consumer.watch", _nothing),
+    "a report is not heard": ("malamute.core.delivery.Consumer.report", _nothing),
+    "what comes back does not wait and never dies": (
+        "malamute.core.delivery.Queue._requeue",
+        _always_ready,
+    ),
+    "attempts are not stored": (
+        "malamute.core.delivery.budget.SetAttempts",
+        lambda kind, queue, sequence, attempts: MarkDelivered(kind, queue, sequence),
+    ),
+    "what dies is not kept": ("malamute.core.delivery.dead.DeadLetters.bury", _nothing),
+    "what is rejected comes again if it is cold": (
+        "malamute.core.delivery.Queue._burial",
+        _spare_the_cold,
+    ),
+    "a dead letter does not say why": (
+        "malamute.core.delivery.dead.DeadLetters.bury",
+        _forget_the_reason,
+    ),
+    "a dead letter that is sent again stays": (
+        "malamute.core.delivery.dead.DeadLetters._put_back",
+        _keep_what_is_sent_again,
+    ),
+    "dead letters are never too many": ("malamute.core.delivery.dead.DeadLetters._drop_oldest", _nothing),
+    "what was taken back is not told of": ("malamute.core.delivery.Consumer.recalled", _nothing),
+    "whoever has credit is not served": ("malamute.core.delivery.Queue.serve", _nothing),
+    "a number is always new": ("malamute.core.session.Sessions.admit", lambda *arguments: True),
+    "a client never says what it has got": (
+        "malamute.client.session.Session.acknowledge",
+        lambda *arguments: None,
+    ),
+    "a client takes a delivery behind a hole": (
+        "malamute.client.sources.StreamSource.opened",
+        lambda source, value: setattr(source, "open", True),
+    ),
+}
+
+
+def pressed(seed):
+    """The run of a seed in a world where most messages ask for something, and much has to wait."""
+    plan = plan_of(seed)
+    queues = plan.setup.queues._replace(ack_timeout=0.5, priority_step=100_000, max_deliver=0)
+    setup = plan.setup._replace(clients=4, wishes=40, queue_messages=100, unconfirmed=1_000, queues=queues)
+    return plan._replace(setup=setup)
+
+
+def _is_noticed(plans):
+    return any(failure_of(plan) not in (None, KNOWN) for plan in plans)
+
+
+@pytest.mark.parametrize("fault", BROKEN)
+def test_a_broken_promise_is_noticed(fault):
+    target, substitute = BROKEN[fault]
+    with patch(target, substitute):
+        assert _is_noticed(map(plan_of, range(SEEDS_BROKEN))) or _is_noticed(map(pressed, SEEDS_PRESSED))
+
+
+def test_a_failing_run_is_shrunk_to_what_it_needs():
+    target, substitute = BROKEN["a delivery takes no credit"]
+    with patch(target, substitute):
+        plan = next(plan for plan in map(plan_of, range(SEEDS_BROKEN)) if failure_of(plan))
+        small = shrink(plan)
+        assert failure_of(small) == failure_of(plan)
+        assert len(small.steps) < len(plan.steps) / 4

@@ -1,0 +1,20 @@
+"""Brokers with the streams of their tests alone: without that of the broker's own events."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from malamute.config import Config
+from malamute.config.sections import Events
+from malamute.testing import Broker, small_config
+
+
+def quiet_config() -> Config:
+    """What such a broker is configured with."""
+    return replace(small_config(), events=Events(lifecycle=False))
+
+
+def quiet_broker(directory: Path) -> Broker:
+    """A broker on a directory that tells nothing of itself."""
+    return Broker(directory, config=quiet_config())

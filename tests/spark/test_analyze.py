@@ -1,0 +1,346 @@
+"""The analysis: its numbers against numbers counted plainly."""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from history_files import BEGIN, Sent, damage, write
+
+from malamute.errors import InvalidValue, NotFound
+from malamute.protocol.batch import pack
+from malamute.spark import analyze_parts
+from malamute.spark.analyze import Measure, Options, analyze
+from malamute.spark.analyze import analysed as made
+from malamute.spark.analyze_parts import EACH_DOUBLING, VALUES_MAX, buckets, partial_tables
+from malamute.spark.scan import Bounds, History, Part, read
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def rows_of(table: Any) -> list[dict[str, Any]]:
+    return [row.asDict() for row in table.collect()]
+
+
+Rows = dict[str, list[dict[str, Any]]]
+Analyse = Callable[..., Rows]
+
+
+@pytest.fixture
+def analysed(spark: SparkSession, tmp_path: Path) -> Analyse:
+    """Some tables of the history in `h`, as rows; all of them when none is named."""
+
+    def run(*names: str, options: Options = Options()) -> Rows:  # noqa: B008  # it is a value
+        history = History(str(tmp_path / "h"), options.bounds)
+        if names:
+            with made(spark, history, options) as tables:
+                return {name: rows_of(tables[name]) for name in names}
+        written = analyze(spark, history, str(tmp_path / "out"), options)
+        return {name: rows_of(table) for name, table in written.items()}
+
+    return run
+
+
+def one(rows: list[dict[str, Any]], **fields: Any) -> dict[str, Any]:
+    [found] = [row for row in rows if fields.items() <= row.items()]
+    return found
+
+
+def some_messages(count: int) -> list[Sent]:
+    """Messages of three senders, 100 subjects and four headers, over some minutes."""
+    chance = Random(1)
+    seconds, messages = 0.0, []
+    for sequence in range(1, count + 1):
+        seconds += chance.choice([0, 0.001, 0.5])
+        headers: dict[str, Any] = {
+            "price": chance.gauss(100, 20),
+            "unit": chance.choice("CFK"),
+            "n": sequence,
+        }
+        if chance.random() < 0.1:
+            headers |= {"urgent": None, "open": True}
+        subject = f"{chance.choice(('temp', 'wind'))}.{chance.randrange(50)}"
+        sender = chance.choice(("alice", "bob", ""))
+        messages.append(Sent(sequence, subject, bytes(chance.randrange(200)), headers, sender, seconds))
+    return messages
+
+
+def near(value: float, wanted: float) -> bool:
+    """Whether a percentile is within a bucket of what it should be."""
+    return abs(value - wanted) <= wanted * (2 ** (1 / EACH_DOUBLING) - 1)
+
+
+def nearest(values: list[float], share: float) -> float:
+    return sorted(values)[max(0, -(-len(values) * round(share * 100) // 100) - 1)]
+
+
+def test_everything_is_counted_as_by_hand(analysed: Analyse, tmp_path: Path) -> None:
+    messages = some_messages(3000)
+    write(tmp_path / "h", "s", messages[:1700], rows=400)
+    write(tmp_path / "h", "s", messages[1700:], rows=400)
+    tables = analysed(options=Options(window=60))
+    [stream] = tables["streams"]
+    size = sum(len(m.body) for m in messages)
+    assert (stream["messages"], stream["bytes"], stream["first"], stream["last"]) == (3000, size, 1, 3000)
+    assert (stream["gaps"], stream["missing"], stream["doubles"]) == (0, 0, 0)
+    span = messages[-1].time_ns - messages[0].time_ns
+    assert stream["per_second"] == pytest.approx(3000 * 1e9 / span)
+    minutes = Counter((m.time_ns - BEGIN) // (60 * 10**9) for m in messages)
+    assert stream["peak_per_second"] == max(minutes.values()) / 60
+
+    volume = Counter((m.subject.split(".")[0], (m.time_ns - BEGIN) // (60 * 10**9)) for m in messages)
+    assert {
+        (row["prefix"], (row["window"].timestamp() * 10**9 - BEGIN) // (60 * 10**9)): row["messages"]
+        for row in tables["volume"]
+    } == volume
+    assert {r["subject"]: r["messages"] for r in tables["subjects"]} == Counter(m.subject for m in messages)
+    assert sum(row["bytes"] for row in tables["sender_volume"]) == size
+
+    for sender in ("alice", "bob", ""):
+        times = [m.time_ns for m in messages if m.sender == sender]
+        steps = [(b - a) / 1e9 for a, b in pairwise(times)]
+        row = one(tables["senders"], sender=sender)
+        assert row["messages"] == len(times)
+        for name, share in (("p50", 0.5), ("p95", 0.95), ("p99", 0.99)):
+            assert near(row[name], nearest(steps, share)), name
+        assert row["longest_silence"] == max(*steps, (messages[-1].time_ns - times[-1]) / 1e9)
+    counted = sum(row["messages"] for row in tables["intervals"] if row["sender"] is None)
+    assert counted == 2999
+
+    prices = [m.headers["price"] for m in messages if m.headers]
+    price = one(tables["headers"], header="price")
+    assert (price["messages"], price["number"], price["low"], price["high"]) == (
+        3000,
+        3000,
+        min(prices),
+        max(prices),
+    )
+    assert price["mean"] == pytest.approx(statistics.fmean(prices))
+    assert price["deviation"] == pytest.approx(statistics.pstdev(prices))
+    urgent = sum("urgent" in (m.headers or ()) for m in messages)
+    assert one(tables["headers"], header="urgent")["none"] == urgent
+    assert one(tables["headers"], header="urgent")["mean"] is None
+    assert one(tables["headers"], header="open")["flag"] == urgent
+    assert one(tables["headers"], header="n")["integer"] == 3000
+    units = {r["value"]: r["messages"] for r in tables["header_values"] if r["header"] == "unit"}
+    assert units == Counter(m.headers["unit"] for m in messages if m.headers)
+    assert tables["damage"] == tables["gaps"] == tables["queues"] == []
+
+
+def test_gaps_within_and_between_files(analysed: Analyse, tmp_path: Path) -> None:
+    write(tmp_path / "h", "s", [Sent(n) for n in (5, 6, 9, 10)], rows=2)
+    write(tmp_path / "h", "s", [Sent(n) for n in (20, 21, 30)])
+    gaps = sorted((row["first"], row["last"], row["messages"]) for row in analysed("gaps")["gaps"])
+    assert gaps == [(7, 8, 2), (11, 19, 9), (22, 29, 8)]
+
+
+def test_files_that_overlap_are_counted_exactly(analysed: Analyse, tmp_path: Path) -> None:
+    write(tmp_path / "h", "s", [Sent(n) for n in (1, 2, 5, 6)], rows=2)
+    write(tmp_path / "h", "s", [Sent(n) for n in (2, 3, 6, 9)])
+    write(tmp_path / "h", "other", [Sent(n) for n in (1, 3, 3)])
+    tables = analysed("gaps", "streams")
+    assert sorted((row["stream"], row["first"], row["last"]) for row in tables["gaps"]) == [
+        ("other", 2, 2),
+        ("s", 4, 4),
+        ("s", 7, 8),
+    ]
+    assert {row["stream"]: row["doubles"] for row in tables["streams"]} == {"s": 2, "other": 1}
+
+
+def test_a_sender_that_fell_silent_is_late(analysed: Analyse, tmp_path: Path) -> None:
+    steady = [Sent(0, sender="steady", seconds=n) for n in range(1000)]
+    silent = [Sent(0, sender="silent", seconds=n + 0.5) for n in range(200)]
+    hole = [Sent(0, sender="hole", seconds=n + 0.7 + (500 if n > 100 else 0)) for n in range(400)]
+    messages = sorted([*steady, *silent, *hole], key=lambda m: m.seconds)
+    messages = [m._replace(sequence=n) for n, m in enumerate(messages, 1)]
+    write(tmp_path / "h", "s", messages, rows=300)
+    senders = {row["sender"]: row for row in analysed("senders")["senders"]}
+    assert {name: row["late"] for name, row in senders.items()} == {
+        "steady": False,
+        "silent": True,
+        "hole": True,
+    }
+    assert senders["hole"]["longest_silence"] == 501
+    assert senders["hole"]["silent_since"].timestamp() == pytest.approx(BEGIN / 1e9 + 100.7)
+    assert senders["silent"]["longest_silence"] == pytest.approx(999 - 199.5)
+
+
+def test_bounds(analysed: Analyse, tmp_path: Path) -> None:
+    write(tmp_path / "h", "s", [Sent(n, seconds=n) for n in range(1, 101)], rows=10)
+    write(tmp_path / "h", "other", [Sent(1)])
+    until = BEGIN + 60 * 10**9
+    bounds = Bounds(("s",), since=BEGIN + 20 * 10**9, until=until, last=50)
+    tables = analysed("streams", options=Options(bounds))
+    [stream] = tables["streams"]
+    assert (stream["stream"], stream["first"], stream["last"]) == ("s", 20, 50)
+
+
+def test_an_empty_range_has_empty_tables(analysed: Analyse, tmp_path: Path) -> None:
+    write(tmp_path / "h", "s", [Sent(1)])
+    tables = analysed(options=Options(Bounds(first=100)))
+    assert all(rows == [] for rows in tables.values())
+
+
+def test_unknown_streams_and_places_are_errors(tmp_path: Path) -> None:
+    write(tmp_path / "h", "s", [Sent(1)])
+    with pytest.raises(NotFound, match="'nosuch'; it has s"):
+        History(str(tmp_path / "h"), Bounds(("nosuch",)))
+    with pytest.raises(NotFound):
+        History(str(tmp_path / "nowhere"))
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(NotFound, match="no exported history"):
+        History(str(tmp_path / "empty"))
+    with pytest.raises(InvalidValue, match="no path or URL"):
+        History("nosuch://x/y")
+
+
+def test_damage_is_told_and_the_rest_is_analysed(analysed: Analyse, tmp_path: Path) -> None:
+    messages = some_messages(400)
+    path = write(tmp_path / "h", "s", messages, rows=100)
+    damage(path, 2, "time_ns")
+    torn = write(tmp_path / "h", "torn", [Sent(1)])
+    torn.write_bytes(torn.read_bytes()[:-20])
+    wrong = write(tmp_path / "h", "wrong", [Sent(1)])
+    pa.parquet.write_table(pa.table({"sequence": [1]}), wrong)
+    tables = analysed("damage", "streams")
+    found = {(Path(row["path"]).parts[-3], row["row_group"], row["messages"]) for row in tables["damage"]}
+    assert found == {("stream=s", 2, 100), ("stream=torn", -1, 0), ("stream=wrong", -1, 0)}
+    assert all(row["reason"] for row in tables["damage"])
+    [stream] = tables["streams"]
+    assert (stream["messages"], stream["missing"]) == (300, 100)
+
+
+def test_measures(analysed: Analyse, tmp_path: Path) -> None:
+    rows = [("AA", 5, 1), ("AA", 7, 1), ("AA", None, 1), ("UA", -3, 2)]
+    messages = [
+        Sent(
+            n,
+            headers={"carrier": carrier} | ({} if delay is None else {"delay": delay}),
+            body=b"%d,x" % month,
+        )
+        for n, (carrier, delay, month) in enumerate(rows, 1)
+    ]
+    write(tmp_path / "h", "s", messages)
+    words = (
+        "delay = headers['delay'].number by carrier = headers['carrier'].text;"
+        " month = int(split(string(body), ',')[0])"
+    )
+    found = analysed("measure_delay", options=Options(measures=(words,)))["measure_delay"]
+    assert [(r["carrier"], r["month"], r["messages"], r["total"]) for r in found] == [
+        ("AA", 1, 2, 12.0),
+        ("UA", 2, 1, -3.0),
+    ]
+    with pytest.raises(InvalidValue, match="measure 'x'"):
+        analysed("measure_x", options=Options(measures=("x = nosuch by s = sender",)))
+
+
+@pytest.mark.parametrize("words", ["", "x", "x = 1", "x by y = 1", "x = 1 by y"])
+def test_measures_that_are_none(words: str) -> None:
+    with pytest.raises(InvalidValue):
+        Measure.parse(words)
+
+
+def settled(queue: str, **columns: Any) -> Sent:
+    """An event of the broker about messages of a queue that were settled together."""
+    kind, _, name = queue.partition(" ")
+    body = {"worker": "w", "settled": BEGIN + 10 * 10**9, **columns}
+    return Sent(
+        0, f"{kind}.settled.{name.replace('.', '_')}", pack(body), {"name": name, "count": 2}, "$broker"
+    )
+
+
+def test_what_the_broker_tells(analysed: Analyse, tmp_path: Path) -> None:
+    second = 10**9
+    events = [
+        settled(
+            "service a.b",
+            sequences=[1, 2, 3],
+            queued=BEGIN,
+            delivered=[BEGIN + second, BEGIN + 4 * second, 0],
+            attempts=[1, 3, 0],
+            outcome=["acknowledged", "dead", "expired"],
+        ),
+        settled(
+            "service a.b",
+            sequences=[4],
+            queued=BEGIN,
+            delivered=BEGIN + second,
+            attempts=1,
+            outcome="acknowledged",
+        ),
+        settled(
+            "mailbox bob", sequences=[1], queued=BEGIN, delivered=BEGIN, attempts=1, outcome="acknowledged"
+        ),
+        Sent(0, "service.settled.bad", b"\xc1", {"name": "bad"}, "$broker"),
+        Sent(0, "client.connected.alice", b"", {"name": "alice"}, "$broker"),
+        Sent(0, "subscription.replay.s", b"", {"name": "s", "address": "slow", "sequence": 5}, "$broker"),
+        Sent(
+            0, "subscription.gap.s", b"", {"name": "s", "address": "slow", "first": 3, "last": 6}, "$broker"
+        ),
+    ]
+    write(tmp_path / "h", "$sys", [event._replace(sequence=n) for n, event in enumerate(events, 1)])
+    tables = analysed("queues", "queue_times", "consumers", "events")
+    assert sorted((r["queue"], r["outcome"], r["messages"], r["redeliveries"]) for r in tables["queues"]) == [
+        ("mailbox bob", "acknowledged", 1, 0),
+        ("service a.b", "acknowledged", 2, 0),
+        ("service a.b", "dead", 1, 2),
+        ("service a.b", "expired", 1, 0),
+    ]
+    times = {(row["queue"], row["time"]): row for row in tables["queue_times"]}
+    assert near(times["service a.b", "waited"]["p50"], 1)
+    assert near(times["service a.b", "waited"]["p99"], 4)
+    assert near(times["service a.b", "held"]["p50"], 9)
+    assert near(times["service a.b", "stayed"]["p50"], 10)
+    assert times["mailbox bob", "waited"]["p50"] == 0
+    assert tables["consumers"] == [
+        {"stream": "s", "consumer": "slow", "fell_behind": 1, "gaps": 1, "missed": 4}
+    ]
+    assert one(tables["events"], event="client.connected")["times"] == 1
+
+
+def test_buckets_are_narrow() -> None:
+    durations = np.unique(
+        np.concatenate([np.arange(1, 3000), 2 ** np.arange(0, 62), 3 * 10 ** np.arange(0, 18)])
+    )
+    found = buckets(durations)
+    middle = 2 ** ((found - 0.5) / EACH_DOUBLING)
+    assert np.abs(middle / durations - 1).max() < 0.0221
+    assert buckets(np.array([0, -5])).tolist() == [0, 0]
+
+
+def test_values_beyond_the_limit_are_counted_and_bounded(tmp_path: Path) -> None:
+    counts = {f"v{n}": 1 for n in range(VALUES_MAX)} | {"often": 5}
+    messages = [Sent(0, headers={"h": value}) for value, count in counts.items() for _ in range(count)]
+    write(tmp_path / "h", "s", [m._replace(sequence=n) for n, m in enumerate(messages, 1)], rows=10_000)
+    history = History(str(tmp_path / "h"))
+    found = read(history.location, history.pieces, analyze_parts.COLUMNS, history.bounds)
+    tables = [table.to_pylist() for table in partial_tables(found, 60 * 10**9)]
+    values = [row for rows in tables for row in rows if row["kind"] == "value"]
+    assert len(values) == VALUES_MAX
+    assert one(values, value="often")["messages"] == 5
+    [cut] = [row for rows in tables for row in rows if row["kind"] == "cut"]
+    assert (cut["messages"], cut["high"]) == (1, 1.0)
+
+
+def test_the_rows_of_a_task_do_not_grow_with_the_messages(tmp_path: Path) -> None:
+    """Twice as many messages of the same kind in a row group make as many rows, but for the last few."""
+    sizes = []
+    for count in (2000, 4000):
+        messages = [
+            Sent(n, f"a.{n % 20}", b"x", {"u": n % 3}, f"s{n % 5}", n * 0.01) for n in range(1, count + 1)
+        ]
+        write(tmp_path / str(count), "s", messages, rows=10_000)
+        history = History(str(tmp_path / str(count)))
+        found = list(read(history.location, history.pieces, analyze_parts.COLUMNS, history.bounds))
+        assert all(isinstance(part, Part) for part in found)
+        sizes.append(sum(table.num_rows for table in partial_tables(iter(found), 3600 * 10**9)))
+    assert sizes[0] == sizes[1]

@@ -1,0 +1,43 @@
+"""The benchmark with a tiny history: that it measures what it says, not how fast anything is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from malamute.spark import analyze, bench
+from malamute.spark.match import match
+from malamute.spark.scan import History
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+COUNT = 25_000
+
+
+def test_everything_is_measured(spark: SparkSession, tmp_path: Path) -> None:
+    rows = list(bench.measure(spark, bench.Options(COUNT, 20, 30, 1, 2, tmp_path)))
+    assert list(tmp_path.iterdir()) == []
+    whats = [row.what for row in rows]
+    assert len(set(whats)) == len(whats) >= 9
+    assert {row.messages for row in rows} == {COUNT, COUNT // 10}
+    for row in rows:
+        assert row.extent[0] <= row.per_second <= row.extent[1]
+
+
+def test_the_history_is_whole_and_both_count_the_same(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bench, "FILE_ROWS", 10_000)
+    bench.make(tmp_path / "h", COUNT, 20)
+    history = History(str(tmp_path / "h"))
+    ours = analyze.volume(spark, history, bench.MINUTE)
+    counted = {(r["subject"], int(r["window"].timestamp()) // 60, r["messages"]) for r in ours.collect()}
+    plain = bench._plain_counts(analyze.messages(spark, history))
+    assert counted == {(r["subject"], r["minute"], r["count(1)"]) for r in plain.collect()}
+    assert sum(count for _, _, count in counted) == COUNT
+    found = match(spark, history, bench.subscriptions(50, by_headers=True), 1)
+    assert 0 < found.hits.count() <= 50
+    found.release()

@@ -1,0 +1,526 @@
+"""Exported history, held against what was published; and what becomes of it when something goes wrong."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import signal
+import subprocess
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from histories import DAY, ROOT, START, Told, command, damage, numbered, operations, run, store
+from quiet import quiet_broker
+
+import malamute
+from malamute.core.storage import Reserve
+from malamute.errors import (
+    ConfigError,
+    InvalidName,
+    InvalidValue,
+    NotFound,
+    StorageFull,
+    StoreCorrupt,
+    StoreLocked,
+    StoreTooNew,
+)
+from malamute.spark import export as exporting
+from malamute.spark.export import Exported, export
+from malamute.spark.history import Gap, Range, open_history
+from malamute.spark.layout import file_path, manifest_path, stream_directory
+from malamute.spark.manifest import exported_streams, load
+from malamute.spark.place import TEMPORARY, Place, Sink
+from malamute.spark.schema import arrow_schema, parse_promoted
+from malamute.spark.verify import verify
+
+KILLED = Path(__file__).with_name("killed_export.py")
+
+
+def _export(data: Path, out: Path, stream: str = "s", **more: Any) -> Exported:
+    with open_history(data=str(data)) as history:
+        return export(history, stream, Place(str(out)), **more)
+
+
+def _table(out: Path, stream: str = "s") -> pa.Table:
+    """All that readers see of a stream, in the order of the files' names."""
+    place = Place(str(out))
+    return pa.concat_tables(
+        [pq.read_table(out / path, partitioning=None) for path in place.data_files(stream_directory(stream))]
+    )
+
+
+def _faults(out: Path, data: Path | None = None, stream: str = "s") -> list[str]:
+    place = Place(str(out))
+    if data is None:
+        return [found.fault for found in verify(place, stream) if found.fault]
+    with open_history(data=str(data)) as history:
+        return [found.fault for found in verify(place, stream, history) if found.fault]
+
+
+def test_every_column(tmp_path: Path) -> None:
+    time = START + 1_234_567_891
+    messages = [
+        Told("temp.oslo", {"t": -3.5, "n": 7, "who": "x", "ok": True, "nil": None}, b"body"),
+        Told("", None, b""),
+        Told("one", {"big": 2**64 - 1}, [b"ab", b"", b"c"]),
+        Told("large", None, bytes(70_000)),
+        Told("raw", "raw", b"no record"),
+    ]
+    store(tmp_path / "data", operations("s", 1, messages, time))
+    done = _export(tmp_path / "data", tmp_path / "out", promoted={"t": "number"})
+    assert (done.first, done.last, done.messages, done.files, done.malformed) == (1, 5, 5, 1, 1)
+    table = _table(tmp_path / "out")
+    assert table.schema.equals(arrow_schema({"t": "number"}))
+    rows = table.to_pylist()
+    assert [row["sequence"] for row in rows] == [1, 2, 3, 4, 5]
+    assert {row["time"] for row in rows} == {datetime(2024, 10, 4, 0, 0, 1, 234_567, UTC)}
+    assert {row["time_ns"] for row in rows} == {time}
+    assert {row["sender"] for row in rows} == {"alice"}
+    assert [row["parts"] for row in rows[:3]] == [["temp", "oslo"], [""], ["one"]]
+    assert [row["body"] for row in rows] == [b"body", b"", b"abc", bytes(70_000), b"no record"]
+    assert [row["size"] for row in rows] == [4, 0, 3, 70_000, 9]
+    assert [row["frames"] for row in rows] == [None, None, [2, 0, 1], None, None]
+    assert [row["h_t"] for row in rows] == [-3.5, None, None, None, None]
+    assert rows[4]["headers"] is None
+    assert rows[1]["headers"] == []
+    nothing = dict.fromkeys(("text", "integer", "number", "flag"))
+    assert dict(rows[2]["headers"]) == {"big": nothing | {"number": 2.0**64}}
+    assert dict(rows[0]["headers"]) == {
+        "t": nothing | {"number": -3.5},
+        "n": nothing | {"integer": 7, "number": 7.0},
+        "who": nothing | {"text": "x"},
+        "ok": nothing | {"flag": True},
+        "nil": nothing,
+    }
+    assert _faults(tmp_path / "out", tmp_path / "data") == []
+
+
+def test_an_export_goes_on_where_the_last_one_ended(tmp_path: Path) -> None:
+    data, out = tmp_path / "data", tmp_path / "out"
+    store(data, operations("s", 1, numbered(10)))
+    assert _export(data, out).messages == 10
+    before = sorted(out.rglob("*"))
+    assert _export(data, out) == Exported("s", 0, 0, 0, 0, 0, 0, [])
+    assert sorted(out.rglob("*")) == before
+    store(data, operations("s", 11, numbered(5, 11)))
+    assert _export(data, out)[:4] == ("s", 11, 15, 5)
+    assert _table(out).column("sequence").to_pylist() == [*range(1, 16)]
+    assert [path.name for path in sorted(out.rglob("*.parquet"))] == [
+        f"{1:020}-{10:020}.parquet",
+        f"{11:020}-{15:020}.parquet",
+    ]
+
+
+def test_files_end_with_the_day_and_at_a_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data, out = tmp_path / "data", tmp_path / "out"
+    monkeypatch.setattr(exporting, "FILE_ROWS", 20)
+    monkeypatch.setattr("malamute.spark.columns.BATCH_ROWS", 10)
+    times = [START, START + DAY - 1, START + DAY, START + 3 * DAY]
+    store(
+        data, *(operations("s", 1 + 20 * n, numbered(20, 1 + 20 * n), time) for n, time in enumerate(times))
+    )
+    assert _export(data, out).files == 4
+    found = [(path.parent.name, path.name[:20].lstrip("0")) for path in sorted(out.rglob("*.parquet"))]
+    assert found == [
+        ("date=2024-10-04", "1"),
+        ("date=2024-10-04", "21"),
+        ("date=2024-10-05", "41"),
+        ("date=2024-10-07", "61"),
+    ]
+    assert _table(out).column("sequence").to_pylist() == [*range(1, 81)]
+    assert _faults(out, data) == []
+
+
+def test_row_groups_tell_of_their_sequences(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data, out = tmp_path / "data", tmp_path / "out"
+    monkeypatch.setattr("malamute.spark.columns.BATCH_ROWS", 10)
+    store(data, *(operations("s", first, numbered(10, first)) for first in (1, 11, 21)))
+    _export(data, out)
+    [path] = out.rglob("*.parquet")
+    metadata = pq.read_metadata(path)
+    groups = [metadata.row_group(n).column(0) for n in range(metadata.num_row_groups)]
+    assert [(g.statistics.min, g.statistics.max) for g in groups] == [(1, 10), (11, 20), (21, 30)]
+    assert {group.compression for group in groups} == {"ZSTD"}
+
+
+def test_since_and_until(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    store(data, *(operations("s", 1 + 10 * n, numbered(10, 1 + 10 * n), START + n * DAY) for n in range(4)))
+    for number, (since, until, first, last) in enumerate(
+        [
+            ("2024-10-05", "", 11, 40),
+            ("", "2024-10-06", 1, 20),
+            ("time:2024-10-05T00:00:00Z", "seq:25", 11, 24),
+            ("seq:15", "", 15, 40),
+            ("seq:41", "", 0, 0),
+            ("", "2001-01-01", 0, 0),
+        ]
+    ):
+        done = _export(data, tmp_path / str(number), since=since, until=until)
+        assert (done.first, done.last) == (first, last), (since, until)
+    # A later start leaves out what is between, and never goes back.
+    out = tmp_path / "0"
+    assert _export(data, out, since="seq:5").messages == 0
+
+
+def test_what_cannot_be_had_is_told_and_the_rest_is_exported(tmp_path: Path) -> None:
+    data, out = tmp_path / "data", tmp_path / "out"
+    store(data, *(operations("s", first, numbered(10, first)) for first in (1, 11, 21)), Reserve("s", 50))
+    store(data, operations("s", 51, numbered(10, 51)))
+    damage(data, 11)
+    done = _export(data, out)
+    gaps = [Gap(11, 20, "corrupt"), Gap(31, 50, "restart")]
+    assert done.gaps == gaps
+    assert _table(out).column("sequence").to_pylist() == [*range(1, 11), *range(21, 31), *range(51, 61)]
+    manifest = load(Place(str(out)), "s")
+    assert manifest is not None
+    assert [gap for file in manifest.files for gap in file.part.gaps] == gaps
+    assert _faults(out, data) == []
+
+
+def test_a_payload_that_is_none_is_a_gap(tmp_path: Path) -> None:
+    bad = operations("s", 3, numbered(2, 3))
+    bad = bad._replace(chunk=bad.chunk._replace(payload=b"\xc1"), subjects=())
+    store(tmp_path / "data", operations("s", 1, numbered(2)), bad, operations("s", 5, numbered(2, 5)))
+    done = _export(tmp_path / "data", tmp_path / "out")
+    assert done.gaps == [Gap(3, 4, "malformed")]
+    assert done.messages == 4
+
+
+def test_names_that_are_hard_on_a_file_system(tmp_path: Path) -> None:
+    data, out = tmp_path / "data", tmp_path / "out"
+    streams = ["a/b", "..", "_a", "%2F", "$sys", "date=1", "{[*?]}", "ø" * 115]
+    store(data, *(operations(name, 1, numbered(1)) for name in streams))
+    for name in streams:
+        assert _export(data, out, name).messages == 1
+        assert _faults(out, data, name) == []
+    assert sorted(exported_streams(Place(str(out)))) == sorted(streams)
+    assert len([*out.iterdir()]) == len(streams) + 1
+    store(data, operations("ø" * 116, 1, numbered(1)))
+    with pytest.raises(InvalidName, match="too long for a directory"):
+        _export(data, out, "ø" * 116)
+
+
+def test_promoted_headers_stay_those_of_the_first_export(tmp_path: Path) -> None:
+    data, out = tmp_path / "data", tmp_path / "out"
+    store(data, operations("s", 1, numbered(2)))
+    _export(data, out, promoted={"n": "integer"})
+    store(data, operations("s", 3, numbered(2, 3)))
+    with pytest.raises(InvalidValue, match="other promoted headers"):
+        _export(data, out, promoted={"n": "text"})
+    assert _export(data, out).messages == 2
+    assert _table(out).column("h_n").to_pylist() == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("words", ["n", "n:", ":text", "n:int", ""])
+def test_a_promotion_needs_a_name_and_a_type(words: str) -> None:
+    with pytest.raises(InvalidValue, match="promote NAME:TYPE"):
+        parse_promoted(words)
+
+
+def test_promoted_headers_of_one_name_in_spark_are_refused() -> None:
+    assert parse_promoted("a:b:text") == ("a:b", "text")
+    with pytest.raises(InvalidValue, match="upper and lower case"):
+        arrow_schema({"n": "text", "N": "text"})
+
+
+def test_an_unknown_stream_and_no_store(tmp_path: Path) -> None:
+    store(tmp_path / "data", operations("s", 1, numbered(1)))
+    with pytest.raises(NotFound, match="no stream 'other'"):
+        _export(tmp_path / "data", tmp_path / "out", "other")
+    assert not (tmp_path / "out").exists()
+    with pytest.raises(malamute.MalamuteError, match="there is no store"):
+        _export(tmp_path / "none", tmp_path / "out")
+    with pytest.raises(ConfigError, match="either a data directory or"):
+        open_history()
+    with pytest.raises(ConfigError, match="cannot use what://"):
+        Place("what://is/that")
+
+
+def test_an_empty_stream_is_exported_as_nothing(tmp_path: Path) -> None:
+    store(tmp_path / "data", Reserve("s", 10))
+    assert _export(tmp_path / "data", tmp_path / "out").messages == 0
+    assert [*(tmp_path / "out").rglob("*.parquet")] == []
+
+
+def test_one_process_exports_a_stream_at_a_time(tmp_path: Path) -> None:
+    store(tmp_path / "data", operations("s", 1, numbered(1)))
+    with (
+        Place(str(tmp_path / "out")).lock("s"),
+        pytest.raises(StoreLocked, match="another process exports 's'"),
+    ):
+        _export(tmp_path / "data", tmp_path / "out")
+    assert _export(tmp_path / "data", tmp_path / "out").messages == 1
+
+
+class Crash(Exception):
+    pass
+
+
+@pytest.mark.parametrize("call", ["move", "delete_file", "create_dir", "open_output_stream"])
+def test_a_fault_leaves_whole_files_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
+    """The n-th use of the file system fails: what is visible is whole, and the next export completes it."""
+    data = tmp_path / "data"
+    monkeypatch.setattr(exporting, "FILE_ROWS", 5)
+    monkeypatch.setattr("malamute.spark.columns.BATCH_ROWS", 5)
+    store(data, *(operations("s", first, numbered(5, first)) for first in (1, 6, 11)))
+    for number in range(1, 20):
+        out = tmp_path / str(number)
+        place, left = Place(str(out)), [number]
+        real = place.system
+
+        class Faulty:
+            def __getattr__(self, name: str, real: Any = real, left: list[int] = left) -> Any:
+                method = getattr(real, name)
+                if name != call:
+                    return method
+
+                def counted(*args: Any, **more: Any) -> Any:
+                    left[0] -= 1
+                    if not left[0]:
+                        raise Crash
+                    return method(*args, **more)
+
+                return counted
+
+        monkeypatch.setattr(place, "_system", Faulty())
+        try:
+            with open_history(data=str(data)) as history:
+                export(history, "s", place)
+        except Crash:
+            crashed = True
+        else:
+            crashed = False
+        sequences = [s for file in sorted(out.rglob("[!_]*.parquet")) for s in _sequences(file)]
+        assert sequences == [*range(1, len(sequences) + 1)]
+        _export(data, out)
+        assert _table(out).column("sequence").to_pylist() == [*range(1, 16)]
+        assert _faults(out, data) == []
+        assert [*out.rglob(f"{TEMPORARY}*")] == []
+        if not crashed:
+            assert number > 1 or call == "delete_file"
+            return
+    raise AssertionError("it never ran through")
+
+
+def _sequences(file: Path) -> list[int]:
+    return pq.read_table(file, partitioning=None).column("sequence").to_pylist()
+
+
+def test_a_file_that_was_not_entered_is_entered_by_the_next_export(tmp_path: Path) -> None:
+    data, out = tmp_path / "data", tmp_path / "out"
+    store(data, operations("s", 1, numbered(3)))
+    _export(data, out)
+    manifest = out / manifest_path("s")
+    told = manifest.read_text()
+    store(data, operations("s", 4, numbered(3, 4)))
+    _export(data, out)
+    manifest.write_text(told)
+    assert _faults(out) == ["not in the manifest; the next export enters it"]
+    assert _export(data, out).messages == 0
+    assert _faults(out, data) == []
+    manifest.unlink()
+    assert _export(data, out).messages == 0
+    assert _faults(out, data) == []
+    [stray] = [path for path in out.rglob("*.parquet") if path.name.startswith(f"{4:020}")]
+    stray.rename(stray.with_name("other.parquet"))
+    with pytest.raises(StoreCorrupt, match=r"other\.parquet is not in the manifest, and does not follow"):
+        _export(data, out)
+    stray.with_name("other.parquet").write_bytes(b"PAR1")
+    with pytest.raises(StoreCorrupt, match=r"other\.parquet is no Parquet file"):
+        _export(data, out)
+
+
+def test_verify_finds_what_is_wrong(tmp_path: Path) -> None:
+    data, out = tmp_path / "data", tmp_path / "out"
+    store(data, operations("s", 1, [*numbered(5), Told("nan", {"x": float("nan")})]))
+    _export(data, out)
+    assert _faults(out, data) == []
+    [path] = out.rglob("*.parquet")
+    whole = path.read_bytes()
+    path.write_bytes(whole[:100] + bytes([whole[100] ^ 1]) + whole[101:])
+    assert _faults(out) == ["wrong CRC"]
+    path.write_bytes(whole[:-1])
+    assert _faults(out) == [f"{len(whole) - 1} bytes, and {len(whole)} were written"]
+    path.unlink()
+    [fault] = _faults(out)
+    assert "No such file" in fault
+    path.write_bytes(whole)
+    manifest = out / manifest_path("s")
+    told = json.loads(manifest.read_text())
+    manifest.write_text(json.dumps({**told, "files": [{**told["files"][0], "count": 7}]}))
+    assert _faults(out) == ["7 messages where 6 belong, from 1 to 6"]
+    manifest.write_text(json.dumps({**told, "files": [{**told["files"][0], "malformed": 1}]}))
+    assert _faults(out) == ["its footer differs from the manifest"]
+    manifest.write_text(json.dumps({**told, "format": 2}))
+    with pytest.raises(StoreTooNew, match="an export of format 2"):
+        _faults(out)
+    manifest.write_text("{}")
+    with pytest.raises(StoreCorrupt, match="is no manifest"):
+        _faults(out)
+    with pytest.raises(NotFound, match="'t' was not exported"):
+        _faults(out, stream="t")
+
+
+def test_verify_compares_with_the_journal(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    store(tmp_path / "data", operations("s", 1, numbered(5)))
+    _export(tmp_path / "data", out)
+    store(tmp_path / "other", operations("s", 1, [*numbered(4), Told("a.5", {"n": 6}, b"5")]))
+    assert _faults(out, tmp_path / "other") == ["differs from the journal between 1 and 5"]
+    # What the journal does not have any more cannot be compared.
+    store(tmp_path / "later", operations("s", 4, numbered(2, 4)))
+    with open_history(data=str(tmp_path / "later")) as history:
+        assert history.streams()["s"] == Range(4, 5)
+        [found] = verify(Place(str(out)), "s", history)
+    assert (found.compared, found.fault) == (2, "")
+
+
+def test_an_export_beside_a_broker_that_publishes(tmp_path: Path) -> None:
+    data, out = tmp_path / "data", tmp_path / "out"
+    with quiet_broker(data) as broker, malamute.connect(broker.url) as client:
+        for first in range(1, 5):
+            with client.publisher("s") as publisher:
+                for number in range(first * 1000, first * 1000 + 1000):
+                    publisher.publish("a.b", b"%d" % number, {"n": number})
+            rows = json.loads(run("journal", "export", "--data", str(data), "--to", str(out), "--json"))
+            assert [(row["stream"], row["messages"]) for row in rows] == [("s", 1000)]
+        url = broker.url
+        assert "good" in run("journal", "export-verify", "--from", str(out), "--url", url)
+        assert "good" in run("journal", "export-verify", "--from", str(out), "--data", str(data))
+    assert _table(out).column("body").to_pylist() == [b"%d" % n for n in range(1000, 5000)]
+
+
+def test_a_live_broker_gives_the_same_as_its_directory(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    store(data, *(operations("s", first, numbered(10, first)) for first in (1, 11, 21)), Reserve("s", 50))
+    store(data, operations("s", 51, numbered(10, 51), START + DAY))
+    damage(data, 11)
+    _export(data, tmp_path / "one")
+    with quiet_broker(data) as broker, open_history(url=broker.url) as history:
+        done = export(history, "s", Place(str(tmp_path / "two")))
+        assert done.gaps == [Gap(11, 20, "corrupt"), Gap(31, 50, "restart")]
+        assert export(history, "s", Place(str(tmp_path / "three")), since="2024-10-05").messages == 10
+        with pytest.raises(NotFound):
+            export(history, "t", Place(str(tmp_path / "three")))
+    assert _table(tmp_path / "one").equals(_table(tmp_path / "two"))
+
+
+def test_following_until_interrupted(tmp_path: Path) -> None:
+    data, out = tmp_path / "data", tmp_path / "out"
+    with quiet_broker(data) as broker, malamute.connect(broker.url) as client:
+        client.publish("s", "a", b"1", assurance="stored")
+        where = ("--data", str(data), "--to", str(out))
+        process = command("journal", "export", *where, "--follow", "--every", "0.1", "--json")
+        assert process.stdout is not None
+        assert json.loads(_block(process.stdout))[0]["last"] == 1
+        client.publish("s", "a", b"2", assurance="stored")
+        while not (rows := json.loads(_block(process.stdout))):
+            pass
+        assert (rows[0]["first"], rows[0]["last"]) == (2, 2)
+        process.send_signal(signal.SIGTERM)
+        process.stdout.close()
+        assert process.wait(20) == 0
+        assert process.stderr is not None
+        process.stderr.close()
+    assert _faults(out, data) == []
+
+
+def _block(lines: Any) -> str:
+    """One JSON text, which is printed on lines of its own."""
+    text = lines.readline()
+    if text.strip() == "[":
+        while (line := lines.readline()).rstrip() != "]":
+            text += line
+        text += "]"
+    return text
+
+
+def test_an_export_that_is_killed_again_and_again(tmp_path: Path) -> None:
+    data, out = tmp_path / "data", tmp_path / "out"
+    store(data, *(operations("s", first, numbered(500, first)) for first in range(1, 8001, 500)))
+    killed = 0
+    for left in range(30, 1000, 19):
+        arguments = [sys.executable, "-W", "error", str(KILLED), str(left), str(data), str(out)]
+        done = subprocess.run(arguments, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=False, timeout=60)
+        # What is visible is whole at every moment.
+        sequences = [s for file in sorted(out.rglob("[!_]*.parquet")) for s in _sequences(file)]
+        assert sequences == [*range(1, len(sequences) + 1)]
+        if done.returncode == 0:
+            break
+        assert done.returncode == -signal.SIGKILL
+        killed += 1
+    assert killed >= 3
+    assert _table(out).column("sequence").to_pylist() == [*range(1, 8001)]
+    assert _faults(out, data) == []
+    assert [*out.rglob(f"{TEMPORARY}*")] == []
+
+
+def test_the_command_tells_what_is_wrong(tmp_path: Path) -> None:
+    data, out = tmp_path / "data", tmp_path / "out"
+    store(data, *(operations("s", first, numbered(10, first)) for first in (1, 11, 21)))
+    damage(data, 11)
+    told = run("journal", "export", "--data", str(data), "--to", str(out), "--stream", "s")
+    assert "s: no 11 to 20, corrupt" in told
+    [path] = out.rglob("*.parquet")
+    path.write_bytes(path.read_bytes()[:-1])
+    assert "1 wrong" in run("journal", "export-verify", "--from", str(out), code=1)
+    assert "nothing was exported to" in run("journal", "export-verify", "--from", str(data), code=1)
+    assert "error 404" in run(
+        "journal", "export", "--data", str(data), "--to", str(out), "--stream", "t", code=1
+    )
+    where = ("--data", str(data), "--to", str(out))
+    assert "takes no --until" in run("journal", "export", *where, "--follow", "--until", "1d", code=2)
+    assert "promote NAME:TYPE" in run("journal", "export", *where, "--promote", "x", code=2)
+
+
+def test_a_place_at_a_url(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    store(data, operations("s", 1, numbered(10)))
+    # A file system in memory stands for those that are not on this machine.
+    for url in ("mock:///bucket/history", f"file://{tmp_path}/out"):
+        place = Place(url)
+        with open_history(data=str(data)) as history:
+            assert export(history, "s", place).messages == 10
+            assert export(history, "s", place).messages == 0
+            assert [found.fault for found in verify(place, "s", history)] == [""]
+
+
+@pytest.mark.parametrize("write", [1, 5, 10_000_000])
+def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write: int) -> None:
+    """The disk is full at the n-th write of data, or when the file is ended."""
+    data, out = tmp_path / "data", tmp_path / "out"
+    store(data, operations("s", 1, numbered(10)))
+    left = [write]
+
+    class Full:
+        def __init__(self, stream: Any) -> None:
+            self.stream = stream
+
+        def write(self, data: memoryview) -> None:
+            left[0] -= 1
+            if left[0] == 0 or (write > 5 and bytes(data) == b"PAR1" and left[0] < write - 1):
+                raise OSError(errno.ENOSPC, "No space left on device")
+            self.stream.write(data)
+
+        def close(self) -> None:
+            self.stream.close()
+
+    real = Sink.__init__
+    monkeypatch.setattr(Sink, "__init__", lambda sink, path, stream: real(sink, path, Full(stream)))
+    with pytest.raises(StorageFull, match="No space left"):
+        _export(data, out)
+    monkeypatch.undo()
+    assert [*out.rglob("*.parquet")] == []
+    assert _export(data, out).messages == 10
+    assert _faults(out, data) == []
+
+
+def test_paths() -> None:
+    assert file_path("a/b", "2024-10-04", 1, 20) == (f"stream=a%2Fb/date=2024-10-04/{1:020}-{20:020}.parquet")

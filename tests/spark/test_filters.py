@@ -1,0 +1,331 @@
+"""What is left out by a reader, and what is told of wrong options: all that needs no session."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from datetime import UTC, date, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from histories import DAY, START, Told, numbered, operations, store
+from pyspark.sql import datasource as spark
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    BooleanType,
+    DoubleType,
+    IntegerType,
+    LongType,
+    MapType,
+    StringType,
+    StructType,
+)
+from quiet import quiet_broker
+
+from malamute.errors import InvalidValue, NotFound
+from malamute.spark.export import export
+from malamute.spark.filters import conditions_of, wanted_of
+from malamute.spark.history import ALL, open_history
+from malamute.spark.options import Options
+from malamute.spark.place import Place
+from malamute.spark.reading import Lost, Query, Shape, cut, read, slices
+from malamute.spark.schema import Promoted
+from malamute.spark.writing import Target
+
+PROMOTED: Promoted = {"price": "number", "n": "integer", "who": "text", "ok": "flag"}
+NAN = float("nan")
+
+MESSAGES = [
+    *numbered(20, price=1.5),
+    Told("b.none"),
+    Told("b.nan", {"price": NAN, "n": 21, "who": "it's"}),
+    Told("b.text", {"price": "much", "ok": True, "who": "øre"}),
+    Told("b.frames", {"price": 2, "ok": False}, [b"ab", b"c"]),
+    Told("raw", "raw", b"no record"),
+    Told("b.large", {"price": 1e300, "n": 2**64 - 1}, bytes(70_000)),
+]
+
+
+@pytest.fixture(scope="module")
+def places(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Options]]:
+    root = tmp_path_factory.mktemp("places")
+    chunks = [operations("s", 1 + 10 * n, MESSAGES[10 * n : 10 * n + 10], START + n * DAY) for n in range(3)]
+    for directory in ("data", "live"):
+        store(root / directory, *chunks, operations("other", 1, numbered(3), START + 5 * DAY, sender="bob"))
+    with open_history(data=str(root / "data")) as history:
+        for stream in ("s", "other"):
+            export(history, stream, Place(str(root / "out")), promoted=PROMOTED)
+    with quiet_broker(root / "live") as broker:
+        yield {
+            "export": Options(path=str(root / "out")),
+            "store": Options(data=str(root / "data"), promote=PROMOTED),
+            "broker": Options(url=broker.url, promote=PROMOTED),
+        }
+
+
+def _read(options: Options, filters: list[spark.Filter]) -> list[dict[str, Any]]:
+    """What the tasks of a query read, before Spark looks at it."""
+    columns = ("sequence", "time_ns", "subject", "sender", *_PROMOTED)
+    query = Query(options, options.promoted(), conditions_of(filters), columns)
+    rows: list[dict[str, Any]] = []
+    for piece in slices(query):
+        for batch in read(query, piece):
+            assert not isinstance(batch, Lost)
+            rows += [{**row, "stream": piece.stream} for row in batch.select(columns).to_pylist()]
+    return rows
+
+
+_PROMOTED = tuple(f"h_{name}" for name in PROMOTED)
+_MOMENT = datetime(2024, 10, 5, tzinfo=UTC)
+_MICRO = timedelta(microseconds=1)
+
+
+def _day(row: dict[str, Any]) -> int:
+    return int((row["time_ns"] - START) // DAY)
+
+
+def _price(row: dict[str, Any]) -> float:
+    """Of no price nothing is true; a number that is none is greater than all others."""
+    price = row["h_price"]
+    return -math.inf if price is None else math.inf if math.isnan(price) else price
+
+
+CASES: list[tuple[spark.Filter, Callable[[dict[str, Any]], bool]]] = [
+    (spark.EqualTo(("sequence",), 7), lambda row: row["sequence"] == 7),
+    (spark.GreaterThan(("sequence",), 7), lambda row: row["sequence"] > 7),
+    (spark.GreaterThanOrEqual(("sequence",), 7), lambda row: row["sequence"] >= 7),
+    (spark.LessThan(("sequence",), 7), lambda row: row["sequence"] < 7),
+    (spark.LessThanOrEqual(("sequence",), 7), lambda row: row["sequence"] <= 7),
+    (spark.In(("sequence",), (1, 15, 99)), lambda row: row["sequence"] in (1, 15)),
+    (spark.GreaterThan(("sequence",), 1000), lambda row: False),
+    (spark.EqualTo(("time",), _MOMENT), lambda row: _day(row) == 1),
+    (spark.GreaterThan(("time",), _MOMENT), lambda row: _day(row) > 1),
+    (spark.GreaterThan(("time",), _MOMENT - _MICRO), lambda row: _day(row) >= 1),
+    (spark.GreaterThanOrEqual(("time",), _MOMENT), lambda row: _day(row) >= 1),
+    (spark.LessThan(("time",), _MOMENT), lambda row: _day(row) < 1),
+    (spark.LessThanOrEqual(("time",), _MOMENT), lambda row: _day(row) <= 1),
+    (spark.In(("time",), (_MOMENT, _MOMENT + timedelta(days=4))), lambda row: _day(row) in (1, 5)),
+    (spark.GreaterThan(("time_ns",), START), lambda row: row["time_ns"] > START),
+    (spark.LessThan(("time_ns",), 0), lambda row: False),
+    (spark.EqualTo(("subject",), "b.nan"), lambda row: row["subject"] == "b.nan"),
+    (spark.In(("subject",), ("b.nan", "a.1")), lambda row: row["subject"] in ("b.nan", "a.1")),
+    (spark.StringStartsWith(("subject",), "b."), lambda row: row["subject"].startswith("b.")),
+    (spark.EqualTo(("sender",), "bob"), lambda row: row["sender"] == "bob"),
+    (spark.EqualTo(("stream",), "other"), lambda row: row["stream"] == "other"),
+    (spark.In(("stream",), ("s", "none")), lambda row: row["stream"] == "s"),
+    (spark.EqualTo(("stream",), "none"), lambda row: False),
+    (spark.EqualTo(("h_price",), 1.5), lambda row: row["h_price"] == 1.5),
+    (spark.GreaterThan(("h_price",), 1.5), lambda row: _price(row) > 1.5),
+    (spark.GreaterThanOrEqual(("h_price",), 2.0), lambda row: _price(row) >= 2.0),
+    (spark.GreaterThan(("h_price",), math.inf), lambda row: row["h_price"] != row["h_price"]),
+    (spark.LessThan(("h_price",), 2.0), lambda row: -math.inf < _price(row) < 2.0),
+    (spark.LessThanOrEqual(("h_price",), 2.0), lambda row: -math.inf < _price(row) <= 2.0),
+    (spark.In(("h_price",), (2.0, 1.5, None)), lambda row: row["h_price"] in (2.0, 1.5)),
+    (spark.IsNotNull(("h_price",)), lambda row: row["h_price"] is not None),
+    (spark.EqualTo(("h_price",), NAN), lambda row: row["h_price"] != row["h_price"]),
+    (spark.EqualTo(("h_n",), 21), lambda row: row["h_n"] == 21),
+    (spark.GreaterThan(("h_n",), 18), lambda row: (row["h_n"] or 0) > 18),
+    (spark.EqualTo(("h_who",), "it's"), lambda row: row["h_who"] == "it's"),
+    (spark.GreaterThan(("h_who",), "j"), lambda row: (row["h_who"] or "") > "j"),
+    (spark.StringStartsWith(("h_who",), "it"), lambda row: (row["h_who"] or "").startswith("it")),
+    (spark.EqualTo(("h_ok",), True), lambda row: row["h_ok"] is True),
+    (spark.EqualTo(("h_ok",), False), lambda row: row["h_ok"] is False),
+]
+
+
+@pytest.mark.parametrize("place", ["export", "store", "broker"])
+@pytest.mark.parametrize(("condition", "holds"), CASES, ids=[str(case[0]) for case in CASES])
+def test_a_condition_leaves_out_what_it_does_not_want(
+    places: dict[str, Options], place: str, condition: spark.Filter, holds: Callable[[dict[str, Any]], bool]
+) -> None:
+    everything = _read(places[place], [])
+    assert len(everything) == 29
+    expected = [repr(row) for row in everything if holds(row)]
+    assert [repr(row) for row in _read(places[place], [condition])] == expected
+
+
+def test_the_date_rules_out_whole_days(places: dict[str, Options]) -> None:
+    for options in places.values():
+        for condition, days in (
+            (spark.EqualTo(("date",), date(2024, 10, 5)), {1}),
+            (spark.GreaterThan(("date",), date(2024, 10, 5)), {2, 5}),
+            (spark.LessThan(("date",), date(2024, 10, 6)), {0, 1}),
+            (spark.LessThanOrEqual(("date",), date(2024, 10, 5)), {0, 1}),
+            (spark.In(("date",), (date(2024, 10, 5), date(2024, 10, 5))), {1}),
+        ):
+            assert {_day(row) for row in _read(options, [condition])} == days
+
+
+def test_what_is_not_understood_leaves_out_nothing(places: dict[str, Options]) -> None:
+    strange = [
+        spark.Not(spark.EqualTo(("sequence",), 1)),
+        spark.IsNull(("h_price",)),
+        spark.EqualTo(("headers", "price"), 1),
+        spark.StringContains(("subject",), "none"),
+    ]
+    for options in places.values():
+        assert len(_read(options, [*strange])) == 29
+
+
+def test_several_conditions_open_only_what_they_have_to(places: dict[str, Options]) -> None:
+    several = [spark.GreaterThan(("sequence",), 12), spark.LessThan(("time",), _MOMENT + timedelta(days=1))]
+    for options in places.values():
+        query = Query(
+            options, PROMOTED, conditions_of([*several, spark.EqualTo(("stream",), "s")]), ("sequence",)
+        )
+        assert [(piece.first, piece.last) for piece in slices(query)] == [(13, 20)]
+
+
+def test_a_broker_is_asked_for_what_it_can_look_at() -> None:
+    def asked(*filters: spark.Filter, promoted: Promoted = PROMOTED) -> tuple[Any, str]:
+        return tuple(wanted_of(conditions_of(filters), promoted))  # type: ignore[return-value]
+
+    assert asked() == ALL
+    assert asked(spark.EqualTo(("subject",), "a")) == ((("exact", "a"),), "")
+    assert asked(spark.In(("subject",), ("a", "b"))) == ((("exact", "a"), ("exact", "b")), "")
+    assert asked(spark.StringStartsWith(("subject",), "a.")) == ((("prefix", "a."),), "")
+    assert asked(spark.LessThan(("subject",), "a")) == ALL
+    assert asked(spark.In(("subject",), tuple(map(str, range(101))))) == ALL
+    assert asked(spark.EqualTo(("subject",), "x" * 1025)) == ALL
+    assert asked(spark.GreaterThan(("h_price",), 2.5)) == ((), 'exists "price" and not "price" <= 2.5')
+    assert asked(spark.EqualTo(("h_who",), "it's"), spark.EqualTo(("sender",), "bob")) == (
+        (),
+        "\"who\" = 'it''s' and sender = 'bob'",
+    )
+    assert asked(spark.In(("h_n",), (1, 2)), spark.EqualTo(("h_ok",), True)) == (
+        (),
+        '"n" in (1, 2) and "ok" = true',
+    )
+    assert asked(spark.LessThan(("h_price",), math.inf)) == ALL
+    # What `where` cannot say, or not at this length, is left to Spark.
+    assert asked(spark.EqualTo(('h_a"b',), 1), promoted={'a"b': "integer"}) == ALL
+    long = spark.EqualTo(("h_who",), "x" * 5000)
+    assert asked(long, spark.EqualTo(("h_n",), 1)) == ((), '"n" = 1')
+
+
+def test_slices_are_even_and_have_everything() -> None:
+    for count, rows in ((0, 5), (1, 5), (5, 5), (6, 5), (23, 5), (10, 1)):
+        pieces = cut("s", 100, 99 + count, rows)
+        assert [n for piece in pieces for n in range(piece.first, piece.last + 1)] == [
+            *range(100, 100 + count)
+        ]
+        sizes = [piece.last - piece.first + 1 for piece in pieces]
+        assert not sizes or max(sizes) - min(sizes) <= 1
+        assert max(sizes, default=0) <= rows
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"nothing": "1"}, "no option 'nothing': there are columns, data"),
+        ({"rows": "many"}, "rows is a number of messages, not 'many'"),
+        ({"rows": "-1"}, "rows is a number of messages"),
+        ({"table": "x"}, "table is messages or gaps, not 'x'"),
+        ({"lost": "x"}, "lost is report or fail, not 'x'"),
+        ({"promote": "x"}, "promote NAME:TYPE"),
+        ({"data": "/b"}, "history is read from a path, or with one of"),
+        ({"path": ""}, "history is read from a path, or with one of"),
+    ],
+)
+def test_wrong_options(options: dict[str, str], told: str) -> None:
+    with pytest.raises(InvalidValue, match=told):
+        Options.parse({"path": "/a", **options})
+
+
+def test_wrong_columns_and_points(places: dict[str, Options]) -> None:
+    assert Options.parse({"PATH": "/a", "Columns": "a, b"}).columns == ("a", "b")
+    with pytest.raises(InvalidValue, match="no column 'nothing': there are sequence, time"):
+        places["export"]._replace(columns=("nothing",)).read_columns()
+    with pytest.raises(InvalidValue, match="no column 'subject': there are stream, first, last"):
+        places["export"]._replace(columns=("subject",), table="gaps").read_columns()
+    with pytest.raises(InvalidValue, match="a start is"):
+        places["export"]._replace(since="yesterday").conditions(0)
+    with pytest.raises(InvalidValue, match="leave out the option promote"):
+        places["export"]._replace(promote={"n": "text"}).promoted()
+    with pytest.raises(NotFound, match="no stream 'nothing' was exported to"):
+        places["export"]._replace(stream="nothing").promoted()
+    with pytest.raises(NotFound, match="there is no stream 'nothing'"):
+        slices(Query(places["store"]._replace(stream="nothing"), PROMOTED, (), ()))
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "told"),
+    [
+        ("sequence", StringType(), "'sequence' is bigint, not string"),
+        ("other", LongType(), "no column 'other'"),
+        ("headers", MapType(StringType(), StringType()), "'headers' is map<.*>, not map<string, string>"),
+        ("parts", ArrayType(LongType()), "'parts' is array<string>"),
+    ],
+)
+def test_a_wrong_schema(places: dict[str, Options], name: str, kind: Any, told: str) -> None:
+    with pytest.raises(InvalidValue, match=told):
+        Shape(StructType().add(name, kind), places["export"].all_columns())
+
+
+def test_headers_promoted_with_two_types(tmp_path: Path) -> None:
+    store(tmp_path / "data", operations("s", 1, numbered(1)), operations("t", 1, numbered(1)))
+    with open_history(data=str(tmp_path / "data")) as history:
+        export(history, "s", Place(str(tmp_path / "out")), promoted={"n": "integer"})
+        export(history, "t", Place(str(tmp_path / "out")), promoted={"n": "text"})
+    with pytest.raises(InvalidValue, match="the header 'n' was promoted with two types: name one stream"):
+        Options(path=str(tmp_path / "out")).promoted()
+    assert Options(path=str(tmp_path / "out"), stream="t").promoted() == {"n": "text"}
+
+
+_TEXT = ("subject", StringType())
+
+
+@pytest.mark.parametrize(
+    ("columns", "options", "told"),
+    [
+        ([("name", StringType())], {}, "a message needs a column 'subject': there are name"),
+        ([_TEXT, ("price", LongType())], {}, "no column 'price' in a message: for a header name it h_price"),
+        ([("subject", IntegerType())], {}, "the column 'subject' has to be text, not int32"),
+        ([_TEXT, ("body", LongType())], {}, "'body' has to be binary or text"),
+        ([_TEXT, ("headers", BinaryType())], {}, "'headers' has to be a map of text"),
+        ([_TEXT, ("headers", MapType(LongType(), StringType()))], {}, "'headers' has to be a map of text"),
+        ([_TEXT, ("headers", MapType(StringType(), BinaryType()))], {}, "'headers' has to be a map of text"),
+        ([_TEXT, ("h_a", ArrayType(LongType()))], {}, "'h_a' has to be text, a number or a boolean"),
+        ([_TEXT, ("frames", LongType())], {}, "'frames' has to be a list of sizes"),
+        ([_TEXT], {"stream": ""}, "with the options url and stream"),
+        ([_TEXT], {"other": "1"}, "no option 'other' for writing"),
+    ],
+)
+def test_what_cannot_be_written(columns: list[tuple[str, Any]], options: dict[str, str], told: str) -> None:
+    schema = StructType()
+    for name, kind in columns:
+        schema = schema.add(name, kind)
+    with pytest.raises(InvalidValue, match=told):
+        Target.parse({"url": "tcp://a", "stream": "s", **options}, schema, overwrite=False)
+
+
+def test_writing_over_a_stream_is_refused() -> None:
+    with pytest.raises(InvalidValue, match=r"write with mode\('append'\)"):
+        Target.parse({"url": "tcp://a", "stream": "s"}, StructType().add(*_TEXT), overwrite=True)
+
+
+def test_frames_that_do_not_fit_their_body(tmp_path: Path) -> None:
+    schema = StructType().add(*_TEXT).add("body", BinaryType()).add("frames", ArrayType(IntegerType()))
+    batch = pa.RecordBatch.from_pydict({"subject": ["a"], "body": [b"abc"], "frames": [[1, 1]]})
+    with quiet_broker(tmp_path) as broker:
+        target = Target.parse({"url": broker.url, "stream": "s"}, schema, overwrite=False)
+        with pytest.raises(InvalidValue, match="frames of 2 bytes in a body of 3"):
+            target.publish(iter([batch]))
+
+
+def test_values_of_each_type_can_be_headers() -> None:
+    schema = (
+        StructType()
+        .add(*_TEXT)
+        .add("h_a", DoubleType())
+        .add("h_b", BooleanType())
+        .add("sequence", LongType())
+    )
+    assert Target.parse({"url": "u", "stream": "s"}, schema, overwrite=False).columns == (
+        "subject",
+        "h_a",
+        "h_b",
+    )

@@ -1,0 +1,110 @@
+"""The page: whole, well-formed, safe, and without anything from outside."""
+
+from __future__ import annotations
+
+import re
+import xml.etree.ElementTree as ET
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from history_files import Sent, write
+
+from malamute.spark.analyze import Options, analysed
+from malamute.spark.report import Facts, page, save
+from malamute.spark.report_charts import Tick, bars, columns, lines, nice_top, short
+from malamute.spark.scan import History
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+VOID = {"meta", "br"}
+
+
+class Checker(HTMLParser):
+    """Notes attributes and titles, and that every element is closed in its place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.attributes: list[tuple[str, str, str | None]] = []
+        self.headings: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.attributes += [(tag, name, value) for name, value in attrs]
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.attributes += [(tag, name, value) for name, value in attrs]
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self.open and self.open[-1] == "h2":
+            self.headings.append(data)
+
+
+def test_a_page_is_whole_and_needs_nothing_else(spark: SparkSession, tmp_path: Path) -> None:
+    evil = "<script>alert(1)</script>"
+    messages = [
+        Sent(n, f"a.{evil}.{n % 3}", headers={evil: evil}, sender=evil, seconds=n) for n in range(1, 50)
+    ]
+    write(tmp_path / "h", evil, [*messages, Sent(60)])
+    options = Options(measures=("delay = sequence by s = sender",))
+    with analysed(spark, History(str(tmp_path / "h")), options) as tables:
+        save(page(tables, Facts("somewhere", 60, 20)), str(tmp_path / "out"))
+    html = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
+    checker = Checker()
+    checker.feed(html)
+    assert checker.open == []
+    assert {"script", "link", "img", "iframe"}.isdisjoint(tag for tag, _, _ in checker.attributes)
+    assert evil not in html
+    assert [
+        v for _, n, v in checker.attributes if n in ("src", "href") and not (v or "").startswith("#")
+    ] == []
+    assert re.findall(r"url\(|@import|https?:", html) == []
+    assert "prefers-color-scheme:dark" in html
+    assert {"Streams", "Messages over time", "Top subjects", "Gaps", "Headers", "Measure: delay"} <= {
+        *checker.headings
+    }
+    assert {"Damage", "Queues"}.isdisjoint(checker.headings)
+
+
+@pytest.mark.parametrize(
+    "chart",
+    [
+        lines(
+            {"a & b": [(0.0, 1.0), (1.0, 3.0)], "one": [(0.5, 2.0)]}, [Tick(0, "<"), Tick(1, "b")], "msg/s"
+        ),
+        lines({"nothing": [(0.5, 0.0)]}, [], ""),
+        columns([("a", 0), ("b", 5)], [Tick(0.5, "x")], "messages"),
+        columns([], [], ""),
+        bars([("a" * 100, 1), ("<b>", 3)], "messages"),
+        bars([], ""),
+    ],
+)
+def test_charts_are_well_formed(chart: str) -> None:
+    root = ET.fromstring(f"<div>{chart}</div>")
+    for mark in root.iter():
+        for name in ("x", "y", "width", "height", "cx", "cy"):
+            if name in mark.attrib:
+                assert float(mark.attrib[name]) >= 0
+
+
+def test_the_highest_point_is_within_the_chart() -> None:
+    root = ET.fromstring(f"<div>{lines({'a': [(0, 0), (0.5, 97), (1, 50)]}, [], '')}</div>")
+    points = [tuple(map(float, p.split(","))) for p in root.find(".//polyline").attrib["points"].split()]  # type: ignore[union-attr]
+    assert points[1][1] < points[2][1] < points[0][1] <= 260
+    assert points[1][1] >= 12
+
+
+@pytest.mark.parametrize(("value", "top"), [(0, 1), (1, 1), (1.1, 2), (97, 100), (101, 200), (0.03, 0.05)])
+def test_axes_end_with_round_numbers(value: float, top: float) -> None:
+    assert nice_top(value) == pytest.approx(top)
+
+
+def test_short_numbers() -> None:
+    assert [short(n) for n in (0, 7, 1234, 12_300_000, 2e9)] == ["0", "7", "1.23k", "12.3M", "2G"]

@@ -1,0 +1,52 @@
+"""What a session needs, and what is said when it is missing."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from malamute.errors import NotInstalled
+from malamute.spark.session import check_java, java_version, need
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def test_a_session_has_times_in_utc(spark: SparkSession) -> None:
+    [row] = spark.sql("select current_timezone() as zone, 1 as one").collect()
+    assert (row.zone, row.one) == ("UTC", 1)
+
+
+def test_no_java_names_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    monkeypatch.delenv("PYSPARK_GATEWAY_PORT", raising=False)
+    with pytest.raises(NotInstalled, match="apt install openjdk-17-jre-headless"):
+        check_java()
+
+
+@pytest.mark.parametrize(("said", "version"), [("11.0.2", 11), ("1.8.0_292", 8), ("", 0)])
+def test_an_old_java_names_its_version(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, said: str, version: int
+) -> None:
+    java = tmp_path / "bin" / "java"
+    java.parent.mkdir()
+    java.write_text(f"""#!/bin/sh\necho 'openjdk version "{said}" 2021-01-19' >&2\n""")
+    java.chmod(0o755)
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    monkeypatch.delenv("PYSPARK_GATEWAY_PORT", raising=False)
+    with pytest.raises(NotInstalled, match=f"is version {version}: install a Java runtime of version 17"):
+        check_java()
+
+
+def test_what_java_says() -> None:
+    assert java_version('openjdk version "17.0.15" 2025-04-15') == 17
+    assert java_version('java version "21" 2023-09-19 LTS') == 21
+
+
+def test_a_missing_library_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(NotInstalled, match=r"this needs pyarrow: .*pip install 'malamute\[spark\]'"):
+        need("pyarrow")

@@ -1,0 +1,344 @@
+"""Replay: in order, each message once, whatever dies on the way."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from click.testing import CliRunner
+from history_files import BEGIN, Sent, damage, write
+from quiet import quiet_broker
+
+import malamute
+from malamute.cli.root import cli
+from malamute.errors import AddressTaken, ConnectTimeout, InvalidValue, NotFound, TimedOut, TryLater
+from malamute.spark import replay as module
+from malamute.spark.replay import Messages, Options, Pace, Plan, Source, Writer, plan, replay
+from malamute.spark.scan import Bounds, History
+from malamute.testing import Broker
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+TIMEOUT = 20
+
+
+def received(url: str, stream: str) -> list[malamute.Message]:
+    """Everything that a stream holds."""
+    with malamute.connect(url) as client:
+        rows = {row["name"]: row for row in client.query("streams")}
+        last = rows[stream]["last"] if stream in rows else 0
+        with client.subscribe(stream, start="first") as messages:
+            found: list[malamute.Message] = []
+            while last and (not found or found[-1].sequence < last):
+                found += messages.take(1000, timeout=TIMEOUT)
+            return found
+
+
+def origins(url: str, stream: str) -> list[int]:
+    """Which sequences of then a stream holds, in its order."""
+    return [message.headers["malamute.sequence"] for message in received(url, stream)]
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    """Two streams; one of them has two files that overlap, and a day in between."""
+    day = 86_400
+    write(
+        tmp_path / "h", "one", [Sent(n, f"a.{n % 3}", b"%d" % n, {"n": n}, seconds=n) for n in range(1, 501)]
+    )
+    write(
+        tmp_path / "h",
+        "one",
+        [Sent(n, f"a.{n % 3}", b"%d" % n, {"n": n}, seconds=day + n) for n in range(491, 801)],
+    )
+    write(tmp_path / "h", "two", [Sent(n, "x", b"", None, "") for n in range(1, 101)])
+    return tmp_path / "h"
+
+
+def test_everything_comes_once_and_in_order(spark: SparkSession, directory: Path, broker: Broker) -> None:
+    history = History(str(directory))
+    options = Options(broker.url, name="r")
+    rows = {row["stream"]: row for row in replay(spark, history, options)}
+    assert {name: (row["published"], row["position"]) for name, row in rows.items()} == {
+        "one": (800, 800),
+        "two": (100, 100),
+    }
+    messages = received(broker.url, "one")
+    assert [message.headers["malamute.sequence"] for message in messages] == list(range(1, 801))
+    assert messages[6].subject == "a.1"
+    assert messages[6].body == b"7"
+    assert messages[6].headers == {
+        "n": 7,
+        "malamute.replay": "r",
+        "malamute.stream": "one",
+        "malamute.sequence": 7,
+        "malamute.time": BEGIN + 7 * 10**9,
+        "malamute.sender": "alice",
+    }
+    assert origins(broker.url, "two") == list(range(1, 101))
+    # The same again does nothing; under another name it is another replay.
+    again = replay(spark, history, options)
+    assert [(row["published"], row["position"]) for row in again] == [(0, 800), (0, 100)]
+    others = replay(spark, History(str(directory), Bounds(("two",))), options._replace(name="s", into="copy"))
+    assert [(row["target"], row["published"]) for row in others] == [("copy", 100)]
+
+
+def test_a_range_and_a_filter(spark: SparkSession, directory: Path, broker: Broker) -> None:
+    options = Options(broker.url, patterns=("a.0",), where="n > 600", name="r")
+    bounds = Bounds(("one",), first=100, last=620)
+    rows = replay(spark, History(str(directory), bounds), options)
+    assert [row["published"] for row in rows] == [6]
+    assert origins(broker.url, "one") == [603, 606, 609, 612, 615, 618]
+
+
+def test_a_dry_run_changes_nothing(directory: Path, broker: Broker) -> None:
+    history = History(str(directory), Bounds(("one",)))
+    options = Options(broker.url, patterns=("a.1",), name="r")
+    wanted = [n for n in range(1, 801) if n % 3 == 1]
+    [found] = plan(history, options)
+    assert found == Plan("one", "one", 0, len(wanted), sum(len(str(n)) for n in wanted), *found[5:])
+    assert found.first_time == BEGIN + 10**9
+    with malamute.connect(broker.url) as client:
+        assert client.query("streams") == []
+    with Writer(broker.url, "one", "r") as writer:
+        writer.publish(messages_of(range(1, 101)))
+        writer.mark()
+    [found] = plan(history, options)
+    assert (found.position, found.messages) == (100, len([n for n in wanted if n > 100]))
+
+
+def messages_of(sequences: Sequence[int]) -> Messages:
+    headers = [{"malamute.replay": "r", "malamute.sequence": sequence} for sequence in sequences]
+    count = len(sequences)
+    return Messages(list(sequences), [0] * count, ["s"] * count, headers, [b""] * count)
+
+
+def test_the_broker_is_killed_on_the_way(directory: Path, tmp_path: Path) -> None:
+    """Each batch is published to a broker that is stopped and started at every third of them."""
+    with quiet_broker(tmp_path / "data") as broker:
+        with Writer(broker.url, "t", "r") as writer:
+            for number in range(12):
+                if number % 3 == 2:
+                    stopped = threading.Event()
+                    thread = threading.Thread(target=lambda done=stopped: (broker.restart(), done.set()))
+                    thread.start()
+                    writer.publish(messages_of(range(number * 10 + 1, number * 10 + 11)))
+                    thread.join()
+                else:
+                    writer.publish(messages_of(range(number * 10 + 1, number * 10 + 11)))
+        assert origins(broker.url, "t") == list(range(1, 121))
+
+
+def test_a_confirmation_that_is_lost_is_no_second_copy(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Writer(broker.url, "t", "r") as writer:
+        writer.publish(messages_of([1, 2, 3]))
+        client, _ = writer._linked()
+        publish = client.publish_batch
+
+        def lost(*arguments: Any, **more: Any) -> int:
+            publish(*arguments, **more)
+            raise ConnectTimeout("as if the answer had not come")
+
+        monkeypatch.setattr(client, "publish_batch", lost)
+        assert writer.publish(messages_of([4, 5])) == 2
+        assert writer.position == 5
+        assert writer.publish(messages_of([4, 5, 6])) == 1
+    assert origins(broker.url, "t") == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_newer_writer_ends_the_older_one(broker: Broker) -> None:
+    with Writer(broker.url, "t", "r") as older:
+        older.publish(messages_of([1, 2]))
+        with Writer(broker.url, "t", "r") as newer:
+            assert newer.position == 2
+            newer.publish(messages_of([3]))
+            with pytest.raises(AddressTaken):
+                older.publish(messages_of([3]))
+            newer.publish(messages_of([4]))
+    assert origins(broker.url, "t") == [1, 2, 3, 4]
+
+
+def test_others_may_publish_into_the_target(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "CURSOR_EVERY", 4)
+    with malamute.connect(broker.url) as other:
+        for first in (1, 4, 7):
+            with Writer(broker.url, "t", "r") as writer:
+                assert writer.position == first - 1
+                writer.publish(messages_of(range(first, first + 3)))
+            for number in range(5):
+                other.publish(
+                    "t", "other", b"", {"malamute.sequence": 99, "number": number}, assurance="stored"
+                )
+    mine = [m.headers["malamute.sequence"] for m in received(broker.url, "t") if m.subject == "s"]
+    assert mine == list(range(1, 10))
+
+
+def test_a_target_that_has_dropped_the_replay_is_told(tmp_path: Path) -> None:
+    with quiet_broker(tmp_path / "data") as broker, malamute.connect(broker.url) as client:
+        with Writer(broker.url, "t", "r") as writer:
+            writer.publish(messages_of([1, 2, 3]))
+        client.change("stream.retain", stream="t", count=1)
+        for number in range(3):
+            client.publish("t", "other", b"", {"n": number}, assurance="stored")
+        with (
+            pytest.raises(NotFound, match="dropped the messages of the replay"),
+            Writer(broker.url, "t", "r"),
+        ):
+            pass
+
+
+def test_the_pace(spark: SparkSession, tmp_path: Path, broker: Broker) -> None:
+    write(tmp_path / "h", "one", [Sent(n, seconds=n * 0.2) for n in range(1, 7)])
+    replay(spark, History(str(tmp_path / "h")), Options(broker.url, speed=2, name="r"))
+    assert origins(broker.url, "one") == [1, 2, 3, 4, 5, 6]
+    # Later than it was due a message may be, on a busy machine; never earlier.
+    pace = Pace(BEGIN, time.time(), 2)
+    write(tmp_path / "g", "one", [Sent(n, seconds=n * 0.2) for n in range(1, 7)])
+    source = Source("one", "two", tuple(History(str(tmp_path / "g")).pieces))
+    [row] = module._replay(History(str(tmp_path / "g")), source, Options(broker.url, name="r"), pace)
+    assert row.to_pylist()[0]["published"] == 6
+    messages = received(broker.url, "two")
+    assert all(m.time_ns / 1e9 >= pace.due(m.headers["malamute.time"]) - 1e-3 for m in messages)
+    assert Pace(1000, 5.0, 2.0).due(1000 + 4 * 10**9) == 7.0
+
+
+def test_several_streams_cannot_become_one(spark: SparkSession, directory: Path, broker: Broker) -> None:
+    with pytest.raises(InvalidValue, match="2 streams"):
+        replay(spark, History(str(directory)), Options(broker.url, into="t"))
+
+
+def test_what_cannot_be_read_is_told_and_the_rest_replayed(
+    spark: SparkSession, tmp_path: Path, broker: Broker
+) -> None:
+    path = write(tmp_path / "h", "one", [Sent(n, body=os.urandom(50)) for n in range(1, 301)], rows=100)
+    damage(path, 1, "body")
+    rows = replay(spark, History(str(tmp_path / "h")), Options(broker.url, name="r"))
+    assert [(r["row_group"], r["messages"]) for r in rows if r["path"]] == [(1, 100)]
+    assert [r["published"] for r in rows if not r["path"]] == [200]
+    assert origins(broker.url, "one") == [*range(1, 101), *range(201, 301)]
+
+
+def test_a_broker_that_is_away_is_an_error(spark: SparkSession, directory: Path) -> None:
+    options = Options("tcp://127.0.0.1:9", name="r", patience=0)
+    with pytest.raises(ConnectTimeout):
+        replay(spark, History(str(directory)), options)
+
+
+KILLED = """
+import sys
+from malamute.spark.replay import Options, replay
+from malamute.spark.scan import History
+from malamute.spark.session import open_session
+
+spark = open_session("killed", "local[2,4]", spark__ui__enabled="false")
+rows = replay(spark, History(sys.argv[1]), Options(sys.argv[2], name="r", speed=float(sys.argv[3])))
+print("published", sum(row["published"] for row in rows), flush=True)
+"""
+
+
+@pytest.fixture
+def driver(tmp_path: Path, broker: Broker) -> Iterator[Any]:
+    """Run a replay of `h` in a process group of its own, which is killed at the end."""
+    started: list[subprocess.Popen[str]] = []
+
+    def run(speed: float) -> subprocess.Popen[str]:
+        arguments = [sys.executable, "-c", KILLED, str(tmp_path / "h"), broker.url, str(speed)]
+        process = subprocess.Popen(
+            arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+        )
+        started.append(process)
+        return process
+
+    yield run
+    for process in started:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+
+
+def kill_workers(driver: int) -> int:
+    """Kill the workers in Python of a driver: the children of its `pyspark.daemon`. Returns how many."""
+    parents: dict[int, int] = {}
+    names: dict[int, bytes] = {}
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            stat, names[int(process.name)] = (
+                (process / "stat").read_text(),
+                (process / "cmdline").read_bytes(),
+            )
+        except OSError:
+            continue  # it has ended
+        parents[int(process.name)] = int(stat.rpartition(")")[2].split()[1])
+
+    def below(pid: int) -> bool:
+        return pid == driver or (pid in parents and below(parents[pid]))
+
+    daemons = {pid for pid, name in names.items() if b"pyspark.daemon" in name or b"pyspark/daemon" in name}
+    workers = [pid for pid in daemons if parents.get(pid) in daemons and below(pid)]
+    for pid in workers:
+        os.kill(pid, signal.SIGKILL)
+    return len(workers)
+
+
+def seen(url: str, stream: str, count: int) -> None:
+    """Wait until a stream holds so many messages."""
+    with malamute.connect(url) as client, client.subscribe(stream, start="first") as messages:
+        for _ in range(count):
+            messages.receive(timeout=90)
+
+
+@pytest.mark.timeout(300)
+def test_driver_and_executor_are_killed(tmp_path: Path, broker: Broker, driver: Any) -> None:
+    write(tmp_path / "h", "one", [Sent(n, seconds=n / 100) for n in range(1, 1001)])
+    first = driver(1)
+    seen(broker.url, "one", 150)
+    os.killpg(first.pid, signal.SIGKILL)
+    second = driver(1)
+    before = len(origins(broker.url, "one"))
+    seen(broker.url, "one", before + 100)
+    # The worker in Python that publishes dies; Spark runs its task again.
+    assert kill_workers(second.pid)
+    out, err = second.communicate(timeout=90)
+    assert second.returncode == 0, err[-2000:]
+    assert "published" in out
+    assert origins(broker.url, "one") == list(range(1, 1001))
+
+
+def test_the_command_tells_what_it_would_do(directory: Path, broker: Broker) -> None:
+    arguments = ["spark", "replay", str(directory), "--url", broker.url, "--dry-run", "--json"]
+    done = CliRunner().invoke(cli, [*arguments, "--stream", "one", "--last", "100"])
+    assert done.exit_code == 0, done.output
+    [row] = json.loads(done.stdout)
+    assert (row["stream"], row["target"], row["messages"], row["position"]) == ("one", "one", 100, 0)
+    assert row["first_time"] == "2024-01-01T00:00:01+00:00"
+    refused = CliRunner().invoke(cli, [*arguments, "--stream", "nosuch"])
+    assert (refused.exit_code, json.loads(refused.stderr)["error"]["code"]) == (1, 404)
+
+
+def test_a_look_that_failed_is_done_again(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Writer(broker.url, "t", "r") as writer:
+        writer.publish(messages_of([1, 2, 3]))
+    look, failures = module._look, [TryLater("full"), TimedOut("slow")]
+
+    def failing(*arguments: Any) -> int:
+        if failures:
+            raise failures.pop()
+        return look(*arguments)
+
+    monkeypatch.setattr(module, "_look", failing)
+    with Writer(broker.url, "t", "r") as writer:
+        assert writer.position == 3
+        writer.publish(messages_of([3, 4]))
+    assert origins(broker.url, "t") == [1, 2, 3, 4]

@@ -1,0 +1,382 @@
+"""The configuration: what it accepts, what it refuses and in which words, and its file in the checkout."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Callable
+from dataclasses import FrozenInstanceError, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from malamute.config import Config, Limits, Listen, Policy, Rule, Storage, Streams, kinds
+from malamute.config.sections import SECTIONS, kinds_of
+from malamute.errors import ConfigError
+
+SHIPPED = Path(__file__).parents[2] / "config" / "malamute.toml"
+
+Load = Callable[..., Config]
+
+
+@pytest.fixture
+def load(tmp_path: Path) -> Load:
+    """Load a text as malamute.toml, with these environment variables."""
+
+    def load_text(text: str = "", **environ: str) -> Config:
+        path = tmp_path / "malamute.toml"
+        path.write_text(text, encoding="utf-8")
+        return Config.load(path, environ)
+
+    return load_text
+
+
+# Defaults, and the file that shows them
+
+
+def test_no_file_and_no_environment_give_the_defaults() -> None:
+    assert Config.load(None, {}) == Config()
+
+
+def test_the_shipped_file_is_what_the_code_renders() -> None:
+    assert SHIPPED.read_text(encoding="utf-8") == Config().toml(), "run `make docs`"
+
+
+def test_the_shipped_file_gives_the_defaults() -> None:
+    assert Config.load(SHIPPED, {}) == Config()
+
+
+def test_the_shipped_file_has_every_option_with_a_comment_before_it() -> None:
+    text = SHIPPED.read_text(encoding="utf-8")
+    tables = tomllib.loads(text)
+    for name, section in SECTIONS.items():
+        assert set(tables[name]) == set(kinds_of(section)) - {"rule"}
+    options = re.findall(r"^(.*)\n(\w+ = .*)$", text, re.MULTILINE)
+    assert len(options) >= sum(map(len, tables.values()))
+    assert all(before.startswith("# ") for before, _ in options)
+
+
+def test_every_limit_of_the_protocol_is_an_option() -> None:
+    assert set(tomllib.loads(Config().toml())["limits"]) == set(Limits._fields)
+
+
+def test_the_example_of_a_rule_is_a_valid_one() -> None:
+    lines = Config().toml().splitlines()
+    start = lines.index("# [[streams.rule]]")
+    end = lines.index("", start)
+    rule = tomllib.loads("\n".join(line.removeprefix("# ") for line in lines[start:end]))
+    assert Streams(rule=tuple(rule["streams"]["rule"])).policy("metrics.cpu").age == 3600
+
+
+def test_a_rendered_configuration_loads_as_it_was(load: Load) -> None:
+    config = Config(
+        listen=Listen(endpoints=("ipc:///run/mala mute.sock",), heartbeat_interval=0.035),
+        storage=Storage(directory=Path('odd "name"\\\x7f\n'), size=2**31, streams_share=0.55),
+        streams=Streams(age=1.1, rule=(Rule("a.*", journal=False), Rule("b", bytes=123, count=7, age=0.5))),
+        limits=Limits(sources=5, queue_bytes=100_000_001),
+    )
+    assert load(config.toml()) == config
+    assert "; otherwise 1000." in config.toml()
+
+
+def test_a_configuration_cannot_be_changed() -> None:
+    with pytest.raises(FrozenInstanceError):
+        Config().listen.io_threads = 2  # type: ignore[misc]
+
+
+# Where values come from
+
+
+def test_the_environment_comes_before_the_file(load: Load) -> None:
+    text = '[storage]\nsize = "2GiB"\npreallocate = true\n'
+    config = load(text, MALAMUTE_STORAGE__SIZE="3GiB")
+    assert config.storage.size == 3 * 1024**3
+    assert config.storage.preallocate
+
+
+def test_the_environment_sets_values_of_every_kind(load: Load) -> None:
+    config = load(
+        MALAMUTE_LISTEN__ENDPOINTS="tcp://*:9999, ipc://@/other",
+        MALAMUTE_LISTEN__HEARTBEAT_INTERVAL="250ms",
+        MALAMUTE_STORAGE__DIRECTORY="/srv/malamute",
+        MALAMUTE_STORAGE__PREALLOCATE="no",
+        MALAMUTE_STORAGE__STREAMS_SHARE="0.5",
+        MALAMUTE_STREAMS__RULE='[{pattern = "raw.*", journal = false}]',
+        MALAMUTE_LIMITS__SESSIONS="10",
+        MALAMUTE_LOG__LEVEL="debug",
+    )
+    assert config.listen.endpoints == ("tcp://*:9999", "ipc://@/other")
+    assert config.listen.heartbeat_interval == 0.25
+    assert config.storage == Storage(directory=Path("/srv/malamute"), preallocate=False, streams_share=0.5)
+    assert config.streams.rule == (Rule("raw.*", journal=False),)
+    assert config.limits.sessions == 10
+    assert config.log.level == "debug"
+
+
+def test_variables_without_a_section_are_left_alone(load: Load) -> None:
+    assert load(MALAMUTE_FUZZ_EXAMPLES="20000", MALAMUTE_STORAGE="x", OTHER__THING="y") == Config()
+
+
+def test_a_home_directory_is_expanded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/ann")
+    assert Storage(directory=Path("~/data")).directory == Path("/home/ann/data")
+
+
+# What is refused, and the words
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[storag]\nsize = 1", "the configuration has no 'storag'; did you mean 'storage'?"),
+        ("[storag]", "the configuration has no 'storag'; did you mean 'storage'?"),
+        (
+            "size = 1",
+            "the configuration has no 'size'; it has listen, storage, session, streams, queues, events, "
+            "limits, log",
+        ),
+        ("storage = 1", "storage = 1 is not a table, as in [storage]"),
+        (
+            "[listen]\nheartbeat_intervall = 1",
+            "[listen] has no 'heartbeat_intervall'; did you mean 'heartbeat_interval'?",
+        ),
+        ("[limits]\nqueue_byte = 1", "[limits] has no 'queue_byte'; did you mean 'queue_bytes'?"),
+        ("[storage]\nsize = ", "is not TOML: "),
+        ("[log]\nlevel = 'loud'", 'log.level = \'loud\' is not one of "debug", "info", "warning", "error"'),
+        (
+            "[[streams.rule]]\npattern = 'a'\nbyte = 1",
+            "streams.rule: a rule has no 'byte'; did you mean 'bytes'?",
+        ),
+        ("[[streams.rule]]\nbytes = 1", "streams.rule: rule.pattern = '' is not a pattern of names"),
+        ("[[streams.rule]]\npattern = 'a'\nage = 'x'", "streams.rule: rule.age = 'x' is not a duration"),
+    ],
+)
+def test_a_file_is_refused_with_its_name_and_what_is_wrong(load: Load, text: str, words: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(text)
+    assert re.match(r"/.*malamute\.toml: ", caught.value.text)
+    assert words in caught.value.text
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "words"),
+    [
+        ("MALAMUTE_STORAGE__SIZE", "12XB", "storage.size = '12XB' is not a size from 1MiB to 128TiB"),
+        ("MALAMUTE_STORAGE__SIZ", "1", "[storage] has no 'siz'; did you mean 'size'?"),
+        ("MALAMUTE_STORAG__SIZE", "1", "the configuration has no 'storag'; did you mean 'storage'?"),
+        ("MALAMUTE_STREAMS__RULE", "[{", "streams.rule = '[{' is not a list of tables"),
+        ("MALAMUTE_LISTEN__ENDPOINTS", "", "listen.endpoints = '' is not a list of different endpoints"),
+    ],
+)
+def test_a_variable_is_refused_with_its_name(load: Load, variable: str, value: str, words: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(**{variable: value})
+    assert caught.value.text.startswith(f"{variable}: {words}")
+
+
+def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"nothing\.toml: cannot be read: No such file"):
+        Config.load(tmp_path / "nothing.toml", {})
+
+
+def test_a_file_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "latin.toml"
+    path.write_bytes(b"[log]\nlevel = '\xe9'\n")
+    with pytest.raises(ConfigError, match=r"latin\.toml: is not TOML"):
+        Config.load(path, {})
+
+
+@pytest.mark.parametrize(
+    ("section", "option", "value"),
+    [
+        ("listen", "endpoints", []),
+        ("listen", "endpoints", [1]),
+        ("listen", "endpoints", "udp://127.0.0.1:9999"),
+        ("listen", "endpoints", "tcp://127.0.0.1"),
+        ("listen", "endpoints", "tcp://127.0.0.1:65536"),
+        ("listen", "endpoints", "ipc://"),
+        ("listen", "endpoints", "ipc://@"),
+        ("listen", "endpoints", "ipc://" + "x" * 108),
+        ("listen", "endpoints", ["tcp://*:1", "tcp://*:1"]),
+        ("listen", "endpoints", 1),
+        ("listen", "heartbeat_interval", 0),
+        ("listen", "heartbeat_interval", -1),
+        ("listen", "heartbeat_interval", True),
+        ("listen", "heartbeat_interval", float("nan")),
+        ("listen", "heartbeat_interval", float("inf")),
+        ("listen", "heartbeat_interval", "1 fortnight"),
+        ("listen", "heartbeat_interval", "1e999999999s"),
+        ("listen", "send_queue", 0),
+        ("listen", "send_queue", 1.5),
+        ("listen", "send_queue", "many"),
+        ("listen", "send_queue", None),
+        ("storage", "directory", ""),
+        ("storage", "directory", 7),
+        ("storage", "directory", "a\0b"),
+        ("storage", "directory", "~nobody-of-this-name/x"),
+        ("storage", "kind", "paper"),
+        ("storage", "size", 2**48),
+        ("storage", "size", "0.1KiB"),
+        ("storage", "size", 10**400),
+        ("storage", "preallocate", 1),
+        ("storage", "preallocate", "perhaps"),
+        ("storage", "streams_share", 1),
+        ("streams", "rule", [1]),
+        ("streams", "rule", 1),
+        ("streams", "count", -1),
+    ],
+)
+def test_a_value_that_is_not_allowed_is_refused(section: str, option: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match=rf"{section}\.{option} = .* is not "):
+        SECTIONS[section](**{option: value})
+
+
+def test_a_limit_that_is_not_allowed_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"limits\.sources = 0 is not a whole number from 1 on"):
+        Config(limits=Limits(sources=0))
+
+
+@pytest.mark.parametrize(
+    "value", ["tcp://[::1]:9999", "tcp://*:*", "tcp://eth0:0", "ipc:///run/malamute.sock"]
+)
+def test_an_endpoint_that_is_allowed(value: str) -> None:
+    assert Listen(endpoints=(value,)).endpoints == (value,)
+
+
+# Options against each other
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (
+            "[listen]\nheartbeat_timeout = 0.5",
+            "listen.heartbeat_timeout (500ms) must be more than listen.heartbeat_interval (500ms)",
+        ),
+        (
+            '[storage]\nsize = "512MiB"',
+            "limits.queues_bytes (128MiB) is too large: "
+            "storage.size (512MiB) and streams_share (0.7) leave 68MiB",
+        ),
+        (
+            '[limits]\nqueue_bytes = "129MiB"',
+            "limits.queue_bytes (129MiB) is too large: limits.queues_bytes is 128MiB",
+        ),
+        (
+            '[limits]\nmessage_bytes = "97MiB"',
+            "limits.message_bytes (97MiB) is too large: limits.queue_bytes is 96MiB",
+        ),
+        (
+            '[streams]\nbytes = "1GiB"',
+            "streams.bytes (1GiB) is too large: storage.size (1GiB) and streams_share (0.7) leave 716MiB",
+        ),
+        (
+            '[[streams.rule]]\npattern = "a"\nbytes = "1GiB"',
+            'bytes of streams.rule "a" (1GiB) is too large: '
+            "storage.size (1GiB) and streams_share (0.7) leave 716MiB",
+        ),
+    ],
+)
+def test_options_that_contradict_each_other_are_refused(load: Load, text: str, words: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(text)
+    assert caught.value.text.endswith(f"malamute.toml: {words}")
+
+
+def test_what_the_words_of_a_refusal_propose_is_accepted() -> None:
+    storage = Storage(size=512 * 1024**2)
+    mib = 1024**2
+    limits = Limits(message_bytes=mib, queue_bytes=mib, queues_bytes=68 * mib)
+    assert Config(storage=storage, limits=limits).limits == limits
+    with pytest.raises(ConfigError):
+        Config(storage=storage, limits=limits._replace(queues_bytes=69 * mib))
+
+
+def test_all_contradictions_are_told_at_once() -> None:
+    with pytest.raises(ConfigError, match=r"heartbeat_timeout .*; streams\.bytes "):
+        Config(listen=Listen(heartbeat_timeout=0.1), streams=Streams(bytes=2**40))
+
+
+# Streams
+
+
+def test_the_first_rule_that_fits_decides_and_the_rest_stays_default() -> None:
+    streams = Streams(
+        bytes=1000,
+        age=60.0,
+        rule=(
+            Rule("metrics.cpu", count=5),
+            Rule("metrics.*", journal=False, age=0.0),
+            Rule("*.cpu", bytes=1),
+        ),
+    )
+    assert streams.policy("metrics.cpu") == Policy(journal=True, bytes=1000, count=5, age=60.0)
+    assert streams.policy("metrics.disk") == Policy(journal=False, bytes=1000, count=0, age=0.0)
+    assert streams.policy("other") == Policy(journal=True, bytes=1000, count=0, age=60.0)
+
+
+def test_a_pattern_minds_the_case_of_letters() -> None:
+    streams = Streams(rule=(Rule("Logs", journal=False),))
+    assert not streams.policy("Logs").journal
+    assert streams.policy("logs").journal
+
+
+# Sizes and durations
+
+
+@pytest.mark.parametrize(
+    ("text", "size_bytes"),
+    [
+        ("0", 0),
+        ("64MiB", 64 * 1024**2),
+        ("1.5 KiB", 1536),
+        ("2GB", 2 * 10**9),
+        ("7B", 7),
+        ("1e3", 1000),
+        (3.0, 3),
+    ],
+)
+def test_a_size_is_read(text: str, size_bytes: int) -> None:
+    assert kinds.parse_size(text) == size_bytes
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("500ms", 0.5),
+        ("1.5s", 1.5),
+        ("10m", 600),
+        ("1h", 3600),
+        ("7d", 604_800),
+        ("2", 2),
+        (0.25, 0.25),
+        (1, 1),
+    ],
+)
+def test_a_duration_is_read(text: str, seconds: float) -> None:
+    assert kinds.parse_duration(text) == seconds
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0, "0"), (0.5, "500ms"), (0.0005, "0.0005s"), (1.5, "1.5s"), (90, "90s"), (600, "10m"), (86_400, "1d")],
+)
+def test_a_duration_is_written_shortly(seconds: float, text: str) -> None:
+    assert kinds.format_duration(seconds) == text
+
+
+@given(st.integers(0, 2**63 - 1))
+def test_a_written_size_reads_back(size_bytes: int) -> None:
+    assert kinds.parse_size(kinds.format_size(size_bytes)) == size_bytes
+
+
+@given(st.floats(0, 100 * 365 * 86400) | st.integers(0, 10**7).map(lambda ms: ms / 1000))
+def test_a_written_duration_reads_back(seconds: float) -> None:
+    assert kinds.parse_duration(kinds.format_duration(seconds)) == seconds
+
+
+def test_a_section_made_in_a_program_reads_texts_too() -> None:
+    assert replace(Storage(), size="2GiB").size == 2 * 1024**3  # type: ignore[arg-type]

@@ -1,0 +1,94 @@
+"""How mailboxes and services are configured."""
+
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from malamute.config import Config, QueueRule, Queues
+from malamute.core.delivery import QueuePolicy
+from malamute.errors import ConfigError
+from malamute.server.daemon import _settings
+
+
+def load(tmp_path: Path, text: str) -> Config:
+    path = tmp_path / "malamute.toml"
+    path.write_text(text, encoding="utf-8")
+    return Config.load(path, {})
+
+
+def test_every_option_of_a_policy_is_one_of_the_file_with_the_same_default() -> None:
+    options = set(tomllib.loads(Config().toml())["queues"])
+    assert options == set(QueuePolicy._fields)
+    assert Queues().policy("mailbox", "bob") == QueuePolicy()
+
+
+def test_the_first_rule_that_fits_name_and_kind_is_taken() -> None:
+    queues = Queues(
+        depth=7,
+        rule=(
+            QueueRule("print.*", kind="service", max_deliver=3),
+            QueueRule("print.*", ack_timeout=5, backoff=()),
+            QueueRule("*", depth=9),
+        ),
+    )
+    service, mailbox = queues.policy("service", "print.a"), queues.policy("mailbox", "print.a")
+    assert (service.max_deliver, service.depth, service.ack_timeout) == (3, 7, QueuePolicy().ack_timeout)
+    assert (mailbox.max_deliver, mailbox.ack_timeout, mailbox.backoff) == (20, 5.0, ())
+    assert queues.policy("service", "scan").depth == 9
+
+
+def test_a_file_configures_queues_and_is_written_as_it_was(tmp_path: Path) -> None:
+    config = load(
+        tmp_path,
+        """
+        [queues]
+        ack_timeout = "30s"
+        backoff = ["100ms", 2]
+        [[queues.rule]]
+        pattern = "bulk.*"
+        kind = "mailbox"
+        bytes = "1MiB"
+        idle = 0
+        """,
+    )
+    assert config.queues.backoff == (0.1, 2.0)
+    assert config.queues.policy("mailbox", "bulk.x").bytes == 1024**2
+    assert load(tmp_path, config.toml()) == config
+
+
+def test_the_environment_configures_queues() -> None:
+    config = Config.load(None, {"MALAMUTE_QUEUES__BACKOFF": "1s,2m", "MALAMUTE_QUEUES__MAX_DELIVER": "4"})
+    assert (config.queues.backoff, config.queues.max_deliver) == ((1.0, 120.0), 4)
+
+
+def test_the_core_is_given_the_policies() -> None:
+    config = Config(queues=Queues(rule=(QueueRule("w", kind="service", max_deliver=2),)))
+    assert _settings(config, []).queues("service", "w").max_deliver == 2
+    assert _settings(config, []).queues("mailbox", "w").max_deliver == 20
+
+
+def test_the_example_of_a_rule_is_a_valid_one() -> None:
+    lines = Config().toml().splitlines()
+    start = lines.index("# [[queues.rule]]")
+    rule = tomllib.loads("\n".join(x.removeprefix("# ") for x in lines[start : lines.index("", start)]))
+    assert Queues(rule=tuple(rule["queues"]["rule"])).policy("service", "print.x").ack_timeout == 30
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[queues]\nbackoff = 5", "queues.backoff = 5 is not a list"),
+        ('[queues]\nbackoff = ["x"]', "queues.backoff = \\['x'\\] is not a list"),
+        ("[queues]\nack_timeout = -1", "queues.ack_timeout = -1 is not a duration"),
+        ("[queues]\npriority_step = 0", "queues.priority_step = 0 is not a whole number"),
+        ("[queues]\ndedup_count = 0", "queues.dedup_count = 0 is not a whole number"),
+        ("[queues]\nmax_deliveries = 1", "has no 'max_deliveries'; did you mean 'max_deliver'"),
+        ("[[queues.rule]]\npattern = 'a'\nkind = 'stream'", "rule.kind = 'stream' is not one of"),
+        ("[[queues.rule]]\npattern = 'a'\njournal = true", "a rule has no 'journal'"),
+        ("[[queues.rule]]\nkind = 'mailbox'", "rule.pattern = '' is not a pattern"),
+    ],
+)
+def test_what_cannot_be_used_is_refused(tmp_path: Path, text: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        load(tmp_path, text)

@@ -1,0 +1,87 @@
+"""The documents point to what exists: links, headings, files, targets of make, and decisions."""
+
+from __future__ import annotations
+
+import re
+import runpy
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+MADE = {
+    ROOT / "docs" / path: make()
+    for path, make in runpy.run_path(str(ROOT / "docs" / "make" / "pages.py"))["PAGES"].items()
+}
+"""The pages that are made when the site is built, and what is in them."""
+PAGES = sorted(
+    page
+    for place in ("*.md", "docs/**/*.md", "deploy/**/*.md", "malamute/**/*.md")
+    for page in ROOT.glob(place)
+)
+
+by_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+
+
+def _text(page: Path) -> str:
+    return MADE[page] if page in MADE else page.read_text(encoding="utf-8")
+
+
+def _prose(page: Path) -> str:
+    return re.sub(r"^```.*?^```", "", _text(page), flags=re.MULTILINE | re.DOTALL)
+
+
+def _anchors(page: Path) -> set[str]:
+    """The headings of a page in the form in which links name them."""
+    headings = re.findall(r"^#+ (.+)$", _prose(page), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@by_page
+def test_every_link_leads_somewhere(page: Path) -> None:
+    for link in re.findall(r"\]\(([^)\s]+)\)", _prose(page)):
+        if "://" in link:
+            continue
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        assert target in MADE or target.exists(), f"{link} leads nowhere"
+        assert not anchor or anchor in _anchors(target), f"{link} has no such heading"
+
+
+@by_page
+def test_every_file_that_is_named_exists(page: Path) -> None:
+    named = re.findall(r"`((?:malamute|tests|config|deploy|docs|bin)/[\w./-]*)`", _prose(page))
+    assert [name for name in named if not (ROOT / name).exists()] == []
+
+
+@by_page
+def test_every_target_of_make_exists(page: Path) -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    text = page.read_text(encoding="utf-8")
+    named = set(re.findall(r"^make ([a-z-]+)", text, re.MULTILINE)) | set(
+        re.findall(r"`make ([a-z-]+)", text)
+    )
+    assert named <= targets
+
+
+def test_every_target_of_make_is_explained() -> None:
+    text = (ROOT / "Makefile").read_text(encoding="utf-8")
+    declared = re.findall(r"^\.PHONY: (.+)$", text, re.MULTILINE)[0].split()
+    assert set(re.findall(r"^([a-z-]+):.* ## \S", text, re.MULTILINE)) == set(declared)
+
+
+def test_decisions_are_numbered_and_listed() -> None:
+    folder = ROOT / "docs" / "decisions"
+    pages = sorted(folder.glob("[0-9]*.md"))
+    assert [int(page.name[:4]) for page in pages] == list(range(1, len(pages) + 1))
+    for page in pages:
+        number, title = re.match(r"# (\d+)\. (.+)\n", page.read_text(encoding="utf-8")).groups()  # type: ignore[union-attr]
+        assert f"| [{number}]({page.name}) | {title} |" in (folder / "README.md").read_text(encoding="utf-8")
+        assert int(number) == int(page.name[:4])
+
+
+def test_the_changelog_begins_with_the_policy_and_what_is_unreleased() -> None:
+    headings = re.findall(
+        r"^## (.+)$", (ROOT / "docs" / "changelog.md").read_text(encoding="utf-8"), re.MULTILINE
+    )
+    assert headings[:2] == ["What stays compatible", "Unreleased"]
