@@ -48,8 +48,9 @@ bench: setup ## measure this machine; ARGS="--json" for programs
 simulate: setup ## the broker in a simulated world; SEED=n tells one run, RUNS=n makes many
 	@$(BIN)/python tests/simulation/simulate.py $(if $(SEED),--seed $(SEED)) $(if $(RUNS),--runs $(RUNS)) $(ARGS)
 
-fuzz: setup ## 20,000 random inputs for each test of the decoder
-	@MALAMUTE_FUZZ_EXAMPLES=20000 $(BIN)/python -m pytest tests/protocol/test_fuzz.py --timeout=3600 $(ARGS)
+fuzz: setup ## new random inputs for every property: 20,000 for the decoder, 2,000 for the core
+	@MALAMUTE_FUZZ_EXAMPLES=20000 MALAMUTE_EXAMPLES=2000 $(BIN)/python -m pytest -n 2 -m hypothesis \
+	    --hypothesis-profile=explore --timeout=3600 $(ARGS)
 
 spark-cluster-test: setup ## the Spark jobs on a master and two workers of this machine
 	@$(BIN)/python -m pytest tests/spark/on_a_cluster.py $(ARGS)

@@ -585,6 +585,16 @@ def test_what_is_not_there_or_of_somebody_else_is_not_withdrawn(bench, name):
     assert len(bench.core.services.by_name["w"].entries) == 1
 
 
+def test_a_reply_is_not_withdrawn_by_the_correlation_of_its_requester(bench):
+    bench.tell("bob", offer())
+    bench.tell("alice", request(b"1", correlation="theirs"))
+    bench.ask("bob", reply(1, 1))
+    bench.tell("bob", send("alice", b"mail", correlation="mine"))
+    assert [m.code for m in withdraw(bench, "bob", "theirs", "mailbox", "alice")] == [404]
+    assert withdraw(bench, "bob", "mine", "mailbox", "alice") == [Ok(20, 9, 1)]
+    assert len(bench.core.mailboxes.by_name["alice"].entries) == 1
+
+
 def test_a_withdrawal_from_no_queue_is_refused(bench):
     assert [m.code for m in withdraw(bench, "alice", 1, "mailbox", "nobody")] == [404]
 

@@ -692,8 +692,10 @@ class Queue:
     def _correlate(self, messages: Iterable[Message]) -> None:
         assert self._correlated is not None
         for message in messages:
-            if message.properties and "correlation" in message.properties:
-                key = (message.sender, message.properties["correlation"])
+            properties = message.properties
+            # The correlation of a reply is the requester's word, not that of its sender.
+            if properties and "correlation" in properties and "service" not in properties:
+                key = (message.sender, properties["correlation"])
                 self._correlated.setdefault(key, set()).add(message.sequence)
 
     def _uncorrelate(self, message: Message) -> None:
