@@ -48,8 +48,10 @@ from malamute.protocol.messages import (
     Withdraw,
 )
 
-SUBSCRIBE, REPLY = 6, 5
+SUBSCRIBE = 6
 NO_OUTCOME = frozenset((405, 421))
+NO_DISK = frozenset(("the disk does not keep up", "there is no memory for messages that are not on the disk"))
+"""What may be said against a final reply that comes at a bad time."""
 
 
 Place = tuple[tuple[bytes, int], tuple[str, str]]
@@ -78,8 +80,6 @@ class Book:
         self.cursors_stored: dict[tuple[str, str], int] = {}
         self.cursors_ever: set[tuple[str, str, int]] = set()
         self.mailboxes: dict[bytes, str] = {}
-        self.reply_refused = False
-        """Whether there was no room for a reply."""
         self.ended: set[bytes] = set()
         """The sessions that the broker has forgotten at some time."""
         self.recent: dict[tuple[str, str], set[int]] = {}
@@ -322,7 +322,6 @@ class Book:
                 sequence += len(order.bodies) if sequence else 0
 
     def _error(self, peer: bytes, message: Error, blocked: bool) -> None:
-        self.reply_refused |= (message.about, message.code) == (REPLY, TryLater.code)
         if message.ref and message.about in _NUMBERED and message.code not in NO_OUTCOME:
             order = self._order(peer, message.ref)
             self._outcome(order, message.ref, stored=False)
@@ -330,6 +329,9 @@ class Book:
             stored = [body for body in order.bodies if body in kept]
             if stored and not order.twice:
                 raise Violation("a command was refused that is stored", kind=order.kind, bodies=stored)
+            finals = order.kind == "reply" and all(self.author.origins[body].final for body in order.bodies)
+            if finals and message.code == TryLater.code and message.text not in NO_DISK:
+                raise Violation("a final reply has no room", text=message.text, bodies=order.bodies)
 
     def _order(self, peer: bytes, number: int) -> Order:
         try:
