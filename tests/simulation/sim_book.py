@@ -11,7 +11,7 @@ from typing import Any
 
 from sim_credit import CreditBook, Grant
 from sim_machine import AUDITOR, NO_JOURNAL
-from sim_origin import Author, Known, Order, Violation, mailbox_of
+from sim_origin import Author, Order, Violation, mailbox_of
 from sim_queues import QueueBook
 from sim_streams import StreamBook
 from sim_waiting import WaitingBook
@@ -351,9 +351,7 @@ class Book:
                 raise Violation("a commit was confirmed before it was stored", cursor=cursor)
         lost = [body for body in order.bodies if not self._is_stored(order, body)]
         if lost and order.target != NO_JOURNAL:
-            # A double is confirmed when it comes, though the disk may yet fail the first.
-            fault = Known if order.identity and self.has_failed() else Violation
-            raise fault("a command was confirmed that is not stored", kind=order.kind, bodies=lost)
+            raise Violation("a command was confirmed that is not stored", kind=order.kind, bodies=lost)
         if sequence:
             self.streams.told(order.target, sequence + len(order.bodies) - 1)
             place = self.streams.places[order.target].get(sequence)
@@ -366,8 +364,8 @@ class Book:
         # A reply to somebody who is gone is dropped, and confirmed nevertheless.
         gone = order.kind == "reply" and order.target.startswith("$") and order.outcome is True
         # One that came under the identity of another is taken for it.
-        double = bool(order.identity) and (
-            (_KINDS.get(order.kind, ""), order.target, order.identity) in self.queues.identities_stored
+        double = bool(order.identity) and self.queues.has_taken_in(
+            (_KINDS.get(order.kind, ""), order.target, order.identity)
         )
         return gone or double or body in self.queues.ever_stored
 

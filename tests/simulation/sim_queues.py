@@ -210,6 +210,11 @@ class QueueBook:
             if self.finals[order.request] > max(1, self.stored_requests[order.request]):
                 raise Violation("a request has two final replies", request=order.request, reply=mail.body)
 
+    def has_taken_in(self, identity: tuple[str, str, str]) -> bool:
+        """Whether a message under this identity of a queue was stored, or has ended before it could be."""
+        known = self.identities.get(identity)
+        return identity in self.identities_stored or (known is not None and known.leaving != "")
+
     def _removed(self, key: Key) -> None:
         mail = self.mail[key]
         if key[0] == "service" and mail.stored:
