@@ -299,10 +299,12 @@ class QueueBook:
         for (kind, name), state in recovered.queues.items():
             for message in () if is_dead(kind) else state.messages:
                 key = (kind, name, message.sequence)
-                marked = int(message.sequence <= state.delivered)
-                self._remembered(key, state.attempts.get(message.sequence, marked))
-                # A mark may stand for others too: it counts as an attempt of what was never sent.
-                self.mail[key].delivered |= bool(marked)
+                # With one attempt only, each that is made is stored by itself.
+                marked = int(message.sequence <= state.delivered and self.policy.max_deliver != 1)
+                attempts = state.attempts.get(message.sequence, marked)
+                self._remembered(key, attempts)
+                # A mark may stand for others too, and an attempt is stored before it is made.
+                self.mail[key].delivered |= attempts > 0
 
     def _remembered(self, key: Key, attempts: int) -> None:
         mail = self.mail[key]
