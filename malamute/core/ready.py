@@ -29,6 +29,8 @@ class Append(NamedTuple):
     the numbers in those between as stored, so it must not be stored if one of them was not.
 
     If it is not `awaited`, nobody waits for it, and it may be stored a little later together with others.
+
+    `needs` are the tokens of those without which it must not be stored either: it confirms what they have.
     """
 
     token: int
@@ -36,6 +38,7 @@ class Append(NamedTuple):
     bound: Sequence[Operation] = ()
     known: int = 0
     awaited: bool = True
+    needs: frozenset[int] = frozenset()
 
 
 class Read(NamedTuple):
@@ -142,6 +145,7 @@ class Turn:
         self._bytes = 0
         self._token = 0
         self._known = 0
+        self._needs: set[int] = set()
         self._waiting: dict[int, tuple[list[WhenStored], int]] = {}
 
     def send(self, peer: bytes, message: Message) -> None:
@@ -158,6 +162,12 @@ class Turn:
         """Store something that is to be done with all else of this turn, or not at all."""
         self.operations.append(operation)
         self.bound.append(operation)
+
+    def rely_on(self, token: int) -> bool:
+        """Store this turn only if what `token` names is stored. False: the outcome of that is known."""
+        if token in self._waiting:
+            self._needs.add(token)
+        return token in self._waiting or token == self.token
 
     def ask(self, question: Question, then: Then) -> None:
         """Ask the store, and call back with its answer. Whoever asks the same meanwhile shares it."""
@@ -204,7 +214,10 @@ class Turn:
         if self.operations or self._callbacks:
             self._token += 1
             self._waiting[self._token] = (self._callbacks, self._bytes)
-            appends.append(Append(self._token, self.operations, self.bound, self._known, self._awaited))
+            needs, self._needs = frozenset(self._needs), set()
+            appends.append(
+                Append(self._token, self.operations, self.bound, self._known, self._awaited, needs)
+            )
         ready = Ready(appends, self.reads, self.sends, self.closed, self.notices)
         self.sends, self.reads, self.closed, self.notices = [], [], [], []
         self.operations, self.bound, self._callbacks, self._bytes = [], [], [], 0

@@ -5,20 +5,30 @@ how many requests it is ready for. A request stays in the queue until the worker
 final reply or by an ack; if the worker is lost before, it goes to another one. Each reply is put into
 the mailbox of whoever asked, in the same transaction that removes the request, so the requester may go
 away and collect it later, and no crash leaves a request both done and undone.
+
+Work that was taken on can always be ended. Whoever asks must have room for an answer; the answer itself, the
+final reply, is never refused for want of room, as it takes the place of its request. So a mailbox may go past
+its limits by the final replies to requests that were accepted while it had room, and all queues together have
+no more messages for it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Container, Sequence
 
-from malamute.core.delivery import Budget, Consumer, Queue, Queues, size_of, take_in
+from malamute.core.delivery import ENTRY_BYTES, Budget, Consumer, Queue, Queues, size_of, take_in
+from malamute.core.delivery.options import is_address
 from malamute.core.mailbox import Mailboxes
 from malamute.core.session import Session, check_free
 from malamute.core.storage import Message
-from malamute.errors import InvalidSelector, MalamuteError, NotFound, NotOutstanding
+from malamute.errors import InvalidSelector, MalamuteError, NotFound, NotOutstanding, TryLater
 from malamute.matching import Index, Selector
 from malamute.protocol.batch import join_large
 from malamute.protocol.messages import Offer, Reply, Request
+from malamute.protocol.names import RESERVED_PREFIX
+
+Post = tuple[Queue, list[Message]]
+"""Replies that go to one mailbox."""
 
 
 class Services(Queues):
@@ -48,13 +58,27 @@ class Services(Queues):
     def request(self, session: Session, message: Request) -> None:
         """Queue requests. Raises what `take_in` does, or `AccessRefused`."""
         queue = self.get(message.service)
+        mailboxes = self.mailboxes.by_name
+        requesters = _requesters(session, message)
+        absent = [name for name in requesters if name not in mailboxes]
         try:
-            # The replies need a place that is there before the first of them.
-            self.mailboxes.get(session.mailbox, private=True)
+            for name in requesters:
+                # The replies need a place that is there before the first of them.
+                self._check_answerable(self.mailboxes.get(name, private=True))
             take_in(queue, session, session.mailbox, message)
         except MalamuteError:
+            for name in absent:
+                if mailbox := mailboxes.get(name):
+                    mailbox.drop_unused(mailboxes)
             queue.drop_unused(self.by_name)
             raise
+
+    def _check_answerable(self, mailbox: Queue) -> None:
+        """Raise `TryLater` if a mailbox is full: a reply to a request would have no room."""
+        try:
+            self.budget.check_queue(mailbox, 1, ENTRY_BYTES)
+        except TryLater as error:
+            raise TryLater(f"no room for a reply: {error.text}") from None
 
     def offer(self, session: Session, message: Offer) -> Consumer:
         """Begin to work for a service. Raises `InvalidSelector` or `TooMany`."""
@@ -69,7 +93,8 @@ class Services(Queues):
     def reply(self, session: Session, message: Reply) -> None:
         """Pass replies on, and complete the requests whose final reply is among them.
 
-        Raises `NotFound`, `NotOutstanding` or `TryLater`; then no reply was passed on.
+        Raises `NotFound`, `NotOutstanding` or `TryLater`; then no reply was passed on. Final replies always
+        have room, unless the disk does not take what is in memory.
         """
         offer = session.source(message.source)
         if not isinstance(offer, Consumer):
@@ -79,34 +104,41 @@ class Services(Queues):
         if len(set(finals)) < len(finals):
             raise NotOutstanding("a request has one final reply")
         posts = self._posts(session, offer.queue.name, requests, message)
-        sizes = [sum(map(size_of, messages)) for _, messages in posts]
-        self.budget.check_all(len(requests), sum(sizes))
-        for (mailbox, messages), size_bytes in zip(posts, sizes, strict=True):
-            self.budget.check_queue(mailbox, len(messages), size_bytes)
+        self._check_room(posts)
         # A tracked request ends with its outcome stored, and its reply with it, or does not end.
         bound = message.number > 0 or offer.queue.tracks(finals)
         for mailbox, messages in posts:
-            mailbox.put(messages, confirmed=bound)
+            mailbox.put(messages, confirmed=bound, reserved=True)
         if finals:
             offer.queue.complete(offer, finals, confirmed=bound)
 
-    def _posts(
-        self, session: Session, service: str, requests: Sequence[Message], reply: Reply
-    ) -> list[tuple[Queue, list[Message]]]:
+    def _check_room(self, posts: Sequence[Post]) -> None:
+        """Raise `TryLater` unless there is room for the replies that are not final."""
+        sizes: list[int] = []
+        for mailbox, messages in posts:
+            partial = [size_of(message) for message in messages if not _is_final(message)]
+            if partial:
+                self.budget.check_queue(mailbox, len(partial), sum(partial))
+                sizes += partial
+        if sizes:
+            self.budget.check_all(len(sizes), sum(sizes))
+        self.budget.check_memory()
+
+    def _posts(self, session: Session, service: str, requests: Sequence[Message], reply: Reply) -> list[Post]:
         """The replies by the mailboxes that they go to, each ready to be put there."""
         time = int(self.budget.turn.now * 1e9)
-        posts: dict[str, tuple[Queue, list[Message]]] = {}
+        posts: dict[str, Post] = {}
         records = join_large(reply.records, reply.large)
         for request, final, record in zip(requests, reply.finals, records, strict=True):
             asked = request.properties or {}
             if "stream" in asked:
                 # A feed made the request: its sender published a message, and waits for no reply.
                 continue
-            try:
-                mailbox = self.mailboxes.get(asked.get("reply_to", request.sender))
-            except NotFound:
+            name = asked.get("reply_to", request.sender)
+            if name.startswith(RESERVED_PREFIX) and name not in self.mailboxes.by_name:
                 # The requester had no address and its session is over: nobody can ask for this reply.
                 continue
+            mailbox = self.mailboxes.keep(name)
             messages = posts.setdefault(mailbox.name, (mailbox, []))[1]
             about = {"correlation": asked["correlation"]} if "correlation" in asked else {}
             properties = {**about, "service": service, "final": final}
@@ -120,3 +152,13 @@ def _outstanding(offer: Consumer, sequence: int) -> Message:
     if entry is None:
         raise NotOutstanding(f"request {sequence} is not outstanding here")
     return entry.message
+
+
+def _is_final(reply: Message) -> bool:
+    return bool(reply.properties and reply.properties["final"])
+
+
+def _requesters(session: Session, message: Request) -> list[str]:
+    """The names of the mailboxes that the replies to requests go to, each once."""
+    named = [asked["reply_to"] for asked in message.properties or () if asked and "reply_to" in asked]
+    return list(dict.fromkeys([session.mailbox, *filter(is_address, named)]))

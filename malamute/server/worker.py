@@ -157,13 +157,14 @@ class Writer(Worker[Append]):
 
     What a session has stored is one record, up to a number. So when an append fails, those of the same
     sessions fail too that were made before the core knew of it: they would tell of its numbers as stored,
-    and after a crash the broker would confirm what is not there.
+    and after a crash the broker would confirm what is not there. And so do those that need it.
     """
 
     def __init__(self, name: str, store: Store, results: Results) -> None:
         super().__init__(name, store, results)
-        self._failures: dict[bytes, Written] = {}
-        """The last append of a session that failed, as long as the core may not know of it."""
+        self._failures: dict[bytes | int, Written] = {}
+        """The last append of a session that failed, as long as the core may not know of it, and each that
+        failed by its token, as long as another may need it."""
 
     def work(self, jobs: Sequence[Append]) -> None:
         """Commit all of them, or find out which of them cannot be."""
@@ -185,14 +186,17 @@ class Writer(Worker[Append]):
             written = Written([job.token], reason)
             if reason is not None:
                 self._try(salvage(job))
-                self._failures.update(dict.fromkeys(_sessions(job), written))
+                self._failures.update(dict.fromkeys([job.token, *_sessions(job)], written))
             self._results.put(written)
+            # What is made later was begun when the core knew all that it knew when it made this one.
+            self._failures = {k: fault for k, fault in self._failures.items() if fault.tokens[0] > job.known}
 
     def _doubt(self, job: Append) -> StoreError | StorageFull | None:
-        """The error of an earlier append that this one would tell of as stored."""
-        self._failures = {s: failed for s, failed in self._failures.items() if failed.tokens[0] > job.known}
-        doubts = [self._failures[session].error for session in _sessions(job) if session in self._failures]
-        return doubts[0] if doubts else None
+        """The error of an earlier append that this one needs, or would tell of as stored."""
+        found = [self._failures[token] for token in job.needs if token in self._failures]
+        told = [self._failures[session] for session in _sessions(job) if session in self._failures]
+        found += [failed for failed in told if failed.tokens[0] > job.known]
+        return found[0].error if found else None
 
     def _try(self, operations: Sequence[Operation]) -> StoreError | StorageFull | None:
         try:

@@ -102,6 +102,8 @@ class Bench:
         )
         self.store = MemoryStore(size=store_bytes, retention=lambda stream: retention or Retention())
         self.appends: deque[Append] = deque()
+        self._failed: set[int] = set()
+        """The tokens of what was not stored."""
         self.reads: deque[Read] = deque()
         self.notices: list[Notice] = []
         self.events: list[str] = []
@@ -121,6 +123,7 @@ class Bench:
 
         self.core.turn.event = event
         self.appends.clear()
+        self._failed.clear()
         self.reads.clear()
 
     # What peers do
@@ -191,6 +194,9 @@ class Bench:
 
     def commit(self) -> None:
         """Store what was handed out first, and tell the core."""
+        if self.appends[0].needs & self._failed:
+            self.fail()
+            return
         append = self.appends.popleft()
         self.store.write(append.operations)
         self.core.stored(append.token, self.now)
@@ -199,6 +205,7 @@ class Bench:
     def fail(self, error: MalamuteError | None = None) -> None:
         """Fail what was handed out first, as the writer does: what gives room back is done."""
         append = self.appends.popleft()
+        self._failed.add(append.token)
         self.store.write(salvage(append))
         self.core.unstored(append.token, error or StorageFull("the disk is full"), self.now)
         self.turn()

@@ -345,6 +345,69 @@ def test_an_identity_is_known_after_its_message_was_done_and_over_a_restart(benc
     assert taken(bench, "bob") == []
 
 
+def settlings(bench, name):
+    return [m.code if isinstance(m, Error) else m for m in bench.sent(name) if isinstance(m, Error | Stored)]
+
+
+def test_a_double_fails_with_the_first(bench):
+    bench.tell("alice", send("bob", b"1", number=1, id="x"))
+    bench.tell("carl", send("bob", b"2", number=1, id="x"))
+    bench.tell("dora", send("bob", b"3", number=1))
+    bench.fail()
+    bench.settle()
+    assert settlings(bench, "alice") == settlings(bench, "carl") == [507]
+    assert settlings(bench, "dora") == [Stored([[1, 1, 0]])]
+    # After a crash nobody takes the number of the double for one that was stored.
+    bench.crash()
+    bench.open("carl")
+    assert [m.sequence for m in bench.store.recover().queues["mailbox", "bob"].messages] == [2]
+    bench.tell("carl", send("bob", b"2", number=2, id="x"))
+    bench.settle()
+    assert settlings(bench, "carl") == [Stored([[2, 2, 0]])]
+    assert len(bench.store.recover().queues["mailbox", "bob"].messages) == 2
+
+
+def test_a_double_fails_with_the_first_that_is_in_memory_alone(bench):
+    bench.tell("alice", send("bob", b"1", id="x"))
+    bench.tell("carl", send("bob", b"2", number=1, id="x"))
+    bench.fail()
+    bench.settle()
+    assert settlings(bench, "carl") == [507]
+    assert bench.store.recover().queues == {}
+
+
+def test_a_double_fails_if_the_failure_is_learned_in_its_own_turn(bench):
+    bench.tell("alice", send("bob", b"1", number=1, id="x"))
+    bench.receive("carl", send("bob", b"2", number=1, id="x"))
+    bench.fail()
+    bench.settle()
+    assert settlings(bench, "alice") == settlings(bench, "carl") == [507]
+    assert bench.core.mailboxes.by_name["bob"].entries == {}
+
+
+def test_a_double_in_the_turn_of_the_first_is_stored_with_it(bench):
+    bench.receive("alice", send("bob", b"1", id="x"))
+    bench.tell("carl", send("bob", b"2", number=1, id="x"))
+    assert bench.appends[-1].needs == frozenset()
+    bench.settle()
+    assert settlings(bench, "carl") == [Stored([[1, 1, 0]])]
+
+
+def test_a_double_of_what_is_in_memory_alone_is_refused_until_that_has_its_end(bench):
+    bench.tell("alice", send("bob", b"1", id="x"))
+    bench.fail()
+    bench.settle()
+    bench.tell("carl", send("bob", b"2", number=1, id="x"))
+    bench.tell("carl", send("bob", b"2", id="x"))
+    assert settlings(bench, "carl") == [503]
+    bench.tell("bob", mail_credit())
+    assert taken(bench, "bob") == [b"1"]
+    bench.tell("bob", ack(0, (1, 1)))
+    bench.tell("carl", send("bob", b"2", number=2, id="x"))
+    bench.settle()
+    assert settlings(bench, "carl") == [Stored([[2, 2, 0]])]
+
+
 def test_an_identity_twice_in_a_batch_is_one_message(bench):
     command = send("bob", b"1", b"2", b"3", number=1)
     bench.tell("alice", command._replace(properties=[{"id": "x"}, {"id": "x"}, None]))

@@ -149,6 +149,67 @@ def test_attempts_without_limit_are_never_dead():
     assert taken(bench, "bob")[-1] == (1, 51)
 
 
+ONCE = POLICY._replace(max_deliver=1)
+
+
+def test_what_was_passed_over_has_its_one_attempt_after_a_restart():
+    bench = Bench(queues=ONCE)
+    bench.open("alice", "bob", "carl")
+    bench.tell("alice", request(b"1", subject="x"), request(b"2", subject="y"), request(b"3", subject="x"))
+    bench.settle()
+    bench.tell("bob", offer(pattern="y"))
+    assert taken(bench, "bob") == [(2, 1)]
+    bench.crash()
+    bench.open("bob", "carl")
+    bench.settle()
+    assert [row["body"] for row in dead(bench)] == [b"2"]
+    bench.tell("bob", offer())
+    assert taken(bench, "bob") == [(1, 1), (3, 1)]
+
+
+def test_what_came_while_a_worker_waited_and_went_to_nobody_has_its_one_attempt():
+    bench = Bench(queues=ONCE)
+    bench.open("alice", "bob", "carl")
+    bench.tell("bob", offer(credit=1))
+    bench.tell("alice", request(b"1", b"2", b"3", number=1))
+    assert taken(bench, "bob") == [(1, 1)]
+    bench.crash()
+    bench.open("bob", "carl")
+    bench.settle()
+    assert [row["body"] for row in dead(bench)] == [b"1"]
+    bench.tell("bob", offer())
+    assert taken(bench, "bob") == [(2, 1), (3, 1)]
+
+
+def test_what_was_released_has_its_one_attempt_after_a_restart():
+    bench = Bench(queues=ONCE)
+    bench.open("alice", "bob", "carl")
+    worker(bench, b"1", credit=1)
+    bench.tell("bob", Release(1, [[1, 1]]))
+    bench.settle()
+    bench.crash()
+    bench.open("bob", "carl")
+    bench.tell("bob", offer())
+    assert taken(bench, "bob") == [(1, 1)]
+    bench.crash()
+    bench.open("bob", "carl")
+    bench.settle()
+    assert [row["properties"]["dead"]["attempts"] for row in dead(bench)] == [1]
+
+
+def test_nothing_is_sent_before_the_disk_knows_of_its_one_attempt():
+    bench = Bench(queues=ONCE)
+    bench.open("alice", "bob")
+    bench.tell("bob", offer())
+    bench.tell("alice", request(b"1", number=1))
+    bench.commit()
+    assert bench.got("bob") == []
+    assert bench.store.recover().queues["service", "w"].attempts == {}
+    bench.commit()
+    assert bench.bodies("bob") == [b"1"]
+    assert bench.store.recover().queues["service", "w"].attempts == {1: 1}
+
+
 def test_a_rejected_message_is_a_dead_letter_with_its_reason_at_once(bench):
     bench.tell("alice", send("bob", b"1", b"2"))
     bench.tell("bob", mail_credit())

@@ -11,7 +11,7 @@ from typing import Any
 
 from sim_credit import CreditBook, Grant
 from sim_machine import AUDITOR, NO_JOURNAL
-from sim_origin import Author, Known, Order, Violation, mailbox_of
+from sim_origin import Author, Order, Violation, mailbox_of
 from sim_queues import QueueBook
 from sim_streams import StreamBook
 from sim_waiting import WaitingBook
@@ -48,8 +48,10 @@ from malamute.protocol.messages import (
     Withdraw,
 )
 
-SUBSCRIBE, REPLY = 6, 5
+SUBSCRIBE = 6
 NO_OUTCOME = frozenset((405, 421))
+NO_DISK = frozenset(("the disk does not keep up", "there is no memory for messages that are not on the disk"))
+"""What may be said against a final reply that comes at a bad time."""
 
 
 Place = tuple[tuple[bytes, int], tuple[str, str]]
@@ -78,8 +80,6 @@ class Book:
         self.cursors_stored: dict[tuple[str, str], int] = {}
         self.cursors_ever: set[tuple[str, str, int]] = set()
         self.mailboxes: dict[bytes, str] = {}
-        self.reply_refused = False
-        """Whether there was no room for a reply."""
         self.ended: set[bytes] = set()
         """The sessions that the broker has forgotten at some time."""
         self.recent: dict[tuple[str, str], set[int]] = {}
@@ -322,7 +322,6 @@ class Book:
                 sequence += len(order.bodies) if sequence else 0
 
     def _error(self, peer: bytes, message: Error, blocked: bool) -> None:
-        self.reply_refused |= (message.about, message.code) == (REPLY, TryLater.code)
         if message.ref and message.about in _NUMBERED and message.code not in NO_OUTCOME:
             order = self._order(peer, message.ref)
             self._outcome(order, message.ref, stored=False)
@@ -330,6 +329,9 @@ class Book:
             stored = [body for body in order.bodies if body in kept]
             if stored and not order.twice:
                 raise Violation("a command was refused that is stored", kind=order.kind, bodies=stored)
+            finals = order.kind == "reply" and all(self.author.origins[body].final for body in order.bodies)
+            if finals and message.code == TryLater.code and message.text not in NO_DISK:
+                raise Violation("a final reply has no room", text=message.text, bodies=order.bodies)
 
     def _order(self, peer: bytes, number: int) -> Order:
         try:
@@ -349,9 +351,7 @@ class Book:
                 raise Violation("a commit was confirmed before it was stored", cursor=cursor)
         lost = [body for body in order.bodies if not self._is_stored(order, body)]
         if lost and order.target != NO_JOURNAL:
-            # A double is confirmed when it comes, though the disk may yet fail the first.
-            fault = Known if order.identity and self.has_failed() else Violation
-            raise fault("a command was confirmed that is not stored", kind=order.kind, bodies=lost)
+            raise Violation("a command was confirmed that is not stored", kind=order.kind, bodies=lost)
         if sequence:
             self.streams.told(order.target, sequence + len(order.bodies) - 1)
             place = self.streams.places[order.target].get(sequence)
@@ -364,8 +364,8 @@ class Book:
         # A reply to somebody who is gone is dropped, and confirmed nevertheless.
         gone = order.kind == "reply" and order.target.startswith("$") and order.outcome is True
         # One that came under the identity of another is taken for it.
-        double = bool(order.identity) and (
-            (_KINDS.get(order.kind, ""), order.target, order.identity) in self.queues.identities_stored
+        double = bool(order.identity) and self.queues.has_taken_in(
+            (_KINDS.get(order.kind, ""), order.target, order.identity)
         )
         return gone or double or body in self.queues.ever_stored
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from sim_client import SERVICES
 from sim_machine import KEPT_FOR_PEER, Machine
 from sim_origin import Violation
 
+from malamute.core.delivery import Queue
 from malamute.protocol.limits import Limits
 
 COMMAND_BYTES_MAX = 4_000
@@ -17,23 +19,31 @@ def check_limits(machine: Machine, limits: Limits) -> None:
     budget = core.budget
     queues = [*core.mailboxes.by_name.values(), *core.services.by_name.values()]
     # What a failing disk did not remove comes back with a restart, beyond the limits.
-    messages_max = limits.queue_messages * (2 if machine.disk.has_failed else 1)
+    times = 2 if machine.disk.has_failed else 1
+    letters_max = machine.settings.queues("mailbox", "").dead_letters * times
+    messages_max = limits.queue_messages * times
+    # When a mailbox is full, what was asked before is still answered.
+    answers_max = len(SERVICES) * (messages_max + letters_max)
     # What dies is not refused for want of room: then nothing is taken in until there is some.
     dead = sum(letter.size for queue in queues for letter in queue.dead.entries.values())
     sizes = {
         "messages in a queue": (
-            max((len(q.entries) for q in queues), default=0),
+            max((len(q.entries) - len(_answers(q)) for q in queues), default=0),
             messages_max,
+        ),
+        "answers in a mailbox": (
+            max((len(q.entries) for q in queues), default=0),
+            messages_max + answers_max,
         ),
         "dead letters": (
             max((len(q.dead.entries) for q in queues), default=0),
-            machine.settings.queues("mailbox", "").dead_letters * (2 if machine.disk.has_failed else 1),
+            letters_max,
         ),
         "room for outcomes and for what is sent again": (
             sum(q.reserved for q in queues),
             len(core.budget.trackers._open) + sum(len(q.dead._leaving) for q in queues),
         ),
-        "bytes in queues": (budget.bytes - dead, limits.queues_bytes),
+        "bytes in queues": (budget.bytes - dead - sum(sum(_answers(q)) for q in queues), limits.queues_bytes),
         "bytes that wait for the disk": (core.turn.backlog_bytes, limits.backlog_bytes + COMMAND_BYTES_MAX),
         "sessions": (len(core.sessions.by_peer), limits.sessions),
         "kept for a peer": (max(map(len, machine.router.blocked.values()), default=0), KEPT_FOR_PEER + 1),
@@ -47,3 +57,9 @@ def check_limits(machine: Machine, limits: Limits) -> None:
             raise Violation("a limit does not hold", what=what, size=size, most=most)
     if budget.bytes != sum(queue.bytes for queue in queues) + dead:
         raise Violation("a limit does not hold", what="the sum of all queues", size=budget.bytes)
+
+
+def _answers(queue: Queue) -> list[int]:
+    """The sizes of the final replies, which have room where nothing else has."""
+    messages = ((entry, entry.message.properties) for entry in queue.entries.values())
+    return [entry.size for entry, properties in messages if properties and properties.get("final")]

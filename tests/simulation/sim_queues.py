@@ -210,6 +210,11 @@ class QueueBook:
             if self.finals[order.request] > max(1, self.stored_requests[order.request]):
                 raise Violation("a request has two final replies", request=order.request, reply=mail.body)
 
+    def has_taken_in(self, identity: tuple[str, str, str]) -> bool:
+        """Whether a message under this identity of a queue was stored, or has ended before it could be."""
+        known = self.identities.get(identity)
+        return identity in self.identities_stored or (known is not None and known.leaving != "")
+
     def _removed(self, key: Key) -> None:
         mail = self.mail[key]
         if key[0] == "service" and mail.stored:
@@ -294,10 +299,12 @@ class QueueBook:
         for (kind, name), state in recovered.queues.items():
             for message in () if is_dead(kind) else state.messages:
                 key = (kind, name, message.sequence)
-                marked = int(message.sequence <= state.delivered)
-                self._remembered(key, state.attempts.get(message.sequence, marked))
-                # A mark may stand for others too: it counts as an attempt of what was never sent.
-                self.mail[key].delivered |= bool(marked)
+                # With one attempt only, each that is made is stored by itself.
+                marked = int(message.sequence <= state.delivered and self.policy.max_deliver != 1)
+                attempts = state.attempts.get(message.sequence, marked)
+                self._remembered(key, attempts)
+                # A mark may stand for others too, and an attempt is stored before it is made.
+                self.mail[key].delivered |= attempts > 0
 
     def _remembered(self, key: Key, attempts: int) -> None:
         mail = self.mail[key]

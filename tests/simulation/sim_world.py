@@ -267,7 +267,6 @@ class World:
         self._rest()
         self._check_answers()
         self.helping = True
-        self.book.reply_refused = False
         self._rest()
         # A worker may hold what it has answered in vain, without a number to learn that by. Of the dead the
         # broker learns by probes, and forgets them when it is time.
@@ -438,9 +437,7 @@ def run(plan: Plan, log: Callable[[str], None] | None = None) -> World:
         try:
             world.run(plan.steps)
         except Violation as violation:
-            # Requests may take up all the room, and then there is none for the replies that would end them.
-            full = world.helping and world.book.reply_refused
-            if world.book.queues.reused or full:
+            if world.book.queues.reused:
                 raise Known(violation.rule, **violation.details) from violation
             raise
         return world

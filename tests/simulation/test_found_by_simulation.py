@@ -96,6 +96,20 @@ def test_what_tells_of_a_failed_number_as_stored_is_not_stored() -> None:
     assert store.recover().sessions == {ANN: b"5", BOB: b"2"}
 
 
+def test_what_needs_a_failed_append_is_not_stored() -> None:
+    store, results = Fails(2), []
+    results_of = type("Results", (), {"put": lambda self, result: results.append(result)})()
+    writer = Writer("writer", store, results_of)
+    writer.work([Append(1, [PutSession(ANN, b"1")])])
+    # The core has learned of the failure in the turn that needs it, so it knows of it when that is over.
+    writer.work([Append(2, [PutSession(BOB, b"2")], known=1, needs=frozenset((1,)))])
+    writer.work([Append(3, [PutSession(BOB, b"3")], known=2)])
+    told = [(written.tokens, written.error is None) for written in results if isinstance(written, Written)]
+    assert told == [([1], False), ([2], False), ([3], True)]
+    assert store.recover().sessions == {BOB: b"3"}
+    assert not writer._failures
+
+
 def test_a_request_that_is_answered_before_it_is_sent_again_is_not_sent() -> None:
     broker = Broker()
     broker.tell(ANN, wire.Offer(1, "w", ALL, -1, -1))

@@ -2,6 +2,8 @@
 
 An identity is remembered for the window that is configured, on the disk too, and up to a number of them: the
 oldest is forgotten first. All of a queue have the same window, so they are in the order in which they end.
+
+A double shares the fate of the first: it is confirmed when that is on the disk, and fails with it.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from malamute.core.storage import ForgetIdentities, Message, PutIdentity
+from malamute.errors import TryLater
 
 if TYPE_CHECKING:
     from malamute.core.delivery.queue import Queue
@@ -20,16 +23,21 @@ SWEEPS = 8
 
 
 class Identities:
-    """The identities of one queue: the sequence of each message, and until when it is remembered, in ns."""
+    """The identities of one queue.
+
+    `known` tells the sequence of each message, until when it is remembered in ns, and the token of the append
+    that had it, or 0.
+    """
 
     def __init__(self, queue: Queue) -> None:
-        self.known: dict[str, tuple[int, int]] = {}
+        self.known: dict[str, tuple[int, int, int]] = {}
         self._queue = queue
         self._timer: Timer | None = None
 
     def restore(self, identities: Mapping[str, tuple[int, int]]) -> None:
         """Take up what the store kept."""
-        self.known = dict(sorted(identities.items(), key=lambda item: item[1][1]))
+        ending = sorted(identities.items(), key=lambda item: item[1][1])
+        self.known = {identity: (sequence, until, 0) for identity, (sequence, until) in ending}
         self._sweep()
 
     def has(self, identity: str, time: int) -> bool:
@@ -44,22 +52,28 @@ class Identities:
             return
         until = message.time + int(policy.dedup_window * 1e9)
         self.known.pop(identity, None)
-        self.known[identity] = (message.sequence, until)
+        self.known[identity] = (message.sequence, until, queue.turn.token)
         queue.turn.store(PutIdentity(queue.kind, queue.name, identity, message.sequence, until))
         if len(self.known) > max(policy.dedup_count, 1):
             self._forget_first()
         self._watch()
 
+    def confirm(self, identity: str) -> None:
+        """A double is to be confirmed like the first. Raises `TryLater` if the disk has refused that."""
+        sequence, _, token = self.known[identity]
+        if not self._queue.turn.rely_on(token) and sequence in self._queue.unsaved:
+            raise TryLater(f"the message with the identity {identity!r} is not on the disk")
+
     def take_back(self, message: Message) -> None:
         """A message was not stored after all: it may be sent again."""
         identity = (message.properties or {}).get("id")
-        if identity is not None and self.known.get(identity, (0, 0))[0] == message.sequence:
+        if identity is not None and self.known.get(identity, (0, 0, 0))[0] == message.sequence:
             del self.known[identity]
 
     def _forget_first(self) -> None:
         # The store forgets by time: what came with the first that stays is still there after a restart.
-        _, gone = self.known.pop(next(iter(self.known)))
-        _, kept = next(iter(self.known.values()))
+        _, gone, _ = self.known.pop(next(iter(self.known)))
+        _, kept, _ = next(iter(self.known.values()))
         if kept > gone:
             queue = self._queue
             queue.turn.store(ForgetIdentities(queue.kind, queue.name, kept - 1))

@@ -35,7 +35,7 @@ def take_in(queue: Queue, session: Session, sender: str, command: Send | Request
         ]
         queue.put(messages, confirmed=command.number > 0)
         return
-    places = _wanted(queue, command.subjects, options, time)
+    places = _wanted(queue, command, options, time)
     messages = [
         Message(number, time, sender, command.subjects[place], records[place], columns[place])
         for number, place in enumerate(places, queue.next)
@@ -54,8 +54,9 @@ def take_in(queue: Queue, session: Session, sender: str, command: Send | Request
         queue.put(messages, confirmed=command.number > 0, options=chosen)
 
 
-def _wanted(queue: Queue, subjects: Sequence[str], options: Sequence[Options | None], time: int) -> list[int]:
-    """The places of the messages that are new to the queue. Raises `NoWorkers`."""
+def _wanted(queue: Queue, command: Send | Request, options: Sequence[Options | None], time: int) -> list[int]:
+    """The places of the messages that are new to the queue. Raises `NoWorkers` or `TryLater`."""
+    subjects = command.subjects
     places = []
     seen: set[str] = set()
     for place, asked in enumerate(options):
@@ -63,7 +64,11 @@ def _wanted(queue: Queue, subjects: Sequence[str], options: Sequence[Options | N
             raise NoWorkers(f"nobody takes {subjects[place]!r} from the {queue.kind} {queue.name!r} now")
         identity = asked.identity if asked is not None else ""
         if identity and queue.policy.dedup_window:
-            if identity in seen or queue.identities.has(identity, time):
+            if identity in seen:
+                continue
+            if queue.identities.has(identity, time):
+                if command.number:
+                    queue.identities.confirm(identity)
                 continue
             seen.add(identity)
         places.append(place)

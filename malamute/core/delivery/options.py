@@ -93,7 +93,8 @@ def _is_correlation(value: Any) -> bool:
     return type(value) is int or (type(value) is str and len(value.encode()) <= TEXT_BYTES_MAX)
 
 
-def _is_address(value: Any) -> bool:
+def is_address(value: Any) -> bool:
+    """Whether a value may be the option `reply_to`."""
     return type(value) is str and is_name(value) and not value.startswith(RESERVED_PREFIX)
 
 
@@ -111,7 +112,7 @@ OPTIONS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "priority": (_between(0, PRIORITY_MAX), f"an integer from 0 to {PRIORITY_MAX}"),
     "delay": (_between(0, DURATION_MS_MAX), f"milliseconds from 0 to {DURATION_MS_MAX}"),
     "at": (_between(0, NUMBER_MAX), "nanoseconds since 1970, UTC"),
-    "reply_to": (_is_address, "an address"),
+    "reply_to": (is_address, "an address"),
     "key": _TEXT,
     "immediate": (lambda value: type(value) is bool, "true or false"),
 }

@@ -97,7 +97,7 @@ class Queue:
 
         `options` are by sequence. Messages whose room is `reserved` always fit.
         """
-        awaited = any(line.consumers for line in self._lines.values())
+        awaited = not self.exact and any(line.consumers for line in self._lines.values())
         if options and any(asked.due > self.turn.now for asked in options.values()):
             awaited = False
         entries = [Entry(message, marked=awaited) for message in messages]
@@ -146,12 +146,11 @@ class Queue:
         """Take up what the store kept. Every message up to `delivered` may have been delivered."""
         self.next, self.delivered = state.next, state.delivered
         for message in state.messages:
-            delivered = message.sequence <= state.delivered
+            delivered = message.sequence <= state.delivered and not self.exact
             attempts = state.attempts.get(message.sequence, int(delivered))
             cold_bytes = state.cold.get(message.sequence, 0)
-            entry = Entry(message, attempts, marked=delivered, cold_bytes=cold_bytes)
+            entry = Entry(message, attempts, marked=attempts > 0, cold_bytes=cold_bytes)
             if state.attempts.get(message.sequence) == 0:
-                entry.marked = False
                 self.untouched.add(message.sequence)
             entry.where = "settling"
             self.entries[message.sequence] = entry
@@ -159,6 +158,15 @@ class Queue:
             if cold_bytes:
                 self.budget.memory.count_cold(self, entry.size)
         self.identities.restore(state.identities)
+
+    @property
+    def exact(self) -> bool:
+        """Whether the disk has to know of each message whether it was delivered.
+
+        The mark covers those that were passed over. Elsewhere that costs them one of their attempts; here it
+        would be the only one.
+        """
+        return self.policy.max_deliver == 1
 
     def resume(self) -> None:
         """Begin with what was restored, in this queue and in all others."""
@@ -478,9 +486,10 @@ class Queue:
         """Tell the disk that these are about to be delivered."""
         self.turn.store(MarkDelivered(self.kind, self.name, self.delivered))
         for entry in entries:
-            if entry.message.sequence in self.untouched:
-                self.untouched.discard(entry.message.sequence)
-                self._count(entry.message.sequence, entry.attempts)
+            sequence = entry.message.sequence
+            if sequence in self.untouched or (self.exact and not entry.marked):
+                self.untouched.discard(sequence)
+                self._count(sequence, entry.attempts)
 
     def reject(self, consumer: Consumer, sequences: Sequence[int], reason: str) -> None:
         """What a consumer held is dead."""
