@@ -204,10 +204,10 @@ def set_feed(
         created = (service, stream) not in core.feeds.by_name
         try:
             core.feeds.check(service, stream)
+            feed = core.feeds.set(service, found, criteria, where, position)
         except MalamuteError as error:
             failed(error)
             return
-        feed = core.feeds.set(service, found, criteria, where, position)
         answered({**value, "created": created, "sequence": found.cursors[feed.name]})
 
     if begin:

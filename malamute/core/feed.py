@@ -99,6 +99,11 @@ class Feed(Reader):
             and self._token in (0, self.turn.token)
         )
 
+    @property
+    def unsettled(self) -> bool:
+        """Whether the disk may yet refuse what it has put last."""
+        return self._first > 0
+
     def cancel(self) -> None:
         """End it."""
         self.open = False
@@ -160,7 +165,8 @@ class Feed(Reader):
         if not self.open:
             return
         if error is not None and first:
-            self.stream.cursors[self.name] = first - 1
+            # A feed that was changed meanwhile may have no position on the disk yet.
+            self.stream.commit(self.name, first - 1)
             self.stream.replay.rewind(self, first)
             self.retry_at = self.turn.now + RETRY_SECONDS
             self.queue.budget.timers.at(self.retry_at, self.unblock)
@@ -186,7 +192,7 @@ class Feed(Reader):
 
     def _never_fits(self, size_bytes: int) -> bool:
         """Whether not even an empty queue has room for such a message."""
-        return not self.queue.entries and not self._fits(1, size_bytes, others=False)
+        return size_bytes > self.queue.policy.bytes
 
     def _wait_for_room(self, size_bytes: int) -> None:
         self.full = size_bytes
@@ -264,7 +270,12 @@ class Feeds:
                 continue
             stream = self.streams.get(stream_name)
             feed = self._add(self.services.keep(service), stream, selector)
-            feed.begin(Position(stream.cursors.get(feed.name, stream.next - 1) + 1))
+            done = stream.cursors.get(feed.name, stream.next - 1)
+            if done >= stream.next:
+                # The disk did not reserve these sequences, so they are used again.
+                done = stream.next - 1
+                stream.commit(feed.name, done)
+            feed.begin(Position(done + 1))
 
     def check(self, service: str, stream: str) -> None:
         """Raise what stands against a feed."""
@@ -291,6 +302,9 @@ class Feeds:
         self.turn.store(PutFeed(service, stream.name, pack((criteria, where))))
         if position is not None:
             stream.commit(feed.name, position.first - 1)
+        elif not feed.unsettled:
+            # The disk may have refused the feed, and with it the position, when it was made.
+            stream.commit(feed.name, stream.cursors[feed.name])
         return feed
 
     def delete(self, feed: Feed) -> None:

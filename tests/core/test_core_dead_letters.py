@@ -384,6 +384,22 @@ def test_an_idle_service_is_removed(bench):
     assert bench.core.services.by_name == {}
 
 
+def test_a_mailbox_that_has_just_become_empty_is_not_removed():
+    bench = Bench(queues=QueuePolicy(idle=100.0))
+    bench.open("alice", "bob")
+    bench.tell("alice", send("bob", b"1"))
+    bench.wait(100)
+    bench.wait(99)
+    bench.tell("bob", mail_credit())
+    bench.settle()
+    bench.tell("bob", ack(0, (1, 1)))
+    bench.lost("bob")
+    bench.wait(1)
+    assert "bob" in bench.core.mailboxes.by_name
+    bench.wait(100)
+    assert "bob" not in bench.core.mailboxes.by_name
+
+
 def test_a_private_mailbox_goes_with_its_session_and_not_before(bench):
     bench.tell("anon", Hello([2], ""), request(b"1", service="other"))
     bench.settle()

@@ -8,11 +8,11 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from core_bench import Bench, ack, offer, publish, reply, request, subscribe
+from core_bench import Bench, ack, offer, publish, reply, request, send, subscribe
 
 from malamute.core.delivery import ENTRY_BYTES, QueuePolicy
 from malamute.core.feed import FED_BYTES, KEEP_SECONDS, RETRY_SECONDS
-from malamute.core.storage import PutFeed, PutMessage
+from malamute.core.storage import PutCursor, PutFeed, PutMessage, Reserve
 from malamute.core.stream import RESERVE
 from malamute.errors import StoreError
 from malamute.journal.store import Retention
@@ -28,6 +28,7 @@ from malamute.protocol.messages import (
     Hello,
     Publish,
     Query,
+    Reject,
     Stored,
 )
 
@@ -333,6 +334,18 @@ def test_what_stands_against_a_feed_is_told_and_changes_nothing(arguments, code)
     assert bench.store.recover().feeds == {}
 
 
+def test_a_feed_whose_service_is_gone_when_its_start_is_known_needs_room_for_it():
+    bench = Bench(Limits(queues=1), queues=QueuePolicy(idle=1.0))
+    bench.open("alice")
+    asked(bench, "alice", publish(b"1"))
+    bench.tell("alice", feed(start="since:1s"))
+    bench.wait(1.0)
+    bench.tell("alice", send("bob", b"1"))
+    assert bench.reads
+    (error,) = asked(bench, "alice")
+    assert error.code == 429
+
+
 def test_a_service_with_the_longest_name_can_be_fed():
     bench = fed(Bench(), service="x" * 249)
     asked(bench, "alice", publish(b"1"))
@@ -525,6 +538,49 @@ def test_requests_from_the_ring_that_the_disk_refused_come_again():
     bench.wait(RETRY_SECONDS)
     bench.settle()
     assert waiting(bench) == [1, 2, 3, 4]
+
+
+def test_a_feed_that_the_disk_refused_at_first_goes_on_where_it_began():
+    bench = full()
+    bench.settle()
+    bench.tell("alice", feed("v"))
+    bench.fail(StoreError("input/output error"))
+    asked(bench, "alice", feed("v"), request(b"1", b"2", service="v"))
+    asked(bench, "alice", publish(b"3"))
+    bench.crash()
+    bench.open("bob")
+    bench.tell("bob", offer(service="v"))
+    bench.settle()
+    bench.tell("bob", ack(1, (1, 2)))
+    bench.settle()
+    assert bench.bodies("bob") == [b"1", b"2", b"3"]
+
+
+def test_a_feed_takes_what_comes_under_sequences_that_are_used_again():
+    bench = fed(Bench())
+    asked(bench, "alice", publish(b"1"))
+    # As if the disk had not reserved what was sent without it, and the feed had looked so far.
+    bench.store.write([PutCursor("s", "$feed/w", 2 * RESERVE), Reserve("s", 1)])
+    bench.crash()
+    bench.settle()
+    bench.open("alice")
+    asked(bench, "alice", publish(b"2"))
+    assert waiting(bench) == [1, 2]
+    assert bench.store.recover().cursors["s", "$feed/w"] == 2
+
+
+def test_room_that_is_kept_for_dead_letters_makes_no_message_too_large():
+    bench = full()
+    asked(bench, "bob", Credit(1, 2, -1))
+    asked(bench, "alice", publish(b"1", b"2"))
+    asked(bench, "bob", Reject(1, [[1, 2]]))
+    bench.tell("alice", Change(8, "queue.redrive", {"kind": "service", "name": "w"}), publish(b"3"))
+    # The message is on the disk before the records of the dead letters are brought.
+    assert bench.reads
+    bench.commit()
+    bench.settle()
+    assert work(bench, 4) == [b"1", b"2", b"3"]
+    assert rows(bench)[0]["skipped"] == 0
 
 
 def test_messages_that_come_while_the_disk_works_wait_for_it_and_come_in_order(bench):

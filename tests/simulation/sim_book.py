@@ -6,10 +6,11 @@ to the disk, messages sent. What the disk commits is shown in between, when it d
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from sim_credit import CreditBook, Grant
+from sim_feeds import FeedBook
 from sim_machine import AUDITOR, NO_JOURNAL
 from sim_origin import Author, Order, Violation, mailbox_of
 from sim_queues import QueueBook
@@ -19,7 +20,7 @@ from sim_wants import takes, wants_of
 
 from malamute.core import Append, Core
 from malamute.core.delivery import QueuePolicy
-from malamute.core.storage import AppendChunk, Operation, PutCursor, Recovered, Reserve
+from malamute.core.storage import AppendChunk, DeleteCursor, Operation, PutCursor, Recovered, Reserve
 from malamute.errors import TryLater
 from malamute.journal.memory import MemoryStore
 from malamute.protocol.batch import unpack_payload
@@ -70,7 +71,8 @@ class Book:
         self.has_failed = has_failed
         self.author = Author()
         self.streams = StreamBook(self.author, store, NO_JOURNAL)
-        self.queues = QueueBook(self.author, policy, now)
+        self.feeds = FeedBook(self.author, self.streams, NO_JOURNAL)
+        self.queues = QueueBook(self.author, self.feeds, policy, now)
         self.waiting = WaitingBook(policy)
         self.offers: dict[tuple[bytes, int], Offer] = {}
         """Those that may stand."""
@@ -138,6 +140,8 @@ class Book:
         if message.topic == "queue.purge":
             kind = message.arguments["kind"] + ("-dead" if message.arguments.get("dead") else "")
             self.queues.purged.add((kind, message.arguments["name"]))
+        elif message.topic == "feed.set":
+            self.feeds.asked(message.arguments)
 
     def _cancel(self, peer: bytes, message: Cancel) -> None:
         self._taken_back(peer, message.source)
@@ -206,6 +210,12 @@ class Book:
         if place := self._place(peer, message.source):
             self.queues.reported(*place, message.ranges)
 
+    def event(self, subject: str, details: Mapping[str, Any]) -> None:
+        """The broker tells of itself."""
+        kind, what, name = subject.split(".", 2) if subject.count(".") > 1 else ("", "", "")
+        if (kind, what) == ("feed", "gap"):
+            self.feeds.missed(name, details["stream"], details["first"], details["last"])
+
     def gone(self, peer: bytes) -> None:
         """The broker is about to learn that a peer cannot be reached."""
         self.queues.heard.add(peer)
@@ -230,6 +240,8 @@ class Book:
                 self.streams.handed_out(operation)
             elif isinstance(operation, PutCursor):
                 self.cursors[operation.stream, operation.cursor] = operation.sequence
+            elif isinstance(operation, DeleteCursor):
+                self.cursors.pop((operation.stream, operation.cursor), None)
         self.queues.handed_out(append)
 
     def committed(self, operations: Sequence[Operation]) -> None:
@@ -241,6 +253,8 @@ class Book:
             elif isinstance(operation, PutCursor):
                 self.cursors_stored[operation.stream, operation.cursor] = operation.sequence
                 self.cursors_ever.add(operation)
+            elif isinstance(operation, DeleteCursor):
+                self.cursors_stored.pop((operation.stream, operation.cursor), None)
         self.queues.committed(operations)
 
     def failed(self, append: Append) -> None:
@@ -361,8 +375,9 @@ class Book:
     def _is_stored(self, order: Order, body: bytes) -> bool:
         if order.kind == "publish":
             return body in self.streams.ever_stored
-        # A reply to somebody who is gone is dropped, and confirmed nevertheless.
+        # A reply to somebody who is gone, or to a publisher, is dropped, and confirmed nevertheless.
         gone = order.kind == "reply" and order.target.startswith("$") and order.outcome is True
+        gone |= self.queues.is_publisher(order)
         # One that came under the identity of another is taken for it.
         double = bool(order.identity) and self.queues.has_taken_in(
             (_KINDS.get(order.kind, ""), order.target, order.identity)

@@ -33,6 +33,7 @@ STREAMS = ("kept", "more", "live")
 SERVICES = ("print", "scan")
 SUBJECTS = ("a.x", "a.y", "b.x", "b.y")
 STARTS = ("new", "first", "last", "last-per-subject", "seq:1", "seq:9", "time", "since:2s")
+FEED_STARTS = ("", "", "", "", "", "", "new", "first", "last", "seq:3", "time", "since:2s")
 CREDITS = (1, 2, 8, 100, -1)
 CREDIT_BYTES = (30, 200, 4_000, -1)
 ACK_TIMEOUTS_MS = (0, 0, 300, 1_500)
@@ -269,9 +270,7 @@ class Client:
         """Subscribe."""
         if len(self.subscriptions) >= SOURCES_MAX:
             return ""
-        stream, start = STREAMS[a % 3], STARTS[b % len(STARTS)]
-        if start == "time":
-            start = f"time:{int((self.now() - 1) * 1e9)}"
+        stream, start = STREAMS[a % 3], self._start(STARTS[b % len(STARTS)])
         criteria, where, wants = list(CRITERIA.values())[b // 8 % len(CRITERIA)]
         credit, size_bytes = CREDITS[c % 5], CREDIT_BYTES[c // 5 % 4]
         cursor = CURSORS[c // 20 % 2] if a // 3 % 2 == 0 else ""
@@ -364,6 +363,24 @@ class Client:
         queues = [*(("service", name) for name in SERVICES), *(("mailbox", n) for n in ADDRESSES if n)]
         return queues[a % len(queues)]
 
+    def feed(self, a: int, b: int, c: int) -> str:
+        """Have a stream make requests for a service, or others than before, or from elsewhere on."""
+        service, stream = SERVICES[a % 2], STREAMS[min(a // 2 % 5 // 2, 2)]
+        criteria, where, _ = list(CRITERIA.values())[b % len(CRITERIA)]
+        arguments = {"service": service, "stream": stream, "criteria": criteria, "where": where}
+        start = self._start(FEED_STARTS[c % len(FEED_STARTS)])
+        self.session.query("feed.set", arguments | ({"start": start} if start else {}), change=True)
+        return f"has {stream} feed {service} with {criteria} {where} {start}"
+
+    def unfeed(self, a: int, b: int, c: int) -> str:
+        """Have it make no more."""
+        service, stream = SERVICES[a % 2], STREAMS[b % 2]
+        self.session.query("feed.delete", {"service": service, "stream": stream}, change=True)
+        return f"has {stream} feed {service} no more"
+
+    def _start(self, start: str) -> str:
+        return f"time:{int((self.now() - 1) * 1e9)}" if start == "time" else start
+
     def acknowledge(self, a: int, b: int, c: int) -> str:
         """Be done with a letter. The acknowledgement may go at once, or with others."""
         mailbox = self.session.mailbox
@@ -424,7 +441,9 @@ class Client:
 
     def ask(self, a: int, b: int, c: int) -> str:
         """Ask the broker about itself."""
-        self.session.query(("status", "streams", "mailboxes", "services", "clients", "cursors")[a % 6], {})
+        self.session.query(
+            ("status", "streams", "mailboxes", "services", "clients", "cursors", "feeds")[a % 7], {}
+        )
         return "asks"
 
     def leave(self, a: int, b: int, c: int) -> str:
@@ -481,6 +500,8 @@ HABITS: dict[str, Callable[[Client, int, int, int], str]] = {
     "reply_again": Client.reply_again,
     "take_reply": Client.take_reply,
     "forget": Client.forget,
+    "feed": Client.feed,
+    "unfeed": Client.unfeed,
     "ask": Client.ask,
     "leave": Client.leave,
     **VERBS,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Container, Sequence
 from typing import Any, TypeGuard
 
+from sim_feeds import fed_name, is_fed
 from sim_mail import Mail
 from sim_origin import Key, Violation, body_of
 
@@ -31,12 +32,12 @@ def base_of(kind: str) -> Any:
     return kind.removesuffix("-dead")
 
 
-def name_of(message: Message) -> bytes:
+def name_of(queue: str, message: Message) -> bytes:
     """What names a message over all queues: its body, or for an outcome what it tells of."""
     asked = message.properties or {}
     if "outcome" in asked:
         return f"{asked['kind']} {asked['name']} {asked.get('tracker')}".encode()
-    return body_of(message.record)
+    return fed_name(queue, message) if is_fed(message) else body_of(message.record)
 
 
 def without(message: Message, spent: Sequence[str]) -> dict[str, Any]:
@@ -82,7 +83,7 @@ class DeadBook:
 
     def handed_out(self, append: Append, purged: Container[tuple[str, str]]) -> None:
         """The broker stores some, and removes some: an operator said so, or there are too many."""
-        sent = {name_of(o.message) for o in append.operations if is_put(o)}
+        sent = {name_of(o.queue, o.message) for o in append.operations if is_put(o)}
         for operation in append.operations:
             if isinstance(operation, PutMessage) and is_dead(operation.kind):
                 self._put(operation)
@@ -100,7 +101,7 @@ class DeadBook:
     def _leave(self, key: Key, purged: bool, sent: Container[bytes]) -> None:
         letter = self.letters[key]
         here = [k for k, other in self.letters.items() if k[:2] == key[:2] and not other.leaving]
-        name = name_of(letter.message)
+        name = name_of(key[1], letter.message)
         if name in sent:
             self.again[name] = letter.message
         elif not purged and (len(here) <= self.policy.dead_letters or key != min(here)):
@@ -138,8 +139,12 @@ class DeadBook:
         for letter in self.letters.values():
             letter.leaving = False
 
+    def here(self, name: tuple[str, str]) -> set[int]:
+        """Those that are there and stay."""
+        return {key[2] for key, letter in self.letters.items() if key[:2] == name and not letter.leaving}
+
     def check_done(self, name: tuple[str, str], here: Collection[int]) -> None:
         """At the end the broker holds those that there are."""
-        expected = {key[2] for key, letter in self.letters.items() if key[:2] == name and not letter.leaving}
+        expected = self.here(name)
         if set(here) != expected:
             raise Violation("other dead letters are there", queue=name, here=here, expected=expected)

@@ -39,7 +39,7 @@ class Facts:
             if is_dead(operation.kind):
                 key = (base_of(operation.kind), operation.queue, asked["dead"]["sequence"])
                 self.died[key] = operation.message
-            elif "outcome" in asked and name_of(operation.message) not in again:
+            elif "outcome" in asked and name_of(operation.queue, operation.message) not in again:
                 self.outcomes[operation.queue, asked["tracker"]] = operation.message
 
     def check_used(self) -> None:

@@ -6,7 +6,7 @@ from sim_client import SERVICES
 from sim_machine import KEPT_FOR_PEER, Machine
 from sim_origin import Violation
 
-from malamute.core.delivery import Queue
+from malamute.core.delivery import Consumer, Queue
 from malamute.protocol.limits import Limits
 
 COMMAND_BYTES_MAX = 4_000
@@ -55,6 +55,20 @@ def check_limits(machine: Machine, limits: Limits) -> None:
     for what, (size, most) in sizes.items():
         if size > most:
             raise Violation("a limit does not hold", what=what, size=size, most=most)
+    users = [
+        *(
+            consumer.queue
+            for s in core.sessions.by_peer.values()
+            for consumer in s.sources.values()
+            if isinstance(consumer, Consumer)
+        ),
+        *(feed.queue for feed in core.feeds.by_name.values()),
+    ]
+    for queue in users:
+        if core.queues_of(queue.kind).by_name.get(queue.name) is not queue:
+            raise Violation("somebody uses a queue that is gone", queue=(queue.kind, queue.name))
+    if budget.queues != len(queues):
+        raise Violation("a limit does not hold", what="the number of queues", size=budget.queues)
     if budget.bytes != sum(queue.bytes for queue in queues) + dead:
         raise Violation("a limit does not hold", what="the sum of all queues", size=budget.bytes)
 

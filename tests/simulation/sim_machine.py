@@ -6,9 +6,9 @@ is shown to the `Watch`: the books, which know what a broker has promised.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Protocol
+from typing import Any, Protocol
 from unittest.mock import patch
 
 from sim_disk import Disk, PowerLost, Workers
@@ -38,6 +38,7 @@ class Watch(Protocol):
     def started(self, recovered: Recovered) -> None: ...
     def died(self) -> None: ...
     def received(self, peer: bytes, message: Message) -> None: ...
+    def event(self, subject: str, details: Mapping[str, Any]) -> None: ...
     def gone(self, peer: bytes) -> None: ...
     def handed_out(self, append: Append) -> None: ...
     def failed(self, append: Append) -> None: ...
@@ -74,12 +75,17 @@ class Machine:
         """Start a broker on what the disk holds."""
         recovered = self.disk.store.recover(records_bytes=self.settings.limits.queues_memory_bytes // 2)
         self.core = Core(self.now, self.settings, recovered)
+        # Events are looked at where they are made: a stream of them would be one more thing to go wrong.
+        self.core.turn.event = self._event  # type: ignore[method-assign]
         self.router = Router()
         self.workers = Workers(self.disk)
         self._appends: dict[int, Append] = {}
         self.watch.started(self.disk.store.recover())
         self.core.receive(AUDITOR, Hello([VERSION], ""), self.now)
         self.core.receive(AUDITOR, Subscribe(1, NO_JOURNAL, [["all", ""]], credit=-1), self.now)
+
+    def _event(self, subject: str, body: bytes = b"", /, **details: Any) -> None:
+        self.watch.event(subject, details)
 
     def die(self) -> None:
         """Kill the broker: what it had in memory is gone. Start another one."""

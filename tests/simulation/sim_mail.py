@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from sim_options import Wishes
+from sim_origin import Key
 
 from malamute.core.storage import Message
 
@@ -20,6 +21,7 @@ class Mail:
         "deadline",
         "delivered",
         "holder",
+        "key",
         "leaving",
         "message",
         "not_before",
@@ -32,7 +34,8 @@ class Mail:
         "wishes",
     )
 
-    def __init__(self, body: bytes, message: Message, *, tied: bool) -> None:
+    def __init__(self, key: Key, body: bytes, message: Message, *, tied: bool) -> None:
+        self.key = key
         self.body = body
         self.message = message._replace(record=bytes(message.record))
         self.wishes = Wishes(message)

@@ -48,6 +48,8 @@ CLIENT_WEIGHTS: Mapping[str, int] = {
     "purge": 2,
     "redrive": 5,
     "browse": 1,
+    "feed": 8,
+    "unfeed": 1,
 }
 VERBS = frozenset(
     {"give_back", "release", "reject", "report", "repeat", "withdraw", "purge", "redrive", "browse"}
@@ -56,10 +58,12 @@ THEMES: Sequence[frozenset[str]] = (
     frozenset({"publish", "subscribe", "take", "cancel", "commit"}),
     VERBS | {"send", "open_mailbox", "take_mail", "acknowledge"},
     VERBS | {"request", "offer", "take_request", "reply", "reply_again", "take_reply", "acknowledge"},
+    VERBS
+    | {"publish", "subscribe", "take", "feed", "unfeed", "offer", "take_request", "reply", "acknowledge"},
     frozenset(CLIENT_WEIGHTS),
     frozenset(CLIENT_WEIGHTS),
 )
-"""What the programs of a run care for: one pattern of the three, or all of them."""
+"""What the programs of a run care for: one pattern of the three, the way from one to another, or all."""
 
 WORK_WEIGHTS: Mapping[str, int] = {
     "turn": 110,
@@ -155,6 +159,7 @@ def _policy(chance: Random) -> QueuePolicy:
         priority_step=chance.choice((2, 100_000)),
         dedup_window=chance.choice((1.0, 120.0)),
         dead_letters=chance.choice((0, 1, 1_000)),
+        idle=chance.choice((0.5, 2.0, 10.0, 86_400.0)),
     )
 
 

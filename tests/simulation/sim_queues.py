@@ -11,10 +11,11 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from sim_dead import SPENT, DeadBook, is_dead, is_put, name_of, without
+from sim_dead import SPENT, DeadBook, base_of, is_dead, is_put, name_of, without
 from sim_ends import Ends, Facts
+from sim_feeds import FeedBook, fed_name, is_fed
 from sim_mail import Holder, Mail
-from sim_origin import Author, Key, Violation, body_of
+from sim_origin import Author, Key, Order, Violation, body_of
 
 from malamute.core.delivery import QueuePolicy
 from malamute.core.ready import Append
@@ -40,11 +41,18 @@ MOMENT = 1e-6
 class QueueBook:
     """What every queue holds, by key."""
 
-    def __init__(self, author: Author, policy: QueuePolicy, now: Callable[[], float]) -> None:
+    def __init__(
+        self, author: Author, feeds: FeedBook, policy: QueuePolicy, now: Callable[[], float]
+    ) -> None:
         self.author = author
+        self.feeds = feeds
         self.policy = policy
         self.now = now
         self.mail: dict[Key, Mail] = {}
+        self.old: dict[Key, Mail] = {}
+        """What was in queues that have been removed, as long as the disk may have it."""
+        self._meant: dict[int, list[Mail]] = {}
+        """What an operation is about that is not on the disk yet, by its identity."""
         self.dead = DeadBook(policy)
         self.ends = Ends(policy, now, self.dead)
         self.ever_stored: set[bytes] = set()
@@ -74,6 +82,8 @@ class QueueBook:
         self._outcomes = 0
         self._began = 0.0
         """When the turn began, or the broker."""
+        self._used: dict[Name, float] = {}
+        """When anything last came to a queue or left it."""
         self.sent_again: set[bytes] = set()
         self.final_of: dict[bytes, bytes] = {}
         """The final reply to a request."""
@@ -92,21 +102,22 @@ class QueueBook:
         self.dead.handed_out(append, self.purged)
         facts = Facts(append, self.dead.again)
         for operation in append.operations:
+            self.feeds.handed_out(operation)
             if is_put(operation):
                 self._put(operation)
             elif isinstance(operation, DeleteMessages):
-                for key in self._named(operation):
-                    self._leave(key, facts)
+                self._meant[id(operation)] = named = self._named(operation)
+                for mail in named:
+                    self._leave(mail, facts)
             elif isinstance(operation, DeleteQueue):
-                for key in self._of(operation):
-                    self.mail[key].leaving = "queue removed"
+                self._meant[id(operation)] = self._remove(operation)
             elif isinstance(operation, SetAttempts):
                 self._noted[operation.kind, operation.queue, operation.sequence] = operation.attempts
         facts.check_used()
         self.dead.again.clear()
 
-    def _leave(self, key: Key, facts: Facts) -> None:
-        mail = self.mail[key]
+    def _leave(self, mail: Mail, facts: Facts) -> None:
+        key = mail.key
         if mail.leaving:
             raise Violation("a message was removed twice", key=key, end=mail.leaving)
         said = self.said.get(key, {})
@@ -118,40 +129,83 @@ class QueueBook:
         if key[:2] in self.purged:
             said = {**said, "purged": ""}
         mail.leaving = self.ends.judge(key, mail, said, facts, self._began)
+        self._used[key[:2]] = self.now()
         self.last_end[mail.body] = mail.leaving
-        tracker = (mail.message.properties or {}).get("tracker", "")
-        if mail.body not in self.author.origins:
-            self.outcome_ends[key[1], tracker] = mail.leaving
+        asked = mail.message.properties or {}
+        if "outcome" in asked:
+            self.outcome_ends[key[1], asked["tracker"]] = mail.leaving
+
+    def _remove(self, removal: DeleteQueue) -> list[Mail]:
+        """A private mailbox goes with its session. Another queue goes when nothing is left that needs it.
+
+        The next one of its name counts from 1 again. What the disk has yet to remove of this one is `old`.
+        """
+        kind, name, now = removal.kind, removal.queue, self.now()
+        if not name.startswith("$"):
+            if reason := self.need_for((base_of(kind), name)):
+                raise Violation("a queue was removed that is needed", queue=(kind, name), reason=reason)
+            if now < self._used.get((kind, name), 0.0) + self.policy.idle - MOMENT:
+                raise Violation("a queue was removed too early", queue=(kind, name), now=now)
+        gone = [mail for key, mail in self.mail.items() if key[:2] == (kind, name)]
+        for mail in gone:
+            mail.leaving = mail.leaving or "queue removed"
+            del self.mail[mail.key]
+            self.old[mail.key] = mail
+        return gone + [mail for key, mail in self.old.items() if key[:2] == (kind, name) and mail not in gone]
+
+    def need_for(self, queue: Name) -> str:
+        """Why a queue has to be there, whoever may be there for it; empty if it has not."""
+        kind, name = queue
+        window = self.policy.dedup_window
+        if any(key[:2] == queue and not mail.leaving for key, mail in self.mail.items()):
+            return "it holds messages"
+        if self.dead.here((f"{kind}-dead", name)):
+            return "it holds dead letters"
+        if any(mail.wishes.tracker and mail.message.sender == name for mail in self.mail.values()):
+            return "an outcome may come" if kind == "mailbox" else ""
+        if any(
+            key[:2] == queue and known.message.time / 1e9 + window > self.now() + MOMENT
+            for key, known in self.identities.items()
+        ):
+            return "it knows identities"
+        if kind == "service" and any(service == name for service, _ in self.feeds.feeds):
+            return "a stream feeds it"
+        return ""
 
     def _put(self, put: PutMessage) -> None:
         key = (put.kind, put.queue, put.message.sequence)
-        older = self.mail.get(key)
-        if older is not None and older.leaving and self.disk_failed:
-            # A private mailbox that a failing disk did not remove is made anew.
-            self._forget(key)
-        elif older is not None:
+        if key in self.mail:
             raise Violation("a sequence of a queue was used again", key=key)
         self.reused |= key in self._lost
-        again = self.dead.again.get(name_of(put.message))
+        again = self.dead.again.get(name_of(put.queue, put.message))
         if again is not None and without(again, SPENT) != (put.message.properties or {}):
             raise Violation("a dead letter was changed when it was sent again", key=key)
+        self._used[key[:2]] = self.now()
         if "outcome" in (put.message.properties or {}):
-            self.mail[key] = Mail(self._outcome(), put.message, tied=True)
+            self._add(put, Mail(key, self._outcome(), put.message, tied=True))
             return
         origin = self.author.origin(put.message.record)
-        mail = Mail(origin.body, put.message, tied=origin.order.numbered or again is not None)
-        if again is None:
-            self._check_new(key, mail)
+        fed = is_fed(put.message)
+        body = fed_name(put.queue, put.message) if fed else origin.body
+        mail = Mail(key, body, put.message, tied=fed or origin.order.numbered or again is not None)
+        if again is not None:
+            self.sent_again.add(mail.body)
+        elif fed:
+            self.feeds.take(put)
         else:
-            self.sent_again.add(origin.body)
+            self._check_new(key, mail)
         if put.message.time != int(self.now() * 1e9):
             raise Violation("a message has the wrong time", key=key)
         if (put.message.subject, put.message.sender) != (origin.subject, origin.sender):
             raise Violation("a message was changed in a queue", body=origin.body, key=key)
         if mail.wishes.identity:
             self.identities[*key[:2], mail.wishes.identity] = mail
-        self._found[origin.body] = key
-        self.mail[key] = mail
+        self._found[mail.body] = key
+        self._add(put, mail)
+
+    def _add(self, put: PutMessage, mail: Mail) -> None:
+        self.mail[mail.key] = mail
+        self._meant[id(put)] = [mail]
 
     def _outcome(self) -> bytes:
         self._outcomes += 1
@@ -162,7 +216,7 @@ class QueueBook:
         order = origin.order
         if origin.body in self._found and not order.twice:
             raise Violation("a message came into a queue twice", body=origin.body, key=key)
-        if order.kind == "publish" or order.target != key[1]:
+        if order.kind == "publish" or order.target != key[1] or self.is_publisher(order):
             raise Violation("a queue holds what was not sent to it", body=origin.body, key=key)
         if order.immediate and order.kind == "request" and not order.awaited:
             raise Violation("a message was taken in that nobody waits for", key=key)
@@ -175,29 +229,40 @@ class QueueBook:
         """These are on the disk, all at once."""
         self.dead.committed(operations)
         for operation in operations:
+            self.feeds.committed(operation)
+            meant = self._meant.pop(id(operation), ())
             if is_put(operation):
-                self._stored((operation.kind, operation.queue, operation.message.sequence))
+                for mail in meant:
+                    self._stored(mail)
             elif isinstance(operation, MarkDelivered):
                 queue = (operation.kind, operation.queue)
                 self._marks[queue] = max(self._marks.get(queue, 0), operation.sequence)
-        for operation in operations:
-            if isinstance(operation, DeleteMessages):
-                for key in self._named(operation):
-                    self._removed(key)
+            elif isinstance(operation, DeleteMessages):
+                for mail in filter(self._is_here, meant):
+                    self._removed(mail)
             elif isinstance(operation, DeleteQueue):
-                for key in self._of(operation):
-                    self._forget(key)
+                for mail in filter(self._is_here, meant):
+                    self._forget(mail)
+                self._marks.pop((operation.kind, operation.queue), None)
 
-    def _stored(self, key: Key) -> None:
-        mail = self.mail.get(key)
-        if mail is None:
+    def _is_here(self, mail: Mail) -> bool:
+        """Whether it is in a queue, or in one that is about to be removed."""
+        return self.mail.get(mail.key) is mail or self.old.get(mail.key) is mail
+
+    def _stored(self, mail: Mail) -> None:
+        if not self._is_here(mail):
             return
+        if self.mail.get(mail.key) is mail:
+            # The disk has one under each number.
+            self.old.pop(mail.key, None)
         mail.stored = True
+        if is_fed(mail.message):
+            self.stored_requests[mail.body] += 1
         if mail.body not in self.author.origins:
             return
         self.ever_stored.add(mail.body)
         if mail.wishes.identity:
-            self.identities_stored.add((*key[:2], mail.wishes.identity))
+            self.identities_stored.add((*mail.key[:2], mail.wishes.identity))
         origin = self.author.origins[mail.body]
         order = origin.order
         if order.outcome is False and not order.twice:
@@ -215,9 +280,8 @@ class QueueBook:
         known = self.identities.get(identity)
         return identity in self.identities_stored or (known is not None and known.leaving != "")
 
-    def _removed(self, key: Key) -> None:
-        mail = self.mail[key]
-        if key[0] == "service" and mail.stored:
+    def _removed(self, mail: Mail) -> None:
+        if mail.key[0] == "service" and mail.stored:
             self.completed[mail.body] += 1
             if self.completed[mail.body] > self.stored_requests[mail.body]:
                 raise Violation("a request was completed twice", request=mail.body)
@@ -226,14 +290,19 @@ class QueueBook:
             replied = mail.replied and mail.leaving == "acknowledged"
             if replied and not excused and not self.finals[mail.body] and not self._is_nobody(mail.body):
                 raise Violation("a request is done and its reply is not stored", request=mail.body)
-        self._forget(key)
+        self._forget(mail)
 
     def _is_nobody(self, request: bytes) -> bool:
-        return self.author.origins[request].sender.startswith("$")
+        return request not in self.author.origins or self.author.origins[request].sender.startswith("$")
 
-    def _forget(self, key: Key) -> None:
-        mail = self.mail.pop(key)
-        if self._found.get(mail.body) == key and not mail.stored:
+    def is_publisher(self, order: Order) -> bool:
+        """Whether this answers a request that a feed has made: nobody waits for the answer."""
+        return order.kind == "reply" and self.author.origins[order.request].order.kind == "publish"
+
+    def _forget(self, mail: Mail) -> None:
+        table = self.mail if self.mail.get(mail.key) is mail else self.old
+        del table[mail.key]
+        if self._found.get(mail.body) == mail.key and not mail.stored:
             del self._found[mail.body]
 
     def _unidentify(self, mail: Mail) -> None:
@@ -243,50 +312,50 @@ class QueueBook:
         """It could not be stored. What was confirmed is not there; what was not stays in memory."""
         bound = set(map(id, append.bound))
         self.dead.failed(append, bound)
+        self.feeds.failed(append)
         for operation in append.operations:
+            meant = [mail for mail in self._meant.pop(id(operation), ()) if self._is_here(mail)]
             if is_put(operation):
-                self._unstored((operation.kind, operation.queue, operation.message.sequence))
+                for mail in meant:
+                    if mail.tied:
+                        self._unidentify(mail)
+                        self._forget(mail)
             elif isinstance(operation, MarkDelivered):
                 self._unmarked.add((operation.kind, operation.queue))
             elif isinstance(operation, SetAttempts):
                 self._unnoted.add((operation.kind, operation.queue, operation.sequence))
             elif isinstance(operation, DeleteMessages) and id(operation) in bound:
-                for key in self._named(operation):
-                    mail = self.mail[key]
+                for mail in meant:
                     mail.spared = True
                     mail.stay()
 
-    def _unstored(self, key: Key) -> None:
-        mail = self.mail.get(key)
-        if mail is not None and mail.tied:
-            self._unidentify(mail)
-            self._forget(key)
-
-    def _named(self, operation: DeleteMessages) -> list[Key]:
+    def _named(self, operation: DeleteMessages) -> list[Mail]:
         kind, queue, ranges = operation
         keys = [(kind, queue, s) for first, last in ranges for s in range(first, last + 1)]
-        return [key for key in keys if key in self.mail]
-
-    def _of(self, operation: DeleteQueue) -> list[Key]:
-        return [key for key in self.mail if key[:2] == (operation.kind, operation.queue)]
+        return [self.mail[key] for key in keys if key in self.mail]
 
     def died(self) -> None:
         """What was not committed is gone, and what was not removed for good is back."""
-        for key, mail in list(self.mail.items()):
+        self._meant.clear()
+        for mail in [*self.mail.values(), *self.old.values()]:
             mail.stay()
             mail.not_before = 0.0
             mail.spared = False
             if not mail.stored:
-                self._forget(key)
+                self._forget(mail)
                 if mail.attempts:
-                    self._lost.add(key)
+                    self._lost.add(mail.key)
+        self.mail |= self.old
+        self.old.clear()
         self.identities = {name: known for name, known in self.identities.items() if known.stored}
         self.bindings.clear()
         self.dead.died()
+        self.feeds.died()
         self._begin()
 
     def started(self, recovered: Recovered) -> None:
         """What a broker finds is what was committed."""
+        self.feeds.started(recovered)
         found = {
             (kind, name, message.sequence): body_of(message.record)
             for (kind, name), state in recovered.queues.items()
@@ -457,6 +526,7 @@ class QueueBook:
 
     def turn_over(self) -> None:
         """All of a turn was shown."""
+        self.feeds.turned()
         now = self.now()
         for key, mail in self.mail.items():
             waits = mail.holder is not None and not mail.leaving and mail.rejected is None
@@ -485,3 +555,4 @@ class QueueBook:
                 raise Violation(
                     "a request has no end", request=body, stored=times, completed=self.completed[body]
                 )
+        self.feeds.check_done()

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from sim_client import ADDRESSES, HABITS, SERVICES, STREAMS, Client
+from sim_dead import base_of
 from sim_disk import Disk
 from sim_limits import check_limits
 from sim_machine import EXPIRY, Machine, narrowed
@@ -56,6 +57,8 @@ class World:
         self._say("everything is healed")
         self.settle()
         self.check()
+        self.leave()
+        self.check_left()
 
     def step(self, step: Step) -> None:
         """Let one thing happen."""
@@ -381,6 +384,8 @@ class World:
         for table in (core.mailboxes, core.services):
             for name, queue in table.by_name.items():
                 queues.dead.check_done((queue.dead.kind, name), queue.dead.entries)
+        if set(core.feeds.by_name) != set(queues.feeds.feeds):
+            raise Violation("other feeds are there", feeds=[*core.feeds.by_name])
         tracked = sum(bool(mail.wishes.tracker) for mail in queues.mail.values())
         if len(core.budget.trackers._open) != tracked:
             raise Violation("trackers are open that track nothing", tracked=tracked)
@@ -392,6 +397,34 @@ class World:
             own = tracking.tracker.startswith(client.peer[:8].hex())
             if own and not tracking.done and ends.get((client.mailbox, tracking.tracker)) == "acknowledged":
                 raise Violation("an outcome never came", client=client.name, tracker=tracking.tracker)
+
+    def leave(self) -> None:
+        """Let everybody go, until the broker has forgotten them and what nobody needs any more."""
+        idle = self.setup.queues.idle
+        for client in self.clients:
+            self.cut(client.place, 0, 0)
+        for seconds in (
+            EXPIRY,
+            EXPIRY,
+            self.setup.queues.dedup_window,
+            *([idle] * 4 if idle <= EXPIRY else ()),
+        ):
+            self.machine.now += seconds
+            while self.machine.turn(0, WIDE) | bool(self.machine.write(WIDE)):
+                pass
+        check_limits(self.machine, self.machine.settings.limits)
+
+    def check_left(self) -> None:
+        """There are the queues that are needed, in the broker and on the disk, and no others."""
+        core, queues = self.machine.core, self.book.queues
+        here = {(table.kind, name) for table in (core.mailboxes, core.services) for name in table.by_name}
+        needed = {queue for queue in here if queues.need_for(queue)}
+        idle = self.setup.queues.idle <= EXPIRY
+        if here != needed and idle:
+            raise Violation("an idle queue stays", queues=here - needed)
+        stored = {(base_of(kind), name) for kind, name in self.disk.store.recover().queues}
+        if not stored <= here and not self.disk.has_failed:
+            raise Violation("a queue that is gone is on the disk", queues=stored - here)
 
     def _check_outcomes(self) -> None:
         for client in self.clients:

@@ -5,6 +5,7 @@ A simulation that finds nothing proves nothing: some promises are broken on purp
 
 from __future__ import annotations
 
+from operator import attrgetter
 from unittest.mock import patch
 
 import pytest
@@ -13,10 +14,12 @@ from sim_plan import plan_of
 from sim_shrink import KNOWN, failure_of, shrink
 from sim_world import run
 
-from malamute.core.delivery import Queue
+from malamute.core.delivery import Budget, Queue
 from malamute.core.delivery.dead import DeadLetters
 from malamute.core.delivery.line import PRIORITY_BITS
+from malamute.core.feed import Feed
 from malamute.core.storage import DeleteMessages, MarkDelivered
+from malamute.core.subscription import Position
 
 SEEDS = 450
 CHUNKS = 9
@@ -78,9 +81,40 @@ def _spare_the_cold(queue, entries, outcome, reason, worker):
         yield from _BURIAL(queue, entries, outcome, reason, worker)
 
 
+def _needless(reason):
+    """`Queue.used` without one of the reasons."""
+    reasons = {"entries", "consumers", "reserved", "feeds", "dead.entries", "identities.known"}
+    getters = [attrgetter(other) for other in sorted(reasons - {reason})]
+    return property(lambda queue: any(get(queue) for get in getters))
+
+
+def _collect_early(budget, queue, table, seen):
+    _COLLECT(budget, queue, table, queue.next)
+
+
+def _take_without_a_position(feed, columns):
+    with patch.object(feed.stream, "commit", _nothing):
+        _TAKE(feed, columns)
+
+
+def _take_all_for_stored(feed, error):
+    _SETTLED(feed, None)
+
+
+def _leave_one_out(sequence):
+    return Position(sequence + 1)
+
+
+def _is_impatient(feed):
+    return feed.cursor <= feed.stream.replay.durable and not feed.full and feed.turn.now >= feed.retry_at
+
+
 _BURIAL = Queue._burial
 _BURY = DeadLetters.bury
 _PUT_BACK = DeadLetters._put_back
+_COLLECT = Budget._collect_unless_used
+_TAKE = Feed._put
+_SETTLED = Feed._settled
 
 BROKEN = {
     "a delivery takes no credit": ("malamute.core.credit.Credit.take", lambda *arguments: None),
@@ -145,6 +179,33 @@ BROKEN = {
     "a client takes a delivery behind a hole": (
         "malamute.client.sources.StreamSource.opened",
         lambda source, value: setattr(source, "open", True),
+    ),
+    "a feed does not store where it is": ("malamute.core.feed.Feed._put", _take_without_a_position),
+    "a feed takes its requests for stored": ("malamute.core.feed.Feed._settled", _take_all_for_stored),
+    "a feed does not wait for its requests": ("malamute.core.feed.Feed.ready", property(_is_impatient)),
+    "a feed leaves a message out when it starts": ("malamute.core.feed.Position", _leave_one_out),
+    "a feed leaves out what has no room": ("malamute.core.feed.Feed._never_fits", lambda *arguments: True),
+    "a feed that is full does not go on": ("malamute.core.feed.Feed.wake", _nothing),
+    "a feed does not tell what it cannot have": ("malamute.core.feed.Feed.missed", _nothing),
+    "a feed stays as it was": ("malamute.core.feed.Feed.change", _nothing),
+    "a feed does not survive a restart": ("malamute.core.feed.Feeds.restore", _nothing),
+    "an idle queue stays": ("malamute.core.delivery.Budget.collect", _nothing),
+    "an idle queue stays on the disk": ("malamute.core.delivery.Budget.delete", _nothing),
+    "a queue is removed too early": ("malamute.core.delivery.Budget._collect_unless_used", _collect_early),
+    "a queue is removed with its messages": ("malamute.core.delivery.Queue.used", _needless("entries")),
+    "a queue is removed with its workers": ("malamute.core.delivery.Queue.used", _needless("consumers")),
+    "a queue is removed though an outcome may come": (
+        "malamute.core.delivery.Queue.used",
+        _needless("reserved"),
+    ),
+    "a queue is removed that a stream feeds": ("malamute.core.delivery.Queue.used", _needless("feeds")),
+    "a queue is removed with its dead letters": (
+        "malamute.core.delivery.Queue.used",
+        _needless("dead.entries"),
+    ),
+    "a queue is removed with its identities": (
+        "malamute.core.delivery.Queue.used",
+        _needless("identities.known"),
     ),
 }
 

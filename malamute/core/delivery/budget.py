@@ -112,11 +112,11 @@ class Budget:
     def collect(self, queue: Queue, table: Table) -> None:
         """Remove a queue from a table when it was empty and unused for as long as is configured."""
         if queue.policy.idle:
-            seen = queue.next
+            seen = None if queue.used else queue.next
             due = self.turn.now + queue.policy.idle
             queue.collector = self.timers.at(due, lambda: self._collect_unless_used(queue, table, seen))
 
-    def _collect_unless_used(self, queue: Queue, table: Table, seen: int) -> None:
+    def _collect_unless_used(self, queue: Queue, table: Table, seen: int | None) -> None:
         if queue.used or queue.next != seen:
             self.collect(queue, table)
             return

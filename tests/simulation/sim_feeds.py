@@ -1,0 +1,301 @@
+"""The book of feeds: each matching message of a stream is one request of a service, from the feed's start on.
+
+A feed is known by its service and its stream. Each start that an operator gives it begins a *course*: what
+it has made requests of from there on. Over a crash the course goes on where the disk has it. Where it is when
+an operator changes its criteria is not promised: what the stream has then is `unsure` if only one of the two
+takes it.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Mapping
+from math import inf
+from typing import Any
+
+from sim_origin import Author, Origin, Violation, body_of
+from sim_streams import Place, StreamBook
+from sim_wants import WANTS, Wants
+
+from malamute.core.ready import Append
+from malamute.core.storage import DeleteFeed, Message, Operation, PutCursor, PutFeed, PutMessage, Recovered
+from malamute.protocol.batch import unpack
+
+PREFIX = "$feed/"
+
+Name = tuple[str, str]
+"""A service and a stream."""
+Taken = tuple[int, bytes]
+"""A message of a stream: its sequence and its body."""
+
+
+def is_fed(message: Message) -> bool:
+    """Whether a feed has made a queued message."""
+    return "stream" in (message.properties or {})
+
+
+def fed_name(queue: str, message: Message) -> bytes:
+    """What names a request that a feed has made: its body is also that of the stream's message."""
+    asked = message.properties or {}
+    return f"fed {queue} {asked['stream']} {asked['sequence']} ".encode() + body_of(message.record)
+
+
+class Course:
+    """What a feed does from one start on."""
+
+    def __init__(self, start: int, head: int) -> None:
+        self.start = start
+        """The last sequence that is not its business."""
+        self.head = head
+        """Where the stream ended then."""
+        self.position = start
+        self.made: set[Taken] = set()
+        self.stored: set[Taken] = set()
+        self.unsure: set[Taken] = set()
+
+
+class Feed:
+    """A feed as it is in the broker, or as it is on the disk."""
+
+    def __init__(self, wants: Wants, course: Course | None = None) -> None:
+        self.wants = wants
+        self.course = course
+        self.position: int | None = None
+        """The cursor, on the disk. None if the disk has refused it, and taken only a later change."""
+
+
+class FeedBook:
+    """All feeds."""
+
+    def __init__(self, author: Author, streams: StreamBook, no_journal: str) -> None:
+        self.author = author
+        self.streams = streams
+        self.no_journal = no_journal
+        self.feeds: dict[Name, Feed] = {}
+        self.requests = 0
+        """How many were stored."""
+        self._stored: dict[Name, Feed] = {}
+        self._asked: dict[Name, list[tuple[Any, str]]] = {}
+        """What operators asked for: the criteria with the condition, and the start."""
+        self._wanted: dict[int, tuple[Name, Any]] = {}
+        """What an operation means that is not stored yet, by its identity."""
+        self._began: PutFeed | None = None
+        self._reserved: dict[str, int] = {}
+        """Of each stream, up to where the last broker may have used its sequences."""
+        self._told: dict[Name, set[Taken]] = {}
+        """What feeds have told that they cannot have."""
+        self._denied: list[tuple[Name, int, Origin]] = []
+        """Of that in this turn, what is there."""
+
+    # What operators and the broker do
+
+    def asked(self, arguments: Mapping[str, Any]) -> None:
+        """An operator wants a feed, or another one."""
+        name = arguments["service"], arguments["stream"]
+        criteria = tuple((family, pattern) for family, pattern in arguments["criteria"])
+        self._asked.setdefault(name, []).append(((criteria, arguments["where"]), arguments.get("start", "")))
+
+    def handed_out(self, operation: Operation) -> None:
+        """The broker wants to store something, in this order. Requests come by `take`."""
+        began, self._began = self._began, None
+        if isinstance(operation, PutFeed):
+            self._put(operation)
+        elif isinstance(operation, DeleteFeed):
+            if self.feeds.pop((operation.service, operation.stream), None) is None:
+                raise Violation("a feed was deleted that is not there", feed=operation)
+        elif isinstance(operation, PutCursor) and operation.cursor.startswith(PREFIX):
+            name = operation.cursor.removeprefix(PREFIX), operation.stream
+            if name not in self.feeds:
+                raise Violation("a cursor of a feed that is not there", cursor=operation)
+            if began is not None and self._begins(name, operation.sequence):
+                self._begin(name, operation.sequence)
+            else:
+                self._advance(name, operation.sequence)
+            self._wanted[id(operation)] = name, self.feeds[name].course
+
+    def _put(self, put: PutFeed) -> None:
+        name = put.service, put.stream
+        criteria, where = unpack(put.value)
+        key = tuple((family, pattern) for family, pattern in criteria), where
+        if put.stream == self.no_journal or key not in [asked for asked, _ in self._asked.get(name, ())]:
+            raise Violation("a feed that nobody asked for", feed=name, criteria=key)
+        wants = WANTS[key]
+        if name not in self.feeds:
+            self.feeds[name] = Feed(wants)
+        else:
+            self._change(name, self.feeds[name], wants)
+        self._wanted[id(put)] = name, wants
+        self._began = put
+
+    def _begins(self, name: Name, position: int) -> bool:
+        """Whether a feed that was made or changed begins anew. One without a start goes on where it is."""
+        course = self.feeds[name].course
+        return course is None or (position != course.position and any(s for _, s in self._asked[name]))
+
+    def _change(self, name: Name, feed: Feed, wants: Wants) -> None:
+        """Of what the stream has now, the old criteria may hold or the new ones: who knows how far it was."""
+        if feed.course is not None:
+            feed.course.unsure |= {
+                (sequence, place.origin.body)
+                for sequence, place in self._places(name, feed.course.start)
+                if feed.wants(place.origin) != wants(place.origin)
+            }
+        feed.wants = wants
+
+    def _places(self, name: Name, after: int, last: float = inf) -> list[tuple[int, Place]]:
+        """The messages of a stream behind a sequence, up to another."""
+        order, places = self.streams.order.get(name[1], []), self.streams.places.get(name[1], {})
+        return [(s, places[s]) for s in order[bisect_right(order, after) : bisect_right(order, last)]]
+
+    def _begin(self, name: Name, position: int) -> None:
+        feed, head = self.feeds[name], self._head(name)
+        if position > head:
+            raise Violation("a feed begins beyond the head", feed=name, position=position, head=head)
+        feed.course = Course(position, head)
+
+    def _head(self, name: Name) -> int:
+        """The sequence behind which a stream goes on."""
+        return max(self.streams.last(name[1]), self._reserved.get(name[1], 0))
+
+    def _advance(self, name: Name, sequence: int) -> None:
+        """A feed has had all up to a sequence."""
+        course = self._course(name)
+        if sequence < course.position:
+            raise Violation("a feed went back", feed=name, position=course.position, to=sequence)
+        self._check_passed(name, sequence)
+        course.position = sequence
+
+    def _course(self, name: Name) -> Course:
+        course = self.feeds[name].course
+        assert course is not None
+        return course
+
+    def _check_passed(self, name: Name, last: int) -> None:
+        """Of what lies up to a sequence all was taken that was to be taken."""
+        left = self._left(name, self._course(name).position, last)
+        if left:
+            raise Violation("a feed passed over a message", feed=name, left=left, to=last)
+
+    def _left(self, name: Name, after: int, last: float = inf) -> list[int]:
+        feed, course, told = self.feeds[name], self._course(name), self._told.get(name, ())
+        left = []
+        for sequence, place in self._places(name, after, last):
+            taken = sequence, place.origin.body
+            done = taken in course.made or taken in told or taken in course.unsure
+            # Whoever begins with what is there is not told of what had gone before.
+            quiet = sequence <= course.head and not self.streams.is_there(name[1], sequence)
+            if place.stored and feed.wants(place.origin) and not done and not quiet:
+                left.append(sequence)
+        return left
+
+    def take(self, put: PutMessage) -> Origin:
+        """A feed makes a request. Returns who wrote what it is made of."""
+        asked = put.message.properties or {}
+        name, sequence = (put.queue, asked["stream"]), asked["sequence"]
+        feed = self.feeds.get(name)
+        if feed is None or feed.course is None:
+            raise Violation("a request of a feed that is not there", feed=name, sequence=sequence)
+        course, place = feed.course, self.streams.places.get(name[1], {}).get(sequence)
+        origin = self.author.origin(put.message.record)
+        if place is None or place.origin is not origin:
+            raise Violation("a request of what the stream does not hold", feed=name, sequence=sequence)
+        if not place.stored:
+            raise Violation("a request of what is not on the disk", feed=name, sequence=sequence)
+        taken = sequence, origin.body
+        if taken in course.made:
+            raise Violation("a message became a request twice", feed=name, sequence=sequence)
+        if sequence <= course.position:
+            raise Violation("a feed went back", feed=name, position=course.position, to=sequence)
+        if not feed.wants(origin) and taken not in course.unsure:
+            raise Violation("a request that a feed was not to make", feed=name, sequence=sequence)
+        self._check_passed(name, sequence - 1)
+        course.made.add(taken)
+        course.position = sequence
+        self._wanted[id(put)] = name, (course, taken)
+        return origin
+
+    def missed(self, service: str, stream: str, first: int, last: int) -> None:
+        """The broker tells that a feed could not have something. It may be one that is about to be stored."""
+        name = service, stream
+        for sequence, place in self._places(name, first - 1, last):
+            self._told.setdefault(name, set()).add((sequence, place.origin.body))
+            if self.streams.is_there(stream, sequence):
+                self._denied.append((name, sequence, place.origin))
+
+    def turned(self) -> None:
+        """A turn is over."""
+        for name, sequence, origin in self._denied:
+            if self.feeds[name].wants(origin) and sequence > self._course(name).start:
+                raise Violation("a feed left out what is there", feed=name, sequence=sequence)
+        self._denied.clear()
+
+    # What the disk does
+
+    def committed(self, operation: Operation) -> None:
+        """It is on the disk."""
+        if isinstance(operation, DeleteFeed):
+            self._stored.pop((operation.service, operation.stream), None)
+            return
+        name, meant = self._wanted.pop(id(operation), (None, None))
+        if name is None:
+            return
+        if isinstance(operation, PutFeed):
+            feed = self._stored.setdefault(name, Feed(meant))
+            feed.wants = meant
+        elif isinstance(operation, PutMessage):
+            course, taken = meant
+            course.stored.add(taken)
+            self.requests += 1
+        elif isinstance(operation, PutCursor) and name in self._stored:
+            self._stored[name].course = meant
+            self._stored[name].position = operation.sequence
+
+    def failed(self, append: Append) -> None:
+        """It could not be stored: the feed is where it was."""
+        for operation in append.operations:
+            _, meant = self._wanted.pop(id(operation), (None, None))
+            if isinstance(operation, PutMessage) and meant is not None:
+                course, taken = meant
+                course.made.discard(taken)
+                course.position = min(course.position, taken[0] - 1)
+
+    def died(self) -> None:
+        """The broker is killed: the feeds are those on the disk, and where they are there."""
+        self._wanted.clear()
+        self._denied.clear()
+        self._began = None
+        lost, self.feeds = self.feeds, {}
+        for name, stored in self._stored.items():
+            feed, course = Feed(stored.wants, stored.course), stored.course
+            self.feeds[name] = feed
+            if course is None:
+                continue
+            course.made = set(course.stored)
+            course.position = stored.position
+            if name in lost:
+                feed.wants = lost[name].wants
+                self._change(name, feed, stored.wants)
+            beyond = [sequence for sequence, _ in course.stored if sequence > stored.position]
+            if beyond:
+                raise Violation(
+                    "a request was stored without the position of its feed", feed=name, beyond=beyond
+                )
+
+    def started(self, recovered: Recovered) -> None:
+        """A broker starts on what the disk holds. A stream may have gone back: see `StreamBook.started`."""
+        found = {name: recovered.cursors.get((name[1], PREFIX + name[0])) for name in recovered.feeds}
+        if found != {name: feed.position for name, feed in self._stored.items()}:
+            raise Violation("a feed was lost", found=found)
+        self._reserved = {name: state.reserved for name, state in recovered.streams.items()}
+        for name, feed in self.feeds.items():
+            head = self._head(name)
+            course = feed.course = feed.course or Course(head, head)
+            course.start, course.head = min(course.start, head), min(course.head, head)
+            course.position = min(course.position, head)
+
+    def check_done(self) -> None:
+        """At the end each message has become a request, of each feed that takes it."""
+        for name in self.feeds:
+            left = self._left(name, self._course(name).start)
+            if left:
+                raise Violation("messages never became requests", feed=name, left=left)
