@@ -37,6 +37,7 @@ from malamute.client.calls import (
     CREDIT_BYTES,
     DEFAULT_TIMEOUT,
     DEFAULT_URL,
+    HEARTBEAT,
     LINGER,
     MAIL_CREDIT,
     PUBLISHER_TIMEOUT,
@@ -90,11 +91,20 @@ def connect(
     address: str = "",
     timeout: float = DEFAULT_TIMEOUT,
     software: str = "",
+    heartbeat: float = HEARTBEAT,
     context: AnyContext | None = None,
 ) -> Connecting:
     """Connect to a broker, and wait until it has answered. As `malamute.connect`."""
     return Connecting(
-        open_driver(AioDriver, url, address=address, timeout=timeout, software=software, context=context)
+        open_driver(
+            AioDriver,
+            url,
+            address=address,
+            timeout=timeout,
+            software=software,
+            heartbeat=heartbeat,
+            context=context,
+        )
     )
 
 

@@ -17,6 +17,7 @@ not wait for its own ghost.
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections import OrderedDict
 from collections.abc import Callable
 from functools import cached_property
 from hashlib import blake2b
@@ -215,7 +216,7 @@ class Sessions:
         self._expiry = expiry
         self._release = release
         self._forget = forget
-        self._away: dict[bytes, float] = {}
+        self._away: OrderedDict[bytes, float] = OrderedDict()
         self._confirmations: dict[Session, list[Run]] = {}
         self._probes = (Probes(probe), Probes(probe_idle))
 
@@ -412,7 +413,8 @@ class Probes:
 
     def __init__(self, interval: float) -> None:
         self._interval = interval
-        self._deadlines: dict[bytes, tuple[float, Session]] = {}
+        # A plain dict finds its first entry by passing all that were taken out before it.
+        self._deadlines: OrderedDict[bytes, tuple[float, Session]] = OrderedDict()
 
     def start(self, session: Session, now: float) -> None:
         """Probe a session one interval from now, unless it waits for a probe already."""
