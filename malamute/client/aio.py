@@ -330,7 +330,6 @@ class Client(Calls):
                 lambda: self.work(name, *patterns, credit=max(credit, concurrency), ack_timeout=ack_timeout),
                 handler,
                 concurrency=concurrency,
-                ack_timeout=ack_timeout,
                 on_error=on_error,
             )
             return handler

@@ -356,8 +356,8 @@ class Client(Calls):
         """Decorate a function that answers requests; `run` calls it with each.
 
         What it returns is the body of the final reply (None is an empty one), unless it has settled the
-        request itself. While it works the broker is told so, every third of `ack_timeout`. When it raises an
-        exception, which is logged, the request is given back to be tried again later, and is a dead letter
+        request itself. While it works the broker is told so, every third of the ack timeout. When it raises
+        an exception, which is logged, the request is given back to be tried again later, and is a dead letter
         in the end; with `on_error="reject"` it is one at once, and with `on_error="reply"` the final reply
         has an empty body and the header `malamute.error` with the words of the exception.
 
@@ -370,7 +370,6 @@ class Client(Calls):
                 lambda: self.work(name, *patterns, credit=max(credit, concurrency), ack_timeout=ack_timeout),
                 handler,
                 concurrency=concurrency,
-                ack_timeout=ack_timeout,
                 on_error=on_error,
             )
             return handler

@@ -206,6 +206,7 @@ class Sessions:
         probe_idle: float,
         release: Callable[[Session], None],
         forget: Callable[[Session], None],
+        ack_timeout: Callable[[str], float],
     ) -> None:
         self.turn = turn
         self.limits = limits
@@ -216,6 +217,7 @@ class Sessions:
         self._expiry = expiry
         self._release = release
         self._forget = forget
+        self._ack_timeout = ack_timeout
         self._away: OrderedDict[bytes, float] = OrderedDict()
         self._confirmations: dict[Session, list[Run]] = {}
         self._probes = (Probes(probe), Probes(probe_idle))
@@ -247,10 +249,9 @@ class Sessions:
         self._away.pop(peer, None)
         self.watch(session)
         self._tell("connected", session, software=session.software, resumed=resumed)
-        self.turn.send(
-            peer,
-            Welcome(VERSION, peer, self._broker_id, resumed, self._software, self.limits._asdict()),
-        )
+        ack_timeout_ms = round(self._ack_timeout(session.mailbox) * 1000)
+        limits = {**self.limits._asdict(), "ack_timeout": ack_timeout_ms}
+        self.turn.send(peer, Welcome(VERSION, peer, self._broker_id, resumed, self._software, limits))
         return session
 
     def _take_address(self, session: Session, address: str) -> None:

@@ -232,6 +232,61 @@ def test_an_asyncio_handler_that_takes_long_is_reported_and_not_tried_again(hear
     asyncio.run(program())
 
 
+@pytest.fixture
+def strict() -> Iterator[Broker]:
+    """A broker that is configured for handlers of two seconds."""
+    config = Config()
+    with Broker(config=replace(config, queues=replace(config.queues, ack_timeout=2.0))) as broker:
+        yield broker
+
+
+def test_handlers_report_as_often_as_the_broker_is_configured_for(strict: Broker) -> None:
+    events: list[Event] = []
+    with connect(strict.url) as asker, connect(strict.url, address="bob", events=events) as worker:
+        replies = asker.request("svc", "a", b"?", timeout=PATIENCE)
+        asker.send("bob", "hello", b"")
+        both = threading.Barrier(2)
+        seen: list[tuple[str, int]] = []
+
+        def slowly(mail: malamute.Mail) -> None:
+            seen.append((mail.subject, mail.attempts))
+            both.wait(PATIENCE)
+            threading.Event().wait(3)
+            if both.wait(PATIENCE) == 0:
+                worker.stop()
+
+        worker.service("svc")(slowly)
+        worker.on_mail()(slowly)
+        worker.run()
+        assert [reply.body for reply in replies] == [b""]
+        assert sorted(seen) == [("a", 1), ("hello", 1)]
+        assert not any(isinstance(event, Recalled) for event in events)
+
+
+def test_handlers_on_an_event_loop_report_as_often_as_the_broker_is_configured_for(strict: Broker) -> None:
+    async def program() -> None:
+        events: list[Event] = []
+        async with (
+            malamute.aio.connect(strict.url) as asker,
+            malamute.aio.connect(strict.url, address="bob") as worker,
+        ):
+            worker.on_event = events.append
+            await asker.send("bob", "hello", b"")
+            seen: list[int] = []
+
+            @worker.on_mail()
+            async def slowly(mail: malamute.Mail) -> None:
+                seen.append(mail.attempts)
+                await asyncio.sleep(3)
+                worker.stop()
+
+            await worker.run()
+            assert seen == [1]
+            assert not any(isinstance(event, Recalled) for event in events)
+
+    asyncio.run(program())
+
+
 def test_a_request_that_nobody_reports_on_is_recalled(hearts: Broker) -> None:
     events: list[Event] = []
     with connect(hearts.url) as asker, connect(hearts.url, events=events) as worker:
