@@ -37,6 +37,7 @@ from malamute.client.calls import (
     CREDIT_BYTES,
     DEFAULT_TIMEOUT,
     DEFAULT_URL,
+    HEARTBEAT,
     LINGER,
     MAIL_CREDIT,
     PUBLISHER_TIMEOUT,
@@ -90,11 +91,20 @@ def connect(
     address: str = "",
     timeout: float = DEFAULT_TIMEOUT,
     software: str = "",
+    heartbeat: float = HEARTBEAT,
     context: AnyContext | None = None,
 ) -> Connecting:
     """Connect to a broker, and wait until it has answered. As `malamute.connect`."""
     return Connecting(
-        open_driver(AioDriver, url, address=address, timeout=timeout, software=software, context=context)
+        open_driver(
+            AioDriver,
+            url,
+            address=address,
+            timeout=timeout,
+            software=software,
+            heartbeat=heartbeat,
+            context=context,
+        )
     )
 
 
@@ -320,7 +330,6 @@ class Client(Calls):
                 lambda: self.work(name, *patterns, credit=max(credit, concurrency), ack_timeout=ack_timeout),
                 handler,
                 concurrency=concurrency,
-                ack_timeout=ack_timeout,
                 on_error=on_error,
             )
             return handler

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from time import monotonic
 from typing import Any
 
+from malamute.client.consuming import Queued
 from malamute.client.handling import Registration, settle
 from malamute.client.message import Mail
 
@@ -50,8 +51,8 @@ class _Post:
         await settle(self._consumer, message, result, error, self._registration.on_error)
 
     async def _report(self) -> None:
-        every = self._registration.report_seconds
-        while True:
+        while isinstance(self._consumer, Queued):
+            every = self._consumer.report_seconds
             await asyncio.sleep(every)
             due = monotonic() - every / 2
             for message, begun in self._held.items():

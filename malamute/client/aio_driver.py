@@ -19,11 +19,9 @@ from collections.abc import Callable
 from math import inf
 from time import monotonic
 
-import zmq
-
+from malamute.client.connection import Connection
 from malamute.client.driver import Driver
 from malamute.client.link import Link
-from malamute.client.route import Route
 from malamute.client.session import Session
 from malamute.errors import TimedOut
 from malamute.protocol.batch import Frame
@@ -32,10 +30,8 @@ from malamute.protocol.batch import Frame
 class AioDriver(Driver):
     """A driver on the event loop that runs when it is made."""
 
-    def __init__(
-        self, context: zmq.Context[zmq.Socket[bytes]], route: Route, session: Session, timeout: float
-    ) -> None:
-        super().__init__(context, route, session, timeout)
+    def __init__(self, session: Session, connection: Connection, timeout: float) -> None:
+        super().__init__(session, connection, timeout)
         self._loop = asyncio.get_running_loop()
         self._waits: dict[asyncio.Future[None], Callable[[], object]] = {}
         self._looking = False

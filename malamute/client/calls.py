@@ -15,9 +15,11 @@ from typing import Any, TypedDict, TypeVar
 import zmq
 
 from malamute.client.batch import check_subject, check_subjects, is_stored, record_of, records_of
+from malamute.client.connection import Connection
 from malamute.client.consuming import Letters
 from malamute.client.driver import Driver
 from malamute.client.events import Event
+from malamute.client.link import HEARTBEAT_MAX, HEARTBEAT_MIN
 from malamute.client.options import RequestOptions, SendOptions, Span, milliseconds, properties_of
 from malamute.client.outbox import Command, Delivery, Tracking
 from malamute.client.publishing import Carry
@@ -32,6 +34,7 @@ from malamute.protocol.messages import BY_TYPE, UNLIMITED, Publish
 
 DEFAULT_URL = "tcp://127.0.0.1:9999"
 DEFAULT_TIMEOUT = 5.0
+HEARTBEAT = 5.0
 CREDIT = 10_000
 CREDIT_BYTES = 8 * 1024 * 1024
 MAIL_CREDIT = 1000
@@ -65,20 +68,24 @@ _log = logging.getLogger("malamute")
 
 
 async def open_driver(
-    make: Callable[[AnyContext, Route, Session, float], AnyDriver],
+    make: Callable[[Session, Connection, float], AnyDriver],
     url: str | Sequence[str],
     *,
     address: str,
     timeout: float,
     software: str,
+    heartbeat: float,
     context: AnyContext | None,
 ) -> AnyDriver:
     """Connect, and wait until the broker has answered. Raises as `connect` does."""
     # The first byte of a routing id must not be 0: such ids belong to ZeroMQ.
     identity = bytes([1 + secrets.randbelow(255)]) + secrets.token_bytes(15)
+    if not HEARTBEAT_MIN <= heartbeat <= HEARTBEAT_MAX:
+        raise InvalidValue(f"a heartbeat is {HEARTBEAT_MIN} to {HEARTBEAT_MAX} seconds, not {heartbeat}")
     session = Session(identity, address=address, software=software or _software())
     route = Route(urls_of(url))
-    driver = make(context or zmq.Context.instance(), route, session, timeout)
+    connection = Connection(context or zmq.Context.instance(), route, identity, heartbeat)
+    driver = make(session, connection, timeout)
     try:
         await driver.wait(lambda: session.state is State.READY, timeout, "connecting")
     except TimedOut:

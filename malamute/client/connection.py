@@ -34,14 +34,17 @@ class _Phase(enum.Enum):
 class Connection:
     """The links of one client. Raises `InvalidValue` for a URL that is none, when its turn comes."""
 
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], route: Route, identity: bytes) -> None:
+    def __init__(
+        self, context: zmq.Context[zmq.Socket[bytes]], route: Route, identity: bytes, heartbeat: float
+    ) -> None:
         self.route = route
         self.before_close: Callable[[], None] = lambda: None
         """Called before the socket of a link is closed; whoever watches its files lets go of them."""
         self._context = context
         self._identity = identity
+        self._heartbeat = heartbeat
         self.url = route.next(0.0)[0]
-        self.link = Link(context, self.url, identity)
+        self.link = Link(context, self.url, identity, heartbeat)
         self._begun()
 
     def _begun(self) -> None:
@@ -69,7 +72,7 @@ class Connection:
         if self._phase is _Phase.TRYING:
             self._plan(now)
         if now >= self.due:
-            link = Link(self._context, self._next, self._identity)
+            link = Link(self._context, self._next, self._identity, self._heartbeat)
             self._end()
             self.url, self.link = self._next, link
             self._begun()

@@ -27,6 +27,10 @@ ACK_DELAY = 0.1
 """Seconds that an acknowledgement waits at most while its consumer goes on taking messages."""
 
 
+PROGRESS_SECONDS = 5.0
+"""How often progress is reported to a broker that tells no ack timeout."""
+
+
 class Feed:
     """The messages of a stream that meet the criteria, in order."""
 
@@ -179,6 +183,11 @@ class Queued:
     def waiting(self) -> int:
         """How many have come and were not taken yet."""
         return len(self._source.waiting)
+
+    @property
+    def report_seconds(self) -> float:
+        """How often the broker has to be told of a message that is still worked on."""
+        return self._source.ack_timeout / 3 or PROGRESS_SECONDS
 
     # To be called by the messages themselves.
 

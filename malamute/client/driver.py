@@ -18,12 +18,9 @@ from contextlib import suppress
 from time import monotonic
 from weakref import WeakSet
 
-import zmq
-
 from malamute.client.connection import Connection
 from malamute.client.events import Connected, Event, log_event
 from malamute.client.link import Link
-from malamute.client.route import Route
 from malamute.client.session import Session, State
 from malamute.errors import Closed, ConnectionLost, LinkError, MalamuteError, TimedOut, TryLater
 from malamute.protocol.batch import Frame
@@ -39,16 +36,14 @@ _FORKED = -1
 class Driver:
     """A session and its connection. `timeout` in seconds is for calls that wait for the broker."""
 
-    def __init__(
-        self, context: zmq.Context[zmq.Socket[bytes]], route: Route, session: Session, timeout: float
-    ) -> None:
+    def __init__(self, session: Session, connection: Connection, timeout: float) -> None:
         self.session = session
+        self.connection = connection
         self.timeout = timeout
         self.on_event: Callable[[Event], object] = log_event
         self.before_wait: dict[object, Callable[[], None]] = {}
         """What is to be given to the session before anybody waits, by whose it is."""
         self.closed = False
-        self.connection = Connection(context, route, session.identity)
         self._turn_due = 0.0
         self._owner = threading.get_ident()
         _drivers.add(self)

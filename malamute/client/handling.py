@@ -6,8 +6,8 @@ is given back, to be tried again later, until the broker has a dead letter of it
 What a handler settled itself stays as it is. For a message of a stream there is no second try: the exception
 comes out of `run`, and the cursor stays before that message.
 
-While a handler is at work, the broker is told so every third of the time that it may take, so that it may
-take as long as it needs; a handler that is gone with its program is noticed by the broken connection, and one
+While a handler is at work, the broker is told so every third of the ack timeout, so that it may take as long
+as it needs; a handler that is gone with its program is noticed by the broken connection, and one
 that hangs has to be ended by its author.
 """
 
@@ -19,14 +19,10 @@ from typing import Any, NamedTuple
 
 from malamute.client.consuming import Duty, Feed, Letters
 from malamute.client.message import Asked, Mail, Message
-from malamute.client.options import Span, milliseconds
 from malamute.errors import InvalidValue, MalamuteError
 
 ERROR_HEADER = "malamute.error"
 """The header of the reply to a request whose handler raised an exception: what went wrong."""
-
-PROGRESS_SECONDS = 5.0
-"""How often progress is reported where the program does not say how long a handler may take."""
 
 _log = logging.getLogger("malamute")
 
@@ -40,7 +36,6 @@ class Registration(NamedTuple):
     handler: Callable[[Any], Any]
     concurrency: int
     on_error: str
-    report_seconds: float
 
 
 def registration(
@@ -49,15 +44,13 @@ def registration(
     *,
     concurrency: int = 1,
     on_error: str = "nak",
-    ack_timeout: Span | None = None,
 ) -> Registration:
     """Check and keep what a decorator was given. Raises `InvalidValue`."""
     if concurrency < 1:
         raise InvalidValue(f"a handler runs once at a time or more often, not {concurrency} times")
     if on_error not in _ON_ERROR:
         raise InvalidValue(f"on_error is one of {', '.join(_ON_ERROR)}, not {on_error!r}")
-    report = PROGRESS_SECONDS if ack_timeout is None else milliseconds(ack_timeout) / 3000
-    return Registration(open_, handler, concurrency, on_error, report)
+    return Registration(open_, handler, concurrency, on_error)
 
 
 async def succeeded(consumer: Consumer, message: Message, result: Any) -> None:

@@ -17,8 +17,11 @@ from malamute.errors import InvalidValue
 from malamute.protocol.batch import Frame
 from malamute.protocol.limits import RECORD_LARGE_BYTES
 
-HEARTBEAT_MS = 1000
-HEARTBEAT_TIMEOUT_MS = 3000
+HEARTBEATS_MISSED = 3
+"""A connection is taken for broken when nothing has come for so many heartbeats."""
+HEARTBEAT_MIN = 0.01
+HEARTBEAT_MAX = 20.0
+"""In seconds. libzmq counts the time that the other side is given in 16 bits of milliseconds."""
 WAIT_MAX_MS = 500
 """How long one poll may take. Python handles a signal that comes right before a poll only after it."""
 RECEIVE_COMMANDS = 200
@@ -28,9 +31,6 @@ _OPTIONS = {
     zmq.LINGER: 0,
     zmq.IMMEDIATE: 1,
     zmq.RCVHWM: 10_000,
-    zmq.HEARTBEAT_IVL: HEARTBEAT_MS,
-    zmq.HEARTBEAT_TIMEOUT: HEARTBEAT_TIMEOUT_MS,
-    zmq.HEARTBEAT_TTL: HEARTBEAT_TIMEOUT_MS,
     zmq.RECONNECT_IVL: -1,
 }
 _EVENT = Struct("=H")
@@ -45,12 +45,21 @@ _DOWN = (
 
 
 class Link:
-    """One connection to a broker, or the attempt. Raises `InvalidValue` for an address that is none."""
+    """One connection to a broker, or the attempt. Raises `InvalidValue` for an address that is none.
 
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], url: str, identity: bytes) -> None:
+    Every `heartbeat` seconds the broker is asked for a sign of life, and told when to take us for dead.
+    """
+
+    def __init__(
+        self, context: zmq.Context[zmq.Socket[bytes]], url: str, identity: bytes, heartbeat: float
+    ) -> None:
         self.socket = context.socket(zmq.DEALER)
         for option, value in _OPTIONS.items():
             self.socket.set(option, value)
+        every_ms = int(heartbeat * 1000)
+        self.socket.set(zmq.HEARTBEAT_IVL, every_ms)
+        for option in (zmq.HEARTBEAT_TIMEOUT, zmq.HEARTBEAT_TTL):
+            self.socket.set(option, every_ms * HEARTBEATS_MISSED)
         self.socket.set(zmq.ROUTING_ID, identity)
         self._monitor = self.socket.get_monitor_socket(_UP | _DOWN)
         self._monitor.linger = 0

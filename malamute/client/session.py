@@ -120,6 +120,7 @@ class Session:
         self.limits = Limits()
         self.outbox = Outbox()
         self.mailbox: QueueSource | None = None
+        self._mail_timeout = 0.0
         self.closing = False
         self._sources: dict[int, Source] = {}
         self._next_source = MAILBOX + 1
@@ -197,6 +198,7 @@ class Session:
         self.broker = welcome.broker
         known = {name: n for name, n in welcome.limits.items() if name in Limits._fields}
         self.limits = Limits(**known)
+        self._mail_timeout = welcome.limits.get("ack_timeout", 0) / 1000
         self.outbox.window_commands = max(1, min(WINDOW_COMMANDS, self.limits.unconfirmed))
         self._events.append(Connected(welcome.broker.hex(), welcome.resumed))
         self._resume()
@@ -205,6 +207,7 @@ class Session:
         for source in self._sources.values():
             self._control(source.command())
         if self.mailbox is not None:
+            self.mailbox.ack_timeout = self._mail_timeout
             self._control(wire.Credit(MAILBOX, *self.mailbox.window.grant()))
         for query in self._queries.values():
             self._control(query.asking)
@@ -464,6 +467,7 @@ class Session:
         self.check()
         if self.mailbox is None:
             self.mailbox = QueueSource(MAILBOX, Window(credit, credit_bytes))
+            self.mailbox.ack_timeout = self._mail_timeout
             grant = self.mailbox.window.grant() if self.state is State.READY else (0, 0)
         else:
             grant = self.mailbox.window.resize(credit, credit_bytes)

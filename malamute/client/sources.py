@@ -228,6 +228,8 @@ class QueueSource(Source):
         self._offer = offer
         self.name = "" if offer is None else offer.service
         """The service; empty for the mailbox."""
+        self.ack_timeout = 0.0
+        """Seconds after which the broker takes back what is neither settled nor reported on; 0 is never."""
         self.waiting: deque[Item] = deque()
         self._outstanding: dict[int, int] = {}
         self._held: set[int] = set()
@@ -242,6 +244,11 @@ class QueueSource(Source):
         assert self._offer is not None
         credit, credit_bytes = self.window.grant()
         return self._offer._replace(credit=credit, credit_bytes=credit_bytes)
+
+    def opened(self, value: Any) -> None:
+        """The broker accepted the offer, and told the ack timeout in force."""
+        super().opened(value)
+        self.ack_timeout = value / 1000 if type(value) is int else 0.0
 
     def restart(self) -> None:
         """The broker has taken back what was outstanding."""

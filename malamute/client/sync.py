@@ -17,6 +17,7 @@ from malamute.client.calls import (
     CREDIT_BYTES,
     DEFAULT_TIMEOUT,
     DEFAULT_URL,
+    HEARTBEAT,
     LINGER,
     MAIL_CREDIT,
     PUBLISHER_TIMEOUT,
@@ -52,6 +53,7 @@ def connect(
     address: str = "",
     timeout: float = DEFAULT_TIMEOUT,
     software: str = "",
+    heartbeat: float = HEARTBEAT,
     context: AnyContext | None = None,
 ) -> Client:
     """Connect to a broker, and wait until it has answered.
@@ -61,12 +63,20 @@ def connect(
     has broken. `address` is the name of the client's mailbox and what it is known by as a sender; without
     one it is anonymous. `timeout` is in seconds, for connecting and for every later call that waits for the
     broker and is not given another. `software` is what the broker shows as the client's name.
+    Every `heartbeat` seconds a thread of the library asks the broker for a sign of life; both take the
+    connection for broken when nothing has come for three of them.
 
     Raises `ConnectTimeout` when no broker answers, `InvalidValue` or `InvalidName` for a wrong URL or
     address, and what the broker refuses the session with.
     """
     opening = open_driver(
-        BlockingDriver, url, address=address, timeout=timeout, software=software, context=context
+        BlockingDriver,
+        url,
+        address=address,
+        timeout=timeout,
+        software=software,
+        heartbeat=heartbeat,
+        context=context,
     )
     return Client(run(opening))
 
@@ -346,8 +356,8 @@ class Client(Calls):
         """Decorate a function that answers requests; `run` calls it with each.
 
         What it returns is the body of the final reply (None is an empty one), unless it has settled the
-        request itself. While it works the broker is told so, every third of `ack_timeout`. When it raises an
-        exception, which is logged, the request is given back to be tried again later, and is a dead letter
+        request itself. While it works the broker is told so, every third of the ack timeout. When it raises
+        an exception, which is logged, the request is given back to be tried again later, and is a dead letter
         in the end; with `on_error="reject"` it is one at once, and with `on_error="reply"` the final reply
         has an empty body and the header `malamute.error` with the words of the exception.
 
@@ -360,7 +370,6 @@ class Client(Calls):
                 lambda: self.work(name, *patterns, credit=max(credit, concurrency), ack_timeout=ack_timeout),
                 handler,
                 concurrency=concurrency,
-                ack_timeout=ack_timeout,
                 on_error=on_error,
             )
             return handler

@@ -163,7 +163,8 @@ class Crew:
                 result.add_done_callback(lambda _: self.ring())
 
     def _next_report(self, job: Job) -> float:
-        return monotonic() + job.post.registration.report_seconds if isinstance(job.message, Mail) else inf
+        consumer = job.post.consumer
+        return inf if isinstance(consumer, Subscription) else monotonic() + consumer.report_seconds
 
     def _report(self) -> None:
         now = monotonic()

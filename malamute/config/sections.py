@@ -70,10 +70,12 @@ class Listen(_Section):
     endpoints: tuple[str, ...] = _option(("tcp://127.0.0.1:9999", "ipc://@/malamute"), kinds.ENDPOINTS)
     """Where to listen, all at once. `ipc://@NAME` is a Linux abstract socket: no file and no network.
     `tcp://*:9999` listens on every network interface. Whoever can connect may do everything."""
-    heartbeat_interval: float = _option(0.5, kinds.duration(0.01, _HOUR))
-    """How often the other side is asked for a sign of life."""
-    heartbeat_timeout: float = _option(1.5, kinds.duration(0.02, _HOUR))
-    """How long none may come until the connection is taken for broken. More than the interval."""
+    heartbeat_interval: float = _option(0, kinds.duration(0, 20))
+    """How often the broker asks its clients for a sign of life. 0 is never: they ask the broker, and what
+    they say in doing so is a sign of life too. Asking itself it finds out sooner about clients that hang, at
+    a price that grows with the square of the connections: it is for some hundreds of them."""
+    heartbeat_timeout: float = _option(1.5, kinds.duration(0.02, _MINUTE))
+    """How long no answer may come until the connection is taken for broken. More than the interval."""
     send_queue: int = _option(100, kinds.count(1, 1_000_000))
     """Commands that wait in memory for one client. When it is full, the client counts as without credit."""
     receive_queue: int = _option(1000, kinds.count(1, 1_000_000))

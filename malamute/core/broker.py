@@ -121,6 +121,7 @@ class Core:
             probe_idle=settings.probe_interval_idle,
             release=_release,
             forget=self.mailboxes.forget,
+            ack_timeout=lambda address: settings.queues("mailbox", address).ack_timeout,
         )
         self.feeds = Feeds(limits, self.streams, self.services)
         self._restore(recovered)
@@ -323,7 +324,8 @@ class Core:
     def _offer(self, peer: bytes, session: Session, message: Offer) -> None:
         self._check_source(session, message.source)
         offer = session.sources[message.source] = self.services.offer(session, message)
-        self.turn.send(session.peer, Ok(BY_TYPE[Offer].opcode, message.source))
+        ack_timeout_ms = round(offer.ack_timeout * 1000)
+        self.turn.send(session.peer, Ok(BY_TYPE[Offer].opcode, message.source, ack_timeout_ms))
         tell_worker("joined", offer)
         offer.grant(message.credit, message.credit_bytes)
 

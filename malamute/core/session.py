@@ -17,6 +17,7 @@ not wait for its own ghost.
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections import OrderedDict
 from collections.abc import Callable
 from functools import cached_property
 from hashlib import blake2b
@@ -205,6 +206,7 @@ class Sessions:
         probe_idle: float,
         release: Callable[[Session], None],
         forget: Callable[[Session], None],
+        ack_timeout: Callable[[str], float],
     ) -> None:
         self.turn = turn
         self.limits = limits
@@ -215,7 +217,8 @@ class Sessions:
         self._expiry = expiry
         self._release = release
         self._forget = forget
-        self._away: dict[bytes, float] = {}
+        self._ack_timeout = ack_timeout
+        self._away: OrderedDict[bytes, float] = OrderedDict()
         self._confirmations: dict[Session, list[Run]] = {}
         self._probes = (Probes(probe), Probes(probe_idle))
 
@@ -246,10 +249,9 @@ class Sessions:
         self._away.pop(peer, None)
         self.watch(session)
         self._tell("connected", session, software=session.software, resumed=resumed)
-        self.turn.send(
-            peer,
-            Welcome(VERSION, peer, self._broker_id, resumed, self._software, self.limits._asdict()),
-        )
+        ack_timeout_ms = round(self._ack_timeout(session.mailbox) * 1000)
+        limits = {**self.limits._asdict(), "ack_timeout": ack_timeout_ms}
+        self.turn.send(peer, Welcome(VERSION, peer, self._broker_id, resumed, self._software, limits))
         return session
 
     def _take_address(self, session: Session, address: str) -> None:
@@ -412,7 +414,8 @@ class Probes:
 
     def __init__(self, interval: float) -> None:
         self._interval = interval
-        self._deadlines: dict[bytes, tuple[float, Session]] = {}
+        # A plain dict finds its first entry by passing all that were taken out before it.
+        self._deadlines: OrderedDict[bytes, tuple[float, Session]] = OrderedDict()
 
     def start(self, session: Session, now: float) -> None:
         """Probe a session one interval from now, unless it waits for a probe already."""

@@ -201,7 +201,10 @@ class Change(NamedTuple):
 
 
 class Welcome(NamedTuple):
-    """The answer to HELLO. `resumed` tells that the broker still knew the session."""
+    """The answer to HELLO. `resumed` tells that the broker still knew the session.
+
+    Beside the limits there is the `ack_timeout` for the session's mail, in milliseconds.
+    """
 
     version: int
     session: bytes
@@ -212,7 +215,10 @@ class Welcome(NamedTuple):
 
 
 class Ok(NamedTuple):
-    """The command `about` with this `ref` is done. For SUBSCRIBE, `value` is the first sequence."""
+    """The command `about` with this `ref` is done.
+
+    For SUBSCRIBE, `value` is the first sequence; for OFFER, the ack timeout in force, in milliseconds.
+    """
 
     about: int
     ref: int

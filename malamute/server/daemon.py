@@ -9,6 +9,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 
@@ -33,6 +34,9 @@ SOFTWARE = f"malamute {__version__}"
 
 FRAME_SLACK_BYTES = 1 << 20
 """How far past its limit a frame is still answered by an ERROR; libzmq ends the connection beyond."""
+
+OTHER_FILES = 100
+"""Files that are kept for others than sessions: the store, listeners, and who is about to be refused."""
 
 GC_THRESHOLD = 50_000
 """Objects that the hot path may gather between two looks of the garbage collector."""
@@ -128,7 +132,7 @@ def run(config: Config, started: Callable[[list[str]], None] = lambda endpoints:
     `started` is called with the endpoints once clients can connect.
     """
     configure_logs(config.log)
-    _raise_file_limit()
+    config = _within_files(config, raise_file_limit())
     sys.setswitchinterval(SWITCH_INTERVAL)
     load_plugins()
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(config.listen.io_threads)
@@ -172,11 +176,33 @@ def _on_notice(notice: Notice) -> None:
     log.warning(notice.event, **notice.details)
 
 
-def _raise_file_limit() -> None:
-    # A connection is a file descriptor, and the usual soft limit of 1,024 is for old programs' sake.
+def raise_file_limit() -> int:
+    """Let this process open as many files as it may, and return how many that is.
+
+    A connection is a file, and the usual soft limit of 1,024 is for old programs' sake.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return sys.maxsize if hard == resource.RLIM_INFINITY else hard
+
+
+def _within_files(config: Config, files: int) -> Config:
+    """Allow no more sessions than there can be connections: the one too many then learns why.
+
+    Without a file for it libzmq could not even refuse it, and would try again and again.
+    """
+    sessions = max(files - OTHER_FILES, 1)
+    if config.limits.sessions <= sessions:
+        return config
+    log.warning(
+        "fewer sessions than configured",
+        sessions=sessions,
+        configured=config.limits.sessions,
+        files=files,
+        hint="let the broker open more files: LimitNOFILE= in its unit, or ulimit -Hn",
+    )
+    return replace(config, limits=config.limits._replace(sessions=sessions))
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 import os
 import random
+import resource
 import select
 import signal
 import socket
@@ -55,10 +56,11 @@ def free_port() -> int:
 
 
 def small(size: int = 64 * MIB) -> Config:
-    """The default options with a small store and limits that fit into it."""
+    """A small store with limits that fit into it, and heartbeats that soon find out who hangs."""
     queues = size // 8
-    limits = Limits(message_bytes=queues // 2, queue_bytes=queues, queues_bytes=queues)
-    return Config(storage=Storage(size=size), limits=limits)
+    limits = Limits(message_bytes=queues // 2, queue_bytes=queues, queues_bytes=queues, sessions=1000)
+    listen = Listen(heartbeat_interval=0.5, heartbeat_timeout=1.5)
+    return Config(listen=listen, storage=Storage(size=size), limits=limits)
 
 
 class Daemon:
@@ -98,6 +100,12 @@ class Daemon:
         """Have the next process ready, waiting for its turn."""
         if self._next is None:
             self._next = self._spawn()
+
+    def limit_files(self, files: int) -> None:
+        """Let the next process open no more files than these."""
+        self.prepare()
+        assert self._next is not None
+        resource.prlimit(self._next.pid, resource.RLIMIT_NOFILE, (files, files))
 
     def _spawn(self) -> subprocess.Popen[str]:
         with self._log.open("a") as log:

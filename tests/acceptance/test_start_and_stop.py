@@ -15,7 +15,8 @@ from rig_waiting import PATIENCE
 
 import malamute
 from malamute.client.events import Connected, Event, Lost
-from malamute.errors import ConnectTimeout
+from malamute.errors import ConnectTimeout, TooMany
+from malamute.server.daemon import OTHER_FILES
 
 Connect = Callable[..., malamute.Client]
 
@@ -137,6 +138,22 @@ def test_the_command_starts_a_broker_and_a_signal_ends_it_with_code_0(
     assert process.returncode == 0, log
     events = [json.loads(line)["event"] for line in log.splitlines()]
     assert events == ["started", "stopping", "stopped"]
+
+
+def test_where_few_files_may_be_open_the_session_too_many_is_refused_and_the_log_says_why(
+    new_daemon: Callable[..., Daemon], connect_to: Connect
+) -> None:
+    daemon = new_daemon()
+    daemon.limit_files(OTHER_FILES + 3)
+    daemon.start()
+    clients = [connect_to(daemon.url) for _ in range(3)]
+    with pytest.raises(TooMany, match="3 sessions"):
+        malamute.connect(daemon.url, timeout=PATIENCE)
+    clients.pop().close()
+    assert connect_to(daemon.url).query("status")["clients"] == 3
+    (warning,) = [line for line in map(json.loads, daemon.log.splitlines()) if line["level"] == "warning"]
+    assert (warning["sessions"], warning["configured"]) == (3, 1000)
+    assert "LimitNOFILE" in warning["hint"]
 
 
 def test_all_listeners_reach_the_same_broker(

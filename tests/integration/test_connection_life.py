@@ -11,18 +11,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import zmq
 
 import malamute
 import malamute.aio
 from malamute import errors
-from malamute.client import link
 from malamute.client.events import Connected, Event, Gap, Lost, Recalled, Slow, Switched
 from malamute.config import Config
 from malamute.testing import Broker
 
 PATIENCE = 20.0
 DEAD = "tcp://127.0.0.1:1"
+FAST = {"heartbeat": 0.05}
 
 Start = Callable[..., Broker]
 
@@ -165,25 +164,18 @@ def test_a_slow_subscriber_is_told_so_and_then_that_it_has_caught_up(start: Star
 
 
 @pytest.fixture
-def fast_hearts(monkeypatch: pytest.MonkeyPatch) -> Config:
-    """Heartbeats twenty times as fast as those that are the default."""
-    monkeypatch.setitem(link._OPTIONS, zmq.HEARTBEAT_IVL, 50)
-    monkeypatch.setitem(link._OPTIONS, zmq.HEARTBEAT_TIMEOUT, 250)
-    monkeypatch.setitem(link._OPTIONS, zmq.HEARTBEAT_TTL, 250)
+def hearts() -> Iterator[Broker]:
+    """Heartbeats in both directions. Those of `FAST` clients are a hundred times as fast as the default."""
     config = Config()
-    return replace(config, listen=replace(config.listen, heartbeat_interval=0.05, heartbeat_timeout=0.25))
-
-
-@pytest.fixture
-def hearts(fast_hearts: Config) -> Iterator[Broker]:
-    with Broker(config=fast_hearts) as broker:
+    listen = replace(config.listen, heartbeat_interval=0.05, heartbeat_timeout=0.25)
+    with Broker(config=replace(config, listen=listen)) as broker:
         yield broker
 
 
 def test_a_handler_that_blocks_for_long_loses_neither_connection_nor_request(hearts: Broker) -> None:
-    """The heartbeats are those of twenty seconds for each of its seconds, and the ack timeout is short."""
+    """The heartbeats are those of five minutes in its three seconds, and the ack timeout is short."""
     events: list[Event] = []
-    with connect(hearts.url) as asker, connect(hearts.url, events=events) as worker:
+    with connect(hearts.url) as asker, connect(hearts.url, events=events, **FAST) as worker:
         replies = asker.request("svc", "a", b"?", timeout=PATIENCE)
         asker.flush()
         seen: list[int] = []
@@ -203,7 +195,7 @@ def test_a_handler_that_blocks_for_long_loses_neither_connection_nor_request(hea
 
 def test_a_program_that_is_busy_with_a_request_stays_connected(hearts: Broker) -> None:
     events: list[Event] = []
-    with connect(hearts.url) as asker, connect(hearts.url, events=events) as worker:
+    with connect(hearts.url) as asker, connect(hearts.url, events=events, **FAST) as worker:
         replies = asker.request("svc", "a", b"?", timeout=PATIENCE)
         asker.flush()
         request = worker.work("svc").receive(PATIENCE)
@@ -219,7 +211,7 @@ def test_an_asyncio_handler_that_takes_long_is_reported_and_not_tried_again(hear
         events: list[Event] = []
         async with (
             malamute.aio.connect(hearts.url) as asker,
-            malamute.aio.connect(hearts.url) as worker,
+            malamute.aio.connect(hearts.url, **FAST) as worker,
         ):
             worker.on_event = events.append
             replies = await asker.request("svc", "a", b"?", timeout=PATIENCE)
@@ -236,6 +228,61 @@ def test_an_asyncio_handler_that_takes_long_is_reported_and_not_tried_again(hear
             assert [reply.body async for reply in replies] == [b"!"]
             assert seen == [1]
             assert not any(isinstance(event, Lost | Recalled) for event in events)
+
+    asyncio.run(program())
+
+
+@pytest.fixture
+def strict() -> Iterator[Broker]:
+    """A broker that is configured for handlers of two seconds."""
+    config = Config()
+    with Broker(config=replace(config, queues=replace(config.queues, ack_timeout=2.0))) as broker:
+        yield broker
+
+
+def test_handlers_report_as_often_as_the_broker_is_configured_for(strict: Broker) -> None:
+    events: list[Event] = []
+    with connect(strict.url) as asker, connect(strict.url, address="bob", events=events) as worker:
+        replies = asker.request("svc", "a", b"?", timeout=PATIENCE)
+        asker.send("bob", "hello", b"")
+        both = threading.Barrier(2)
+        seen: list[tuple[str, int]] = []
+
+        def slowly(mail: malamute.Mail) -> None:
+            seen.append((mail.subject, mail.attempts))
+            both.wait(PATIENCE)
+            threading.Event().wait(3)
+            if both.wait(PATIENCE) == 0:
+                worker.stop()
+
+        worker.service("svc")(slowly)
+        worker.on_mail()(slowly)
+        worker.run()
+        assert [reply.body for reply in replies] == [b""]
+        assert sorted(seen) == [("a", 1), ("hello", 1)]
+        assert not any(isinstance(event, Recalled) for event in events)
+
+
+def test_handlers_on_an_event_loop_report_as_often_as_the_broker_is_configured_for(strict: Broker) -> None:
+    async def program() -> None:
+        events: list[Event] = []
+        async with (
+            malamute.aio.connect(strict.url) as asker,
+            malamute.aio.connect(strict.url, address="bob") as worker,
+        ):
+            worker.on_event = events.append
+            await asker.send("bob", "hello", b"")
+            seen: list[int] = []
+
+            @worker.on_mail()
+            async def slowly(mail: malamute.Mail) -> None:
+                seen.append(mail.attempts)
+                await asyncio.sleep(3)
+                worker.stop()
+
+            await worker.run()
+            assert seen == [1]
+            assert not any(isinstance(event, Recalled) for event in events)
 
     asyncio.run(program())
 

@@ -202,7 +202,7 @@ def test_a_file_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
         ("listen", "endpoints", "ipc://" + "x" * 108),
         ("listen", "endpoints", ["tcp://*:1", "tcp://*:1"]),
         ("listen", "endpoints", 1),
-        ("listen", "heartbeat_interval", 0),
+        ("listen", "heartbeat_interval", 20.1),
         ("listen", "heartbeat_interval", -1),
         ("listen", "heartbeat_interval", True),
         ("listen", "heartbeat_interval", float("nan")),
@@ -253,7 +253,7 @@ def test_an_endpoint_that_is_allowed(value: str) -> None:
     ("text", "words"),
     [
         (
-            "[listen]\nheartbeat_timeout = 0.5",
+            "[listen]\nheartbeat_interval = 0.5\nheartbeat_timeout = 0.5",
             "listen.heartbeat_timeout (500ms) must be more than listen.heartbeat_interval (500ms)",
         ),
         (
@@ -297,7 +297,7 @@ def test_what_the_words_of_a_refusal_propose_is_accepted() -> None:
 
 def test_all_contradictions_are_told_at_once() -> None:
     with pytest.raises(ConfigError, match=r"heartbeat_timeout .*; streams\.bytes "):
-        Config(listen=Listen(heartbeat_timeout=0.1), streams=Streams(bytes=2**40))
+        Config(listen=Listen(heartbeat_interval=0.1, heartbeat_timeout=0.1), streams=Streams(bytes=2**40))
 
 
 # Streams

@@ -1,4 +1,4 @@
-"""The commands of the benchmarks about history, which measure in rounds and show medians."""
+"""The commands of the benchmarks that have rows of their own; most measure in rounds and show medians."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from malamute.cli.bench import journal, queues, replay, slow_consumer, start
+from malamute.cli.bench import idle, journal, queues, replay, slow_consumer, start
 from malamute.cli.bench.machine import describe
 from malamute.cli.bench.options import BATCH, CREDIT, DATA, SIZE, count_option, messages_option, rounds_option
 from malamute.cli.bench.report import show_figures
@@ -16,6 +16,7 @@ from malamute.cli.options import json_option
 from malamute.cli.printing import to_json
 from malamute.cli.signals import interruptible
 from malamute.cli.tables import show_map
+from malamute.client.calls import HEARTBEAT
 
 DURABILITY = "fsync before each confirmation; deliveries of streams do not wait for it"
 
@@ -23,13 +24,13 @@ DURABILITY = "fsync before each confirmation; deliveries of streams do not wait 
 def _tell(options: Any, rows: Iterable[Any], about: dict[str, Any], *, as_json: bool) -> None:
     """Print the parameters first, and then the rows as a table or all of it as JSON."""
     given = {name: value for name, value in options._asdict().items() if name != "directory"}
-    size = f"{given.pop('size_bytes')} bytes, with 3 headers"
+    if "size_bytes" in given:
+        about = {"body": f"{given.pop('size_bytes')} bytes, with 3 headers", **about}
     parameters = {
         **describe(options.directory),
         "broker": "a process of its own, on LMDB in a new directory",
         "durability": DURABILITY,
         **given,
-        "body": size,
         **about,
     }
     if not as_json:
@@ -122,6 +123,17 @@ def queues_command(as_json: bool, **given: Any) -> None:
     _tell(options, queues.measure(options), {"depth of the other": queues.SHALLOW}, as_json=as_json)
 
 
+@click.command("idle")
+@count_option("--connections", 10_000, "Connections; the first row has a tenth of them.", most=50_000)
+@count_option("--seconds", 60, "How long they do nothing.", most=3600)
+@DATA
+@json_option
+def idle_command(as_json: bool, **given: Any) -> None:
+    """Clients that are connected and do nothing: how many hold, and what each costs the broker."""
+    options = idle.Options(**given)
+    _tell(options, idle.measure(options), {"heartbeat": f"{HEARTBEAT:g} s"}, as_json=as_json)
+
+
 @click.command("start")
 @click.option(
     "--gigabytes",
@@ -140,4 +152,11 @@ def start_command(as_json: bool, **given: Any) -> None:
     _tell(options, start.measure(options), {}, as_json=as_json)
 
 
-COMMANDS = (journal_command, queues_command, replay_command, slow_consumer_command, start_command)
+COMMANDS = (
+    idle_command,
+    journal_command,
+    queues_command,
+    replay_command,
+    slow_consumer_command,
+    start_command,
+)

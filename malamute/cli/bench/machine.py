@@ -71,7 +71,7 @@ class Watch:
     def __enter__(self) -> Self:
         if self._pid:
             self._cpu_before = _cpu_seconds(self._pid)
-            self.anonymous_bytes = _anonymous_bytes(self._pid)
+            self.anonymous_bytes = anonymous_bytes(self._pid)
             self._thread.start()
         return self
 
@@ -85,7 +85,7 @@ class Watch:
 
     def _look(self) -> None:
         while not self._done.wait(LOOK_SECONDS):
-            self.anonymous_bytes = max(self.anonymous_bytes or 0, _anonymous_bytes(self._pid))
+            self.anonymous_bytes = max(self.anonymous_bytes or 0, anonymous_bytes(self._pid))
 
 
 def _cpu_seconds(pid: int) -> float:
@@ -93,7 +93,8 @@ def _cpu_seconds(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK") if fields else 0.0
 
 
-def _anonymous_bytes(pid: int) -> int:
+def anonymous_bytes(pid: int) -> int:
+    """The anonymous memory of a process: not the store, which is a file."""
     for line in _read(pid, "status").splitlines():
         if line.startswith("RssAnon:"):
             return int(line.split()[1]) * 1024

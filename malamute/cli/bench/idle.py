@@ -1,0 +1,126 @@
+"""Connections that do nothing: how many one broker holds, and what each of them costs it.
+
+They are those of the client, as any program makes them, and nobody uses them while it is measured: what they
+say then, the threads of libzmq say. Whether one broke shows when it is used again at the end.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import NamedTuple
+
+import zmq
+
+from malamute.cli.bench import ground
+from malamute.cli.bench.actors import TIMEOUT, Begin
+from malamute.cli.bench.machine import Watch, anonymous_bytes
+from malamute.cli.bench.stage import Actor, Measured
+from malamute.client.events import Event, Lost
+from malamute.client.sync import Client, connect
+from malamute.server.daemon import raise_file_limit
+
+CROWD = 2_000
+"""Connections of one process. Each has four files open there; at the broker it is one."""
+
+SHARE = 250
+"""Connections of one context, whose thread keeps all their heartbeats."""
+
+SOCKETS_EACH = 3
+"""Of a connection: its own, and the two ends of its monitor."""
+
+FEW = 10
+"""The first row has this part of the connections, to show what the number of them does."""
+
+KIBIBYTE = 1 << 10
+
+
+class Options(NamedTuple):
+    """What was asked for. `seconds` is how long nothing is done."""
+
+    connections: int
+    seconds: int
+    directory: Path
+
+
+class Row(NamedTuple):
+    """What so many connections come to.
+
+    `held` are those that answer at the end, and `flaps` is how often one broke. Memory is the anonymous
+    memory of the broker less that before they came. Processor time is that of a minute with nothing to do.
+    """
+
+    what: str
+    held: int
+    flaps: int
+    connect_seconds: float
+    anonymous_kib_each: float
+    broker_cpu_seconds_a_minute: float
+    clients_cpu_seconds_a_minute: float
+
+
+def measure(options: Options) -> Iterator[Row]:
+    """A few connections, and all of them."""
+    for connections in (max(1, options.connections // FEW), options.connections):
+        yield _measure(options, connections)
+
+
+def _measure(options: Options, connections: int) -> Row:
+    with ground.broker(options.directory) as broker, ExitStack() as stack:
+        connect(broker.url, timeout=TIMEOUT).close()
+        before_bytes = anonymous_bytes(broker.pid)
+        start = time.monotonic()
+        crowds = []
+        for first in range(0, connections, CROWD):
+            crowd = stack.enter_context(Actor(stay, broker.url, min(CROWD, connections - first)))
+            crowd.get()
+            crowds.append(crowd)
+        connect_seconds = time.monotonic() - start
+        watches = _do_nothing(options.seconds, [broker.pid, *(crowd.pid for crowd in crowds)])
+        used_bytes = anonymous_bytes(broker.pid) - before_bytes
+        for crowd in crowds:
+            crowd.go()
+        ends = [crowd.get() for crowd in crowds]
+    broker_cpu, *clients_cpu = [(watch.cpu_seconds or 0.0) * 60 / options.seconds for watch in watches]
+    return Row(
+        what=f"{connections:,} connections",
+        held=sum(end["held"] for end in ends),
+        flaps=sum(end["flaps"] for end in ends),
+        connect_seconds=round(connect_seconds, 3),
+        anonymous_kib_each=round(used_bytes / KIBIBYTE / connections, 1),
+        broker_cpu_seconds_a_minute=round(broker_cpu, 2),
+        clients_cpu_seconds_a_minute=round(sum(clients_cpu), 2),
+    )
+
+
+def _do_nothing(seconds: int, pids: Sequence[int]) -> list[Watch]:
+    """Wait, and see what these processes do meanwhile."""
+    with ExitStack() as stack:
+        watches = [stack.enter_context(Watch(pid)) for pid in pids]
+        time.sleep(seconds)
+    return watches
+
+
+def stay(begin: Begin, url: str, connections: int) -> Measured:
+    """Connect so often, do nothing, and tell in the end what became of it."""
+    raise_file_limit()
+    lost: list[Event] = []
+
+    def hear(event: Event) -> None:
+        if isinstance(event, Lost):
+            lost.append(event)
+
+    clients: list[Client] = []
+    while len(clients) < connections:
+        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        context.set(zmq.MAX_SOCKETS, SHARE * SOCKETS_EACH)
+        share = min(SHARE, connections - len(clients))
+        clients += [connect(url, timeout=TIMEOUT, context=context) for _ in range(share)]
+    for client in clients:
+        client.on_event = hear
+    begin()
+    for client in clients:
+        client.close()
+    return {"held": len(clients), "flaps": len(lost)}
