@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from malamute.core.delivery.cold import RUN_BYTES, Ahead, records_of, runs
@@ -11,7 +11,7 @@ from malamute.core.delivery.dead import DeadLetters
 from malamute.core.delivery.entry import Entry, ranges_of
 from malamute.core.delivery.identities import Identities
 from malamute.core.delivery.keys import Keys
-from malamute.core.delivery.line import PRIORITY_BITS, Backlog, Line, order_of, sequence_of
+from malamute.core.delivery.line import Backlog, Line, Order, order_of, sequence_of
 from malamute.core.delivery.options import Options
 from malamute.core.steps import Steps, proceed
 from malamute.core.storage import (
@@ -56,8 +56,8 @@ class Queue:
         self.entries: dict[int, Entry] = {}
         self.options: dict[int, Options] = {}
         """Of those that have any."""
-        self.ready: set[int] = set()
-        """The orders of the messages that wait for a consumer."""
+        self.waiting = 0
+        """How many of them wait for a consumer."""
         self.delayed: dict[int, Timer] = {}
         self._delayed_until: dict[int, float] = {}
         """When those come again that were delayed and are to leave, if the disk does not let them."""
@@ -196,20 +196,31 @@ class Queue:
         if self.options:
             sequences = self._in_time(sequences)
         plain = not self.options
+        found: dict[str, list[Line]] = {}
         for sequence in sequences:
             entry = self.entries[sequence]
-            lines = self._lines_for(entry.message.subject)
+            subject = entry.message.subject
+            lines = found.get(subject)
+            if lines is None:
+                lines = found[subject] = self._lines_for(subject)
             if not plain and self._goes_by_key(sequence, entry, lines):
                 continue
-            waiting = [line.consumers[0] for line in lines if line.consumers]
-            if waiting:
-                self._assign(min(waiting, key=_used) if len(waiting) > 1 else waiting[0], sequence, entry)
+            free = [line.consumers[0] for line in lines if line.consumers]
+            if free:
+                self._assign(min(free, key=_used) if len(free) > 1 else free[0], sequence, entry)
                 continue
             entry.where = "waiting"
-            order = sequence << PRIORITY_BITS if plain else self._order(sequence)
-            self.ready.add(order)
+            self.waiting += 1
+            order = sequence if plain else self._order(sequence)
             for line in lines:
-                line.waiting.add(order, self.ready)
+                line.waiting.add(order)
+        for lines in found.values():
+            for line in lines:
+                line.waiting.clean(self.waiting, self._waits)
+
+    def _waits(self, order: Order) -> bool:
+        entry = self.entries.get(sequence_of(order, self.policy.priority_step))
+        return entry is not None and entry.where == "waiting"
 
     # Memory
 
@@ -252,12 +263,9 @@ class Queue:
         found = self.seize(sequences, "damaged", told=False)
         self._bury(found, "dead-lettered", "damaged")
 
-    def _order(self, sequence: int) -> int:
+    def _order(self, sequence: int) -> Order:
         asked = self.options.get(sequence)
         return order_of(sequence, asked.priority if asked else 0, self.policy.priority_step)
-
-    def _sequence(self, order: int) -> int:
-        return sequence_of(order, self.policy.priority_step)
 
     def _lines_for(self, subject: str) -> list[Line]:
         if self._index is None:
@@ -266,7 +274,7 @@ class Queue:
 
     def has_consumer(self, subject: str) -> bool:
         """Whether anybody takes messages with this subject, with or without credit."""
-        return bool(self._lines_for(subject))
+        return self._index is not None and bool(self._index.match(subject))
 
     def _family_failed(self, family: str, error: Exception) -> None:
         self.turn.notice("a family of the index failed", queue=self.name, family=family, error=str(error))
@@ -319,11 +327,19 @@ class Queue:
         line = self._lines.get(group.number)
         if line is None:
             line = self._lines[group.number] = Line(group)
-            line.waiting = Backlog(o for o in self.ready if line in self._lines_for(self._subject(o)))
+            if self.waiting:
+                line.waiting = Backlog(self._early(line, [*self.entries]))
         return line
 
-    def _subject(self, order: int) -> str:
-        return self.entries[self._sequence(order)].message.subject
+    def _early(self, line: Line, sequences: Sequence[int]) -> Iterator[Order]:
+        """Find the orders of those of some messages that wait, and that a line takes."""
+        assert self._index is not None
+        for sequence in sorted(sequences, key=self._order) if self.options else sequences:
+            entry = self.entries.get(sequence)
+            if entry is None or entry.where != "waiting":
+                continue
+            if line.group in self._index.match(entry.message.subject):
+                yield self._order(sequence)
 
     def leave(self, consumer: Consumer) -> None:
         """Remove a consumer; what it held is ready again."""
@@ -334,14 +350,15 @@ class Queue:
         if not consumer.line.group.members:
             del self._lines[consumer.line.group.number]
         self._keys.forget(consumer)
-        orders = {order for order in consumer.own.take() if order in self.ready}
-        self.ready -= orders
+        step = self.policy.priority_step
+        own = {sequence_of(order, step) for order in consumer.own.take() if self._waits(order)}
+        self.waiting -= len(own)
         # What has not been sent does not count as an attempt.
         for entry in consumer.unsent:
             entry.attempts -= 1
         consumer.unsent = []
         consumer.lacking = 0
-        held = {*consumer.outstanding, *map(self._sequence, orders)}
+        held = {*consumer.outstanding, *own}
         self._detach(consumer, list(consumer.outstanding))
         consumer.unwatch()
         self._requeue(sorted(held), 0.0)
@@ -350,22 +367,21 @@ class Queue:
 
     def serve(self, consumer: Consumer) -> None:
         """Give a consumer with credit what waits for it, or let it wait in its line itself."""
-        waiting, own, ready = consumer.line.waiting, consumer.own, self.ready
+        waiting, own, entries = consumer.line.waiting, consumer.own, self.entries
         bound = len(own) > 0
         while consumer.ready:
             order = (own if bound and own.first < waiting.first else waiting).pop()
             if order is None:
                 break
+            sequence = order if type(order) is int else sequence_of(order, self.policy.priority_step)
+            entry = entries.get(sequence)
             # Another line may have taken it: backlogs are not searched when that happens.
-            if order not in ready:
+            if entry is None or entry.where != "waiting":
                 continue
-            sequence = order >> PRIORITY_BITS
-            if self.options:
-                sequence = self._sequence(order)
-                if self._is_bound_to_another(sequence, order, consumer):
-                    continue
-            ready.discard(order)
-            self._give(consumer, sequence, self.entries[sequence])
+            if self.options and self._is_bound_to_another(sequence, order, consumer):
+                continue
+            self.waiting -= 1
+            self._give(consumer, sequence, entry)
         if consumer.ready and not consumer.waits:
             consumer.waits = True
             consumer.line.consumers.append(consumer)
@@ -426,17 +442,20 @@ class Queue:
             self.serve(holder)
         else:
             entry.where = "waiting"
-            order = self._order(sequence)
-            self.ready.add(order)
-            holder.own.add(order, self.ready)
+            self.waiting += 1
+            self._bind(holder, self._order(sequence))
         return True
 
-    def _is_bound_to_another(self, sequence: int, order: int, consumer: Consumer) -> bool:
+    def _bind(self, holder: Consumer, order: Order) -> None:
+        holder.own.add(order)
+        holder.own.clean(self.waiting, self._waits)
+
+    def _is_bound_to_another(self, sequence: int, order: Order, consumer: Consumer) -> bool:
         """Whether the key of a message now belongs to another consumer, for which it waits from now on."""
         holder = self._holder(sequence, self._lines_for(self.entries[sequence].message.subject))
         if holder is None or holder is consumer:
             return False
-        holder.own.add(order, self.ready)
+        self._bind(holder, order)
         if holder.waits:
             self.step_out(holder)
             self.serve(holder)
@@ -497,7 +516,7 @@ class Queue:
         for sequence in sequences:
             where = self.entries[sequence].where if sequence in self.entries else "settling"
             if where == "waiting":
-                self.ready.discard(self._order(sequence))
+                self.waiting -= 1
             elif where == "delayed":
                 timer = self.delayed.pop(sequence)
                 self.budget.timers.cancel(timer)
@@ -666,7 +685,7 @@ class Queue:
                 if self.ahead.records:
                     self.ahead.drop(sequence)
             if entry.where == "waiting":
-                self.ready.discard(self._order(sequence))
+                self.waiting -= 1
             elif entry.where == "delayed":
                 self.budget.timers.cancel(self.delayed.pop(sequence))
             if self._delayed_until:
