@@ -250,7 +250,8 @@ class StreamState(NamedTuple):
 
 
 class QueueState(NamedTuple):
-    """A queue as it was found, with its messages in order of sequence.
+    """A queue as it was found, with its messages in order of sequence. Whoever takes them up empties the list:
+    there may be so many that they are not to be in memory twice.
 
     `next` is the sequence of the next message. Messages up to `delivered` may have been delivered;
     `attempts` tells of some how often. `identities` are those of accepted messages, each with the sequence
@@ -260,7 +261,7 @@ class QueueState(NamedTuple):
 
     next: int
     delivered: int
-    messages: Sequence[Message]
+    messages: list[Message]
     attempts: Mapping[int, int] = {}
     identities: Mapping[str, tuple[int, int]] = {}
     cold: Mapping[int, int] = {}

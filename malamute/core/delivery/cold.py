@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from malamute.core.delivery.entry import Entry
 from malamute.core.ready import Fetch
-from malamute.core.storage import Frame, Message, QueueKind
+from malamute.core.storage import Frame, QueueKind
 
 if TYPE_CHECKING:
     from malamute.core.delivery.budget import Budget
@@ -58,11 +58,10 @@ def runs(entries: Iterable[Entry]) -> Iterator[list[Entry]]:
 
 def records_of(kind: QueueKind, queue: str, run: Sequence[Entry]) -> Generator[Fetch, Any, Records]:
     """The records of a run by their sequences, as a step: without those that cannot be read."""
-    records = {entry.message.sequence: entry.message.record for entry in run if not entry.cold}
-    cold = tuple(entry.message.sequence for entry in run if entry.cold)
+    records = {entry.sequence: entry.record for entry in run if not entry.cold}
+    cold = tuple(entry.sequence for entry in run if entry.cold)
     if cold:
-        found = yield Fetch(kind, queue, cold)
-        records |= {sequence: message.record for sequence, message in found.items()}
+        records |= yield Fetch(kind, queue, cold)
     return records
 
 
@@ -95,16 +94,17 @@ class Memory:
         owner.cold += size_bytes
         self.cold += size_bytes
 
-    def let_go(self, owner: HasCold, entry: Entry) -> None:
-        """Forget a record that is on the disk."""
-        sequence, time, sender, subject, record, properties = entry.message
-        if not record:
-            return
+    def let_go(self, owner: HasCold, entry: Entry) -> int:
+        """Forget a record that is on the disk. Returns how many bytes take no memory now that did."""
+        if not entry.record:
+            return 0
         if len(self._texts) >= TEXTS_MAX:
             self._texts.clear()
-        subject = self._texts.setdefault(subject, subject)
-        entry.message = Message(sequence, time, sender, subject, b"", properties)
-        self.count_cold(owner, entry.size)
+        entry.subject = self._texts.setdefault(entry.subject, entry.subject)
+        entry.record = b""
+        size_bytes = entry.size
+        self.count_cold(owner, size_bytes)
+        return size_bytes
 
 
 class Ahead:
@@ -121,24 +121,25 @@ class Ahead:
 
     def has(self, entry: Entry) -> bool:
         """Whether a message can be sent."""
-        return not entry.cold or entry.message.sequence in self.records
+        return not entry.cold or entry.sequence in self.records
 
-    def take(self, entry: Entry) -> Frame:
-        """The record of a message that is sent now."""
-        record = self.records.get(entry.message.sequence, entry.message.record)
-        self.drop(entry.message.sequence)
-        return record
+    def take(self, entries: Sequence[Entry]) -> list[Frame]:
+        """The records of messages that are sent now."""
+        if not self.records:
+            return [entry.record for entry in entries]
+        brought = self.records
+        records = [brought.get(entry.sequence, entry.record) for entry in entries]
+        self.drop([entry.sequence for entry in entries])
+        return records
 
-    def drop(self, sequence: int) -> None:
-        """Forget a record that was brought."""
-        record = self.records.pop(sequence, None)
-        if record is not None:
-            self._count(-len(record))
+    def drop(self, sequences: Iterable[int]) -> None:
+        """Forget records that were brought."""
+        pop = self.records.pop
+        self._count(-sum([len(pop(sequence, b"")) for sequence in sequences]))
 
     def clear(self) -> None:
         """Nobody takes messages any more."""
-        for sequence in list(self.records):
-            self.drop(sequence)
+        self.drop([*self.records])
         self._read_to = 0
 
     def bring(self, entries: Sequence[Entry], then: Awaiting) -> None:
@@ -153,11 +154,11 @@ class Ahead:
 
     def read_on(self) -> None:
         """Bring what comes next, unless enough of it is there or on its way, or there is no room."""
-        room = min(RUN_BYTES, self._queue.budget.memory.free)
-        if self._bytes < RUN_BYTES:
-            following = self._following(room)
-            if following:
-                self._ask(following)
+        while self._read_to and self._bytes <= RUN_BYTES // 2:
+            following = self._following(min(RUN_BYTES, self._queue.budget.memory.free))
+            if not following:
+                break
+            self._ask(following)
 
     def _following(self, room: int) -> list[Entry]:
         queue = self._queue
@@ -169,37 +170,32 @@ class Ahead:
                 room -= entry.size
                 if room < 0:
                     break
-                if queue.has_consumer(entry.message.subject):
+                if queue.has_consumer(entry.subject):
                     found.append(entry)
             self._read_to += 1
         return found
 
     def _comes(self, entry: Entry) -> bool:
-        return self.has(entry) or entry.message.sequence in self._asked
+        return self.has(entry) or entry.sequence in self._asked
 
     def _ask(self, run: Sequence[Entry]) -> None:
         queue = self._queue
-        sizes = {entry.message.sequence: entry.size for entry in run}
+        sizes = {entry.sequence: entry.size for entry in run}
         self._asked |= sizes
         self._count(sum(sizes.values()))
         queue.turn.ask(Fetch(queue.kind, queue.name, tuple(sizes)), lambda found: self._brought(sizes, found))
 
-    def _brought(self, sizes: dict[int, int], found: dict[int, Message]) -> None:
+    def _brought(self, sizes: dict[int, int], found: Records) -> None:
         queue = self._queue
-        damaged: list[int] = []
-        self._count(-sum(sizes.values()))
+        entries = queue.entries if queue.consumers else {}
         for sequence in sizes:
             self._asked.pop(sequence, None)
-            entry = queue.entries.get(sequence)
-            if entry is None or not queue.consumers:
-                continue
-            if sequence in found:
-                self.records[sequence] = found[sequence].record
-                self._count(len(found[sequence].record))
-            elif not isinstance(entry.where, str):
-                # Whoever reads ahead may meet what leaves just now; who was given it would know.
-                damaged.append(sequence)
-        if damaged:
+        here = {sequence: record for sequence, record in found.items() if sequence in entries}
+        self.records |= here
+        self._count(sum(map(len, here.values())) - sum(sizes.values()))
+        # Whoever reads ahead may meet what leaves just now; who was given it would know.
+        lost = [sequence for sequence in sizes if sequence not in found and sequence in entries]
+        if damaged := [sequence for sequence in lost if not isinstance(entries[sequence].where, str)]:
             queue.damaged(damaged)
         awaiting, self._awaiting = self._awaiting, []
         for then in awaiting:

@@ -105,9 +105,9 @@ class Queue:
         if not reserved:
             self.budget.check(self, len(messages), size_bytes)
         self.budget.take(self, len(messages), size_bytes)
-        for entry in entries:
-            self.entries[entry.message.sequence] = entry
-            self.turn.store(PutMessage(self.kind, self.name, entry.message), entry.size)
+        for message, entry in zip(messages, entries, strict=True):
+            self.entries[message.sequence] = entry
+            self.turn.store(PutMessage(self.kind, self.name, message), entry.size)
         self.budget.ledger.arrived(self, len(messages))
         self.next = messages[-1].sequence + 1
         if options:
@@ -145,7 +145,9 @@ class Queue:
     def restore(self, state: QueueState) -> None:
         """Take up what the store kept. Every message up to `delivered` may have been delivered."""
         self.next, self.delivered = state.next, state.delivered
-        for message in state.messages:
+        state.messages.reverse()
+        while state.messages:
+            message = state.messages.pop()
             delivered = message.sequence <= state.delivered
             attempts = state.attempts.get(message.sequence, int(delivered))
             cold_bytes = state.cold.get(message.sequence, 0)
@@ -163,13 +165,13 @@ class Queue:
     def resume(self) -> None:
         """Begin with what was restored, in this queue and in all others."""
         # Another queue may have put an outcome here meanwhile, which is not stored yet.
-        restored = [entry.message for entry in self.entries.values() if entry.where == "settling"]
-        for message in restored:
-            asked = Options.of(message)
+        restored = [entry for entry in self.entries.values() if entry.where == "settling"]
+        for entry in restored:
+            asked = Options.of(entry.message) if entry.properties else None
             if asked is not None:
                 asked.identity = ""  # It is known, or its window has passed.
-                self._adopt(message, asked)
-        self._requeue([message.sequence for message in restored], 0.0)
+                self._adopt(entry.message, asked)
+        self._requeue([entry.sequence for entry in restored], 0.0)
 
     def _stored(self, sequences: Sequence[int], error: MalamuteError | None, confirmed: bool) -> None:
         self.unstored -= len(sequences)
@@ -199,7 +201,7 @@ class Queue:
         found: dict[str, list[Line]] = {}
         for sequence in sequences:
             entry = self.entries[sequence]
-            subject = entry.message.subject
+            subject = entry.subject
             lines = found.get(subject)
             if lines is None:
                 lines = found[subject] = self._lines_for(subject)
@@ -227,17 +229,20 @@ class Queue:
     def _relieve_of(self, sequences: Sequence[int]) -> None:
         if not self.has_memory:
             entries = self.entries
-            unsent = {id(entry) for consumer in self.consumers.values() for entry in consumer.unsent}
+            unsent = {entry.sequence for consumer in self.consumers.values() for entry in consumer.unsent}
             found = [entries[sequence] for sequence in sequences if sequence in entries]
-            self.relieve([e for e in found if e.where != "settling" and id(e) not in unsent])
+            self.relieve([e for e in found if e.where != "settling" and e.sequence not in unsent])
 
     def relieve(self, entries: Sequence[Entry]) -> None:
         """Let go the records of messages that are not about to be sent, as far as there is too much."""
+        memory = self.budget.memory
+        excess = self.bytes - self.cold - memory.free
         for entry in reversed(entries):
-            if self.has_memory:
-                return
-            if entry.message.sequence not in self.unsaved:
-                self.budget.memory.let_go(self, entry)
+            if excess <= 0:
+                break
+            if entry.sequence not in self.unsaved:
+                # What it has let go is free, for itself as for others.
+                excess -= 2 * memory.let_go(self, entry)
 
     @property
     def has_memory(self) -> bool:
@@ -250,7 +255,7 @@ class Queue:
 
     def count_lacking(self, consumer: Consumer) -> None:
         """See how much a consumer still waits for, and whether that lets it have more."""
-        consumer.lacking = sum(entry.size for entry in consumer.unsent if entry.cold)
+        consumer.lacking = sum(entry.size for entry in consumer.unsent if not self.ahead.has(entry))
         if not consumer.waits and id(consumer) in self.consumers:
             self.serve(consumer)
 
@@ -338,7 +343,7 @@ class Queue:
             entry = self.entries.get(sequence)
             if entry is None or entry.where != "waiting":
                 continue
-            if line.group in self._index.match(entry.message.subject):
+            if line.group in self._index.match(entry.subject):
                 yield self._order(sequence)
 
     def leave(self, consumer: Consumer) -> None:
@@ -406,7 +411,7 @@ class Queue:
         self._clock += 1
         consumer.used = self._clock
         consumer.credit.take(1, entry.bytes)
-        if self.cold and entry.cold:
+        if self.cold and not self.ahead.has(entry):
             consumer.lacking += entry.size
         consumer.outstanding[sequence] = entry
         consumer.session.holding += 1
@@ -478,7 +483,7 @@ class Queue:
 
     def release(self, consumer: Consumer, sequences: Sequence[int]) -> None:
         """What a consumer held goes back as if it had not been delivered."""
-        unsent = {entry.message.sequence for entry in consumer.unsent}
+        unsent = {entry.sequence for entry in consumer.unsent}
         self._detach(consumer, sequences)
         for sequence in sequences:
             entry = self.entries[sequence]
@@ -497,9 +502,9 @@ class Queue:
         """Tell the disk that these are about to be delivered."""
         self.turn.store(MarkDelivered(self.kind, self.name, self.delivered))
         for entry in entries:
-            if entry.message.sequence in self.untouched:
-                self.untouched.discard(entry.message.sequence)
-                self._count(entry.message.sequence, entry.attempts)
+            if entry.sequence in self.untouched:
+                self.untouched.discard(entry.sequence)
+                self._count(entry.sequence, entry.attempts)
 
     def reject(self, consumer: Consumer, sequences: Sequence[int], reason: str) -> None:
         """What a consumer held is dead."""
@@ -586,10 +591,10 @@ class Queue:
 
     def _unsend(self, consumer: Consumer, sequences: set[int]) -> None:
         """What was taken away before it was sent again is not sent, takes no credit and is no attempt."""
-        done = [entry for entry in consumer.unsent if entry.message.sequence in sequences]
+        done = [entry for entry in consumer.unsent if entry.sequence in sequences]
         if not done:
             return
-        consumer.unsent = [entry for entry in consumer.unsent if entry.message.sequence not in sequences]
+        consumer.unsent = [entry for entry in consumer.unsent if entry.sequence not in sequences]
         for entry in done:
             entry.attempts -= 1
             consumer.credit.take(-1, -entry.bytes)
@@ -627,9 +632,9 @@ class Queue:
             if self.policy.dead_letters:
                 records = yield from records_of(self.kind, self.name, run)
                 # The queue may have been cleared meanwhile.
-                here = [entry for entry in run if entry.message.sequence in self.entries]
+                here = [entry for entry in run if entry.sequence in self.entries]
                 self.dead.bury(here, records, reason)
-            gone = [entry.message.sequence for entry in here]
+            gone = [entry.sequence for entry in here]
             self.end(gone, outcome, reason, bound=True, worker=worker)
 
     def tracks(self, sequences: Iterable[int]) -> bool:
@@ -682,8 +687,6 @@ class Queue:
             size_bytes += entry.size
             if self.cold and entry.cold:
                 cold_bytes += entry.size
-                if self.ahead.records:
-                    self.ahead.drop(sequence)
             if entry.where == "waiting":
                 self.waiting -= 1
             elif entry.where == "delayed":
@@ -694,6 +697,8 @@ class Queue:
                 self._forget_options(entry.message)
             if self._correlated is not None:
                 self._uncorrelate(entry.message)
+        if self.ahead.records:
+            self.ahead.drop(sequences)
         self.unsaved.difference_update(sequences)
         self.untouched.difference_update(sequences)
         self.budget.take(self, -len(sequences), -size_bytes)
@@ -762,7 +767,7 @@ class Queue:
     @property
     def oldest(self) -> int | None:
         """The broker's time of the oldest message, in nanoseconds UTC."""
-        return next(iter(self.entries.values())).message.time if self.entries else None
+        return next(iter(self.entries.values())).time if self.entries else None
 
 
 def _used(consumer: Consumer) -> int:
