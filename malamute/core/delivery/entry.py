@@ -27,8 +27,8 @@ def size_of(message: Message) -> int:
 class Entry:
     """A queued message, where it is, and how often it was delivered.
 
-    Its `record` is empty while it is on the disk only. It is `marked` when the disk never holds it without the
-    mark that it may have been delivered. `since` is when whoever holds it got it, or last reported on it;
+    Its `record` is empty while that is on the disk only. It is `marked` when the disk never holds it without
+    the mark that it may have been delivered. `since` is when whoever holds it got it, or last reported on it;
     `first` and `given` are when it was delivered first and last, for the ledger. `bytes` are those of its
     subject and its record, and what it takes of the credit of who gets it.
 
