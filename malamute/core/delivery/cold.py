@@ -21,6 +21,7 @@ without a body.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from math import inf
 from typing import TYPE_CHECKING, Any, Protocol
 
 from malamute.core.delivery.entry import Entry
@@ -94,17 +95,20 @@ class Memory:
         owner.cold += size_bytes
         self.cold += size_bytes
 
-    def let_go(self, owner: HasCold, entry: Entry) -> int:
-        """Forget a record that is on the disk. Returns how many bytes take no memory now that did."""
-        if not entry.record:
-            return 0
-        if len(self._texts) >= TEXTS_MAX:
+    def let_go(self, owner: HasCold, entries: Iterable[Entry], size_bytes: float = inf) -> None:
+        """Forget records that are on the disk, until so many bytes less take memory."""
+        gone = 0
+        same = self._texts.setdefault
+        for entry in entries:
+            if gone >= size_bytes:
+                break
+            if entry.record:
+                entry.record = b""
+                entry.subject = same(entry.subject, entry.subject)
+                gone += entry.size
+        if len(self._texts) > TEXTS_MAX:
             self._texts.clear()
-        entry.subject = self._texts.setdefault(entry.subject, entry.subject)
-        entry.record = b""
-        size_bytes = entry.size
-        self.count_cold(owner, size_bytes)
-        return size_bytes
+        self.count_cold(owner, gone)
 
 
 class Ahead:
@@ -113,24 +117,24 @@ class Ahead:
     def __init__(self, queue: Queue) -> None:
         self.records: Records = {}
         self._queue = queue
-        self._asked: dict[int, int] = {}
-        """Those on their way, with their sizes."""
+        self._asked: set[int] = set()
+        """Those on their way."""
         self._read_to = 0
         self._awaiting: list[Awaiting] = []
         self._bytes = 0
 
     def has(self, entry: Entry) -> bool:
         """Whether a message can be sent."""
-        return not entry.cold or entry.sequence in self.records
+        return entry.sequence in self.records or not entry.cold
 
     def take(self, entries: Sequence[Entry]) -> list[Frame]:
         """The records of messages that are sent now."""
         if not self.records:
             return [entry.record for entry in entries]
-        brought = self.records
-        records = [brought.get(entry.sequence, entry.record) for entry in entries]
-        self.drop([entry.sequence for entry in entries])
-        return records
+        pop = self.records.pop
+        brought = [pop(entry.sequence, b"") for entry in entries]
+        self._count(-sum(map(len, brought)))
+        return [record or entry.record for record, entry in zip(brought, entries, strict=True)]
 
     def drop(self, sequences: Iterable[int]) -> None:
         """Forget records that were brought."""
@@ -147,7 +151,7 @@ class Ahead:
         self._awaiting.append(then)
         wanted = [entry for entry in entries if not self._comes(entry)]
         for run in runs(wanted):
-            self._ask(run)
+            self._ask({entry.sequence: entry.size for entry in run})
         if entries:
             self._read_to = max(self._read_to, entries[-1].message.sequence + 1)
         self.read_on()
@@ -160,36 +164,38 @@ class Ahead:
                 break
             self._ask(following)
 
-    def _following(self, room: int) -> list[Entry]:
+    def _following(self, room: int) -> dict[int, int]:
+        """What to bring next, with the sizes."""
         queue = self._queue
-        found: list[Entry] = []
-        end = min(self._read_to + RUN_MESSAGES, queue.next)
-        while self._read_to < end:
-            entry = queue.entries.get(self._read_to)
-            if entry is not None and entry.where == "waiting" and not self._comes(entry):
-                room -= entry.size
+        found: dict[int, int] = {}
+        start = self._read_to
+        self._read_to = min(start + RUN_MESSAGES, queue.next)
+        for sequence in range(start, self._read_to):
+            entry = queue.entries.get(sequence)
+            if entry is None or entry.where != "waiting" or entry.record or self._comes(entry):
+                continue
+            if queue.has_consumer(entry.subject):
+                size_bytes = entry.size
+                room -= size_bytes
                 if room < 0:
+                    self._read_to = sequence
                     break
-                if queue.has_consumer(entry.subject):
-                    found.append(entry)
-            self._read_to += 1
+                found[sequence] = size_bytes
         return found
 
     def _comes(self, entry: Entry) -> bool:
         return self.has(entry) or entry.sequence in self._asked
 
-    def _ask(self, run: Sequence[Entry]) -> None:
+    def _ask(self, sizes: dict[int, int]) -> None:
         queue = self._queue
-        sizes = {entry.sequence: entry.size for entry in run}
-        self._asked |= sizes
+        self._asked |= sizes.keys()
         self._count(sum(sizes.values()))
         queue.turn.ask(Fetch(queue.kind, queue.name, tuple(sizes)), lambda found: self._brought(sizes, found))
 
     def _brought(self, sizes: dict[int, int], found: Records) -> None:
         queue = self._queue
         entries = queue.entries if queue.consumers else {}
-        for sequence in sizes:
-            self._asked.pop(sequence, None)
+        self._asked -= sizes.keys()
         here = {sequence: record for sequence, record in found.items() if sequence in entries}
         self.records |= here
         self._count(sum(map(len, here.values())) - sum(sizes.values()))

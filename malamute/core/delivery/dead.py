@@ -53,7 +53,7 @@ class DeadLetters:
             if cold_bytes:
                 memory.count_cold(self, entry.size)
             else:
-                memory.let_go(self, entry)
+                memory.let_go(self, [entry])
 
     def bury(self, entries: Iterable[Entry], records: Records, reason: str) -> None:
         """Take messages in with these records, with all else of this turn or not at all."""
@@ -90,8 +90,7 @@ class DeadLetters:
         if error is not None:
             self._forget([entry.sequence for entry in here])
             return
-        for entry in here:
-            self._queue.budget.memory.let_go(self, entry)
+        self._queue.budget.memory.let_go(self, here)
 
     def _drop_oldest(self) -> None:
         excess = len(self.entries) - self._queue.policy.dead_letters

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from malamute.core.delivery.cold import RUN_BYTES, Ahead, records_of, runs
@@ -22,7 +22,7 @@ from malamute.core.storage import (
     QueueState,
     SetAttempts,
 )
-from malamute.matching import Index
+from malamute.matching import Groups, Index
 
 if TYPE_CHECKING:
     from malamute.core.delivery.budget import Budget
@@ -80,6 +80,7 @@ class Queue:
         self._lines: dict[int, Line] = {}
         # Most mailboxes of absent owners never have a consumer: no index for them.
         self._index: Index | None = None
+        self._match: Callable[[str], Groups] = _nobody
         self._correlated: dict[tuple[str, int | str], set[int]] | None = None
         self._clock = 0
 
@@ -198,13 +199,14 @@ class Queue:
         if self.options:
             sequences = self._in_time(sequences)
         plain = not self.options
-        found: dict[str, list[Line]] = {}
+        match = self._match
+        found: dict[Groups, list[Line]] = {}
         for sequence in sequences:
             entry = self.entries[sequence]
-            subject = entry.subject
-            lines = found.get(subject)
+            groups = match(entry.subject)
+            lines = found.get(groups)
             if lines is None:
-                lines = found[subject] = self._lines_for(subject)
+                lines = found[groups] = [self._lines[group.number] for group in groups]
             if not plain and self._goes_by_key(sequence, entry, lines):
                 continue
             free = [line.consumers[0] for line in lines if line.consumers]
@@ -237,12 +239,10 @@ class Queue:
         """Let go the records of messages that are not about to be sent, as far as there is too much."""
         memory = self.budget.memory
         excess = self.bytes - self.cold - memory.free
-        for entry in reversed(entries):
-            if excess <= 0:
-                break
-            if entry.sequence not in self.unsaved:
-                # What it has let go is free, for itself as for others.
-                excess -= 2 * memory.let_go(self, entry)
+        if excess > 0:
+            saved = (entry for entry in reversed(entries) if entry.sequence not in self.unsaved)
+            # What it lets go is free, for itself as for others.
+            memory.let_go(self, saved, (excess + 1) // 2)
 
     @property
     def has_memory(self) -> bool:
@@ -273,13 +273,11 @@ class Queue:
         return order_of(sequence, asked.priority if asked else 0, self.policy.priority_step)
 
     def _lines_for(self, subject: str) -> list[Line]:
-        if self._index is None:
-            return []
-        return [self._lines[group.number] for group in self._index.match(subject)]
+        return [self._lines[group.number] for group in self._match(subject)]
 
     def has_consumer(self, subject: str) -> bool:
         """Whether anybody takes messages with this subject, with or without credit."""
-        return self._index is not None and bool(self._index.match(subject))
+        return bool(self._match(subject))
 
     def _family_failed(self, family: str, error: Exception) -> None:
         self.turn.notice("a family of the index failed", queue=self.name, family=family, error=str(error))
@@ -327,6 +325,7 @@ class Queue:
         """Add a consumer to the line of its selector."""
         if self._index is None:
             self._index = Index(on_failure=self._family_failed)
+            self._match = self._index.match
         group = self._index.add(id(consumer), selector, consumer)
         self.consumers[id(consumer)] = consumer
         line = self._lines.get(group.number)
@@ -338,13 +337,13 @@ class Queue:
 
     def _early(self, line: Line, sequences: Sequence[int]) -> Iterator[Order]:
         """Find the orders of those of some messages that wait, and that a line takes."""
-        assert self._index is not None
+        match = self._match
         for sequence in sorted(sequences, key=self._order) if self.options else sequences:
             entry = self.entries.get(sequence)
             if entry is None or entry.where != "waiting":
                 continue
-            if line.group in self._index.match(entry.subject):
-                yield self._order(sequence)
+            if line.group in match(entry.subject):
+                yield self._order(sequence) if self.options else sequence
 
     def leave(self, consumer: Consumer) -> None:
         """Remove a consumer; what it held is ready again."""
@@ -411,7 +410,7 @@ class Queue:
         self._clock += 1
         consumer.used = self._clock
         consumer.credit.take(1, entry.bytes)
-        if self.cold and not self.ahead.has(entry):
+        if not entry.record and not self.ahead.has(entry):
             consumer.lacking += entry.size
         consumer.outstanding[sequence] = entry
         consumer.session.holding += 1
@@ -684,9 +683,10 @@ class Queue:
         size_bytes = cold_bytes = 0
         for sequence in sequences:
             entry = self.entries.pop(sequence)
-            size_bytes += entry.size
-            if self.cold and entry.cold:
-                cold_bytes += entry.size
+            entry_bytes = entry.size
+            size_bytes += entry_bytes
+            if entry.cold:
+                cold_bytes += entry_bytes
             if entry.where == "waiting":
                 self.waiting -= 1
             elif entry.where == "delayed":
@@ -768,6 +768,10 @@ class Queue:
     def oldest(self) -> int | None:
         """The broker's time of the oldest message, in nanoseconds UTC."""
         return next(iter(self.entries.values())).time if self.entries else None
+
+
+def _nobody(subject: str) -> Groups:
+    return ()
 
 
 def _used(consumer: Consumer) -> int:
