@@ -57,7 +57,7 @@ class Ledger:
         measures.settlements.add(len(entries), now)
         step = 1 + len(entries) // SAMPLES
         # All that was dealt out in one turn has one time, so there are few different ones.
-        times = Counter([(entry.message.time, entry.first, entry.given) for entry in entries[::step]])
+        times = Counter([(entry.time, entry.first, entry.given) for entry in entries[::step]])
         for (queued, first, given), count in times.items():
             if given:
                 measures.held.add(now - given, count, now)
@@ -82,8 +82,8 @@ class Ledger:
     def _event(self, queue: Queue, runs: list[tuple[Sequence[Entry], str, str]]) -> Event:
         entries = [entry for run, _, _ in runs for entry in run]
         body = {
-            "sequences": [entry.message.sequence for entry in entries],
-            "queued": _column([entry.message.time for entry in entries]),
+            "sequences": [entry.sequence for entry in entries],
+            "queued": _column([entry.time for entry in entries]),
             "delivered": _column([int(entry.first * 1e9) for entry in entries]),
             "attempts": _column([entry.attempts for entry in entries]),
             "settled": int(self.turn.now * 1e9),

@@ -77,7 +77,7 @@ def queue_row(core: Core, queue: Queue) -> Row:
     return {
         "name": queue.name,
         "messages": len(queue.entries),
-        "waiting": len(queue.ready),
+        "waiting": queue.waiting,
         "delayed": len(queue.delayed),
         "outstanding": sum(len(consumer.outstanding) for consumer in queue.consumers.values()),
         "dead": len(queue.dead.entries),

@@ -72,7 +72,7 @@ class FindSubjects(NamedTuple):
 
 
 class Fetch(NamedTuple):
-    """Bring stored messages of a queue, by sequence. Answered with a map of those that can be read."""
+    """Bring records of a queue, by sequence. Answered with a map of those that can be read."""
 
     kind: QueueKind
     queue: str

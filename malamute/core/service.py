@@ -52,8 +52,8 @@ class Services(Queues):
         """Have the mailboxes of these requesters there for the replies to what is queued."""
         for queue in self.by_name.values():
             for entry in queue.entries.values():
-                if entry.message.sender in requesters:
-                    self.mailboxes.keep(entry.message.sender)
+                if entry.sender in requesters:
+                    self.mailboxes.keep(entry.sender)
 
     def request(self, session: Session, message: Request) -> None:
         """Queue requests. Raises what `take_in` does, or `AccessRefused`."""

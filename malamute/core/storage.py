@@ -252,6 +252,7 @@ class StreamState(NamedTuple):
 class QueueState(NamedTuple):
     """A queue as it was found, with its messages in order of sequence.
 
+    There may be so many that they must not be in memory twice: who takes them up may empty the list.
     `next` is the sequence of the next message. Messages up to `delivered` may have been delivered;
     `attempts` tells of some how often. `identities` are those of accepted messages, each with the sequence
     and the time until which to remember it. `cold` are the sequences whose records were left on the disk,
@@ -260,7 +261,7 @@ class QueueState(NamedTuple):
 
     next: int
     delivered: int
-    messages: Sequence[Message]
+    messages: list[Message]
     attempts: Mapping[int, int] = {}
     identities: Mapping[str, tuple[int, int]] = {}
     cold: Mapping[int, int] = {}

@@ -37,7 +37,7 @@ import lmdb
 from malamute.core.storage import (
     AppendChunk,
     Damage,
-    Message,
+    Frame,
     Operation,
     QueueKind,
     ReadResult,
@@ -439,8 +439,8 @@ class DiskStore:
                 break
         return search.found
 
-    def fetch(self, kind: QueueKind, queue: str, sequences: Sequence[int]) -> Mapping[int, Message]:
-        """Stored messages of a queue by their sequences, without those that are not there.
+    def fetch(self, kind: QueueKind, queue: str, sequences: Sequence[int]) -> Mapping[int, Frame]:
+        """The records of stored messages by their sequences, without those that are not there.
 
         What is damaged is left out, and put aside as recovery does.
         """
@@ -455,7 +455,7 @@ class DiskStore:
 
     def _fetch(
         self, kind: QueueKind, queue: str, sequences: Sequence[int]
-    ) -> tuple[dict[int, Message], list[int]]:
+    ) -> tuple[dict[int, bytes], list[int]]:
         with self._reading() as transaction:
             return self._fetcher.fetch(
                 lambda number: transaction.get(key(BLOCK, 0, number)), kind, queue, sequences

@@ -107,31 +107,23 @@ def decode_block(data: bytes | memoryview) -> list[Entry]:
         raise _damage(error) from error
 
 
-class BlockMessages:
-    """The messages of a block, of which only those that are asked for are decoded."""
+BlockRecords = Mapping[tuple[QueueKind, str, int], bytes]
 
-    def __init__(self, data: bytes | memoryview) -> None:
-        """Raises `Damaged`."""
-        codes, entries = _unpack(data)
-        put = _ENTRY_CODES[PutMessage]
-        try:
-            self._entries = {
-                (entry[0], entry[1], entry[2][0]): entry
-                for code, entry in zip(codes, entries, strict=True)
-                if code == put
-            }
-        except _UNPACK_ERRORS as error:
-            raise _damage(error) from error
 
-    def get(self, kind: QueueKind, queue: str, sequence: int) -> Message | None:
-        """The message last put under this sequence, if there is one. Raises `Damaged`."""
-        entry = self._entries.get((kind, queue, sequence))
-        if entry is None:
-            return None
-        try:
-            return _put_message(entry).message
-        except _UNPACK_ERRORS as error:
-            raise _damage(error) from error
+def decode_records(data: bytes | memoryview) -> BlockRecords:
+    """The records of the messages in a block, of each the last one. Raises `Damaged`."""
+    codes, entries = _unpack(data)
+    put = _ENTRY_CODES[PutMessage]
+    try:
+        records = {
+            (entry[0], entry[1], entry[2][0]): entry[2][4]
+            for code, entry in zip(codes, entries, strict=True)
+            if code == put
+        }
+        _expect(bytes, *records.values())
+    except _UNPACK_ERRORS as error:
+        raise _damage(error) from error
+    return records
 
 
 def _unpack(data: bytes | memoryview) -> tuple[bytes, list[Any]]:

@@ -1,4 +1,4 @@
-"""Reading stored messages of queues, one block at a time.
+"""Reading the records of queued messages, one block at a time.
 
 Theory. The log knows the block of every message. A block is read and checked as a whole, so the messages of
 one fetch are taken block by block, and the blocks read last are kept: a queue that is worked off in
@@ -14,10 +14,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from malamute.core.storage import Message, QueueKind
-from malamute.journal.entries import BlockMessages
+from malamute.core.storage import QueueKind
+from malamute.journal.entries import BlockRecords, decode_records
 from malamute.journal.format import Damaged
-from malamute.journal.log import Log
+from malamute.journal.log import Block, Log
 
 CACHED_BLOCKS = 2
 """Blocks that are kept in memory: where one fetch ends and where the one beside it does."""
@@ -26,31 +26,29 @@ GetBlock = Callable[[int], bytes | memoryview | None]
 
 
 class Fetcher:
-    """Finds messages in the blocks of a log. May be used by several threads."""
+    """Finds records in the blocks of a log. May be used by several threads."""
 
     def __init__(self, log: Log) -> None:
         self._log = log
-        self._cache: dict[int, BlockMessages] = {}
+        self._cache: dict[int, BlockRecords] = {}
 
     def fetch(
         self, get_block: GetBlock, kind: QueueKind, queue: str, sequences: Iterable[int]
-    ) -> tuple[dict[int, Message], list[int]]:
-        """The messages that were found, and the sequences whose blocks are not there or cannot be read.
+    ) -> tuple[dict[int, bytes], list[int]]:
+        """The records that were found, and the sequences whose blocks are not there or cannot be read.
 
         What the log does not have is in neither.
         """
-        found: dict[int, Message] = {}
+        found: dict[int, bytes] = {}
         missing: list[int] = []
         for number, wanted in self.blocks(kind, queue, sequences).items():
-            try:
-                block = self._block(get_block, number)
-                for sequence in wanted:
-                    message = block and block.get(kind, queue, sequence)
-                    if message:
-                        found[sequence] = message
-            except Damaged:
-                pass  # what was not found is missing
-            missing += [sequence for sequence in wanted if sequence not in found]
+            records = self._block(get_block, number)
+            for sequence in wanted:
+                record = records.get((kind, queue, sequence))
+                if record is None:
+                    missing.append(sequence)
+                else:
+                    found[sequence] = record
         return found, missing
 
     def blocks(self, kind: QueueKind, queue: str, sequences: Iterable[int]) -> dict[int, list[int]]:
@@ -58,20 +56,29 @@ class Fetcher:
         blocks: dict[int, list[int]] = {}
         state = self._log.queues.get((kind, queue))
         if state is not None:
+            before: Block | None = None
+            held: list[int] = []
             for sequence in sequences:
                 place = state.messages.get(sequence)
-                if place:
-                    blocks.setdefault(place[0].number, []).append(sequence)
+                if place is None:
+                    continue
+                if place[0] is not before:
+                    before = place[0]
+                    held = blocks.setdefault(before.number, [])
+                held.append(sequence)
         return blocks
 
-    def _block(self, get_block: GetBlock, number: int) -> BlockMessages | None:
+    def _block(self, get_block: GetBlock, number: int) -> BlockRecords:
+        """The records of a block; none if it is not there or cannot be read."""
         cache = self._cache
-        block = cache.get(number)
-        if block is None:
+        records = cache.get(number)
+        if records is None:
             value = get_block(number)
-            if value is None:
-                return None
-            block = BlockMessages(value)
-            # A new dictionary, for the sake of other threads.
-            self._cache = dict([*cache.items(), (number, block)][-CACHED_BLOCKS:])
-        return block
+            try:
+                records = decode_records(value) if value is not None else {}
+            except Damaged:
+                records = {}
+            if records:
+                # A new dictionary, for the sake of other threads.
+                self._cache = dict([*cache.items(), (number, records)][-CACHED_BLOCKS:])
+        return records

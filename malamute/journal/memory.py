@@ -28,6 +28,7 @@ from malamute.core.storage import (
     DeleteSession,
     DeleteStream,
     ForgetIdentities,
+    Frame,
     MarkDelivered,
     Message,
     Operation,
@@ -191,11 +192,11 @@ class MemoryStore:
                     search.add(item)
         return search.found
 
-    def fetch(self, kind: QueueKind, queue: str, sequences: Sequence[int]) -> Mapping[int, Message]:
-        """Stored messages of a queue by their sequences, without those that are not there."""
+    def fetch(self, kind: QueueKind, queue: str, sequences: Sequence[int]) -> Mapping[int, Frame]:
+        """The records of stored messages by their sequences, without those that are not there."""
         with self._open():
             messages = self._queues.get((kind, queue), _Queue()).messages
-            return {sequence: messages[sequence] for sequence in sequences if sequence in messages}
+            return {sequence: messages[sequence].record for sequence in sequences if sequence in messages}
 
     def retention(self, stream: str) -> Retention:
         """What is in force for a stream: set at run time, or else given by the configuration."""
@@ -353,7 +354,7 @@ class _Queue:
         self.identities: dict[str, tuple[int, int]] = {}
         self.bytes = 0
 
-    def state(self, messages: Sequence[Message], cold: Mapping[int, int]) -> QueueState:
+    def state(self, messages: list[Message], cold: Mapping[int, int]) -> QueueState:
         attempts, identities = dict(self.attempts), dict(self.identities)
         return QueueState(self.next, self.delivered, messages, attempts, identities, cold)
 

@@ -16,7 +16,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
-from malamute.core.storage import Chunk, Damage, Message, Operation, QueueKind, ReadResult, Recovered
+from malamute.core.storage import Chunk, Damage, Frame, Operation, QueueKind, ReadResult, Recovered
 from malamute.journal.format import Stream
 
 
@@ -148,8 +148,8 @@ class Store(Protocol):
         What cannot be read is left out.
         """
 
-    def fetch(self, kind: QueueKind, queue: str, sequences: Sequence[int]) -> Mapping[int, Message]:
-        """Stored messages of a queue by their sequences, without those that are not there.
+    def fetch(self, kind: QueueKind, queue: str, sequences: Sequence[int]) -> Mapping[int, Frame]:
+        """The records of stored messages by their sequences, without those that are not there.
 
         What cannot be read is left out. Costs least when the sequences are near each other.
         """

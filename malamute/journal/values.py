@@ -78,10 +78,10 @@ class Records:
         if self._cold.get(name, {}).pop(sequence, None) is None:
             self._room += len(message.record)
 
-    def of(self, name: Name) -> tuple[tuple[Message, ...], dict[int, int]]:
+    def of(self, name: Name) -> tuple[list[Message], dict[int, int]]:
         """The messages of a queue in order, and the sizes of the records left out. The queue leaves."""
         messages = self._messages.pop(name, {})
-        return tuple(messages[sequence] for sequence in sorted(messages)), self._cold.pop(name, {})
+        return [messages[sequence] for sequence in sorted(messages)], self._cold.pop(name, {})
 
 
 class Values:

@@ -17,7 +17,7 @@ from typing import Any
 from core_bench import Bench, Item, chunks, items, peer_id
 
 from malamute.core.delivery import QueuePolicy
-from malamute.core.delivery.line import order_of, sequence_of
+from malamute.core.delivery.line import order_of
 from malamute.core.session import Numbers, Session
 from malamute.journal.store import Retention
 from malamute.protocol.batch import pack_record
@@ -699,10 +699,11 @@ class World:
     def _check_first_come_first_served(self) -> None:
         for key, source, sequence in self.delivered:
             queue = self._queue(key)
-            for order in queue.ready if (key, sequence) not in self.given else ():
-                earlier = sequence_of(order, PRIORITY_STEP)
+            for earlier, entry in queue.entries.items() if (key, sequence) not in self.given else ():
+                if entry.where != "waiting":
+                    continue
                 message = self.queues[key][earlier]
-                mine = self._order(key, sequence)
+                order, mine = self._order(key, earlier), self._order(key, sequence)
                 assert order > mine or not matches(source.pattern, message.subject), (
                     f"{key}: {sequence} went before {earlier}"
                 )

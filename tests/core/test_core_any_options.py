@@ -176,7 +176,7 @@ def check(bench):
         cold += queue.cold + queue.dead.cold
         total += queue.bytes + dead
         states = [entry.state for entry in queue.entries.values()]
-        assert states.count("waiting") == len(queue.ready)
+        assert states.count("waiting") == queue.waiting
         assert states.count("delayed") == len(queue.delayed)
         assert states.count("unstored") == queue.unstored
         outstanding = sum(len(consumer.outstanding) for consumer in queue.consumers.values())

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from malamute.core.delivery.line import STALE_MIN, Backlog
 
 
-@given(st.lists(st.integers(0, 20) | st.none()))
-def test_the_smallest_order_goes_first(steps):
-    backlog, naive = Backlog(), []
+@given(st.lists(st.integers(0, 20)), st.lists(st.integers(0, 20) | st.none()))
+def test_the_smallest_order_goes_first(early, steps):
+    backlog, naive = Backlog(sorted(early)), [*early]
     for step in steps:
         if step is None:
             expected = min(naive, default=None)
@@ -19,21 +19,32 @@ def test_the_smallest_order_goes_first(steps):
             assert backlog.pop() == expected
         else:
             naive.append(step)
-            backlog.add(step, set(naive))
-        assert len(backlog) == len(naive)
+            backlog.add(step)
         assert backlog.first == min(naive, default=float("inf"))
-    assert sorted(backlog.take()) == sorted(naive)
-    assert len(backlog) == 0
+    rest = [backlog.pop() for _ in naive]
+    assert (rest, backlog.pop(), len(backlog)) == (sorted(naive), None, 0)
 
 
-def test_it_begins_with_what_is_there():
-    backlog = Backlog([3, 1, 2])
-    assert [backlog.pop() for _ in range(4)] == [1, 2, 3, None]
+def test_what_was_there_before_is_looked_for_only_as_far_as_it_is_needed():
+    looked = []
+    backlog = Backlog(looked.append(order) or order for order in range(100))
+    assert [backlog.pop() for _ in range(3)] == [0, 1, 2]
+    assert looked == [0, 1, 2, 3]
+
+
+def test_all_is_taken_out():
+    backlog = Backlog()
+    for order in (3, 1, 2):
+        backlog.add(order)
+    assert sorted(backlog.take()) == [1, 2, 3]
+    assert (len(backlog), backlog.pop()) == (0, None)
 
 
 def test_wp4_what_others_have_taken_does_not_gather():
     backlog = Backlog()
     for order in range(10 * STALE_MIN):
-        backlog.add(-order if order % 2 else order, {order})
+        last = -order if order % 2 else order
+        backlog.add(last)
+        backlog.clean(1, lambda order, last=last: order == last)
         assert len(backlog) <= STALE_MIN + 2
     assert backlog.pop() is not None

@@ -234,7 +234,7 @@ def test_an_operator_drops_messages_wherever_they_are(bench):
     assert ask(bench, **SERVICE) == []
     bench.wait(2)
     assert bench.got("bob") == []
-    assert bench.store.recover().queues["service", "w"].messages == ()
+    assert bench.store.recover().queues["service", "w"].messages == []
     assert bench.core.budget.bytes == 0
 
 

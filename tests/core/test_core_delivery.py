@@ -135,7 +135,7 @@ def test_an_ack_is_done_even_if_what_was_stored_with_it_fails(bench):
     bench.receive("alice", send("carl", b"2", number=1))
     bench.tell("bob", ack(0, (1, 1)))
     bench.fail()
-    assert bench.store.recover().queues["mailbox", "bob"].messages == ()
+    assert bench.store.recover().queues["mailbox", "bob"].messages == []
 
 
 # Services

@@ -6,7 +6,6 @@ import pytest
 from core_bench import Bench, items, mail_credit, offer, peer_id, publish, reply, request, send, subscribe
 
 from malamute.core import Core
-from malamute.core.delivery.line import PRIORITY_BITS
 from malamute.core.session import REFUSED_RUNS_MAX, Numbers
 from malamute.protocol.messages import (
     Answer,
@@ -160,8 +159,8 @@ def test_hello_takes_back_all_that_belongs_to_a_connection(bench):
     bench.open("bob")
     bench.tell("alice", publish(b"3"))
     assert bench.sent("bob") == []
-    assert bench.core.services.by_name["w"].ready == {1 << PRIORITY_BITS}
-    assert bench.core.mailboxes.by_name["bob"].ready == {1 << PRIORITY_BITS}
+    assert bench.core.services.by_name["w"].waiting == 1
+    assert bench.core.mailboxes.by_name["bob"].waiting == 1
     assert bench.core.sessions.by_peer[peer_id("bob")].holding == 0
 
 
@@ -267,7 +266,7 @@ def test_bye_ends_a_session_and_what_it_held_goes_back(bench):
     bench.tell("bob", Offer(1, "w", [["all", ""]], 1))
     bench.settle()
     assert bench.ask("bob", Bye()) == [Ok(13, 0)]
-    assert bench.core.services.by_name["w"].ready == {1 << PRIORITY_BITS}
+    assert bench.core.services.by_name["w"].waiting == 1
 
 
 def test_an_anonymous_session_has_a_mailbox_for_replies_that_goes_with_it(bench):

@@ -269,7 +269,7 @@ def test_no_dead_letters_are_kept_where_none_are_wanted():
     bench.settle()
     assert dead(bench) == []
     assert bench.core.budget.bytes == 0
-    assert bench.store.recover().queues["service", "w"].messages == ()
+    assert bench.store.recover().queues["service", "w"].messages == []
 
 
 # Timeouts

@@ -377,7 +377,7 @@ def test_a_disk_that_is_full_shortens_the_history_and_refuses_messages(disk):
     assert 5 < len(found) < 30
     assert not [damage for step in disk.store.verify() for damage in step.damages]
     (queue,) = disk.recovered.queues.values()
-    assert (queue.next, queue.messages) == (2, ())
+    assert (queue.next, queue.messages) == (2, [])
 
 
 def test_deletes_one_by_one_work_on_a_full_store_with_a_reader_in_between(disk):

@@ -228,7 +228,7 @@ class Stores(RuleBasedStateMachine):
     @rule(queue=QUEUES, sequences=st.lists(st.integers(0, 150), max_size=20))
     def fetch(self, queue, sequences):
         messages = self.model.queues.get(queue, {"messages": {}})["messages"]
-        expected = {n: messages[n] for n in sequences if n in messages}
+        expected = {n: messages[n].record for n in sequences if n in messages}
         assert self.disk.fetch(*queue, sequences) == self.memory.fetch(*queue, sequences) == expected
 
     @rule(queue=QUEUES, sequence=st.integers(0, 150))
@@ -313,7 +313,7 @@ class Stores(RuleBasedStateMachine):
         queues = {}
         for name, queue in found.queues.items():
             fetched = store.fetch(*name, tuple(queue.cold))
-            messages = tuple(fetched.get(m.sequence, m) for m in queue.messages)
+            messages = [m._replace(record=fetched.get(m.sequence, m.record)) for m in queue.messages]
             queues[name] = queue._replace(messages=messages, cold={})
         return found._replace(queues=queues)
 

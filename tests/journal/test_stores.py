@@ -228,7 +228,7 @@ def test_messages_are_found_again_in_order(make):
     store.write([delete((2, 2)), MarkDelivered("mailbox", "q", 1)])
     make()
     kept = (operations[0].message, operations[2].message)
-    assert make.recovered.queues == {("mailbox", "q"): QueueState(4, 1, kept)}
+    assert make.recovered.queues == {("mailbox", "q"): QueueState(4, 1, [*kept])}
 
 
 def test_a_mailbox_and_a_service_of_one_name_are_two_queues(make):
@@ -243,7 +243,7 @@ def test_an_empty_queue_keeps_its_numbers(make):
     store = make()
     store.write([put(1), put(2), MarkDelivered("mailbox", "q", 2), delete((1, 2))])
     make()
-    assert make.recovered.queues == {("mailbox", "q"): QueueState(3, 2, ())}
+    assert make.recovered.queues == {("mailbox", "q"): QueueState(3, 2, [])}
 
 
 def test_operations_of_one_transaction_apply_in_order(make):

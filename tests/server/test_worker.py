@@ -124,7 +124,7 @@ def test_what_delivery_no_longer_needs_is_forgotten_even_if_the_rest_fails(resul
     told = SetAttempts("mailbox", "bob", 1, 2)
     write(store, results, Append(1, [told, ForgetIdentities("mailbox", "bob", 5), DeleteFeed("f", "s"), BAD]))
     found = store.recover()
-    assert found.queues == {("mailbox", "bob"): QueueState(2, 0, (put(1).message,), {1: 2})}
+    assert found.queues == {("mailbox", "bob"): QueueState(2, 0, [put(1).message], {1: 2})}
     assert found.feeds == {}
 
 
@@ -188,9 +188,9 @@ def readable(results: Results) -> bool:
     return bool(select.select([results.fileno()], [], [], 0)[0])
 
 
-def test_the_reader_fetches_messages(results):
+def test_the_reader_fetches_records(results):
     store = Disk()
     store.write([put(1), put(2)])
     question = Fetch("mailbox", "bob", (2, 3))
     (found,) = work(Reader("reader", store, results), results, question)
-    assert found == Found(question, {2: put(2).message})
+    assert found == Found(question, {2: put(2).message.record})

@@ -16,7 +16,6 @@ from sim_world import run
 
 from malamute.core.delivery import Budget, Queue
 from malamute.core.delivery.dead import DeadLetters
-from malamute.core.delivery.line import PRIORITY_BITS
 from malamute.core.feed import Feed
 from malamute.core.storage import DeleteMessages, MarkDelivered
 from malamute.core.subscription import Position
@@ -141,7 +140,7 @@ BROKEN = {
     ),
     "priority counts for nothing": (
         "malamute.core.delivery.Queue._order",
-        lambda queue, sequence: sequence << PRIORITY_BITS,
+        lambda queue, sequence: sequence,
     ),
     "a key belongs to nobody": ("malamute.core.delivery.keys.Keys.bind", _nothing),
     "somebody is always there": ("malamute.core.delivery.Queue.has_consumer", lambda *arguments: True),

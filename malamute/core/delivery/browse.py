@@ -84,7 +84,7 @@ def browse(
     """Call back with the rows of some messages. Raises `InvalidValue` or `InvalidSelector`."""
     if not 1 <= limit <= ROWS_MAX or after < 0:
         raise InvalidValue(f"`limit` is from 1 to {ROWS_MAX}, and `after` is not negative")
-    entries = [entry for entry in _all(queue, dead) if entry.message.sequence > after]
+    entries = [entry for entry in _all(queue, dead) if entry.sequence > after]
     found: list[dict[str, Any]] = []
     look = _Look(queue, dead, _expression(where), state, limit, lambda item: found.append(item.row()))
     proceed(queue.turn, look.steps(entries, lambda: then(found), records=True))
@@ -109,7 +109,7 @@ def choose(
     entries = _all(queue, dead)
     expression = _expression(where)
     if sequences is not None:
-        entries = _named({entry.message.sequence: entry for entry in entries}, sequences)
+        entries = _named({entry.sequence: entry for entry in entries}, sequences)
     found: list[int] = []
     look = _Look(
         queue, dead, expression, state, limit or maxsize, lambda item: found.append(item.message.sequence)
@@ -161,7 +161,7 @@ class _Look:
             brought = (yield from records_of(kind, queue.name, run)) if records else {}
             here = queue.dead.entries if dead else queue.entries
             for entry in run:
-                sequence = entry.message.sequence
+                sequence = entry.sequence
                 if self._limit and sequence in here:
                     self._see(entry, brought.get(sequence))
             if not self._limit:
@@ -182,7 +182,7 @@ class _Look:
     def _attempts(self, entry: Entry) -> int:
         if not self._dead:
             return entry.attempts
-        attempts: int = (entry.message.properties or {})["dead"]["attempts"]
+        attempts: int = (entry.properties or {})["dead"]["attempts"]
         return attempts
 
 

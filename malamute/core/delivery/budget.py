@@ -164,19 +164,17 @@ class Budget:
             payload, large = pack_queue_payload(self._columns(queue, entries))
             self.turn.send(consumer.session.peer, Deliver(consumer.source, 0, payload, large))
             consumer.watch()
-            queue.relieve([entry for entry in entries if entry.message.record])
+            queue.relieve([entry for entry in entries if entry.record])
+            queue.ahead.read_on()
             if consumer.lacking:
-                queue.ahead.read_on()
                 queue.count_lacking(consumer)
         if consumer.unsent and not consumer.awaiting:
             self._prepare(consumer)
 
     def _columns(self, queue: Queue, entries: Sequence[Entry]) -> Columns:
-        messages = [entry.message for entry in entries]
+        sequences = [entry.sequence for entry in entries]
+        properties = [entry.properties for entry in entries]
         attempts = [entry.attempts for entry in entries]
-        sequences, times, senders, subjects, records, properties = zip(*messages, strict=True)
-        if queue.cold:
-            records = tuple(map(queue.ahead.take, entries))
         if attempts.count(1) < len(attempts):
             self.note(queue, "redelivered", len(attempts) - attempts.count(1))
             for sequence, count in zip(sequences, attempts, strict=True):
@@ -184,10 +182,10 @@ class Budget:
                     self.turn.store(SetAttempts(queue.kind, queue.name, sequence, count))
         return Columns(
             sequences,
-            times,
-            senders,
-            subjects,
-            records,
+            [entry.time for entry in entries],
+            [entry.sender for entry in entries],
+            [entry.subject for entry in entries],
+            queue.ahead.take(entries),
             attempts,
             properties if any(properties) else None,
         )
@@ -212,6 +210,6 @@ class Budget:
             consumer.awaiting += 1
             queue.mark(entries)
             self.turn.when_stored(marked)
-        if cold := [entry for entry in entries if not queue.ahead.has(entry)]:
+        if consumer.lacking and (cold := [entry for entry in entries if not queue.ahead.has(entry)]):
             consumer.awaiting += 1
             queue.ahead.bring(cold, done)

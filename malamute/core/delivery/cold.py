@@ -21,11 +21,12 @@ without a body.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from math import inf
 from typing import TYPE_CHECKING, Any, Protocol
 
 from malamute.core.delivery.entry import Entry
 from malamute.core.ready import Fetch
-from malamute.core.storage import Frame, Message, QueueKind
+from malamute.core.storage import Frame, QueueKind
 
 if TYPE_CHECKING:
     from malamute.core.delivery.budget import Budget
@@ -58,11 +59,10 @@ def runs(entries: Iterable[Entry]) -> Iterator[list[Entry]]:
 
 def records_of(kind: QueueKind, queue: str, run: Sequence[Entry]) -> Generator[Fetch, Any, Records]:
     """The records of a run by their sequences, as a step: without those that cannot be read."""
-    records = {entry.message.sequence: entry.message.record for entry in run if not entry.cold}
-    cold = tuple(entry.message.sequence for entry in run if entry.cold)
+    records = {entry.sequence: entry.record for entry in run if not entry.cold}
+    cold = tuple(entry.sequence for entry in run if entry.cold)
     if cold:
-        found = yield Fetch(kind, queue, cold)
-        records |= {sequence: message.record for sequence, message in found.items()}
+        records |= yield Fetch(kind, queue, cold)
     return records
 
 
@@ -95,16 +95,20 @@ class Memory:
         owner.cold += size_bytes
         self.cold += size_bytes
 
-    def let_go(self, owner: HasCold, entry: Entry) -> None:
-        """Forget a record that is on the disk."""
-        sequence, time, sender, subject, record, properties = entry.message
-        if not record:
-            return
-        if len(self._texts) >= TEXTS_MAX:
+    def let_go(self, owner: HasCold, entries: Iterable[Entry], size_bytes: float = inf) -> None:
+        """Forget records that are on the disk, until so many bytes less take memory."""
+        gone = 0
+        same = self._texts.setdefault
+        for entry in entries:
+            if gone >= size_bytes:
+                break
+            if entry.record:
+                entry.record = b""
+                entry.subject = same(entry.subject, entry.subject)
+                gone += entry.size
+        if len(self._texts) > TEXTS_MAX:
             self._texts.clear()
-        subject = self._texts.setdefault(subject, subject)
-        entry.message = Message(sequence, time, sender, subject, b"", properties)
-        self.count_cold(owner, entry.size)
+        self.count_cold(owner, gone)
 
 
 class Ahead:
@@ -113,32 +117,33 @@ class Ahead:
     def __init__(self, queue: Queue) -> None:
         self.records: Records = {}
         self._queue = queue
-        self._asked: dict[int, int] = {}
-        """Those on their way, with their sizes."""
+        self._asked: set[int] = set()
+        """Those on their way."""
         self._read_to = 0
         self._awaiting: list[Awaiting] = []
         self._bytes = 0
 
     def has(self, entry: Entry) -> bool:
         """Whether a message can be sent."""
-        return not entry.cold or entry.message.sequence in self.records
+        return entry.sequence in self.records or not entry.cold
 
-    def take(self, entry: Entry) -> Frame:
-        """The record of a message that is sent now."""
-        record = self.records.get(entry.message.sequence, entry.message.record)
-        self.drop(entry.message.sequence)
-        return record
+    def take(self, entries: Sequence[Entry]) -> list[Frame]:
+        """The records of messages that are sent now."""
+        if not self.records:
+            return [entry.record for entry in entries]
+        pop = self.records.pop
+        brought = [pop(entry.sequence, b"") for entry in entries]
+        self._count(-sum(map(len, brought)))
+        return [record or entry.record for record, entry in zip(brought, entries, strict=True)]
 
-    def drop(self, sequence: int) -> None:
-        """Forget a record that was brought."""
-        record = self.records.pop(sequence, None)
-        if record is not None:
-            self._count(-len(record))
+    def drop(self, sequences: Iterable[int]) -> None:
+        """Forget records that were brought."""
+        pop = self.records.pop
+        self._count(-sum([len(pop(sequence, b"")) for sequence in sequences]))
 
     def clear(self) -> None:
         """Nobody takes messages any more."""
-        for sequence in list(self.records):
-            self.drop(sequence)
+        self.drop([*self.records])
         self._read_to = 0
 
     def bring(self, entries: Sequence[Entry], then: Awaiting) -> None:
@@ -146,60 +151,57 @@ class Ahead:
         self._awaiting.append(then)
         wanted = [entry for entry in entries if not self._comes(entry)]
         for run in runs(wanted):
-            self._ask(run)
+            self._ask({entry.sequence: entry.size for entry in run})
         if entries:
             self._read_to = max(self._read_to, entries[-1].message.sequence + 1)
         self.read_on()
 
     def read_on(self) -> None:
         """Bring what comes next, unless enough of it is there or on its way, or there is no room."""
-        room = min(RUN_BYTES, self._queue.budget.memory.free)
-        if self._bytes < RUN_BYTES:
-            following = self._following(room)
-            if following:
-                self._ask(following)
+        while self._read_to and self._bytes <= RUN_BYTES // 2:
+            following = self._following(min(RUN_BYTES, self._queue.budget.memory.free))
+            if not following:
+                break
+            self._ask(following)
 
-    def _following(self, room: int) -> list[Entry]:
+    def _following(self, room: int) -> dict[int, int]:
+        """What to bring next, with the sizes."""
         queue = self._queue
-        found: list[Entry] = []
-        end = min(self._read_to + RUN_MESSAGES, queue.next)
-        while self._read_to < end:
-            entry = queue.entries.get(self._read_to)
-            if entry is not None and entry.where == "waiting" and not self._comes(entry):
-                room -= entry.size
+        found: dict[int, int] = {}
+        start = self._read_to
+        self._read_to = min(start + RUN_MESSAGES, queue.next)
+        for sequence in range(start, self._read_to):
+            entry = queue.entries.get(sequence)
+            if entry is None or entry.where != "waiting" or entry.record or self._comes(entry):
+                continue
+            if queue.has_consumer(entry.subject):
+                size_bytes = entry.size
+                room -= size_bytes
                 if room < 0:
+                    self._read_to = sequence
                     break
-                if queue.has_consumer(entry.message.subject):
-                    found.append(entry)
-            self._read_to += 1
+                found[sequence] = size_bytes
         return found
 
     def _comes(self, entry: Entry) -> bool:
-        return self.has(entry) or entry.message.sequence in self._asked
+        return self.has(entry) or entry.sequence in self._asked
 
-    def _ask(self, run: Sequence[Entry]) -> None:
+    def _ask(self, sizes: dict[int, int]) -> None:
         queue = self._queue
-        sizes = {entry.message.sequence: entry.size for entry in run}
-        self._asked |= sizes
+        self._asked |= sizes.keys()
         self._count(sum(sizes.values()))
         queue.turn.ask(Fetch(queue.kind, queue.name, tuple(sizes)), lambda found: self._brought(sizes, found))
 
-    def _brought(self, sizes: dict[int, int], found: dict[int, Message]) -> None:
+    def _brought(self, sizes: dict[int, int], found: Records) -> None:
         queue = self._queue
-        damaged: list[int] = []
-        self._count(-sum(sizes.values()))
-        for sequence in sizes:
-            self._asked.pop(sequence, None)
-            entry = queue.entries.get(sequence)
-            if entry is None or not queue.consumers:
-                continue
-            if sequence in found:
-                self.records[sequence] = found[sequence].record
-                self._count(len(found[sequence].record))
-            elif not isinstance(entry.where, str):
-                # Whoever reads ahead may meet what leaves just now; who was given it would know.
-                damaged.append(sequence)
-        if damaged:
+        entries = queue.entries if queue.consumers else {}
+        self._asked -= sizes.keys()
+        here = {sequence: record for sequence, record in found.items() if sequence in entries}
+        self.records |= here
+        self._count(sum(map(len, here.values())) - sum(sizes.values()))
+        # Whoever reads ahead may meet what leaves just now; who was given it would know.
+        lost = [sequence for sequence in sizes if sequence not in found and sequence in entries]
+        if damaged := [sequence for sequence in lost if not isinstance(entries[sequence].where, str)]:
             queue.damaged(damaged)
         awaiting, self._awaiting = self._awaiting, []
         for then in awaiting:

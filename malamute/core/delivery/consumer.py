@@ -121,14 +121,14 @@ class Consumer:
 
     def recalled(self, sequences: list[int], reason: str) -> None:
         """Tell the peer what is no longer its own. It need not hear of what it was not sent."""
-        unsent = {entry.message.sequence for entry in self.unsent}
+        unsent = {entry.sequence for entry in self.unsent}
         sent = [sequence for sequence in sequences if sequence not in unsent]
         if sent:
             self.queue.turn.send(self.session.peer, Recall(self.source, ranges_of(sent), reason))
 
     def sent_late(self, entries: list[Entry]) -> None:
         """What waited for the disk is sent now: the time that the peer has for it begins."""
-        self._renew([s for entry in entries if (s := entry.message.sequence) in self.outstanding])
+        self._renew([s for entry in entries if (s := entry.sequence) in self.outstanding])
 
     def _look(self) -> None:
         self._alarm = None
@@ -139,7 +139,7 @@ class Consumer:
                 break
             late.append(sequence)
         # What has not been sent cannot be late.
-        unsent = {entry.message.sequence for entry in self.unsent}
+        unsent = {entry.sequence for entry in self.unsent}
         self._renew([sequence for sequence in late if sequence in unsent])
         late = [sequence for sequence in late if sequence not in unsent]
         if late:

@@ -53,7 +53,7 @@ class DeadLetters:
             if cold_bytes:
                 memory.count_cold(self, entry.size)
             else:
-                memory.let_go(self, entry)
+                memory.let_go(self, [entry])
 
     def bury(self, entries: Iterable[Entry], records: Records, reason: str) -> None:
         """Take messages in with these records, with all else of this turn or not at all."""
@@ -80,18 +80,17 @@ class DeadLetters:
             self.next += 1
             queue.turn.store(PutMessage(self.kind, queue.name, dead.message), dead.size)
             buried.append(dead)
-        self._coming.update(entry.message.sequence for entry in buried)
+        self._coming.update(entry.sequence for entry in buried)
         queue.turn.when_stored(lambda error: self._buried(buried, error))
         self._drop_oldest()
 
     def _buried(self, buried: Sequence[Entry], error: MalamuteError | None) -> None:
-        self._coming.difference_update(entry.message.sequence for entry in buried)
-        here = [entry for entry in buried if entry.message.sequence in self.entries]
+        self._coming.difference_update(entry.sequence for entry in buried)
+        here = [entry for entry in buried if entry.sequence in self.entries]
         if error is not None:
-            self._forget([entry.message.sequence for entry in here])
+            self._forget([entry.sequence for entry in here])
             return
-        for entry in here:
-            self._queue.budget.memory.let_go(self, entry)
+        self._queue.budget.memory.let_go(self, here)
 
     def _drop_oldest(self) -> None:
         excess = len(self.entries) - self._queue.policy.dead_letters
@@ -125,7 +124,7 @@ class DeadLetters:
         size_bytes = sum(entry.size for entry in entries)
         queue.budget.check(queue, len(entries), size_bytes)
         queue.budget.reserve(queue, len(entries), size_bytes)
-        self._leaving.update(entry.message.sequence for entry in entries)
+        self._leaving.update(entry.sequence for entry in entries)
         proceed(queue.turn, self._return(entries, done, failed))
 
     def _return(
@@ -145,9 +144,9 @@ class DeadLetters:
             if here:
                 self._put_back(here, records)
                 error = yield STORED
-            self._leaving.difference_update(entry.message.sequence for entry in run)
+            self._leaving.difference_update(entry.sequence for entry in run)
             if here and error is None:
-                self._forget([entry.message.sequence for entry in here])
+                self._forget([entry.sequence for entry in here])
                 count += len(here)
         if error is None:
             done(count)
@@ -161,11 +160,11 @@ class DeadLetters:
         for sequence, entry in enumerate(entries, queue.next):
             _, _, sender, subject, _, _ = entry.message
             properties = _without(entry.message, LEFT_BEHIND)
-            record = records[entry.message.sequence]
+            record = records[entry.sequence]
             again.append(Message(sequence, time, sender, subject, record, properties or None))
         asked = {message.sequence: found for message in again if (found := Options.of(message)) is not None}
         queue.put(again, confirmed=True, options=asked, reserved=True)
-        queue.turn.store_bound(self._removal([entry.message.sequence for entry in entries]))
+        queue.turn.store_bound(self._removal([entry.sequence for entry in entries]))
 
     def clear(self) -> None:
         """The queue is gone, with these."""

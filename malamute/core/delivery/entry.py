@@ -27,22 +27,37 @@ def size_of(message: Message) -> int:
 class Entry:
     """A queued message, where it is, and how often it was delivered.
 
-    It is `marked` when the disk never holds it without the mark that it may have been delivered. `since` is
-    when whoever holds it got it, or last reported on it; `first` and `given` are when it was delivered first
-    and last, for the ledger. `bytes` are those of its subject and its record, and what it takes of the credit
-    of who gets it.
+    Its `record` is empty while that is on the disk only. It is `marked` when the disk never holds it without
+    the mark that it may have been delivered. `since` is when whoever holds it got it, or last reported on it;
+    `first` and `given` are when it was delivered first and last, for the ledger. `bytes` are those of its
+    subject and its record, and what it takes of the credit of who gets it.
 
-    There is one for each message that is queued anywhere, so it has nothing that can be told from the rest.
+    There is one for each message that is queued anywhere, so it has nothing that can be told from the rest,
+    and no message beside it.
     """
 
-    __slots__ = ("attempts", "bytes", "first", "given", "marked", "message", "since", "where")
+    __slots__ = (
+        "attempts",
+        "bytes",
+        "first",
+        "given",
+        "marked",
+        "properties",
+        "record",
+        "sender",
+        "sequence",
+        "since",
+        "subject",
+        "time",
+        "where",
+    )
 
     def __init__(
         self, message: Message, attempts: int = 0, *, marked: bool = False, cold_bytes: int = 0
     ) -> None:
         """`cold_bytes` are those of a record that was left on the disk."""
-        self.message = message
-        self.bytes = len(message.subject) + (len(message.record) or cold_bytes)
+        self.sequence, self.time, self.sender, self.subject, self.record, self.properties = message
+        self.bytes = len(self.subject) + (len(self.record) or cold_bytes)
         self.attempts = attempts
         self.marked = marked
         self.where: Consumer | Place = "unstored"
@@ -51,14 +66,18 @@ class Entry:
     @property
     def size(self) -> int:
         """What it takes of the limits, in bytes."""
-        properties = self.message.properties
+        properties = self.properties
         return self.bytes + ENTRY_BYTES + (PROPERTY_BYTES * len(properties) if properties else 0)
 
     @property
     def cold(self) -> bool:
         """Whether its record is on the disk only."""
-        message = self.message
-        return not message.record and self.bytes > len(message.subject)
+        return not self.record and self.bytes > len(self.subject)
+
+    @property
+    def message(self) -> Message:
+        """The message, as far as it is in memory."""
+        return Message(self.sequence, self.time, self.sender, self.subject, self.record, self.properties)
 
     @property
     def state(self) -> str:

@@ -3,16 +3,16 @@
 An *order* is a number: the smaller one goes first. It is the sequence, less `priority_step` for each step of
 priority. So what is more important goes ahead of all that came up to so many messages before it, and as the
 sequences rise, what was passed over is sooner or later ahead of everything new: the bound on starvation needs
-no counter, and an order never changes. In its last bits an order has the priority, so that it leads back
-to the sequence and no two messages share one.
+no counter, and an order never changes. The priority follows behind the point, so that an order leads back to
+the sequence and no two messages share one. Without a priority it is the sequence itself, which costs nothing.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from heapq import heappop, heappush
-from math import inf
+from math import floor, inf
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -22,70 +22,83 @@ if TYPE_CHECKING:
 STALE_MIN = 100
 """Messages taken by others that a backlog may hold before it is cleaned."""
 
-PRIORITY_BITS = 4
-"""Bits of an order that hold the priority. Without one, an order is the sequence moved by so many."""
+PRIORITIES = 16
+"""More than there are. A power of two: an order is exact as long as sequences have less than 49 bits."""
 
-_MASK = (1 << PRIORITY_BITS) - 1
+Order = float
 
 
-def order_of(sequence: int, priority: int, step: int) -> int:
+def order_of(sequence: int, priority: int, step: int) -> Order:
     """The place of a message among those that wait."""
-    return (sequence - priority * step) << PRIORITY_BITS | priority
+    return sequence - priority * step + priority / PRIORITIES if priority else sequence
 
 
-def sequence_of(order: int, step: int) -> int:
+def sequence_of(order: Order, step: int) -> int:
     """The sequence of the message in this place."""
-    return (order >> PRIORITY_BITS) + (order & _MASK) * step
+    place = floor(order)
+    return place + int((order - place) * PRIORITIES) * step
 
 
 class Backlog:
     """Orders of messages that wait, the smallest first.
 
     Most come in their order and leave in it: a row for them costs the same whatever its length. Only those
-    that come out of order, since they were here before or are more important, are in a heap.
+    that come out of order, since they were here before or are more important, are in a heap. What waited
+    before the backlog was made is `early`, in order, and is looked for only as far as it is needed.
     """
 
-    __slots__ = ("_heap", "_row")
+    __slots__ = ("_early", "_head", "_heap", "_row")
 
-    def __init__(self, orders: Iterable[int] = ()) -> None:
-        self._row = deque(sorted(orders))
-        self._heap: list[int] = []
+    def __init__(self, early: Iterable[Order] = ()) -> None:
+        self._early = iter(early)
+        self._head = next(self._early, inf)
+        self._row: deque[Order] = deque()
+        self._heap: list[Order] = []
 
     def __len__(self) -> int:
+        """How many it holds; those that are early are not counted."""
         return len(self._row) + len(self._heap)
 
-    def add(self, order: int, ready: set[int]) -> None:
-        """Let a message wait; `ready` are those that wait anywhere.
-
-        What another line has taken stays here: a line without credit would gather it for ever.
-        """
-        row, heap = self._row, self._heap
+    def add(self, order: Order) -> None:
+        """Let a message wait."""
+        row = self._row
         if not row or order > row[-1]:
             row.append(order)
         else:
-            heappush(heap, order)
-        if len(row) + len(heap) > 2 * len(ready) + STALE_MIN:
-            self._row = deque(sorted(ready.intersection(row) | ready.intersection(heap)))
+            heappush(self._heap, order)
+
+    def clean(self, waiting: int, waits: Callable[[Order], bool]) -> None:
+        """Drop what other lines have taken, if it is most: a line without credit would gather it for ever.
+
+        `waiting` says how many messages wait anywhere.
+        """
+        if len(self) > 2 * waiting + STALE_MIN:
+            self._row = deque(sorted(filter(waits, {*self._row, *self._heap})))
             self._heap = []
 
-    def take(self) -> list[int]:
-        """Take out all."""
+    def take(self) -> list[Order]:
+        """Take out all, but for those that are early."""
         orders = [*self._row, *self._heap]
         self._row.clear()
         self._heap.clear()
         return orders
 
     @property
-    def first(self) -> float:
+    def first(self) -> Order:
         """The smallest order; infinity if there is none."""
-        return min(self._row[0] if self._row else inf, self._heap[0] if self._heap else inf)
+        return min(self._head, self._row[0] if self._row else inf, self._heap[0] if self._heap else inf)
 
-    def pop(self) -> int | None:
+    def pop(self) -> Order | None:
         """Take out the smallest order; None if there is none."""
-        row, heap = self._row, self._heap
-        if heap and (not row or heap[0] < row[0]):
+        row, heap, head = self._row, self._heap, self._head
+        if heap and heap[0] < head and (not row or heap[0] < row[0]):
             return heappop(heap)
-        return row.popleft() if row else None
+        if row and row[0] < head:
+            return row.popleft()
+        if head == inf:
+            return None
+        self._head = next(self._early, inf)
+        return head
 
 
 class Line:

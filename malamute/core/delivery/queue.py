@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from malamute.core.delivery.cold import RUN_BYTES, Ahead, records_of, runs
@@ -11,7 +11,7 @@ from malamute.core.delivery.dead import DeadLetters
 from malamute.core.delivery.entry import Entry, ranges_of
 from malamute.core.delivery.identities import Identities
 from malamute.core.delivery.keys import Keys
-from malamute.core.delivery.line import PRIORITY_BITS, Backlog, Line, order_of, sequence_of
+from malamute.core.delivery.line import Backlog, Line, Order, order_of, sequence_of
 from malamute.core.delivery.options import Options
 from malamute.core.steps import Steps, proceed
 from malamute.core.storage import (
@@ -22,7 +22,7 @@ from malamute.core.storage import (
     QueueState,
     SetAttempts,
 )
-from malamute.matching import Index
+from malamute.matching import Groups, Index
 
 if TYPE_CHECKING:
     from malamute.core.delivery.budget import Budget
@@ -56,8 +56,8 @@ class Queue:
         self.entries: dict[int, Entry] = {}
         self.options: dict[int, Options] = {}
         """Of those that have any."""
-        self.ready: set[int] = set()
-        """The orders of the messages that wait for a consumer."""
+        self.waiting = 0
+        """How many of them wait for a consumer."""
         self.delayed: dict[int, Timer] = {}
         self._delayed_until: dict[int, float] = {}
         """When those come again that were delayed and are to leave, if the disk does not let them."""
@@ -80,6 +80,7 @@ class Queue:
         self._lines: dict[int, Line] = {}
         # Most mailboxes of absent owners never have a consumer: no index for them.
         self._index: Index | None = None
+        self._match: Callable[[str], Groups] = _nobody
         self._correlated: dict[tuple[str, int | str], set[int]] | None = None
         self._clock = 0
 
@@ -105,9 +106,9 @@ class Queue:
         if not reserved:
             self.budget.check(self, len(messages), size_bytes)
         self.budget.take(self, len(messages), size_bytes)
-        for entry in entries:
-            self.entries[entry.message.sequence] = entry
-            self.turn.store(PutMessage(self.kind, self.name, entry.message), entry.size)
+        for message, entry in zip(messages, entries, strict=True):
+            self.entries[message.sequence] = entry
+            self.turn.store(PutMessage(self.kind, self.name, message), entry.size)
         self.budget.ledger.arrived(self, len(messages))
         self.next = messages[-1].sequence + 1
         if options:
@@ -145,7 +146,9 @@ class Queue:
     def restore(self, state: QueueState) -> None:
         """Take up what the store kept. Every message up to `delivered` may have been delivered."""
         self.next, self.delivered = state.next, state.delivered
-        for message in state.messages:
+        state.messages.reverse()
+        while state.messages:
+            message = state.messages.pop()
             delivered = message.sequence <= state.delivered and not self.exact
             attempts = state.attempts.get(message.sequence, int(delivered))
             cold_bytes = state.cold.get(message.sequence, 0)
@@ -171,13 +174,13 @@ class Queue:
     def resume(self) -> None:
         """Begin with what was restored, in this queue and in all others."""
         # Another queue may have put an outcome here meanwhile, which is not stored yet.
-        restored = [entry.message for entry in self.entries.values() if entry.where == "settling"]
-        for message in restored:
-            asked = Options.of(message)
+        restored = [entry for entry in self.entries.values() if entry.where == "settling"]
+        for entry in restored:
+            asked = Options.of(entry.message) if entry.properties else None
             if asked is not None:
                 asked.identity = ""  # It is known, or its window has passed.
-                self._adopt(message, asked)
-        self._requeue([message.sequence for message in restored], 0.0)
+                self._adopt(entry.message, asked)
+        self._requeue([entry.sequence for entry in restored], 0.0)
 
     def _stored(self, sequences: Sequence[int], error: MalamuteError | None, confirmed: bool) -> None:
         self.unstored -= len(sequences)
@@ -204,37 +207,50 @@ class Queue:
         if self.options:
             sequences = self._in_time(sequences)
         plain = not self.options
+        match = self._match
+        found: dict[Groups, list[Line]] = {}
         for sequence in sequences:
             entry = self.entries[sequence]
-            lines = self._lines_for(entry.message.subject)
+            groups = match(entry.subject)
+            lines = found.get(groups)
+            if lines is None:
+                lines = found[groups] = [self._lines[group.number] for group in groups]
             if not plain and self._goes_by_key(sequence, entry, lines):
                 continue
-            waiting = [line.consumers[0] for line in lines if line.consumers]
-            if waiting:
-                self._assign(min(waiting, key=_used) if len(waiting) > 1 else waiting[0], sequence, entry)
+            free = [line.consumers[0] for line in lines if line.consumers]
+            if free:
+                self._assign(min(free, key=_used) if len(free) > 1 else free[0], sequence, entry)
                 continue
             entry.where = "waiting"
-            order = sequence << PRIORITY_BITS if plain else self._order(sequence)
-            self.ready.add(order)
+            self.waiting += 1
+            order = sequence if plain else self._order(sequence)
             for line in lines:
-                line.waiting.add(order, self.ready)
+                line.waiting.add(order)
+        for lines in found.values():
+            for line in lines:
+                line.waiting.clean(self.waiting, self._waits)
+
+    def _waits(self, order: Order) -> bool:
+        entry = self.entries.get(sequence_of(order, self.policy.priority_step))
+        return entry is not None and entry.where == "waiting"
 
     # Memory
 
     def _relieve_of(self, sequences: Sequence[int]) -> None:
         if not self.has_memory:
             entries = self.entries
-            unsent = {id(entry) for consumer in self.consumers.values() for entry in consumer.unsent}
+            unsent = {entry.sequence for consumer in self.consumers.values() for entry in consumer.unsent}
             found = [entries[sequence] for sequence in sequences if sequence in entries]
-            self.relieve([e for e in found if e.where != "settling" and id(e) not in unsent])
+            self.relieve([e for e in found if e.where != "settling" and e.sequence not in unsent])
 
     def relieve(self, entries: Sequence[Entry]) -> None:
         """Let go the records of messages that are not about to be sent, as far as there is too much."""
-        for entry in reversed(entries):
-            if self.has_memory:
-                return
-            if entry.message.sequence not in self.unsaved:
-                self.budget.memory.let_go(self, entry)
+        memory = self.budget.memory
+        excess = self.bytes - self.cold - memory.free
+        if excess > 0:
+            saved = (entry for entry in reversed(entries) if entry.sequence not in self.unsaved)
+            # What it lets go is free, for itself as for others.
+            memory.let_go(self, saved, (excess + 1) // 2)
 
     @property
     def has_memory(self) -> bool:
@@ -247,7 +263,7 @@ class Queue:
 
     def count_lacking(self, consumer: Consumer) -> None:
         """See how much a consumer still waits for, and whether that lets it have more."""
-        consumer.lacking = sum(entry.size for entry in consumer.unsent if entry.cold)
+        consumer.lacking = sum(entry.size for entry in consumer.unsent if not self.ahead.has(entry))
         if not consumer.waits and id(consumer) in self.consumers:
             self.serve(consumer)
 
@@ -260,21 +276,16 @@ class Queue:
         found = self.seize(sequences, "damaged", told=False)
         self._bury(found, "dead-lettered", "damaged")
 
-    def _order(self, sequence: int) -> int:
+    def _order(self, sequence: int) -> Order:
         asked = self.options.get(sequence)
         return order_of(sequence, asked.priority if asked else 0, self.policy.priority_step)
 
-    def _sequence(self, order: int) -> int:
-        return sequence_of(order, self.policy.priority_step)
-
     def _lines_for(self, subject: str) -> list[Line]:
-        if self._index is None:
-            return []
-        return [self._lines[group.number] for group in self._index.match(subject)]
+        return [self._lines[group.number] for group in self._match(subject)]
 
     def has_consumer(self, subject: str) -> bool:
         """Whether anybody takes messages with this subject, with or without credit."""
-        return bool(self._lines_for(subject))
+        return bool(self._match(subject))
 
     def _family_failed(self, family: str, error: Exception) -> None:
         self.turn.notice("a family of the index failed", queue=self.name, family=family, error=str(error))
@@ -322,16 +333,25 @@ class Queue:
         """Add a consumer to the line of its selector."""
         if self._index is None:
             self._index = Index(on_failure=self._family_failed)
+            self._match = self._index.match
         group = self._index.add(id(consumer), selector, consumer)
         self.consumers[id(consumer)] = consumer
         line = self._lines.get(group.number)
         if line is None:
             line = self._lines[group.number] = Line(group)
-            line.waiting = Backlog(o for o in self.ready if line in self._lines_for(self._subject(o)))
+            if self.waiting:
+                line.waiting = Backlog(self._early(line, [*self.entries]))
         return line
 
-    def _subject(self, order: int) -> str:
-        return self.entries[self._sequence(order)].message.subject
+    def _early(self, line: Line, sequences: Sequence[int]) -> Iterator[Order]:
+        """Find the orders of those of some messages that wait, and that a line takes."""
+        match = self._match
+        for sequence in sorted(sequences, key=self._order) if self.options else sequences:
+            entry = self.entries.get(sequence)
+            if entry is None or entry.where != "waiting":
+                continue
+            if line.group in match(entry.subject):
+                yield self._order(sequence) if self.options else sequence
 
     def leave(self, consumer: Consumer) -> None:
         """Remove a consumer; what it held is ready again."""
@@ -342,14 +362,15 @@ class Queue:
         if not consumer.line.group.members:
             del self._lines[consumer.line.group.number]
         self._keys.forget(consumer)
-        orders = {order for order in consumer.own.take() if order in self.ready}
-        self.ready -= orders
+        step = self.policy.priority_step
+        own = {sequence_of(order, step) for order in consumer.own.take() if self._waits(order)}
+        self.waiting -= len(own)
         # What has not been sent does not count as an attempt.
         for entry in consumer.unsent:
             entry.attempts -= 1
         consumer.unsent = []
         consumer.lacking = 0
-        held = {*consumer.outstanding, *map(self._sequence, orders)}
+        held = {*consumer.outstanding, *own}
         self._detach(consumer, list(consumer.outstanding))
         consumer.unwatch()
         self._requeue(sorted(held), 0.0)
@@ -358,22 +379,21 @@ class Queue:
 
     def serve(self, consumer: Consumer) -> None:
         """Give a consumer with credit what waits for it, or let it wait in its line itself."""
-        waiting, own, ready = consumer.line.waiting, consumer.own, self.ready
+        waiting, own, entries = consumer.line.waiting, consumer.own, self.entries
         bound = len(own) > 0
         while consumer.ready:
             order = (own if bound and own.first < waiting.first else waiting).pop()
             if order is None:
                 break
+            sequence = order if type(order) is int else sequence_of(order, self.policy.priority_step)
+            entry = entries.get(sequence)
             # Another line may have taken it: backlogs are not searched when that happens.
-            if order not in ready:
+            if entry is None or entry.where != "waiting":
                 continue
-            sequence = order >> PRIORITY_BITS
-            if self.options:
-                sequence = self._sequence(order)
-                if self._is_bound_to_another(sequence, order, consumer):
-                    continue
-            ready.discard(order)
-            self._give(consumer, sequence, self.entries[sequence])
+            if self.options and self._is_bound_to_another(sequence, order, consumer):
+                continue
+            self.waiting -= 1
+            self._give(consumer, sequence, entry)
         if consumer.ready and not consumer.waits:
             consumer.waits = True
             consumer.line.consumers.append(consumer)
@@ -398,7 +418,7 @@ class Queue:
         self._clock += 1
         consumer.used = self._clock
         consumer.credit.take(1, entry.bytes)
-        if self.cold and entry.cold:
+        if not entry.record and not self.ahead.has(entry):
             consumer.lacking += entry.size
         consumer.outstanding[sequence] = entry
         consumer.session.holding += 1
@@ -434,17 +454,20 @@ class Queue:
             self.serve(holder)
         else:
             entry.where = "waiting"
-            order = self._order(sequence)
-            self.ready.add(order)
-            holder.own.add(order, self.ready)
+            self.waiting += 1
+            self._bind(holder, self._order(sequence))
         return True
 
-    def _is_bound_to_another(self, sequence: int, order: int, consumer: Consumer) -> bool:
+    def _bind(self, holder: Consumer, order: Order) -> None:
+        holder.own.add(order)
+        holder.own.clean(self.waiting, self._waits)
+
+    def _is_bound_to_another(self, sequence: int, order: Order, consumer: Consumer) -> bool:
         """Whether the key of a message now belongs to another consumer, for which it waits from now on."""
         holder = self._holder(sequence, self._lines_for(self.entries[sequence].message.subject))
         if holder is None or holder is consumer:
             return False
-        holder.own.add(order, self.ready)
+        self._bind(holder, order)
         if holder.waits:
             self.step_out(holder)
             self.serve(holder)
@@ -467,7 +490,7 @@ class Queue:
 
     def release(self, consumer: Consumer, sequences: Sequence[int]) -> None:
         """What a consumer held goes back as if it had not been delivered."""
-        unsent = {entry.message.sequence for entry in consumer.unsent}
+        unsent = {entry.sequence for entry in consumer.unsent}
         self._detach(consumer, sequences)
         for sequence in sequences:
             entry = self.entries[sequence]
@@ -486,10 +509,9 @@ class Queue:
         """Tell the disk that these are about to be delivered."""
         self.turn.store(MarkDelivered(self.kind, self.name, self.delivered))
         for entry in entries:
-            sequence = entry.message.sequence
-            if sequence in self.untouched or (self.exact and not entry.marked):
-                self.untouched.discard(sequence)
-                self._count(sequence, entry.attempts)
+            if entry.sequence in self.untouched or (self.exact and not entry.marked):
+                self.untouched.discard(entry.sequence)
+                self._count(entry.sequence, entry.attempts)
 
     def reject(self, consumer: Consumer, sequences: Sequence[int], reason: str) -> None:
         """What a consumer held is dead."""
@@ -506,7 +528,7 @@ class Queue:
         for sequence in sequences:
             where = self.entries[sequence].where if sequence in self.entries else "settling"
             if where == "waiting":
-                self.ready.discard(self._order(sequence))
+                self.waiting -= 1
             elif where == "delayed":
                 timer = self.delayed.pop(sequence)
                 self.budget.timers.cancel(timer)
@@ -576,10 +598,10 @@ class Queue:
 
     def _unsend(self, consumer: Consumer, sequences: set[int]) -> None:
         """What was taken away before it was sent again is not sent, takes no credit and is no attempt."""
-        done = [entry for entry in consumer.unsent if entry.message.sequence in sequences]
+        done = [entry for entry in consumer.unsent if entry.sequence in sequences]
         if not done:
             return
-        consumer.unsent = [entry for entry in consumer.unsent if entry.message.sequence not in sequences]
+        consumer.unsent = [entry for entry in consumer.unsent if entry.sequence not in sequences]
         for entry in done:
             entry.attempts -= 1
             consumer.credit.take(-1, -entry.bytes)
@@ -617,9 +639,9 @@ class Queue:
             if self.policy.dead_letters:
                 records = yield from records_of(self.kind, self.name, run)
                 # The queue may have been cleared meanwhile.
-                here = [entry for entry in run if entry.message.sequence in self.entries]
+                here = [entry for entry in run if entry.sequence in self.entries]
                 self.dead.bury(here, records, reason)
-            gone = [entry.message.sequence for entry in here]
+            gone = [entry.sequence for entry in here]
             self.end(gone, outcome, reason, bound=True, worker=worker)
 
     def tracks(self, sequences: Iterable[int]) -> bool:
@@ -669,13 +691,12 @@ class Queue:
         size_bytes = cold_bytes = 0
         for sequence in sequences:
             entry = self.entries.pop(sequence)
-            size_bytes += entry.size
-            if self.cold and entry.cold:
-                cold_bytes += entry.size
-                if self.ahead.records:
-                    self.ahead.drop(sequence)
+            entry_bytes = entry.size
+            size_bytes += entry_bytes
+            if entry.cold:
+                cold_bytes += entry_bytes
             if entry.where == "waiting":
-                self.ready.discard(self._order(sequence))
+                self.waiting -= 1
             elif entry.where == "delayed":
                 self.budget.timers.cancel(self.delayed.pop(sequence))
             if self._delayed_until:
@@ -684,6 +705,8 @@ class Queue:
                 self._forget_options(entry.message)
             if self._correlated is not None:
                 self._uncorrelate(entry.message)
+        if self.ahead.records:
+            self.ahead.drop(sequences)
         self.unsaved.difference_update(sequences)
         self.untouched.difference_update(sequences)
         self.budget.take(self, -len(sequences), -size_bytes)
@@ -752,7 +775,11 @@ class Queue:
     @property
     def oldest(self) -> int | None:
         """The broker's time of the oldest message, in nanoseconds UTC."""
-        return next(iter(self.entries.values())).message.time if self.entries else None
+        return next(iter(self.entries.values())).time if self.entries else None
+
+
+def _nobody(subject: str) -> Groups:
+    return ()
 
 
 def _used(consumer: Consumer) -> int:
