@@ -29,6 +29,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from malamute.errors import StoreCorrupt
+from malamute.protocol.messages import HARMLESS
 from malamute.spark.filters import conditions_of
 from malamute.spark.options import FAIL, GAPS, Options
 from malamute.spark.reading import Lost, Query, Shape, Slice, read, slices
@@ -38,9 +39,6 @@ if TYPE_CHECKING:
     from malamute.spark.writing import Writer
 
 _log = logging.getLogger("malamute")
-
-HARMLESS = frozenset(("restart", "not-stored"))
-"""Gaps in which nothing was that its publisher had confirmed."""
 
 
 class MalamuteSource(DataSource):
