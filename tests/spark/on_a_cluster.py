@@ -27,7 +27,8 @@ from test_spark_replay import origins
 
 ROOT = Path(__file__).parents[2]
 SPARK_CLASS = Path(pyspark.__file__).parent / "bin" / "spark-class"
-START_SECONDS = 60
+START_SECONDS = 120
+JOB_SECONDS = 600
 
 Submit = Callable[..., dict[str, Any]]
 
@@ -134,7 +135,7 @@ def submit(master: str, python: Path, tmp_path: Path) -> Submit:
             cwd=tmp_path,
             capture_output=True,
             text=True,
-            timeout=180,
+            timeout=JOB_SECONDS,
             check=False,
         )
         assert done.returncode == 0, done.stderr[-3000:]
@@ -156,7 +157,7 @@ def history(tmp_path: Path) -> Path:
     return tmp_path / "h"
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_analyze(submit: Submit, history: Path, tmp_path: Path) -> None:
     shown = submit("analyze", str(history), "--to", str(tmp_path / "out"))
     assert [(row["stream"], row["messages"], row["missing"]) for row in shown["streams"]] == [
@@ -166,7 +167,7 @@ def test_analyze(submit: Submit, history: Path, tmp_path: Path) -> None:
     assert (tmp_path / "out" / "report.html").stat().st_size > 5000
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_match(submit: Submit, history: Path, tmp_path: Path) -> None:
     (tmp_path / "w.toml").write_text(
         '[[subscription]]\nname = "w"\ncriteria = [["topic", "a.3"]]\nwhere = "n > 2000"\n'
@@ -175,7 +176,7 @@ def test_match(submit: Submit, history: Path, tmp_path: Path) -> None:
     assert [(row["stream"], row["messages"]) for row in shown["hits"]] == [("one", 200), ("two", 200)]
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_replay(submit: Submit, history: Path, tmp_path: Path) -> None:
     with quiet_broker(tmp_path / "data") as broker:
         shown = submit("replay", str(history), "--url", broker.url, "--name", "r")
