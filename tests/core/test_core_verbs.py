@@ -111,6 +111,54 @@ def test_attempts_outlive_the_broker(bench):
     assert taken(bench, "bob") == [(1, 3)]
 
 
+def test_a_delay_outlives_the_broker(bench):
+    worker(bench, b"1", b"2", b"3")
+    bench.tell("bob", Nak(1, [[1, 1]], 10_000), Nak(1, [[2, 2]]))
+    bench.settle()
+    for _ in range(2):
+        bench.crash()
+        bench.open("bob")
+        bench.tell("bob", offer())
+        bench.settle()
+    assert taken(bench, "bob")[-1:] == [(3, 3)]
+    bench.wait(1)
+    assert taken(bench, "bob") == [(2, 2)]
+    bench.wait(8.9)
+    assert taken(bench, "bob") == []
+    bench.wait(0.1)
+    assert taken(bench, "bob") == [(1, 2)]
+    bench.crash()
+    bench.open("bob")
+    bench.tell("bob", offer())
+    assert taken(bench, "bob") == [(1, 3), (2, 3)]
+
+
+def test_a_delay_that_was_over_before_a_restart_is_over(bench):
+    worker(bench, b"1")
+    bench.tell("bob", Nak(1, [[1, 1]], 10_000))
+    bench.settle()
+    bench.now += 11
+    bench.crash()
+    bench.open("bob")
+    bench.tell("bob", offer())
+    assert taken(bench, "bob") == [(1, 2)]
+
+
+def test_what_is_delayed_over_a_restart_expires_in_its_time(bench):
+    bench.tell("bob", offer())
+    bench.tell("alice", request(b"1", ttl=5_000, tracker="t"))
+    bench.settle()
+    bench.tell("bob", Nak(1, [[1, 1]], 10_000))
+    bench.settle()
+    bench.crash()
+    bench.open("alice", "bob")
+    bench.tell("alice", mail_credit())
+    bench.wait(5)
+    bench.settle()
+    assert [item.properties["outcome"] for item in bench.got("alice")] == ["expired"]
+    assert not bench.core.services.by_name["w"].entries
+
+
 # Dead letters
 
 

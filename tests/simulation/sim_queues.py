@@ -182,6 +182,8 @@ class QueueBook:
             elif isinstance(operation, MarkDelivered):
                 queue = (operation.kind, operation.queue)
                 self._marks[queue] = max(self._marks.get(queue, 0), operation.sequence)
+            elif isinstance(operation, SetAttempts):
+                self._delayed((operation.kind, operation.queue, operation.sequence), operation.due / 1e9)
         for operation in operations:
             if isinstance(operation, DeleteMessages):
                 for key in self._named(operation):
@@ -189,6 +191,10 @@ class QueueBook:
             elif isinstance(operation, DeleteQueue):
                 for key in self._of(operation):
                     self._forget(key)
+
+    def _delayed(self, key: Key, until: float) -> None:
+        if key in self.mail:
+            self.mail[key].kept_until = until
 
     def _stored(self, key: Key) -> None:
         mail = self.mail.get(key)
@@ -276,7 +282,7 @@ class QueueBook:
         """What was not committed is gone, and what was not removed for good is back."""
         for key, mail in list(self.mail.items()):
             mail.stay()
-            mail.not_before = 0.0
+            mail.not_before = mail.kept_until
             mail.spared = False
             if not mail.stored:
                 self._forget(key)
