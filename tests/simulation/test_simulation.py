@@ -20,7 +20,7 @@ from malamute.core.storage import DeleteMessages, MarkDelivered
 
 SEEDS = 450
 CHUNKS = 9
-SEEDS_BROKEN = 60
+SEEDS_BROKEN = 120
 SEEDS_PRESSED = range(40, 240)
 
 
