@@ -100,13 +100,15 @@ class MarkDelivered(NamedTuple):
 class SetAttempts(NamedTuple):
     """Remember how often a message was delivered, more exactly than `MarkDelivered` does.
 
-    It goes with its message, and when that is put again.
+    `due` is when it comes again, in nanoseconds UTC, or 0. All this goes with its message, and when that is
+    put again.
     """
 
     kind: QueueKind
     queue: str
     sequence: int
     attempts: int
+    due: int = 0
 
 
 class PutIdentity(NamedTuple):
@@ -256,7 +258,8 @@ class QueueState(NamedTuple):
     `next` is the sequence of the next message. Messages up to `delivered` may have been delivered;
     `attempts` tells of some how often. `identities` are those of accepted messages, each with the sequence
     and the time until which to remember it. `cold` are the sequences whose records were left on the disk,
-    with their size in bytes; their messages here have an empty record, and `Fetch` brings it.
+    with their size in bytes; their messages here have an empty record, and `Fetch` brings it. `due` tells of
+    some messages when they come again, in nanoseconds UTC.
     """
 
     next: int
@@ -265,6 +268,7 @@ class QueueState(NamedTuple):
     attempts: Mapping[int, int] = {}
     identities: Mapping[str, tuple[int, int]] = {}
     cold: Mapping[int, int] = {}
+    due: Mapping[int, int] = {}
 
 
 class Recovered(NamedTuple):

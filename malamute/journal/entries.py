@@ -225,9 +225,10 @@ def _delete_stream(entry: Sequence[Any]) -> DeleteStream:
 
 
 def _set_attempts(entry: Sequence[Any]) -> SetAttempts:
-    kind, queue, sequence, attempts = entry
-    _expect(int, sequence, attempts)
-    return SetAttempts(_kind(kind), _name(queue), sequence, attempts)
+    kind, queue, sequence, attempts, *later = entry
+    (due,) = later or (0,)  # before version 3 there was none
+    _expect(int, sequence, attempts, due)
+    return SetAttempts(_kind(kind), _name(queue), sequence, attempts, due)
 
 
 def _put_identity(entry: Sequence[Any]) -> PutIdentity:

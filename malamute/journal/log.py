@@ -75,9 +75,10 @@ class Block:
 class Queue:
     """Where the messages of one queue are, and where the newest of all else was told of it.
 
-    `messages` and `attempts` are by sequence, `identities` by name; with each identity goes the time until
-    which to remember it, and `untils` has them in that order, with some that are outdated. `made_in` is a
-    block that made the queue before `delivered` was told, which means nothing without one.
+    `messages` and `attempts` are by sequence, `identities` by name; with the attempts of a message goes when
+    it comes again, or 0, and with each identity the time until which to remember it. `untils` has them in
+    that order, with some that are outdated. `made_in` is a block that made the queue before `delivered` was
+    told, which means nothing without one.
     """
 
     __slots__ = (
@@ -95,7 +96,7 @@ class Queue:
 
     def __init__(self, made_in: Block) -> None:
         self.messages: dict[int, Place] = {}
-        self.attempts: dict[int, tuple[Block, int]] = {}
+        self.attempts: dict[int, tuple[Block, int, int]] = {}
         self.identities: dict[str, tuple[Block, int]] = {}
         self.untils: list[tuple[int, str]] = []
         self.bytes = 0
@@ -208,7 +209,7 @@ class Log:
 
     def _block_of(self, entry: Entry) -> Block | None:
         """Where the newest entry of this kind about the same thing is; None if nothing needs any."""
-        place: tuple[Block, int] | None = None
+        place: tuple[Block, *tuple[int, ...]] | None = None
         if isinstance(entry, PutMessage | SetAttempts | PutIdentity):
             queue = self.queues.get((entry.kind, entry.queue))
             if queue is None:
@@ -233,7 +234,7 @@ class Log:
         sequence = entry.message.sequence
         told = self.queues[entry.kind, entry.queue].attempts.get(sequence)
         if told and told[0] is not block:
-            yield SetAttempts(entry.kind, entry.queue, sequence, told[1])
+            yield SetAttempts(entry.kind, entry.queue, sequence, *told[1:])
 
     def _counters(self, block: Block, name: tuple[QueueKind, str]) -> Iterator[QueueCounters]:
         queue = self.queues.get(name)
@@ -287,7 +288,8 @@ class Log:
         queue = self.queues.get((entry.kind, entry.queue))
         if queue and entry.sequence in queue.messages:
             before = queue.attempts.get(entry.sequence)
-            queue.attempts[entry.sequence] = self._tell(before and before[0], block), entry.attempts
+            block = self._tell(before and before[0], block)
+            queue.attempts[entry.sequence] = block, entry.attempts, entry.due
 
     def _put_identity(self, block: Block, entry: PutIdentity) -> None:
         queue = self._queue(block, entry.kind, entry.queue)

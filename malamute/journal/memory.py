@@ -301,7 +301,7 @@ class MemoryStore:
     def _set_attempts(self, operation: SetAttempts) -> None:
         queue = self._queues.get((operation.kind, operation.queue), _Queue())
         if operation.sequence in queue.messages:
-            queue.attempts[operation.sequence] = operation.attempts
+            queue.attempts[operation.sequence] = operation.attempts, operation.due
 
     def _put_identity(self, operation: PutIdentity) -> None:
         self._queue(operation).identities[operation.identity] = operation.sequence, operation.until
@@ -350,13 +350,14 @@ class _Queue:
         self.next = 1
         self.delivered = 0
         self.messages: dict[int, Message] = {}
-        self.attempts: dict[int, int] = {}
+        self.attempts: dict[int, tuple[int, int]] = {}
         self.identities: dict[str, tuple[int, int]] = {}
         self.bytes = 0
 
     def state(self, messages: list[Message], cold: Mapping[int, int]) -> QueueState:
-        attempts, identities = dict(self.attempts), dict(self.identities)
-        return QueueState(self.next, self.delivered, messages, attempts, identities, cold)
+        attempts = {sequence: count for sequence, (count, _) in self.attempts.items()}
+        due = {sequence: due for sequence, (_, due) in self.attempts.items() if due}
+        return QueueState(self.next, self.delivered, messages, attempts, dict(self.identities), cold, due)
 
 
 class _MemoryShelf:

@@ -122,7 +122,8 @@ class Values:
 
     def _queue(self, name: Name, queue: Queue) -> QueueState:
         messages, cold = self._records.of(name)
-        attempts = {sequence: count for sequence, (_, count) in queue.attempts.items()}
+        attempts = {sequence: count for sequence, (_, count, _) in queue.attempts.items()}
+        due = {sequence: due for sequence, (_, _, due) in queue.attempts.items() if due}
         known = self._identities.get(name, {})
         identities = {identity: known[identity] for identity in queue.identities}
-        return QueueState(queue.next, queue.delivered, messages, attempts, identities, cold)
+        return QueueState(queue.next, queue.delivered, messages, attempts, identities, cold, due)

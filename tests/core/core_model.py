@@ -86,6 +86,8 @@ class Message:
     """When its holder got it, or reported on it."""
     due: float = 0.0
     """It is not delivered before."""
+    kept_due: float = 0.0
+    """The same, as far as the disk knows."""
     properties: dict[str, Any] | None = None
     deliveries: int = 0
     most: int = 0
@@ -165,6 +167,8 @@ class World:
         self.withdrawn: dict[str, list[int | None]] = {name: [] for name in NAMES}
         """How many each is to be told of, in order; None is a refusal."""
         self.effects: list[Effect] = []
+        self.handed: list[Effect] = []
+        """Those of the last turn."""
         self.pending: dict[int, list[Effect]] = {}
         self.seen = Counter({name: 0 for name in STREAMS})
         """The last sequence that any client was told of."""
@@ -194,7 +198,7 @@ class World:
         assert tokens or not self.effects, "something was accepted and is not stored"
         for token in tokens:
             self.pending[token] = self.effects
-        self.effects = []
+        self.handed, self.effects = self.effects, []
         log, self.bench.log = self.bench.log, []
         self.delivered = []
         for name, message in log:
@@ -342,6 +346,8 @@ class World:
         for sequence in sequences:
             self.queues[key][sequence].holder = None
             self.queues[key][sequence].due = due
+            if due > self.bench.now:
+                self.effects.append(("due", key, sequence, due))
         # They are ready one after the other, and so may be given in another order than that of all.
         self.unordered |= len(sequences) > 1
 
@@ -456,7 +462,7 @@ class World:
         self.forced |= {name for name in STREAMS if self.next[name] - 1 > reserved.get(name, 0)}
         effects = self.pending.pop(self.bench.appends[0].token)
         for effect in effects:
-            if effect[0] == "delete" and not effect[3]:
+            if effect[0] == "due" or (effect[0] == "delete" and not effect[3]):
                 self._make_durable(*effect)
         self._settle(effects, failed=True)
         # The broker notes at once which numbers failed.
@@ -486,7 +492,8 @@ class World:
                     m.subject,
                     m.body,
                     m.sender,
-                    due=asked_due(m),
+                    due=max(asked_due(m), m.kept_due),
+                    kept_due=m.kept_due,
                     sent=m.sent,
                     properties=m.properties,
                     before=max(m.before + m.most, 1),
@@ -518,6 +525,8 @@ class World:
             self.durable_queues[key][rest[0]] = rest[1]
         elif kind == "delete":
             self.durable_queues[key].pop(rest[0], None)
+        elif kind == "due" and rest[0] in self.durable_queues[key]:
+            self.durable_queues[key][rest[0]].kept_due = rest[1]
         elif kind == "bury":
             self.dead[key].add(rest[0])
         elif kind == "executed":
@@ -603,6 +612,7 @@ class World:
                     assert message.holder == (client.name, recall.source)
                     message.holder = None
                     message.due = now + BACKOFF
+                    self.handed.append(("due", source.of, sequence, message.due))
 
     def _see_stored(self, client: Client, stored: Stored) -> None:
         for first, last, sequence in stored.ranges:

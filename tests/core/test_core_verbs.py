@@ -9,12 +9,14 @@ from malamute.core.delivery import QueuePolicy
 from malamute.protocol.messages import (
     Cancel,
     Credit,
+    Error,
     Nak,
     Progress,
     Query,
     Recall,
     Reject,
     Release,
+    Withdraw,
 )
 
 POLICY = QueuePolicy(ack_timeout=60.0, max_deliver=3, backoff=(1.0, 5.0))
@@ -107,6 +109,54 @@ def test_attempts_outlive_the_broker(bench):
     bench.open("bob")
     bench.tell("bob", offer())
     assert taken(bench, "bob") == [(1, 3)]
+
+
+def test_a_delay_outlives_the_broker(bench):
+    worker(bench, b"1", b"2", b"3")
+    bench.tell("bob", Nak(1, [[1, 1]], 10_000), Nak(1, [[2, 2]]))
+    bench.settle()
+    for _ in range(2):
+        bench.crash()
+        bench.open("bob")
+        bench.tell("bob", offer())
+        bench.settle()
+    assert taken(bench, "bob")[-1:] == [(3, 3)]
+    bench.wait(1)
+    assert taken(bench, "bob") == [(2, 2)]
+    bench.wait(8.9)
+    assert taken(bench, "bob") == []
+    bench.wait(0.1)
+    assert taken(bench, "bob") == [(1, 2)]
+    bench.crash()
+    bench.open("bob")
+    bench.tell("bob", offer())
+    assert taken(bench, "bob") == [(1, 3), (2, 3)]
+
+
+def test_a_delay_that_was_over_before_a_restart_is_over(bench):
+    worker(bench, b"1")
+    bench.tell("bob", Nak(1, [[1, 1]], 10_000))
+    bench.settle()
+    bench.now += 11
+    bench.crash()
+    bench.open("bob")
+    bench.tell("bob", offer())
+    assert taken(bench, "bob") == [(1, 2)]
+
+
+def test_what_is_delayed_over_a_restart_expires_in_its_time(bench):
+    bench.tell("bob", offer())
+    bench.tell("alice", request(b"1", ttl=5_000, tracker="t"))
+    bench.settle()
+    bench.tell("bob", Nak(1, [[1, 1]], 10_000))
+    bench.settle()
+    bench.crash()
+    bench.open("alice", "bob")
+    bench.tell("alice", mail_credit())
+    bench.wait(5)
+    bench.settle()
+    assert [item.properties["outcome"] for item in bench.got("alice")] == ["expired"]
+    assert not bench.core.services.by_name["w"].entries
 
 
 # Dead letters
@@ -424,6 +474,38 @@ def test_a_verb_for_a_subscription_or_for_no_source_is_refused(bench, verb):
     bench.tell("alice", publish(b"1"))
     assert [m.code for m in bench.ask("bob", verb(3, (1, 1)))][-1:] == [404]
     assert [m.code for m in bench.ask("bob", verb(4, (1, 1)))] == [404]
+
+
+@pytest.mark.parametrize("verb", [v for name, v in VERBS.items() if name != "progress"])
+def test_what_is_said_of_others_counts_beside_what_was_recalled(bench, verb):
+    worker(bench, b"1", b"2", b"3", credit=3)
+    [consumer] = bench.core.services.by_name["w"].consumers.values()
+    # The recall is on its way while the worker speaks.
+    bench.tell("alice", Withdraw(1, "service", "w", 0))
+    assert [m for m in bench.ask("bob", verb(1, (1, 1), (2, 2))) if isinstance(m, Error)] == []
+    assert list(consumer.outstanding) == [3]
+    assert [m.code for m in bench.ask("bob", verb(1, (1, 1), (3, 3), (4, 4)))] == [420]
+    assert list(consumer.outstanding) == [3]
+
+
+def test_a_report_counts_beside_what_was_recalled(bench):
+    worker(bench, b"1", b"2", ack_timeout=2000)
+    bench.tell("alice", Withdraw(1, "service", "w", 0))
+    bench.wait(1)
+    assert [m for m in bench.ask("bob", Progress(1, [[1, 1], [2, 2]])) if isinstance(m, Error)] == []
+    bench.wait(1.9)
+    assert [m for m in bench.sent("bob") if isinstance(m, Recall)] == []
+
+
+def test_a_consumer_remembers_so_many_recalls(bench, monkeypatch):
+    monkeypatch.setattr("malamute.core.delivery.consumer.RECALLED_MAX", 2)
+    worker(bench, b"1", b"2", b"3")
+    for correlation in range(3):
+        bench.tell("alice", Withdraw(1, "service", "w", correlation))
+    bench.tell("alice", request(b"4"))
+    assert taken(bench, "bob") == [(4, 1)]
+    assert [m.code for m in bench.ask("bob", ack(1, (1, 1), (4, 4)))] == [420]
+    assert bench.ask("bob", ack(1, (2, 2), (3, 3), (4, 4))) == []
 
 
 def test_a_reply_to_a_recalled_request_is_refused_and_passed_on_to_nobody(bench):

@@ -77,6 +77,9 @@ def operations():
     yield [ForgetIdentities("mailbox", "ann", TIME + 2)]
     yield [PutFeed("printer", "weather", b"feed"), PutFeed("gone", "weather", b"")]
     yield [DeleteFeed("gone", "weather")]
+    # Since version 3.
+    yield [put("service", "late", n) for n in (1, 2)]
+    yield [SetAttempts("service", "late", 1, 2, TIME + 9), SetAttempts("service", "late", 2, 1)]
     # Last, since its chunks leave with what follows.
     yield [DeleteStream("deleted")]
 

@@ -61,7 +61,7 @@ ENTRIES = st.one_of(
     st.builds(DeleteCursor, NAMES, NAMES),
     st.builds(PutRetention, NAMES, SEQUENCES, SEQUENCES, st.integers(0, 9) | st.floats(0, 1e9)),
     st.builds(DeleteStream, NAMES),
-    st.builds(SetAttempts, KINDS, NAMES, SEQUENCES, SEQUENCES),
+    st.builds(SetAttempts, KINDS, NAMES, SEQUENCES, SEQUENCES, TIMES),
     st.builds(PutIdentity, KINDS, NAMES, NAMES, SEQUENCES, TIMES),
     st.builds(ForgetIdentities, KINDS, NAMES, TIMES),
     st.builds(PutFeed, NAMES, NAMES, st.binary()),

@@ -28,8 +28,8 @@ from malamute.journal import fetch as fetch_module
 from malamute.journal import format as codec
 
 
-def attempts(sequence, count, *, queue="q", kind="mailbox"):
-    return SetAttempts(kind, queue, sequence, count)
+def attempts(sequence, count, *, due=0, queue="q", kind="mailbox"):
+    return SetAttempts(kind, queue, sequence, count, due)
 
 
 def identity(name, sequence=1, until=100, *, queue="q", kind="mailbox"):
@@ -73,6 +73,13 @@ def test_attempts_are_told_of_the_message_as_long_as_it_is_there(make):
     assert state(make).attempts == {}
 
 
+def test_when_a_message_comes_again_is_told_with_its_attempts(make):
+    store = make()
+    store.write([put(n) for n in (1, 2, 3)] + [attempts(1, 1, due=100), attempts(2, 1, due=200)])
+    store.write([attempts(2, 2), attempts(3, 1, due=300), delete((3, 3))])
+    assert (state(make).attempts, state(make).due) == ({1: 1, 2: 2}, {1: 100})
+
+
 def test_attempts_go_with_their_queue(make):
     store = make()
     store.write([put(1), attempts(1, 3), DeleteQueue("mailbox", "q"), put(1)])
@@ -84,13 +91,13 @@ def test_attempts_survive_compaction_of_the_message_and_of_themselves(make, comp
     store = make()
     store.write([put(n) for n in range(1, 6)])
     store.write([put(6), attempts(6, 1), attempts(6, 2)])
-    store.write([attempts(n, n) for n in (1, 2, 3)])
+    store.write([attempts(n, n, due=10 * n) for n in (1, 2, 3)])
     compact(store)
     store.write([attempts(2, 9), delete((3, 3))])
-    expected = {1: 1, 2: 9, 6: 2}
-    assert state(make).attempts == expected
+    expected = {1: 1, 2: 9, 6: 2}, {1: 10}
+    assert (state(make).attempts, state(make).due) == expected
     compact(make.store)
-    assert state(make).attempts == expected
+    assert (state(make).attempts, state(make).due) == expected
     assert [m.sequence for m in make.recovered.queues["mailbox", "q"].messages] == [1, 2, 4, 5, 6]
 
 

@@ -52,13 +52,14 @@ class Model:
         self.feeds = {}
 
     def queue(self, name):
-        empty = {"next": 1, "delivered": 0, "messages": {}, "attempts": {}, "identities": {}}
+        empty = {"next": 1, "delivered": 0, "messages": {}, "attempts": {}, "due": {}, "identities": {}}
         return self.queues.setdefault(name, empty)
 
     def take_out(self, kept, first, last):
         for n in [n for n in kept["messages"] if first <= n <= last]:
             del kept["messages"][n]
             kept["attempts"].pop(n, None)
+            kept["due"].pop(n, None)
 
     def append(self, operations):
         sizes = {}
@@ -190,13 +191,15 @@ class Stores(RuleBasedStateMachine):
         self.write(operations)
         kept["identities"]["moved"] = other["identities"]["moved"] = (count, size)
 
-    @rule(queue=QUEUES, oldest=SMALL, count=SMALL)
-    def attempt(self, queue, oldest, count):
+    @rule(queue=QUEUES, oldest=SMALL, count=SMALL, due=st.integers(0, 1))
+    def attempt(self, queue, oldest, count, due):
         """Attempts of the oldest messages, and of one that was never there."""
-        kept = self.model.queues.get(queue, {"messages": {}, "attempts": {}})
+        kept = self.model.queues.get(queue, {"messages": {}, "attempts": {}, "due": {}})
         told = sorted(kept["messages"])[:oldest]
-        self.write([SetAttempts(*queue, sequence, count) for sequence in (*told, 10_000)])
+        self.write([SetAttempts(*queue, sequence, count, due) for sequence in (*told, 10_000)])
         kept["attempts"].update(dict.fromkeys(told, count))
+        kept["due"] |= dict.fromkeys(told, due)
+        kept["due"] = {sequence: due for sequence, due in kept["due"].items() if due}
 
     @rule(queue=QUEUES, names=st.lists(st.sampled_from("abcdefgh")), until=st.integers(0, 99))
     def identify(self, queue, names, until):
@@ -296,6 +299,7 @@ class Stores(RuleBasedStateMachine):
                 "delivered": q.delivered,
                 "messages": {m.sequence: m for m in q.messages},
                 "attempts": q.attempts,
+                "due": q.due,
                 "identities": q.identities,
             }
             for name, q in found.queues.items()

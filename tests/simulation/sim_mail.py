@@ -21,6 +21,7 @@ class Mail:
         "deadline",
         "delivered",
         "holder",
+        "kept_until",
         "key",
         "leaving",
         "message",
@@ -49,6 +50,8 @@ class Mail:
         self.timeout = self.deadline = 0.0
         """How long its holder may have it, and until when."""
         self.not_before = 0.0
+        self.kept_until = 0.0
+        """When it comes again, as far as the disk knows."""
         self.replied = ""
         self.rejected: str | None = None
         """Why somebody has said that it is dead. It leaves when its record was brought."""

@@ -79,6 +79,8 @@ class QueueBook:
         """What the disk did not take of deliveries and of attempts."""
         self._lost: set[Key] = set()
         """What was delivered, and never stored, when the broker died."""
+        self._recalled: dict[Holder, set[int]] = {}
+        """What was taken back from each."""
         self._outcomes = 0
         self._began = 0.0
         """When the turn began, or the broker."""
@@ -237,11 +239,17 @@ class QueueBook:
             elif isinstance(operation, MarkDelivered):
                 queue = (operation.kind, operation.queue)
                 self._marks[queue] = max(self._marks.get(queue, 0), operation.sequence)
+            elif isinstance(operation, SetAttempts):
+                self._delayed((operation.kind, operation.queue, operation.sequence), operation.due / 1e9)
             elif isinstance(operation, DeleteMessages | DeleteQueue):
                 for mail in filter(self._is_here, meant):
                     self._removed(mail)
                 if isinstance(operation, DeleteQueue):
                     self._marks.pop((operation.kind, operation.queue), None)
+
+    def _delayed(self, key: Key, until: float) -> None:
+        if key in self.mail:
+            self.mail[key].kept_until = until
 
     def _is_here(self, mail: Mail) -> bool:
         """Whether it is in a queue, or in one that is about to be removed."""
@@ -337,7 +345,7 @@ class QueueBook:
         self._meant.clear()
         for mail in [*self.mail.values(), *self.old.values()]:
             mail.stay()
-            mail.not_before = 0.0
+            mail.not_before = mail.kept_until
             mail.spared = False
             if not mail.stored:
                 self._forget(mail)
@@ -347,6 +355,7 @@ class QueueBook:
         self.old.clear()
         self.identities = {name: known for name, known in self.identities.items() if known.stored}
         self.bindings.clear()
+        self._recalled.clear()
         self.dead.died()
         self.feeds.died()
         self._begin()
@@ -445,9 +454,12 @@ class QueueBook:
 
     def settled(self, holder: Holder, queue: Name, ranges: Ranges, end: str, reason: str = "") -> None:
         """Somebody says that he is done with what he holds, or will be given in this turn."""
-        # The broker refuses all if there is nothing in one of the ranges.
+        # The broker refuses all if there is nothing in one of the ranges, and never was.
+        gone = self._recalled.get(holder, set())
         taken = all(
-            any(mail.holder == holder for _, mail in self._among(queue, [one_range])) for one_range in ranges
+            any(mail.holder == holder for _, mail in self._among(queue, [[first, last]]))
+            or any(first <= sequence <= last for sequence in gone)
+            for first, last in ranges
         )
         for key, mail in self._among(queue, ranges):
             if mail.holder in (None, holder) and not mail.buried:
@@ -504,7 +516,9 @@ class QueueBook:
         found = [(key, mail) for key, mail in self._among(queue, ranges) if mail.holder == holder]
         if holder[0] not in self.heard and len(found) < sum(last - first + 1 for first, last in ranges):
             raise Violation("a recall of what was not delivered", holder=holder, ranges=ranges, reason=reason)
+        gone = self._recalled.setdefault(holder, set())
         for key, mail in found:
+            gone.add(key[2])
             if reason == "timeout" and self.now() < mail.deadline - MOMENT:
                 raise Violation("a delivery was taken back too early", key=key, deadline=mail.deadline)
             # Of two who take a message back in one turn, the book does not know who was first.
@@ -520,6 +534,11 @@ class QueueBook:
         for mail in self.mail.values():
             if mail.holder and mail.holder[0] == peer and source in (None, mail.holder[1]):
                 mail.holder = None
+        self._recalled = {
+            holder: gone
+            for holder, gone in self._recalled.items()
+            if holder[0] != peer or source not in (None, holder[1])
+        }
         self.bindings = {
             name: (holder, subject)
             for name, (holder, subject) in self.bindings.items()

@@ -22,7 +22,7 @@ from malamute.core.subscription import Position
 
 SEEDS = 450
 CHUNKS = 9
-SEEDS_BROKEN = 60
+SEEDS_BROKEN = 120
 SEEDS_PRESSED = range(40, 240)
 
 

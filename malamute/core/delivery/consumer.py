@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from malamute.core.timers import Timer
     from malamute.matching import Selector
 
+RECALLED_MAX = 1_000
+"""Recalled deliveries that a consumer remembers, since something about them may be on its way."""
+
 
 class Consumer:
     """One taker of a queue's messages: the owner of a mailbox, or an offer to work for a service.
@@ -44,6 +47,7 @@ class Consumer:
         self.used = 0
         self.joined = queue.turn.now
         self.waits = False
+        self._recalled: list[int] = []
         self._alarm: Timer | None = None
         self.line: Line = queue.join(self, selector)
 
@@ -67,7 +71,8 @@ class Consumer:
         """The peer can take messages again."""
         self.queue.serve(self)
 
-    # What can be said about deliveries. All raise `NotOutstanding`, and then nothing has happened.
+    # What can be said about deliveries. All raise `NotOutstanding`, and then nothing has happened. What was
+    # recalled is passed over beside others: whoever spoke of it could not know.
 
     def acknowledge(self, ranges: Ranges) -> None:
         """They are done: remove them."""
@@ -90,16 +95,18 @@ class Consumer:
         self._renew(self.held(ranges))
 
     def held(self, ranges: Ranges) -> list[int]:
-        """The outstanding sequences within the ranges; each range has to name one at least."""
+        """The outstanding sequences within the ranges; each has to name one, or one that was recalled."""
         held: list[int] = []
         for first, last in ranges:
             if last - first < len(self.outstanding):
                 found = [s for s in range(first, last + 1) if s in self.outstanding]
             else:
                 found = [s for s in self.outstanding if first <= s <= last]
-            if not found:
+            if not found and not any(first <= sequence <= last for sequence in self._recalled):
                 raise NotOutstanding(f"nothing from {first} to {last} is outstanding here")
             held += found
+        if not held:
+            raise NotOutstanding("nothing of that is outstanding here any more")
         return list(dict.fromkeys(held))
 
     def cancel(self) -> None:
@@ -124,6 +131,7 @@ class Consumer:
         unsent = {entry.sequence for entry in self.unsent}
         sent = [sequence for sequence in sequences if sequence not in unsent]
         if sent:
+            self._recalled = [*self._recalled, *sent][-RECALLED_MAX:]
             self.queue.turn.send(self.session.peer, Recall(self.source, ranges_of(sent), reason))
 
     def sent_late(self, entries: list[Entry]) -> None:

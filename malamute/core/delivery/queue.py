@@ -60,7 +60,7 @@ class Queue:
         """How many of them wait for a consumer."""
         self.delayed: dict[int, Timer] = {}
         self._delayed_until: dict[int, float] = {}
-        """When those come again that were delayed and are to leave, if the disk does not let them."""
+        """When those come again that were delayed before they were to leave, or before a restart."""
         self.untouched: set[int] = set()
         """Those of which the disk says that they were never delivered, whatever it is told of others."""
         self.unstored = 0
@@ -116,7 +116,7 @@ class Queue:
                 self._adopt(self.entries[sequence].message, asked)
                 if asked.due > self.turn.now:
                     # Others will be delivered, and marked, before it.
-                    self._count(sequence, 0)
+                    self._count(self.entries[sequence])
         if self._correlated is not None:
             self._correlate(messages)
         if awaited:
@@ -160,6 +160,7 @@ class Queue:
             self.budget.take(self, 1, entry.size)
             if cold_bytes:
                 self.budget.memory.count_cold(self, entry.size)
+        self._delayed_until = {sequence: due / 1e9 for sequence, due in state.due.items()}
         self.identities.restore(state.identities)
 
     @property
@@ -180,7 +181,7 @@ class Queue:
             if asked is not None:
                 asked.identity = ""  # It is known, or its window has passed.
                 self._adopt(entry.message, asked)
-        self._requeue([entry.sequence for entry in restored], 0.0)
+        self._requeue([s for entry in restored if not self._delay_again(s := entry.sequence)], 0.0)
 
     def _stored(self, sequences: Sequence[int], error: MalamuteError | None, confirmed: bool) -> None:
         self.unstored -= len(sequences)
@@ -308,6 +309,13 @@ class Queue:
         if over:
             self._end_expired(over)
         return sorted(due, key=self._order)
+
+    def _delay_again(self, sequence: int) -> bool:
+        """Delay a message that was delayed before, unless its time has come."""
+        due = self._delayed_until.pop(sequence, 0.0)
+        if due > self.turn.now:
+            self._delay(sequence, due)
+        return due > self.turn.now
 
     def _delay(self, sequence: int, due: float) -> None:
         self.entries[sequence].where = "delayed"
@@ -496,13 +504,15 @@ class Queue:
             entry = self.entries[sequence]
             if sequence not in unsent:
                 entry.attempts -= 1
-                entry.marked = entry.attempts > 0
-                self._count(sequence, entry.attempts)
+                self._count(entry)
         self._make_ready(sorted(sequences))
 
-    def _count(self, sequence: int, attempts: int) -> None:
-        self.turn.store(SetAttempts(self.kind, self.name, sequence, attempts))
+    def _count(self, entry: Entry, due: float = 0.0) -> None:
+        """Tell the disk how often a message was delivered, and when it comes again."""
+        sequence, attempts = entry.message.sequence, entry.attempts
+        self.turn.store(SetAttempts(self.kind, self.name, sequence, attempts, int(due * 1e9)))
         if not attempts:
+            entry.marked = False
             self.untouched.add(sequence)
 
     def mark(self, entries: Iterable[Entry]) -> None:
@@ -511,7 +521,7 @@ class Queue:
         for entry in entries:
             if entry.sequence in self.untouched or (self.exact and not entry.marked):
                 self.untouched.discard(entry.sequence)
-                self._count(entry.sequence, entry.attempts)
+                self._count(entry)
 
     def reject(self, consumer: Consumer, sequences: Sequence[int], reason: str) -> None:
         """What a consumer held is dead."""
@@ -613,12 +623,13 @@ class Queue:
         ready: list[int] = []
         dead: list[int] = []
         for sequence in sequences:
-            attempts = self.entries[sequence].attempts
-            wait_for = self.policy.delay(attempts) if delay is None else delay
-            if 0 < most <= attempts:
+            entry = self.entries[sequence]
+            wait_for = self.policy.delay(entry.attempts) if delay is None else delay
+            if 0 < most <= entry.attempts:
                 dead.append(sequence)
             elif wait_for > 0:
                 self._delay(sequence, now + wait_for)
+                self._count(entry, now + wait_for)
             else:
                 ready.append(sequence)
         if dead:
@@ -678,12 +689,9 @@ class Queue:
         ready: list[int] = []
         for sequence in sequences:
             asked = self.options.get(sequence)
-            due = self._delayed_until.pop(sequence, now)
             if asked is not None and 0 < asked.expires <= now:
-                due = now + RETRY_SECONDS
-            if due > now:
-                self._delay(sequence, due)
-            else:
+                self._delayed_until[sequence] = now + RETRY_SECONDS
+            if not self._delay_again(sequence):
                 ready.append(sequence)
         self._make_ready(sorted(ready))
 
