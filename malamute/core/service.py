@@ -93,8 +93,7 @@ class Services(Queues):
     def reply(self, session: Session, message: Reply) -> None:
         """Pass replies on, and complete the requests whose final reply is among them.
 
-        Raises `NotFound`, `NotOutstanding` or `TryLater`; then no reply was passed on. Final replies always
-        have room, unless the disk does not take what is in memory.
+        Raises `NotFound`, `NotOutstanding` or, if some are not final, `TryLater`; then none was passed on.
         """
         offer = session.source(message.source)
         if not isinstance(offer, Consumer):
@@ -105,8 +104,9 @@ class Services(Queues):
             raise NotOutstanding("a request has one final reply")
         posts = self._posts(session, offer.queue.name, requests, message)
         self._check_room(posts)
-        # A tracked request ends with its outcome stored, and its reply with it, or does not end.
-        bound = message.number > 0 or offer.queue.tracks(finals)
+        # A tracked request ends with its outcome stored, and its reply with it, or does not end. So does each
+        # if the memory could not hold replies that the disk does not take.
+        bound = message.number > 0 or offer.queue.tracks(finals) or self.budget.short_of_memory
         for mailbox, messages in posts:
             mailbox.put(messages, confirmed=bound, reserved=True)
         if finals:
@@ -122,7 +122,6 @@ class Services(Queues):
                 sizes += partial
         if sizes:
             self.budget.check_all(len(sizes), sum(sizes))
-        self.budget.check_memory()
 
     def _posts(self, session: Session, service: str, requests: Sequence[Message], reply: Reply) -> list[Post]:
         """The replies by the mailboxes that they go to, each ready to be put there."""

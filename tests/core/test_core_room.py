@@ -7,7 +7,7 @@ from core_bench import Bench, ack, mail_credit, offer, reply, request, send
 
 from malamute.core.delivery import QueuePolicy
 from malamute.protocol.limits import Limits
-from malamute.protocol.messages import Error, Reject, Stored
+from malamute.protocol.messages import Error, Stored
 
 REQUEST_BYTES = 134
 """What a request of the tests takes of the limits."""
@@ -131,14 +131,36 @@ def test_a_reply_has_its_mailbox_even_past_the_limit_of_queues():
     assert len(bench.core.mailboxes.by_name["dora"].entries) == 1
 
 
-def test_a_final_reply_waits_for_memory_while_the_disk_takes_nothing():
+@pytest.fixture
+def short():
+    """A broker whose memory is full of what the disk did not take, and a worker that holds a request."""
     bench = working(Limits(queues_memory_bytes=REQUEST_BYTES, backlog_bytes=REQUEST_BYTES))
     bench.tell("alice", request(b"1"))
     bench.settle()
     bench.tell("carl", send("dora", b"x" * 300))
     bench.fail()
-    [error] = bench.ask("bob", reply(1, 1))
+    bench.sent("bob")
+    assert bench.core.budget.short_of_memory
+    return bench
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_without_memory_a_final_reply_goes_to_the_disk(short, number):
+    [error] = short.ask("bob", reply(1, 1, final=False, number=number))
     assert (error.code, error.text) == (503, "there is no memory for messages that are not on the disk")
-    bench.tell("bob", Reject(1, [[1, 1]], "no"))
-    bench.settle()
-    assert not bench.core.services.by_name["w"].entries
+    short.tell("alice", mail_credit())
+    assert errors(short, "bob") == []
+    short.tell("bob", reply(1, 1, number=2 * number))
+    assert short.got("alice") == []
+    short.settle()
+    assert [item.properties["final"] for item in short.got("alice")] == [True]
+    assert not short.core.services.by_name["w"].entries
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_without_memory_and_without_a_disk_a_request_stays(short, number):
+    held = short.core.budget.bytes
+    short.tell("bob", reply(1, 1, number=number))
+    short.fail()
+    assert short.core.budget.bytes == held
+    assert 1 in short.core.services.by_name["w"].entries

@@ -52,7 +52,7 @@ from malamute.protocol.messages import (
 
 SUBSCRIBE = 6
 NO_OUTCOME = frozenset((405, 421))
-NO_DISK = frozenset(("the disk does not keep up", "there is no memory for messages that are not on the disk"))
+NO_DISK = "the disk does not keep up"
 """What may be said against a final reply that comes at a bad time."""
 
 
@@ -361,7 +361,7 @@ class Book:
             if stored and not order.twice:
                 raise Violation("a command was refused that is stored", kind=order.kind, bodies=stored)
             finals = order.kind == "reply" and all(self.author.origins[body].final for body in order.bodies)
-            if finals and message.code == TryLater.code and message.text not in NO_DISK:
+            if finals and message.code == TryLater.code and message.text != NO_DISK:
                 raise Violation("a final reply has no room", text=message.text, bodies=order.bodies)
 
     def _order(self, peer: bytes, number: int) -> Order:

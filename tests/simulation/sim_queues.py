@@ -117,6 +117,17 @@ class QueueBook:
                 self._noted[operation.kind, operation.queue, operation.sequence] = operation.attempts
         facts.check_used()
         self.dead.again.clear()
+        self._tie(append)
+
+    def _tie(self, append: Append) -> None:
+        """A final reply is nowhere if it cannot be stored, where its request does not leave without it."""
+        ends = [operation for operation in append.bound if isinstance(operation, DeleteMessages)]
+        requests = {self.mail[key].body for operation in ends for key in self._named(operation)}
+        for operation in append.operations:
+            if is_put(operation):
+                mail = self.mail[operation.kind, operation.queue, operation.message.sequence]
+                origin = self.author.origins.get(mail.body)
+                mail.tied |= origin is not None and origin.final and origin.order.request in requests
 
     def _leave(self, mail: Mail, facts: Facts) -> None:
         key = mail.key

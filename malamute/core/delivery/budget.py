@@ -74,13 +74,14 @@ class Budget:
             raise TryLater(f"all mailboxes and services together hold {self.messages} messages")
         if self.bytes + size_bytes > self.limits.queues_bytes:
             raise TryLater(f"all mailboxes and services together hold {self.bytes} bytes")
-        self.check_memory()
-
-    def check_memory(self) -> None:
-        """Raise `TryLater` while the disk does not take what is in memory, and there is too much of it."""
-        if self.memory.free < -self.limits.backlog_bytes:
-            # Of what the disk would not take and nobody waits for, the memory has the only copy.
+        if self.short_of_memory:
             raise TryLater("there is no memory for messages that are not on the disk")
+
+    @property
+    def short_of_memory(self) -> bool:
+        """Whether there is too much in memory that the disk does not take."""
+        # Of what the disk would not take and nobody waits for, the memory has the only copy.
+        return self.memory.free < -self.limits.backlog_bytes
 
     def take(self, queue: Queue, messages: int, size_bytes: int) -> None:
         """Take room for messages of a queue, or give it back if negative."""
