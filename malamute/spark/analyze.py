@@ -44,6 +44,9 @@ LATE = 10
 TOGETHER = 4
 """Tables that are made at the same time."""
 
+FEW_ROWS = 1_000_000
+"""So many rows of partial sums are added up by one task for each table."""
+
 PERCENTILES = (0.50, 0.95, 0.99)
 SECOND = 1_000_000_000
 
@@ -93,7 +96,7 @@ def analysed(spark: SparkSession, history: History, options: Options) -> Iterato
         history,
         history.pieces,
         analyze_parts.COLUMNS,
-        lambda found: analyze_parts.partial_tables(found, window_ns),
+        lambda found: analyze_parts.partial_tables(found, window_ns, options.depth),
         analyze_parts.SCHEMA,
     )
     system = history.of(analyze_events.STREAM)
@@ -110,7 +113,9 @@ def analysed(spark: SparkSession, history: History, options: Options) -> Iterato
         )
     parts = parts.persist(StorageLevel.MEMORY_AND_DISK)
     try:
-        yield _tables(spark, history, parts, options)
+        # What is in one partition needs no exchange, and that is most of what a small query costs.
+        few = parts.count() <= FEW_ROWS
+        yield _tables(spark, history, parts.coalesce(1) if few else parts, options)
     finally:
         parts.unpersist()
 
@@ -120,7 +125,7 @@ def _tables(spark: SparkSession, history: History, parts: DataFrame, options: Op
     senders = _senders(parts)
     return {
         "streams": _streams(parts, order, options.window),
-        "volume": _volume(parts, options.depth),
+        "volume": _by_window(parts, "prefix"),
         "subjects": _totals(parts, "subject"),
         "senders": senders,
         "sender_volume": _by_window(parts, "sender"),
@@ -167,20 +172,11 @@ def volume(spark: SparkSession, history: History, window: int) -> DataFrame:
             if isinstance(part, Damage):
                 yield analyze_parts.damage_row(part)
             else:
-                yield from analyze_parts.volumes(part, window_ns, ("subject",))
+                yield analyze_parts.volumes(part, window_ns)
 
     columns = ("time_ns", "subject", "size")
     parts = fold(spark, history, history.pieces, columns, task, analyze_parts.SCHEMA)
     return _by_window(parts, "subject")
-
-
-def _volume(parts: DataFrame, depth: int) -> DataFrame:
-    from pyspark.sql import functions as f
-
-    prefix = f.substring_index("name", ".", depth).alias("prefix")
-    grouped = _of(parts, "subject").groupBy("stream", "slot", prefix)
-    summed = grouped.agg(f.sum("messages").alias("messages"), f.sum("bytes").alias("bytes"))
-    return summed.select("stream", _window(), "prefix", "messages", "bytes")
 
 
 def _totals(parts: DataFrame, kind: str) -> DataFrame:

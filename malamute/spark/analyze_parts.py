@@ -1,10 +1,12 @@
 """What the analysis makes of one row group: rows of partial sums, which Spark adds up.
 
-All kinds of rows have the same columns, so that one reading of the files feeds all tables:
+All kinds of rows have the same columns, so that one reading of the files feeds all tables. A task adds up its
+row groups as far as their sums can be added, and hands over what is left:
 
     kind      name       slot             the others
-    subject   subject    window's start   messages, bytes, first_time, last_time
+    prefix    prefix     window's start   messages, bytes
     sender    sender     window's start   messages, bytes
+    subject   subject    -                messages, bytes; or by window, if nothing else is asked for
     run       -          -                messages, bytes, first, last, first_time, last_time
     hole      -          -                first, last: sequences that are not there
     double    -          -                messages: sequences that are there again
@@ -23,14 +25,14 @@ thousand numbers are enough however many durations there are (as in HdrHistogram
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from malamute.spark.scan import DICTIONARIES, Damage, Part
+from malamute.spark.scan import Damage, Part, places_by, sorted_places
 from malamute.spark.schema import KINDS
 
 COLUMNS = ("sequence", "time_ns", "sender", "subject", "headers", "size")
@@ -46,22 +48,62 @@ SCHEMA = pa.schema(
 EACH_DOUBLING = 16
 """Buckets of durations from one power of two to the next."""
 
-VALUES_MAX = 1000
+VALUES_MAX = 250
 """Values of a header that one row group tells; of the others only how many there were."""
+
+SUMS = ("prefix", "sender", "subject", "interval", "type", "value")
+"""Rows of which nothing but messages and bytes is told, so that those of several row groups can be added."""
+
+ROWS_MAX = 200_000
+"""Rows that a task holds at most before it hands them over."""
 
 Numbers = np.ndarray[Any, Any]
 
 
-def partial_tables(parts: Iterator[Part | Damage], window_ns: int) -> Iterator[pa.RecordBatch]:
-    """The rows of each row group."""
+def partial_tables(parts: Iterator[Part | Damage], window_ns: int, depth: int) -> Iterator[pa.RecordBatch]:
+    """The rows of all row groups, added up. Prefixes of subjects have so many parts."""
+    return added(_of_each(parts, window_ns, depth))
+
+
+def _of_each(parts: Iterator[Part | Damage], window_ns: int, depth: int) -> Iterator[pa.RecordBatch]:
     for part in parts:
         if isinstance(part, Damage):
             yield damage_row(part)
             continue
-        yield from volumes(part, window_ns)
+        yield from _volumes(part, window_ns, depth)
         yield from _order(part)
         yield from _senders(part)
         yield from _headers(part)
+
+
+def added(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The same rows, with those of `SUMS` that tell of the same added up, in few batches."""
+    held: list[pa.RecordBatch] = []
+    count = 0
+    for batch in batches:
+        held.append(batch)
+        count += batch.num_rows
+        if count > ROWS_MAX:
+            table = _sum(held)
+            held, count = table.to_batches(), table.num_rows
+            if count > ROWS_MAX // 2:
+                yield from held
+                held, count = [], 0
+    if held:
+        yield from _sum(held).to_batches()
+
+
+def _sum(batches: Sequence[pa.RecordBatch]) -> pa.Table:
+    table = pa.Table.from_batches(batches)
+    mask = pc.is_in(table.column("kind"), pa.array(SUMS))
+    by = ["kind", "stream", "name", "value", "slot"]
+    sums = table.filter(mask).group_by(by, use_threads=False)
+    summed = sums.aggregate([("messages", "sum"), ("bytes", "sum")]).rename_columns(
+        [*by, "messages", "bytes"]
+    )
+    return pa.concat_tables(
+        [table.filter(pc.invert(mask)), summed], promote_options="default"
+    ).combine_chunks()
 
 
 def damage_row(damage: Damage) -> pa.RecordBatch:
@@ -120,23 +162,37 @@ def _counts(keys: Numbers, most: int, weights: Numbers | None) -> Numbers:
     return np.bincount(keys, weights, most).astype(np.int64)
 
 
-def volumes(part: Part, window_ns: int, kinds: Sequence[str] = DICTIONARIES) -> Iterator[pa.RecordBatch]:
-    """How much, by window and by subject or sender."""
-    batch = part.batch
-    times, sizes = _ints(batch, "time_ns"), _ints(batch, "size")
-    windows = times // window_ns
+def volumes(part: Part, window_ns: int) -> pa.RecordBatch:
+    """How much, by window and subject."""
+    return _by_window(part, window_ns, "subject", *_codes(part.batch, "subject"))
+
+
+def _volumes(part: Part, window_ns: int, depth: int) -> Iterator[pa.RecordBatch]:
+    """How much, by window and prefix, by window and sender, and by subject."""
+    codes, names = _codes(part.batch, "subject")
+    prefixes = pa.array([".".join(name.split(".", depth)[:depth]) for name in names.to_pylist()], pa.string())
+    prefixes = prefixes.dictionary_encode()
+    of_codes = prefixes.indices.to_numpy()
+    yield _by_window(part, window_ns, "prefix", of_codes[codes], prefixes.dictionary)
+    yield _by_window(part, window_ns, "sender", *_codes(part.batch, "sender"))
+    found, (counts, size_bytes) = _tally(codes, len(names), _ints(part.batch, "size"))
+    told = {"name": names.take(pa.array(found)), "messages": counts, "bytes": size_bytes}
+    yield rows("subject", part.stream, len(found), **told)
+
+
+def _by_window(part: Part, window_ns: int, kind: str, codes: Numbers, names: pa.Array) -> pa.RecordBatch:
+    windows = _ints(part.batch, "time_ns") // window_ns
     begin = int(windows.min())
-    for kind in kinds:
-        codes, names = _codes(batch, kind)
-        keys = (windows - begin) * len(names) + codes
-        found, (counts, size_bytes) = _tally(keys, (int(windows.max()) - begin + 1) * len(names), sizes)
-        columns = {
-            "name": names.take(pa.array(found % len(names))),
-            "slot": (found // len(names) + begin) * window_ns,
-            "messages": counts,
-            "bytes": size_bytes,
-        }
-        yield rows(kind, part.stream, len(found), **columns)
+    keys = (windows - begin) * len(names) + codes
+    most = (int(windows.max()) - begin + 1) * len(names)
+    found, (counts, size_bytes) = _tally(keys, most, _ints(part.batch, "size"))
+    columns = {
+        "name": names.take(pa.array(found % len(names))),
+        "slot": (found // len(names) + begin) * window_ns,
+        "messages": counts,
+        "bytes": size_bytes,
+    }
+    return rows(kind, part.stream, len(found), **columns)
 
 
 def _order(part: Part) -> Iterator[pa.RecordBatch]:
@@ -171,7 +227,7 @@ def _senders(part: Part) -> Iterator[pa.RecordBatch]:
     """From when to when each sender was heard, how far apart, and its longest silence."""
     batch = part.batch
     codes, names = _codes(batch, "sender")
-    order = np.argsort(codes, kind="stable")
+    order = sorted_places(codes, len(names))
     codes, times, numbers = codes[order], _ints(batch, "time_ns")[order], _ints(batch, "sequence")[order]
     starts = np.flatnonzero(np.diff(codes, prepend=-1))
     ends = np.append(starts[1:], len(codes)) - 1
@@ -190,10 +246,11 @@ def _senders(part: Part) -> Iterator[pa.RecordBatch]:
         "high": np.maximum(longest, 0).astype(float),
     }
     yield rows("span", part.stream, len(starts), **columns)
-    inner = np.delete(np.arange(len(codes)), ends)
-    if not len(inner):
-        return
+    inner = np.ones(len(codes), bool)
+    inner[ends] = False
     places = buckets(steps[inner])
+    if not len(places):
+        return
     width = int(places.max()) + 1
     found, (counts,) = _tally(codes[inner] * np.int64(width) + places, width * len(names))
     names = names.take(pa.array(found // width))
@@ -205,36 +262,43 @@ def _headers(part: Part) -> Iterator[pa.RecordBatch]:
     headers = part.batch.column("headers").drop_null()
     if not len(headers.keys):
         return
-    names = headers.keys.dictionary_encode()
-    for code, name in enumerate(names.dictionary.to_pylist()):
-        values = headers.items.filter(pc.equal(names.indices, code))
-        yield from _header(part.stream, name, values)
-
-
-def _header(stream: str, name: str, values: pa.StructArray) -> Iterator[pa.RecordBatch]:
-    fields = {kind: values.field(kind) for kind in KINDS}
+    fields: dict[str, pa.Array] = {kind: headers.items.field(kind) for kind in KINDS}
     # An integer stands as a number as well.
-    alone = pc.if_else(fields["integer"].is_null(), fields["number"], None)
-    typed = {**fields, "number": alone}
-    counts: dict[str, int] = {kind: len(values) - column.null_count for kind, column in typed.items()}
-    counts["none"] = len(values) - sum(counts.values())
-    numbers = fields["number"].drop_null().to_numpy(zero_copy_only=False)
-    numbers = numbers[np.isfinite(numbers)]
-    summary: dict[str, Any] = {"messages": [len(values)], "count": [len(numbers)]}
-    if len(numbers):
-        summary |= {
-            "low": [numbers.min()],
-            "high": [numbers.max()],
-            "total": [numbers.sum()],
-            "squares": [float(numbers.var()) * len(numbers)],
-        }
-    yield rows("header", stream, 1, name=[name], **summary)
+    fields["alone"] = pc.if_else(fields["integer"].is_null(), fields["number"], None)
+    used = {kind: column for kind, column in fields.items() if column.null_count < len(column)}
+    names = headers.keys.dictionary.to_pylist()
+    for code, places in places_by(headers.keys.indices.to_numpy(), len(names)):
+        taken = {kind: column.take(pa.array(places)).drop_null() for kind, column in used.items()}
+        yield from _header(part.stream, names[code], len(places), taken)
+
+
+def _header(stream: str, name: str, count: int, taken: dict[str, pa.Array]) -> Iterator[pa.RecordBatch]:
+    summary = _summary(taken["number"]) if "number" in taken else {"count": [0]}
+    yield rows("header", stream, 1, name=[name], messages=[count], **summary)
+    typed: dict[str, Any] = {kind: taken.get("alone" if kind == "number" else kind, ()) for kind in KINDS}
+    counts = {kind: len(values) for kind, values in typed.items()}
+    counts["none"] = count - sum(counts.values())
     kinds = [kind for kind, count in counts.items() if count]
     columns = {"name": [name] * len(kinds), "value": kinds, "messages": [counts[kind] for kind in kinds]}
     yield rows("type", stream, len(kinds), **columns)
-    for kind, column in typed.items():
-        if counts[kind]:
-            yield from _values(stream, name, column.drop_null())
+    for values in filter(len, typed.values()):
+        yield from _values(stream, name, values)
+
+
+def _summary(column: pa.Array) -> dict[str, Any]:
+    """Of finite numbers: how many, the least, the most, the sum, and the squares."""
+    numbers = column.to_numpy()
+    if not np.isfinite(numbers).all():
+        numbers = numbers[np.isfinite(numbers)]
+    if not len(numbers):
+        return {"count": [0]}
+    return {
+        "count": [len(numbers)],
+        "low": [numbers.min()],
+        "high": [numbers.max()],
+        "total": [numbers.sum()],
+        "squares": [float(numbers.var()) * len(numbers)],
+    }
 
 
 def _values(stream: str, name: str, column: pa.Array) -> Iterator[pa.RecordBatch]:

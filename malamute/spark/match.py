@@ -38,7 +38,7 @@ from malamute.matching.expression import And, Expression, Or
 from malamute.matching.fields import ExpressionFamily
 from malamute.spark.analyze import messages
 from malamute.spark.conditions import Rows
-from malamute.spark.scan import Damage, History, Part, fold
+from malamute.spark.scan import Damage, History, Part, fold, places_by
 from malamute.spark.schema import KINDS
 
 if TYPE_CHECKING:
@@ -322,18 +322,9 @@ def _by_result(results: Sequence[Groups], codes: Numbers) -> Iterator[tuple[Grou
     distinct = list({id(result): result for result in results}.values())
     numbers = {id(result): number for number, result in enumerate(distinct)}
     of_codes = np.fromiter((numbers[id(result)] for result in results), np.int64, len(results))
-    for number, rows in _rows_by(of_codes[codes], len(distinct)):
+    for number, rows in places_by(of_codes[codes], len(distinct)):
         if distinct[number]:
             yield distinct[number], rows
-
-
-def _rows_by(codes: Numbers, count: int) -> Iterator[tuple[int, Numbers]]:
-    """The codes that occur, and the rows of each, in order."""
-    order = np.argsort(codes.astype(np.min_scalar_type(max(count - 1, 0))), kind="stable")
-    counts = np.bincount(codes, minlength=count)
-    ends = np.cumsum(counts)
-    for code in np.flatnonzero(counts).tolist():
-        yield code, order[ends[code] - counts[code] : ends[code]]
 
 
 class _Columns:
@@ -394,7 +385,7 @@ class _Columns:
         results = self._index.match_many(subjects)
         of: dict[int, list[Numbers]] = {}
         groups = {}
-        for code, rows in _rows_by(codes, len(subjects)):
+        for code, rows in places_by(codes, len(subjects)):
             for group in results[code]:
                 groups[group.number] = group
                 of.setdefault(group.number, []).append(rows)

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import unquote
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -38,6 +39,11 @@ ENCODED = (*DICTIONARIES, "headers.key_value.key", "headers.key_value.value.text
 
 TASKS_EACH_CORE = 3
 """Tasks for each core, so that one that has more to do does not keep all waiting."""
+
+FEW = 8
+"""So many codes are sooner looked for one by one than sorted."""
+
+Numbers = np.ndarray[Any, Any]
 
 SHARE_BYTES = 8 * 1024 * 1024
 """Smaller files are not shared."""
@@ -235,6 +241,24 @@ def _row_groups(source: Any, piece: Piece, columns: Sequence[str], bounds: Bound
 def _one_batch(table: pa.Table) -> pa.RecordBatch:
     columns = table.unify_dictionaries().combine_chunks()
     return pa.RecordBatch.from_arrays([column.chunk(0) for column in columns.columns], schema=columns.schema)
+
+
+def places_by(codes: Numbers, count: int) -> Iterator[tuple[int, Numbers]]:
+    """The codes that occur, all below `count`, and the places of each, in order."""
+    if count <= FEW:
+        places = ((code, np.flatnonzero(codes == code)) for code in range(count))
+        yield from ((code, found) for code, found in places if len(found))
+        return
+    order, counts = sorted_places(codes, count), np.bincount(codes, minlength=count)
+    ends = np.cumsum(counts)
+    for code in np.flatnonzero(counts).tolist():
+        yield code, order[ends[code] - counts[code] : ends[code]]
+
+
+def sorted_places(codes: Numbers, count: int) -> Numbers:
+    """The places of equal codes side by side, each in order; codes are below `count`."""
+    # Numbers of 16 bits are sorted by their digits, which takes a tenth of the time of comparing.
+    return np.argsort(codes.astype(np.min_scalar_type(count)), kind="stable")
 
 
 Function = Callable[[Iterator[Part | Damage]], Iterator[pa.RecordBatch]]

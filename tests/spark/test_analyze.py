@@ -333,7 +333,7 @@ def test_values_beyond_the_limit_are_counted_and_bounded(tmp_path: Path) -> None
     write(tmp_path / "h", "s", [m._replace(sequence=n) for n, m in enumerate(messages, 1)], rows=10_000)
     history = History(str(tmp_path / "h"))
     found = read(history.location, history.pieces, analyze_parts.COLUMNS, history.bounds)
-    tables = [table.to_pylist() for table in partial_tables(found, 60 * 10**9)]
+    tables = [table.to_pylist() for table in partial_tables(found, 60 * 10**9, 1)]
     values = [row for rows in tables for row in rows if row["kind"] == "value"]
     assert len(values) == VALUES_MAX
     assert one(values, value="often")["messages"] == 5
@@ -352,5 +352,5 @@ def test_the_rows_of_a_task_do_not_grow_with_the_messages(tmp_path: Path) -> Non
         history = History(str(tmp_path / str(count)))
         found = list(read(history.location, history.pieces, analyze_parts.COLUMNS, history.bounds))
         assert all(isinstance(part, Part) for part in found)
-        sizes.append(sum(table.num_rows for table in partial_tables(iter(found), 3600 * 10**9)))
+        sizes.append(sum(table.num_rows for table in partial_tables(iter(found), 3600 * 10**9, 1)))
     assert sizes[0] == sizes[1]

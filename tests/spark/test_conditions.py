@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from malamute.matching import parse
-from malamute.matching.expression import Message
-from malamute.spark.conditions import Rows
+from malamute.matching.expression import Expression, Message, Predicate
+from malamute.spark.conditions import _MASKS, Rows
 from malamute.spark.match import decoded
 from malamute.spark.scan import Bounds, History, read
 
@@ -88,3 +88,9 @@ def test_an_expression_means_the_same_over_columns(
     expression = parse(words)
     asked = np.arange(0, len(messages), step)
     assert rows.holding(expression, asked).tolist() == [expression.holds(messages[n]) for n in asked]
+
+
+def test_every_kind_of_expression_is_known() -> None:
+    # By their names, since a class with slots is made twice.
+    kinds = {kind.__name__ for kind in (*Expression.__subclasses__(), *Predicate.__subclasses__())}
+    assert {kind.__name__ for kind in _MASKS} == kinds - {"Predicate"}
