@@ -398,12 +398,10 @@ class Calls:
 
         Subscriptions end after what has come; requests that wait here go back untouched, and mail does so at
         the end. What is in hand can still be settled, and everything can still be published. `close` does
-        the rest.
+        the rest. It may be called by a signal handler, and does nothing when the client has ended.
         """
-        self._driver.check()
-        self._session.drain()
-        self._driver.send()
-        self._driver.changed()
+        self._driver.check_owner()
+        self._driver.drain()
 
     async def _leave(self, *, failed: bool) -> None:
         """The end of a block: close it."""

@@ -229,6 +229,8 @@ class Queued:
         driver.check_owner()
         if not source.waiting:
             await driver.wait(lambda: source.waiting or source.ended or source.draining, timeout, what)
+        if driver.drain_due:
+            driver.turn()
         if source.waiting and not source.draining:
             return source.hand_out()
         if source.error is not None:

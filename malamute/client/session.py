@@ -494,8 +494,10 @@ class Session:
         """Take nothing more: end subscriptions, and give back untouched the requests that wait.
 
         What has come of a stream can still be taken, and what is held can still be settled. Mail stays here
-        until the end: nobody else could have it.
+        until the end: nobody else could have it. A session that ends takes nothing anyway.
         """
+        if self.closing or self.error is not None:
+            return
         for source in self._all_sources():
             source.draining = True
             if isinstance(source, QueueSource):
