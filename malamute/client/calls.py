@@ -23,8 +23,10 @@ from malamute.client.link import HEARTBEAT_MAX, HEARTBEAT_MIN
 from malamute.client.options import RequestOptions, SendOptions, Span, milliseconds, properties_of
 from malamute.client.outbox import Command, Delivery, Tracking
 from malamute.client.publishing import Carry
+from malamute.client.questions import Query
+from malamute.client.replies import Exchange
 from malamute.client.route import Route, urls_of
-from malamute.client.session import Exchange, Query, Session, State
+from malamute.client.session import Session, State
 from malamute.client.sources import QueueSource, Source, StreamSource
 from malamute.client.start import When, start_words
 from malamute.errors import ConnectTimeout, InvalidValue, MalamuteError, TimedOut
