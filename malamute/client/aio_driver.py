@@ -97,6 +97,11 @@ class AioDriver(Driver):
                 self._loop.remove_reader(file)
             self._watched = None
 
+    def drain(self) -> None:
+        """Drain the session, and wake the loop up even if a signal interrupted its sleep."""
+        super().drain()
+        self._loop.call_soon_threadsafe(self._look)
+
     def send(self) -> None:
         """Send what the session has to say, and look afterwards what that has brought."""
         if self.session.next_to_send() is not None:

@@ -23,8 +23,10 @@ from malamute.client.link import HEARTBEAT_MAX, HEARTBEAT_MIN
 from malamute.client.options import RequestOptions, SendOptions, Span, milliseconds, properties_of
 from malamute.client.outbox import Command, Delivery, Tracking
 from malamute.client.publishing import Carry
+from malamute.client.questions import Query
+from malamute.client.replies import Exchange
 from malamute.client.route import Route, urls_of
-from malamute.client.session import Exchange, Query, Session, State
+from malamute.client.session import Session, State
 from malamute.client.sources import QueueSource, Source, StreamSource
 from malamute.client.start import When, start_words
 from malamute.errors import ConnectTimeout, InvalidValue, MalamuteError, TimedOut
@@ -398,12 +400,10 @@ class Calls:
 
         Subscriptions end after what has come; requests that wait here go back untouched, and mail does so at
         the end. What is in hand can still be settled, and everything can still be published. `close` does
-        the rest.
+        the rest. It may be called by a signal handler, and does nothing when the client has ended.
         """
-        self._driver.check()
-        self._session.drain()
-        self._driver.send()
-        self._driver.changed()
+        self._driver.check_owner()
+        self._driver.drain()
 
     async def _leave(self, *, failed: bool) -> None:
         """The end of a block: close it."""

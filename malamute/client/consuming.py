@@ -15,7 +15,7 @@ from malamute.client.batch import is_stored, record_of
 from malamute.client.driver import Driver
 from malamute.client.message import Asked, Mail, Message
 from malamute.client.outbox import Command
-from malamute.client.session import Exchange
+from malamute.client.replies import Exchange
 from malamute.client.sources import Item, QueueSource, StreamSource
 from malamute.errors import Closed, InvalidValue, MalamuteError, TimedOut
 from malamute.protocol.batch import Body, Columns, Headers
@@ -229,6 +229,8 @@ class Queued:
         driver.check_owner()
         if not source.waiting:
             await driver.wait(lambda: source.waiting or source.ended or source.draining, timeout, what)
+        if driver.drain_due:
+            driver.turn()
         if source.waiting and not source.draining:
             return source.hand_out()
         if source.error is not None:

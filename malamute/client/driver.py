@@ -12,10 +12,12 @@ refused, because a socket has one owner.
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
 from time import monotonic
+from types import FrameType
 from weakref import WeakSet
 
 from malamute.client.connection import Connection
@@ -31,6 +33,7 @@ command. If the connection was replaced in that time, the broker refuses the num
 session mends it."""
 
 _FORKED = -1
+_OURS = "malamute.client."
 
 
 class Driver:
@@ -44,6 +47,8 @@ class Driver:
         self.before_wait: dict[object, Callable[[], None]] = {}
         """What is to be given to the session before anybody waits, by whose it is."""
         self.closed = False
+        self.drain_due = False
+        """Whether the session is to be drained when it is in nobody's hands."""
         self._turn_due = 0.0
         self._owner = threading.get_ident()
         _drivers.add(self)
@@ -84,6 +89,9 @@ class Driver:
         # First of all: on a new connection nothing may go before HELLO.
         if session.error is None:
             self._mend(now)
+        if self.drain_due:
+            self.drain_due = False
+            session.drain()
         self.send()
         for frames in self.link.receive():
             session.receive(frames)
@@ -121,6 +129,12 @@ class Driver:
         for prepare in tuple(self.before_wait.values()):
             prepare()
         self.send()
+
+    def drain(self) -> None:
+        """Drain the session: now, or in the next turn if a signal interrupted the client at work."""
+        self.drain_due = True
+        if not self.closed and not _is_interrupted():
+            self.turn()
 
     # Waiting
 
@@ -189,6 +203,16 @@ class Driver:
         self.closed = True
         self.session.end(Closed("this client is closed"))
         self.connection.close()
+
+
+def _is_interrupted() -> bool:
+    """Whether a call of the client is under way below the one that asks."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_globals["__name__"].startswith(_OURS):
+        frame = frame.f_back
+    while frame is not None and not frame.f_globals["__name__"].startswith(_OURS):
+        frame = frame.f_back
+    return frame is not None
 
 
 _drivers: WeakSet[Driver] = WeakSet()

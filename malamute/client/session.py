@@ -35,6 +35,8 @@ from typing import Any
 from malamute.client.credit import Window
 from malamute.client.events import Connected, Event, Gap, Lost, Recalled, Refusal, Slow, Switched
 from malamute.client.outbox import WINDOW_COMMANDS, Command, Outbox, Tracking
+from malamute.client.questions import Asking, Query, Questions
+from malamute.client.replies import Awaited, Exchange
 from malamute.client.sources import Item, QueueSource, Source, StreamSource, ranges_of
 from malamute.errors import (
     Closed,
@@ -72,38 +74,6 @@ class State(enum.Enum):
     ENDED = "ended"
 
 
-Asking = wire.Query | wire.Change | wire.Withdraw | wire.Ping
-
-
-class Query:
-    """A question to the broker, or a change asked of it, until its answer."""
-
-    __slots__ = ("asking", "done", "error", "value")
-
-    def __init__(self, asking: Asking) -> None:
-        self.asking = asking
-        self.done = False
-        self.value: Any = None
-        self.error: MalamuteError | None = None
-
-    def settle(self, value: Any = None, error: MalamuteError | None = None) -> None:
-        """It has its answer."""
-        self.done, self.value, self.error = True, value, error
-
-
-class Exchange:
-    """A request and the replies to it. `command` tells whether the request itself was taken."""
-
-    __slots__ = ("command", "complete", "correlation", "last", "waiting")
-
-    def __init__(self, correlation: str, command: Command) -> None:
-        self.correlation = correlation
-        self.command = command
-        self.complete = False
-        self.last = 0
-        self.waiting: deque[Item] = deque()
-
-
 class Session:
     """One client, over all its connections."""
 
@@ -111,7 +81,6 @@ class Session:
         if address and not is_name(address):
             raise InvalidName(f"no valid address: {address!r}")
         self.identity = identity
-        self._mark = f"{identity[:8].hex()}-"
         self.address = address
         self.software = software
         self.state = State.LOST
@@ -124,13 +93,8 @@ class Session:
         self.closing = False
         self._sources: dict[int, Source] = {}
         self._next_source = MAILBOX + 1
-        self._queries: dict[int, Query] = {}
-        self._next_query = 1
-        self._pings: deque[Query] = deque()
-        self._exchanges: dict[str, Exchange] = {}
-        self._next_exchange = 1
-        self._trackings: dict[str, Tracking] = {}
-        self._expected = 0
+        self._questions = Questions()
+        self._awaited = Awaited(f"{identity[:8].hex()}-")
         self._out: deque[tuple[Sequence[Frame], Command | None]] = deque()
         self._parked: deque[Command] = deque()
         self._parked_bytes = 0
@@ -209,14 +173,14 @@ class Session:
         if self.mailbox is not None:
             self.mailbox.ack_timeout = self._mail_timeout
             self._control(wire.Credit(MAILBOX, *self.mailbox.window.grant()))
-        for query in self._queries.values():
-            self._control(query.asking)
+        for asking in self._questions.asked():
+            self._control(asking)
         for command in (*self.outbox.commands(), *self._parked):
             self._out.append((command.frames, command))
         self._parked.clear()
         self._parked_bytes = 0
-        for _ in self._pings:
-            self._control(wire.Ping())
+        for ping in self._questions.pings():
+            self._control(ping)
         if self.closing:
             self._control(wire.Bye())
 
@@ -230,10 +194,8 @@ class Session:
         self._out.clear()
         self._parked.clear()
         self.outbox.fail(error)
-        for query in (*self._queries.values(), *self._pings):
-            query.settle(error=error)
-        for tracking in self._trackings.values():
-            tracking.command.error = tracking.command.error or error
+        self._questions.fail(error)
+        self._awaited.fail(error)
         for source in self._all_sources():
             source.end(error)
 
@@ -301,11 +263,10 @@ class Session:
         """
         if not self.address:
             raise InvalidValue("a client without an address cannot learn an outcome: connect with one")
-        tracker = options.get("tracker") or f"{self._mark}t{self._next_exchange}"
-        self._next_exchange += 1
+        tracker = options.get("tracker") or self._awaited.new_tracker()
         tracking = Tracking(tracker, command)
         self.send(address, [subject], [record], command, {**options, "tracker": tracker})
-        self._trackings[tracker] = tracking
+        self._awaited.track(tracking)
         if self.mailbox is None:
             self.open_mailbox(REPLIES_CREDIT, REPLIES_CREDIT_BYTES)
         return tracking
@@ -313,12 +274,12 @@ class Session:
     @contextmanager
     def expecting(self) -> Iterator[None]:
         """While somebody waits for an outcome, it can come past mail that nobody takes."""
-        self._expected += 1
+        self._awaited.outcomes += 1
         self._make_way()
         try:
             yield
         finally:
-            self._expected -= 1
+            self._awaited.outcomes -= 1
 
     def _make_way(self) -> None:
         if self.mailbox is not None:
@@ -339,18 +300,15 @@ class Session:
         options: Mapping[str, Any] | None = None,
     ) -> Exchange:
         """Send one request. The replies come to the exchange; `forget` it when they matter no more."""
-        correlation = f"{self._mark}{self._next_exchange}"
-        self._next_exchange += 1
-        exchange = Exchange(correlation, Command())
+        exchange = self._awaited.new_exchange()
         command = exchange.command if numbered else None
-        properties = {**(options or {}), "correlation": correlation}
+        properties = {**(options or {}), "correlation": exchange.correlation}
         self._carry(wire.Request, service, [subject], [record], command, [properties])
         if self.mailbox is None:
             self.open_mailbox(REPLIES_CREDIT, REPLIES_CREDIT_BYTES)
-        if not self._exchanges:
+        if self._awaited.begin(exchange):
             # The reply may stand behind mail that nobody takes now.
             self._make_way()
-        self._exchanges[correlation] = exchange
         return exchange
 
     def reply(
@@ -494,8 +452,10 @@ class Session:
         """Take nothing more: end subscriptions, and give back untouched the requests that wait.
 
         What has come of a stream can still be taken, and what is held can still be settled. Mail stays here
-        until the end: nobody else could have it.
+        until the end: nobody else could have it. A session that ends takes nothing anyway.
         """
+        if self.closing or self.error is not None:
+            return
         for source in self._all_sources():
             source.draining = True
             if isinstance(source, QueueSource):
@@ -544,7 +504,7 @@ class Session:
 
     def forget(self, exchange: Exchange) -> None:
         """Nobody waits for this exchange any more: what still comes for it is acknowledged and dropped."""
-        if self._exchanges.pop(exchange.correlation, None) is not None:
+        if self._awaited.forget(exchange):
             while exchange.waiting:
                 self.take_reply(exchange)
 
@@ -562,24 +522,20 @@ class Session:
 
     def _ask(self, asking: Callable[[int], Asking]) -> Query:
         self.check()
-        ref = self._next_query
-        self._next_query += 1
-        query = Query(asking(ref))
-        self._queries[ref] = query
+        query = self._questions.ask(asking)
         self._control(query.asking)
         return query
 
     def ping(self) -> Query:
         """Ask whether everything before this has reached the broker."""
         self.check()
-        ping = Query(wire.Ping())
-        self._pings.append(ping)
-        self._control(wire.Ping())
+        ping = self._questions.ping()
+        self._control(ping.asking)
         return ping
 
     def abandon(self, query: Query) -> None:
         """Nobody waits for this answer any more."""
-        self._queries.pop(getattr(query.asking, "ref", 0), None)
+        self._questions.abandon(query)
 
     def close(self) -> None:
         """Say BYE. The session has ended, with the error `Closed`, when the broker has answered."""
@@ -616,8 +572,8 @@ class Session:
             self._end(Closed("this client is closed"))
         elif ok.about in (_SUBSCRIBE, _OFFER) and (source := self._sources.get(ok.ref)):
             source.opened(ok.value)
-        elif ok.about == _WITHDRAW and (query := self._queries.pop(ok.ref, None)):
-            query.settle(ok.value)
+        elif ok.about == _WITHDRAW:
+            self._questions.answered(ok.ref, ok.value)
 
     def _deliver(self, deliver: wire.Deliver) -> None:
         source = self.mailbox if deliver.source == MAILBOX else self._sources.get(deliver.source)
@@ -632,10 +588,10 @@ class Session:
         self._resyncs = 0
         mailbox = source is self.mailbox
         # While somebody waits for a reply, mail that nobody takes must not use up the credit before it.
-        awaited = bool(self._exchanges) or self._expected > 0
+        awaited = bool(self._awaited)
         acks = source.acks
         for item in source.arrive(columns, counted=not (mailbox and awaited)):
-            if not (mailbox and (self._is_reply(source, item) or self._is_outcome(source, item))):
+            if not (mailbox and self._awaited.take(source, item)):
                 source.waiting.append(item)
         if source.draining:
             self._release_waiting(source)
@@ -650,31 +606,6 @@ class Session:
         else:
             text = f"a delivery of {source.stream!r} after {after} was expected after {source.last}"
             self._resync(ConnectionLost(text))
-
-    def _is_reply(self, mailbox: QueueSource, item: Item) -> bool:
-        correlation = (item.properties or {}).get("correlation")
-        if not isinstance(correlation, str) or not correlation.startswith(self._mark):
-            return False
-        exchange = self._exchanges.get(correlation)
-        if exchange is None or (item.attempts > 1 and item.sequence <= exchange.last):
-            # Late, or taken already before the connection broke and the acknowledgement was lost.
-            mailbox.finish(item.sequence)
-            return True
-        exchange.last = item.sequence
-        exchange.complete = bool(item.properties and item.properties.get("final", True))
-        exchange.waiting.append(item)
-        return True
-
-    def _is_outcome(self, mailbox: QueueSource, item: Item) -> bool:
-        properties = item.properties or {}
-        tracking = (
-            self._trackings.pop(properties.get("tracker", ""), None) if "outcome" in properties else None
-        )
-        if tracking is None:
-            return False
-        tracking.outcome, tracking.reason = str(properties["outcome"]), str(properties.get("reason", ""))
-        mailbox.finish(item.sequence)
-        return True
 
     def _recall(self, recall: wire.Recall) -> None:
         source = self.mailbox if recall.source == MAILBOX else self._sources.get(recall.source)
@@ -698,13 +629,10 @@ class Session:
                 self._events.append(Slow(source.stream, source.waiting))
 
     def _answer(self, answer: wire.Answer) -> None:
-        query = self._queries.pop(answer.ref, None)
-        if query is not None:
-            query.settle(answer.value)
+        self._questions.answered(answer.ref, answer.value)
 
     def _pong(self, pong: wire.Pong) -> None:
-        if self._pings:
-            self._pings.popleft().settle()
+        self._questions.pong()
 
     def _ignore(self, message: wire.Message) -> None:
         """What belongs to the time before our last HELLO, or needs no answer."""
@@ -724,8 +652,7 @@ class Session:
 
     def _command_refused(self, error: MalamuteError) -> bool:
         command = self.outbox.refused(error.ref, error)
-        for tracker in [t for t, tracking in self._trackings.items() if tracking.command is command]:
-            del self._trackings[tracker]
+        self._awaited.refused(command)
         if command is None:
             # Without a number nobody can tell what it was, and one error may stand for several commands;
             # it may have been a reply, so whatever is delivered again is to be done again.
@@ -744,10 +671,7 @@ class Session:
         return source is not None
 
     def _query_refused(self, error: MalamuteError) -> bool:
-        query = self._queries.pop(error.ref, None)
-        if query is not None:
-            query.settle(error=error)
-        return query is not None
+        return self._questions.refused(error.ref, error)
 
     def _nobody(self, error: MalamuteError) -> bool:
         return False

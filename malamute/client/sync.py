@@ -442,7 +442,8 @@ class Client(Calls):
 
         Subscriptions end after what has come; requests that wait here go back untouched, and mail does so at
         the end. What is in hand can still be settled, and everything can still be published. `close` does
-        the rest.
+        the rest. It may be called by a handler and by a signal handler, and does nothing when the client has
+        ended.
         """
         self._driver.do(super().drain)
         self.stop()

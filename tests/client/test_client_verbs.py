@@ -157,7 +157,7 @@ def test_a_refused_message_has_no_outcome_and_its_tracker_is_free(alice):
     assert delivery.done
     with pytest.raises(errors.TryLater):
         _ = delivery.outcome
-    assert not alice.session._trackings
+    assert not alice.session._awaited._trackings
 
 
 def test_the_end_of_the_session_ends_what_is_tracked(alice):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -15,7 +16,7 @@ import pytest
 import malamute
 import malamute.aio
 from malamute import errors
-from malamute.client.events import Connected, Event, Gap, Lost, Recalled, Slow, Switched
+from malamute.client.events import Connected, Event, Gap, Lost, Recalled, Refusal, Slow, Switched
 from malamute.config import Config
 from malamute.testing import Broker
 
@@ -228,6 +229,82 @@ def test_an_asyncio_handler_that_takes_long_is_reported_and_not_tried_again(hear
             assert [reply.body async for reply in replies] == [b"!"]
             assert seen == [1]
             assert not any(isinstance(event, Lost | Recalled) for event in events)
+
+    asyncio.run(program())
+
+
+@pytest.fixture
+def drain_on_signal() -> Iterator[Callable[[malamute.Client], None]]:
+    """As a program has it that is told to end."""
+    before = signal.getsignal(signal.SIGUSR1)
+    yield lambda client: signal.signal(signal.SIGUSR1, lambda *_: client.drain()) and None
+    signal.signal(signal.SIGUSR1, before)
+
+
+@pytest.mark.parametrize("moment", ["in the hands of the program", "in the midst of sending"])
+def test_a_signal_handler_may_drain_the_client(
+    hearts: Broker,
+    monkeypatch: pytest.MonkeyPatch,
+    drain_on_signal: Callable[[malamute.Client], None],
+    moment: str,
+) -> None:
+    events: list[Event] = []
+    with connect(hearts.url) as asker, connect(hearts.url, events=events) as worker:
+        drain_on_signal(worker)
+        pending = [asker.request("svc", "a", b"%d" % n, timeout=PATIENCE) for n in range(3)]
+        asker.flush()
+        work = worker.work("svc", credit=3)
+        while work.waiting < 3:
+            worker.flush()
+        send = worker._driver.link.send
+
+        def sending(frames: Any) -> bool:
+            sent = send(frames)
+            monkeypatch.undo()
+            signal.raise_signal(signal.SIGUSR1)
+            return sent
+
+        done = []
+        for request in work:
+            done.append(request.body)
+            if moment == "in the midst of sending":
+                monkeypatch.setattr(worker._driver.link, "send", sending)
+            else:
+                signal.raise_signal(signal.SIGUSR1)
+            request.reply(b"!")
+        assert done == [b"0"]
+        worker.flush()
+        assert not any(isinstance(event, Lost | Refusal) for event in events)
+        assert [reply.body for reply in pending[0]] == [b"!"]
+
+        with connect(hearts.url) as other, other.work("svc") as rest:
+            for _ in range(2):
+                # The broker may use up what credit it had left, and then gets back what it delivers so.
+                while not rest.waiting:
+                    worker.flush()
+                    other.flush()
+                request = rest.receive(PATIENCE)
+                assert request.attempts == 1
+                request.reply(request.body)
+            assert [[reply.body for reply in replies] for replies in pending[1:]] == [[b"1"], [b"2"]]
+    worker.drain()
+
+
+def test_a_signal_handler_may_drain_a_client_on_an_event_loop(hearts: Broker) -> None:
+    async def program() -> None:
+        async with malamute.aio.connect(hearts.url) as asker, malamute.aio.connect(hearts.url) as worker:
+            before = signal.signal(signal.SIGUSR1, lambda *_: worker.drain())
+            try:
+                work = await worker.work("svc")
+                timer = threading.Timer(0.1, signal.pthread_kill, (threading.get_ident(), signal.SIGUSR1))
+                timer.start()
+                assert [_ async for _ in work] == []
+                timer.join()
+                messages = await worker.subscribe("s")
+                await asker.publish("s", "a", b"", assurance="stored")
+                assert (await messages.receive(PATIENCE)).subject == "a"
+            finally:
+                signal.signal(signal.SIGUSR1, before)
 
     asyncio.run(program())
 

@@ -21,7 +21,8 @@ from sim_verbs import VERBS
 from sim_wants import CRITERIA
 
 from malamute.client.outbox import Command, Tracking
-from malamute.client.session import Exchange, Session, State
+from malamute.client.replies import Exchange
+from malamute.client.session import Session, State
 from malamute.client.sources import Item, QueueSource, StreamSource
 from malamute.errors import Failed
 from malamute.protocol.codec import decode
