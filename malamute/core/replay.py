@@ -61,10 +61,11 @@ class Replay:
         self._selectors.pop(subscription.group, None)
 
     def rewind(self, subscription: Reader, sequence: int) -> None:
-        """Have it go on from an earlier sequence: what is being read for it is not what it needs."""
+        """Have it go on from another sequence: what it waits or was to wake for is not what it needs."""
         for readers in self._readers.values():
             if subscription in readers:
                 readers.remove(subscription)
+        self.waking.pop(id(subscription), None)
         subscription.reading = False
         subscription.cursor = sequence
 

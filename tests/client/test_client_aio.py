@@ -74,7 +74,8 @@ async def cut(call: Awaitable[Any], at: int) -> Any:
     return await drive()
 
 
-some = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+SLOW = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+some = settings(max_examples=40, deadline=None, suppress_health_check=SLOW)
 cuts = st.integers(0, 4)
 
 

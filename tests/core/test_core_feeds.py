@@ -262,6 +262,15 @@ def test_a_feed_that_is_changed_goes_on_and_with_a_start_goes_elsewhere(bench):
     assert len(rows(bench)) == 1
 
 
+def test_a_feed_that_is_sent_to_the_head_when_it_is_about_to_read_takes_nothing_old(bench):
+    asked(bench, "alice", publish(b"1", b"2", b"3"), feed("v"))
+    bench.receive("alice", feed("v", start="seq:3"), feed("v", start="new"))
+    bench.turn()
+    bench.settle()
+    asked(bench, "alice", publish(b"4"))
+    assert waiting(bench, "v") == [4]
+
+
 def test_a_feed_that_is_deleted_takes_no_more_and_leaves_what_it_made(bench):
     asked(bench, "alice", publish(b"1"))
     (answer,) = asked(bench, "alice", Change(1, "feed.delete", {"service": "w", "stream": "s"}))

@@ -81,6 +81,9 @@ class Ends:
         if letter is None:
             # An acknowledgement may have been refused, so it comes last.
             ends = (*QUIET[:-1], *(dead if not self.policy.dead_letters else ()), QUIET[-1])
+        elif (letter.properties or {})["dead"]["reason"] == "max-deliver":
+            # Somebody may have rejected it too late.
+            ends = dead[::-1]
         else:
             ends = dead
         return next((end for end in ends if self._may(end, mail, said)), "unknown")

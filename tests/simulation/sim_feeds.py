@@ -49,6 +49,10 @@ class Course:
         self.head = head
         """Where the stream ended then."""
         self.position = start
+        self.token = 0
+        """The append that has what it took last."""
+        self.under_way = 0
+        """How much of that is not on the disk."""
         self.made: set[Taken] = set()
         self.stored: set[Taken] = set()
         self.unsure: set[Taken] = set()
@@ -188,8 +192,8 @@ class FeedBook:
                 left.append(sequence)
         return left
 
-    def take(self, put: PutMessage) -> Origin:
-        """A feed makes a request. Returns who wrote what it is made of."""
+    def take(self, put: PutMessage, token: int) -> None:
+        """A feed makes a request, in the append with this token."""
         asked = put.message.properties or {}
         name, sequence = (put.queue, asked["stream"]), asked["sequence"]
         feed = self.feeds.get(name)
@@ -208,11 +212,14 @@ class FeedBook:
             raise Violation("a feed went back", feed=name, position=course.position, to=sequence)
         if not feed.wants(origin) and taken not in course.unsure:
             raise Violation("a request that a feed was not to make", feed=name, sequence=sequence)
+        if course.under_way and course.token != token:
+            raise Violation("a feed went on before its requests were stored", feed=name, sequence=sequence)
         self._check_passed(name, sequence - 1)
         course.made.add(taken)
         course.position = sequence
+        course.token = token
+        course.under_way += 1
         self._wanted[id(put)] = name, (course, taken)
-        return origin
 
     def missed(self, service: str, stream: str, first: int, last: int) -> None:
         """The broker tells that a feed could not have something. It may be one that is about to be stored."""
@@ -244,6 +251,7 @@ class FeedBook:
             feed.wants = meant
         elif isinstance(operation, PutMessage):
             course, taken = meant
+            course.under_way -= 1
             course.stored.add(taken)
             self.requests += 1
         elif isinstance(operation, PutCursor) and name in self._stored:
@@ -256,6 +264,7 @@ class FeedBook:
             _, meant = self._wanted.pop(id(operation), (None, None))
             if isinstance(operation, PutMessage) and meant is not None:
                 course, taken = meant
+                course.under_way -= 1
                 course.made.discard(taken)
                 course.position = min(course.position, taken[0] - 1)
 
@@ -270,6 +279,7 @@ class FeedBook:
             self.feeds[name] = feed
             if course is None:
                 continue
+            course.under_way = 0
             course.made = set(course.stored)
             course.position = stored.position
             if name in lost:

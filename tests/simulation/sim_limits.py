@@ -44,7 +44,11 @@ def check_limits(machine: Machine, limits: Limits) -> None:
             len(core.budget.trackers._open) + sum(len(q.dead._leaving) for q in queues),
         ),
         "bytes in queues": (budget.bytes - dead - sum(sum(_answers(q)) for q in queues), limits.queues_bytes),
-        "bytes that wait for the disk": (core.turn.backlog_bytes, limits.backlog_bytes + COMMAND_BYTES_MAX),
+        "bytes that wait for the disk": (
+            core.turn.backlog_bytes,
+            # A feed puts what one read has brought, and then waits for the disk.
+            limits.backlog_bytes + COMMAND_BYTES_MAX * (1 + len(core.feeds.by_name)),
+        ),
         "sessions": (len(core.sessions.by_peer), limits.sessions),
         "kept for a peer": (max(map(len, machine.router.blocked.values()), default=0), KEPT_FOR_PEER + 1),
         "outcomes of numbers": (

@@ -106,7 +106,7 @@ class QueueBook:
         for operation in append.operations:
             self.feeds.handed_out(operation)
             if is_put(operation):
-                self._put(operation)
+                self._put(operation, append.token)
             elif isinstance(operation, DeleteMessages):
                 self._meant[id(operation)] = named = self._named(operation)
                 for mail in named:
@@ -185,7 +185,7 @@ class QueueBook:
             return "a stream feeds it"
         return ""
 
-    def _put(self, put: PutMessage) -> None:
+    def _put(self, put: PutMessage, token: int) -> None:
         key = (put.kind, put.queue, put.message.sequence)
         if key in self.mail:
             raise Violation("a sequence of a queue was used again", key=key)
@@ -204,7 +204,7 @@ class QueueBook:
         if again is not None:
             self.sent_again.add(mail.body)
         elif fed:
-            self.feeds.take(put)
+            self.feeds.take(put, token)
         else:
             self._check_new(key, mail)
         if put.message.time != int(self.now() * 1e9):

@@ -78,7 +78,8 @@ class WaitingBook:
             if before.attempts.get(sequence) == entry.attempts and not Wishes(entry.message).key
         ]
         for sequence, entry in before.entries.items():
-            if isinstance(entry.where, str):
+            # It may have ended when it came back from one who came and went in this turn.
+            if isinstance(entry.where, str) or id(entry.where) not in after.consumers:
                 continue
             offer = began(entry.where.session.peer, entry.where.source)
             place = self._place(sequence, entry)
