@@ -258,6 +258,10 @@ class Gap(NamedTuple):
     reason: str
 
 
+HARMLESS = frozenset(("restart", "not-stored"))
+"""Reasons of gaps in which nothing was that its publisher had confirmed."""
+
+
 class Switch(NamedTuple):
     """A subscription is now `live` or in `replay`, from this sequence on."""
 

@@ -3,15 +3,17 @@
 The events are the stream `$sys`. `service.settled.NAME` and `mailbox.settled.NAME` have columns in the body,
 a msgpack map: for each message when it was queued, first delivered and settled, in nanoseconds, how often it
 was delivered, and what became of it. The subjects of all others begin with what they are about and what
-happened, and their headers say the rest. The rows are those of `analyze_parts`, with more kinds:
+happened, and their headers say the rest. An event with the header `count` stands for so many. The rows are
+those of `analyze_parts`, with more kinds:
 
     queue     KIND NAME      value: outcome     messages; bytes: redeliveries
     waited    KIND NAME      slot: bucket       messages: from when they were queued to the first delivery
     held      KIND NAME      slot: bucket       messages: from the first delivery to the end
     stayed    KIND NAME      slot: bucket       messages: from when they were queued to the end
-    event     what happened  value: to whom     messages
-    consumer  stream         value: address     first: 1 for each time it fell behind; last: gaps;
-                                                messages: missed
+    event     what happened  value: to whom     messages: how often
+    consumer  stream         value: address     first: how often it fell behind; last: gaps; messages: missed
+
+A service that is fed from a stream is a consumer of it, which falls behind when its queue is full.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ import pyarrow as pa
 
 from malamute.errors import Malformed
 from malamute.protocol.batch import unpack
+from malamute.protocol.messages import HARMLESS
 from malamute.spark.analyze_parts import buckets, rows
 from malamute.spark.scan import Damage, Part
 
@@ -34,7 +37,8 @@ if TYPE_CHECKING:
 STREAM = "$sys"
 COLUMNS = ("sequence", "time_ns", "subject", "headers", "body")
 SETTLED = ("service.settled", "mailbox.settled")
-CONSUMERS = ("subscription.replay", "subscription.gap")
+BEHIND = ("subscription.replay", "feed.full")
+GAPS = ("subscription.gap", "feed.gap")
 FIELDS = frozenset({"queued", "delivered", "attempts", "settled", "outcome", "sequences"})
 
 Numbers = np.ndarray[Any, Any]
@@ -55,14 +59,15 @@ def _events(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         what = ".".join(subject.split(".", 2)[:2])
         values = dict(headers or ())
         name = _text(values, "name")
-        told[what, name] += 1
+        told[what, name] += _number(values, "count") or 1
         if what in SETTLED:
             yield from _settled(f"{what.partition('.')[0]} {name}", body)
-        elif what in CONSUMERS:
-            counts = behind.setdefault((name, _text(values, "address") or _text(values, "client")), [0, 0, 0])
-            counts[0] += what == CONSUMERS[0]
-            counts[1] += what == CONSUMERS[1]
-            counts[2] += _number(values, "last") - _number(values, "first") + (what == CONSUMERS[1])
+        elif what in BEHIND:
+            behind.setdefault(_consumer(values), [0, 0, 0])[0] += 1
+        elif what in GAPS and _text(values, "reason") not in HARMLESS:
+            counts = behind.setdefault(_consumer(values), [0, 0, 0])
+            counts[1] += 1
+            counts[2] += _number(values, "last") - _number(values, "first") + 1
     names, whom = zip(*told, strict=True)
     yield rows("event", STREAM, len(told), name=names, value=whom, messages=list(told.values()))
     if behind:
@@ -70,6 +75,14 @@ def _events(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         fell, gaps, missed = zip(*behind.values(), strict=True)
         found = {"name": streams, "value": addresses, "first": fell, "last": gaps, "messages": missed}
         yield rows("consumer", STREAM, len(behind), **found)
+
+
+def _consumer(values: dict[str, Any]) -> tuple[str, str]:
+    """The stream, and who reads it."""
+    name, stream = _text(values, "name"), _text(values, "stream")
+    if stream:
+        return stream, f"service {name}"
+    return name, _text(values, "address") or _text(values, "client")
 
 
 def _text(values: dict[str, Any], name: str) -> str:

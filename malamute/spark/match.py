@@ -8,16 +8,22 @@ A file names the subscriptions, in TOML or JSON:
     criteria = [["topic", "temp.oslo"], ["topic", "temp.bergen"]]
     where = "value < 0"
 
-A subject is matched once for each row group, however many messages have it; headers are only decoded when a
-subscription looks at them, and then only those that one names. Equal results of the index are one object, so
-messages are counted by result, and the subscriptions behind each result are looked at once for each task.
+A subject is matched once for each row group, however many messages have it. Equal results of the index are
+one object, so messages are counted by result, and the subscriptions behind each result are looked at once for
+each task. When a subscription looks at headers there are two ways:
+
+- by columns: the index says whose criteria take which subject, and each condition is evaluated over the
+  columns of those rows (`conditions`). It costs some microseconds for each subscription and row group.
+- by message: headers are decoded, those alone that one names, and the index is asked about each message. It
+  costs some microseconds for each message, so it is the way for few messages and very many subscriptions; and
+  the only one for a family from outside that looks at headers.
 """
 
 from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -28,8 +34,10 @@ import pyarrow.compute as pc
 
 from malamute.errors import InvalidSelector, InvalidValue
 from malamute.matching import FAMILIES, Groups, Index, Selector, load_plugins, parse
+from malamute.matching.expression import And, Expression, Or
 from malamute.matching.fields import ExpressionFamily
 from malamute.spark.analyze import messages
+from malamute.spark.conditions import Rows
 from malamute.spark.scan import Damage, History, Part, fold
 from malamute.spark.schema import KINDS
 
@@ -39,6 +47,9 @@ if TYPE_CHECKING:
     from malamute.spark.scan import Function
 
 EXAMPLES = 3
+MESSAGES_EACH = 8
+"""From so many messages in a row group for each selector on, columns are the faster way."""
+
 SUBSCRIPTIONS_MAX = 100_000
 
 SCHEMA = pa.schema(
@@ -196,66 +207,54 @@ def header_names(subscriptions: Sequence[Wanted]) -> tuple[str, ...] | None:
     """The headers that any of them looks at; None if a family from outside may look at any."""
     names: set[str] = set()
     for wanted in subscriptions:
-        expressions = [parse(wanted.selector.where)] if wanted.selector.where else []
-        for name, pattern in wanted.selector.criteria:
-            family = FAMILIES[name]
-            if issubclass(family, ExpressionFamily):
-                expressions.append(family.expression(pattern))
-            elif family.needs_headers:
-                return None
+        expressions = _header_criteria(wanted.selector)
+        if expressions is None:
+            return None
+        if wanted.selector.where:
+            expressions = [*expressions, parse(wanted.selector.where)]
         for expression in expressions:
             names |= {attribute for attribute in expression.attributes() if isinstance(attribute, str)}
     return tuple(sorted(names))
 
 
+def _header_criteria(selector: Selector) -> list[Expression] | None:
+    """The criteria that look at headers, as expressions; None if one of them has no such form."""
+    found = []
+    for name, pattern in selector.criteria:
+        family = FAMILIES[name]
+        if issubclass(family, ExpressionFamily):
+            found.append(family.expression(pattern))
+        elif family.needs_headers:
+            return None
+    return found
+
+
 class _Hits:
-    """What was found in one task for one stream and day: counts by result, and examples."""
+    """What was found in one task for one stream and day: messages by subscription, and examples."""
 
     def __init__(self, plan: Plan) -> None:
         self._most = plan.examples
-        self._numbers: dict[int, int] = {}
-        self._results: list[Groups] = []
-        self.counts: list[int] = []
-        self.examples: dict[int, list[int]] = {}
+        self._counts: dict[int, int] = {}
+        self._examples: dict[int, list[int]] = {}
 
-    def number(self, result: Groups) -> int:
-        """The number of a result, which is kept and so has its identity for good."""
-        number = self._numbers.get(id(result))
-        if number is None:
-            number = self._numbers[id(result)] = len(self._results)
-            self._results.append(result)
-            self.counts.append(0)
-        return number
-
-    def add(self, numbers: Numbers, sequences: Numbers) -> None:
-        """Count a row group: the number of the result of each message, and its sequence."""
-        counts = np.bincount(numbers, minlength=len(self._results))
-        for number in np.flatnonzero(counts).tolist():
-            self.counts[number] += int(counts[number])
-            lacking = [k for k in self._keys(number) if len(self.examples.get(k, ())) < self._most]
-            if lacking:
-                found = sequences[np.flatnonzero(numbers == number)[: self._most]].tolist()
-                for key in lacking:
-                    known = self.examples.setdefault(key, [])
-                    known += found[: self._most - len(known)]
-
-    def _keys(self, number: int) -> Iterator[int]:
-        return (key for group in self._results[number] for key in group.members)  # type: ignore[misc]
+    def add(self, keys: Iterable[int], sequences: Numbers, rows: Numbers) -> None:
+        """Some subscriptions would have received the messages of these rows."""
+        for key in keys:
+            self._counts[key] = self._counts.get(key, 0) + len(rows)
+            known = self._examples.setdefault(key, [])
+            if len(known) < self._most:
+                known += sequences[np.sort(rows)[: self._most - len(known)]].tolist()
 
     def table(self, stream: str, date: str) -> pa.RecordBatch:
         """A row for each subscription that was hit."""
-        totals: dict[int, int] = {}
-        for number, count in enumerate(self.counts):
-            for key in self._keys(number):
-                totals[key] = totals.get(key, 0) + count
         found = {
-            "subscription": list(totals),
-            "stream": [stream] * len(totals),
-            "date": [date] * len(totals),
-            "messages": list(totals.values()),
-            "examples": [self.examples.get(key, []) for key in totals],
+            "subscription": list(self._counts),
+            "stream": [stream] * len(self._counts),
+            "date": [date] * len(self._counts),
+            "messages": list(self._counts.values()),
+            "examples": list(self._examples.values()),
         }
-        return _table(len(totals), found)
+        return _table(len(self._counts), found)
 
 
 def _table(count: int, found: Mapping[str, Any]) -> pa.RecordBatch:
@@ -269,7 +268,7 @@ def _table(count: int, found: Mapping[str, Any]) -> pa.RecordBatch:
 def _matches(plan: Plan, parts: Iterator[Part | Damage]) -> Iterator[pa.RecordBatch]:
     load_plugins()
     stream, date = "", ""
-    index, hits = Index(), _Hits(plan)
+    matcher, hits = _Matcher(plan, stream), _Hits(plan)
     for part in parts:
         if isinstance(part, Damage):
             yield _table(1, {name: [value] for name, value in part._asdict().items()})
@@ -277,25 +276,133 @@ def _matches(plan: Plan, parts: Iterator[Part | Damage]) -> Iterator[pa.RecordBa
         if (part.stream, part.date) != (stream, date):
             yield hits.table(stream, date)
             if part.stream != stream:
-                index = index_of(plan.subscriptions, part.stream)
+                matcher = _Matcher(plan, part.stream)
             stream, date, hits = part.stream, part.date, _Hits(plan)
-        find = _by_message if index.needs_headers else _by_subject
-        hits.add(find(plan, index, hits, part.batch), part.batch.column("sequence").to_numpy())
+        matcher.match(part.batch, hits)
     yield hits.table(stream, date)
 
 
-def _by_subject(plan: Plan, index: Index, hits: _Hits, batch: pa.RecordBatch) -> Numbers:
-    subjects = batch.column("subject")
-    results = index.match_many(subjects.dictionary.to_pylist())
-    numbers: Numbers = np.array([hits.number(result) for result in results], np.int64)
-    found: Numbers = numbers.take(subjects.indices.to_numpy())
-    return found
+class _Matcher:
+    """The subscriptions to one stream."""
+
+    def __init__(self, plan: Plan, stream: str) -> None:
+        self._names = plan.headers
+        self._index = index_of(plan.subscriptions, stream)
+        by_columns = self._index.needs_headers and plan.headers is not None
+        self._columns = _Columns(plan, stream) if by_columns else None
+
+    def match(self, batch: pa.RecordBatch, hits: _Hits) -> None:
+        """Note who would have received which messages of a row group."""
+        if self._columns is not None and batch.num_rows >= MESSAGES_EACH * len(self._index):
+            self._columns.match(batch, hits)
+            return
+        results = self._by_message(batch) if self._index.needs_headers else self._by_subject(batch)
+        sequences = batch.column("sequence").to_numpy()
+        for groups, rows in results:
+            keys = (key for group in groups for key in group.members)
+            hits.add(keys, sequences, rows)  # type: ignore[arg-type]
+
+    def _by_subject(self, batch: pa.RecordBatch) -> Iterator[tuple[Groups, Numbers]]:
+        codes, subjects = _coded(batch)
+        return _by_result(self._index.match_many(subjects), codes)
+
+    def _by_message(self, batch: pa.RecordBatch) -> Iterator[tuple[Groups, Numbers]]:
+        subjects, senders = (batch.column(name).to_pylist() for name in ("subject", "sender"))
+        headers = decoded(batch.column("headers"), self._names)
+        return _by_result(self._index.match_many(subjects, headers, senders), np.arange(batch.num_rows))
 
 
-def _by_message(plan: Plan, index: Index, hits: _Hits, batch: pa.RecordBatch) -> Numbers:
-    subjects, senders = (batch.column(name).to_pylist() for name in ("subject", "sender"))
-    results = index.match_many(subjects, decoded(batch.column("headers"), plan.headers), senders)
-    return np.fromiter(map(hits.number, results), np.int64, len(results))
+def _coded(batch: pa.RecordBatch) -> tuple[Numbers, list[str]]:
+    column = batch.column("subject")
+    return column.indices.to_numpy(), column.dictionary.to_pylist()
+
+
+def _by_result(results: Sequence[Groups], codes: Numbers) -> Iterator[tuple[Groups, Numbers]]:
+    """Each result that there is, and its rows, when a row has the result of its code."""
+    distinct = list({id(result): result for result in results}.values())
+    numbers = {id(result): number for number, result in enumerate(distinct)}
+    of_codes = np.fromiter((numbers[id(result)] for result in results), np.int64, len(results))
+    for number, rows in _rows_by(of_codes[codes], len(distinct)):
+        if distinct[number]:
+            yield distinct[number], rows
+
+
+def _rows_by(codes: Numbers, count: int) -> Iterator[tuple[int, Numbers]]:
+    """The codes that occur, and the rows of each, in order."""
+    order = np.argsort(codes.astype(np.min_scalar_type(max(count - 1, 0))), kind="stable")
+    counts = np.bincount(codes, minlength=count)
+    ends = np.cumsum(counts)
+    for code in np.flatnonzero(counts).tolist():
+        yield code, order[ends[code] - counts[code] : ends[code]]
+
+
+class _Columns:
+    """The subscriptions to one stream, for row groups that are matched by columns.
+
+    Selectors are filed in an index by those of their criteria that look at the subject alone, so all that
+    have the same ones get their rows together, and each asks its condition about them. Criteria that look
+    at headers are asked about all rows.
+    """
+
+    def __init__(self, plan: Plan, stream: str) -> None:
+        self._index = Index()
+        self._keys: dict[Selector, list[int]] = {}
+        self._by_headers: dict[Selector, Expression] = {}
+        for key, wanted in enumerate(plan.subscriptions):
+            if wanted.stream in ("", stream):
+                keys = self._keys.setdefault(wanted.selector, [])
+                if not keys:
+                    self._file(wanted.selector)
+                keys.append(key)
+
+    def _file(self, selector: Selector) -> None:
+        by_subject = tuple(c for c in selector.criteria if not FAMILIES[c.family].needs_headers)
+        by_headers = tuple(_header_criteria(selector) or ())
+        where = parse(selector.where) if selector.where else None
+        if by_subject:
+            self._index.add(selector, Selector(by_subject), where)
+        if by_headers:
+            self._by_headers[selector] = And((Or(by_headers), where)) if where else Or(by_headers)
+
+    def match(self, batch: pa.RecordBatch, hits: _Hits) -> None:
+        """Note who would have received which messages of a row group."""
+        sequences = batch.column("sequence").to_numpy()
+        for selector, found in self._found(batch):
+            if len(found):
+                hits.add(self._keys[selector], sequences, found)
+
+    def _found(self, batch: pa.RecordBatch) -> Iterator[tuple[Selector, Numbers]]:
+        """Selectors, and the rows of each."""
+        rows = Rows(batch)
+        by_subject: dict[Selector, Numbers] = {}
+        for group, found in self._of_subjects(batch):
+            for selector, where in group.members.items():
+                held = found if where is None else found[rows.holding(where, found)]
+                if selector in self._by_headers:
+                    by_subject[selector] = held
+                else:
+                    yield selector, held
+        everywhere = np.arange(batch.num_rows)
+        for selector, expression in self._by_headers.items():
+            mask = rows.holding(expression, everywhere)
+            mask[by_subject.get(selector, _NOWHERE)] = True
+            yield selector, np.flatnonzero(mask)
+
+    def _of_subjects(self, batch: pa.RecordBatch) -> Iterator[tuple[Any, Numbers]]:
+        """Groups of the index, and the rows of each."""
+        codes, subjects = _coded(batch)
+        results = self._index.match_many(subjects)
+        of: dict[int, list[Numbers]] = {}
+        groups = {}
+        for code, rows in _rows_by(codes, len(subjects)):
+            for group in results[code]:
+                groups[group.number] = group
+                of.setdefault(group.number, []).append(rows)
+        for number, pieces in of.items():
+            yield groups[number], np.concatenate(pieces)
+
+
+_NOWHERE = np.zeros(0, np.int64)
 
 
 def decoded(headers: pa.MapArray, names: Sequence[str] | None = None) -> list[dict[str, Any]]:
@@ -303,20 +410,28 @@ def decoded(headers: pa.MapArray, names: Sequence[str] | None = None) -> list[di
     keys, items = headers.keys, headers.items
     ends = headers.offsets.to_numpy()
     if names is not None:
-        mask = pc.is_in(keys, pa.array(names, pa.string()))
-        kept = np.concatenate([[0], np.cumsum(mask.to_numpy(zero_copy_only=False))])
-        keys, items, ends = keys.filter(mask), items.filter(mask), kept[ends]
+        known = pc.is_in(keys.dictionary, pa.array(names, pa.string())).to_numpy(zero_copy_only=False)
+        mask = known[keys.indices.to_numpy()]
+        kept = np.concatenate([[0], np.cumsum(mask)])
+        keys, items, ends = keys.filter(pa.array(mask)), items.filter(pa.array(mask)), kept[ends]
     values = np.empty(len(keys), object)
     # Integers stand in two fields, and the later one counts.
     for kind in ("number", *(kind for kind in KINDS if kind != "number")):
         column = items.field(kind)
         there = column.is_valid()
         if column.null_count < len(column):
-            values[there.to_numpy(zero_copy_only=False)] = column.filter(there).to_pylist()
-    pairs = list(zip(keys.to_pylist(), values.tolist(), strict=True))
+            values[there.to_numpy(zero_copy_only=False)] = _listed(column.filter(there))
+    pairs = list(zip(_listed(keys), values.tolist(), strict=True))
     ends = ends.tolist()
     # Where a record is none there is no map, and so there are no headers.
     found = [dict(pairs[start:end]) for start, end in pairwise(ends)]
     for place in np.flatnonzero(headers.is_null().to_numpy(zero_copy_only=False)).tolist():
         found[place] = {}
     return found
+
+
+def _listed(column: pa.Array) -> Any:
+    """The values, as Python's; those of a dictionary are one object each."""
+    if not pa.types.is_dictionary(column.type):
+        return column.to_pylist()
+    return np.array(column.dictionary.to_pylist(), object)[column.indices.to_numpy()]

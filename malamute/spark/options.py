@@ -12,8 +12,8 @@
     lost       `report` goes on behind what cannot be had, with a warning; `fail` ends the query
     rows       about how many messages a task reads; for a stream of Spark, how many a micro-batch has
 
-Spark tells a source in Python nothing of the columns that a query needs. So `columns` is worth giving, or a
-schema that has only those, wherever not all of them are needed.
+Spark tells a source in Python nothing of the columns that a query needs (SPARK-51713 asks for that). So
+`columns` is worth giving, or a schema that has only those, wherever not all of them are needed.
 """
 
 from __future__ import annotations

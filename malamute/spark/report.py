@@ -6,13 +6,15 @@ analysis has written, of which it shows the largest rows; the tables have all of
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from html import escape
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from malamute import __version__
-from malamute.spark.report_charts import COLOURS, Tick, bars, columns, lines, short
+from malamute.spark.analyze import LATE, SECOND
+from malamute.spark.analyze_parts import EACH_DOUBLING
+from malamute.spark.report_charts import COLOURS, STYLE, Tick, bars, columns, lines, short
 from malamute.spark.scan import file_system
 
 if TYPE_CHECKING:
@@ -23,8 +25,13 @@ if TYPE_CHECKING:
 POINTS = 300
 """Points of a line, at most."""
 
+WIDTHS = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400, 604800)
+"""Seconds that a point may stand for, if the windows fit into them."""
+
 ROWS = 200
 """Rows of a table that is shown, at most."""
+
+RATE = "messages a second; times are UTC"
 
 Row = Mapping[str, Any]
 
@@ -40,24 +47,21 @@ class Facts(NamedTuple):
 def page(tables: Tables, facts: Facts) -> str:
     """The page."""
     streams = _rows(tables["streams"].orderBy("stream"))
-    sections = [(title, body) for title, make in SECTIONS if (body := make(tables, facts))]
+    sections = [(title, note, body) for title, note, make in SECTIONS if (body := make(tables, facts))]
     measures = [
-        (f"Measure: {name.removeprefix('measure_')}", _table(_rows(table.limit(ROWS))))
+        (f"Measure: {name.removeprefix('measure_')}", "", _table(_rows(table.limit(ROWS))))
         for name, table in tables.items()
         if name.startswith("measure_")
     ]
     made = datetime.now(UTC).isoformat(timespec="seconds")
     about = f"{facts.location} · windows of {facts.window} s · malamute {__version__} · {made}"
-    body = "".join(
-        f'<section id="{_anchor(title)}"><h2>{escape(title)}</h2>{inner}</section>'
-        for title, inner in (*sections, *measures)
-    )
-    links = "".join(f'<a href="#{_anchor(t)}">{escape(t)}</a>' for t, _ in (*sections, *measures))
+    body = "".join(_section(*parts) for parts in (*sections, *measures))
+    links = "".join(f'<a href="#{_anchor(t)}">{escape(t)}</a> ' for t, _, _ in (*sections, *measures))
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         '<meta name="color-scheme" content="light dark">'
-        f"<title>Malamute: what happened</title><style>{STYLE}</style></head><body><main>"
+        f"<title>Malamute: what happened</title><style>{PAGE_STYLE}{STYLE}</style></head><body><main>"
         f"<h1>What happened</h1><p>{escape(about)}</p>{_cards(streams)}<nav>{links}</nav>{body}"
         "</main></body></html>\n"
     )
@@ -69,6 +73,11 @@ def save(html: str, target: str) -> None:
     files.create_dir(path, recursive=True)
     with files.open_output_stream(f"{path.rstrip('/')}/report.html") as out:
         out.write(html.encode())
+
+
+def _section(title: str, note: str, inner: str) -> str:
+    explained = f"<p>{escape(note)}</p>" if note else ""
+    return f'<section id="{_anchor(title)}"><h2>{escape(title)}</h2>{explained}{inner}</section>'
 
 
 def _anchor(title: str) -> str:
@@ -99,7 +108,7 @@ def _streams(tables: Tables, facts: Facts) -> str:
 
 def _over_time(tables: Tables, facts: Facts) -> str:
     summed = _summed(tables["volume"], "stream", facts)
-    return lines(*summed, "messages a second") if summed[0] else ""
+    return lines(*summed, RATE) if summed[0] else ""
 
 
 def _by_prefix(tables: Tables, facts: Facts) -> str:
@@ -109,7 +118,7 @@ def _by_prefix(tables: Tables, facts: Facts) -> str:
     most = volume.groupBy("name").agg(f.sum("messages").alias("messages"))
     names = [row["name"] for row in _rows(_largest(most, COLOURS))]
     summed = _summed(volume.where(f.col("name").isin(names)), "name", facts)
-    return lines(*summed, "messages a second") if summed[0] else ""
+    return lines(*summed, RATE) if summed[0] else ""
 
 
 def _summed(
@@ -122,8 +131,9 @@ def _summed(
     first, last = volume.agg(f.min(at), f.max(at)).collect()[0]
     if first is None:
         return {}, []
+    width = width_of_points(last - first, facts.window)
+    first -= first % width
     span = last - first + facts.window
-    width = max(1, -(-span // (facts.window * POINTS))) * facts.window
     place = f.floor((at - first) / width)
     grouped = volume.groupBy(f.col(name).alias("name"), place.alias("place"))
     series: dict[str, dict[int, float]] = {}
@@ -133,6 +143,13 @@ def _summed(
     most = sorted(series, key=lambda name: -sum(series[name].values()))[:COLOURS]
     points = {name: [((n + 0.5) / count, series[name].get(n, 0.0)) for n in range(count)] for name in most}
     return points, _times(first, span)
+
+
+def width_of_points(span: int, window: int) -> int:
+    """How many seconds a point stands for: whole hours and days, since windows across them look ragged."""
+    least = max(window, -(-span // POINTS))
+    fitting = (width for width in WIDTHS if least <= width <= 7 * least and width % window == 0)
+    return next(fitting, -(-least // window) * window)
 
 
 def _times(first: int, span: int) -> list[Tick]:
@@ -161,9 +178,6 @@ def _late(tables: Tables, facts: Facts) -> str:
 
 
 def _intervals(tables: Tables, facts: Facts) -> str:
-    from malamute.spark.analyze import SECOND
-    from malamute.spark.analyze_parts import EACH_DOUBLING
-
     counts: dict[int, int] = {}
     for row in _rows(tables["intervals"].where("sender is null").orderBy("bucket")):
         # Four bars for each doubling can be told apart.
@@ -218,22 +232,23 @@ def _damage(tables: Tables, facts: Facts) -> str:
     return _table(_rows(tables["damage"].orderBy("path", "row_group").limit(ROWS)))
 
 
-SECTIONS: Sequence[tuple[str, Callable[[Tables, Facts], str]]] = (
-    ("Damage", _damage),
-    ("Streams", _streams),
-    ("Messages over time", _over_time),
-    ("By subject prefix", _by_prefix),
-    ("Top subjects", _subjects),
-    ("Senders", _senders),
-    ("Late senders", _late),
-    ("How far apart messages are", _intervals),
-    ("Gaps", _gaps),
-    ("Headers", _headers),
-    ("Frequent values of headers", _values),
-    ("Queues", _queues),
-    ("Slow consumers", _consumers),
-    ("Events of the broker", _events),
+SECTIONS: Sequence[tuple[str, str, Callable[[Tables, Facts], str]]] = (
+    ("Damage", "Files and groups of rows that could not be read; -1 is a whole file.", _damage),
+    ("Streams", "p50, p95 and p99 are of the time from one message to the next.", _streams),
+    ("Messages over time", "", _over_time),
+    ("By subject prefix", "", _by_prefix),
+    ("Top subjects", "", _subjects),
+    ("Senders", "p50, p95 and p99 are of the time from one message of the sender to the next.", _senders),
+    ("Late senders", f"Silent once {LATE} times as long as in 99 of 100 cases.", _late),
+    ("How far apart messages are", "The time from one message of a stream to the next.", _intervals),
+    ("Gaps", "Sequences that are not there.", _gaps),
+    ("Headers", "", _headers),
+    ("Frequent values of headers", "The last column is how many more there may be.", _values),
+    ("Queues", "A message waited for its first delivery, was then held, and stayed for both.", _queues),
+    ("Slow consumers", "Who fell behind, or missed messages that had been confirmed.", _consumers),
+    ("Events of the broker", "", _events),
 )
+"""Title, explanation, and what makes the section of the tables."""
 
 
 # Tables
@@ -251,18 +266,27 @@ def _largest(table: DataFrame, most: int) -> DataFrame:
 def _table(rows: Sequence[Row]) -> str:
     if not rows:
         return ""
-    names = list(rows[0])
-    head = "".join(f"<th>{escape(name.replace('_', ' '))}</th>" for name in names)
-    body = "".join(f"<tr>{''.join(_cells(row, names))}</tr>" for row in rows)
+    numeric = {name: any(_is_number(row[name]) for row in rows) for name in rows[0]}
+    head = "".join(
+        f"<th{_class(right)}>{escape(name.replace('_', ' '))}</th>" for name, right in numeric.items()
+    )
+    body = "".join(f"<tr>{''.join(_cells(row, numeric))}</tr>" for row in rows)
     return f'<div class="table"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
 
 
-def _cells(row: Row, names: Iterable[str]) -> Iterator[str]:
-    for name in names:
+def _cells(row: Row, numeric: Mapping[str, bool]) -> Iterator[str]:
+    for name, right in numeric.items():
         value = row[name]
-        right = isinstance(value, int | float) and not isinstance(value, bool)
         words = _seconds(value) if name in SECONDS and value is not None else _words(value)
-        yield f"<td{' class=n' if right else ''}>{escape(words)}</td>"
+        yield f"<td{_class(right)}>{escape(words)}</td>"
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _class(right: bool) -> str:
+    return " class=n" if right else ""
 
 
 SECONDS = frozenset({"p50", "p95", "p99", "longest_silence"})
@@ -278,7 +302,9 @@ def _words(value: Any) -> str:
         return value.isoformat(sep=" ", timespec="seconds")
     if isinstance(value, int):
         return f"{value:,}"
-    return f"{value:,.6g}" if isinstance(value, float) else str(value)
+    if isinstance(value, float):
+        return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+    return str(value)
 
 
 def _seconds(value: float) -> str:
@@ -297,18 +323,17 @@ _DARK = (
     "--paper:#12161c;--ink:#e4e8ee;--soft:#9aa6b5;--faint:#2b333e;--card:#1a2028;--c1:#6aa9f0;--c2:#f0955a;"
     "--c3:#63c692;--c4:#e184b5;--c5:#d4c04a;--c6:#57c7d4;--c7:#ab93f0;--c8:#f0808a"
 )
-STYLE = (
+PAGE_STYLE = (
     f":root{{{_LIGHT}}}@media(prefers-color-scheme:dark){{:root{{{_DARK}}}}}"
     "body{background:var(--paper);color:var(--ink);font:15px/1.5 system-ui,sans-serif;margin:0}"
-    "main{max-width:1080px;margin:0 auto;padding:24px 16px 64px}h1{margin:0}h2{margin:40px 0 8px}"
-    "p,nav,.cards span,.legend{color:var(--soft)}nav a{color:var(--c1);margin-right:14px}"
+    "main{max-width:1240px;margin:0 auto;padding:24px 16px 64px}h1{margin:0}h2{margin:40px 0 8px}"
+    "p{margin:8px 0;overflow-wrap:anywhere}p,nav,.cards span{color:var(--soft)}"
+    "nav a{color:var(--c1);margin-right:14px;white-space:nowrap}"
     ".cards{display:flex;flex-wrap:wrap;gap:12px;margin:16px 0}"
     ".cards div{background:var(--card);border-radius:8px;padding:10px 18px}"
     ".cards b{display:block;font-size:24px}"
-    "svg{width:100%;height:auto}svg text{fill:var(--soft);font-size:12px}"
-    ".legend{list-style:none;display:flex;flex-wrap:wrap;gap:4px 16px;padding:0;margin:4px 0;font-size:13px}"
-    ".legend span{display:inline-block;width:12px;height:12px;border-radius:3px;margin-right:6px}"
-    ".table{overflow-x:auto}table{border-collapse:collapse;font-size:13px;margin:8px 0}"
-    "th,td{padding:4px 10px;border-bottom:1px solid var(--faint);text-align:left;white-space:nowrap}"
-    "th{color:var(--soft);font-weight:600}td.n{text-align:right;font-variant-numeric:tabular-nums}"
+    ".table{overflow:auto;max-height:640px}thead th{position:sticky;top:0;background:var(--paper)}"
+    "table{border-collapse:collapse;font-size:13px;margin:8px 0}"
+    "th,td{padding:4px 8px;border-bottom:1px solid var(--faint);text-align:left;white-space:nowrap}"
+    "th{color:var(--soft);font-weight:600;white-space:normal;vertical-align:bottom}.n{text-align:right}td.n{font-variant-numeric:tabular-nums}"
 )

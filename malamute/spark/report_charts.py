@@ -1,21 +1,40 @@
-"""Charts as SVG, to stand in a page: lines over time, bars, and columns. Pure; no library, no script.
+"""Charts to stand in a page: lines over time, columns, and bars. Pure; no library, no script.
 
-Colours are the page's own (`--c1` to `--c8`, `--ink`, `--faint`), so a chart is dark where the page is. Every
-mark has a `<title>`, which browsers show when it is pointed at.
+A chart is as wide as there is room, and what is written keeps its size: only lines and columns are SVG, which
+is stretched; the axes and the bars are HTML around it. Colours are the page's own (`--c1` to `--c8`,
+`--faint`), so a chart is dark where the page is; `STYLE` is what it needs besides. Every mark has a title,
+which browsers show when it is pointed at.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from html import escape
-from math import ceil, floor, log10
+from math import floor, log10
 from typing import NamedTuple
 
-WIDTH, HEIGHT = 960, 260
-LEFT, RIGHT, TOP, BOTTOM = 64, 12, 12, 28
+SIZE = 1000
+"""The width and the height of the plane that lines and columns are drawn in, before it is stretched."""
+
 COLOURS = 8
-BAR, BAR_GAP = 18, 8
-LABEL_CHARACTERS = 44
+
+STYLE = (
+    "figure{margin:8px 0}figcaption,.x,.y,.legend,.bars{font-size:13px;color:var(--soft)}"
+    ".plot{display:grid;grid-template-columns:64px 1fr;margin:10px 0 0}.plot svg{width:100%;height:240px}"
+    ".x,.y{position:relative}.x{grid-column:2;height:24px}"
+    ".x span,.y span{position:absolute;white-space:nowrap}"
+    ".y span{right:8px;transform:translateY(-50%)}.x span{top:4px;transform:translateX(-50%)}"
+    ".x .first{transform:none}.x .last{transform:translateX(-100%)}"
+    "@media(max-width:720px){.x span:nth-child(even){display:none}}"
+    "polyline,line,path{vector-effect:non-scaling-stroke}"
+    ".legend{list-style:none;display:flex;flex-wrap:wrap;gap:4px 16px;padding:0;margin:4px 0}"
+    ".legend span{display:inline-block;width:12px;height:12px;border-radius:3px;margin-right:6px}"
+    ".bars{display:grid;grid-template-columns:fit-content(45%) 1fr;gap:6px 8px;margin:8px 0}"
+    ".bars span{overflow-wrap:anywhere;text-align:right}"
+    ".bars div{display:flex;align-items:center;gap:6px;padding-right:60px}"
+    ".bars i{flex-shrink:0;height:16px;min-width:1px;border-radius:2px;background:var(--c1)}"
+    ".bars b{width:0;font-weight:400;white-space:nowrap}"
+)
 
 Point = tuple[float, float]
 
@@ -44,89 +63,81 @@ def nice_top(value: float) -> float:
 
 
 def lines(series: Mapping[str, Sequence[Point]], ticks: Sequence[Tick], unit: str) -> str:
-    """Lines over a common axis: points are (place from 0 to 1, value), in order."""
+    """Lines over a common axis: points are (place from 0 to 1, value), in order. `unit` is that of values."""
     top = nice_top(max((value for points in series.values() for _, value in points), default=0))
     marks = []
     for number, (name, points) in enumerate(series.items()):
-        colour = f"var(--c{number % COLOURS + 1})"
-        path = " ".join(f"{_x(place):.1f},{_y(value, top):.1f}" for place, value in points)
+        look = f'fill="none" stroke="var(--c{number % COLOURS + 1})"'
         peak = max(value for _, value in points)
         title = f"<title>{escape(name)}: at most {short(peak)} {escape(unit)}</title>"
+        places = [f"{place * SIZE:.1f},{_y(value, top):.1f}" for place, value in points]
         if len(points) == 1:
-            place, value = points[0]
-            marks.append(f'<circle cx="{_x(place):.1f}" cy="{_y(value, top):.1f}" r="3" fill="{colour}">')
-            marks.append(f"{title}</circle>")
+            dot = f'stroke-width="7" stroke-linecap="round" d="M{places[0]}h0"'
+            marks.append(f"<path {look} {dot}>{title}</path>")
         else:
-            marks.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="1.5">')
-            marks.append(f"{title}</polyline>")
-    return _svg(HEIGHT, _frame(top, ticks) + "".join(marks)) + legend(list(series))
+            line = f'stroke-width="1.5" points="{" ".join(places)}"'
+            marks.append(f"<polyline {look} {line}>{title}</polyline>")
+    return _figure(unit, _plot(top, ticks, marks) + legend(list(series)))
 
 
 def columns(values: Sequence[tuple[str, float]], ticks: Sequence[Tick], unit: str) -> str:
     """A column for each value, from left to right; the ticks are written below."""
     top = nice_top(max((value for _, value in values), default=0))
-    width = (WIDTH - LEFT - RIGHT) / max(1, len(values))
+    width = SIZE / max(1, len(values))
     marks = []
     for number, (name, value) in enumerate(values):
         y = _y(value, top)
         marks.append(
-            f'<rect x="{LEFT + number * width:.1f}" y="{y:.1f}" width="{max(1.0, width - 1):.1f}"'
-            f' height="{HEIGHT - BOTTOM - y:.1f}" fill="var(--c1)">'
+            f'<rect x="{number * width:.1f}" y="{y:.1f}" width="{width * 0.9:.1f}"'
+            f' height="{SIZE - y:.1f}" fill="var(--c1)">'
             f"<title>{escape(name)}: {value:,.0f} {escape(unit)}</title></rect>"
         )
-    return _svg(HEIGHT, _frame(top, ticks) + "".join(marks))
+    return _figure(unit, _plot(top, ticks, marks))
 
 
 def bars(values: Sequence[tuple[str, float]], unit: str) -> str:
     """A bar for each value, from top to bottom, with its name and its number."""
     top = max((value for _, value in values), default=0) or 1
-    start, room = 330, WIDTH - 330 - 80
-    marks = []
-    for number, (name, value) in enumerate(values):
-        y = number * (BAR + BAR_GAP) + BAR_GAP
-        width = max(1.0, room * value / top)
-        label = name if len(name) <= LABEL_CHARACTERS else f"{name[: LABEL_CHARACTERS - 1]}…"
-        marks.append(
-            f'<text x="{start - 8}" y="{y + BAR - 5}" text-anchor="end">{escape(label)}</text>'
-            f'<rect x="{start}" y="{y}" width="{width:.1f}" height="{BAR}" rx="2" fill="var(--c1)">'
-            f"<title>{escape(name)}: {value:,.0f} {escape(unit)}</title></rect>"
-            f'<text x="{start + width + 6:.1f}" y="{y + BAR - 5}">{short(value)}</text>'
-        )
-    return _svg(len(values) * (BAR + BAR_GAP) + BAR_GAP, "".join(marks))
+    rows = (
+        f'<span>{escape(name)}</span><div title="{value:,.0f} {escape(unit)}">'
+        f'<i style="width:{100 * value / top:.1f}%"></i><b>{short(value)}</b></div>'
+        for name, value in values
+    )
+    return _figure(unit, f'<div class="bars">{"".join(rows)}</div>')
 
 
 def legend(names: Sequence[str]) -> str:
     """Which colour is which."""
     items = (
-        f'<li><span style="background: var(--c{number % COLOURS + 1})"></span>{escape(name)}</li>'
+        f'<li><span style="background:var(--c{number % COLOURS + 1})"></span>{escape(name)}</li>'
         for number, name in enumerate(names)
     )
     return f'<ul class="legend">{"".join(items)}</ul>'
 
 
-def _x(place: float) -> float:
-    return LEFT + place * (WIDTH - LEFT - RIGHT)
-
-
 def _y(value: float, top: float) -> float:
-    return TOP + (1 - value / top) * (HEIGHT - TOP - BOTTOM)
+    return (1 - value / top) * SIZE
 
 
-def _frame(top: float, ticks: Sequence[Tick]) -> str:
-    """Lines at quarters of the height with their values, and the ticks below."""
-    parts = []
-    for quarter in range(5):
-        y = _y(top * quarter / 4, top)
-        parts.append(
-            f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}" stroke="var(--faint)"/>'
-            f'<text x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{short(top * quarter / 4)}</text>'
-        )
-    for tick in ticks:
-        anchor = "start" if tick.place < 0.05 else "end" if tick.place > 0.95 else "middle"
-        x = _x(tick.place)
-        parts.append(f'<text x="{x:.1f}" y="{HEIGHT - 8}" text-anchor="{anchor}">{escape(tick.label)}</text>')
-    return "".join(parts)
+def _plot(top: float, ticks: Sequence[Tick], marks: Sequence[str]) -> str:
+    """The marks, behind them lines at quarters of the height, the values of these, and the ticks below."""
+    quarters = [(top * quarter / 4, SIZE * (1 - quarter / 4)) for quarter in range(5)]
+    grid = "".join(f'<line x1="0" x2="{SIZE}" y1="{y}" y2="{y}" stroke="var(--faint)"/>' for _, y in quarters)
+    values = "".join(f'<span style="top:{y / 10:g}%">{short(value)}</span>' for value, y in quarters)
+    below = "".join(
+        f'<span class="{_side(tick.place)}" style="left:{100 * tick.place:.1f}%">{escape(tick.label)}</span>'
+        for tick in ticks
+    )
+    return (
+        f'<div class="plot"><div class="y">{values}</div>'
+        f'<svg viewBox="0 0 {SIZE} {SIZE}" preserveAspectRatio="none" role="img" overflow="visible">'
+        f'{grid}{"".join(marks)}</svg><div class="x">{below}</div></div>'
+    )
 
 
-def _svg(height: int, inner: str) -> str:
-    return f'<svg viewBox="0 0 {WIDTH} {ceil(height)}" role="img">{inner}</svg>'
+def _side(place: float) -> str:
+    return "first" if place < 0.05 else "last" if place > 0.95 else ""
+
+
+def _figure(unit: str, inner: str) -> str:
+    return f"<figure><figcaption>{escape(unit)}</figcaption>{inner}</figure>"

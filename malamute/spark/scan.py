@@ -7,9 +7,9 @@ with as much memory and disk as there is.
 
     files ──dealt──▶ tasks ──row group by row group──▶ Parts ──function──▶ small tables ──▶ Spark
 
-A task holds one row group at a time, so its memory does not grow with the number of messages. Subjects and
-senders come as dictionaries, which Parquet has on the disk already: what is computed for a subject is
-computed once for each row group.
+A task holds one row group at a time, so its memory does not grow with the number of messages. Subjects,
+senders, and the names and texts of headers come as dictionaries, which Parquet has on the disk already: what
+is computed for a subject is computed once for each row group.
 
 A file or a row group that cannot be read is a `Damage` in place of a `Part`; the rest is read all the same.
 """
@@ -33,6 +33,9 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 DICTIONARIES = ("subject", "sender")
+ENCODED = (*DICTIONARIES, "headers.key_value.key", "headers.key_value.value.text")
+"""What comes as dictionaries. Without them, texts that repeat are most of the time of a reader."""
+
 TASKS_EACH_CORE = 3
 """Tasks for each core, so that one that has more to do does not keep all waiting."""
 
@@ -214,7 +217,7 @@ def _row_groups(source: Any, piece: Piece, columns: Sequence[str], bounds: Bound
     metadata = pq.read_metadata(source)
     if missing := sorted(set(names) - set(metadata.schema.to_arrow_schema().names)):
         raise pa.ArrowInvalid(f"no column {', '.join(missing)}: it is not a file of an export")
-    encoded = [name for name in DICTIONARIES if name in columns]
+    encoded = [leaf for leaf in ENCODED if leaf.partition(".")[0] in columns]
     file = pq.ParquetFile(source, metadata=metadata, read_dictionary=encoded, page_checksum_verification=True)
     for number in piece.row_groups(file.num_row_groups):
         if not (bounds.whole or bounds.overlaps(file.metadata.row_group(number))):

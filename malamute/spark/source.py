@@ -6,8 +6,9 @@
     frame.write.format("malamute").option("url", "tcp://…").option("stream", "weather").mode("append").save()
 
 `options` has the options, `reading` and `streaming` and `writing` what is done. Between Spark's Java and this
-Python go batches of Arrow, never rows. That crossing still costs more than Parquet does: `read_export` gives
-the same table of an exported directory as Spark reads it by itself, where nothing else needs this source.
+Python go batches of Arrow, never rows. But Java copies them row by row, whatever source gave them, and that
+takes longer than Spark's own reader needs for all of its work. So `read_export` is there for exported
+directories: it gives the same table as Spark reads it by itself.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from malamute.errors import StoreCorrupt
+from malamute.protocol.messages import HARMLESS
 from malamute.spark.filters import conditions_of
 from malamute.spark.options import FAIL, GAPS, Options
 from malamute.spark.reading import Lost, Query, Shape, Slice, read, slices
@@ -38,9 +40,6 @@ if TYPE_CHECKING:
     from malamute.spark.writing import Writer
 
 _log = logging.getLogger("malamute")
-
-HARMLESS = frozenset(("restart", "not-stored"))
-"""Gaps in which nothing was that its publisher had confirmed."""
 
 
 class MalamuteSource(DataSource):

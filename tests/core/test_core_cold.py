@@ -10,7 +10,7 @@ from malamute.core.delivery import cold as cold_records
 from malamute.core.ready import Fetch
 from malamute.errors import StorageFull
 from malamute.protocol.limits import Limits
-from malamute.protocol.messages import Change, Deliver, Error, Nak, Query, Reject, Release
+from malamute.protocol.messages import Change, Deliver, Error, Nak, Query, Recall, Reject, Release
 
 BODY = 100
 SIZE = ENTRY_BYTES + 1 + BODY + 4
@@ -269,6 +269,27 @@ def test_one_message_larger_than_the_memory_is_delivered():
     bench.tell("bob", mail_credit())
     bench.settle()
     assert bench.bodies("bob") == bodies(1, 2, 3)
+
+
+def recalls(bench):
+    return [message.ranges for message in bench.sent("bob") if isinstance(message, Recall)]
+
+
+def test_what_waits_behind_a_cold_message_has_its_time_from_when_it_is_sent():
+    policy = QueuePolicy(ack_timeout=10.0)
+    bench = opened(Bench(Limits(queues_memory_bytes=4 * SIZE), queues=policy))
+    filled(bench, 3)
+    bench.core.budget.memory.let_go(mailbox(bench), mailbox(bench).entries[1])
+    bench.tell("bob", mail_credit())
+    bench.wait(4)
+    bench.tell("alice", send("bob", body(4)))
+    bench.wait(4)
+    bench.settle()
+    assert bench.bodies("bob") == bodies(1, 2, 3, 4)
+    bench.wait(8)
+    assert recalls(bench) == []
+    bench.wait(2)
+    assert recalls(bench) == [[[1, 4]]]
 
 
 def test_cold_messages_go_by_priority(bench):

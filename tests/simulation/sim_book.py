@@ -12,7 +12,7 @@ from typing import Any
 from sim_credit import CreditBook, Grant
 from sim_feeds import FeedBook
 from sim_machine import AUDITOR, NO_JOURNAL
-from sim_origin import Author, Order, Violation, mailbox_of
+from sim_origin import Author, Order, Violation, body_of, mailbox_of
 from sim_queues import QueueBook
 from sim_streams import StreamBook
 from sim_waiting import WaitingBook
@@ -39,6 +39,7 @@ from malamute.protocol.messages import (
     Offer,
     Ok,
     Progress,
+    Ranges,
     Recall,
     Reject,
     Release,
@@ -81,6 +82,10 @@ class Book:
         self.cursors: dict[tuple[str, str], int] = {}
         self.cursors_stored: dict[tuple[str, str], int] = {}
         self.cursors_ever: set[tuple[str, str, int]] = set()
+        self.had: dict[bytes, set[bytes]] = {}
+        """What each program has had in its hands."""
+        self.careless: set[bytes] = set()
+        """Who speaks of what he has settled before, whatever has the number now."""
         self.mailboxes: dict[bytes, str] = {}
         self.ended: set[bytes] = set()
         """The sessions that the broker has forgotten at some time."""
@@ -189,12 +194,24 @@ class Book:
             end, reason = (
                 ("rejected", message.reason) if isinstance(message, Reject) else ("acknowledged", "")
             )
+            self._check_had(*place, message.ranges)
             self.queues.settled(*place, message.ranges, end, reason)
+
+    def _check_had(self, holder: tuple[bytes, int], queue: tuple[str, str], ranges: Ranges) -> None:
+        """Nobody is done with what he has never seen, though he may have known the number before."""
+        had = self.had.get(holder[0], ())
+        for mail in self.queues.held(holder, queue, ranges):
+            body = body_of(mail.message.record)
+            origin = self.author.origins.get(body)
+            letter = origin is not None and origin.order.kind != "reply"
+            if letter and body not in had and holder[0] not in self.careless:
+                raise Violation("a program is done with what it never had", key=mail.key, body=body)
 
     def _replied(self, peer: bytes, message: Reply) -> None:
         if place := self._place(peer, message.source):
             finals = [[s, s] for s, final in zip(message.sequences, message.finals, strict=True) if final]
             confirmed = "confirmed" if message.number else "unconfirmed"
+            self._check_had(*place, finals)
             self.queues.settled(*place, finals, "acknowledged", confirmed)
 
     def _given_back(self, peer: bytes, message: Nak) -> None:

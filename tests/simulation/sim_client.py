@@ -346,6 +346,7 @@ class Client:
         if key in self.held and not unmarked:
             raise Violation("a program was handed what it holds", client=self.name, message=key)
         self.held.add(key)
+        self.book.had.setdefault(self.peer, set()).add(body_of(item.record))
 
     def _let_go(self, number: int, item: Item) -> None:
         self.held.discard((number, item.sequence, body_of(item.record)))

@@ -127,10 +127,10 @@ class Plan(NamedTuple):
     steps: Sequence[Step]
 
 
-def plan_of(seed: int, steps: int = STEPS) -> Plan:
-    """The plan that a seed stands for."""
+def plan_of(seed: int, theme: frozenset[str] | None = None) -> Plan:
+    """The plan that a seed stands for, or would if it had this theme."""
     chance = Random(seed)
-    weights = _weights(chance)
+    weights = _weights(chance, theme)
     setup = Setup(
         clients=chance.choice((2, 3, 4, 5)),
         kept_messages=chance.choice((4, 12, 40, 1000)),
@@ -146,7 +146,7 @@ def plan_of(seed: int, steps: int = STEPS) -> Plan:
         queues=_policy(chance),
         stale=chance.random() < 0.3,
     )
-    kinds = chance.choices(list(weights), list(weights.values()), k=steps)
+    kinds = chance.choices(list(weights), list(weights.values()), k=STEPS)
     bits = chance.getrandbits
     return Plan(seed, setup, [Step(kind, bits(16), bits(16), bits(16)) for kind in kinds])
 
@@ -163,9 +163,10 @@ def _policy(chance: Random) -> QueuePolicy:
     )
 
 
-def _weights(chance: Random) -> dict[str, int]:
+def _weights(chance: Random, theme: frozenset[str] | None) -> dict[str, int]:
     weights = dict(WORK_WEIGHTS)
-    theme = chance.choice(THEMES)
+    drawn = chance.choice(THEMES)
+    theme = drawn if theme is None else theme
     # A theme needs all of its habits; a run that has everything may do without some.
     likely = 0.7 if len(theme) == len(CLIENT_WEIGHTS) else 0.95
     for name, weight in CLIENT_WEIGHTS.items():

@@ -237,13 +237,11 @@ class QueueBook:
             elif isinstance(operation, MarkDelivered):
                 queue = (operation.kind, operation.queue)
                 self._marks[queue] = max(self._marks.get(queue, 0), operation.sequence)
-            elif isinstance(operation, DeleteMessages):
+            elif isinstance(operation, DeleteMessages | DeleteQueue):
                 for mail in filter(self._is_here, meant):
                     self._removed(mail)
-            elif isinstance(operation, DeleteQueue):
-                for mail in filter(self._is_here, meant):
-                    self._forget(mail)
-                self._marks.pop((operation.kind, operation.queue), None)
+                if isinstance(operation, DeleteQueue):
+                    self._marks.pop((operation.kind, operation.queue), None)
 
     def _is_here(self, mail: Mail) -> bool:
         """Whether it is in a queue, or in one that is about to be removed."""
@@ -490,6 +488,10 @@ class QueueBook:
         backoff = steps[min(mail.attempts, len(steps)) - 1] if steps else 0.0
         return self.now() + (backoff if delay is None else delay)
 
+    def held(self, holder: Holder, queue: Name, ranges: Ranges) -> list[Mail]:
+        """What somebody holds of these."""
+        return [mail for _, mail in self._among(queue, ranges) if mail.holder == holder]
+
     def _among(self, queue: Name, ranges: Ranges) -> list[tuple[Key, Mail]]:
         return [
             (key, mail)
@@ -546,7 +548,8 @@ class QueueBook:
     def check_done(self, queues: set[Name]) -> None:
         """At the end of a run nothing is left where somebody takes everything."""
         # What a failing disk did not remove comes again after a restart.
-        excused = {mail.body for mail in self.mail.values() if mail.leaving and self.disk_failed}
+        here = [*self.mail.values(), *self.old.values()]
+        excused = {mail.body for mail in here if mail.leaving and self.disk_failed}
         left = [k for k, mail in self.mail.items() if k[:2] in queues and mail.body not in excused]
         if left:
             raise Violation("messages stay in a queue that has a taker", left=left)

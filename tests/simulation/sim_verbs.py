@@ -85,6 +85,7 @@ def repeat(client: Client, a: int, b: int, c: int) -> str:
         return ""
     source, sequence = settled[a % len(settled)]
     verb = (Ack, Nak, Reject, Release, Progress)[b % 5]
+    client.book.careless.add(client.peer)
     client.session._control(verb(source.number, [[sequence, sequence]]))
     return f"says {verb.__name__} again of {sequence} of {source.number}"
 

@@ -10,7 +10,7 @@ from unittest.mock import patch
 
 import pytest
 from sim_origin import Known
-from sim_plan import plan_of
+from sim_plan import THEMES, plan_of
 from sim_shrink import KNOWN, failure_of, shrink
 from sim_world import run
 
@@ -209,10 +209,18 @@ BROKEN = {
 }
 
 
+PRESSED = (
+    THEMES[1],
+    THEMES[2],
+    frozenset({"publish", "feed", "offer"}),
+    frozenset({"request", "offer", "take_request", "report"}),
+)
+
+
 def pressed(seed):
-    """The run of a seed in a world where most messages ask for something, and much has to wait."""
-    plan = plan_of(seed)
-    queues = plan.setup.queues._replace(ack_timeout=0.5, priority_step=100_000, max_deliver=0)
+    """The run of a seed in a world of few habits, where most messages ask for much, and much has to wait."""
+    plan = plan_of(seed, PRESSED[seed % len(PRESSED)])
+    queues = plan.setup.queues._replace(ack_timeout=0.5, priority_step=100_000, max_deliver=0, idle=0.5)
     setup = plan.setup._replace(clients=4, wishes=40, queue_messages=100, unconfirmed=1_000, queues=queues)
     return plan._replace(setup=setup)
 

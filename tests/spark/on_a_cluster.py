@@ -1,5 +1,8 @@
 """The jobs on a standalone master and two workers, through the script that is meant for it.
 
+Driver and executors run in an environment of their own, which has the wheel of this checkout and not the
+checkout itself; what the wheel needs, they borrow from the environment of the tests.
+
 Not among the tests that always run: `make spark-cluster-test` names this file.
 """
 
@@ -11,6 +14,7 @@ import re
 import signal
 import subprocess
 import sys
+import sysconfig
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -23,20 +27,42 @@ from test_spark_replay import origins
 
 ROOT = Path(__file__).parents[2]
 SPARK_CLASS = Path(pyspark.__file__).parent / "bin" / "spark-class"
-START_SECONDS = 60
+START_SECONDS = 120
+JOB_SECONDS = 600
 
 Submit = Callable[..., dict[str, Any]]
 
 
+def installed(place: Path) -> Path:
+    """The interpreter of a new environment with the wheel."""
+    pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
+    subprocess.run([*pip, "wheel", "--no-deps", "-w", place, ROOT], check=True)
+    [wheel] = place.glob("malamute-*.whl")
+    home = place / "env"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", home], check=True)
+    python = home / "bin" / "python"
+    subprocess.run([*pip, "--python", python, "install", "--no-deps", wheel], check=True)
+    # Files `.pth` of the other environment are not read there, so its own malamute is not found.
+    [site] = home.glob("lib/*/site-packages")
+    (site / "borrowed.pth").write_text(sysconfig.get_path("purelib"))
+    return python
+
+
+def environment(**more: str) -> dict[str, str]:
+    """The variables of this process, but for what would show others the checkout."""
+    plain = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    return {**plain, "SPARK_LOCAL_IP": "127.0.0.1", **more}
+
+
 def daemon(log: Path, *arguments: str) -> subprocess.Popen[bytes]:
     """A part of the cluster, in a process group of its own."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "SPARK_LOCAL_IP": "127.0.0.1"}
     with log.open("wb") as out:
         return subprocess.Popen(
             [str(SPARK_CLASS), *arguments],
             stdout=out,
             stderr=subprocess.STDOUT,
-            env=environment,
+            env=environment(),
+            cwd=log.parent,
             start_new_session=True,
         )
 
@@ -77,25 +103,39 @@ def master(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
             process.wait()
 
 
+@pytest.fixture(scope="module")
+def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The interpreter of driver and executors."""
+    place = tmp_path_factory.mktemp("wheel")
+    python = installed(place)
+    where = subprocess.run(
+        [python, "-c", "import malamute; print(malamute.__file__)"],
+        env=environment(),
+        cwd=place,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert Path(where.stdout.strip()).is_relative_to(place)
+    return python
+
+
 @pytest.fixture
-def submit(master: str) -> Submit:
+def submit(master: str, python: Path, tmp_path: Path) -> Submit:
     """Run a job by `submit.sh`; what it prints as JSON."""
 
     def run(*arguments: str) -> dict[str, Any]:
-        environment = {
-            **os.environ,
-            "MASTER": master,
-            "PYTHON": sys.executable,
-            "PYTHONPATH": str(ROOT),
-            "SPARK_LOCAL_IP": "127.0.0.1",
-            "SUBMIT_ARGS": "--executor-memory 512m --conf spark.ui.enabled=false",
-        }
         done = subprocess.run(
             [str(ROOT / "deploy" / "spark" / "submit.sh"), *arguments, "--json"],
-            env=environment,
+            env=environment(
+                MASTER=master,
+                PYTHON=str(python),
+                SUBMIT_ARGS="--executor-memory 512m --conf spark.ui.enabled=false",
+            ),
+            cwd=tmp_path,
             capture_output=True,
             text=True,
-            timeout=180,
+            timeout=JOB_SECONDS,
             check=False,
         )
         assert done.returncode == 0, done.stderr[-3000:]
@@ -117,7 +157,7 @@ def history(tmp_path: Path) -> Path:
     return tmp_path / "h"
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_analyze(submit: Submit, history: Path, tmp_path: Path) -> None:
     shown = submit("analyze", str(history), "--to", str(tmp_path / "out"))
     assert [(row["stream"], row["messages"], row["missing"]) for row in shown["streams"]] == [
@@ -127,7 +167,7 @@ def test_analyze(submit: Submit, history: Path, tmp_path: Path) -> None:
     assert (tmp_path / "out" / "report.html").stat().st_size > 5000
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_match(submit: Submit, history: Path, tmp_path: Path) -> None:
     (tmp_path / "w.toml").write_text(
         '[[subscription]]\nname = "w"\ncriteria = [["topic", "a.3"]]\nwhere = "n > 2000"\n'
@@ -136,7 +176,7 @@ def test_match(submit: Submit, history: Path, tmp_path: Path) -> None:
     assert [(row["stream"], row["messages"]) for row in shown["hits"]] == [("one", 200), ("two", 200)]
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_replay(submit: Submit, history: Path, tmp_path: Path) -> None:
     with quiet_broker(tmp_path / "data") as broker:
         shown = submit("replay", str(history), "--url", broker.url, "--name", "r")

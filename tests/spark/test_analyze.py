@@ -258,6 +258,11 @@ def settled(queue: str, **columns: Any) -> Sent:
     )
 
 
+def gap(kind: str, name: str, **details: Any) -> Sent:
+    """An event of the broker about messages that a consumer missed."""
+    return Sent(0, f"{kind}.gap.{name.replace('.', '_')}", b"", {"name": name, **details}, "$broker")
+
+
 def test_what_the_broker_tells(analysed: Analyse, tmp_path: Path) -> None:
     second = 10**9
     events = [
@@ -267,7 +272,7 @@ def test_what_the_broker_tells(analysed: Analyse, tmp_path: Path) -> None:
             queued=BEGIN,
             delivered=[BEGIN + second, BEGIN + 4 * second, 0],
             attempts=[1, 3, 0],
-            outcome=["acknowledged", "dead", "expired"],
+            outcome=["acknowledged", "dead-lettered", "expired"],
         ),
         settled(
             "service a.b",
@@ -283,16 +288,18 @@ def test_what_the_broker_tells(analysed: Analyse, tmp_path: Path) -> None:
         Sent(0, "service.settled.bad", b"\xc1", {"name": "bad"}, "$broker"),
         Sent(0, "client.connected.alice", b"", {"name": "alice"}, "$broker"),
         Sent(0, "subscription.replay.s", b"", {"name": "s", "address": "slow", "sequence": 5}, "$broker"),
-        Sent(
-            0, "subscription.gap.s", b"", {"name": "s", "address": "slow", "first": 3, "last": 6}, "$broker"
-        ),
+        gap("subscription", "s", address="slow", first=3, last=6, reason="overwritten"),
+        gap("subscription", "s", address="slow", first=7, last=99, reason="restart"),
+        Sent(0, "feed.full.a_b", b"", {"name": "a.b", "stream": "s", "messages": 9}, "$broker"),
+        gap("feed", "a.b", stream="s", first=5, last=5, reason="too-large"),
+        Sent(0, "mailbox.expired.bob", b"", {"name": "bob", "count": 3}, "$broker"),
     ]
     write(tmp_path / "h", "$sys", [event._replace(sequence=n) for n, event in enumerate(events, 1)])
     tables = analysed("queues", "queue_times", "consumers", "events")
     assert sorted((r["queue"], r["outcome"], r["messages"], r["redeliveries"]) for r in tables["queues"]) == [
         ("mailbox bob", "acknowledged", 1, 0),
         ("service a.b", "acknowledged", 2, 0),
-        ("service a.b", "dead", 1, 2),
+        ("service a.b", "dead-lettered", 1, 2),
         ("service a.b", "expired", 1, 0),
     ]
     times = {(row["queue"], row["time"]): row for row in tables["queue_times"]}
@@ -301,10 +308,13 @@ def test_what_the_broker_tells(analysed: Analyse, tmp_path: Path) -> None:
     assert near(times["service a.b", "held"]["p50"], 9)
     assert near(times["service a.b", "stayed"]["p50"], 10)
     assert times["mailbox bob", "waited"]["p50"] == 0
-    assert tables["consumers"] == [
-        {"stream": "s", "consumer": "slow", "fell_behind": 1, "gaps": 1, "missed": 4}
+    consumers = sorted(tables["consumers"], key=lambda row: row["consumer"])
+    assert consumers == [
+        {"stream": "s", "consumer": "service a.b", "fell_behind": 1, "gaps": 1, "missed": 1},
+        {"stream": "s", "consumer": "slow", "fell_behind": 1, "gaps": 1, "missed": 4},
     ]
     assert one(tables["events"], event="client.connected")["times"] == 1
+    assert one(tables["events"], event="mailbox.expired")["times"] == 3
 
 
 def test_buckets_are_narrow() -> None:

@@ -91,7 +91,7 @@ def test_flights(spark: SparkSession, tmp_path: Path, broker: Broker, malamute: 
     for group, delay in by_month:
         totals[group] += delay
     for (carrier, month), total in totals.items():
-        assert re.search(rf"<td>{carrier}</td><td class=n>{month}</td>.*?>{total:,.6g}<", page)
+        assert re.search(rf"<td>{carrier}</td><td class=n>{month}</td>.*?>{total:,.0f}<", page)
 
     names: dict[str, Any] = {"directory": str(tmp_path / "history")}
     exec(join, names)

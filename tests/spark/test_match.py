@@ -13,7 +13,8 @@ from history_files import Sent, damage, write
 
 from malamute.errors import InvalidSelector, InvalidValue
 from malamute.matching import Index, Selector
-from malamute.spark.match import Wanted, decoded, header_names, load, match
+from malamute.spark import match as spark_match
+from malamute.spark.match import Plan, Wanted, decoded, header_names, load, match
 from malamute.spark.scan import Bounds, History, read
 
 if TYPE_CHECKING:
@@ -97,6 +98,38 @@ def test_as_the_broker_would(spark: SparkSession, tmp_path: Path, by_headers: bo
     assert sum(row["name"] == "oslo" for row in examples) == 4
     assert {r["stream"] for r in examples if r["name"] == "other"} == {"other"}
     found.release()
+
+
+MIXED: list[tuple[list[Any], str]] = [
+    ([["topic", "temp.*"]], "value < 0 and unit = 'C'"),
+    ([["topic", "temp.*"]], ""),
+    ([["topic", "temp.*"], ["fields", "unit=F"]], "not value = 3"),
+    ([["topic", "*.rome"], ["exact", "wind.oslo"]], "sender = 'alice' or exists value"),
+    ([["fields", {"any": [["unit", "C"], ["nothing"]]}], ["fields", "value=1"]], ""),
+    ([["geo", {"box": [-3, -5, 3, 2], "lat": "value", "lon": "value"}]], "subject prefix 'wind'"),
+    ([["exact", "no.such"]], "value > 0"),
+]
+
+
+@pytest.mark.parametrize("messages_each", [0, 10**9])
+def test_by_columns_and_by_message(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, messages_each: int
+) -> None:
+    monkeypatch.setattr(spark_match, "MESSAGES_EACH", messages_each)
+    messages = history(tmp_path)
+    wanted = [Wanted(str(n), Selector.parse(*selector)) for n, selector in enumerate(MIXED)]
+    wanted += [wanted[0]._replace(name="again"), wanted[0]._replace(name="elsewhere", stream="other")]
+    plan, opened = Plan.of(wanted, 2), History(str(tmp_path))
+    found = spark_match._matches(plan, read(opened.location, opened.pieces, plan.columns, opened.bounds))
+    rows = [row for table in found for row in table.to_pylist()]
+    hits = {(wanted[r["subscription"]].name, r["stream"], r["date"]): r["messages"] for r in rows}
+    assert hits == naive(messages, wanted)
+    for row in rows:
+        assert len(row["examples"]) == 2 == len(set(row["examples"]))
+        of = naive(
+            [m for m in messages if m[0] == row["stream"] and m[1].sequence in row["examples"]], wanted
+        )
+        assert of[wanted[row["subscription"]].name, row["stream"], row["date"]] == 2
 
 
 def test_bounds_and_damage(spark: SparkSession, tmp_path: Path) -> None:

@@ -12,8 +12,8 @@ import pytest
 from history_files import Sent, write
 
 from malamute.spark.analyze import Options, analysed
-from malamute.spark.report import Facts, page, save
-from malamute.spark.report_charts import Tick, bars, columns, lines, nice_top, short
+from malamute.spark.report import POINTS, Facts, page, save, width_of_points
+from malamute.spark.report_charts import SIZE, Tick, bars, columns, lines, nice_top, short
 from malamute.spark.scan import History
 
 if TYPE_CHECKING:
@@ -97,8 +97,20 @@ def test_charts_are_well_formed(chart: str) -> None:
 def test_the_highest_point_is_within_the_chart() -> None:
     root = ET.fromstring(f"<div>{lines({'a': [(0, 0), (0.5, 97), (1, 50)]}, [], '')}</div>")
     points = [tuple(map(float, p.split(","))) for p in root.find(".//polyline").attrib["points"].split()]  # type: ignore[union-attr]
-    assert points[1][1] < points[2][1] < points[0][1] <= 260
-    assert points[1][1] >= 12
+    assert 0 <= points[1][1] < points[2][1] < points[0][1] == SIZE
+
+
+def test_a_chart_says_what_its_numbers_are() -> None:
+    values = [("a", 1.0), ("b", 500.0)]
+    ticks = [Tick(0, "00:00"), Tick(0.5, "00:30"), Tick(1, "01:00")]
+    for chart in (lines({"a": [(0, 1), (1, 500)]}, ticks, "eggs"), columns(values, ticks, "eggs")):
+        root = ET.fromstring(chart)
+        written = ["".join(place.itertext()) for place in root.iter("span") if place.text]
+        assert written == ["0", "125", "250", "375", "500", "00:00", "00:30", "01:00"]
+        assert root.findtext("figcaption") == "eggs"
+    root = ET.fromstring(bars(values, "eggs"))
+    assert [place.text for place in root.iter("b")] == ["1", "500"]
+    assert root.findtext("figcaption") == "eggs"
 
 
 @pytest.mark.parametrize(("value", "top"), [(0, 1), (1, 1), (1.1, 2), (97, 100), (101, 200), (0.03, 0.05)])
@@ -108,3 +120,12 @@ def test_axes_end_with_round_numbers(value: float, top: float) -> None:
 
 def test_short_numbers() -> None:
     assert [short(n) for n in (0, 7, 1234, 12_300_000, 2e9)] == ["0", "7", "1.23k", "12.3M", "2G"]
+
+
+@pytest.mark.parametrize(
+    ("span", "window", "width"),
+    [(0, 60, 60), (299 * 60, 60, 60), (181 * 86_400, 3600, 86_400), (7200, 7, 28), (10**9, 60, 3_333_360)],
+)
+def test_points_stand_for_whole_units_of_time(span: int, window: int, width: int) -> None:
+    assert width_of_points(span, window) == width
+    assert span / width <= POINTS

@@ -197,7 +197,8 @@ class Budget:
         def done() -> None:
             consumer.awaiting -= 1
             if not consumer.awaiting:
-                consumer.sent_late(entries)
+                # With what it was given meanwhile, which goes with these.
+                consumer.sent_late(consumer.unsent)
                 self.deliveries.append(consumer)
 
         def marked(error: MalamuteError | None) -> None:
