@@ -279,7 +279,7 @@ def test_what_waits_behind_a_cold_message_has_its_time_from_when_it_is_sent():
     policy = QueuePolicy(ack_timeout=10.0)
     bench = opened(Bench(Limits(queues_memory_bytes=4 * SIZE), queues=policy))
     filled(bench, 3)
-    bench.core.budget.memory.let_go(mailbox(bench), mailbox(bench).entries[1])
+    bench.core.budget.memory.let_go(mailbox(bench), [mailbox(bench).entries[1]])
     bench.tell("bob", mail_credit())
     bench.wait(4)
     bench.tell("alice", send("bob", body(4)))
