@@ -243,6 +243,25 @@ def test_nobody_is_given_more_at_once_than_may_be_in_memory():
     assert 0 < most <= 10 * SIZE
 
 
+def test_records_are_read_ahead_in_runs_however_small_the_credit(monkeypatch):
+    monkeypatch.setattr(cold_records, "RUN_MESSAGES", 10)
+    monkeypatch.setattr(cold_records, "RUN_BYTES", 20 * SIZE)
+    bench = filled(opened(Bench(Limits(queues_memory_bytes=60 * SIZE))), 200)
+    left = len(cold(bench))
+    fetches = []
+    read = bench.store.fetch
+    bench.store.fetch = lambda kind, queue, wanted: fetches.append(len(wanted)) or read(kind, queue, wanted)
+    for number in range(1, 201):
+        bench.tell("bob", mail_credit(1))
+        bench.settle()
+        [item] = bench.got("bob")
+        assert (item.sequence, item.body) == (number, body(number))
+        bench.tell("bob", ack(0, (number, number)))
+    assert 100 < left == sum(fetches)
+    assert len(fetches) <= left / 10 + 2
+    accounts_hold(bench)
+
+
 def test_one_message_larger_than_the_memory_is_delivered():
     bench = opened(Bench(Limits(queues_memory_bytes=50)))
     filled(bench, 3)

@@ -33,7 +33,7 @@ queue without any asks one question for a whole batch.
     keys         requests that stay with a worker     identities what was taken in already
     trackers     outcomes, and room for them          dead       dead letters
     cold         records that stay on the disk        policy     what is configured
-    budget       what all queues share
+    correlations who may withdraw what                budget     what all queues share
     browse       looking into a queue                 table      all queues of one kind
 
 Source: the MOVE selectors of the Xump notes: the first selector with credit gets the message and goes

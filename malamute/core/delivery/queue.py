@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from malamute.core.delivery.cold import RUN_BYTES, Ahead, records_of, runs
+from malamute.core.delivery.correlations import Correlations
 from malamute.core.delivery.dead import DeadLetters
 from malamute.core.delivery.entry import Entry, ranges_of
 from malamute.core.delivery.identities import Identities
@@ -81,7 +82,7 @@ class Queue:
         # Most mailboxes of absent owners never have a consumer: no index for them.
         self._index: Index | None = None
         self._match: Callable[[str], Groups] = _nobody
-        self._correlated: dict[tuple[str, int | str], set[int]] | None = None
+        self._correlations = Correlations(self.entries)
         self._clock = 0
 
     # Messages in
@@ -117,8 +118,7 @@ class Queue:
                 if asked.due > self.turn.now:
                     # Others will be delivered, and marked, before it.
                     self._count(self.entries[sequence])
-        if self._correlated is not None:
-            self._correlate(messages)
+        self._correlations.add(entries)
         if awaited:
             self.turn.store_bound(MarkDelivered(self.kind, self.name, self.next - 1))
         sequences = [message.sequence for message in messages]
@@ -580,11 +580,7 @@ class Queue:
 
     def withdraw(self, sender: str, correlation: int | str) -> int:
         """Remove the messages of a sender under a correlation, if the disk lets it. Returns how many."""
-        if self._correlated is None:
-            # Made when first asked for, and kept while there are messages: most queues never need it.
-            self._correlated = {}
-            self._correlate(entry.message for entry in self.entries.values())
-        found = self.seize(sorted(self._correlated.get((sender, correlation), ())), "withdrawn")
+        found = self.seize(self._correlations.of(sender, correlation), "withdrawn")
         if found:
             self.budget.note(self, "withdrawn", len(found))
             self.end(found, "withdrawn", bound=True)
@@ -697,8 +693,8 @@ class Queue:
 
     def _drop(self, sequences: Sequence[int]) -> None:
         size_bytes = cold_bytes = 0
-        for sequence in sequences:
-            entry = self.entries.pop(sequence)
+        entries = [self.entries.pop(sequence) for sequence in sequences]
+        for sequence, entry in zip(sequences, entries, strict=True):
             entry_bytes = entry.size
             size_bytes += entry_bytes
             if entry.cold:
@@ -710,9 +706,8 @@ class Queue:
             if self._delayed_until:
                 self._delayed_until.pop(sequence, None)
             if self.options:
-                self._forget_options(entry.message)
-            if self._correlated is not None:
-                self._uncorrelate(entry.message)
+                self._forget_options(entry)
+        self._correlations.remove(entries)
         if self.ahead.records:
             self.ahead.drop(sequences)
         self.unsaved.difference_update(sequences)
@@ -720,34 +715,12 @@ class Queue:
         self.budget.take(self, -len(sequences), -size_bytes)
         self.budget.memory.count_cold(self, -cold_bytes)
 
-    def _forget_options(self, message: Message) -> None:
-        asked = self.options.pop(message.sequence, None)
+    def _forget_options(self, entry: Entry) -> None:
+        asked = self.options.pop(entry.sequence, None)
         if asked is not None:
             self.budget.timers.cancel(asked.timer)
             if asked.tracker:
-                self.budget.trackers.close(message)
-
-    # Who sent what
-
-    def _correlate(self, messages: Iterable[Message]) -> None:
-        assert self._correlated is not None
-        for message in messages:
-            properties = message.properties
-            # The correlation of a reply is the requester's word, not that of its sender.
-            if properties and "correlation" in properties and "service" not in properties:
-                key = (message.sender, properties["correlation"])
-                self._correlated.setdefault(key, set()).add(message.sequence)
-
-    def _uncorrelate(self, message: Message) -> None:
-        assert self._correlated is not None
-        key = (message.sender, (message.properties or {}).get("correlation", ""))
-        found = self._correlated.get(key)
-        if found is not None:
-            found.discard(message.sequence)
-            if not found:
-                del self._correlated[key]
-        if not self.entries:
-            self._correlated = None
+                self.budget.trackers.close(entry.message)
 
     # The queue itself
 
