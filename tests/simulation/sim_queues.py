@@ -122,7 +122,7 @@ class QueueBook:
     def _tie(self, append: Append) -> None:
         """A final reply is nowhere if it cannot be stored, where its request does not leave without it."""
         ends = [operation for operation in append.bound if isinstance(operation, DeleteMessages)]
-        requests = {self.mail[key].body for operation in ends for key in self._named(operation)}
+        requests = {mail.body for operation in ends for mail in self._named(operation)}
         for operation in append.operations:
             if is_put(operation):
                 mail = self.mail[operation.kind, operation.queue, operation.message.sequence]
