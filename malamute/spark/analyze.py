@@ -133,7 +133,8 @@ def _tables(spark: SparkSession, history: History, parts: DataFrame, options: Op
         "gaps": order.gaps,
         "headers": _headers(parts),
         "header_values": _header_values(parts),
-        **analyze_events.tables(parts, percentiles),
+        # Spark leaves out what it has to do with no rows, so long as it is told before.
+        **analyze_events.tables(parts if history.of(analyze_events.STREAM) else parts.limit(0), percentiles),
         "damage": _damage(parts),
         **{
             f"measure_{measure.name}": _measure(spark, history, measure)

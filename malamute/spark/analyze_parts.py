@@ -54,7 +54,7 @@ VALUES_MAX = 250
 SUMS = ("prefix", "sender", "subject", "interval", "type", "value")
 """Rows of which nothing but messages and bytes is told, so that those of several row groups can be added."""
 
-ROWS_MAX = 200_000
+ROWS_MAX = 50_000
 """Rows that a task holds at most before it hands them over."""
 
 Numbers = np.ndarray[Any, Any]

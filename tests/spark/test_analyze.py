@@ -17,6 +17,7 @@ from history_files import BEGIN, Sent, damage, write
 
 from malamute.errors import InvalidValue, NotFound
 from malamute.protocol.batch import pack
+from malamute.spark import analyze as spark_analyze
 from malamute.spark import analyze_parts
 from malamute.spark.analyze import Measure, Options, analyze
 from malamute.spark.analyze import analysed as made
@@ -134,6 +135,41 @@ def test_everything_is_counted_as_by_hand(analysed: Analyse, tmp_path: Path) -> 
     units = {r["value"]: r["messages"] for r in tables["header_values"] if r["header"] == "unit"}
     assert units == Counter(m.headers["unit"] for m in messages if m.headers)
     assert tables["damage"] == tables["gaps"] == tables["queues"] == []
+
+
+def test_many_sums_are_finished_by_all_tasks(
+    analysed: Analyse, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path / "h", "s", some_messages(500), rows=100)
+    few = analysed("streams", "senders")
+    monkeypatch.setattr(spark_analyze, "FEW_ROWS", 0)
+    many = analysed("streams", "senders")
+    assert many["streams"] == few["streams"]
+    assert sorted(map(str, many["senders"])) == sorted(map(str, few["senders"]))
+
+
+def test_a_task_hands_over_its_rows_before_they_are_too_many(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path / "h", "s", some_messages(500), rows=50)
+    history = History(str(tmp_path / "h"))
+
+    def summed() -> tuple[int, Counter[Any], Counter[Any]]:
+        found = read(history.location, history.pieces, analyze_parts.COLUMNS, history.bounds)
+        tables = list(partial_tables(found, 60 * 10**9, 1))
+        messages: Counter[Any] = Counter()
+        size_bytes: Counter[Any] = Counter()
+        for row in (row for table in tables for row in table.to_pylist()):
+            key = (row["kind"], row["name"], row["value"], row["slot"])
+            messages[key] += row["messages"] or 0
+            size_bytes[key] += row["bytes"] or 0
+        return len(tables), messages, size_bytes
+
+    batches, *sums = summed()
+    monkeypatch.setattr(analyze_parts, "ROWS_MAX", 400)
+    in_more, *same = summed()
+    assert in_more > batches
+    assert same == sums
 
 
 def test_gaps_within_and_between_files(analysed: Analyse, tmp_path: Path) -> None:
