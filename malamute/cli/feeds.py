@@ -8,7 +8,7 @@ import click
 
 from malamute.cli import completion
 from malamute.cli.inspection import dry_run_option, make_change, show_found
-from malamute.cli.options import Connection, connects, examples, json_option
+from malamute.cli.options import Connection, connects, examples, json_option, selects
 from malamute.cli.queues import service
 from malamute.cli.tables import criteria_words
 
@@ -18,15 +18,7 @@ from malamute.cli.tables import criteria_words
 )
 @click.argument("name", metavar="SERVICE", shell_complete=completion.names("services"))
 @click.argument("stream", shell_complete=completion.names("streams"))
-@click.argument("patterns", nargs=-1, metavar="[PATTERN]...")
-@click.option(
-    "--family",
-    default="topic",
-    show_default=True,
-    metavar="NAME",
-    help="How patterns are read: topic, exact, prefix, topic-amqp.",
-)
-@click.option("--where", default="", metavar="EXPRESSION", help="A match expression on the headers.")
+@selects
 @click.option(
     "--start",
     default="",

@@ -101,6 +101,23 @@ def examples(*commands: str) -> str:
     return "\n".join(["\b", "Examples:", *(f"  {command}" for command in commands)])
 
 
+def selects(function: Function) -> Function:
+    """Add PATTERN..., --family and --where: which messages of a stream are meant."""
+    for option in (
+        click.option("--where", default="", metavar="EXPRESSION", help="A match expression on the headers."),
+        click.option(
+            "--family",
+            default="topic",
+            show_default=True,
+            metavar="NAME",
+            help="How patterns are read: topic, exact, prefix, topic-amqp.",
+        ),
+        click.argument("patterns", nargs=-1, metavar="[PATTERN]..."),
+    ):
+        function = option(function)
+    return function
+
+
 def connects(function: Function) -> Function:
     """Add --url, --context, --address and --timeout; the command gets them as `connection`."""
 

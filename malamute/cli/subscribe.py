@@ -8,7 +8,7 @@ import click
 
 from malamute.cli import completion
 from malamute.cli.exits import TIMED_OUT
-from malamute.cli.options import Connection, connects, examples
+from malamute.cli.options import Connection, connects, examples, selects
 from malamute.cli.pace import Pace
 from malamute.cli.printing import Render, as_line, prints_messages, show
 from malamute.cli.signals import until_stopped
@@ -26,15 +26,7 @@ CHUNK = 1000
     )
 )
 @click.argument("stream", shell_complete=completion.names("streams"))
-@click.argument("patterns", nargs=-1, metavar="[PATTERN]...")
-@click.option(
-    "--family",
-    default="topic",
-    show_default=True,
-    metavar="NAME",
-    help="How patterns are read: topic, exact, prefix, topic-amqp.",
-)
-@click.option("--where", default="", metavar="EXPRESSION", help="A match expression on the headers.")
+@selects
 @click.option(
     "--start",
     default="new",

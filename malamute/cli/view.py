@@ -11,7 +11,7 @@ import click
 
 from malamute.cli import completion
 from malamute.cli.keyboard import LEAVING, keys, pressed
-from malamute.cli.options import Connection, connects, examples
+from malamute.cli.options import Connection, connects, examples, selects
 from malamute.cli.printing import Render, excerpt, prints_messages, show
 from malamute.cli.signals import until_stopped
 from malamute.cli.subscribe import window
@@ -37,15 +37,7 @@ HEADING_LINES = 6
     ),
 )
 @click.argument("name", shell_complete=completion.names("streams"))
-@click.argument("patterns", nargs=-1, metavar="[PATTERN]...")
-@click.option(
-    "--family",
-    default="topic",
-    show_default=True,
-    metavar="NAME",
-    help="How patterns are read: topic, exact, prefix, topic-amqp.",
-)
-@click.option("--where", default="", metavar="EXPRESSION", help="A match expression on the headers.")
+@selects
 @click.option(
     "--since", metavar="AGE|TIME", help="Begin so long ago, as 1h; or at a time, as 2026-01-31T12:00."
 )

@@ -37,8 +37,10 @@ def test_a_program_of_a_user_satisfies_mypy(tmp_path: Path) -> None:
 def test_a_program_of_a_user_satisfies_pyright(tmp_path: Path) -> None:
     """By its fork that comes with all it needs: pyright itself wants the network when it starts."""
     pytest.importorskip("basedpyright")
+    # Beside its configuration: pyright itself passes over a file that is named by its whole path.
+    (tmp_path / SAMPLE.name).write_text(SAMPLE.read_text())
     (tmp_path / "pyrightconfig.json").write_text(
-        f'{{"include": ["{SAMPLE}"], "extraPaths": ["{ROOT}"], "typeCheckingMode": "strict",'
+        f'{{"include": ["{SAMPLE.name}"], "extraPaths": ["{ROOT}"], "typeCheckingMode": "strict",'
         ' "reportUnnecessaryTypeIgnoreComment": "error", "enableTypeIgnoreComments": false}'
     )
     check("basedpyright", "--project", str(tmp_path), "--pythonpath", sys.executable, where=tmp_path)

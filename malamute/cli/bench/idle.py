@@ -20,7 +20,6 @@ from malamute.cli.bench.machine import Watch, anonymous_bytes
 from malamute.cli.bench.stage import Actor, Measured
 from malamute.client.events import Event, Lost
 from malamute.client.sync import Client, connect
-from malamute.server.daemon import raise_file_limit
 
 CROWD = 2_000
 """Connections of one process. Each has four files open there; at the broker it is one."""
@@ -105,6 +104,8 @@ def _do_nothing(seconds: int, pids: Sequence[int]) -> list[Watch]:
 
 def stay(begin: Begin, url: str, connections: int) -> Measured:
     """Connect so often, do nothing, and tell in the end what became of it."""
+    from malamute.server.daemon import raise_file_limit
+
     raise_file_limit()
     lost: list[Event] = []
 
