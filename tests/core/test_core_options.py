@@ -311,11 +311,11 @@ def test_wp4_nothing_starves_behind_what_is_more_important():
     assert taken(bench, "bob").index(b"low") == 2 * step - 1
 
 
-@pytest.mark.parametrize("step", [1, 10, 100_000])
+@pytest.mark.parametrize("step", [1, 10, 100_000, 2**40])
 def test_an_order_leads_back_to_its_message_and_no_two_are_one(step):
     orders = {order_of(sequence, priority, step) for sequence in range(1, 300) for priority in range(10)}
     assert len(orders) == 299 * 10
-    for sequence in (1, 7, 299):
+    for sequence in (1, 7, 299, 2**48):
         for priority in range(10):
             assert sequence_of(order_of(sequence, priority, step), step) == sequence
     assert all(order_of(1, low + 1, step) < order_of(1, low, step) for low in range(9))

@@ -15,9 +15,10 @@ from heapq import heappop, heappush
 from math import floor, inf
 from typing import TYPE_CHECKING
 
+from malamute.matching import Group, Groups, Index, Selector
+
 if TYPE_CHECKING:
     from malamute.core.delivery.consumer import Consumer
-    from malamute.matching import Group
 
 STALE_MIN = 100
 """Messages taken by others that a backlog may hold before it is cleaned."""
@@ -26,6 +27,8 @@ PRIORITIES = 16
 """More than there are. A power of two: an order is exact as long as sequences have less than 49 bits."""
 
 Order = float
+
+OnFailure = Callable[[str, Exception], None]
 
 
 def order_of(sequence: int, priority: int, step: int) -> Order:
@@ -110,3 +113,47 @@ class Line:
         self.group = group
         self.consumers: deque[Consumer] = deque()
         self.waiting = Backlog()
+
+
+class Lines:
+    """All lines of a queue. There is one for each selector, as long as it has a consumer."""
+
+    def __init__(self, on_failure: OnFailure) -> None:
+        """`on_failure` is told of a family of the index that fails."""
+        self._on_failure = on_failure
+        self._lines: dict[int, Line] = {}
+        # Most mailboxes of absent owners never have a consumer: no index for them.
+        self._index: Index | None = None
+        self.match: Callable[[str], Groups] = _nobody
+        """The groups of consumers that take a subject; equal ones are the same object."""
+
+    @property
+    def awaiting(self) -> bool:
+        """Whether any consumer waits for a message."""
+        return any(line.consumers for line in self._lines.values())
+
+    def of(self, groups: Groups) -> list[Line]:
+        """The lines of these groups."""
+        return [self._lines[group.number] for group in groups]
+
+    def join(self, consumer: Consumer, selector: Selector) -> tuple[Line, bool]:
+        """The line of a consumer that comes, and whether it is new."""
+        if self._index is None:
+            self._index = Index(on_failure=self._on_failure)
+            self.match = self._index.match
+        group = self._index.add(id(consumer), selector, consumer)
+        is_new = group.number not in self._lines
+        if is_new:
+            self._lines[group.number] = Line(group)
+        return self._lines[group.number], is_new
+
+    def leave(self, consumer: Consumer) -> None:
+        """A consumer goes."""
+        assert self._index is not None
+        self._index.remove(id(consumer))
+        if not consumer.line.group.members:
+            del self._lines[consumer.line.group.number]
+
+
+def _nobody(subject: str) -> Groups:
+    return ()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from malamute.core.delivery.cold import RUN_BYTES, Ahead, records_of, runs
@@ -12,7 +12,7 @@ from malamute.core.delivery.dead import DeadLetters
 from malamute.core.delivery.entry import Entry, ranges_of
 from malamute.core.delivery.identities import Identities
 from malamute.core.delivery.keys import Keys
-from malamute.core.delivery.line import Backlog, Line, Order, order_of, sequence_of
+from malamute.core.delivery.line import Backlog, Line, Lines, Order, order_of, sequence_of
 from malamute.core.delivery.options import Options
 from malamute.core.steps import Steps, proceed
 from malamute.core.storage import (
@@ -23,7 +23,6 @@ from malamute.core.storage import (
     QueueState,
     SetAttempts,
 )
-from malamute.matching import Groups, Index
 
 if TYPE_CHECKING:
     from malamute.core.delivery.budget import Budget
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
     from malamute.core.measures import Measures
     from malamute.core.timers import Timer
     from malamute.errors import MalamuteError
-    from malamute.matching import Selector
+    from malamute.matching import Groups, Selector
 
 RETRY_SECONDS = 1.0
 """How long a message whose time is over is kept, when the disk would not let it go."""
@@ -78,10 +77,7 @@ class Queue:
         self.identities = Identities(self)
         self.ahead = Ahead(self)
         self._keys = Keys()
-        self._lines: dict[int, Line] = {}
-        # Most mailboxes of absent owners never have a consumer: no index for them.
-        self._index: Index | None = None
-        self._match: Callable[[str], Groups] = _nobody
+        self._lines = Lines(self._family_failed)
         self._correlations = Correlations(self.entries)
         self._clock = 0
 
@@ -99,7 +95,7 @@ class Queue:
 
         `options` are by sequence. Messages whose room is `reserved` always fit.
         """
-        awaited = not self.exact and any(line.consumers for line in self._lines.values())
+        awaited = not self.exact and self._lines.awaiting
         if options and any(asked.due > self.turn.now for asked in options.values()):
             awaited = False
         entries = [Entry(message, marked=awaited) for message in messages]
@@ -208,14 +204,14 @@ class Queue:
         if self.options:
             sequences = self._in_time(sequences)
         plain = not self.options
-        match = self._match
+        match = self._lines.match
         found: dict[Groups, list[Line]] = {}
         for sequence in sequences:
             entry = self.entries[sequence]
             groups = match(entry.subject)
             lines = found.get(groups)
             if lines is None:
-                lines = found[groups] = [self._lines[group.number] for group in groups]
+                lines = found[groups] = self._lines.of(groups)
             if not plain and self._goes_by_key(sequence, entry, lines):
                 continue
             free = [line.consumers[0] for line in lines if line.consumers]
@@ -282,11 +278,11 @@ class Queue:
         return order_of(sequence, asked.priority if asked else 0, self.policy.priority_step)
 
     def _lines_for(self, subject: str) -> list[Line]:
-        return [self._lines[group.number] for group in self._match(subject)]
+        return self._lines.of(self._lines.match(subject))
 
     def has_consumer(self, subject: str) -> bool:
         """Whether anybody takes messages with this subject, with or without credit."""
-        return bool(self._match(subject))
+        return bool(self._lines.match(subject))
 
     def _family_failed(self, family: str, error: Exception) -> None:
         self.turn.notice("a family of the index failed", queue=self.name, family=family, error=str(error))
@@ -339,21 +335,15 @@ class Queue:
 
     def join(self, consumer: Consumer, selector: Selector) -> Line:
         """Add a consumer to the line of its selector."""
-        if self._index is None:
-            self._index = Index(on_failure=self._family_failed)
-            self._match = self._index.match
-        group = self._index.add(id(consumer), selector, consumer)
         self.consumers[id(consumer)] = consumer
-        line = self._lines.get(group.number)
-        if line is None:
-            line = self._lines[group.number] = Line(group)
-            if self.waiting:
-                line.waiting = Backlog(self._early(line, [*self.entries]))
+        line, is_new = self._lines.join(consumer, selector)
+        if is_new and self.waiting:
+            line.waiting = Backlog(self._early(line, [*self.entries]))
         return line
 
     def _early(self, line: Line, sequences: Sequence[int]) -> Iterator[Order]:
         """Find the orders of those of some messages that wait, and that a line takes."""
-        match = self._match
+        match = self._lines.match
         for sequence in sorted(sequences, key=self._order) if self.options else sequences:
             entry = self.entries.get(sequence)
             if entry is None or entry.where != "waiting":
@@ -364,11 +354,8 @@ class Queue:
     def leave(self, consumer: Consumer) -> None:
         """Remove a consumer; what it held is ready again."""
         self.step_out(consumer)
-        assert self._index is not None
-        self._index.remove(id(consumer))
+        self._lines.leave(consumer)
         del self.consumers[id(consumer)]
-        if not consumer.line.group.members:
-            del self._lines[consumer.line.group.number]
         self._keys.forget(consumer)
         step = self.policy.priority_step
         own = {sequence_of(order, step) for order in consumer.own.take() if self._waits(order)}
@@ -757,10 +744,6 @@ class Queue:
     def oldest(self) -> int | None:
         """The broker's time of the oldest message, in nanoseconds UTC."""
         return next(iter(self.entries.values())).time if self.entries else None
-
-
-def _nobody(subject: str) -> Groups:
-    return ()
 
 
 def _used(consumer: Consumer) -> int:
