@@ -21,7 +21,7 @@ from malamute.client.events import Connected, Event, Gap, Lost, Recalled, Slow, 
 from malamute.config import Config
 from malamute.testing import Broker
 
-PATIENCE = 20.0
+PATIENCE = 60.0
 DEAD = "tcp://127.0.0.1:1"
 
 Start = Callable[..., Broker]
