@@ -9,7 +9,7 @@ from pathlib import Path
 from click.testing import Result
 
 ROOT = Path(__file__).parents[2]
-TIMEOUT = 30
+TIMEOUT = 120
 
 Run = Callable[..., Result]
 """Runs a command in this process."""

@@ -22,7 +22,7 @@ from malamute.client import aio_driver
 from malamute.client.events import Connected, Lost
 from malamute.testing import Broker
 
-PATIENCE = 30.0
+PATIENCE = 60.0
 
 Program = Callable[[malamute.aio.Client], Coroutine[Any, Any, None]]
 Play = Callable[[Program], None]

@@ -37,7 +37,7 @@ import malamute
 from malamute.config import Config
 
 ROOT = Path(__file__).parents[2]
-PATIENCE = 30
+PATIENCE = 120
 ADDRESS = "127.0.0.1:9999"
 """Where the broker of the documents listens; the one of a test has another port."""
 

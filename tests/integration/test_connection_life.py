@@ -20,7 +20,7 @@ from malamute.client.events import Connected, Event, Gap, Lost, Recalled, Refusa
 from malamute.config import Config
 from malamute.testing import Broker
 
-PATIENCE = 20.0
+PATIENCE = 60.0
 DEAD = "tcp://127.0.0.1:1"
 FAST = {"heartbeat": 0.5}
 

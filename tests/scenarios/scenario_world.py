@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "acceptance"))
 
 from rig_daemon import Daemon
 
-PATIENCE = 30.0
+PATIENCE = 60.0
 
 
 class Blocking:

@@ -17,7 +17,7 @@ from malamute.server.clock import Clock
 from malamute.server.loop import Loop
 from malamute.server.transport import Transport
 
-WAIT_MS = 10_000
+WAIT_MS = 60_000
 
 
 class Disk(MemoryStore):

@@ -20,7 +20,7 @@ from malamute.server.transport import Transport
 PEER = b"\x01" * 16
 OTHER = b"\x02" * 16
 HWM = 2
-WAIT_MS = 10_000
+WAIT_MS = 60_000
 
 
 @pytest.fixture

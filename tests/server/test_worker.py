@@ -27,7 +27,7 @@ from malamute.errors import StorageFull, StoreError
 from malamute.journal.memory import MemoryStore
 from malamute.server.worker import Crashed, Found, Reader, Results, Worker, Writer, Written, salvage
 
-WAIT_SECONDS = 10
+WAIT_SECONDS = 60
 
 
 class Disk(MemoryStore):
