@@ -1,13 +1,12 @@
-"""Two halves of the tests, for two processes, and the same examples every time."""
+"""The same examples every time, and one session of Spark for all tests that need one."""
 
 from __future__ import annotations
 
-from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
-
-SPARK = Path(__file__).parent / "spark"
+from xdist.scheduler import LoadScopeScheduling
 
 # A run of the tests says the same thing every time. `make fuzz` looks for what nobody has thought of.
 # How fast it is made is no property of an example: a busy machine is slow.
@@ -17,7 +16,14 @@ settings.register_profile("explore", deadline=None, print_blob=True, suppress_he
 settings.load_profile("fixed")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Say in which half each test is: those of the data pipeline share a session of Spark."""
-    for item in items:
-        item.add_marker(pytest.mark.xdist_group("spark" if SPARK in item.path.parents else "broker"))
+class Scheduling(LoadScopeScheduling):
+    """Give the tests of the data pipeline to one process, and those of each other file to one."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return "spark" if nodeid.startswith("tests/spark/") else nodeid.split("::")[0]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Scheduling:
+    """Say which tests stay together."""
+    return Scheduling(config, log)
