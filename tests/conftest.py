@@ -17,10 +17,10 @@ settings.load_profile("fixed")
 
 
 class Scheduling(LoadScopeScheduling):
-    """Give the tests of the data pipeline to one process, and those of each other file to one."""
+    """Give the tests of the data pipeline to one process, and each other test to whichever is free."""
 
     def _split_scope(self, nodeid: str) -> str:
-        return "spark" if nodeid.startswith("tests/spark/") else nodeid.split("::")[0]
+        return "spark" if nodeid.startswith("tests/spark/") else nodeid
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -199,7 +199,7 @@ class Brokers(RuleBasedStateMachine):
 
 
 Brokers.TestCase.settings = settings(
-    max_examples=int(os.environ.get("MALAMUTE_EXAMPLES", "400")),
+    max_examples=int(os.environ.get("MALAMUTE_EXAMPLES", "250")),
     stateful_step_count=60,
     deadline=None,
     report_multiple_bugs=False,

@@ -184,7 +184,7 @@ def test_a_handler_that_blocks_for_long_loses_neither_connection_nor_request(hea
         @worker.service("svc", ack_timeout=1.5)
         def slowly(request: malamute.Request) -> bytes:
             seen.append(request.attempts)
-            threading.Event().wait(5)
+            threading.Event().wait(3)
             worker.stop()
             return b"!"
 
@@ -200,7 +200,7 @@ def test_a_program_that_is_busy_with_a_request_stays_connected(hearts: Broker) -
         replies = asker.request("svc", "a", b"?", timeout=PATIENCE)
         asker.flush()
         request = worker.work("svc").receive(PATIENCE)
-        threading.Event().wait(5)
+        threading.Event().wait(3)
         request.reply(b"!")
         worker.flush()
         assert [reply.body for reply in replies] == [b"!"]
@@ -221,7 +221,7 @@ def test_an_asyncio_handler_that_takes_long_is_reported_and_not_tried_again(hear
             @worker.service("svc", ack_timeout=1.5)
             async def slowly(request: malamute.aio.Request) -> bytes:
                 seen.append(request.attempts)
-                await asyncio.sleep(5)
+                await asyncio.sleep(3)
                 worker.stop()
                 return b"!"
 

@@ -12,7 +12,7 @@ from malamute.matching import Index, Selector, Single, parse
 from malamute.matching.fields import Fields, Geo
 
 
-def many_pairs(examples=60):
+def many_pairs(examples=40):
     """Settings for examples that hold many selectors and many messages; how long they take is no matter."""
     slow = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.large_base_example]
     return settings(max_examples=examples, deadline=None, suppress_health_check=slow)

@@ -16,10 +16,17 @@ from malamute.client.sync_driver import run
 from malamute.testing import Broker
 
 
-@pytest.fixture(params=["in process", "daemon"])
-def broker(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Broker | Daemon]:
+@pytest.fixture(params=["in process", "in process, restarted", "daemon, restarted"])
+def place(request: pytest.FixtureRequest) -> str:
+    """Where the broker is, and whether it is restarted in the middle."""
+    name: str = request.param
+    return name
+
+
+@pytest.fixture
+def broker(place: str, tmp_path: Path) -> Iterator[Broker | Daemon]:
     with ExitStack() as stack:
-        if request.param == "daemon":
+        if "daemon" in place:
             daemon = Daemon(tmp_path)
             stack.callback(daemon.close)
             yield daemon.start()
@@ -33,9 +40,9 @@ def edge(request: pytest.FixtureRequest) -> str:
     return name
 
 
-@pytest.fixture(params=[False, True], ids=["calm", "restart"])
-def world(broker: Broker | Daemon, edge: str, request: pytest.FixtureRequest) -> World:
-    return World(broker, edge, restarts=request.param)
+@pytest.fixture
+def world(broker: Broker | Daemon, edge: str, place: str) -> World:
+    return World(broker, edge, restarts="restarted" in place)
 
 
 @pytest.fixture
