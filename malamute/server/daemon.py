@@ -26,6 +26,7 @@ from malamute.journal.disk import DiskStore
 from malamute.journal.memory import MemoryStore
 from malamute.journal.store import Retention, Store
 from malamute.matching import load_plugins
+from malamute.protocol.limits import Limits
 from malamute.server.clock import Clock
 from malamute.server.loop import Loop, socket_options
 from malamute.server.transport import Transport
@@ -195,7 +196,9 @@ def _within_files(config: Config, files: int) -> Config:
     sessions = max(files - OTHER_FILES, 1)
     if config.limits.sessions <= sessions:
         return config
-    log.warning(
+    # Nobody asked for the default: that there can be fewer is no matter for a warning at each start.
+    tell = log.warning if config.limits.sessions != Limits().sessions else log.debug
+    tell(
         "fewer sessions than configured",
         sessions=sessions,
         configured=config.limits.sessions,
