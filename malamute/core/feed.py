@@ -26,10 +26,10 @@ from math import inf
 from typing import TYPE_CHECKING, Any
 
 from malamute.core.chunk import Part
-from malamute.core.delivery import ENTRY_BYTES, Queue
+from malamute.core.delivery import ENTRY_BYTES, Entry, Queue
 from malamute.core.delivery.entry import PROPERTY_BYTES
 from malamute.core.service import Services
-from malamute.core.storage import DeleteCursor, DeleteFeed, Message, PutFeed
+from malamute.core.storage import DeleteCursor, DeleteFeed, PutFeed
 from malamute.core.stream import Stream, Streams
 from malamute.core.subscription import Position, Reader
 from malamute.errors import AccessRefused, InvalidName, InvalidSelector, MalamuteError, TooMany, TryLater
@@ -148,13 +148,13 @@ class Feed(Reader):
         senders = columns.senders if isinstance(columns.senders, list) else [columns.senders] * len(columns)
         first, time = self.queue.next, int(self.turn.now * 1e9)
         rows = zip(sequences, senders, columns.subjects, columns.records, strict=True)
-        messages = [
-            Message(first + place, time, sender, subject, record, origin(self.stream.name, sequence))
+        requests = [
+            Entry((first + place, time, sender, subject, record, origin(self.stream.name, sequence)))
             for place, (sequence, sender, subject, record) in enumerate(rows)
         ]
-        self.queue.put(messages, confirmed=True)
+        self.queue.put(requests, confirmed=True)
         self.stream.commit(self.name, sequences[-1])
-        self.delivered += len(messages)
+        self.delivered += len(requests)
         self._first = self._first or sequences[0]
         if not self._token:
             self._token = self.turn.token

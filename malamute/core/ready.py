@@ -152,9 +152,9 @@ class Turn:
         """Send a message to a peer at the end of the turn."""
         self.sends.append((peer, message))
 
-    def store(self, operation: Operation, size_bytes: int = 0) -> None:
+    def store(self, *operations: Operation, size_bytes: int = 0) -> None:
         """Store something with all else of this turn. `size_bytes` counts towards the backlog."""
-        self.operations.append(operation)
+        self.operations += operations
         self._bytes += size_bytes
         self.backlog_bytes += size_bytes
 

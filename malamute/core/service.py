@@ -16,18 +16,17 @@ from __future__ import annotations
 
 from collections.abc import Container, Sequence
 
-from malamute.core.delivery import ENTRY_BYTES, Budget, Consumer, Queue, Queues, size_of, take_in
+from malamute.core.delivery import ENTRY_BYTES, Budget, Consumer, Entry, Queue, Queues, size_of, take_in
 from malamute.core.delivery.options import is_address
 from malamute.core.mailbox import Mailboxes
 from malamute.core.session import Session, check_free
-from malamute.core.storage import Message
 from malamute.errors import InvalidSelector, MalamuteError, NotFound, NotOutstanding, TryLater
 from malamute.matching import Index, Selector
 from malamute.protocol.batch import join_large
 from malamute.protocol.messages import Offer, Reply, Request
 from malamute.protocol.names import RESERVED_PREFIX
 
-Post = tuple[Queue, list[Message]]
+Post = tuple[Queue, list[Entry]]
 """Replies that go to one mailbox."""
 
 
@@ -114,16 +113,16 @@ class Services(Queues):
 
     def _check_room(self, posts: Sequence[Post]) -> None:
         """Raise `TryLater` unless there is room for the replies that are not final."""
-        sizes: list[int] = []
-        for mailbox, messages in posts:
-            partial = [size_of(message) for message in messages if not _is_final(message)]
+        all_partial: list[Entry] = []
+        for mailbox, replies in posts:
+            partial = [reply for reply in replies if not _is_final(reply)]
             if partial:
-                self.budget.check_queue(mailbox, len(partial), sum(partial))
-                sizes += partial
-        if sizes:
-            self.budget.check_all(len(sizes), sum(sizes))
+                self.budget.check_queue(mailbox, len(partial), size_of(partial))
+                all_partial += partial
+        if all_partial:
+            self.budget.check_all(len(all_partial), size_of(all_partial))
 
-    def _posts(self, session: Session, service: str, requests: Sequence[Message], reply: Reply) -> list[Post]:
+    def _posts(self, session: Session, service: str, requests: Sequence[Entry], reply: Reply) -> list[Post]:
         """The replies by the mailboxes that they go to, each ready to be put there."""
         time = int(self.budget.turn.now * 1e9)
         posts: dict[str, Post] = {}
@@ -142,18 +141,18 @@ class Services(Queues):
             about = {"correlation": asked["correlation"]} if "correlation" in asked else {}
             properties = {**about, "service": service, "final": final}
             sequence = mailbox.next + len(messages)
-            messages.append(Message(sequence, time, session.address, request.subject, record, properties))
+            messages.append(Entry((sequence, time, session.address, request.subject, record, properties)))
         return list(posts.values())
 
 
-def _outstanding(offer: Consumer, sequence: int) -> Message:
+def _outstanding(offer: Consumer, sequence: int) -> Entry:
     entry = offer.outstanding.get(sequence)
     if entry is None:
         raise NotOutstanding(f"request {sequence} is not outstanding here")
-    return entry.message
+    return entry
 
 
-def _is_final(reply: Message) -> bool:
+def _is_final(reply: Entry) -> bool:
     return bool(reply.properties and reply.properties["final"])
 
 

@@ -7,7 +7,8 @@ The core never sees a disk. It hands out the operations below, in order, and lea
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import count, repeat
 from typing import Any, Literal, NamedTuple
 
 Frame = bytes | memoryview
@@ -73,12 +74,41 @@ class Reserve(NamedTuple):
     reserved: int
 
 
-class PutMessage(NamedTuple):
-    """Add one message to a queue, creating the queue if needed."""
+class PutMessages(NamedTuple):
+    """Add messages to a queue, creating the queue if needed.
+
+    They have one sender and one time, and consecutive sequences from `first` on. The columns have one item
+    for each; `properties` is None if no message has any.
+    """
 
     kind: QueueKind
     queue: str
-    message: Message
+    first: int
+    time: int
+    sender: str
+    subjects: Sequence[str]
+    records: Sequence[Frame]
+    properties: Sequence[Mapping[str, Any] | None] | None = None
+
+    @property
+    def last(self) -> int:
+        """The sequence of the last message."""
+        return self.first + len(self.records) - 1
+
+    def messages(self) -> Iterator[Message]:
+        """The messages in order."""
+        rows = zip(count(self.first), self.subjects, self.records, self.properties or repeat(None))
+        for sequence, subject, record, properties in rows:
+            yield Message(sequence, self.time, self.sender, subject, record, properties)
+
+    def part(self, start: int, end: int) -> PutMessages:
+        """Those from one place to before another, counted from 0."""
+        return self._replace(
+            first=self.first + start,
+            subjects=self.subjects[start:end],
+            records=self.records[start:end],
+            properties=self.properties and self.properties[start:end],
+        )
 
 
 class DeleteMessages(NamedTuple):
@@ -206,7 +236,7 @@ class DeleteSession(NamedTuple):
 Operation = (
     AppendChunk
     | Reserve
-    | PutMessage
+    | PutMessages
     | DeleteMessages
     | MarkDelivered
     | SetAttempts

@@ -172,7 +172,7 @@ class Stream:
             self.replay.unstored.append(loaded)
             size_bytes = len(loaded.chunk.payload) + sum(map(len, loaded.chunk.large))
             self.turn.store(
-                AppendChunk(self.name, loaded.chunk, reserved, loaded.columns.subjects), size_bytes
+                AppendChunk(self.name, loaded.chunk, reserved, loaded.columns.subjects), size_bytes=size_bytes
             )
             held = loaded.chunk.last > self.reserved
             self.turn.when_stored(lambda error: self._stored(reserved, error), awaited=held)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping, Sequence
+from itertools import count, repeat
 from typing import Any, NamedTuple, get_args
 
 import msgpack
@@ -23,11 +24,10 @@ from malamute.core.storage import (
     DeleteStream,
     ForgetIdentities,
     MarkDelivered,
-    Message,
     PutCursor,
     PutFeed,
     PutIdentity,
-    PutMessage,
+    PutMessages,
     PutRetention,
     PutSession,
     QueueKind,
@@ -51,7 +51,7 @@ class QueueCounters(NamedTuple):
 
 
 Entry = (
-    PutMessage
+    PutMessages
     | DeleteMessages
     | MarkDelivered
     | DeleteQueue
@@ -71,7 +71,6 @@ Entry = (
 """What a block holds: the operations as they came, and the counters of queues."""
 
 _ENTRY_CODES: dict[type[Any], int] = {
-    PutMessage: 1,
     DeleteMessages: 2,
     MarkDelivered: 3,
     DeleteQueue: 4,
@@ -87,7 +86,11 @@ _ENTRY_CODES: dict[type[Any], int] = {
     ForgetIdentities: 14,
     PutFeed: 15,
     DeleteFeed: 16,
+    PutMessages: 17,
 }
+
+_PUT_MESSAGE = 1
+"""What put one message before version 4."""
 
 
 def encode_block(entries: Sequence[Entry]) -> bytes:
@@ -113,13 +116,14 @@ BlockRecords = Mapping[tuple[QueueKind, str, int], bytes]
 def decode_records(data: bytes | memoryview) -> BlockRecords:
     """The records of the messages in a block, of each the last one. Raises `Damaged`."""
     codes, entries = _unpack(data)
-    put = _ENTRY_CODES[PutMessage]
+    records: dict[tuple[QueueKind, str, int], bytes] = {}
     try:
-        records = {
-            (entry[0], entry[1], entry[2][0]): entry[2][4]
-            for code, entry in zip(codes, entries, strict=True)
-            if code == put
-        }
+        for code, entry in zip(codes, entries, strict=True):
+            if code == _ENTRY_CODES[PutMessages]:
+                kind, queue, first, _, _, _, found, _ = entry
+                records.update(zip(zip(repeat(kind), repeat(queue), count(first)), found))  # noqa: B905
+            elif code == _PUT_MESSAGE:
+                records[entry[0], entry[1], entry[2][0]] = entry[2][4]
         _expect(bytes, *records.values())
     except _UNPACK_ERRORS as error:
         raise _damage(error) from error
@@ -151,15 +155,27 @@ def _damage(error: Exception) -> Damaged:
 _UNPACK_ERRORS = (ValueError, TypeError, LookupError, OverflowError, RecursionError)
 
 
-_MESSAGES = {(int, int, str, str, bytes, properties) for properties in (dict, type(None))}
-"""The types of a message's fields. Messages are most of a log, so they are looked at all in one step."""
+def _put_message(entry: Sequence[Any]) -> PutMessages:
+    """Before version 4 each message was an entry."""
+    kind, queue, (sequence, time, sender, subject, record, properties) = entry
+    columns = [subject], [record], properties and [properties]
+    return _put_messages((kind, queue, sequence, time, sender, *columns))
 
 
-def _put_message(entry: Sequence[Any]) -> PutMessage:
-    kind, queue, message = entry
-    if tuple(map(type, message)) not in _MESSAGES:
-        raise TypeError("fields of a message")
-    return PutMessage(_kind(kind), _name(queue), Message._make(message))
+def _put_messages(entry: Sequence[Any]) -> PutMessages:
+    kind, queue, first, time, sender, subjects, records, properties = entry
+    _expect(int, first, time)
+    _expect_column({str}, subjects, records)
+    _expect_column({bytes}, records, subjects)
+    if properties is not None:
+        _expect_column({dict, type(None)}, properties, records)
+    return PutMessages(_kind(kind), _name(queue), first, time, _name(sender), subjects, records, properties)
+
+
+def _expect_column(kinds: set[type], column: Any, other: Any) -> None:
+    _expect(list, column)
+    if not kinds.issuperset(map(type, column)) or not 0 < len(column) == len(other):
+        raise TypeError("a column of messages")
 
 
 def _delete_messages(entry: Sequence[Any]) -> DeleteMessages:
@@ -255,7 +271,7 @@ def _delete_feed(entry: Sequence[Any]) -> DeleteFeed:
 
 
 _DECODERS: Mapping[int, Any] = {
-    1: _put_message,
+    _PUT_MESSAGE: _put_message,
     2: _delete_messages,
     3: _mark_delivered,
     4: _delete_queue,
@@ -271,6 +287,7 @@ _DECODERS: Mapping[int, Any] = {
     14: _forget_identities,
     15: _put_feed,
     16: _delete_feed,
+    17: _put_messages,
 }
 
 _KINDS: Mapping[str, QueueKind] = {kind: kind for kind in get_args(QueueKind)}

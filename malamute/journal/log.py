@@ -28,6 +28,7 @@ from __future__ import annotations
 import heapq
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
 from typing import Any
 
 from malamute.core.storage import (
@@ -42,7 +43,7 @@ from malamute.core.storage import (
     PutCursor,
     PutFeed,
     PutIdentity,
-    PutMessage,
+    PutMessages,
     PutRetention,
     PutSession,
     QueueKind,
@@ -125,7 +126,7 @@ class Log:
         self._floor_bytes = floor_bytes
         self._places: dict[int, Place] = {}
         self._appliers: dict[type[Any], Any] = {
-            PutMessage: self._put_message,
+            PutMessages: self._put_messages,
             DeleteMessages: self._delete_messages,
             MarkDelivered: self._mark_delivered,
             DeleteQueue: self._delete_queue,
@@ -147,7 +148,7 @@ class Log:
         """Take over a block that is on the disk. Numbers ascend."""
         assert number >= self.number_next
         block = Block(number, size)
-        block.weight = ENTRY_WEIGHT * len(entries)
+        block.weight = ENTRY_WEIGHT * sum(map(messages_in, entries))
         self.weight += block.weight
         self.blocks.append(block)
         self.bytes += size
@@ -193,10 +194,10 @@ class Log:
         """
         told: set[tuple[QueueKind, str]] = set()
         for entry in entries:
-            if self._block_of(entry) is block:
+            if type(entry) is PutMessages:
+                yield from self._live_messages(block, entry)
+            elif self._block_of(entry) is block:
                 yield entry
-                if type(entry) is PutMessage:
-                    yield from self._attempts(block, entry)
             name = _queue_of(entry)
             if name and name not in told:
                 told.add(name)
@@ -210,13 +211,11 @@ class Log:
     def _block_of(self, entry: Entry) -> Block | None:
         """Where the newest entry of this kind about the same thing is; None if nothing needs any."""
         place: tuple[Block, *tuple[int, ...]] | None = None
-        if isinstance(entry, PutMessage | SetAttempts | PutIdentity):
+        if isinstance(entry, SetAttempts | PutIdentity):
             queue = self.queues.get((entry.kind, entry.queue))
             if queue is None:
                 return None
-            if type(entry) is PutMessage:
-                place = queue.messages.get(entry.message.sequence)
-            elif type(entry) is SetAttempts:
+            if type(entry) is SetAttempts:
                 place = queue.attempts.get(entry.sequence)
             elif type(entry) is PutIdentity:
                 place = queue.identities.get(entry.identity)
@@ -230,11 +229,21 @@ class Log:
             place = self.feeds.get(entry.stream, {}).get(entry.service)
         return place[0] if place else None
 
-    def _attempts(self, block: Block, entry: PutMessage) -> Iterator[SetAttempts]:
-        sequence = entry.message.sequence
-        told = self.queues[entry.kind, entry.queue].attempts.get(sequence)
-        if told and told[0] is not block:
-            yield SetAttempts(entry.kind, entry.queue, sequence, *told[1:])
+    def _live_messages(self, block: Block, entry: PutMessages) -> Iterator[PutMessages | SetAttempts]:
+        """The messages of an entry that are live in a block, and what was told of them elsewhere."""
+        queue = self.queues.get((entry.kind, entry.queue))
+        if queue is None:
+            return
+        messages, attempts, first = queue.messages, queue.attempts, entry.first
+        places = range(len(entry.records))
+        for live, group in groupby(places, lambda i: messages.get(first + i, _NOWHERE)[0] is block):
+            if live:
+                run = [*group]
+                yield entry.part(run[0], run[-1] + 1)
+                for sequence in range(first + run[0], first + run[-1] + 1) if attempts else ():
+                    told = attempts.get(sequence)
+                    if told and told[0] is not block:
+                        yield SetAttempts(entry.kind, entry.queue, sequence, *told[1:])
 
     def _counters(self, block: Block, name: tuple[QueueKind, str]) -> Iterator[QueueCounters]:
         queue = self.queues.get(name)
@@ -249,22 +258,25 @@ class Log:
             queue = self.queues[kind, name] = Queue(block)
         return queue
 
-    def _put_message(self, block: Block, entry: PutMessage) -> None:
-        kind, name, message = entry
-        queue = self._queue(block, kind, name)
-        sequence, size = message.sequence, len(message.record)
-        before = queue.messages.get(sequence)
-        if before:
-            self._let_go(queue, sequence, before)
+    def _put_messages(self, block: Block, entry: PutMessages) -> None:
+        queue = self._queue(block, entry.kind, entry.queue)
+        messages = queue.messages
+        moved = present(messages, entry.first, entry.last)
+        places_before = [messages[sequence] for sequence in moved]
+        sizes = [*map(len, entry.records)]
         # Messages of one size in one block share what says where they are.
-        place = self._places.get(size)
-        if place is None:
-            place = self._places[size] = (block, size)
-        queue.messages[sequence] = place  # in one step: another thread may be looking for the message
-        queue.bytes += size
-        self._hold(block, size + MESSAGE_WEIGHT)
-        if sequence >= queue.next:
-            queue.next = sequence + 1
+        places = self._places
+        for size in {*sizes}.difference(places):
+            places[size] = (block, size)
+        sequences = range(entry.first, entry.last + 1)
+        # What is moved is never missing meanwhile: another thread may be looking for it.
+        messages.update(zip(sequences, map(places.__getitem__, sizes), strict=True))
+        self._let_go(queue, moved, places_before)
+        size_bytes = sum(sizes)
+        queue.bytes += size_bytes
+        self._hold(block, size_bytes + MESSAGE_WEIGHT * len(sizes), len(sizes))
+        if entry.last >= queue.next:
+            queue.next = entry.last + 1
             if queue.next_in is not block:
                 queue.next_in = self._tell(queue.next_in, block)
 
@@ -273,8 +285,7 @@ class Log:
         if queue is None:
             return
         for first, last in entry.ranges:
-            for sequence in present(queue.messages, first, last):
-                self._forget(queue, sequence)
+            self._forget(queue, present(queue.messages, first, last))
 
     def _mark_delivered(self, block: Block, entry: MarkDelivered) -> None:
         queue = self.queues.get((entry.kind, entry.queue))
@@ -314,8 +325,7 @@ class Log:
         queue = self.queues.pop((entry.kind, entry.queue), None)
         if queue is None:
             return
-        for sequence in list(queue.messages):
-            self._forget(queue, sequence)
+        self._forget(queue, list(queue.messages))
         for identity, (place, _) in queue.identities.items():
             self._release(place, len(identity) + MESSAGE_WEIGHT)
         for told in (queue.next_in, queue.delivered_in, queue.made_in):
@@ -380,27 +390,39 @@ class Log:
         self._hold(block, TOLD_WEIGHT)
         return block
 
-    def _forget(self, queue: Queue, sequence: int) -> None:
-        """Remove a message that is there."""
-        self._let_go(queue, sequence, queue.messages.pop(sequence))
+    def _forget(self, queue: Queue, sequences: Sequence[int]) -> None:
+        """Remove messages that are there."""
+        self._let_go(queue, sequences, [queue.messages.pop(sequence) for sequence in sequences])
 
-    def _let_go(self, queue: Queue, sequence: int, place: Place) -> None:
-        """A message is no longer needed where it was, nor what was told of it."""
-        block, size = place
-        queue.bytes -= size
-        self._release(block, size + MESSAGE_WEIGHT)
-        if queue.attempts and (told := queue.attempts.pop(sequence, None)):
-            self._release(told[0], TOLD_WEIGHT)
+    def _let_go(self, queue: Queue, sequences: Sequence[int], places: Sequence[Place]) -> None:
+        """Messages are no longer needed where they were, nor what was told of them."""
+        # Neighbours have one place, as a rule.
+        for place, group in groupby(places):
+            block, size = place
+            number = len([*group])
+            queue.bytes -= size * number
+            self._release(block, (size + MESSAGE_WEIGHT) * number, number)
+        for sequence in sequences if queue.attempts else ():
+            if told := queue.attempts.pop(sequence, None):
+                self._release(told[0], TOLD_WEIGHT)
 
-    def _hold(self, block: Block, weight: int) -> None:
-        block.live += 1
+    def _hold(self, block: Block, weight: int, number: int = 1) -> None:
+        block.live += number
         block.weight += weight
         self.weight += weight
         self.live_weight += weight
 
-    def _release(self, block: Block, weight: int) -> None:
-        block.live -= 1
+    def _release(self, block: Block, weight: int, number: int = 1) -> None:
+        block.live -= number
         self.live_weight -= weight
+
+
+_NOWHERE: tuple[None, int] = (None, 0)
+
+
+def messages_in(entry: Entry) -> int:
+    """How many an entry counts for in a block: one, or as many as it has messages."""
+    return len(entry.records) if type(entry) is PutMessages else 1
 
 
 def present(messages: Mapping[int, Any], first: int, last: int) -> list[int]:
@@ -411,6 +433,6 @@ def present(messages: Mapping[int, Any], first: int, last: int) -> list[int]:
 
 
 def _queue_of(entry: Entry) -> tuple[QueueKind, str] | None:
-    if isinstance(entry, PutMessage | MarkDelivered | PutIdentity | QueueCounters):
+    if isinstance(entry, PutMessages | MarkDelivered | PutIdentity | QueueCounters):
         return entry.kind, entry.queue
     return None

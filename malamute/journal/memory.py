@@ -35,7 +35,7 @@ from malamute.core.storage import (
     PutCursor,
     PutFeed,
     PutIdentity,
-    PutMessage,
+    PutMessages,
     PutRetention,
     PutSession,
     QueueKind,
@@ -100,7 +100,7 @@ class MemoryStore:
         self._queues_bytes = 0
         self._sessions_bytes = 0
         self._appliers: dict[type[Any], Any] = {
-            PutMessage: self._put_message,
+            PutMessages: self._put_messages,
             DeleteMessages: self._delete_messages,
             MarkDelivered: self._mark_delivered,
             DeleteQueue: self._delete_queue,
@@ -122,8 +122,7 @@ class MemoryStore:
         with self._open():
             records = Records(records_bytes)
             for name, queue in self._queues.items():
-                for message in queue.messages.values():
-                    records.put(name, message)
+                records.put(name, queue.messages.values())
             self._collector.clear()
             self._ring.restore(self._retentions.values())
             return Recovered(
@@ -248,8 +247,8 @@ class MemoryStore:
         added = sum(map(len, values))
         promised = 0
         for operation in operations:
-            if type(operation) is PutMessage:
-                added += len(operation.message.record)
+            if type(operation) is PutMessages:
+                added += sum(map(len, operation.records))
                 promised = max(0, self._ring.budget - self._ring.bytes)
             elif type(operation) is PutSession:
                 added += len(operation.value)
@@ -269,17 +268,17 @@ class MemoryStore:
         turn.trim(self._shelf)
         self._ring.commit(turn)
 
-    def _queue(self, operation: PutMessage | PutIdentity) -> _Queue:
+    def _queue(self, operation: PutMessages | PutIdentity) -> _Queue:
         return self._queues.setdefault((operation.kind, operation.queue), _Queue())
 
-    def _put_message(self, operation: PutMessage) -> None:
+    def _put_messages(self, operation: PutMessages) -> None:
         queue = self._queue(operation)
-        message = operation.message._replace(record=bytes(operation.message.record))
-        self._remove(queue, message.sequence)
-        queue.messages[message.sequence] = message
-        queue.next = max(queue.next, message.sequence + 1)
-        queue.bytes += len(message.record)
-        self._queues_bytes += len(message.record)
+        for message in operation.messages():
+            self._remove(queue, message.sequence)
+            queue.messages[message.sequence] = message._replace(record=bytes(message.record))
+            queue.bytes += len(message.record)
+            self._queues_bytes += len(message.record)
+        queue.next = max(queue.next, operation.last + 1)
 
     def _delete_messages(self, operation: DeleteMessages) -> None:
         queue = self._queues.get((operation.kind, operation.queue), _Queue())

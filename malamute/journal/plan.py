@@ -8,14 +8,14 @@ hundreds in each, so that a transaction costs a few calls of LMDB whatever it ho
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from malamute.core.storage import (
     AppendChunk,
     DeleteStream,
     Operation,
-    PutMessage,
+    PutMessages,
     PutRetention,
     Reserve,
 )
@@ -23,7 +23,7 @@ from malamute.journal import entries as log_codec
 from malamute.journal import format as codec
 from malamute.journal.directory import PAGE
 from malamute.journal.entries import Entry
-from malamute.journal.log import BLOCK_ENTRIES_MAX
+from malamute.journal.log import BLOCK_ENTRIES_MAX, messages_in
 from malamute.journal.subjects import Collector
 
 OfStream = AppendChunk | Reserve | PutRetention | DeleteStream
@@ -59,7 +59,7 @@ def make_plan(operations: Sequence[Operation], collector: Collector, block_bytes
     blocks = encode_blocks(entries, block_bytes_max)
     added = sum(len(value) + 2 * PAGE for _, value in streams if value)
     added += sum(len(value) + 2 * PAGE for _, value in blocks)
-    return Plan(streams, blocks, added, AppendChunk in kinds, PutMessage in kinds)
+    return Plan(streams, blocks, added, AppendChunk in kinds, PutMessages in kinds)
 
 
 def encode_streams(operations: Sequence[Operation], collector: Collector) -> list[tuple[OfStream, bytes]]:
@@ -78,15 +78,28 @@ def encode_streams(operations: Sequence[Operation], collector: Collector) -> lis
 
 def encode_blocks(entries: Sequence[Entry], bytes_max: int) -> list[tuple[Sequence[Entry], bytes]]:
     """The entries in blocks, each of a bounded number and, unless one alone is larger, of bounded size."""
-    if not entries:
-        return []
-    blocks: list[tuple[Sequence[Entry], bytes]] = []
-    for start in range(0, len(entries), BLOCK_ENTRIES_MAX):
-        part = entries[start : start + BLOCK_ENTRIES_MAX]
-        size = sum(len(entry.message.record) for entry in part if type(entry) is PutMessage)
-        if size <= bytes_max or len(part) == 1:
-            blocks.append((part, log_codec.encode_block(part)))
-        else:
-            half = len(part) // 2
-            blocks += encode_blocks(part[:half], bytes_max) + encode_blocks(part[half:], bytes_max)
-    return blocks
+    blocks: list[list[Entry]] = []
+    room = room_bytes = 0
+    for entry in entries:
+        for piece in _pieces(entry, bytes_max) if type(entry) is PutMessages else (entry,):
+            number, size_bytes = messages_in(piece), _bytes_in(piece)
+            if number > room or size_bytes > room_bytes:
+                blocks.append([])
+                room, room_bytes = BLOCK_ENTRIES_MAX, bytes_max
+            blocks[-1].append(piece)
+            room, room_bytes = room - number, room_bytes - size_bytes
+    return [(block, log_codec.encode_block(block)) for block in blocks]
+
+
+def _pieces(entry: PutMessages, bytes_max: int) -> Iterator[PutMessages]:
+    """The messages of an entry in parts that fit into a block."""
+    number = messages_in(entry)
+    if number == 1 or (number <= BLOCK_ENTRIES_MAX and _bytes_in(entry) <= bytes_max):
+        yield entry
+    else:
+        yield from _pieces(entry.part(0, number // 2), bytes_max)
+        yield from _pieces(entry.part(number // 2, number), bytes_max)
+
+
+def _bytes_in(entry: Entry) -> int:
+    return sum(map(len, entry.records)) if type(entry) is PutMessages else 0

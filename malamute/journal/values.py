@@ -12,7 +12,7 @@ so they are about the oldest.
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from malamute.core.storage import (
     DeleteMessages,
@@ -21,7 +21,7 @@ from malamute.core.storage import (
     PutCursor,
     PutFeed,
     PutIdentity,
-    PutMessage,
+    PutMessages,
     PutRetention,
     PutSession,
     QueueKind,
@@ -41,26 +41,23 @@ class Records:
         self._messages: dict[Name, dict[int, Message]] = {}
         self._cold: dict[Name, dict[int, int]] = {}
         self._texts: dict[str, str] = {}
-        self._time = 0
 
-    def put(self, name: Name, message: Message) -> None:
-        """Add a message, or replace it."""
+    def put(self, name: Name, arriving: Iterable[Message]) -> None:
+        """Add messages, or replace them."""
         messages = self._messages.setdefault(name, {})
-        if message.sequence in messages:
-            self._drop(name, message.sequence)
-        sequence, time, sender, subject, record, properties = message
-        size = len(record)
-        if size <= self._room:
-            self._room -= size
-        else:
-            self._cold.setdefault(name, {})[sequence] = size
-            record = b""
-        if time != self._time:
-            self._time = time
         same = self._texts.setdefault
-        messages[sequence] = Message(
-            sequence, self._time, same(sender, sender), same(subject, subject), record, properties
-        )
+        for sequence, time, sender, subject, record, properties in arriving:
+            if sequence in messages:
+                self._drop(name, sequence)
+            size = len(record)
+            if size <= self._room:
+                self._room -= size
+            else:
+                self._cold.setdefault(name, {})[sequence] = size
+                record = b""
+            messages[sequence] = Message(
+                sequence, time, same(sender, sender), same(subject, subject), record, properties
+            )
 
     def delete(self, name: Name, ranges: Sequence[tuple[int, int]]) -> None:
         """Remove the messages of these ranges."""
@@ -98,8 +95,8 @@ class Values:
     def take(self, entries: Sequence[Entry]) -> None:
         """Take note of the entries of a block."""
         for entry in entries:
-            if type(entry) is PutMessage:
-                self._records.put((entry.kind, entry.queue), entry.message)
+            if type(entry) is PutMessages:
+                self._records.put((entry.kind, entry.queue), entry.messages())
             elif type(entry) is DeleteMessages:
                 self._records.delete((entry.kind, entry.queue), entry.ranges)
             elif type(entry) is DeleteQueue:

@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from malamute.cli.journal import backup, journal
-from malamute.core.storage import AppendChunk, Chunk, Message, PutCursor, PutFeed, PutMessage
+from malamute.core.storage import AppendChunk, Chunk, PutCursor, PutFeed, PutMessages
 from malamute.errors import MalamuteError, StoreCorrupt, StoreError, StoreLocked
 from malamute.journal.disk import DiskStore
 from malamute.journal.format import CHUNK, META, key
@@ -44,8 +44,8 @@ def data(tmp_path: Path) -> Path:
     """A store with 30 chunks of 10 messages, a queue, a dead letter of it, a cursor and a feed."""
     store = opened(tmp_path / "data")
     appends = [AppendChunk("weather", Chunk(n, 10, TIME + n, b"payload"), n + 9) for n in range(1, 300, 10)]
-    message = Message(1, TIME, "alice", "subject", b"record")
-    queued = [PutMessage(kind, "bob", message) for kind in ("mailbox", "mailbox-dead")]
+    message = (1, TIME, "alice", ["subject"], [b"record"])
+    queued = [PutMessages(kind, "bob", *message) for kind in ("mailbox", "mailbox-dead")]
     store.write([*appends, *queued, PutCursor("weather", "c", 5), PutFeed("f", "weather", b"")])
     store.close()
     return tmp_path / "data"

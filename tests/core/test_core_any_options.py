@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from malamute.core.delivery import QueuePolicy
-from malamute.core.delivery.entry import size_of
+from malamute.core.delivery.entry import Entry, size_of
 from malamute.protocol.batch import pack_record
 from malamute.protocol.limits import Limits
 from malamute.protocol.messages import (
@@ -166,7 +166,9 @@ def check(bench):
         )
         assert reading or queue.bytes == sum(entry.size for entry in queue.entries.values()) + mine
         assert reading or queue.cold == _cold(queue.entries) + mine
-        assert all(entry.size == size_of(entry.message) for entry in queue.entries.values() if not entry.cold)
+        warm = [entry for entry in queue.entries.values() if not entry.cold]
+        assert all(entry.size == Entry(entry.message).size for entry in warm)
+        assert size_of(warm) == sum(entry.size for entry in warm)
         assert queue.unsaved <= queue.entries.keys()
         assert not any(queue.entries[sequence].cold for sequence in queue.unsaved)
         dead = sum(entry.size for entry in queue.dead.entries.values())

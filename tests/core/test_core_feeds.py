@@ -12,7 +12,7 @@ from core_bench import Bench, ack, offer, publish, reply, request, send, subscri
 
 from malamute.core.delivery import ENTRY_BYTES, QueuePolicy
 from malamute.core.feed import FED_BYTES, KEEP_SECONDS, RETRY_SECONDS
-from malamute.core.storage import PutCursor, PutFeed, PutMessage, Reserve
+from malamute.core.storage import PutCursor, PutFeed, PutMessages, Reserve
 from malamute.core.stream import RESERVE
 from malamute.errors import StoreError
 from malamute.journal.store import Retention
@@ -534,7 +534,7 @@ def test_requests_from_the_ring_that_the_disk_refused_come_again():
     bench.tell("alice", feed(start="first"))
 
     def has_requests(append):
-        return any(isinstance(operation, PutMessage) for operation in append.operations)
+        return any(isinstance(operation, PutMessages) for operation in append.operations)
 
     while not (bench.appends and has_requests(bench.appends[0])):
         bench.commit() if bench.appends else bench.read()

@@ -43,9 +43,9 @@ def test_a_turn_is_handed_over_once():
 
 def test_the_backlog_is_what_was_handed_over_and_not_settled():
     turn = Turn(0.0)
-    turn.store(PutSession(b"1", b""), 10)
+    turn.store(PutSession(b"1", b""), size_bytes=10)
     [append] = turn.finish().appends
-    turn.store(PutSession(b"2", b""), 5)
+    turn.store(PutSession(b"2", b""), size_bytes=5)
     assert turn.backlog_bytes == 15
     assert turn.unsettled
     turn.settle(append.token, StorageFull())

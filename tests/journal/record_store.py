@@ -23,11 +23,10 @@ from malamute.core.storage import (
     DeleteStream,
     ForgetIdentities,
     MarkDelivered,
-    Message,
     PutCursor,
     PutFeed,
     PutIdentity,
-    PutMessage,
+    PutMessages,
     PutRetention,
     PutSession,
     Reserve,
@@ -51,10 +50,11 @@ def chunk(stream, first, *names, sizes=()):
     )
 
 
-def put(kind, queue, sequence, properties=None):
-    """One message of a queue."""
-    record = pack_record(None, b"body %d" % sequence)
-    return PutMessage(kind, queue, Message(sequence, TIME, "alice", "subject", record, properties))
+def put(kind, queue, first, properties=None, *, count=1):
+    """Messages of a queue."""
+    records = [pack_record(None, b"body %d" % sequence) for sequence in range(first, first + count)]
+    columns = ["subject"] * count, records, properties and [properties] * count
+    return PutMessages(kind, queue, first, TIME, "alice", *columns)
 
 
 def operations():
@@ -63,7 +63,7 @@ def operations():
     yield [chunk("weather", n, "rome") for n in range(10, 14)]
     yield [chunk("weather", 20, "bern", "large", sizes=(5, 70_000)), chunk("trimmed", 1, "a", "b")]
     yield [chunk("trimmed", n, "a") for n in range(3, 9)] + [PutRetention("trimmed", 0, 3, 0.5)]
-    yield [put("mailbox", "bob", n, {"tracker": "t", "deep": [1, None]}) for n in (1, 2, 3)]
+    yield [put("mailbox", "bob", 1, {"tracker": "t", "deep": [1, None]}, count=3)]
     yield [put("service", "printer", 5), put("mailbox", "gone", 1), DeleteQueue("mailbox", "gone")]
     yield [DeleteMessages("mailbox", "bob", [(2, 2)]), MarkDelivered("mailbox", "bob", 1)]
     yield [PutSession(b"s" * 16, b"value"), PutSession(b"t" * 16, b"value"), DeleteSession(b"t" * 16)]
@@ -78,7 +78,7 @@ def operations():
     yield [PutFeed("printer", "weather", b"feed"), PutFeed("gone", "weather", b"")]
     yield [DeleteFeed("gone", "weather")]
     # Since version 3.
-    yield [put("service", "late", n) for n in (1, 2)]
+    yield [put("service", "late", 1, count=2)]
     yield [SetAttempts("service", "late", 1, 2, TIME + 9), SetAttempts("service", "late", 2, 1)]
     # Last, since its chunks leave with what follows.
     yield [DeleteStream("deleted")]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from malamute.core.storage import AppendChunk, Chunk, DeleteMessages, Message, PutMessage
+from malamute.core.storage import AppendChunk, Chunk, DeleteMessages, PutMessages
 from malamute.errors import StorageFull
 from malamute.journal.disk import DiskStore
 from malamute.journal.format import encode_chunk
@@ -39,9 +39,9 @@ def append(first, *, stream="s", count=1, time=None, payload=b"p", large=(), res
     return AppendChunk(stream, chunk, reserved)
 
 
-def put(sequence, *, queue="q", kind="mailbox", record=b"record", properties=None):
-    message = Message(sequence, 7, "alice", "subject", record, properties)
-    return PutMessage(kind, queue, message)
+def put(first, *, count=1, queue="q", kind="mailbox", record=b"record", properties=None):
+    columns = ["subject"] * count, [record] * count, properties and [properties] * count
+    return PutMessages(kind, queue, first, 7, "alice", *columns)
 
 
 def delete(*ranges, queue="q", kind="mailbox"):

@@ -489,8 +489,8 @@ def child(task, directory):
 CHILD = """
 import sys
 from malamute.core.storage import (
-    AppendChunk, Chunk, DeleteMessages, DeleteStream, ForgetIdentities, Message, PutCursor, PutFeed,
-    PutIdentity, PutMessage, PutRetention, PutSession, SetAttempts
+    AppendChunk, Chunk, DeleteMessages, DeleteStream, ForgetIdentities, PutCursor, PutFeed,
+    PutIdentity, PutMessages, PutRetention, PutSession, SetAttempts
 )
 from malamute.journal.disk import DiskStore
 task, directory = sys.argv[1:]
@@ -502,7 +502,7 @@ if task == "limited":
     from malamute.errors import StorageFull
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, 300_000))
-    store.write([PutMessage("mailbox", "q", Message(1, 0, "a", "b", bytes(3000)))])
+    store.write([PutMessages("mailbox", "q", 1, 0, "a", ["b"], [bytes(3000)])])
     try:
         store.write([AppendChunk("s", Chunk(1, 1, 1, bytes(1_000_000)), 1)])
     except StorageFull as error:
@@ -510,7 +510,7 @@ if task == "limited":
     for n in range(1, 31):
         store.write([AppendChunk("s", Chunk(n, 1, n, bytes(20_000)), n)])
     try:
-        store.write([PutMessage("mailbox", "q", Message(2, 0, "a", "b", bytes(100_000)))])
+        store.write([PutMessages("mailbox", "q", 2, 0, "a", ["b"], [bytes(100_000)])])
     except StorageFull as error:
         print(type(error).__name__)
     store.write([DeleteMessages("mailbox", "q", [(1, 1)])])
@@ -523,10 +523,10 @@ while True:
     number += 1
     store.write([
         AppendChunk("s", Chunk(number, 1, number, b"%d" % number + bytes(number * 37 % 9000)), number + 10),
-        PutMessage("mailbox", "q", Message(number, 0, "a", "b", bytes(300))),
+        PutMessages("mailbox", "q", number, 0, "a", ["b"], [bytes(300)]),
         SetAttempts("mailbox", "q", number, number % 7),
         DeleteMessages("mailbox", "q", [(number - 5, number - 5)]),
-        PutMessage("mailbox-dead", "q", Message(number - 5, 0, "a", "b", bytes(300))),
+        PutMessages("mailbox-dead", "q", number - 5, 0, "a", ["b"], [bytes(300)]),
         DeleteMessages("mailbox-dead", "q", [(-4, number - 9)]),
         PutIdentity("mailbox", "q", str(number), number, number),
         ForgetIdentities("mailbox", "q", number - 3),

@@ -21,11 +21,10 @@ from malamute.core.storage import (
     DeleteStream,
     ForgetIdentities,
     MarkDelivered,
-    Message,
     PutCursor,
     PutFeed,
     PutIdentity,
-    PutMessage,
+    PutMessages,
     PutRetention,
     PutSession,
     SetAttempts,
@@ -49,9 +48,16 @@ CHUNKS = st.builds(
 )
 SEQUENCES = st.integers(0, 2**63)
 PROPERTIES = st.none() | st.dictionaries(st.text(max_size=5), st.none() | st.booleans() | U32 | st.text())
-MESSAGES = st.builds(Message, SEQUENCES, SEQUENCES, NAMES, NAMES, st.binary(), PROPERTIES)
+ROWS = st.lists(st.tuples(NAMES, st.binary(), PROPERTIES), min_size=1, max_size=5)
+
+
+def puts(kind, queue, first, sender, rows, *, plain):
+    subjects, records, properties = map(list, zip(*rows, strict=True))
+    return PutMessages(kind, queue, first, 7, sender, subjects, records, None if plain else properties)
+
+
 ENTRIES = st.one_of(
-    st.builds(PutMessage, KINDS, NAMES, MESSAGES),
+    st.builds(puts, KINDS, NAMES, SEQUENCES, NAMES, ROWS, plain=st.booleans()),
     st.builds(DeleteMessages, KINDS, NAMES, st.lists(st.tuples(SEQUENCES, SEQUENCES))),
     st.builds(MarkDelivered, KINDS, NAMES, SEQUENCES),
     st.builds(DeleteQueue, KINDS, NAMES),
@@ -110,8 +116,8 @@ def test_a_block_round_trips(entries):
     decoded = log_codec.decode_block(log_codec.encode_block(entries))
     assert decoded == entries
     assert list(map(type, decoded)) == list(map(type, entries))
-    messages = {(e.kind, e.queue, e.message.sequence): e.message for e in entries if type(e) is PutMessage}
-    records = {place: message.record for place, message in messages.items()}
+    put = [entry for entry in entries if type(entry) is PutMessages]
+    records = {(e.kind, e.queue, message.sequence): message.record for e in put for message in e.messages()}
     assert log_codec.decode_records(log_codec.encode_block(entries)) == records
 
 
@@ -146,7 +152,7 @@ def test_a_block_of_any_content_with_a_good_crc_gives_entries_or_a_damage(body, 
 
 
 def test_a_record_that_is_none_is_a_damage():
-    entry = PutMessage("mailbox", "q", Message(1, 0, "alice", "a", None, None))
+    entry = PutMessages("mailbox", "q", 1, 0, "alice", ["a"], [None])
     with pytest.raises(codec.Damaged):
         log_codec.decode_records(log_codec.encode_block([entry]))
 
@@ -206,9 +212,7 @@ EXAMPLES = {
     ),
     "block": (
         [
-            PutMessage(
-                "mailbox", "bob", Message(4, 1_700_000_000_000_000_000, "alice", "hello", b"\x90", None)
-            ),
+            PutMessages("mailbox", "bob", 4, 1_700_000_000_000_000_000, "alice", ["hello"], [b"\x90"]),
             DeleteMessages("mailbox", "bob", [(1, 3)]),
         ],
         log_codec.encode_block,

@@ -26,6 +26,8 @@ from malamute.errors import StorageFull, StoreError
 from malamute.journal import disk as disk_module
 from malamute.journal import fetch as fetch_module
 from malamute.journal import format as codec
+from malamute.journal.disk import BLOCK_BYTES_MAX
+from malamute.journal.log import BLOCK_ENTRIES_MAX
 
 
 def attempts(sequence, count, *, due=0, queue="q", kind="mailbox"):
@@ -367,15 +369,46 @@ def test_what_moves_is_never_out_of_sight(disk, monkeypatch):
     log, seen = store._log, []
     let_go = log._let_go
 
-    def looking(queue, sequence, place):
+    def looking(queue, sequences, places):
         if queue is log.queues["mailbox", "q"]:
-            seen.append(bool(store._fetcher.blocks("mailbox", "q", (sequence,))))
-        let_go(queue, sequence, place)
+            seen.extend(bool(store._fetcher.blocks("mailbox", "q", (sequence,))) for sequence in sequences)
+        let_go(queue, sequences, places)
 
     monkeypatch.setattr(log, "_let_go", looking)
     churn(store)
     assert len(seen) >= 3
     assert all(seen)
+
+
+def test_what_is_left_of_a_batch_moves_with_what_was_told_of_it(disk):
+    store = disk()
+    store.write([put(1, count=9)])
+    store.write([attempts(5, 2), attempts(7, 3), delete((2, 3), (7, 7))])
+    churn(store)
+    store = disk()
+    found = disk.recovered.queues["mailbox", "q"]
+    left = [1, 4, 5, 6, 8, 9]
+    assert [message.sequence for message in found.messages] == left
+    assert (found.next, found.attempts) == (10, {5: 2})
+    assert sorted(store.fetch("mailbox", "q", range(1, 10))) == left
+
+
+@pytest.mark.parametrize(
+    ("count", "size", "blocks"),
+    [
+        (BLOCK_ENTRIES_MAX, 1, 1),
+        (BLOCK_ENTRIES_MAX + 1, 1, 2),
+        (1, 2 * BLOCK_BYTES_MAX, 1),
+        (4, BLOCK_BYTES_MAX // 4, 1),
+        (4, BLOCK_BYTES_MAX // 4 + 1, 2),
+    ],
+)
+def test_a_batch_goes_into_as_many_blocks_as_it_takes(disk, count, size, blocks):
+    store = disk(size=16 * MIB)
+    before = store.status().log_blocks
+    store.write([put(1, count=count, record=bytes(size))])
+    assert store.status().log_blocks - before == blocks
+    assert len(store.fetch("mailbox", "q", range(1, count + 1))) == count
 
 
 def test_fetching_beside_a_writer_that_compacts(disk):
@@ -422,14 +455,15 @@ def test_records_at_the_bound_and_one_past_it(make, over):
 def test_cold_messages_are_whole_but_for_their_record(make):
     store = make()
     kept = put(1, queue="r", properties={"key": "k"})
+    (message,) = kept.messages()
     store.write([kept, *(put(n, record=bytes(5000)) for n in range(1, 51)), attempts(7, 2), delete((1, 5))])
     make(records_bytes=0)
     queues = make.recovered.queues
-    assert queues["mailbox", "r"].messages == [kept.message._replace(record=b"")]
+    assert queues["mailbox", "r"].messages == [message._replace(record=b"")]
     assert queues["mailbox", "r"].cold == {1: 6}
     assert queues["mailbox", "q"].cold == dict.fromkeys(range(6, 51), 5000)
     assert queues["mailbox", "q"].attempts == {7: 2}
-    assert make.store.fetch("mailbox", "r", (1,)) == {1: kept.message.record}
+    assert make.store.fetch("mailbox", "r", (1,)) == {1: message.record}
 
 
 def test_what_was_deleted_takes_no_room_from_what_is_there(make):

@@ -19,6 +19,10 @@ RECORDED = {
 }
 
 
+def held(operation):
+    return [*operation.messages()]
+
+
 @pytest.fixture(params=sorted(RECORDED))
 def recorded(request, disk):
     disk.directory.mkdir()
@@ -45,22 +49,20 @@ def test_all_of_it_is_read(recorded):
     assert found.cursors == {("weather", "mine"): 11}
     assert found.retentions == {"trimmed": PutRetention("trimmed", 0, 3, 0.5)}
     properties = {"tracker": "t", "deep": [1, None]}
-    bob = tuple(put("mailbox", "bob", n, properties).message for n in (1, 3))
+    bob = held(put("mailbox", "bob", 1, properties, count=3))[::2]
     queues = {
-        ("mailbox", "bob"): QueueState(4, 1, [*bob]),
-        ("service", "printer"): QueueState(6, 0, [put("service", "printer", 5).message]),
+        ("mailbox", "bob"): QueueState(4, 1, bob),
+        ("service", "printer"): QueueState(6, 0, held(put("service", "printer", 5))),
     }
     since_2 = {
-        ("mailbox", "ann"): QueueState(
-            3, 0, [put("mailbox", "ann", 1).message], {1: 3}, {"id3": (3, TIME + 3)}
-        ),
-        ("mailbox-dead", "ann"): QueueState(2, 0, [put("mailbox-dead", "ann", 1, {"dead": {}}).message]),
-        ("service-dead", "printer"): QueueState(10, 0, [put("service-dead", "printer", 9).message], {9: 1}),
+        ("mailbox", "ann"): QueueState(3, 0, held(put("mailbox", "ann", 1)), {1: 3}, {"id3": (3, TIME + 3)}),
+        ("mailbox-dead", "ann"): QueueState(2, 0, held(put("mailbox-dead", "ann", 1, {"dead": {}}))),
+        ("service-dead", "printer"): QueueState(10, 0, held(put("service-dead", "printer", 9)), {9: 1}),
     }
-    late = [put("service", "late", n).message for n in (1, 2)]
+    late = held(put("service", "late", 1, count=2))
     since_3 = {("service", "late"): QueueState(3, 0, late, {1: 2, 2: 1}, due={1: TIME + 9})}
     since = (queues, queues | since_2, queues | since_2 | since_3)
-    assert found.queues == since[recorded.version - 1]
+    assert found.queues == since[min(recorded.version, len(since)) - 1]
     assert found.feeds == ({("printer", "weather"): b"feed"} if recorded.version >= 2 else {})
     assert store.fetch("mailbox", "bob", (1, 2, 3)) == {m.sequence: m.record for m in bob}
     assert type(bob[0]) is Message
@@ -113,7 +115,7 @@ def test_a_backup_of_it_is_new(recorded, tmp_path):
     with lmdb.open(str(recorded.directory), readonly=True) as env, env.begin() as transaction:
         assert codec.decode_meta(transaction.get(codec.key(codec.META))).version == VERSION
     assert recorded(size=1).status().log_unreadable == 0
-    assert len(recorded.recovered.queues) == (2, 5, 6)[recorded.version - 1]
+    assert len(recorded.recovered.queues) == (2, 5, 6, 6)[recorded.version - 1]
 
 
 def test_the_recorder_still_works(disk, monkeypatch):

@@ -155,15 +155,16 @@ class Stores(RuleBasedStateMachine):
         self.write(operations)
         self.model.append(operations)
 
-    @rule(queue=QUEUES, count=SMALL, size=st.integers(0, 2000))
-    def put(self, queue, count, size):
+    @rule(queue=QUEUES, counts=st.lists(st.integers(1, 20), max_size=3), size=st.integers(0, 2000))
+    def put(self, queue, counts, size):
         kept = self.model.queue(queue)
-        operations = [
-            put(kept["next"] + n, kind=queue[0], queue=queue[1], record=bytes(size)) for n in range(count)
-        ]
+        operations = []
+        for count in counts:
+            place = {"kind": queue[0], "queue": queue[1]}
+            operations.append(put(kept["next"], count=count, record=bytes(size), **place))
+            kept["next"] += count
         self.write(operations)
-        kept["next"] += count
-        kept["messages"].update({o.message.sequence: o.message for o in operations})
+        kept["messages"].update({m.sequence: m for o in operations for m in o.messages()})
 
     @rule(queue=QUEUES, first=st.integers(0, 150), wide=st.integers(0, 100))
     def remove(self, queue, first, wide):
@@ -183,7 +184,7 @@ class Stores(RuleBasedStateMachine):
             operations += [delete((n, n), kind=queue[0], queue=queue[1]), operation]
             operations.append(SetAttempts(*to, other["next"], n))
             self.model.take_out(kept, n, n)
-            other["messages"][other["next"]] = operation.message
+            (other["messages"][other["next"]],) = operation.messages()
             other["attempts"][other["next"]] = n
             other["next"] += 1
         # Queues that the model has made come to be by the identities.

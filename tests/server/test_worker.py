@@ -15,10 +15,9 @@ from malamute.core.storage import (
     DeleteMessages,
     DeleteSession,
     ForgetIdentities,
-    Message,
     PutFeed,
     PutIdentity,
-    PutMessage,
+    PutMessages,
     PutSession,
     QueueState,
     SetAttempts,
@@ -48,8 +47,8 @@ class Disk(MemoryStore):
 BAD = PutSession(b"bad", b"")
 
 
-def put(sequence: int) -> PutMessage:
-    return PutMessage("mailbox", "bob", Message(sequence, 1, "", "a", b"x"))
+def put(sequence: int) -> PutMessages:
+    return PutMessages("mailbox", "bob", sequence, 1, "", ["a"], [b"x"])
 
 
 def delete(sequence: int) -> DeleteMessages:
@@ -124,7 +123,7 @@ def test_what_delivery_no_longer_needs_is_forgotten_even_if_the_rest_fails(resul
     told = SetAttempts("mailbox", "bob", 1, 2)
     write(store, results, Append(1, [told, ForgetIdentities("mailbox", "bob", 5), DeleteFeed("f", "s"), BAD]))
     found = store.recover()
-    assert found.queues == {("mailbox", "bob"): QueueState(2, 0, [put(1).message], {1: 2})}
+    assert found.queues == {("mailbox", "bob"): QueueState(2, 0, [*put(1).messages()], {1: 2})}
     assert found.feeds == {}
 
 
@@ -193,4 +192,4 @@ def test_the_reader_fetches_records(results):
     store.write([put(1), put(2)])
     question = Fetch("mailbox", "bob", (2, 3))
     (found,) = work(Reader("reader", store, results), results, question)
-    assert found == Found(question, {2: put(2).message.record})
+    assert found == Found(question, {2: b"x"})

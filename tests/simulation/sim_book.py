@@ -13,6 +13,7 @@ from sim_credit import CreditBook, Grant
 from sim_feeds import FeedBook
 from sim_machine import AUDITOR, NO_JOURNAL
 from sim_origin import Author, Order, Violation, body_of, mailbox_of
+from sim_puts import Puts
 from sim_queues import QueueBook
 from sim_streams import StreamBook
 from sim_waiting import WaitingBook
@@ -74,6 +75,7 @@ class Book:
         self.streams = StreamBook(self.author, store, NO_JOURNAL)
         self.feeds = FeedBook(self.author, self.streams, NO_JOURNAL)
         self.queues = QueueBook(self.author, self.feeds, policy, now)
+        self._puts = Puts()
         self.waiting = WaitingBook(policy)
         self.offers: dict[tuple[bytes, int], Offer] = {}
         """Those that may stand."""
@@ -113,6 +115,7 @@ class Book:
         """The broker is killed."""
         self.streams.died()
         self.queues.died()
+        self._puts = Puts()
         self.credit.died()
         self.offers.clear()
         self.waiting.died()
@@ -259,7 +262,7 @@ class Book:
                 self.cursors[operation.stream, operation.cursor] = operation.sequence
             elif isinstance(operation, DeleteCursor):
                 self.cursors.pop((operation.stream, operation.cursor), None)
-        self.queues.handed_out(append)
+        self.queues.handed_out(self._puts.of(append))
 
     def committed(self, operations: Sequence[Operation]) -> None:
         """The disk has committed something."""
@@ -272,14 +275,16 @@ class Book:
                 self.cursors_ever.add(operation)
             elif isinstance(operation, DeleteCursor):
                 self.cursors_stored.pop((operation.stream, operation.cursor), None)
-        self.queues.committed(operations)
+        self.queues.committed(self._puts.single(operations))
+        self._puts.forget(operations)
 
     def failed(self, append: Append) -> None:
         """The broker is about to learn that something could not be stored."""
         for operation in append.operations:
             if isinstance(operation, AppendChunk | Reserve):
                 self.streams.failed(operation)
-        self.queues.failed(append)
+        self.queues.failed(self._puts.of(append))
+        self._puts.forget(append.operations)
 
     def sends(self, sends: Sequence[tuple[bytes, Message]], blocked: frozenset[bytes]) -> None:
         """The broker sends messages, in this order."""

@@ -8,10 +8,11 @@ from typing import Any, TypeGuard
 from sim_feeds import fed_name, is_fed
 from sim_mail import Mail
 from sim_origin import Key, Violation, body_of
+from sim_puts import PutMessage
 
 from malamute.core.delivery import QueuePolicy
 from malamute.core.ready import Append
-from malamute.core.storage import DeleteMessages, Message, Operation, PutMessage
+from malamute.core.storage import DeleteMessages, Message, Operation
 
 SPENT = ("dead", "tracker", "delay", "at", "immediate")
 """Options that a dead letter does not have when it is sent again."""

@@ -14,10 +14,11 @@ from typing import Any
 from sim_dead import DeadBook, base_of, is_dead, name_of
 from sim_mail import Mail
 from sim_origin import Key, Violation
+from sim_puts import PutMessage
 
 from malamute.core.delivery import QueuePolicy
 from malamute.core.ready import Append
-from malamute.core.storage import Message, PutMessage
+from malamute.core.storage import Message
 
 Said = Mapping[str, str]
 """What was said of a message in this turn: the end that it allows, and the reason."""

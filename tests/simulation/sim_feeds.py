@@ -14,11 +14,12 @@ from math import inf
 from typing import Any
 
 from sim_origin import Author, Origin, Violation, body_of
+from sim_puts import PutMessage
 from sim_streams import Place, StreamBook
 from sim_wants import WANTS, Wants
 
 from malamute.core.ready import Append
-from malamute.core.storage import DeleteFeed, Message, Operation, PutCursor, PutFeed, PutMessage, Recovered
+from malamute.core.storage import DeleteFeed, Message, Operation, PutCursor, PutFeed, Recovered
 from malamute.protocol.batch import unpack
 
 PREFIX = "$feed/"

@@ -16,6 +16,7 @@ from sim_ends import Ends, Facts
 from sim_feeds import FeedBook, fed_name, is_fed
 from sim_mail import Holder, Mail
 from sim_origin import Author, Key, Order, Violation, body_of
+from sim_puts import PutMessage
 
 from malamute.core.delivery import QueuePolicy
 from malamute.core.ready import Append
@@ -24,7 +25,6 @@ from malamute.core.storage import (
     DeleteQueue,
     MarkDelivered,
     Operation,
-    PutMessage,
     Recovered,
     SetAttempts,
 )

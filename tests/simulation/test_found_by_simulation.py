@@ -7,7 +7,7 @@ from typing import Any
 from malamute.client.outbox import Command
 from malamute.client.session import Session
 from malamute.core import Append, Core
-from malamute.core.storage import Message, PutMessage, PutSession
+from malamute.core.storage import PutMessages, PutSession
 from malamute.errors import StorageFull
 from malamute.journal.memory import MemoryStore
 from malamute.journal.store import Retention
@@ -82,7 +82,7 @@ class Fails(MemoryStore):
 
 
 def test_what_tells_of_a_failed_number_as_stored_is_not_stored() -> None:
-    put = PutMessage("mailbox", "bob", Message(1, 1, "", "a", b"x"))
+    put = PutMessages("mailbox", "bob", 1, 1, "", ["a"], [b"x"])
     store, results = Fails(2), []
     results_of = type("Results", (), {"put": lambda self, result: results.append(result)})()
     writer = Writer("writer", store, results_of)

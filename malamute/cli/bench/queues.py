@@ -21,7 +21,7 @@ from malamute.cli.bench.raw_peer import RawPeer
 from malamute.cli.bench.report import MEBIBYTE, each_us, extent, middle
 from malamute.cli.bench.stage import Measured, perform
 from malamute.cli.daemon import Daemon
-from malamute.core.storage import Message, PutMessage
+from malamute.core.storage import PutMessages
 from malamute.protocol.batch import pack_record, unpack_payload
 from malamute.protocol.messages import (
     MAILBOX,
@@ -170,19 +170,10 @@ def fill(directory: Path, size: int, depth: int, size_bytes: int) -> None:
     store = DiskStore.open(directory, size=size, preallocate=False, streams_budget=size // 20)
     try:
         store.recover()
-        record = pack_record(HEADERS, b"x" * size_bytes)
+        plan = Plan("", depth, size_bytes, FILL_MESSAGES)
         moment = time.time_ns()
-        for first in range(1, depth + 1, FILL_MESSAGES):
-            store.write(
-                [
-                    PutMessage(
-                        "service",
-                        NAME,
-                        Message(number, moment, "asker", SUBJECTS[number % len(SUBJECTS)], record),
-                    )
-                    for number in range(first, min(first + FILL_MESSAGES, depth + 1))
-                ]
-            )
+        for first in plan.batches:
+            store.write([PutMessages("service", NAME, first + 1, moment, "asker", *plan.columns(first))])
     finally:
         store.close()
 

@@ -153,7 +153,7 @@ class Ahead:
         for run in runs(wanted):
             self._ask({entry.sequence: entry.size for entry in run})
         if entries:
-            self._read_to = max(self._read_to, entries[-1].message.sequence + 1)
+            self._read_to = max(self._read_to, entries[-1].sequence + 1)
         self.read_on()
 
     def read_on(self) -> None:

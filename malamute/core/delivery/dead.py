@@ -12,10 +12,10 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from malamute.core.delivery.cold import Records, records_of, runs
-from malamute.core.delivery.entry import Entry, ranges_of
+from malamute.core.delivery.entry import Entry, puts, ranges_of, size_of
 from malamute.core.delivery.options import Options
 from malamute.core.steps import STORED, Steps, proceed
-from malamute.core.storage import DeleteMessages, Message, PutMessage, QueueKind, QueueState
+from malamute.core.storage import DeleteMessages, Message, QueueKind, QueueState
 from malamute.protocol.batch import pack_record
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ class DeadLetters:
                 "time": message.time,
                 "died": now,
             }
-            properties = _without(message, ("tracker",))
+            properties = _without(entry, ("tracker",))
             dead = self._add(
                 message._replace(
                     sequence=self.next,
@@ -78,8 +78,8 @@ class DeadLetters:
                 )
             )
             self.next += 1
-            queue.turn.store(PutMessage(self.kind, queue.name, dead.message), dead.size)
             buried.append(dead)
+        queue.turn.store(*puts(self.kind, queue.name, buried), size_bytes=size_of(buried))
         self._coming.update(entry.sequence for entry in buried)
         queue.turn.when_stored(lambda error: self._buried(buried, error))
         self._drop_oldest()
@@ -121,7 +121,7 @@ class DeadLetters:
         moving = self._leaving | self._coming
         entries = [self.entries[s] for s in sequences if s in self.entries and s not in moving]
         queue = self._queue
-        size_bytes = sum(entry.size for entry in entries)
+        size_bytes = size_of(entries)
         queue.budget.check(queue, len(entries), size_bytes)
         queue.budget.reserve(queue, len(entries), size_bytes)
         self._leaving.update(entry.sequence for entry in entries)
@@ -138,9 +138,9 @@ class DeadLetters:
         error: MalamuteError | None = None
         for run in runs(entries):
             records = {} if error else (yield from records_of(self.kind, queue.name, run))
-            queue.budget.reserve(queue, -len(run), -sum(entry.size for entry in run))
+            queue.budget.reserve(queue, -len(run), -size_of(run))
             # Those that were dropped meanwhile stay away, and those that cannot be read stay here.
-            here = [e for e in run if {e.message.sequence} <= self.entries.keys() & records.keys()]
+            here = [e for e in run if {e.sequence} <= self.entries.keys() & records.keys()]
             if here:
                 self._put_back(here, records)
                 error = yield STORED
@@ -158,10 +158,9 @@ class DeadLetters:
         time = int(queue.turn.now * 1e9)
         again = []
         for sequence, entry in enumerate(entries, queue.next):
-            _, _, sender, subject, _, _ = entry.message
-            properties = _without(entry.message, LEFT_BEHIND)
+            properties = _without(entry, LEFT_BEHIND)
             record = records[entry.sequence]
-            again.append(Message(sequence, time, sender, subject, record, properties or None))
+            again.append(Entry((sequence, time, entry.sender, entry.subject, record, properties or None)))
         asked = {message.sequence: found for message in again if (found := Options.of(message)) is not None}
         queue.put(again, confirmed=True, options=asked, reserved=True)
         queue.turn.store_bound(self._removal([entry.sequence for entry in entries]))
@@ -190,7 +189,7 @@ class DeadLetters:
                     budget.memory.count_cold(self, -entry.size)
 
 
-def _without(message: Message, names: Sequence[str]) -> dict[str, Any]:
+def _without(message: Entry, names: Sequence[str]) -> dict[str, Any]:
     properties = message.properties or {}
     # In an outcome the tracker is no option: it says whose outcome it is.
     kept = ("tracker",) if "outcome" in properties else ()

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, Literal
 
-from malamute.core.storage import Message
+from malamute.core.storage import Frame, Message, PutMessages, QueueKind
 
 if TYPE_CHECKING:
     from malamute.core.delivery.consumer import Consumer
@@ -17,11 +20,8 @@ PROPERTY_BYTES = 64
 
 Place = Literal["unstored", "waiting", "delayed", "settling"]
 
-
-def size_of(message: Message) -> int:
-    """What a message takes of the limits, in bytes."""
-    size_bytes = len(message.subject) + len(message.record) + ENTRY_BYTES
-    return size_bytes + PROPERTY_BYTES * len(message.properties) if message.properties else size_bytes
+Row = tuple[int, int, str, str, Frame, Mapping[str, Any] | None]
+"""The fields of a message: a tuple made by `zip` takes a third of the time of a `Message`."""
 
 
 class Entry:
@@ -53,11 +53,12 @@ class Entry:
     )
 
     def __init__(
-        self, message: Message, attempts: int = 0, *, marked: bool = False, cold_bytes: int = 0
+        self, message: Message | Row, attempts: int = 0, *, marked: bool = False, cold_bytes: int = 0
     ) -> None:
         """`cold_bytes` are those of a record that was left on the disk."""
-        self.sequence, self.time, self.sender, self.subject, self.record, self.properties = message
-        self.bytes = len(self.subject) + (len(self.record) or cold_bytes)
+        self.sequence, self.time, self.sender, subject, record, self.properties = message
+        self.subject, self.record = subject, record
+        self.bytes = len(subject) + (len(record) or cold_bytes)
         self.attempts = attempts
         self.marked = marked
         self.where: Consumer | Place = "unstored"
@@ -83,6 +84,25 @@ class Entry:
     def state(self) -> str:
         """Where it is, for people."""
         return self.where if isinstance(self.where, str) else "outstanding"
+
+
+_bytes, _properties, _origin = attrgetter("bytes"), attrgetter("properties"), attrgetter("time", "sender")
+
+
+def size_of(entries: Sequence[Entry]) -> int:
+    """What messages take of the limits, in bytes."""
+    size_bytes: int = sum(map(_bytes, entries)) + ENTRY_BYTES * len(entries)
+    return size_bytes + PROPERTY_BYTES * sum(map(len, filter(None, map(_properties, entries))))
+
+
+def puts(kind: QueueKind, queue: str, entries: Iterable[Entry]) -> Iterator[PutMessages]:
+    """What adds messages with consecutive sequences to a queue of the store."""
+    for (time, sender), group in groupby(entries, _origin):
+        run = [*group]
+        subjects, records = [entry.subject for entry in run], [entry.record for entry in run]
+        properties = [entry.properties for entry in run]
+        wanted = properties if any(properties) else None
+        yield PutMessages(kind, queue, run[0].sequence, time, sender, subjects, records, wanted)
 
 
 def ranges_of(sequences: list[int]) -> list[list[int]]:

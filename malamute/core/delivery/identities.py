@@ -11,10 +11,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from malamute.core.storage import ForgetIdentities, Message, PutIdentity
+from malamute.core.storage import ForgetIdentities, PutIdentity
 from malamute.errors import TryLater
 
 if TYPE_CHECKING:
+    from malamute.core.delivery.entry import Entry
     from malamute.core.delivery.queue import Queue
     from malamute.core.timers import Timer
 
@@ -45,7 +46,7 @@ class Identities:
         found = self.known.get(identity)
         return found is not None and found[1] > time
 
-    def add(self, identity: str, message: Message) -> None:
+    def add(self, identity: str, message: Entry) -> None:
         """A message with this identity is taken in."""
         queue, policy = self._queue, self._queue.policy
         if not policy.dedup_window:
@@ -64,7 +65,7 @@ class Identities:
         if not self._queue.turn.rely_on(token) and sequence in self._queue.unsaved:
             raise TryLater(f"the message with the identity {identity!r} is not on the disk")
 
-    def take_back(self, message: Message) -> None:
+    def take_back(self, message: Entry) -> None:
         """A message was not stored after all: it may be sent again."""
         identity = (message.properties or {}).get("id")
         if identity is not None and self.known.get(identity, (0, 0, 0))[0] == message.sequence:

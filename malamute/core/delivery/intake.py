@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
+from malamute.core.delivery.entry import Entry
 from malamute.core.delivery.options import Options
-from malamute.core.storage import Message
 from malamute.errors import NoWorkers
 from malamute.protocol.batch import join_large
 from malamute.protocol.messages import Request, Send
@@ -28,30 +29,25 @@ def take_in(queue: Queue, session: Session, sender: str, command: Send | Request
     columns: Sequence[Mapping[str, Any] | None] = command.properties or [None] * len(records)
     options = [Options.parse(properties, time) for properties in command.properties or _NONE]
     if not any(options):
-        rows = zip(command.subjects, records, columns, strict=True)
-        messages = [
-            Message(number, time, sender, subject, record, properties)
-            for number, (subject, record, properties) in enumerate(rows, queue.next)
-        ]
-        queue.put(messages, confirmed=command.number > 0)
+        numbers = range(queue.next, queue.next + len(records))
+        rows = zip(numbers, repeat(time), repeat(sender), command.subjects, records, columns)
+        queue.put([*map(Entry, rows)], confirmed=command.number > 0)
         return
     places = _wanted(queue, command, options, time)
-    messages = [
-        Message(number, time, sender, command.subjects[place], records[place], columns[place])
+    entries = [
+        Entry((number, time, sender, command.subjects[place], records[place], columns[place]))
         for number, place in enumerate(places, queue.next)
     ]
     chosen = {
-        message.sequence: asked
-        for message, place in zip(messages, places, strict=True)
+        entry.sequence: asked
+        for entry, place in zip(entries, places, strict=True)
         if (asked := options[place]) is not None
     }
-    tracked = [
-        message for message in messages if message.sequence in chosen and chosen[message.sequence].tracker
-    ]
+    tracked = [entry for entry in entries if entry.sequence in chosen and chosen[entry.sequence].tracker]
     if tracked:
-        queue.budget.trackers.check(session.address, queue, tracked, messages)
-    if messages:
-        queue.put(messages, confirmed=command.number > 0, options=chosen)
+        queue.budget.trackers.check(session.address, queue, tracked, entries)
+    if entries:
+        queue.put(entries, confirmed=command.number > 0, options=chosen)
 
 
 def _wanted(queue: Queue, command: Send | Request, options: Sequence[Options | None], time: int) -> list[int]:

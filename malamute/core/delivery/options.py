@@ -14,7 +14,7 @@ from malamute.protocol.limits import DURATION_MS_MAX, NUMBER_MAX, TEXT_BYTES_MAX
 from malamute.protocol.names import RESERVED_PREFIX, is_name
 
 if TYPE_CHECKING:
-    from malamute.core.storage import Message
+    from malamute.core.delivery.entry import Entry
     from malamute.core.timers import Timer
 
 PRIORITY_MAX = 9
@@ -67,7 +67,7 @@ class Options:
         return cls(properties, time)
 
     @classmethod
-    def of(cls, message: Message) -> Options | None:
+    def of(cls, message: Entry) -> Options | None:
         """Those of a stored message, if they last. What the broker itself has written has none."""
         properties = message.properties
         if (

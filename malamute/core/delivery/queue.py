@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from malamute.core.delivery.cold import RUN_BYTES, Ahead, records_of, runs
 from malamute.core.delivery.correlations import Correlations
 from malamute.core.delivery.dead import DeadLetters
-from malamute.core.delivery.entry import Entry, ranges_of
+from malamute.core.delivery.entry import Entry, puts, ranges_of, size_of
 from malamute.core.delivery.identities import Identities
 from malamute.core.delivery.keys import Keys
 from malamute.core.delivery.line import Backlog, Line, Lines, Order, order_of, sequence_of
@@ -18,8 +18,6 @@ from malamute.core.steps import Steps, proceed
 from malamute.core.storage import (
     DeleteMessages,
     MarkDelivered,
-    Message,
-    PutMessage,
     QueueState,
     SetAttempts,
 )
@@ -85,7 +83,7 @@ class Queue:
 
     def put(
         self,
-        messages: Sequence[Message],
+        entries: Sequence[Entry],
         *,
         confirmed: bool,
         options: Mapping[int, Options] | None = None,
@@ -95,29 +93,26 @@ class Queue:
 
         `options` are by sequence. Messages whose room is `reserved` always fit.
         """
-        awaited = not self.exact and self._lines.awaiting
-        if options and any(asked.due > self.turn.now for asked in options.values()):
-            awaited = False
-        entries = [Entry(message, marked=awaited) for message in messages]
-        size_bytes = sum([entry.size for entry in entries])
+        size_bytes = size_of(entries)
         if not reserved:
-            self.budget.check(self, len(messages), size_bytes)
-        self.budget.take(self, len(messages), size_bytes)
-        for message, entry in zip(messages, entries, strict=True):
-            self.entries[message.sequence] = entry
-            self.turn.store(PutMessage(self.kind, self.name, message), entry.size)
-        self.budget.ledger.arrived(self, len(messages))
-        self.next = messages[-1].sequence + 1
-        if options:
-            for sequence, asked in options.items():
-                self._adopt(self.entries[sequence].message, asked)
-                if asked.due > self.turn.now:
-                    # Others will be delivered, and marked, before it.
-                    self._count(self.entries[sequence])
-        self._correlations.add(entries)
-        if awaited:
+            self.budget.check(self, len(entries), size_bytes)
+        self.budget.take(self, len(entries), size_bytes)
+        self.budget.ledger.arrived(self, len(entries))
+        sequences = range(self.next, self.next + len(entries))
+        self.next = sequences.stop
+        self.entries.update(zip(sequences, entries, strict=True))
+        self.turn.store(*puts(self.kind, self.name, entries), size_bytes=size_bytes)
+        delayed = [sequence for sequence, asked in (options or {}).items() if asked.due > self.turn.now]
+        if not delayed and not self.exact and self._lines.awaiting:
+            for entry in entries:
+                entry.marked = True
             self.turn.store_bound(MarkDelivered(self.kind, self.name, self.next - 1))
-        sequences = [message.sequence for message in messages]
+        for sequence, asked in (options or {}).items():
+            self._adopt(self.entries[sequence], asked)
+        for sequence in delayed:
+            # Others will be delivered, and marked, before it.
+            self._count(self.entries[sequence])
+        self._correlations.add(entries)
         if confirmed or self.unstored:
             self.unstored += len(sequences)
             self.turn.when_stored(lambda error: self._stored(sequences, error, confirmed))
@@ -126,7 +121,7 @@ class Queue:
             self.turn.when_stored(lambda error: self._saved(sequences, error), awaited=False)
             self._make_ready(sequences)
 
-    def _adopt(self, message: Message, asked: Options) -> None:
+    def _adopt(self, message: Entry, asked: Options) -> None:
         """See to what a message asks for."""
         sequence = message.sequence
         if asked.identity:
@@ -173,10 +168,10 @@ class Queue:
         # Another queue may have put an outcome here meanwhile, which is not stored yet.
         restored = [entry for entry in self.entries.values() if entry.where == "settling"]
         for entry in restored:
-            asked = Options.of(entry.message) if entry.properties else None
+            asked = Options.of(entry) if entry.properties else None
             if asked is not None:
                 asked.identity = ""  # It is known, or its window has passed.
-                self._adopt(entry.message, asked)
+                self._adopt(entry, asked)
         self._requeue([s for entry in restored if not self._delay_again(s := entry.sequence)], 0.0)
 
     def _stored(self, sequences: Sequence[int], error: MalamuteError | None, confirmed: bool) -> None:
@@ -186,7 +181,7 @@ class Queue:
         if error is not None and confirmed:
             # The sender learns it from its number; a message that is not on the disk must not be delivered.
             for sequence in sequences if self.identities.known else ():
-                self.identities.take_back(self.entries[sequence].message)
+                self.identities.take_back(self.entries[sequence])
             self._drop(sequences)
             return
         if error is not None:
@@ -203,6 +198,14 @@ class Queue:
     def _make_ready(self, sequences: Iterable[int]) -> None:
         if self.options:
             sequences = self._in_time(sequences)
+        if self.consumers:
+            self._deal_out(sequences)
+            return
+        for sequence in sequences:
+            self.entries[sequence].where = "waiting"
+            self.waiting += 1
+
+    def _deal_out(self, sequences: Iterable[int]) -> None:
         plain = not self.options
         match = self._lines.match
         found: dict[Groups, list[Line]] = {}
@@ -459,7 +462,7 @@ class Queue:
 
     def _is_bound_to_another(self, sequence: int, order: Order, consumer: Consumer) -> bool:
         """Whether the key of a message now belongs to another consumer, for which it waits from now on."""
-        holder = self._holder(sequence, self._lines_for(self.entries[sequence].message.subject))
+        holder = self._holder(sequence, self._lines_for(self.entries[sequence].subject))
         if holder is None or holder is consumer:
             return False
         self._bind(holder, order)
@@ -496,7 +499,7 @@ class Queue:
 
     def _count(self, entry: Entry, due: float = 0.0) -> None:
         """Tell the disk how often a message was delivered, and when it comes again."""
-        sequence, attempts = entry.message.sequence, entry.attempts
+        sequence, attempts = entry.sequence, entry.attempts
         self.turn.store(SetAttempts(self.kind, self.name, sequence, attempts, int(due * 1e9)))
         if not attempts:
             entry.marked = False
@@ -707,7 +710,7 @@ class Queue:
         if asked is not None:
             self.budget.timers.cancel(asked.timer)
             if asked.tracker:
-                self.budget.trackers.close(entry.message)
+                self.budget.trackers.close(entry)
 
     # The queue itself
 

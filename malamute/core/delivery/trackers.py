@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 from malamute.core.delivery.entry import Entry, size_of
 from malamute.core.delivery.policy import BaseKind
-from malamute.core.storage import Message
 from malamute.errors import InvalidValue, MalamuteError, TrackerInUse, TryLater
 from malamute.protocol.batch import pack_record
 from malamute.protocol.limits import TEXT_BYTES_MAX
@@ -33,9 +32,7 @@ class Trackers:
         self._open: dict[tuple[str, str], tuple[int, int]] = {}
         """The room that is still kept for each, in messages and bytes."""
 
-    def check(
-        self, address: str, queue: Queue, messages: Sequence[Message], arriving: Sequence[Message]
-    ) -> None:
+    def check(self, address: str, queue: Queue, messages: Sequence[Entry], arriving: Sequence[Entry]) -> None:
         """Raise `InvalidValue`, `TrackerInUse`, `TryLater` or `TooMany` unless all can be tracked.
 
         `messages` are the tracked ones among those that are `arriving` in the queue, which need room too.
@@ -53,7 +50,7 @@ class Trackers:
         if mailbox is None:
             self._mailboxes.budget.check_queues()
             mailbox = self._mailboxes.new(address)
-        size_bytes = sum(map(size_of, arriving))
+        size_bytes = size_of(arriving)
         own, own_bytes = (len(arriving), size_bytes) if mailbox is queue else (0, 0)
         try:
             mailbox.budget.check_queue(mailbox, len(messages) + own, room + own_bytes)
@@ -61,14 +58,14 @@ class Trackers:
         except TryLater as error:
             raise TryLater(f"no room for an outcome: {error.text}") from None
 
-    def open(self, queue: Queue, message: Message) -> None:
+    def open(self, queue: Queue, message: Entry) -> None:
         """A tracked message is accepted, or found in the store: keep room for its outcome."""
         room = _room(queue.kind, queue.name, message)
         self._open[message.sender, _tracker(message)] = (1, room)
         mailbox = self._mailboxes.keep(message.sender)
         mailbox.budget.reserve(mailbox, 1, room)
 
-    def close(self, message: Message) -> None:
+    def close(self, message: Entry) -> None:
         """The outcome of a tracked message is stored, or its command was refused after all."""
         messages, room = self._open.pop((message.sender, _tracker(message)))
         mailbox = self._mailboxes.keep(message.sender)
@@ -80,20 +77,19 @@ class Trackers:
         """Put outcomes into the mailboxes of the senders, with all else of this turn."""
         time = int(queue.turn.now * 1e9)
         for entry in entries:
-            message = entry.message
-            mailbox = self._mailboxes.keep(message.sender)
-            properties = _properties(queue.kind, queue.name, message, outcome, reason)
-            told = Message(mailbox.next, time, "", message.subject, EMPTY, properties)
+            mailbox = self._mailboxes.keep(entry.sender)
+            properties = _properties(queue.kind, queue.name, entry, outcome, reason)
+            told = Entry((mailbox.next, time, "", entry.subject, EMPTY, properties))
             mailbox.put([told], confirmed=bound, reserved=True)
-            self._use(message, 1, size_of(told))
+            self._use(entry, 1, told.size)
             if bound:
-                queue.turn.when_stored(partial(self._told, message, size_of(told)))
+                queue.turn.when_stored(partial(self._told, entry, told.size))
 
-    def _told(self, message: Message, size_bytes: int, error: MalamuteError | None) -> None:
+    def _told(self, message: Entry, size_bytes: int, error: MalamuteError | None) -> None:
         if error is not None:
             self._use(message, -1, -size_bytes)
 
-    def _use(self, message: Message, messages: int, size_bytes: int) -> None:
+    def _use(self, message: Entry, messages: int, size_bytes: int) -> None:
         """An outcome takes up the room that was kept for it, or gives it back if it was not stored."""
         key = (message.sender, _tracker(message))
         kept, room = self._open[key]
@@ -102,19 +98,19 @@ class Trackers:
         mailbox.budget.reserve(mailbox, -messages, -size_bytes)
 
 
-def _tracker(message: Message) -> str:
+def _tracker(message: Entry) -> str:
     assert message.properties is not None
     tracker: str = message.properties["tracker"]
     return tracker
 
 
-def _properties(kind: BaseKind, name: str, message: Message, outcome: str, reason: str) -> dict[str, Any]:
+def _properties(kind: BaseKind, name: str, message: Entry, outcome: str, reason: str) -> dict[str, Any]:
     properties = {"outcome": outcome, "tracker": _tracker(message), "kind": kind, "name": name}
     if message.properties and "correlation" in message.properties:
         properties["correlation"] = message.properties["correlation"]
     return {**properties, "reason": reason} if reason else properties
 
 
-def _room(kind: BaseKind, name: str, message: Message) -> int:
+def _room(kind: BaseKind, name: str, message: Entry) -> int:
     longest = _properties(kind, name, message, "", "x" * TEXT_BYTES_MAX)
-    return size_of(Message(0, 0, "", message.subject, EMPTY, longest))
+    return Entry((0, 0, "", message.subject, EMPTY, longest)).size
