@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping, Sequence
-from itertools import count, repeat
+from itertools import count
 from typing import Any, NamedTuple, get_args
 
 import msgpack
@@ -110,21 +110,22 @@ def decode_block(data: bytes | memoryview) -> list[Entry]:
         raise _damage(error) from error
 
 
-BlockRecords = Mapping[tuple[QueueKind, str, int], bytes]
+BlockRecords = Mapping[tuple[QueueKind, str], Mapping[int, bytes]]
 
 
 def decode_records(data: bytes | memoryview) -> BlockRecords:
-    """The records of the messages in a block, of each the last one. Raises `Damaged`."""
+    """The records in a block by queue and sequence, of each message the last one. Raises `Damaged`."""
     codes, entries = _unpack(data)
-    records: dict[tuple[QueueKind, str, int], bytes] = {}
+    records: dict[tuple[QueueKind, str], dict[int, bytes]] = {}
     try:
         for code, entry in zip(codes, entries, strict=True):
             if code == _ENTRY_CODES[PutMessages]:
                 kind, queue, first, _, _, _, found, _ = entry
-                records.update(zip(zip(repeat(kind), repeat(queue), count(first)), found))  # noqa: B905
+                records.setdefault((kind, queue), {}).update(zip(count(first), found))
             elif code == _PUT_MESSAGE:
-                records[entry[0], entry[1], entry[2][0]] = entry[2][4]
-        _expect(bytes, *records.values())
+                records.setdefault((entry[0], entry[1]), {})[entry[2][0]] = entry[2][4]
+        for held in records.values():
+            _expect(bytes, *held.values())
     except _UNPACK_ERRORS as error:
         raise _damage(error) from error
     return records

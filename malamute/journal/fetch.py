@@ -42,13 +42,9 @@ class Fetcher:
         found: dict[int, bytes] = {}
         missing: list[int] = []
         for number, wanted in self.blocks(kind, queue, sequences).items():
-            records = self._block(get_block, number)
-            for sequence in wanted:
-                record = records.get((kind, queue, sequence))
-                if record is None:
-                    missing.append(sequence)
-                else:
-                    found[sequence] = record
+            records = self._block(get_block, number).get((kind, queue), {})
+            found.update({sequence: records[sequence] for sequence in wanted if sequence in records})
+            missing += [sequence for sequence in wanted if sequence not in records]
         return found, missing
 
     def blocks(self, kind: QueueKind, queue: str, sequences: Iterable[int]) -> dict[int, list[int]]:

@@ -158,8 +158,8 @@ class Budget:
         """Send what may be sent, and see to it that the rest may be."""
         queue = consumer.queue
         entries = [*takewhile(attrgetter("marked"), consumer.unsent)]
-        if consumer.lacking:
-            entries = [*takewhile(queue.ahead.has, entries)]
+        if consumer.lacking and (lacking := queue.ahead.lack(entries)):
+            entries = entries[: entries.index(lacking[0])]
         if entries:
             consumer.unsent = consumer.unsent[len(entries) :]
             payload, large = pack_queue_payload(self._columns(queue, entries))
@@ -212,6 +212,6 @@ class Budget:
             consumer.awaiting += 1
             queue.mark(entries)
             self.turn.when_stored(marked)
-        if consumer.lacking and (cold := [entry for entry in entries if not queue.ahead.has(entry)]):
+        if consumer.lacking and (cold := queue.ahead.lack(entries)):
             consumer.awaiting += 1
             queue.ahead.bring(cold, done)

@@ -123,9 +123,10 @@ class Ahead:
         self._awaiting: list[Awaiting] = []
         self._bytes = 0
 
-    def has(self, entry: Entry) -> bool:
-        """Whether a message can be sent."""
-        return entry.sequence in self.records or not entry.cold
+    def lack(self, entries: Iterable[Entry]) -> list[Entry]:
+        """Those of some messages that cannot be sent yet."""
+        records = self.records
+        return [e for e in entries if not e.record and e.sequence not in records and e.cold]
 
     def take(self, entries: Sequence[Entry]) -> list[Frame]:
         """The records of messages that are sent now."""
@@ -149,8 +150,7 @@ class Ahead:
     def bring(self, entries: Sequence[Entry], then: Awaiting) -> None:
         """Bring records, and what follows them. Then look again: some more may be there, or all."""
         self._awaiting.append(then)
-        wanted = [entry for entry in entries if not self._comes(entry)]
-        for run in runs(wanted):
+        for run in runs([entry for entry in self.lack(entries) if entry.sequence not in self._asked]):
             self._ask({entry.sequence: entry.size for entry in run})
         if entries:
             self._read_to = max(self._read_to, entries[-1].sequence + 1)
@@ -168,11 +168,14 @@ class Ahead:
         """What to bring next, with the sizes."""
         queue = self._queue
         found: dict[int, int] = {}
+        records, asked = self.records, self._asked
         start = self._read_to
         self._read_to = min(start + RUN_MESSAGES, queue.next)
         for sequence in range(start, self._read_to):
             entry = queue.entries.get(sequence)
-            if entry is None or entry.where != "waiting" or entry.record or self._comes(entry):
+            if sequence in records or sequence in asked:
+                continue
+            if entry is None or entry.where != "waiting" or not entry.cold:
                 continue
             if queue.has_consumer(entry.subject):
                 size_bytes = entry.size
@@ -182,9 +185,6 @@ class Ahead:
                     break
                 found[sequence] = size_bytes
         return found
-
-    def _comes(self, entry: Entry) -> bool:
-        return self.has(entry) or entry.sequence in self._asked
 
     def _ask(self, sizes: dict[int, int]) -> None:
         queue = self._queue

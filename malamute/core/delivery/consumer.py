@@ -54,9 +54,8 @@ class Consumer:
     @property
     def ready(self) -> bool:
         """Whether it may be given a message."""
-        return (
-            self.credit.open and not self.session.blocked and (not self.lacking or self.queue.may_lack(self))
-        )
+        may_lack = not self.lacking or self.lacking < self.queue.lacking_max
+        return self.credit.open and may_lack and not self.session.blocked
 
     def grant(self, messages: int, size_bytes: int) -> None:
         """Take more credit, and what waits for it."""

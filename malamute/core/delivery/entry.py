@@ -106,9 +106,12 @@ def puts(kind: QueueKind, queue: str, entries: Iterable[Entry]) -> Iterator[PutM
 
 
 def ranges_of(sequences: list[int]) -> list[list[int]]:
-    """Sequences as ranges `[first, last]`, in order."""
+    """Different sequences as ranges `[first, last]`, in order."""
+    ordered = sorted(sequences)
+    if ordered and ordered[-1] - ordered[0] == len(ordered) - 1:
+        return [[ordered[0], ordered[-1]]]
     ranges: list[list[int]] = []
-    for sequence in sorted(sequences):
+    for sequence in ordered:
         if ranges and ranges[-1][1] == sequence - 1:
             ranges[-1][1] = sequence
         else:

@@ -219,7 +219,7 @@ class Queue:
                 continue
             free = [line.consumers[0] for line in lines if line.consumers]
             if free:
-                self._assign(min(free, key=_used) if len(free) > 1 else free[0], sequence, entry)
+                self._assign(min(free, key=_used) if len(free) > 1 else free[0], entry)
                 continue
             entry.where = "waiting"
             self.waiting += 1
@@ -257,13 +257,14 @@ class Queue:
         """Whether it may keep the records that it has."""
         return self.bytes - self.cold <= self.budget.memory.free
 
-    def may_lack(self, consumer: Consumer) -> bool:
-        """Whether a consumer that waits for records may be given one message more."""
-        return consumer.lacking < min(RUN_BYTES, self.budget.memory.free)
+    @property
+    def lacking_max(self) -> int:
+        """The bytes of records that a consumer may wait for and still be given one message more."""
+        return min(RUN_BYTES, self.budget.memory.free)
 
     def count_lacking(self, consumer: Consumer) -> None:
         """See how much a consumer still waits for, and whether that lets it have more."""
-        consumer.lacking = sum(entry.size for entry in consumer.unsent if not self.ahead.has(entry))
+        consumer.lacking = size_of(self.ahead.lack(consumer.unsent))
         if not consumer.waits and id(consumer) in self.consumers:
             self.serve(consumer)
 
@@ -377,9 +378,14 @@ class Queue:
 
     def serve(self, consumer: Consumer) -> None:
         """Give a consumer with credit what waits for it, or let it wait in its line itself."""
+        if not consumer.ready:
+            return
         waiting, own, entries = consumer.line.waiting, consumer.own, self.entries
         bound = len(own) > 0
-        while consumer.ready:
+        # Asking `ready` for each message would be a fifth of the work.
+        credit, lacking_max = consumer.credit, self.lacking_max
+        given: list[Entry] = []
+        while credit.open and (not consumer.lacking or consumer.lacking < lacking_max):
             order = (own if bound and own.first < waiting.first else waiting).pop()
             if order is None:
                 break
@@ -391,7 +397,10 @@ class Queue:
             if self.options and self._is_bound_to_another(sequence, order, consumer):
                 continue
             self.waiting -= 1
-            self._give(consumer, sequence, entry)
+            self._choose(consumer, entry)
+            given.append(entry)
+        if given:
+            self._hand_out(consumer, given)
         if consumer.ready and not consumer.waits:
             consumer.waits = True
             consumer.line.consumers.append(consumer)
@@ -402,36 +411,48 @@ class Queue:
             consumer.waits = False
             consumer.line.consumers.remove(consumer)
 
-    def _assign(self, consumer: Consumer, sequence: int, entry: Entry) -> None:
+    def _assign(self, consumer: Consumer, entry: Entry) -> None:
         # It stands first in its line, and goes to the end.
         consumers = consumer.line.consumers
         consumers.popleft()
-        self._give(consumer, sequence, entry)
+        self._give(consumer, entry)
         if consumer.ready:
             consumers.append(consumer)
         else:
             consumer.waits = False
 
-    def _give(self, consumer: Consumer, sequence: int, entry: Entry) -> None:
+    def _give(self, consumer: Consumer, entry: Entry) -> None:
+        self._choose(consumer, entry)
+        self._hand_out(consumer, [entry])
+
+    def _choose(self, consumer: Consumer, entry: Entry) -> None:
+        """A message goes to a consumer: what the choice of the next one depends on."""
+        entry.where = consumer
+        consumer.credit.take(1, entry.bytes)
+        if not entry.record and entry.sequence not in self.ahead.records:
+            consumer.lacking += entry.size
+        if self.options and (asked := self.options.get(entry.sequence)) is not None and asked.key:
+            self._keys.bind(asked.key, consumer)
+
+    def _hand_out(self, consumer: Consumer, entries: Sequence[Entry]) -> None:
+        """All else about messages that go to a consumer."""
         self._clock += 1
         consumer.used = self._clock
-        consumer.credit.take(1, entry.bytes)
-        if not entry.record and not self.ahead.has(entry):
-            consumer.lacking += entry.size
-        consumer.outstanding[sequence] = entry
-        consumer.session.holding += 1
-        entry.attempts += 1
-        entry.where = consumer
-        entry.since = entry.given = self.turn.now
-        if entry.attempts == 1:
-            entry.first = entry.given
+        consumer.session.holding += len(entries)
         if not consumer.unsent:
             self.budget.deliveries.append(consumer)
-        consumer.unsent.append(entry)
-        if sequence > self.delivered:
-            self.delivered = sequence
-        if self.options and (asked := self.options.get(sequence)) is not None and asked.key:
-            self._keys.bind(asked.key, consumer)
+        consumer.unsent += entries
+        now, outstanding, delivered = self.turn.now, consumer.outstanding, self.delivered
+        for entry in entries:
+            sequence = entry.sequence
+            outstanding[sequence] = entry
+            entry.attempts += 1
+            entry.since = entry.given = now
+            if entry.attempts == 1:
+                entry.first = now
+            if sequence > delivered:
+                delivered = sequence
+        self.delivered = delivered
 
     # Keys
 
@@ -448,7 +469,7 @@ class Queue:
             return False
         if holder.waits:
             self.step_out(holder)
-            self._give(holder, sequence, entry)
+            self._give(holder, entry)
             self.serve(holder)
         else:
             entry.where = "waiting"
@@ -682,28 +703,24 @@ class Queue:
         self._make_ready(sorted(ready))
 
     def _drop(self, sequences: Sequence[int]) -> None:
-        size_bytes = cold_bytes = 0
         entries = [self.entries.pop(sequence) for sequence in sequences]
-        for sequence, entry in zip(sequences, entries, strict=True):
-            entry_bytes = entry.size
-            size_bytes += entry_bytes
-            if entry.cold:
-                cold_bytes += entry_bytes
-            if entry.where == "waiting":
+        for entry in entries:
+            where = entry.where
+            if where == "waiting":
                 self.waiting -= 1
-            elif entry.where == "delayed":
-                self.budget.timers.cancel(self.delayed.pop(sequence))
-            if self._delayed_until:
-                self._delayed_until.pop(sequence, None)
+            elif where == "delayed":
+                self.budget.timers.cancel(self.delayed.pop(entry.sequence))
             if self.options:
                 self._forget_options(entry)
+        for sequence in sequences if self._delayed_until else ():
+            self._delayed_until.pop(sequence, None)
         self._correlations.remove(entries)
         if self.ahead.records:
             self.ahead.drop(sequences)
         self.unsaved.difference_update(sequences)
         self.untouched.difference_update(sequences)
-        self.budget.take(self, -len(sequences), -size_bytes)
-        self.budget.memory.count_cold(self, -cold_bytes)
+        self.budget.take(self, -len(sequences), -size_of(entries))
+        self.budget.memory.count_cold(self, -size_of([e for e in entries if not e.record and e.cold]))
 
     def _forget_options(self, entry: Entry) -> None:
         asked = self.options.pop(entry.sequence, None)
