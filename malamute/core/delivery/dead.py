@@ -7,6 +7,7 @@ one leaves. Once they are on the disk their records are there only, since hardly
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -36,7 +37,8 @@ class DeadLetters:
         self.kind: QueueKind = "mailbox-dead" if queue.kind == "mailbox" else "service-dead"
         self.next = 1
         self.cold = 0
-        self.entries: dict[int, Entry] = {}
+        # Its first entry is at hand, however many were taken out before it.
+        self.entries: OrderedDict[int, Entry] = OrderedDict()
         self._queue = queue
         self._leaving: set[int] = set()
         """Those that are on their way back, until the disk knows."""

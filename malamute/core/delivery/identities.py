@@ -8,6 +8,7 @@ A double shares the fate of the first: it is confirmed when that is on the disk,
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -31,14 +32,15 @@ class Identities:
     """
 
     def __init__(self, queue: Queue) -> None:
-        self.known: dict[str, tuple[int, int, int]] = {}
+        # Its first entry is at hand, however many were taken out before it.
+        self.known: OrderedDict[str, tuple[int, int, int]] = OrderedDict()
         self._queue = queue
         self._timer: Timer | None = None
 
     def restore(self, identities: Mapping[str, tuple[int, int]]) -> None:
         """Take up what the store kept."""
         ending = sorted(identities.items(), key=lambda item: item[1][1])
-        self.known = {identity: (sequence, until, 0) for identity, (sequence, until) in ending}
+        self.known.update((identity, (sequence, until, 0)) for identity, (sequence, until) in ending)
         self._sweep()
 
     def has(self, identity: str, time: int) -> bool:
@@ -73,7 +75,7 @@ class Identities:
 
     def _forget_first(self) -> None:
         # The store forgets by time: what came with the first that stays is still there after a restart.
-        _, gone, _ = self.known.pop(next(iter(self.known)))
+        _, (_, gone, _) = self.known.popitem(last=False)
         _, kept, _ = next(iter(self.known.values()))
         if kept > gone:
             queue = self._queue
@@ -90,7 +92,7 @@ class Identities:
         queue, now = self._queue, int(self._queue.turn.now * 1e9)
         before = len(self.known)
         while self.known and next(iter(self.known.values()))[1] <= now:
-            del self.known[next(iter(self.known))]
+            self.known.popitem(last=False)
         if len(self.known) < before:
             queue.turn.store(ForgetIdentities(queue.kind, queue.name, now))
         self._watch()

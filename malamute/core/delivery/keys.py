@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -15,7 +16,8 @@ class Keys:
     """Which consumer each key belongs to."""
 
     def __init__(self) -> None:
-        self._holders: dict[str, Consumer] = {}
+        # Its first entry is at hand, however many were taken out before it.
+        self._holders: OrderedDict[str, Consumer] = OrderedDict()
 
     def holder(self, key: str) -> Consumer | None:
         """Whom a key belongs to."""
@@ -23,11 +25,10 @@ class Keys:
 
     def bind(self, key: str, consumer: Consumer) -> None:
         """A consumer gets a message with this key."""
-        if key in self._holders:
-            consumer = self._holders.pop(key)
-        elif len(self._holders) >= KEYS_MAX:
-            del self._holders[next(iter(self._holders))]
-        self._holders[key] = consumer
+        self._holders.setdefault(key, consumer)
+        self._holders.move_to_end(key)
+        if len(self._holders) > KEYS_MAX:
+            self._holders.popitem(last=False)
 
     def forget(self, consumer: Consumer) -> None:
         """A consumer is gone: its keys are free."""
