@@ -48,6 +48,8 @@ class StreamBook:
         """Where a stream ended when a subscription was last answered."""
         self.cut: dict[str, int] = {}
         """Where a stream went back, as it may when the disk could not reserve sequences."""
+        self.reserved: dict[str, int] = {}
+        """The reserved sequence of each stream when the broker started."""
         self._found: dict[bytes, tuple[str, int]] = {}
         self._numbers: dict[tuple[bytes, str], int] = {}
         self._waiting: dict[tuple[str, int], Sequence[int]] = {}
@@ -128,7 +130,7 @@ class StreamBook:
         """
         for stream, order in self.order.items():
             state = recovered.streams.get(stream)
-            reserved = state.reserved if state else 0
+            reserved = self.reserved[stream] = state.reserved if state else 0
             told = self._told.get(stream, 0)
             if reserved < self.last(stream) and (told <= reserved or stream in self._unreserved):
                 if told > reserved:
@@ -241,8 +243,10 @@ class Reader:
         last = self.source.last
         assert last is not None
         if self._began and self.position is not None and last < self.position:
-            cut = self.book.cut.get(self.source.stream)
-            if cut is None or last > max(cut, self.book.last(self.source.stream)):
+            stream, book = self.source.stream, self.book
+            cut = book.cut.get(stream)
+            # The numbers go on behind what was reserved when the broker started.
+            if cut is None or last > max(cut, book.last(stream), book.reserved.get(stream, 0)):
                 raise Violation(
                     "a subscription went back", stream=self.source.stream, to=last, frm=self.position
                 )
