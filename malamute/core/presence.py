@@ -78,7 +78,7 @@ def queue_row(core: Core, queue: Queue) -> Row:
         "name": queue.name,
         "messages": len(queue.entries),
         "waiting": queue.waiting,
-        "delayed": len(queue.delayed),
+        "delayed": len(queue.schedule.delayed),
         "outstanding": sum(len(consumer.outstanding) for consumer in queue.consumers.values()),
         "dead": len(queue.dead.entries),
         "bytes": queue.bytes,

@@ -105,7 +105,7 @@ class Services(Queues):
         self._check_room(posts)
         # A tracked request ends with its outcome stored, and its reply with it, or does not end. So does each
         # if the memory could not hold replies that the disk does not take.
-        bound = message.number > 0 or offer.queue.tracks(finals) or self.budget.short_of_memory
+        bound = message.number > 0 or bool(offer.queue.ends.tracked(finals)) or self.budget.short_of_memory
         for mailbox, messages in posts:
             mailbox.put(messages, confirmed=bound, reserved=True)
         if finals:

@@ -179,7 +179,7 @@ def check(bench):
         total += queue.bytes + dead
         states = [entry.state for entry in queue.entries.values()]
         assert states.count("waiting") == queue.waiting
-        assert states.count("delayed") == len(queue.delayed)
+        assert states.count("delayed") == len(queue.schedule.delayed)
         assert states.count("unstored") == queue.unstored
         outstanding = sum(len(consumer.outstanding) for consumer in queue.consumers.values())
         assert states.count("outstanding") == outstanding

@@ -127,7 +127,7 @@ def test_what_was_delayed_and_may_not_leave_is_delayed_again(way, tracker):
     bench.wait(0.9)
     bench.settle()
     assert bench.bodies("bob") == []
-    assert len(bench.core.mailboxes.by_name["bob"].delayed) == 1
+    assert len(bench.core.mailboxes.by_name["bob"].schedule.delayed) == 1
     bench.wait(0.1)
     bench.settle()
     assert bench.bodies("bob") == [b"1"]
@@ -154,5 +154,5 @@ def test_what_was_delayed_and_has_left_is_forgotten(way):
     bench.wait(3.0)
     bench.settle()
     queue = bench.core.mailboxes.by_name["bob"]
-    assert (bench.bodies("bob"), queue.entries, queue.delayed) == ([], {}, {})
-    assert queue._delayed_until == {}
+    assert (bench.bodies("bob"), queue.entries, queue.schedule.delayed) == ([], {}, {})
+    assert queue.schedule._due == {}

@@ -14,8 +14,9 @@ from sim_plan import THEMES, plan_of
 from sim_shrink import KNOWN, failure_of, shrink
 from sim_world import run
 
-from malamute.core.delivery import Budget, Queue
+from malamute.core.delivery import Budget
 from malamute.core.delivery.dead import DeadLetters
+from malamute.core.delivery.ends import Ends
 from malamute.core.feed import Feed
 from malamute.core.storage import DeleteMessages, MarkDelivered
 from malamute.core.subscription import Position
@@ -83,7 +84,7 @@ def _told_of_nothing(trackers, queue, entries, outcome, reason, *, bound=True):
 
 
 def _always_ready(queue, sequences, delay):
-    queue._make_ready(sorted(sequences))
+    queue.make_ready(sorted(sequences))
 
 
 def _forget_the_reason(dead, entries, records, reason):
@@ -95,11 +96,11 @@ def _keep_what_is_sent_again(dead, entries, records):
         _PUT_BACK(dead, entries, records)
 
 
-def _spare_the_cold(queue, entries, outcome, reason, worker):
+def _spare_the_cold(ends, entries, outcome, reason, worker):
     if outcome == "rejected" and any(entry.cold for entry in entries):
-        queue._make_ready([entry.message.sequence for entry in entries])
+        ends._queue.make_ready([entry.message.sequence for entry in entries])
     else:
-        yield from _BURIAL(queue, entries, outcome, reason, worker)
+        yield from _BURIAL(ends, entries, outcome, reason, worker)
 
 
 def _needless(reason):
@@ -130,7 +131,7 @@ def _is_impatient(feed):
     return feed.cursor <= feed.stream.replay.durable and not feed.full and feed.turn.now >= feed.retry_at
 
 
-_BURIAL = Queue._burial
+_BURIAL = Ends._burial
 _BURY = DeadLetters.bury
 _PUT_BACK = DeadLetters._put_back
 _COLLECT = Budget._collect_unless_used
@@ -141,16 +142,16 @@ BROKEN = {
     "a delivery takes no credit": ("malamute.core.credit.Credit.take", lambda *arguments: None),
     "a gap is not told": ("malamute.core.subscription.Subscription.skip", _skip_in_silence),
     "what a peer held is not given to others": (
-        "malamute.core.delivery.Queue._make_ready",
+        "malamute.core.delivery.Queue.make_ready",
         lambda *arguments: None,
     ),
     "an outcome is not told": ("malamute.core.delivery.trackers.Trackers.post", _told_of_nothing),
     "a tracker may be used twice": ("malamute.core.delivery.trackers.Trackers.check", _nothing),
     "a tracker is never given free": ("malamute.core.delivery.trackers.Trackers.close", _nothing),
-    "a message outlives its time": ("malamute.core.delivery.Queue._expire", _nothing),
+    "a message outlives its time": ("malamute.core.delivery.schedule.Schedule._expire", _nothing),
     "a message comes before it is due": (
-        "malamute.core.delivery.Queue._in_time",
-        lambda queue, sequences: sorted(sequences),
+        "malamute.core.delivery.schedule.Schedule.in_time",
+        lambda schedule, sequences: sorted(sequences),
     ),
     "an identity is always new": (
         "malamute.core.delivery.identities.Identities.has",
@@ -161,11 +162,14 @@ BROKEN = {
         _nothing,
     ),
     "priority counts for nothing": (
-        "malamute.core.delivery.Queue._order",
-        lambda queue, sequence: sequence,
+        "malamute.core.delivery.dealing.Dealing._order",
+        lambda dealing, sequence: sequence,
     ),
     "a key belongs to nobody": ("malamute.core.delivery.keys.Keys.bind", _nothing),
-    "somebody is always there": ("malamute.core.delivery.Queue.has_consumer", lambda *arguments: True),
+    "somebody is always there": (
+        "malamute.core.delivery.dealing.Dealing.has_consumer",
+        lambda *arguments: True,
+    ),
     "no delivery is ever late": ("malamute.core.delivery.Consumer.watch", _nothing),
     "a report is not heard": ("malamute.core.delivery.Consumer.report", _nothing),
     "what comes back does not wait and never dies": (
@@ -178,7 +182,7 @@ BROKEN = {
     ),
     "what dies is not kept": ("malamute.core.delivery.dead.DeadLetters.bury", _nothing),
     "what is rejected comes again if it is cold": (
-        "malamute.core.delivery.Queue._burial",
+        "malamute.core.delivery.ends.Ends._burial",
         _spare_the_cold,
     ),
     "a dead letter does not say why": (
@@ -191,7 +195,7 @@ BROKEN = {
     ),
     "dead letters are never too many": ("malamute.core.delivery.dead.DeadLetters._drop_oldest", _nothing),
     "what was taken back is not told of": ("malamute.core.delivery.Consumer.recalled", _nothing),
-    "whoever has credit is not served": ("malamute.core.delivery.Queue.serve", _nothing),
+    "whoever has credit is not served": ("malamute.core.delivery.dealing.Dealing.serve", _nothing),
     "a number is always new": ("malamute.core.session.Sessions.admit", lambda *arguments: True),
     "a client never says what it has got": (
         "malamute.client.session.Session.acknowledge",

@@ -14,7 +14,7 @@ The life of a message, as `Entry.where` has it:
                 │     time  │ └───release, lost──┘  └──reject, too many attempts──▶ a dead letter
                 └───────▶ delayed ◀──nak, timeout──
 
-Its end (`Queue.end`) is one transaction with all that follows from it: the outcome for who tracks it, the
+Its end (`Ends.end`) is one transaction with all that follows from it: the outcome for who tracks it, the
 dead letter, the reply. If the disk refuses that, the message is where it was before.
 
 A message is ready once it is stored, or at once if nobody asked for a confirmation and none of the queue is
@@ -28,13 +28,16 @@ awaited waits for a commit of its own.
 What most messages do not have costs them nothing: options are kept beside the entries, by sequence, and a
 queue without any asks one question for a whole batch.
 
-    queue        the messages and who gets them       intake     from a command into a queue
-    entry, line, consumer   its parts                 options    what a sender may ask for
-    keys         requests that stay with a worker     identities what was taken in already
-    trackers     outcomes, and room for them          dead       dead letters
+    queue        the messages, from put to done       intake     from a command into a queue
+    dealing      who gets which of them               line       the order in which they wait
+    consumer     who takes them                       keys       requests that stay with a worker
+    schedule     from when and until when             ends       expired, purged, dead, and gone
+    entry        one message                          options    what a sender may ask for
+    identities   what was taken in already            trackers   outcomes, and room for them
+    correlations who may withdraw what                dead       dead letters
     cold         records that stay on the disk        policy     what is configured
-    correlations who may withdraw what                budget     what all queues share
-    browse       looking into a queue                 table      all queues of one kind
+    browse       looking into a queue                 budget     what all queues share
+    table        all queues of one kind
 
 Source: the MOVE selectors of the Xump notes: the first selector with credit gets the message and goes
 to the end of the list.

@@ -168,7 +168,7 @@ class Budget:
             queue.relieve([entry for entry in entries if entry.record])
             queue.ahead.read_on()
             if consumer.lacking:
-                queue.count_lacking(consumer)
+                consumer.count_lacking()
         if consumer.unsent and not consumer.awaiting:
             self._prepare(consumer)
 

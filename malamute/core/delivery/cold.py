@@ -177,7 +177,7 @@ class Ahead:
                 continue
             if entry is None or entry.where != "waiting" or not entry.cold:
                 continue
-            if queue.has_consumer(entry.subject):
+            if queue.dealing.has_consumer(entry.subject):
                 size_bytes = entry.size
                 room -= size_bytes
                 if room < 0:
@@ -202,7 +202,7 @@ class Ahead:
         # Whoever reads ahead may meet what leaves just now; who was given it would know.
         lost = [sequence for sequence in sizes if sequence not in found and sequence in entries]
         if damaged := [sequence for sequence in lost if not isinstance(entries[sequence].where, str)]:
-            queue.damaged(damaged)
+            queue.ends.damaged(damaged)
         awaiting, self._awaiting = self._awaiting, []
         for then in awaiting:
             then()

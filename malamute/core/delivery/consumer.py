@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from malamute.core.credit import Credit
-from malamute.core.delivery.entry import Entry, ranges_of
+from malamute.core.delivery.entry import Entry, ranges_of, size_of
 from malamute.core.delivery.line import Backlog
 from malamute.errors import NotOutstanding
 from malamute.protocol.messages import Ranges, Recall
@@ -60,15 +61,15 @@ class Consumer:
     def grant(self, messages: int, size_bytes: int) -> None:
         """Take more credit, and what waits for it."""
         self.credit.grant(messages, size_bytes)
-        self.queue.serve(self)
+        self.queue.dealing.serve(self)
 
     def block(self) -> None:
         """The peer can take no messages for now: others get what it would have got."""
-        self.queue.step_out(self)
+        self.queue.dealing.step_out(self)
 
     def unblock(self) -> None:
         """The peer can take messages again."""
-        self.queue.serve(self)
+        self.queue.dealing.serve(self)
 
     # What can be said about deliveries. All raise `NotOutstanding`, and then nothing has happened. What was
     # recalled is passed over beside others: whoever spoke of it could not know.
@@ -111,6 +112,31 @@ class Consumer:
     def cancel(self) -> None:
         """End it: what it holds is ready for others."""
         self.queue.leave(self)
+
+    def detach(self, sequences: Sequence[int]) -> None:
+        """Take deliveries away from it; they are nowhere now."""
+        for sequence in sequences:
+            del self.outstanding[sequence]
+        self.session.holding -= len(sequences)
+        if self.unsent:
+            self._unsend(set(sequences))
+
+    def _unsend(self, sequences: set[int]) -> None:
+        """What was taken away before it was sent again is not sent, takes no credit and is no attempt."""
+        done = [entry for entry in self.unsent if entry.sequence in sequences]
+        if not done:
+            return
+        self.unsent = [entry for entry in self.unsent if entry.sequence not in sequences]
+        for entry in done:
+            entry.attempts -= 1
+            self.credit.take(-1, -entry.bytes)
+        self.count_lacking()
+
+    def count_lacking(self) -> None:
+        """See how much it still waits for, and whether that lets it have more."""
+        self.lacking = size_of(self.queue.ahead.lack(self.unsent))
+        if not self.waits and id(self) in self.queue.consumers:
+            self.queue.dealing.serve(self)
 
     # Deadlines
 

@@ -1,0 +1,97 @@
+"""When messages may be delivered: not before the delay of each is over, and not after its time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from malamute.core.delivery.queue import Queue
+    from malamute.core.timers import Timer
+
+RETRY_SECONDS = 1.0
+"""How long a message whose time is over is kept, when the disk would not let it go."""
+
+
+class Schedule:
+    """The times of one queue's messages."""
+
+    def __init__(self, queue: Queue) -> None:
+        self.delayed: dict[int, Timer] = {}
+        self._queue = queue
+        self._due: dict[int, float] = {}
+        """When those come again that were delayed before they were to leave, or before a restart."""
+
+    def restore(self, due: Mapping[int, int]) -> None:
+        """Take up what the store kept: when messages come again, in ns."""
+        self._due = {sequence: time / 1e9 for sequence, time in due.items()}
+
+    def in_time(self, sequences: Iterable[int]) -> list[int]:
+        """Those whose time it is. The others wait for it, or are over."""
+        queue = self._queue
+        now = queue.turn.now
+        due: list[int] = []
+        over: list[int] = []
+        for sequence in sequences:
+            asked = queue.options.get(sequence)
+            if asked is not None and asked.expires and asked.expires <= now:
+                over.append(sequence)
+            elif asked is not None and asked.due > now:
+                self.delay(sequence, asked.due)
+            else:
+                due.append(sequence)
+        if over:
+            queue.budget.note(queue, "expired", len(over))
+            queue.ends.end(over, "expired")
+        return due
+
+    def delay(self, sequence: int, due: float) -> None:
+        """Let a message wait for a time."""
+        self._queue.entries[sequence].where = "delayed"
+        self.delayed[sequence] = self._queue.budget.timers.at(due, lambda: self._undelay(sequence))
+
+    def _undelay(self, sequence: int) -> None:
+        del self.delayed[sequence]
+        self._queue.entries[sequence].where = "settling"
+        self._queue.make_ready([sequence])
+
+    def seize(self, sequence: int) -> None:
+        """A message that is delayed is to leave. It is delayed again if the disk refuses that."""
+        timer = self.delayed.pop(sequence)
+        self._queue.budget.timers.cancel(timer)
+        self._due[sequence] = timer.due
+
+    def delay_again(self, sequences: Iterable[int]) -> list[int]:
+        """Delay those that were delayed before, unless their time has come. Returns the others."""
+        others: list[int] = []
+        for sequence in sequences:
+            due = self._due.pop(sequence, 0.0)
+            if due > self._queue.turn.now:
+                self.delay(sequence, due)
+            else:
+                others.append(sequence)
+        return others
+
+    def put_back(self, sequences: Iterable[int]) -> list[int]:
+        """Delay what could not leave: what was delayed before, and what is over. Returns the others."""
+        queue = self._queue
+        now = queue.turn.now
+        for sequence in sequences:
+            asked = queue.options.get(sequence)
+            if asked is not None and 0 < asked.expires <= now:
+                self._due[sequence] = now + RETRY_SECONDS
+        return self.delay_again(sequences)
+
+    def watch(self, sequence: int, expires: float) -> Timer:
+        """End a message when its time is over."""
+        return self._queue.budget.timers.at(expires, lambda: self._expire(sequence))
+
+    def _expire(self, sequence: int) -> None:
+        # What is on its way to or from the disk is looked at when the disk has answered.
+        self._queue.ends.end_early([sequence], "expired", bound=False)
+
+    def drop(self, sequences: Iterable[int]) -> None:
+        """Messages are gone."""
+        for sequence in sequences if self.delayed or self._due else ():
+            self._queue.budget.timers.cancel(self.delayed.pop(sequence, None))
+            self._due.pop(sequence, None)
