@@ -160,7 +160,10 @@ class Queue:
             # Its identity is known, or the window of that has passed.
             if (asked := Options.of(entry)) is not None:
                 self._adopt(entry, asked)
-        self._requeue(self.schedule.delay_again([entry.sequence for entry in restored]), 0.0)
+        sequences = [entry.sequence for entry in restored]
+        self._requeue(self.schedule.delay_again(sequences), 0.0)
+        # The store counts records alone; all that messages take may be more than there is memory.
+        self._relieve_of(sequences)
 
     def _stored(self, sequences: Sequence[int], error: MalamuteError | None, confirmed: bool) -> None:
         self.unstored -= len(sequences)
