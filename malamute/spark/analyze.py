@@ -317,7 +317,7 @@ def analyze(spark: SparkSession, history: History, target: str, options: Options
     with analysed(spark, history, options) as tables, ThreadPoolExecutor(TOGETHER) as threads:
         # Each table is little work and some waiting, so several are made at the same time.
         list(threads.map(lambda name: _write(tables[name], f"{target}/{name}"), tables))
-    return {name: spark.read.parquet(f"{target}/{name}") for name in tables}
+        return {name: spark.read.schema(t.schema).parquet(f"{target}/{name}") for name, t in tables.items()}
 
 
 def _write(table: DataFrame, path: str) -> None:

@@ -124,7 +124,7 @@ def rows(kind: str, stream: str, many: int, /, **columns: Any) -> pa.RecordBatch
             array = pa.nulls(many, field.type)
         elif not isinstance(array, pa.Array):
             array = pa.array(array, field.type)
-        arrays.append(array.cast(field.type))
+        arrays.append(array if array.type == field.type else array.cast(field.type))
     return pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
 
 
