@@ -70,7 +70,7 @@ class Row(NamedTuple):
     seconds: float
     per_second: float
     extent: list[float]
-    of_plain_spark: float | None
+    of_plain_spark: float | None = None
 
 
 # The history
@@ -175,13 +175,14 @@ def measure(spark: SparkSession, options: Options) -> Iterator[Row]:
         directory, out = Path(place) / "history", Path(place) / "out"
         begun = time.perf_counter()
         make(directory, options.messages, options.size_bytes)
-        yield _row("the history written, not measured", options.messages, [time.perf_counter() - begun], None)
+        yield _row("the history written, not measured", options.messages, [time.perf_counter() - begun])
         plain = None
         for what, share, run in _runs(spark, options, str(directory), str(out)):
             count = max(1, int(options.messages * share))
             seconds = _timed(lambda run=run, count=count: run(count), options.rounds)  # type: ignore[misc]
-            plain = plain or count / median(seconds)
-            yield _row(what, count, seconds, plain)
+            row = _row(what, count, seconds)
+            plain = plain or row.per_second
+            yield row._replace(of_plain_spark=round(row.per_second / plain, 3))
 
 
 def _timed(run: Callable[[], object], rounds: int) -> list[float]:
@@ -193,11 +194,9 @@ def _timed(run: Callable[[], object], rounds: int) -> list[float]:
     return seconds[1:]
 
 
-def _row(what: str, messages: int, seconds: list[float], plain: float | None) -> Row:
+def _row(what: str, messages: int, seconds: list[float]) -> Row:
     rates = sorted(round(messages / one, 1) for one in seconds)
-    rate = median(rates)
-    share = None if plain is None else round(rate / plain, 3)
-    return Row(what, messages, round(median(seconds), 3), rate, [rates[0], rates[-1]], share)
+    return Row(what, messages, round(median(seconds), 3), median(rates), [rates[0], rates[-1]])
 
 
 Run = Callable[[int], object]
