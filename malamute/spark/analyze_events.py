@@ -19,8 +19,8 @@ A service that is fed from a stream is a consumer of it, which falls behind when
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -30,9 +30,6 @@ from malamute.protocol.batch import unpack
 from malamute.protocol.messages import HARMLESS
 from malamute.spark.analyze_parts import buckets, rows
 from malamute.spark.scan import Damage, Part
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
 
 STREAM = "$sys"
 COLUMNS = ("sequence", "time_ns", "subject", "headers", "body")
@@ -129,29 +126,3 @@ def _durations(kind: str, queue: str, durations: Numbers) -> Iterator[pa.RecordB
     if len(durations):
         found, counts = np.unique(buckets(durations), return_counts=True)
         yield rows(kind, STREAM, len(found), name=[queue] * len(found), slot=found, messages=counts)
-
-
-def tables(parts: DataFrame, percentiles: Callable[..., DataFrame]) -> dict[str, DataFrame]:
-    """The tables that come of these rows."""
-    from pyspark.sql import functions as f
-
-    queues = parts.where("kind = 'queue'").groupBy(f.col("name").alias("queue"), f.col("value"))
-    outcomes = queues.agg(f.sum("messages").alias("messages"), f.sum("bytes").alias("redeliveries"))
-    times = parts.where("kind in ('waited', 'held', 'stayed')").groupBy(
-        f.col("name").alias("queue"), f.col("kind").alias("time"), f.col("slot").alias("bucket")
-    )
-    counted = times.agg(f.sum("messages").alias("messages"))
-    consumers = parts.where("kind = 'consumer'").groupBy(
-        f.col("name").alias("stream"), f.col("value").alias("consumer")
-    )
-    events = parts.where("kind = 'event'").groupBy(f.col("name").alias("event"), f.col("value").alias("name"))
-    return {
-        "queues": outcomes.withColumnRenamed("value", "outcome"),
-        "queue_times": percentiles(counted, "queue", "time"),
-        "consumers": consumers.agg(
-            f.sum("first").alias("fell_behind"),
-            f.sum("last").alias("gaps"),
-            f.sum("messages").alias("missed"),
-        ),
-        "events": events.agg(f.sum("messages").alias("times")),
-    }

@@ -7,10 +7,10 @@ row groups as far as their sums can be added, and hands over what is left:
     prefix    prefix     window's start   messages, bytes
     sender    sender     window's start   messages, bytes
     subject   subject    -                messages, bytes; or by window, if nothing else is asked for
-    run       -          -                messages, bytes, first, last, first_time, last_time
+    window    -          window's start   messages
+    run       -          doubles          messages, bytes, first, last, first_time, last_time, count: of holes
     hole      -          -                first, last: sequences that are not there
-    double    -          -                messages: sequences that are there again
-    span      sender     silent since     messages, first, last, first_time, last_time, high: longest silence
+    span      sender     silent since     as `run`, and high: the longest silence; no count
     interval  sender     bucket           messages; for the whole stream, the name is null
     header    header     -                messages; of finite numbers: count, low, high, total, squares
     type      header     -                messages; value: text, integer, number, flag or none
@@ -18,9 +18,10 @@ row groups as far as their sums can be added, and hands over what is left:
     cut       header     -                messages, of values not told; high: the most that one of them has
     damage    path       row group        messages, as far as known; value: the reason
 
-Times and silences are in nanoseconds. `squares` is the sum of the squared distances from the mean of these
-rows. Durations are counted in *buckets*, 16 to each doubling, so a percentile is right to within 2.2 %, and a
-thousand numbers are enough however many durations there are (as in HdrHistogram and DDSketch).
+Doubles are sequences that are there again. Times and silences are in nanoseconds. `squares` is the sum of the
+squared distances from the mean of these rows. Durations are counted in *buckets*, 16 to each doubling, so a
+percentile is right to within 2.2 %, and a thousand numbers are enough however many durations there are (as in
+HdrHistogram and DDSketch).
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ EACH_DOUBLING = 16
 VALUES_MAX = 250
 """Values of a header that one row group tells; of the others only how many there were."""
 
-SUMS = ("prefix", "sender", "subject", "interval", "type", "value")
+SUMS = ("prefix", "sender", "subject", "window", "interval", "type", "value")
 """Rows of which nothing but messages and bytes is told, so that those of several row groups can be added."""
 
 ROWS_MAX = 50_000
@@ -123,7 +124,7 @@ def rows(kind: str, stream: str, many: int, /, **columns: Any) -> pa.RecordBatch
             array = pa.nulls(many, field.type)
         elif not isinstance(array, pa.Array):
             array = pa.array(array, field.type)
-        arrays.append(array.cast(field.type))
+        arrays.append(array if array.type == field.type else array.cast(field.type))
     return pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
 
 
@@ -174,7 +175,10 @@ def _volumes(part: Part, window_ns: int, depth: int) -> Iterator[pa.RecordBatch]
     prefixes = prefixes.dictionary_encode()
     of_codes = prefixes.indices.to_numpy()
     yield _by_window(part, window_ns, "prefix", of_codes[codes], prefixes.dictionary)
-    yield _by_window(part, window_ns, "sender", *_codes(part.batch, "sender"))
+    senders = _by_window(part, window_ns, "sender", *_codes(part.batch, "sender"))
+    yield senders
+    windows = {name: senders.column(name) for name in ("slot", "messages")}
+    yield rows("window", part.stream, senders.num_rows, **windows)
     found, (counts, size_bytes) = _tally(codes, len(names), _ints(part.batch, "size"))
     told = {"name": names.take(pa.array(found)), "messages": counts, "bytes": size_bytes}
     yield rows("subject", part.stream, len(found), **told)
@@ -204,20 +208,20 @@ def _order(part: Part) -> Iterator[pa.RecordBatch]:
         order = np.argsort(numbers, kind="stable")
         numbers, times = numbers[order], times[order]
         steps = np.diff(numbers)
+    holes = np.flatnonzero(steps > 1)
     ends = {
+        "slot": [int((steps == 0).sum())],
         "messages": [len(numbers)],
         "bytes": [int(_ints(batch, "size").sum())],
         "first": numbers[:1],
         "last": numbers[-1:],
         "first_time": times[:1],
         "last_time": times[-1:],
+        "count": [len(holes)],
     }
     yield rows("run", stream, 1, **ends)
-    holes = np.flatnonzero(steps > 1)
     if len(holes):
         yield rows("hole", stream, len(holes), first=numbers[holes] + 1, last=numbers[holes + 1] - 1)
-    if doubles := int((steps == 0).sum()):
-        yield rows("double", stream, 1, messages=[doubles])
     found, counts = np.unique(buckets(np.diff(times)), return_counts=True)
     if len(found):
         yield rows("interval", stream, len(found), slot=found, messages=counts)
@@ -239,6 +243,7 @@ def _senders(part: Part) -> Iterator[pa.RecordBatch]:
         "name": names.take(pa.array(codes[starts])),
         "slot": times[at],
         "messages": ends - starts + 1,
+        "bytes": np.add.reduceat(_ints(batch, "size")[order], starts, dtype=np.int64),
         "first": numbers[starts],
         "last": numbers[ends],
         "first_time": times[starts],

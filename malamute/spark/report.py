@@ -12,8 +12,9 @@ from html import escape
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from malamute import __version__
-from malamute.spark.analyze import LATE, SECOND
+from malamute.spark.analyze import LATE
 from malamute.spark.analyze_parts import EACH_DOUBLING
+from malamute.spark.analyze_whole import SECOND
 from malamute.spark.report_charts import COLOURS, STYLE, Tick, bars, columns, lines, short
 from malamute.spark.scan import file_system
 

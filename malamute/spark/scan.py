@@ -7,9 +7,10 @@ with as much memory and disk as there is.
 
     files ──dealt──▶ tasks ──row group by row group──▶ Parts ──function──▶ small tables ──▶ Spark
 
-A task holds one row group at a time, so its memory does not grow with the number of messages. Subjects,
-senders, and the names and texts of headers come as dictionaries, which Parquet has on the disk already: what
-is computed for a subject is computed once for each row group.
+A task gets files that follow each other, and holds one row group at a time, or a few that are small. So its
+memory does not grow with the number of messages. Subjects, senders, and the names and texts of headers come
+as dictionaries, which Parquet has on the disk already: what is computed for a subject is computed once for
+each row group.
 
 A file or a row group that cannot be read is a `Damage` in place of a `Part`; the rest is read all the same.
 """
@@ -40,6 +41,9 @@ ENCODED = (*DICTIONARIES, "headers.key_value.key", "headers.key_value.value.text
 TASKS_EACH_CORE = 3
 """Tasks for each core, so that one that has more to do does not keep all waiting."""
 
+SHARES_EACH_TASK = 4
+"""About so many shares are dealt to a task, so that each task gets as much as the others."""
+
 FEW = 8
 """So many codes are sooner looked for one by one than sorted."""
 
@@ -47,6 +51,14 @@ Numbers = np.ndarray[Any, Any]
 
 SHARE_BYTES = 8 * 1024 * 1024
 """Smaller files are not shared."""
+
+OPEN_BYTES = 256 * 1024
+"""To open a file takes as long as to read so much."""
+
+PART_ROWS = 65_536
+PART_BYTES = 16 * 1024 * 1024
+"""Row groups are put together up to so much: an export that follows makes small files, and each part has a
+price."""
 
 
 class Bounds(NamedTuple):
@@ -119,7 +131,7 @@ class Piece(NamedTuple):
 
 
 class Part(NamedTuple):
-    """A row group, or what the bounds leave of it; never empty."""
+    """A row group, or small ones together, or what the bounds leave of them; never empty."""
 
     stream: str
     date: str
@@ -207,18 +219,42 @@ def file_system(location: str) -> tuple[fs.FileSystem, str]:
 def read(
     location: str, pieces: Iterable[Piece], columns: Sequence[str], bounds: Bounds
 ) -> Iterator[Part | Damage]:
-    """The row groups of files, one after the other."""
+    """The row groups of files, one after the other; small ones of a stream and a date as one."""
     files, _ = file_system(location)
+    held: list[pa.Table] = []
+    of = ("", "")
+    rows = size_bytes = 0
     for piece in pieces:
-        try:
-            with files.open_input_file(piece.path) as source:
-                yield from _row_groups(source, piece, columns, bounds)
-        except (OSError, pa.ArrowException) as error:
-            if not piece.share:
-                yield Damage(piece.path, piece.stream, -1, 0, str(error))
+        for found in _row_groups(files, piece, columns, bounds):
+            if isinstance(found, Damage):
+                yield found
+                continue
+            rows, size_bytes = rows + found.num_rows, size_bytes + found.nbytes
+            fits = rows <= PART_ROWS and size_bytes <= PART_BYTES and of == (piece.stream, piece.date)
+            if held and not (fits and found.schema.equals(held[0].schema)):
+                yield Part(*of, _one_batch(held))
+                held, rows, size_bytes = [], found.num_rows, found.nbytes
+            held.append(found)
+            of = piece.stream, piece.date
+    if held:
+        yield Part(*of, _one_batch(held))
 
 
-def _row_groups(source: Any, piece: Piece, columns: Sequence[str], bounds: Bounds) -> Iterator[Part | Damage]:
+def _row_groups(
+    files: fs.FileSystem, piece: Piece, columns: Sequence[str], bounds: Bounds
+) -> Iterator[pa.Table | Damage]:
+    """What the bounds leave of the row groups; none is empty."""
+    try:
+        with files.open_input_file(piece.path) as source:
+            yield from _row_groups_of(source, piece, columns, bounds)
+    except (OSError, pa.ArrowException) as error:
+        if not piece.share:
+            yield Damage(piece.path, piece.stream, -1, 0, str(error))
+
+
+def _row_groups_of(
+    source: Any, piece: Piece, columns: Sequence[str], bounds: Bounds
+) -> Iterator[pa.Table | Damage]:
     names = [*dict.fromkeys([*columns, *(() if bounds.whole else ("time_ns", "sequence"))])]
     metadata = pq.read_metadata(source)
     if missing := sorted(set(names) - set(metadata.schema.to_arrow_schema().names)):
@@ -235,11 +271,11 @@ def _row_groups(source: Any, piece: Piece, columns: Sequence[str], bounds: Bound
             yield Damage(piece.path, piece.stream, number, rows, str(error))
             continue
         if table.num_rows:
-            yield Part(piece.stream, piece.date, _one_batch(table))
+            yield table
 
 
-def _one_batch(table: pa.Table) -> pa.RecordBatch:
-    columns = table.unify_dictionaries().combine_chunks()
+def _one_batch(tables: Sequence[pa.Table]) -> pa.RecordBatch:
+    columns = pa.concat_tables(tables).unify_dictionaries().combine_chunks()
     return pa.RecordBatch.from_arrays([column.chunk(0) for column in columns.columns], schema=columns.schema)
 
 
@@ -294,13 +330,14 @@ def run(spark: SparkSession, count: int, task: Any, schema: pa.Schema) -> DataFr
 
 
 def deal(pieces: Sequence[Piece], count: int) -> list[list[Piece]]:
-    """Divide files, or shares of large ones, among tasks by their sizes, each task's in order."""
-    most_bytes = sum(piece.size_bytes for piece in pieces) // max(1, count) + 1
+    """Divide files, or shares of large ones, among tasks: a run of them to each, of about as many bytes."""
+    most_bytes = sum(piece.size_bytes for piece in pieces) // (SHARES_EACH_TASK * count) + 1
     shares = [share for piece in pieces for share in piece.split(max(most_bytes, SHARE_BYTES))]
-    hands: list[list[Piece]] = [[] for _ in range(min(count, len(shares)))]
-    sizes = [0] * len(hands)
-    for piece in sorted(shares, key=lambda piece: piece.size_bytes, reverse=True):
-        least = sizes.index(min(sizes))
-        hands[least].append(piece)
-        sizes[least] += piece.size_bytes
-    return [sorted(hand) for hand in hands]
+    whole = sum(share.size_bytes + OPEN_BYTES for share in shares)
+    hands: list[list[Piece]] = [[] for _ in range(count)]
+    before = 0
+    for share in shares:
+        cost = share.size_bytes + OPEN_BYTES
+        hands[(before + cost // 2) * count // whole].append(share)
+        before += cost
+    return [hand for hand in hands if hand]

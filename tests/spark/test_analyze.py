@@ -142,7 +142,7 @@ def test_many_sums_are_finished_by_all_tasks(
 ) -> None:
     write(tmp_path / "h", "s", some_messages(500), rows=100)
     few = analysed("streams", "senders")
-    monkeypatch.setattr(spark_analyze, "FEW_ROWS", 0)
+    monkeypatch.setattr(spark_analyze, "ROWS_EACH", 20)
     many = analysed("streams", "senders")
     assert many["streams"] == few["streams"]
     assert sorted(map(str, many["senders"])) == sorted(map(str, few["senders"]))

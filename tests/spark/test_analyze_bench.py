@@ -25,6 +25,10 @@ def test_everything_is_measured(spark: SparkSession, tmp_path: Path) -> None:
     assert {row.messages for row in rows} == {COUNT, COUNT // 10}
     for row in rows:
         assert row.extent[0] <= row.per_second <= row.extent[1]
+    written, plain, *others = rows
+    assert written.of_plain_spark is None
+    for row in (plain, *others):
+        assert row.of_plain_spark == pytest.approx(row.per_second / plain.per_second, abs=0.001)
 
 
 def test_the_history_is_whole_and_both_count_the_same(

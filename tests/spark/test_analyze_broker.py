@@ -20,8 +20,9 @@ from malamute.client.message import Mail
 from malamute.client.sync import Client
 from malamute.config import Config, Queues, Streams
 from malamute.config.sections import Events, Rule
-from malamute.spark.analyze import PERCENTILES, SECOND, Options, analysed
+from malamute.spark.analyze import Options, analysed
 from malamute.spark.analyze_parts import EACH_DOUBLING
+from malamute.spark.analyze_whole import PERCENTILES, SECOND
 from malamute.spark.export import export
 from malamute.spark.history import open_history
 from malamute.spark.place import Place
