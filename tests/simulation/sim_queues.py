@@ -125,7 +125,8 @@ class QueueBook:
         requests = {mail.body for operation in ends for mail in self._named(operation)}
         for operation in append.operations:
             if is_put(operation):
-                mail = self.mail[operation.kind, operation.queue, operation.message.sequence]
+                # Its mailbox may be gone again in the same append.
+                (mail,) = self._meant[id(operation)]
                 origin = self.author.origins.get(mail.body)
                 mail.tied |= origin is not None and origin.final and origin.order.request in requests
 
