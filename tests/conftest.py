@@ -1,7 +1,8 @@
-"""The same examples every time, and one session of Spark for all tests that need one."""
+"""The same examples every time, and once for all tests what takes long to start."""
 
 from __future__ import annotations
 
+import multiprocessing
 from typing import Any
 
 import pytest
@@ -15,12 +16,18 @@ settings.register_profile("fixed", deadline=None, derandomize=True, suppress_hea
 settings.register_profile("explore", deadline=None, print_blob=True, suppress_health_check=SLOW)
 settings.load_profile("fixed")
 
+# Processes that tests fork have these imported already: that takes longer than most tests.
+multiprocessing.set_forkserver_preload(["malamute.server.daemon", "malamute.client.sync"])
+
+TOGETHER = ("tests/spark/", "tests/docs/test_docs_site.py")
+"""One session of Spark, and one build of the site, for all tests there."""
+
 
 class Scheduling(LoadScopeScheduling):
-    """Give the tests of the data pipeline to one process, and each other test to whichever is free."""
+    """Give the tests of one of `TOGETHER` to one process, and each other test to whichever is free."""
 
     def _split_scope(self, nodeid: str) -> str:
-        return "spark" if nodeid.startswith("tests/spark/") else nodeid
+        return next((place for place in TOGETHER if nodeid.startswith(place)), nodeid)
 
 
 @pytest.hookimpl(optionalhook=True)

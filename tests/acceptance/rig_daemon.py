@@ -3,33 +3,21 @@
 import os
 import random
 import resource
-import select
 import signal
 import socket
-import subprocess
-import sys
 from dataclasses import replace
+from multiprocessing.connection import Connection
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
-from typing import IO
 
+from rig_process import FORKS, end, fork
 from rig_waiting import PATIENCE
 
 import malamute
 from malamute.config import Config, Limits, Listen, Storage
-
-MIB = 1024 * 1024
-
-PROGRAM = """
-import sys
-from pathlib import Path
-
-from malamute.config import Config
 from malamute.server.daemon import run
 
-if sys.stdin.readline():
-    run(Config.load(Path(sys.argv[1]), {}), lambda endpoints: print(*endpoints, flush=True))
-"""
-"""The daemon. It has everything imported when it waits for a line, so that a restart takes no second."""
+MIB = 1024 * 1024
 
 
 def environment() -> dict[str, str]:
@@ -63,14 +51,22 @@ def small(size: int = 64 * MIB) -> Config:
     return Config(listen=listen, storage=Storage(size=size), limits=limits)
 
 
+def serve(file: Path, log: Path, ready: Connection, files: int) -> None:
+    """Run a broker, as the process that this is; `files` is how many it may open, if not 0."""
+    with log.open("a") as errors:
+        os.dup2(errors.fileno(), 2)
+    if files:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
+    run(Config.load(file, {}), ready.send)
+
+
 class Daemon:
     """A broker process. `url` is where it listens, the same over all its restarts."""
 
     def __init__(self, directory: Path, config: Config | None = None) -> None:
         self.directory = directory
         self.url = f"tcp://127.0.0.1:{free_port()}"
-        self._process: subprocess.Popen[str] | None = None
-        self._next: subprocess.Popen[str] | None = None
+        self._process: ForkServerProcess | None = None
         directory.mkdir(parents=True, exist_ok=True)
         self._log = directory / "log.jsonl"
         self._log.touch()
@@ -94,39 +90,21 @@ class Daemon:
     def pid(self) -> int:
         """The process id."""
         assert self._process is not None
+        assert self._process.pid is not None
         return self._process.pid
 
-    def prepare(self) -> None:
-        """Have the next process ready, waiting for its turn."""
-        if self._next is None:
-            self._next = self._spawn()
-
-    def limit_files(self, files: int) -> None:
-        """Let the next process open no more files than these."""
-        self.prepare()
-        assert self._next is not None
-        resource.prlimit(self._next.pid, resource.RLIMIT_NOFILE, (files, files))
-
-    def _spawn(self) -> subprocess.Popen[str]:
-        with self._log.open("a") as log:
-            return subprocess.Popen(
-                [sys.executable, "-c", PROGRAM, str(self.file)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                text=True,
-                env=environment(),
-            )
-
-    def start(self) -> "Daemon":
-        """Start it, and return when clients can connect."""
+    def start(self, files: int = 0) -> "Daemon":
+        """Start it, and return when clients can connect. `files` is how many it may open, if not 0."""
         assert self._process is None
-        self._process, self._next = self._next or self._spawn(), None
-        stdin, stdout = _pipes(self._process)
-        stdin.write("\n")
-        stdin.flush()
-        assert select.select([stdout], [], [], PATIENCE)[0], f"the broker is not ready:\n{self.log}"
-        assert stdout.readline().split(), f"the broker has ended:\n{self.log}"
+        ready, said = FORKS.Pipe(duplex=False)
+        with ready:
+            with said:
+                self._process = fork(serve, self.file, self._log, said, files)
+            assert ready.poll(PATIENCE), f"the broker is not ready:\n{self.log}"
+            try:
+                ready.recv()
+            except EOFError:
+                raise AssertionError(f"the broker has ended:\n{self.log}") from None
         return self
 
     def send_signal(self, number: int) -> None:
@@ -148,13 +126,11 @@ class Daemon:
         """Wait for its end. Returns its exit code."""
         process, self._process = self._process, None
         assert process is not None
-        try:
-            return process.wait(PATIENCE)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            raise AssertionError(f"the broker does not end:\n{self.log}") from None
-        finally:
-            _release(process)
+        process.join(PATIENCE)
+        code = process.exitcode
+        end(process)
+        assert code is not None, f"the broker does not end:\n{self.log}"
+        return code
 
     def restart(self) -> None:
         """Stop it in good order, and start it on the same port and directory."""
@@ -176,22 +152,8 @@ class Daemon:
 
     def close(self) -> None:
         """End whatever runs, without a word. Fails if the broker ever met a fault of its own."""
-        for process in (self._process, self._next):
-            if process is not None:
-                process.kill()
-                process.wait()
-                _release(process)
-        self._process = self._next = None
+        if self._process is not None:
+            end(self._process)
+            self._process = None
         assert "Traceback" not in self.log, self.log
         assert '"exception"' not in self.log, self.log
-
-
-def _pipes(process: subprocess.Popen[str]) -> tuple[IO[str], IO[str]]:
-    assert process.stdin is not None
-    assert process.stdout is not None
-    return process.stdin, process.stdout
-
-
-def _release(process: subprocess.Popen[str]) -> None:
-    for pipe in _pipes(process):
-        pipe.close()

@@ -1,13 +1,13 @@
 """Clients in processes of their own, for tests that stop and kill them."""
 
 import os
-import select
 import signal
-import subprocess
 import sys
+from multiprocessing.connection import Connection
+from pathlib import Path
 
-from rig_daemon import environment
-from rig_waiting import PATIENCE
+from rig_process import FORKS, end, fork
+from rig_waiting import PATIENCE, eventually
 
 WORKER = """
 import sys
@@ -77,25 +77,29 @@ with malamute.connect(url, address=address, timeout=60) as client:
 """A recipient that tells of each mail, and acknowledges it when told to."""
 
 
+def play(source: str, arguments: tuple[str, ...], heard: Connection, said: Connection) -> None:
+    """Run a program as `python -c` does, with pipes for its input and output."""
+    sys.argv = ["-c", *arguments]
+    sys.stdin = open(heard.fileno(), closefd=False)  # noqa: SIM115  # they are open to the end
+    sys.stdout = open(said.fileno(), "w", closefd=False)  # noqa: SIM115
+    exec(source, {"__name__": "__main__"})
+
+
 class Program:
     """A client process that speaks by lines."""
 
     def __init__(self, source: str, *arguments: str) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", source, *arguments],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env=environment(),
-            bufsize=0,
-        )
+        heard, self._input = FORKS.Pipe(duplex=False)
+        self._output, said = FORKS.Pipe(duplex=False)
+        with heard, said:
+            self._process = fork(play, source, arguments, heard, said)
         self._text = b""
 
     def line(self, patience: float = PATIENCE) -> list[str]:
         """The words of the next line; none at the end of the program."""
-        assert self._process.stdout is not None
         while b"\n" not in self._text:
-            assert select.select([self._process.stdout], [], [], patience)[0], "the program says nothing"
-            piece = os.read(self._process.stdout.fileno(), 65_536)
+            assert self._output.poll(patience), "the program says nothing"
+            piece = os.read(self._output.fileno(), 65_536)
             if not piece:
                 return []
             self._text += piece
@@ -111,27 +115,32 @@ class Program:
 
     def tell(self, line: str) -> None:
         """Write a line to it."""
-        assert self._process.stdin is not None
-        self._process.stdin.write(line.encode() + b"\n")
+        os.write(self._input.fileno(), line.encode() + b"\n")
 
     def send_signal(self, number: int) -> None:
         """Send it a signal."""
-        self._process.send_signal(number)
+        assert self._process.pid is not None
+        os.kill(self._process.pid, number)
 
     def kill(self) -> None:
         """End it at once."""
         self._process.kill()
-        self._process.wait()
+        self._process.join()
 
     def wait_stopped(self) -> None:
-        """Stop it with SIGSTOP, and return when it stands still."""
+        """Stop it with SIGSTOP, and return when every thread of it stands still."""
         self.send_signal(signal.SIGSTOP)
-        os.waitpid(self._process.pid, os.WUNTRACED)
+        threads = Path(f"/proc/{self._process.pid}/task")
+        eventually(
+            lambda: all(
+                (thread / "stat").read_text().rpartition(")")[2].split()[0] == "T"
+                for thread in threads.iterdir()
+            ),
+            "it stands still",
+        )
 
     def close(self) -> None:
         """End it, if it has not ended, and free its pipes."""
-        self._process.kill()
-        self._process.wait()
-        for pipe in (self._process.stdin, self._process.stdout):
-            if pipe is not None:
-                pipe.close()
+        end(self._process)
+        self._input.close()
+        self._output.close()

@@ -24,7 +24,6 @@ def test_twenty_kills_under_load_lose_nothing_that_was_confirmed_and_double_noth
     daemon = new_daemon().start()
     with Load(dict.fromkeys(ROLES, daemon.url)) as load:
         for _ in range(KILLS):
-            daemon.prepare()
             load.progress()
             # Nothing is waited for here: the moment of the kill is drawn.
             time.sleep(chance.uniform(0, PAUSE_MAX))

@@ -104,7 +104,6 @@ def test_wp29_over_kills_in_the_midst_of_commits_no_confirmed_position_is_lost_a
     client, done = connect(), 0
     publish(client.publisher("s"), 1_000)
     for life in range(1, KILLS + 1):
-        daemon.prepare()
         reader = run(DURABLE, daemon.url)
         lines = [reader.line() for _ in range(31 * life)]
         if victim == "broker":

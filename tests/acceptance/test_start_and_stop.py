@@ -144,8 +144,7 @@ def test_where_few_files_may_be_open_the_session_too_many_is_refused_and_the_log
     new_daemon: Callable[..., Daemon], connect_to: Connect
 ) -> None:
     daemon = new_daemon()
-    daemon.limit_files(OTHER_FILES + 3)
-    daemon.start()
+    daemon.start(files=OTHER_FILES + 3)
     clients = [connect_to(daemon.url) for _ in range(3)]
     with pytest.raises(TooMany, match="3 sessions"):
         malamute.connect(daemon.url, timeout=PATIENCE)

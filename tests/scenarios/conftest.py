@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import ExitStack
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,26 @@ from scenario_world import Daemon, World
 from malamute.client.sync_driver import run
 from malamute.testing import Broker
 
+PLACES = ("in process", "in process, restarted", "daemon, restarted")
+# To a client a broker is the same wherever it is: another event loop needs to be seen with one of them.
+CASES = [*product(("sync", "asyncio"), PLACES), ("uvloop", "in process, restarted")]
 
-@pytest.fixture(params=["in process", "in process, restarted", "daemon, restarted"])
-def place(request: pytest.FixtureRequest) -> str:
-    """Where the broker is, and whether it is restarted in the middle."""
-    name: str = request.param
-    return name
+
+@pytest.fixture(params=CASES, ids=", ".join)
+def case(request: pytest.FixtureRequest) -> tuple[str, str]:
+    """The edge of the client; and where the broker is, and whether it is restarted in the middle."""
+    case: tuple[str, str] = request.param
+    return case
+
+
+@pytest.fixture
+def edge(case: tuple[str, str]) -> str:
+    return case[0]
+
+
+@pytest.fixture
+def place(case: tuple[str, str]) -> str:
+    return case[1]
 
 
 @pytest.fixture
@@ -32,12 +47,6 @@ def broker(place: str, tmp_path: Path) -> Iterator[Broker | Daemon]:
             yield daemon.start()
         else:
             yield stack.enter_context(Broker(tmp_path))
-
-
-@pytest.fixture(params=["sync", "asyncio", "uvloop"])
-def edge(request: pytest.FixtureRequest) -> str:
-    name: str = request.param
-    return name
 
 
 @pytest.fixture

@@ -235,15 +235,47 @@ BROKEN = {
 }
 
 
-def _is_noticed(plans):
-    return any(failure_of(plan) not in (None, KNOWN) for plan in plans)
+NOTICED = {
+    "a tracker may be used twice": (pressed, 162),
+    "a message outlives its time": (plan_of, 34),
+    "an identity is always new": (plan_of, 19),
+    "an identity does not survive a restart": (plan_of, 62),
+    "priority counts for nothing": (pressed, 120),
+    "a key belongs to nobody": (pressed, 94),
+    "somebody is always there": (plan_of, 42),
+    "a report is not heard": (pressed, 49),
+    "what is rejected comes again if it is cold": (plan_of, 63),
+    "dead letters are never too many": (plan_of, 36),
+    "a feed does not store where it is": (plan_of, 64),
+    "a feed takes its requests for stored": (pressed, 47),
+    "a feed does not wait for its requests": (plan_of, 61),
+    "a feed leaves out what has no room": (plan_of, 12),
+    "a feed that is full does not go on": (plan_of, 12),
+    "a feed does not tell what it cannot have": (plan_of, 24),
+    "a feed stays as it was": (plan_of, 25),
+    "a feed does not survive a restart": (plan_of, 24),
+    "a queue is removed too early": (plan_of, 34),
+    "a queue is removed though an outcome may come": (plan_of, 24),
+    "a queue is removed with its dead letters": (plan_of, 30),
+    "a queue is removed with its identities": (pressed, 92),
+}
+"""Where the search for what these do begins: by itself it comes there late. What is noticed elsewhere, when
+something has changed, takes longer and is noticed as well."""
+
+
+def _plans(fault):
+    if fault in NOTICED:
+        make, seed = NOTICED[fault]
+        yield make(seed)
+    yield from map(plan_of, range(SEEDS_BROKEN))
+    yield from map(pressed, SEEDS_PRESSED)
 
 
 @pytest.mark.parametrize("fault", BROKEN)
 def test_a_broken_promise_is_noticed(fault):
     target, substitute = BROKEN[fault]
     with patch(target, substitute):
-        assert _is_noticed(map(plan_of, range(SEEDS_BROKEN))) or _is_noticed(map(pressed, SEEDS_PRESSED))
+        assert any(failure_of(plan) not in (None, KNOWN) for plan in _plans(fault))
 
 
 def test_a_failing_run_is_shrunk_to_what_it_needs():
