@@ -43,15 +43,16 @@ from malamute.client.calls import (
     PUBLISHER_TIMEOUT,
     AnyContext,
     Calls,
-    Criteria,
     SubscribeOptions,
     criteria_of,
     open_driver,
 )
 from malamute.client.handling import Registration, registration
+from malamute.client.inbox import Criteria
 from malamute.client.message import Mail, Message
 from malamute.client.options import RequestOptions, SendOptions, Span
-from malamute.client.outbox import Command, Delivery, Tracking
+from malamute.client.outbox import Command
+from malamute.client.receipts import Delivery, Tracking
 from malamute.client.start import When
 from malamute.protocol.batch import Body, Headers
 from malamute.protocol.messages import UNLIMITED

@@ -23,15 +23,16 @@ from malamute.client.calls import (
     PUBLISHER_TIMEOUT,
     AnyContext,
     Calls,
-    Criteria,
     SubscribeOptions,
     criteria_of,
     open_driver,
 )
 from malamute.client.handling import ERROR_HEADER, Registration, registration
+from malamute.client.inbox import Criteria
 from malamute.client.message import Mail, Message, Request
 from malamute.client.options import RequestOptions, SendOptions, Span
-from malamute.client.outbox import Command, Delivery, Tracking
+from malamute.client.outbox import Command
+from malamute.client.receipts import Delivery, Tracking
 from malamute.client.start import When
 from malamute.client.sync_consumers import Mailbox, Replies, Subscription, Work
 from malamute.client.sync_crew import Crew, Post
