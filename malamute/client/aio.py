@@ -41,7 +41,6 @@ from malamute.client.calls import (
     LINGER,
     MAIL_CREDIT,
     PUBLISHER_TIMEOUT,
-    AnyContext,
     Calls,
     SubscribeOptions,
     criteria_of,
@@ -49,6 +48,7 @@ from malamute.client.calls import (
 )
 from malamute.client.handling import Registration, registration
 from malamute.client.inbox import Criteria
+from malamute.client.link import AnyContext
 from malamute.client.message import Mail, Message
 from malamute.client.options import RequestOptions, SendOptions, Span
 from malamute.client.outbox import Command

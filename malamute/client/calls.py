@@ -12,15 +12,13 @@ from functools import partial
 from math import inf
 from typing import Any, TypedDict, TypeVar
 
-import zmq
-
 from malamute.client.batch import check_subject, check_subjects, is_stored, record_of, records_of
 from malamute.client.connection import Connection
 from malamute.client.consuming import Letters
 from malamute.client.driver import Driver
 from malamute.client.events import Event
 from malamute.client.inbox import Criteria
-from malamute.client.link import HEARTBEAT_MAX, HEARTBEAT_MIN
+from malamute.client.link import HEARTBEAT_MAX, HEARTBEAT_MIN, AnyContext, shared_context
 from malamute.client.options import RequestOptions, SendOptions, Span, milliseconds, properties_of
 from malamute.client.outbox import Command
 from malamute.client.publishing import Carry
@@ -63,7 +61,6 @@ class SubscribeOptions(TypedDict, total=False):
 
 
 AnyDriver = TypeVar("AnyDriver", bound=Driver)
-AnyContext = zmq.Context[zmq.Socket[bytes]]
 
 _PUBLISH = BY_TYPE[Publish].opcode
 _log = logging.getLogger("malamute")
@@ -86,7 +83,7 @@ async def open_driver(
         raise InvalidValue(f"a heartbeat is {HEARTBEAT_MIN} to {HEARTBEAT_MAX} seconds, not {heartbeat}")
     session = Session(identity, address=address, software=software or _software())
     route = Route(urls_of(url))
-    connection = Connection(context or zmq.Context.instance(), route, identity, heartbeat)
+    connection = Connection(context or shared_context(), route, identity, heartbeat)
     driver = make(session, connection, timeout)
     try:
         await driver.wait(lambda: session.state is State.READY, timeout, "connecting")

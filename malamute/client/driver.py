@@ -24,7 +24,7 @@ from malamute.client.connection import Connection
 from malamute.client.events import Connected, Event, log_event
 from malamute.client.link import Link
 from malamute.client.session import Session, State
-from malamute.errors import Closed, ConnectionLost, LinkError, MalamuteError, TimedOut, TryLater
+from malamute.errors import Closed, ConnectionLost, InvalidValue, LinkError, TimedOut, TryLater
 from malamute.protocol.batch import Frame
 
 TURN_SECONDS = 0.001
@@ -109,7 +109,7 @@ class Driver:
                     self.session.connected()
                 else:
                     self.session.disconnected()
-        except MalamuteError as error:
+        except InvalidValue as error:
             # A URL that is none: the others may be good, but the list is wrong, and its author should know.
             self.session.end(error)
 

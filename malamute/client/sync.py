@@ -21,7 +21,6 @@ from malamute.client.calls import (
     LINGER,
     MAIL_CREDIT,
     PUBLISHER_TIMEOUT,
-    AnyContext,
     Calls,
     SubscribeOptions,
     criteria_of,
@@ -29,6 +28,7 @@ from malamute.client.calls import (
 )
 from malamute.client.handling import ERROR_HEADER, Registration, registration
 from malamute.client.inbox import Criteria
+from malamute.client.link import AnyContext
 from malamute.client.message import Mail, Message, Request
 from malamute.client.options import RequestOptions, SendOptions, Span
 from malamute.client.outbox import Command
@@ -68,7 +68,7 @@ def connect(
     connection for broken when nothing has come for three of them.
 
     Raises `ConnectTimeout` when no broker answers, `InvalidValue` or `InvalidName` for a wrong URL or
-    address, and what the broker refuses the session with.
+    address, `OutOfSockets` when the process can open no more, and what the broker refuses the session with.
     """
     opening = open_driver(
         BlockingDriver,
