@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from malamute.client.message import Mail, Message, Request
-    from malamute.client.outbox import Receipt
+    from malamute.client.receipts import Receipt
     from malamute.client.sync import Client, Sent, connect
     from malamute.errors import MalamuteError
 
@@ -32,7 +32,7 @@ _HOMES = {
     "Mail": "malamute.client.message",
     "MalamuteError": "malamute.errors",
     "Message": "malamute.client.message",
-    "Receipt": "malamute.client.outbox",
+    "Receipt": "malamute.client.receipts",
     "Request": "malamute.client.message",
     "Sent": "malamute.client.sync",
     "connect": "malamute.client.sync",

@@ -17,8 +17,9 @@ and its words, and `from_wire` turns the pair back into the class. Numbers never
     │   ├── InternalError      500      ├── NoWorkers           504
     │   ├── TryLater           503      └── StorageFull         507
     ├── LinkError                   on the client's side of the wire
-    │   ├── ConnectTimeout     600      ├── TimedOut            602
-    │   ├── ConnectionLost     601      └── Closed              603
+    │   ├── ConnectTimeout     600      ├── Closed              603
+    │   ├── ConnectionLost     601      └── OutOfSockets        604
+    │   ├── TimedOut           602
     ├── ConfigError            700
     │   └── NotInstalled       701      what only an extra needs
     └── StoreError             800      the data directory
@@ -240,6 +241,13 @@ class Closed(LinkError):
 
     code = 603
     hint = "connect again, or close later: after the last call"
+
+
+class OutOfSockets(LinkError):
+    """Raised when the process can open no more sockets or files for one more connection."""
+
+    code = 604
+    hint = "a client takes 4 files and 3 sockets: raise `ulimit -n`, and ZMQ_MAX_SOCKETS of your own context"
 
 
 class ConfigError(MalamuteError):

@@ -44,9 +44,10 @@ they were, confirmed commands are sent again and stored once. Every error is one
 
 `malamute.aio` has the same names for asyncio programs.
 
-The rooms: `session` is the whole mind of a client, pure; `outbox`, `sources`, `replies`, `questions` and
-`credit` are its parts, and `route` is the choice of a URL; `message`, `events` and `batch` are values. `link`
-is the socket, `connection` one link after the other, `driver` the turn. What waits is written once: `calls`,
-`publishing`, `consuming`. The edges are `sync`, `sync_driver`, `sync_publisher` and `sync_consumers` for
-blocking programs, and the same with `aio` for asyncio.
+The rooms: `session` is the whole mind of a client, pure; `outbox`, `inbox` (of `sources`, each with its
+`credit`), `sending`, `replies` and `questions` are its parts, and `route` is the choice of a URL; `message`,
+`receipts`, `events` and `batch` are values, `options` and `start` their words. `link` is the socket,
+`connection` one link after the other, `driver` the turn. What waits is written once: `calls`, `publishing`,
+`consuming`, `handling`. The edges are `sync`, `sync_driver`, `sync_publisher`, `sync_consumers` and
+`sync_crew` for blocking programs, and the same with `aio` for asyncio.
 """

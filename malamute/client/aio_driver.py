@@ -104,7 +104,7 @@ class AioDriver(Driver):
 
     def send(self) -> None:
         """Send what the session has to say, and look afterwards what that has brought."""
-        if self.session.next_to_send() is not None:
+        if self.session.outbox.next_to_send() is not None:
             super().send()
             self._look_soon()
 

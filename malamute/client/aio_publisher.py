@@ -6,8 +6,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from types import TracebackType
 from typing import Self
 
-from malamute.client.outbox import Command, Confirmation
+from malamute.client.outbox import Command
 from malamute.client.publishing import Outgoing
+from malamute.client.receipts import Confirmation
 from malamute.errors import MalamuteError
 from malamute.protocol.batch import Body, Headers
 

@@ -12,18 +12,19 @@ from functools import partial
 from math import inf
 from typing import Any, TypedDict, TypeVar
 
-import zmq
-
 from malamute.client.batch import check_subject, check_subjects, is_stored, record_of, records_of
 from malamute.client.connection import Connection
 from malamute.client.consuming import Letters
 from malamute.client.driver import Driver
 from malamute.client.events import Event
-from malamute.client.link import HEARTBEAT_MAX, HEARTBEAT_MIN
+from malamute.client.handling import Registration, registration
+from malamute.client.inbox import Criteria
+from malamute.client.link import HEARTBEAT_MAX, HEARTBEAT_MIN, AnyContext, shared_context
 from malamute.client.options import RequestOptions, SendOptions, Span, milliseconds, properties_of
-from malamute.client.outbox import Command, Delivery, Tracking
+from malamute.client.outbox import Command
 from malamute.client.publishing import Carry
 from malamute.client.questions import Query
+from malamute.client.receipts import Delivery, Tracking
 from malamute.client.replies import Exchange
 from malamute.client.route import Route, urls_of
 from malamute.client.session import Session, State
@@ -46,8 +47,6 @@ PUBLISHER_TIMEOUT = 30.0
 EXPRESS_MAX = 64
 """Messages published one by one before a look at what the broker says."""
 
-Criteria = Sequence[tuple[str, Any]]
-
 
 class SubscribeOptions(TypedDict, total=False):
     """The options of `subscribe`, for a handler."""
@@ -63,7 +62,6 @@ class SubscribeOptions(TypedDict, total=False):
 
 
 AnyDriver = TypeVar("AnyDriver", bound=Driver)
-AnyContext = zmq.Context[zmq.Socket[bytes]]
 
 _PUBLISH = BY_TYPE[Publish].opcode
 _log = logging.getLogger("malamute")
@@ -86,7 +84,7 @@ async def open_driver(
         raise InvalidValue(f"a heartbeat is {HEARTBEAT_MIN} to {HEARTBEAT_MAX} seconds, not {heartbeat}")
     session = Session(identity, address=address, software=software or _software())
     route = Route(urls_of(url))
-    connection = Connection(context or zmq.Context.instance(), route, identity, heartbeat)
+    connection = Connection(context or shared_context(), route, identity, heartbeat)
     driver = make(session, connection, timeout)
     try:
         await driver.wait(lambda: session.state is State.READY, timeout, "connecting")
@@ -112,6 +110,7 @@ class Calls:
         self._driver = driver
         self._session = driver.session
         self._letters: Letters | None = None
+        self._handlers: list[Registration] = []
         self._express = EXPRESS_MAX
         self._stream = ""
 
@@ -155,8 +154,9 @@ class Calls:
         driver = self._driver
         if stream != self._stream or not self._express or not driver.is_owner:
             return False
-        self._session.check()
-        if not self._session.clear:
+        outbox = self._session.outbox
+        outbox.check()
+        if not outbox.clear:
             return False
         check_subject(subject)
         record = record_of(headers, body)
@@ -179,7 +179,7 @@ class Calls:
         record = record_of(headers, body)
         command = Command() if is_stored(assurance) else None
         await self._driver.make_room(numbered=command is not None, timeout=timeout)
-        self._session.publish(stream, [subject], [record], command)
+        self._session.sending.publish(stream, [subject], [record], command)
         self._express, self._stream = EXPRESS_MAX, stream
         await self._driver.ship()
         return await self._settle(command, timeout)
@@ -198,7 +198,7 @@ class Calls:
         records = records_of(headers_list, bodies)
         command = Command()
         await self._driver.make_room(numbered=True, timeout=timeout)
-        self._session.publish(stream, subjects, records, command)
+        self._session.sending.publish(stream, subjects, records, command)
         await self._driver.ship()
         return await self._settle(command, timeout)
 
@@ -223,10 +223,10 @@ class Calls:
         await self._driver.make_room(numbered=numbered, timeout=timeout)
         command, tracking = Command(), None
         if confirmed:
-            tracking = self._session.send_tracked(address, subject, record, command, properties)
+            tracking = self._session.sending.send_tracked(address, subject, record, command, properties)
         else:
             given = command if numbered else None
-            self._session.send(address, [subject], [record], given, properties)
+            self._session.sending.send(address, [subject], [record], given, properties)
         await self._driver.ship()
         if numbered:
             await self._settle(command, timeout)
@@ -236,13 +236,13 @@ class Calls:
 
     async def _wait_for_outcome(self, delivery: Delivery, timeout: float | None) -> str:
         """Wait until nothing more can be known of a message. Raises what it was refused with."""
-        with self._session.expecting():
+        with self._session.sending.expecting():
             await self._driver.wait(lambda: delivery.done, timeout, "no outcome")
         return delivery.outcome
 
     async def _withdraw(self, kind: str, name: str, correlation: int | str, timeout: float | None) -> int:
         self._driver.check()
-        query = self._session.withdraw(kind, name, correlation)
+        query = self._session.questions.withdraw(kind, name, correlation)
         return int(await self._answered(query, timeout, "no answer to a withdrawal") or 0)
 
     async def _settle(self, command: Command | None, timeout: float | None) -> int:
@@ -269,21 +269,23 @@ class Calls:
         properties = properties_of(options)
         numbered = is_stored(assurance)
         await self._driver.make_room(numbered=numbered, timeout=timeout)
-        exchange = self._session.request(service, subject, record, numbered=numbered, options=properties)
+        exchange = self._session.sending.request(
+            service, subject, record, numbered=numbered, options=properties
+        )
         try:
             await self._driver.ship()
         except BaseException:
-            self._session.forget(exchange)
+            self._session.sending.forget(exchange)
             raise
         return exchange
 
     def _to_stream(self, stream: str) -> Carry:
         self._driver.check()
-        return partial(self._session.publish, stream)
+        return partial(self._session.sending.publish, stream)
 
     def _to_mailbox(self, address: str) -> Carry:
         self._driver.check()
-        return partial(self._session.send, address)
+        return partial(self._session.sending.send, address)
 
     # Sources
 
@@ -300,7 +302,7 @@ class Calls:
         timeout: float | None,
     ) -> StreamSource:
         self._driver.check()
-        source = self._session.subscribe(
+        source = self._session.inbox.subscribe(
             stream,
             criteria,
             where=where,
@@ -323,7 +325,7 @@ class Calls:
         timeout: float | None,
     ) -> QueueSource:
         self._driver.check()
-        source = self._session.offer(
+        source = self._session.inbox.offer(
             service,
             criteria,
             credit=_window(credit),
@@ -337,7 +339,7 @@ class Calls:
         try:
             await self._driver.wait_for_broker(lambda: source.open or source.ended, timeout, "no answer")
         except BaseException:
-            self._session.cancel(source)
+            self._session.inbox.cancel(source)
             self._driver.send()
             raise
         if source.error is not None:
@@ -347,9 +349,22 @@ class Calls:
         self._driver.check()
         if not self.address:
             raise InvalidValue("a client without an address has no mailbox: connect with one")
-        source = self._session.open_mailbox(_window(credit), _window(credit_bytes))
+        source = self._session.inbox.open_mailbox(_window(credit), _window(credit_bytes))
         self._driver.send()
         return source
+
+    # Handlers
+
+    def _handler(
+        self, open_: Callable[[], Any], *, concurrency: int = 1, on_error: str = "nak"
+    ) -> Callable[[Any], Any]:
+        """A decorator that keeps a function, to be called with what the consumer that `open_` makes takes."""
+
+        def register(handler: Callable[[Any], Any]) -> Callable[[Any], Any]:
+            self._handlers.append(registration(open_, handler, concurrency=concurrency, on_error=on_error))
+            return handler
+
+        return register
 
     # The connection
 
@@ -357,14 +372,14 @@ class Calls:
         self, topic: str, arguments: dict[str, Any], timeout: float | None, *, change: bool
     ) -> Any:
         self._driver.check()
-        query = self._session.query(topic, arguments, change=change)
+        query = self._session.questions.query(topic, arguments, change=change)
         return await self._answered(query, timeout, f"no answer about {topic!r}")
 
     async def _answered(self, query: Query, timeout: float | None, what: str) -> Any:
         try:
             await self._driver.wait_for_broker(lambda: query.done, timeout, what)
         finally:
-            self._session.abandon(query)
+            self._session.questions.abandon(query)
         if query.error is not None:
             raise query.error
         return query.value
@@ -373,7 +388,7 @@ class Calls:
         self._driver.check()
         outbox = self._session.outbox
         self._driver.prepare()
-        ping = self._session.ping()
+        ping = self._session.questions.ping()
         await self._driver.wait_for_broker(
             lambda: ping.done and not len(outbox), timeout, "waiting for the broker"
         )

@@ -16,10 +16,9 @@ from collections.abc import Callable, Iterator
 from math import inf
 from time import monotonic
 
-import zmq
-
-from malamute.client.link import Link
+from malamute.client.link import AnyContext, Link
 from malamute.client.route import Route
+from malamute.errors import OutOfSockets
 
 ATTEMPT_SECONDS = 3.0
 """How long one URL may take to answer before the next one is tried."""
@@ -32,11 +31,12 @@ class _Phase(enum.Enum):
 
 
 class Connection:
-    """The links of one client. Raises `InvalidValue` for a URL that is none, when its turn comes."""
+    """The links of one client.
 
-    def __init__(
-        self, context: zmq.Context[zmq.Socket[bytes]], route: Route, identity: bytes, heartbeat: float
-    ) -> None:
+    Raises `InvalidValue` for a URL that is none, when its turn comes, and `OutOfSockets`.
+    """
+
+    def __init__(self, context: AnyContext, route: Route, identity: bytes, heartbeat: float) -> None:
         self.route = route
         self.before_close: Callable[[], None] = lambda: None
         """Called before the socket of a link is closed; whoever watches its files lets go of them."""
@@ -72,7 +72,12 @@ class Connection:
         if self._phase is _Phase.TRYING:
             self._plan(now)
         if now >= self.due:
-            link = Link(self._context, self._next, self._identity, self._heartbeat)
+            try:
+                link = Link(self._context, self._next, self._identity, self._heartbeat)
+            except OutOfSockets:
+                # There may be some again by the next attempt.
+                self._plan(now)
+                raise
             self._end()
             self.url, self.link = self._next, link
             self._begun()

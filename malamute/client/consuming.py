@@ -82,7 +82,7 @@ class Feed:
         driver, source = self._driver, self._source
         driver.check_owner()
         source.consume()
-        driver.session.refill(source)
+        driver.session.inbox.refill(source)
         driver.send()
 
     def _refill(self) -> bool:
@@ -137,9 +137,9 @@ class Feed:
 
     def _commit_handled(self) -> None:
         session = self._driver.session
-        if session.error is None and session.room(numbered=True):
+        if session.error is None and session.outbox.room(numbered=True):
             del self._driver.before_wait[self]
-            session.commit(self.stream, self._source.cursor, self._handled, Command())
+            session.sending.commit(self.stream, self._source.cursor, self._handled, Command())
 
     async def _commit(self, message: Message | int, timeout: float | None) -> None:
         if not self._source.cursor:
@@ -148,7 +148,7 @@ class Feed:
         driver = self._driver
         await driver.make_room(numbered=True, timeout=timeout)
         command = Command()
-        driver.session.commit(self.stream, self._source.cursor, sequence, command)
+        driver.session.sending.commit(self.stream, self._source.cursor, sequence, command)
         await driver.ship()
         await driver.wait_for_broker(lambda: command.done, timeout, "the position was not confirmed")
         if command.error is not None:
@@ -166,7 +166,7 @@ class Feed:
 def _cancel(driver: Driver, source: StreamSource | QueueSource) -> None:
     driver.check_owner()
     if not source.ended and driver.session.error is None:
-        driver.session.cancel(source)
+        driver.session.inbox.cancel(source)
         driver.send()
         driver.changed()
 
@@ -196,11 +196,11 @@ class Queued:
         driver, source = self._driver, self._source
         driver.check_owner()
         source.finish(message.sequence, reason=reason)
-        driver.session.refill(source)
+        driver.session.inbox.refill(source)
         now = monotonic()
         if not source.waiting or source.acks >= ACKS_MAX or now - self._acknowledged_at >= ACK_DELAY:
             self._acknowledged_at = now
-            driver.session.acknowledge(source)
+            driver.session.inbox.acknowledge(source)
         else:
             driver.within(ACK_DELAY)
         driver.send()
@@ -208,19 +208,19 @@ class Queued:
     def give_back(self, message: Mail, delay: int) -> None:
         """Give one message back, for a while in milliseconds, or as long as the broker says for -1."""
         self._driver.check_owner()
-        self._driver.session.give_back(self._source, message.sequence, delay)
+        self._driver.session.inbox.give_back(self._source, message.sequence, delay)
         self._driver.send()
 
     def release(self, message: Mail) -> None:
         """Give one message back untouched."""
         self._driver.check_owner()
-        self._driver.session.release(self._source, message.sequence)
+        self._driver.session.inbox.release(self._source, message.sequence)
         self._driver.send()
 
     def report(self, message: Mail) -> None:
         """Report that one message is still worked on."""
         self._driver.check_owner()
-        self._driver.session.report(self._source, [message.sequence])
+        self._driver.session.inbox.report(self._source, [message.sequence])
         self._driver.send()
 
     async def _next(self, timeout: float | None, what: str) -> Item | None:
@@ -293,7 +293,9 @@ class Duty(Queued):
         driver = self._driver
         await driver.make_room(numbered=stored)
         request.check_open()
-        driver.session.reply(self._source, request.sequence, record, command if stored else None, final=final)
+        driver.session.sending.reply(
+            self._source, request.sequence, record, command if stored else None, final=final
+        )
         if final:
             request.completed()
         if not stored:
@@ -337,7 +339,7 @@ class Answers:
             if isinstance(error, TimedOut):
                 raise TimedOut(f"no final reply within {self._timeout} s") from None
             raise
-        reply = Mail(*driver.session.take_reply(exchange), None)
+        reply = Mail(*driver.session.sending.take_reply(exchange), None)
         if reply.final:
             self.cancel()
         return reply
@@ -349,5 +351,5 @@ class Answers:
         """Wait for no more replies: what still comes is dropped."""
         self._driver.check_owner()
         self._ended = True
-        self._driver.session.forget(self._exchange)
+        self._driver.session.sending.forget(self._exchange)
         self._driver.changed()

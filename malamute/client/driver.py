@@ -24,7 +24,7 @@ from malamute.client.connection import Connection
 from malamute.client.events import Connected, Event, log_event
 from malamute.client.link import Link
 from malamute.client.session import Session, State
-from malamute.errors import Closed, ConnectionLost, LinkError, MalamuteError, TimedOut, TryLater
+from malamute.errors import Closed, ConnectionLost, InvalidValue, LinkError, TimedOut, TryLater
 from malamute.protocol.batch import Frame
 
 TURN_SECONDS = 0.001
@@ -61,7 +61,7 @@ class Driver:
     def check(self) -> None:
         """Raise unless the client can be used: `LinkError`, `Closed`, or what ended the session."""
         self.check_owner()
-        self.session.check()
+        self.session.outbox.check()
 
     @property
     def is_owner(self) -> bool:
@@ -91,7 +91,7 @@ class Driver:
             self._mend(now)
         if self.drain_due:
             self.drain_due = False
-            session.drain()
+            session.inbox.drain()
         self.send()
         for frames in self.link.receive():
             session.receive(frames)
@@ -109,15 +109,15 @@ class Driver:
                     self.session.connected()
                 else:
                     self.session.disconnected()
-        except MalamuteError as error:
+        except InvalidValue as error:
             # A URL that is none: the others may be good, but the list is wrong, and its author should know.
             self.session.end(error)
 
     def send(self) -> None:
         """Send what the session has to say, as far as the socket takes it."""
-        session, link = self.session, self.link
-        while (frames := session.next_to_send()) is not None and link.send(frames):
-            session.sent()
+        outbox, link = self.session.outbox, self.link
+        while (frames := outbox.next_to_send()) is not None and link.send(frames):
+            outbox.sent()
 
     def send_past(self, frame: Frame) -> bool:
         """Send a small command past the session. False if the connection takes none now."""
@@ -125,7 +125,7 @@ class Driver:
 
     def prepare(self) -> None:
         """Send everything that waits for others: acknowledgements, and what publishers hold."""
-        self.session.acknowledge_all()
+        self.session.inbox.acknowledge_all()
         for prepare in tuple(self.before_wait.values()):
             prepare()
         self.send()
@@ -169,11 +169,11 @@ class Driver:
         """
         self.check()
         session = self.session
-        if session.room(numbered=numbered):
+        if session.outbox.room(numbered=numbered):
             return
         try:
             await self.wait_for_broker(
-                lambda: session.room(numbered=numbered), timeout, "room for one more command"
+                lambda: session.outbox.room(numbered=numbered), timeout, "room for one more command"
             )
         except TimedOut as error:
             if session.state is State.READY:
@@ -193,10 +193,11 @@ class Driver:
         else:
             self.turn()
             await self.pause()
-        if not self.session.blocked:
+        outbox = self.session.outbox
+        if not outbox.blocked:
             return
         with suppress(TimedOut):
-            await self.wait(lambda: not self.session.blocked, self.timeout, "the broker takes nothing")
+            await self.wait(lambda: not outbox.blocked, self.timeout, "the broker takes nothing")
 
     def close(self) -> None:
         """Close the connection."""

@@ -9,11 +9,13 @@ does not stand yet, where they would overtake HELLO.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from errno import EMFILE
 from struct import Struct
 
 import zmq
 
-from malamute.errors import InvalidValue
+from malamute.errors import InvalidValue, OutOfSockets
 from malamute.protocol.batch import Frame
 from malamute.protocol.limits import RECORD_LARGE_BYTES
 
@@ -24,6 +26,8 @@ HEARTBEAT_MAX = 20.0
 """In seconds. libzmq counts the time that the other side is given in 16 bits of milliseconds."""
 WAIT_MAX_MS = 500
 """How long one poll may take. Python handles a signal that comes right before a poll only after it."""
+SOCKETS_MAX = 16_384
+"""Sockets in the context that clients share, three for each. libzmq's own 1023 are for 341 clients."""
 RECEIVE_COMMANDS = 200
 """Commands taken from the socket in one go, so that sending and events get their turn."""
 
@@ -44,16 +48,45 @@ _DOWN = (
 )
 
 
+AnyContext = zmq.Context[zmq.Socket[bytes]]
+
+
+def shared_context() -> AnyContext:
+    """The context of the process, for clients that are given none. Raises `OutOfSockets`."""
+    with _as_ours():
+        context: AnyContext = zmq.Context.instance()
+    # It counts only before the first socket; a program that has set more is left alone.
+    if context.get(zmq.MAX_SOCKETS) < SOCKETS_MAX:
+        context.set(zmq.MAX_SOCKETS, SOCKETS_MAX)
+    return context
+
+
+@contextmanager
+def _as_ours() -> Iterator[None]:
+    try:
+        yield
+    except zmq.ZMQError as error:
+        if error.errno != EMFILE:
+            raise
+        raise OutOfSockets(f"no socket for one more connection: {error}") from error
+
+
 class Link:
-    """One connection to a broker, or the attempt. Raises `InvalidValue` for an address that is none.
+    """One connection to a broker, or the attempt.
+
+    Raises `InvalidValue` for an address that is none, and `OutOfSockets`.
 
     Every `heartbeat` seconds the broker is asked for a sign of life, and told when to take us for dead.
     """
 
-    def __init__(
-        self, context: zmq.Context[zmq.Socket[bytes]], url: str, identity: bytes, heartbeat: float
-    ) -> None:
-        self.socket = context.socket(zmq.DEALER)
+    def __init__(self, context: AnyContext, url: str, identity: bytes, heartbeat: float) -> None:
+        with _as_ours():
+            self.socket = context.socket(zmq.DEALER)
+            try:
+                self._monitor = self.socket.get_monitor_socket(_UP | _DOWN)
+            except zmq.ZMQError:
+                self.socket.close(0)
+                raise
         for option, value in _OPTIONS.items():
             self.socket.set(option, value)
         every_ms = int(heartbeat * 1000)
@@ -61,7 +94,6 @@ class Link:
         for option in (zmq.HEARTBEAT_TIMEOUT, zmq.HEARTBEAT_TTL):
             self.socket.set(option, every_ms * HEARTBEATS_MISSED)
         self.socket.set(zmq.ROUTING_ID, identity)
-        self._monitor = self.socket.get_monitor_socket(_UP | _DOWN)
         self._monitor.linger = 0
         self._reading, self._writing = zmq.Poller(), zmq.Poller()
         for poller, events in ((self._reading, zmq.POLLIN), (self._writing, zmq.POLLIN | zmq.POLLOUT)):

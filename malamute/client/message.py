@@ -16,7 +16,7 @@ from malamute.protocol.batch import Body, Frame, Headers, unpack_record
 from malamute.protocol.limits import TEXT_BYTES_MAX
 
 if TYPE_CHECKING:
-    from malamute.client.outbox import Receipt
+    from malamute.client.receipts import Receipt
 
 Value = TypeVar("Value", str, int, float, bool)
 

@@ -1,4 +1,4 @@
-"""Commands on their way: numbers, the window of the unsettled, and receipts.
+"""What a session has to say: commands on their way to the socket, and kept until they are answered.
 
 A command that asks for a confirmation gets the next number of the session, and is kept with its frames until
 the broker has answered that number: stored, or refused. After every (re)connection all unsettled commands are
@@ -6,19 +6,22 @@ sent again, in order and with their old numbers; the broker stores each once. So
 lost and never doubled, whatever happens to the connection.
 
 The window bounds what is kept, in commands and in bytes. Commands without a number are kept only while there
-is no connection, under the same bound of bytes.
+is no connection, *parked*, under the same bound of bytes. What is said besides, such as credit, is not kept:
+the session sets it up anew.
 
 A confirmation names ranges of numbers and the first sequence of each range; the sequence of every message in
-it follows by counting. A receipt is a command and a place in it.
+it follows by counting.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Iterator, Sequence
 
 from malamute.errors import MalamuteError
 from malamute.protocol.batch import Frame
-from malamute.protocol.messages import Ranges
+from malamute.protocol.codec import encode
+from malamute.protocol.messages import Message, Ranges
 
 WINDOW_BYTES = 8 * 1024 * 1024
 """Bytes of unsettled commands that a session keeps; one command may be larger when it is alone."""
@@ -53,134 +56,23 @@ class Command:
         self.frames = ()
 
 
-class Confirmation:
-    """What became of one message of a command, at a place in it."""
-
-    __slots__ = ("_command", "_place")
-
-    def __init__(self, command: Command, place: int) -> None:
-        self._command = command
-        self._place = place
-
-    @property
-    def done(self) -> bool:
-        """Whether the broker has answered, with a confirmation or a refusal."""
-        return self._command.done
-
-    @property
-    def error(self) -> MalamuteError | None:
-        """Why it was refused; None while there is no answer, or when it is stored."""
-        return self._command.error
-
-    @property
-    def sequence(self) -> int:
-        """Its sequence in the stream; 0 as long as it is not confirmed, or where there is none to tell.
-
-        None is told of mail and requests, and of a publish that was confirmed again after a broken
-        connection. Raises the error of a message that was refused.
-        """
-        if self._command.error is not None:
-            raise self._command.error
-        return self._command.sequence and self._command.sequence + self._place
-
-    def __repr__(self) -> str:
-        if self.error is not None:
-            return f"<Receipt refused: {self.error}>"
-        return f"<Receipt {'stored' if self.done else 'open'} {self._command.sequence and self.sequence}>"
-
-
-class Receipt(Confirmation):
-    """What became of one message. Receipts are cheap: keep those that matter, drop the others."""
-
-    __slots__ = ("_wait",)
-
-    def __init__(self, command: Command, place: int, wait: Callable[[Command, float | None], None]) -> None:
-        super().__init__(command, place)
-        self._wait = wait
-
-    def wait(self, timeout: float | None = None) -> int:
-        """Wait for the answer, `timeout` seconds at most; the result is `sequence`.
-
-        Raises the error of a message that was refused, and `TimedOut`.
-        """
-        if not self._command.done:
-            self._wait(self._command, timeout)
-        return self.sequence
-
-
-class Tracking:
-    """A message whose sender wants to know its end: the name it goes by, and the outcome when it is known."""
-
-    __slots__ = ("command", "outcome", "reason", "tracker")
-
-    def __init__(self, tracker: str, command: Command) -> None:
-        self.tracker = tracker
-        self.command = command
-        self.outcome = ""
-        self.reason = ""
-
-    @property
-    def done(self) -> bool:
-        """Whether it has its outcome, or was refused."""
-        return bool(self.outcome) or self.command.error is not None
-
-
-class Delivery:
-    """What became of a message to a mailbox. What both edges share."""
-
-    __slots__ = ("_command", "_tracking")
-
-    def __init__(self, command: Command, tracking: Tracking | None) -> None:
-        self._command = command
-        self._tracking = tracking
-
-    @property
-    def done(self) -> bool:
-        """Whether there is nothing more to be known: with `confirmed` the outcome, else the confirmation."""
-        return self._command.done if self._tracking is None else self._tracking.done
-
-    @property
-    def tracker(self) -> str:
-        """The name that it is tracked by; empty without the assurance `confirmed`."""
-        return "" if self._tracking is None else self._tracking.tracker
-
-    @property
-    def error(self) -> MalamuteError | None:
-        """Why the broker refused it; None while there is no answer, or when it was taken."""
-        return self._command.error
-
-    @property
-    def outcome(self) -> str:
-        """How it ended: `acknowledged`, `expired`, `rejected`, `dead-lettered`, `withdrawn` or `purged`.
-
-        Empty as long as that is not known, and without the assurance `confirmed`. Raises the error of a
-        message that was refused.
-        """
-        if self._command.error is not None:
-            raise self._command.error
-        return "" if self._tracking is None else self._tracking.outcome
-
-    @property
-    def reason(self) -> str:
-        """The words that came with the outcome, such as those of a rejection."""
-        return "" if self._tracking is None else self._tracking.reason
-
-    def __repr__(self) -> str:
-        if self.error is not None:
-            return f"<Delivery refused: {self.error}>"
-        return f"<Delivery {self.outcome or ('stored' if self._command.done else 'open')}>"
-
-
 class Outbox:
-    """The numbered commands of a session that wait for their answers."""
+    """The commands of a session: those to be sent next, and those that wait for their answers."""
 
     def __init__(self, window_commands: int = WINDOW_COMMANDS, window_bytes: int = WINDOW_BYTES) -> None:
         self.window_commands = window_commands
         self.window_bytes = window_bytes
         self.next_number = 1
+        self.ready = False
+        """Whether the session is open, so that what is said is sent."""
+        self.refusal: MalamuteError | None = None
+        """Why nothing more may be given; None while it may."""
         self._lowest = 1
         self._commands: dict[int, Command] = {}
         self._bytes = 0
+        self._queue: deque[tuple[Sequence[Frame], Command | None]] = deque()
+        self._parked: deque[Command] = deque()
+        self._parked_bytes = 0
 
     def __len__(self) -> int:
         return len(self._commands)
@@ -190,23 +82,91 @@ class Outbox:
         """The lowest number without an answer, or else the next new number."""
         return self._lowest
 
+    # What the edge has to do
+
     @property
-    def room(self) -> bool:
-        """Whether one more command may be numbered."""
+    def clear(self) -> bool:
+        """Whether a command may go to the socket at once: the session is open, and nothing goes before it."""
+        return self.ready and not self._queue
+
+    @property
+    def blocked(self) -> bool:
+        """Whether something waits for a connection that stands, but takes no more."""
+        return self.ready and bool(self._queue)
+
+    def next_to_send(self) -> Sequence[Frame] | None:
+        """The frames to send next, or None. They stay next until `sent`."""
+        return self._queue[0][0] if self._queue else None
+
+    def sent(self) -> None:
+        """The socket took what was next."""
+        self._queue.popleft()
+
+    # What is given to it
+
+    def check(self) -> None:
+        """Raise what ended the session, if anything has."""
+        if self.refusal is not None:
+            raise self.refusal
+
+    def room(self, *, numbered: bool) -> bool:
+        """Whether one more command may be given: the window, or what may be parked, has room for it."""
+        if self.blocked:
+            return False
+        if not numbered:
+            return self._parked_bytes < self.window_bytes
         return self.next_number - self._lowest < self.window_commands and self._bytes < self.window_bytes
 
-    def add(self, command: Command, frames: Sequence[Frame], size_bytes: int) -> None:
-        """Keep a command under `next_number`, which `frames` carry already."""
-        command.number = self.next_number
+    def submit(self, command: Command, frames: Sequence[Frame], size_bytes: int, *, numbered: bool) -> None:
+        """Give it a command; a numbered one is kept under `next_number`, which `frames` carry already."""
+        self.check()
         command.frames = frames
         command.size_bytes = size_bytes
-        self._commands[command.number] = command
-        self._bytes += size_bytes
-        self.next_number += 1
+        if numbered:
+            command.number = self.next_number
+            self._commands[command.number] = command
+            self._bytes += size_bytes
+            self.next_number += 1
+        if self.ready:
+            self._queue.append((frames, command))
+        elif not numbered:
+            self._park(command)
 
-    def commands(self) -> list[Command]:
-        """Everything unsettled, in order."""
-        return list(self._commands.values())
+    def say(self, message: Message) -> None:
+        """Say what is not kept: while the session is not open it is dropped."""
+        if self.ready:
+            self._queue.append((encode(message), None))
+
+    def _park(self, command: Command) -> None:
+        self._parked.append(command)
+        self._parked_bytes += command.size_bytes
+
+    # From one connection to the next
+
+    def drop(self) -> None:
+        """The connection is over: forget what was meant for it, and park what is not numbered."""
+        self.ready = False
+        for _, command in self._queue:
+            if command is not None and not command.number:
+                self._park(command)
+        self._queue.clear()
+
+    def begin(self, hello: Message) -> None:
+        """Say HELLO, the one thing that goes before the session is open."""
+        self._queue.append((encode(hello), None))
+
+    def send_again(self) -> None:
+        """Send all that is unsettled or parked: the session is open."""
+        self._queue.extend((command.frames, command) for command in self.kept())
+        self._parked.clear()
+        self._parked_bytes = 0
+
+    def kept(self) -> Iterator[Command]:
+        """Everything unsettled, in order, and then what is parked."""
+        yield from self._commands.values()
+        yield from self._parked
+
+    # Answers
 
     def stored(self, ranges: Ranges) -> bool:
         """Settle what a STORED names. Returns whether it named anything that was open."""
@@ -228,7 +188,11 @@ class Outbox:
 
     def fail(self, error: MalamuteError) -> None:
         """The session is over: nothing will be answered any more."""
-        for command in self.commands():
+        self.ready = False
+        self.refusal = error
+        self._queue.clear()
+        self._parked.clear()
+        for command in [*self._commands.values()]:
             self._settle(command, 0, error)
 
     def _settle(self, command: Command, sequence: int, error: MalamuteError | None = None) -> None:

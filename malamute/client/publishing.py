@@ -86,7 +86,7 @@ class Outgoing:
 
     async def _ship(self) -> None:
         """Ship what was taken. Those that found no room go with the next."""
-        if self._batch.records and self._driver.session.room(numbered=self._stored):
+        if self._batch.records and self._driver.session.outbox.room(numbered=self._stored):
             self._hand_over()
             await self._driver.ship()
         self._due = monotonic() + self._linger
@@ -142,7 +142,7 @@ class Outgoing:
         await self._driver.wait(lambda: command.done, timeout, "waiting for a confirmation")
 
     def _before_wait(self) -> None:
-        if self._batch.records and self._driver.session.room(numbered=self._stored):
+        if self._batch.records and self._driver.session.outbox.room(numbered=self._stored):
             self._hand_over()
 
     def _hand_over(self) -> None:

@@ -1,11 +1,12 @@
-"""Questions to the broker that have no answer yet, and pings that have no pong."""
+"""Questions to the broker, changes asked of it, and pings: those that have no answer yet."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from malamute.client.outbox import Outbox
 from malamute.errors import MalamuteError
 from malamute.protocol import messages as wire
 
@@ -31,21 +32,34 @@ class Query:
 class Questions:
     """Those of one session, which it asks again on a new connection."""
 
-    def __init__(self) -> None:
+    def __init__(self, outbox: Outbox) -> None:
+        self._outbox = outbox
         self._asked: dict[int, Query] = {}
         self._next = 1
         self._pings: deque[Query] = deque()
 
-    def ask(self, make: Callable[[int], Asking]) -> Query:
-        """A new question, with the ref that its answer will have."""
+    def query(self, topic: str, arguments: Mapping[str, Any], *, change: bool = False) -> Query:
+        """Ask the broker about itself, or to change something. A change may be asked twice after a cut."""
+        kind = wire.Change if change else wire.Query
+        return self._ask(lambda ref: kind(ref, topic, arguments))
+
+    def withdraw(self, kind: str, name: str, correlation: int | str) -> Query:
+        """Take back what was sent under a correlation and is not settled; the answer is how many."""
+        return self._ask(lambda ref: wire.Withdraw(ref, kind, name, correlation))
+
+    def _ask(self, make: Callable[[int], Asking]) -> Query:
+        self._outbox.check()
         query = self._asked[self._next] = Query(make(self._next))
         self._next += 1
+        self._outbox.say(query.asking)
         return query
 
     def ping(self) -> Query:
-        """A new ping. They are answered in order, and behind all that was sent before."""
+        """Ask whether everything before this has reached the broker. Pings are answered in order."""
+        self._outbox.check()
         query = Query(wire.Ping())
         self._pings.append(query)
+        self._outbox.say(query.asking)
         return query
 
     def asked(self) -> Iterator[Asking]:

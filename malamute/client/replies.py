@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections import deque
 
-from malamute.client.outbox import Command, Tracking
+from malamute.client.outbox import Command
+from malamute.client.receipts import Tracking
 from malamute.client.sources import Item, QueueSource
 from malamute.errors import MalamuteError
 

@@ -12,7 +12,8 @@ from typing import Self
 
 from malamute.client.consuming import Answers, Duty, Feed, Letters, Queued
 from malamute.client.message import Mail, Message, Request
-from malamute.client.outbox import Command, Receipt
+from malamute.client.outbox import Command
+from malamute.client.receipts import Receipt
 from malamute.client.sync_driver import BlockingDriver
 from malamute.errors import Closed
 from malamute.protocol.batch import Body, Columns, Headers

@@ -101,7 +101,7 @@ class BlockingDriver(Driver):
             self.prepare()
             now = monotonic()
             until = min(deadline, self.connection.due)
-            sending = self.session.next_to_send() is not None
+            sending = self.session.outbox.next_to_send() is not None
             door = None if self.crew is None else self.crew.door
             self.link.wait(None if until == inf else max(0.0, until - now), sending=sending, door=door)
             self.turn()

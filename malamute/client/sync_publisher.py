@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Self
 
-from malamute.client.outbox import Command, Receipt
+from malamute.client.outbox import Command
 from malamute.client.publishing import Outgoing
+from malamute.client.receipts import Receipt
 from malamute.client.sync_driver import BlockingDriver
 from malamute.errors import MalamuteError
 from malamute.protocol.batch import Body, Headers

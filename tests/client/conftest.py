@@ -24,9 +24,9 @@ class Dialogue:
 
     def said(self) -> list[Message]:
         messages = []
-        while (frames := self.session.next_to_send()) is not None:
+        while (frames := self.session.outbox.next_to_send()) is not None:
             messages.append(decode([bytes(frame) for frame in frames]))
-            self.session.sent()
+            self.session.outbox.sent()
         return messages
 
     def open(self) -> None:
@@ -42,7 +42,7 @@ class Dialogue:
     def publish(self, *bodies: bytes, stream: str = "s") -> Command:
         command = Command()
         records = [pack_record(None, body) for body in bodies]
-        self.session.publish(stream, ["a"] * len(bodies), records, command)
+        self.session.sending.publish(stream, ["a"] * len(bodies), records, command)
         return command
 
 

@@ -200,7 +200,7 @@ def test_cancelled_requests_and_workers_leave_the_client_as_it_was(play, steps):
             assert reply.body == b"!"
             assert [reply async for reply in replies] == []
         work.cancel()
-        assert not client._session._awaited
+        assert not client._session.awaited
 
     play(program)
 
@@ -221,8 +221,8 @@ def test_a_cancelled_question_leaves_nothing_behind(play, steps):
                 result.cancel()
         await client.flush()
         session = client._session
-        assert not session._sources
-        assert not [*session._questions.asked()]
+        assert not session.inbox._sources
+        assert not [*session.questions.asked()]
         assert not client._driver._waits
 
     play(program)

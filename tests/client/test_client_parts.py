@@ -13,7 +13,8 @@ from malamute.client.batch import Batch, check_subject, record_of, records_of, s
 from malamute.client.credit import Window
 from malamute.client.events import Gap, Refusal, log_event
 from malamute.client.message import Mail, Message, Request
-from malamute.client.outbox import Command, Receipt
+from malamute.client.outbox import Command
+from malamute.client.receipts import Receipt
 from malamute.protocol.batch import pack_record, unpack_record
 
 HEADERS = st.dictionaries(

@@ -16,8 +16,8 @@ SIZE = len("a") + len(RECORD)
 
 
 def said(session):
-    while (frames := session.next_to_send()) is not None:
-        session.sent()
+    while (frames := session.outbox.next_to_send()) is not None:
+        session.outbox.sent()
         yield decode([bytes(frame) for frame in frames])
 
 
@@ -72,7 +72,9 @@ ACTIONS = st.one_of(
 def test_a_subscriber_sees_each_message_once_in_order_and_never_more_than_its_window(actions, credit, size):
     session = Session(b"\x01id")
     session.connected()
-    source = session.subscribe("s", [("all", "")], where="", start="seq:1", credit=credit, credit_bytes=size)
+    source = session.inbox.subscribe(
+        "s", [("all", "")], where="", start="seq:1", credit=credit, credit_bytes=size
+    )
     broker = StreamBroker(session)
     broker.listen()
     seen, held = [], 0
@@ -87,7 +89,7 @@ def test_a_subscriber_sees_each_message_once_in_order_and_never_more_than_its_wi
             chunk = [message.sequence for message in source.take()]
             held = len(chunk)
             seen += chunk
-            session.refill(source)
+            session.inbox.refill(source)
         broker.listen()
         if session.error is not None:
             break
@@ -160,15 +162,15 @@ def test_each_confirmed_publish_is_stored_once_or_refused(steps):
             case "publish":
                 record = pack_record(None, b"%d" % len(commands))
                 commands.append((Command(), record))
-                session.publish("s", ["a"], [record], commands[-1][0])
+                session.sending.publish("s", ["a"], [record], commands[-1][0])
             case "listen" | "refuse":
                 broker.listen(refuse=step == "refuse")
             case "answer":
                 broker.answer()
             case "lose-answers" | "lose-command" | "break":
                 # What is lost is lost with its connection.
-                if step == "lose-command" and session.next_to_send() is not None:
-                    session.sent()
+                if step == "lose-command" and session.outbox.next_to_send() is not None:
+                    session.outbox.sent()
                 broker.answers = []
                 session.disconnected()
                 session.connected()

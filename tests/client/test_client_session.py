@@ -17,7 +17,7 @@ SIZE = len("a") + len(RECORD)
 
 
 def subscribe(dialogue, *, credit=10, credit_bytes=1000, start="new"):
-    return dialogue.session.subscribe(
+    return dialogue.session.inbox.subscribe(
         "s", [("all", "")], where="", start=start, credit=credit, credit_bytes=credit_bytes
     )
 
@@ -45,7 +45,7 @@ def test_what_is_given_before_welcome_waits_for_it(new_dialogue):
     dialogue = new_dialogue()
     dialogue.session.connected()
     source = subscribe(dialogue)
-    dialogue.session.publish("s", ["a"], [RECORD])
+    dialogue.session.sending.publish("s", ["a"], [RECORD])
     dialogue.publish(b"1")
     assert dialogue.said() == [Hello([2], "", "test", 1)]
     dialogue.told(WELCOME)
@@ -65,12 +65,12 @@ def test_a_refused_hello_ends_the_session(new_dialogue, error):
     assert type(dialogue.session.error) is error
     assert type(command.error) is error
     with pytest.raises(error):
-        dialogue.session.publish("s", ["a"], [RECORD])
+        dialogue.session.sending.publish("s", ["a"], [RECORD])
 
 
 def test_a_taken_address_ends_the_session_and_it_never_says_hello_again(dialogue):
     source = subscribe(dialogue)
-    query = dialogue.session.query("status", {})
+    query = dialogue.session.questions.query("status", {})
     dialogue.said()
     dialogue.told(Error(409, "a newer session", 1))
     assert isinstance(source.error, errors.AddressTaken)
@@ -83,19 +83,19 @@ def test_a_taken_address_ends_the_session_and_it_never_says_hello_again(dialogue
 
 
 def test_confirmed_commands_share_numbers_without_holes(dialogue):
-    offer = dialogue.session.offer("svc", [("all", "")], credit=1, credit_bytes=-1)
+    offer = dialogue.session.inbox.offer("svc", [("all", "")], credit=1, credit_bytes=-1)
     dialogue.publish(b"1")
-    dialogue.session.send("bob", ["a"], [RECORD], Command())
-    dialogue.session.publish("s", ["a"], [RECORD])
-    dialogue.session.request("svc", "a", RECORD, numbered=True)
-    dialogue.session.reply(offer, 1, RECORD, Command(), final=False)
+    dialogue.session.sending.send("bob", ["a"], [RECORD], Command())
+    dialogue.session.sending.publish("s", ["a"], [RECORD])
+    dialogue.session.sending.request("svc", "a", RECORD, numbered=True)
+    dialogue.session.sending.reply(offer, 1, RECORD, Command(), final=False)
     assert numbers(dialogue.said()) == [1, 2, 0, 3, 4]
 
 
 def test_sequences_follow_from_the_ranges_by_counting(dialogue):
     first = dialogue.publish(b"1", b"2", b"3")
     mail = Command()
-    dialogue.session.send("bob", ["a"], [RECORD], mail)
+    dialogue.session.sending.send("bob", ["a"], [RECORD], mail)
     second = dialogue.publish(b"4")
     third = dialogue.publish(b"5")
     dialogue.told(Stored([[1, 3, 100], [4, 4, 0]]))
@@ -148,21 +148,21 @@ def test_the_window_is_the_brokers_if_that_is_smaller(dialogue):
     dialogue.told(WELCOME)
     dialogue.said()
     for _ in range(3):
-        assert dialogue.session.room(numbered=True)
+        assert dialogue.session.outbox.room(numbered=True)
         dialogue.publish(b"x")
-        assert not dialogue.session.room(numbered=True), "the socket has not taken it"
+        assert not dialogue.session.outbox.room(numbered=True), "the socket has not taken it"
         dialogue.said()
-    assert not dialogue.session.room(numbered=True)
+    assert not dialogue.session.outbox.room(numbered=True)
     dialogue.told(Stored([[2, 3, 1]]))
-    assert not dialogue.session.room(numbered=True)
+    assert not dialogue.session.outbox.room(numbered=True)
     dialogue.told(Stored([[1, 1, 9]]))
-    assert dialogue.session.room(numbered=True)
+    assert dialogue.session.outbox.room(numbered=True)
 
 
 def test_unconfirmed_publishes_are_parked_while_the_connection_is_away_and_go_in_order(dialogue):
-    dialogue.session.publish("s", ["a"], [pack_record(None, b"1")])
+    dialogue.session.sending.publish("s", ["a"], [pack_record(None, b"1")])
     dialogue.session.disconnected()
-    dialogue.session.publish("s", ["a"], [pack_record(None, b"2")])
+    dialogue.session.sending.publish("s", ["a"], [pack_record(None, b"2")])
     dialogue.session.connected()
     dialogue.told(WELCOME)
     said = dialogue.said()
@@ -175,10 +175,10 @@ def test_unconfirmed_publishes_are_parked_while_the_connection_is_away_and_go_in
 def test_what_is_parked_is_bounded_in_bytes(dialogue):
     dialogue.session.disconnected()
     dialogue.session.outbox.window_bytes = 100
-    dialogue.session.publish("s", ["a"], [b"x" * 60])
-    assert dialogue.session.room(numbered=False)
-    dialogue.session.publish("s", ["a"], [b"x" * 60])
-    assert not dialogue.session.room(numbered=False)
+    dialogue.session.sending.publish("s", ["a"], [b"x" * 60])
+    assert dialogue.session.outbox.room(numbered=False)
+    dialogue.session.sending.publish("s", ["a"], [b"x" * 60])
+    assert not dialogue.session.outbox.room(numbered=False)
 
 
 @pytest.mark.parametrize("code", [405, 421])
@@ -202,7 +202,7 @@ def test_a_resync_that_helps_nothing_ends_the_session(dialogue):
 
 
 def test_an_unconfirmed_publish_that_is_refused_is_an_event(dialogue):
-    dialogue.session.publish("s", ["a"], [RECORD])
+    dialogue.session.sending.publish("s", ["a"], [RECORD])
     dialogue.told(Error(503, "full", 2, 0))
     [event] = dialogue.session.take_events()
     assert isinstance(event, Refusal)
@@ -210,9 +210,9 @@ def test_an_unconfirmed_publish_that_is_refused_is_an_event(dialogue):
 
 
 def test_a_refused_reply_is_told_by_its_receipt_and_by_an_event(dialogue):
-    offer = dialogue.session.offer("svc", [("all", "")], credit=1, credit_bytes=-1)
+    offer = dialogue.session.inbox.offer("svc", [("all", "")], credit=1, credit_bytes=-1)
     command = Command()
-    dialogue.session.reply(offer, 1, RECORD, command, final=True)
+    dialogue.session.sending.reply(offer, 1, RECORD, command, final=True)
     dialogue.told(Error(420, "not yours", 5, 1))
     assert isinstance(command.error, errors.NotOutstanding)
     assert len(dialogue.session.take_events()) == 1
@@ -220,7 +220,7 @@ def test_a_refused_reply_is_told_by_its_receipt_and_by_an_event(dialogue):
 
 def test_large_records_travel_as_frames_of_their_own(dialogue):
     large = pack_record(None, b"x" * 70_000)
-    dialogue.session.publish("s", ["a", "b"], [RECORD, large])
+    dialogue.session.sending.publish("s", ["a", "b"], [RECORD, large])
     assert dialogue.said() == [wire.Publish("s", 0, ["a", "b"], [RECORD, None], (large,))]
 
 
@@ -233,9 +233,9 @@ def test_large_records_travel_as_frames_of_their_own(dialogue):
     ],
 )
 def test_what_a_broker_would_refuse_is_refused_here(dialogue, stream, record, error):
-    dialogue.session.limits = dialogue.session.limits._replace(message_bytes=10)
+    dialogue.session.sending.limits = dialogue.session.sending.limits._replace(message_bytes=10)
     with pytest.raises(error):
-        dialogue.session.publish(stream, ["a"], [record], Command())
+        dialogue.session.sending.publish(stream, ["a"], [record], Command())
     assert dialogue.session.outbox.next_number == 1
 
 
@@ -315,8 +315,8 @@ def test_a_cancelled_subscription_is_not_resumed_and_its_deliveries_are_nothing(
     source = subscribe(dialogue)
     dialogue.told(Ok(6, 1, 1))
     dialogue.said()
-    dialogue.session.cancel(source)
-    dialogue.session.cancel(source)
+    dialogue.session.inbox.cancel(source)
+    dialogue.session.inbox.cancel(source)
     assert dialogue.said() == [wire.Cancel(1)]
     dialogue.told(delivery(1, 0, [1]), Ok(8, 1))
     assert not source.waiting
@@ -333,7 +333,7 @@ def test_credit_is_granted_again_at_half_the_window(dialogue, delivery):
     for _ in range(4):
         assert len([*source.take()]) == 2
         source.consume()
-        dialogue.session.refill(source)
+        dialogue.session.inbox.refill(source)
         granted.append(dialogue.said())
     assert granted == [[], [Credit(1, 4, 4 * SIZE)], [], [Credit(1, 4, 4 * SIZE)]]
 
@@ -352,7 +352,7 @@ def test_damaged_payloads_and_foreign_commands_are_events_and_nothing_else(dialo
 
 
 def open_mailbox(dialogue, credit=10, credit_bytes=1000):
-    mailbox = dialogue.session.open_mailbox(credit, credit_bytes)
+    mailbox = dialogue.session.inbox.open_mailbox(credit, credit_bytes)
     assert dialogue.said() == [Credit(0, credit, credit_bytes)]
     return mailbox
 
@@ -363,7 +363,7 @@ def test_mail_is_acknowledged_by_ranges(dialogue, mail):
     for sequence in (3, 1, 2, 7):
         mailbox.hand_out()
         mailbox.finish(sequence)
-    dialogue.session.acknowledge(mailbox)
+    dialogue.session.inbox.acknowledge(mailbox)
     assert dialogue.said() == [Ack(0, [[1, 3], [7, 7]])]
 
 
@@ -371,10 +371,10 @@ def test_mail_counts_for_the_window_until_it_is_acknowledged(dialogue, mail):
     mailbox = open_mailbox(dialogue, credit=2)
     dialogue.told(mail(0, [1, 2]))
     mailbox.hand_out()
-    dialogue.session.refill(mailbox)
+    dialogue.session.inbox.refill(mailbox)
     assert dialogue.said() == []
     mailbox.finish(1)
-    dialogue.session.refill(mailbox)
+    dialogue.session.inbox.refill(mailbox)
     assert dialogue.said() == [Credit(0, 1, SIZE)]
 
 
@@ -397,14 +397,14 @@ def test_after_a_resume_mail_in_the_users_hands_is_not_handed_out_twice(dialogue
     dialogue.broken()
     mailbox.finish(1)
     dialogue.told(WELCOME)
-    dialogue.session.acknowledge(mailbox)
+    dialogue.session.inbox.acknowledge(mailbox)
     dialogue.said()
     dialogue.told(mail(0, [1, 2], attempts=2))
     assert not mailbox.waiting
-    dialogue.session.acknowledge(mailbox)
+    dialogue.session.inbox.acknowledge(mailbox)
     assert dialogue.said() == [Ack(0, [[1, 1]])]
     mailbox.finish(2)
-    dialogue.session.acknowledge(mailbox)
+    dialogue.session.inbox.acknowledge(mailbox)
     assert dialogue.said() == [Ack(0, [[2, 2]])]
 
 
@@ -419,12 +419,12 @@ def test_a_mailbox_that_was_made_anew_counts_from_one_and_nothing_is_dropped(dia
 
 
 def test_a_mailbox_that_replies_have_opened_takes_the_window_that_its_user_wants(dialogue):
-    dialogue.session.request("svc", "a", RECORD, numbered=False)
+    dialogue.session.sending.request("svc", "a", RECORD, numbered=False)
     dialogue.said()
     sizes = [(1500, 8 * 1024 * 1024), (100, 100), (-1, 200), (5, -1)]
     said = []
     for size in sizes:
-        dialogue.session.open_mailbox(*size)
+        dialogue.session.inbox.open_mailbox(*size)
         said += dialogue.said()
     assert said == [Credit(0, 500, 0), Credit(0, -1, 100), Credit(0, 0, -1)]
 
@@ -435,7 +435,7 @@ def test_many_ranges_take_several_acks(dialogue, mail):
     dialogue.told(mail(0, sequences))
     for sequence in sequences:
         mailbox.finish(sequence)
-    dialogue.session.acknowledge_all()
+    dialogue.session.inbox.acknowledge_all()
     assert [len(ack.ranges) for ack in dialogue.said()] == [1000, 1000, 1]
 
 
@@ -443,7 +443,7 @@ def test_many_ranges_take_several_acks(dialogue, mail):
 
 
 def request(dialogue):
-    exchange = dialogue.session.request("svc", "a", RECORD, numbered=False)
+    exchange = dialogue.session.sending.request("svc", "a", RECORD, numbered=False)
     sent = [m for m in dialogue.said() if isinstance(m, wire.Request)]
     assert sent[0].properties == [{"correlation": exchange.correlation}]
     return exchange
@@ -462,17 +462,17 @@ def test_replies_go_to_the_exchange_that_asked_and_mail_to_the_mailbox(dialogue,
         mail(0, [4], properties=reply(second)),
     )
     assert [len(first.waiting), len(second.waiting)] == [1, 2]
-    assert [item.sequence for item in dialogue.session.mailbox.waiting] == [2]
+    assert [item.sequence for item in dialogue.session.inbox.mailbox.waiting] == [2]
     assert first.complete
     for exchange in (first, second, second):
-        dialogue.session.take_reply(exchange)
-    dialogue.session.acknowledge_all()
+        dialogue.session.sending.take_reply(exchange)
+    dialogue.session.inbox.acknowledge_all()
     assert dialogue.said() == [Ack(0, [[1, 1], [3, 4]])]
 
 
 def test_the_first_request_opens_the_mailbox_for_replies(dialogue):
-    dialogue.session.request("svc", "a", RECORD, numbered=False)
-    dialogue.session.request("svc", "a", RECORD, numbered=False)
+    dialogue.session.sending.request("svc", "a", RECORD, numbered=False)
+    dialogue.session.sending.request("svc", "a", RECORD, numbered=False)
     assert [type(m) for m in dialogue.said()] == [wire.Request, Credit, wire.Request]
 
 
@@ -483,22 +483,22 @@ def test_correlations_of_two_sessions_differ(new_dialogue):
 
 
 def request_correlation(dialogue):
-    return dialogue.session.request("svc", "a", RECORD, numbered=False).correlation
+    return dialogue.session.sending.request("svc", "a", RECORD, numbered=False).correlation
 
 
 def test_late_replies_are_acknowledged_and_dropped(dialogue, mail):
     exchange = request(dialogue)
-    dialogue.session.forget(exchange)
+    dialogue.session.sending.forget(exchange)
     dialogue.told(mail(0, [1], properties=reply(exchange)))
-    dialogue.session.acknowledge_all()
+    dialogue.session.inbox.acknowledge_all()
     assert dialogue.said() == [Ack(0, [[1, 1]])]
-    assert not dialogue.session.mailbox.waiting
+    assert not dialogue.session.inbox.mailbox.waiting
 
 
 def test_a_reply_that_was_taken_is_not_taken_again_after_a_resume(dialogue, mail):
     exchange = request(dialogue)
     dialogue.told(mail(0, [1], properties=reply(exchange, final=False)))
-    dialogue.session.take_reply(exchange)
+    dialogue.session.sending.take_reply(exchange)
     dialogue.broken()
     dialogue.told(WELCOME)
     dialogue.told(mail(0, [1], attempts=2, properties=reply(exchange, final=False)))
@@ -511,15 +511,15 @@ def test_replies_that_waited_come_again_after_a_resume(dialogue, mail):
     dialogue.broken()
     dialogue.told(WELCOME, mail(0, [1], attempts=2, properties=reply(exchange)))
     assert [item.sequence for item in exchange.waiting] == [1]
-    dialogue.session.take_reply(exchange)
-    dialogue.session.acknowledge_all()
+    dialogue.session.sending.take_reply(exchange)
+    dialogue.session.inbox.acknowledge_all()
     assert dialogue.said()[-1] == Ack(0, [[1, 1]])
 
 
 def test_mail_that_nobody_takes_does_not_keep_a_reply_away(dialogue, mail):
     mailbox = open_mailbox(dialogue, credit=2)
     dialogue.told(mail(0, [1, 2]))
-    exchange = dialogue.session.request("svc", "a", RECORD, numbered=False)
+    exchange = dialogue.session.sending.request("svc", "a", RECORD, numbered=False)
     assert dialogue.said()[-1] == Credit(0, 2, 2 * SIZE)
     dialogue.told(mail(0, [3, 4]))
     assert dialogue.said() == [Credit(0, 2, 2 * SIZE)]
@@ -529,7 +529,7 @@ def test_mail_that_nobody_takes_does_not_keep_a_reply_away(dialogue, mail):
 
 
 def test_a_request_that_is_refused_has_the_error_in_its_exchange(dialogue):
-    exchange = dialogue.session.request("svc", "a", RECORD, numbered=True)
+    exchange = dialogue.session.sending.request("svc", "a", RECORD, numbered=True)
     dialogue.told(Error(503, "full", 4, 1))
     assert isinstance(exchange.command.error, errors.TryLater)
 
@@ -538,12 +538,12 @@ def test_a_request_that_is_refused_has_the_error_in_its_exchange(dialogue):
 
 
 def test_credit_for_work_comes_back_with_the_final_reply(dialogue, mail):
-    offer = dialogue.session.offer("svc", [("topic", "a.*")], credit=1, credit_bytes=-1)
+    offer = dialogue.session.inbox.offer("svc", [("topic", "a.*")], credit=1, credit_bytes=-1)
     dialogue.told(Ok(7, 1), mail(1, [4]))
     offer.hand_out()
     dialogue.said()
-    dialogue.session.reply(offer, 4, RECORD, Command(), final=False)
-    dialogue.session.reply(offer, 4, RECORD, Command(), final=True)
+    dialogue.session.sending.reply(offer, 4, RECORD, Command(), final=False)
+    dialogue.session.sending.reply(offer, 4, RECORD, Command(), final=True)
     assert dialogue.said() == [
         wire.Reply(1, 1, [4], [False], [RECORD]),
         wire.Reply(1, 2, [4], [True], [RECORD]),
@@ -552,7 +552,7 @@ def test_credit_for_work_comes_back_with_the_final_reply(dialogue, mail):
 
 
 def test_an_offer_is_made_again_with_its_whole_window(dialogue, mail):
-    offer = dialogue.session.offer("svc", [("topic", "a.*")], credit=1, credit_bytes=-1)
+    offer = dialogue.session.inbox.offer("svc", [("topic", "a.*")], credit=1, credit_bytes=-1)
     dialogue.told(Ok(7, 1), mail(1, [4]))
     offer.hand_out()
     dialogue.said()
@@ -561,12 +561,12 @@ def test_an_offer_is_made_again_with_its_whole_window(dialogue, mail):
     assert dialogue.said()[-1] == wire.Offer(1, "svc", [["topic", "a.*"]], 1, -1)
     dialogue.told(Ok(7, 1), mail(1, [4], attempts=2))
     assert not offer.waiting, "it is still in the worker's hands"
-    dialogue.session.reply(offer, 4, RECORD, Command(), final=True)
+    dialogue.session.sending.reply(offer, 4, RECORD, Command(), final=True)
     assert dialogue.said()[-1] == Credit(1, 1, 0)
 
 
 def offer_with_a_request_in_hand(dialogue, mail):
-    offer = dialogue.session.offer("svc", [("all", "")], credit=1, credit_bytes=-1)
+    offer = dialogue.session.inbox.offer("svc", [("all", "")], credit=1, credit_bytes=-1)
     dialogue.told(Ok(7, 1), mail(1, [4]))
     offer.hand_out()
     dialogue.broken()
@@ -578,7 +578,7 @@ def offer_with_a_request_in_hand(dialogue, mail):
 @pytest.mark.parametrize("numbered", [True, False])
 def test_a_reply_that_crosses_the_redelivery_of_its_request_is_good(dialogue, mail, numbered):
     offer = offer_with_a_request_in_hand(dialogue, mail)
-    dialogue.session.reply(offer, 4, RECORD, Command() if numbered else None, final=True)
+    dialogue.session.sending.reply(offer, 4, RECORD, Command() if numbered else None, final=True)
     dialogue.said()
     dialogue.told(mail(1, [4], attempts=2))
     assert not offer.waiting
@@ -590,26 +590,26 @@ def test_a_reply_that_came_before_the_redelivery_is_refused_and_the_request_done
     dialogue, mail, numbered
 ):
     offer = offer_with_a_request_in_hand(dialogue, mail)
-    dialogue.session.reply(offer, 4, RECORD, Command() if numbered else None, final=True)
+    dialogue.session.sending.reply(offer, 4, RECORD, Command() if numbered else None, final=True)
     dialogue.told(Error(420, "not outstanding", 5, int(numbered)), mail(1, [4], attempts=2))
     assert [item.sequence for item in offer.waiting] == [4]
 
 
 def test_a_reply_that_is_sent_again_may_cross_the_redelivery_too(dialogue, mail):
-    offer = dialogue.session.offer("svc", [("all", "")], credit=1, credit_bytes=-1)
+    offer = dialogue.session.inbox.offer("svc", [("all", "")], credit=1, credit_bytes=-1)
     dialogue.told(Ok(7, 1), mail(1, [4]))
     offer.hand_out()
-    dialogue.session.reply(offer, 4, RECORD, Command(), final=True)
+    dialogue.session.sending.reply(offer, 4, RECORD, Command(), final=True)
     dialogue.broken()
     dialogue.told(WELCOME, Ok(7, 1), mail(1, [4], attempts=2))
     assert not offer.waiting
 
 
 def test_a_reply_that_was_lost_with_its_connection_means_doing_the_request_again(dialogue, mail):
-    offer = dialogue.session.offer("svc", [("all", "")], credit=1, credit_bytes=-1)
+    offer = dialogue.session.inbox.offer("svc", [("all", "")], credit=1, credit_bytes=-1)
     dialogue.told(Ok(7, 1), mail(1, [4]))
     offer.hand_out()
-    dialogue.session.reply(offer, 4, RECORD, final=True)
+    dialogue.session.sending.reply(offer, 4, RECORD, final=True)
     dialogue.said()
     dialogue.broken()
     dialogue.told(WELCOME, Ok(7, 1), mail(1, [4], attempts=2))
@@ -620,8 +620,8 @@ def test_a_reply_that_was_lost_with_its_connection_means_doing_the_request_again
 
 
 def test_questions_without_answer_are_asked_again(dialogue):
-    query = dialogue.session.query("status", {"deep": True})
-    ping = dialogue.session.ping()
+    query = dialogue.session.questions.query("status", {"deep": True})
+    ping = dialogue.session.questions.ping()
     dialogue.broken()
     dialogue.told(WELCOME)
     assert dialogue.said()[1:] == [wire.Query(1, "status", {"deep": True}), wire.Ping()]
@@ -631,7 +631,7 @@ def test_questions_without_answer_are_asked_again(dialogue):
 
 
 def test_a_refused_question_has_the_error(dialogue):
-    query = dialogue.session.query("weather", {})
+    query = dialogue.session.questions.query("weather", {})
     dialogue.told(Error(404, "no such topic", 11, 1))
     assert isinstance(query.error, errors.NotFound)
 
@@ -640,7 +640,7 @@ def test_bye_ends_the_session_when_it_is_answered(dialogue):
     dialogue.session.close()
     assert dialogue.said() == [wire.Bye()]
     with pytest.raises(errors.Closed):
-        dialogue.session.query("status", {})
+        dialogue.session.questions.query("status", {})
     dialogue.told(Ok(13, 0))
     assert dialogue.session.state is State.ENDED
     assert isinstance(dialogue.session.error, errors.Closed)

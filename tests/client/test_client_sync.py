@@ -11,6 +11,7 @@ import zmq
 
 import malamute
 from malamute import errors
+from malamute.client.link import SOCKETS_MAX, Link
 from malamute.client.session import State
 from malamute.protocol import messages as wire
 from malamute.protocol.batch import Columns, pack_queue_payload, pack_record, pack_stream_payload
@@ -137,6 +138,54 @@ def test_a_url_that_is_none_is_refused():
         malamute.connect("nonsense")
     with pytest.raises(errors.InvalidName):
         malamute.connect(address="a\nb")
+
+
+@pytest.mark.parametrize("sockets", [3, 4, 5])
+def test_a_context_that_is_full_raises_a_numbered_error_and_keeps_nothing(broker, sockets):
+    with zmq.Context() as context:
+        context.set(zmq.MAX_SOCKETS, sockets)
+        with malamute.connect(broker.url, context=context) as first:
+            for _ in range(2):
+                with pytest.raises(errors.OutOfSockets, match="604"):
+                    malamute.connect(broker.url, context=context)
+            assert first.query("status") == "status"
+
+
+def test_clients_without_a_context_have_room_for_more_sockets_than_libzmq_gives(broker, monkeypatch):
+    with zmq.Context() as context:
+        context.set(zmq.MAX_SOCKETS, 3)
+        monkeypatch.setattr(zmq.Context, "instance", lambda: context)
+        with malamute.connect(broker.url), malamute.connect(broker.url) as second:
+            assert context.get(zmq.MAX_SOCKETS) == SOCKETS_MAX
+            assert second.query("status") == "status"
+
+
+def test_a_context_with_more_sockets_is_left_alone(broker, monkeypatch):
+    with zmq.Context() as context:
+        context.set(zmq.MAX_SOCKETS, SOCKETS_MAX + 1)
+        monkeypatch.setattr(zmq.Context, "instance", lambda: context)
+        with malamute.connect(broker.url):
+            assert context.get(zmq.MAX_SOCKETS) == SOCKETS_MAX + 1
+
+
+def test_a_client_that_finds_no_socket_to_connect_again_says_so_and_tries_again(broker, monkeypatch):
+    full = True
+
+    class Full(Link):
+        def __init__(self, *arguments):
+            if full:
+                raise errors.OutOfSockets("none left")
+            super().__init__(*arguments)
+
+    first = Scripted()
+    with malamute.connect([first.url, broker.url]) as client:
+        client.on_event = lambda event: None
+        monkeypatch.setattr("malamute.client.connection.Link", Full)
+        first.stop()
+        with pytest.raises(errors.OutOfSockets, match="none left"):
+            client.query("status", timeout=30)
+        full = False
+        assert client.query("status", timeout=30) == "status"
 
 
 def test_a_refused_hello_is_raised_by_connect(broker):

@@ -9,7 +9,8 @@ import pytest
 from malamute import errors
 from malamute.client.events import Recalled, Refusal, Slow, Switched
 from malamute.client.options import milliseconds, properties_of
-from malamute.client.outbox import Command, Delivery
+from malamute.client.outbox import Command
+from malamute.client.receipts import Delivery
 from malamute.protocol import messages as wire
 from malamute.protocol.batch import pack_record
 from malamute.protocol.messages import Ack, Credit, Error, Nak, Ok, Progress, Recall, Reject, Release, Stored
@@ -27,7 +28,7 @@ def alice(new_dialogue):
 @pytest.fixture
 def box(alice, mail):
     """A mailbox in whose owner's hands are the messages 1 to 4."""
-    box = alice.session.open_mailbox(10, 1000)
+    box = alice.session.inbox.open_mailbox(10, 1000)
     alice.told(mail(0, [1, 2, 3, 4]))
     assert [box.hand_out().sequence for _ in range(4)] == [1, 2, 3, 4]
     alice.said()
@@ -36,12 +37,12 @@ def box(alice, mail):
 
 def test_each_verb_is_one_command(alice, box):
     session = alice.session
-    session.give_back(box, 1, -1)
-    session.release(box, 2)
-    session.report(box, [3, 4, 5])
+    session.inbox.give_back(box, 1, -1)
+    session.inbox.release(box, 2)
+    session.inbox.report(box, [3, 4, 5])
     box.finish(3, reason="no paper")
     box.finish(4)
-    session.acknowledge(box)
+    session.inbox.acknowledge(box)
     assert alice.said() == [
         Nak(0, [[1, 1]], -1),
         Release(0, [[2, 2]]),
@@ -53,11 +54,11 @@ def test_each_verb_is_one_command(alice, box):
 
 def test_what_is_settled_gives_its_credit_back_in_one_grant(alice, box):
     for sequence in (1, 2, 3):
-        alice.session.give_back(box, sequence, 0)
+        alice.session.inbox.give_back(box, sequence, 0)
     assert not any(isinstance(said, Credit) for said in alice.said())
-    alice.session.release(box, 4)
+    alice.session.inbox.release(box, 4)
     box.window.consumed(0, 0)
-    alice.session.open_mailbox(20, 2000)
+    alice.session.inbox.open_mailbox(20, 2000)
     assert alice.said()[-1] == Credit(0, 10, 1000)
 
 
@@ -68,8 +69,8 @@ def test_after_a_cut_what_was_rejected_is_so_when_it_comes_again_and_what_was_gi
     session.disconnected()
     box.finish(1, reason="no paper")
     box.finish(2)
-    session.give_back(box, 3, 0)
-    session.report(box, [4])
+    session.inbox.give_back(box, 3, 0)
+    session.inbox.report(box, [4])
     session.connected()
     alice.told(wire.Welcome(2, b"id", b"broker", False, "", {}))
     alice.said()
@@ -94,7 +95,7 @@ def test_a_recall_takes_what_waits_and_leaves_what_is_held(alice, box, mail):
     assert not box.waiting
     # 1 is finished meanwhile, and 2 is still held: neither is handed out a second time.
     box.finish(1)
-    alice.session.acknowledge(box)
+    alice.session.inbox.acknowledge(box)
     assert not any(isinstance(said, Ack) for said in alice.said())
     alice.told(mail(0, [1, 2, 5], attempts=2))
     assert [item.sequence for item in box.waiting] == [5]
@@ -115,8 +116,8 @@ def test_a_recall_of_what_is_not_here_is_nothing(alice, box):
 
 def test_an_outcome_comes_to_its_tracking_and_to_nobody_else(alice, box, mail):
     session = alice.session
-    mine = session.send_tracked("bob", "a", RECORD, Command(), {"tracker": "mine", "ttl": 5})
-    made = session.send_tracked("bob", "a", RECORD, Command(), {})
+    mine = session.sending.send_tracked("bob", "a", RECORD, Command(), {"tracker": "mine", "ttl": 5})
+    made = session.sending.send_tracked("bob", "a", RECORD, Command(), {})
     first, second = alice.said()
     assert first.properties == [{"tracker": "mine", "ttl": 5}]
     assert second.properties == [{"tracker": made.tracker}]
@@ -136,13 +137,13 @@ def test_an_outcome_comes_to_its_tracking_and_to_nobody_else(alice, box, mail):
 
 
 def test_an_outcome_comes_past_mail_that_nobody_takes_while_somebody_waits_for_it(alice, mail):
-    tracking = alice.session.send_tracked("bob", "a", RECORD, Command(), {})
-    box = alice.session.mailbox
+    tracking = alice.session.sending.send_tracked("bob", "a", RECORD, Command(), {})
+    box = alice.session.inbox.mailbox
     count = box.window.messages
     alice.said()
     alice.told(mail(0, list(range(1, count + 1))))
     assert not any(isinstance(said, Credit) for said in alice.said())
-    with alice.session.expecting():
+    with alice.session.sending.expecting():
         assert [said.messages for said in alice.said() if isinstance(said, Credit)] == [count]
     alice.told(mail(0, [count + 1], properties={"outcome": "expired", "tracker": tracking.tracker}))
     assert tracking.outcome == "expired"
@@ -150,18 +151,18 @@ def test_an_outcome_comes_past_mail_that_nobody_takes_while_somebody_waits_for_i
 
 def test_a_refused_message_has_no_outcome_and_its_tracker_is_free(alice):
     command = Command()
-    tracking = alice.session.send_tracked("bob", "a", RECORD, command, {"tracker": "mine"})
+    tracking = alice.session.sending.send_tracked("bob", "a", RECORD, command, {"tracker": "mine"})
     alice.told(Error(503, "full", 3, 1))
     assert isinstance(command.error, errors.TryLater)
     delivery = Delivery(command, tracking)
     assert delivery.done
     with pytest.raises(errors.TryLater):
         _ = delivery.outcome
-    assert not alice.session._awaited._trackings
+    assert not alice.session.awaited._trackings
 
 
 def test_the_end_of_the_session_ends_what_is_tracked(alice):
-    tracking = alice.session.send_tracked("bob", "a", RECORD, Command(), {})
+    tracking = alice.session.sending.send_tracked("bob", "a", RECORD, Command(), {})
     alice.told(Stored([[1, 1, 0]]), Error(409, "a newer session", 1))
     assert isinstance(tracking.command.error, errors.AddressTaken)
     assert tracking.done
@@ -169,11 +170,11 @@ def test_the_end_of_the_session_ends_what_is_tracked(alice):
 
 def test_nobody_without_an_address_can_learn_an_outcome(dialogue):
     with pytest.raises(errors.InvalidValue):
-        dialogue.session.send_tracked("bob", "a", RECORD, Command(), {})
+        dialogue.session.sending.send_tracked("bob", "a", RECORD, Command(), {})
 
 
 def test_a_withdrawal_is_answered_by_ok_and_asked_again_after_a_cut(alice):
-    query = alice.session.withdraw("service", "printer", "job-1")
+    query = alice.session.questions.withdraw("service", "printer", "job-1")
     asked = [wire.Withdraw(1, "service", "printer", "job-1")]
     assert alice.said() == asked
     alice.broken()
@@ -181,7 +182,7 @@ def test_a_withdrawal_is_answered_by_ok_and_asked_again_after_a_cut(alice):
     assert alice.said()[1:] == asked
     alice.told(Ok(20, 1, 2), Ok(20, 7, 2))
     assert (query.done, query.value) == (True, 2)
-    missing = alice.session.withdraw("mailbox", "bob", 5)
+    missing = alice.session.questions.withdraw("mailbox", "bob", 5)
     alice.told(Error(404, "nothing", 20, 2))
     assert isinstance(missing.error, errors.NotFound)
 
@@ -193,32 +194,32 @@ def test_an_error_about_a_verb_is_an_event(alice, box):
 
 
 def test_an_offer_names_its_ack_timeout(alice):
-    alice.session.offer("svc", [("all", "")], credit=1, credit_bytes=-1, ack_timeout=500)
+    alice.session.inbox.offer("svc", [("all", "")], credit=1, credit_bytes=-1, ack_timeout=500)
     assert alice.said()[0].ack_timeout == 500
 
 
 def test_a_drained_client_takes_nothing_more(alice, box, mail, delivery):
     session = alice.session
-    stream = session.subscribe("s", [("all", "")], where="", start="seq:1", credit=10, credit_bytes=-1)
-    offer = session.offer("svc", [("all", "")], credit=4, credit_bytes=-1)
+    stream = session.inbox.subscribe("s", [("all", "")], where="", start="seq:1", credit=10, credit_bytes=-1)
+    offer = session.inbox.offer("svc", [("all", "")], credit=4, credit_bytes=-1)
     alice.told(Ok(6, 1, 1), Ok(7, 2), delivery(1, 0, [1, 2]), mail(2, [1, 2]), mail(0, [5]))
     held = offer.hand_out()
     alice.said()
-    session.drain()
+    session.inbox.drain()
     assert alice.said() == [wire.Cancel(1), Release(2, [[2, 2]])]
     assert [message.sequence for message in stream.take()] == [1, 2]
     alice.told(mail(2, [3]))
     assert alice.said() == [Release(2, [[3, 3]])]
     # What is in hand can be settled, and nothing is granted for it.
     offer.finish(held.sequence)
-    session.acknowledge(offer)
-    session.refill(offer)
+    session.inbox.acknowledge(offer)
+    session.inbox.refill(offer)
     assert alice.said() == [Ack(2, [[1, 1]])]
     assert [item.sequence for item in box.waiting] == [5]
 
 
 def test_a_subscription_that_used_up_its_credit_is_slow_and_one_that_begins_behind_is_not(alice, delivery):
-    alice.session.subscribe("s", [("all", "")], where="", start="new", credit=3, credit_bytes=-1)
+    alice.session.inbox.subscribe("s", [("all", "")], where="", start="new", credit=3, credit_bytes=-1)
     alice.told(Ok(6, 1, 1), wire.Switch(1, "replay", 1))
     assert alice.session.take_events() == [Switched("s", "replay", 1)]
     alice.told(delivery(1, 0, [1, 2, 3]), wire.Switch(1, "replay", 4))

@@ -20,7 +20,8 @@ from sim_streams import Reader
 from sim_verbs import VERBS
 from sim_wants import CRITERIA
 
-from malamute.client.outbox import Command, Tracking
+from malamute.client.outbox import Command
+from malamute.client.receipts import Tracking
 from malamute.client.replies import Exchange
 from malamute.client.session import Session, State
 from malamute.client.sources import Item, QueueSource, StreamSource
@@ -134,7 +135,7 @@ class Client:
 
     def _recalled(self, recall: Recall) -> None:
         """Let go of what is over. After a timeout a program may go on, since it may come again."""
-        for source, item in [*((self.session.mailbox, item) for item in self.letters), *self.tasks]:
+        for source, item in [*((self.session.inbox.mailbox, item) for item in self.letters), *self.tasks]:
             over = any(first <= item.sequence <= last for first, last in recall.ranges)
             if over and source and source.number == recall.source:
                 self.drop(source, item)
@@ -142,8 +143,8 @@ class Client:
     def send(self) -> None:
         """Send what the session has to say, as far as the link takes it."""
         session, link = self.session, self.link
-        while (frames := session.next_to_send()) is not None and link.send(frames):
-            session.sent()
+        while (frames := session.outbox.next_to_send()) is not None and link.send(frames):
+            session.outbox.sent()
 
     # Habits. Each takes three numbers, and says what it did, or nothing if it could not.
 
@@ -155,7 +156,7 @@ class Client:
             return ""
         subjects = [SUBJECTS[(b // 3 + i * c) % 4] for i in range(1 + a % 4)]
         records = [self.book.author.write(order, s, self.address, a % 2) for s in subjects]
-        self.session.publish(stream, subjects, records, order.command)
+        self.session.sending.publish(stream, subjects, records, order.command)
         return self._given(order)
 
     def send_mail(self, a: int, b: int, c: int) -> str:
@@ -176,10 +177,10 @@ class Client:
             options |= self._tracker(a)
             command = order.command
             self.trackings.append(
-                self.session.send_tracked(target, subjects[0], records[0], command, options)
+                self.session.sending.send_tracked(target, subjects[0], records[0], command, options)
             )
         else:
-            self.session.send(target, subjects, records, order.command, options)
+            self.session.sending.send(target, subjects, records, order.command, options)
         return self._given(order)
 
     def _wish(self, order: Order, a: int, b: int, c: int) -> dict[str, Any]:
@@ -206,7 +207,9 @@ class Client:
         roomy = self.setup.queue_messages > 3
         if roomy and self.address and (a // 2 + b + c) % 100 < self.setup.wishes:
             options["tracker"] = f"r{len(self.orders)}.{self.generation}.{a % TRACKERS}"
-        exchange = self.session.request(service, subject, record, numbered=order.numbered, options=options)
+        exchange = self.session.sending.request(
+            service, subject, record, numbered=order.numbered, options=options
+        )
         self.correlations.append(("service", service, exchange.correlation))
         order.command = exchange.command if order.numbered else None
         self.asked.append(Asked(exchange, order.bodies[0]))
@@ -225,7 +228,7 @@ class Client:
             self.tasks.remove((offer, item))
             self._let_go(offer.number, item)
             offer.finish(item.sequence)
-            self.session.refill(offer)
+            self.session.inbox.refill(offer)
             return f"acknowledges task {item.sequence}"
         return self._reply(offer, item, c, final=kind > 1)
 
@@ -239,7 +242,7 @@ class Client:
         if final and (offer, item) in self.tasks:
             self.tasks.remove((offer, item))
             self._let_go(offer.number, item)
-        self.session.reply(offer, item.sequence, record, order.command, final=final)
+        self.session.sending.reply(offer, item.sequence, record, order.command, final=final)
         if final and order.command is not None:
             self.answers.append((order.command, offer, item))
         return self._given(order)
@@ -264,7 +267,7 @@ class Client:
             return ""
         assert order.command is not None
         order.position = source.last or 0
-        self.session.commit(source.stream, source.cursor, order.position, order.command)
+        self.session.sending.commit(source.stream, source.cursor, order.position, order.command)
         return self._given(order)
 
     def subscribe(self, a: int, b: int, c: int) -> str:
@@ -275,7 +278,7 @@ class Client:
         criteria, where, wants = list(CRITERIA.values())[b // 8 % len(CRITERIA)]
         credit, size_bytes = CREDITS[c % 5], CREDIT_BYTES[c // 5 % 4]
         cursor = CURSORS[c // 20 % 2] if a // 3 % 2 == 0 else ""
-        source = self.session.subscribe(
+        source = self.session.inbox.subscribe(
             stream, criteria, where=where, start=start, credit=credit, credit_bytes=size_bytes, cursor=cursor
         )
         self.subscriptions.append(source)
@@ -293,7 +296,7 @@ class Client:
         taken = [message.sequence for message in source.take()]
         self.readers[source.number].taken(taken)
         source.consume()
-        self.session.refill(source)
+        self.session.inbox.refill(source)
         return f"takes {taken} from {source.number}"
 
     def cancel(self, a: int, b: int, c: int) -> str:
@@ -302,7 +305,7 @@ class Client:
         if not sources:
             return ""
         source = sources[a % len(sources)]
-        self.session.cancel(source)
+        self.session.inbox.cancel(source)
         self.readers.pop(source.number, None)
         self.subscriptions = [s for s in self.subscriptions if s is not source]
         self.offers = [s for s in self.offers if s is not source]
@@ -314,7 +317,7 @@ class Client:
             return ""
         criteria = [*CRITERIA.values()][b % 5][0]
         credit, size_bytes = CREDITS[c % 5], CREDIT_BYTES[c // 5 % 4]
-        offer = self.session.offer(
+        offer = self.session.inbox.offer(
             SERVICES[a % 2],
             criteria,
             credit=credit,
@@ -327,12 +330,12 @@ class Client:
     def open_mailbox(self, a: int, b: int, c: int) -> str:
         """Begin to take mail."""
         credit, size_bytes = CREDITS[a % 5], CREDIT_BYTES[b % 4]
-        self.session.open_mailbox(credit, size_bytes)
+        self.session.inbox.open_mailbox(credit, size_bytes)
         return f"opens its mailbox for {credit}/{size_bytes}"
 
     def take_mail(self, a: int, b: int, c: int) -> str:
         """Take a letter into the hand."""
-        mailbox = self.session.mailbox
+        mailbox = self.session.inbox.mailbox
         if mailbox is None or not mailbox.waiting:
             return ""
         item = mailbox.hand_out()
@@ -355,7 +358,7 @@ class Client:
     def drop(self, source: QueueSource, item: Item) -> None:
         """Let a letter or a task out of the hands."""
         self._let_go(source.number, item)
-        if source is self.session.mailbox:
+        if source is self.session.inbox.mailbox:
             self.letters.remove(item)
         else:
             self.tasks.remove((source, item))
@@ -371,13 +374,13 @@ class Client:
         criteria, where, _ = list(CRITERIA.values())[b % len(CRITERIA)]
         arguments = {"service": service, "stream": stream, "criteria": criteria, "where": where}
         start = self._start(FEED_STARTS[c % len(FEED_STARTS)])
-        self.session.query("feed.set", arguments | ({"start": start} if start else {}), change=True)
+        self.session.questions.query("feed.set", arguments | ({"start": start} if start else {}), change=True)
         return f"has {stream} feed {service} with {criteria} {where} {start}"
 
     def unfeed(self, a: int, b: int, c: int) -> str:
         """Have it make no more."""
         service, stream = SERVICES[a % 2], STREAMS[b % 2]
-        self.session.query("feed.delete", {"service": service, "stream": stream}, change=True)
+        self.session.questions.query("feed.delete", {"service": service, "stream": stream}, change=True)
         return f"has {stream} feed {service} no more"
 
     def _start(self, start: str) -> str:
@@ -385,7 +388,7 @@ class Client:
 
     def acknowledge(self, a: int, b: int, c: int) -> str:
         """Be done with a letter. The acknowledgement may go at once, or with others."""
-        mailbox = self.session.mailbox
+        mailbox = self.session.inbox.mailbox
         if mailbox is None:
             return ""
         said = ""
@@ -393,10 +396,10 @@ class Client:
             item = self.letters.pop(a % len(self.letters))
             self._let_go(0, item)
             mailbox.finish(item.sequence)
-            self.session.refill(mailbox)
+            self.session.inbox.refill(mailbox)
             said = f"is done with letter {item.sequence}"
         if b % 3:
-            self.session.acknowledge_all()
+            self.session.inbox.acknowledge_all()
         return said
 
     def take_request(self, a: int, b: int, c: int) -> str:
@@ -416,7 +419,7 @@ class Client:
         if not waiting:
             return ""
         asked = waiting[a % len(waiting)]
-        item = self.session.take_reply(asked.exchange)
+        item = self.session.sending.take_reply(asked.exchange)
         if "outcome" in (item.properties or {}):
             return f"takes the outcome of {asked.body!r}"
         origin = self.book.author.origin(item.record)
@@ -438,12 +441,12 @@ class Client:
         if not self.asked:
             return ""
         asked = self.asked.pop(a % len(self.asked))
-        self.session.forget(asked.exchange)
+        self.session.sending.forget(asked.exchange)
         return f"forgets {asked.body!r}"
 
     def ask(self, a: int, b: int, c: int) -> str:
         """Ask the broker about itself."""
-        self.session.query(
+        self.session.questions.query(
             ("status", "streams", "mailboxes", "services", "clients", "cursors", "feeds")[a % 7], {}
         )
         return "asks"
@@ -456,7 +459,7 @@ class Client:
         return "leaves"
 
     def _order(self, kind: str, target: str, *, numbered: bool) -> Order | None:
-        if not self.session.room(numbered=numbered):
+        if not self.session.outbox.room(numbered=numbered):
             return None
         order = Order(kind, self.peer, target, numbered=numbered)
         order.command = Command() if numbered else None

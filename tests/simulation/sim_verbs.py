@@ -21,7 +21,9 @@ SETTLED_MAX = 6
 
 
 def _hands(client: Client) -> list[tuple[QueueSource, Item]]:
-    letters = [(client.session.mailbox, item) for item in client.letters if client.session.mailbox]
+    letters = [
+        (client.session.inbox.mailbox, item) for item in client.letters if client.session.inbox.mailbox
+    ]
     return [*letters, *(task for task in client.tasks if not task[0].ended)]
 
 
@@ -42,7 +44,7 @@ def give_back(client: Client, a: int, b: int, c: int) -> str:
     if found is None:
         return ""
     source, item = found
-    client.session.give_back(source, item.sequence, NAK_MS[b % 4])
+    client.session.inbox.give_back(source, item.sequence, NAK_MS[b % 4])
     return f"gives back {item.sequence} of {source.number} for {NAK_MS[b % 4]} ms"
 
 
@@ -52,7 +54,7 @@ def release(client: Client, a: int, b: int, c: int) -> str:
     if found is None:
         return ""
     source, item = found
-    client.session.release(source, item.sequence)
+    client.session.inbox.release(source, item.sequence)
     return f"releases {item.sequence} of {source.number}"
 
 
@@ -63,8 +65,8 @@ def reject(client: Client, a: int, b: int, c: int) -> str:
         return ""
     source, item = found
     source.finish(item.sequence, reason=REASONS[b % 3])
-    client.session.acknowledge_all()
-    client.session.refill(source)
+    client.session.inbox.acknowledge_all()
+    client.session.inbox.refill(source)
     return f"rejects {item.sequence} of {source.number}: {REASONS[b % 3]!r}"
 
 
@@ -74,7 +76,7 @@ def report(client: Client, a: int, b: int, c: int) -> str:
     if not hands:
         return ""
     source, item = hands[a % len(hands)]
-    client.session.report(source, [item.sequence])
+    client.session.inbox.report(source, [item.sequence])
     return f"works on {item.sequence} of {source.number}"
 
 
@@ -86,7 +88,7 @@ def repeat(client: Client, a: int, b: int, c: int) -> str:
     source, sequence = settled[a % len(settled)]
     verb = (Ack, Nak, Reject, Release, Progress)[b % 5]
     client.book.careless.add(client.peer)
-    client.session._control(verb(source.number, [[sequence, sequence]]))
+    client.session.outbox.say(verb(source.number, [[sequence, sequence]]))
     return f"says {verb.__name__} again of {sequence} of {source.number}"
 
 
@@ -95,7 +97,7 @@ def withdraw(client: Client, a: int, b: int, c: int) -> str:
     if not client.correlations:
         return ""
     kind, name, correlation = client.correlations[a % len(client.correlations)]
-    client.session.withdraw(kind, name, correlation)
+    client.session.questions.withdraw(kind, name, correlation)
     return f"withdraws {correlation!r} from the {kind} {name}"
 
 
@@ -103,7 +105,7 @@ def purge(client: Client, a: int, b: int, c: int) -> str:
     """Drop messages, or dead letters."""
     kind, name = client.some_queue(a)
     chosen = {"limit": 1 + b // 4 % 3} if b % 4 else {}
-    client.session.query(
+    client.session.questions.query(
         "queue.purge", {"kind": kind, "name": name, "dead": c % 3 == 0, **chosen}, change=True
     )
     return f"purges the {kind} {name}"
@@ -113,14 +115,14 @@ def redrive(client: Client, a: int, b: int, c: int) -> str:
     """Send dead letters again."""
     kind, name = client.some_queue(a)
     chosen = {"limit": 1 + b // 4 % 3} if b % 4 else {}
-    client.session.query("queue.redrive", {"kind": kind, "name": name, **chosen}, change=True)
+    client.session.questions.query("queue.redrive", {"kind": kind, "name": name, **chosen}, change=True)
     return f"redrives the {kind} {name}"
 
 
 def browse(client: Client, a: int, b: int, c: int) -> str:
     """Look into a queue."""
     kind, name = client.some_queue(a)
-    client.session.query("messages", {"kind": kind, "name": name, "dead": b % 2 == 0})
+    client.session.questions.query("messages", {"kind": kind, "name": name, "dead": b % 2 == 0})
     return f"looks into the {kind} {name}"
 
 

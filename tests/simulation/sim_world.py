@@ -326,7 +326,7 @@ class World:
         done.append(client.take_request(0, 0, 0))
         done.append(client.acknowledge(0, 1, 0))
         done.append(client.reply(0, 2, 1))
-        client.session.acknowledge_all()
+        client.session.inbox.acknowledge_all()
         client.send()
         for said in done:
             if said:
@@ -335,12 +335,14 @@ class World:
 
     def _help(self, client: Client) -> None:
         """Let a program take all mail, and work for all services."""
-        if client.session.mailbox is None or client.session.mailbox.window.messages != -1:
-            client.session.open_mailbox(-1, -1)
+        if client.session.inbox.mailbox is None or client.session.inbox.mailbox.window.messages != -1:
+            client.session.inbox.open_mailbox(-1, -1)
         if client.session.state is State.READY and not client.serves_all:
             client.serves_all = True
             for service in SERVICES:
-                client.offers.append(client.session.offer(service, [("all", "")], credit=-1, credit_bytes=-1))
+                client.offers.append(
+                    client.session.inbox.offer(service, [("all", "")], credit=-1, credit_bytes=-1)
+                )
 
     def check(self) -> None:
         """Nobody is owed anything."""

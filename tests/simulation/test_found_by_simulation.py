@@ -153,7 +153,7 @@ def delivery(after: int, *sequences: int) -> wire.Deliver:
 
 def test_a_commit_that_is_refused_is_settled() -> None:
     session, command = opened(), Command()
-    session.commit("s", "blue", 7, command)
+    session.sending.commit("s", "blue", 7, command)
     give(session, wire.Error(416, "beyond the head", 14, 1))
     assert command.done
     assert command.error is not None
@@ -161,7 +161,7 @@ def test_a_commit_that_is_refused_is_settled() -> None:
 
 
 def subscribed(session: Session) -> Any:
-    return session.subscribe("s", [("all", "")], where="", start="first", credit=9, credit_bytes=-1)
+    return session.inbox.subscribe("s", [("all", "")], where="", start="first", credit=9, credit_bytes=-1)
 
 
 def test_what_is_left_of_an_older_connection_is_not_taken_before_ok() -> None:

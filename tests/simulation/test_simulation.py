@@ -198,7 +198,7 @@ BROKEN = {
     "whoever has credit is not served": ("malamute.core.delivery.dealing.Dealing.serve", _nothing),
     "a number is always new": ("malamute.core.session.Sessions.admit", lambda *arguments: True),
     "a client never says what it has got": (
-        "malamute.client.session.Session.acknowledge",
+        "malamute.client.inbox.Inbox.acknowledge",
         lambda *arguments: None,
     ),
     "a client takes a delivery behind a hole": (

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from malamute.cli.bench.stage import Measured
 from malamute.client.message import Message
-from malamute.client.outbox import Receipt
+from malamute.client.receipts import Receipt
 from malamute.client.sync import connect
 from malamute.protocol.batch import Headers
 

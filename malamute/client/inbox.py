@@ -1,0 +1,294 @@
+"""The sources of one session: its subscriptions, its offers to work and its mailbox, and what they deliver.
+
+Each source keeps its own account (`sources`); what it has to tell the broker goes to the outbox. While the
+session is not open nothing is told: `resume` sets every source up again, from where it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from malamute.client.credit import Window
+from malamute.client.events import Event, Gap, Recalled, Slow, Switched
+from malamute.client.outbox import Outbox
+from malamute.client.replies import Awaited
+from malamute.client.sources import QueueSource, Source, StreamSource, ranges_of
+from malamute.errors import ConnectionLost, InvalidName, MalamuteError, TooLarge
+from malamute.protocol import messages as wire
+from malamute.protocol.batch import Columns, unpack_payload
+from malamute.protocol.limits import CRITERIA_MAX, PATTERN_BYTES_MAX
+from malamute.protocol.messages import MAILBOX
+from malamute.protocol.names import is_name
+
+Criteria = Sequence[tuple[str, Any]]
+
+
+class Inbox:
+    """The sources of one session. Events go to `tell`; replies and outcomes to whoever awaits them."""
+
+    def __init__(self, address: str, outbox: Outbox, awaited: Awaited, tell: Callable[[Event], None]) -> None:
+        self.mailbox: QueueSource | None = None
+        self._address = address
+        self._outbox = outbox
+        self._awaited = awaited
+        self._tell = tell
+        self._sources: dict[int, Source] = {}
+        self._next_source = MAILBOX + 1
+        self._mail_timeout = 0.0
+
+    # To begin and to end
+
+    def subscribe(
+        self,
+        stream: str,
+        criteria: Criteria,
+        *,
+        where: str,
+        start: str,
+        credit: int,
+        credit_bytes: int,
+        cursor: str = "",
+    ) -> StreamSource:
+        """Subscribe. It stands when `open` is set, and was refused when `ended` is."""
+        _check_criteria(stream, criteria)
+        if cursor and not is_name(cursor):
+            raise InvalidName(f"no valid name for a cursor: {cursor!r}")
+        subscribe = wire.Subscribe(
+            self._next_source, stream, [[*c] for c in criteria], where, start, cursor=cursor
+        )
+        source = StreamSource(self._next_source, Window(credit, credit_bytes), subscribe)
+        self._begin(source)
+        return source
+
+    def offer(
+        self, service: str, criteria: Criteria, *, credit: int, credit_bytes: int, ack_timeout: int = 0
+    ) -> QueueSource:
+        """Offer to work. It stands when `open` is set, and was refused when `ended` is.
+
+        `ack_timeout` is in milliseconds, 0 for what the broker is configured for.
+        """
+        _check_criteria(service, criteria)
+        offer = wire.Offer(self._next_source, service, [[*c] for c in criteria], ack_timeout=ack_timeout)
+        source = QueueSource(self._next_source, Window(credit, credit_bytes), offer)
+        self._begin(source)
+        return source
+
+    def _begin(self, source: Source) -> None:
+        self._outbox.check()
+        self._next_source += 1
+        self._sources[source.number] = source
+        if self._outbox.ready:
+            self._outbox.say(source.command())
+
+    def open_mailbox(self, credit: int, credit_bytes: int) -> QueueSource:
+        """Begin to take mail, or go on with a window of this size."""
+        self._outbox.check()
+        if self.mailbox is None:
+            self.mailbox = QueueSource(MAILBOX, Window(credit, credit_bytes))
+            self.mailbox.ack_timeout = self._mail_timeout
+            grant = self.mailbox.window.grant() if self._outbox.ready else (0, 0)
+        else:
+            grant = self.mailbox.window.resize(credit, credit_bytes)
+        if grant != (0, 0):
+            self._outbox.say(wire.Credit(MAILBOX, *grant))
+        return self.mailbox
+
+    def cancel(self, source: Source) -> None:
+        """End a subscription or an offer. What it held goes back to the queue."""
+        if not source.ended:
+            source.end()
+            self._sources.pop(source.number, None)
+            self._outbox.say(wire.Cancel(source.number))
+
+    def drain(self) -> None:
+        """Take nothing more: end subscriptions, and give back untouched the requests that wait.
+
+        What has come of a stream can still be taken, and what is held can still be settled. Mail stays here
+        until the end: nobody else could have it. A session that ends takes nothing anyway.
+        """
+        if self._outbox.refusal is not None:
+            return
+        for source in self._all():
+            source.draining = True
+            if isinstance(source, QueueSource):
+                self._release_waiting(source)
+            else:
+                self.cancel(source)
+
+    def _release_waiting(self, source: QueueSource) -> None:
+        while source.waiting and source is not self.mailbox:
+            self.release(source, source.waiting.popleft().sequence)
+
+    def _all(self) -> list[Source]:
+        mailbox = [] if self.mailbox is None else [self.mailbox]
+        return [*self._sources.values(), *mailbox]
+
+    # What is told of messages
+
+    def refill(self, source: Source) -> None:
+        """Grant what is due, if anything is. To be called when something was consumed."""
+        if not self._outbox.ready or source.ended:
+            return
+        # A mailbox that is drained still takes replies and outcomes.
+        if (not source.draining or source is self.mailbox) and (grant := source.window.refill()):
+            self._outbox.say(wire.Credit(source.number, *grant))
+
+    def let_past(self) -> None:
+        """Let replies and outcomes come past mail that nobody takes."""
+        if self.mailbox is not None:
+            self.mailbox.release()
+            self.refill(self.mailbox)
+
+    def acknowledge(self, source: QueueSource) -> None:
+        """Send the acknowledgements that wait at a source."""
+        if self._outbox.ready and source.acks:
+            for ack in source.take_acks():
+                self._outbox.say(ack)
+
+    def acknowledge_all(self) -> None:
+        """Send all acknowledgements that wait."""
+        for source in self._all():
+            if isinstance(source, QueueSource) and source.acks:
+                self.acknowledge(source)
+
+    def give_back(self, source: QueueSource, sequence: int, delay: int) -> None:
+        """Give a message back, to come again after `delay` milliseconds; -1 is for the broker to say."""
+        if source.give_back(sequence):
+            self._outbox.say(wire.Nak(source.number, [[sequence, sequence]], delay))
+        self.refill(source)
+
+    def release(self, source: QueueSource, sequence: int) -> None:
+        """Give a message back as if it had never been delivered."""
+        if source.give_back(sequence):
+            self._outbox.say(wire.Release(source.number, [[sequence, sequence]]))
+        self.refill(source)
+
+    def report(self, source: QueueSource, sequences: Iterable[int]) -> None:
+        """Report that these are still worked on, as far as they are ours."""
+        for ranges in ranges_of(source.among_outstanding(sequences)):
+            self._outbox.say(wire.Progress(source.number, ranges))
+
+    # What comes in
+
+    def deliver(self, deliver: wire.Deliver) -> bool:
+        """Take a delivery. Returns whether there was anybody to take it.
+
+        Raises `ConnectionLost` when one before it was lost on the way: nothing is taken then.
+        """
+        source = self.mailbox if deliver.source == MAILBOX else self._sources.get(deliver.source)
+        if source is None or not (source.open or source is self.mailbox):
+            # Nothing comes before OK: it was left over from an older connection.
+            return False
+        columns = unpack_payload(deliver.payload, deliver.large)
+        if isinstance(source, QueueSource):
+            self._deliver_queued(source, columns)
+        elif isinstance(source, StreamSource) and not source.deliver(deliver.after, columns):
+            raise ConnectionLost(
+                f"a delivery of {source.stream!r} after {deliver.after} was expected after {source.last}"
+            )
+        return True
+
+    def _deliver_queued(self, source: QueueSource, columns: Columns) -> None:
+        mailbox = source is self.mailbox
+        # While somebody waits for a reply, mail that nobody takes must not use up the credit before it.
+        awaited = bool(self._awaited)
+        acks = source.acks
+        for item in source.arrive(columns, counted=not (mailbox and awaited)):
+            if not (mailbox and self._awaited.take(source, item)):
+                source.waiting.append(item)
+        if source.draining:
+            self._release_waiting(source)
+        if source.acks > acks:
+            # It was finished before it came again: nobody will ask for more because of it.
+            self.acknowledge(source)
+        self.refill(source)
+
+    def recall(self, recall: wire.Recall) -> None:
+        """Let go of what the broker took back."""
+        source = self.mailbox if recall.source == MAILBOX else self._sources.get(recall.source)
+        if isinstance(source, QueueSource):
+            taken = source.recall(recall.ranges, comes_again=recall.reason == "timeout")
+            if taken:
+                self._tell(Recalled(source.name or self._address, tuple(taken), recall.reason))
+            self.refill(source)
+
+    def gap(self, gap: wire.Gap) -> None:
+        """Go on behind what cannot be had."""
+        source = self._sources.get(gap.source)
+        if isinstance(source, StreamSource) and source.open and source.gap(gap.last):
+            self._tell(Gap(source.stream, gap.first, gap.last, gap.reason))
+
+    def switch(self, switch: wire.Switch) -> None:
+        """Tell that a subscription is live, or in replay."""
+        source = self._sources.get(switch.source)
+        if isinstance(source, StreamSource):
+            self._tell(Switched(source.stream, switch.state, switch.sequence))
+            if switch.state == "replay" and source.window.spent:
+                # It was live until its credit was used up: whoever takes its messages is too slow.
+                self._tell(Slow(source.stream, source.waiting))
+
+    def opened(self, number: int, value: Any) -> None:
+        """The broker accepted a subscription or an offer."""
+        if source := self._sources.get(number):
+            source.opened(value)
+
+    def refused(self, number: int, error: MalamuteError) -> bool:
+        """The broker refused a subscription or an offer. Returns whether it was known."""
+        source = self._sources.pop(number, None)
+        if source is not None:
+            source.end(error)
+        return source is not None
+
+    def reply_refused(self, completes: tuple[int, int] | None) -> None:
+        """A final reply was refused, so that its request is to be done again when it comes again.
+
+        None is one without a number. Nobody can tell which that was, and one error may stand for several: so
+        whatever comes again is to be done again.
+        """
+        if completes is not None:
+            number, sequence = completes
+            if offer := self._offer(number):
+                offer.answered.discard(sequence)
+            return
+        for source in self._sources.values():
+            if isinstance(source, QueueSource):
+                source.answered.clear()
+
+    def _offer(self, number: int) -> QueueSource | None:
+        source = self._sources.get(number)
+        return source if isinstance(source, QueueSource) else None
+
+    # From one connection to the next
+
+    def restart(self, replies: Iterable[tuple[int, int]]) -> None:
+        """The connection is over. `replies` are the requests whose final replies are still to be sent."""
+        for source in self._all():
+            source.restart()
+        for number, sequence in replies:
+            if offer := self._offer(number):
+                offer.answered.add(sequence)
+
+    def resume(self, mail_timeout: float) -> None:
+        """The session is open: begin everything again where it was. The ack timeout of mail is in seconds."""
+        for source in self._sources.values():
+            self._outbox.say(source.command())
+        self._mail_timeout = mail_timeout
+        if self.mailbox is not None:
+            self.mailbox.ack_timeout = mail_timeout
+            self._outbox.say(wire.Credit(MAILBOX, *self.mailbox.window.grant()))
+
+    def fail(self, error: MalamuteError) -> None:
+        """The session is over: nothing will come any more."""
+        for source in self._all():
+            source.end(error)
+
+
+def _check_criteria(name: str, criteria: Criteria) -> None:
+    if not is_name(name):
+        raise InvalidName(f"no valid name: {name!r}")
+    if not 0 < len(criteria) <= CRITERIA_MAX:
+        raise TooLarge(f"{len(criteria)} criteria; there may be 1 to {CRITERIA_MAX}")
+    for family, pattern in criteria:
+        if isinstance(pattern, str) and len(pattern.encode()) > PATTERN_BYTES_MAX:
+            raise TooLarge(f"a pattern of the family {family!r} has more than {PATTERN_BYTES_MAX} bytes")
