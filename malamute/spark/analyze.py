@@ -180,13 +180,19 @@ def _whole(parts: DataFrame) -> DataFrame:
     from pyspark.sql.pandas.types import from_arrow_schema
 
     name = f.when(f.col("kind") == "cut", f.col("name")).alias("name")
+    window = f.when(f.col("kind") == "window", f.col("slot")).alias("window")
     sums = (f.count("*").alias("rows"), f.max("last_time").alias("end"), f.sum("high").alias("high"))
-    told = parts.groupBy("kind", "stream", name).agg(*sums).collect()
+    found = parts.groupBy("kind", "stream", name, window).agg(*sums, f.sum("messages").alias("messages"))
+    most = (f.sum("rows").alias("rows"), f.max("end").alias("end"), f.max("high").alias("high"))
+    told = found.groupBy("kind", "stream", "name").agg(*most, f.max("messages").alias("most")).collect()
+    of = {kind: [row for row in told if row["kind"] == kind] for kind in ("run", "window", "cut")}
     known = Known(
-        {row["stream"]: row["end"] for row in told if row["kind"] == "run"},
-        {(row["stream"], row["name"]): int(row["high"]) for row in told if row["kind"] == "cut"},
+        {row["stream"]: row["end"] for row in of["run"]},
+        {row["stream"]: row["most"] for row in of["window"]},
+        {(row["stream"], row["name"]): int(row["high"]) for row in of["cut"]},
     )
-    count = -(-sum(row["rows"] for row in told) // ROWS_EACH)
+    parts = parts.where("not kind <=> 'window'")  # `!=` would make it another schema, without nulls
+    count = -(-sum(row["rows"] for row in told if row["kind"] != "window") // ROWS_EACH)
     if count > 1:
         place = f.when(f.col("kind").isin(*SPREAD), f.hash("value", "slot", "first"))
         parts = parts.repartition(count, "stream", "name", place)

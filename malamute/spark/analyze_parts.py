@@ -71,10 +71,20 @@ def _of_each(parts: Iterator[Part | Damage], window_ns: int, depth: int) -> Iter
         if isinstance(part, Damage):
             yield damage_row(part)
             continue
+        part = _in_order(part)
         yield from _volumes(part, window_ns, depth)
         yield from _order(part)
         yield from _senders(part)
         yield from _headers(part)
+
+
+def _in_order(part: Part) -> Part:
+    """By sequence, as all but files that overlap are anyway."""
+    numbers = _ints(part.batch, "sequence")
+    if (numbers[1:] >= numbers[:-1]).all():
+        return part
+    order = np.argsort(numbers, kind="stable")
+    return part._replace(batch=part.batch.take(pa.array(order)))
 
 
 def added(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -204,10 +214,6 @@ def _order(part: Part) -> Iterator[pa.RecordBatch]:
     batch, stream = part.batch, part.stream
     numbers, times = _ints(batch, "sequence"), _ints(batch, "time_ns")
     steps = np.diff(numbers)
-    if len(steps) and steps.min() < 0:
-        order = np.argsort(numbers, kind="stable")
-        numbers, times = numbers[order], times[order]
-        steps = np.diff(numbers)
     holes = np.flatnonzero(steps > 1)
     ends = {
         "slot": [int((steps == 0).sum())],

@@ -56,9 +56,10 @@ Numbers = np.ndarray[Any, Any]
 
 
 class Known(NamedTuple):
-    """What is known before: when each stream ends, and how many more there may be of a header's values."""
+    """Of each stream its end and the messages of its fullest window; how many more of a header's values."""
 
     ends: Mapping[str, int]
+    most: Mapping[str, int]
     within: Mapping[tuple[str, str], int]
 
 
@@ -73,7 +74,7 @@ def whole(batches: Iterable[pa.RecordBatch], known: Known) -> Iterator[pa.Record
         _within(_of(summed, *TOLD), known),
         _of(times, *TIMES),
         _of(table, "hole", "damage"),
-        *_streams(table, apart),
+        *_streams(table, apart, known),
         _heard(spans, apart, known),
         _headers(_of(table, "header", "type")),
     ]
@@ -172,7 +173,7 @@ def _percentiles(counted: _Grouped) -> pa.Table:
 # Streams and senders
 
 
-def _streams(table: pa.Table, apart: pa.Table) -> Iterator[pa.Table]:
+def _streams(table: pa.Table, apart: pa.Table, known: Known) -> Iterator[pa.Table]:
     """The streams, and what is missing between their row groups."""
     runs = _Grouped(_of(table, "run"), ("stream",), ("first", "last"))
     firsts, lasts = runs["first"], runs["last"]
@@ -209,17 +210,11 @@ def _streams(table: pa.Table, apart: pa.Table) -> Iterator[pa.Table]:
         "doubles": doubles,
         "crossed": runs.each(np.minimum, steps) < 1,
     }
+    names = runs.rows.column("stream").take(pa.array(runs.starts)).to_pylist()
+    columns["most"] = pa.array([known.most[name] for name in names], pa.int64())
     streams = runs.table("stream", ("stream",), columns)
-    fullest = _fullest(_of(table, "window"))
     apart = apart.filter(apart.column("name").is_null()).drop_columns("name")
-    yield streams.join(fullest, "stream", use_threads=False).join(apart, "stream", use_threads=False)
-
-
-def _fullest(windows: pa.Table) -> pa.Table:
-    """The messages of the fullest window of each stream."""
-    summed = windows.group_by(["stream", "slot"], use_threads=False).aggregate([("messages", "sum")])
-    most = summed.group_by("stream", use_threads=False).aggregate([("messages_sum", "max")])
-    return most.rename_columns(["stream", "most"])
+    yield streams.join(apart, "stream", use_threads=False)
 
 
 def _heard(spans: _Grouped, apart: pa.Table, known: Known) -> pa.Table:

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import pyarrow as pa
 import pytest
 from history_files import Sent, write
 
-from malamute.spark import analyze_parts, scan
-from malamute.spark.analyze_whole import Known, whole
+from malamute.spark import analyze, analyze_parts, scan
+from malamute.spark.analyze import Options
+from malamute.spark.analyze_parts import EACH_DOUBLING
+from malamute.spark.analyze_whole import PERCENTILES, PERCENTS, Known, whole
 from malamute.spark.scan import History, Part, Piece, deal, read
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 WINDOW = 10 * 10**9
 DAY = 86_400
@@ -46,9 +54,16 @@ def tables(hands: Sequence[Sequence[Piece]], history: History) -> list[dict[str,
             read(history.location, hand, analyze_parts.COLUMNS, history.bounds), WINDOW, 1
         )
     ]
-    runs = [row for batch in parts for row in batch.to_pylist() if row["kind"] == "run"]
-    ends = {row["stream"]: max(r["last_time"] for r in runs if r["stream"] == row["stream"]) for row in runs}
-    found = [row for batch in whole(parts, Known(ends, {})) for row in batch.to_pylist()]
+    rows = [row for batch in parts for row in batch.to_pylist()]
+    ends: Counter[str] = Counter()
+    windows: Counter[tuple[str, int]] = Counter()
+    for row in rows:
+        if row["kind"] == "run":
+            ends[row["stream"]] = max(ends[row["stream"]], row["last_time"])
+        elif row["kind"] == "window":
+            windows[row["stream"], row["slot"]] += row["messages"]
+    most = {stream: max(n for (of, _), n in windows.items() if of == stream) for stream in ends}
+    found = [row for batch in whole(parts, Known(ends, most, {})) for row in batch.to_pylist()]
     return sorted(found, key=lambda row: [str(row[name]) for name in ("kind", *KEYS)])
 
 
@@ -71,6 +86,86 @@ def test_it_is_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
         found = tables(deal(many.pieces, tasks)[::-1], many)
         for row, same in zip(found, expected, strict=True):
             assert row == {k: v if not isinstance(v, float) else pytest.approx(v) for k, v in same.items()}
+
+
+class Plain(NamedTuple):
+    """What one pass over all messages finds, without partial sums."""
+
+    gaps: list[tuple[int, int]]
+    fullest: int
+    steps: dict[str | None, list[int]]
+    """From one message to the next, in nanoseconds, of each sender and of all (None)."""
+    silences: dict[str, tuple[int, int]]
+    """The longest of each sender, and since when."""
+
+    @classmethod
+    def of(cls, messages: Sequence[Sent]) -> Plain:
+        messages = sorted(messages)
+        times: dict[str | None, list[int]] = {None: [message.time_ns for message in messages]}
+        for message in messages:
+            times.setdefault(message.sender, []).append(message.time_ns)
+        end = messages[-1].time_ns
+        return cls(
+            [(a.sequence + 1, b.sequence - 1) for a, b in pairwise(messages) if b.sequence > a.sequence + 1],
+            max(Counter(message.time_ns // WINDOW for message in messages).values()),
+            {name: [b - a for a, b in pairwise(of)] for name, of in times.items()},
+            {
+                name: max((b - a, a) for a, b in pairwise([*of, end]))
+                for name, of in times.items()
+                if name is not None
+            },
+        )
+
+    def percentiles(self, name: str | None) -> list[Any]:
+        steps = sorted(self.steps[name])
+        wanted = [steps[max(0, math.ceil(share * len(steps)) - 1)] / 1e9 for share in PERCENTILES]
+        return [pytest.approx(value, rel=2 ** (1 / EACH_DOUBLING) - 1) for value in wanted]
+
+
+def two_senders(count: int) -> list[Sent]:
+    """One that is always heard, and one that falls silent now and then, and then for good."""
+    chance = Random(5)
+    seconds, sequence, found = 0.0, 0, []
+    for number in range(count):
+        seconds += chance.expovariate(10)
+        sequence += chance.choice([1] * 30 + [3])
+        rare = number % 500 < 300 and number < 0.96 * count and chance.random() < 0.3
+        found.append(Sent(sequence, f"a.{number % 3}", b"x", None, "rare" if rare else "steady", seconds))
+    return found
+
+
+@pytest.mark.parametrize("blocks", [True, False], ids=["by row groups", "by messages"])
+def test_interleaved_files_are_as_one(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, blocks: bool
+) -> None:
+    """Three files with a third of the messages each; Spark brings the sums of 60 row groups together."""
+    messages = two_senders(3000)
+    for file in range(3):
+        each = [m for n, m in enumerate(messages) if (n // 50 if blocks else n) % 3 == file]
+        write(tmp_path / "h", "s", each, rows=50)
+    history = History(str(tmp_path / "h"))
+    if blocks:
+        monkeypatch.setattr(scan, "PART_ROWS", 1)  # each row group is a part
+    pieces = read(history.location, history.pieces, analyze_parts.COLUMNS, history.bounds)
+    batches = [*analyze_parts.partial_tables(pieces, WINDOW, 1)]
+    Random(2).shuffle(batches)
+    parts = spark.createDataFrame(pa.Table.from_batches(batches)).repartition(5)
+    monkeypatch.setattr(analyze, "_parts", lambda *_: parts)
+    monkeypatch.setattr(analyze, "ROWS_EACH", 200)
+    with analyze.analysed(spark, history, Options(window=WINDOW // 10**9)) as tables:
+        found = {name: tables[name].collect() for name in ("streams", "senders", "gaps")}
+    plain = Plain.of(messages)
+    [stream] = found["streams"]
+    assert (stream["gaps"], stream["doubles"]) == (len(plain.gaps), 0)
+    assert sorted((gap["first"], gap["last"]) for gap in found["gaps"]) == plain.gaps
+    assert stream["peak_per_second"] == plain.fullest * 10**9 / WINDOW
+    assert [stream[name] for name in PERCENTS] == plain.percentiles(None)
+    assert {sender["sender"] for sender in found["senders"]} == {"steady", "rare"}
+    for sender in found["senders"]:
+        silence, since = plain.silences[sender["sender"]]
+        assert sender["longest_silence"] == pytest.approx(silence / 1e9)
+        assert sender["silent_since"].timestamp() == pytest.approx(since / 1e9, abs=1e-5)
+        assert [sender[name] for name in PERCENTS] == plain.percentiles(sender["sender"])
 
 
 def test_small_files_of_a_day_are_read_as_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
