@@ -2,37 +2,55 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from history_files import EVIL, Sent, Whole, some_messages, write
 from quiet import quiet_broker
 
+from malamute.spark.analyze import Options, analyze
+from malamute.spark.scan import History
 from malamute.spark.session import open_session
 from malamute.testing import Broker
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-ROOT = Path(__file__).parents[2]
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def environment() -> Iterator[None]:
+    """Every session, of this process or of one that a test starts, is one for small tables."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(ROOT))
+        patch.setenv("SPARK_CONF_DIR", str(HERE / "conf"))
+        yield
 
 
 @pytest.fixture(scope="session")
-def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+def spark(environment: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """A session on this machine. Its workers import what is tested here."""
-    os.environ["PYTHONPATH"] = str(ROOT)
-    session = open_session(
-        "malamute-tests",
-        "local[2]",
-        spark__ui__enabled="false",
-        spark__sql__shuffle__partitions="2",
-        spark__sql__warehouse__dir=str(tmp_path_factory.mktemp("warehouse")),
-        spark__log__level="ERROR",
-    )
+    warehouse = tmp_path_factory.mktemp("warehouse")
+    session = open_session("malamute-tests", "local[2]", spark__sql__warehouse__dir=str(warehouse))
     yield session
     session.stop()
+
+
+@pytest.fixture(scope="session")
+def whole(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Whole:
+    """A history that was analysed whole, once: one stream as any, and one that is bad for a page."""
+    root = tmp_path_factory.mktemp("whole")
+    messages = some_messages(3000)
+    write(root / "h", "s", messages[:1700], rows=400)
+    write(root / "h", "s", messages[1700:], rows=400)
+    bad = [Sent(n, f"a.{EVIL}.{n % 3}", headers={EVIL: EVIL}, sender=EVIL, seconds=n) for n in range(1, 50)]
+    write(root / "h", EVIL, [*bad, Sent(60)])
+    options = Options(window=60, measures=("delay = sequence by stream = stream; s = sender",))
+    return Whole(messages, analyze(spark, History(str(root / "h")), str(root / "out"), options))
 
 
 @pytest.fixture

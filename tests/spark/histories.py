@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import lmdb
+from click.testing import CliRunner
 from hypothesis import strategies as st
 
+from malamute.cli.root import cli
 from malamute.core.storage import AppendChunk, Chunk, Reserve
 from malamute.journal.disk import DiskStore
 from malamute.journal.format import CHUNK, key
@@ -84,11 +86,20 @@ def command(*arguments: str) -> subprocess.Popen[str]:
 
 
 def run(*arguments: str, code: int = 0) -> str:
-    """Run `malamute` to its end. Returns what it wrote, errors behind the rest."""
+    """Run `malamute` to its end, in this process. Returns what it wrote, errors behind the rest."""
+    done = CliRunner().invoke(cli, arguments, prog_name="malamute")
+    if done.exception is not None and not isinstance(done.exception, SystemExit):
+        raise done.exception
+    assert done.exit_code == code, done.output
+    return done.stdout + done.stderr
+
+
+def run_apart(*arguments: str) -> str:
+    """The same as a process: one that has a store open cannot open it again."""
     process = command(*arguments)
-    out, err = process.communicate(timeout=60)
-    assert process.returncode == code, out + err
-    return out + err
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 0, out + err
+    return out
 
 
 # Sizes and numbers around each border of msgpack's forms.

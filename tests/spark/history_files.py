@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from random import Random
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -13,6 +14,10 @@ from malamute.protocol.batch import Columns, pack_record
 from malamute.spark.columns import Gatherer
 from malamute.spark.layout import date_of, file_path
 
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+EVIL = "<script>alert(1)</script>"
 BEGIN = 1_704_067_200 * 10**9  # 2024-01-01
 
 
@@ -29,6 +34,32 @@ class Sent(NamedTuple):
     @property
     def time_ns(self) -> int:
         return BEGIN + round(self.seconds * 1e9)
+
+
+def some_messages(count: int) -> list[Sent]:
+    """Messages of three senders, 100 subjects and four headers, over some minutes."""
+    chance = Random(1)
+    seconds, messages = 0.0, []
+    for sequence in range(1, count + 1):
+        seconds += chance.choice([0, 0.001, 0.5])
+        headers: dict[str, Any] = {
+            "price": chance.gauss(100, 20),
+            "unit": chance.choice("CFK"),
+            "n": sequence,
+        }
+        if chance.random() < 0.1:
+            headers |= {"urgent": None, "open": True}
+        subject = f"{chance.choice(('temp', 'wind'))}.{chance.randrange(50)}"
+        sender = chance.choice(("alice", "bob", ""))
+        messages.append(Sent(sequence, subject, bytes(chance.randrange(200)), headers, sender, seconds))
+    return messages
+
+
+class Whole(NamedTuple):
+    """A history that was analysed whole: the messages of its stream `s`, and all tables as written."""
+
+    messages: Sequence[Sent]
+    tables: Mapping[str, DataFrame]
 
 
 def write(directory: Path, stream: str, messages: Sequence[Sent], *, rows: int = 1000) -> Path:

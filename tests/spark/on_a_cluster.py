@@ -49,8 +49,9 @@ def installed(place: Path) -> Path:
 
 
 def environment(**more: str) -> dict[str, str]:
-    """The variables of this process, but for what would show others the checkout."""
-    plain = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    """The variables of this process, but for what would show others the checkout, or the options of tests."""
+    hidden = ("PYTHONPATH", "SPARK_CONF_DIR")
+    plain = {name: value for name, value in os.environ.items() if name not in hidden}
     return {**plain, "SPARK_LOCAL_IP": "127.0.0.1", **more}
 
 

@@ -7,13 +7,12 @@ from collections import Counter
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
-from random import Random
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
-from history_files import BEGIN, Sent, damage, write
+from history_files import BEGIN, Sent, Whole, damage, some_messages, write
 
 from malamute.errors import InvalidValue, NotFound
 from malamute.protocol.batch import pack
@@ -56,25 +55,6 @@ def one(rows: list[dict[str, Any]], **fields: Any) -> dict[str, Any]:
     return found
 
 
-def some_messages(count: int) -> list[Sent]:
-    """Messages of three senders, 100 subjects and four headers, over some minutes."""
-    chance = Random(1)
-    seconds, messages = 0.0, []
-    for sequence in range(1, count + 1):
-        seconds += chance.choice([0, 0.001, 0.5])
-        headers: dict[str, Any] = {
-            "price": chance.gauss(100, 20),
-            "unit": chance.choice("CFK"),
-            "n": sequence,
-        }
-        if chance.random() < 0.1:
-            headers |= {"urgent": None, "open": True}
-        subject = f"{chance.choice(('temp', 'wind'))}.{chance.randrange(50)}"
-        sender = chance.choice(("alice", "bob", ""))
-        messages.append(Sent(sequence, subject, bytes(chance.randrange(200)), headers, sender, seconds))
-    return messages
-
-
 def near(value: float, wanted: float) -> bool:
     """Whether a percentile is within a bucket of what it should be."""
     return abs(value - wanted) <= wanted * (2 ** (1 / EACH_DOUBLING) - 1)
@@ -84,11 +64,12 @@ def nearest(values: list[float], share: float) -> float:
     return sorted(values)[max(0, -(-len(values) * round(share * 100) // 100) - 1)]
 
 
-def test_everything_is_counted_as_by_hand(analysed: Analyse, tmp_path: Path) -> None:
-    messages = some_messages(3000)
-    write(tmp_path / "h", "s", messages[:1700], rows=400)
-    write(tmp_path / "h", "s", messages[1700:], rows=400)
-    tables = analysed(options=Options(window=60))
+def test_everything_is_counted_as_by_hand(whole: Whole) -> None:
+    messages = whole.messages
+    tables = {
+        name: [row for row in rows_of(table) if row.get("stream", "s") == "s"]
+        for name, table in whole.tables.items()
+    }
     [stream] = tables["streams"]
     size = sum(len(m.body) for m in messages)
     assert (stream["messages"], stream["bytes"], stream["first"], stream["last"]) == (3000, size, 1, 3000)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import TYPE_CHECKING
+from unittest.mock import create_autospec
 
 import pytest
 
@@ -17,7 +18,10 @@ if TYPE_CHECKING:
 COUNT = 25_000
 
 
-def test_everything_is_measured(spark: SparkSession, tmp_path: Path) -> None:
+def test_everything_is_measured(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # The longest of them by far; what it does has tests of its own.
+    analysis = create_autospec(analyze.analyze)
+    monkeypatch.setattr(analyze, "analyze", analysis)
     rows = list(bench.measure(spark, bench.Options(COUNT, 20, 30, 1, 2, tmp_path)))
     assert list(tmp_path.iterdir()) == []
     whats = [row.what for row in rows]
@@ -25,6 +29,10 @@ def test_everything_is_measured(spark: SparkSession, tmp_path: Path) -> None:
     assert {row.messages for row in rows} == {COUNT, COUNT // 10}
     for row in rows:
         assert row.extent[0] <= row.per_second <= row.extent[1]
+    assert analysis.call_count == 2
+    for called in analysis.call_args_list:
+        assert called.args[1].pieces
+        assert called.args[1].bounds.whole
 
 
 def test_the_history_is_whole_and_both_count_the_same(

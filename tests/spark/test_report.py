@@ -6,18 +6,12 @@ import re
 import xml.etree.ElementTree as ET
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
-from history_files import Sent, write
+from history_files import EVIL, Whole
 
-from malamute.spark.analyze import Options, analysed
 from malamute.spark.report import POINTS, Facts, page, save, width_of_points
 from malamute.spark.report_charts import SIZE, Tick, bars, columns, lines, nice_top, short
-from malamute.spark.scan import History
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 VOID = {"meta", "br"}
 
@@ -47,21 +41,14 @@ class Checker(HTMLParser):
             self.headings.append(data)
 
 
-def test_a_page_is_whole_and_needs_nothing_else(spark: SparkSession, tmp_path: Path) -> None:
-    evil = "<script>alert(1)</script>"
-    messages = [
-        Sent(n, f"a.{evil}.{n % 3}", headers={evil: evil}, sender=evil, seconds=n) for n in range(1, 50)
-    ]
-    write(tmp_path / "h", evil, [*messages, Sent(60)])
-    options = Options(measures=("delay = sequence by s = sender",))
-    with analysed(spark, History(str(tmp_path / "h")), options) as tables:
-        save(page(tables, Facts("somewhere", 60, 20)), str(tmp_path / "out"))
+def test_a_page_is_whole_and_needs_nothing_else(whole: Whole, tmp_path: Path) -> None:
+    save(page(whole.tables, Facts("somewhere", 60, 20)), str(tmp_path / "out"))
     html = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
     checker = Checker()
     checker.feed(html)
     assert checker.open == []
     assert {"script", "link", "img", "iframe"}.isdisjoint(tag for tag, _, _ in checker.attributes)
-    assert evil not in html
+    assert EVIL not in html
     assert [
         v for _, n, v in checker.attributes if n in ("src", "href") and not (v or "").startswith("#")
     ] == []
