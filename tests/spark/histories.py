@@ -97,7 +97,7 @@ def run(*arguments: str, code: int = 0) -> str:
 def run_apart(*arguments: str) -> str:
     """The same as a process: one that has a store open cannot open it again."""
     process = command(*arguments)
-    out, err = process.communicate(timeout=120)
+    out, err = process.communicate(timeout=300)
     assert process.returncode == 0, out + err
     return out
 

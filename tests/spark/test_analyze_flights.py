@@ -69,7 +69,6 @@ def malamute(tmp_path: Path, broker: Broker) -> Malamute:
     return run
 
 
-@pytest.mark.timeout(300)
 def test_flights(spark: SparkSession, tmp_path: Path, broker: Broker, malamute: Malamute) -> None:
     publish, join = blocks("python")
     [commands] = blocks("sh")

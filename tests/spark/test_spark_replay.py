@@ -296,10 +296,9 @@ def seen(url: str, stream: str, count: int) -> None:
     """Wait until a stream holds so many messages."""
     with malamute.connect(url) as client, client.subscribe(stream, start="first") as messages:
         for _ in range(count):
-            messages.receive(timeout=90)
+            messages.receive(timeout=300)
 
 
-@pytest.mark.timeout(300)
 def test_driver_and_executor_are_killed(
     spark: SparkSession, tmp_path: Path, broker: Broker, driver: Callable[[], subprocess.Popen[bytes]]
 ) -> None:
