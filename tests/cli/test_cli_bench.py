@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 from pathlib import Path
 
 import pytest
 from cli_commands import Run
 
+from malamute.cli.bench import stage
 from malamute.cli.bench.machine import Watch, describe
 from malamute.cli.bench.report import row_of
 from malamute.cli.bench.stage import Actor, perform
@@ -16,7 +18,8 @@ from malamute.errors import MalamuteError
 from malamute.testing import Broker
 
 
-def test_all_of_them_as_json(run: Run, broker: Broker) -> None:
+def test_all_of_them_as_json(run: Run, broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stage, "_context", multiprocessing.get_context("forkserver"))
     shown = json.loads(
         run("bench", "--messages", "1000", "--subscribers", "3", "--json", "--url", broker.url).stdout
     )

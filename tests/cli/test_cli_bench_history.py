@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import shutil
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 from cli_commands import Run
 
-from malamute.cli.bench import ground, replay, slow_consumer
+from malamute.cli.bench import ground, replay, slow_consumer, stage
 from malamute.cli.bench.report import extent, middle, show_figures
 from malamute.cli.bench.start import fill
 from malamute.errors import StorageFull
@@ -18,8 +19,10 @@ from malamute.journal.disk import DiskStore
 
 
 @pytest.fixture
-def measured(run: Run, tmp_path: Path) -> Any:
+def measured(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Run a benchmark, whose parameters and rows are returned. It leaves nothing behind."""
+    # Other tests see that its actors play in new interpreters; these here take ever so many of them.
+    monkeypatch.setattr(stage, "_context", multiprocessing.get_context("forkserver"))
 
     def measured(name: str, *arguments: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         shown = json.loads(run("bench", name, "--json", "--data", str(tmp_path), *arguments).stdout)
