@@ -1,5 +1,6 @@
 """RQ6, ZN18, ZN22: the engine's results equal brute force, also after changes; over 10^5 pairs."""
 
+import os
 import random
 import re
 
@@ -11,11 +12,14 @@ from hypothesis import strategies as st
 from malamute.matching import Index, Selector, Single, parse
 from malamute.matching.fields import Fields, Geo
 
+MORE = 8 if "MALAMUTE_EXAMPLES" in os.environ else 1
+"""`make fuzz` takes so many times as many."""
 
-def many_pairs(examples=40):
+
+def many_pairs(examples=20):
     """Settings for examples that hold many selectors and many messages; how long they take is no matter."""
     slow = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.large_base_example]
-    return settings(max_examples=examples, deadline=None, suppress_health_check=slow)
+    return settings(max_examples=examples * MORE, deadline=None, suppress_health_check=slow)
 
 
 MANY_PAIRS = many_pairs()
@@ -117,7 +121,7 @@ def test_plain_subject_families(family, naive, patterns, subjects):
         assert matched(index, subject) == [k for k, p in enumerate(patterns) if naive(p, subject)]
 
 
-@many_pairs(30)
+@many_pairs(20)
 @given(subjects=st.lists(TEXT, min_size=30, max_size=50))
 def test_regular_expressions(subjects):
     patterns = ["a", "^a", "b$", "^$", "a.b", r"a\.b", "(a|b)+", "[^a]", "^(ab)*$", "b{2,3}"]
@@ -183,7 +187,7 @@ def test_geo(areas, points):
 # The expression.
 
 
-@many_pairs(100)
+@many_pairs(50)
 @given(
     trees=st.lists(EXPRESSIONS, min_size=20, max_size=30),
     messages=st.lists(MESSAGES, min_size=30, max_size=40),
@@ -197,7 +201,7 @@ def test_where(trees, messages):
         assert matched(index, subject, headers, sender) == wanted
 
 
-@many_pairs(100)
+@many_pairs(50)
 @given(tree=EXPRESSIONS, messages=st.lists(MESSAGES, min_size=30, max_size=40))
 def test_a_compiled_condition(tree, messages):
     single = Single(Selector.parse([["all", ""]], oracle.text(tree)), refuse)
@@ -214,7 +218,7 @@ def places(single, messages):
     return single.places(subjects, senders, lambda wanted: [headers[at] for at in wanted])
 
 
-@many_pairs(300)
+@many_pairs(200)
 @given(tree=EXPRESSIONS, message=MESSAGES)
 def test_an_expression_survives_being_written_out(tree, message):
     expression = parse(oracle.text(tree))
@@ -266,7 +270,7 @@ def parsed(selector):
     return Selector.parse(criteria, oracle.text(where) if where else "")
 
 
-@many_pairs(100)
+@many_pairs(50)
 @given(selector=SELECTORS, messages=st.lists(MESSAGES, min_size=30, max_size=40))
 def test_a_single_selector_takes_what_the_index_finds_for_it(selector, messages):
     wanted = [at for at, message in enumerate(messages) if wants(selector, *message)]
@@ -276,7 +280,7 @@ def test_a_single_selector_takes_what_the_index_finds_for_it(selector, messages)
     assert places(single, messages) == wanted
 
 
-@many_pairs(70)
+@many_pairs(35)
 @given(
     selectors=st.lists(SELECTORS, min_size=20, max_size=40),
     messages=st.lists(MESSAGES, min_size=10, max_size=15),
