@@ -46,7 +46,6 @@ from malamute.client.calls import (
     criteria_of,
     open_driver,
 )
-from malamute.client.handling import Registration, registration
 from malamute.client.inbox import Criteria
 from malamute.client.link import AnyContext
 from malamute.client.message import Mail, Message
@@ -131,7 +130,6 @@ class Client(Calls):
     def __init__(self, driver: AioDriver) -> None:
         super().__init__(driver)
         self._mailbox: Mailbox | None = None
-        self._handlers: list[Registration] = []
         self._stopped: asyncio.Event | None = None
 
     # Streams
@@ -325,28 +323,17 @@ class Client(Calls):
         on_error: str = "nak",
     ) -> Callable[[ServiceHandler], ServiceHandler]:
         """Decorate a coroutine function that answers requests, `concurrency` at a time at most."""
-
-        def register(handler: ServiceHandler) -> ServiceHandler:
-            self._register(
-                lambda: self.work(name, *patterns, credit=max(credit, concurrency), ack_timeout=ack_timeout),
-                handler,
-                concurrency=concurrency,
-                on_error=on_error,
-            )
-            return handler
-
-        return register
+        return self._handler(
+            lambda: self.work(name, *patterns, credit=max(credit, concurrency), ack_timeout=ack_timeout),
+            concurrency=concurrency,
+            on_error=on_error,
+        )
 
     def subscription(
         self, stream: str, *patterns: str, **options: Unpack[SubscribeOptions]
     ) -> Callable[[MessageHandler], MessageHandler]:
         """Decorate a coroutine function that takes the messages of a subscription, in order."""
-
-        def register(handler: MessageHandler) -> MessageHandler:
-            self._register(lambda: self.subscribe(stream, *patterns, **options), handler)
-            return handler
-
-        return register
+        return self._handler(lambda: self.subscribe(stream, *patterns, **options))
 
     def on_mail(
         self, *, credit: int = MAIL_CREDIT, concurrency: int = 1, on_error: str = "nak"
@@ -356,14 +343,7 @@ class Client(Calls):
         async def open_mailbox() -> Mailbox:
             return self.mailbox(auto_ack=False, credit=credit)
 
-        def register(handler: MailHandler) -> MailHandler:
-            self._register(open_mailbox, handler, concurrency=concurrency, on_error=on_error)
-            return handler
-
-        return register
-
-    def _register(self, open_: Callable[[], Any], handler: Callable[[Any], Any], **options: Any) -> None:
-        self._handlers.append(registration(open_, handler, **options))
+        return self._handler(open_mailbox, concurrency=concurrency, on_error=on_error)
 
     async def run(self) -> None:
         """Call the decorated functions with what comes, until `stop` is called, or this is cancelled.

@@ -17,6 +17,7 @@ from malamute.client.connection import Connection
 from malamute.client.consuming import Letters
 from malamute.client.driver import Driver
 from malamute.client.events import Event
+from malamute.client.handling import Registration, registration
 from malamute.client.inbox import Criteria
 from malamute.client.link import HEARTBEAT_MAX, HEARTBEAT_MIN, AnyContext, shared_context
 from malamute.client.options import RequestOptions, SendOptions, Span, milliseconds, properties_of
@@ -109,6 +110,7 @@ class Calls:
         self._driver = driver
         self._session = driver.session
         self._letters: Letters | None = None
+        self._handlers: list[Registration] = []
         self._express = EXPRESS_MAX
         self._stream = ""
 
@@ -350,6 +352,19 @@ class Calls:
         source = self._session.inbox.open_mailbox(_window(credit), _window(credit_bytes))
         self._driver.send()
         return source
+
+    # Handlers
+
+    def _handler(
+        self, open_: Callable[[], Any], *, concurrency: int = 1, on_error: str = "nak"
+    ) -> Callable[[Any], Any]:
+        """A decorator that keeps a function, to be called with what the consumer that `open_` makes takes."""
+
+        def register(handler: Callable[[Any], Any]) -> Callable[[Any], Any]:
+            self._handlers.append(registration(open_, handler, concurrency=concurrency, on_error=on_error))
+            return handler
+
+        return register
 
     # The connection
 

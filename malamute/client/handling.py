@@ -39,11 +39,7 @@ class Registration(NamedTuple):
 
 
 def registration(
-    open_: Callable[[], Any],
-    handler: Callable[[Any], Any],
-    *,
-    concurrency: int = 1,
-    on_error: str = "nak",
+    open_: Callable[[], Any], handler: Callable[[Any], Any], *, concurrency: int, on_error: str
 ) -> Registration:
     """Check and keep what a decorator was given. Raises `InvalidValue`."""
     if concurrency < 1:

@@ -16,7 +16,7 @@ from malamute.client.replies import Awaited
 from malamute.client.sources import QueueSource, Source, StreamSource, ranges_of
 from malamute.errors import ConnectionLost, InvalidName, MalamuteError, TooLarge
 from malamute.protocol import messages as wire
-from malamute.protocol.batch import unpack_payload
+from malamute.protocol.batch import Columns, unpack_payload
 from malamute.protocol.limits import CRITERIA_MAX, PATTERN_BYTES_MAX
 from malamute.protocol.messages import MAILBOX
 from malamute.protocol.names import is_name
@@ -181,14 +181,15 @@ class Inbox:
             # Nothing comes before OK: it was left over from an older connection.
             return False
         columns = unpack_payload(deliver.payload, deliver.large)
-        if isinstance(source, StreamSource):
-            if not source.deliver(deliver.after, columns):
-                text = (
-                    f"a delivery of {source.stream!r} after {deliver.after} was expected after {source.last}"
-                )
-                raise ConnectionLost(text)
-            return True
-        assert isinstance(source, QueueSource)
+        if isinstance(source, QueueSource):
+            self._deliver_queued(source, columns)
+        elif isinstance(source, StreamSource) and not source.deliver(deliver.after, columns):
+            raise ConnectionLost(
+                f"a delivery of {source.stream!r} after {deliver.after} was expected after {source.last}"
+            )
+        return True
+
+    def _deliver_queued(self, source: QueueSource, columns: Columns) -> None:
         mailbox = source is self.mailbox
         # While somebody waits for a reply, mail that nobody takes must not use up the credit before it.
         awaited = bool(self._awaited)
@@ -202,7 +203,6 @@ class Inbox:
             # It was finished before it came again: nobody will ask for more because of it.
             self.acknowledge(source)
         self.refill(source)
-        return True
 
     def recall(self, recall: wire.Recall) -> None:
         """Let go of what the broker took back."""

@@ -65,7 +65,8 @@ def milliseconds(span: Span) -> int:
     return -(-(span // _MICROSECOND) // 1000)
 
 
-def _nanoseconds(moment: datetime) -> int:
+def nanoseconds(moment: datetime) -> int:
+    """A moment on the wire, counted from 1970. Raises `InvalidValue`."""
     if not isinstance(moment, datetime):
         raise InvalidValue(f"a moment is a datetime, not {moment!r}")
     moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
@@ -75,7 +76,7 @@ def _nanoseconds(moment: datetime) -> int:
 _CONVERT: dict[str, Callable[[Any], Any]] = {
     "ttl": milliseconds,
     "delay": milliseconds,
-    "at": _nanoseconds,
+    "at": nanoseconds,
 }
 
 

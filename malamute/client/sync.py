@@ -26,7 +26,7 @@ from malamute.client.calls import (
     criteria_of,
     open_driver,
 )
-from malamute.client.handling import ERROR_HEADER, Registration, registration
+from malamute.client.handling import ERROR_HEADER
 from malamute.client.inbox import Criteria
 from malamute.client.link import AnyContext
 from malamute.client.message import Mail, Message, Request
@@ -108,7 +108,6 @@ class Client(Calls):
     def __init__(self, driver: BlockingDriver) -> None:
         super().__init__(driver)
         self._mailbox: Mailbox | None = None
-        self._handlers: list[Registration] = []
         self._crew: Crew | None = None
 
     # Streams
@@ -365,17 +364,11 @@ class Client(Calls):
         At most `concurrency` calls are under way at a time, each in a thread of its own; `credit` is how many
         requests may be here, or `concurrency` if that is more.
         """
-
-        def register(handler: ServiceHandler) -> ServiceHandler:
-            self._register(
-                lambda: self.work(name, *patterns, credit=max(credit, concurrency), ack_timeout=ack_timeout),
-                handler,
-                concurrency=concurrency,
-                on_error=on_error,
-            )
-            return handler
-
-        return register
+        return self._handler(
+            lambda: self.work(name, *patterns, credit=max(credit, concurrency), ack_timeout=ack_timeout),
+            concurrency=concurrency,
+            on_error=on_error,
+        )
 
     def subscription(
         self, stream: str, *patterns: str, **options: Unpack[SubscribeOptions]
@@ -385,12 +378,7 @@ class Client(Calls):
         `options` are those of `subscribe`. With a `cursor`, that moves behind the messages that it is done
         with. An exception that it raises comes out of `run`, and the cursor stays before that message.
         """
-
-        def register(handler: MessageHandler) -> MessageHandler:
-            self._register(lambda: self.subscribe(stream, *patterns, **options), handler)
-            return handler
-
-        return register
+        return self._handler(lambda: self.subscribe(stream, *patterns, **options))
 
     def on_mail(
         self, *, credit: int = MAIL_CREDIT, concurrency: int = 1, on_error: str = "nak"
@@ -400,20 +388,9 @@ class Client(Calls):
         A message is acknowledged when it returns. `concurrency` and `on_error` are those of `service`, but
         that there is nothing to reply to: `reply` acknowledges it.
         """
-
-        def register(handler: MailHandler) -> MailHandler:
-            self._register(
-                lambda: self.mailbox(auto_ack=False, credit=credit),
-                handler,
-                concurrency=concurrency,
-                on_error=on_error,
-            )
-            return handler
-
-        return register
-
-    def _register(self, open_: Callable[[], Any], handler: Callable[[Any], Any], **options: Any) -> None:
-        self._handlers.append(registration(open_, handler, **options))
+        return self._handler(
+            lambda: self.mailbox(auto_ack=False, credit=credit), concurrency=concurrency, on_error=on_error
+        )
 
     def run(self) -> None:
         """Call the decorated functions with what comes, until `stop` is called.
