@@ -122,15 +122,17 @@ class Plain(NamedTuple):
         return [pytest.approx(value, rel=2 ** (1 / EACH_DOUBLING) - 1) for value in wanted]
 
 
-def two_senders(count: int) -> list[Sent]:
-    """One that is always heard, and one that falls silent now and then, and then for good."""
+def three_senders(count: int) -> list[Sent]:
+    """One that is always heard, one that falls silent now and then, and one that does for good."""
     chance = Random(5)
     seconds, sequence, found = 0.0, 0, []
     for number in range(count):
         seconds += chance.expovariate(10)
         sequence += chance.choice([1] * 30 + [3])
-        rare = number % 500 < 300 and number < 0.96 * count and chance.random() < 0.3
-        found.append(Sent(sequence, f"a.{number % 3}", b"x", None, "rare" if rare else "steady", seconds))
+        sender = "steady"
+        if chance.random() < 0.3 and number % 500 < 300:
+            sender = chance.choice(["rare", "gone"]) if number < count // 2 else "rare"
+        found.append(Sent(sequence, f"a.{number % 3}", b"x", None, sender, seconds))
     return found
 
 
@@ -139,7 +141,7 @@ def test_interleaved_files_are_as_one(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, blocks: bool
 ) -> None:
     """Three files with a third of the messages each; Spark brings the sums of 60 row groups together."""
-    messages = two_senders(3000)
+    messages = three_senders(3000)
     for file in range(3):
         each = [m for n, m in enumerate(messages) if (n // 50 if blocks else n) % 3 == file]
         write(tmp_path / "h", "s", each, rows=50)
@@ -160,7 +162,7 @@ def test_interleaved_files_are_as_one(
     assert sorted((gap["first"], gap["last"]) for gap in found["gaps"]) == plain.gaps
     assert stream["peak_per_second"] == plain.fullest * 10**9 / WINDOW
     assert [stream[name] for name in PERCENTS] == plain.percentiles(None)
-    assert {sender["sender"] for sender in found["senders"]} == {"steady", "rare"}
+    assert {sender["sender"] for sender in found["senders"]} == {"steady", "rare", "gone"}
     for sender in found["senders"]:
         silence, since = plain.silences[sender["sender"]]
         assert sender["longest_silence"] == pytest.approx(silence / 1e9)
