@@ -41,7 +41,7 @@ class Dealing:
 
     def has_consumer(self, subject: str) -> bool:
         """Whether anybody takes messages with this subject, with or without credit."""
-        return bool(self._lines.match(subject))
+        return self._lines.takes_all or bool(self._lines.match(subject))
 
     # Consumers
 
@@ -59,7 +59,7 @@ class Dealing:
             entry = self._entries.get(sequence)
             if entry is None or entry.where != "waiting":
                 continue
-            if line.group in match(entry.subject):
+            if line.takes_all or line.group in match(entry.subject):
                 yield self._order(sequence) if self._options else sequence
 
     def leave(self, consumer: Consumer) -> list[int]:

@@ -105,12 +105,16 @@ class Backlog:
 
 
 class Line:
-    """The consumers with one selector, and what waits for them: one of the two is always empty."""
+    """The consumers with one selector, and what waits for them: one of the two is always empty.
 
-    __slots__ = ("consumers", "group", "waiting")
+    Most take everything, and their messages need not be matched one by one.
+    """
+
+    __slots__ = ("consumers", "group", "takes_all", "waiting")
 
     def __init__(self, group: Group) -> None:
         self.group = group
+        self.takes_all = any(criterion.family == "all" for criterion in group.selector.criteria)
         self.consumers: deque[Consumer] = deque()
         self.waiting = Backlog()
 
@@ -122,6 +126,8 @@ class Lines:
         """`on_failure` is told of a family of the index that fails."""
         self._on_failure = on_failure
         self._lines: dict[int, Line] = {}
+        self.takes_all = False
+        """Whether any consumer takes everything."""
         # Most mailboxes of absent owners never have a consumer: no index for them.
         self._index: Index | None = None
         self.match: Callable[[str], Groups] = _nobody
@@ -144,7 +150,8 @@ class Lines:
         group = self._index.add(id(consumer), selector, consumer)
         is_new = group.number not in self._lines
         if is_new:
-            self._lines[group.number] = Line(group)
+            line = self._lines[group.number] = Line(group)
+            self.takes_all |= line.takes_all
         return self._lines[group.number], is_new
 
     def leave(self, consumer: Consumer) -> None:
@@ -153,6 +160,7 @@ class Lines:
         self._index.remove(id(consumer))
         if not consumer.line.group.members:
             del self._lines[consumer.line.group.number]
+            self.takes_all = any(line.takes_all for line in self._lines.values())
 
 
 def _nobody(subject: str) -> Groups:
