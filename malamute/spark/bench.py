@@ -46,6 +46,9 @@ TEN_NS = 5_000_000
 
 MINUTE = 60
 
+WARM = 4
+"""Rounds of plain Spark that are not measured: Java compiles in them what all others are held to."""
+
 
 class Options(NamedTuple):
     """How much, how often, and where."""
@@ -168,6 +171,8 @@ def subscriptions(count: int, *, by_headers: bool) -> list[Wanted]:
 
 # The measurements
 
+Run = Callable[[int], object]
+
 
 def measure(spark: SparkSession, options: Options) -> Iterator[Row]:
     """Measure everything."""
@@ -179,27 +184,23 @@ def measure(spark: SparkSession, options: Options) -> Iterator[Row]:
         plain = None
         for what, share, run in _runs(spark, options, str(directory), str(out)):
             count = max(1, int(options.messages * share))
-            seconds = _timed(lambda run=run, count=count: run(count), options.rounds)  # type: ignore[misc]
+            for _ in range(WARM if plain is None else 1):
+                run(count)
+            seconds = [_timed(run, count) for _ in range(options.rounds)]
             row = _row(what, count, seconds)
             plain = plain or row.per_second
             yield row._replace(of_plain_spark=round(row.per_second / plain, 3))
 
 
-def _timed(run: Callable[[], object], rounds: int) -> list[float]:
-    seconds = []
-    for _ in range(rounds + 1):
-        begun = time.perf_counter()
-        run()
-        seconds.append(time.perf_counter() - begun)
-    return seconds[1:]
+def _timed(run: Run, count: int) -> float:
+    begun = time.perf_counter()
+    run(count)
+    return time.perf_counter() - begun
 
 
 def _row(what: str, messages: int, seconds: list[float]) -> Row:
     rates = sorted(round(messages / one, 1) for one in seconds)
     return Row(what, messages, round(median(seconds), 3), median(rates), [rates[0], rates[-1]])
-
-
-Run = Callable[[int], object]
 
 
 def _runs(
