@@ -91,7 +91,7 @@ class Queue:
         self.budget.ledger.arrived(self, len(entries))
         sequences = range(self.next, self.next + len(entries))
         self.next = sequences.stop
-        self.entries.update(zip(sequences, entries, strict=True))
+        self.entries.update({entry.sequence: entry for entry in entries})
         self.turn.store(*puts(self.kind, self.name, entries), size_bytes=size_bytes)
         delayed = [sequence for sequence, asked in options.items() if asked.due > self.turn.now]
         if not delayed and not self.exact and self.dealing.awaiting:
