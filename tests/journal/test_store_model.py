@@ -36,6 +36,7 @@ RETENTION = {"short": Retention(count=40), "small": Retention(bytes=900), "young
 STREAMS = ("short", "small", "young", "long")
 BUDGET = 6000
 SMALL = st.integers(1, 12)
+COUNTS = st.lists(st.integers(1, 20), min_size=1, max_size=3)
 QUEUES = st.sampled_from([("mailbox", "q"), ("mailbox-dead", "q"), ("service", "r")])
 
 
@@ -155,7 +156,7 @@ class Stores(RuleBasedStateMachine):
         self.write(operations)
         self.model.append(operations)
 
-    @rule(queue=QUEUES, counts=st.lists(st.integers(1, 20), max_size=3), size=st.integers(0, 2000))
+    @rule(queue=QUEUES, counts=COUNTS, size=st.integers(0, 2000))
     def put(self, queue, counts, size):
         kept = self.model.queue(queue)
         operations = []
