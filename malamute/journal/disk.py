@@ -60,7 +60,8 @@ from malamute.journal.entries import Entry, decode_block
 from malamute.journal.fetch import Fetcher
 from malamute.journal.format import BLOCK, CHUNK, META, QUARANTINE, STREAM, Damaged, Stream, key
 from malamute.journal.gate import Gate
-from malamute.journal.log import Block, Log
+from malamute.journal.log import Log
+from malamute.journal.places import Block
 from malamute.journal.plan import Plan, encode_blocks, make_plan
 from malamute.journal.ring import Ring, Turn
 from malamute.journal.store import (

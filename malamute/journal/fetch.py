@@ -17,7 +17,8 @@ from collections.abc import Callable, Iterable
 from malamute.core.storage import QueueKind
 from malamute.journal.entries import BlockRecords, decode_records
 from malamute.journal.format import Damaged
-from malamute.journal.log import Block, Log
+from malamute.journal.log import Log
+from malamute.journal.places import Block
 
 CACHED_BLOCKS = 2
 """Blocks that are kept in memory: where one fetch ends and where the one beside it does."""
@@ -55,11 +56,11 @@ class Fetcher:
             before: Block | None = None
             held: list[int] = []
             for sequence in sequences:
-                place = state.messages.get(sequence)
-                if place is None:
+                block = state.messages.block_of(sequence)
+                if block is None:
                     continue
-                if place[0] is not before:
-                    before = place[0]
+                if block is not before:
+                    before = block
                     held = blocks.setdefault(before.number, [])
                 held.append(sequence)
         return blocks

@@ -50,27 +50,13 @@ from malamute.core.storage import (
     SetAttempts,
 )
 from malamute.journal.entries import Entry, QueueCounters
-
-Place = tuple["Block", int]
-"""The block that an entry is live in, and its bytes or weight."""
+from malamute.journal.places import Block, Place, Places
 
 BLOCK_ENTRIES_MAX = 1024
 """Entries in a block at most: what one damaged page can cost, and what compaction reads at once."""
 
 ENTRY_WEIGHT, MESSAGE_WEIGHT, TOLD_WEIGHT = 32, 96, 48
 """Estimated bytes of an entry that nothing needs, and what a live message or value adds to its own."""
-
-
-class Block:
-    """One block of the log: its stored bytes, how much of it is live, and the estimated cost."""
-
-    __slots__ = ("live", "number", "size", "weight")
-
-    def __init__(self, number: int, size: int) -> None:
-        self.number = number
-        self.size = size
-        self.live = 0
-        self.weight = 0
 
 
 class Queue:
@@ -96,7 +82,7 @@ class Queue:
     )
 
     def __init__(self, made_in: Block) -> None:
-        self.messages: dict[int, Place] = {}
+        self.messages = Places()
         self.attempts: dict[int, tuple[Block, int, int]] = {}
         self.identities: dict[str, tuple[Block, int]] = {}
         self.untils: list[tuple[int, str]] = []
@@ -236,7 +222,7 @@ class Log:
             return
         messages, attempts, first = queue.messages, queue.attempts, entry.first
         places = range(len(entry.records))
-        for live, group in groupby(places, lambda i: messages.get(first + i, _NOWHERE)[0] is block):
+        for live, group in groupby(places, lambda i: messages.block_of(first + i) is block):
             if live:
                 run = [*group]
                 yield entry.part(run[0], run[-1] + 1)
@@ -260,18 +246,13 @@ class Log:
 
     def _put_messages(self, block: Block, entry: PutMessages) -> None:
         queue = self._queue(block, entry.kind, entry.queue)
-        messages = queue.messages
-        moved = present(messages, entry.first, entry.last)
-        places_before = [messages[sequence] for sequence in moved]
         sizes = [*map(len, entry.records)]
         # Messages of one size in one block share what says where they are.
         places = self._places
         for size in {*sizes}.difference(places):
             places[size] = (block, size)
-        sequences = range(entry.first, entry.last + 1)
-        # What is moved is never missing meanwhile: another thread may be looking for it.
-        messages.update(zip(sequences, map(places.__getitem__, sizes), strict=True))
-        self._let_go(queue, moved, places_before)
+        moved = queue.messages.put(entry.first, [*map(places.__getitem__, sizes)])
+        self._let_go(queue, entry.first, entry.last, moved)
         size_bytes = sum(sizes)
         queue.bytes += size_bytes
         self._hold(block, size_bytes + MESSAGE_WEIGHT * len(sizes), len(sizes))
@@ -285,7 +266,7 @@ class Log:
         if queue is None:
             return
         for first, last in entry.ranges:
-            self._forget(queue, present(queue.messages, first, last))
+            self._let_go(queue, first, last, queue.messages.take(first, last))
 
     def _mark_delivered(self, block: Block, entry: MarkDelivered) -> None:
         queue = self.queues.get((entry.kind, entry.queue))
@@ -325,7 +306,9 @@ class Log:
         queue = self.queues.pop((entry.kind, entry.queue), None)
         if queue is None:
             return
-        self._forget(queue, list(queue.messages))
+        self._release_all(queue, queue.messages.take_all())
+        for attempts_in, _, _ in queue.attempts.values():
+            self._release(attempts_in, TOLD_WEIGHT)
         for identity, (place, _) in queue.identities.items():
             self._release(place, len(identity) + MESSAGE_WEIGHT)
         for told in (queue.next_in, queue.delivered_in, queue.made_in):
@@ -390,21 +373,19 @@ class Log:
         self._hold(block, TOLD_WEIGHT)
         return block
 
-    def _forget(self, queue: Queue, sequences: Sequence[int]) -> None:
-        """Remove messages that are there."""
-        self._let_go(queue, sequences, [queue.messages.pop(sequence) for sequence in sequences])
+    def _let_go(self, queue: Queue, first: int, last: int, places: Sequence[Place]) -> None:
+        """The messages of a range are no longer needed in these places, nor what was told of them."""
+        self._release_all(queue, places)
+        if places and queue.attempts:
+            for sequence in present(queue.attempts, first, last):
+                self._release(queue.attempts.pop(sequence)[0], TOLD_WEIGHT)
 
-    def _let_go(self, queue: Queue, sequences: Sequence[int], places: Sequence[Place]) -> None:
-        """Messages are no longer needed where they were, nor what was told of them."""
+    def _release_all(self, queue: Queue, places: Sequence[Place]) -> None:
         # Neighbours have one place, as a rule.
-        for place, group in groupby(places):
-            block, size = place
+        for (block, size), group in groupby(places):
             number = len([*group])
             queue.bytes -= size * number
             self._release(block, (size + MESSAGE_WEIGHT) * number, number)
-        for sequence in sequences if queue.attempts else ():
-            if told := queue.attempts.pop(sequence, None):
-                self._release(told[0], TOLD_WEIGHT)
 
     def _hold(self, block: Block, weight: int, number: int = 1) -> None:
         block.live += number
@@ -417,16 +398,13 @@ class Log:
         self.live_weight -= weight
 
 
-_NOWHERE: tuple[None, int] = (None, 0)
-
-
 def messages_in(entry: Entry) -> int:
     """How many an entry counts for in a block: one, or as many as it has messages."""
     return len(entry.records) if type(entry) is PutMessages else 1
 
 
 def present(messages: Mapping[int, Any], first: int, last: int) -> list[int]:
-    """The sequences of a range, which may be far wider than the queue, that are there."""
+    """The sequences of a range, which may be far wider than what there is, that are there."""
     if last - first < len(messages):
         return [sequence for sequence in range(first, last + 1) if sequence in messages]
     return [sequence for sequence in messages if first <= sequence <= last]
