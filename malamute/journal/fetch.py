@@ -13,12 +13,12 @@ then says that its messages have moved, or that they are gone.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from itertools import groupby
 
 from malamute.core.storage import QueueKind
 from malamute.journal.entries import BlockRecords, decode_records
 from malamute.journal.format import Damaged
 from malamute.journal.log import Log
-from malamute.journal.places import Block
 
 CACHED_BLOCKS = 2
 """Blocks that are kept in memory: where one fetch ends and where the one beside it does."""
@@ -44,8 +44,10 @@ class Fetcher:
         missing: list[int] = []
         for number, wanted in self.blocks(kind, queue, sequences).items():
             records = self._block(get_block, number).get((kind, queue), {})
-            found.update({sequence: records[sequence] for sequence in wanted if sequence in records})
-            missing += [sequence for sequence in wanted if sequence not in records]
+            here = {sequence: records[sequence] for sequence in wanted if sequence in records}
+            found |= here
+            if len(here) < len(wanted):
+                missing += [sequence for sequence in wanted if sequence not in here]
         return found, missing
 
     def blocks(self, kind: QueueKind, queue: str, sequences: Iterable[int]) -> dict[int, list[int]]:
@@ -53,16 +55,9 @@ class Fetcher:
         blocks: dict[int, list[int]] = {}
         state = self._log.queues.get((kind, queue))
         if state is not None:
-            before: Block | None = None
-            held: list[int] = []
-            for sequence in sequences:
-                block = state.messages.block_of(sequence)
-                if block is None:
-                    continue
-                if block is not before:
-                    before = block
-                    held = blocks.setdefault(before.number, [])
-                held.append(sequence)
+            for block, group in groupby(sequences, state.messages.block_of):
+                if block is not None:
+                    blocks.setdefault(block.number, []).extend(group)
         return blocks
 
     def _block(self, get_block: GetBlock, number: int) -> BlockRecords:

@@ -21,6 +21,7 @@ without a body.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from itertools import accumulate, islice
 from math import inf
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -59,7 +60,7 @@ def runs(entries: Iterable[Entry]) -> Iterator[list[Entry]]:
 
 def records_of(kind: QueueKind, queue: str, run: Sequence[Entry]) -> Generator[Fetch, Any, Records]:
     """The records of a run by their sequences, as a step: without those that cannot be read."""
-    records = {entry.sequence: entry.record for entry in run if not entry.cold}
+    records = {entry.sequence: entry.record for entry in run if entry.record is not None}
     cold = tuple(entry.sequence for entry in run if entry.cold)
     if cold:
         records |= yield Fetch(kind, queue, cold)
@@ -103,7 +104,7 @@ class Memory:
             if gone >= size_bytes:
                 break
             if entry.record:
-                entry.record = b""
+                entry.record = None
                 entry.subject = same(entry.subject, entry.subject)
                 gone += entry.size
         if len(self._texts) > TEXTS_MAX:
@@ -126,25 +127,26 @@ class Ahead:
     def lack(self, entries: Iterable[Entry]) -> list[Entry]:
         """Those of some messages that cannot be sent yet."""
         records = self.records
-        return [e for e in entries if not e.record and e.sequence not in records and e.cold]
+        return [e for e in entries if e.record is None and e.sequence not in records]
 
     def take(self, entries: Sequence[Entry]) -> list[Frame]:
         """The records of messages that are sent now."""
         if not self.records:
-            return [entry.record for entry in entries]
+            return [entry.record or b"" for entry in entries]
         pop = self.records.pop
         brought = [pop(entry.sequence, b"") for entry in entries]
         self._count(-sum(map(len, brought)))
-        return [record or entry.record for record, entry in zip(brought, entries, strict=True)]
+        return [record or entry.record or b"" for record, entry in zip(brought, entries, strict=True)]
 
     def drop(self, sequences: Iterable[int]) -> None:
         """Forget records that were brought."""
         pop = self.records.pop
-        self._count(-sum([len(pop(sequence, b"")) for sequence in sequences]))
+        if brought := self.records.keys() & sequences:
+            self._count(-sum([len(pop(sequence)) for sequence in brought]))
 
     def clear(self) -> None:
         """Nobody takes messages any more."""
-        self.drop([*self.records])
+        self.drop(self.records)
         self._read_to = 0
 
     def bring(self, entries: Sequence[Entry], then: Awaiting) -> None:
@@ -166,24 +168,18 @@ class Ahead:
 
     def _following(self, room: int) -> dict[int, int]:
         """What to bring next, with the sizes."""
-        queue = self._queue
-        found: dict[int, int] = {}
-        records, asked = self.records, self._asked
+        queue, get = self._queue, self._queue.entries.get
         start = self._read_to
         self._read_to = min(start + RUN_MESSAGES, queue.next)
-        for sequence in range(start, self._read_to):
-            entry = queue.entries.get(sequence)
-            if sequence in records or sequence in asked:
-                continue
-            if entry is None or entry.where != "waiting" or not entry.cold:
-                continue
-            if queue.dealing.has_consumer(entry.subject):
-                size_bytes = entry.size
-                room -= size_bytes
-                if room < 0:
-                    self._read_to = sequence
-                    break
-                found[sequence] = size_bytes
+        there = (get(sequence) for sequence in range(start, self._read_to))
+        cold = [e for e in there if e is not None and e.record is None and e.where == "waiting"]
+        found = {entry.sequence: entry.size for entry in queue.dealing.with_consumers(cold)}
+        for sequence in found.keys() & (self._asked | self.records.keys()):
+            del found[sequence]
+        if found and sum(found.values()) > room:
+            fits = sum(total <= room for total in accumulate(found.values()))
+            self._read_to = [*found][fits]
+            found = dict(islice(found.items(), fits))
         return found
 
     def _ask(self, sizes: dict[int, int]) -> None:
@@ -200,7 +196,7 @@ class Ahead:
         self.records |= here
         self._count(sum(map(len, here.values())) - sum(sizes.values()))
         # Whoever reads ahead may meet what leaves just now; who was given it would know.
-        lost = [sequence for sequence in sizes if sequence not in found and sequence in entries]
+        lost = [sequence for sequence in sorted(sizes.keys() - found.keys()) if sequence in entries]
         if damaged := [sequence for sequence in lost if not isinstance(entries[sequence].where, str)]:
             queue.ends.damaged(damaged)
         awaiting, self._awaiting = self._awaiting, []

@@ -43,13 +43,21 @@ class Dealing:
         """Whether anybody takes messages with this subject, with or without credit."""
         return self._lines.takes_all or bool(self._lines.match(subject))
 
+    def with_consumers(self, entries: list[Entry]) -> list[Entry]:
+        """Those of some messages that anybody takes, with or without credit."""
+        if self._lines.takes_all:
+            return entries
+        return [entry for entry in entries if self._lines.match(entry.subject)]
+
     # Consumers
 
     def join(self, consumer: Consumer, selector: Selector) -> Line:
         """Add a consumer to the line of its selector."""
         line, is_new = self._lines.join(consumer, selector)
         if is_new and self._queue.waiting:
-            line.waiting = Backlog(self._early(line, [*self._entries]))
+            early = [*self._entries]
+            # What does not wait is passed over by `serve`, so that most need not be looked for.
+            line.waiting = Backlog(self._early(line, early) if self._options or not line.takes_all else early)
         return line
 
     def _early(self, line: Line, sequences: Sequence[int]) -> Iterator[Order]:
@@ -166,7 +174,7 @@ class Dealing:
         """A message goes to a consumer: what the choice of the next one depends on."""
         entry.where = consumer
         consumer.credit.take(1, entry.bytes)
-        if not entry.record and entry.sequence not in self._queue.ahead.records:
+        if entry.record is None and entry.sequence not in self._queue.ahead.records:
             consumer.lacking += entry.size
         if self._options and (asked := self._options.get(entry.sequence)) is not None and asked.key:
             self._keys.bind(asked.key, consumer)

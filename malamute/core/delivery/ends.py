@@ -164,12 +164,11 @@ class Ends:
                 self._forget_options(entry)
         queue.schedule.drop(sequences)
         queue.correlations.remove(entries)
-        if queue.ahead.records:
-            queue.ahead.drop(sequences)
+        queue.ahead.drop(sequences)
         queue.unsaved.difference_update(sequences)
         queue.untouched.difference_update(sequences)
         queue.budget.take(queue, -len(sequences), -size_of(entries))
-        queue.budget.memory.count_cold(queue, -size_of([e for e in entries if not e.record and e.cold]))
+        queue.budget.memory.count_cold(queue, -size_of([e for e in entries if e.record is None]))
 
     def _forget_options(self, entry: Entry) -> None:
         queue = self._queue

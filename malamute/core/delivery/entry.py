@@ -27,7 +27,7 @@ Row = tuple[int, int, str, str, Frame, Mapping[str, Any] | None]
 class Entry:
     """A queued message, where it is, and how often it was delivered.
 
-    Its `record` is empty while that is on the disk only. It is `marked` when the disk never holds it without
+    Its `record` is None while that is on the disk only. It is `marked` when the disk never holds it without
     the mark that it may have been delivered. `since` is when whoever holds it got it, or last reported on it;
     `first` and `given` are when it was delivered first and last, for the ledger. `bytes` are those of its
     subject and its record, and what it takes of the credit of who gets it.
@@ -57,8 +57,9 @@ class Entry:
     ) -> None:
         """`cold_bytes` are those of a record that was left on the disk."""
         self.sequence, self.time, self.sender, subject, record, self.properties = message
-        self.subject, self.record = subject, record
-        self.bytes = len(subject) + (len(record) or cold_bytes)
+        self.subject = subject
+        self.record: Frame | None = None if cold_bytes else record
+        self.bytes = len(subject) + (cold_bytes or len(record))
         self.attempts = attempts
         self.marked = marked
         self.where: Consumer | Place = "unstored"
@@ -73,12 +74,14 @@ class Entry:
     @property
     def cold(self) -> bool:
         """Whether its record is on the disk only."""
-        return not self.record and self.bytes > len(self.subject)
+        return self.record is None
 
     @property
     def message(self) -> Message:
         """The message, as far as it is in memory."""
-        return Message(self.sequence, self.time, self.sender, self.subject, self.record, self.properties)
+        return Message(
+            self.sequence, self.time, self.sender, self.subject, self.record or b"", self.properties
+        )
 
     @property
     def state(self) -> str:
@@ -99,7 +102,7 @@ def puts(kind: QueueKind, queue: str, entries: Iterable[Entry]) -> Iterator[PutM
     """What adds messages with consecutive sequences to a queue of the store."""
     for (time, sender), group in groupby(entries, _origin):
         run = [*group]
-        subjects, records = [entry.subject for entry in run], [entry.record for entry in run]
+        subjects, records = [entry.subject for entry in run], [entry.record or b"" for entry in run]
         properties = [entry.properties for entry in run]
         wanted = properties if any(properties) else None
         yield PutMessages(kind, queue, run[0].sequence, time, sender, subjects, records, wanted)

@@ -194,17 +194,18 @@ class Queue:
 
     def _relieve_of(self, sequences: Sequence[int]) -> None:
         if not self.has_memory:
-            entries = self.entries
             unsent = {entry.sequence for consumer in self.consumers.values() for entry in consumer.unsent}
-            found = [entries[sequence] for sequence in sequences if sequence in entries]
-            self.relieve([e for e in found if e.where != "settling" and e.sequence not in unsent])
+            here = filter(None, map(self.entries.get, sequences))
+            self.relieve([e for e in here if e.where != "settling" and e.sequence not in unsent])
 
     def relieve(self, entries: Sequence[Entry]) -> None:
         """Let go the records of messages that are not about to be sent, as far as there is too much."""
         memory = self.budget.memory
         excess = self.bytes - self.cold - memory.free
         if excess > 0:
-            saved = (entry for entry in reversed(entries) if entry.sequence not in self.unsaved)
+            saved = reversed(entries)
+            if self.unsaved:
+                saved = (entry for entry in saved if entry.sequence not in self.unsaved)
             # What it lets go is free, for itself as for others.
             memory.let_go(self, saved, (excess + 1) // 2)
 
