@@ -1,9 +1,9 @@
 """Mailboxes and services at full rate, and a service whose queue is deep beside one whose queue is not.
 
 Whoever sends and takes speaks the protocol in batches and does no work, so that the broker is what is
-measured. The queues of different depths are filled by the store itself. Then one peer takes requests,
-acknowledges them, and puts as many new ones behind the others: the depth stays what it is. What differs
-between the rows is the depth alone, and they are measured in turns.
+measured. The queues of different depths are filled by the store itself, in transactions as small as those of
+the traffic later. Then one peer takes requests, acknowledges them, and puts as many new ones behind the others:
+the depth stays what it is. What differs between the rows is the depth alone, and they are measured in turns.
 """
 
 from __future__ import annotations
@@ -43,9 +43,6 @@ SHALLOW = 100
 
 WINDOW = 8
 """Commands of a pipeline that wait for their confirmation."""
-
-FILL_MESSAGES = 10_000
-"""Messages of a transaction that fills a queue."""
 
 SPARE_BYTES = 512
 """What a queued message takes beyond its body, at the most."""
@@ -142,7 +139,7 @@ def _run(what: str, options: Options, depth: int) -> tuple[float, Measured, Watc
     )
     with ground.place(options.directory) as place:
         if depth:
-            fill(place / "data", size, depth, options.size_bytes)
+            fill(place / "data", size, Plan("", depth, options.size_bytes, min(options.batch, SHALLOW)))
         begin = time.monotonic()
         with Daemon(place, *settings) as broker:
             seconds = time.monotonic() - begin
@@ -163,14 +160,13 @@ def _run(what: str, options: Options, depth: int) -> tuple[float, Measured, Watc
     return seconds, measured, watch
 
 
-def fill(directory: Path, size: int, depth: int, size_bytes: int) -> None:
+def fill(directory: Path, size: int, plan: Plan) -> None:
     """Put requests into the queue of a service."""
     from malamute.journal.disk import DiskStore
 
     store = DiskStore.open(directory, size=size, preallocate=False, streams_budget=size // 20)
     try:
         store.recover()
-        plan = Plan("", depth, size_bytes, FILL_MESSAGES)
         moment = time.time_ns()
         for first in plan.batches:
             store.write([PutMessages("service", NAME, first + 1, moment, "asker", *plan.columns(first))])

@@ -153,7 +153,7 @@ class Ahead:
         """Bring records, and what follows them. Then look again: some more may be there, or all."""
         self._awaiting.append(then)
         for run in runs([entry for entry in self.lack(entries) if entry.sequence not in self._asked]):
-            self._ask({entry.sequence: entry.size for entry in run})
+            self._ask({entry.sequence: entry.bytes for entry in run})
         if entries:
             self._read_to = max(self._read_to, entries[-1].sequence + 1)
         self.read_on()
@@ -173,7 +173,7 @@ class Ahead:
         self._read_to = min(start + RUN_MESSAGES, queue.next)
         there = (get(sequence) for sequence in range(start, self._read_to))
         cold = [e for e in there if e is not None and e.record is None and e.where == "waiting"]
-        found = {entry.sequence: entry.size for entry in queue.dealing.with_consumers(cold)}
+        found = {entry.sequence: entry.bytes for entry in queue.dealing.with_consumers(cold)}
         for sequence in found.keys() & (self._asked | self.records.keys()):
             del found[sequence]
         if found and sum(found.values()) > room:
