@@ -2,8 +2,9 @@
 
 Whoever sends and takes speaks the protocol in batches and does no work, so that the broker is what is
 measured. The queues of different depths are filled by the store itself, in transactions as small as those of
-the traffic later. Then one peer takes requests, acknowledges them, and puts as many new ones behind the others:
-the depth stays what it is. What differs between the rows is the depth alone, and they are measured in turns.
+the traffic later. Then one peer takes requests, acknowledges them, and puts as many new ones behind the
+others: the depth stays what it is. What differs between the rows is the depth alone, and they are measured in
+turns.
 """
 
 from __future__ import annotations
