@@ -116,6 +116,9 @@ class FeedBook:
                 self._begin(name, operation.sequence)
             else:
                 self._advance(name, operation.sequence)
+                if began is not None and self._has_start(name):
+                    # It may have begun anew where it was: what goes before it has had that is not told.
+                    self._course(name).head = self._head(name)
             self._wanted[id(operation)] = name, self.feeds[name].course
 
     def _put(self, put: PutFeed) -> None:
@@ -135,7 +138,11 @@ class FeedBook:
     def _begins(self, name: Name, position: int) -> bool:
         """Whether a feed that was made or changed begins anew. One without a start goes on where it is."""
         course = self.feeds[name].course
-        return course is None or (position != course.position and any(s for _, s in self._asked[name]))
+        return course is None or (position != course.position and self._has_start(name))
+
+    def _has_start(self, name: Name) -> bool:
+        """Whether any operator gave it a start."""
+        return any(start for _, start in self._asked[name])
 
     def _change(self, name: Name, feed: Feed, wants: Wants) -> None:
         """Of what the stream has now, the old criteria may hold or the new ones: who knows how far it was."""
