@@ -8,6 +8,7 @@ from core_bench import Bench, ack, mail_credit, offer, publish, reply, request, 
 from malamute.core.delivery import QueuePolicy
 from malamute.protocol.messages import (
     Cancel,
+    Change,
     Credit,
     Error,
     Nak,
@@ -309,6 +310,36 @@ def test_the_oldest_dead_letter_leaves_when_there_are_too_many():
     bench.crash()
     bench.open("carl")
     assert [row["body"] for row in dead(bench)] == [b"2", b"3"]
+
+
+def test_what_is_sent_again_costs_no_dead_letter_its_place():
+    """Of those that are kept, one is on its way to the queue when another comes."""
+    bench = Bench(queues=POLICY._replace(dead_letters=2))
+    bench.open("alice", "bob", "carl")
+    worker(bench, b"1", b"2", b"3")
+    bench.tell("bob", Reject(1, [[1, 2]]))
+    bench.settle()
+    bench.tell("carl", Change(1, "queue.redrive", {"kind": "service", "name": "w", "sequences": [2]}))
+    bench.read()
+    bench.tell("bob", Reject(1, [[3, 3]]))
+    bench.settle()
+    assert [row["body"] for row in dead(bench)] == [b"1", b"3"]
+
+
+def test_what_comes_back_among_the_dead_letters_is_the_first_to_leave():
+    """What was to be sent again was not stored, and another has come meanwhile."""
+    bench = Bench(queues=POLICY._replace(dead_letters=2))
+    bench.open("alice", "bob", "carl")
+    worker(bench, b"1", b"2", b"3")
+    bench.tell("bob", Reject(1, [[1, 2]]))
+    bench.settle()
+    bench.tell("carl", Change(1, "queue.redrive", {"kind": "service", "name": "w", "sequences": [1]}))
+    bench.read()
+    bench.tell("bob", Reject(1, [[3, 3]]))
+    bench.fail()
+    bench.settle()
+    assert [row["body"] for row in dead(bench)] == [b"2", b"3"]
+    assert len(bench.core.services.by_name["w"].entries) == 0
 
 
 def test_no_dead_letters_are_kept_where_none_are_wanted():

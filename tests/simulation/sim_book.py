@@ -168,6 +168,7 @@ class Book:
         for older, name in self.mailboxes.items():
             if name == mailbox and older != peer:
                 # Its address is taken over, and what it held is with nobody.
+                self.queues.heard.add(older)
                 self._taken_back(older)
         self.mailboxes[peer] = mailbox
 

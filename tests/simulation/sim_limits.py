@@ -36,7 +36,7 @@ def check_limits(machine: Machine, limits: Limits) -> None:
             messages_max + answers_max,
         ),
         "dead letters": (
-            max((len(q.dead.entries) for q in queues), default=0),
+            max((len(q.dead.entries.keys() - q.dead.going) for q in queues), default=0),
             letters_max,
         ),
         "room for outcomes and for what is sent again": (

@@ -243,13 +243,11 @@ class Reader:
         last = self.source.last
         assert last is not None
         if self._began and self.position is not None and last < self.position:
-            stream, book = self.source.stream, self.book
-            cut = book.cut.get(stream)
-            # The numbers go on behind what was reserved when the broker started.
-            if cut is None or last > max(cut, book.last(stream), book.reserved.get(stream, 0)):
-                raise Violation(
-                    "a subscription went back", stream=self.source.stream, to=last, frm=self.position
-                )
+            stream = self.source.stream
+            cut = self.book.cut.get(stream)
+            # Only what was not reserved when the broker was killed is numbered again.
+            if cut is None or self.position <= cut:
+                raise Violation("a subscription went back", stream=stream, to=last, frm=self.position)
         if not self._began:
             self.head = self.book.heads.get((self.peer, self.source.number), 0)
         self.position = last

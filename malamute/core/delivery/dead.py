@@ -42,6 +42,8 @@ class DeadLetters:
         self._queue = queue
         self._leaving: set[int] = set()
         """Those that are on their way back, until the disk knows."""
+        self.going: set[int] = set()
+        """Of these, those that the disk was told of."""
         self._coming: set[int] = set()
         """Those that are here when the disk knows: until then they may turn out to be in the queue still."""
 
@@ -95,9 +97,10 @@ class DeadLetters:
         self._queue.budget.memory.let_go(self, here)
 
     def _drop_oldest(self) -> None:
-        excess = len(self.entries) - self._queue.policy.dead_letters
+        going = self.going & self.entries.keys()
+        excess = len(self.entries) - len(going) - self._queue.policy.dead_letters
         if excess > 0:
-            self.drop(list(islice(self.entries, excess)))
+            self.drop(list(islice((sequence for sequence in self.entries if sequence not in going), excess)))
             self._queue.budget.note(self._queue, "dead-dropped", excess)
 
     def here(self) -> list[Entry]:
@@ -145,7 +148,9 @@ class DeadLetters:
             here = [e for e in run if {e.sequence} <= self.entries.keys() & records.keys()]
             if here:
                 self._put_back(here, records)
+                self.going.update(entry.sequence for entry in here)
                 error = yield STORED
+                self.going.difference_update(entry.sequence for entry in here)
             self._leaving.difference_update(entry.sequence for entry in run)
             if here and error is None:
                 self._forget([entry.sequence for entry in here])
@@ -153,6 +158,7 @@ class DeadLetters:
         if error is None:
             done(count)
         else:
+            self._drop_oldest()
             failed(error)
 
     def _put_back(self, entries: Sequence[Entry], records: Records) -> None:
