@@ -28,6 +28,9 @@ from malamute.spark.options import ROWS, Options, check_column
 from malamute.spark.place import Place
 from malamute.spark.schema import Column, Promoted, arrow_schema, to_arrow
 
+BATCH_ROWS = 32_768
+"""At most so many rows of a file go to Spark at once: more fill the caches, and fewer have a price each."""
+
 
 class Slice(InputPartition):
     """A range of sequences of a stream, both ends included, in a file of an export or at the source."""
@@ -149,22 +152,42 @@ def _read_file(query: Query, piece: Slice, schema: pa.Schema, condition: pc.Expr
     sequence = pc.field("sequence")
     within = (sequence >= piece.first) & (sequence <= piece.last)
     within = within if condition is None else within & condition
-    checked = ds.ParquetFragmentScanOptions(page_checksum_verification=True)
-    parquet = ds.ParquetFileFormat(default_fragment_scan_options=checked)
+    # A store far away is asked for a whole row group at once; here that would be memory for nothing.
+    reading = ds.ParquetFragmentScanOptions(page_checksum_verification=True, pre_buffer=not place.is_local)
+    parquet = ds.ParquetFileFormat(default_fragment_scan_options=reading)
     try:
         fragment = parquet.make_fragment(place.full(piece.path), place.system)
         groups = fragment.split_by_row_group(within, schema)
+        partly = _partly(fragment, within, query.conditions, schema)
     except (OSError, pa.ArrowException) as error:
         yield Lost(piece.stream, piece.first, piece.last, f"cannot be read: {error}", piece.path)
         return
     for group in groups:
+        # A filter copies every column, so it is left out where the statistics say that all rows stay.
+        kept = within if _number(group) in partly else None
         try:
-            found = group.to_table(schema, [*query.columns], within, use_threads=False).to_batches()
+            found = group.to_table(schema, [*query.columns], kept, use_threads=False)
         except (OSError, pa.ArrowException) as error:
             first, last = _sequences(group, piece)
             yield Lost(piece.stream, first, last, f"cannot be read: {error}", piece.path)
         else:
-            yield from found
+            yield from found.to_batches(BATCH_ROWS)
+
+
+def _partly(
+    fragment: Any, within: pc.Expression, conditions: Sequence[Condition], schema: pa.Schema
+) -> set[int]:
+    """The row groups that may have rows which are not within: all whose statistics do not say otherwise."""
+    outside = ~within
+    for name in {asked.column for asked in conditions} & {*schema.names}:
+        outside = outside | pc.field(name).is_null()  # which is neither within nor not within
+    return {_number(group) for group in fragment.split_by_row_group(outside, schema)}
+
+
+def _number(group: Any) -> int:
+    """Which row group of its file this is."""
+    number: int = group.row_groups[0].id
+    return number
 
 
 def _sequences(group: Any, piece: Slice) -> tuple[int, int]:

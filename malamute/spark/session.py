@@ -36,6 +36,10 @@ SETTINGS = {
     "spark.sql.session.timeZone": "UTC",
     # Names of streams are text, also those that look like numbers.
     "spark.sql.sources.partitionColumnTypeInference.enabled": "false",
+    # What Python reads goes to Java by sockets that take less of the processor than those of TCP. Their paths
+    # may have some 100 bytes, which temporary directories of clusters go past.
+    "spark.python.unix.domain.socket.enabled": "true",
+    "spark.python.unix.domain.socket.dir": "/tmp",
 }
 """What a session is given unless it says otherwise."""
 

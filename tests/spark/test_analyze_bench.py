@@ -26,13 +26,19 @@ def test_everything_is_measured(spark: SparkSession, tmp_path: Path, monkeypatch
     assert list(tmp_path.iterdir()) == []
     whats = [row.what for row in rows]
     assert len(set(whats)) == len(whats) >= 9
-    assert {row.messages for row in rows} == {COUNT, COUNT // 10}
+    assert {row.messages for row in rows} == {COUNT, COUNT // 4, COUNT // 10}
     for row in rows:
         assert row.extent[0] <= row.per_second <= row.extent[1]
-    written, plain, *others = rows
-    assert written.of_plain_spark is None
-    for row in (plain, *others):
+    assert rows[0].of_plain_spark is None
+    plain = rows[1]
+    for row in rows[1:]:
+        plain = row if "plain " in row.what else plain
         assert row.of_plain_spark == pytest.approx(row.per_second / plain.per_second, abs=0.001)
+    assert [row.what for row in rows if row.of_plain_spark == 1.0 and "plain " in row.what] == [
+        "counts and bytes by subject and minute, plain Spark",
+        "plain spark.read.parquet: all columns",
+        "plain spark.read.parquet: subject, sequence, time, size",
+    ]
     assert analysis.call_count == 2
     for called in analysis.call_args_list:
         assert called.args[1].pieces

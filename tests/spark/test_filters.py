@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from histories import DAY, START, Told, numbered, operations, store
+from history_files import Sent, damage, write
 from pyspark.sql import datasource as spark
 from pyspark.sql.types import (
     ArrayType,
@@ -26,12 +28,13 @@ from pyspark.sql.types import (
 from quiet import quiet_broker
 
 from malamute.errors import InvalidValue, NotFound
+from malamute.spark import reading
 from malamute.spark.export import export
-from malamute.spark.filters import conditions_of, wanted_of
+from malamute.spark.filters import Condition, conditions_of, wanted_of
 from malamute.spark.history import ALL, open_history
 from malamute.spark.options import Options
 from malamute.spark.place import Place
-from malamute.spark.reading import Lost, Query, Shape, cut, read, slices
+from malamute.spark.reading import Lost, Query, Shape, Slice, cut, read, slices
 from malamute.spark.schema import Promoted
 from malamute.spark.writing import Target
 
@@ -215,6 +218,104 @@ def test_slices_are_even_and_have_everything() -> None:
         sizes = [piece.last - piece.first + 1 for piece in pieces]
         assert not sizes or max(sizes) - min(sizes) <= 1
         assert max(sizes, default=0) <= rows
+
+
+ALL_ROWS = [*range(1, 31)]
+PRICED = [n for n in ALL_ROWS if not 13 < n < 16]
+
+
+@pytest.fixture(scope="module")
+def grouped(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file with row groups of 1 to 10, 11 to 20 and 21 to 30; two in the second have no price."""
+    path = tmp_path_factory.mktemp("grouped") / "f.parquet"
+    prices = [None if 13 < n < 16 else float(n) for n in ALL_ROWS]
+    table = {"sequence": ALL_ROWS, "time_ns": [START + n for n in ALL_ROWS], "h_price": prices}
+    pq.write_table(pa.table(table), path, row_group_size=10)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "condition", "expected", "filtered"),
+    [
+        (1, 30, None, ALL_ROWS, set()),
+        (0, 99, None, ALL_ROWS, set()),
+        # A slice that ends with the last row of a group, one before it, and one past it.
+        (1, 20, None, [*range(1, 21)], set()),
+        (1, 19, None, [*range(1, 20)], {1}),
+        (1, 21, None, [*range(1, 22)], {2}),
+        # And one that begins with the first row of a group, one before it, and one past it.
+        (11, 30, None, [*range(11, 31)], set()),
+        (10, 30, None, [*range(10, 31)], {0}),
+        (12, 30, None, [*range(12, 31)], {1}),
+        (13, 18, None, [*range(13, 19)], {1}),
+        (31, 40, None, [], set()),
+        (1, 30, Condition("time_ns", ">=", START + 11), [*range(11, 31)], set()),
+        (1, 30, Condition("time_ns", ">", START + 11), [*range(12, 31)], {1}),
+        # What is null is neither more nor less: the statistics of the other rows prove nothing of it.
+        (1, 30, Condition("h_price", "<", 99.0), PRICED, {1}),
+        (1, 30, Condition("h_price", ">", 0.0), PRICED, {1}),
+        (1, 30, Condition("h_price", "exists"), PRICED, {1}),
+        (1, 30, Condition("h_price", ">", 20.0), [*range(21, 31)], set()),
+        (1, 30, Condition("h_price", "in", (1.0, 30.0)), [1, 30], {0, 2}),
+    ],
+)
+def test_only_row_groups_that_are_wanted_in_part_are_filtered(
+    grouped: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    first: int,
+    last: int,
+    condition: Condition | None,
+    expected: list[int],
+    filtered: set[int],
+) -> None:
+    partly, found = reading._partly, []
+
+    def noted(*given: Any) -> set[int]:
+        found.append(partly(*given))
+        return found[-1]
+
+    monkeypatch.setattr(reading, "_partly", noted)
+    monkeypatch.setattr(reading, "BATCH_ROWS", 4)
+    query = Query(
+        Options(path=str(grouped.parent)),
+        {"price": "number"},
+        () if condition is None else (condition,),
+        ("sequence", "h_price"),
+    )
+    batches = [
+        batch
+        for batch in read(query, Slice("s", first, last, grouped.name))
+        if isinstance(batch, pa.RecordBatch)
+    ]
+    assert [n for batch in batches for n in batch["sequence"].to_pylist()] == expected
+    assert all(batch.num_rows <= 4 for batch in batches)
+    [numbers] = found
+    # A group that has nothing of what is wanted is not read at all.
+    wanted = {(n - 1) // 10 for n in expected}
+    assert numbers & wanted == filtered
+
+
+def test_a_row_group_without_statistics_is_filtered(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"sequence": ALL_ROWS}), tmp_path / "f.parquet", write_statistics=False)
+    query = Query(Options(path=str(tmp_path)), {}, (), ("sequence",))
+    [batch] = read(query, Slice("s", 3, 5, "f.parquet"))
+    assert isinstance(batch, pa.RecordBatch)
+    assert batch["sequence"].to_pylist() == [3, 4, 5]
+
+
+def test_a_damaged_row_group_is_lost_as_far_as_it_is_in_the_slice(tmp_path: Path) -> None:
+    path = write(tmp_path, "s", [Sent(n, seconds=n) for n in ALL_ROWS], rows=10)
+    damage(path, 1, "body")
+    query = Query(Options(path=str(tmp_path)), {}, (), ("sequence", "body"))
+    name = str(path.relative_to(tmp_path))
+    for first, last, lost, rows in (
+        (1, 30, (11, 20), [*range(1, 11), *range(21, 31)]),
+        (13, 25, (13, 20), [*range(21, 26)]),
+    ):
+        found = list(read(query, Slice("s", first, last, name)))
+        assert [item[1:3] for item in found if isinstance(item, Lost)] == [lost]
+        batches = [item for item in found if not isinstance(item, Lost)]
+        assert [n for batch in batches for n in batch["sequence"].to_pylist()] == rows
 
 
 @pytest.mark.parametrize(
