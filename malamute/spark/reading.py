@@ -1,10 +1,11 @@
 """What the tasks of a query read: slices of streams, as Arrow batches, and what could not be had of them.
 
-A *slice* is a range of sequences of one stream, in one exported file or at the source. The driver cuts what
-there is into slices, leaving out what the conditions rule out; a task reads its slice wherever it runs, so a
-slice and the options are all that travels.
+A *slice* is a range of sequences of one stream at the source, or a share of the row groups of an exported
+file. The driver cuts what there is into slices, leaving out what the conditions rule out; a task reads its
+slice wherever it runs, so a slice and the options are all that travels.
 
-In an exported file each row group is read by itself: if one cannot be read, that is told, and the others are.
+In an exported file each row group is read by itself, by one task: if it cannot be read, that is told, and the
+others are.
 """
 
 from __future__ import annotations
@@ -32,15 +33,27 @@ BATCH_ROWS = 32_768
 """At most so many rows of a file go to Spark at once: more fill the caches, and fewer have a price each."""
 
 
-class Slice(InputPartition):
-    """A range of sequences of a stream, both ends included, in a file of an export or at the source."""
+SHARE_ROWS = 500_000
+"""About how many messages of a file a task reads. With fewer, the price of a task shows where columns are
+few; with more, the last task of a query keeps a core waiting."""
 
-    def __init__(self, stream: str, first: int, last: int, path: str = "") -> None:
-        super().__init__((stream, first, last, path))
+
+class Slice(InputPartition):
+    """A range of sequences of a stream, both ends included, at the source or in a file of an export.
+
+    In a file it is the row groups of one of `shares` equal parts of those that the range is in.
+    """
+
+    def __init__(
+        self, stream: str, first: int, last: int, path: str = "", share: int = 0, shares: int = 1
+    ) -> None:
+        super().__init__((stream, first, last, path, share, shares))
         self.stream = stream
         self.first = first
         self.last = last
         self.path = path
+        self.share = share
+        self.shares = shares
 
 
 class Lost(NamedTuple):
@@ -71,20 +84,16 @@ class Query(NamedTuple):
 def slices(query: Query) -> list[Slice]:
     """The slices to read. Raises `NotFound` when there is no such stream."""
     options, bounds = query.options, bounds_of(query.conditions)
-    rows = options.rows or ROWS
     if options.is_export:
-        return [
-            piece
-            for file in _files(options, bounds)
-            for piece in cut(file.stream, file.first, file.last, rows, file.path)
-        ]
+        rows = options.rows or SHARE_ROWS
+        return [piece for file in _files(options, bounds) for piece in deal(file, rows)]
     with options.history() as history:
         there = history.streams()
         if options.stream and options.stream not in there:
             raise NotFound(f"there is no stream {options.stream!r}")
         names = filter(bounds.takes, [options.stream] if options.stream else sorted(there))
         ranges = {name: _within(history, name, there[name], bounds) for name in names}
-    return [piece for name, (first, last) in ranges.items() for piece in cut(name, first, last, rows)]
+    return [piece for name, (first, last) in ranges.items() for piece in cut(name, first, last, options.rows)]
 
 
 def _within(history: History, stream: str, kept: Range, bounds: Bounds) -> Range:
@@ -105,12 +114,18 @@ def _files(options: Options, bounds: Bounds) -> Iterator[Slice]:
                 yield Slice(manifest.stream, first, last, path)
 
 
-def cut(stream: str, first: int, last: int, rows: int, path: str = "") -> list[Slice]:
-    """A range in slices of so many sequences, as even as can be."""
+def cut(stream: str, first: int, last: int, rows: int) -> list[Slice]:
+    """A range in slices of so many sequences, or of a million, as even as can be."""
     count = max(last - first + 1, 0)
-    parts = -(-count // rows)
+    parts = -(-count // (rows or ROWS))
     edges = [first + count * part // parts for part in range(parts)] + [last + 1]
-    return [Slice(stream, start, stop - 1, path) for start, stop in pairwise(edges)]
+    return [Slice(stream, start, stop - 1) for start, stop in pairwise(edges)]
+
+
+def deal(file: Slice, rows: int) -> list[Slice]:
+    """What a file has of a range, in slices of about so many sequences."""
+    shares = -(-max(file.last - file.first + 1, 0) // rows)
+    return [Slice(file.stream, file.first, file.last, file.path, n, shares) for n in range(shares)]
 
 
 # --- in the tasks
@@ -160,9 +175,11 @@ def _read_file(query: Query, piece: Slice, schema: pa.Schema, condition: pc.Expr
         groups = fragment.split_by_row_group(within, schema)
         partly = _partly(fragment, within, query.conditions, schema)
     except (OSError, pa.ArrowException) as error:
-        yield Lost(piece.stream, piece.first, piece.last, f"cannot be read: {error}", piece.path)
+        if not piece.share:
+            yield Lost(piece.stream, piece.first, piece.last, f"cannot be read: {error}", piece.path)
         return
-    for group in groups:
+    count = len(groups)
+    for group in groups[count * piece.share // piece.shares : count * (piece.share + 1) // piece.shares]:
         # A filter copies every column, so it is left out where the statistics say that all rows stay.
         kept = within if _number(group) in partly else None
         try:

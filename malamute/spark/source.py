@@ -28,6 +28,7 @@ from pyspark.sql.datasource import (
     Filter,
     InputPartition,
 )
+from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
 from malamute.errors import StoreCorrupt
@@ -35,7 +36,7 @@ from malamute.protocol.messages import HARMLESS
 from malamute.spark.filters import conditions_of
 from malamute.spark.options import FAIL, GAPS, Options
 from malamute.spark.reading import Lost, Query, Shape, Slice, read, slices
-from malamute.spark.schema import arrow_schema, ddl_of
+from malamute.spark.schema import arrow_schema, to_arrow
 
 if TYPE_CHECKING:
     from malamute.spark.writing import Writer
@@ -51,9 +52,10 @@ class MalamuteSource(DataSource):
         """What it is called."""
         return "malamute"
 
-    def schema(self) -> str:
+    def schema(self) -> StructType:
         """The columns that are read."""
-        return ddl_of(Options.parse(self.options).read_columns())
+        # In words it could not be said that lists and maps hold no null, and Java would look at each place.
+        return from_arrow_schema(pa.schema(to_arrow(Options.parse(self.options).read_columns())))
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Reads what there is."""

@@ -26,7 +26,7 @@ from pyspark.sql.types import StructType
 from malamute.errors import InvalidValue, StoreError
 from malamute.protocol.start import NEW
 from malamute.spark.history import range_of, sequence_at
-from malamute.spark.options import MESSAGES, ROWS, Options
+from malamute.spark.options import MESSAGES, Options
 from malamute.spark.reading import Slice, cut
 from malamute.spark.source import Tasks
 
@@ -82,7 +82,7 @@ class StreamReader(Tasks, DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def partitions(self, start: Offset, end: Offset) -> list[Slice]:
         """The slices of a micro-batch."""
-        return cut(self.options.stream, start[NEXT], end[NEXT] - 1, ROWS)
+        return cut(self.options.stream, start[NEXT], end[NEXT] - 1, 0)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read a slice."""

@@ -34,7 +34,7 @@ from malamute.spark.filters import Condition, conditions_of, wanted_of
 from malamute.spark.history import ALL, open_history
 from malamute.spark.options import Options
 from malamute.spark.place import Place
-from malamute.spark.reading import Lost, Query, Shape, Slice, cut, read, slices
+from malamute.spark.reading import Lost, Query, Shape, Slice, cut, deal, read, slices
 from malamute.spark.schema import Promoted
 from malamute.spark.writing import Target
 
@@ -220,6 +220,14 @@ def test_slices_are_even_and_have_everything() -> None:
         assert max(sizes, default=0) <= rows
 
 
+def test_a_file_is_dealt_in_shares_of_its_range() -> None:
+    for count, shares in ((0, 0), (1, 1), (5, 1), (6, 2), (11, 3)):
+        file = Slice("s", 100, 99 + count, "f.parquet")
+        pieces = deal(file, 5)
+        assert [(p.first, p.last, p.path) for p in pieces] == [(100, 99 + count, "f.parquet")] * shares
+        assert [(p.share, p.shares) for p in pieces] == [(n, shares) for n in range(shares)]
+
+
 ALL_ROWS = [*range(1, 31)]
 PRICED = [n for n in ALL_ROWS if not 13 < n < 16]
 
@@ -316,6 +324,27 @@ def test_a_damaged_row_group_is_lost_as_far_as_it_is_in_the_slice(tmp_path: Path
         assert [item[1:3] for item in found if isinstance(item, Lost)] == [lost]
         batches = [item for item in found if not isinstance(item, Lost)]
         assert [n for batch in batches for n in batch["sequence"].to_pylist()] == rows
+
+
+@pytest.mark.parametrize("shares", [1, 2, 3, 5])
+def test_each_row_group_is_in_one_share_and_what_is_lost_is_told_once(tmp_path: Path, shares: int) -> None:
+    path = write(tmp_path, "s", [Sent(n, seconds=n) for n in ALL_ROWS], rows=10)
+    query = Query(Options(path=str(tmp_path)), {}, (), ("sequence", "body"))
+    name = str(path.relative_to(tmp_path))
+
+    def found() -> list[pa.RecordBatch | Lost]:
+        pieces = [Slice("s", 3, 28, name, share, shares) for share in range(shares)]
+        return [item for piece in pieces for item in read(query, piece)]
+
+    def numbers() -> list[int]:
+        return [n for item in found() if not isinstance(item, Lost) for n in item["sequence"].to_pylist()]
+
+    assert numbers() == [*range(3, 29)]
+    damage(path, 1, "body")
+    assert numbers() == [*range(3, 11), *range(21, 29)]
+    assert [item[1:3] for item in found() if isinstance(item, Lost)] == [(11, 20)]
+    path.write_bytes(b"nothing")
+    assert [item[1:3] for item in found() if isinstance(item, Lost)] == [(3, 28)]
 
 
 @pytest.mark.parametrize(
