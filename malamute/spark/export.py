@@ -1,9 +1,9 @@
 """History as Parquet files, which any tool for data reads: what `malamute journal export` does.
 
 Theory. An export goes on where the last one ended, so it may be run as often as one likes, and what it needs
-in memory is a batch and the part of a file that is not written yet. A file ends with its UTC date, at a size,
-or at the end of the range. `place` makes it visible as a whole, `manifest` accounts for it. So an export that
-is killed at any moment leaves whole files, and the next one goes on behind the last of them.
+in memory is two batches and the part of a file that is not written yet. A file ends with its UTC date, at a
+size, or at the end of the range. `place` makes it visible as a whole, `manifest` accounts for it. So an
+export that is killed at any moment leaves whole files, and the next one goes on behind the last of them.
 
 Each batch is a row group, whose statistics tell a reader of its sequences, times and subjects. The numbers
 are stored as differences, which take next to nothing; texts that repeat are stored once for each group.
@@ -14,6 +14,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from types import TracebackType
 from typing import NamedTuple
@@ -86,14 +87,21 @@ def export(
             last = min(last, sequence_at(history, stream, until, now) - 1)
         writer = _Writer(place, manifest)
         gaps: list[Gap] = []
-        with writer:
+        with writer, ThreadPoolExecutor(1, "malamute-export") as thread:
+            writing: Future[None] | None = None
             for item in _batches(history, stream, first, last, writer.gatherer):
+                # One batch is written, which is mostly compressing, while the next is gathered.
+                if writing is not None:
+                    writing.result()
                 if isinstance(item, Gap):
                     gaps.append(item)
                     writer.gaps.append(item)
+                    writing = None
                 else:
-                    writer.write(item)
+                    writing = thread.submit(writer.write, item)
                     progress(item.column("sequence")[-1].as_py() - first + 1, last - first + 1)
+            if writing is not None:
+                writing.result()
     added = writer.manifest.files[len(manifest.files) :]
     return Exported(
         stream,
