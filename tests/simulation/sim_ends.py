@@ -12,7 +12,7 @@ from collections.abc import Callable, Container, Mapping
 from typing import Any
 
 from sim_dead import DeadBook, base_of, is_dead, name_of
-from sim_mail import Mail
+from sim_mail import MOMENT, Mail
 from sim_origin import Key, Violation
 from sim_puts import PutMessage
 
@@ -91,7 +91,7 @@ class Ends:
 
     def _may(self, end: str, mail: Mail, said: Said) -> bool:
         if end == "expired":
-            return self.now() >= mail.wishes.expires
+            return self.now() >= mail.wishes.expires - MOMENT
         if end == "dead-lettered":
             return 0 < self.policy.max_deliver <= mail.attempts
         return end in said

@@ -10,6 +10,9 @@ from malamute.core.storage import Message
 Holder = tuple[bytes, int]
 """A peer and its source."""
 
+MOMENT = 1e-6
+"""Seconds that times may differ by where they are computed in another way."""
+
 
 class Mail:
     """A queued message: what it is, who has it, and how it stands with the disk."""

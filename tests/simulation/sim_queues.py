@@ -14,7 +14,7 @@ from typing import Any
 from sim_dead import SPENT, DeadBook, base_of, is_dead, is_put, name_of, without
 from sim_ends import Ends, Facts
 from sim_feeds import FeedBook, fed_name, is_fed
-from sim_mail import Holder, Mail
+from sim_mail import MOMENT, Holder, Mail
 from sim_origin import Author, Key, Order, Violation, body_of
 from sim_puts import PutMessage
 
@@ -33,9 +33,6 @@ from malamute.protocol.messages import Ranges
 
 Name = tuple[str, str]
 """The kind and the name of a queue."""
-
-MOMENT = 1e-6
-"""Seconds that times may differ by where they are computed in another way."""
 
 
 class QueueBook:

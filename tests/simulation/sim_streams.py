@@ -220,6 +220,8 @@ class Reader:
         self.scattered = start == "last-per-subject"
         self.head = 0
         self.arrived: deque[int] = deque()
+        self.highest = 0
+        """The highest sequence of those that ever arrived."""
         self._began = False
         self._last, self._waiting, self._gaps = source.last, 0, 0
 
@@ -245,8 +247,9 @@ class Reader:
         if self._began and self.position is not None and last < self.position:
             stream = self.source.stream
             cut = self.book.cut.get(stream)
-            # Only what was not reserved when the broker was killed is numbered again.
-            if cut is None or self.position <= cut:
+            # Only what was not reserved when the broker was killed is numbered again. Who was told that it is
+            # missing has had none of it.
+            if last < self.highest and (cut is None or self.position <= cut):
                 raise Violation("a subscription went back", stream=stream, to=last, frm=self.position)
         if not self._began:
             self.head = self.book.heads.get((self.peer, self.source.number), 0)
@@ -257,7 +260,7 @@ class Reader:
         sequences = list(columns.each_sequence())
         if self.source.stream in self.book.cut:
             # The stream went back since, for want of a disk: what was sent before is not known any more.
-            self.arrived += sequences
+            self._arrive(sequences)
             self._move(sequences[-1])
             return
         places = self.book.places.get(self.source.stream, {})
@@ -274,8 +277,12 @@ class Reader:
         self._check_owed(sequences)
         if 0 <= self.source.window.messages < self.source.waiting:
             raise Violation("a window holds more than its size", waiting=self.source.waiting)
-        self.arrived += sequences
+        self._arrive(sequences)
         self._move(sequences[-1])
+
+    def _arrive(self, sequences: list[int]) -> None:
+        self.arrived += sequences
+        self.highest = max(self.highest, sequences[-1])
 
     def _check_owed(self, sequences: list[int]) -> None:
         assert self.position is not None
