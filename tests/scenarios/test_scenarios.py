@@ -405,7 +405,8 @@ def test_a_drained_client_ends_its_loops_and_leaves_the_rest_to_others(play: Pla
             await client.send("worker", "hello", b"%d" % n)
         messages = await worker.subscribe("s", start="first")
         seen = [await messages.receive(PATIENCE)]
-        work = await worker.work("svc", credit=5)
+        # With credit to spare it would get back at once what it gives back, and end while that is on its way.
+        work = await worker.work("svc", credit=3)
         pending = [await client.request("svc", "a", b"%d" % n, timeout=PATIENCE) for n in range(3)]
         await client.flush()
         request = await work.receive(PATIENCE)
