@@ -164,7 +164,8 @@ class Ends:
                 self._forget_options(entry)
         queue.schedule.drop(sequences)
         queue.correlations.remove(entries)
-        queue.ahead.drop(sequences)
+        if queue.ahead.records:
+            queue.ahead.drop(sequences)
         queue.unsaved.difference_update(sequences)
         queue.untouched.difference_update(sequences)
         queue.budget.take(queue, -len(sequences), -size_of(entries))
