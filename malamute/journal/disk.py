@@ -28,7 +28,7 @@ import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from itertools import islice
+from itertools import islice, takewhile
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -98,8 +98,9 @@ VERIFY_STEP_BYTES = 8 * 1024 * 1024
 SEARCH_STEP_CHUNKS = 256
 """Chunks that a search for subjects looks at in one transaction."""
 
-DROPS_MAX = 16
-"""Dead blocks that a transaction drops besides one for each block that it adds."""
+DROPS_MIN, DROPS_MAX = 16, 32
+"""Dead blocks that a transaction drops: fewer are left for later, as the old end of a long log is a place of
+its own in the tree. Besides the most, one for each block that it adds."""
 
 RELIEFS_MAX = 3
 """How often old chunks are dropped for the sake of new ones before a write is given up."""
@@ -276,7 +277,7 @@ class DiskStore:
         for _ in range(COMPACTIONS_MAX):
             if plan.added + promised + self._reserve <= self._room():
                 return
-            if not log.is_wasteful(0):
+            if not log.is_wasteful(0) and not self._has_drops(1):
                 break
             self._transact(make_plan((), self._collector, self._block_bytes_max), floor_bytes=0)
         raise StorageFull(f"{plan.added} bytes do not fit beside {self._used()} used of {self._size}")
@@ -369,10 +370,10 @@ class DiskStore:
         """Delete old blocks that nothing needs, and the oldest that is worth compacting."""
         log = self._recovered_log()
         outgoing = _Outgoing([], [])
-        if not log.blocks or (log.blocks[0].live and not log.unreadable and not log.is_wasteful(floor_bytes)):
+        wasteful = log.is_wasteful(floor_bytes)
+        if not (wasteful or log.unreadable or self._has_drops(1 if floor_bytes == 0 else DROPS_MIN)):
             return outgoing
         allowance = max(1, COMPACTION_RATIO * sum(len(value) for _, value in plan.blocks))
-        wasteful = log.is_wasteful(floor_bytes)
         for block in islice(log.blocks, DROPS_MAX + len(plan.blocks)):
             if block.number in log.unreadable:
                 self._quarantine(transaction, block)
@@ -384,6 +385,12 @@ class DiskStore:
             transaction.delete(key(BLOCK, 0, block.number))
             outgoing.blocks.append(block)
         return outgoing
+
+    def _has_drops(self, least: int) -> bool:
+        """Whether so many of the oldest blocks can be dropped, or as many bytes as a block may have."""
+        oldest = islice(self._recovered_log().blocks, least)
+        dead = [block.size for block in takewhile(lambda block: not block.live, oldest)]
+        return bool(dead) and (len(dead) >= least or sum(dead) >= self._block_bytes_max)
 
     def _move(self, transaction: _Transaction, block: Block, moved: list[Entry]) -> bool:
         """Collect what is live in a block; False if the block cannot be read any more."""

@@ -125,7 +125,8 @@ def decode_records(data: bytes | memoryview) -> BlockRecords:
             elif code == _PUT_MESSAGE:
                 records.setdefault((entry[0], entry[1]), {})[entry[2][0]] = entry[2][4]
         for held in records.values():
-            _expect(bytes, *held.values())
+            if not {bytes}.issuperset(map(type, held.values())):
+                raise TypeError("a record of a message")
     except _UNPACK_ERRORS as error:
         raise _damage(error) from error
     return records

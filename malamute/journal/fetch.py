@@ -12,7 +12,7 @@ then says that its messages have moved, or that they are gone.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from itertools import groupby
 
 from malamute.core.storage import QueueKind
@@ -34,7 +34,7 @@ class Fetcher:
         self._cache: dict[int, BlockRecords] = {}
 
     def fetch(
-        self, get_block: GetBlock, kind: QueueKind, queue: str, sequences: Iterable[int]
+        self, get_block: GetBlock, kind: QueueKind, queue: str, sequences: Sequence[int]
     ) -> tuple[dict[int, bytes], list[int]]:
         """The records that were found, and the sequences whose blocks are not there or cannot be read.
 
@@ -44,20 +44,29 @@ class Fetcher:
         missing: list[int] = []
         for number, wanted in self.blocks(kind, queue, sequences).items():
             records = self._block(get_block, number).get((kind, queue), {})
-            here = {sequence: records[sequence] for sequence in wanted if sequence in records}
-            found |= here
-            if len(here) < len(wanted):
-                missing += [sequence for sequence in wanted if sequence not in here]
+            try:
+                found.update(zip(wanted, [*map(records.__getitem__, wanted)], strict=True))
+            except KeyError:
+                found |= {sequence: records[sequence] for sequence in wanted if sequence in records}
+                missing += [sequence for sequence in wanted if sequence not in records]
         return found, missing
 
-    def blocks(self, kind: QueueKind, queue: str, sequences: Iterable[int]) -> dict[int, list[int]]:
+    def blocks(self, kind: QueueKind, queue: str, sequences: Sequence[int]) -> dict[int, list[int]]:
         """The blocks that hold these messages, and which of them."""
         blocks: dict[int, list[int]] = {}
         state = self._log.queues.get((kind, queue))
-        if state is not None:
-            for block, group in groupby(sequences, state.messages.block_of):
+        if state is not None and sequences:
+            places = state.messages
+            if sequences[-1] - sequences[0] == len(sequences) - 1:
+                held = places.blocks_of(sequences[0], sequences[-1])
+            else:
+                held = [*map(places.block_of, sequences)]
+            start = 0
+            for block, group in groupby(held):
+                end = start + len([*group])
                 if block is not None:
-                    blocks.setdefault(block.number, []).extend(group)
+                    blocks.setdefault(block.number, []).extend(sequences[start:end])
+                start = end
         return blocks
 
     def _block(self, get_block: GetBlock, number: int) -> BlockRecords:

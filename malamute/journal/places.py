@@ -13,6 +13,9 @@ PAGE = 64
 """Sequences of a page."""
 
 
+NONE: Sequence[None] = (None,) * PAGE
+
+
 class Block:
     """One block of the log: its stored bytes, how much of it is live, and the estimated cost."""
 
@@ -52,6 +55,15 @@ class Places:
         page = self._pages.get(sequence // PAGE)
         place = page[sequence % PAGE] if page else None
         return place[0] if place else None
+
+    def blocks_of(self, first: int, last: int) -> list[Block | None]:
+        """The blocks of a range of messages; None where none has one."""
+        get = self._pages.get
+        places: list[Place | None] = []
+        for number in range(first // PAGE, last // PAGE + 1):
+            places += get(number) or NONE
+        start = first % PAGE
+        return [place and place[0] for place in places[start : start + last - first + 1]]
 
     def put(self, first: int, places: Sequence[Place]) -> list[Place]:
         """Set the places of messages from `first` on. Returns those that some of them had."""

@@ -158,15 +158,16 @@ class Budget:
         """Send what may be sent, and see to it that the rest may be."""
         queue = consumer.queue
         entries = [*takewhile(attrgetter("marked"), consumer.unsent)]
-        if consumer.lacking and (lacking := queue.ahead.lack(entries)):
-            entries = entries[: entries.index(lacking[0])]
+        if consumer.lacking:
+            entries = [*takewhile(lambda entry: entry.record is not None, entries)]
         if entries:
             consumer.unsent = consumer.unsent[len(entries) :]
             payload, large = pack_queue_payload(self._columns(queue, entries))
             self.turn.send(consumer.session.peer, Deliver(consumer.source, 0, payload, large))
             consumer.watch()
-            queue.relieve([entry for entry in entries if entry.record])
-            queue.ahead.read_on()
+            if queue.room_ahead < 0:
+                queue.relieve([e.sequence for e in entries if e.sequence not in queue.unsaved])
+            queue.ahead.read_on(entries[-1].sequence)
             if consumer.lacking:
                 consumer.count_lacking()
         if consumer.unsent and not consumer.awaiting:
@@ -186,7 +187,7 @@ class Budget:
             [entry.time for entry in entries],
             [entry.sender for entry in entries],
             [entry.subject for entry in entries],
-            queue.ahead.take(entries),
+            [entry.record or b"" for entry in entries],
             attempts,
             properties if any(properties) else None,
         )
@@ -212,6 +213,6 @@ class Budget:
             consumer.awaiting += 1
             queue.mark(entries)
             self.turn.when_stored(marked)
-        if consumer.lacking and (cold := queue.ahead.lack(entries)):
+        if consumer.lacking and (cold := [entry for entry in entries if entry.record is None]):
             consumer.awaiting += 1
             queue.ahead.bring(cold, done)

@@ -11,8 +11,8 @@ switches", 1998.)
 
 A cold message is given to a consumer as any other; it is sent when its record was brought. The records that
 follow are brought with it, and before they are asked for, a run at a time, since neighbours share a block
-of the store: who has credit waits once for a run and not for each message. Records that are on their way out
-belong to `Ahead` alone, so a message that was delivered is as cold as before.
+of the store: who has credit waits once for a run and not for each message. So a queue that is worked off may
+have some runs more than its share.
 
 A record that cannot be read is an end of its message like any other: the message becomes a dead letter,
 without a body.
@@ -20,12 +20,15 @@ without a body.
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from itertools import accumulate, islice
+from itertools import accumulate, chain
 from math import inf
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Protocol
 
-from malamute.core.delivery.entry import Entry
+from malamute.core.delivery.entry import Entry, bytes_of, size_of
 from malamute.core.ready import Fetch
 from malamute.core.storage import Frame, QueueKind
 
@@ -37,8 +40,13 @@ RUN_MESSAGES = 1_000
 RUN_BYTES = 1 << 20
 """What is asked for at once, at the most; a single message may be larger."""
 
+RUNS_AHEAD = 2
+"""Runs that are brought before they are asked for."""
+
 TEXTS_MAX = 1_000
 """Subjects of which cold messages share one copy."""
+
+_sequence = attrgetter("sequence")
 
 Records = dict[int, Frame]
 Awaiting = Callable[[], None]
@@ -98,111 +106,102 @@ class Memory:
 
     def let_go(self, owner: HasCold, entries: Iterable[Entry], size_bytes: float = inf) -> None:
         """Forget records that are on the disk, until so many bytes less take memory."""
-        gone = 0
+        warm = [entry for entry in entries if entry.record]
+        gone = size_of(warm)
+        if gone > size_bytes:
+            totals = [*accumulate(entry.size for entry in warm)]
+            last = bisect_left(totals, size_bytes)
+            warm, gone = warm[: last + 1], totals[last]
         same = self._texts.setdefault
-        for entry in entries:
-            if gone >= size_bytes:
-                break
-            if entry.record:
-                entry.record = None
-                entry.subject = same(entry.subject, entry.subject)
-                gone += entry.size
+        for entry in warm:
+            entry.record = None
+            entry.subject = same(entry.subject, entry.subject)
         if len(self._texts) > TEXTS_MAX:
             self._texts.clear()
         self.count_cold(owner, gone)
 
 
 class Ahead:
-    """The records of one queue that were brought for their delivery, or are on their way."""
+    """The records of one queue that are on their way to memory, for their delivery."""
 
     def __init__(self, queue: Queue) -> None:
-        self.records: Records = {}
         self._queue = queue
-        self._asked: set[int] = set()
-        """Those on their way."""
+        self._asked: list[Sequence[Entry]] = []
+        """Runs on their way."""
+        self._starts: deque[int] = deque()
+        """Where runs begin that were read ahead, and of which nothing was delivered yet."""
         self._read_to = 0
+        """Nothing from here on was asked for; 0 while nobody takes messages."""
         self._awaiting: list[Awaiting] = []
-        self._bytes = 0
-
-    def lack(self, entries: Iterable[Entry]) -> list[Entry]:
-        """Those of some messages that cannot be sent yet."""
-        records = self.records
-        return [e for e in entries if e.record is None and e.sequence not in records]
-
-    def take(self, entries: Sequence[Entry]) -> list[Frame]:
-        """The records of messages that are sent now."""
-        if not self.records:
-            return [entry.record or b"" for entry in entries]
-        pop = self.records.pop
-        brought = [pop(entry.sequence, b"") for entry in entries]
-        self._count(-sum(map(len, brought)))
-        return [record or entry.record or b"" for record, entry in zip(brought, entries, strict=True)]
-
-    def drop(self, sequences: Iterable[int]) -> None:
-        """Forget records that were brought."""
-        pop = self.records.pop
-        if brought := self.records.keys() & sequences:
-            self._count(-sum([len(pop(sequence)) for sequence in brought]))
-
-    def clear(self) -> None:
-        """Nobody takes messages any more."""
-        self.drop(self.records)
-        self._read_to = 0
 
     def bring(self, entries: Sequence[Entry], then: Awaiting) -> None:
         """Bring records, and what follows them. Then look again: some more may be there, or all."""
         self._awaiting.append(then)
-        for run in runs([entry for entry in self.lack(entries) if entry.sequence not in self._asked]):
-            self._ask({entry.sequence: entry.bytes for entry in run})
-        if entries:
-            self._read_to = max(self._read_to, entries[-1].sequence + 1)
-        self.read_on()
+        asked = set(chain.from_iterable(self._asked))
+        for run in runs([entry for entry in entries if entry not in asked]):
+            self._ask(run)
+        last = max(map(_sequence, entries))
+        self._read_to = max(self._read_to, last + 1)
+        self.read_on(last)
 
-    def read_on(self) -> None:
-        """Bring what comes next, unless enough of it is there or on its way, or there is no room."""
-        while self._read_to and self._bytes <= RUN_BYTES // 2:
-            following = self._following(min(RUN_BYTES, self._queue.budget.memory.free))
-            if not following:
-                break
-            self._ask(following)
+    def read_on(self, sequence: int) -> None:
+        """The delivery has come this far: bring what comes next, as far as there is room."""
+        starts = self._starts
+        while starts and starts[0] <= sequence:
+            starts.popleft()
+        while self._read_to and len(starts) < RUNS_AHEAD and (run := self._following()):
+            starts.append(run[0].sequence)
+            self._ask(run)
 
-    def _following(self, room: int) -> dict[int, int]:
-        """What to bring next, with the sizes."""
-        queue, get = self._queue, self._queue.entries.get
-        start = self._read_to
+    def _following(self) -> list[Entry]:
+        """What to bring next."""
+        queue = self._queue
+        start, room = self._read_to, min(RUN_BYTES, queue.room_ahead)
+        if room <= 0:
+            return []
         self._read_to = min(start + RUN_MESSAGES, queue.next)
-        there = (get(sequence) for sequence in range(start, self._read_to))
+        there = map(queue.entries.get, range(start, self._read_to))
         cold = [e for e in there if e is not None and e.record is None and e.where == "waiting"]
-        found = {entry.sequence: entry.bytes for entry in queue.dealing.with_consumers(cold)}
-        for sequence in found.keys() & (self._asked | self.records.keys()):
-            del found[sequence]
-        if found and sum(found.values()) > room:
-            fits = sum(total <= room for total in accumulate(found.values()))
-            self._read_to = [*found][fits]
-            found = dict(islice(found.items(), fits))
+        found = queue.dealing.with_consumers(cold)
+        if bytes_of(found) > room:
+            fits = sum(total <= room for total in accumulate(entry.bytes for entry in found))
+            self._read_to = found[fits].sequence
+            del found[fits:]
         return found
 
-    def _ask(self, sizes: dict[int, int]) -> None:
-        queue = self._queue
-        self._asked |= sizes.keys()
-        self._count(sum(sizes.values()))
-        queue.turn.ask(Fetch(queue.kind, queue.name, tuple(sizes)), lambda found: self._brought(sizes, found))
+    def _ask(self, run: Sequence[Entry]) -> None:
+        queue, size_bytes = self._queue, bytes_of(run)
+        asked = self._asked
+        asked.append(run)
+        queue.budget.memory.ahead += size_bytes
 
-    def _brought(self, sizes: dict[int, int], found: Records) -> None:
+        def brought(records: Records) -> None:
+            queue.budget.memory.ahead -= size_bytes
+            # Nobody takes messages any more, if these are no longer awaited.
+            if asked is self._asked:
+                asked.remove(run)
+                self._take(run, records)
+
+        queue.turn.ask(Fetch(queue.kind, queue.name, tuple(map(_sequence, run))), brought)
+
+    def _take(self, run: Sequence[Entry], records: Records) -> None:
         queue = self._queue
-        entries = queue.entries if queue.consumers else {}
-        self._asked -= sizes.keys()
-        here = {sequence: record for sequence, record in found.items() if sequence in entries}
-        self.records |= here
-        self._count(sum(map(len, here.values())) - sum(sizes.values()))
-        # Whoever reads ahead may meet what leaves just now; who was given it would know.
-        lost = [sequence for sequence in sorted(sizes.keys() - found.keys()) if sequence in entries]
-        if damaged := [sequence for sequence in lost if not isinstance(entries[sequence].where, str)]:
-            queue.ends.damaged(damaged)
+        # Some may have left meanwhile.
+        here = [entry for entry in run if entry.sequence in queue.entries]
+        back = here if len(records) == len(run) else [e for e in here if e.sequence in records]
+        for entry in back:
+            entry.record = records[entry.sequence]
+        queue.budget.memory.count_cold(queue, -size_of(back))
+        if len(back) < len(here):
+            # Whoever reads ahead may meet what leaves just now; who was given it would know.
+            lost = [e.sequence for e in here if e.record is None and not isinstance(e.where, str)]
+            if lost:
+                queue.ends.damaged(sorted(lost))
         awaiting, self._awaiting = self._awaiting, []
         for then in awaiting:
             then()
 
-    def _count(self, size_bytes: int) -> None:
-        self._bytes += size_bytes
-        self._queue.budget.memory.ahead += size_bytes
+    def clear(self) -> None:
+        """Nobody takes messages any more."""
+        self._asked, self._awaiting, self._read_to = [], [], 0
+        self._starts.clear()

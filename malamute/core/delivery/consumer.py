@@ -134,7 +134,7 @@ class Consumer:
 
     def count_lacking(self) -> None:
         """See how much it still waits for, and whether that lets it have more."""
-        self.lacking = size_of(self.queue.ahead.lack(self.unsent))
+        self.lacking = size_of([entry for entry in self.unsent if entry.record is None])
         if not self.waits and id(self) in self.queue.consumers:
             self.queue.dealing.serve(self)
 

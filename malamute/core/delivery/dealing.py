@@ -174,7 +174,7 @@ class Dealing:
         """A message goes to a consumer: what the choice of the next one depends on."""
         entry.where = consumer
         consumer.credit.take(1, entry.bytes)
-        if entry.record is None and entry.sequence not in self._queue.ahead.records:
+        if entry.record is None:
             consumer.lacking += entry.size
         if self._options and (asked := self._options.get(entry.sequence)) is not None and asked.key:
             self._keys.bind(asked.key, consumer)

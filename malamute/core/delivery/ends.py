@@ -164,8 +164,6 @@ class Ends:
                 self._forget_options(entry)
         queue.schedule.drop(sequences)
         queue.correlations.remove(entries)
-        if queue.ahead.records:
-            queue.ahead.drop(sequences)
         queue.unsaved.difference_update(sequences)
         queue.untouched.difference_update(sequences)
         queue.budget.take(queue, -len(sequences), -size_of(entries))

@@ -20,6 +20,9 @@ PROPERTY_BYTES = 64
 
 Place = Literal["unstored", "waiting", "delayed", "settling"]
 
+AT_REST = frozenset[Any](("waiting", "delayed"))
+"""Where messages are that nobody has, and nothing is under way with."""
+
 Row = tuple[int, int, str, str, Frame, Mapping[str, Any] | None]
 """The fields of a message: a tuple made by `zip` takes a third of the time of a `Message`."""
 
@@ -90,6 +93,11 @@ class Entry:
 
 
 _bytes, _properties, _origin = attrgetter("bytes"), attrgetter("properties"), attrgetter("time", "sender")
+
+
+def bytes_of(entries: Sequence[Entry]) -> int:
+    """The bytes of the subjects and the records of messages."""
+    return sum(map(_bytes, entries))
 
 
 def size_of(entries: Sequence[Entry]) -> int:

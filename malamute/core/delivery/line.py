@@ -96,10 +96,9 @@ class Backlog:
         row, heap, head = self._row, self._heap, self._head
         if heap and heap[0] < head and (not row or heap[0] < row[0]):
             return heappop(heap)
-        if row and row[0] < head:
-            return row.popleft()
-        if head == inf:
-            return None
+        # Comparing with infinity would cost as much as all else.
+        if head is inf or (row and row[0] < head):
+            return row.popleft() if row else None
         self._head = next(self._early, inf)
         return head
 

@@ -6,12 +6,12 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from malamute.core.delivery.cold import RUN_BYTES, Ahead
+from malamute.core.delivery.cold import RUN_BYTES, RUNS_AHEAD, Ahead
 from malamute.core.delivery.correlations import Correlations
 from malamute.core.delivery.dead import DeadLetters
 from malamute.core.delivery.dealing import Dealing
 from malamute.core.delivery.ends import Ends
-from malamute.core.delivery.entry import Entry, puts, size_of
+from malamute.core.delivery.entry import AT_REST, Entry, puts, size_of
 from malamute.core.delivery.identities import Identities
 from malamute.core.delivery.options import Options
 from malamute.core.delivery.schedule import Schedule
@@ -157,13 +157,12 @@ class Queue:
         # Another queue may have put an outcome here meanwhile, which is not stored yet.
         restored = [entry for entry in self.entries.values() if entry.where == "settling"]
         for entry in restored:
-            # Its identity is known, or the window of that has passed.
             if (asked := Options.of(entry)) is not None:
                 self._adopt(entry, asked)
         sequences = [entry.sequence for entry in restored]
         self._requeue(self.schedule.delay_again(sequences), 0.0)
         # The store counts records alone; all that messages take may be more than there is memory.
-        self._relieve_of(sequences)
+        self.relieve(sequences)
 
     def _stored(self, sequences: Sequence[int], error: MalamuteError | None, confirmed: bool) -> None:
         self.unstored -= len(sequences)
@@ -175,16 +174,17 @@ class Queue:
                 self.identities.take_back(self.entries[sequence])
             self.ends.drop(sequences)
             return
-        if error is not None:
-            self.unsaved.update(sequences)
         self.make_ready(sequences)
-        self._relieve_of(sequences)
+        if error is None:
+            self.relieve(sequences)
+        else:
+            self.unsaved.update(sequences)
 
     def _saved(self, sequences: Sequence[int], error: MalamuteError | None) -> None:
         """The disk has what is ready already, or will never have it."""
         if error is None:
             self.unsaved.difference_update(sequences)
-            self._relieve_of(sequences)
+            self.relieve(sequences)
 
     def make_ready(self, sequences: Iterable[int]) -> None:
         """Let messages be delivered, as soon as it is time for them."""
@@ -192,27 +192,33 @@ class Queue:
 
     # Memory
 
-    def _relieve_of(self, sequences: Sequence[int]) -> None:
-        if not self.has_memory:
-            unsent = {entry.sequence for consumer in self.consumers.values() for entry in consumer.unsent}
-            here = filter(None, map(self.entries.get, sequences))
-            self.relieve([e for e in here if e.where != "settling" and e.sequence not in unsent])
+    def relieve(self, sequences: Sequence[int]) -> None:
+        """Let go the records of messages that the disk has and that are not about to be sent.
 
-    def relieve(self, entries: Sequence[Entry]) -> None:
-        """Let go the records of messages that are not about to be sent, as far as there is too much."""
-        memory = self.budget.memory
-        excess = self.bytes - self.cold - memory.free
-        if excess > 0:
-            saved = reversed(entries)
-            if self.unsaved:
-                saved = (entry for entry in saved if entry.sequence not in self.unsaved)
-            # What it lets go is free, for itself as for others.
-            memory.let_go(self, saved, (excess + 1) // 2)
+        No more than there is too much, and the last first.
+        """
+        excess = self.excess
+        if excess <= 0:
+            return
+        get = self.entries.get
+        idle = [e for s in reversed(sequences) if (e := get(s)) is not None and e.where in AT_REST]
+        if len(idle) < len(sequences):
+            unsent = {entry.sequence for consumer in self.consumers.values() for entry in consumer.unsent}
+            here = [e for s in sequences if s not in unsent and (e := get(s)) is not None]
+            idle += [entry for entry in here if not isinstance(entry.where, str)]
+        # What it lets go is free, for itself as for others.
+        self.budget.memory.let_go(self, idle, (excess + 1) // 2)
 
     @property
-    def has_memory(self) -> bool:
-        """Whether it may keep the records that it has."""
-        return self.bytes - self.cold <= self.budget.memory.free
+    def excess(self) -> int:
+        """The bytes of records by which it has more than is free for all."""
+        return self.bytes - self.cold - self.budget.memory.free
+
+    @property
+    def room_ahead(self) -> int:
+        """The bytes of records that it may bring from the disk before they are asked for."""
+        # What comes into its memory is no longer free for all: it counts twice.
+        return (min(2 * (RUNS_AHEAD + 1) * RUN_BYTES, self.budget.memory.free) - self.excess) // 2
 
     @property
     def lacking_max(self) -> int:
@@ -273,7 +279,7 @@ class Queue:
     def mark(self, entries: Iterable[Entry]) -> None:
         """Tell the disk that these are about to be delivered."""
         self.turn.store(MarkDelivered(self.kind, self.name, self.delivered))
-        for entry in entries:
+        for entry in entries if self.untouched or self.exact else ():
             if entry.sequence in self.untouched or (self.exact and not entry.marked):
                 self.untouched.discard(entry.sequence)
                 self._count(entry)
