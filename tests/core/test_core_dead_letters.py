@@ -171,6 +171,21 @@ def test_a_redrive_outlives_the_broker(bench):
     assert bodies(bench, **SERVICE) == [b"1"]
 
 
+@pytest.mark.parametrize("options", [{}, {"priority": 3}])
+def test_a_message_that_is_sent_again_was_accepted_once(options):
+    """The window of its identity began then, whatever else it asks for."""
+    bench = Bench(queues=QueuePolicy(dedup_window=10.0))
+    bench.open("alice", "bob", "op")
+    rejected(bench, b"1", id="x", **options)
+    bench.wait(6)
+    assert change(bench, "queue.redrive", **SERVICE) == 1
+    bench.tell("alice", request(b"2", id="x"))
+    bench.wait(5)
+    bench.tell("alice", request(b"3", id="x"))
+    bench.settle()
+    assert bench.bodies("bob") == [b"1", b"3"]
+
+
 def test_one_or_some_dead_letters_are_sent_again(bench):
     rejected(bench, b"1", b"2", b"3", b"4")
     assert change(bench, "queue.redrive", **SERVICE, sequences=[2]) == 1

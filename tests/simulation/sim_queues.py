@@ -209,7 +209,8 @@ class QueueBook:
             raise Violation("a message has the wrong time", key=key)
         if (put.message.subject, put.message.sender) != (origin.subject, origin.sender):
             raise Violation("a message was changed in a queue", body=origin.body, key=key)
-        if mail.wishes.identity:
+        if mail.wishes.identity and again is None:
+            # A dead letter that is sent again was accepted once, and that is when its window began.
             self.identities[*key[:2], mail.wishes.identity] = mail
         self._found[mail.body] = key
         self._add(put, mail)

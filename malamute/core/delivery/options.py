@@ -78,6 +78,8 @@ class Options:
         ):
             return None
         options = cls(properties, message.time)
+        # It was taken in once, and that is when the window of its identity began.
+        options.identity = ""
         return options if options.lasting else None
 
 
