@@ -268,6 +268,9 @@ class Core:
         self.feeds.keep()
         for stream in self.streams.by_name.values():
             stream.close()
+        for queues in (self.mailboxes, self.services):
+            for queue in queues.by_name.values():
+                queue.marks.take_back()
 
     @property
     def idle(self) -> bool:

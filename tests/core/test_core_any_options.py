@@ -184,7 +184,7 @@ def check(bench):
         outstanding = sum(len(consumer.outstanding) for consumer in queue.consumers.values())
         assert states.count("outstanding") == outstanding
         assert queue.options.keys() <= queue.entries.keys()
-        assert queue.untouched <= queue.entries.keys()
+        assert queue.marks.untouched <= queue.entries.keys()
     assert total == core.budget.bytes
     assert messages == core.budget.messages
     assert cold == core.budget.memory.cold

@@ -22,8 +22,8 @@ waiting for the disk (so order is kept). What a consumer loses hold of is ready 
 
 What was delivered before is `redelivered`, even if the broker was killed right after: nothing is sent before
 the disk knows that it may have been delivered. A message for which somebody waits when it comes is marked in
-the transaction that stores it, so that its delivery has to wait for nothing more; only one that was not
-awaited waits for a commit of its own.
+the transaction that stores it, and those that come next are marked with what goes out, so that their delivery
+has to wait for nothing more; only one that was not awaited waits for a commit of its own.
 
 What most messages do not have costs them nothing: options are kept beside the entries, by sequence, and a
 queue without any asks one question for a whole batch.
@@ -35,9 +35,9 @@ queue without any asks one question for a whole batch.
     entry        one message                          options    what a sender may ask for
     identities   what was taken in already            trackers   outcomes, and room for them
     correlations who may withdraw what                dead       dead letters
-    cold         records that stay on the disk        policy     what is configured
-    browse       looking into a queue                 budget     what all queues share
-    table        all queues of one kind
+    cold         records that stay on the disk        marks      what the disk knows of deliveries
+    browse       looking into a queue                 policy     what is configured
+    table        all queues of one kind               budget     what all queues share
 
 Source: the MOVE selectors of the Xump notes: the first selector with credit gets the message and goes
 to the end of the list.

@@ -168,6 +168,8 @@ class Budget:
             if queue.room_ahead < 0:
                 queue.relieve([e.sequence for e in entries if e.sequence not in queue.unsaved])
             queue.ahead.read_on(entries[-1].sequence)
+            if consumer.line.takes_all:
+                queue.marks.mark_ahead(len(entries))
             if consumer.lacking:
                 consumer.count_lacking()
         if consumer.unsent and not consumer.awaiting:
@@ -211,8 +213,7 @@ class Budget:
 
         if not all(entry.marked for entry in entries):
             consumer.awaiting += 1
-            queue.mark(entries)
-            self.turn.when_stored(marked)
+            queue.marks.mark(entries, marked)
         if consumer.lacking and (cold := [entry for entry in entries if entry.record is None]):
             consumer.awaiting += 1
             queue.ahead.bring(cold, done)

@@ -13,9 +13,10 @@ from malamute.core.delivery.dealing import Dealing
 from malamute.core.delivery.ends import Ends
 from malamute.core.delivery.entry import AT_REST, Entry, puts, size_of
 from malamute.core.delivery.identities import Identities
+from malamute.core.delivery.marks import Marks
 from malamute.core.delivery.options import Options
 from malamute.core.delivery.schedule import Schedule
-from malamute.core.storage import MarkDelivered, QueueState, SetAttempts
+from malamute.core.storage import QueueState
 
 if TYPE_CHECKING:
     from malamute.core.delivery.budget import Budget
@@ -49,8 +50,6 @@ class Queue:
         """Of those that have any."""
         self.waiting = 0
         """How many of them wait for a consumer."""
-        self.untouched: set[int] = set()
-        """Those of which the disk says that they were never delivered, whatever it is told of others."""
         self.unstored = 0
         self.unsaved: set[int] = set()
         """Those that are in memory only, until the disk has them or for good."""
@@ -64,6 +63,7 @@ class Queue:
         self.dead = DeadLetters(self)
         self.identities = Identities(self)
         self.ahead = Ahead(self)
+        self.marks = Marks(self)
         self.correlations = Correlations(self.entries)
         self.schedule = Schedule(self)
         self.dealing = Dealing(self)
@@ -94,10 +94,8 @@ class Queue:
         self.entries.update({entry.sequence: entry for entry in entries})
         self.turn.store(*puts(self.kind, self.name, entries), size_bytes=size_bytes)
         delayed = [sequence for sequence, asked in options.items() if asked.due > self.turn.now]
-        if not delayed and not self.exact and self.dealing.awaiting:
-            for entry in entries:
-                entry.marked = True
-            self.turn.store_bound(MarkDelivered(self.kind, self.name, self.next - 1))
+        if entries and not delayed and self.dealing.awaiting:
+            self.marks.mark_new(entries)
         for sequence, asked in options.items():
             if asked.identity:
                 self.identities.add(asked.identity, self.entries[sequence])
@@ -105,7 +103,7 @@ class Queue:
                 self._adopt(self.entries[sequence], asked)
         for sequence in delayed:
             # Others will be delivered, and marked, before it.
-            self._count(self.entries[sequence])
+            self.marks.count(self.entries[sequence])
         self.correlations.add(entries)
         if confirmed or self.unstored:
             self.unstored += len(sequences)
@@ -129,12 +127,9 @@ class Queue:
         state.messages.reverse()
         while state.messages:
             message = state.messages.pop()
-            delivered = message.sequence <= state.delivered and not self.exact
-            attempts = state.attempts.get(message.sequence, int(delivered))
+            attempts = self.marks.restore(state, message.sequence)
             cold_bytes = state.cold.get(message.sequence, 0)
             entry = Entry(message, attempts, marked=attempts > 0, cold_bytes=cold_bytes)
-            if state.attempts.get(message.sequence) == 0:
-                self.untouched.add(message.sequence)
             entry.where = "settling"
             self.entries[message.sequence] = entry
             self.budget.take(self, 1, entry.size)
@@ -142,15 +137,6 @@ class Queue:
                 self.budget.memory.count_cold(self, entry.size)
         self.schedule.restore(state.due)
         self.identities.restore(state.identities)
-
-    @property
-    def exact(self) -> bool:
-        """Whether the disk has to know of each message whether it was delivered.
-
-        The mark covers those that were passed over. Elsewhere that costs them one of their attempts; here it
-        would be the only one.
-        """
-        return self.policy.max_deliver == 1
 
     def resume(self) -> None:
         """Begin with what was restored, in this queue and in all others."""
@@ -241,6 +227,7 @@ class Queue:
         self._requeue(sorted(held), 0.0)
         if not self.consumers:
             self.ahead.clear()
+            self.marks.take_back()
 
     # Messages out
 
@@ -265,24 +252,8 @@ class Queue:
             entry = self.entries[sequence]
             if sequence not in unsent:
                 entry.attempts -= 1
-                self._count(entry)
+                self.marks.count(entry)
         self.make_ready(sorted(sequences))
-
-    def _count(self, entry: Entry, due: float = 0.0) -> None:
-        """Tell the disk how often a message was delivered, and when it comes again."""
-        sequence, attempts = entry.sequence, entry.attempts
-        self.turn.store(SetAttempts(self.kind, self.name, sequence, attempts, int(due * 1e9)))
-        if not attempts:
-            entry.marked = False
-            self.untouched.add(sequence)
-
-    def mark(self, entries: Iterable[Entry]) -> None:
-        """Tell the disk that these are about to be delivered."""
-        self.turn.store(MarkDelivered(self.kind, self.name, self.delivered))
-        for entry in entries if self.untouched or self.exact else ():
-            if entry.sequence in self.untouched or (self.exact and not entry.marked):
-                self.untouched.discard(entry.sequence)
-                self._count(entry)
 
     def reject(self, consumer: Consumer, sequences: Sequence[int], reason: str) -> None:
         """What a consumer held is dead."""
@@ -309,7 +280,7 @@ class Queue:
                 dead.append(sequence)
             elif wait_for > 0:
                 self.schedule.delay(sequence, now + wait_for)
-                self._count(entry, now + wait_for)
+                self.marks.count(entry, now + wait_for)
             else:
                 ready.append(sequence)
         if dead:

@@ -1,0 +1,126 @@
+"""What the disk knows of the deliveries of a queue.
+
+Nothing is sent before the disk knows that it may have been delivered. One mark says so of all messages up to
+a sequence, so that a delivery costs one small operation and not one for each message. What comes next is
+marked with what goes out now: whoever takes it then waits for no disk. So after a crash the messages of one
+more delivery may count as delivered than were; a broker that ends in good order, or a queue that nobody takes
+from any more, takes that back.
+
+Where there is one attempt only, such a doubt would be the end of a message: there each is marked by itself,
+and none ahead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from malamute.core.delivery.entry import Entry
+from malamute.core.storage import MarkDelivered, QueueState, SetAttempts
+
+if TYPE_CHECKING:
+    from malamute.core.delivery.queue import Queue
+    from malamute.core.ready import WhenStored
+    from malamute.errors import MalamuteError
+
+AHEAD_MAX = 1_000
+"""Messages that are marked before they are asked for."""
+
+
+class Marks:
+    """The marks of one queue."""
+
+    def __init__(self, queue: Queue) -> None:
+        self.untouched: set[int] = set()
+        """Those of which the disk says that they were never delivered, whatever it is told of others."""
+        self._queue = queue
+        self._upto = 0
+        self._under_way: list[tuple[int, list[WhenStored]]] = []
+        """The marks that the disk does not know yet, and who waits for each."""
+
+    @property
+    def exact(self) -> bool:
+        """Whether the disk has to know of each message whether it was delivered.
+
+        A mark covers those that were passed over. Elsewhere that costs them one of their attempts; here it
+        would be the only one.
+        """
+        return self._queue.policy.max_deliver == 1
+
+    def restore(self, state: QueueState, sequence: int) -> int:
+        """How often a message was delivered, as far as the store knows."""
+        attempts = state.attempts.get(sequence)
+        if attempts is None:
+            return int(sequence <= state.delivered and not self.exact)
+        if not attempts:
+            self.untouched.add(sequence)
+        return attempts
+
+    def mark(self, entries: Sequence[Entry], then: WhenStored) -> None:
+        """Tell the disk that these are about to be delivered, and call back when it knows."""
+        plain = not self.untouched and not self.exact
+        last = max([entry.sequence for entry in entries if not entry.marked])
+        waiting = next((waiting for upto, waiting in self._under_way if last <= upto), None)
+        if plain and waiting is not None:
+            waiting.append(then)
+            return
+        self._tell(self._queue.delivered, then)
+        for entry in () if plain else entries:
+            if entry.sequence in self.untouched or (self.exact and not entry.marked):
+                self.untouched.discard(entry.sequence)
+                self.count(entry)
+
+    def mark_new(self, entries: Sequence[Entry]) -> None:
+        """Mark messages with the operation that stores them, as somebody waits for them."""
+        if not self.exact:
+            queue = self._queue
+            for entry in entries:
+                entry.marked = True
+            self._upto = entries[-1].sequence
+            queue.turn.store_bound(MarkDelivered(queue.kind, queue.name, self._upto))
+
+    def mark_ahead(self, count: int) -> None:
+        """Tell the disk that so many of those that come next are about to be delivered."""
+        queue = self._queue
+        first = max(self._upto, queue.delivered) + 1
+        upto = min(queue.delivered + min(count, AHEAD_MAX), queue.next - 1)
+        # Where some are more important than others, nobody knows which come next.
+        if upto < first or not queue.waiting or queue.options or self.exact:
+            return
+
+        def known(error: MalamuteError | None) -> None:
+            for entry in self._there(first, upto) if error is None else ():
+                entry.marked = entry.sequence not in self.untouched
+
+        self._tell(upto, known)
+
+    def take_back(self) -> None:
+        """Nobody is about to take what was marked ahead: tell the disk that it was not delivered."""
+        for entry in self._there(self._queue.delivered + 1, self._upto):
+            if not entry.attempts and entry.sequence not in self.untouched:
+                self.count(entry)
+
+    def count(self, entry: Entry, due: float = 0.0) -> None:
+        """Tell the disk how often a message was delivered, and when it comes again."""
+        queue, sequence, attempts = self._queue, entry.sequence, entry.attempts
+        queue.turn.store(SetAttempts(queue.kind, queue.name, sequence, attempts, int(due * 1e9)))
+        if not attempts:
+            entry.marked = False
+            self.untouched.add(sequence)
+
+    def _there(self, first: int, last: int) -> Iterable[Entry]:
+        return filter(None, map(self._queue.entries.get, range(first, last + 1)))
+
+    def _tell(self, upto: int, then: WhenStored) -> None:
+        queue = self._queue
+        self._upto = max(self._upto, upto)
+        mark = (upto, [then])
+        self._under_way.append(mark)
+
+        def stored(error: MalamuteError | None) -> None:
+            self._under_way.remove(mark)
+            for waiting in mark[1]:
+                waiting(error)
+
+        queue.turn.store(MarkDelivered(queue.kind, queue.name, upto))
+        queue.turn.when_stored(stored)
