@@ -23,7 +23,10 @@ from malamute.core.storage import Message
 Said = Mapping[str, str]
 """What was said of a message in this turn: the end that it allows, and the reason."""
 
-QUIET = ("withdrawn", "purged", "expired", "acknowledged")
+TAKEN_BACK = ("withdrawn", "purged", "expired")
+"""Ends of a message that come to it wherever it is; whoever holds it is told."""
+
+QUIET = (*TAKEN_BACK, "acknowledged")
 """Ends that leave nothing behind, unless the message is tracked."""
 
 
@@ -65,7 +68,7 @@ class Ends:
         if bool(mail.wishes.tracker) != bool(told):
             raise Violation("a tracked message ended without its outcome", key=key)
         end = told.properties["outcome"] if told and told.properties else self._guess(mail, said, letter)
-        if not self._may(end, mail, said) or (letter is None) != self._leaves_nothing(end):
+        if not self.may(end, mail, said) or (letter is None) != self._leaves_nothing(end):
             raise Violation("a message was removed that nobody was done with", key=key, end=end, said=said)
         reason = {"rejected": said.get("rejected", ""), "dead-lettered": "max-deliver"}.get(end, "")
         if end == "dead-lettered" and not mail.delivered:
@@ -81,15 +84,16 @@ class Ends:
         dead = ("rejected", "dead-lettered")
         if letter is None:
             # An acknowledgement may have been refused, so it comes last.
-            ends = (*QUIET[:-1], *(dead if not self.policy.dead_letters else ()), QUIET[-1])
+            ends = (*TAKEN_BACK, *(dead if not self.policy.dead_letters else ()), "acknowledged")
         elif (letter.properties or {})["dead"]["reason"] == "max-deliver":
             # Somebody may have rejected it too late.
             ends = dead[::-1]
         else:
             ends = dead
-        return next((end for end in ends if self._may(end, mail, said)), "unknown")
+        return next((end for end in ends if self.may(end, mail, said)), "unknown")
 
-    def _may(self, end: str, mail: Mail, said: Said) -> bool:
+    def may(self, end: str, mail: Mail, said: Said) -> bool:
+        """Whether a message may end so."""
         if end == "expired":
             return self.now() >= mail.wishes.expires - MOMENT
         if end == "dead-lettered":

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from sim_dead import SPENT, DeadBook, base_of, is_dead, is_put, name_of, without
-from sim_ends import Ends, Facts
+from sim_ends import TAKEN_BACK, Ends, Facts, Said
 from sim_feeds import FeedBook, fed_name, is_fed
 from sim_mail import MOMENT, Holder, Mail
 from sim_origin import Author, Key, Order, Violation, body_of
@@ -131,20 +131,24 @@ class QueueBook:
         key = mail.key
         if mail.leaving:
             raise Violation("a message was removed twice", key=key, end=mail.leaving)
-        said = self.said.get(key, {})
-        if mail.rejected is not None:
-            said = {**said, "rejected": mail.rejected}
-        sender, correlation = mail.message.sender, (mail.message.properties or {}).get("correlation")
-        if (key[:2], sender, correlation) in self.withdrawn:
-            said = {**said, "withdrawn": ""}
-        if key[:2] in self.purged:
-            said = {**said, "purged": ""}
-        mail.leaving = self.ends.judge(key, mail, said, facts, self._began)
+        mail.leaving = self.ends.judge(key, mail, self._said_of(mail), facts, self._began)
         self._used[key[:2]] = self.now()
         self.last_end[mail.body] = mail.leaving
         asked = mail.message.properties or {}
         if "outcome" in asked:
             self.outcome_ends[key[1], asked["tracker"]] = mail.leaving
+
+    def _said_of(self, mail: Mail) -> Said:
+        """What the broker was told of a message in this turn, by itself or with others."""
+        key, sender = mail.key, mail.message.sender
+        said = dict(self.said.get(key, {}))
+        if mail.rejected is not None:
+            said["rejected"] = mail.rejected
+        if (key[:2], sender, (mail.message.properties or {}).get("correlation")) in self.withdrawn:
+            said["withdrawn"] = ""
+        if key[:2] in self.purged:
+            said["purged"] = ""
+        return said
 
     def _remove(self, removal: DeleteQueue) -> list[Mail]:
         """A private mailbox goes with its session. Another queue goes when nothing is left that needs it.
@@ -531,13 +535,17 @@ class QueueBook:
             gone.add(key[2])
             if reason == "timeout" and self.now() < mail.deadline - MOMENT:
                 raise Violation("a delivery was taken back too early", key=key, deadline=mail.deadline)
-            # Of two who take a message back in one turn, the book does not know who was first.
-            both = {reason, mail.leaving} == {"withdrawn", "purged"}
-            if reason != "timeout" and mail.leaving != reason and not both:
+            if reason not in ("timeout", mail.leaving) and not self._may_be(reason, mail):
                 raise Violation("a recall for another reason", key=key, reason=reason, end=mail.leaving)
             if reason == "timeout":
                 mail.not_before = self._due(mail, None)
             mail.holder = mail.rejected = None
+
+    def _may_be(self, reason: str, mail: Mail) -> bool:
+        """Whether a message may have ended for this reason, though the book took another one for its end."""
+        # Of several who take it back in one turn, the book does not know who was first; an outcome does.
+        guessed = mail.leaving in TAKEN_BACK and not mail.wishes.tracker
+        return guessed and reason in TAKEN_BACK and self.ends.may(reason, mail, self._said_of(mail))
 
     def taken_back(self, peer: bytes, source: int | None = None) -> None:
         """What a peer holds, of one source or of all, is with nobody."""

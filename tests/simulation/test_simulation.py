@@ -14,7 +14,7 @@ from sim_plan import THEMES, plan_of
 from sim_shrink import KNOWN, failure_of, shrink
 from sim_world import run
 
-from malamute.core.delivery import Budget
+from malamute.core.delivery import Budget, Consumer
 from malamute.core.delivery.dead import DeadLetters
 from malamute.core.delivery.ends import Ends
 from malamute.core.feed import Feed
@@ -103,6 +103,10 @@ def _spare_the_cold(ends, entries, outcome, reason, worker):
         yield from _BURIAL(ends, entries, outcome, reason, worker)
 
 
+def _recall_as_purged(consumer, sequences, reason):
+    _RECALLED(consumer, sequences, "purged" if reason == "expired" else reason)
+
+
 def _needless(reason):
     """`Queue.used` without one of the reasons."""
     reasons = {"entries", "consumers", "reserved", "feeds", "dead.entries", "identities.known"}
@@ -134,6 +138,7 @@ def _is_impatient(feed):
 _BURIAL = Ends._burial
 _BURY = DeadLetters.bury
 _PUT_BACK = DeadLetters._put_back
+_RECALLED = Consumer.recalled
 _COLLECT = Budget._collect_unless_used
 _TAKE = Feed._put
 _SETTLED = Feed._settled
@@ -195,6 +200,7 @@ BROKEN = {
     ),
     "dead letters are never too many": ("malamute.core.delivery.dead.DeadLetters._drop_oldest", _nothing),
     "what was taken back is not told of": ("malamute.core.delivery.Consumer.recalled", _nothing),
+    "what has expired is called purged": ("malamute.core.delivery.Consumer.recalled", _recall_as_purged),
     "whoever has credit is not served": ("malamute.core.delivery.dealing.Dealing.serve", _nothing),
     "a number is always new": ("malamute.core.session.Sessions.admit", lambda *arguments: True),
     "a client never says what it has got": (
@@ -245,6 +251,7 @@ NOTICED = {
     "somebody is always there": (plan_of, 42),
     "a report is not heard": (pressed, 49),
     "what is rejected comes again if it is cold": (plan_of, 63),
+    "what has expired is called purged": (pressed, 46),
     "dead letters are never too many": (plan_of, 36),
     "a feed does not store where it is": (plan_of, 64),
     "a feed takes its requests for stored": (pressed, 47),
