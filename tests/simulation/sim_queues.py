@@ -476,9 +476,12 @@ class QueueBook:
             for first, last in ranges
         )
         for key, mail in self._among(queue, ranges):
-            if mail.holder in (None, holder) and not mail.buried:
-                self.said.setdefault(key, {})[end] = reason
-                mail.replied = reason if end == "acknowledged" else ""
+            if mail.holder in (None, holder) and not mail.buried and not mail.leaving:
+                said = self.said.setdefault(key, {})
+                # After an acknowledgement, a reply in the same turn comes too late, and is refused.
+                if end != "acknowledged" or said.get(end) != "":
+                    said[end] = reason
+                mail.replied = said[end] if end == "acknowledged" else ""
                 if end == "rejected":
                     mail.rejected = reason
                     if taken and mail.holder == holder:
