@@ -8,7 +8,7 @@ from core_bench import Bench, ack, mail_credit, offer, request, send
 from malamute.core.delivery import QueuePolicy
 from malamute.core.delivery.marks import AHEAD_MAX
 from malamute.core.storage import MarkDelivered, SetAttempts
-from malamute.protocol.messages import Credit, Nak, Release
+from malamute.protocol.messages import Ack, Credit, Nak, Release
 
 
 @pytest.fixture
@@ -59,6 +59,33 @@ def test_who_takes_what_comes_next_waits_for_no_disk(bench):
         bench.settle()
 
 
+def test_workers_share_what_is_marked_ahead_and_it_is_marked_before_it_runs_out():
+    bench = Bench()
+    names = [f"w{number}" for number in range(10)]
+    bench.open("alice", *names)
+    bench.tell("alice", request(*[b"x"] * 100))
+    bench.settle()
+    for name in names:
+        bench.tell(name, worker(1))
+        bench.settle()
+    marks = []
+    for number in range(1, 51):
+        name = names[number % 10]
+        bench.sent(name)
+        bench.tell(name, Ack(1, [[1, 100]]), Credit(1, 1))
+        assert list(attempts(bench, name)) == [number + 10], "it waits for no disk"
+        marks += stored(bench, MarkDelivered)
+        bench.settle()
+    assert len(marks) <= 10
+    for number in range(61, 91):
+        name = names[number % 10]
+        bench.sent(name)
+        bench.tell(name, Ack(1, [[1, 100]]), Credit(1, 1))
+        assert list(attempts(bench, name)) == [number], "the next are marked while these are taken"
+        if number % 5 == 0:
+            bench.settle()
+
+
 def test_each_delivery_marks_as_many_more_and_no_more_than_there_are(bench):
     bench.tell("bob", Credit(1, 2))
     assert [mark.sequence for mark in stored(bench, MarkDelivered)] == [6]
@@ -79,15 +106,15 @@ def test_who_comes_before_the_mark_is_stored_waits_for_that_one(bench):
 
 
 def test_who_takes_more_than_the_mark_on_its_way_covers_waits_for_another(bench):
-    bench.tell("alice", request(b"7", b"8"))
+    bench.tell("alice", request(b"7", b"8", b"9", b"10"))
     bench.settle()
     bench.tell("bob", Credit(1, 2))
     bench.sent("bob")
-    bench.tell("bob", Credit(1, 3))
+    bench.tell("bob", Credit(1, 5))
     bench.commit()
     assert attempts(bench) == {}
     bench.crash()
-    assert taken_up(bench) == {1: 2, 2: 2, 3: 2, 4: 2, 5: 2, 6: 2, 7: 1, 8: 1}
+    assert taken_up(bench) == {**dict.fromkeys(range(1, 9), 2), 9: 1, 10: 1}
 
 
 def test_what_was_released_has_a_mark_of_its_own(bench):

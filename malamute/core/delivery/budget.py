@@ -169,7 +169,7 @@ class Budget:
                 queue.relieve([e.sequence for e in entries if e.sequence not in queue.unsaved])
             queue.ahead.read_on(entries[-1].sequence)
             if consumer.line.takes_all:
-                queue.marks.mark_ahead(len(entries))
+                queue.marks.mark_ahead()
             if consumer.lacking:
                 consumer.count_lacking()
         if consumer.unsent and not consumer.awaiting:

@@ -2,8 +2,8 @@
 
 Nothing is sent before the disk knows that it may have been delivered. One mark says so of all messages up to
 a sequence, so that a delivery costs one small operation and not one for each message. What comes next is
-marked with what goes out now: whoever takes it then waits for no disk. So after a crash the messages of one
-more delivery may count as delivered than were; a broker that ends in good order, or a queue that nobody takes
+marked with what goes out now: whoever takes it then waits for no disk. So after a crash up to twice as many
+messages count as delivered as consumers held; a broker that ends in good order, or a queue that nobody takes
 from any more, takes that back.
 
 Where there is one attempt only, such a doubt would be the end of a message: there each is marked by itself,
@@ -79,13 +79,16 @@ class Marks:
             self._upto = entries[-1].sequence
             queue.turn.store_bound(MarkDelivered(queue.kind, queue.name, self._upto))
 
-    def mark_ahead(self, count: int) -> None:
-        """Tell the disk that so many of those that come next are about to be delivered."""
+    def mark_ahead(self) -> None:
+        """Tell the disk that those that come next are about to be delivered: as many as consumers hold."""
         queue = self._queue
+        held = len(queue.entries) - queue.waiting - queue.unstored - len(queue.schedule.delayed)
+        ahead = min(held, AHEAD_MAX)
         first = max(self._upto, queue.delivered) + 1
-        upto = min(queue.delivered + min(count, AHEAD_MAX), queue.next - 1)
+        upto = min(queue.delivered + ahead, queue.next - 1)
+        enough = upto < first or self._upto - queue.delivered >= max(ahead // 2, 1)
         # Where some are more important than others, nobody knows which come next.
-        if upto < first or not queue.waiting or queue.options or self.exact:
+        if enough or queue.options or self.exact:
             return
 
         def known(error: MalamuteError | None) -> None:
