@@ -55,18 +55,12 @@ class Fetcher:
         """The blocks that hold these messages, and which of them."""
         blocks: dict[int, list[int]] = {}
         state = self._log.queues.get((kind, queue))
-        if state is not None and sequences:
-            places = state.messages
-            if sequences[-1] - sequences[0] == len(sequences) - 1:
-                held = places.blocks_of(sequences[0], sequences[-1])
-            else:
-                held = [*map(places.block_of, sequences)]
-            start = 0
-            for block, group in groupby(held):
-                end = start + len([*group])
+        if state is not None:
+            end = 0
+            for block, group in groupby(state.messages.blocks_of(sequences)):
+                start, end = end, end + len([*group])
                 if block is not None:
                     blocks.setdefault(block.number, []).extend(sequences[start:end])
-                start = end
         return blocks
 
     def _block(self, get_block: GetBlock, number: int) -> BlockRecords:

@@ -14,6 +14,7 @@ PAGE = 64
 
 
 NONE: Sequence[None] = (None,) * PAGE
+"""A page without messages."""
 
 
 class Block:
@@ -56,14 +57,19 @@ class Places:
         place = page[sequence % PAGE] if page else None
         return place[0] if place else None
 
-    def blocks_of(self, first: int, last: int) -> list[Block | None]:
-        """The blocks of a range of messages; None where none has one."""
+    def blocks_of(self, sequences: Sequence[int]) -> list[Block | None]:
+        """The blocks that have these messages; None where none has one."""
+        first = sequences[0] if sequences else 0
+        run = range(first, first + len(sequences))
+        if [*run] != [*sequences]:
+            return [*map(self.block_of, sequences)]
+        # As most are: neighbours in their order.
         get = self._pages.get
         places: list[Place | None] = []
-        for number in range(first // PAGE, last // PAGE + 1):
+        for number in range(run.start // PAGE, (run.stop - 1) // PAGE + 1):
             places += get(number) or NONE
         start = first % PAGE
-        return [place and place[0] for place in places[start : start + last - first + 1]]
+        return [place and place[0] for place in places[start : start + len(run)]]
 
     def put(self, first: int, places: Sequence[Place]) -> list[Place]:
         """Set the places of messages from `first` on. Returns those that some of them had."""

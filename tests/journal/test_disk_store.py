@@ -27,7 +27,7 @@ from malamute.errors import StorageFull, StoreCorrupt, StoreError, StoreLocked, 
 from malamute.journal import disk as disk_module
 from malamute.journal import format as codec
 from malamute.journal import ring
-from malamute.journal.disk import DiskStore
+from malamute.journal.disk import DROPS_MIN, DiskStore
 
 
 def poke(disk, key, change):
@@ -492,7 +492,7 @@ from malamute.core.storage import (
     AppendChunk, Chunk, DeleteMessages, DeleteStream, ForgetIdentities, PutCursor, PutFeed,
     PutIdentity, PutMessages, PutRetention, PutSession, SetAttempts
 )
-from malamute.journal.disk import DiskStore
+from malamute.journal.disk import DROPS_MIN, DiskStore
 task, directory = sys.argv[1:]
 store = DiskStore.open(directory, size=4 << 20, preallocate=task != "limited")
 recovered = store.recover()
@@ -570,3 +570,42 @@ def test_what_was_written_survives_a_kill(disk):
         assert disk.recovered.streams["gone"].last == last
         assert not [d for step in store.verify() for d in step.damages]
         disk.close()
+
+
+# --- the old end of the log
+
+
+def worked_off(store, first, record=b"record"):
+    """One message comes and leaves: each transaction leaves a block that nothing needs."""
+    store.write([put(first, record=record)])
+    store.write([delete((first, first))])
+
+
+def test_blocks_that_nothing_needs_leave_sixteen_at_a_time(disk):
+    store = disk()
+    blocks = []
+    for number in range(1, 51):
+        worked_off(store, number)
+        blocks.append(store.status().log_blocks)
+    assert DROPS_MIN <= max(blocks) <= DROPS_MIN + 1
+    assert min(blocks[DROPS_MIN:]) <= 2, "all of them leave together"
+
+
+def test_large_blocks_that_nothing_needs_leave_at_once(disk):
+    store = disk(size=8 * MIB)
+    for number in range(1, 11):
+        store.write([put(number, record=bytes(8 * MIB // 64))])
+    store.write([delete((1, 3))])
+    store.write([delete((4, 4))])
+    assert store.status().log_blocks == 7 + 2
+
+
+def test_blocks_that_nothing_needs_give_way_to_what_comes(disk):
+    """As many as are left for later may not be the reason to refuse a message."""
+    store = disk(size=8 * MIB)
+    record = bytes(30_000)
+    held = fill(store, lambda number: [put(number, record=record)])
+    store.write([delete((1, 3))])
+    assert store.status().log_blocks > held - 3
+    store.write([put(held + 1, record=record)])
+    assert not [number for number in (1, 2, 3) if number in store.fetch("mailbox", "q", (number,))]

@@ -37,6 +37,15 @@ class PlacesModel(RuleBasedStateMachine):
         assert sorted(self.places.take_all(), key=repr) == sorted(self.model.values(), key=repr)
         self.model.clear()
 
+    @rule(first=sequences, count=st.integers(0, 3 * PAGE), swap=st.none() | st.integers(0, 3 * PAGE))
+    def look_up(self, first, count, swap):
+        """Neighbours in their order, or in another, or one of them twice."""
+        asked = [*range(first, first + count)]
+        if swap is not None and len(asked) > 2:
+            asked[1 + swap % (count - 2)] = first
+        found = self.places.blocks_of(asked)
+        assert found == [self.model[s][0] if s in self.model else None for s in asked]
+
     @invariant()
     def same(self):
         assert len(self.places) == len(self.model)

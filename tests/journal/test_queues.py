@@ -267,6 +267,7 @@ def test_records_are_fetched_as_they_were_written(make):
     store.write([*operations, put(1, kind="service"), delete((2, 2))])
     expected = {1: b"1", 3: b"3"}
     assert store.fetch("mailbox", "q", (3, 2, 1, 9)) == expected
+    assert store.fetch("mailbox", "q", (1, 1, 3)) == {1: expected[1], 3: expected[3]}
     assert store.fetch("mailbox", "q", ()) == store.fetch("mailbox", "none", (1,)) == {}
     store = make()
     assert store.fetch("mailbox", "q", (1, 2, 3)) == expected
