@@ -243,6 +243,54 @@ def test_nobody_is_given_more_at_once_than_may_be_in_memory():
     assert 0 < most <= 10 * SIZE
 
 
+@pytest.mark.parametrize("is_read", ["before", "after"])
+@pytest.mark.parametrize("is_told", ["before", "after"])
+def test_what_leaves_while_it_is_read_ahead_is_not_damaged(bench, is_read, is_told):
+    """Its record is read, and the broker is told so, before or after it is removed."""
+    filled(bench, 10)
+    bench.tell("bob", mail_credit(cold(bench)[0]))
+    bench.tell("op", Change(1, "queue.purge", {"kind": "mailbox", "name": "bob"}))
+    appends, [question] = [*bench.appends], bench.reads
+    bench.appends.clear()
+    bench.reads.clear()
+
+    def read():
+        return bench.store.fetch(question.kind, question.queue, question.sequences)
+
+    found = read()
+    bench.store.write([operation for append in appends for operation in append.operations])
+    found = found if is_read == "before" else read()
+    if is_told == "before":
+        bench.core.answered(question, found, bench.now)
+    for append in appends:
+        bench.core.stored(append.token, bench.now)
+    if is_told == "after":
+        bench.core.answered(question, found, bench.now)
+    bench.settle()
+    assert not bench.notices
+    assert mailbox(bench).counts["damaged"] == 0
+    accounts_hold(bench)
+    assert bench.core.budget.memory.ahead == 0
+
+
+def test_what_is_asked_for_twice_counts_once(monkeypatch):
+    """A worker leaves while its records come, and the next one asks for what follows again."""
+    monkeypatch.setattr(cold_records, "RUN_MESSAGES", 4)
+    bench = opened(Bench(Limits(queues_memory_bytes=20 * SIZE)))
+    for number in range(1, 31):
+        bench.tell("alice", request(body(number), number=number))
+        bench.settle()
+    asked = len(bench.core.services.by_name["w"].entries) - 10
+    bench.tell("bob", offer(credit=asked))
+    bench.commit()
+    bench.lost("bob")
+    bench.tell("op", offer(credit=asked))
+    bench.settle()
+    assert {item.body for item in bench.got("op")} == {*bodies(*range(1, asked + 1))}
+    accounts_hold(bench)
+    assert bench.core.budget.memory.ahead == 0
+
+
 def test_records_are_read_ahead_in_runs_however_small_the_credit(monkeypatch):
     monkeypatch.setattr(cold_records, "RUN_MESSAGES", 10)
     monkeypatch.setattr(cold_records, "RUN_BYTES", 20 * SIZE)

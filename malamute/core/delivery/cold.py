@@ -171,23 +171,20 @@ class Ahead:
 
     def _ask(self, run: Sequence[Entry]) -> None:
         queue, size_bytes = self._queue, bytes_of(run)
-        asked = self._asked
-        asked.append(run)
+        self._asked.append(run)
         queue.budget.memory.ahead += size_bytes
 
         def brought(records: Records) -> None:
             queue.budget.memory.ahead -= size_bytes
-            # Nobody takes messages any more, if these are no longer awaited.
-            if asked is self._asked:
-                asked.remove(run)
-                self._take(run, records)
+            self._asked.remove(run)
+            self._take(run, records)
 
         queue.turn.ask(Fetch(queue.kind, queue.name, tuple(map(_sequence, run))), brought)
 
     def _take(self, run: Sequence[Entry], records: Records) -> None:
         queue = self._queue
-        # Some may have left meanwhile.
-        here = [entry for entry in run if entry.sequence in queue.entries]
+        # Some may have left meanwhile, or have come with another run.
+        here = [entry for entry in run if entry.record is None and entry.sequence in queue.entries]
         back = here if len(records) == len(run) else [e for e in here if e.sequence in records]
         for entry in back:
             entry.record = records[entry.sequence]
@@ -203,5 +200,6 @@ class Ahead:
 
     def clear(self) -> None:
         """Nobody takes messages any more."""
-        self._asked, self._awaiting, self._read_to = [], [], 0
+        self._read_to = 0
         self._starts.clear()
+        self._awaiting.clear()
