@@ -19,7 +19,15 @@ from sim_streams import Place, StreamBook
 from sim_wants import WANTS, Wants
 
 from malamute.core.ready import Append
-from malamute.core.storage import DeleteFeed, Message, Operation, PutCursor, PutFeed, Recovered
+from malamute.core.storage import (
+    DeleteCursor,
+    DeleteFeed,
+    Message,
+    Operation,
+    PutCursor,
+    PutFeed,
+    Recovered,
+)
 from malamute.protocol.batch import unpack
 
 PREFIX = "$feed/"
@@ -60,13 +68,11 @@ class Course:
 
 
 class Feed:
-    """A feed as it is in the broker, or as it is on the disk."""
+    """A feed as it is in the broker."""
 
     def __init__(self, wants: Wants, course: Course | None = None) -> None:
         self.wants = wants
         self.course = course
-        self.position: int | None = None
-        """The cursor, on the disk. None if the disk has refused it, and taken only a later change."""
 
 
 class FeedBook:
@@ -79,7 +85,10 @@ class FeedBook:
         self.feeds: dict[Name, Feed] = {}
         self.requests = 0
         """How many were stored."""
-        self._stored: dict[Name, Feed] = {}
+        self._stored: dict[Name, Wants] = {}
+        """The feeds on the disk."""
+        self._cursors: dict[Name, tuple[Course, int]] = {}
+        """Where the disk has them. It may have refused a feed and taken this, or the other way about."""
         self._asked: dict[Name, list[tuple[Any, str]]] = {}
         """What operators asked for: the criteria with the condition, and the start."""
         self._wanted: dict[int, tuple[Name, Any]] = {}
@@ -251,20 +260,21 @@ class FeedBook:
         if isinstance(operation, DeleteFeed):
             self._stored.pop((operation.service, operation.stream), None)
             return
+        if isinstance(operation, DeleteCursor) and operation.cursor.startswith(PREFIX):
+            self._cursors.pop((operation.cursor.removeprefix(PREFIX), operation.stream), None)
+            return
         name, meant = self._wanted.pop(id(operation), (None, None))
         if name is None:
             return
         if isinstance(operation, PutFeed):
-            feed = self._stored.setdefault(name, Feed(meant))
-            feed.wants = meant
+            self._stored[name] = meant
         elif isinstance(operation, PutMessage):
             course, taken = meant
             course.under_way -= 1
             course.stored.add(taken)
             self.requests += 1
-        elif isinstance(operation, PutCursor) and name in self._stored:
-            self._stored[name].course = meant
-            self._stored[name].position = operation.sequence
+        elif isinstance(operation, PutCursor):
+            self._cursors[name] = meant, operation.sequence
 
     def failed(self, append: Append) -> None:
         """It could not be stored: the feed is where it was."""
@@ -282,18 +292,19 @@ class FeedBook:
         self._denied.clear()
         self._began = None
         lost, self.feeds = self.feeds, {}
-        for name, stored in self._stored.items():
-            feed, course = Feed(stored.wants, stored.course), stored.course
-            self.feeds[name] = feed
-            if course is None:
+        for name, wants in self._stored.items():
+            feed = self.feeds[name] = Feed(wants)
+            if name not in self._cursors:
                 continue
+            course, position = self._cursors[name]
+            feed.course = course
             course.under_way = 0
             course.made = set(course.stored)
-            course.position = stored.position
+            course.position = position
             if name in lost:
                 feed.wants = lost[name].wants
-                self._change(name, feed, stored.wants)
-            beyond = [sequence for sequence, _ in course.stored if sequence > stored.position]
+                self._change(name, feed, wants)
+            beyond = [sequence for sequence, _ in course.stored if sequence > position]
             if beyond:
                 raise Violation(
                     "a request was stored without the position of its feed", feed=name, beyond=beyond
@@ -302,7 +313,7 @@ class FeedBook:
     def started(self, recovered: Recovered) -> None:
         """A broker starts on what the disk holds. A stream may have gone back: see `StreamBook.started`."""
         found = {name: recovered.cursors.get((name[1], PREFIX + name[0])) for name in recovered.feeds}
-        if found != {name: feed.position for name, feed in self._stored.items()}:
+        if found != {name: self._cursors.get(name, (None, None))[1] for name in self._stored}:
             raise Violation("a feed was lost", found=found)
         self._reserved = {name: state.reserved for name, state in recovered.streams.items()}
         for name, feed in self.feeds.items():
