@@ -128,6 +128,9 @@ class Book:
 
     def received(self, peer: bytes, message: Message) -> None:
         """The broker is about to read a command."""
+        if not peer[0]:
+            # It comes from a connection that has lost its routing id to a newer one, and is refused.
+            return
         self.credit.received(peer, message)
         self.queues.heard.add(peer)
         if handler := _READ.get(type(message)):
@@ -294,6 +297,8 @@ class Book:
             if peer == AUDITOR and isinstance(message, Deliver):
                 self.streams.assign(NO_JOURNAL, unpack_payload(message.payload, message.large))
         for peer, message in sends:
+            if not peer[0] and not isinstance(message, Error):
+                raise Violation("a connection that has lost its routing id was heard", message=message)
             if peer != AUDITOR:
                 self.credit.sent(peer, message)
                 if handler := _SENT.get(type(message)):
