@@ -68,6 +68,8 @@ class QueueBook:
         """What operators and senders took back in this turn."""
         self.heard: set[bytes] = set()
         """Who said anything in this turn."""
+        self._given_back: dict[Key, tuple[Holder, int, float]] = {}
+        """What was given back in this turn: who had it, and its attempts and its time before that."""
         self._noted: dict[Key, int] = {}
         self._found: dict[bytes, Key] = {}
         self._marks: dict[Name, int] = {}
@@ -492,6 +494,7 @@ class QueueBook:
         """Somebody gives back what he holds, after a delay in seconds or None for the backoff."""
         for key, mail in self._among(queue, ranges):
             if mail.holder == holder and key not in self.said:
+                self._given_back[key] = holder, mail.attempts, mail.not_before
                 mail.holder = None
                 mail.not_before = self._due(mail, delay)
 
@@ -499,6 +502,7 @@ class QueueBook:
         """Somebody gives back what he holds as if it had never come."""
         for key, mail in self._among(queue, ranges):
             if mail.holder == holder and key not in self.said:
+                self._given_back[key] = holder, mail.attempts, mail.not_before
                 mail.holder = None
                 mail.not_before = 0.0
                 mail.attempts -= 1
@@ -530,6 +534,10 @@ class QueueBook:
 
     def recalled(self, holder: Holder, queue: Name, ranges: Ranges, reason: str) -> None:
         """The broker takes back what somebody holds."""
+        for key, mail in self._among(queue, ranges):
+            if key in self._given_back and self._given_back[key][0] == holder:
+                # He gave it back too late in this turn, and was refused: only who holds something is told.
+                mail.holder, mail.attempts, mail.not_before = self._given_back.pop(key)
         found = [(key, mail) for key, mail in self._among(queue, ranges) if mail.holder == holder]
         if holder[0] not in self.heard and len(found) < sum(last - first + 1 for first, last in ranges):
             raise Violation("a recall of what was not delivered", holder=holder, ranges=ranges, reason=reason)
@@ -584,6 +592,7 @@ class QueueBook:
         self._began = self.now()
         self.heard.clear()
         self._noted.clear()
+        self._given_back.clear()
 
     def check_done(self, queues: set[Name]) -> None:
         """At the end of a run nothing is left where somebody takes everything."""
