@@ -345,12 +345,14 @@ class Client:
 
     def _hold(self, number: int, item: Item) -> None:
         key = (number, item.sequence, body_of(item.record))
-        # A disk that failed may have kept the broker from noting that it was delivered before.
-        unmarked = item.attempts == 1 and self.book.queues.disk_failed
-        if key in self.held and not unmarked:
+        if key in self.held and not self._is_forgotten(item):
             raise Violation("a program was handed what it holds", client=self.name, message=key)
         self.held.add(key)
         self.book.had.setdefault(self.peer, set()).add(body_of(item.record))
+
+    def _is_forgotten(self, item: Item) -> bool:
+        """Whether it comes as if for the first time, since the disk did not take that it was delivered."""
+        return item.attempts == 1 and body_of(item.record) in self.book.queues.forgotten
 
     def _let_go(self, number: int, item: Item) -> None:
         self.held.discard((number, item.sequence, body_of(item.record)))
@@ -425,8 +427,9 @@ class Client:
         origin = self.book.author.origin(item.record)
         if origin.order.request != asked.body:
             raise Violation("a reply came for another request", body=asked.body, reply=origin.body)
-        if origin in asked.replies and origin.body in self.book.queues.sent_again:
-            # It died in the mailbox, though the program had it, and an operator has sent it again.
+        # An operator may have sent it again, if it died in the mailbox though the program had it.
+        again = origin.body in self.book.queues.sent_again or self._is_forgotten(item)
+        if origin in asked.replies and again:
             return f"takes reply {origin.body!r} once more"
         if origin in asked.replies:
             raise Violation("a program was handed a reply twice", body=asked.body, reply=origin.body)

@@ -86,6 +86,8 @@ class QueueBook:
         self._used: dict[Name, float] = {}
         """When anything last came to a queue or left it."""
         self.sent_again: set[bytes] = set()
+        self.forgotten: set[bytes] = set()
+        """What was delivered and comes again as if for the first time: the disk would not note it."""
         self.final_of: dict[bytes, bytes] = {}
         """The final reply to a request."""
         self.last_end: dict[bytes, str] = {}
@@ -403,6 +405,8 @@ class QueueBook:
         unmarked = key[:2] in self._unmarked and self._marks.get(key[:2], 0) < key[2]
         if mail.attempts and not attempts and not unmarked and key not in self._unnoted:
             raise Violation("a delivery was forgotten", key=key, attempts=mail.attempts)
+        if mail.attempts and not attempts:
+            self.forgotten.add(body_of(mail.message.record))
         mail.attempts = attempts
 
     # What the broker does
