@@ -64,7 +64,7 @@ class DeadBook:
     def __init__(self, policy: QueuePolicy) -> None:
         self.policy = policy
         self.letters: dict[Key, Letter] = {}
-        self.again: dict[bytes, Message] = {}
+        self.again: dict[bytes, list[Message]] = {}
         """Those that are sent again by the append that is looked at, by what names them."""
 
     def check(self, key: Key, mail: Mail, letter: Message, reason: str, when: tuple[float, float]) -> None:
@@ -104,7 +104,7 @@ class DeadBook:
         here = [k for k, other in self.letters.items() if k[:2] == key[:2] and not other.leaving]
         name = name_of(key[1], letter.message)
         if name in sent:
-            self.again[name] = letter.message
+            self.again.setdefault(name, []).append(letter.message)
         elif not purged and (len(here) <= self.policy.dead_letters or key != min(here)):
             raise Violation("a dead letter was dropped", key=key)
         letter.leaving = True
@@ -133,6 +133,11 @@ class DeadBook:
             elif isinstance(operation, DeleteMessages) and id(operation) in bound:
                 for key in self._named(operation):
                     self.letters[key].leaving = False
+
+    def sent_again(self, name: bytes) -> Message | None:
+        """The dead letter that a message was, or None. A feed may make another of that name beside it."""
+        letters = self.again.get(name)
+        return letters.pop(0) if letters else None
 
     def died(self) -> None:
         """The broker is killed: what is on the disk is what there is."""

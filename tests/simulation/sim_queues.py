@@ -196,7 +196,7 @@ class QueueBook:
         if key in self.mail:
             raise Violation("a sequence of a queue was used again", key=key)
         self.reused |= key in self._lost
-        again = self.dead.again.get(name_of(put.queue, put.message))
+        again = self.dead.sent_again(name_of(put.queue, put.message))
         if again is not None and without(again, SPENT) != (put.message.properties or {}):
             raise Violation("a dead letter was changed when it was sent again", key=key)
         self._used[key[:2]] = self.now()
