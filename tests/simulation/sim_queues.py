@@ -73,6 +73,8 @@ class QueueBook:
         self._noted: dict[Key, int] = {}
         self._found: dict[bytes, Key] = {}
         self._marks: dict[Name, int] = {}
+        self._kept: dict[Key, int] = {}
+        """What the disk knows of deliveries, and of the attempts of some."""
         self._unmarked: set[Name] = set()
         self._unnoted: set[Key] = set()
         """What the disk did not take of deliveries and of attempts."""
@@ -258,12 +260,16 @@ class QueueBook:
                 queue = (operation.kind, operation.queue)
                 self._marks[queue] = max(self._marks.get(queue, 0), operation.sequence)
             elif isinstance(operation, SetAttempts):
-                self._delayed((operation.kind, operation.queue, operation.sequence), operation.due / 1e9)
+                key = (operation.kind, operation.queue, operation.sequence)
+                self._kept[key] = operation.attempts
+                self._delayed(key, operation.due / 1e9)
             elif isinstance(operation, DeleteMessages | DeleteQueue):
                 for mail in filter(self._is_here, meant):
                     self._removed(mail)
                 if isinstance(operation, DeleteQueue):
-                    self._marks.pop((operation.kind, operation.queue), None)
+                    queue = (operation.kind, operation.queue)
+                    self._marks.pop(queue, None)
+                    self._kept = {key: attempts for key, attempts in self._kept.items() if key[:2] != queue}
 
     def _delayed(self, key: Key, until: float) -> None:
         if key in self.mail:
@@ -280,6 +286,8 @@ class QueueBook:
             # The disk has one under each number.
             self.old.pop(mail.key, None)
         mail.stored = True
+        # A number that is used again begins anew.
+        self._kept.pop(mail.key, None)
         if is_fed(mail.message):
             self.stored_requests[mail.body] += 1
         if mail.body not in self.author.origins:
@@ -446,6 +454,8 @@ class QueueBook:
             raise Violation("a message was delivered before it was stored", key=key)
         if attempts != mail.attempts + 1:
             raise Violation("a message came again without saying so", key=key, attempts=attempts)
+        if not self._is_marked(mail):
+            raise Violation("a message was sent before the disk knew that it may have been", key=key)
         if attempts > 1 and self._noted.get(key) != attempts:
             raise Violation("an attempt was not noted", key=key, attempts=attempts)
         if 0 < self.policy.max_deliver < attempts and not mail.spared:
@@ -455,6 +465,15 @@ class QueueBook:
         if now >= mail.wishes.expires + MOMENT:
             raise Violation("a message came when it was over", key=key, now=now, expired=mail.wishes.expires)
         return mail
+
+    def _is_marked(self, mail: Mail) -> bool:
+        """Whether a restart would find that it may have been delivered, if the disk takes such marks."""
+        key, queue = mail.key, mail.key[:2]
+        if not mail.stored or queue in self._unmarked or key in self._unnoted:
+            return True
+        if key in self._kept:
+            return self._kept[key] > 0
+        return self.policy.max_deliver != 1 and self._marks.get(queue, 0) >= key[2]
 
     def check_binding(
         self, holder: Holder, queue: Name, columns: Columns, takes: Callable[..., bool]

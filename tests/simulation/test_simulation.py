@@ -83,6 +83,11 @@ def _told_of_nothing(trackers, queue, entries, outcome, reason, *, bound=True):
     """Outcomes are not told."""
 
 
+def _mark_in_memory_only(marks):
+    for entry in marks._queue.entries.values():
+        entry.marked = True
+
+
 def _always_ready(queue, sequences, delay):
     queue.make_ready(sorted(sequences))
 
@@ -180,6 +185,10 @@ BROKEN = {
     "what comes back does not wait and never dies": (
         "malamute.core.delivery.Queue._requeue",
         _always_ready,
+    ),
+    "what is marked ahead is not stored": (
+        "malamute.core.delivery.marks.Marks.mark_ahead",
+        _mark_in_memory_only,
     ),
     "attempts are not stored": (
         "malamute.core.delivery.budget.SetAttempts",
