@@ -225,6 +225,18 @@ def test_a_worker_for_some_subjects_marks_nothing_ahead():
 
 
 @pytest.mark.parametrize("more", [0, 1])
+def test_no_more_is_taken_back_than_may_be_marked_ahead(more):
+    """All that comes while somebody waits is marked, also what he does not take."""
+    bench = Bench()
+    bench.open("alice", "bob")
+    bench.tell("bob", offer(pattern="a"))
+    bench.tell("alice", request(*[b"x"] * (AHEAD_MAX + more), subject="b"))
+    bench.settle()
+    bench.lost("bob")
+    assert len(stored(bench, SetAttempts)) == AHEAD_MAX
+
+
+@pytest.mark.parametrize("more", [0, 1])
 def test_so_many_are_marked_ahead_and_no_more(more):
     bench = Bench()
     bench.open("alice", "bob")

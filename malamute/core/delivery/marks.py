@@ -99,7 +99,9 @@ class Marks:
 
     def take_back(self) -> None:
         """Nobody is about to take what was marked ahead: tell the disk that it was not delivered."""
-        for entry in self._there(self._queue.delivered + 1, self._upto):
+        # No more than that was marked ahead: the rest was marked when it came, and may be all of the queue.
+        delivered = self._queue.delivered
+        for entry in self._there(delivered + 1, min(self._upto, delivered + AHEAD_MAX)):
             if not entry.attempts and entry.sequence not in self.untouched:
                 self.count(entry)
 
