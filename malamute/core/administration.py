@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from malamute.core.delivery.browse import choose
-from malamute.core.inspection import check_arguments, queue_of
+from malamute.core.inspection import queue_of
 from malamute.core.mailbox import EVERYTHING
 from malamute.core.presence import session_of
 from malamute.core.ready import Backup
@@ -18,11 +18,25 @@ from malamute.core.session import check_free
 from malamute.core.start import locate
 from malamute.core.storage import DeleteCursor, DeleteStream, PutRetention, Reserve
 from malamute.core.subscription import Position
-from malamute.errors import Disconnected, InvalidName, InvalidValue, MalamuteError, NotFound
+from malamute.errors import Disconnected, InvalidValue, MalamuteError, NotFound
 from malamute.matching import Group, Selector
+from malamute.protocol.arguments import PATH, SECONDS, STATE, Arguments
 from malamute.protocol.codec import error_message
-from malamute.protocol.messages import BY_TYPE, Answer, Change
-from malamute.protocol.names import is_name
+from malamute.protocol.messages import (
+    BOOLEAN,
+    BY_TYPE,
+    CRITERIA,
+    KIND,
+    NAME,
+    NUMBER,
+    SEQUENCE,
+    SEQUENCES,
+    TEXT,
+    WORDS,
+    Answer,
+    Change,
+    Rule,
+)
 from malamute.protocol.start import LAST_PER_SUBJECT, Start
 
 if TYPE_CHECKING:
@@ -39,12 +53,8 @@ def change(core: Core, peer: bytes, message: Change) -> None:
     """Make a change. A refused one changes nothing; `TOPICS` says what each of them takes."""
     if message.topic not in TOPICS:
         raise InvalidValue(f"there is no change {message.topic!r}, but {', '.join(TOPICS)}")
-    topic, required, optional = TOPICS[message.topic]
-    wanted = {**required, **optional, "dry_run": bool}
-    check_arguments(message.topic, message.arguments, wanted)
-    missing = required.keys() - message.arguments.keys()
-    if missing:
-        raise InvalidValue(f"{message.topic} wants the argument {min(missing)!r}")
+    topic, arguments = TOPICS[message.topic]
+    arguments.check(message.topic, message.arguments)
 
     def answered(value: dict[str, Any]) -> None:
         answer = Answer(message.ref, value)
@@ -53,8 +63,7 @@ def change(core: Core, peer: bytes, message: Change) -> None:
     def failed(error: MalamuteError) -> None:
         core.turn.send(peer, error_message(error, _CHANGE, message.ref))
 
-    arguments = {"dry_run": False, **message.arguments}
-    topic(core, answered, failed, **arguments)
+    topic(core, answered, failed, **{"dry_run": False, **message.arguments})
 
 
 def set_cursor(
@@ -62,8 +71,6 @@ def set_cursor(
 ) -> None:
     """Set a cursor so that its reader goes on at `start`."""
     found = _stream(core, stream)
-    if not is_name(cursor):
-        raise InvalidName(f"not a name for a cursor: {cursor!r}")
     check_free(cursor)
     found.check_cursor(cursor)
     where = Start.parse(start)
@@ -125,14 +132,10 @@ def set_retention(
 
 
 def _retention(core: Core, stream: str, limits: Mapping[str, float]) -> PutRetention:
-    if not is_name(stream):
-        raise InvalidName(f"not a name for a stream: {stream!r}")
-    if min(limits.values(), default=0) < 0:
-        raise InvalidValue("a retention is not negative")
     if stream not in core.streams.by_name:
         check_free(stream)
     kept = {"bytes": 0, "count": 0, "age": 0.0, **limits}
-    return PutRetention(stream, int(kept["bytes"]), int(kept["count"]), kept["age"])
+    return PutRetention(stream, int(kept["bytes"]), int(kept["count"]), float(kept["age"]))
 
 
 def _limits(kept: PutRetention) -> dict[str, float]:
@@ -177,9 +180,7 @@ def set_feed(
     start: str = "",
 ) -> None:
     """Feed a service from a stream, or change how; without a `start` it goes on, or begins at the head."""
-    for name, what in ((service, "service"), (stream, "stream")):
-        if not is_name(name):
-            raise InvalidName(f"not a name for a {what}: {name!r}")
+    for name in (service, stream):
         check_free(name)
     core.feeds.check(service, stream)
     Selector.parse(criteria, where)
@@ -294,8 +295,6 @@ def disconnect(
 
 def back_up(core: Core, answered: Answered, failed: Failed, directory: str, dry_run: bool) -> None:
     """Copy the store into a new directory on the broker's machine, while the broker runs."""
-    if not directory.startswith("/"):
-        raise InvalidValue(f"a backup goes to an absolute path, not to {directory!r}")
 
     def copied(result: dict[str, Any] | MalamuteError) -> None:
         if isinstance(result, MalamuteError):
@@ -316,24 +315,36 @@ def _stream(core: Core, name: str) -> Stream:
     return stream
 
 
-Arguments = Mapping[str, type]
+def _takes(required: Mapping[str, Rule], optional: Mapping[str, Rule] = {}) -> Arguments:
+    return Arguments(required, {**optional, "dry_run": BOOLEAN})
 
-TOPICS: dict[str, tuple[Callable[..., None], Arguments, Arguments]] = {
-    "cursor.set": (set_cursor, {"stream": str, "cursor": str, "start": str}, {}),
-    "cursor.delete": (delete_cursor, {"stream": str, "cursor": str}, {}),
-    "stream.create": (create_stream, {"stream": str}, {"bytes": int, "count": int, "age": float}),
-    "stream.retain": (set_retention, {"stream": str}, {"bytes": int, "count": int, "age": float}),
-    "stream.purge": (purge_stream, {"stream": str}, {}),
-    "stream.delete": (delete_stream, {"stream": str}, {}),
-    "feed.set": (set_feed, {"service": str, "stream": str}, {"criteria": list, "where": str, "start": str}),
-    "feed.delete": (delete_feed, {"service": str, "stream": str}, {}),
-    "queue.redrive": (redrive, {"kind": str, "name": str}, {"sequences": list, "where": str, "limit": int}),
+
+_RETENTION = {"bytes": NUMBER, "count": NUMBER, "age": SECONDS}
+
+TOPICS: dict[str, tuple[Callable[..., None], Arguments]] = {
+    "cursor.set": (set_cursor, _takes({"stream": NAME, "cursor": NAME, "start": WORDS})),
+    "cursor.delete": (delete_cursor, _takes({"stream": NAME, "cursor": NAME})),
+    "stream.create": (create_stream, _takes({"stream": NAME}, _RETENTION)),
+    "stream.retain": (set_retention, _takes({"stream": NAME}, _RETENTION)),
+    "stream.purge": (purge_stream, _takes({"stream": NAME})),
+    "stream.delete": (delete_stream, _takes({"stream": NAME})),
+    "feed.set": (
+        set_feed,
+        _takes({"service": NAME, "stream": NAME}, {"criteria": CRITERIA, "where": TEXT, "start": WORDS}),
+    ),
+    "feed.delete": (delete_feed, _takes({"service": NAME, "stream": NAME})),
+    "queue.redrive": (
+        redrive,
+        _takes({"kind": KIND, "name": NAME}, {"sequences": SEQUENCES, "where": TEXT, "limit": SEQUENCE}),
+    ),
     "queue.purge": (
         purge,
-        {"kind": str, "name": str},
-        {"dead": bool, "sequences": list, "where": str, "state": str, "limit": int},
+        _takes(
+            {"kind": KIND, "name": NAME},
+            {"dead": BOOLEAN, "sequences": SEQUENCES, "where": TEXT, "state": STATE, "limit": SEQUENCE},
+        ),
     ),
-    "client.disconnect": (disconnect, {"id": str}, {}),
-    "journal.backup": (back_up, {"directory": str}, {}),
+    "client.disconnect": (disconnect, _takes({"id": NAME})),
+    "journal.backup": (back_up, _takes({"directory": PATH})),
 }
-"""Each change, with the arguments that it needs and those that it may have."""
+"""Each change, with the arguments that it takes."""

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from malamute.core.delivery.browse import ROWS, browse
+from malamute.core.delivery.browse import ROWS_SHOWN, browse
 from malamute.core.presence import client, clients, queue_row, service, services
 from malamute.core.ready import Survey
 from malamute.core.subscription import Reader
 from malamute.errors import InvalidValue, NotFound
-from malamute.protocol.messages import Answer
+from malamute.protocol.arguments import HEADERS, ROWS, STATE, SUBJECT, Arguments
+from malamute.protocol.messages import ADDRESS, BOOLEAN, KIND, NAME, NUMBER, TEXT, Answer
 
 if TYPE_CHECKING:
     from malamute.core.broker import Core
@@ -22,11 +23,14 @@ Rows = list[dict[str, Any]]
 
 
 def answer(core: Core, peer: bytes, query: Query) -> None:
-    """Answer a query. Raises `InvalidValue` for a topic or argument, `InvalidSelector` or `NotFound`."""
+    """Answer a query.
+
+    Raises `InvalidValue` or `InvalidName` for a topic or an argument, `InvalidSelector` or `NotFound`.
+    """
     if query.topic not in TOPICS:
         raise InvalidValue(f"ask for one of {', '.join(TOPICS)}, not {query.topic!r}")
-    topic, wanted = TOPICS[query.topic]
-    check_arguments(query.topic, query.arguments, wanted)
+    topic, arguments = TOPICS[query.topic]
+    arguments.check(query.topic, query.arguments)
 
     def answered(value: Any) -> None:
         core.turn.send(peer, Answer(query.ref, value))
@@ -35,15 +39,6 @@ def answer(core: Core, peer: bytes, query: Query) -> None:
         topic(core, answered, **query.arguments)
     else:
         answered(topic(core, **query.arguments))
-
-
-def check_arguments(topic: str, arguments: Mapping[str, Any], wanted: Mapping[str, type]) -> None:
-    """Raise `InvalidValue` unless the arguments are of these names and types; optional ones may be None."""
-    for name, value in arguments.items():
-        if name not in wanted:
-            raise InvalidValue(f"{topic} takes no argument {name!r}")
-        if type(value) is not wanted[name]:
-            raise InvalidValue(f"{topic}: {name} is not of the type {wanted[name].__name__}")
 
 
 def status(core: Core) -> dict[str, Any]:
@@ -90,9 +85,7 @@ def mailboxes(core: Core) -> Rows:
 
 
 def queue_of(core: Core, kind: str, name: str) -> Queue:
-    """The mailbox or the service of a name. Raises `InvalidValue` or `NotFound`."""
-    if kind not in ("mailbox", "service"):
-        raise InvalidValue(f"`kind` is 'mailbox' or 'service', not {kind!r}")
+    """The mailbox or the service of a name. Raises `NotFound`."""
     queue = core.queues_of(kind).by_name.get(name)
     if queue is None:
         raise NotFound(f"there is no {kind} {name!r}")
@@ -107,11 +100,11 @@ def storage(core: Core, answered: Callable[[Any], None]) -> None:
 def messages(
     core: Core,
     answered: Callable[[Rows], None],
-    kind: str = "",
-    name: str = "",
+    kind: str,
+    name: str,
     dead: bool = False,
     after: int = 0,
-    limit: int = ROWS,
+    limit: int = ROWS_SHOWN,
     where: str = "",
     state: str = "",
 ) -> None:
@@ -120,7 +113,7 @@ def messages(
     browse(queue, answered, dead=dead, after=after, limit=limit, where=where, state=state)
 
 
-def stream(core: Core, name: str = "") -> dict[str, Any]:
+def stream(core: Core, name: str) -> dict[str, Any]:
     """One stream with its readers and cursors. Lag is in messages, and in seconds between message times."""
     found = core.streams.by_name.get(name)
     if found is None:
@@ -146,7 +139,7 @@ def _reader(stream: Stream, subscription: Reader) -> dict[str, Any]:
 
 
 def explain(
-    core: Core, stream: str = "", subject: str = "", headers: Mapping[str, Any] = {}, sender: str = ""
+    core: Core, stream: str, subject: str = "", headers: Mapping[str, Any] = {}, sender: str = ""
 ) -> Rows:
     """For each selector of a stream whether it takes a message, and if not, what failed first."""
     found = core.streams.by_name.get(stream)
@@ -187,23 +180,29 @@ def _cursors(stream: Stream) -> Rows:
 
 Topic = Callable[..., Any]
 
-TOPICS: dict[str, tuple[Topic, dict[str, type]]] = {
-    "status": (status, {}),
-    "streams": (streams, {}),
-    "stream": (stream, {"name": str}),
-    "explain": (explain, {"stream": str, "subject": str, "headers": dict, "sender": str}),
-    "cursors": (cursors, {"stream": str}),
+TOPICS: dict[str, tuple[Topic, Arguments]] = {
+    "status": (status, Arguments()),
+    "streams": (streams, Arguments()),
+    "stream": (stream, Arguments({"name": NAME})),
+    "explain": (
+        explain,
+        Arguments({"stream": NAME}, {"subject": SUBJECT, "headers": HEADERS, "sender": ADDRESS}),
+    ),
+    "cursors": (cursors, Arguments(optional={"stream": ADDRESS})),
     "messages": (
         messages,
-        {"kind": str, "name": str, "dead": bool, "after": int, "limit": int, "where": str, "state": str},
+        Arguments(
+            {"kind": KIND, "name": NAME},
+            {"dead": BOOLEAN, "after": NUMBER, "limit": ROWS, "where": TEXT, "state": STATE},
+        ),
     ),
-    "mailboxes": (mailboxes, {}),
-    "services": (services, {"details": bool}),
-    "service": (service, {"name": str}),
-    "clients": (clients, {"details": bool}),
-    "client": (client, {"id": str}),
-    "feeds": (feeds, {}),
-    "storage": (storage, {}),
+    "mailboxes": (mailboxes, Arguments()),
+    "services": (services, Arguments(optional={"details": BOOLEAN})),
+    "service": (service, Arguments({"name": NAME})),
+    "clients": (clients, Arguments(optional={"details": BOOLEAN})),
+    "client": (client, Arguments({"id": NAME})),
+    "feeds": (feeds, Arguments()),
+    "storage": (storage, Arguments()),
 }
 """Each topic with the arguments that it takes."""
 

@@ -41,7 +41,7 @@ def clients(core: Core, *, details: bool = False) -> list[Row]:
     return [_client_details(session) for session in sessions]
 
 
-def client(core: Core, id: str = "") -> Row:  # noqa: A002  # it is so called on the wire
+def client(core: Core, id: str) -> Row:  # noqa: A002  # it is so called on the wire
     """One session, by its id or its address, with its subscriptions and offers."""
     return _client_details(session_of(core, id))
 
@@ -49,7 +49,7 @@ def client(core: Core, id: str = "") -> Row:  # noqa: A002  # it is so called on
 def session_of(core: Core, name: str) -> Session:
     """The session of a client, by its id or its address. Raises `NotFound`."""
     for session in core.sessions.by_peer.values():
-        if name and name in (session.ident, session.address):
+        if name in (session.ident, session.address):
             return session
     raise NotFound(f"there is no client {name!r}")
 
@@ -63,7 +63,7 @@ def services(core: Core, *, details: bool = False) -> list[Row]:
     return [_service_details(core, queue) for queue in queues]
 
 
-def service(core: Core, name: str = "") -> Row:
+def service(core: Core, name: str) -> Row:
     """One service with its workers."""
     queue = core.services.by_name.get(name)
     if queue is None:

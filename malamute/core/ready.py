@@ -139,7 +139,8 @@ class Turn:
         self.operations: list[Operation] = []
         self.bound: list[Operation] = []
         self.backlog_bytes = 0
-        self._asked: dict[Question, list[Then]] = {}
+        # Tuples of two types can be equal.
+        self._asked: dict[tuple[type[Question], Question], list[Then]] = {}
         self._callbacks: list[WhenStored] = []
         self._awaited = False
         self._bytes = 0
@@ -171,14 +172,14 @@ class Turn:
 
     def ask(self, question: Question, then: Then) -> None:
         """Ask the store, and call back with its answer. Whoever asks the same meanwhile shares it."""
-        waiting = self._asked.setdefault(question, [])
+        waiting = self._asked.setdefault((type(question), question), [])
         waiting.append(then)
         if len(waiting) == 1:
             self.reads.append(question)
 
     def answer(self, question: Question, result: Any) -> None:
         """The store has answered."""
-        for then in self._asked.pop(question):
+        for then in self._asked.pop((type(question), question)):
             then(result)
 
     def notice(self, event: str, **details: Any) -> None:

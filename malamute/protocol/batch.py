@@ -87,7 +87,7 @@ def pack_record(headers: Headers | None, body: Body) -> bytes:
     try:
         if headers:
             headers = headers if type(headers) is dict else dict(headers)
-            if not _are_headers(headers):
+            if not are_headers(headers):
                 raise InvalidValue("a header is text with a value of str, int, float, bool or None")
         if isinstance(body, _FRAME_TYPES):
             record: bytes = pack((headers or None, body))
@@ -104,7 +104,8 @@ def pack_record(headers: Headers | None, body: Body) -> bytes:
 _FRAME_TYPES = (bytes, bytearray, memoryview)
 
 
-def _are_headers(headers: Mapping[Any, Any]) -> bool:
+def are_headers(headers: Mapping[Any, Any]) -> bool:
+    """Whether each key is text, and each value one that a header may have."""
     # A loop: for the few headers that messages have it is twice as fast as checking sets of types.
     for name, value in headers.items():
         if type(name) is not str or type(value) not in _HEADER_TYPES:
@@ -120,7 +121,7 @@ def unpack_record(record: Frame) -> tuple[dict[str, Any], list[bytes]]:
     headers = body.pop(0)
     if not _BODY.issuperset(map(type, body)) or not (headers is None or type(headers) is dict):
         raise Malformed("a record is an array of headers and body frames")
-    if headers and not _are_headers(headers):
+    if headers and not are_headers(headers):
         raise Malformed("a header is text with a value of str, int, float, bool or nil")
     return headers or {}, body
 

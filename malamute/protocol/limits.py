@@ -47,6 +47,18 @@ RECORD_LARGE_BYTES = 65_536
 DURATION_MS_MAX = 10 * 365 * 86_400_000
 """Milliseconds of the longest delay, deadline or time to live: ten years."""
 
+AGE_SECONDS_MAX = 100 * 365 * 86_400
+"""Seconds of the longest age for which a stream keeps its messages: a hundred years."""
+
+ROWS_MAX = 1_000
+"""Messages of a queue in one ANSWER."""
+
+HEADERS_MAX = 1_000
+"""Headers of the message that a QUERY asks about."""
+
+PATH_BYTES_MAX = 4_095
+"""Bytes of UTF-8 in a path on the broker's machine."""
+
 NUMBER_MAX = 2**63 - 1
 """The highest number, sequence or count."""
 

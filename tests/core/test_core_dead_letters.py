@@ -6,9 +6,9 @@ import pytest
 from core_bench import Bench, ack, mail_credit, offer, request, send
 
 from malamute.core.delivery import QueuePolicy
-from malamute.core.delivery.browse import BODY_BYTES_MAX, ROWS_MAX
+from malamute.core.delivery.browse import BODY_BYTES_MAX
 from malamute.protocol.batch import pack_record
-from malamute.protocol.limits import Limits
+from malamute.protocol.limits import ROWS_MAX, Limits
 from malamute.protocol.messages import Change, Error, Hello, Query, Recall, Reject, Send
 
 SERVICE = {"kind": "service", "name": "w"}
@@ -291,7 +291,7 @@ def test_a_purge_that_is_not_stored_is_told_and_undone(bench):
         ({**SERVICE, "sequences": [1, 99]}, 404),
         ({**SERVICE, "sequences": ["1"]}, 416),
         ({**SERVICE, "sequences": [[1]]}, 416),
-        ({**SERVICE, "sequences": [-1]}, 404),
+        ({**SERVICE, "sequences": [-1]}, 416),
         ({**SERVICE, "limit": 0}, 416),
         ({**SERVICE, "limit": -1}, 416),
         ({**SERVICE, "where": "and"}, 415),

@@ -320,7 +320,7 @@ def test_a_dry_run_only_tells(bench):
     [
         ({"service": "w"}, 416),
         ({"service": "w", "stream": "s", "criteria": [["nonsense", "x"]]}, 415),
-        ({"service": "w", "stream": "s", "criteria": []}, 415),
+        ({"service": "w", "stream": "s", "criteria": []}, 416),
         ({"service": "w", "stream": "s", "criteria": "x"}, 416),
         ({"service": "w", "stream": "s", "where": "n >"}, 415),
         ({"service": "w", "stream": "s", "start": "sometime"}, 416),

@@ -185,9 +185,9 @@ def test_more_workers_than_one_answer_holds_are_refused(bench, monkeypatch):
 @pytest.mark.parametrize(
     ("topic", "arguments", "code"),
     [
-        ("client", {}, 404),
+        ("client", {}, 416),
         ("client", {"id": "nobody"}, 404),
-        ("service", {}, 404),
+        ("service", {}, 416),
         ("service", {"name": "nothing"}, 404),
         ("clients", {"details": 1}, 416),
         ("services", {"detail": True}, 416),

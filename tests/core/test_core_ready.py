@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from pathlib import Path
 
 from core_bench import Bench, publish, send
 
 from malamute.core.broker import STATES
-from malamute.core.ready import Turn
+from malamute.core.ready import FindSubjects, FindTime, Read, Turn
 from malamute.core.storage import DeleteSession, PutSession
 from malamute.errors import StorageFull
 from malamute.protocol.messages import SPECS, Pong
@@ -51,6 +52,22 @@ def test_the_backlog_is_what_was_handed_over_and_not_settled():
     turn.settle(append.token, StorageFull())
     assert turn.backlog_bytes == 5
     assert not turn.unsettled
+
+
+def test_who_asks_the_same_shares_an_answer_and_who_asks_another_kind_has_its_own():
+    turn, answers = Turn(0.0), []
+
+    def note(kind, result):
+        answers.append((kind, result))
+
+    same = (Read("s", 5, 1), FindTime("s", 5, 1), FindSubjects("s", 5, 1))
+    assert len(set(same)) == 1
+    for question in (*same, *same):
+        turn.ask(question, partial(note, type(question).__name__))
+    assert [type(question) for question in turn.finish().reads] == [Read, FindTime, FindSubjects]
+    for place, question in enumerate(same):
+        turn.answer(question, place)
+    assert answers == [(type(same[n // 2]).__name__, n // 2) for n in range(6)]
 
 
 def test_all_of_a_turn_is_one_transaction(bench: Bench):

@@ -198,7 +198,7 @@ def test_a_session_that_is_away_is_ended_without_a_word(bench):
     ident = bench.core.sessions.by_peer[peer_id("alice")].ident
     bench.lost("alice")
     bench.sent("alice")
-    for name, code in ((ident, None), (ident, 404), ("", 404)):
+    for name, code in ((ident, None), (ident, 404), ("", 414)):
         bench.tell("carol", Change(1, "client.disconnect", {"id": name}))
         bench.settle()
         (answer,) = bench.sent("carol")

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from math import inf, nan
+
 import pytest
 from core_bench import Bench, chunks, items, publish, subscribe
 
+from malamute.core.start import SUBJECTS_MAX
 from malamute.errors import StorageFull
 from malamute.journal.store import Retention
 from malamute.protocol.limits import Limits
@@ -58,6 +61,18 @@ def seen(messages) -> list[int]:
             after = got[-1]
             sequences += got
     return sequences
+
+
+def test_two_questions_of_one_iteration_that_are_equal_but_for_their_types_have_an_answer_each(bench):
+    bench.receive("bob", subscribe(1, start=f"time:{SUBJECTS_MAX}"))
+    bench.receive("bob", subscribe(2, start="last-per-subject"))
+    bench.settle()
+    answers = bench.sent("bob")
+    assert [m.value for m in answers if isinstance(m, Ok)] == [1, 2]
+    assert [seen(m for m in answers if getattr(m, "source", 0) == source) for source in (1, 2)] == [
+        [1, 2, 3, 4, 5, 6],
+        [2, 4, 6],
+    ]
 
 
 @pytest.mark.parametrize(
@@ -320,6 +335,13 @@ def test_a_stream_that_was_deleted_can_be_made_again_and_its_numbers_go_on(bench
         ("cursor.set", {"stream": "none", "cursor": "c", "start": "new"}, 404),
         ("stream.retain", {"stream": "s", "count": -1}, 416),
         ("stream.retain", {"stream": "s", "count": "many"}, 416),
+        ("stream.retain", {"stream": "s", "age": inf}, 416),
+        ("stream.retain", {"stream": "s", "age": nan}, 416),
+        ("stream.retain", {"stream": "s", "age": 1e300}, 416),
+        ("stream.create", {"stream": "t", "age": inf}, 416),
+        ("stream.create", {"stream": "t", "bytes": 2**64 - 1}, 416),
+        ("journal.backup", {"directory": "/tmp/a\0b"}, 416),
+        ("journal.backup", {"directory": "there"}, 416),
         ("stream.retain", {"stream": "$sys"}, 401),
         ("stream.retain", {"stream": ""}, 414),
         ("stream.create", {"stream": "t", "age": -1.0}, 416),

@@ -5,9 +5,10 @@ from typing import Any
 
 import page
 import pytest
+import wire_strategies as wire
 
 from malamute import errors
-from malamute.protocol import limits, messages
+from malamute.protocol import arguments, limits, messages
 from malamute.protocol.batch import pack, pack_record, unpack_payload, unpack_record
 from malamute.protocol.codec import decode, encode
 from malamute.protocol.limits import Limits
@@ -16,7 +17,13 @@ from malamute.protocol.messages import BY_OPCODE, SPECS, Rule, Spec
 EXAMPLES = page.examples()
 MESSAGES = [example for example in EXAMPLES if example.kind in messages.__dict__]
 BYTES = [example for example in EXAMPLES if example not in MESSAGES]
-RULES = {rule.words: rule for rule in vars(messages).values() if isinstance(rule, Rule)}
+
+
+def _rules(module: Any) -> dict[str, Rule]:
+    return {rule.words: rule for rule in vars(module).values() if isinstance(rule, Rule)}
+
+
+RULES = _rules(messages) | _rules(arguments)
 COMMANDS = [pytest.param(spec, id=spec.name) for spec in SPECS]
 
 
@@ -141,18 +148,26 @@ SAMPLES: dict[str, Any] = {
     "stored ranges": [1, 1, 0],
 }
 TYPES = page.table(page.section("Types"), "type")
-RANGED = [row for row in TYPES if row[2]]
+ARGUMENT_TYPES = page.table(page.section("Types of arguments"), "type")
+RANGED = [row for row in TYPES + ARGUMENT_TYPES if row[2]]
 
 
 def sample(row: list[str], size: int) -> Any:
     words, form = row[:2]
-    if form == "integer":
+    if form in ("integer", "number"):
         return size
+    if form == "map":
+        return {str(place): place for place in range(size)}
+    if words == "path":
+        return "/".ljust(size, "x")[:size]
     return "x" * size if form == "text" else [SAMPLES[words]] * size
 
 
 def test_the_types_are_those_of_the_rules() -> None:
-    assert {row[0] for row in TYPES} == {rule.words for spec in SPECS for rule in spec.rules} == set(RULES)
+    assert {row[0] for row in TYPES} == {rule.words for spec in SPECS for rule in spec.rules}
+    used = {rule.words for takes in wire.ARGUMENTS.values() for rule in takes.rules.values()}
+    assert {row[0] for row in ARGUMENT_TYPES} == used - {row[0] for row in TYPES}
+    assert set(RULES) == {row[0] for row in TYPES + ARGUMENT_TYPES}
 
 
 @pytest.mark.parametrize("row", RANGED, ids=lambda row: row[0])
@@ -161,14 +176,14 @@ def test_a_type_holds_at_both_ends_of_its_range_and_not_beyond(row: list[str]) -
     assert rule.holds(sample(row, low))
     assert rule.holds(sample(row, high))
     assert not rule.holds(sample(row, high + 1))
-    if low > 0 or row[1] == "integer":
+    if low > 0 or row[1] in ("integer", "number"):
         assert not rule.holds(sample(row, low - 1))
 
 
 @pytest.mark.parametrize("row", RANGED, ids=lambda row: row[0])
 def test_one_past_the_size_of_a_list_or_a_text_is_too_large(row: list[str]) -> None:
     rule, high = RULES[row[0]], int(row[3])
-    assert rule.is_over(sample(row, high + 1)) == (row[1] != "integer")
+    assert rule.is_over(sample(row, high + 1)) == (row[1] in ("list", "text"))
     assert not rule.is_over(sample(row, high))
 
 

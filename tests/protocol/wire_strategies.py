@@ -1,11 +1,17 @@
-"""What hypothesis builds messages from: a strategy for each rule, so for every field of every command."""
+"""What hypothesis builds messages from: a strategy for each rule, so for every field of every command.
 
+And for every argument of every topic of QUERY and CHANGE: what it may hold, and what it may not.
+"""
+
+from math import inf, nan
 from typing import Any
 
 from hypothesis import strategies as st
 
+from malamute.core import administration, inspection
 from malamute.protocol import limits
-from malamute.protocol.messages import SPECS, Deliver, Spec
+from malamute.protocol.arguments import MESSAGE_STATES, Arguments
+from malamute.protocol.messages import SPECS, Change, Deliver, Query, Rule, Spec
 from malamute.protocol.names import is_name
 
 NUMBERS = st.integers(0, limits.NUMBER_MAX)
@@ -57,6 +63,16 @@ BY_WORDS: dict[str, st.SearchStrategy[Any]] = {
     "map": st.dictionaries(st.text(max_size=10), PLAIN, max_size=4),
     "limits": st.dictionaries(st.text(max_size=10), NUMBERS, max_size=4),
     "any value": PLAIN,
+    "subject": _text(limits.SUBJECT_BYTES_MAX),
+    "path": st.text(max_size=40).map(lambda text: "/" + text.replace("\0", "")),
+    "rows": st.integers(1, limits.ROWS_MAX),
+    "seconds": st.integers(0, limits.AGE_SECONDS_MAX) | st.floats(0, limits.AGE_SECONDS_MAX),
+    "state": st.sampled_from(["", *MESSAGE_STATES]),
+    "headers": st.dictionaries(
+        st.text(max_size=10),
+        st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats() | st.text(max_size=20),
+        max_size=4,
+    ),
 }
 
 COLUMNS: dict[str, st.SearchStrategy[Any]] = {
@@ -80,6 +96,37 @@ def messages(draw: st.DrawFn, spec: Spec) -> Any:
         places = fields[spec.message._fields.index("records")].count(None)
         return spec.message(*fields, draw(_frames(st.just(places))))
     return spec.message(*fields)
+
+
+ARGUMENTS: dict[tuple[type[Query | Change], str], Arguments] = {
+    (command, topic): takes
+    for command, topics in ((Query, inspection.TOPICS), (Change, administration.TOPICS))
+    for topic, (_, takes) in topics.items()
+}
+"""What each topic takes."""
+
+ODD_FLOATS = st.sampled_from([inf, -inf, nan, 1e300, -1e300, 5e-324, -0.0, 1e19, -1.0])
+ANYTHING = (
+    PLAIN
+    | ODD_FLOATS
+    | st.sampled_from([-1, 0, 2**63, 2**64 - 1, -(2**63), "", "\0", "/\0", "$sys", "x" * 5000, [], {}])
+    | st.lists(ODD_FLOATS | st.integers(-2, 2) | st.text(max_size=3), max_size=3)
+)
+"""Values that an argument may or may not have, with those that have done harm before."""
+
+
+def argument(rule: Rule) -> st.SearchStrategy[Any]:
+    """Any value that an argument may have."""
+    if rule.words in COLUMNS:
+        return st.lists(COLUMNS[rule.words], min_size=1, max_size=4)
+    return BY_WORDS[rule.words]
+
+
+def arguments(takes: Arguments) -> st.SearchStrategy[dict[str, Any]]:
+    """Any arguments that a topic takes."""
+    required = {name: argument(rule) for name, rule in takes.required.items()}
+    optional = {name: argument(rule) for name, rule in takes.optional.items()}
+    return st.fixed_dictionaries(required, optional=optional)
 
 
 def _field(words: str, count: int) -> st.SearchStrategy[Any]:

@@ -10,7 +10,7 @@ from malamute.core.delivery.cold import records_of, runs
 from malamute.core.delivery.entry import Entry
 from malamute.core.steps import Steps, proceed
 from malamute.core.storage import Frame, Message
-from malamute.errors import InvalidValue, Malformed, NotFound
+from malamute.errors import Malformed, NotFound
 from malamute.matching import parse
 from malamute.matching.expression import Expression
 from malamute.matching.expression import Message as Matched
@@ -19,15 +19,11 @@ from malamute.protocol.batch import unpack_record
 if TYPE_CHECKING:
     from malamute.core.delivery.queue import Queue
 
-ROWS = 100
+ROWS_SHOWN = 100
 """Rows of an answer when nobody says how many."""
-
-ROWS_MAX = 1_000
 
 BODY_BYTES_MAX = 4_096
 """Bytes of a body that an answer shows."""
-
-STATES = ("unstored", "waiting", "delayed", "outstanding", "settling", "dead")
 
 SEARCHABLE = ("correlation", "id", "tracker", "key")
 """Properties that an expression may name beside the headers."""
@@ -77,13 +73,11 @@ def browse(
     *,
     dead: bool = False,
     after: int = 0,
-    limit: int = ROWS,
+    limit: int = ROWS_SHOWN,
     where: str = "",
     state: str = "",
 ) -> None:
-    """Call back with the rows of some messages. Raises `InvalidValue` or `InvalidSelector`."""
-    if not 1 <= limit <= ROWS_MAX or after < 0:
-        raise InvalidValue(f"`limit` is from 1 to {ROWS_MAX}, and `after` is not negative")
+    """Call back with the rows of some messages. Raises `InvalidSelector`."""
     entries = [entry for entry in _all(queue, dead) if entry.sequence > after]
     found: list[dict[str, Any]] = []
     look = _Look(queue, dead, _expression(where), state, limit, lambda item: found.append(item.row()))
@@ -95,17 +89,15 @@ def choose(
     then: Callable[[list[int]], None],
     *,
     dead: bool = False,
-    sequences: Sequence[Any] | None = None,
+    sequences: Sequence[int] | None = None,
     where: str = "",
     state: str = "",
     limit: int | None = None,
 ) -> None:
     """Call back with the sequences of some messages: of those named, or of all, that meet the conditions.
 
-    Raises `InvalidValue`, `InvalidSelector`, or `NotFound` for a sequence that is not there.
+    Raises `InvalidSelector`, or `NotFound` for a sequence that is not there.
     """
-    if limit is not None and limit < 1:
-        raise InvalidValue("`limit` is 1 or more")
     entries = _all(queue, dead)
     expression = _expression(where)
     if sequences is not None:
@@ -117,9 +109,7 @@ def choose(
     proceed(queue.turn, look.steps(entries, lambda: then(found), records=expression is not None))
 
 
-def _named(entries: Mapping[int, Entry], sequences: Sequence[Any]) -> list[Entry]:
-    if not all(type(sequence) is int for sequence in sequences):
-        raise InvalidValue("`sequences` is a list of integers")
+def _named(entries: Mapping[int, Entry], sequences: Sequence[int]) -> list[Entry]:
     for sequence in sequences:
         if sequence not in entries:
             raise NotFound(f"there is no message {sequence}")
@@ -142,8 +132,6 @@ class _Look:
         limit: int,
         take: Callable[[Found], None],
     ) -> None:
-        if state and state not in STATES:
-            raise InvalidValue(f"a state is one of {', '.join(STATES)}, not {state!r}")
         self._queue = queue
         self._dead = dead
         self._expression = expression

@@ -1,0 +1,98 @@
+"""The arguments of QUERY and CHANGE: what each may hold, checked before anything looks at it.
+
+A topic names its arguments, each with a `Rule` like those of the fields of commands: type, range, finiteness
+and length, those of the items of a list too. `Arguments.check` is the only door. What passes it needs no
+second look, so a handler asks only whether what is named exists.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import isfinite
+from reprlib import Repr
+from typing import Any, NamedTuple
+
+from malamute.errors import InvalidName, InvalidValue
+from malamute.protocol import limits
+from malamute.protocol.batch import are_headers
+from malamute.protocol.messages import ADDRESS, NAME, Rule
+
+MESSAGE_STATES = ("unstored", "waiting", "delayed", "outstanding", "settling", "dead")
+"""What the state of a queued message may be."""
+
+
+def _is_text(value: Any, bytes_max: int) -> bool:
+    return type(value) is str and len(value.encode()) <= bytes_max
+
+
+def _is_seconds(value: Any) -> bool:
+    return type(value) in (int, float) and isfinite(value) and 0 <= value <= limits.AGE_SECONDS_MAX
+
+
+def _is_path(value: Any) -> bool:
+    return _is_text(value, limits.PATH_BYTES_MAX) and value.startswith("/") and "\0" not in value
+
+
+def _are_few_headers(value: Any) -> bool:
+    return type(value) is dict and len(value) <= limits.HEADERS_MAX and are_headers(value)
+
+
+SECONDS = Rule("seconds", _is_seconds)
+ROWS = Rule("rows", lambda value: type(value) is int and 1 <= value <= limits.ROWS_MAX)
+SUBJECT = Rule(
+    "subject", lambda value: _is_text(value, limits.SUBJECT_BYTES_MAX), bytes_max=limits.SUBJECT_BYTES_MAX
+)
+PATH = Rule("path", _is_path, bytes_max=limits.PATH_BYTES_MAX)
+STATE = Rule("state", lambda value: value == "" or value in MESSAGE_STATES)
+HEADERS = Rule("headers", _are_few_headers)
+
+EXPECTED = {
+    "seconds": f"a finite number from 0 to {limits.AGE_SECONDS_MAX}",
+    "rows": f"an integer from 1 to {limits.ROWS_MAX}",
+    "number": f"an integer from 0 to {limits.NUMBER_MAX}",
+    "sequence": f"an integer from 1 to {limits.NUMBER_MAX}",
+    "sequences": f"a list of 1 to {limits.BATCH_MESSAGES_MAX} integers from 1 to {limits.NUMBER_MAX}",
+    "criteria": f"a list of 1 to {limits.CRITERIA_MAX} pairs [family, pattern]",
+    "boolean": "true or false",
+    "subject": f"text of at most {limits.SUBJECT_BYTES_MAX} bytes",
+    "words": f"text of at most {limits.TEXT_BYTES_MAX} bytes",
+    "long text": f"text of at most {limits.WHERE_BYTES_MAX} bytes",
+    "name": f"a name: text of 1 to {limits.NAME_BYTES_MAX} bytes with no control characters",
+    "address": f"a name, or empty: text of at most {limits.NAME_BYTES_MAX} bytes with no control characters",
+    "path": f"an absolute path of at most {limits.PATH_BYTES_MAX} bytes without NUL",
+    "kind": "'mailbox' or 'service'",
+    "state": f"one of {', '.join(MESSAGE_STATES)}",
+    "headers": f"a map of at most {limits.HEADERS_MAX} texts to a str, int, float, bool or nil each",
+}
+"""What each type of argument may hold, for whoever got it wrong."""
+
+_SHORT = Repr()
+_SHORT.maxstring = 80
+
+
+class Arguments(NamedTuple):
+    """What a topic takes: the arguments that it needs, and those that may be left out."""
+
+    required: Mapping[str, Rule] = {}
+    optional: Mapping[str, Rule] = {}
+
+    @property
+    def rules(self) -> dict[str, Rule]:
+        """The rule of each argument."""
+        return {**self.required, **self.optional}
+
+    def check(self, topic: str, given: Mapping[str, Any]) -> None:
+        """Raise `InvalidValue` or, for what breaks the rule for names, `InvalidName`."""
+        for name, value in given.items():
+            rule = self.required.get(name) or self.optional.get(name)
+            if rule is None:
+                raise InvalidValue(f"{topic} takes no argument {_SHORT.repr(name)}{self._instead()}")
+            if not rule.holds(value):
+                fault = InvalidName if rule in (NAME, ADDRESS) and type(value) is str else InvalidValue
+                raise fault(f"{topic}: invalid {name} {_SHORT.repr(value)}: expected {EXPECTED[rule.words]}")
+        for name, rule in self.required.items():
+            if name not in given:
+                raise InvalidValue(f"{topic} needs the argument {name!r}: {EXPECTED[rule.words]}")
+
+    def _instead(self) -> str:
+        return f": expected {', '.join(self.rules)}" if self.rules else ""

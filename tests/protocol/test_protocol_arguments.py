@@ -1,0 +1,104 @@
+"""The arguments of QUERY and CHANGE: what a rule allows passes the door, and nothing else does."""
+
+from __future__ import annotations
+
+from math import inf, nan
+from typing import Any
+
+import pytest
+import wire_strategies as wire
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from malamute.errors import InvalidName, InvalidValue
+from malamute.protocol import arguments, limits, messages
+from malamute.protocol.arguments import EXPECTED, Arguments
+from malamute.protocol.messages import Rule
+
+TOPICS = wire.ARGUMENTS
+USED = {rule for takes in TOPICS.values() for rule in takes.rules.values()}
+EACH = [(*key, name, rule) for key, takes in TOPICS.items() for name, rule in takes.rules.items()]
+
+ALL_RULES = {
+    rule for module in (messages, arguments) for rule in vars(module).values() if isinstance(rule, Rule)
+}
+
+
+def test_every_rule_has_a_strategy_and_every_argument_words_for_whoever_got_it_wrong() -> None:
+    assert {rule.words for rule in ALL_RULES} == {*wire.BY_WORDS, *wire.COLUMNS}
+    assert {rule.words for rule in USED} == set(EXPECTED)
+
+
+@pytest.mark.parametrize("key", TOPICS, ids=lambda key: f"{key[0].__name__}-{key[1]}")
+@settings(max_examples=20)
+@given(data=st.data())
+def test_what_a_topic_takes_passes(key: Any, data: st.DataObject) -> None:
+    TOPICS[key].check(key[1], data.draw(wire.arguments(TOPICS[key])))
+
+
+BAD: tuple[Any, ...] = (
+    inf,
+    -inf,
+    nan,
+    1e300,
+    -1,
+    -0.5,
+    2**63,
+    2**64 - 1,
+    None,
+    b"x",
+    "\0",
+    "/a\0b",
+    "x" * 5_000,
+    [],
+    [1, "a"],
+    [0],
+    [-1],
+    [2**63],
+    [nan],
+    [True],
+    [1] * (limits.BATCH_MESSAGES_MAX + 1),
+    [["all", ""]] * (limits.CRITERIA_MAX + 1),
+    [["all"]],
+    [[1, ""]],
+    {"a": [1]},
+    {"a": {}},
+    {"a": b"x"},
+    {str(place): 1 for place in range(limits.HEADERS_MAX + 1)},
+)
+
+
+@pytest.mark.parametrize(("command", "topic", "name", "rule"), EACH)
+def test_what_no_rule_allows_is_refused_with_its_name_and_what_was_expected(
+    command: Any, topic: str, name: str, rule: Rule
+) -> None:
+    takes = TOPICS[command, topic]
+    refused = 0
+    for value in BAD:
+        if rule.holds(value):
+            continue
+        with pytest.raises((InvalidValue, InvalidName)) as raised:
+            takes.check(topic, {name: value})
+        assert f"invalid {name}" in raised.value.text
+        assert EXPECTED[rule.words] in raised.value.text
+        assert len(raised.value.text) < 500
+        refused += 1
+    assert refused >= len(BAD) - 4
+
+
+@pytest.mark.parametrize("value", [inf, -inf, nan, 1e300, -1, -0.001, limits.AGE_SECONDS_MAX + 1, True, "1"])
+def test_an_age_is_finite_and_within_its_range(value: Any) -> None:
+    assert not arguments.SECONDS.holds(value)
+
+
+def test_what_is_needed_is_asked_for_and_what_is_unknown_is_told() -> None:
+    takes = Arguments({"stream": messages.NAME}, {"dead": messages.BOOLEAN})
+    with pytest.raises(InvalidValue, match="x needs the argument 'stream': a name"):
+        takes.check("x", {"dead": True})
+    with pytest.raises(InvalidValue, match="x takes no argument 'colour': expected stream, dead"):
+        takes.check("x", {"stream": "s", "colour": 1})
+    with pytest.raises(InvalidName, match=r"x: invalid stream '': expected a name"):
+        takes.check("x", {"stream": ""})
+    with pytest.raises(InvalidValue):
+        takes.check("x", {"stream": 5})
+    takes.check("x", {"stream": "s"})
