@@ -24,7 +24,7 @@ from malamute.core.mailbox import Mailboxes
 from malamute.core.ready import Question, Ready, Turn
 from malamute.core.service import Services
 from malamute.core.session import Session, Sessions
-from malamute.core.storage import EMPTY, Recovered
+from malamute.core.storage import EMPTY, REFUSALS, Recovered
 from malamute.core.stream import Streams
 from malamute.core.subscription import Subscription
 from malamute.core.timers import Timers
@@ -146,7 +146,7 @@ class Core:
             table = self.mailboxes if kind.startswith("mailbox") else self.services
             table.restore(name, queue, dead=kind.endswith("-dead"))
         for peer, value in recovered.sessions.items():
-            self.sessions.restore(peer, value)
+            self.sessions.restore(peer, value, recovered.session_parts.get((peer, REFUSALS), b""))
         # Which of them are anonymous is not known; the others have no request under this name.
         self.services.await_replies({session.mailbox for session in self.sessions.by_peer.values()})
         self.mailboxes.resume()

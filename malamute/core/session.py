@@ -16,7 +16,6 @@ not wait for its own ghost.
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable
 from functools import cached_property
@@ -24,7 +23,8 @@ from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
 from malamute.core.ready import Turn
-from malamute.core.storage import DeleteSession, PutSession
+from malamute.core.refusals import Refusals
+from malamute.core.storage import REFUSALS, DeleteSession, PutSession
 from malamute.errors import (
     AccessRefused,
     AddressTaken,
@@ -59,49 +59,31 @@ if TYPE_CHECKING:
 Numbered = Publish | Send | Request | Reply | Commit
 """The commands that a session numbers."""
 
-REFUSED_RUNS_MAX = 1_000
-"""Runs of refused numbers that a session keeps."""
-
 
 class Numbers:
     """What became of each numbered command of a session.
 
     Numbers come without holes, so `next` tells which were executed; those above `stored` wait for the
-    disk. `refused` holds runs `[first, last, code, text, opcode]` of those that were refused, in order,
-    back to `floor`: below it, a client cannot ask any more.
+    disk. `refused` tells of those that were refused, back to `floor`: below it, a client cannot ask any more.
     """
 
     def __init__(self, next_number: int = 1) -> None:
         self.next = next_number
         self.stored = next_number - 1
         self.floor = 1
-        self.refused: list[list[Any]] = []
+        self.refused = Refusals()
+        self.refused_changed = False
+        """Whether the store does not know of all that were refused."""
 
     def refuse(self, number: int, error: Error) -> None:
         """Remember that a number was refused, and how. Many alike in a row take no more than one."""
-        run = [number, number, error.code, error.text, error.about]
-        place = bisect_right(self.refused, number, key=_first)
-        before = self.refused[place - 1] if place else run
-        if before[1] == number - 1 and before[2:] == run[2:]:
-            before[1] = number
-        else:
-            self.refused.insert(place, run)
-        if len(self.refused) > REFUSED_RUNS_MAX:
-            self.floor = self.refused.pop(0)[1] + 1
-
-    def refusal(self, number: int) -> Error | None:
-        """The answer to a number that was refused."""
-        place = bisect_right(self.refused, number, key=_first)
-        if not place or self.refused[place - 1][1] < number:
-            return None
-        _, _, code, text, about = self.refused[place - 1]
-        return Error(code, text, about, number)
+        self.floor = max(self.floor, self.refused.add(number, number, error.code, error.about) + 1)
+        self.refused_changed = True
 
     def forget_before(self, number: int) -> None:
         """Drop what the client can no longer ask for."""
         self.floor = max(self.floor, number)
-        while self.refused and self.refused[0][1] < self.floor:
-            del self.refused[0]
+        self.refused.forget_before(self.floor)
 
     def skip_to(self, number: int) -> None:
         """The client has its answers to all before `number`, even if the store was set back since."""
@@ -110,22 +92,22 @@ class Numbers:
             self.next, self.stored = number, number - 1
 
     def pack(self) -> bytes:
-        """The form that is stored."""
-        value: bytes = pack((self.next, self.floor, self.refused))
+        """The form that is stored with each command. New refusals are stored apart."""
+        value: bytes = pack((self.next, self.floor))
         return value
 
     @classmethod
-    def unpack(cls, value: bytes) -> Numbers:
+    def unpack(cls, value: bytes, refused: bytes = b"") -> Numbers:
         """Read the stored form: all that it tells of is durable."""
-        next_number, floor, refused = unpack(value)
+        next_number, floor, *old = unpack(value)
         numbers = cls(next_number)
-        numbers.floor, numbers.refused = floor, refused
+        if refused:
+            numbers.refused = Refusals.unpack(refused)
+        for first, last, code, _, opcode in old[0] if old else ():  # before version 5
+            floor = max(floor, numbers.refused.add(first, last, code, opcode) + 1)
+            numbers.refused_changed = True
+        numbers.forget_before(floor)
         return numbers
-
-
-def _first(run: list[Any]) -> int:
-    first: int = run[0]
-    return first
 
 
 class Run:
@@ -222,9 +204,9 @@ class Sessions:
         self._confirmations: dict[Session, list[Run]] = {}
         self._probes = (Probes(probe), Probes(probe_idle))
 
-    def restore(self, peer: bytes, value: bytes) -> None:
+    def restore(self, peer: bytes, value: bytes, refused: bytes = b"") -> None:
         """Take up a session that the store remembers, until it is resumed or expires."""
-        session = self.by_peer[peer] = Session(peer, Numbers.unpack(value), self.turn.now)
+        session = self.by_peer[peer] = Session(peer, Numbers.unpack(value, refused), self.turn.now)
         session.durable = True
         self._away[peer] = self.turn.now + self._expiry
 
@@ -338,7 +320,7 @@ class Sessions:
             raise NumberTooOld(f"number {number} leaves a hole: {numbers.next} comes next")
         if number < max(numbers.floor, numbers.next - self.limits.unconfirmed):
             raise NumberTooOld(f"number {number} is too far behind {numbers.next - 1}")
-        if refusal := numbers.refusal(number):
+        if refusal := numbers.refused.answer(number):
             self.turn.send(session.peer, refusal)
         elif number <= numbers.stored:
             self.turn.send(session.peer, Stored([[number, number, 0]]))
@@ -377,7 +359,15 @@ class Sessions:
     def _store(self, session: Session) -> None:
         if self._lives(session):
             session.durable = True
-            self.turn.store(PutSession(session.peer, session.numbers.pack()))
+            numbers = session.numbers
+            self.turn.store(PutSession(session.peer, numbers.pack()))
+            if numbers.refused_changed:
+                numbers.refused_changed = False
+                self.turn.store(PutSession(session.peer, numbers.refused.pack(), REFUSALS))
+                self.turn.when_stored(lambda error: self._refusals_stored(numbers, error), awaited=False)
+
+    def _refusals_stored(self, numbers: Numbers, error: MalamuteError | None) -> None:
+        numbers.refused_changed |= error is not None
 
     def _lives(self, session: Session) -> bool:
         return self.by_peer.get(session.peer) is session

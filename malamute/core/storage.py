@@ -220,15 +220,22 @@ class DeleteFeed(NamedTuple):
     stream: str
 
 
+NUMBERS, REFUSALS = 0, 1
+"""The parts of what is stored of a session."""
+
+SESSION_PARTS = (NUMBERS, REFUSALS)
+
+
 class PutSession(NamedTuple):
-    """Remember which numbers of a session are stored. `value` is the core's own, opaque."""
+    """Remember one part of a session, in place of what that was. `value` is the core's own, opaque."""
 
     session: bytes
     value: bytes
+    part: int = NUMBERS
 
 
 class DeleteSession(NamedTuple):
-    """Forget a session."""
+    """Forget a session with all its parts."""
 
     session: bytes
 
@@ -304,8 +311,8 @@ class QueueState(NamedTuple):
 class Recovered(NamedTuple):
     """All that the core needs to go on from where the last process ended.
 
-    `cursors` are by stream and name, `retentions` those that were set at run time, `feeds` by service and
-    stream.
+    `sessions` are the numbers of each, `session_parts` its other parts. `cursors` are by stream and name,
+    `retentions` those that were set at run time, `feeds` by service and stream.
     """
 
     broker_id: bytes
@@ -315,6 +322,7 @@ class Recovered(NamedTuple):
     cursors: Mapping[tuple[str, str], int] = {}
     retentions: Mapping[str, PutRetention] = {}
     feeds: Mapping[tuple[str, str], bytes] = {}
+    session_parts: Mapping[tuple[bytes, int], bytes] = {}
 
 
 EMPTY = Recovered(b"\0" * 16, {}, {}, {})

@@ -215,10 +215,11 @@ class DiskStore:
                 self._meta.broker_id,
                 {s.name: StreamState(s.first, s.last, s.reserved) for s in self._ring.streams.values()},
                 values.queues(log),
-                {session: values.sessions[session] for session in log.sessions},
+                values.sessions(log),
                 {(s, c): values.cursors[s, c] for s, cursors in log.cursors.items() for c in cursors},
                 retentions,
                 {(f, s): values.feeds[f, s] for s, feeds in log.feeds.items() for f in feeds},
+                values.session_parts(log),
             )
 
     def _blocks(self) -> Iterator[tuple[int, bytes]]:

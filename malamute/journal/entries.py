@@ -16,6 +16,8 @@ from typing import Any, NamedTuple, get_args
 import msgpack
 
 from malamute.core.storage import (
+    NUMBERS,
+    SESSION_PARTS,
     DeleteCursor,
     DeleteFeed,
     DeleteMessages,
@@ -201,9 +203,12 @@ def _delete_queue(entry: Sequence[Any]) -> DeleteQueue:
 
 
 def _put_session(entry: Sequence[Any]) -> PutSession:
-    session, value = entry
+    session, value, *later = entry
+    (part,) = later or (NUMBERS,)  # before version 5 there was one part
     _expect(bytes, session, value)
-    return PutSession(session, value)
+    if type(part) is not int or part not in SESSION_PARTS:
+        raise ValueError("an unknown part of a session")
+    return PutSession(session, value, part)
 
 
 def _delete_session(entry: Sequence[Any]) -> DeleteSession:

@@ -29,7 +29,7 @@ import msgpack
 
 from malamute.core.storage import Chunk
 
-VERSION = 4
+VERSION = 5
 """The format that this code writes, and the newest that it reads."""
 
 MAGIC = b"MALAMUTE"

@@ -32,6 +32,7 @@ from itertools import groupby
 from typing import Any
 
 from malamute.core.storage import (
+    SESSION_PARTS,
     DeleteCursor,
     DeleteFeed,
     DeleteMessages,
@@ -101,6 +102,7 @@ class Log:
         self.blocks: deque[Block] = deque()
         self.queues: dict[tuple[QueueKind, str], Queue] = {}
         self.sessions: dict[bytes, Place] = {}
+        self.session_parts: dict[tuple[bytes, int], Place] = {}
         self.cursors: dict[str, dict[str, Place]] = {}
         self.retentions: dict[str, Place] = {}
         self.feeds: dict[str, dict[str, Place]] = {}
@@ -206,7 +208,8 @@ class Log:
             elif type(entry) is PutIdentity:
                 place = queue.identities.get(entry.identity)
         elif type(entry) is PutSession:
-            place = self.sessions.get(entry.session)
+            part = self.session_parts.get((entry.session, entry.part))
+            place = part if entry.part else self.sessions.get(entry.session)
         elif type(entry) is PutCursor:
             place = self.cursors.get(entry.stream, {}).get(entry.cursor)
         elif type(entry) is PutRetention:
@@ -316,10 +319,15 @@ class Log:
                 self._release(told, TOLD_WEIGHT)
 
     def _put_session(self, block: Block, entry: PutSession) -> None:
-        self._replace(self.sessions, entry.session, block, len(entry.value))
+        if entry.part:
+            self._replace(self.session_parts, (entry.session, entry.part), block, len(entry.value))
+        else:
+            self._replace(self.sessions, entry.session, block, len(entry.value))
 
     def _delete_session(self, block: Block, entry: DeleteSession) -> None:
         self._remove(self.sessions, entry.session)
+        for part in SESSION_PARTS:
+            self._remove(self.session_parts, (entry.session, part))
 
     def _put_cursor(self, block: Block, entry: PutCursor) -> None:
         self._replace(self.cursors.setdefault(entry.stream, {}), entry.cursor, block, len(entry.cursor))
@@ -348,12 +356,12 @@ class Log:
             for place in all_places.pop(entry.stream, {}).values():
                 self._release(*place)
 
-    def _replace(self, places: dict[Any, Place], name: str | bytes, block: Block, size: int) -> None:
+    def _replace(self, places: dict[Any, Place], name: Any, block: Block, size: int) -> None:
         self._remove(places, name)
         places[name] = (block, size + MESSAGE_WEIGHT)
         self._hold(block, size + MESSAGE_WEIGHT)
 
-    def _remove(self, places: dict[Any, Place], name: str | bytes) -> None:
+    def _remove(self, places: dict[Any, Place], name: Any) -> None:
         before = places.pop(name, None)
         if before:
             self._release(*before)

@@ -18,6 +18,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from malamute.core.storage import (
+    NUMBERS,
+    SESSION_PARTS,
     AppendChunk,
     Chunk,
     Damage,
@@ -92,7 +94,7 @@ class MemoryStore:
         self._ring = Ring((), retention, budget)
         self._shelf = _MemoryShelf()
         self._queues: dict[tuple[QueueKind, str], _Queue] = {}
-        self._sessions: dict[bytes, bytes] = {}
+        self._sessions: dict[tuple[bytes, int], bytes] = {}
         self._cursors: dict[tuple[str, str], int] = {}
         self._retentions: dict[str, PutRetention] = {}
         self._feeds: dict[tuple[str, str], bytes] = {}
@@ -129,10 +131,11 @@ class MemoryStore:
                 self._broker_id,
                 {s.name: StreamState(s.first, s.last, s.reserved) for s in self._ring.streams.values()},
                 {name: queue.state(*records.of(name)) for name, queue in self._queues.items()},
-                dict(self._sessions),
+                {session: value for (session, part), value in self._sessions.items() if part == NUMBERS},
                 dict(self._cursors),
                 dict(self._retentions),
                 dict(self._feeds),
+                {(session, part): v for (session, part), v in self._sessions.items() if part != NUMBERS},
             )
 
     def write(self, operations: Sequence[Operation]) -> None:
@@ -215,7 +218,7 @@ class MemoryStore:
                 log_bytes=used - self._ring.bytes,
                 log_blocks=0,
                 log_unreadable=0,
-                sessions=len(self._sessions),
+                sessions=sum(part == NUMBERS for _, part in self._sessions),
                 streams=dict(self._ring.streams),
                 queues={n: QueueStatus(len(q.messages), q.bytes) for n, q in self._queues.items()},
             )
@@ -314,12 +317,13 @@ class MemoryStore:
         self._queues_bytes -= queue.bytes
 
     def _put_session(self, operation: PutSession) -> None:
-        self._delete_session(operation)
-        self._sessions[operation.session] = operation.value
-        self._sessions_bytes += len(operation.value)
+        name = operation.session, operation.part
+        self._sessions_bytes += len(operation.value) - len(self._sessions.get(name, b""))
+        self._sessions[name] = operation.value
 
-    def _delete_session(self, operation: PutSession | DeleteSession) -> None:
-        self._sessions_bytes -= len(self._sessions.pop(operation.session, b""))
+    def _delete_session(self, operation: DeleteSession) -> None:
+        for part in SESSION_PARTS:
+            self._sessions_bytes -= len(self._sessions.pop((operation.session, part), b""))
 
     def _put_cursor(self, operation: PutCursor) -> None:
         self._cursors[operation.stream, operation.cursor] = operation.sequence

@@ -15,6 +15,7 @@ import sys
 from collections.abc import Iterable, Sequence
 
 from malamute.core.storage import (
+    NUMBERS,
     DeleteMessages,
     DeleteQueue,
     Message,
@@ -85,7 +86,7 @@ class Values:
     """The newest values that the log was seen to hold, needed or not."""
 
     def __init__(self, records_bytes: int | None) -> None:
-        self.sessions: dict[bytes, bytes] = {}
+        self._sessions: dict[tuple[bytes, int], bytes] = {}
         self.cursors: dict[tuple[str, str], int] = {}
         self.retentions: dict[str, PutRetention] = {}
         self.feeds: dict[tuple[str, str], bytes] = {}
@@ -105,13 +106,21 @@ class Values:
                 identities = self._identities.setdefault((entry.kind, entry.queue), {})
                 identities[entry.identity] = entry.sequence, entry.until
             elif type(entry) is PutSession:
-                self.sessions[entry.session] = entry.value
+                self._sessions[entry.session, entry.part] = entry.value
             elif type(entry) is PutCursor:
                 self.cursors[entry.stream, entry.cursor] = entry.sequence
             elif type(entry) is PutRetention:
                 self.retentions[entry.stream] = entry
             elif type(entry) is PutFeed:
                 self.feeds[entry.service, entry.stream] = entry.value
+
+    def sessions(self, log: Log) -> dict[bytes, bytes]:
+        """The numbers of each session."""
+        return {session: self._sessions[session, NUMBERS] for session in log.sessions}
+
+    def session_parts(self, log: Log) -> dict[tuple[bytes, int], bytes]:
+        """All other parts of sessions."""
+        return {part: self._sessions[part] for part in log.session_parts}
 
     def queues(self, log: Log) -> dict[Name, QueueState]:
         """The queues as the log says that they are. To be called once."""

@@ -6,7 +6,10 @@ import pytest
 from core_bench import Bench, items, mail_credit, offer, peer_id, publish, reply, request, send, subscribe
 
 from malamute.core import Core
-from malamute.core.session import REFUSED_RUNS_MAX, Numbers
+from malamute.core.refusals import RUNS_MAX, TEXT
+from malamute.core.session import Numbers
+from malamute.core.storage import NUMBERS, REFUSALS, PutSession
+from malamute.protocol.batch import pack
 from malamute.protocol.messages import (
     Answer,
     Bye,
@@ -36,33 +39,48 @@ def answers(messages):
 def test_refusals_alike_in_a_row_take_one_place():
     numbers = Numbers()
     for number in range(1, 1_000):
-        numbers.refuse(number, refusal(number))
+        numbers.refuse(number, refusal(number, text=f"{number} bytes are too many"))
     assert len(numbers.refused) == 1
-    assert numbers.refusal(500) == refusal(500)
-    assert numbers.refusal(1_000) is None
+    assert numbers.refused.answer(500) == refusal(500, text=TEXT)
+    assert numbers.refused.answer(1_000) is None
 
 
 def test_refusals_out_of_order_are_found():
     numbers = Numbers()
-    for number in (7, 3, 5, 4):
-        numbers.refuse(number, refusal(number, text=f"full {number // 2}"))
-    assert [numbers.refusal(number) for number in range(3, 9)] == [
-        refusal(3, text="full 1"),
-        refusal(4, text="full 2"),
-        refusal(5, text="full 2"),
+    for number, code in ((7, 413), (3, 503), (5, 404), (4, 503)):
+        numbers.refuse(number, refusal(number, code=code))
+    found = [numbers.refused.answer(number) for number in range(3, 9)]
+    assert [answer and (answer.ref, answer.code) for answer in found] == [
+        (3, 503),
+        (4, 503),
+        (5, 404),
         None,
-        refusal(7, text="full 3"),
+        (7, 413),
         None,
     ]
+    assert len(numbers.refused) == 3
 
 
 def test_numbers_are_read_back_as_they_were_stored():
     numbers = Numbers(5)
     numbers.refuse(5, refusal(5))
-    numbers.next = 7
-    read = Numbers.unpack(numbers.pack())
-    assert (read.next, read.stored, read.floor) == (7, 6, numbers.floor)
-    assert read.refusal(5) == refusal(5)
+    numbers.refuse(8, refusal(8, code=404))
+    numbers.next = 9
+    read = Numbers.unpack(numbers.pack(), numbers.refused.pack())
+    assert (read.next, read.stored, read.floor) == (9, 8, numbers.floor)
+    assert list(read.refused) == list(numbers.refused)
+    assert read.refused.answer(5) == refusal(5, text=TEXT)
+
+
+def test_refusals_of_an_older_store_are_read_without_their_texts():
+    old = [[n, n, 503, "full", 2] for n in range(1, 2 * RUNS_MAX, 2)] + [
+        [2 * RUNS_MAX + 1] * 2 + [404, "", 3]
+    ]
+    read = Numbers.unpack(pack((999, 1, old)))
+    assert len(read.refused) == RUNS_MAX
+    assert read.floor == 2
+    assert read.refused_changed
+    assert read.refused.answer(2 * RUNS_MAX + 1).code == 404
 
 
 def test_what_is_settled_is_forgotten():
@@ -70,18 +88,56 @@ def test_what_is_settled_is_forgotten():
     for number in (1, 2, 4):
         numbers.refuse(number, refusal(number))
     numbers.forget_before(2)
-    assert numbers.refusal(2) == refusal(2)
+    assert numbers.refused.answer(2)
     numbers.forget_before(3)
-    assert numbers.refusal(2) is None
-    assert numbers.refusal(4) == refusal(4)
+    assert numbers.refused.answer(2) is None
+    assert numbers.refused.answer(4)
 
 
 def test_refusals_have_a_limit_and_the_oldest_go():
     numbers = Numbers()
-    for number in range(1, REFUSED_RUNS_MAX + 2):
-        numbers.refuse(number, refusal(number, text=str(number)))
-    assert len(numbers.refused) == REFUSED_RUNS_MAX
-    assert numbers.floor == 2
+    for place in range(RUNS_MAX):
+        numbers.refuse(2 * place + 1, refusal(2 * place + 1, text="x" * 4096))
+    assert (len(numbers.refused), numbers.floor) == (RUNS_MAX, 1)
+    numbers.refuse(2 * RUNS_MAX + 1, refusal(2 * RUNS_MAX + 1))
+    assert (len(numbers.refused), numbers.floor) == (RUNS_MAX, 2)
+    assert len(numbers.refused.pack()) <= 2048
+
+
+def stored_parts(bench):
+    return [
+        (operation.part, len(operation.value))
+        for append in bench.appends
+        for operation in append.operations
+        if isinstance(operation, PutSession)
+    ]
+
+
+def test_refusals_are_stored_once_and_not_with_each_command(bench):
+    bench.open("ann")
+    bench.settle()
+    for number in range(1, 60, 2):
+        bench.receive("ann", send("$nobody", b"", number=number), publish(b"", number=number + 1))
+    bench.turn()
+    assert [part for part, _ in stored_parts(bench)] == [NUMBERS, REFUSALS]
+    bench.settle()
+    bench.tell("ann", publish(b"", number=61))
+    [(part, size)] = stored_parts(bench)
+    assert part == NUMBERS
+    assert size <= 16
+
+
+def test_refusals_that_the_disk_did_not_take_are_stored_with_the_next_command(bench):
+    bench.open("ann")
+    bench.settle()
+    bench.tell("ann", send("$nobody", b"", number=1), publish(b"", number=2))
+    bench.fail()
+    bench.tell("ann", publish(b"", number=3))
+    bench.settle()
+    bench.crash()
+    bench.open("ann")
+    [error] = bench.ask("ann", send("$nobody", b"", number=1))
+    assert (error.ref, error.text) == (1, TEXT)
 
 
 # Answers

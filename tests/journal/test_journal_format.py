@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from malamute.core.storage import (
+    SESSION_PARTS,
     Chunk,
     DeleteCursor,
     DeleteFeed,
@@ -61,7 +62,7 @@ ENTRIES = st.one_of(
     st.builds(DeleteMessages, KINDS, NAMES, st.lists(st.tuples(SEQUENCES, SEQUENCES))),
     st.builds(MarkDelivered, KINDS, NAMES, SEQUENCES),
     st.builds(DeleteQueue, KINDS, NAMES),
-    st.builds(PutSession, st.binary(), st.binary()),
+    st.builds(PutSession, st.binary(), st.binary(), st.sampled_from(SESSION_PARTS)),
     st.builds(DeleteSession, st.binary()),
     st.builds(PutCursor, NAMES, NAMES, SEQUENCES),
     st.builds(DeleteCursor, NAMES, NAMES),

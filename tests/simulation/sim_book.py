@@ -21,6 +21,7 @@ from sim_wants import takes, wants_of
 
 from malamute.core import Append, Core
 from malamute.core.delivery import QueuePolicy
+from malamute.core.refusals import TEXT as REFUSED_BEFORE
 from malamute.core.storage import AppendChunk, DeleteCursor, Operation, PutCursor, Recovered, Reserve
 from malamute.errors import TryLater
 from malamute.journal.memory import MemoryStore
@@ -372,7 +373,7 @@ class Book:
             if stored and not order.twice:
                 raise Violation("a command was refused that is stored", kind=order.kind, bodies=stored)
             finals = order.kind == "reply" and all(self.author.origins[body].final for body in order.bodies)
-            if finals and message.code == TryLater.code and message.text != NO_DISK:
+            if finals and message.code == TryLater.code and message.text not in (NO_DISK, REFUSED_BEFORE):
                 raise Violation("a final reply has no room", text=message.text, bodies=order.bodies)
 
     def _order(self, peer: bytes, number: int) -> Order:

@@ -7,10 +7,10 @@ from sim_machine import KEPT_FOR_PEER, Machine
 from sim_origin import Violation
 
 from malamute.core.delivery import Consumer, Queue
+from malamute.core.refusals import RUNS_MAX
 from malamute.protocol.limits import Limits
 
 COMMAND_BYTES_MAX = 4_000
-REFUSED_RUNS_MAX = 1_000
 
 
 def check_limits(machine: Machine, limits: Limits) -> None:
@@ -53,7 +53,7 @@ def check_limits(machine: Machine, limits: Limits) -> None:
         "kept for a peer": (max(map(len, machine.router.blocked.values()), default=0), KEPT_FOR_PEER + 1),
         "outcomes of numbers": (
             max((len(s.numbers.refused) for s in core.sessions.by_peer.values()), default=0),
-            REFUSED_RUNS_MAX,
+            RUNS_MAX,
         ),
     }
     for what, (size, most) in sizes.items():

@@ -169,7 +169,6 @@ def narrowed(setup: Setup) -> Iterator[None]:
         "malamute.core.stream.RESERVE": setup.reserve,
         "malamute.core.replay.READ_BYTES": setup.read_bytes,
         "malamute.core.replay.READS_MAX": 2,
-        "malamute.core.session.REFUSED_RUNS_MAX": 1_000,
         "malamute.core.delivery.line.STALE_MIN": 2,
         "malamute.server.transport.KEPT_MESSAGES": KEPT_FOR_PEER,
     }
