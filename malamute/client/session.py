@@ -80,6 +80,7 @@ class Session:
         self.closing = False
         self._events: list[Event] = []
         self._resyncs = 0
+        self._attempt = 0
         self.outbox = Outbox()
         self.awaited = Awaited(f"{identity[:8].hex()}-")
         self.inbox = Inbox(address, self.outbox, self.awaited, self._events.append)
@@ -137,7 +138,14 @@ class Session:
     def _hello(self, reason: str) -> None:
         self._drop(reason)
         self.state = State.OPENING
-        self.outbox.begin(wire.Hello([VERSION], self.address, self.software, self.outbox.unsettled))
+        self._attempt += 1
+        self.outbox.begin(
+            wire.Hello([VERSION], self.address, self.software, self.outbox.unsettled, self._attempt)
+        )
+
+    def _is_current(self, attempt: int) -> bool:
+        """Whether an answer is to the last HELLO, and not to one on a connection before; 0 is not known."""
+        return attempt in (0, self._attempt)
 
     def _drop(self, reason: str) -> None:
         if self.state is State.READY:
@@ -153,6 +161,8 @@ class Session:
             self._hello(f"the session has to be opened anew: {error}")
 
     def _welcome(self, welcome: wire.Welcome) -> None:
+        if not self._is_current(welcome.attempt):
+            return
         self.state = State.READY
         self.broker = welcome.broker
         known = {name: n for name, n in welcome.limits.items() if name in Limits._fields}
@@ -206,7 +216,8 @@ class Session:
         error = from_wire(refused.code, refused.text)
         error.about, error.ref = refused.about, refused.ref
         if refused.about == _HELLO:
-            self._end(error)
+            if self._is_current(refused.ref):
+                self._end(error)
         elif refused.code in _RESYNC_CODES:
             if refused.about in _REFUSED and not refused.ref:
                 self._events.append(Refusal(error))

@@ -233,7 +233,10 @@ class Sessions:
         self._tell("connected", session, software=session.software, resumed=resumed)
         ack_timeout_ms = round(self._ack_timeout(session.mailbox) * 1000)
         limits = {**self.limits._asdict(), "ack_timeout": ack_timeout_ms}
-        self.turn.send(peer, Welcome(VERSION, peer, self._broker_id, resumed, self._software, limits))
+        self.turn.send(
+            peer,
+            Welcome(VERSION, peer, self._broker_id, resumed, self._software, limits, hello.attempt),
+        )
         return session
 
     def _take_address(self, session: Session, address: str) -> None:

@@ -25,12 +25,16 @@ UNLIMITED = -1
 
 
 class Hello(NamedTuple):
-    """The first command of every connection. `unsettled` is the lowest number still without an answer."""
+    """The first command of every connection. `unsettled` is the lowest number still without an answer.
+
+    `attempt` counts the HELLOs of a client; the answer repeats it, and one to an earlier HELLO is told apart.
+    """
 
     versions: Sequence[int]
     address: str
     software: str = ""
     unsettled: int = 1
+    attempt: int = 0
 
 
 class Publish(NamedTuple):
@@ -203,7 +207,8 @@ class Change(NamedTuple):
 class Welcome(NamedTuple):
     """The answer to HELLO. `resumed` tells that the broker still knew the session.
 
-    Beside the limits there is the `ack_timeout` for the session's mail, in milliseconds.
+    Beside the limits there is the `ack_timeout` for the session's mail, in milliseconds. `attempt` is that of
+    the HELLO that is answered.
     """
 
     version: int
@@ -212,6 +217,7 @@ class Welcome(NamedTuple):
     resumed: bool
     software: str
     limits: Mapping[str, int]
+    attempt: int = 0
 
 
 class Ok(NamedTuple):
@@ -499,7 +505,7 @@ class Spec(NamedTuple):
 
 
 SPECS: tuple[Spec, ...] = (
-    Spec(1, Hello, (VERSIONS, ADDRESS, WORDS, SEQUENCE), 2),
+    Spec(1, Hello, (VERSIONS, ADDRESS, WORDS, SEQUENCE, NUMBER), 2, 4),
     Spec(2, Publish, (NAME, NUMBER, SUBJECTS, RECORDS), 4, 1, "large", 3, (2,)),
     Spec(3, Send, (NAME, NUMBER, SUBJECTS, RECORDS, PROPERTIES), 4, 1, "large", 3, (2, 4)),
     Spec(4, Request, (NAME, NUMBER, SUBJECTS, RECORDS, PROPERTIES), 4, 1, "large", 3, (2, 4)),
@@ -519,7 +525,7 @@ SPECS: tuple[Spec, ...] = (
     Spec(18, Progress, (SOURCE, RANGES), 2, 0),
     Spec(19, Release, (SOURCE, RANGES), 2, 0),
     Spec(20, Withdraw, (REF, KIND, NAME, CORRELATION), 4, 0),
-    Spec(65, Welcome, (NUMBER, BINARY, BINARY, BOOLEAN, WORDS, LIMITS), 6),
+    Spec(65, Welcome, (NUMBER, BINARY, BINARY, BOOLEAN, WORDS, LIMITS, NUMBER), 6),
     Spec(66, Ok, (OPCODE, REF, ANY), 2, 1),
     Spec(67, Error, (CODE, TEXT, OPCODE, REF), 2, 3),
     Spec(68, Stored, (STORED_RANGES,), 1),

@@ -33,7 +33,7 @@ def test_hello_comes_first_and_the_session_is_ready_after_welcome(new_dialogue):
     dialogue = new_dialogue("alice")
     assert dialogue.said() == []
     dialogue.session.connected()
-    assert dialogue.said() == [Hello([2], "alice", "test", 1)]
+    assert dialogue.said() == [Hello([2], "alice", "test", 1, 1)]
     assert dialogue.session.state is State.OPENING
     dialogue.told(WELCOME)
     assert dialogue.session.state is State.READY
@@ -47,7 +47,7 @@ def test_what_is_given_before_welcome_waits_for_it(new_dialogue):
     source = subscribe(dialogue)
     dialogue.session.sending.publish("s", ["a"], [RECORD])
     dialogue.publish(b"1")
-    assert dialogue.said() == [Hello([2], "", "test", 1)]
+    assert dialogue.said() == [Hello([2], "", "test", 1, 1)]
     dialogue.told(WELCOME)
     assert dialogue.said() == [
         wire.Subscribe(source.number, "s", EVERYTHING, "", "new", 10, 1000),
@@ -125,12 +125,12 @@ def test_unsettled_numbers_are_sent_again_in_order_and_settled_ones_are_not(dial
     dialogue.told(Stored([[2, 2, 8]]))
     dialogue.broken()
     dialogue.publish(b"4")
-    assert dialogue.said() == [Hello([2], "", "test", 1)]
+    assert dialogue.said() == [Hello([2], "", "test", 1, 2)]
     dialogue.told(WELCOME)
     assert numbers(dialogue.said()) == [1, 3, 4]
     dialogue.told(Stored([[1, 1, 0], [3, 4, 0]]))
     dialogue.broken()
-    assert dialogue.said() == [Hello([2], "", "test", 5)]
+    assert dialogue.said() == [Hello([2], "", "test", 5, 3)]
 
 
 def test_a_confirmation_that_comes_before_welcome_counts(dialogue):
@@ -181,12 +181,32 @@ def test_what_is_parked_is_bounded_in_bytes(dialogue):
     assert not dialogue.session.outbox.room(numbered=False)
 
 
+def test_a_welcome_off_the_connection_before_opens_nothing(dialogue):
+    dialogue.publish(b"1")
+    dialogue.said()
+    dialogue.broken()
+    (hello,) = dialogue.said()
+    dialogue.told(WELCOME._replace(attempt=hello.attempt - 1))
+    assert dialogue.said() == []
+    dialogue.told(WELCOME._replace(attempt=hello.attempt))
+    assert numbers(dialogue.said()) == [1]
+
+
+def test_a_refusal_off_the_connection_before_ends_nothing(dialogue):
+    dialogue.broken()
+    (hello,) = dialogue.said()
+    dialogue.told(Error(429, "too many", 1, hello.attempt - 1))
+    assert dialogue.session.error is None
+    dialogue.told(Error(429, "too many", 1, hello.attempt))
+    assert dialogue.session.error.code == 429
+
+
 @pytest.mark.parametrize("code", [405, 421])
 def test_a_broker_that_lost_track_is_told_anew_and_the_number_has_no_outcome_yet(dialogue, code):
     command = dialogue.publish(b"1")
     dialogue.said()
     dialogue.told(Error(code, "hello?", 2, 1), Error(code, "hello?", 2, 1))
-    assert dialogue.said() == [Hello([2], "", "test", 1)]
+    assert dialogue.said() == [Hello([2], "", "test", 1, 2)]
     assert not command.done
     dialogue.told(WELCOME)
     assert numbers(dialogue.said()) == [1]
@@ -273,7 +293,7 @@ def test_a_hole_resumes_and_the_delivery_behind_it_is_not_taken(dialogue, delive
     dialogue.told(Ok(6, 1, 1), delivery(1, 0, [1]))
     dialogue.said()
     dialogue.told(delivery(1, 3, [4]), delivery(1, 4, [5]))
-    assert dialogue.said() == [Hello([2], "", "test", 1)]
+    assert dialogue.said() == [Hello([2], "", "test", 1, 2)]
     dialogue.told(WELCOME)
     assert dialogue.said()[-1].start == "seq:2"
     dialogue.told(Ok(6, 1, 2), delivery(1, 1, [3, 4, 5]))

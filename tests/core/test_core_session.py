@@ -381,3 +381,11 @@ def test_a_refused_hello_leaves_the_session_as_it_was(bench):
 def test_events_of_an_unknown_peer_are_nothing(bench: Bench, event):
     event(bench.core, b"?" * 16, bench.now)
     assert bench.core.ready().sends == []
+
+
+def test_welcome_and_a_refusal_of_hello_repeat_its_attempt(bench):
+    bench.core.receive(peer_id("carol"), Hello([2], "carol", attempt=7), bench.now)
+    bench.core.receive(peer_id("dave"), Hello([9], "dave", attempt=8), bench.now)
+    answers = {peer: message for peer, message in bench.core.ready().sends}
+    assert answers[peer_id("carol")].attempt == 7
+    assert (answers[peer_id("dave")].code, answers[peer_id("dave")].ref) == (406, 8)

@@ -329,9 +329,14 @@ class Book:
         grant = self.credit.grant(peer, message.source)
         self.queues.recalled((peer, message.source), self._queue(peer, grant), message.ranges, message.reason)
 
+    def choosing(self, core: Core) -> None:
+        """A moment is over: what was chosen for somebody stays so, whoever goes now."""
+        self.queues.note_choices(core)
+
     def turned(self, core: Core) -> None:
         """A turn is over, and the broker stands as it stands."""
         self.queues.turn_over()
+        self.choosing(core)
         self.waiting.turned(core, lambda peer, source: self.credit.began(peer, source))
 
     def _queue(self, peer: bytes, grant: Grant) -> tuple[str, str]:

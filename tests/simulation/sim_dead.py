@@ -34,10 +34,13 @@ def base_of(kind: str) -> Any:
 
 
 def name_of(queue: str, message: Message) -> bytes:
-    """What names a message over all queues: its body, or for an outcome what it tells of."""
+    """What names a message over all queues: its body, or for an outcome whom it tells of what.
+
+    Two senders may have chosen the same tracker.
+    """
     asked = message.properties or {}
     if "outcome" in asked:
-        return f"{asked['kind']} {asked['name']} {asked.get('tracker')}".encode()
+        return f"{queue} {asked['kind']} {asked['name']} {asked.get('tracker')}".encode()
     return fed_name(queue, message) if is_fed(message) else body_of(message.record)
 
 

@@ -19,7 +19,7 @@ from malamute.core import Append, Core, Settings
 from malamute.core.storage import Recovered
 from malamute.errors import MalamuteError
 from malamute.protocol.limits import Limits
-from malamute.protocol.messages import VERSION, Hello, Message, Subscribe
+from malamute.protocol.messages import VERSION, Bye, Cancel, Hello, Message, Subscribe
 from malamute.server.worker import Found, Written
 
 START = 1_700_000_000.0
@@ -39,6 +39,7 @@ class Watch(Protocol):
     def died(self) -> None: ...
     def received(self, peer: bytes, message: Message) -> None: ...
     def event(self, subject: str, details: Mapping[str, Any]) -> None: ...
+    def choosing(self, core: Core) -> None: ...
     def gone(self, peer: bytes) -> None: ...
     def handed_out(self, append: Append) -> None: ...
     def failed(self, append: Append) -> None: ...
@@ -102,12 +103,15 @@ class Machine:
             if isinstance(message, MalamuteError):
                 core.refuse(peer, message, self.now)
             else:
+                if isinstance(message, Hello | Bye | Cancel):
+                    self.watch.choosing(core)
                 self.watch.received(peer, message)
                 core.receive(peer, message, self.now)
         self._take_results()
         for peer in router.retry():
             core.unblocked(peer, self.now)
         for peer in router.take_lost():
+            self.watch.choosing(core)
             self.watch.gone(peer)
             core.lost(peer, self.now)
         core.tick(self.now)

@@ -18,7 +18,8 @@ from sim_mail import MOMENT, Holder, Mail
 from sim_origin import Author, Key, Order, Violation, body_of
 from sim_puts import PutMessage
 
-from malamute.core.delivery import QueuePolicy
+from malamute.core import Core
+from malamute.core.delivery import Consumer, QueuePolicy
 from malamute.core.ready import Append
 from malamute.core.storage import (
     DeleteMessages,
@@ -59,8 +60,11 @@ class QueueBook:
         self.identities: dict[tuple[str, str, str], Mail] = {}
         """The last message that was taken in under each identity of a queue."""
         self.identities_stored: set[tuple[str, str, str]] = set()
-        self.bindings: dict[tuple[Name, str], tuple[Holder, str]] = {}
-        """Whom the keys of a service belong to, and the subject of what he got."""
+        self.bindings: dict[tuple[Name, str], tuple[Holder, str, int]] = {}
+        """Whom the keys of a service belong to, the subject of what he got, and when it was chosen."""
+        self.moment = 0
+        self._chosen: dict[Key, tuple[Holder, int]] = {}
+        """For whom the broker has chosen each message with a key, and the moment at which that was seen."""
         self.said: dict[Key, dict[str, str]] = {}
         """What the broker was told of each message in this turn."""
         self.purged: set[Name] = set()
@@ -381,6 +385,7 @@ class QueueBook:
         self.old.clear()
         self.identities = {name: known for name, known in self.identities.items() if known.stored}
         self.bindings.clear()
+        self._chosen.clear()
         self._recalled.clear()
         self.dead.died()
         self.feeds.died()
@@ -483,13 +488,34 @@ class QueueBook:
             key = self.mail[*queue, sequence].wishes.key
             if not key:
                 continue
-            bound, first = self.bindings.setdefault((queue, key), (holder, subject))
+            chosen = self._moment_chosen((*queue, sequence), holder)
+            bound, first, since = self.bindings.setdefault((queue, key), (holder, subject, chosen))
             if bound == holder or not takes(bound, subject):
                 continue
             # It may belong to the other one since before, if that one did not take the first that was seen.
-            if takes(holder, first):
+            # And it was chosen before the key came to the other one, if the disk had to hear of it first.
+            if takes(holder, first) and chosen >= since:
                 raise Violation("a key went to another worker", queue=queue, key=key, holders=(bound, holder))
-            self.bindings[queue, key] = (holder, subject)
+            if chosen >= since:
+                self.bindings[queue, key] = (holder, subject, chosen)
+
+    def note_choices(self, core: Core) -> None:
+        """Note which messages with a key the broker has chosen workers for: they may be delivered later."""
+        chosen: dict[Key, tuple[Holder, int]] = {}
+        for name, queue in core.services.by_name.items():
+            for sequence, asked in queue.options.items():
+                entry = queue.entries.get(sequence)
+                if asked.key and entry is not None and isinstance(entry.where, Consumer):
+                    key, holder = ("service", name, sequence), (entry.where.session.peer, entry.where.source)
+                    known = self._chosen.get(key)
+                    chosen[key] = known if known and known[0] == holder else (holder, self.moment)
+        self._chosen = chosen
+        self.moment += 1
+
+    def _moment_chosen(self, key: Key, holder: Holder) -> int:
+        """When a message was chosen for a worker: before this moment if the disk had to hear of it first."""
+        known = self._chosen.get(key)
+        return known[1] if known and known[0] == holder else self.moment
 
     def settled(self, holder: Holder, queue: Name, ranges: Ranges, end: str, reason: str = "") -> None:
         """Somebody says that he is done with what he holds, or will be given in this turn."""
@@ -592,8 +618,8 @@ class QueueBook:
             if holder[0] != peer or source not in (None, holder[1])
         }
         self.bindings = {
-            name: (holder, subject)
-            for name, (holder, subject) in self.bindings.items()
+            name: (holder, *bound)
+            for name, (holder, *bound) in self.bindings.items()
             if holder[0] != peer or source not in (None, holder[1])
         }
 
