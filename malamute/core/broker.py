@@ -22,8 +22,9 @@ from malamute.core.events import Events, tell_worker
 from malamute.core.feed import Feeds
 from malamute.core.mailbox import Mailboxes
 from malamute.core.ready import Question, Ready, Turn
+from malamute.core.recovery import Recovery
 from malamute.core.service import Services
-from malamute.core.session import Session, Sessions
+from malamute.core.session import Session, Sessions, session_name
 from malamute.core.storage import EMPTY, REFUSALS, Recovered
 from malamute.core.stream import Streams
 from malamute.core.subscription import Subscription
@@ -124,6 +125,7 @@ class Core:
             ack_timeout=lambda address: settings.queues("mailbox", address).ack_timeout,
         )
         self.feeds = Feeds(limits, self.streams, self.services)
+        self.recovery = Recovery(self.turn)
         self._restore(recovered)
         self.events = Events(
             self.turn,
@@ -136,22 +138,38 @@ class Core:
         self.turn.event("broker.started", software=settings.software, pid=settings.facts.get("pid"))
 
     def _restore(self, recovered: Recovered) -> None:
+        take_up = self.recovery.take_up
         for name, stream in recovered.streams.items():
-            self.streams.restore(name, stream)
+            take_up("stream", name, self.streams.restore, name, stream)
         for (stream_name, cursor), sequence in recovered.cursors.items():
-            self.streams.get(stream_name).cursors[cursor] = sequence
+            self.streams.keep(stream_name).cursors[cursor] = sequence
         for name, retention in recovered.retentions.items():
-            self.streams.get(name).retention = retention
+            self.streams.keep(name).retention = retention
         for (kind, name), queue in recovered.queues.items():
             table = self.mailboxes if kind.startswith("mailbox") else self.services
-            table.restore(name, queue, dead=kind.endswith("-dead"))
+            take_up(kind, name, table.restore, name, queue, kind.endswith("-dead"))
         for peer, value in recovered.sessions.items():
-            self.sessions.restore(peer, value, recovered.session_parts.get((peer, REFUSALS), b""))
+            refused = recovered.session_parts.get((peer, REFUSALS), b"")
+            take_up("session", session_name(peer), self.sessions.restore, peer, value, refused)
         # Which of them are anonymous is not known; the others have no request under this name.
         self.services.await_replies({session.mailbox for session in self.sessions.by_peer.values()})
-        self.mailboxes.resume()
-        self.services.resume()
-        self.feeds.restore(recovered)
+        self.mailboxes.resume(self.recovery)
+        self.services.resume(self.recovery)
+        for (service, name), value in recovered.feeds.items():
+            take_up("feed", f"{service} from {name}", self.feeds.restore, service, name, value)
+        limits = self.settings.limits
+        cursors = max((len(stream.cursors) for stream in self.streams.by_name.values()), default=0)
+        self.recovery.report(
+            {
+                "streams": (len(self.streams.by_name), limits.streams),
+                "cursors of a stream": (cursors, limits.cursors),
+                "sessions": (len(self.sessions.by_peer), limits.sessions),
+                "mailboxes and services": (self.budget.queues, limits.queues),
+                "queued messages": (self.budget.messages, limits.queues_messages),
+                "bytes of queued messages": (self.budget.bytes, limits.queues_bytes),
+                "feeds": (len(self.feeds.by_name), limits.feeds),
+            }
+        )
 
     def queues_of(self, kind: str) -> Queues:
         """The mailboxes or the services."""

@@ -61,7 +61,7 @@ class Events:
         self.turn = turn
         self.ledger = ledger
         self._backlog_bytes_max = limits.backlog_bytes
-        self._stream: Stream | None = streams.own(EVENTS) if lifecycle or settled else None
+        self._stream: Stream | None = streams.keep(EVENTS) if lifecycle or settled else None
         self._failures = 0
         self._failed_at = self._tell_at = 0.0
         ledger.on = settled

@@ -32,14 +32,13 @@ from malamute.core.service import Services
 from malamute.core.storage import DeleteCursor, DeleteFeed, PutFeed
 from malamute.core.stream import Stream, Streams
 from malamute.core.subscription import Position, Reader
-from malamute.errors import AccessRefused, InvalidName, InvalidSelector, MalamuteError, TooMany, TryLater
+from malamute.errors import AccessRefused, InvalidName, MalamuteError, TooMany, TryLater
 from malamute.matching import Selector
 from malamute.protocol.batch import Columns, pack, unpack
 from malamute.protocol.limits import Limits
 from malamute.protocol.names import is_name
 
 if TYPE_CHECKING:
-    from malamute.core.storage import Recovered
     from malamute.core.timers import Timer
 
 CURSOR_PREFIX = "$feed/"
@@ -259,23 +258,22 @@ class Feeds:
         """Those that wait for room."""
         self._keeper: Timer | None = None
 
-    def restore(self, recovered: Recovered) -> None:
-        """Take up the feeds that the store kept, each where it was."""
-        for (service, stream_name), value in recovered.feeds.items():
-            try:
-                selector = Selector.parse(*unpack(value))
-            except InvalidSelector as error:
-                # A family from outside that is not here any more: it is for the operator to say.
-                self.turn.notice("a feed rests", service=service, stream=stream_name, error=str(error))
-                continue
-            stream = self.streams.get(stream_name)
-            feed = self._add(self.services.keep(service), stream, selector)
-            done = stream.cursors.get(feed.name, stream.next - 1)
-            if done >= stream.next:
-                # The disk did not reserve these sequences, so they are used again.
-                done = stream.next - 1
-                stream.commit(feed.name, done)
-            feed.begin(Position(done + 1))
+    def restore(self, service: str, stream_name: str, value: bytes) -> None:
+        """Take up a feed that the store kept, where it was.
+
+        Raises `InvalidSelector` for a family from outside that is not here any more: what becomes of the feed
+        is for the operator to say.
+        """
+        criteria, where = unpack(value)
+        selector = Selector.parse(criteria, where)
+        stream = self.streams.keep(stream_name)
+        feed = self._add(self.services.keep(service), stream, selector)
+        done = stream.cursors.get(feed.name, stream.next - 1)
+        if done >= stream.next:
+            # The disk did not reserve these sequences, so they are used again.
+            done = stream.next - 1
+            stream.commit(feed.name, done)
+        feed.begin(Position(done + 1))
 
     def check(self, service: str, stream: str) -> None:
         """Raise what stands against a feed."""

@@ -58,6 +58,7 @@ def status(core: Core) -> dict[str, Any]:
         "queue_bytes": core.budget.bytes,
         "cold_bytes": core.budget.memory.cold,
         "backlog_bytes": core.turn.backlog_bytes,
+        "not_recovered": core.recovery.skipped,
     }
 
 

@@ -29,6 +29,7 @@ from malamute.errors import (
     AccessRefused,
     AddressTaken,
     MalamuteError,
+    Malformed,
     NotFound,
     NumberTooOld,
     TooMany,
@@ -38,6 +39,7 @@ from malamute.protocol.batch import pack, unpack
 from malamute.protocol.limits import Limits
 from malamute.protocol.messages import (
     BY_TYPE,
+    NUMBER,
     VERSION,
     Commit,
     Error,
@@ -100,6 +102,8 @@ class Numbers:
     def unpack(cls, value: bytes, refused: bytes = b"") -> Numbers:
         """Read the stored form: all that it tells of is durable."""
         next_number, floor, *old = unpack(value)
+        if not NUMBER.holds(next_number) or not NUMBER.holds(floor):
+            raise Malformed("the numbers of a session are integers")
         numbers = cls(next_number)
         if refused:
             numbers.refused = Refusals.unpack(refused)
@@ -133,6 +137,11 @@ class Run:
         return True
 
 
+def session_name(peer: bytes) -> str:
+    """A session's name for people. The peer's id stays secret: who knows it could take the session over."""
+    return blake2b(peer, digest_size=8).hexdigest()
+
+
 class Session:
     """One client, over all its connections."""
 
@@ -157,8 +166,8 @@ class Session:
 
     @cached_property
     def ident(self) -> str:
-        """A name for people. The peer's own id stays secret: who knows it could take the session over."""
-        return blake2b(self.peer, digest_size=8).hexdigest()
+        """Its name for people."""
+        return session_name(self.peer)
 
     @property
     def state(self) -> str:
@@ -206,8 +215,9 @@ class Sessions:
 
     def restore(self, peer: bytes, value: bytes, refused: bytes = b"") -> None:
         """Take up a session that the store remembers, until it is resumed or expires."""
-        session = self.by_peer[peer] = Session(peer, Numbers.unpack(value, refused), self.turn.now)
+        session = Session(peer, Numbers.unpack(value, refused), self.turn.now)
         session.durable = True
+        self.by_peer[peer] = session
         self._away[peer] = self.turn.now + self._expiry
 
     def hello(self, peer: bytes, hello: Hello) -> Session:

@@ -267,8 +267,8 @@ class Streams:
             self.turn.event(f"stream.created.{name}")
         return stream
 
-    def own(self, name: str) -> Stream:
-        """A stream of the broker's own, made if needed."""
+    def keep(self, name: str) -> Stream:
+        """The stream of this name, made if needed: the broker's own, or what was promised something."""
         if name not in self.by_name:
             self.by_name[name] = Stream(name, self)
         return self.by_name[name]

@@ -30,11 +30,13 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable
+from math import isfinite
 from typing import NamedTuple, Protocol
 
 from malamute.core.storage import AppendChunk, DeleteStream, PutRetention, Reserve
 from malamute.journal.format import Stream
 from malamute.journal.store import Retention, RetentionOf
+from malamute.protocol.limits import AGE_SECONDS_MAX
 
 STEP_CHUNKS = 64
 """Chunks that one transaction may drop besides two for each that it appends, unless the budget needs more."""
@@ -265,8 +267,9 @@ class Turn:
 
 
 def retention_in(operation: PutRetention) -> Retention:
-    """The retention that an operation sets."""
-    return Retention(operation.bytes, operation.count, int(operation.age * 1e9))
+    """The retention that an operation sets. An age that is none, of whatever wrote it, is no limit."""
+    age = operation.age if isfinite(operation.age) else 0.0
+    return Retention(operation.bytes, operation.count, int(min(age, AGE_SECONDS_MAX) * 1e9))
 
 
 def _is_over(stream: Stream, retention: Retention) -> bool:

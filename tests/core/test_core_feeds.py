@@ -619,7 +619,10 @@ def test_a_feed_of_an_unknown_family_rests_and_the_broker_starts():
     bench.store.write([PutFeed("v", "s", pack(([["gone", "x"]], "")))])
     bench.crash()
     bench.turn()
-    assert [notice.event for notice in bench.notices] == ["a feed rests"]
+    [notice] = bench.notices
+    assert notice.event == "not recovered, left in the store"
+    assert (notice.details["kind"], notice.details["name"]) == ("feed", "v from s")
+    assert bench.store.recover().feeds.keys() == {("w", "s"), ("v", "s")}
     assert set(bench.core.feeds.by_name) == {("w", "s")}
 
 

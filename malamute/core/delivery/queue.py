@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from malamute.core.delivery.line import Line
     from malamute.core.delivery.policy import BaseKind
     from malamute.core.measures import Measures
+    from malamute.core.recovery import Recovery
     from malamute.core.timers import Timer
     from malamute.errors import MalamuteError
     from malamute.matching import Selector
@@ -59,6 +60,8 @@ class Queue:
         self.collector: Timer | None = None
         """Removes it when it is not used."""
         self.counts: Counter[str] = Counter()
+        self.aside = 0
+        """Messages that are in the store, and that nobody gets."""
         self.consumers: dict[int, Consumer] = {}
         self.dead = DeadLetters(self)
         self.identities = Identities(self)
@@ -138,17 +141,32 @@ class Queue:
         self.schedule.restore(state.due)
         self.identities.restore(state.identities)
 
-    def resume(self) -> None:
+    def resume(self, recovery: Recovery) -> None:
         """Begin with what was restored, in this queue and in all others."""
         # Another queue may have put an outcome here meanwhile, which is not stored yet.
         restored = [entry for entry in self.entries.values() if entry.where == "settling"]
         for entry in restored:
-            if (asked := Options.of(entry)) is not None:
-                self._adopt(entry, asked)
+            try:
+                if (asked := Options.of(entry)) is not None:
+                    self._adopt(entry, asked)
+            except Exception as error:  # nobody can tell what its sender wanted
+                self._leave_aside(entry)
+                recovery.skip(self.kind, f"{self.name}: message {entry.sequence}", error)
+        restored = [entry for entry in restored if entry.sequence in self.entries]
         sequences = [entry.sequence for entry in restored]
         self._requeue(self.schedule.delay_again(sequences), 0.0)
         # The store counts records alone; all that messages take may be more than there is memory.
         self.relieve(sequences)
+
+    def _leave_aside(self, entry: Entry) -> None:
+        """A message is in the store, and nobody gets it."""
+        self.aside += 1
+        del self.entries[entry.sequence]
+        if (asked := self.options.pop(entry.sequence, None)) is not None:
+            self.budget.timers.cancel(asked.timer)
+        self.budget.take(self, -1, -entry.size)
+        if entry.cold:
+            self.budget.memory.count_cold(self, -entry.size)
 
     def _stored(self, sequences: Sequence[int], error: MalamuteError | None, confirmed: bool) -> None:
         self.unstored -= len(sequences)
@@ -300,6 +318,7 @@ class Queue:
             or self.feeds
             or self.dead.entries
             or self.identities.known
+            or self.aside
         )
 
     def drop_unused(self, queues: dict[str, Queue]) -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from malamute.core.delivery.budget import Budget
 from malamute.core.delivery.policy import BaseKind
 from malamute.core.delivery.queue import Queue
 from malamute.core.storage import QueueState
 from malamute.protocol.names import RESERVED_PREFIX
+
+if TYPE_CHECKING:
+    from malamute.core.recovery import Recovery
 
 
 class Queues:
@@ -46,14 +49,14 @@ class Queues:
         if not queue.name.startswith(RESERVED_PREFIX):
             self.budget.collect(queue, self.by_name)
 
-    def restore(self, name: str, state: QueueState, *, dead: bool) -> None:
+    def restore(self, name: str, state: QueueState, dead: bool) -> None:
         """Take up a queue, or its dead letters, that the store kept."""
         queue = self.by_name.get(name) or self._add(name)
         (queue.dead if dead else queue).restore(state)
 
-    def resume(self) -> None:
+    def resume(self, recovery: Recovery) -> None:
         """Begin with what was restored."""
         for queue in list(self.by_name.values()):
             if queue.collector is None:
                 self._watch(queue)
-            queue.resume()
+            recovery.take_up(self.kind, queue.name, queue.resume, recovery)
