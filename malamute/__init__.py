@@ -1,28 +1,101 @@
 """Malamute: a message broker with streams, mailboxes and service queues, and its client.
 
-The names of the client are loaded when they are first used, so that a part such as `malamute.matching`
-can be imported where the client's libraries are not.
+Every error is here by its name. The names of the client are loaded when they are first used, so that a part
+such as `malamute.matching` can be imported where the client's libraries are not.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from malamute.errors import (
+    AccessRefused,
+    AddressTaken,
+    Closed,
+    ConfigError,
+    ConnectionLost,
+    ConnectTimeout,
+    Disconnected,
+    Failed,
+    InternalError,
+    InvalidName,
+    InvalidSelector,
+    InvalidValue,
+    LinkError,
+    MalamuteError,
+    Malformed,
+    NotFound,
+    NotInstalled,
+    NotOutstanding,
+    NoWorkers,
+    NumberTooOld,
+    OutOfSockets,
+    Refused,
+    StorageFull,
+    StoreCorrupt,
+    StoreError,
+    StoreLocked,
+    StoreTooNew,
+    TimedOut,
+    TooLarge,
+    TooMany,
+    TrackerInUse,
+    TryLater,
+    UnexpectedCommand,
+    UnknownCommand,
+    UnsupportedVersion,
+)
+
 if TYPE_CHECKING:
     from malamute.client.message import Mail, Message, Request
     from malamute.client.receipts import Receipt
     from malamute.client.sync import Client, Sent, connect
-    from malamute.errors import MalamuteError
+    from malamute.protocol.names import Uri
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "AccessRefused",
+    "AddressTaken",
     "Client",
+    "Closed",
+    "ConfigError",
+    "ConnectTimeout",
+    "ConnectionLost",
+    "Disconnected",
+    "Failed",
+    "InternalError",
+    "InvalidName",
+    "InvalidSelector",
+    "InvalidValue",
+    "LinkError",
     "Mail",
     "MalamuteError",
+    "Malformed",
     "Message",
+    "NoWorkers",
+    "NotFound",
+    "NotInstalled",
+    "NotOutstanding",
+    "NumberTooOld",
+    "OutOfSockets",
     "Receipt",
+    "Refused",
     "Request",
     "Sent",
+    "StorageFull",
+    "StoreCorrupt",
+    "StoreError",
+    "StoreLocked",
+    "StoreTooNew",
+    "TimedOut",
+    "TooLarge",
+    "TooMany",
+    "TrackerInUse",
+    "TryLater",
+    "UnexpectedCommand",
+    "UnknownCommand",
+    "UnsupportedVersion",
+    "Uri",
     "__version__",
     "connect",
 ]
@@ -30,11 +103,11 @@ __all__ = [
 _HOMES = {
     "Client": "malamute.client.sync",
     "Mail": "malamute.client.message",
-    "MalamuteError": "malamute.errors",
     "Message": "malamute.client.message",
     "Receipt": "malamute.client.receipts",
     "Request": "malamute.client.message",
     "Sent": "malamute.client.sync",
+    "Uri": "malamute.protocol.names",
     "connect": "malamute.client.sync",
 }
 

@@ -1,7 +1,8 @@
 """Every error of Malamute, one tree, each with a stable number.
 
 The broker raises the same classes that the client raises again: on the wire an error is its number
-and its words, and `from_wire` turns the pair back into the class. Numbers never change meaning.
+and its words, and `from_wire` turns the pair back into the class. Numbers never change meaning. All of them
+are names of the package too: `malamute.TimedOut`.
 
     MalamuteError
     ├── Refused                     the broker refused a command; nothing was changed
@@ -16,7 +17,7 @@ and its words, and `from_wire` turns the pair back into the class. Numbers never
     ├── Failed                      the broker could not do it now; the same command may succeed later
     │   ├── InternalError      500      ├── NoWorkers           504
     │   ├── TryLater           503      └── StorageFull         507
-    ├── LinkError                   on the client's side of the wire
+    ├── LinkError                   on the client's side of the wire; 600 and 602 are `TimeoutError`s too
     │   ├── ConnectTimeout     600      ├── Closed              603
     │   ├── ConnectionLost     601      └── OutOfSockets        604
     │   ├── TimedOut           602
@@ -191,7 +192,10 @@ class InternalError(Failed):
 
 
 class TryLater(Failed):
-    """Raised when a mailbox, a queue or the disk's backlog is full. What was accepted is safe."""
+    """Raised when a mailbox, a queue, the table of all of them or the disk's backlog is full.
+
+    What was accepted is safe.
+    """
 
     code = 503
     hint = "wait for the recipient to catch up, then send again"
@@ -215,8 +219,8 @@ class LinkError(MalamuteError):
     """Raised on the client's side when the connection does not serve."""
 
 
-class ConnectTimeout(LinkError):
-    """Raised when no broker answered in time."""
+class ConnectTimeout(LinkError, TimeoutError):
+    """Raised when no broker answered in time. It is a `TimeoutError` of Python too."""
 
     code = 600
     hint = "is the broker running, and is the address right? try `malamute broker status`"
@@ -229,8 +233,8 @@ class ConnectionLost(LinkError):
     hint = "the client connects again by itself: ask again when the broker is back"
 
 
-class TimedOut(LinkError):
-    """Raised when an answer did not come within the time that the caller gave."""
+class TimedOut(LinkError, TimeoutError):
+    """Raised when an answer did not come within the time that the caller gave. It is a `TimeoutError` too."""
 
     code = 602
     hint = "give it more time, or see with `malamute service list` and `client list` who is there to answer"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -34,3 +35,10 @@ class Scheduling(LoadScopeScheduling):
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Scheduling:
     """Say which tests stay together."""
     return Scheduling(config, log)
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Tell what was skipped and why, each reason once: whoever has no Java is to know what was not tested."""
+    skipped = Counter(report.longrepr[2] for report in terminalreporter.getreports("skipped"))
+    for reason, count in skipped.items():
+        terminalreporter.write_line(f"{count} skipped: {reason.removeprefix('Skipped: ')}", yellow=True)

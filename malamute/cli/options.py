@@ -18,7 +18,7 @@ from malamute import __version__
 from malamute.cli.contexts import Context, file_of, load
 from malamute.cli.trouble import JSON, tell
 from malamute.errors import InvalidName, MalamuteError
-from malamute.protocol.names import Kind, Uri
+from malamute.protocol.names import SCHEME, Kind, Uri
 
 if TYPE_CHECKING:
     from malamute.client.events import Event
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 URL = "tcp://127.0.0.1:9999"
 TIMEOUT = 5.0
-URI_PREFIX = "malamute://"
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -47,13 +46,12 @@ class Connection:
 
         Raises `InvalidName` when it is not valid, or a URI of another kind.
         """
-        if not name.startswith(URI_PREFIX):
+        if not name.lower().startswith(SCHEME):
             return self, name
         uri = Uri.parse(name)
         if uri.kind != kind:
             raise InvalidName(f"the URI of a {uri.kind}, where that of a {kind} belongs: {name!r}")
-        host = f"[{uri.host}]" if ":" in uri.host else uri.host
-        return replace(self, url=f"tcp://{host}:{uri.port}"), uri.name
+        return replace(self, url=uri.endpoint), uri.name
 
     @contextmanager
     def open(self) -> Iterator[Client]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from malamute.errors import InvalidValue
+from malamute.protocol.names import SCHEME, endpoint_of
 
 WAIT = 0.05
 """Seconds before the second round, at most."""
@@ -48,6 +49,9 @@ class Route:
 
 
 def urls_of(url: str | Sequence[str]) -> list[str]:
-    """One URL, several in a text with commas between them, or a sequence of them."""
-    parts = url.split(",") if isinstance(url, str) else url
-    return [part.strip() for part in parts if part.strip()]
+    """One URL, several in a text with commas between them, or a sequence of them.
+
+    Of a `malamute://` URI the broker counts. Raises `InvalidName` when it is none.
+    """
+    parts = (part.strip() for part in (url.split(",") if isinstance(url, str) else url))
+    return [endpoint_of(part) if part.lower().startswith(SCHEME) else part for part in parts if part]

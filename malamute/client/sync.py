@@ -59,11 +59,13 @@ def connect(
 ) -> Client:
     """Connect to a broker, and wait until it has answered.
 
-    `url` is a ZeroMQ address such as `tcp://host:9999` or `ipc:///run/malamute.sock`; or several, as
-    a sequence or with commas between them, which are tried in this order, now and whenever the connection
-    has broken. `address` is the name of the client's mailbox and what it is known by as a sender; without
-    one it is anonymous. `timeout` is in seconds, for connecting and for every later call that waits for the
-    broker and is not given another. `software` is what the broker shows as the client's name.
+    `url` is a ZeroMQ address such as `tcp://host:9999` or `ipc:///run/malamute.sock`, or a URI such as
+    `malamute://host`; or several, as a sequence or with commas between them, which are tried in this order,
+    now and whenever the connection has broken. A URI may go on with `/stream/NAME`, `/mailbox/NAME` or
+    `/service/NAME`: it leads to the broker that has it, and `malamute.Uri.parse` tells the name.
+    `address` is the name of the client's mailbox and what it is known by as a sender; without one it is
+    anonymous. `timeout` is in seconds, for connecting and for every later call that waits for the broker and
+    is not given another. `software` is what the broker shows as the client's name.
     Every `heartbeat` seconds a thread of the library asks the broker for a sign of life; both take the
     connection for broken when nothing has come for three of them.
 

@@ -23,7 +23,7 @@ class Mailboxes(Queues):
     kind = "mailbox"
 
     def get(self, name: str, *, private: bool = False) -> Queue:
-        """The mailbox of an address, made if needed. Raises `TooMany`, or `NotFound` for a private one."""
+        """The mailbox of an address, made if needed. Raises `TryLater`, or `NotFound` for a private one."""
         mailbox = self.by_name.get(name)
         if mailbox is not None:
             return mailbox

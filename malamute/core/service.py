@@ -40,7 +40,7 @@ class Services(Queues):
         self.mailboxes = mailboxes
 
     def get(self, name: str) -> Queue:
-        """The service of this name, made if needed. Raises `TooMany` or `AccessRefused`."""
+        """The service of this name, made if needed. Raises `TryLater` or `AccessRefused`."""
         queue = self.by_name.get(name)
         if queue is None:
             check_free(name)
@@ -80,7 +80,7 @@ class Services(Queues):
             raise TryLater(f"no room for a reply: {error.text}") from None
 
     def offer(self, session: Session, message: Offer) -> Consumer:
-        """Begin to work for a service. Raises `InvalidSelector` or `TooMany`."""
+        """Begin to work for a service. Raises `InvalidSelector` or `TryLater`."""
         selector = Selector.parse(message.criteria)
         check = Index()
         check.add(0, selector)

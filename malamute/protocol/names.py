@@ -3,6 +3,7 @@
 A stream, a mailbox (its name is an address) and a service each have a name: 1 to 255 bytes of UTF-8
 without control characters. Names that start with `$` belong to the broker. A URI adds the broker:
 `malamute://host[:port]/stream/NAME`, with `/mailbox/` and `/service/` beside it; NAME is percent-encoded.
+Where only the broker is meant, `malamute://host[:port]` will do.
 A URI with anything more (a user, a query, a fragment, a control character) is refused, not cut.
 """
 
@@ -20,13 +21,14 @@ Kind = Literal["stream", "mailbox", "service"]
 
 DEFAULT_PORT = 9999
 PORT_MAX = 65_535
+SCHEME = "malamute://"
 RESERVED_PREFIX = "$"
 
 # A lone surrogate has no UTF-8 form, so it is no text that another program could read.
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 _URI = re.compile(
     r"malamute://(?:\[(?P<bracketed>[0-9a-z:.%]+)\]|(?P<host>[\w.-]+))(?::(?P<port>[0-9]{1,5}))?"
-    r"/(?P<kind>\w+)/(?P<name>(?:[^/?#%]|%[0-9a-f]{2})+)",
+    r"(?:/|/(?P<kind>\w+)/(?P<name>(?:[^/?#%]|%[0-9a-f]{2})+))?",
     re.ASCII | re.IGNORECASE,
 )
 
@@ -50,22 +52,50 @@ class Uri(NamedTuple):
     @classmethod
     def parse(cls, text: str) -> Uri:
         """Read a `malamute://` URI. Raises `InvalidName` when it is none."""
-        parts = _URI.fullmatch(text)
-        if parts is None or parts["kind"] not in get_args(Kind):
+        parts = _parts(text)
+        if parts["kind"] is None:
+            raise InvalidName(f"the URI names no stream, mailbox or service: {text!r}")
+        if parts["kind"] not in get_args(Kind):
             raise InvalidName(f"not a malamute URI: {text!r}")
-        port = int(parts["port"] or DEFAULT_PORT)
-        if not 1 <= port <= PORT_MAX:
-            raise InvalidName(f"no valid port in the URI {text!r}")
         try:
             name = unquote(parts["name"], errors="strict")
         except UnicodeDecodeError:
             name = ""
         if not is_name(name):
             raise InvalidName(f"no valid name in the URI {text!r}")
-        host = parts["host"] or parts["bracketed"]
-        return cls(host.lower(), port, parts["kind"], name)  # type: ignore[arg-type]  # checked above
+        return cls(*_place(parts), parts["kind"], name)  # type: ignore[arg-type]  # checked above
+
+    @property
+    def endpoint(self) -> str:
+        """The address of the broker for ZeroMQ."""
+        return f"tcp://{_authority(self.host)}:{self.port}"
 
     def __str__(self) -> str:
-        host = f"[{self.host}]" if ":" in self.host else self.host
         port = "" if self.port == DEFAULT_PORT else f":{self.port}"
-        return f"malamute://{host}{port}/{self.kind}/{quote(self.name, safe='')}"
+        return f"{SCHEME}{_authority(self.host)}{port}/{self.kind}/{quote(self.name, safe='')}"
+
+
+def endpoint_of(text: str) -> str:
+    """The address for ZeroMQ of the broker in a `malamute://` URI. Raises `InvalidName` when it is none."""
+    parts = _parts(text)
+    if parts["kind"] is not None:
+        return Uri.parse(text).endpoint
+    host, port = _place(parts)
+    return f"tcp://{_authority(host)}:{port}"
+
+
+def _parts(text: str) -> re.Match[str]:
+    parts = _URI.fullmatch(text)
+    if parts is None:
+        raise InvalidName(f"not a malamute URI: {text!r}")
+    if not 1 <= int(parts["port"] or DEFAULT_PORT) <= PORT_MAX:
+        raise InvalidName(f"no valid port in the URI {text!r}")
+    return parts
+
+
+def _place(parts: re.Match[str]) -> tuple[str, int]:
+    return (parts["host"] or parts["bracketed"]).lower(), int(parts["port"] or DEFAULT_PORT)
+
+
+def _authority(host: str) -> str:
+    return f"[{host}]" if ":" in host else host

@@ -1,5 +1,6 @@
 """The small parts: batches, records, messages, receipts, credit."""
 
+import pickle
 import subprocess
 import sys
 from datetime import UTC, datetime
@@ -205,6 +206,28 @@ def test_the_public_names_are_there():
         assert getattr(malamute, name) is not None
     with pytest.raises(AttributeError, match="no attribute 'other'"):
         _ = malamute.other
+
+
+def test_every_error_is_a_name_of_the_package():
+    import malamute
+
+    def tree(base):
+        return {base}.union(*map(tree, base.__subclasses__()))
+
+    ours = {error for error in tree(malamute.MalamuteError) if error.__module__ == "malamute.errors"}
+    assert {error.__name__ for error in ours} <= {*malamute.__all__}
+    assert all(getattr(malamute, error.__name__) is error for error in ours)
+
+
+@pytest.mark.parametrize("error", [errors.TimedOut, errors.ConnectTimeout])
+def test_what_took_too_long_is_a_timeout_of_python_too(error):
+    late = error("no answer within 5 s")
+    assert isinstance(late, TimeoutError)
+    assert str(late) == f"no answer within 5 s (error {error.code})"
+    again = pickle.loads(pickle.dumps(late))
+    assert (type(again), again.text, again.code) == (error, "no answer within 5 s", error.code)
+    told = errors.from_wire(error.code, "no answer")
+    assert (type(told), told.text, str(told)) == (error, "no answer", f"no answer (error {error.code})")
 
 
 def test_a_header_has_the_type_that_is_asked_for():

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from malamute.client.route import WAIT, WAIT_MAX, Route, urls_of
-from malamute.errors import InvalidValue
+from malamute.errors import InvalidName, InvalidValue
 
 
 def test_urls_come_as_text_or_as_a_sequence():
@@ -16,6 +16,13 @@ def test_urls_come_as_text_or_as_a_sequence():
     assert urls_of(("tcp://a:1", "tcp://b:2")) == ["tcp://a:1", "tcp://b:2"]
     with pytest.raises(InvalidValue):
         Route(urls_of(" , "))
+
+
+def test_a_uri_of_malamute_is_the_broker_that_it_leads_to():
+    assert urls_of("malamute://a/stream/x,tcp://b:2") == ["tcp://a:9999", "tcp://b:2"]
+    assert urls_of(["MALAMUTE://[::1]:7/"]) == ["tcp://[::1]:7"]
+    with pytest.raises(InvalidName):
+        urls_of("malamute://a/topic/x")
 
 
 def test_the_urls_are_tried_in_order_and_after_the_last_one_comes_a_wait():

@@ -352,7 +352,7 @@ def test_a_feed_whose_service_is_gone_when_its_start_is_known_needs_room_for_it(
     bench.tell("alice", send("bob", b"1"))
     assert bench.reads
     (error,) = asked(bench, "alice")
-    assert error.code == 429
+    assert error.code == 503
 
 
 def test_a_service_with_the_longest_name_can_be_fed():

@@ -158,7 +158,7 @@ CASES = {
     streams: 429,
     cursors: 429,
     feeds: 429,
-    queues: 429,
+    queues: 503,
     queue_messages: 503,
     queue_bytes: 503,
     queues_bytes: 503,

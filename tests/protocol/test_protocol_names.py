@@ -1,7 +1,7 @@
 import pytest
 
 from malamute.errors import InvalidName
-from malamute.protocol.names import DEFAULT_PORT, Uri, is_name
+from malamute.protocol.names import DEFAULT_PORT, Uri, endpoint_of, is_name
 
 
 @pytest.mark.parametrize("name", ["x", "$x", "a/b c", "x" * 255, "é" * 127, "€" * 85, "😀" * 63])
@@ -52,4 +52,34 @@ def test_a_uri_has_a_default_port_and_takes_any_name() -> None:
 )
 def test_what_is_no_uri_is_an_invalid_name(uri: str) -> None:
     with pytest.raises(InvalidName):
+        Uri.parse(uri)
+    with pytest.raises(InvalidName):
+        endpoint_of(uri)
+
+
+@pytest.mark.parametrize(
+    ("uri", "endpoint"),
+    [
+        ("malamute://host", "tcp://host:9999"),
+        ("malamute://Host/", "tcp://host:9999"),
+        ("malamute://host:80", "tcp://host:80"),
+        ("malamute://[::1]:80/", "tcp://[::1]:80"),
+        ("malamute://host:80/service/a%2Fb", "tcp://host:80"),
+    ],
+)
+def test_a_uri_leads_to_a_broker_with_or_without_a_name_there(uri: str, endpoint: str) -> None:
+    assert endpoint_of(uri) == endpoint
+
+
+@pytest.mark.parametrize(
+    "uri", ["malamute://", "malamute:///", "malamute://host:0", "malamute://host//", "malamute://host/a"]
+)
+def test_a_uri_that_leads_nowhere_is_an_invalid_name(uri: str) -> None:
+    with pytest.raises(InvalidName):
+        endpoint_of(uri)
+
+
+@pytest.mark.parametrize("uri", ["malamute://host", "malamute://host:80/"])
+def test_a_uri_of_a_broker_is_no_name_of_anything_there(uri: str) -> None:
+    with pytest.raises(InvalidName, match="names no stream, mailbox or service"):
         Uri.parse(uri)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,9 +11,10 @@ import pytest
 from history_files import EVIL, Sent, Whole, some_messages, write
 from quiet import quiet_broker
 
+from malamute.errors import NotInstalled
 from malamute.spark.analyze import Options, analyze
 from malamute.spark.scan import History
-from malamute.spark.session import open_session
+from malamute.spark.session import check_java, open_session
 from malamute.testing import Broker
 
 if TYPE_CHECKING:
@@ -32,7 +34,18 @@ def environment() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def spark(environment: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+def java() -> None:
+    """Skip what needs Java where there is none. CI says that it has to be there: then that is an error."""
+    try:
+        check_java()
+    except NotInstalled as error:
+        if os.environ.get("MALAMUTE_TESTS_NEED_JAVA"):
+            raise
+        pytest.skip(f"without Java nothing is tested of Spark. {error.text}")
+
+
+@pytest.fixture(scope="session")
+def spark(java: None, environment: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """A session on this machine. Its workers import what is tested here."""
     warehouse = tmp_path_factory.mktemp("warehouse")
     session = open_session("malamute-tests", "local[2]", spark__sql__warehouse__dir=str(warehouse))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,10 +16,36 @@ from malamute.spark.session import check_java, java_version, need
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+ROOT = Path(__file__).parents[2]
+
 
 def test_a_session_has_times_in_utc(spark: SparkSession) -> None:
     [row] = spark.sql("select current_timezone() as zone, 1 as one").collect()
     assert (row.zone, row.one) == ("UTC", 1)
+
+
+@pytest.mark.parametrize(
+    ("needed", "exit_code", "word"),
+    [
+        ("", 0, "1 skipped: without Java nothing is tested of Spark"),
+        ("1", 1, "ERROR tests/spark/test_session.py"),
+    ],
+)
+def test_without_java_the_tests_of_spark_are_skipped_unless_it_has_to_be_there(
+    tmp_path: Path, needed: str, exit_code: int, word: str
+) -> None:
+    test = f"{Path(__file__).relative_to(ROOT)}::{test_a_session_has_times_in_utc.__name__}"
+    environ = {name: value for name, value in os.environ.items() if name != "PYSPARK_GATEWAY_PORT"}
+    run = subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "no:xdist", "-p", "no:cacheprovider", test],
+        cwd=ROOT,
+        env={**environ, "JAVA_HOME": str(tmp_path), "MALAMUTE_TESTS_NEED_JAVA": needed},
+        capture_output=True,
+        text=True,
+    )
+    assert run.returncode == exit_code, run.stdout + run.stderr
+    assert word in run.stdout
+    assert "install a Java runtime of version 17 or later" in run.stdout
 
 
 def test_no_java_names_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

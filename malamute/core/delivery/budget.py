@@ -14,7 +14,7 @@ from malamute.core.delivery.policy import BaseKind, PolicyOf, QueuePolicy
 from malamute.core.ledger import Ledger
 from malamute.core.storage import DeleteQueue, SetAttempts
 from malamute.core.timers import Timers
-from malamute.errors import MalamuteError, TooMany, TryLater
+from malamute.errors import MalamuteError, TryLater
 from malamute.protocol.batch import Columns, pack_queue_payload
 from malamute.protocol.messages import Deliver
 
@@ -100,9 +100,9 @@ class Budget:
         self.memory.count_cold(queue, size_bytes)
 
     def check_queues(self) -> None:
-        """Raise `TooMany` unless there may be one more queue."""
+        """Raise `TryLater` unless there may be one more queue: those that nobody uses are removed in time."""
         if self.queues >= self.limits.queues:
-            raise TooMany(f"there are {self.limits.queues} mailboxes and services already")
+            raise TryLater(f"there are {self.limits.queues} mailboxes and services already")
 
     def release_queue(self, queue: Queue) -> None:
         """A queue is gone, with all that was in it."""

@@ -22,7 +22,7 @@ _NONE: Sequence[None] = ()
 def take_in(queue: Queue, session: Session, sender: str, command: Send | Request) -> None:
     """Put the messages of a command into a queue.
 
-    Raises `InvalidValue`, `NoWorkers`, `TrackerInUse`, `TooMany` or `TryLater`; then nothing was changed.
+    Raises `InvalidValue`, `NoWorkers`, `TrackerInUse` or `TryLater`; then nothing was changed.
     """
     records = join_large(command.records, command.large)
     time = int(queue.turn.now * 1e9)

@@ -28,7 +28,7 @@ class Queues:
         return Queue(self.kind, name, self.budget)
 
     def make(self, name: str) -> Queue:
-        """Make a queue. Raises `TooMany`."""
+        """Make a queue. Raises `TryLater`."""
         self.budget.check_queues()
         return self.keep(name)
 

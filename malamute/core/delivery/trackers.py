@@ -33,7 +33,7 @@ class Trackers:
         """The room that is still kept for each, in messages and bytes."""
 
     def check(self, address: str, queue: Queue, messages: Sequence[Entry], arriving: Sequence[Entry]) -> None:
-        """Raise `InvalidValue`, `TrackerInUse`, `TryLater` or `TooMany` unless all can be tracked.
+        """Raise `InvalidValue`, `TrackerInUse` or `TryLater` unless all can be tracked.
 
         `messages` are the tracked ones among those that are `arriving` in the queue, which need room too.
         """
