@@ -25,7 +25,7 @@ are names of the package too: `malamute.TimedOut`.
     │   └── NotInstalled       701      what only an extra needs
     └── StoreError             800      the data directory
         ├── StoreLocked        801      ├── StoreCorrupt        803
-        └── StoreTooNew        802
+        └── StoreTooNew        802      └── StoreLost           804
 """
 
 from __future__ import annotations
@@ -294,6 +294,13 @@ class StoreCorrupt(StoreError):
 
     code = 803
     hint = "restore a backup, or move the data directory aside"
+
+
+class StoreLost(StoreError):
+    """Raised when a store in use broke and cannot be opened again: the broker ends."""
+
+    code = 804
+    hint = "look at the disk and the kernel's log, then start the broker again"
 
 
 def _tree(base: type[MalamuteError]) -> list[type[MalamuteError]]:

@@ -12,7 +12,7 @@ import click
 
 from malamute import __version__
 from malamute.cli.check import check
-from malamute.cli.exits import UNREACHABLE
+from malamute.cli.exits import ERROR, UNREACHABLE
 from malamute.cli.options import URL, Connection, connects, examples, json_option
 from malamute.cli.printing import to_json
 from malamute.cli.progress import bar
@@ -100,7 +100,8 @@ def program() -> str:
 def status(connection: Connection, *, as_json: bool) -> None:
     """Tell how a broker is: its endpoints, its data, and how much of what it has.
 
-    The exit code is 0 when it answers and 2 when it does not. Times are in seconds, sizes in bytes.
+    The exit code is 0 when it answers, 1 when it answers and its store takes nothing, and 2 when it does not
+    answer. Times are in seconds, sizes in bytes.
     """
     try:
         with connection.open() as client:
@@ -109,6 +110,8 @@ def status(connection: Connection, *, as_json: bool) -> None:
         tell(error, as_json=as_json)
         raise click.exceptions.Exit(UNREACHABLE) from None
     show_map({"url": connection.url, **fields}, as_json=as_json)
+    if fields["store_error"]:
+        raise click.exceptions.Exit(ERROR)
 
 
 @broker.command(epilog=examples("malamute broker backup /backups/monday"))

@@ -62,6 +62,7 @@ MEASURES: Mapping[str, Measure] = {
     "oldest": Measure("s", duration, "age of the oldest message in a mailbox or service"),
     "dead": Measure("", float, "dead letters, all together"),
     "fill": Measure("%", float, "how full the store is, in percent"),
+    "reader": Measure("", float, "transactions that the oldest reader of the data directory is behind"),
     "uptime": Measure("s", duration, "how long the broker has run", least=True),
 }
 
@@ -106,9 +107,18 @@ def judge(name: str, figure: Figure, bounds: Bounds) -> Finding:
     return Finding(name, figure, bounds, State.OK)
 
 
-def measure(client: Client) -> dict[str, Figure]:
+def faults(status: Mapping[str, Any]) -> list[tuple[State, str]]:
+    """What is wrong with a broker whatever its figures are."""
+    found = []
+    if status["store_error"]:
+        found.append((State.CRITICAL, f"the store takes nothing: {printable(status['store_error'])}"))
+    return found
+
+
+def measure(client: Client, status: Mapping[str, Any]) -> dict[str, Figure]:
     """Ask a broker for all the figures."""
-    status, storage = client.query("status"), client.query("storage")
+    storage = client.query("storage")
+    reader = f"process {storage['reader_pid']}" if storage["reader_pid"] else ""
     queues = [
         (f"{kind} {row['name']}", row)
         for kind, topic in (("mailbox", "mailboxes"), ("service", "services"))
@@ -121,6 +131,7 @@ def measure(client: Client) -> dict[str, Figure]:
         "oldest": _worst(Figure(row["oldest_age"] or 0.0, where) for where, row in queues),
         "dead": Figure(sum(figure.value for figure in dead), _worst(dead).where),
         "fill": Figure(100 * storage["used"] / storage["size"]),
+        "reader": Figure(storage["reader_lag"], reader),
         "uptime": Figure(status["uptime"]),
     }
 
@@ -188,7 +199,7 @@ EXIT_CODES = """\b
 Exit codes:
   0  OK        it answers, and no figure is beyond its bounds
   1  WARNING   a figure is beyond its first bound
-  2  CRITICAL  a figure is beyond its second bound, or no broker answers
+  2  CRITICAL  a figure is beyond its second bound, the store takes nothing, or no broker answers
   3  UNKNOWN   it could not be found out, or the options are wrong
 
 """
@@ -210,14 +221,15 @@ def check(*, connection: Connection, as_json: bool, **bounds: Bounds) -> None:
     """
     try:
         with connection.open() as client:
-            figures = measure(client)
+            status = client.query("status")
+            wrong, figures = faults(status), measure(client, status)
     except MalamuteError as error:
         state = State.CRITICAL if isinstance(error, ConnectTimeout) else State.UNKNOWN
         _tell(state, str(error), (), as_json=as_json)
         return
     findings = [judge(name, figure, bounds[name]) for name, figure in figures.items()]
-    state = max(finding.state for finding in findings)
-    bad = [finding.words() for finding in findings if finding.state]
+    state = max([*(state for state, _ in wrong), *(finding.state for finding in findings)])
+    bad = [*(words for _, words in wrong), *(finding.words() for finding in findings if finding.state)]
     _tell(state, ", ".join(bad) or f"the broker at {connection.url} is well", findings, as_json=as_json)
 
 

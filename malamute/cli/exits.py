@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from malamute.errors import MalamuteError, TimedOut
+from malamute.errors import MalamuteError, StoreLost, TimedOut
 
 OK = 0
 ERROR = 1
 UNREACHABLE = 2
 TIMED_OUT = 3
 FAILED = 4
+STORE_LOST = 5
 INTERRUPTED = 130
 
 EPILOG = """\b
@@ -19,6 +20,7 @@ Exit codes:
        (broker check has codes of its own)
   3    no message or reply came in time
   4    the worker told that it failed; for send --outcome: the message was not acknowledged
+  5    for broker run: the store broke and could not be opened again (error 804)
   130  interrupted
 
 \b
@@ -28,4 +30,6 @@ MALAMUTE_URL is where commands connect, or a context (malamute context), or tcp:
 
 def code_of(error: MalamuteError) -> int:
     """The exit code for an error that ended a command."""
+    if isinstance(error, StoreLost):
+        return STORE_LOST
     return TIMED_OUT if isinstance(error, TimedOut) else ERROR

@@ -20,6 +20,7 @@ from malamute.core.delivery import Budget, Consumer, QueuePolicy, Queues, Tracke
 from malamute.core.delivery.policy import PolicyOf
 from malamute.core.events import Events, tell_worker
 from malamute.core.feed import Feeds
+from malamute.core.health import Health
 from malamute.core.mailbox import Mailboxes
 from malamute.core.ready import Question, Ready, Turn
 from malamute.core.recovery import Recovery
@@ -108,6 +109,7 @@ class Core:
         self.started = now
         self.streams = Streams(self.turn, limits, settings.journaled)
         self.timers = Timers()
+        self.health = Health(self.turn, self.timers)
         self.budget = Budget(self.turn, limits, self.timers, settings.queues)
         self.mailboxes = Mailboxes(self.budget)
         self.budget.trackers = Trackers(self.mailboxes)
@@ -218,12 +220,14 @@ class Core:
         self.turn.now = now
         self.turn.settle(token, None)
         self.events.stored()
+        self.health.stored()
 
     def unstored(self, token: int, error: MalamuteError, now: float) -> None:
         """What `token` names could not be stored."""
         self.turn.now = now
         self.turn.settle(token, error if isinstance(error, Failed) else InternalError(str(error)))
         self.events.unstored(error)
+        self.health.unstored(error)
 
     def answered(self, question: Question, result: Any, now: float) -> None:
         """The store has answered a question."""

@@ -59,6 +59,7 @@ def status(core: Core) -> dict[str, Any]:
         "cold_bytes": core.budget.memory.cold,
         "backlog_bytes": core.turn.backlog_bytes,
         "not_recovered": core.recovery.skipped,
+        "store_error": core.health.error,
     }
 
 

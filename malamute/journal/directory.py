@@ -21,7 +21,14 @@ from typing import NoReturn
 
 import lmdb
 
-from malamute.errors import StorageFull, StoreCorrupt, StoreError, StoreLocked, StoreTooNew
+from malamute.errors import (
+    StorageFull,
+    StoreCorrupt,
+    StoreError,
+    StoreLocked,
+    StoreLost,
+    StoreTooNew,
+)
 from malamute.journal import format as codec
 from malamute.journal.entries import decode_block
 from malamute.journal.format import BLOCK, CHUNK, META, STREAM, Damaged, key
@@ -57,7 +64,7 @@ def open_environment(path: Path, size: int, preallocate: bool) -> tuple[lmdb.Env
     size = -(-max(size, there) // PAGE) * PAGE
     try:
         with translated():
-            environment = lmdb.open(str(path), map_size=size, max_dbs=0, max_spare_txns=2, mode=0o640)
+            environment = _open(path, size)
     except OSError as error:
         raise StoreError(f"cannot open {data}: {error.strerror}") from error
     try:
@@ -72,6 +79,23 @@ def open_environment(path: Path, size: int, preallocate: bool) -> tuple[lmdb.Env
         environment.close()
         raise
     return environment, size
+
+
+def open_again(environment: lmdb.Environment) -> lmdb.Environment:
+    """Close an environment and open it anew. Nobody may be using it. Raises StoreLost if that fails.
+
+    A write error on LMDB's meta page breaks the environment for good: it refuses even to read.
+    """
+    path, size = Path(environment.path()), int(environment.info()["map_size"])
+    environment.close()
+    try:
+        return _open(path, size)
+    except (lmdb.Error, OSError) as error:
+        raise StoreLost(f"{path / 'data.mdb'} cannot be opened again: {error}") from error
+
+
+def _open(path: Path, size: int) -> lmdb.Environment:
+    return lmdb.open(str(path), map_size=size, max_dbs=0, max_spare_txns=2, mode=0o640)
 
 
 def _check_length(environment: lmdb.Environment, data: Path) -> None:

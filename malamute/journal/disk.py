@@ -16,7 +16,9 @@ while older ones can make room.
 
 The threads: LMDB allows one write transaction at a time and a read transaction for each thread.
 Each call here begins and ends its own, so nobody pins old pages for longer than one bounded step.
-py-lmdb must not be closed under a running call: `Gate` counts them, and `close` waits. Every LMDB call
+py-lmdb must not be closed under a running call: `Gate` counts them, and `close` waits. A write error on
+LMDB's root pages breaks the environment: it is closed then, opened anew, and the write is made once more,
+while the gate keeps the readers out. Every LMDB call
 gives up the interpreter's lock, which is dear beside a busy thread; so few calls matter more than
 few bytes (`log` has the figures).
 """
@@ -26,6 +28,7 @@ from __future__ import annotations
 import errno
 import os
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import islice, takewhile
@@ -44,13 +47,14 @@ from malamute.core.storage import (
     Recovered,
     StreamState,
 )
-from malamute.errors import StorageFull, StoreCorrupt, StoreError, StoreTooNew
+from malamute.errors import StorageFull, StoreCorrupt, StoreError, StoreLost, StoreTooNew
 from malamute.journal import format as codec
 from malamute.journal.backup import Copy
 from malamute.journal.directory import (
     allocate,
     decode_meta,
     lengthen,
+    open_again,
     open_environment,
     take_lock,
     translated,
@@ -63,6 +67,7 @@ from malamute.journal.gate import Gate
 from malamute.journal.log import Log
 from malamute.journal.places import Block
 from malamute.journal.plan import Plan, encode_blocks, make_plan
+from malamute.journal.readers import oldest_reader
 from malamute.journal.ring import Ring, Turn
 from malamute.journal.store import (
     Checked,
@@ -108,7 +113,14 @@ RELIEFS_MAX = 3
 COMPACTIONS_MAX = 16
 """Compactions that are tried before a write is refused for lack of room."""
 
+READERS_SECONDS = 5.0
+"""How often the slots of dead readers are looked for."""
+
 _Transaction = lmdb.Transaction
+
+
+class _OpenedAgain(StoreError):
+    """Raised when a write was not stored, and the environment that it broke was opened anew."""
 
 
 class DiskStore:
@@ -134,7 +146,9 @@ class DiskStore:
         self._log_floor = min(8 * 1024 * 1024, size // 32)
         self._log: Log | None = None
         self._fetcher = Fetcher(Log(0))
-        self._settled = threading.Lock()  # held by a write until memory and disk agree again
+        self._settled = threading.RLock()  # held by a write until memory and disk agree again
+        self._failing = False  # the last write met a fault of the disk: the next one must touch it
+        self._readers_due = 0.0
         self._collector = Collector()
         with environment.begin() as transaction:
             self._meta = decode_meta(transaction.get(key(META)))
@@ -247,11 +261,30 @@ class DiskStore:
         Raises StorageFull when there is no room, StoreError for other faults of the disk.
         """
         with self._gate:
+            self._clear_dead_readers()
             try:
-                self._write(make_plan(operations, self._collector, self._block_bytes_max))
-            except BaseException:
+                plan = make_plan(operations, self._collector, self._block_bytes_max)
+                try:
+                    self._write(plan)
+                except _OpenedAgain:
+                    self._write(plan)
+                except StorageFull:
+                    if not self._clear_dead_readers(now=True):
+                        raise
+                    self._write(plan)
+            except BaseException as error:
+                self._failing = isinstance(error, StoreError)
                 self._collector.clear()
                 raise
+            self._failing = False
+
+    def _clear_dead_readers(self, *, now: bool = False) -> bool:
+        """Free the pages that readers pin who were killed; now and then, or `now`. Whether there were any."""
+        if not now and time.monotonic() < self._readers_due:
+            return False
+        self._readers_due = time.monotonic() + READERS_SECONDS
+        with translated():
+            return bool(self._environment.reader_check())
 
     def _write(self, plan: Plan) -> None:
         if plan.queued:
@@ -264,7 +297,8 @@ class DiskStore:
             with suppress(StorageFull):
                 self._transact(plan)
                 return
-            self._relieve(plan.added)
+            if not self._clear_dead_readers(now=True):
+                self._relieve(plan.added)
         self._transact(plan)
 
     def _refuse_if_full(self, plan: Plan) -> None:
@@ -289,18 +323,19 @@ class DiskStore:
         Chunks of many pages need as many in a row, and a nearly full file may have none. Pages that a
         transaction frees serve the one after the next, so a second transaction follows.
         """
-        turn = self._ring.begin()
-        try:
-            with self._writing(added) as transaction:
-                with transaction.cursor() as cursor:
-                    turn.trim_to(max(0, self._ring.bytes - 2 * added), DiskShelf(cursor))
-                self._put_states(transaction, turn)
-        except BaseException:
-            self._ring.abandon()
-            raise
-        self._ring.commit(turn)
-        with self._writing(0) as transaction:
-            transaction.put(key(META), codec.encode_meta(self._meta))
+        with self._settled:
+            turn = self._ring.begin()
+            try:
+                with self._writing(added) as transaction:
+                    with transaction.cursor() as cursor:
+                        turn.trim_to(max(0, self._ring.bytes - 2 * added), DiskShelf(cursor))
+                    self._put_states(transaction, turn)
+            except BaseException:
+                self._ring.abandon()
+                raise
+            self._ring.commit(turn)
+            with self._writing(0) as transaction:
+                transaction.put(key(META), codec.encode_meta(self._meta))
 
     @contextmanager
     def _writing(self, added: int) -> Iterator[_Transaction]:
@@ -309,18 +344,50 @@ class DiskStore:
         LMDB takes a write that was cut short, as on a full disk, for EIO. So the file is asked for room then,
         which raises StorageFull if there is none.
         """
+        meta = self._meta._replace(version=codec.VERSION)
+        before = self._environment.info()["last_txnid"]
         try:
-            meta = self._meta._replace(version=codec.VERSION)
             with translated(), self._environment.begin(write=True, buffers=True) as transaction:
-                if meta != self._meta:
+                if meta != self._meta or self._failing:
                     transaction.put(key(META), codec.encode_meta(meta))
                 yield transaction
-            self._meta = meta
-        except StoreError as error:
-            if getattr(error.__cause__, "code", 0) == errno.EIO:
-                data = Path(self._environment.path()) / "data.mdb"
-                allocate(data, min(self._size, used_bytes(self._environment) + added))
-            raise
+        except (StoreError, StorageFull) as error:
+            if not self._open_again_if_broken(before, error):
+                if getattr(error.__cause__, "code", 0) == errno.EIO:
+                    data = Path(self._environment.path()) / "data.mdb"
+                    allocate(data, min(self._size, used_bytes(self._environment) + added))
+                raise
+        self._meta = meta
+
+    def _open_again_if_broken(self, before: int, fault: StoreError | StorageFull) -> bool:
+        """Open the environment anew if a commit has broken it. Whether what was committed is there after all.
+
+        LMDB writes the root last, and puts the old one back when that fails. Whichever of them is found, the
+        disk may have the other one: so a commit of nothing is made at once, which takes its place. `before`
+        is the number of the transaction before the one that failed.
+        """
+        try:
+            with self._environment.begin():
+                return False
+        except lmdb.PanicError:
+            pass
+        except lmdb.Error:
+            return False
+        with self._gate.alone():
+            self._environment = open_again(self._environment)
+            is_there = bool(self._environment.info()["last_txnid"] > before)
+            try:
+                with self._environment.begin(write=True) as transaction:
+                    transaction.put(key(META), codec.encode_meta(self._meta))
+            except lmdb.Error as error:
+                if is_there:
+                    raise StoreLost(f"it is not known what the disk has stored: {error}") from fault
+                # It is broken again. Reading works in one that is new, and each write will try again.
+                self._environment = open_again(self._environment)
+                raise StoreError(f"the disk takes no writes: {error}") from fault
+        if not is_there:
+            raise _OpenedAgain(f"the store was opened again: {fault.text}") from fault
+        return True
 
     def _room(self) -> int:
         """Bytes that may be added without touching the reserve."""
@@ -487,7 +554,17 @@ class DiskStore:
 
     @contextmanager
     def _reading(self) -> Iterator[_Transaction]:
-        with self._gate, translated(), self._environment.begin(buffers=True) as transaction:
+        with self._gate, translated():
+            try:
+                transaction = self._environment.begin(buffers=True)
+            except lmdb.PanicError:
+                transaction = None
+            if transaction is not None:
+                with transaction:
+                    yield transaction
+                return
+        # The writer has broken the environment, and opens it anew before it lets go.
+        with self._settled, self._gate, translated(), self._environment.begin(buffers=True) as transaction:
             yield transaction
 
     # --- inspecting
@@ -506,6 +583,7 @@ class DiskStore:
         """How full the store is. Queues and sessions are counted once `recover` was called."""
         with self._gate, translated():
             log = self._log or Log(0)
+            oldest = oldest_reader(self._environment)
             return Status(
                 size=self._size,
                 used=self._used(),
@@ -517,6 +595,8 @@ class DiskStore:
                 log_blocks=len(log.blocks),
                 log_unreadable=len(log.unreadable),
                 sessions=len(log.sessions),
+                reader_pid=oldest.pid,
+                reader_lag=oldest.lag,
                 streams=dict(self._ring.streams),
                 queues={n: QueueStatus(len(q.messages), q.bytes) for n, q in list(log.queues.items())},
             )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from malamute.errors import StoreError
 
@@ -13,10 +15,13 @@ class Gate:
     def __init__(self) -> None:
         self._condition = threading.Condition()
         self._under_way = 0
+        self._shut = False
         self._closed = False
 
     def __enter__(self) -> None:
         with self._condition:
+            if self._shut:
+                self._condition.wait_for(lambda: not self._shut)
             if self._closed:
                 raise StoreError("the store is closed")
             self._under_way += 1
@@ -24,7 +29,20 @@ class Gate:
     def __exit__(self, *exception: object) -> None:
         with self._condition:
             self._under_way -= 1
-            if self._closed:
+            if self._closed or self._shut:
+                self._condition.notify_all()
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """For one call that is inside: wait until all others have left, and let nobody in meanwhile."""
+        with self._condition:
+            self._shut = True
+            self._condition.wait_for(lambda: self._under_way == 1)
+        try:
+            yield
+        finally:
+            with self._condition:
+                self._shut = False
                 self._condition.notify_all()
 
     def close(self) -> bool:

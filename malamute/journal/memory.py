@@ -219,6 +219,8 @@ class MemoryStore:
                 log_blocks=0,
                 log_unreadable=0,
                 sessions=sum(part == NUMBERS for _, part in self._sessions),
+                reader_pid=0,
+                reader_lag=0,
                 streams=dict(self._ring.streams),
                 queues={n: QueueStatus(len(q.messages), q.bytes) for n, q in self._queues.items()},
             )

@@ -59,6 +59,8 @@ class Status(NamedTuple):
     `size`. `streams_bytes` is what the ring holds against `streams_budget`; `leaving_bytes` of it are chunks
     of deleted streams, which leave with the next writes. `log_bytes` is what the
     log of queues and sessions takes, in `log_blocks` blocks; `log_unreadable` of them are damaged.
+    `reader_pid` is the process that reads the oldest state, `reader_lag` transactions behind the newest: the
+    pages since then cannot be used again. Both are 0 if nobody reads.
     """
 
     size: int
@@ -71,6 +73,8 @@ class Status(NamedTuple):
     log_blocks: int
     log_unreadable: int
     sessions: int
+    reader_pid: int
+    reader_lag: int
     streams: Mapping[str, Stream]
     queues: Mapping[tuple[QueueKind, str], QueueStatus]
 

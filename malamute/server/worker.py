@@ -27,7 +27,7 @@ from malamute.core.storage import (
     PutSession,
     SetAttempts,
 )
-from malamute.errors import InvalidValue, MalamuteError, StorageFull, StoreError
+from malamute.errors import InvalidValue, MalamuteError, StorageFull, StoreError, StoreLost
 from malamute.journal.disk import DiskStore
 from malamute.journal.store import Retention, Store
 
@@ -173,6 +173,8 @@ class Writer(Worker[Append]):
             return
         try:
             self._store.write([operation for job in jobs for operation in job.operations])
+        except StoreLost:
+            raise
         except (StoreError, StorageFull) as error:
             self._one_by_one(jobs, error)
         else:
@@ -201,6 +203,8 @@ class Writer(Worker[Append]):
     def _try(self, operations: Sequence[Operation]) -> StoreError | StorageFull | None:
         try:
             self._store.write(operations)
+        except StoreLost:
+            raise
         except (StoreError, StorageFull) as error:
             return error
         return None

@@ -22,7 +22,7 @@ from malamute.core.storage import (
     QueueState,
     SetAttempts,
 )
-from malamute.errors import StorageFull, StoreError
+from malamute.errors import StorageFull, StoreError, StoreLost
 from malamute.journal.memory import MemoryStore
 from malamute.server.worker import Crashed, Found, Reader, Results, Worker, Writer, Written, salvage
 
@@ -142,6 +142,11 @@ def test_a_fault_of_the_disk_is_told_like_a_full_one(results):
 
 def test_a_fault_of_ours_ends_the_worker_and_is_handed_on(results):
     store = Disk(AssertionError("a stream went backwards"))
+    assert write(store, results, good(1), Append(2, [BAD])) == [Crashed(store.error)]
+
+
+def test_a_store_that_is_lost_ends_the_worker(results):
+    store = Disk(StoreLost("it cannot be opened again"))
     assert write(store, results, good(1), Append(2, [BAD])) == [Crashed(store.error)]
 
 

@@ -1,0 +1,34 @@
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/types.h>
+#include <unistd.h>
+/* Lets the next N writes of LMDB's meta pages fail: N is in the file that FAULTS names. */
+static int fails(int fd, off_t offset) {
+    char link[64], path[4096];
+    const char *faults = getenv("FAULTS");
+    if (!faults || offset >= 2 * sysconf(_SC_PAGESIZE)) return 0;
+    snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
+    ssize_t n = readlink(link, path, sizeof path - 1);
+    if (n < 8 || memcmp(path + n - 8, "data.mdb", 8)) return 0;
+    FILE *f = fopen(faults, "r+");
+    if (!f) return 0;
+    int left = 0;
+    if (fscanf(f, "%d", &left) != 1) left = 0;
+    if (left > 0) { rewind(f); fprintf(f, "%-8d", left - 1); }
+    fclose(f);
+    return left > 0;
+}
+typedef ssize_t (*writer)(int, const void *, size_t, off_t);
+#define FAILING(name) \
+ssize_t name(int fd, const void *data, size_t size, off_t offset) { \
+    static writer next; \
+    if (fails(fd, offset)) { errno = EIO; return -1; } \
+    if (!next) next = (writer)dlsym(RTLD_NEXT, #name); \
+    return next(fd, data, size, offset); \
+}
+FAILING(pwrite)
+FAILING(pwrite64)

@@ -1,0 +1,136 @@
+"""A disk that answers writes with errors: a library in front of the C library lets LMDB's root pages fail."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from rig_daemon import environment
+from rig_waiting import eventually
+
+import malamute
+from malamute.cli.daemon import Daemon
+from malamute.errors import Failed
+
+SOURCE = Path(__file__).with_name("faulty_disk.c")
+
+Faults = Callable[[int], None]
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    compiler = shutil.which("gcc") or shutil.which("cc")
+    if compiler is None or not sys.platform.startswith("linux"):
+        pytest.skip("needs Linux and a C compiler (gcc)")
+    made = tmp_path_factory.mktemp("faults") / "faulty_disk.so"
+    subprocess.run([compiler, "-shared", "-fPIC", "-o", made, SOURCE, "-ldl"], check=True)
+    return made
+
+
+@pytest.fixture
+def faults(tmp_path: Path, library: Path, monkeypatch: pytest.MonkeyPatch) -> Faults:
+    """Says how many of the next writes of a root page fail."""
+    file = tmp_path / "faults"
+    monkeypatch.setenv("LD_PRELOAD", str(library))
+    monkeypatch.setenv("FAULTS", str(file))
+
+    def fail(count: int) -> None:
+        # In one system call, as the broker may read it at any time.
+        new = file.with_suffix(".new")
+        new.write_text(f"{count:<8}")
+        new.rename(file)
+
+    fail(0)
+    return fail
+
+
+@pytest.fixture
+def broker(tmp_path: Path, faults: Faults) -> Iterator[Daemon]:
+    with Daemon(tmp_path) as broker:
+        yield broker
+
+
+@pytest.fixture
+def client(broker: Daemon) -> Iterator[malamute.Client]:
+    with malamute.connect(broker.url) as client:
+        yield client
+
+
+def command(*arguments: str) -> subprocess.CompletedProcess[str]:
+    whole = [sys.executable, "-m", "malamute", *arguments]
+    return subprocess.run(whole, env=environment(), capture_output=True, text=True, check=False)
+
+
+def health(broker: Daemon) -> tuple[int, int]:
+    """The exit codes of `broker check` and `broker status`, the latter being the container's health check."""
+    return tuple(command("broker", what, "--url", broker.url).returncode for what in ("check", "status"))
+
+
+def publish(client: malamute.Client, body: bytes) -> None:
+    client.publish("weather", "temp", body, assurance="stored")
+
+
+def history(client: malamute.Client) -> list[bytes]:
+    with client.subscribe("weather", start="first") as subscription:
+        found = []
+        for message in subscription:
+            found.append(message.body)
+            if message.body == b"end":
+                return found
+    raise AssertionError("no end")
+
+
+@pytest.mark.parametrize("count", [1, 2], ids=["the new root", "the new root, and putting back the old one"])
+def test_a_root_that_cannot_be_written_once_costs_nothing(
+    broker: Daemon, client: malamute.Client, faults: Faults, count: int
+) -> None:
+    publish(client, b"before")
+    faults(count)
+    publish(client, b"after")
+    publish(client, b"end")
+    assert health(broker) == (0, 0)
+    assert history(client) == [b"before", b"after", b"end"]
+
+
+def test_a_disk_that_takes_no_root_is_told_and_is_well_when_it_takes_one(
+    broker: Daemon, client: malamute.Client, faults: Faults
+) -> None:
+    publish(client, b"before")
+    assert health(broker) == (0, 0)
+    with client.subscribe("weather") as live:
+        faults(10**6)
+        with pytest.raises(Failed):
+            publish(client, b"refused")
+        assert next(iter(live)).body == b"refused"
+        assert health(broker) == (2, 1)
+        told = command("broker", "check", "--url", broker.url).stdout
+        assert told.startswith("MALAMUTE CRITICAL - the store takes nothing: ")
+        # Reading goes on.
+        with client.subscribe("weather", start="first") as replay:
+            assert next(iter(replay)).body == b"before"
+        faults(0)
+    # Nobody writes: the broker finds out by itself.
+    eventually(lambda: not client.query("status")["store_error"], "a store that takes writes again")
+    assert health(broker) == (0, 0)
+    publish(client, b"end")
+    assert history(client)[0] == b"before"
+
+
+def test_what_was_refused_is_not_there_after_the_broker_was_killed(tmp_path: Path, faults: Faults) -> None:
+    with Daemon(tmp_path) as broker:
+        with malamute.connect(broker.url) as client:
+            publish(client, b"before")
+            faults(10**6)
+            with pytest.raises(Failed):
+                publish(client, b"refused")
+        os.kill(broker.pid, signal.SIGKILL)
+    faults(0)
+    with Daemon(tmp_path) as broker, malamute.connect(broker.url) as client:
+        publish(client, b"end")
+        assert history(client) == [b"before", b"end"]
