@@ -86,7 +86,12 @@ class DeadBook:
             raise Violation("a dead letter is not what died", key=key, letter=letter, expected=expected)
 
     def handed_out(self, append: Append, purged: Container[tuple[str, str]]) -> None:
-        """The broker stores some, and removes some: an operator said so, or there are too many."""
+        """The broker stores some, and removes some: an operator said so, or there are too many.
+
+        What is sent again leaves with the append that puts it into the queue, or not at all. What is dropped
+        leaves in any case, even if a feed makes a request of the same name beside it.
+        """
+        bound = {id(operation) for operation in append.bound}
         sent = {name_of(o.queue, o.message) for o in append.operations if is_put(o)}
         for operation in append.operations:
             if isinstance(operation, PutMessage) and is_dead(operation.kind):
@@ -94,7 +99,7 @@ class DeadBook:
         for operation in append.operations:
             if isinstance(operation, DeleteMessages):
                 for key in self._named(operation):
-                    self._leave(key, (key[0], key[1]) in purged, sent)
+                    self._leave(key, (key[0], key[1]) in purged, sent if id(operation) in bound else ())
 
     def _put(self, put: PutMessage) -> None:
         key = (put.kind, put.queue, put.message.sequence)
