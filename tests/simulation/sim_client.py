@@ -25,6 +25,7 @@ from malamute.client.receipts import Tracking
 from malamute.client.replies import Exchange
 from malamute.client.session import Session, State
 from malamute.client.sources import Item, QueueSource, StreamSource
+from malamute.core.events import EVENTS
 from malamute.errors import Failed
 from malamute.protocol.codec import decode
 from malamute.protocol.limits import RECORD_LARGE_BYTES
@@ -274,7 +275,7 @@ class Client:
         """Subscribe."""
         if len(self.subscriptions) >= SOURCES_MAX:
             return ""
-        stream, start = STREAMS[a % 3], self._start(STARTS[b % len(STARTS)])
+        stream, start = self._readable(a), self._start(STARTS[b % len(STARTS)])
         criteria, where, wants = list(CRITERIA.values())[b // 8 % len(CRITERIA)]
         credit, size_bytes = CREDITS[c % 5], CREDIT_BYTES[c // 5 % 4]
         cursor = CURSORS[c // 20 % 2] if a // 3 % 2 == 0 else ""
@@ -286,6 +287,11 @@ class Client:
         self.readers[source.number] = reader
         wanted = f"{criteria} {where} {start} {credit}/{size_bytes} {cursor}"
         return f"subscribes {source.number} to {stream} {wanted}"
+
+    def _readable(self, a: int) -> str:
+        """A stream to read: where the broker tells of events, that of its own too."""
+        streams = (*STREAMS, EVENTS) if self.setup.events else STREAMS
+        return streams[a % len(streams)]
 
     def take(self, a: int, b: int, c: int) -> str:
         """Take messages out of a window, and go on."""

@@ -69,6 +69,8 @@ class Machine:
             session_expiry=EXPIRY,
             journaled=lambda stream: stream != NO_JOURNAL,
             queues=lambda kind, name: setup.queues,
+            lifecycle_events=setup.events,
+            settled_events=setup.events,
         )
         self.start()
 
@@ -76,7 +78,8 @@ class Machine:
         """Start a broker on what the disk holds."""
         recovered = self.disk.store.recover(records_bytes=self.settings.limits.queues_memory_bytes // 2)
         self.core = Core(self.now, self.settings, recovered)
-        # Events are looked at where they are made: a stream of them would be one more thing to go wrong.
+        # Events are looked at where they are made, whether there is a stream of them or not.
+        self._tell = self.core.turn.event
         self.core.turn.event = self._event  # type: ignore[method-assign]
         self.router = Router()
         self.workers = Workers(self.disk)
@@ -87,6 +90,7 @@ class Machine:
 
     def _event(self, subject: str, body: bytes = b"", /, **details: Any) -> None:
         self.watch.event(subject, details)
+        self._tell(subject, body, **details)
 
     def die(self) -> None:
         """Kill the broker: what it had in memory is gone. Start another one."""

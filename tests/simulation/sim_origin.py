@@ -11,6 +11,7 @@ from hashlib import blake2b
 from typing import Any
 
 from malamute.client.outbox import Command
+from malamute.core.events import EVENTS, SENDER
 from malamute.protocol.batch import Frame, pack_record, unpack_record
 
 Key = tuple[str, str, int]
@@ -96,6 +97,7 @@ class Author:
 
     def __init__(self) -> None:
         self.origins: dict[bytes, Origin] = {}
+        self._events: dict[tuple[str, bytes], Origin] = {}
 
     def write(self, order: Order, subject: str, sender: str, number: int = 0) -> bytes:
         """Write one more message of a command. Returns its record."""
@@ -106,12 +108,22 @@ class Author:
         self.origins[body] = Origin(order, body, subject, sender, headers)
         return pack_record(headers, body)
 
-    def origin(self, record: Frame) -> Origin:
-        """Who wrote a record."""
+    def origin(self, record: Frame, stream: str = "", subject: str = "") -> Origin:
+        """Who wrote a record. The broker itself writes those of the stream of its events, some of them alike."""
+        if stream == EVENTS:
+            return self._event(subject, bytes(record))
         body = body_of(record)
         if body not in self.origins:
             raise Violation("a message that nobody wrote", body=body)
         return self.origins[body]
+
+    def _event(self, subject: str, record: bytes) -> Origin:
+        if (subject, record) not in self._events:
+            order = Order("publish", b"", EVENTS, numbered=False)
+            order.twice = True
+            headers = unpack_record(record)[0]
+            self._events[subject, record] = Origin(order, record, subject, SENDER, headers)
+        return self._events[subject, record]
 
 
 def mailbox_of(peer: bytes, address: str) -> str:

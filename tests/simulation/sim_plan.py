@@ -108,6 +108,8 @@ class Setup(NamedTuple):
     queues: QueuePolicy
     stale: bool
     """Whether a client may read what came on an old connection after a new one stands."""
+    events: bool = False
+    """Whether the broker has its stream of events."""
 
 
 class Step(NamedTuple):
@@ -145,6 +147,7 @@ def plan_of(seed: int, theme: frozenset[str] | None = None) -> Plan:
         wishes=chance.choice((0, 5, 20, 60)),
         queues=_policy(chance),
         stale=chance.random() < 0.3,
+        events=seed % 4 == 1,
     )
     kinds = chance.choices(list(weights), list(weights.values()), k=STEPS)
     bits = chance.getrandbits

@@ -67,7 +67,7 @@ class StreamBook:
         for sequence, subject, record, sender in rows:
             if order and sequence <= order[-1]:
                 raise Violation("a sequence was used again", stream=stream, sequence=sequence, last=order[-1])
-            origin = self.author.origin(record)
+            origin = self.author.origin(record, stream, subject)
             self._check_origin(origin, stream, sequence, subject, sender)
             self._found[origin.body] = (stream, sequence)
             places[sequence] = Place(origin)
@@ -187,7 +187,7 @@ class StreamBook:
                 s: p.origin.body for s, p in places.items() if p.stored and (stream, s) not in self.damaged
             }
             kept = {sequence: body for sequence, body in stored.items() if sequence >= first}
-            if {s: self.author.origin(record).body for s, record in found.items()} != kept:
+            if {s: self.author.origin(r, stream, subject).body for s, (subject, r) in found.items()} != kept:
                 raise Violation("the ring does not hold what was committed", stream=stream)
             if len(kept) < len(stored) and len(kept) + len(self.damaged) < min(
                 kept_messages - 40, len(stored)
@@ -195,14 +195,15 @@ class StreamBook:
                 raise Violation("the ring dropped too much", stream=stream, kept=len(kept))
 
 
-def _read_all(store: MemoryStore, stream: str) -> dict[int, Any]:
-    messages: dict[int, Any] = {}
+def _read_all(store: MemoryStore, stream: str) -> dict[int, tuple[str, Any]]:
+    messages: dict[int, tuple[str, Any]] = {}
     start = 1
     while found := store.read(stream, start, bytes_max=1 << 20).found:
         for chunk in found:
             if isinstance(chunk, Chunk):
                 columns = unpack_payload(chunk.payload, chunk.large)
-                messages.update(zip(columns.each_sequence(), columns.records, strict=True))
+                rows = zip(columns.each_sequence(), columns.subjects, columns.records, strict=True)
+                messages.update((sequence, (subject, record)) for sequence, subject, record in rows)
         start = found[-1].last + 1
     return messages
 
@@ -267,7 +268,7 @@ class Reader:
         rows = zip(sequences, columns.subjects, columns.records, columns.each_sender(), strict=False)
         for sequence, subject, record, sender in rows:
             place = places.get(sequence)
-            origin = self.book.author.origin(record)
+            origin = self.book.author.origin(record, self.source.stream, subject)
             if place is None or place.origin is not origin:
                 raise Violation(
                     "a delivery is not what the stream holds", sequence=sequence, body=origin.body

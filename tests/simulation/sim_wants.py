@@ -12,8 +12,8 @@ Wants = Callable[[Any], bool]
 
 CRITERIA: dict[str, tuple[list[tuple[str, str]], str, Wants]] = {
     "all": ([("all", "")], "", lambda origin: True),
-    "topic": ([("topic", "a.*")], "", lambda origin: origin.subject[0] == "a"),
-    "prefix": ([("prefix", "b.")], "", lambda origin: origin.subject[0] == "b"),
+    "topic": ([("topic", "a.*")], "", lambda origin: origin.subject in ("a.x", "a.y")),
+    "prefix": ([("prefix", "b.")], "", lambda origin: origin.subject.startswith("b.")),
     "exact": ([("exact", "a.y")], "", lambda origin: origin.subject == "a.y"),
     "either": (
         [("exact", "a.x"), ("topic", "b.#")],
