@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from sim_admin import question
 from sim_book import Book
 from sim_network import Frames, Link
 from sim_options import TRACKERS, wish
@@ -455,10 +456,9 @@ class Client:
 
     def ask(self, a: int, b: int, c: int) -> str:
         """Ask the broker about itself."""
-        self.session.questions.query(
-            ("status", "streams", "mailboxes", "services", "clients", "cursors", "feeds")[a % 7], {}
-        )
-        return "asks"
+        topic, arguments = question(a, b, c)
+        self.session.questions.query(topic, arguments)
+        return f"asks for {topic} {arguments}"
 
     def leave(self, a: int, b: int, c: int) -> str:
         """Say goodbye, with nothing left unsaid."""

@@ -37,7 +37,7 @@ CLIENT_WEIGHTS: Mapping[str, int] = {
     "reply_again": 2,
     "take_reply": 12,
     "forget": 2,
-    "ask": 3,
+    "ask": 8,
     "leave": 2,
     "give_back": 12,
     "release": 8,

@@ -363,6 +363,8 @@ class World:
         for client in self.clients:
             if client.is_over:
                 raise Violation("a client is over", client=client.name, error=str(client.session.error))
+            if asked := [*client.session.questions.asked()]:
+                raise Violation("a question has no answer", client=client.name, asked=asked)
             if len(client.session.outbox):
                 raise Violation(
                     "a command has no answer", client=client.name, count=len(client.session.outbox)
