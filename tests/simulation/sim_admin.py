@@ -1,4 +1,4 @@
-"""What operators ask of the broker: every topic of QUERY, with arguments that mean something here or nothing."""
+"""What operators ask of the broker: every topic of QUERY, with arguments that mean something here, or not."""
 
 from __future__ import annotations
 

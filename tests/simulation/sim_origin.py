@@ -109,7 +109,7 @@ class Author:
         return pack_record(headers, body)
 
     def origin(self, record: Frame, stream: str = "", subject: str = "") -> Origin:
-        """Who wrote a record. The broker itself writes those of the stream of its events, some of them alike."""
+        """Who wrote a record. Those of the stream of events are the broker's own, and some are alike."""
         if stream == EVENTS:
             return self._event(subject, bytes(record))
         body = body_of(record)
