@@ -212,6 +212,10 @@ class Session:
     def _ignore(self, message: wire.Message) -> None:
         """What belongs to the time before our last HELLO, or needs no answer."""
 
+    def _pinged(self, ping: wire.Ping) -> None:
+        if ping.token:
+            self.outbox.say(wire.Received(ping.token))
+
     def _refused(self, refused: wire.Error) -> None:
         error = from_wire(refused.code, refused.text)
         error.about, error.ref = refused.about, refused.ref
@@ -294,7 +298,7 @@ _HANDLERS: dict[State, _Handlers] = {
         wire.Switch: lambda session, switch: session.inbox.switch(switch),
         wire.Recall: lambda session, recall: session.inbox.recall(recall),
         wire.Answer: lambda session, answer: session.questions.answered(answer.ref, answer.value),
-        wire.Ping: Session._ignore,
+        wire.Ping: Session._pinged,
         wire.Pong: lambda session, pong: session.questions.pong(),
     },
     State.ENDED: {message: Session._ignore for message in (*_STALE, wire.Welcome)},

@@ -78,6 +78,11 @@ class Listen(_Section):
     """How long no answer may come until the connection is taken for broken. More than the interval."""
     send_queue: int = _option(100, kinds.count(1, 1_000_000))
     """Commands that wait in memory for one client. When it is full, the client counts as without credit."""
+    send_bytes: int = _option(8 * 1024**2, kinds.size(1024**2))
+    """Bytes that one client may have been sent and not read; with more, it counts as without credit."""
+    send_bytes_all: int = _option(512 * 1024**2, kinds.size(1024**2))
+    """Bytes that all clients together may have been sent and not read. With more, none is sent much that it
+    does not read at once."""
     receive_queue: int = _option(1000, kinds.count(1, 1_000_000))
     """Commands of one client that wait in memory for the broker."""
     io_threads: int = _option(1, kinds.count(1, 64))

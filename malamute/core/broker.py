@@ -66,6 +66,7 @@ from malamute.protocol.messages import (
     Progress,
     Publish,
     Query,
+    Received,
     Reject,
     Release,
     Reply,
@@ -417,6 +418,9 @@ class Core:
     def _ping(self, peer: bytes, session: Session, message: Ping) -> None:
         self.turn.send(peer, Pong())
 
+    def _received(self, peer: bytes, session: Session, message: Received) -> None:
+        """Nothing to do: that it was heard is noted, and its window is the transport's."""
+
     def _bye(self, peer: bytes, session: Session, message: Bye) -> None:
         self.turn.send(peer, Ok(BY_TYPE[Bye].opcode, 0))
         self.sessions.end(session, "bye")
@@ -445,6 +449,7 @@ STATES: dict[str, dict[type[Any], Handler]] = {
         Withdraw: Core._withdraw,
         Query: Core._query,
         Ping: Core._ping,
+        Received: Core._received,
         Bye: Core._bye,
         Commit: Core._commit,
         Change: Core._change,

@@ -180,7 +180,15 @@ class Query(NamedTuple):
 
 
 class Ping(NamedTuple):
-    """Are you there? The broker answers PONG; a client needs not answer."""
+    """Are you there? The broker answers PONG. A client answers RECEIVED if there is a token."""
+
+    token: int = 0
+
+
+class Received(NamedTuple):
+    """The client has taken the PING with this token, and all that came before it, from its socket."""
+
+    token: int
 
 
 class Bye(NamedTuple):
@@ -313,6 +321,7 @@ Message = (
     | Withdraw
     | Query
     | Ping
+    | Received
     | Bye
     | Commit
     | Change
@@ -516,7 +525,7 @@ SPECS: tuple[Spec, ...] = (
     Spec(9, Credit, (SOURCE, CREDIT, CREDIT), 2, 0),
     Spec(10, Ack, (SOURCE, RANGES), 2, 0),
     Spec(11, Query, (REF, WORDS, MAP), 3, 0),
-    Spec(12, Ping, (), 0),
+    Spec(12, Ping, (NUMBER,), 0),
     Spec(13, Bye, (), 0),
     Spec(14, Commit, (NAME, NUMBER, NAME, NUMBER), 4, 1),
     Spec(15, Change, (REF, WORDS, MAP), 3, 0),
@@ -525,6 +534,7 @@ SPECS: tuple[Spec, ...] = (
     Spec(18, Progress, (SOURCE, RANGES), 2, 0),
     Spec(19, Release, (SOURCE, RANGES), 2, 0),
     Spec(20, Withdraw, (REF, KIND, NAME, CORRELATION), 4, 0),
+    Spec(22, Received, (NUMBER,), 1),
     Spec(65, Welcome, (NUMBER, BINARY, BINARY, BOOLEAN, WORDS, LIMITS, NUMBER), 6),
     Spec(66, Ok, (OPCODE, REF, ANY), 2, 1),
     Spec(67, Error, (CODE, TEXT, OPCODE, REF), 2, 3),

@@ -28,6 +28,7 @@ from malamute.journal.store import Retention, Store
 from malamute.matching import load_plugins
 from malamute.protocol.limits import Limits
 from malamute.server.clock import Clock
+from malamute.server.flow import Windows
 from malamute.server.loop import Loop, socket_options
 from malamute.server.transport import Transport
 
@@ -99,7 +100,7 @@ def _open_transport(config: Config, context: zmq.Context[zmq.Socket[bytes]]) -> 
         receive_queue=listen.receive_queue,
         frame_bytes_max=config.limits.message_bytes + FRAME_SLACK_BYTES,
     )
-    return Transport(context, options)
+    return Transport(context, options, Windows(listen.send_bytes, listen.send_bytes_all))
 
 
 def _settings(config: Config, endpoints: list[str]) -> Settings:

@@ -2,8 +2,9 @@
 
 `ROUTER_MANDATORY` makes a send tell what became of it. "Host unreachable" means that the peer is gone.
 "Would block" means that its pipe is full: what was to go is kept, in order and up to a limit, the core treats
-the peer as being without credit, and the transport tries again until the pipe has room. libzmq's heartbeats
-find out about peers that stay connected and are dead.
+the peer as being without credit, and the transport tries again until the pipe has room. The same happens to a
+peer that has not received as many bytes as `flow` allows. libzmq's heartbeats find out about peers that stay
+connected and are dead.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from zmq.backend import Socket as Backend
 from malamute.errors import ConfigError, MalamuteError, UnexpectedCommand
 from malamute.protocol.codec import decode, encode
 from malamute.protocol.limits import RECORD_LARGE_BYTES
-from malamute.protocol.messages import Error, Frame, Message, Ping
+from malamute.protocol.messages import Error, Frame, Message, Ping, Received, Welcome
+from malamute.server.flow import DEFAULT, Flows, Windows
 
 TURN_MESSAGES = 2_000
 """Commands that one turn takes in."""
@@ -28,10 +30,24 @@ TURN_BYTES = 1 << 19
 """Bytes that one turn takes in; the command that passes it is the last."""
 
 KEPT_MESSAGES = 1_000
-"""Messages kept for a peer whose pipe is full; with one more, the peer is given up."""
+"""Messages kept for a peer that takes none now; with one more, the peer is given up."""
+
+KEPT_BYTES = 16 * 1024 * 1024
+"""Bytes kept for such a peer; with more, it is given up."""
 
 SHARED_BYTES = 8_192
 """A frame of this size or more that goes to several peers is shared instead of copied."""
+
+
+class Kept(deque[Sequence[Frame]]):
+    """The commands that wait for one peer, in order."""
+
+    size_bytes = 0
+
+    def add(self, frames: Sequence[Frame]) -> None:
+        """Let a command wait."""
+        self.append(frames)
+        self.size_bytes += sum(map(len, frames))
 
 
 _GIVEN_UP = Error(UnexpectedCommand.code, "too much was waiting for this client: say HELLO again")
@@ -40,19 +56,30 @@ _GIVEN_UP = Error(UnexpectedCommand.code, "too much was waiting for this client:
 class Transport:
     """The ROUTER socket. `lost` and `unblocked` gather what happened to peers until they are taken."""
 
-    def __init__(self, context: zmq.Context[Any], options: dict[int, int]) -> None:
+    def __init__(
+        self, context: zmq.Context[Any], options: dict[int, int], windows: Windows = DEFAULT
+    ) -> None:
+        self._begin(windows)
         self.socket = context.socket(zmq.ROUTER)
         self.socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self.socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
         for option, value in options.items():
             self.socket.setsockopt(option, value)
         self.endpoints: list[str] = []
-        self.blocked: dict[bytes, deque[Sequence[Frame]]] = {}
-        self.lost: list[bytes] = []
         # The backend's own `get`: the public one looks every option up in an enumeration first, which
         # takes longer than receiving the message.
         self._has_more = partial(Backend.get, self.socket, int(zmq.RCVMORE))
         self._shared: tuple[Any, Any] = (None, None)
+
+    def _begin(self, windows: Windows) -> None:
+        """Begin without any peer."""
+        self.blocked: dict[bytes, Kept] = {}
+        self.lost: list[bytes] = []
+        self.flows = Flows(windows)
+        self._stuck: set[bytes] = set()
+        """Those of the blocked peers from which a RECEIVED has to come first."""
+        self._pings: dict[bytes, Sequence[Frame]] = {}
+        """PINGs that a full pipe did not take; they go before what is kept."""
 
     def bind(self, endpoint: str) -> str:
         """Listen on an endpoint; returns it with the port that was chosen. Raises `ConfigError`."""
@@ -76,44 +103,116 @@ class Transport:
                 return
             frames: list[Any] = [receive()]
             while has_more():
-                # The core and the store know bytes and views of bytes, not libzmq's own frames.
-                frames.append(receive(copy=False).buffer)
+                # The core and the store know bytes and views of bytes, not libzmq's own frames. A small frame
+                # is a part of the buffer that libzmq read it into, and would hold on to all of that.
+                part = receive(copy=False)
+                frames.append(part.buffer if len(part) >= RECORD_LARGE_BYTES else part.bytes)
             try:
-                yield peer, decode(frames)
+                message = decode(frames)
             except MalamuteError as error:
                 yield peer, error
+            else:
+                if type(message) is Received:
+                    self.received(peer, message.token)
+                yield peer, message
             size_bytes += len(frames[0]) if len(frames) == 1 else sum(map(len, frames))
             if size_bytes >= TURN_BYTES:
                 return
 
     def send(self, peer: bytes, message: Message) -> bool:
-        """Send a message, or keep it if the pipe is full. Returns whether the peer blocks since now."""
+        """Send a message, or keep it if the peer takes none. Returns whether the peer blocks since now."""
         kept = self.blocked.get(peer)
+        if type(message) is Welcome:
+            return self._welcome(peer, encode(message))
         if kept is None:
             frames = encode(message)
-            if self._transmit(peer, frames):
-                return False
-            kept = self.blocked[peer] = deque()
-        elif isinstance(message, Ping):
+            if self._pass_on(peer, frames):
+                return peer in self.blocked
+            kept = self.blocked[peer] = Kept()
+        elif type(message) is Ping:
+            # A probe finds out whether the peer is there. One that waited in line would not.
+            self._transmit(peer, encode(message))
             return False
         else:
             frames = encode(message)
-        kept.append(frames)
-        if len(kept) > KEPT_MESSAGES:
+        kept.add(frames)
+        if len(kept) > KEPT_MESSAGES or kept.size_bytes > KEPT_BYTES:
             self._give_up(peer)
-            # The pipe is still there. When it has room, the peer learns that it has to begin anew.
-            self.blocked[peer] = deque([encode(_GIVEN_UP)])
+            # The connection is still there. When it has room, the peer learns that it has to begin anew.
+            self.blocked[peer] = kept = Kept()
+            kept.add(encode(_GIVEN_UP))
         return True
+
+    def _welcome(self, peer: bytes, frames: Sequence[Frame]) -> bool:
+        """Begin a session. What is kept for the peer belongs to the time before, and goes."""
+        self._unblock(peer)
+        token = self.flows.open(peer)
+        if not self._pass_on(peer, frames):
+            self.blocked[peer] = kept = Kept()
+            kept.add(frames)
+        if token:
+            self._ask(peer, token)
+        return peer in self.blocked
+
+    def _pass_on(self, peer: bytes, frames: Sequence[Frame]) -> bool:
+        """Send now, and ask the peer now and then what it has received. Returns False if its pipe is full."""
+        if not self._transmit(peer, frames):
+            return False
+        token = self.flows.sent(peer, sum(map(len, frames)))
+        if token:
+            self._ask(peer, token)
+        return True
+
+    def _ask(self, peer: bytes, token: int) -> None:
+        """Ask a peer what it has received; if its window is full, nothing more is sent before its answer."""
+        ping = encode(Ping(token))
+        if not self._transmit(peer, ping):
+            self._pings[peer] = ping
+            self.blocked.setdefault(peer, Kept())
+        elif self.flows.is_full(peer):
+            self.blocked.setdefault(peer, Kept())
+            self._stuck.add(peer)
+
+    def received(self, peer: bytes, token: int) -> None:
+        """A peer has received a PING, and what was sent to it before."""
+        was_crowded = self.flows.is_crowded
+        self.flows.received(peer, token)
+        if was_crowded and not self.flows.is_crowded:
+            self._stuck.clear()
+        elif not self.flows.is_full(peer):
+            self._stuck.discard(peer)
+
+    @property
+    def retrying(self) -> bool:
+        """Whether anything is kept for other peers than those that have to say first what they received."""
+        return len(self.blocked) > len(self._stuck)
 
     def retry(self) -> list[bytes]:
         """Send what was kept. Returns the peers for which nothing is kept any more."""
-        free = []
-        for peer, kept in list(self.blocked.items()):
-            while kept and self._transmit(peer, kept[0]):
-                kept.popleft()
-            if not kept and self.blocked.pop(peer, None) is not None:
-                free.append(peer)
-        return free
+        if not self.retrying:
+            return []
+        return [peer for peer in self.blocked.keys() - self._stuck if self._advance(peer)]
+
+    def _advance(self, peer: bytes) -> bool:
+        """Send what is kept for a peer while it takes it. Returns whether nothing is kept any more."""
+        kept = self.blocked[peer]
+        if ping := self._pings.get(peer):
+            if not self._transmit(peer, ping):
+                return False
+            self._pings.pop(peer, None)
+        while self.blocked.get(peer) is kept and peer not in self._pings:
+            if self.flows.is_full(peer):
+                self._stuck.add(peer)
+                return False
+            if not kept:
+                del self.blocked[peer]
+                return True
+            frames = kept.popleft()
+            if not self._pass_on(peer, frames):
+                kept.appendleft(frames)
+                return False
+            kept.size_bytes -= sum(map(len, frames))
+        return False
 
     def take_lost(self) -> list[bytes]:
         """The peers that turned out to be gone since the last time."""
@@ -124,7 +223,7 @@ class Transport:
         """Keep only the last message for a peer whose session has ended: it says why."""
         kept = self.blocked.get(peer)
         while kept and len(kept) > 1:
-            kept.popleft()
+            kept.size_bytes -= sum(map(len, kept.popleft()))
 
     def close(self, linger_ms: int) -> None:
         """Close the socket; what is under way has `linger_ms` milliseconds to leave."""
@@ -140,7 +239,7 @@ class Transport:
         except zmq.ZMQError as error:
             if error.errno != zmq.EHOSTUNREACH:
                 raise
-            self._give_up(peer)
+            self._gone(peer)
             return True
         last = len(frames) - 1
         for place, frame in enumerate(frames):
@@ -158,6 +257,17 @@ class Transport:
             self._shared = (frame, zmq.Frame(frame, copy=len(frame) < RECORD_LARGE_BYTES))
         return self._shared[1]
 
+    def _gone(self, peer: bytes) -> None:
+        """A peer has no connection any more, and what was in it takes no room."""
+        self.flows.close(peer)
+        self._give_up(peer)
+
     def _give_up(self, peer: bytes) -> None:
-        if self.blocked.pop(peer, None) is not None or peer not in self.lost:
+        if self._unblock(peer) or peer not in self.lost:
             self.lost.append(peer)
+
+    def _unblock(self, peer: bytes) -> bool:
+        """Drop what is kept for a peer. Returns whether it was blocked."""
+        self._stuck.discard(peer)
+        self._pings.pop(peer, None)
+        return self.blocked.pop(peer, None) is not None

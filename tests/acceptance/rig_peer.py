@@ -9,7 +9,7 @@ import zmq
 from rig_waiting import PATIENCE
 
 from malamute.protocol.codec import decode, encode
-from malamute.protocol.messages import Error, Hello, Message, Ping, Pong, Welcome
+from malamute.protocol.messages import Error, Hello, Message, Ping, Pong, Received, Welcome
 
 
 class Peer:
@@ -28,8 +28,12 @@ class Peer:
 
     def receive(self) -> Message:
         """The next message."""
-        assert self.socket.poll(int(PATIENCE * 1000)), "no answer"
-        return decode(self.socket.recv_multipart())
+        while True:
+            assert self.socket.poll(int(PATIENCE * 1000)), "no answer"
+            message = decode(self.socket.recv_multipart())
+            if not isinstance(message, Ping) or not message.token:
+                return message
+            self.send(Received(message.token))
 
     def ask(self, message: Message) -> Message:
         """Send a message, and give the next one that comes."""

@@ -13,8 +13,9 @@ import zmq
 from malamute.errors import ConfigError, Malformed, UnexpectedCommand
 from malamute.protocol.batch import pack
 from malamute.protocol.codec import decode, encode
-from malamute.protocol.messages import Hello, Ok, Ping, Pong, Publish
+from malamute.protocol.messages import Deliver, Hello, Ok, Ping, Pong, Publish, Received, Welcome
 from malamute.server import transport as module
+from malamute.server.flow import PING_BYTES, Windows
 from malamute.server.transport import Transport
 
 PEER = b"\x01" * 16
@@ -220,3 +221,99 @@ def test_several_listeners_are_one_broker(context, tmp_path):
 def test_an_endpoint_that_cannot_be_bound_is_named(transport, endpoint):
     with pytest.raises(ConfigError, match=endpoint):
         transport.bind(endpoint)
+
+
+# What is unread, in bytes
+
+WINDOW = 4 * PING_BYTES
+STEP = Deliver(1, 0, bytes(PING_BYTES))
+
+
+@pytest.fixture
+def reader(context) -> Iterator[tuple[Transport, zmq.Socket]]:
+    """A transport whose pipes have room for any number of commands, and a client that was welcomed."""
+    transport = Transport(context, {zmq.SNDHWM: 10_000}, Windows(WINDOW, 100 * WINDOW))
+    transport.bind("tcp://127.0.0.1:*")
+    client = connect(transport, context)
+    client.setsockopt(zmq.RCVHWM, 1000)
+    assert transport.send(PEER, WELCOME) is False
+    assert next_from(client) == WELCOME
+    yield transport, client
+    transport.close(0)
+
+
+WELCOME = Welcome(2, PEER, b"b", False, "", {})
+
+
+def until_full(transport: Transport) -> int:
+    """Send until the window is full. Returns how many went."""
+    sent = 1
+    while not transport.send(PEER, STEP):
+        sent += 1
+    return sent
+
+
+def test_a_peer_that_reads_nothing_gets_no_more_than_its_window(reader):
+    transport, _ = reader
+    assert WINDOW - 2 * PING_BYTES < until_full(transport) * PING_BYTES <= WINDOW
+    assert transport.send(PEER, Pong()) is True
+    assert len(transport.blocked[PEER]) == 1
+    assert transport.retry() == []
+    # Nothing is tried again before it says what it has.
+    assert not transport.retrying
+
+
+def test_a_peer_that_reads_gets_what_was_kept(reader):
+    transport, client = reader
+    sent = until_full(transport)
+    transport.send(PEER, Pong())
+    tokens = []
+    while len(tokens) < sent:
+        message = next_from(client)
+        if isinstance(message, Ping):
+            tokens.append(message.token)
+    client.send_multipart(encode(Received(tokens[-1])))
+    assert transport.socket.poll(WAIT_MS)
+    assert list(transport.receive()) == [(PEER, Received(tokens[-1]))]
+    assert transport.retry() == [PEER]
+    assert next_from(client) == Pong()
+    assert not transport.blocked
+
+
+def test_hello_makes_no_room_for_a_peer_that_reads_nothing(reader):
+    transport, _ = reader
+    until_full(transport)
+    for _ in range(10):
+        assert transport.send(PEER, WELCOME) is True
+        assert transport.send(PEER, STEP) is True
+    assert list(transport.blocked[PEER]) == [encode(STEP)]
+
+
+def test_a_peer_is_given_up_when_more_bytes_are_kept_than_the_limit(reader, monkeypatch):
+    monkeypatch.setattr(module, "KEPT_BYTES", 2 * sum(map(len, encode(STEP))))
+    transport, _ = reader
+    until_full(transport)
+    transport.send(PEER, STEP)
+    transport.send(PEER, STEP)
+    assert transport.take_lost() == []
+    transport.send(PEER, Pong())
+    assert transport.take_lost() == [PEER]
+    assert transport.blocked[PEER].size_bytes < 200
+
+
+def test_a_probe_finds_out_whether_a_peer_that_reads_nothing_is_there(reader):
+    transport, client = reader
+    until_full(transport)
+    client.close(0)
+    while not (lost := transport.take_lost()):
+        transport.send(PEER, Ping())
+    assert lost == [PEER]
+    assert not transport.blocked
+    assert transport.flows.unread == 0
+
+
+def test_a_small_frame_does_not_hold_on_to_the_buffer_it_was_read_into(transport, context):
+    client = connect(transport, context)
+    client.send_multipart([pack((2, "s", 0, ["a", "b"], [None, None])), b"y" * 65_535, b"z" * 65_536])
+    [(_, message)] = transport.receive()
+    assert [type(frame) for frame in message.large] == [bytes, memoryview]

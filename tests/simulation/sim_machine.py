@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from unittest.mock import patch
 
 from sim_disk import Disk, PowerLost, Workers
-from sim_network import Router
+from sim_network import PING_BYTES, Router
 from sim_plan import Setup
 
 from malamute.core import Append, Core, Settings
@@ -179,6 +179,7 @@ def narrowed(setup: Setup) -> Iterator[None]:
         "malamute.core.replay.READS_MAX": 2,
         "malamute.core.delivery.line.STALE_MIN": 2,
         "malamute.server.transport.KEPT_MESSAGES": KEPT_FOR_PEER,
+        "malamute.server.flow.PING_BYTES": PING_BYTES,
     }
     with ExitStack() as stack:
         for name, value in limits.items():

@@ -13,10 +13,14 @@ from collections.abc import Iterator, Sequence
 
 from malamute.errors import MalamuteError
 from malamute.protocol.codec import decode
-from malamute.protocol.messages import Frame, Message
+from malamute.protocol.messages import Frame, Message, Received
+from malamute.server.flow import Windows
 from malamute.server.transport import Transport
 
 Frames = Sequence[Frame]
+
+PING_BYTES, WINDOW_BYTES, ALL_BYTES = 1_500, 4_000, 20_000
+"""After how much a peer is asked what it has received, and how much it and all together may not have."""
 
 
 class Connection:
@@ -70,8 +74,7 @@ class Router(Transport):
     """The broker's end. What a full pipe means is the real transport's; the socket is not there."""
 
     def __init__(self) -> None:
-        self.blocked: dict[bytes, deque[Frames]] = {}
-        self.lost: list[bytes] = []
+        self._begin(Windows(WINDOW_BYTES, ALL_BYTES))
         self.connections: dict[bytes, Connection] = {}
         self._left: list[Connection] = []
         self._strangers = 0
@@ -99,7 +102,10 @@ class Router(Transport):
             if not pipes:
                 return
             connection = pipes[(choice + place) % len(pipes)]
-            yield connection.peer, _decoded(connection.up.popleft())
+            message = _decoded(connection.up.popleft())
+            if isinstance(message, Received):
+                self.received(connection.peer, message.token)
+            yield connection.peer, message
 
     @property
     def waiting(self) -> bool:
@@ -109,7 +115,7 @@ class Router(Transport):
     def _transmit(self, peer: bytes, frames: Frames) -> bool:
         connection = self.connections.get(peer)
         if connection is None:
-            self._give_up(peer)
+            self._gone(peer)
             return True
         if connection.broken:
             return True
