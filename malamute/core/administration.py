@@ -183,7 +183,7 @@ def set_feed(
     for name in (service, stream):
         check_free(name)
     core.feeds.check(service, stream)
-    Selector.parse(criteria, where)
+    core.selectors.check(Selector.parse(criteria, where))
     begin = Start.parse(start) if start else None
     if begin and begin.kind == LAST_PER_SUBJECT:
         raise InvalidValue("a feed begins at one position: last-per-subject is many")

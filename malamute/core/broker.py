@@ -24,6 +24,7 @@ from malamute.core.health import Health
 from malamute.core.mailbox import Mailboxes
 from malamute.core.ready import Question, Ready, Turn
 from malamute.core.recovery import Recovery
+from malamute.core.selectors import SelectorBudget
 from malamute.core.service import Services
 from malamute.core.session import Session, Sessions, session_name
 from malamute.core.storage import EMPTY, REFUSALS, Recovered
@@ -43,6 +44,7 @@ from malamute.errors import (
     TryLater,
     UnexpectedCommand,
 )
+from malamute.matching import CacheBudget, Selector
 from malamute.protocol.batch import Frame, join_large
 from malamute.protocol.codec import error_message
 from malamute.protocol.limits import Limits
@@ -108,10 +110,12 @@ class Core:
         self._message_bytes_max = limits.message_bytes
         self._backlog_bytes_max = limits.backlog_bytes
         self.started = now
-        self.streams = Streams(self.turn, limits, settings.journaled)
+        self.selectors = SelectorBudget(limits)
+        caches = CacheBudget(limits.caches_bytes)
+        self.streams = Streams(self.turn, limits, settings.journaled, caches)
         self.timers = Timers()
         self.health = Health(self.turn, self.timers)
-        self.budget = Budget(self.turn, limits, self.timers, settings.queues)
+        self.budget = Budget(self.turn, limits, self.timers, settings.queues, caches)
         self.mailboxes = Mailboxes(self.budget)
         self.budget.trackers = Trackers(self.mailboxes)
         self.services = Services(self.budget, self.mailboxes)
@@ -123,11 +127,11 @@ class Core:
             expiry=settings.session_expiry,
             probe=settings.probe_interval,
             probe_idle=settings.probe_interval_idle,
-            release=_release,
+            release=self._take_back,
             forget=self.mailboxes.forget,
             ack_timeout=lambda address: settings.queues("mailbox", address).ack_timeout,
         )
-        self.feeds = Feeds(limits, self.streams, self.services)
+        self.feeds = Feeds(limits, self.streams, self.services, self.selectors)
         self.recovery = Recovery(self.turn)
         self._restore(recovered)
         self.events = Events(
@@ -345,15 +349,38 @@ class Core:
 
     def _subscribe(self, peer: bytes, session: Session, message: Subscribe) -> None:
         self._check_source(session, message.source)
-        self.streams.subscribe(session, message)
+        selector = Selector.parse(message.criteria, message.where)
+        cost = self.selectors.check(selector, session)
+        self.streams.subscribe(session, message, selector)
+        self._take_selector(session, message.source, cost)
 
     def _offer(self, peer: bytes, session: Session, message: Offer) -> None:
         self._check_source(session, message.source)
-        offer = session.sources[message.source] = self.services.offer(session, message)
+        selector = Selector.parse(message.criteria)
+        cost = self.selectors.check(selector, session)
+        offer = session.sources[message.source] = self.services.offer(session, message, selector)
+        self._take_selector(session, message.source, cost)
         ack_timeout_ms = round(offer.ack_timeout * 1000)
         self.turn.send(session.peer, Ok(BY_TYPE[Offer].opcode, message.source, ack_timeout_ms))
         tell_worker("joined", offer)
         offer.grant(message.credit, message.credit_bytes)
+
+    def _take_selector(self, session: Session, source: int, cost: int) -> None:
+        session.sources[source].cost_bytes = cost
+        self.selectors.take(cost, session)
+
+    def _take_back(self, session: Session) -> None:
+        """Take back all that belongs to a connection."""
+        sources = list(session.sources.values())
+        session.sources.clear()
+        for source in sources:
+            self._end_source(session, source)
+
+    def _end_source(self, session: Session, source: Subscription | Consumer) -> None:
+        if isinstance(source, Consumer):
+            tell_worker("left", source)
+        self.selectors.take(-source.cost_bytes, session)
+        source.cancel()
 
     def _check_source(self, session: Session, source: int) -> None:
         if source in session.sources:
@@ -362,8 +389,9 @@ class Core:
             raise TooMany(f"a session has {self.settings.limits.sources} sources at the most")
 
     def _cancel(self, peer: bytes, session: Session, message: Cancel) -> None:
-        _end_source(session.source(message.source))
+        source = session.source(message.source)
         del session.sources[message.source]
+        self._end_source(session, source)
         self.turn.send(peer, Ok(BY_TYPE[Cancel].opcode, message.source))
 
     def _credit(self, peer: bytes, session: Session, message: Credit) -> None:
@@ -458,20 +486,6 @@ STATES: dict[str, dict[type[Any], Handler]] = {
 
 NUMBERED = frozenset(BY_TYPE[message].opcode for message in (Publish, Send, Request, Reply, Commit))
 """Opcodes of the commands whose `ref` is a number of the session."""
-
-
-def _release(session: Session) -> None:
-    """Take back all that belongs to a connection."""
-    sources = list(session.sources.values())
-    session.sources.clear()
-    for source in sources:
-        _end_source(source)
-
-
-def _end_source(source: Subscription | Consumer) -> None:
-    if isinstance(source, Consumer):
-        tell_worker("left", source)
-    source.cancel()
 
 
 def _consumer(session: Session, source_id: int) -> Consumer:

@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 from malamute.core.chunk import Part
 from malamute.core.delivery import ENTRY_BYTES, Entry, Queue
 from malamute.core.delivery.entry import PROPERTY_BYTES
+from malamute.core.selectors import SelectorBudget
 from malamute.core.service import Services
 from malamute.core.storage import DeleteCursor, DeleteFeed, PutFeed
 from malamute.core.stream import Stream, Streams
@@ -75,6 +76,7 @@ class Feed(Reader):
         """The append that has what was put last, until its outcome is known."""
         self._first = 0
         super().__init__(stream, selector)
+        self._cost(selector.cost_bytes)
         queue.feeds += 1
         stream.replay.patient[id(self)] = self
 
@@ -106,6 +108,7 @@ class Feed(Reader):
     def cancel(self) -> None:
         """End it."""
         self.open = False
+        self._cost(0)
         self.queue.feeds -= 1
         del self.stream.replay.patient[id(self)]
         super().cancel()
@@ -113,10 +116,15 @@ class Feed(Reader):
     def change(self, selector: Selector, position: Position | None) -> None:
         """Take other messages from now on, or go on from elsewhere."""
         self.group = self.stream.index.modify(id(self), selector)
+        self._cost(selector.cost_bytes)
         if position is not None:
             self.stream.replay.rewind(self, 0)
             self._first = 0
             self.begin(position)
+
+    def _cost(self, cost_bytes: int) -> None:
+        self.owner.selectors.take(cost_bytes - self.cost_bytes)
+        self.cost_bytes = cost_bytes
 
     def offer(self, part: Part) -> int:
         """Put as much of a part into the queue as there is room for."""
@@ -248,11 +256,14 @@ class Feed(Reader):
 class Feeds:
     """All feeds, by service and stream."""
 
-    def __init__(self, limits: Limits, streams: Streams, services: Services) -> None:
+    def __init__(
+        self, limits: Limits, streams: Streams, services: Services, selectors: SelectorBudget
+    ) -> None:
         self.turn = streams.turn
         self.limits = limits
         self.streams = streams
         self.services = services
+        self.selectors = selectors
         self.by_name: dict[tuple[str, str], Feed] = {}
         self.waiting: dict[int, Feed] = {}
         """Those that wait for room."""
@@ -289,6 +300,7 @@ class Feeds:
     ) -> Feed:
         """Make a feed, or change it. Without a position it goes on where it is, or begins at the head."""
         selector = Selector.parse(criteria, where)
+        self.selectors.check(selector)
         feed = self.by_name.get((service, stream.name))
         if feed is not None:
             feed.change(selector, position)

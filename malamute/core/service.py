@@ -21,7 +21,7 @@ from malamute.core.delivery.options import is_address
 from malamute.core.mailbox import Mailboxes
 from malamute.core.session import Session, check_free
 from malamute.errors import InvalidSelector, MalamuteError, NotFound, NotOutstanding, TryLater
-from malamute.matching import Index, Selector
+from malamute.matching import Selector
 from malamute.protocol.batch import join_large
 from malamute.protocol.messages import Offer, Reply, Request
 from malamute.protocol.names import RESERVED_PREFIX
@@ -79,12 +79,9 @@ class Services(Queues):
         except TryLater as error:
             raise TryLater(f"no room for a reply: {error.text}") from None
 
-    def offer(self, session: Session, message: Offer) -> Consumer:
+    def offer(self, session: Session, message: Offer, selector: Selector) -> Consumer:
         """Begin to work for a service. Raises `InvalidSelector` or `TryLater`."""
-        selector = Selector.parse(message.criteria)
-        check = Index()
-        check.add(0, selector)
-        if check.needs_headers:
+        if selector.needs_headers:
             raise InvalidSelector("an offer goes by the subjects of requests, not by their headers")
         queue = self.get(message.service)
         return Consumer(session, message.source, queue, selector, message.ack_timeout / 1000)

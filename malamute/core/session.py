@@ -156,6 +156,8 @@ class Session:
         self.since = now
         self.last_heard = now
         self.sources: dict[int, Subscription | Consumer] = {}
+        self.selector_bytes = 0
+        """What the selectors of its sources take of memory."""
         self.holding = 0
         """Deliveries that wait for an ack or a reply."""
 

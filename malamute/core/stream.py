@@ -38,7 +38,7 @@ from malamute.core.storage import (
 )
 from malamute.core.subscription import Position, Subscription
 from malamute.errors import InvalidValue, MalamuteError, NotFound, TooMany
-from malamute.matching import Group, Index, Selector
+from malamute.matching import CacheBudget, Group, Index, Selector
 from malamute.protocol.batch import Columns, Frame, headers_of, pack_stream_payload
 from malamute.protocol.limits import Limits
 from malamute.protocol.messages import BY_TYPE, Commit, Ok, Subscribe
@@ -62,7 +62,7 @@ class Stream:
         self.journaled: bool = owner.journaled(name)
         self._active = owner.active
         self._cursors_max = owner.limits.cursors
-        self.index: Index = Index(on_failure=self._family_failed)
+        self.index: Index = Index(on_failure=self._family_failed, caches=owner.caches)
         self.next: int = state.reserved + 1 if state else 1
         self.next_dispatch = self.next
         self.reserved = state.reserved if state else 0
@@ -233,10 +233,13 @@ class Stream:
 class Streams:
     """All streams by name."""
 
-    def __init__(self, turn: Turn, limits: Limits, journaled: Callable[[str], bool]) -> None:
+    def __init__(
+        self, turn: Turn, limits: Limits, journaled: Callable[[str], bool], caches: CacheBudget
+    ) -> None:
         self.turn = turn
         self.limits = limits
         self.journaled = journaled
+        self.caches = caches
         self.by_name: dict[str, Stream] = {}
         self.active: dict[str, Stream] = {}
 
@@ -273,9 +276,8 @@ class Streams:
             self.by_name[name] = Stream(name, self)
         return self.by_name[name]
 
-    def subscribe(self, session: Session, message: Subscribe) -> None:
+    def subscribe(self, session: Session, message: Subscribe, selector: Selector) -> None:
         """Begin a subscription. Raises `InvalidSelector`, `InvalidValue` or `TooMany`."""
-        selector = Selector.parse(message.criteria, message.where)
         start = Start.parse(message.start)
         stream = self.get(message.stream)
         if message.cursor:

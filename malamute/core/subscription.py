@@ -48,6 +48,8 @@ class Reader:
 
     def __init__(self, stream: Stream, selector: Selector) -> None:
         self.stream = stream
+        self.cost_bytes = 0
+        """What its selector takes of memory."""
         self.start = self.after = self.cursor = 0
         self.quiet = False
         self.wanted: deque[int] = deque()

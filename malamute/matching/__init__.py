@@ -19,17 +19,20 @@ Where to read: `index.py` for the whole, `family.py` for what a family is, then 
 
 from malamute.matching import fields, regex, subjects, topic  # registers the families
 from malamute.matching.bitmap import Bitmap
+from malamute.matching.cache import CacheBudget
+from malamute.matching.compiled import message_test
 from malamute.matching.constituents import ConstituentTables
 from malamute.matching.family import FAMILIES, Family, TermFamily, load_plugins, register
 from malamute.matching.filter import Filter
 from malamute.matching.index import Explanation, Group, Groups, Index
-from malamute.matching.parser import parse
+from malamute.matching.parser import parse, parse_normal
 from malamute.matching.selector import Criterion, Selector
 from malamute.matching.single import Single
 
 __all__ = [
     "FAMILIES",
     "Bitmap",
+    "CacheBudget",
     "ConstituentTables",
     "Criterion",
     "Explanation",
@@ -43,7 +46,9 @@ __all__ = [
     "TermFamily",
     "fields",
     "load_plugins",
+    "message_test",
     "parse",
+    "parse_normal",
     "regex",
     "register",
     "subjects",

@@ -1,8 +1,11 @@
 """What was computed for a subject, kept for a bounded number of subjects.
 
 Subjects come from clients, so a table of all subjects ever seen could be grown at will from
-outside. This one holds at most `size` entries. An exact least-recently-used list would have to move
-an entry at every look-up; the hot path cannot pay for that. So there are two generations:
+outside. This one holds at most `size` entries, and all caches of a broker together at most the bytes of
+their `CacheBudget`: when they would hold more, those that have not grown for longest are emptied.
+
+An exact least-recently-used list would have to move an entry at every look-up; the hot path cannot pay for
+that. So there are two generations:
 
     young   a dict; every look-up tries it first, at the cost of one dict look-up
     old     the young generation before this one
@@ -18,22 +21,99 @@ and `[cache[s] for s in subjects]` is as fast as a list comprehension over a dic
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Generic, TypeVar
+import weakref
+from collections.abc import Callable, Hashable
+from typing import Generic, Protocol, TypeVar
 
 Value = TypeVar("Value")
+Key = TypeVar("Key", bound=Hashable)
+
+CACHES_BYTES_MAX = 64 << 20
+"""Bytes that the caches of one budget hold, unless the caller says otherwise."""
+
+ENTRY_BYTES = 200
+"""What an entry takes beyond the text of its subject."""
+
+UNCHARGED_BYTES = 4_096
+"""What a cache gathers before it tells its budget."""
+
+SPARED = 0.75
+"""The part of the budget that is left in use when caches are emptied."""
+
+
+class Owner(Protocol):
+    """Whoever has caches."""
+
+    def forget(self) -> None:
+        """Empty them."""
+
+
+class CacheBudget:
+    """The bytes that many caches may hold together."""
+
+    def __init__(self, size_bytes_max: int = CACHES_BYTES_MAX) -> None:
+        self.size_bytes_max = size_bytes_max
+        self.used_bytes = 0
+        # In the order in which they grew last. An owner that is gone has left, with all that it held.
+        self._held: weakref.WeakKeyDictionary[Owner, int] = weakref.WeakKeyDictionary()
+
+    def charge(self, owner: Owner, size_bytes: int) -> None:
+        """The caches of an owner have grown. Those of others are emptied if that is too much."""
+        self._held[owner] = self._held.pop(owner, 0) + size_bytes
+        self.used_bytes += size_bytes
+        if self.used_bytes > self.size_bytes_max:
+            self._reclaim()
+
+    def release(self, owner: Owner) -> None:
+        """The caches of an owner are empty."""
+        self.used_bytes -= self._held.pop(owner, 0)
+
+    def _reclaim(self) -> None:
+        self.used_bytes = sum(self._held.values())
+        for owner in list(self._held):
+            if self.used_bytes <= self.size_bytes_max * SPARED:
+                return
+            owner.forget()
+
+
+class Memo(dict[Key, Value], Generic[Key, Value]):
+    """A memo of `compute(text)` for texts of so many characters together, in two generations."""
+
+    def __init__(self, compute: Callable[[Key], Value], characters_max: int) -> None:
+        super().__init__()
+        self._compute = compute
+        self._half = characters_max // 2
+        self._old: dict[Key, Value] = {}
+        self._young = 0
+
+    def __missing__(self, text: Key) -> Value:
+        value = self._old.get(text)
+        if value is None:
+            value = self._compute(text)
+        characters = len(str(text))
+        if self._young + characters > self._half:
+            self._old = dict(self)
+            self.clear()
+            self._young = 0
+        self._young += characters
+        self[text] = value
+        return value
 
 
 class SubjectCache(dict[str, Value], Generic[Value]):
-    """A bounded memo of `compute(subject)`. Values must not be None."""
+    """A bounded memo of `compute(subject)`. Values must not be None. `charge` learns its growth in bytes."""
 
-    __slots__ = ("_compute", "_half", "_old")
+    __slots__ = ("_charge", "_compute", "_half", "_old", "_old_bytes", "_uncharged", "_young_bytes")
 
-    def __init__(self, compute: Callable[[str], Value], size: int) -> None:
+    def __init__(
+        self, compute: Callable[[str], Value], size: int, charge: Callable[[int], None] | None = None
+    ) -> None:
         super().__init__()
         self._compute = compute
         self._half = max(1, size // 2)
         self._old: dict[str, Value] = {}
+        self._charge = charge
+        self._young_bytes = self._old_bytes = self._uncharged = 0
 
     def __missing__(self, subject: str) -> Value:
         value = self._old.get(subject)
@@ -42,13 +122,22 @@ class SubjectCache(dict[str, Value], Generic[Value]):
         if len(self) >= self._half:
             self._old = dict(self)
             self.clear()
+            self._uncharged -= self._old_bytes
+            self._old_bytes, self._young_bytes = self._young_bytes, 0
+        size_bytes = len(subject) + ENTRY_BYTES
+        self._young_bytes += size_bytes
+        self._uncharged += size_bytes
         self[subject] = value
+        if self._uncharged > UNCHARGED_BYTES and self._charge is not None:
+            grown, self._uncharged = self._uncharged, 0
+            self._charge(grown)
         return value
 
     def forget(self) -> None:
         """Drop everything: what was computed is no longer true."""
         self.clear()
         self._old = {}
+        self._young_bytes = self._old_bytes = self._uncharged = 0
 
     @property
     def held(self) -> int:

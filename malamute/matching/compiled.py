@@ -16,6 +16,7 @@ from malamute.matching.expression import (
     Bound,
     Exists,
     Expression,
+    Matches,
     Message,
     Not,
     OneOf,
@@ -26,9 +27,32 @@ from malamute.matching.expression import (
     kind_of,
 )
 from malamute.matching.family import Headers
+from malamute.matching.regex import compiled
 
 Test = Callable[[Headers], bool]
 """Whether a message with these headers fulfils it. Never raises."""
+
+
+MessageTest = Callable[[Message], bool]
+"""The same of a whole message."""
+
+
+def message_test(expression: Expression) -> MessageTest:
+    """The expression as a test of messages. It holds the regular expressions that it uses."""
+    test = compiled_test(expression)
+    if test is not None:
+        return lambda message: test(message.headers)
+    if isinstance(expression, Not):
+        opposite = message_test(expression.item)
+        return lambda message: not opposite(message)
+    if isinstance(expression, And):
+        return _folded([*map(message_test, expression.items)], _both)
+    if isinstance(expression, Or):
+        return _folded([*map(message_test, expression.items)], _either)
+    if isinstance(expression, Predicate):
+        attribute, accepts = expression.attribute, _accepts(expression)
+        return lambda message: (value := message.value(attribute)) is not ABSENT and accepts(value)
+    return expression.holds
 
 
 def compiled_test(expression: Expression) -> Test | None:
@@ -53,8 +77,15 @@ def _name(predicate: Predicate) -> str:
 
 
 def _of_value(predicate: Predicate) -> Test:
-    name, accepts = _name(predicate), predicate.accepts
+    name, accepts = _name(predicate), _accepts(predicate)
     return lambda headers: name in headers and accepts(headers[name])
+
+
+def _accepts(predicate: Predicate) -> Callable[[Any], bool]:
+    if isinstance(predicate, Matches):
+        found_in = compiled(predicate.pattern).found_in
+        return lambda value: isinstance(value, str) and found_in(value)
+    return predicate.accepts
 
 
 def _one_of(predicate: OneOf) -> Test:
@@ -103,18 +134,28 @@ def _exists(predicate: Exists) -> Test:
 
 
 def _and(expression: And) -> Test:
-    return _folded(expression.items, lambda one, other: lambda headers: one(headers) and other(headers))
+    return _folded([*map(_test, expression.items)], _both)
 
 
 def _or(expression: Or) -> Test:
-    return _folded(expression.items, lambda one, other: lambda headers: one(headers) or other(headers))
+    return _folded([*map(_test, expression.items)], _either)
 
 
-def _folded(items: Sequence[Expression], join: Callable[[Test, Test], Test]) -> Test:
-    first, *others = map(_test, items)
-    for other in others:
-        first = join(first, other)
-    return first
+def _both(one: Callable[[Any], bool], other: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda item: one(item) and other(item)
+
+
+def _either(one: Callable[[Any], bool], other: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda item: one(item) or other(item)
+
+
+def _folded(tests: Sequence[Callable[[Any], bool]], join: Callable[..., Any]) -> Callable[[Any], bool]:
+    # In halves: a call goes no deeper than the logarithm of their number.
+    if len(tests) == 1:
+        return tests[0]
+    half = len(tests) // 2
+    joined: Callable[[Any], bool] = join(_folded(tests[:half], join), _folded(tests[half:], join))
+    return joined
 
 
 def _not(expression: Not) -> Test:

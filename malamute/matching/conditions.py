@@ -28,6 +28,7 @@ from operator import attrgetter
 from typing import Any, NamedTuple
 
 from malamute.matching.bitmap import Bitmap, union
+from malamute.matching.compiled import MessageTest, message_test
 from malamute.matching.expression import ABSENT, Attribute, Expression, Message, Place, kind_of
 from malamute.matching.geometry import cell_at, position
 from malamute.matching.plan import PRESENT, Clause, Ranged, Term, plan_of
@@ -78,7 +79,7 @@ class Conditions:
         self._filed: dict[int, list[_Filed]] = {}
         self._owners: dict[int, int] = {}  # alias -> number
         self._free: list[int] = []  # aliases to give again
-        self._unsure = Bitmap()
+        self._unsure: dict[int, MessageTest] = {}
         self._uses: dict[Term, _Use] = {}
         # What a message has to say beyond its headers and their values.
         self._presences: dict[str, _Use] = {}
@@ -94,7 +95,7 @@ class Conditions:
         self._expressions[number] = expression
         filed = self._filed[number] = []
         if not plan.exact:
-            self._unsure.add(number)
+            self._unsure[number] = message_test(expression)
         ranged = False
         for clause in plan.clauses:
             # In one group of ranges the bits of two clauses would mix, so the second needs another.
@@ -109,7 +110,7 @@ class Conditions:
     def remove(self, number: int) -> None:
         """Undo `add`."""
         del self._expressions[number]
-        self._unsure.discard(number)
+        self._unsure.pop(number, None)
         filed = self._filed.pop(number)
         for path, clause, bit in filed:
             self._prune(path, clause, bit)
@@ -138,15 +139,21 @@ class Conditions:
 
     def confirmed(self, hits: Bitmap, message: Message) -> Bitmap:
         """The hits without the unsure ones whose expression does not hold."""
-        if not self._unsure or not (unsure := hits & self._unsure):
+        unsure = self._unsure
+        if not unsure:
             return hits
-        false = [number for number in unsure if not self._expressions[number].holds(message)]
+        false = [number for number in hits if number in unsure and not unsure[number](message)]
         return hits - Bitmap(false) if false else hits
 
     def rows(self, message: Message) -> list[Bitmap]:
         """The numbers whose expressions hold, as at most one row."""
         rows = self.candidates(message)
         return [self.confirmed(union(rows), message)] if rows else rows
+
+    @property
+    def work(self) -> int:
+        """How many expressions a message may have to be evaluated for."""
+        return len(self._unsure)
 
     def _alias(self, number: int) -> int:
         alias = self._free.pop() if self._free else ALIASES + len(self._owners)

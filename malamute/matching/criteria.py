@@ -10,14 +10,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable
-from itertools import groupby
-from operator import attrgetter
-from typing import Any
 
 from malamute.errors import InvalidSelector
 from malamute.matching.bitmap import Bitmap
 from malamute.matching.family import Family, Headers, family_named
-from malamute.matching.selector import Selector
+from malamute.matching.selector import Selector, by_family
 
 Guard = Callable[[str, Exception], None]
 """Is told the name of a family that raised, and what."""
@@ -37,7 +34,7 @@ class Criteria:
         """File a selector's criteria. Raises InvalidSelector, and changes nothing, if a family fails."""
         done: list[str] = []
         try:
-            for name, patterns in _by_family(selector):
+            for name, patterns in by_family(selector):
                 if name not in self._families:
                     self._families[name] = family_named(name)()
                     self._sort()
@@ -52,7 +49,7 @@ class Criteria:
 
     def remove(self, number: int, selector: Selector) -> None:
         """Take a selector's criteria out again."""
-        self._undo(number, selector, [name for name, _ in _by_family(selector)])
+        self._undo(number, selector, [name for name, _ in by_family(selector)])
 
     def rows(self, families: Iterable[Family], subject: str, headers: Headers, sender: str) -> list[Bitmap]:
         """The rows that a message hits in some of the families. A family that raises hits nothing."""
@@ -64,8 +61,13 @@ class Criteria:
                 self._guard(family.name, error)
         return hits
 
+    @property
+    def work(self) -> int:
+        """How many expressions a message may have to be evaluated for."""
+        return sum(family.work for family in self._families.values())
+
     def _undo(self, number: int, selector: Selector, names: list[str]) -> None:
-        for name, patterns in _by_family(selector):
+        for name, patterns in by_family(selector):
             if name not in names:
                 continue
             try:
@@ -81,11 +83,3 @@ class Criteria:
         families = self._families.values()
         self.by_subject = tuple(family for family in families if not family.needs_headers)
         self.by_headers = tuple(family for family in families if family.needs_headers)
-
-
-def _by_family(selector: Selector) -> list[tuple[str, list[Any]]]:
-    # The criteria of a selector are sorted, so those of one family stand together.
-    return [
-        (name, [criterion.pattern for criterion in criteria])
-        for name, criteria in groupby(selector.criteria, attrgetter("family"))
-    ]

@@ -37,6 +37,9 @@ ENTRY_POINT_GROUP = "malamute.families"
 PATTERN_CHARACTERS_MAX = 1024
 """The longest pattern of a subject family, in characters."""
 
+TERM_BYTES = 600
+"""What being filed under a term takes, with all that leads there."""
+
 Headers = Mapping[str, Any]
 """Header names and their values: text, numbers, booleans, or None for a bare presence."""
 
@@ -58,6 +61,11 @@ class Family(ABC):
 
         Takes what came over the wire, and its own result again. Raises InvalidSelector.
         """
+
+    @classmethod
+    def cost_bytes(cls, patterns: Sequence[Any]) -> int:
+        """What filing normalised patterns takes of memory, about. Their text comes on top."""
+        return TERM_BYTES * len(patterns)
 
     @classmethod
     @abstractmethod
@@ -85,6 +93,11 @@ class Family(ABC):
 
         The caller does not change the rows, and keeps them only until the next add or remove.
         """
+
+    @property
+    def work(self) -> int:
+        """How much more than looking up a few terms a message may take, in expressions to evaluate."""
+        return 0
 
 
 class TermFamily(Family):

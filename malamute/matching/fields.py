@@ -30,8 +30,9 @@ from malamute.errors import InvalidSelector
 from malamute.matching.bitmap import Bitmap
 from malamute.matching.conditions import Conditions
 from malamute.matching.expression import And, Exists, Expression, Message, OneOf, Or, Scalar, Within, kind_of
-from malamute.matching.family import Family, Headers, checked_text, register
+from malamute.matching.family import TERM_BYTES, Family, Headers, checked_text, register
 from malamute.matching.geometry import area_of
+from malamute.matching.plan import plan_of
 
 _MODES = ("all", "any")
 FIELDS_MAX = 64
@@ -62,10 +63,24 @@ class ExpressionFamily(Family):
         words = cls.expression(pattern).failure(Message(subject, headers, sender))
         return words and f"{cls.name}: {words}"
 
+    @classmethod
+    def cost_bytes(cls, patterns: Sequence[Any]) -> int:
+        """That of the expression that they are filed as."""
+        return TERM_BYTES * plan_of(cls._joined(patterns)).terms
+
+    @classmethod
+    def _joined(cls, patterns: Sequence[Any]) -> Expression:
+        expressions = tuple(map(cls.expression, patterns))
+        return Or(expressions) if len(expressions) > 1 else expressions[0]
+
+    @property
+    def work(self) -> int:
+        """How many expressions may have to be evaluated."""
+        return self._conditions.work
+
     def add(self, number: int, patterns: Sequence[Any]) -> None:
         """File a selector under the expressions of its patterns, joined by Or."""
-        expressions = tuple(map(self.expression, patterns))
-        self._conditions.add(number, Or(expressions) if len(expressions) > 1 else expressions[0])
+        self._conditions.add(number, self._joined(patterns))
 
     def remove(self, number: int, patterns: Sequence[Any]) -> None:
         """Undo `add`."""

@@ -32,16 +32,19 @@ from operator import attrgetter
 from typing import Any, NamedTuple
 
 from malamute.matching.bitmap import Bitmap, union
-from malamute.matching.cache import SubjectCache
+from malamute.matching.cache import CacheBudget, SubjectCache
 from malamute.matching.conditions import Conditions
 from malamute.matching.criteria import Criteria
 from malamute.matching.expression import Message, Place
 from malamute.matching.family import Headers, family_named
-from malamute.matching.parser import parse
+from malamute.matching.parser import parse_normal
 from malamute.matching.selector import Selector
 
 CACHE_SIZE = 10_000
 """Subjects that a result is kept for, unless the caller says otherwise."""
+
+RESULT_BYTES = 150
+"""What a distinct result takes beside its references."""
 
 RESULTS_MAX = 1_000_000
 """References to groups in all distinct results that are kept; 8 bytes each."""
@@ -86,8 +89,12 @@ class Index:
     """Selectors and their subscribers. Not thread-safe; it belongs to one loop."""
 
     def __init__(
-        self, cache_size: int = CACHE_SIZE, on_failure: Callable[[str, Exception], None] | None = None
+        self,
+        cache_size: int = CACHE_SIZE,
+        on_failure: Callable[[str, Exception], None] | None = None,
+        caches: CacheBudget | None = None,
     ) -> None:
+        """`caches` is the budget of all indexes that share one; without it this one has its own."""
         self.version = 0
         """Rises with each change of the set of selectors; results of one version stay true."""
         self.needs_headers = False
@@ -103,8 +110,11 @@ class Index:
         self._gated = Criteria(self.failed)
         self._conditions = Conditions()
         self._conditions_on_headers = 0
-        self._groups_of: SubjectCache[Groups] = SubjectCache(self._compute_groups, cache_size)
-        self._partial_of: SubjectCache[_Partial] = SubjectCache(self._compute_partial, cache_size)
+        self._caches = caches or CacheBudget()
+        self._groups_of: SubjectCache[Groups] = SubjectCache(self._compute_groups, cache_size, self._grown)
+        self._partial_of: SubjectCache[_Partial] = SubjectCache(
+            self._compute_partial, cache_size, self._grown
+        )
         self._results: dict[Groups, Groups] = {}
         self._results_size = 0
 
@@ -194,17 +204,20 @@ class Index:
     def explain(self, subject: str, headers: Headers | None = None, sender: str = "") -> list[Explanation]:
         """For every group whether it matches and, if not, the first criterion that failed."""
         message = Message(subject, headers or NO_HEADERS, sender)
-        matched = set(self.match(*message))
-        return [
-            Explanation(group, group in matched, "" if group in matched else _reason(group.selector, message))
-            for group in self.groups()
-        ]
+        # Each selector is asked by itself: nothing of what strangers name is kept.
+        reasons = ((group, _reason(group.selector, message)) for group in self.groups())
+        return [Explanation(group, not reason, reason) for group, reason in reasons]
+
+    @property
+    def work(self) -> int:
+        """How many expressions a message may have to be evaluated for, beyond looking up its terms."""
+        return self._plain.work + self._gated.work + self._conditions.work
 
     # The set of selectors.
 
     def _new_group(self, selector: Selector) -> Group:
         number = self._free[0] if self._free else len(self._groups)
-        condition = parse(selector.where) if selector.where else None
+        condition = parse_normal(selector.where) if selector.where else None
         (self._gated if condition else self._plain).add(number, selector)
         if condition:
             self._conditions.add(number, condition)
@@ -231,13 +244,18 @@ class Index:
         self.needs_headers = bool(
             self._plain.by_headers or self._gated.by_headers or self._conditions_on_headers
         )
-        self._forget()
+        self.forget()
 
-    def _forget(self) -> None:
+    def forget(self) -> None:
+        """Empty the caches: what was computed is no longer true, or takes too much memory."""
+        self._caches.release(self)
         self._groups_of.forget()
         self._partial_of.forget()
         self._results = {}
         self._results_size = 0
+
+    def _grown(self, size_bytes: int) -> None:
+        self._caches.charge(self, size_bytes)
 
     def failed(self, family: str, error: Exception) -> None:
         """A family has raised: count it."""
@@ -291,13 +309,14 @@ class Index:
         known = self._results.setdefault(groups, groups)
         if known is groups:
             self._results_size += len(groups)
+            self._grown(RESULT_BYTES + 8 * len(groups))
             if self._results_size > RESULTS_MAX:
-                self._forget()
+                self.forget()
         return known
 
 
 def _needs_headers(selector: Selector) -> bool:
-    return bool(parse(selector.where).attributes() - {Place.SUBJECT})
+    return bool(parse_normal(selector.where).attributes() - {Place.SUBJECT})
 
 
 def _reason(selector: Selector, message: Message) -> str:
@@ -309,4 +328,5 @@ def _reason(selector: Selector, message: Message) -> str:
             reasons.append(f"{name} failed: {error}")
     if all(reasons):
         return "; ".join(reasons)
-    return f"where: {parse(selector.where).failure(message)}" if selector.where else ""
+    words = parse_normal(selector.where).failure(message) if selector.where else ""
+    return words and f"where: {words}"

@@ -24,11 +24,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from functools import lru_cache
 from math import isfinite
 from typing import NamedTuple
 
 from malamute.errors import InvalidSelector
+from malamute.matching.cache import Memo
 from malamute.matching.expression import (
     KEYWORDS,
     And,
@@ -53,6 +53,8 @@ from malamute.matching.regex import compiled
 
 EXPRESSION_CHARACTERS_MAX = 4096
 DEPTH_MAX = 50
+PARSED_CHARACTERS_MAX = 1 << 17
+"""Characters of the expressions that are remembered as parsed; each takes some 50 bytes of memory."""
 
 _TOKENS = re.compile(
     r"""(?P<space>\s+)
@@ -80,14 +82,25 @@ class Token(NamedTuple):
     position: int
 
 
-@lru_cache(maxsize=1024)
 def parse(text: str) -> Expression:
     """The expression of a text; raises InvalidSelector with the position of the fault."""
     if len(text) > EXPRESSION_CHARACTERS_MAX:
         raise InvalidSelector(
             f"expression over {EXPRESSION_CHARACTERS_MAX} characters", EXPRESSION_CHARACTERS_MAX
         )
+    return parse_normal(text)
+
+
+def parse_normal(text: str) -> Expression:
+    """The same of what `str` wrote of an expression, which may be longer than what it was parsed from."""
+    return _PARSED[text]
+
+
+def _parse(text: str) -> Expression:
     return _Parser(_tokens(text)).whole()
+
+
+_PARSED = Memo(_parse, PARSED_CHARACTERS_MAX)
 
 
 def _tokens(text: str) -> list[Token]:

@@ -23,11 +23,11 @@ is one `#` at most. Everything after this (shapes, tables, subsumption) knows on
 
 from __future__ import annotations
 
-from functools import lru_cache
 from itertools import groupby
 from typing import Any, Literal
 
 from malamute.errors import InvalidSelector
+from malamute.matching.cache import Memo
 from malamute.matching.family import checked_text
 
 ONE = "*"
@@ -51,9 +51,17 @@ def checked_pattern(dialect: str, pattern: Any) -> str:
     return text
 
 
-@lru_cache(maxsize=4096)
+FORMS_CHARACTERS_MAX = 1 << 17
+"""Characters of the patterns whose forms are remembered."""
+
+
 def forms(dialect: Dialect, pattern: str) -> tuple[Form, ...]:
     """The forms of a well-formed pattern, one or two; a subject matches if it fits one of them."""
+    return _FORMS[dialect, pattern]
+
+
+def _forms(of: tuple[Dialect, str]) -> tuple[Form, ...]:
+    dialect, pattern = of
     parts = tuple(pattern.split("."))
     if dialect == "topic-amqp":
         return (_canonical(parts),)
@@ -66,6 +74,9 @@ def forms(dialect: Dialect, pattern: str) -> tuple[Form, ...]:
     if body[-1] == MANY:
         return (_canonical(body),)  # its last part may be absent, and `#` takes any that is there
     return (_canonical((*body, ONE)), _canonical(body))
+
+
+_FORMS = Memo(_forms, FORMS_CHARACTERS_MAX)
 
 
 def _one_or_more(parts: Form) -> Form:

@@ -10,14 +10,17 @@ The expression is brought into disjunctive normal form: clauses of tests, of whi
 
 What terms and intervals cannot say exactly they say as a superset, and the plan is not `exact`: who
 uses it evaluates the expression for each hit. That is so for `!=`, `not` and `matches`, for areas, for
-the values 0, 1, true and false (Python's dict takes 1 for true), and for whatever would need more
-than CLAUSES_MAX clauses or paths; what is left out then is left to the check.
+the values 0, 1, true and false (Python's dict takes 1 for true), and for whatever would grow beyond a bound.
+
+A normal form may be exponentially larger than its expression, so its size is computed before it is built. At
+most CLAUSES_MAX clauses of LITERALS_MAX tests are multiplied out, and at most PLAN_TERMS_MAX terms are filed.
+What is left out is left to the check: of `(a or b) and (c or d)` either side alone says a superset.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import reduce
+from functools import cached_property, lru_cache, reduce
 from itertools import product
 from typing import Any, NamedTuple
 
@@ -38,7 +41,16 @@ from malamute.matching.expression import (
 )
 
 CLAUSES_MAX = 256
-"""The most clauses that an expression is expanded to, and the most paths of one clause."""
+"""The most clauses that an expression is expanded to."""
+
+LITERALS_MAX = 1_024
+"""The most tests in all of these clauses together."""
+
+PLAN_TERMS_MAX = 2_048
+"""The most terms that an expression is filed under, counted along each path."""
+
+RANGE_TERMS = 8
+"""What an interval costs, in terms."""
 
 Term = tuple[Any, Any]
 """An attribute and its value; (attribute, PRESENT); or a pair of attributes and a cell."""
@@ -64,11 +76,27 @@ class Plan(NamedTuple):
     clauses: tuple[Clause, ...]
     exact: bool
 
+    @property
+    def terms(self) -> int:
+        """What filing it costs, in terms."""
+        return sum(
+            len(path) + 1 + RANGE_TERMS * len(clause.ranges)
+            for clause in self.clauses
+            for path in clause.paths
+        )
 
+
+@lru_cache(maxsize=16)
 def plan_of(expression: Expression) -> Plan:
     """How an expression is filed."""
-    clauses = tuple(map(_clause, _clauses(expression, negated=False)))
-    return Plan(clauses, all(clause.exact for clause in clauses))
+    drafts = list(dict.fromkeys(_Draft.read(literals) for literals in _clauses(expression, negated=False)))
+    share = PLAN_TERMS_MAX // len(drafts)
+    clauses = [_clause(draft, share) for draft in drafts]
+    # One clause that is filed under nothing is met by every message, and makes all others pointless.
+    met = next((clause for clause in clauses if clause.paths == ((),) and not clause.ranges), None)
+    if met is not None and len(clauses) > 1:
+        return Plan((met,), exact=False)
+    return Plan(tuple(clauses), all(clause.exact for clause in clauses))
 
 
 Literals = tuple[Expression, ...]
@@ -82,14 +110,20 @@ def _clauses(expression: Expression, negated: bool) -> list[Literals]:
         return [(Not(expression),) if negated else (expression,)]
     parts = [_clauses(item, negated) for item in expression.items]
     if isinstance(expression, Or) != negated:
-        joined = [clause for part in parts for clause in part]
-        return joined if len(joined) <= CLAUSES_MAX else [(_OPAQUE,)]
+        fits = sum(map(len, parts)) <= CLAUSES_MAX and sum(map(_literals, parts)) <= LITERALS_MAX
+        return [clause for part in parts for clause in part] if fits else [(_OPAQUE,)]
     return reduce(_multiplied, sorted(parts, key=len))
 
 
+def _literals(clauses: list[Literals]) -> int:
+    return sum(map(len, clauses))
+
+
 def _multiplied(left: list[Literals], right: list[Literals]) -> list[Literals]:
-    if len(left) * len(right) > CLAUSES_MAX:
-        return [(*clause, _OPAQUE) for clause in left]  # leave the longer side to the check
+    literals = len(left) * _literals(right) + len(right) * _literals(left)
+    if len(left) * len(right) > CLAUSES_MAX or literals > LITERALS_MAX:
+        # Leave the longer side to the check.
+        return [clause if clause[-1] is _OPAQUE else (*clause, _OPAQUE) for clause in left]
     return [(*a, *b) for a in left for b in right]
 
 
@@ -98,12 +132,32 @@ _OPAQUE = Not(Exists(""))
 
 
 class _Draft:
-    """A clause while its literals are read."""
+    """A clause while its literals are read. Drafts that are filed alike are equal."""
 
     def __init__(self) -> None:
         self.terms: list[tuple[Term, ...]] = []  # of each, one term must be said
         self.ranges: dict[Ranged, tuple[Bound | None, Bound | None]] = {}
         self.exact = True
+
+    @classmethod
+    def read(cls, literals: Literals) -> _Draft:
+        """The draft of a clause."""
+        draft = cls()
+        for literal in dict.fromkeys(literals):
+            _READ.get(type(literal), cls.other)(draft, literal)
+        draft.terms = sorted(dict.fromkeys(draft.terms), key=len)
+        return draft
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Draft) and self.key == other.key
+
+    def __hash__(self) -> int:
+        return hash(self.key)
+
+    @cached_property
+    def key(self) -> tuple[Any, ...]:
+        """What it is filed by."""
+        return tuple(self.terms), tuple(self.ranges.items()), self.exact
 
     def one_of(self, test: OneOf) -> None:
         self.terms.append(tuple((test.attribute, value) for value in test.values))
@@ -153,16 +207,15 @@ def _behind(text: str) -> str:
     return text[:-1] + chr(ord(text[-1]) + 1) if text else ""
 
 
-def _clause(literals: Literals) -> Clause:
-    draft = _Draft()
-    for literal in dict.fromkeys(literals):
-        _READ.get(type(literal), _Draft.other)(draft, literal)
-    factors = sorted(dict.fromkeys(draft.terms), key=len)
+def _clause(draft: _Draft, share: int) -> Clause:
+    """A clause that is filed under `share` terms at the most."""
+    names = sorted(draft.ranges, key=repr)
+    kept = names[: share // (2 * RANGE_TERMS)]
+    exact = draft.exact and kept == names
     paths: list[tuple[Term, ...]] = [()]
-    for alternatives in factors:
-        if len(paths) * len(alternatives) > max(CLAUSES_MAX, len(factors[0])):
-            draft.exact = False
+    for length, alternatives in enumerate(draft.terms, 1):
+        if len(paths) * len(alternatives) * (length + RANGE_TERMS * len(kept)) > share:
+            exact = False
             break
         paths = [(*path, term) for path, term in product(paths, alternatives)]
-    ranges = tuple((ranged, *draft.ranges[ranged]) for ranged in sorted(draft.ranges, key=repr))
-    return Clause(tuple(paths), ranges, draft.exact)
+    return Clause(tuple(paths), tuple((ranged, *draft.ranges[ranged]) for ranged in kept), exact)

@@ -7,30 +7,39 @@ back-references and look-around are refused when subscribing. Anchor with `^` an
 There is no term that a subject could say instead of being tried, so each expression in use is
 tried once for each subject that is new ("new address = recompute all", RestMS notes), and the
 result is kept in the index's cache with the rest. A stream without such selectors tries nothing.
+
+Whoever uses an expression holds it compiled, so there is no cache to be too small; the same expression is one
+object in the whole process. Its program and its automaton take REGEX_BYTES at the most: where that is not
+enough for the automaton, RE2 goes on without one, and where it is not for the program, it is refused.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
+from weakref import WeakValueDictionary
 
 import re2
 
 from malamute.errors import InvalidSelector
 from malamute.matching.bitmap import Bitmap
-from malamute.matching.family import Family, Headers, checked_text, discard, register
+from malamute.matching.family import Family, Headers, checked_text, register
 
 _OPTIONS = re2.Options()
 _OPTIONS.log_errors = False
 _OPTIONS.never_capture = True
 
+REGEX_BYTES = 1 << 17
+"""What a compiled expression may take."""
+
+_OPTIONS.max_mem = REGEX_BYTES
+
 
 class Regex:
     """A compiled expression. `found_in` never raises."""
 
-    __slots__ = ("_search",)
+    __slots__ = ("__weakref__", "_search")
 
     def __init__(self, pattern: str) -> None:
         self._search = re2.compile(pattern, _OPTIONS).search
@@ -43,9 +52,18 @@ class Regex:
             return False
 
 
-@lru_cache(maxsize=1024)
+_IN_USE: WeakValueDictionary[str, Regex] = WeakValueDictionary()
+
+
 def compiled(pattern: str) -> Regex:
     """The compiled expression; raises InvalidSelector with the position of the fault."""
+    regex = _IN_USE.get(pattern)
+    if regex is None:
+        regex = _IN_USE[pattern] = _compile(pattern)
+    return regex
+
+
+def _compile(pattern: str) -> Regex:
     try:
         return Regex(pattern)
     except UnicodeEncodeError as error:
@@ -67,6 +85,13 @@ def _position(pattern: str, reason: str) -> int:
     return max(0, pattern.find(reason.rpartition(": ")[2]))
 
 
+class _Row(NamedTuple):
+    """An expression in use, and who uses it."""
+
+    regex: Regex
+    numbers: Bitmap
+
+
 @register
 class RegexFamily(Family):
     """A regular expression on the subject, in RE2's syntax."""
@@ -74,7 +99,7 @@ class RegexFamily(Family):
     name = "regex"
 
     def __init__(self) -> None:
-        self._rows: dict[str, Bitmap] = {}
+        self._rows: dict[str, _Row] = {}
 
     @classmethod
     def normalise(cls, pattern: Any) -> str:
@@ -84,6 +109,11 @@ class RegexFamily(Family):
         return text
 
     @classmethod
+    def cost_bytes(cls, patterns: Sequence[str]) -> int:
+        """What they take compiled."""
+        return REGEX_BYTES * len(patterns)
+
+    @classmethod
     def matches(cls, pattern: str, subject: str, headers: Headers, sender: str) -> bool:
         """Whether the expression is found in the subject."""
         return compiled(pattern).found_in(subject)
@@ -91,13 +121,25 @@ class RegexFamily(Family):
     def add(self, number: int, patterns: Sequence[str]) -> None:
         """One row for each distinct expression."""
         for pattern in patterns:
-            self._rows.setdefault(pattern, Bitmap()).add(number)
+            row = self._rows.get(pattern)
+            if row is None:
+                row = self._rows[pattern] = _Row(compiled(pattern), Bitmap())
+            row.numbers.add(number)
 
     def remove(self, number: int, patterns: Sequence[str]) -> None:
         """Undo `add`."""
         for pattern in patterns:
-            discard(self._rows, pattern, number)
+            row = self._rows.get(pattern)
+            if row is not None:
+                row.numbers.discard(number)
+                if not row.numbers:
+                    del self._rows[pattern]
 
     def rows(self, subject: str, headers: Headers, sender: str) -> list[Bitmap]:
         """Try every expression in use."""
-        return [row for pattern, row in self._rows.items() if compiled(pattern).found_in(subject)]
+        return [numbers for regex, numbers in self._rows.values() if regex.found_in(subject)]
+
+    @property
+    def work(self) -> int:
+        """Each of them is tried."""
+        return len(self._rows)

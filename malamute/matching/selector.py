@@ -9,14 +9,28 @@ and the condition written out again from what was understood of it.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import groupby
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 from malamute.errors import InvalidSelector
-from malamute.matching.family import family_named
-from malamute.matching.parser import parse
+from malamute.matching.expression import And, Expression, Matches, Not, Or, Place
+from malamute.matching.family import TERM_BYTES, family_named
+from malamute.matching.parser import parse, parse_normal
+from malamute.matching.plan import plan_of
+from malamute.matching.regex import REGEX_BYTES
 
 CRITERIA_MAX = 256
 """The most criteria of one selector."""
+
+SELECTOR_BYTES = 1_000
+"""What every subscription takes, whatever it wants."""
+
+PATTERN_FACTOR = 2
+"""Bytes for each character of a pattern: it is kept once more in its family."""
+
+WHERE_FACTOR = 64
+"""Bytes for each character of a condition: its tree, and the functions that it is compiled to."""
 
 
 class Criterion(NamedTuple):
@@ -62,3 +76,40 @@ class Selector(NamedTuple):
         if len(parsed) > CRITERIA_MAX:
             raise InvalidSelector(f"more than {CRITERIA_MAX} criteria")
         return cls(tuple(sorted(parsed, key=repr)), str(parse(where)) if where.strip() else "")
+
+    @property
+    def needs_headers(self) -> bool:
+        """Whether it looks at headers or the sender."""
+        looked_at = parse_normal(self.where).attributes() - {Place.SUBJECT} if self.where else ()
+        return bool(looked_at) or any(family_named(name).needs_headers for name, _ in self.criteria)
+
+    @property
+    def cost_bytes(self) -> int:
+        """What it takes of memory in an index, about: computed from its form, before it is filed."""
+        size_bytes = SELECTOR_BYTES
+        for name, patterns in by_family(self):
+            text_bytes = sum(len(repr(pattern)) for pattern in patterns)
+            size_bytes += text_bytes * PATTERN_FACTOR + family_named(name).cost_bytes(patterns)
+        if self.where:
+            expression = parse_normal(self.where)
+            regexes = _regexes(expression)
+            size_bytes += len(self.where) * WHERE_FACTOR + len(regexes) * REGEX_BYTES
+            size_bytes += plan_of(expression).terms * TERM_BYTES
+        return size_bytes
+
+
+def by_family(selector: Selector) -> list[tuple[str, list[Any]]]:
+    """The patterns of each family."""
+    # The criteria of a selector are sorted, so those of one family stand together.
+    return [
+        (name, [criterion.pattern for criterion in criteria])
+        for name, criteria in groupby(selector.criteria, attrgetter("family"))
+    ]
+
+
+def _regexes(expression: Expression) -> set[str]:
+    if isinstance(expression, And | Or):
+        return set().union(*map(_regexes, expression.items))
+    if isinstance(expression, Not):
+        return _regexes(expression.item)
+    return {expression.pattern} if isinstance(expression, Matches) else set()

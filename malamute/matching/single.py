@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from malamute.matching.cache import SubjectCache
-from malamute.matching.compiled import compiled_test
+from malamute.matching.compiled import compiled_test, message_test
 from malamute.matching.criteria import Criteria, Guard
 from malamute.matching.expression import Message
 from malamute.matching.family import Headers
-from malamute.matching.parser import parse
+from malamute.matching.parser import parse_normal
 from malamute.matching.selector import Selector
 
 SUBJECTS_MAX = 1_000
@@ -31,8 +31,9 @@ class Single:
         self._criteria = Criteria(on_failure)
         self._criteria.add(0, selector)
         self._by_subject: SubjectCache[bool] = SubjectCache(self._fits, SUBJECTS_MAX)
-        self._condition = parse(selector.where) if selector.where else None
-        self._test = None if self._condition is None else compiled_test(self._condition)
+        condition = parse_normal(selector.where) if selector.where else None
+        self._condition = None if condition is None else message_test(condition)
+        self._test = None if condition is None else compiled_test(condition)
 
     def places(self, subjects: Sequence[str], senders: Sequence[str], headers_of: HeadersOf) -> list[int]:
         """The places of the messages that it takes, in order. `headers_of` is asked once at the most."""
@@ -68,5 +69,5 @@ class Single:
         return [
             place
             for place, of in zip(places, headers, strict=True)
-            if condition.holds(Message(subjects[place], of, senders[place]))
+            if condition(Message(subjects[place], of, senders[place]))
         ]

@@ -16,12 +16,15 @@ from typing import Any, ClassVar
 
 from malamute.matching.bitmap import Bitmap
 from malamute.matching.constituents import ConstituentTables
-from malamute.matching.family import Family, Headers, register
+from malamute.matching.family import TERM_BYTES, Family, Headers, register
 from malamute.matching.pattern import Dialect, Form, checked_pattern, fits, forms
 from malamute.matching.shapes import Shapes, floats
 
 SHAPES_MAX = 64
 """The most shapes of one length (and the most open ones) that a subject is tried against."""
+
+PART_BYTES = 100
+"""What each part of a form takes."""
 
 
 class TopicFamily(Family):
@@ -39,6 +42,11 @@ class TopicFamily(Family):
     def normalise(cls, pattern: Any) -> str:
         """The pattern itself, when it is well formed."""
         return checked_pattern(cls.name, pattern)
+
+    @classmethod
+    def cost_bytes(cls, patterns: Sequence[str]) -> int:
+        """A form is filed under all of its parts together, or under each of them."""
+        return sum(TERM_BYTES + PART_BYTES * len(form) for p in patterns for form in forms(cls.name, p))
 
     @classmethod
     def matches(cls, pattern: str, subject: str, headers: Headers, sender: str) -> bool:

@@ -77,6 +77,15 @@ class Limits(NamedTuple):
     """Sessions that the broker keeps, connected or waiting to be resumed."""
     sources: int = 1_000
     """Subscriptions and offers of one session."""
+    selector_bytes: int = 4 * 1024 * 1024
+    """Memory of one selector, which is computed from what it asks for: each term takes 600 bytes of it, and a
+    regular expression 128 KiB."""
+    session_selector_bytes: int = 16 * 1024 * 1024
+    """Memory of all selectors of one session."""
+    selectors_bytes: int = 256 * 1024 * 1024
+    """Memory of all selectors of the broker."""
+    caches_bytes: int = 64 * 1024 * 1024
+    """Memory of what is remembered of subjects seen before, in all streams and services together."""
     streams: int = 10_000
     """Streams of the broker."""
     cursors: int = 1_000

@@ -33,7 +33,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from malamute.errors import InvalidSelector, InvalidValue
-from malamute.matching import FAMILIES, Groups, Index, Selector, load_plugins, parse
+from malamute.matching import FAMILIES, Groups, Index, Selector, load_plugins, parse_normal
 from malamute.matching.expression import And, Expression, Or
 from malamute.matching.fields import ExpressionFamily
 from malamute.spark.analyze import messages
@@ -211,7 +211,7 @@ def header_names(subscriptions: Sequence[Wanted]) -> tuple[str, ...] | None:
         if expressions is None:
             return None
         if wanted.selector.where:
-            expressions = [*expressions, parse(wanted.selector.where)]
+            expressions = [*expressions, parse_normal(wanted.selector.where)]
         for expression in expressions:
             names |= {attribute for attribute in expression.attributes() if isinstance(attribute, str)}
     return tuple(sorted(names))
@@ -349,7 +349,7 @@ class _Columns:
     def _file(self, selector: Selector) -> None:
         by_subject = tuple(c for c in selector.criteria if not FAMILIES[c.family].needs_headers)
         by_headers = tuple(_header_criteria(selector) or ())
-        where = parse(selector.where) if selector.where else None
+        where = parse_normal(selector.where) if selector.where else None
         if by_subject:
             self._index.add(selector, Selector(by_subject), where)
         if by_headers:

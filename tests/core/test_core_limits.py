@@ -8,8 +8,9 @@ import pytest
 from core_bench import Bench, mail_credit, offer, publish, request, send, subscribe
 
 from malamute.core.delivery import ENTRY_BYTES
+from malamute.matching import Selector
 from malamute.protocol.limits import Limits
-from malamute.protocol.messages import Cancel, Change, Commit, Error, Hello, Message
+from malamute.protocol.messages import Bye, Cancel, Change, Commit, Error, Hello, Message, Subscribe
 
 RECORD = 5
 """Bytes of the record with a body of one byte; with the subject `a` it is one more."""
@@ -150,7 +151,44 @@ def feeds() -> Case:
     yield bench.ask("alice", feed[2])
 
 
+WANTED = Selector.parse([["topic", "a.*"]], "x in (2, 3)")
+
+
+def selector_bytes() -> Case:
+    bench = Bench(Limits(selector_bytes=WANTED.cost_bytes))
+    bench.open("alice")
+    yield bench.ask("alice", wanting(1))
+    yield bench.ask("alice", wanting(2, "x in (2, 3, 4)"))
+
+
+def session_selector_bytes() -> Case:
+    bench = Bench(Limits(session_selector_bytes=2 * WANTED.cost_bytes))
+    bench.open("alice")
+    bench.open("bob")
+    yield [*bench.ask("alice", wanting(1), wanting(2)), *bench.ask("bob", wanting(1))]
+    yield bench.ask("alice", wanting(3))
+    bench.ask("alice", Cancel(1))
+    assert errors(bench.ask("alice", wanting(3))) == []
+
+
+def selectors_bytes() -> Case:
+    bench = Bench(Limits(selectors_bytes=2 * WANTED.cost_bytes))
+    bench.open("alice")
+    bench.open("bob")
+    yield [*bench.ask("alice", wanting(1)), *bench.ask("bob", wanting(1))]
+    yield bench.ask("alice", wanting(2))
+    bench.ask("bob", Bye())
+    assert errors(bench.ask("alice", wanting(2))) == []
+
+
+def wanting(source: int, where: str = WANTED.where) -> Subscribe:
+    return Subscribe(source, "s", [["topic", "a.*"]], where)
+
+
 CASES = {
+    selector_bytes: 415,
+    session_selector_bytes: 429,
+    selectors_bytes: 429,
     message_bytes: 413,
     unconfirmed: 421,
     sessions: 429,
@@ -177,7 +215,8 @@ def test_at_the_limit_all_is_well_and_one_past_it_is_refused(case, code):
 
 
 def test_every_limit_has_a_case():
-    assert {case.__name__ for case in CASES} == set(Limits._fields)
+    # What is remembered of subjects is forgotten past its limit, and nobody refused: test_matching_work.py.
+    assert {case.__name__ for case in CASES} | {"caches_bytes"} == set(Limits._fields)
 
 
 def test_what_ends_makes_room():

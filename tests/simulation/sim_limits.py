@@ -6,11 +6,24 @@ from sim_client import SERVICES
 from sim_machine import KEPT_FOR_PEER, Machine
 from sim_origin import Violation
 
+from malamute.core.broker import Core
 from malamute.core.delivery import Consumer, Queue
 from malamute.core.refusals import RUNS_MAX
 from malamute.protocol.limits import Limits
 
 COMMAND_BYTES_MAX = 4_000
+
+
+def _check_selectors(core: Core) -> None:
+    """What selectors take is given back with whoever had them."""
+    for session in core.sessions.by_peer.values():
+        held = sum(source.cost_bytes for source in session.sources.values())
+        if session.selector_bytes != held:
+            raise Violation(f"a session counts {session.selector_bytes} bytes of selectors, and has {held}")
+    sessions = sum(session.selector_bytes for session in core.sessions.by_peer.values())
+    held = sessions + sum(feed.cost_bytes for feed in core.feeds.by_name.values())
+    if core.selectors.used_bytes != held:
+        raise Violation(f"the broker counts {core.selectors.used_bytes} bytes of selectors, and has {held}")
 
 
 def check_limits(machine: Machine, limits: Limits) -> None:
@@ -56,6 +69,7 @@ def check_limits(machine: Machine, limits: Limits) -> None:
             RUNS_MAX,
         ),
     }
+    _check_selectors(core)
     for what, (size, most) in sizes.items():
         if size > most:
             raise Violation("a limit does not hold", what=what, size=size, most=most)

@@ -11,8 +11,8 @@ from malamute.core.delivery.entry import Entry
 from malamute.core.steps import Steps, proceed
 from malamute.core.storage import Frame, Message
 from malamute.errors import Malformed, NotFound
-from malamute.matching import parse
-from malamute.matching.expression import Expression
+from malamute.matching import message_test, parse
+from malamute.matching.compiled import MessageTest
 from malamute.matching.expression import Message as Matched
 from malamute.protocol.batch import unpack_record
 
@@ -80,7 +80,7 @@ def browse(
     """Call back with the rows of some messages. Raises `InvalidSelector`."""
     entries = [entry for entry in _all(queue, dead) if entry.sequence > after]
     found: list[dict[str, Any]] = []
-    look = _Look(queue, dead, _expression(where), state, limit, lambda item: found.append(item.row()))
+    look = _Look(queue, dead, _test(where), state, limit, lambda item: found.append(item.row()))
     proceed(queue.turn, look.steps(entries, lambda: then(found), records=True))
 
 
@@ -99,14 +99,12 @@ def choose(
     Raises `InvalidSelector`, or `NotFound` for a sequence that is not there.
     """
     entries = _all(queue, dead)
-    expression = _expression(where)
+    test = _test(where)
     if sequences is not None:
         entries = _named({entry.sequence: entry for entry in entries}, sequences)
     found: list[int] = []
-    look = _Look(
-        queue, dead, expression, state, limit or maxsize, lambda item: found.append(item.message.sequence)
-    )
-    proceed(queue.turn, look.steps(entries, lambda: then(found), records=expression is not None))
+    look = _Look(queue, dead, test, state, limit or maxsize, lambda item: found.append(item.message.sequence))
+    proceed(queue.turn, look.steps(entries, lambda: then(found), records=test is not None))
 
 
 def _named(entries: Mapping[int, Entry], sequences: Sequence[int]) -> list[Entry]:
@@ -127,14 +125,14 @@ class _Look:
         self,
         queue: Queue,
         dead: bool,
-        expression: Expression | None,
+        test: MessageTest | None,
         state: str,
         limit: int,
         take: Callable[[Found], None],
     ) -> None:
         self._queue = queue
         self._dead = dead
-        self._expression = expression
+        self._test = test
         self._state = state
         self._limit = limit
         self._take = take
@@ -145,7 +143,7 @@ class _Look:
         kind = queue.dead.kind if dead else queue.kind
         some = runs(entry for entry in entries if not self._state or self._state_of(entry) == self._state)
         for run in some:
-            run = run[: self._limit] if self._expression is None else run
+            run = run[: self._limit] if self._test is None else run
             brought = (yield from records_of(kind, queue.name, run)) if records else {}
             here = queue.dead.entries if dead else queue.entries
             for entry in run:
@@ -160,7 +158,7 @@ class _Look:
         message = entry.message
         size = entry.bytes - len(message.subject)
         item = Found(message, record, size, self._attempts(entry), self._state_of(entry))
-        if self._expression is None or self._expression.holds(_matched(item)):
+        if self._test is None or self._test(_matched(item)):
             self._take(item)
             self._limit -= 1
 
@@ -174,8 +172,8 @@ class _Look:
         return attempts
 
 
-def _expression(where: str) -> Expression | None:
-    return parse(where) if where.strip() else None
+def _test(where: str) -> MessageTest | None:
+    return message_test(parse(where)) if where.strip() else None
 
 
 def _matched(item: Found) -> Matched:

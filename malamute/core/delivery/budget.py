@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from malamute.core.delivery.trackers import Trackers
     from malamute.core.ready import Turn
     from malamute.core.session import Session
+    from malamute.matching import CacheBudget
     from malamute.protocol.limits import Limits
 
 Table = dict[str, "Queue"]
@@ -34,11 +35,15 @@ class Budget:
 
     trackers: Trackers
 
-    def __init__(self, turn: Turn, limits: Limits, timers: Timers, policy: PolicyOf) -> None:
+    def __init__(
+        self, turn: Turn, limits: Limits, timers: Timers, policy: PolicyOf, caches: CacheBudget
+    ) -> None:
         self.turn = turn
         self.limits = limits
         self.timers = timers
         self.policy = policy
+        self.caches = caches
+        """Shared by the indexes of all queues, and of streams."""
         self.messages = 0
         self.ledger = Ledger(turn)
         self.bytes = 0

@@ -37,6 +37,8 @@ class Consumer:
         self.queue = queue
         self.ack_timeout = ack_timeout or queue.policy.ack_timeout
         self.credit = Credit()
+        self.cost_bytes = 0
+        """What its selector takes of memory."""
         self.outstanding: dict[int, Entry] = {}
         self.unsent: list[Entry] = []
         self.lacking = 0

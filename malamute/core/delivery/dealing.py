@@ -26,7 +26,7 @@ class Dealing:
         self._entries = queue.entries
         self._options = queue.options
         self._step = queue.policy.priority_step
-        self._lines = Lines(self._family_failed)
+        self._lines = Lines(self._family_failed, queue.budget.caches)
         self._keys = Keys()
         self._clock = 0
 

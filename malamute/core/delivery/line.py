@@ -15,7 +15,7 @@ from heapq import heappop, heappush
 from math import floor, inf
 from typing import TYPE_CHECKING
 
-from malamute.matching import Group, Groups, Index, Selector
+from malamute.matching import CacheBudget, Group, Groups, Index, Selector
 
 if TYPE_CHECKING:
     from malamute.core.delivery.consumer import Consumer
@@ -121,9 +121,10 @@ class Line:
 class Lines:
     """All lines of a queue. There is one for each selector, as long as it has a consumer."""
 
-    def __init__(self, on_failure: OnFailure) -> None:
+    def __init__(self, on_failure: OnFailure, caches: CacheBudget) -> None:
         """`on_failure` is told of a family of the index that fails."""
         self._on_failure = on_failure
+        self._caches = caches
         self._lines: dict[int, Line] = {}
         self.takes_all = False
         """Whether any consumer takes everything."""
@@ -144,7 +145,7 @@ class Lines:
     def join(self, consumer: Consumer, selector: Selector) -> tuple[Line, bool]:
         """The line of a consumer that comes, and whether it is new."""
         if self._index is None:
-            self._index = Index(on_failure=self._on_failure)
+            self._index = Index(on_failure=self._on_failure, caches=self._caches)
             self.match = self._index.match
         group = self._index.add(id(consumer), selector, consumer)
         is_new = group.number not in self._lines

@@ -1,0 +1,50 @@
+"""What selectors cost, and what they may cost.
+
+A few hundred bytes of an expression may stand for thousands of terms in an index. So what a selector takes
+of memory is computed from its form before it is filed (`Selector.cost_bytes`), and there is a limit for each,
+for all of a session, and for all of the broker.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from malamute.errors import InvalidSelector, TooMany
+
+if TYPE_CHECKING:
+    from malamute.core.session import Session
+    from malamute.matching import Selector
+    from malamute.protocol.limits import Limits
+
+
+class SelectorBudget:
+    """The memory of all selectors in use, in bytes."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.used_bytes = 0
+        self._limits = limits
+
+    def check(self, selector: Selector, session: Session | None = None) -> int:
+        """The cost of a selector. Raises `InvalidSelector` or `TooMany` if there is no room for it."""
+        cost, limits = selector.cost_bytes, self._limits
+        if cost > limits.selector_bytes:
+            raise InvalidSelector(
+                f"the selector takes {cost} bytes of memory, and one may take {limits.selector_bytes}:"
+                " ask for less, or in several subscriptions"
+            )
+        if session is not None and session.selector_bytes + cost > limits.session_selector_bytes:
+            raise TooMany(
+                f"the selectors of this session take {session.selector_bytes} bytes of memory, and this one"
+                f" {cost} more; all of them may take {limits.session_selector_bytes}"
+            )
+        if self.used_bytes + cost > limits.selectors_bytes:
+            raise TooMany(
+                f"all selectors take {self.used_bytes} bytes of memory, and may take {limits.selectors_bytes}"
+            )
+        return cost
+
+    def take(self, cost: int, session: Session | None = None) -> None:
+        """A selector is in use, or no longer if negative."""
+        self.used_bytes += cost
+        if session is not None:
+            session.selector_bytes += cost
