@@ -271,13 +271,14 @@ class Core:
 
     def next_deadline(self) -> float | None:
         """When `tick` has something to do; `now` or earlier if the next turn has."""
-        if self.streams.active:
+        if self.streams.active or self.turn.chores:
             return self.turn.now
         deadlines = (self.sessions.next_deadline(), self.timers.next_deadline())
         return min((deadline for deadline in deadlines if deadline is not None), default=None)
 
     def ready(self) -> Ready:
         """End the turn: what is to be stored, read and sent."""
+        self.turn.go_on()
         self.feeds.wake()
         self.streams.flush()
         for session in self.budget.flush():

@@ -9,6 +9,7 @@ callback of `when_stored`, "no confirmation before it is durable" lives in this 
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -17,6 +18,9 @@ from malamute.errors import MalamuteError
 from malamute.protocol.messages import Message
 
 WhenStored = Callable[[MalamuteError | None], None]
+
+WORK_MAX = 4_000
+"""What one iteration may spend on work that can go on in the next, in units of about a microsecond."""
 
 
 class Append(NamedTuple):
@@ -140,6 +144,10 @@ class Turn:
         self.bound: list[Operation] = []
         self.backlog_bytes = 0
         # Tuples of two types can be equal.
+        self.work = WORK_MAX
+        """What is left of it in this iteration; whoever has used it up goes on `later`."""
+        self.chores: deque[Callable[[], None]] = deque()
+        """What goes on in the next iterations, one after the other."""
         self._asked: dict[tuple[type[Question], Question], list[Then]] = {}
         self._callbacks: list[WhenStored] = []
         self._awaited = False
@@ -193,6 +201,17 @@ class Turn:
         else:
             self.events_dropped += self.events_max > 0
 
+    def later(self, chore: Callable[[], None]) -> None:
+        """Go on with something in the next iteration, behind what others go on with."""
+        self.chores.append(chore)
+
+    def go_on(self) -> None:
+        """Go on with what was left to do, each in its turn, until the work of this iteration is used up."""
+        for _ in range(len(self.chores)):
+            if self.work <= 0:
+                return
+            self.chores.popleft()()
+
     def when_stored(self, callback: WhenStored, *, awaited: bool = True) -> None:
         """Call back when all of this turn is durable, or with the error that kept it from being so.
 
@@ -223,6 +242,7 @@ class Turn:
         self.sends, self.reads, self.closed, self.notices = [], [], [], []
         self.operations, self.bound, self._callbacks, self._bytes = [], [], [], 0
         self._awaited = False
+        self.work = WORK_MAX
         return ready
 
     @property

@@ -9,6 +9,7 @@ turn, not for a message, and the busier the broker is, the larger its turns are.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from time import monotonic
 from typing import Any
 
 import zmq
@@ -33,6 +34,9 @@ HOLD_SECONDS = 0.002
 HELD_MAX = 64
 """Appends that wait so at the most."""
 
+INTAKE_SECONDS = 0.004
+"""How long an iteration takes in commands, before it does what they ask for. The rest stays in the socket."""
+
 LINGER_MS = 2_000
 """How long the last messages have to leave when the broker stops."""
 
@@ -50,6 +54,7 @@ class Loop:
         transport: Transport,
         *,
         clock: Clock,
+        timer: Callable[[], float] = monotonic,
         on_store_error: OnStoreError = lambda error: None,
         on_notice: OnNotice = lambda notice: None,
     ) -> None:
@@ -57,6 +62,7 @@ class Loop:
         self.store = store
         self.transport = transport
         self.clock = clock
+        self._timer = timer
         self._on_store_error = on_store_error
         self._on_notice = on_notice
         self._results = Results()
@@ -95,16 +101,28 @@ class Loop:
         self._wait(timeout_ms)
         now = self.clock()
         core = self.core
-        for peer, message in self.transport.receive():
-            if isinstance(message, MalamuteError):
-                core.refuse(peer, message, now)
-            else:
-                core.receive(peer, message, now)
+        self._take_in(now)
         self._take_results(now)
         self._take_peers(now)
         if now - before < timeout_ms / 1000 + SUSPENDED_SECONDS:
             core.tick(now)
         self._flush(now)
+
+    def _take_in(self, now: float) -> None:
+        """Take in what peers have sent, as long as that may take.
+
+        The socket takes one command of each peer in turn. So what is left there when the time is over is that
+        of peers who sent more than others, and whoever sent one waits for one of each of them at the most.
+        """
+        core, timer = self.core, self._timer
+        ends = timer() + INTAKE_SECONDS
+        for peer, message in self.transport.receive():
+            if isinstance(message, MalamuteError):
+                core.refuse(peer, message, now)
+            else:
+                core.receive(peer, message, now)
+            if core.turn.work <= 0 or timer() >= ends:
+                return
 
     def _wait(self, timeout_ms: float) -> None:
         for source, _ in self._poller.poll(int(timeout_ms)):

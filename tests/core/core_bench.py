@@ -224,8 +224,11 @@ class Bench:
     def settle(self) -> None:
         """Store and read until there is nothing left to do."""
         self.turn()
-        while self.appends or self.reads:
-            self.commit() if self.appends else self.read()
+        while self.appends or self.reads or self.core.turn.chores:
+            if self.appends or self.reads:
+                self.commit() if self.appends else self.read()
+            else:
+                self.turn()
 
     def crash(self) -> None:
         """Kill the broker and start another one on what was committed."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
+from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -50,7 +52,13 @@ class Consumer:
         self.used = 0
         self.joined = queue.turn.now
         self.waits = False
+        """Whether it stands in its line."""
+        self.searches = False
+        """Whether it waits for the work to look for what goes first in its line."""
         self._recalled: list[int] = []
+        """In order of their sequences."""
+        self._recalled_last: deque[int] = deque(maxlen=RECALLED_MAX)
+        """In the order in which they were recalled."""
         self._alarm: Timer | None = None
         self.line: Line = queue.join(self, selector)
 
@@ -98,18 +106,40 @@ class Consumer:
 
     def held(self, ranges: Ranges) -> list[int]:
         """The outstanding sequences within the ranges; each has to name one, or one that was recalled."""
+        outstanding = self.outstanding
+        if sum(last - first + 1 for first, last in ranges) > len(outstanding):
+            return self._held_within(ranges)
         held: list[int] = []
         for first, last in ranges:
-            if last - first < len(self.outstanding):
-                found = [s for s in range(first, last + 1) if s in self.outstanding]
-            else:
-                found = [s for s in self.outstanding if first <= s <= last]
-            if not found and not any(first <= sequence <= last for sequence in self._recalled):
-                raise NotOutstanding(f"nothing from {first} to {last} is outstanding here")
+            found = [s for s in range(first, last + 1) if s in outstanding]
+            if not found:
+                self._check_recalled(first, last)
             held += found
         if not held:
             raise NotOutstanding("nothing of that is outstanding here any more")
         return list(dict.fromkeys(held))
+
+    def _held_within(self, ranges: Ranges) -> list[int]:
+        """The same of ranges that are wider than what is held: the work is that of what is held, once."""
+        ordered = sorted(self.outstanding)
+        held: list[int] = []
+        done = 0
+        for first, last in sorted(map(tuple, ranges)):
+            start, end = bisect_left(ordered, first), bisect_right(ordered, last)
+            if start == end:
+                self._check_recalled(first, last)
+            # What an earlier range had is not looked at again.
+            held += ordered[max(start, done) : end]
+            done = max(done, end)
+        if not held:
+            raise NotOutstanding("nothing of that is outstanding here any more")
+        return held
+
+    def _check_recalled(self, first: int, last: int) -> None:
+        recalled = self._recalled
+        place = bisect_left(recalled, first)
+        if place == len(recalled) or recalled[place] > last:
+            raise NotOutstanding(f"nothing from {first} to {last} is outstanding here")
 
     def cancel(self) -> None:
         """End it: what it holds is ready for others."""
@@ -158,8 +188,12 @@ class Consumer:
         unsent = {entry.sequence for entry in self.unsent}
         sent = [sequence for sequence in sequences if sequence not in unsent]
         if sent:
-            self._recalled = [*self._recalled, *sent][-RECALLED_MAX:]
+            self._remember(sent)
             self.queue.turn.send(self.session.peer, Recall(self.source, ranges_of(sent), reason))
+
+    def _remember(self, recalled: list[int]) -> None:
+        self._recalled_last.extend(recalled)
+        self._recalled = sorted(self._recalled_last)
 
     def sent_late(self, entries: list[Entry]) -> None:
         """What waited for the disk is sent now: the time that the peer has for it begins."""

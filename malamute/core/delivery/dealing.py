@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from malamute.core.delivery.keys import Keys
-from malamute.core.delivery.line import Backlog, Line, Lines, Order, order_of, sequence_of
+from malamute.core.delivery.line import Line, Lines, Order, Search, order_of, sequence_of
 
 if TYPE_CHECKING:
     from malamute.core.delivery.consumer import Consumer
     from malamute.core.delivery.entry import Entry
     from malamute.core.delivery.queue import Queue
     from malamute.matching import Groups, Selector
+
+SEARCH_MESSAGES = 500
+"""Messages that a search looks at before it asks whether there is work left."""
 
 _used = attrgetter("used")
 
@@ -55,20 +58,28 @@ class Dealing:
         """Add a consumer to the line of its selector."""
         line, is_new = self._lines.join(consumer, selector)
         if is_new and self._queue.waiting:
-            early = [*self._entries]
-            # What does not wait is passed over by `serve`, so that most need not be looked for.
-            line.waiting = Backlog(self._early(line, early) if self._options or not line.takes_all else early)
+            line.search = Search(self._queue.next)
         return line
 
-    def _early(self, line: Line, sequences: Sequence[int]) -> Iterator[Order]:
-        """Find the orders of those of some messages that wait, and that a line takes."""
-        match = self._lines.match
-        for sequence in sorted(sequences, key=self._order) if self._options else sequences:
-            entry = self._entries.get(sequence)
-            if entry is None or entry.where != "waiting":
-                continue
-            if line.takes_all or line.group in match(entry.subject):
-                yield self._order(sequence) if self._options else sequence
+    def _search(self, line: Line, search: Search) -> bool:
+        """Look on until it is known what goes first in a line. False when no work is left for that."""
+        queue, waiting, match = self._queue, line.waiting, self._lines.match
+        # Without options an order is the sequence itself, and the first one that is found goes first.
+        step = self._step if self._options else 0
+        while not search.knows(waiting.first, step):
+            if queue.turn.work <= 0:
+                return False
+            run = queue.run_from(search.place, SEARCH_MESSAGES)
+            queue.turn.work -= max(len(run), 1)
+            for entry in run:
+                if entry.sequence >= search.end:
+                    break
+                if entry.where == "waiting" and (line.takes_all or line.group in match(entry.subject)):
+                    waiting.add(self._order(entry.sequence) if self._options else entry.sequence)
+            search.place = run[-1].sequence + 1 if run else search.end
+        if search.done:
+            line.search = None
+        return True
 
     def leave(self, consumer: Consumer) -> list[int]:
         """Remove a consumer. Returns the messages that waited for it alone."""
@@ -88,7 +99,11 @@ class Dealing:
         # Asking `ready` for each message would be a fifth of the work.
         credit, lacking_max = consumer.credit, self._queue.lacking_max
         given: list[Entry] = []
+        line = consumer.line
         while credit.open and (not consumer.lacking or consumer.lacking < lacking_max):
+            if line.search is not None and not self._search(line, line.search):
+                self._search_later(consumer)
+                break
             order = (own if bound and own.first < waiting.first else waiting).pop()
             if order is None:
                 break
@@ -104,9 +119,19 @@ class Dealing:
         if given:
             self._queue.waiting -= len(given)
             self._hand_out(consumer, given)
-        if consumer.ready and not consumer.waits:
+        if consumer.ready and not (consumer.waits or consumer.searches):
             consumer.waits = True
             consumer.line.consumers.append(consumer)
+
+    def _search_later(self, consumer: Consumer) -> None:
+        if not consumer.searches:
+            consumer.searches = True
+            self._queue.turn.later(lambda: self._search_on(consumer))
+
+    def _search_on(self, consumer: Consumer) -> None:
+        consumer.searches = False
+        if id(consumer) in self._queue.consumers:
+            self.serve(consumer)
 
     def step_out(self, consumer: Consumer) -> None:
         """Take a consumer that waits out of its line."""

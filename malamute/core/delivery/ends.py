@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from pyroaring import BitMap64
+
 from malamute.core.delivery.cold import records_of, runs
 from malamute.core.delivery.entry import Entry, ranges_of, size_of
 from malamute.core.steps import Steps, proceed
@@ -157,6 +159,10 @@ class Ends:
         """Forget messages, with all that is known of them; the disk is told by others."""
         queue = self._queue
         entries = [queue.entries.pop(sequence) for sequence in sequences]
+        if len(sequences) == 1:
+            queue.sequences.discard(sequences[0])
+        else:
+            queue.sequences -= BitMap64(sequences)
         for entry in entries:
             if entry.where == "waiting":
                 queue.waiting -= 1

@@ -10,7 +10,7 @@ the sequence and no two messages share one. Without a priority it is the sequenc
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from heapq import heappop, heappush
 from math import floor, inf
 from typing import TYPE_CHECKING
@@ -46,20 +46,16 @@ class Backlog:
     """Orders of messages that wait, the smallest first.
 
     Most come in their order and leave in it: a row for them costs the same whatever its length. Only those
-    that come out of order, since they were here before or are more important, are in a heap. What waited
-    before the backlog was made is `early`, in order, and is looked for only as far as it is needed.
+    that come out of order, since they were here before or are more important, are in a heap.
     """
 
-    __slots__ = ("_early", "_head", "_heap", "_row")
+    __slots__ = ("_heap", "_row")
 
-    def __init__(self, early: Iterable[Order] = ()) -> None:
-        self._early = iter(early)
-        self._head = next(self._early, inf)
+    def __init__(self) -> None:
         self._row: deque[Order] = deque()
         self._heap: list[Order] = []
 
     def __len__(self) -> int:
-        """How many it holds; those that are early are not counted."""
         return len(self._row) + len(self._heap)
 
     def add(self, order: Order) -> None:
@@ -80,7 +76,7 @@ class Backlog:
             self._heap = []
 
     def take(self) -> list[Order]:
-        """Take out all, but for those that are early."""
+        """Take out all."""
         orders = [*self._row, *self._heap]
         self._row.clear()
         self._heap.clear()
@@ -89,33 +85,53 @@ class Backlog:
     @property
     def first(self) -> Order:
         """The smallest order; infinity if there is none."""
-        return min(self._head, self._row[0] if self._row else inf, self._heap[0] if self._heap else inf)
+        return min(self._row[0] if self._row else inf, self._heap[0] if self._heap else inf)
 
     def pop(self) -> Order | None:
         """Take out the smallest order; None if there is none."""
-        row, heap, head = self._row, self._heap, self._head
-        if heap and heap[0] < head and (not row or heap[0] < row[0]):
+        row, heap = self._row, self._heap
+        if heap and (not row or heap[0] < row[0]):
             return heappop(heap)
-        # Comparing with infinity would cost as much as all else.
-        if head is inf or (row and row[0] < head):
-            return row.popleft() if row else None
-        self._head = next(self._early, inf)
-        return head
+        return row.popleft() if row else None
+
+
+class Search:
+    """The look at what waited before a line came, as far as it is needed; it can be broken off anywhere.
+
+    All before `place` was looked at, and nothing from `end` on is its business.
+    """
+
+    __slots__ = ("end", "place")
+
+    def __init__(self, end: int) -> None:
+        self.place = 0
+        self.end = end
+
+    @property
+    def done(self) -> bool:
+        """Whether all was looked at."""
+        return self.place >= self.end
+
+    def knows(self, order: Order, step: int) -> bool:
+        """Whether nothing that it has not looked at goes ahead of this one."""
+        return self.done or order < self.place - (PRIORITIES - 1) * step
 
 
 class Line:
     """The consumers with one selector, and what waits for them: one of the two is always empty.
 
-    Most take everything, and their messages need not be matched one by one.
+    Most take everything, and their messages need not be matched one by one. While there is a `search`, what
+    waits is not known yet, or not all of it.
     """
 
-    __slots__ = ("consumers", "group", "takes_all", "waiting")
+    __slots__ = ("consumers", "group", "search", "takes_all", "waiting")
 
     def __init__(self, group: Group) -> None:
         self.group = group
         self.takes_all = any(criterion.family == "all" for criterion in group.selector.criteria)
         self.consumers: deque[Consumer] = deque()
         self.waiting = Backlog()
+        self.search: Search | None = None
 
 
 class Lines:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
 from typing import TYPE_CHECKING
+
+from pyroaring import BitMap64
 
 from malamute.core.delivery.cold import RUN_BYTES, RUNS_AHEAD, Ahead
 from malamute.core.delivery.correlations import Correlations
@@ -47,6 +50,8 @@ class Queue:
         self.reserved = 0
         """Outcomes that may still come, and have their room."""
         self.entries: dict[int, Entry] = {}
+        self.sequences = BitMap64()
+        """Of all entries: where a look at them can go on that was broken off."""
         self.options: dict[int, Options] = {}
         """Of those that have any."""
         self.waiting = 0
@@ -95,6 +100,7 @@ class Queue:
         sequences = range(self.next, self.next + len(entries))
         self.next = sequences.stop
         self.entries.update({entry.sequence: entry for entry in entries})
+        self.sequences.add_range(sequences.start, sequences.stop)
         self.turn.store(*puts(self.kind, self.name, entries), size_bytes=size_bytes)
         delayed = [sequence for sequence, asked in options.items() if asked.due > self.turn.now]
         if entries and not delayed and self.dealing.awaiting:
@@ -138,6 +144,7 @@ class Queue:
             self.budget.take(self, 1, entry.size)
             if cold_bytes:
                 self.budget.memory.count_cold(self, entry.size)
+        self.sequences.update(self.entries)
         self.schedule.restore(state.due)
         self.identities.restore(state.identities)
 
@@ -162,6 +169,7 @@ class Queue:
         """A message is in the store, and nobody gets it."""
         self.aside += 1
         del self.entries[entry.sequence]
+        self.sequences.discard(entry.sequence)
         if (asked := self.options.pop(entry.sequence, None)) is not None:
             self.budget.timers.cancel(asked.timer)
         self.budget.take(self, -1, -entry.size)
@@ -333,6 +341,11 @@ class Queue:
         self.ahead.clear()
         self.dead.clear()
         self.identities.close()
+
+    def run_from(self, sequence: int, count: int) -> list[Entry]:
+        """So many entries from a sequence on, in order."""
+        sequences = islice(self.sequences.iter_equal_or_larger(sequence), count)
+        return [*map(self.entries.__getitem__, sequences)]
 
     @property
     def oldest(self) -> int | None:

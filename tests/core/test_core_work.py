@@ -1,0 +1,132 @@
+"""The work of a command is bounded, whoever sends it: counted in what is looked at, not timed."""
+
+from __future__ import annotations
+
+import pytest
+from core_bench import Bench, ack, offer, request
+
+from malamute.core import ready
+from malamute.core.delivery import Queue
+from malamute.core.delivery.dealing import SEARCH_MESSAGES
+from malamute.protocol.messages import Deliver, Error, Nak, Reject
+
+DEPTH = 20_000
+
+
+class Counted(dict):
+    """A dict that counts how often it was asked."""
+
+    asked = 0
+
+    def __contains__(self, key):
+        Counted.asked += 1
+        return super().__contains__(key)
+
+    def __iter__(self):
+        for key in super().__iter__():
+            Counted.asked += 1
+            yield key
+
+
+def deep(messages: int = DEPTH, subject: str = "other") -> Bench:
+    """A service with so many requests, and nobody who works for it."""
+    bench = Bench()
+    bench.open("alice")
+    for first in range(0, messages, 5_000):
+        bench.tell("alice", request(*[b"x"] * min(5_000, messages - first), subject=subject))
+    bench.settle()
+    return bench
+
+
+@pytest.mark.parametrize(
+    "make", [ack, lambda s, *r: Nak(s, list(r), 0), lambda s, *r: Reject(s, list(r), "no")]
+)
+def test_a_thousand_ranges_cost_what_is_held_and_not_what_they_span(make):
+    bench = deep(2_000)
+    bench.open("worker")
+    bench.ask("worker", offer(1, credit=2_000))
+    bench.settle()
+    (consumer,) = bench.core.services.by_name["w"].consumers.values()
+    assert len(consumer.outstanding) == 2_000
+    consumer.outstanding = Counted(consumer.outstanding)
+    Counted.asked = 0
+    ranges = [(1, 2_000 - n) for n in range(999)] + [(1, 2**62)]
+    answers = bench.ask("worker", make(1, *ranges))
+    assert not [a for a in answers if isinstance(a, Error)]
+    assert len(consumer.outstanding) == 0
+    assert Counted.asked <= 3 * 2_000
+
+
+def test_ranges_that_name_nothing_are_refused_each_for_itself():
+    bench = deep(10)
+    bench.open("worker")
+    bench.ask("worker", offer(1, credit=10))
+    bench.settle()
+    refused = bench.ask("worker", ack(1, (1, 2**62), (11, 2**40)))
+    assert [a.code for a in refused if isinstance(a, Error)] == [420]
+    assert len(next(iter(bench.core.services.by_name["w"].consumers.values())).outstanding) == 10
+    bench.ask("worker", ack(1, (5, 2**62), (1, 7)))
+    assert not next(iter(bench.core.services.by_name["w"].consumers.values())).outstanding
+
+
+def looked_at(monkeypatch) -> list[int]:
+    """How many messages each look at a queue brings."""
+    sizes: list[int] = []
+    run_from = Queue.run_from
+
+    def counted(queue, sequence, count):
+        run = run_from(queue, sequence, count)
+        sizes.append(len(run))
+        return run
+
+    monkeypatch.setattr(Queue, "run_from", counted)
+    return sizes
+
+
+def test_an_offer_without_credit_looks_at_nothing(monkeypatch):
+    bench = deep()
+    sizes = looked_at(monkeypatch)
+    bench.open("worker")
+    for source in range(1, 101):
+        bench.ask("worker", offer(source, credit=0, pattern=f"some.{source}"))
+    assert sizes == []
+
+
+def test_offers_that_match_nothing_look_at_a_deep_queue_in_bounded_steps(monkeypatch):
+    bench = deep()
+    sizes = looked_at(monkeypatch)
+    bench.open("worker")
+    bench.tell("worker", *[offer(source, pattern=f"some.{source}") for source in range(1, 4)])
+    iterations = 0
+    while bench.core.turn.chores or not iterations:
+        sizes.clear()
+        bench.turn()
+        assert sum(sizes) <= ready.WORK_MAX + SEARCH_MESSAGES
+        iterations += 1
+    assert iterations >= 3 * DEPTH // (ready.WORK_MAX + SEARCH_MESSAGES)
+    # They wait now: what comes is theirs at once.
+    bench.tell("alice", request(b"mine", subject="some.2"))
+    bench.settle()
+    assert [m.source for m in bench.sent("worker") if isinstance(m, Deliver)] == [2]
+
+
+def test_a_selective_worker_gets_what_waits_deep_in_the_queue_in_order():
+    bench = deep(DEPTH)
+    bench.tell("alice", request(b"1", b"2", subject="some.one"), request(b"3", subject="other"))
+    bench.settle()
+    bench.open("worker")
+    bench.tell("worker", offer(1, pattern="some.*"))
+    bench.turn()
+    bench.tell("alice", request(b"4", subject="some.one"))
+    bench.settle()
+    assert bench.bodies("worker") == [b"1", b"2", b"4"]
+
+
+def test_an_offer_that_is_cancelled_while_it_looks_looks_no_more():
+    bench = deep()
+    bench.open("worker")
+    bench.tell("worker", offer(1, pattern="some.*"))
+    bench.turn()
+    assert bench.core.turn.chores
+    bench.lost("worker")
+    assert not bench.core.turn.chores

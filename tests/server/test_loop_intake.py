@@ -1,0 +1,56 @@
+"""An iteration of the loop takes in commands until its share of time or work is used up."""
+
+from types import SimpleNamespace
+
+from malamute.protocol.messages import Ping
+from malamute.server.loop import INTAKE_SECONDS, Loop
+
+
+class Intake:
+    """A loop without its threads, whose commands take as long and as much work as is said."""
+
+    def __init__(self, commands, seconds=0.0, work=0):
+        self.left = [(bytes([n]), Ping()) for n in range(commands)]
+        self.now = 0.0
+        self.taken = []
+        turn = SimpleNamespace(work=1_000)
+
+        def receive(peer, message, now):
+            self.taken.append(peer)
+            self.now += seconds
+            turn.work -= work
+
+        self.turn = turn
+        self.loop = Loop.__new__(Loop)
+        self.loop.core = SimpleNamespace(turn=turn, receive=receive)
+        self.loop.transport = SimpleNamespace(receive=self.receive)
+        self.loop._timer = lambda: self.now
+
+    def receive(self):
+        while self.left:
+            yield self.left.pop(0)
+
+    def iteration(self):
+        self.taken.clear()
+        self.turn.work = 1_000
+        self.loop._take_in(0.0)
+        return len(self.taken)
+
+
+def test_commands_that_take_no_time_are_taken_in_together():
+    assert Intake(200).iteration() == 200
+
+
+def test_commands_that_take_long_are_spread_over_iterations_and_none_is_left_out():
+    intake = Intake(10, seconds=INTAKE_SECONDS / 3.5)
+    assert [intake.iteration() for _ in range(4)] == [4, 4, 2, 0]
+
+
+def test_a_command_that_takes_longer_than_all_may_is_taken_alone():
+    intake = Intake(3, seconds=10 * INTAKE_SECONDS)
+    assert [intake.iteration() for _ in range(4)] == [1, 1, 1, 0]
+
+
+def test_commands_that_use_up_the_work_end_the_intake():
+    intake = Intake(5, work=400)
+    assert [intake.iteration() for _ in range(3)] == [3, 2, 0]
