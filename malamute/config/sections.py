@@ -83,6 +83,11 @@ class Listen(_Section):
     send_bytes_all: int = _option(512 * 1024**2, kinds.size(1024**2))
     """Bytes that all clients together may have been sent and not read. With more, none is sent much that it
     does not read at once."""
+    hello_timeout: float = _option(10.0, kinds.duration(0.1, _MINUTE))
+    """How long a connection may be without a session; then it is ended."""
+    hello_queue: int = _option(1000, kinds.count(1, 1_000_000))
+    """Connections that may be without a session. With more, those go that are without one for a tenth of
+    `hello_timeout`."""
     receive_queue: int = _option(1000, kinds.count(1, 1_000_000))
     """Commands of one client that wait in memory for the broker."""
     io_threads: int = _option(1, kinds.count(1, 64))

@@ -29,6 +29,7 @@ from malamute.matching import load_plugins
 from malamute.protocol.limits import Limits
 from malamute.server.clock import Clock
 from malamute.server.flow import Windows
+from malamute.server.guard import Rules
 from malamute.server.loop import Loop, socket_options
 from malamute.server.transport import Transport
 
@@ -37,8 +38,11 @@ SOFTWARE = f"malamute {__version__}"
 FRAME_SLACK_BYTES = 1 << 20
 """How far past its limit a frame is still answered by an ERROR; libzmq ends the connection beyond."""
 
-OTHER_FILES = 100
+OTHER_FILES = 150
 """Files that are kept for others than sessions: the store, listeners, and who is about to be refused."""
+
+SPARE_FILES = 100
+"""Files that are kept for others than connections: without any, libzmq would try to accept one for ever."""
 
 GC_THRESHOLD = 50_000
 """Objects that the hot path may gather between two looks of the garbage collector."""
@@ -73,10 +77,13 @@ def open_store(config: Config) -> Store:
     )
 
 
-def open_broker(config: Config, context: zmq.Context[zmq.Socket[bytes]]) -> Loop:
-    """A broker that listens and has its store open; `run` it. Raises `ConfigError` or `StoreError`."""
+def open_broker(config: Config, context: zmq.Context[zmq.Socket[bytes]], files: int = sys.maxsize) -> Loop:
+    """A broker that listens and has its store open; `run` it. Raises `ConfigError` or `StoreError`.
+
+    `files` is how many files the process may open.
+    """
     store = open_store(config)
-    transport = _open_transport(config, context)
+    transport = _open_transport(config, context, files)
     try:
         for endpoint in config.listen.endpoints:
             transport.bind(endpoint)
@@ -91,7 +98,7 @@ def open_broker(config: Config, context: zmq.Context[zmq.Socket[bytes]]) -> Loop
     return Loop(core, store, transport, clock=clock, on_store_error=_on_store_error, on_notice=_on_notice)
 
 
-def _open_transport(config: Config, context: zmq.Context[zmq.Socket[bytes]]) -> Transport:
+def _open_transport(config: Config, context: zmq.Context[zmq.Socket[bytes]], files: int) -> Transport:
     listen = config.listen
     options = socket_options(
         heartbeat_ms=int(listen.heartbeat_interval * 1000),
@@ -100,7 +107,9 @@ def _open_transport(config: Config, context: zmq.Context[zmq.Socket[bytes]]) -> 
         receive_queue=listen.receive_queue,
         frame_bytes_max=config.limits.message_bytes + FRAME_SLACK_BYTES,
     )
-    return Transport(context, options, Windows(listen.send_bytes, listen.send_bytes_all))
+    windows = Windows(listen.send_bytes, listen.send_bytes_all)
+    rules = Rules(listen.hello_timeout, listen.hello_queue, max(files - SPARE_FILES, 1))
+    return Transport(context, options, windows, rules)
 
 
 def _settings(config: Config, endpoints: list[str]) -> Settings:
@@ -134,13 +143,14 @@ def run(config: Config, started: Callable[[list[str]], None] = lambda endpoints:
     `started` is called with the endpoints once clients can connect.
     """
     configure_logs(config.log)
-    config = _within_files(config, raise_file_limit())
+    files = raise_file_limit()
+    config = _within_files(config, files)
     sys.setswitchinterval(SWITCH_INTERVAL)
     load_plugins()
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(config.listen.io_threads)
     context.set(zmq.MAX_SOCKETS, 1024)
     try:
-        loop = open_broker(config, context)
+        loop = open_broker(config, context, files)
     except BaseException:
         context.term()
         raise

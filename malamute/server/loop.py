@@ -73,6 +73,7 @@ class Loop:
         self._poller = zmq.Poller()
         self._poller.register(transport.socket, zmq.POLLIN)
         self._poller.register(self._results.fileno(), zmq.POLLIN)
+        self._poller.register(transport.guard.monitor, zmq.POLLIN)
         self._held: list[Append] = []
         self._held_until = 0.0
         self._stopping = False
@@ -98,8 +99,9 @@ class Loop:
     def _turn(self) -> None:
         before = self.clock()
         timeout_ms = self._timeout_ms(before)
-        self._wait(timeout_ms)
+        changed = self._wait(timeout_ms)
         now = self.clock()
+        self.transport.watch(now, changed=changed)
         core = self.core
         self._take_in(now)
         self._take_results(now)
@@ -124,10 +126,15 @@ class Loop:
             if core.turn.work <= 0 or timer() >= ends:
                 return
 
-    def _wait(self, timeout_ms: float) -> None:
+    def _wait(self, timeout_ms: float) -> bool:
+        """Wait for something to do. Returns whether it is that connections came or went."""
+        changed = False
         for source, _ in self._poller.poll(int(timeout_ms)):
             if source == self._results.fileno():
                 self._results.clear()
+            elif source is self.transport.guard.monitor:
+                changed = True
+        return changed
 
     def _timeout_ms(self, now: float) -> float:
         if self._again:
@@ -136,6 +143,8 @@ class Loop:
         timeout_ms = 1_000.0 if deadline is None else min(max(deadline - now, 0.0) * 1000 + 1, 1_000.0)
         if self._held:
             timeout_ms = min(timeout_ms, max(self._held_until - now, 0.0) * 1000 + 1)
+        if (check := self.transport.guard.next_check()) is not None:
+            timeout_ms = min(timeout_ms, max(check - now, 0.0) * 1000 + 1)
         return min(timeout_ms, RETRY_MS) if self.transport.retrying else timeout_ms
 
     def _take_results(self, now: float) -> None:

@@ -17,11 +17,12 @@ from typing import Any, cast
 import zmq
 from zmq.backend import Socket as Backend
 
-from malamute.errors import ConfigError, MalamuteError, UnexpectedCommand
+from malamute.errors import ConfigError, MalamuteError, TooLarge, UnexpectedCommand
 from malamute.protocol.codec import decode, encode
-from malamute.protocol.limits import RECORD_LARGE_BYTES
-from malamute.protocol.messages import Error, Frame, Message, Ping, Received, Welcome
+from malamute.protocol.limits import BATCH_MESSAGES_MAX, RECORD_LARGE_BYTES
+from malamute.protocol.messages import Error, Frame, Hello, Message, Ping, Received, Welcome
 from malamute.server.flow import DEFAULT, Flows, Windows
+from malamute.server.guard import RULES, Guard, Rules
 
 TURN_MESSAGES = 2_000
 """Commands that one turn takes in."""
@@ -34,6 +35,12 @@ KEPT_MESSAGES = 1_000
 
 KEPT_BYTES = 16 * 1024 * 1024
 """Bytes kept for such a peer; with more, it is given up."""
+
+PARTS_MAX = BATCH_MESSAGES_MAX + 1
+"""Frames of one command: itself, and each of its records by itself."""
+
+SKIP_PARTS = 10_000
+"""Frames of a command with more that one turn takes, and passes over."""
 
 SHARED_BYTES = 8_192
 """A frame of this size or more that goes to several peers is shared instead of copied."""
@@ -50,6 +57,17 @@ class Kept(deque[Sequence[Frame]]):
         self.size_bytes += sum(map(len, frames))
 
 
+_OF_CONNECTIONS = frozenset((Hello, Received))
+
+
+def _descriptor(part: Any) -> int:
+    """The file descriptor of the connection on which a frame came; -1 if it came from this process."""
+    try:
+        return int(part.get(zmq.SRCFD))
+    except zmq.ZMQError:
+        return -1
+
+
 _GIVEN_UP = Error(UnexpectedCommand.code, "too much was waiting for this client: say HELLO again")
 
 
@@ -57,7 +75,11 @@ class Transport:
     """The ROUTER socket. `lost` and `unblocked` gather what happened to peers until they are taken."""
 
     def __init__(
-        self, context: zmq.Context[Any], options: dict[int, int], windows: Windows = DEFAULT
+        self,
+        context: zmq.Context[Any],
+        options: dict[int, int],
+        windows: Windows = DEFAULT,
+        rules: Rules = RULES,
     ) -> None:
         self._begin(windows)
         self.socket = context.socket(zmq.ROUTER)
@@ -65,11 +87,15 @@ class Transport:
         self.socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
         for option, value in options.items():
             self.socket.setsockopt(option, value)
+        self.guard = Guard(context, self.socket, rules)
         self.endpoints: list[str] = []
         # The backend's own `get`: the public one looks every option up in an enumeration first, which
         # takes longer than receiving the message.
         self._has_more = partial(Backend.get, self.socket, int(zmq.RCVMORE))
         self._shared: tuple[Any, Any] = (None, None)
+        self._now = 0.0
+        self._skipping = False
+        """Whether the rest of a command is still to be taken, and passed over."""
 
     def _begin(self, windows: Windows) -> None:
         """Begin without any peer."""
@@ -80,6 +106,11 @@ class Transport:
         """Those of the blocked peers from which a RECEIVED has to come first."""
         self._pings: dict[bytes, Sequence[Frame]] = {}
         """PINGs that a full pipe did not take; they go before what is kept."""
+        self._hellos: dict[bytes, int] = {}
+        """The connections on which HELLO came in this turn, by their descriptors."""
+        self._descriptors: dict[bytes, int] = {}
+        """The connection of each peer that was welcomed, where it is known."""
+        self._peers: dict[int, bytes] = {}
 
     def bind(self, endpoint: str) -> str:
         """Listen on an endpoint; returns it with the port that was chosen. Raises `ConfigError`."""
@@ -92,32 +123,102 @@ class Transport:
         self.endpoints.append(endpoint if endpoint.startswith("ipc://@") else bound)
         return self.endpoints[-1]
 
-    def receive(self) -> Iterator[tuple[bytes, Message | MalamuteError]]:
+    def watch(self, now: float, *, changed: bool) -> None:
+        """Look after the connections. `changed` says that the monitor has something to tell."""
+        self._now = now
+        if changed:
+            self._update()
+        self.guard.check(now)
+
+    def _update(self) -> None:
+        guard = self.guard
+        guard.update(self._now)
+        for descriptor in guard.ended:
+            peer = self._peers.pop(descriptor, None)
+            if peer is not None and self._descriptors.get(peer) == descriptor:
+                # What is kept for it shows that it is gone when it is tried again.
+                del self._descriptors[peer]
+                self.flows.close(peer)
+                self._stuck.discard(peer)
+        guard.ended.clear()
+
+    def receive(self) -> Iterator[tuple[bytes, Message | MalamuteError]]:  # noqa: C901  # a call would cost
         """What peers have sent, up to the limits of a turn: messages, or the error that they are."""
         receive, has_more = self.socket.recv, self._has_more
         size_bytes = 0
+        self._hellos.clear()
+        if self._skipping and not self._skip():
+            return
+        descriptors, waiting = self._descriptors, self.guard.waiting
         for _ in range(TURN_MESSAGES):
             try:
                 peer = receive(zmq.NOBLOCK)
             except zmq.Again:
                 return
-            frames: list[Any] = [receive()]
+            known = not waiting and peer in descriptors
+            # Libzmq's own frame says on which connection it came, and takes a little longer.
+            part: Any = None if known else receive(copy=False)
+            frames: list[Any] = [receive() if known else part.bytes]
             while has_more():
                 # The core and the store know bytes and views of bytes, not libzmq's own frames. A small frame
                 # is a part of the buffer that libzmq read it into, and would hold on to all of that.
                 part = receive(copy=False)
                 frames.append(part.buffer if len(part) >= RECORD_LARGE_BYTES else part.bytes)
+                if len(frames) > PARTS_MAX:
+                    break
+            if len(frames) > PARTS_MAX:
+                yield peer, self._refuse_parts(part)
+                return
             try:
                 message = decode(frames)
             except MalamuteError as error:
                 yield peer, error
             else:
-                if type(message) is Received:
-                    self.received(peer, message.token)
+                if type(message) in _OF_CONNECTIONS:
+                    self._heard(peer, message, part)
+                elif not known and peer not in descriptors and peer in self.flows:
+                    self._connected(peer, _descriptor(part))
                 yield peer, message
             size_bytes += len(frames[0]) if len(frames) == 1 else sum(map(len, frames))
             if size_bytes >= TURN_BYTES:
                 return
+
+    def _refuse_parts(self, part: Any) -> MalamuteError:
+        """Pass over the rest of a command with too many frames, and end its connection."""
+        descriptor = _descriptor(part)
+        if descriptor >= 0:
+            self.guard.end(descriptor)
+        self._skipping = True
+        self._skip()
+        return TooLarge(f"a command has {PARTS_MAX} frames at the most")
+
+    def _skip(self) -> bool:
+        """Take frames that are to be passed over, up to a number of them. Returns whether all are taken."""
+        for _ in range(SKIP_PARTS):
+            if not self._has_more():
+                self._skipping = False
+                return True
+            self.socket.recv(copy=False)
+        return False
+
+    def _heard(self, peer: bytes, message: Message, part: Any) -> None:
+        if isinstance(message, Received):
+            self.received(peer, message.token)
+            return
+        # The monitor has told of the connection before this came; it has to be known first.
+        self._update()
+        if part is None:
+            # It may be a new connection. The next command from this peer says which.
+            self._descriptors.pop(peer, None)
+        else:
+            self._hellos[peer] = _descriptor(part)
+
+    def _connected(self, peer: bytes, descriptor: int) -> None:
+        """A session was opened on this connection."""
+        self._descriptors[peer] = descriptor
+        if descriptor >= 0:
+            self._peers[descriptor] = peer
+            self.guard.welcome(descriptor)
 
     def send(self, peer: bytes, message: Message) -> bool:
         """Send a message, or keep it if the peer takes none. Returns whether the peer blocks since now."""
@@ -146,6 +247,8 @@ class Transport:
     def _welcome(self, peer: bytes, frames: Sequence[Frame]) -> bool:
         """Begin a session. What is kept for the peer belongs to the time before, and goes."""
         self._unblock(peer)
+        if peer in self._hellos:
+            self._connected(peer, self._hellos[peer])
         token = self.flows.open(peer)
         if not self._pass_on(peer, frames):
             self.blocked[peer] = kept = Kept()
@@ -224,9 +327,13 @@ class Transport:
         kept = self.blocked.get(peer)
         while kept and len(kept) > 1:
             kept.size_bytes -= sum(map(len, kept.popleft()))
+        descriptor = self._descriptors.pop(peer, -1)
+        if descriptor >= 0:
+            self.guard.dismiss(descriptor, self._now)
 
     def close(self, linger_ms: int) -> None:
         """Close the socket; what is under way has `linger_ms` milliseconds to leave."""
+        self.guard.close()
         self.socket.close(linger=linger_ms)
 
     def _transmit(self, peer: bytes, frames: Sequence[Frame]) -> bool:

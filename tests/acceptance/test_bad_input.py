@@ -123,7 +123,7 @@ BAD: dict[str, tuple[tuple[bytes, ...], int, int, int]] = {
     "a negative command": ((command(-1),), 501, 0, 0),
     "protocol 1": ((b"\xaa\xa8\x01\x00",), 400, 0, 0),
     "too few fields": ((command(2, "s", 7),), 400, 2, 7),
-    "too many fields": ((command(12, 1),), 400, 12, 0),
+    "too many fields": ((command(12, 1, 2),), 400, 12, 0),
     "a second frame for a command that has one": ((command(12), b"x"), 400, 12, 0),
     "an empty name": ((command(2, "", 7, ["a"], [RECORD]),), 400, 2, 7),
     "a name with a control character": ((command(2, "a\nb", 7, ["a"], [RECORD]),), 400, 2, 7),

@@ -1,0 +1,234 @@
+"""Connections that have not said HELLO: few, for a short time, and with few bytes.
+
+libzmq puts the frames of a command together before it hands any of them over. Whoever sends frames with MORE
+and never the last one is not seen, and there is no option against it; neither does libzmq end a connection
+on which nothing is said. So each connection is watched by its file descriptor, from the event of libzmq's
+monitor that tells of it until the HELLO that came on it (`SRCFD`) was answered by WELCOME. One that takes too
+long, or was sent more bytes than HELLO can have, is shut down; libzmq then finds it broken and frees it.
+
+Of a TCP connection the system tells how many bytes came. Of others it tells how many were not taken yet,
+which is many only where many come.
+
+When libzmq has no descriptor for a new connection, it tries again at once and for ever. So some are always
+left: when too many are in use, the connections that have waited longest for HELLO go.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import socket
+import stat
+import sys
+import termios
+from bisect import bisect_right
+from collections import OrderedDict
+from struct import Struct
+from typing import Any, NamedTuple
+
+import zmq
+
+HELLO_BYTES_MAX = 64 * 1024
+"""Bytes that may come on a connection before WELCOME. HELLO and what libzmq says itself take below 2 KiB."""
+
+PENDING_BYTES_MAX = 16 * 1024
+"""Bytes of these that may wait at a time on a connection of which the system tells no more."""
+
+CHECK_SECONDS = 0.01
+"""How often the connections that have not said HELLO are looked at."""
+
+CHECK_COUNT = 64
+"""How many of them are looked at each time, in turns."""
+
+_EVENT = Struct("=Hi")
+_RECEIVED = Struct("=Q")
+_PENDING = Struct("=i")
+_RECEIVED_AT = 128
+"""Where `struct tcp_info` has the bytes that were received."""
+_COUNTED = sys.platform == "linux"
+
+
+class Rules(NamedTuple):
+    """What is allowed before HELLO: so many seconds, and so many connections; and connections in all."""
+
+    hello_seconds: float = 10.0
+    waiting_max: int = 1_000
+    open_max: int = sys.maxsize
+
+
+RULES = Rules()
+
+
+class Waiting(NamedTuple):
+    """A connection that has not said HELLO. `inode` tells it from a later one with the same descriptor."""
+
+    since: float
+    inode: int
+    tcp: bool
+    bytes_max: int
+
+
+class Guard:
+    """The connections of a ROUTER, as its monitor tells of them."""
+
+    def __init__(self, context: zmq.Context[Any], router: zmq.Socket[Any], rules: Rules) -> None:
+        self.rules = rules
+        self.waiting: OrderedDict[int, Waiting] = OrderedDict()
+        self.ended: list[int] = []
+        """Descriptors whose connections have ended since the last look of the transport."""
+        self.refused = 0
+        """How many were shut down."""
+        self._open: set[int] = set()
+        self._welcomed: dict[int, Waiting] = {}
+        self._checked_at = 0.0
+        self._last = -1
+        self._router = router
+        name = f"inproc://connections-{id(self)}"
+        router.monitor(name, zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED)
+        self.monitor = context.socket(zmq.PAIR)
+        # libzmq's thread must never wait for us to read what it tells.
+        self.monitor.rcvhwm = 0
+        self.monitor.linger = 0
+        self.monitor.connect(name)
+        # Shutting a connection down must work when there is no descriptor left.
+        self._null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+        self._spare = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+
+    def check(self, now: float) -> None:
+        """End the connections that may not stay."""
+        if self.waiting:
+            self._end_those_too_many(now)
+        if self.waiting and now >= self._checked_at + CHECK_SECONDS:
+            self._checked_at = now
+            for descriptor in self._turns():
+                waiting = self.waiting[descriptor]
+                if _received(descriptor, tcp=waiting.tcp) > waiting.bytes_max:
+                    self.end(descriptor)
+
+    def update(self, now: float) -> None:
+        """Take in what libzmq told of connections."""
+        while True:
+            try:
+                event, endpoint = self.monitor.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                break
+            number, descriptor = _EVENT.unpack_from(event)
+            if number == zmq.EVENT_ACCEPTED:
+                self._accepted(descriptor, endpoint.startswith(b"tcp:"), now)
+            else:
+                self._open.discard(descriptor)
+                self.waiting.pop(descriptor, None)
+                self._welcomed.pop(descriptor, None)
+                self.ended.append(descriptor)
+
+    def _accepted(self, descriptor: int, tcp: bool, now: float) -> None:
+        self._open.add(descriptor)
+        inode = _inode(descriptor)
+        if inode:
+            self.waiting.pop(descriptor, None)
+            self.waiting[descriptor] = Waiting(now, inode, tcp, HELLO_BYTES_MAX)
+
+    def welcome(self, descriptor: int) -> None:
+        """A session was opened on this connection."""
+        waiting = self.waiting.pop(descriptor, None)
+        if waiting is not None:
+            self._welcomed[descriptor] = waiting
+
+    def dismiss(self, descriptor: int, now: float) -> None:
+        """The session on this connection has ended: another one has to begin, or the connection goes."""
+        welcomed = self._welcomed.pop(descriptor, None)
+        if welcomed is not None:
+            bytes_max = _received(descriptor, tcp=welcomed.tcp) + HELLO_BYTES_MAX
+            self.waiting[descriptor] = welcomed._replace(since=now, bytes_max=bytes_max)
+
+    def next_check(self) -> float | None:
+        """When to call `update` again though nothing happens; None for not at all."""
+        return self._checked_at + CHECK_SECONDS if self.waiting else None
+
+    def _end_those_too_many(self, now: float) -> None:
+        rules = self.rules
+        over = len(self._open) - rules.open_max
+        while self.waiting:
+            descriptor, oldest = next(iter(self.waiting.items()))
+            age = now - oldest.since
+            crowded = len(self.waiting) > rules.waiting_max
+            # Many come at once when a broker starts again. Whoever is quick is not in the way.
+            if age < rules.hello_seconds and not (crowded and age >= rules.hello_seconds / 10) and over <= 0:
+                return
+            over -= 1
+            self.end(descriptor)
+
+    def _turns(self) -> list[int]:
+        """Some of the waiting connections: those that follow the ones looked at before."""
+        descriptors = sorted(self.waiting)
+        place = bisect_right(descriptors, self._last)
+        turns = (descriptors[place:] + descriptors[:place])[:CHECK_COUNT]
+        self._last = turns[-1]
+        return turns
+
+    def end(self, descriptor: int) -> None:
+        """Shut a connection down; libzmq will tell of its end."""
+        waiting = self.waiting.pop(descriptor, None)
+        try:
+            os.dup2(descriptor, self._spare, inheritable=False)
+        except OSError as error:
+            if error.errno != errno.EBADF:
+                raise
+            return  # it has ended, which the monitor is about to tell
+        # The descriptor may be another one's meanwhile.
+        if waiting is None or _inode(self._spare) == waiting.inode:
+            self._shut_down()
+        os.dup2(self._null, self._spare, inheritable=False)
+
+    def _shut_down(self) -> None:
+        connection = socket.socket(fileno=self._spare)
+        try:
+            connection.shutdown(socket.SHUT_RDWR)
+            self.refused += 1
+        except OSError as error:
+            if error.errno != errno.ENOTCONN:
+                raise
+        finally:
+            connection.detach()
+
+    def close(self) -> None:
+        """Watch no more."""
+        self._router.disable_monitor()
+        self.monitor.close(0)
+        os.close(self._null)
+        os.close(self._spare)
+
+
+def _inode(descriptor: int) -> int:
+    """What tells a socket from every other one; 0 if this is none."""
+    try:
+        status = os.fstat(descriptor)
+    except OSError as error:
+        if error.errno != errno.EBADF:
+            raise
+        return 0
+    return status.st_ino if stat.S_ISSOCK(status.st_mode) else 0
+
+
+def _received(descriptor: int, *, tcp: bool) -> int:
+    """How many bytes came on a connection, as far as the system tells. None of one that is gone."""
+    try:
+        if tcp and _COUNTED:
+            connection = socket.socket(socket.AF_INET, socket.SOCK_STREAM, 0, descriptor)
+            try:
+                info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
+            finally:
+                connection.detach()
+            received: int = _RECEIVED.unpack_from(info, _RECEIVED_AT)[0]
+            return received
+        pending: int = _PENDING.unpack(fcntl.ioctl(descriptor, termios.FIONREAD, bytes(4)))[0]
+        # More than HELLO can have must have come before so many are not taken.
+        return pending if pending <= PENDING_BYTES_MAX else sys.maxsize
+    except OSError as error:
+        if error.errno not in _GONE:
+            raise
+        return 0
+
+
+_GONE = frozenset((errno.EBADF, errno.ENOTSOCK, errno.ENOTTY, errno.EINVAL, errno.EOPNOTSUPP))

@@ -1,0 +1,273 @@
+"""Connections that have not said HELLO: for how long they stay, how many, and with how many bytes.
+
+Time is what the test says. Nothing sleeps: whoever waits, waits for the monitor or for an end.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+
+import pytest
+
+from malamute.errors import TooLarge
+from malamute.protocol.codec import decode, encode
+from malamute.protocol.messages import Hello, Ok, Welcome
+from malamute.server import guard as module
+from malamute.server import transport as transport_module
+from malamute.server.flow import Windows
+from malamute.server.guard import HELLO_BYTES_MAX, Rules
+from malamute.server.transport import Transport
+
+PEER = b"\x01" * 16
+WELCOME = Welcome(2, PEER, b"b", False, "", {})
+PATIENCE = 60
+GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00NULL" + bytes(16) + b"\x00" + bytes(31)
+READY = b"\x05READY\x0bSocket-Type\x00\x00\x00\x06DEALER\x08Identity\x00\x00\x00\x10" + PEER
+MORE = b"\x01\x00"
+"""An empty frame that another one follows."""
+
+
+@pytest.fixture
+def make(context, tmp_path) -> Iterator[Callable[..., Transport]]:
+    made: list[Transport] = []
+
+    def make(**rules) -> Transport:
+        made.append(Transport(context, {}, Windows(), Rules(**rules)))
+        made[-1].bind("tcp://127.0.0.1:*")
+        made[-1].bind(f"ipc://{tmp_path}/broker")
+        return made[-1]
+
+    yield make
+    for transport in made:
+        transport.close(0)
+
+
+class Stranger:
+    """A connection of bare bytes, that libzmq takes for a DEALER."""
+
+    def __init__(self, transport: Transport, place: int = 0) -> None:
+        kind, _, address = transport.endpoints[place].partition("://")
+        if kind == "tcp":
+            host, _, port = address.partition(":")
+            self.socket = socket.create_connection((host, int(port)), PATIENCE)
+        else:
+            self.socket = socket.socket(socket.AF_UNIX)
+            self.socket.settimeout(PATIENCE)
+            self.socket.connect(address)
+        self.socket.sendall(GREETING + b"\x04" + bytes([len(READY)]) + READY)
+        received = 0
+        while received < len(GREETING) + 2:
+            received += len(self.socket.recv(4096))
+
+    def say(self, *frames: bytes) -> None:
+        for place, frame in enumerate(frames):
+            self.socket.sendall(bytes([place < len(frames) - 1, len(frame)]) + frame)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it stands. What was sent to it is taken."""
+        self.socket.setblocking(False)
+        try:
+            while received := self.socket.recv(4096):
+                assert received
+            return False
+        except BlockingIOError:
+            return True
+        except ConnectionError:
+            return False
+        finally:
+            self.socket.settimeout(PATIENCE)
+
+    def until_ended(self, transport: Transport, now: float) -> None:
+        """Wait until the broker has ended it."""
+        while self.is_open:
+            assert transport.guard.monitor.poll(PATIENCE * 1000)
+            transport.watch(now, changed=True)
+
+    def close(self) -> None:
+        self.socket.close()
+
+
+def arrive(transport: Transport, now: float, place: int = 0) -> Stranger:
+    """A new connection that the guard knows of."""
+    count = len(transport.guard.waiting)
+    stranger = Stranger(transport, place)
+    while len(transport.guard.waiting) == count:
+        assert transport.guard.monitor.poll(PATIENCE * 1000)
+        transport.guard.update(now)
+    return stranger
+
+
+def greet(transport: Transport, stranger: Stranger) -> None:
+    """Let it say HELLO, and welcome it."""
+    stranger.say(*encode(Hello([2], "")))
+    assert transport.socket.poll(PATIENCE * 1000)
+    assert list(transport.receive()) == [(PEER, Hello([2], ""))]
+    transport.send(PEER, WELCOME)
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_a_connection_without_hello_ends_at_its_deadline(make, place):
+    transport = make(hello_seconds=10)
+    stranger = arrive(transport, 100.0, place)
+    transport.watch(109.9, changed=False)
+    assert stranger.is_open
+    assert transport.guard.waiting
+    transport.watch(110.0, changed=False)
+    assert not transport.guard.waiting
+    stranger.until_ended(transport, 110.0)
+    stranger.close()
+
+
+def test_a_connection_with_a_session_stays(make):
+    transport = make(hello_seconds=10)
+    stranger = arrive(transport, 100.0)
+    greet(transport, stranger)
+    transport.watch(1000.0, changed=False)
+    assert stranger.is_open
+    assert transport.guard.next_check() is None
+    stranger.close()
+
+
+def test_when_its_session_has_ended_a_connection_has_to_begin_another(make):
+    transport = make(hello_seconds=10)
+    stranger = arrive(transport, 100.0)
+    greet(transport, stranger)
+    transport.watch(500.0, changed=False)
+    transport.forget(PEER)
+    transport.watch(509.9, changed=False)
+    assert stranger.is_open
+    transport.watch(510.0, changed=False)
+    stranger.until_ended(transport, 510.0)
+    stranger.close()
+
+
+def test_a_hello_that_was_refused_is_none(make):
+    transport = make(hello_seconds=10)
+    stranger = arrive(transport, 100.0)
+    stranger.say(*encode(Hello([2], "")))
+    assert transport.socket.poll(PATIENCE * 1000)
+    list(transport.receive())
+    transport.watch(110.0, changed=False)
+    stranger.until_ended(transport, 110.0)
+    stranger.close()
+
+
+def test_a_peer_that_connects_again_is_known_by_its_new_connection(make):
+    transport = make(hello_seconds=10)
+    old = arrive(transport, 100.0)
+    greet(transport, old)
+    new = arrive(transport, 200.0)
+    greet(transport, new)
+    transport.watch(300.0, changed=False)
+    assert new.is_open
+    old.close()
+    new.close()
+
+
+@pytest.mark.skipif(not module._COUNTED, reason="this system does not tell how many bytes came")
+def test_frames_without_end_are_ended_after_so_many_bytes(make, monkeypatch):
+    monkeypatch.setattr(module, "CHECK_SECONDS", 0)
+    transport = make()
+    stranger = arrive(transport, 100.0)
+    sent = len(GREETING) + 2 + len(READY)
+    stranger.socket.sendall(MORE * ((HELLO_BYTES_MAX - sent) // 2))
+    transport.watch(101.0, changed=False)
+    assert transport.guard.waiting
+    stranger.socket.sendall(MORE)
+    while transport.guard.waiting:  # until the system counts it
+        transport.watch(102.0, changed=False)
+    stranger.until_ended(transport, 102.0)
+    stranger.close()
+
+
+def test_a_flood_on_a_local_connection_is_ended(make, monkeypatch):
+    monkeypatch.setattr(module, "CHECK_SECONDS", 0)
+    transport = make()
+    stranger = arrive(transport, 100.0, 1)
+    stranger.socket.setblocking(False)
+    while transport.guard.waiting:
+        with suppress(BlockingIOError):
+            stranger.socket.send(MORE * 100_000)
+        transport.watch(101.0, changed=False)
+    stranger.close()
+
+
+def test_one_connection_too_many_ends_those_that_wait_for_long(make):
+    transport = make(hello_seconds=10, waiting_max=2)
+    strangers = [arrive(transport, 100.0 + second) for second in range(3)]
+    transport.watch(100.9, changed=False)
+    assert all(stranger.is_open for stranger in strangers)
+    transport.watch(101.0, changed=False)
+    assert len(transport.guard.waiting) == 2
+    strangers[0].until_ended(transport, 101.0)
+    transport.watch(109.9, changed=False)
+    assert strangers[1].is_open
+    for stranger in strangers:
+        stranger.close()
+
+
+def test_when_descriptors_run_out_those_that_wait_for_longest_go_at_once(make):
+    transport = make(open_max=2)
+    strangers = [arrive(transport, 100.0) for _ in range(2)]
+    transport.watch(100.0, changed=False)
+    assert len(transport.guard.waiting) == 2
+    strangers.append(arrive(transport, 100.0))
+    transport.watch(100.0, changed=False)
+    strangers[0].until_ended(transport, 100.0)
+    assert strangers[1].is_open
+    assert strangers[2].is_open
+    for stranger in strangers:
+        stranger.close()
+
+
+def test_a_connection_that_goes_by_itself_is_forgotten(make):
+    transport = make()
+    stranger = arrive(transport, 100.0)
+    greet(transport, stranger)
+    stranger.close()
+    while PEER in transport.flows:
+        assert transport.guard.monitor.poll(PATIENCE * 1000)
+        transport.watch(101.0, changed=True)
+    assert not transport._peers
+    assert not transport._descriptors
+    assert not transport.guard.waiting
+
+
+def test_a_command_with_too_many_frames_is_refused_and_passed_over(make, monkeypatch):
+    monkeypatch.setattr(transport_module, "PARTS_MAX", 5)
+    monkeypatch.setattr(transport_module, "SKIP_PARTS", 10)
+    transport = make()
+    stranger = arrive(transport, 100.0)
+    greet(transport, stranger)
+    stranger.say(*[b"\xc0"] * 5)
+    stranger.say(*[b"\xc0"] * 6)
+    stranger.say(*[b"\xc0"] * 100)
+    refused = []
+    while len(refused) < 2 or transport._skipping:
+        assert transport.socket.poll(PATIENCE * 1000)
+        refused += [error for _, error in transport.receive() if not isinstance(error, Hello)]
+        if len(refused) == 2 and isinstance(refused[1], TooLarge) and not transport._skipping:
+            break
+    assert not isinstance(refused[0], TooLarge)
+    assert isinstance(refused[1], TooLarge)
+    stranger.until_ended(transport, 101.0)
+    stranger.close()
+
+
+def test_one_too_many_for_the_limit_is_told_so(make, context):
+    """What a refused session is sent reaches it before its connection ends."""
+    transport = make(hello_seconds=10)
+    stranger = arrive(transport, 100.0)
+    greet(transport, stranger)
+    transport.send(PEER, Ok(13, 0))
+    transport.forget(PEER)
+    transport.watch(100.0 + module.CHECK_SECONDS, changed=False)
+    wanted = b"".join(encode(Ok(13, 0)))
+    received = b""
+    while wanted not in received:
+        received += stranger.socket.recv(4096)
+    assert decode([wanted]) == Ok(13, 0)
+    stranger.close()
