@@ -262,12 +262,14 @@ def test_one_too_many_for_the_limit_is_told_so(make, context):
     transport = make(hello_seconds=10)
     stranger = arrive(transport, 100.0)
     greet(transport, stranger)
+    transport.watch(100.0, changed=False)
     transport.send(PEER, Ok(13, 0))
     transport.forget(PEER)
     transport.watch(100.0 + module.CHECK_SECONDS, changed=False)
     wanted = b"".join(encode(Ok(13, 0)))
     received = b""
     while wanted not in received:
-        received += stranger.socket.recv(4096)
+        assert (more := stranger.socket.recv(4096)), "the connection ended first"
+        received += more
     assert decode([wanted]) == Ok(13, 0)
     stranger.close()
