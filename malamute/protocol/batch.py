@@ -42,9 +42,26 @@ def unpack(data: Frame, items_max: int = ITEMS_MAX) -> Any:
     keeps a frame from costing far more than its size. Keys are text or bytes, whose hash nobody can choose.
     """
     try:
-        return msgpack.unpackb(data, strict_map_key=True, max_array_len=items_max)
+        return _load(data, items_max)
     except _UNPACK_ERRORS as error:
         raise Malformed(f"not msgpack: {str(error) or type(error).__name__}") from error
+
+
+UNCHECKED_BYTES = 1024
+"""Bytes of which lists that are announced and not there cannot take much."""
+
+
+def _load(data: Frame, items_max: int = ITEMS_MAX) -> Any:
+    """One msgpack value. All of it is first seen to be there, without making anything of it.
+
+    A list is given room for the items that it announces. So lists in lists that announce items and have none
+    could take thousands of times their bytes.
+    """
+    if len(data) > UNCHECKED_BYTES:
+        unpacker = msgpack.Unpacker(max_buffer_size=len(data))
+        unpacker.feed(data)
+        unpacker.skip()
+    return msgpack.unpackb(data, strict_map_key=True, max_array_len=items_max)
 
 
 def is_plain(value: Any) -> bool:
@@ -133,7 +150,12 @@ def headers_of(records: Sequence[Frame]) -> list[dict[str, Any]]:
     """The headers of each record, for matching: none at all of one that is malformed."""
     try:
         # All at once: what is done for each record in Python takes longer than unpacking it.
-        rows = [msgpack.unpackb(record, strict_map_key=True, max_array_len=ITEMS_MAX) for record in records]
+        rows = [
+            msgpack.unpackb(record, strict_map_key=True, max_array_len=ITEMS_MAX)
+            if len(record) <= UNCHECKED_BYTES
+            else _load(record)
+            for record in records
+        ]
         headers = [row[0] or {} for row in rows]
         if _are_records(rows) and _are_headers_all(headers):
             return headers

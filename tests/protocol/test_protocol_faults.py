@@ -1,6 +1,7 @@
 """A fault says which command it is about, and its number or source; and each limit, at it and one past it."""
 
 import tracemalloc
+from contextlib import suppress
 from typing import Any
 
 import msgpack
@@ -10,6 +11,7 @@ from malamute.errors import InvalidValue, MalamuteError, Malformed, TooLarge, Un
 from malamute.protocol import limits
 from malamute.protocol.batch import (
     Columns,
+    headers_of,
     join_large,
     pack_record,
     pack_stream_payload,
@@ -190,6 +192,22 @@ def test_lists_that_declare_more_than_they_hold_get_no_room() -> None:
     try:
         with pytest.raises(Malformed):
             decode([frame])
+        assert tracemalloc.get_traced_memory()[1] < 2 * len(frame)
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("size", [1024, 5_000, 60_000])
+@pytest.mark.parametrize(
+    "announced", [b"\xdc\xff\xff", b"\xdd\x00\x01\x86\xa0", b"\xdc\x13\x88"], ids=bytes.hex
+)
+def test_lists_in_lists_that_are_not_there_take_little(announced: bytes, size: int) -> None:
+    frame = (announced * size)[: size - size % len(announced)]
+    tracemalloc.start()
+    try:
+        for read in (lambda: decode([frame]), lambda: unpack_record(frame), lambda: headers_of([frame])):
+            with suppress(Malformed):
+                read()
         assert tracemalloc.get_traced_memory()[1] < 2**20
     finally:
         tracemalloc.stop()
