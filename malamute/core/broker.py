@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from malamute.core import administration, inspection
+from malamute.core.answers import Answers
 from malamute.core.delivery import Budget, Consumer, QueuePolicy, Queues, Trackers
 from malamute.core.delivery.policy import PolicyOf
 from malamute.core.events import Events, tell_worker
@@ -107,6 +108,7 @@ class Core:
         limits = settings.limits
         self.turn = Turn(now)
         self._told: set[bytes] = set()
+        self.answers = Answers(self.turn, limits.answers_bytes)
         self._message_bytes_max = limits.message_bytes
         self._backlog_bytes_max = limits.backlog_bytes
         self.started = now
@@ -287,6 +289,7 @@ class Core:
             self.streams.flush()
         self.sessions.flush()
         self._told.clear()
+        self.answers.flush()
         return self.turn.finish()
 
     def close(self) -> None:
@@ -432,7 +435,7 @@ class Core:
         self.turn.when_stored(withdrawn)
 
     def _query(self, peer: bytes, session: Session, message: Query) -> None:
-        inspection.answer(self, peer, message)
+        inspection.answer(self, session, message)
 
     def _change(self, peer: bytes, session: Session, message: Change) -> None:
         administration.change(self, peer, message)

@@ -9,34 +9,46 @@ from malamute.core.delivery.browse import ROWS_SHOWN, browse
 from malamute.core.presence import client, clients, queue_row, service, services
 from malamute.core.ready import Survey
 from malamute.core.subscription import Reader
-from malamute.errors import InvalidValue, NotFound
+from malamute.errors import InvalidValue, MalamuteError, NotFound
 from malamute.protocol.arguments import HEADERS, ROWS, STATE, SUBJECT, Arguments
 from malamute.protocol.messages import ADDRESS, BOOLEAN, KIND, NAME, NUMBER, TEXT, Answer
 
 if TYPE_CHECKING:
     from malamute.core.broker import Core
     from malamute.core.delivery import Queue
+    from malamute.core.session import Session
     from malamute.core.stream import Stream
     from malamute.protocol.messages import Query
 
 Rows = list[dict[str, Any]]
 
 
-def answer(core: Core, peer: bytes, query: Query) -> None:
+def answer(core: Core, session: Session, query: Query) -> None:
     """Answer a query.
 
-    Raises `InvalidValue` or `InvalidName` for a topic or an argument, `InvalidSelector` or `NotFound`.
+    Raises `InvalidValue` or `InvalidName` for a topic or an argument, `InvalidSelector` or `NotFound`, and
+    `TryLater` if too many answers for this session are under way.
     """
+    core.answers.check(session)
     if query.topic not in TOPICS:
         raise InvalidValue(f"ask for one of {', '.join(TOPICS)}, not {query.topic!r}")
     topic, arguments = TOPICS[query.topic]
     arguments.check(query.topic, query.arguments)
 
     def answered(value: Any) -> None:
-        core.turn.send(peer, Answer(query.ref, value))
+        core.answers.give(session, Answer(query.ref, value))
+
+    def found(value: Any) -> None:
+        core.answers.asked(session)
+        answered(value)
 
     if query.topic in ASKING:
-        topic(core, answered, **query.arguments)
+        core.answers.ask(session)
+        try:
+            topic(core, found, **query.arguments)
+        except MalamuteError:
+            core.answers.asked(session)
+            raise
     else:
         answered(topic(core, **query.arguments))
 

@@ -47,7 +47,7 @@ def unpack(data: Frame, items_max: int = ITEMS_MAX) -> Any:
         raise Malformed(f"not msgpack: {str(error) or type(error).__name__}") from error
 
 
-UNCHECKED_BYTES = 1024
+UNCHECKED_BYTES = 512
 """Bytes of which lists that are announced and not there cannot take much."""
 
 
@@ -57,7 +57,9 @@ def _load(data: Frame, items_max: int = ITEMS_MAX) -> Any:
     A list is given room for the items that it announces. So lists in lists that announce items and have none
     could take thousands of times their bytes.
     """
-    if len(data) > UNCHECKED_BYTES:
+    if len(data) <= UNCHECKED_BYTES:
+        items_max = UNCHECKED_BYTES
+    else:
         unpacker = msgpack.Unpacker(max_buffer_size=len(data))
         unpacker.feed(data)
         unpacker.skip()
@@ -151,7 +153,7 @@ def headers_of(records: Sequence[Frame]) -> list[dict[str, Any]]:
     try:
         # All at once: what is done for each record in Python takes longer than unpacking it.
         rows = [
-            msgpack.unpackb(record, strict_map_key=True, max_array_len=ITEMS_MAX)
+            msgpack.unpackb(record, strict_map_key=True, max_array_len=UNCHECKED_BYTES)
             if len(record) <= UNCHECKED_BYTES
             else _load(record)
             for record in records

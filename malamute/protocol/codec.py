@@ -22,6 +22,7 @@ from malamute.protocol.messages import (
     Error,
     Frame,
     Message,
+    Packed,
     Spec,
 )
 
@@ -32,6 +33,8 @@ def encode(message: Message) -> list[Frame]:
     """The frames of a message: the command, and what travels beside it. The ranges are not checked here."""
     if isinstance(message, Deliver):
         return [pack((_DELIVER, message.source, message.after)), message.payload, *message.large]
+    if isinstance(message, Packed):
+        return [*message.frames]
     spec = BY_TYPE[type(message)]
     if spec.frames:
         fields: tuple[Any, ...] = message

@@ -106,5 +106,7 @@ class Limits(NamedTuple):
     queues_memory_bytes: int = 64 * 1024 * 1024
     """Bytes of queued messages that are kept in memory. The bodies of those beyond it are on the disk only,
     until they are delivered."""
+    answers_bytes: int = 4 * 1024 * 1024
+    """Bytes of answers to QUERY that one session may have under way; past it, it is told to try later."""
     backlog_bytes: int = 32 * 1024 * 1024
     """Bytes accepted and not yet on the disk; past it, senders are told to try later."""

@@ -291,6 +291,12 @@ class Answer(NamedTuple):
     value: Any
 
 
+class Packed(NamedTuple):
+    """A message that is encoded already: whoever made it had to know how large it is."""
+
+    frames: Sequence[Frame]
+
+
 class Pong(NamedTuple):
     """The answer to PING."""
 
@@ -334,6 +340,7 @@ Message = (
     | Switch
     | Answer
     | Pong
+    | Packed
     | Recall
 )
 

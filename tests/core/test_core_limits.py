@@ -9,8 +9,9 @@ from core_bench import Bench, mail_credit, offer, publish, request, send, subscr
 
 from malamute.core.delivery import ENTRY_BYTES
 from malamute.matching import Selector
+from malamute.protocol.codec import encode
 from malamute.protocol.limits import Limits
-from malamute.protocol.messages import Bye, Cancel, Change, Commit, Error, Hello, Message, Subscribe
+from malamute.protocol.messages import Bye, Cancel, Change, Commit, Error, Hello, Message, Query, Subscribe
 
 RECORD = 5
 """Bytes of the record with a body of one byte; with the subject `a` it is one more."""
@@ -185,7 +186,19 @@ def wanting(source: int, where: str = WANTED.where) -> Subscribe:
     return Subscribe(source, "s", [["topic", "a.*"]], where)
 
 
+def answers_bytes() -> Case:
+    bench = Bench()
+    bench.open("alice")
+    (answer,) = bench.ask("alice", Query(1, "streams", {}))
+    bench = Bench(Limits(answers_bytes=2 * len(encode(answer)[0])))
+    bench.open("alice")
+    two = [Query(1, "streams", {}), Query(2, "streams", {})]
+    yield bench.ask("alice", *two)
+    yield bench.ask("alice", *two, Query(3, "streams", {}))
+
+
 CASES = {
+    answers_bytes: 503,
     selector_bytes: 415,
     session_selector_bytes: 429,
     selectors_bytes: 429,

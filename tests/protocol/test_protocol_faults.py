@@ -197,7 +197,7 @@ def test_lists_that_declare_more_than_they_hold_get_no_room() -> None:
         tracemalloc.stop()
 
 
-@pytest.mark.parametrize("size", [1024, 5_000, 60_000])
+@pytest.mark.parametrize("size", [512, 513, 5_000, 60_000])
 @pytest.mark.parametrize(
     "announced", [b"\xdc\xff\xff", b"\xdd\x00\x01\x86\xa0", b"\xdc\x13\x88"], ids=bytes.hex
 )

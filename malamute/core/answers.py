@@ -1,0 +1,58 @@
+"""Answers to QUERY: how many bytes of them one session may have under way.
+
+A question of a few bytes may have an answer of megabytes. What a session asks beyond its limit in one
+iteration, or while it does not read what it was sent, is refused: it may ask again. An answer that comes
+from the store counts as `ASKED_BYTES` until it is there.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from malamute.core.ready import Turn
+from malamute.core.session import Session
+from malamute.errors import TryLater
+from malamute.protocol.codec import encode
+from malamute.protocol.messages import Answer, Packed
+
+ASKED_BYTES = 64 * 1024
+"""What an answer counts for that the store was asked for."""
+
+
+class Answers:
+    """What each session has under way, in bytes."""
+
+    def __init__(self, turn: Turn, bytes_max: int) -> None:
+        self._turn = turn
+        self._bytes_max = bytes_max
+        self._given: Counter[Session] = Counter()
+        self._asked: Counter[Session] = Counter()
+
+    def check(self, session: Session) -> None:
+        """Raise `TryLater` if a session may ask no more for now."""
+        if session.blocked:
+            raise TryLater("what this client was sent is not read yet: no answer would reach it")
+        under_way = self._given[session] + self._asked[session]
+        if under_way >= self._bytes_max:
+            raise TryLater(f"answers of {under_way} bytes are under way to this client: ask again later")
+
+    def ask(self, session: Session) -> None:
+        """The answer to a session has to come from the store."""
+        self._asked[session] += ASKED_BYTES
+
+    def asked(self, session: Session) -> None:
+        """The store has answered."""
+        self._asked[session] -= ASKED_BYTES
+        if not self._asked[session]:
+            del self._asked[session]
+
+    def give(self, session: Session, answer: Answer) -> None:
+        """Send an answer at the end of the iteration."""
+        frames = encode(answer)
+        self._given[session] += sum(map(len, frames))
+        self._turn.send(session.peer, Packed(frames))
+
+    def flush(self) -> None:
+        """All that was given has left."""
+        if self._given:
+            self._given.clear()
