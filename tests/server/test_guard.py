@@ -269,7 +269,8 @@ def test_one_too_many_for_the_limit_is_told_so(make, context):
     wanted = b"".join(encode(Ok(13, 0)))
     received = b""
     while wanted not in received:
-        assert (more := stranger.socket.recv(4096)), "the connection ended first"
+        more = stranger.socket.recv(4096)
+        assert more, "the connection ended first"
         received += more
     assert decode([wanted]) == Ok(13, 0)
     stranger.close()
