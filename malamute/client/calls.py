@@ -23,7 +23,7 @@ from malamute.client.link import HEARTBEAT_MAX, HEARTBEAT_MIN, AnyContext, share
 from malamute.client.options import RequestOptions, SendOptions, Span, milliseconds, properties_of
 from malamute.client.outbox import Command
 from malamute.client.publishing import Carry
-from malamute.client.questions import Query
+from malamute.client.questions import Change, Query
 from malamute.client.receipts import Delivery, Tracking
 from malamute.client.replies import Exchange
 from malamute.client.route import Route, urls_of
@@ -372,10 +372,14 @@ class Calls:
         self, topic: str, arguments: dict[str, Any], timeout: float | None, *, change: bool
     ) -> Any:
         self._driver.check()
-        query = self._session.questions.query(topic, arguments, change=change)
-        return await self._answered(query, timeout, f"no answer about {topic!r}")
+        questions = self._session.questions
+        what = f"no answer about {topic!r}"
+        if not change:
+            return await self._answered(questions.query(topic, arguments), timeout, what)
+        await self._driver.wait_for_broker(lambda: questions.may_change, timeout, "room for one more change")
+        return await self._answered(questions.change(topic, arguments), timeout, what)
 
-    async def _answered(self, query: Query, timeout: float | None, what: str) -> Any:
+    async def _answered(self, query: Query | Change, timeout: float | None, what: str) -> Any:
         try:
             await self._driver.wait_for_broker(lambda: query.done, timeout, what)
         finally:

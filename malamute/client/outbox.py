@@ -67,6 +67,8 @@ class Outbox:
         """Whether the session is open, so that what is said is sent."""
         self.refusal: MalamuteError | None = None
         """Why nothing more may be given; None while it may."""
+        self.known = False
+        """Whether the broker has stored any number of the session: it does not forget it then for a crash."""
         self._lowest = 1
         self._commands: dict[int, Command] = {}
         self._bytes = 0
@@ -177,7 +179,16 @@ class Outbox:
                 if command is not None:
                     self._settle(command, sequence if command.count else 0)
                     sequence += command.count if sequence else 0
+        self.known |= len(self._commands) < before
         return len(self._commands) < before
+
+    def answered(self, number: int) -> bool:
+        """Settle a number that has an answer of its own. Returns whether it was open."""
+        command = self._commands.get(number)
+        if command is not None:
+            self.known = True
+            self._settle(command, 0)
+        return command is not None
 
     def refused(self, number: int, error: MalamuteError) -> Command | None:
         """Settle one number with an error. The result is its command, if it was open."""

@@ -15,7 +15,7 @@ client can do is in its parts, each of which knows only those before it:
     awaited      who waits for a reply, or for an outcome
     inbox        subscriptions, offers and the mailbox: to begin and end them, and what they deliver
     sending      publish, send, request, reply, commit
-    questions    query, change, withdraw, ping
+    questions    query, change (once, as a command in the outbox), withdraw, ping
 
 Commands never wait. They return something to look at (`Command.done`, `Source.open`, `Query.done`,
 `Exchange.waiting`); the edge's only art is to wait until it has changed. When `error` is set the session is
@@ -169,6 +169,7 @@ class Session:
         self.sending.limits = limits = Limits(**known)
         self.outbox.window_commands = max(1, min(WINDOW_COMMANDS, limits.unconfirmed))
         self._events.append(Connected(welcome.broker.hex(), welcome.resumed))
+        self.questions.resume(doubtful=self.outbox.known and not welcome.resumed)
         self._resume(welcome.limits.get("ack_timeout", 0) / 1000)
 
     def _resume(self, mail_timeout: float) -> None:
@@ -201,6 +202,12 @@ class Session:
             self.inbox.opened(ok.ref, ok.value)
         elif ok.about == _WITHDRAW:
             self.questions.answered(ok.ref, ok.value)
+        else:
+            self._changed(ok)
+
+    def _changed(self, ok: wire.Ok) -> None:
+        if ok.about == _CHANGE and self.questions.changed(ok.ref, ok.value):
+            self._resyncs = 0
 
     def _deliver(self, deliver: wire.Deliver) -> None:
         try:
@@ -241,6 +248,9 @@ class Session:
     def _source_refused(self, error: MalamuteError) -> bool:
         return self.inbox.refused(error.ref, error)
 
+    def _change_refused(self, error: MalamuteError) -> bool:
+        return self.questions.change_refused(error.ref, error)
+
     def _query_refused(self, error: MalamuteError) -> bool:
         return self.questions.refused(error.ref, error)
 
@@ -249,8 +259,8 @@ def _opcode(message: type[Any]) -> int:
     return BY_TYPE[message].opcode
 
 
-_HELLO, _REPLY, _SUBSCRIBE, _OFFER, _BYE, _WITHDRAW = map(
-    _opcode, (wire.Hello, wire.Reply, wire.Subscribe, wire.Offer, wire.Bye, wire.Withdraw)
+_HELLO, _REPLY, _SUBSCRIBE, _OFFER, _BYE, _WITHDRAW, _CHANGE = map(
+    _opcode, (wire.Hello, wire.Reply, wire.Subscribe, wire.Offer, wire.Bye, wire.Withdraw, wire.Change)
 )
 _RESYNC_CODES = frozenset({405, 421})
 """The broker does not know the session, or a number left a hole: no outcome of the command it is about."""
@@ -264,7 +274,7 @@ _REFUSED: dict[int, Callable[[Session, MalamuteError], bool]] = {
     _SUBSCRIBE: Session._source_refused,
     _OFFER: Session._source_refused,
     _opcode(wire.Query): Session._query_refused,
-    _opcode(wire.Change): Session._query_refused,
+    _CHANGE: Session._change_refused,
     _WITHDRAW: Session._query_refused,
 }
 """Who is told of a refusal, by the command that it is about."""
@@ -272,7 +282,7 @@ _REFUSED: dict[int, Callable[[Session, MalamuteError], bool]] = {
 _Handlers = dict[type[Any], Callable[[Session, Any], None]]
 
 _STALE: _Handlers = {
-    wire.Ok: Session._ignore,
+    wire.Ok: Session._changed,
     wire.Deliver: Session._ignore,
     wire.Gap: Session._ignore,
     wire.Switch: Session._ignore,

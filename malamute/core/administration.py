@@ -2,12 +2,16 @@
 
 Each takes named arguments and answers a map of what it did, when that is stored. With `dry_run` it answers
 what it would do, and does nothing.
+
+What a change stores goes into the turn in which it calls `answered`, so that its outcome is stored with it.
+One that takes several commits tells at each of them what it has come to, with `final=False`, and what it has
+come to `otherwise`, should this one fail.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from malamute.core.delivery.browse import choose
 from malamute.core.inspection import queue_of
@@ -21,10 +25,8 @@ from malamute.core.subscription import Position
 from malamute.errors import Disconnected, InvalidValue, MalamuteError, NotFound
 from malamute.matching import Group, Selector
 from malamute.protocol.arguments import PATH, SECONDS, STATE, Arguments
-from malamute.protocol.codec import error_message
 from malamute.protocol.messages import (
     BOOLEAN,
-    BY_TYPE,
     CRITERIA,
     KIND,
     NAME,
@@ -33,7 +35,6 @@ from malamute.protocol.messages import (
     SEQUENCES,
     TEXT,
     WORDS,
-    Answer,
     Change,
     Rule,
 )
@@ -41,27 +42,44 @@ from malamute.protocol.start import LAST_PER_SUBJECT, Start
 
 if TYPE_CHECKING:
     from malamute.core.broker import Core
+    from malamute.core.session import Session
     from malamute.core.stream import Stream
 
-Answered = Callable[[dict[str, Any]], None]
 Failed = Callable[[MalamuteError], None]
 
-_CHANGE = BY_TYPE[Change].opcode
+
+class Answered(Protocol):
+    """What a change calls with what it did."""
+
+    def __call__(
+        self, value: dict[str, Any], *, final: bool = True, otherwise: dict[str, Any] | None = None
+    ) -> None:
+        """It has done this, with all that this turn stores."""
 
 
-def change(core: Core, peer: bytes, message: Change) -> None:
-    """Make a change. A refused one changes nothing; `TOPICS` says what each of them takes."""
+def change(core: Core, session: Session, message: Change) -> None:
+    """Make a change, unless it was made before. A refused one changes nothing.
+
+    `TOPICS` says what each of them takes.
+    """
+    sessions, number = core.sessions, message.number
+    if number and not sessions.admit_change(session, number):
+        return
     if message.topic not in TOPICS:
         raise InvalidValue(f"there is no change {message.topic!r}, but {', '.join(TOPICS)}")
     topic, arguments = TOPICS[message.topic]
     arguments.check(message.topic, message.arguments)
 
-    def answered(value: dict[str, Any]) -> None:
-        answer = Answer(message.ref, value)
-        core.turn.when_stored(lambda error: failed(error) if error else core.turn.send(peer, answer))
+    if number:
+        sessions.begin_change(session, number)
+
+    def answered(
+        value: dict[str, Any], *, final: bool = True, otherwise: dict[str, Any] | None = None
+    ) -> None:
+        sessions.decide_change(session, number, value, final=final, otherwise=otherwise)
 
     def failed(error: MalamuteError) -> None:
-        core.turn.send(peer, error_message(error, _CHANGE, message.ref))
+        sessions.fail_change(session, number, error)
 
     topic(core, answered, failed, **{"dry_run": False, **message.arguments})
 
@@ -236,12 +254,18 @@ def redrive(
     """Send dead letters again, as new messages: those that are named or found, or all."""
     queue = queue_of(core, kind, name)
 
-    def told(count: int) -> None:
-        answered({"kind": kind, "name": name, "messages": count})
+    def value(count: int, total: int) -> dict[str, Any]:
+        partial = {} if count == total else {"partial": True}
+        return {"kind": kind, "name": name, "messages": count, **partial}
 
     def found(sequences: list[int]) -> None:
+        total = len(sequences)
+
+        def told(count: int, before: int = 0, *, final: bool = True) -> None:
+            answered(value(count, total), final=final, otherwise=value(before, total) if before else None)
+
         if dry_run:
-            told(len(sequences))
+            told(total)
             return
         try:
             queue.dead.redrive(sequences, told, failed)

@@ -28,7 +28,7 @@ from malamute.core.recovery import Recovery
 from malamute.core.selectors import SelectorBudget
 from malamute.core.service import Services
 from malamute.core.session import Session, Sessions, session_name
-from malamute.core.storage import EMPTY, REFUSALS, Recovered
+from malamute.core.storage import EMPTY, OUTCOMES, REFUSALS, Recovered
 from malamute.core.stream import Streams
 from malamute.core.subscription import Subscription
 from malamute.core.timers import Timers
@@ -158,8 +158,8 @@ class Core:
             table = self.mailboxes if kind.startswith("mailbox") else self.services
             take_up(kind, name, table.restore, name, queue, kind.endswith("-dead"))
         for peer, value in recovered.sessions.items():
-            refused = recovered.session_parts.get((peer, REFUSALS), b"")
-            take_up("session", session_name(peer), self.sessions.restore, peer, value, refused)
+            parts = [recovered.session_parts.get((peer, part), b"") for part in (REFUSALS, OUTCOMES)]
+            take_up("session", session_name(peer), self.sessions.restore, peer, value, *parts)
         # Which of them are anonymous is not known; the others have no request under this name.
         self.services.await_replies({session.mailbox for session in self.sessions.by_peer.values()})
         self.mailboxes.resume(self.recovery)
@@ -438,7 +438,7 @@ class Core:
         inspection.answer(self, session, message)
 
     def _change(self, peer: bytes, session: Session, message: Change) -> None:
-        administration.change(self, peer, message)
+        administration.change(self, session, message)
 
     def _commit(self, peer: bytes, session: Session, message: Commit) -> None:
         if message.number and not self.sessions.admit(session, message.number):
@@ -488,7 +488,7 @@ STATES: dict[str, dict[type[Any], Handler]] = {
     },
 }
 
-NUMBERED = frozenset(BY_TYPE[message].opcode for message in (Publish, Send, Request, Reply, Commit))
+NUMBERED = frozenset(BY_TYPE[message].opcode for message in (Publish, Send, Request, Reply, Commit, Change))
 """Opcodes of the commands whose `ref` is a number of the session."""
 
 

@@ -22,9 +22,10 @@ from functools import cached_property
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
+from malamute.core.outcomes import Outcomes
 from malamute.core.ready import Turn
 from malamute.core.refusals import Refusals
-from malamute.core.storage import REFUSALS, DeleteSession, PutSession
+from malamute.core.storage import OUTCOMES, REFUSALS, DeleteSession, PutSession
 from malamute.errors import (
     AccessRefused,
     AddressTaken,
@@ -36,14 +37,17 @@ from malamute.errors import (
     UnsupportedVersion,
 )
 from malamute.protocol.batch import pack, unpack
-from malamute.protocol.limits import Limits
+from malamute.protocol.codec import error_message
+from malamute.protocol.limits import CHANGES_MAX, Limits
 from malamute.protocol.messages import (
     BY_TYPE,
     NUMBER,
     VERSION,
+    Change,
     Commit,
     Error,
     Hello,
+    Ok,
     Ping,
     Publish,
     Reply,
@@ -59,7 +63,9 @@ if TYPE_CHECKING:
     from malamute.core.subscription import Subscription
 
 Numbered = Publish | Send | Request | Reply | Commit
-"""The commands that a session numbers."""
+"""The commands that a session numbers and that STORED confirms. OK answers a CHANGE, which has one, too."""
+
+CHANGE = BY_TYPE[Change].opcode
 
 
 class Numbers:
@@ -76,6 +82,19 @@ class Numbers:
         self.refused = Refusals()
         self.refused_changed = False
         """Whether the store does not know of all that were refused."""
+        self._outcomes: Outcomes | None = None
+
+    @property
+    def outcomes(self) -> Outcomes:
+        """What became of its changes. Few sessions ask for any, so they are made when they are needed."""
+        if self._outcomes is None:
+            self._outcomes = Outcomes()
+        return self._outcomes
+
+    @property
+    def outcomes_changed(self) -> bool:
+        """Whether the store does not know of all of them."""
+        return self._outcomes is not None and self._outcomes.changed
 
     def refuse(self, number: int, error: Error) -> None:
         """Remember that a number was refused, and how. Many alike in a row take no more than one."""
@@ -86,6 +105,8 @@ class Numbers:
         """Drop what the client can no longer ask for."""
         self.floor = max(self.floor, number)
         self.refused.forget_before(self.floor)
+        if self._outcomes is not None:
+            self._outcomes.forget_before(self.floor)
 
     def skip_to(self, number: int) -> None:
         """The client has its answers to all before `number`, even if the store was set back since."""
@@ -94,12 +115,12 @@ class Numbers:
             self.next, self.stored = number, number - 1
 
     def pack(self) -> bytes:
-        """The form that is stored with each command. New refusals are stored apart."""
+        """The form that is stored with each command. New refusals and outcomes are stored apart."""
         value: bytes = pack((self.next, self.floor))
         return value
 
     @classmethod
-    def unpack(cls, value: bytes, refused: bytes = b"") -> Numbers:
+    def unpack(cls, value: bytes, refused: bytes = b"", outcomes: bytes = b"") -> Numbers:
         """Read the stored form: all that it tells of is durable."""
         next_number, floor, *old = unpack(value)
         if not NUMBER.holds(next_number) or not NUMBER.holds(floor):
@@ -110,6 +131,8 @@ class Numbers:
         for first, last, code, _, opcode in old[0] if old else ():  # before version 5
             floor = max(floor, numbers.refused.add(first, last, code, opcode) + 1)
             numbers.refused_changed = True
+        if outcomes:
+            numbers._outcomes = Outcomes.unpack(outcomes)
         numbers.forget_before(floor)
         return numbers
 
@@ -215,9 +238,9 @@ class Sessions:
         self._confirmations: dict[Session, list[Run]] = {}
         self._probes = (Probes(probe), Probes(probe_idle))
 
-    def restore(self, peer: bytes, value: bytes, refused: bytes = b"") -> None:
+    def restore(self, peer: bytes, value: bytes, refused: bytes = b"", outcomes: bytes = b"") -> None:
         """Take up a session that the store remembers, until it is resumed or expires."""
-        session = Session(peer, Numbers.unpack(value, refused), self.turn.now)
+        session = Session(peer, Numbers.unpack(value, refused, outcomes), self.turn.now)
         session.durable = True
         self.by_peer[peer] = session
         self._away[peer] = self.turn.now + self._expiry
@@ -350,7 +373,7 @@ class Sessions:
         runs = self._confirmations.get(session)
         if runs is None:
             runs = self._confirmations[session] = []
-        elif runs[-1].take(message, count, sequence):
+        elif runs and runs[-1].take(message, count, sequence):
             return
         runs.append(Run(message, count, sequence))
 
@@ -361,6 +384,78 @@ class Sessions:
             numbers.next = number + 1
             numbers.forget_before(number - self.limits.unconfirmed)
             numbers.refuse(number, error)
+        elif error.about == CHANGE and numbers.outcomes.drop(number):
+            numbers.refuse(number, error)
+
+    # Changes
+
+    def admit_change(self, session: Session, number: int) -> bool:
+        """Whether a change is to be executed; if it was before, it is answered again, now or when it is done.
+
+        Raises `NumberTooOld` as for all numbers, and for an outcome that is not kept any more; `TooMany`
+        when as many wait for their answers as may.
+        """
+        outcomes = session.numbers.outcomes
+        if number in outcomes.running:
+            return False
+        if number in outcomes.decided:
+            self.turn.send(session.peer, Ok(CHANGE, number, outcomes.decided[number]))
+            return False
+        if number in outcomes.undecided:
+            return True
+        if number < session.numbers.next and session.numbers.refused.answer(number) is None:
+            raise NumberTooOld(f"the outcome of change {number} is not kept: {CHANGES_MAX} are")
+        if self.admit(session, number):
+            if len(outcomes.undecided) >= CHANGES_MAX:
+                raise TooMany(f"{CHANGES_MAX} changes of this session are under way: wait for their answers")
+            return True
+        return False
+
+    def begin_change(self, session: Session, number: int) -> None:
+        """A change is executed: from now on it is undecided, over a crash too."""
+        numbers = session.numbers
+        if number == numbers.next:
+            numbers.next = number + 1
+            numbers.forget_before(number - self.limits.unconfirmed)
+        numbers.outcomes.begin(number)
+        self._confirmations.setdefault(session, [])
+
+    def decide_change(
+        self, session: Session, number: int, value: Any, *, final: bool = True, otherwise: Any = None
+    ) -> None:
+        """A change has come to this, all of which is in this turn: store it beside that, and answer then.
+
+        One that is not `final` goes on, and this is its outcome if it cannot. If this cannot be stored it has
+        come to what is told `otherwise`, or was refused.
+        """
+        if number and self._lives(session):
+            session.numbers.outcomes.decide(number, value)
+            self._confirmations.setdefault(session, [])
+
+        def stored(error: MalamuteError | None) -> None:
+            if error is not None and otherwise is None:
+                self.fail_change(session, number, error)
+                return
+            outcomes = session.numbers.outcomes
+            outcomes.running.discard(number)
+            if error is not None and number in outcomes.decided:
+                outcomes.decide(number, otherwise)
+            self._answer(session, Ok(CHANGE, number, value if error is None else otherwise))
+
+        if final:
+            self.turn.when_stored(stored)
+
+    def fail_change(self, session: Session, number: int, error: MalamuteError) -> None:
+        """A change was refused, and nothing was changed."""
+        answer = error_message(error, CHANGE, number)
+        if number and session.numbers.outcomes.drop(number):
+            session.numbers.refuse(number, answer)
+        self._answer(session, answer)
+
+    def _answer(self, session: Session, answer: Ok | Error) -> None:
+        """Answer a session, unless another one of its peer has begun with numbers of its own."""
+        if self.by_peer.get(session.peer, session) is session:
+            self.turn.send(session.peer, answer)
 
     def flush(self) -> None:
         """Store the numbers of this turn beside the messages, and confirm them when that is done."""
@@ -380,9 +475,16 @@ class Sessions:
                 numbers.refused_changed = False
                 self.turn.store(PutSession(session.peer, numbers.refused.pack(), REFUSALS))
                 self.turn.when_stored(lambda error: self._refusals_stored(numbers, error), awaited=False)
+            if numbers.outcomes_changed:
+                numbers.outcomes.changed = False
+                self.turn.store(PutSession(session.peer, numbers.outcomes.pack(), OUTCOMES))
+                self.turn.when_stored(lambda error: self._outcomes_stored(numbers, error), awaited=False)
 
     def _refusals_stored(self, numbers: Numbers, error: MalamuteError | None) -> None:
         numbers.refused_changed |= error is not None
+
+    def _outcomes_stored(self, numbers: Numbers, error: MalamuteError | None) -> None:
+        numbers.outcomes.changed |= error is not None
 
     def _lives(self, session: Session) -> bool:
         return self.by_peer.get(session.peer) is session
@@ -391,10 +493,10 @@ class Sessions:
         for session, runs in confirmations.items():
             if not self._lives(session):
                 continue
-            if error is None:
+            if error is None and runs:
                 session.numbers.stored = runs[-1].last
                 self.turn.send(session.peer, Stored([[run.first, run.last, run.sequence] for run in runs]))
-            else:
+            elif error is not None:
                 self._unstored(session, runs, error)
                 # What was handed out meanwhile tells of these numbers as stored.
                 self._store(session)

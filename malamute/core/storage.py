@@ -220,10 +220,10 @@ class DeleteFeed(NamedTuple):
     stream: str
 
 
-NUMBERS, REFUSALS = 0, 1
+NUMBERS, REFUSALS, OUTCOMES = 0, 1, 2
 """The parts of what is stored of a session."""
 
-SESSION_PARTS = (NUMBERS, REFUSALS)
+SESSION_PARTS = (NUMBERS, REFUSALS, OUTCOMES)
 
 
 class PutSession(NamedTuple):

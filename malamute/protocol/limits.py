@@ -44,6 +44,9 @@ TEXT_BYTES_MAX = 255
 RECORD_LARGE_BYTES = 65_536
 """A record of this size or more travels as a frame of its own."""
 
+CHANGES_MAX = 16
+"""Changes of one session that may be without an answer, and outcomes of changes that are kept for it."""
+
 DURATION_MS_MAX = 10 * 365 * 86_400_000
 """Milliseconds of the longest delay, deadline or time to live: ten years."""
 

@@ -205,9 +205,9 @@ class Commit(NamedTuple):
 
 
 class Change(NamedTuple):
-    """Change something in the broker; the ANSWER comes when the change is stored."""
+    """Change something in the broker. Under a number it is made once; OK has what it came to."""
 
-    ref: int
+    number: int
     topic: str
     arguments: Mapping[str, Any]
 
@@ -231,7 +231,8 @@ class Welcome(NamedTuple):
 class Ok(NamedTuple):
     """The command `about` with this `ref` is done.
 
-    For SUBSCRIBE, `value` is the first sequence; for OFFER, the ack timeout in force, in milliseconds.
+    For SUBSCRIBE, `value` is the first sequence; for OFFER, the ack timeout in force, in milliseconds; for
+    CHANGE, what it did.
     """
 
     about: int
@@ -285,7 +286,7 @@ class Switch(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """The answer to a QUERY or a CHANGE."""
+    """The answer to a QUERY."""
 
     ref: int
     value: Any
@@ -535,7 +536,7 @@ SPECS: tuple[Spec, ...] = (
     Spec(12, Ping, (NUMBER,), 0),
     Spec(13, Bye, (), 0),
     Spec(14, Commit, (NAME, NUMBER, NAME, NUMBER), 4, 1),
-    Spec(15, Change, (REF, WORDS, MAP), 3, 0),
+    Spec(15, Change, (NUMBER, WORDS, MAP), 3, 0),
     Spec(16, Nak, (SOURCE, RANGES, DELAY), 2, 0),
     Spec(17, Reject, (SOURCE, RANGES, WORDS), 2, 0),
     Spec(18, Progress, (SOURCE, RANGES), 2, 0),

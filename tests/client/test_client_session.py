@@ -8,6 +8,7 @@ from malamute.client.outbox import Command
 from malamute.client.session import RESYNCS_MAX, State
 from malamute.protocol import messages as wire
 from malamute.protocol.batch import pack_record, unpack_payload
+from malamute.protocol.limits import CHANGES_MAX
 from malamute.protocol.messages import Ack, Credit, Error, Hello, Ok, Stored, Welcome
 
 WELCOME = Welcome(2, b"\x01session-identit", b"broker", True, "malamute 0", {"unconfirmed": 3})
@@ -648,6 +649,80 @@ def test_questions_without_answer_are_asked_again(dialogue):
     dialogue.told(wire.Answer(1, {"ok": 1}), wire.Pong())
     assert query.value == {"ok": 1}
     assert ping.done
+
+
+def test_a_change_is_a_numbered_command_that_is_sent_again_and_answered_once(dialogue):
+    before = dialogue.publish(b"1")
+    change = dialogue.session.questions.change("stream.purge", {"stream": "s"})
+    said = wire.Change(2, "stream.purge", {"stream": "s"})
+    assert dialogue.said()[-1] == said
+    dialogue.told(Stored([[1, 1, 1]]))
+    assert before.done
+    assert not change.done
+    dialogue.broken()
+    dialogue.told(WELCOME)
+    assert dialogue.said()[1:] == [said]
+    dialogue.told(Ok(15, 2, {"last": 1}))
+    assert change.value == {"last": 1}
+    dialogue.told(Ok(15, 2, {"last": 2}))
+    assert change.value == {"last": 1}
+    assert not len(dialogue.session.outbox)
+
+
+def test_the_answer_to_a_change_counts_before_the_session_is_open_again(dialogue):
+    change = dialogue.session.questions.change("stream.purge", {"stream": "s"})
+    dialogue.broken()
+    dialogue.told(Ok(15, 1, {"last": 1}))
+    assert change.value == {"last": 1}
+
+
+def test_a_refused_change_has_the_error_and_frees_its_number(dialogue):
+    change = dialogue.session.questions.change("stream.purge", {"stream": "t"})
+    dialogue.told(Error(404, "no such stream", 15, 1))
+    assert isinstance(change.error, errors.NotFound)
+    assert dialogue.session.outbox.unsettled == 2
+
+
+def test_as_many_changes_are_asked_for_at_a_time_as_the_broker_keeps_outcomes(dialogue):
+    questions = dialogue.session.questions
+    said = []
+    while questions.may_change:
+        questions.change("stream.purge", {"stream": "s"})
+        said += dialogue.said()
+    assert len(said) == CHANGES_MAX
+    dialogue.told(Ok(15, 7, {}))
+    assert questions.may_change
+
+
+def test_a_change_whose_caller_has_given_up_is_not_made_by_what_is_sent_later(dialogue):
+    dialogue.session.disconnected()
+    change = dialogue.session.questions.change("stream.purge", {"stream": "s"})
+    dialogue.session.questions.abandon(change)
+    after = dialogue.publish(b"1")
+    dialogue.session.connected()
+    dialogue.told(WELCOME)
+    _, dry, _ = dialogue.said()
+    assert dry == wire.Change(1, "stream.purge", {"stream": "s", "dry_run": True})
+    dialogue.told(Ok(15, 1, {}), Stored([[2, 2, 1]]))
+    assert after.done
+    assert isinstance(change.error, errors.Closed)
+
+
+def test_a_change_is_not_made_again_by_a_broker_that_has_forgotten_the_session(dialogue):
+    dialogue.publish(b"1")
+    dialogue.told(Stored([[1, 1, 1]]))
+    had = dialogue.session.questions.change("stream.purge", {"stream": "s"})
+    dialogue.session.disconnected()
+    new = dialogue.session.questions.change("stream.purge", {"stream": "t"})
+    dialogue.session.connected()
+    dialogue.said()
+    dialogue.told(WELCOME._replace(resumed=False))
+    assert dialogue.said() == [
+        wire.Change(2, "stream.purge", {"stream": "s", "dry_run": True}),
+        wire.Change(3, "stream.purge", {"stream": "t"}),
+    ]
+    assert isinstance(had.error, errors.ConnectionLost)
+    assert not new.done
 
 
 def test_a_refused_question_has_the_error(dialogue):

@@ -91,8 +91,8 @@ COMMANDS = st.one_of(
     ),
     st.builds(Withdraw, st.just(1), KINDS, st.sampled_from([*NAMES, "w"]), st.integers(0, 1)),
     QUEUE.map(lambda queue: Query(1, "messages", queue)),
-    QUEUE.map(lambda queue: Change(1, "queue.redrive", queue)),
-    st.builds(lambda queue, dead: Change(1, "queue.purge", {**queue, "dead": dead}), QUEUE, st.booleans()),
+    QUEUE.map(lambda queue: Change(0, "queue.redrive", queue)),
+    st.builds(lambda queue, dead: Change(0, "queue.purge", {**queue, "dead": dead}), QUEUE, st.booleans()),
 )
 STEPS = st.lists(
     st.tuples(st.sampled_from(NAMES), COMMANDS, st.booleans())

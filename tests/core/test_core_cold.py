@@ -62,7 +62,7 @@ def ask(bench, topic="messages", **arguments):
 
 def change(bench, topic, **arguments):
     bench.sent("op")
-    bench.tell("op", Change(1, topic, {"kind": "mailbox", "name": "bob", **arguments}))
+    bench.tell("op", Change(0, topic, {"kind": "mailbox", "name": "bob", **arguments}))
     bench.settle()
     [answer] = bench.sent("op")
     return answer.code if isinstance(answer, Error) else answer.value["messages"]
@@ -249,7 +249,7 @@ def test_what_leaves_while_it_is_read_ahead_is_not_damaged(bench, is_read, is_to
     """Its record is read, and the broker is told so, before or after it is removed."""
     filled(bench, 10)
     bench.tell("bob", mail_credit(cold(bench)[0]))
-    bench.tell("op", Change(1, "queue.purge", {"kind": "mailbox", "name": "bob"}))
+    bench.tell("op", Change(0, "queue.purge", {"kind": "mailbox", "name": "bob"}))
     appends, [question] = [*bench.appends], bench.reads
     bench.appends.clear()
     bench.reads.clear()
@@ -559,14 +559,14 @@ def test_a_redrive_of_which_a_part_is_not_stored_tells_it(bench, monkeypatch):
     bench.tell("bob", Reject(0, [[1, 6]], "no"))
     bench.settle()
     bench.sent("op")
-    bench.tell("op", Change(1, "queue.redrive", {"kind": "mailbox", "name": "bob"}))
+    bench.tell("op", Change(0, "queue.redrive", {"kind": "mailbox", "name": "bob"}))
     bench.read()
     bench.commit()
     bench.read()
     bench.fail(StorageFull("full"))
     bench.settle()
     [answer] = bench.sent("op")
-    assert isinstance(answer, Error)
+    assert answer.value == {"kind": "mailbox", "name": "bob", "messages": 2, "partial": True}
     assert [*mailbox(bench).dead.entries] == [3, 4, 5, 6]
     assert [*mailbox(bench).entries] == [7, 8]
     accounts_hold(bench)

@@ -35,7 +35,7 @@ def ask(bench, topic="messages", **arguments):
 def change(bench, topic, **arguments):
     """What an operator is told of a change; the code of a refusal."""
     bench.sent("op")
-    bench.tell("op", Change(1, topic, arguments))
+    bench.tell("op", Change(0, topic, arguments))
     bench.settle()
     [answer] = bench.sent("op")
     return answer.code if isinstance(answer, Error) else answer.value["messages"]
@@ -215,7 +215,7 @@ def test_a_redrive_that_does_not_fit_is_refused_as_a_whole():
 def test_a_redrive_that_is_not_stored_leaves_the_dead_letters(bench):
     rejected(bench, b"1")
     bench.sent("op")
-    bench.tell("op", Change(1, "queue.redrive", SERVICE))
+    bench.tell("op", Change(0, "queue.redrive", SERVICE))
     assert ask(bench, **SERVICE, dead=True) == [], "it is on its way"
     bench.fail()
     bench.settle()
@@ -274,7 +274,7 @@ def test_a_purge_that_is_not_stored_is_told_and_undone(bench):
     bench.tell("alice", request(b"1"))
     bench.settle()
     bench.sent("op")
-    bench.tell("op", Change(1, "queue.purge", SERVICE))
+    bench.tell("op", Change(0, "queue.purge", SERVICE))
     bench.fail()
     bench.settle()
     assert [m.code for m in bench.sent("op")] == [507]

@@ -179,11 +179,11 @@ def test_clients_cannot_publish_to_sys_nor_set_its_cursors_by_reserved_names(ben
     refused = [
         *bench.ask("alice", publish(b"1", stream=EVENTS, number=1)),
         *bench.ask("alice", publish(b"1", stream="$other")),
-        *bench.ask("alice", Change(1, "stream.delete", {"stream": EVENTS})),
+        *bench.ask("alice", Change(0, "stream.delete", {"stream": EVENTS})),
         *bench.ask("alice", Commit(EVENTS, 0, "$feed/x", 1)),
         *bench.ask("alice", subscribe(5, stream=EVENTS, cursor="$feed/x")),
-        *bench.ask("alice", Change(1, "cursor.set", {"stream": EVENTS, "cursor": "$x", "start": "new"})),
-        *bench.ask("alice", Change(1, "cursor.delete", {"stream": EVENTS, "cursor": "$x"})),
+        *bench.ask("alice", Change(0, "cursor.set", {"stream": EVENTS, "cursor": "$x", "start": "new"})),
+        *bench.ask("alice", Change(0, "cursor.delete", {"stream": EVENTS, "cursor": "$x"})),
     ]
     assert [error.code for error in refused] == [401] * 7
     bench.settle()
@@ -192,10 +192,10 @@ def test_clients_cannot_publish_to_sys_nor_set_its_cursors_by_reserved_names(ben
 
 def test_sys_is_there_for_cursors_and_retention_like_any_stream(bench):
     last = bench.core.streams.by_name[EVENTS].last
-    bench.tell("eve", Commit(EVENTS, 0, "mine", last), Change(1, "stream.retain", {"stream": EVENTS}))
+    bench.tell("eve", Commit(EVENTS, 0, "mine", last), Change(0, "stream.retain", {"stream": EVENTS}))
     bench.settle()
     assert bench.store.recover().cursors[EVENTS, "mine"] == last
-    assert [message.ref for message in bench.sent("eve")] == [1]
+    assert [message.about for message in bench.sent("eve")] == [15]
 
 
 def test_without_the_option_there_is_no_sys_and_nothing_is_kept():
@@ -236,7 +236,7 @@ def test_a_part_is_cut_between_characters_at_its_limit():
 def test_streams_come_and_go(bench):
     bench.open("alice")
     bench.tell("alice", publish(b"1"))
-    bench.tell("alice", Change(1, "stream.delete", {"stream": "s"}))
+    bench.tell("alice", Change(0, "stream.delete", {"stream": "s"}))
     created, deleted = told(bench)[1:]
     assert (created.subject, deleted.subject) == ("stream.created.s", "stream.deleted.s")
     assert (deleted.headers["first"], deleted.headers["last"]) == (1, 1)
@@ -574,8 +574,8 @@ def everything_happens_to_messages(kind):
     put(delay=60_000, correlation="c")
     bench.tell("alice", Withdraw(1, kind, name, "c"))
     put(delay=60_000)
-    bench.tell("alice", Change(1, "queue.purge", {"kind": kind, "name": name}))
-    bench.tell("alice", Change(1, "queue.purge", {"kind": kind, "name": name, "dead": True}))
+    bench.tell("alice", Change(0, "queue.purge", {"kind": kind, "name": name}))
+    bench.tell("alice", Change(0, "queue.purge", {"kind": kind, "name": name, "dead": True}))
     bench.settle()
     bench.lost("bob")
     for _ in range(3):
@@ -590,7 +590,7 @@ def everything_happens():
         Limits(queue_messages=2), lifecycle=True, settled=True, expiry=5.0, retention=Retention(count=100)
     )
     bench.open("alice", "bob")
-    bench.tell("alice", Change(1, "feed.set", {"service": "w", "stream": "s"}))
+    bench.tell("alice", Change(0, "feed.set", {"service": "w", "stream": "s"}))
     bench.tell("bob", offer(credit=0), subscribe(2, credit=1), mail_credit())
     bench.tell("alice", send("bob", b"1"), publish(*[b"x"] * 4))
     bench.settle()
@@ -604,10 +604,10 @@ def everything_happens():
     bench.settle()
     bench.tell("alice", publish(b"y"))
     bench.settle()
-    bench.tell("alice", Change(1, "feed.delete", {"service": "w", "stream": "s"}))
+    bench.tell("alice", Change(0, "feed.delete", {"service": "w", "stream": "s"}))
     bench.tell("bob", Cancel(1), Cancel(2))
-    bench.tell("alice", Change(1, "stream.purge", {"stream": "s"}))
-    bench.tell("alice", Change(1, "stream.delete", {"stream": "s"}))
+    bench.tell("alice", Change(0, "stream.purge", {"stream": "s"}))
+    bench.tell("alice", Change(0, "stream.delete", {"stream": "s"}))
     bench.settle()
     bench.core.turn.event("events.odd", value=2**70)
     bench.lost("bob")

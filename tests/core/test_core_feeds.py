@@ -19,13 +19,13 @@ from malamute.journal.store import Retention
 from malamute.protocol.batch import pack, pack_record
 from malamute.protocol.limits import Limits
 from malamute.protocol.messages import (
-    Answer,
     Cancel,
     Change,
     Commit,
     Credit,
     Error,
     Hello,
+    Ok,
     Publish,
     Query,
     Reject,
@@ -36,14 +36,14 @@ VECTORS = json.loads((Path(__file__).parents[1] / "data" / "vectors.json").read_
 
 
 def feed(service="w", stream="s", **arguments):
-    return Change(7, "feed.set", {"service": service, "stream": stream, **arguments})
+    return Change(0, "feed.set", {"service": service, "stream": stream, **arguments})
 
 
 def fed(bench, **arguments):
     """A bench with alice who publishes, bob who works, and a feed."""
     bench.open("alice", "bob", "carl")
     (answer,) = asked(bench, "alice", feed(**arguments))
-    assert isinstance(answer, Answer)
+    assert isinstance(answer, Ok)
     return bench
 
 
@@ -273,7 +273,7 @@ def test_a_feed_that_is_sent_to_the_head_when_it_is_about_to_read_takes_nothing_
 
 def test_a_feed_that_is_deleted_takes_no_more_and_leaves_what_it_made(bench):
     asked(bench, "alice", publish(b"1"))
-    (answer,) = asked(bench, "alice", Change(1, "feed.delete", {"service": "w", "stream": "s"}))
+    (answer,) = asked(bench, "alice", Change(0, "feed.delete", {"service": "w", "stream": "s"}))
     assert answer.value == {"service": "w", "stream": "s", "sequence": 1}
     asked(bench, "alice", publish(b"2"))
     assert waiting(bench) == [1]
@@ -309,7 +309,7 @@ def test_a_feed_is_among_the_readers_and_the_cursors_of_its_stream(bench):
 def test_a_dry_run_only_tells(bench):
     (answer,) = asked(bench, "alice", feed("v", "t", dry_run=True))
     assert answer.value == {"service": "v", "stream": "t", "created": True}
-    asked(bench, "alice", Change(1, "feed.delete", {"service": "w", "stream": "s", "dry_run": True}))
+    asked(bench, "alice", Change(0, "feed.delete", {"service": "w", "stream": "s", "dry_run": True}))
     assert [row["service"] for row in rows(bench)] == ["w"]
     assert "v" not in bench.core.services.by_name
     assert "t" not in bench.core.streams.by_name
@@ -336,8 +336,8 @@ def test_a_dry_run_only_tells(bench):
 def test_what_stands_against_a_feed_is_told_and_changes_nothing(arguments, code):
     bench = Bench(no_journal=("live",), lifecycle=True)
     bench.open("alice")
-    (error,) = asked(bench, "alice", Change(1, "feed.set", arguments))
-    assert (type(error), error.code, error.ref) == (Error, code, 1)
+    (error,) = asked(bench, "alice", Change(0, "feed.set", arguments))
+    assert (type(error), error.code, error.ref) == (Error, code, 0)
     assert bench.core.services.by_name == {}
     assert set(bench.core.streams.by_name) == {"$sys"}
     assert bench.store.recover().feeds == {}
@@ -362,9 +362,9 @@ def test_a_service_with_the_longest_name_can_be_fed():
 
 
 def test_what_is_not_there_is_not_deleted_and_a_fed_stream_stays(bench):
-    (error,) = asked(bench, "alice", Change(1, "feed.delete", {"service": "w", "stream": "t"}))
+    (error,) = asked(bench, "alice", Change(0, "feed.delete", {"service": "w", "stream": "t"}))
     assert error.code == 404
-    (error,) = asked(bench, "alice", Change(1, "stream.delete", {"stream": "s"}))
+    (error,) = asked(bench, "alice", Change(0, "stream.delete", {"stream": "s"}))
     assert error.code == 416
 
 
@@ -583,7 +583,7 @@ def test_room_that_is_kept_for_dead_letters_makes_no_message_too_large():
     asked(bench, "bob", Credit(1, 2, -1))
     asked(bench, "alice", publish(b"1", b"2"))
     asked(bench, "bob", Reject(1, [[1, 2]]))
-    bench.tell("alice", Change(8, "queue.redrive", {"kind": "service", "name": "w"}), publish(b"3"))
+    bench.tell("alice", Change(0, "queue.redrive", {"kind": "service", "name": "w"}), publish(b"3"))
     # The message is on the disk before the records of the dead letters are brought.
     assert bench.reads
     bench.commit()
@@ -633,7 +633,7 @@ def test_a_queue_that_is_fed_is_not_removed_though_it_is_empty_for_long():
         bench.settle()
     asked(bench, "alice", publish(b"1"))
     assert waiting(bench) == [1]
-    asked(bench, "alice", Change(1, "feed.delete", {"service": "w", "stream": "s"}))
+    asked(bench, "alice", Change(0, "feed.delete", {"service": "w", "stream": "s"}))
     bench.tell("bob", offer())
     bench.settle()
     bench.tell("bob", ack(1, (1, 1)), Cancel(1))

@@ -55,7 +55,7 @@ ENDS = {
     "rejected": lambda bench: bench.tell("bob", Reject(1, [[1, 1]], "no")),
     "dead-lettered": lambda bench: bench.tell("bob", Nak(1, [[1, 1]], 0)),
     "withdrawn": lambda bench: bench.tell("alice", Withdraw(1, "service", "w", 0)),
-    "purged": lambda bench: bench.tell("carl", Change(1, "queue.purge", {"kind": "service", "name": "w"})),
+    "purged": lambda bench: bench.tell("carl", Change(0, "queue.purge", {"kind": "service", "name": "w"})),
     "expired": lambda bench: bench.wait(10),
 }
 REASONS = {"rejected": {"reason": "no"}, "dead-lettered": {"reason": "max-deliver"}}
@@ -189,7 +189,7 @@ def test_a_dead_letter_that_is_sent_again_has_no_second_outcome(bench):
     tracked(bench)
     bench.tell("bob", Reject(1, [[1, 1]]))
     assert len(outcomes(bench)) == 1
-    bench.ask("carl", Change(1, "queue.redrive", {"kind": "service", "name": "w"}))
+    bench.ask("carl", Change(0, "queue.redrive", {"kind": "service", "name": "w"}))
     bench.settle()
     bench.tell("bob", ack(1, (2, 2)))
     assert outcomes(bench) == []

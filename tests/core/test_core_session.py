@@ -11,7 +11,6 @@ from malamute.core.session import Numbers
 from malamute.core.storage import NUMBERS, REFUSALS, PutSession
 from malamute.protocol.batch import pack
 from malamute.protocol.messages import (
-    Answer,
     Bye,
     Change,
     Deliver,
@@ -240,9 +239,9 @@ def test_an_operator_ends_a_session_and_its_client_is_told(bench):
     told = {"id": ident, "address": "alice", "connected": True, "holding": 1}
     for dry_run in (True, False):
         name = ident if dry_run else "alice"
-        bench.tell("carol", Change(1, "client.disconnect", {"id": name, "dry_run": dry_run}))
+        bench.tell("carol", Change(0, "client.disconnect", {"id": name, "dry_run": dry_run}))
         bench.settle()
-        assert [m.value for m in bench.sent("carol") if isinstance(m, Answer)] == [told]
+        assert [m.value for m in bench.sent("carol") if isinstance(m, Ok) and m.about == 15] == [told]
         assert (peer_id("alice") in bench.core.sessions.by_peer) is dry_run
     assert [(m.code, m.about) for m in bench.sent("alice")] == [(410, 1)]
     bench.tell("carol", offer())
@@ -255,7 +254,7 @@ def test_a_session_that_is_away_is_ended_without_a_word(bench):
     bench.lost("alice")
     bench.sent("alice")
     for name, code in ((ident, None), (ident, 404), ("", 414)):
-        bench.tell("carol", Change(1, "client.disconnect", {"id": name}))
+        bench.tell("carol", Change(0, "client.disconnect", {"id": name}))
         bench.settle()
         (answer,) = bench.sent("carol")
         assert code == getattr(answer, "code", None)

@@ -12,7 +12,6 @@ from malamute.errors import StorageFull
 from malamute.journal.store import Retention
 from malamute.protocol.limits import Limits
 from malamute.protocol.messages import (
-    Answer,
     Cancel,
     Change,
     Commit,
@@ -218,10 +217,10 @@ def change(bench: Bench, topic: str, **arguments):
 
 
 def change_as(bench: Bench, name: str, topic: str, **arguments):
-    bench.tell(name, Change(1, topic, arguments))
+    bench.tell(name, Change(0, topic, arguments))
     bench.settle()
-    (answer,) = [m for m in bench.sent(name) if isinstance(m, Answer | Error)]
-    return answer.value if isinstance(answer, Answer) else answer.code
+    (answer,) = [m for m in bench.sent(name) if isinstance(m, Ok | Error) and m.about == 15]
+    return answer.value if isinstance(answer, Ok) else answer.code
 
 
 def test_a_cursor_is_set_to_a_start_and_a_dry_run_changes_nothing(bench):
@@ -235,10 +234,10 @@ def test_a_cursor_is_set_to_a_start_and_a_dry_run_changes_nothing(bench):
 
 
 def test_a_change_is_answered_when_it_is_stored_or_failed(bench):
-    bench.tell("bob", Change(7, "cursor.set", {"stream": "s", "cursor": "c", "start": "first"}))
+    bench.tell("bob", Change(0, "cursor.set", {"stream": "s", "cursor": "c", "start": "first"}))
     assert bench.sent("bob") == []
     bench.fail(StorageFull("full"))
-    assert bench.sent("bob") == [Error(507, "full", 15, 7)]
+    assert bench.sent("bob") == [Error(507, "full", 15, 0)]
 
 
 def test_a_stream_that_nobody_reads_is_removed_and_its_sequences_go_on(bench):
@@ -297,9 +296,9 @@ def test_who_is_behind_when_a_stream_is_purged_is_told(bench):
 
 
 def test_a_purge_that_could_not_be_stored_has_purged_nothing(bench):
-    bench.tell("bob", Change(7, "stream.purge", {"stream": "s"}))
+    bench.tell("bob", Change(0, "stream.purge", {"stream": "s"}))
     bench.fail(StorageFull("full"))
-    assert bench.sent("bob") == [Error(507, "full", 15, 7)]
+    assert bench.sent("bob") == [Error(507, "full", 15, 0)]
     assert bench.core.streams.by_name["s"].first_kept == 1
     assert begin(bench, "first")[1] == [1, 2, 3, 4, 5, 6]
 

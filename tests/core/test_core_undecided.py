@@ -27,7 +27,7 @@ def test_a_dead_letter_is_not_sent_again_before_it_is_stored():
     bench.settle()
     bench.sent("bob")
     bench.tell("bob", Reject(1, [[1, 1]], "no"))
-    bench.tell("carl", Change(1, "queue.redrive", {"kind": "service", "name": "w"}))
+    bench.tell("carl", Change(0, "queue.redrive", {"kind": "service", "name": "w"}))
     # The message is not dead after all, so there would be two of it.
     bench.fail()
     bench.settle()
@@ -90,7 +90,7 @@ def test_the_dead_letter_of_an_outcome_still_tells_whose_it_is():
     bench.tell("alice", Nak(0, [[1, 1]], 0))
     bench.settle()
     bench.sent("alice")
-    bench.tell("carl", Change(1, "queue.redrive", {"kind": "mailbox", "name": "alice"}))
+    bench.tell("carl", Change(0, "queue.redrive", {"kind": "mailbox", "name": "alice"}))
     bench.settle()
     (outcome,) = bench.got("alice")
     assert outcome.properties == {
@@ -103,7 +103,7 @@ def test_the_dead_letter_of_an_outcome_still_tells_whose_it_is():
 
 TAKEN_BACK = {
     "withdrawn": ("alice", Withdraw(2, "mailbox", "bob", 7)),
-    "purged": ("carl", Change(1, "queue.purge", {"kind": "mailbox", "name": "bob"})),
+    "purged": ("carl", Change(0, "queue.purge", {"kind": "mailbox", "name": "bob"})),
 }
 
 

@@ -377,20 +377,26 @@ class Client:
         queues = [*(("service", name) for name in SERVICES), *(("mailbox", n) for n in ADDRESSES if n)]
         return queues[a % len(queues)]
 
+    def change(self, topic: str, **arguments: Any) -> str:
+        """Ask for a change, if there is room for one more. Returns its number in words, or nothing."""
+        if not self.session.questions.may_change:
+            return ""
+        return str(self.session.questions.change(topic, arguments).number)
+
     def feed(self, a: int, b: int, c: int) -> str:
         """Have a stream make requests for a service, or others than before, or from elsewhere on."""
         service, stream = SERVICES[a % 2], STREAMS[min(a // 2 % 5 // 2, 2)]
         criteria, where, _ = list(CRITERIA.values())[b % len(CRITERIA)]
         arguments = {"service": service, "stream": stream, "criteria": criteria, "where": where}
         start = self._start(FEED_STARTS[c % len(FEED_STARTS)])
-        self.session.questions.query("feed.set", arguments | ({"start": start} if start else {}), change=True)
-        return f"has {stream} feed {service} with {criteria} {where} {start}"
+        done = self.change("feed.set", **arguments, **({"start": start} if start else {}))
+        return done and f"has {stream} feed {service} with {criteria} {where} {start}"
 
     def unfeed(self, a: int, b: int, c: int) -> str:
         """Have it make no more."""
         service, stream = SERVICES[a % 2], STREAMS[b % 2]
-        self.session.questions.query("feed.delete", {"service": service, "stream": stream}, change=True)
-        return f"has {stream} feed {service} no more"
+        done = self.change("feed.delete", service=service, stream=stream)
+        return done and f"has {stream} feed {service} no more"
 
     def _start(self, start: str) -> str:
         return f"time:{int((self.now() - 1) * 1e9)}" if start == "time" else start

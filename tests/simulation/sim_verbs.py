@@ -105,18 +105,16 @@ def purge(client: Client, a: int, b: int, c: int) -> str:
     """Drop messages, or dead letters."""
     kind, name = client.some_queue(a)
     chosen = {"limit": 1 + b // 4 % 3} if b % 4 else {}
-    client.session.questions.query(
-        "queue.purge", {"kind": kind, "name": name, "dead": c % 3 == 0, **chosen}, change=True
-    )
-    return f"purges the {kind} {name}"
+    done = client.change("queue.purge", kind=kind, name=name, dead=c % 3 == 0, **chosen)
+    return done and f"purges the {kind} {name}"
 
 
 def redrive(client: Client, a: int, b: int, c: int) -> str:
     """Send dead letters again."""
     kind, name = client.some_queue(a)
     chosen = {"limit": 1 + b // 4 % 3} if b % 4 else {}
-    client.session.questions.query("queue.redrive", {"kind": kind, "name": name, **chosen}, change=True)
-    return f"redrives the {kind} {name}"
+    done = client.change("queue.redrive", kind=kind, name=name, **chosen)
+    return done and f"redrives the {kind} {name}"
 
 
 def browse(client: Client, a: int, b: int, c: int) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from malamute.core.delivery.cold import Records, records_of, runs
 from malamute.core.delivery.entry import Entry, puts, ranges_of, size_of
@@ -28,6 +28,13 @@ LEFT_BEHIND = ("dead", "tracker", "delay", "at", "immediate")
 
 UNREADABLE = pack_record(None, ())
 """The record of a dead letter whose own cannot be read."""
+
+
+class Told(Protocol):
+    """What a redrive calls with how far it is."""
+
+    def __call__(self, count: int, before: int = 0, *, final: bool = True) -> None:
+        """So many are sent again with this turn, and so many `before` it. It is `final` at the last turn."""
 
 
 class DeadLetters:
@@ -116,11 +123,10 @@ class DeadLetters:
             self._queue.turn.store(self._removal(found))
         return len(found)
 
-    def redrive(
-        self, sequences: Sequence[int], done: Callable[[int], None], failed: Callable[[MalamuteError], None]
-    ) -> None:
-        """Send some again, as new messages, and call back with how many, or with why not all of them.
+    def redrive(self, sequences: Sequence[int], told: Told, failed: Callable[[MalamuteError], None]) -> None:
+        """Send some again, as new messages, and tell how many, or by `failed` why none.
 
+        What does not fit one commit is told with each of them: one of the others may fail, or never come.
         Raises `TryLater` when the queue has no room for them all, and then nothing happens.
         """
         moving = self._leaving | self._coming
@@ -130,24 +136,22 @@ class DeadLetters:
         queue.budget.check(queue, len(entries), size_bytes)
         queue.budget.reserve(queue, len(entries), size_bytes)
         self._leaving.update(entry.sequence for entry in entries)
-        proceed(queue.turn, self._return(entries, done, failed))
+        proceed(queue.turn, self._return(entries, told, failed))
 
-    def _return(
-        self,
-        entries: Sequence[Entry],
-        done: Callable[[int], None],
-        failed: Callable[[MalamuteError], None],
-    ) -> Steps:
+    def _return(self, entries: Sequence[Entry], told: Told, failed: Callable[[MalamuteError], None]) -> Steps:
         queue = self._queue
         count = 0
+        left = len(entries)
         error: MalamuteError | None = None
         for run in runs(entries):
             records = {} if error else (yield from records_of(self.kind, queue.name, run))
             queue.budget.reserve(queue, -len(run), -size_of(run))
+            left -= len(run)
             # Those that were dropped meanwhile stay away, and those that cannot be read stay here.
             here = [e for e in run if {e.sequence} <= self.entries.keys() & records.keys()]
             if here:
                 self._put_back(here, records)
+                told(count + len(here), count, final=not left)
                 self.going.update(entry.sequence for entry in here)
                 error = yield STORED
                 self.going.difference_update(entry.sequence for entry in here)
@@ -155,11 +159,15 @@ class DeadLetters:
             if here and error is None:
                 self._forget([entry.sequence for entry in here])
                 count += len(here)
-        if error is None:
-            done(count)
+            if not left and here:
+                break
         else:
+            if error is not None and not count:
+                failed(error)
+            else:
+                told(count, count)
+        if error is not None:
             self._drop_oldest()
-            failed(error)
 
     def _put_back(self, entries: Sequence[Entry], records: Records) -> None:
         queue = self._queue

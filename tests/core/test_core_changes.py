@@ -1,0 +1,250 @@
+"""Changes are made once, whatever becomes of the connection, the broker or the disk before the answer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from core_bench import START, Bench, chunks, offer, publish, request, send
+
+from malamute.core import administration
+from malamute.core.delivery import cold as cold_records
+from malamute.core.session import Numbers
+from malamute.core.storage import NUMBERS, PutSession
+from malamute.errors import StorageFull
+from malamute.protocol.limits import CHANGES_MAX
+from malamute.protocol.messages import VERSION, Bye, Change, Error, Hello, Ok, Reject, Stored
+
+CHANGE = 15
+
+CHANGES: dict[str, dict[str, Any]] = {
+    "cursor.set": {"stream": "s", "cursor": "c", "start": f"time:{int(START * 1e9)}"},
+    "cursor.delete": {"stream": "s", "cursor": "old"},
+    "stream.create": {"stream": "made", "count": 5},
+    "stream.retain": {"stream": "s", "count": 5},
+    "stream.purge": {"stream": "s"},
+    "stream.delete": {"stream": "s"},
+    "feed.set": {"service": "w", "stream": "s", "start": "since:1h"},
+    "feed.delete": {"service": "fed", "stream": "t"},
+    "queue.redrive": {"kind": "service", "name": "w"},
+    "queue.purge": {"kind": "mailbox", "name": "bob"},
+    "client.disconnect": {"id": "carl"},
+    "journal.backup": {"directory": "/backup"},
+}
+"""Of each topic a change that succeeds on `furnished`."""
+
+by_topic = pytest.mark.parametrize("topic", CHANGES)
+
+
+def furnished(bench: Bench) -> None:
+    """There is something to change of every kind."""
+    bench.open("alice", "carl", "op")
+    bench.tell("alice", publish(b"1", b"2"), publish(b"1", stream="t"), send("bob", b"1"), request(b"1"))
+    bench.settle()
+    bench.tell("alice", Change(0, "cursor.set", {"stream": "s", "cursor": "old", "start": "first"}))
+    bench.tell("alice", Change(0, "feed.set", {"service": "fed", "stream": "t"}))
+    bench.tell("carl", offer())
+    bench.settle()
+    bench.tell("carl", Reject(1, [[1, 1]], "no"))
+    bench.settle()
+    bench.sent("op")
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The changes that were executed."""
+    calls: list[str] = []
+
+    def counted(topic: str, handler: Any) -> Any:
+        def call(*arguments: Any, **named: Any) -> None:
+            calls.append(topic)
+            handler(*arguments, **named)
+
+        return call
+
+    for topic, (handler, *rest) in administration.TOPICS.items():
+        monkeypatch.setitem(administration.TOPICS, topic, (counted(topic, handler), *rest))
+    return calls
+
+
+@pytest.fixture
+def bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
+    import malamute.server.worker as worker
+
+    monkeypatch.setitem(worker.ANSWERS, worker.Backup, lambda store, question: {"bytes": 1})
+    bench = Bench()
+    furnished(bench)
+    return bench
+
+
+def again(bench: Bench, change: Change) -> list[Any]:
+    """The connection was cut: the client is back and sends the change again. What it is answered."""
+    bench.tell("op", Hello([VERSION], "op", "", change.number))
+    bench.sent("op")
+    bench.tell("op", change)
+    bench.settle()
+    return [m for m in bench.sent("op") if isinstance(m, Ok | Error) and m.about == CHANGE]
+
+
+def test_there_is_an_example_of_every_change():
+    assert CHANGES.keys() == administration.TOPICS.keys()
+
+
+@by_topic
+def test_a_change_that_comes_again_is_answered_again_and_not_made_again(bench, made, topic):
+    change = Change(1, topic, CHANGES[topic])
+    bench.tell("op", change)
+    bench.settle()
+    (answer,) = bench.sent("op")
+    assert isinstance(answer, Ok)
+    assert (answer.about, answer.ref) == (CHANGE, 1)
+    bench.tell("alice", publish(b"3", number=1), publish(b"2", stream="t"), send("bob", b"2"))
+    bench.settle()
+    before = sorted(chunks(bench.store)), sorted(chunks(bench.store, "t"))
+    assert again(bench, change) == [answer]
+    bench.crash()
+    assert again(bench, change) == [answer]
+    assert made == [topic]
+    assert (sorted(chunks(bench.store)), sorted(chunks(bench.store, "t"))) == before
+
+
+@by_topic
+def test_a_change_that_comes_again_while_it_is_under_way_is_made_once_and_answered_once(bench, made, topic):
+    change = Change(1, topic, CHANGES[topic])
+    bench.tell("op", change)
+    bench.tell("op", Hello([VERSION], "op"))
+    bench.sent("op")
+    bench.tell("op", change)
+    bench.settle()
+    assert [type(m) for m in bench.sent("op")] == [Ok]
+    assert made == [topic]
+
+
+@by_topic
+def test_a_change_that_a_crash_took_back_is_made_when_it_comes_again(bench, made, topic):
+    change = Change(1, topic, CHANGES[topic])
+    bench.tell("op", change)
+    bench.crash()
+    (answer,) = again(bench, change)
+    # With the broker the session was gone that one of them was to end.
+    assert isinstance(answer, Error if topic == "client.disconnect" else Ok)
+    assert made == [topic, topic]
+
+
+@by_topic
+def test_a_change_that_the_disk_refuses_is_refused_for_good(bench, made, topic):
+    change = Change(1, topic, CHANGES[topic])
+    bench.tell("op", change)
+    bench.read_all()
+    while bench.appends:
+        bench.fail(StorageFull("full"))
+    answers = [m for m in bench.sent("op") if isinstance(m, Ok | Error)]
+    assert [(type(m), m.code, m.ref) for m in answers] == [(Error, 507, 1)]
+    (answer,) = again(bench, change)
+    assert (type(answer), answer.code, answer.ref) == (Error, 507, 1)
+    assert made == [topic]
+
+
+def test_a_purge_that_is_repeated_after_a_crash_drops_nothing_that_was_confirmed_in_between(bench):
+    purge = Change(1, "stream.purge", {"stream": "s"})
+    bench.tell("op", purge)
+    bench.settle()
+    bench.tell("alice", publish(b"confirmed", number=1))
+    bench.settle()
+    assert Stored([[1, 1, 3]]) in bench.sent("alice")
+    bench.crash()
+    again(bench, purge)
+    assert [body for _, body in chunks(bench.store)] == [b"confirmed"]
+
+
+def test_what_comes_behind_a_change_that_asks_the_store_does_not_wait_for_it(bench, made):
+    change = Change(1, "cursor.set", CHANGES["cursor.set"])
+    bench.tell("op", change, publish(b"x", number=2))
+    while bench.appends:
+        bench.commit()
+    assert Stored([[2, 2, 3]]) in bench.sent("op")
+    bench.crash()
+    (answer,) = again(bench, change)
+    assert answer.value["before"] is None
+    assert made == ["cursor.set"] * 2
+    assert bench.ask("op", publish(b"x", number=2)) == [Stored([[2, 2, 0]])]
+
+
+def test_a_redrive_of_several_commits_that_a_crash_interrupts_has_come_to_what_is_stored(bench, monkeypatch):
+    monkeypatch.setattr(cold_records, "RUN_MESSAGES", 2)
+    bench.tell("alice", request(*[b"x"] * 5))
+    bench.settle()
+    bench.tell("carl", Reject(1, [[2, 6]], "no"))
+    bench.settle()
+    change = Change(1, "queue.redrive", CHANGES["queue.redrive"])
+    bench.tell("op", change)
+    while len(bench.core.services.by_name["w"].dead.entries) > 4:
+        bench.commit() if bench.appends else bench.read()
+    bench.crash()
+    assert [m.value for m in again(bench, change)] == [
+        {"kind": "service", "name": "w", "messages": 2, "partial": True}
+    ]
+    assert len(bench.core.services.by_name["w"].dead.entries) == 4
+
+
+def test_as_many_changes_may_wait_as_the_protocol_says_and_no_more(bench):
+    many = [Change(n, "cursor.set", CHANGES["cursor.set"]) for n in range(1, CHANGES_MAX + 2)]
+    bench.tell("op", *many[:-1])
+    assert bench.sent("op") == []
+    assert [m.code for m in bench.ask("op", many[-1])] == [429]
+    bench.settle()
+    assert [m.ref for m in bench.sent("op")] == [change.number for change in many[:-1]]
+    assert again(bench, many[-1])[0].code == 429
+
+
+def test_the_last_outcomes_are_kept_and_older_ones_are_refused_rather_than_made_again(bench, made):
+    many = [Change(n, "stream.purge", {"stream": "s"}) for n in range(1, CHANGES_MAX + 2)]
+    for change in many:
+        bench.tell("op", change)
+    bench.settle()
+    bench.sent("op")
+    assert [m.ref for m in bench.ask("op", *many[1:])] == [change.number for change in many[1:]]
+    assert [m.code for m in bench.ask("op", many[0])] == [421]
+    assert len(made) == len(many)
+
+
+def test_what_the_client_has_its_answers_to_is_forgotten(bench):
+    bench.tell("op", Change(1, "stream.purge", {"stream": "s"}))
+    bench.settle()
+    numbers = bench.core.sessions.by_address["op"].numbers
+    assert 1 in numbers.outcomes.decided
+    bench.tell("op", Hello([VERSION], "op", "", 2))
+    assert not numbers.outcomes.decided
+
+
+def test_an_answer_is_not_given_to_a_new_session_of_the_same_peer(bench):
+    bench.tell("op", Change(1, "cursor.set", CHANGES["cursor.set"]))
+    bench.tell("op", Bye())
+    bench.tell("op", Hello([VERSION], "op"))
+    bench.sent("op")
+    bench.settle()
+    assert bench.sent("op") == []
+
+
+def test_a_change_without_a_number_is_made_as_often_as_it_comes(bench, made):
+    purge = Change(0, "stream.purge", {"stream": "s"})
+    bench.tell("op", purge, purge)
+    bench.settle()
+    assert [m.ref for m in bench.sent("op")] == [0, 0]
+    assert made == ["stream.purge"] * 2
+
+
+def test_what_is_stored_of_a_session_tells_what_is_undecided_and_what_was_decided():
+    numbers = Numbers(9)
+    numbers.outcomes.begin(7)
+    numbers.outcomes.decide(6, {"a": 1})
+    read = Numbers.unpack(numbers.pack(), numbers.refused.pack(), numbers.outcomes.pack()).outcomes
+    assert (read.undecided, read.decided, read.running) == ({7}, {6: {"a": 1}}, set())
+
+
+def test_outcomes_are_written_when_they_change_and_not_with_every_command(bench):
+    bench.tell("op", Change(1, "stream.purge", {"stream": "s"}))
+    bench.settle()
+    bench.tell("op", publish(b"x", number=2))
+    parts = [o.part for a in bench.appends for o in a.operations if isinstance(o, PutSession)]
+    assert parts == [NUMBERS]
