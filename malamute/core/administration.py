@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from malamute.core.delivery.browse import choose
+from malamute.core.feed import no_feed
 from malamute.core.inspection import queue_of
 from malamute.core.mailbox import EVERYTHING
 from malamute.core.presence import session_of
@@ -22,7 +23,7 @@ from malamute.core.session import check_free
 from malamute.core.start import locate
 from malamute.core.storage import DeleteCursor, DeleteStream, PutRetention, Reserve
 from malamute.core.subscription import Position
-from malamute.errors import Disconnected, InvalidValue, MalamuteError, NotFound
+from malamute.errors import Disconnected, InvalidValue, MalamuteError, NotFound, TryLater
 from malamute.matching import Group, Selector
 from malamute.protocol.arguments import PATH, SECONDS, STATE, Arguments
 from malamute.protocol.messages import (
@@ -91,9 +92,7 @@ def set_cursor(
     found = _stream(core, stream)
     check_free(cursor)
     found.check_cursor(cursor)
-    where = Start.parse(start)
-    if where.kind == LAST_PER_SUBJECT:
-        raise InvalidValue("a cursor is one position: last-per-subject is many")
+    where = _one_position(start, "a cursor is")
     found.flush()
 
     def located(position: Position) -> None:
@@ -163,10 +162,12 @@ def _limits(kept: PutRetention) -> dict[str, float]:
 def purge_stream(core: Core, answered: Answered, failed: Failed, stream: str, dry_run: bool) -> None:
     """Drop the history of a stream. Its readers, its cursors, its retention and its sequences go on."""
     found = _stream(core, stream)
+    core.feeds.check_stream(stream)
     found.flush()
     value = {"stream": stream, "first": found.first_kept, "last": found.last}
     if not dry_run:
         found.purge()
+        core.feeds.put_again(stream)
         core.turn.event(f"stream.purged.{stream}", first=value["first"], last=value["last"])
     answered(value)
 
@@ -175,12 +176,14 @@ def delete_stream(core: Core, answered: Answered, failed: Failed, stream: str, d
     """Remove a stream that nobody reads, with its history and its cursors."""
     found = _stream(core, stream)
     check_free(stream)
+    core.feeds.check_stream(stream)
     found.flush()
     if len(found.index):
         raise InvalidValue(f"the stream {stream!r} has readers: {len(found.index)} selectors")
     value = {"stream": stream, "first": found.first_kept, "last": found.last, "cursors": len(found.cursors)}
     if not dry_run:
         found.empty()
+        core.feeds.forget(stream)
         core.turn.event(f"stream.deleted.{stream}", first=value["first"], last=value["last"])
         core.turn.store(DeleteStream(stream))
     answered(value)
@@ -202,9 +205,7 @@ def set_feed(
         check_free(name)
     core.feeds.check(service, stream)
     core.selectors.check(Selector.parse(criteria, where))
-    begin = Start.parse(start) if start else None
-    if begin and begin.kind == LAST_PER_SUBJECT:
-        raise InvalidValue("a feed begins at one position: last-per-subject is many")
+    begin = _one_position(start, "a feed begins at") if start else None
     if not core.settings.journaled(stream):
         raise InvalidValue(f"the stream {stream!r} has no journal to feed a service from")
     value = {"service": service, "stream": stream}
@@ -219,15 +220,17 @@ def set_feed(
         raise
     found.flush()
 
+    def told(sequence: int, *, created: bool) -> None:
+        answered({**value, "created": created, "sequence": sequence})
+
     def located(position: Position | None) -> None:
-        created = (service, stream) not in core.feeds.by_name
         try:
             core.feeds.check(service, stream)
-            feed = core.feeds.set(service, found, criteria, where, position)
+            if core.streams.by_name.get(stream) is not found:
+                raise TryLater(f"the stream {stream!r} was removed meanwhile")
+            core.feeds.set(service, found, criteria, where, position, told)
         except MalamuteError as error:
             failed(error)
-            return
-        answered({**value, "created": created, "sequence": found.cursors[feed.name]})
 
     if begin:
         locate(found, begin, Group(0, EVERYTHING), located)
@@ -239,13 +242,17 @@ def delete_feed(
     core: Core, answered: Answered, failed: Failed, service: str, stream: str, dry_run: bool
 ) -> None:
     """Feed a service from a stream no longer; the requests that came of it stay."""
+
+    def told(sequence: int, *, created: bool = False) -> None:
+        answered({"service": service, "stream": stream, "sequence": sequence})
+
     feed = core.feeds.by_name.get((service, stream))
-    if feed is None:
-        raise NotFound(f"the stream {stream!r} does not feed the service {service!r}")
-    value = {"service": service, "stream": stream, "sequence": feed.stream.cursors.get(feed.name, 0)}
     if not dry_run:
-        core.feeds.delete(feed)
-    answered(value)
+        core.feeds.delete(service, stream, told, failed)
+    elif feed is None:
+        raise no_feed(service, stream)
+    else:
+        told(feed.stream.cursors.get(feed.name, 0))
 
 
 def redrive(
@@ -330,6 +337,13 @@ def back_up(core: Core, answered: Answered, failed: Failed, directory: str, dry_
         answered({"directory": directory})
     else:
         core.turn.ask(Backup(directory), copied)
+
+
+def _one_position(start: str, what: str) -> Start:
+    found = Start.parse(start)
+    if found.kind == LAST_PER_SUBJECT:
+        raise InvalidValue(f"{what} one position: last-per-subject is many")
+    return found
 
 
 def _stream(core: Core, name: str) -> Stream:

@@ -11,6 +11,10 @@ A feed takes a message when it is on the disk: what could not be stored must not
 waits for the outcome of what it has put before it puts more in a later turn. So when the disk refuses it,
 it goes back to the first of these messages, and nothing behind them is in the queue yet.
 
+What an operator does to a feed is done when it is on the disk: until then it rests, and if the disk refuses,
+it goes on as it was. A feed and its position are stored and deleted together. So a feed on the disk has its
+own position, and never that of an earlier feed of the same name.
+
 The sender of such a request is that of the message, and its properties name the stream and the sequence.
 Nobody waits for an answer: the final reply completes it, and replies go nowhere.
 
@@ -20,20 +24,22 @@ Source: COPY and MOVE are those of the Xump notes.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Generator, Sequence
 from itertools import accumulate
 from math import inf
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from malamute.core.chunk import Part
 from malamute.core.delivery import ENTRY_BYTES, Entry, Queue
 from malamute.core.delivery.entry import PROPERTY_BYTES
 from malamute.core.selectors import SelectorBudget
 from malamute.core.service import Services
-from malamute.core.storage import DeleteCursor, DeleteFeed, PutFeed
+from malamute.core.steps import STORED, Steps, proceed
+from malamute.core.storage import DeleteCursor, DeleteFeed, PutCursor, PutFeed
 from malamute.core.stream import Stream, Streams
 from malamute.core.subscription import Position, Reader
-from malamute.errors import AccessRefused, InvalidName, MalamuteError, TooMany, TryLater
+from malamute.errors import AccessRefused, InvalidName, MalamuteError, NotFound, TooMany, TryLater
 from malamute.matching import Selector
 from malamute.protocol.batch import Columns, pack, unpack
 from malamute.protocol.limits import Limits
@@ -68,6 +74,8 @@ class Feed(Reader):
         self.turn = stream.turn
         self.queue = queue
         self.open = True
+        self.resting = False
+        """Whether it waits for the outcome of a change."""
         self.full = 0
         """The size of the message that has no room, in bytes, or 0."""
         self.retry_at = 0.0
@@ -95,6 +103,7 @@ class Feed(Reader):
         """Whether it may put into the queue what is at its cursor."""
         return (
             self.cursor <= self.stream.replay.durable
+            and not self.resting
             and not self.full
             and self.turn.now >= self.retry_at
             and self._token in (0, self.turn.token)
@@ -119,12 +128,16 @@ class Feed(Reader):
         self._cost(selector.cost_bytes)
         if position is not None:
             self.stream.replay.rewind(self, 0)
-            self._first = 0
             self.begin(position)
 
     def _cost(self, cost_bytes: int) -> None:
         self.owner.selectors.take(cost_bytes - self.cost_bytes)
         self.cost_bytes = cost_bytes
+
+    def resume(self) -> None:
+        """Go on after a change."""
+        self.resting = False
+        self.unblock()
 
     def offer(self, part: Part) -> int:
         """Put as much of a part into the queue as there is room for."""
@@ -172,7 +185,6 @@ class Feed(Reader):
         if not self.open:
             return
         if error is not None and first:
-            # A feed that was changed meanwhile may have no position on the disk yet.
             self.stream.commit(self.name, first - 1)
             self.stream.replay.rewind(self, first)
             self.retry_at = self.turn.now + RETRY_SECONDS
@@ -223,7 +235,8 @@ class Feed(Reader):
     def keep(self) -> None:
         """Store how far it has looked, when it has found nothing to take for a while."""
         done = (self.cursor or self.stream.next_dispatch) - 1
-        if self.began and not self._token and done > self.stream.cursors.get(self.name, 0):
+        idle = self.began and not self.resting and not self._token
+        if idle and done > self.stream.cursors.get(self.name, 0):
             self.stream.commit(self.name, done)
 
     def missed(self, first: int, last: int, reason: str) -> None:
@@ -253,6 +266,18 @@ class Feed(Reader):
         }
 
 
+def no_feed(service: str, stream: str) -> NotFound:
+    """The error for a feed that is not there."""
+    return NotFound(f"the stream {stream!r} does not feed the service {service!r}")
+
+
+class Told(Protocol):
+    """What a change of a feed calls in the turn in which it is stored."""
+
+    def __call__(self, sequence: int, *, created: bool) -> None:
+        """Its position is this."""
+
+
 class Feeds:
     """All feeds, by service and stream."""
 
@@ -265,8 +290,14 @@ class Feeds:
         self.services = services
         self.selectors = selectors
         self.by_name: dict[tuple[str, str], Feed] = {}
+        self.values: dict[tuple[str, str], bytes] = {}
+        """What the store has of each, and of those that could not be taken up."""
         self.waiting: dict[int, Feed] = {}
         """Those that wait for room."""
+        self.changing: Counter[tuple[str, str]] = Counter()
+        """How many changes of each are under way."""
+        self._told: set[tuple[str, str]] = set()
+        """Those of which the disk is told something: one change of a feed after the other."""
         self._keeper: Timer | None = None
 
     def restore(self, service: str, stream_name: str, value: bytes) -> None:
@@ -275,6 +306,7 @@ class Feeds:
         Raises `InvalidSelector` for a family from outside that is not here any more: what becomes of the feed
         is for the operator to say.
         """
+        self.values[service, stream_name] = value
         criteria, where = unpack(value)
         selector = Selector.parse(criteria, where)
         stream = self.streams.keep(stream_name)
@@ -292,41 +324,126 @@ class Feeds:
             raise AccessRefused("the broker's own stream feeds no service: each request would make events")
         if not is_name(CURSOR_PREFIX + service):
             raise InvalidName(f"the name of a service with feeds is at most 249 bytes: {service!r}")
-        if (service, stream) not in self.by_name and len(self.by_name) >= self.limits.feeds:
+        feeds = self.by_name.keys() | self.changing.keys()
+        if (service, stream) not in feeds and len(feeds) >= self.limits.feeds:
             raise TooMany(f"there are {self.limits.feeds} feeds already")
 
+    def check_stream(self, stream: str) -> None:
+        """Raise `TryLater` while a feed from this stream is being changed."""
+        if any(name == stream for _, name in self.changing):
+            raise TryLater(f"a feed from the stream {stream!r} is being changed: wait for the answer")
+
+    def forget(self, stream: str) -> None:
+        """A stream is gone, and with it the feeds from it that could not be taken up."""
+        self.values = {name: value for name, value in self.values.items() if name[1] != stream}
+
+    def put_again(self, stream: str) -> None:
+        """Store the feeds from a stream again: what the store had of it is gone."""
+        for (service, name), value in self.values.items():
+            if name == stream:
+                self.turn.store(PutFeed(service, name, value))
+
     def set(
-        self, service: str, stream: Stream, criteria: Sequence[Any], where: str, position: Position | None
-    ) -> Feed:
-        """Make a feed, or change it. Without a position it goes on where it is, or begins at the head."""
+        self,
+        service: str,
+        stream: Stream,
+        criteria: Sequence[Any],
+        where: str,
+        position: Position | None,
+        told: Told,
+    ) -> None:
+        """Make a feed, or change it. Without a position it goes on where it is, or begins at the head.
+
+        `told` is called in the turn that stores it; when that is done, it is in force.
+        """
         selector = Selector.parse(criteria, where)
         self.selectors.check(selector)
-        feed = self.by_name.get((service, stream.name))
+        queue, value = self.services.get(service), pack((criteria, where))
+        proceed(self.turn, self._set(queue, stream, selector, value, position, told))
+
+    def _set(
+        self,
+        queue: Queue,
+        stream: Stream,
+        selector: Selector,
+        value: bytes,
+        position: Position | None,
+        told: Told,
+    ) -> Steps:
+        name = queue.name, stream.name
+        cursor = CURSOR_PREFIX + queue.name
+        queue.feeds += 1  # so that it is not removed meanwhile
+        feed = yield from self._begin_change(name)
+        if feed is None and position is None:
+            position = Position(stream.next)
+        done = stream.cursors[cursor] if position is None else position.first - 1
+        head = stream.next
+        self.turn.store(PutFeed(*name, value), PutCursor(stream.name, cursor, done))
+        created = feed is None
+        told(done, created=created)
+        error = yield STORED
+        self._end_change(name)
+        queue.feeds -= 1
+        if error is None:
+            self.values[name] = value
+            stream.cursors[cursor] = done
+            if feed is not None:
+                feed.change(selector, position)
+            else:
+                assert position is not None, "a new feed has one"
+                feed = self._add(queue, stream, selector)
+                feed.begin(position)
+            if position is not None:
+                # What has come since and is gone already is told.
+                feed.head = head
+            if created:
+                self.turn.event(f"feed.created.{queue.name}", stream=stream.name)
         if feed is not None:
-            feed.change(selector, position)
+            feed.resume()
         else:
-            feed = self._add(self.services.get(service), stream, selector)
-            position = position or Position(stream.next)
-            feed.begin(position)
-            self.turn.event(f"feed.created.{service}", stream=stream.name)
-        self.turn.store(PutFeed(service, stream.name, pack((criteria, where))))
-        if position is not None:
-            stream.commit(feed.name, position.first - 1)
-        elif not feed.unsettled:
-            # The disk may have refused the feed, and with it the position, when it was made.
-            stream.commit(feed.name, stream.cursors[feed.name])
+            queue.drop_unused(self.services.by_name)
+
+    def _begin_change(self, name: tuple[str, str]) -> Generator[Literal["stored"], Any, Feed | None]:
+        """Wait for the change of this feed before, and for the outcome of what it has put; it rests then."""
+        self.changing[name] += 1
+        while name in self._told:
+            yield STORED
+        self._told.add(name)
+        feed = self.by_name.get(name)
+        if feed is not None:
+            feed.resting = True
+            while feed.unsettled:
+                yield STORED
         return feed
 
-    def delete(self, feed: Feed) -> None:
-        """End a feed; the requests that it made stay."""
-        service, stream = feed.queue.name, feed.stream.name
+    def _end_change(self, name: tuple[str, str]) -> None:
+        self._told.discard(name)
+        self.changing -= Counter((name,))
+
+    def delete(self, service: str, stream: str, told: Told, failed: Callable[[MalamuteError], None]) -> None:
+        """End a feed; the requests that it made stay. `told` is as for `set`."""
+        proceed(self.turn, self._delete((service, stream), told, failed))
+
+    def _delete(self, name: tuple[str, str], told: Told, failed: Callable[[MalamuteError], None]) -> Steps:
+        feed = yield from self._begin_change(name)
+        if feed is None:
+            self._end_change(name)
+            failed(no_feed(*name))
+            return
+        self.turn.store_bound(DeleteFeed(*name))
+        self.turn.store_bound(DeleteCursor(feed.stream.name, feed.name))
+        told(feed.stream.cursors.get(feed.name, 0), created=False)
+        error = yield STORED
+        self._end_change(name)
+        if error is not None:
+            feed.resume()
+            return
         feed.cancel()
-        del self.by_name[service, stream]
+        del self.by_name[name]
+        self.values.pop(name, None)
         self.waiting.pop(id(feed), None)
         feed.stream.cursors.pop(feed.name, None)
-        self.turn.store(DeleteFeed(service, stream))
-        self.turn.store(DeleteCursor(stream, feed.name))
-        self.turn.event(f"feed.deleted.{service}", stream=stream)
+        self.turn.event(f"feed.deleted.{feed.queue.name}", stream=feed.stream.name)
 
     def _add(self, queue: Queue, stream: Stream, selector: Selector) -> Feed:
         feed = self.by_name[queue.name, stream.name] = Feed(self, stream, queue, selector)

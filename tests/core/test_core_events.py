@@ -606,6 +606,7 @@ def everything_happens():
     bench.settle()
     bench.tell("alice", Change(0, "feed.delete", {"service": "w", "stream": "s"}))
     bench.tell("bob", Cancel(1), Cancel(2))
+    bench.settle()
     bench.tell("alice", Change(0, "stream.purge", {"stream": "s"}))
     bench.tell("alice", Change(0, "stream.delete", {"stream": "s"}))
     bench.settle()

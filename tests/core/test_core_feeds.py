@@ -698,3 +698,128 @@ def test_every_message_is_one_request_whatever_happens(seed):
         do_some()
     assert [body for body in done if body != b"lost"] == accepted
     assert waiting(bench) == []
+
+
+# What an operator does to a feed, when the disk refuses it
+
+
+def place(bench):
+    """Where the one feed is, in the broker and on the disk."""
+    found = bench.store.recover()
+    stored = {(f, s): found.cursors.get((s, f"$feed/{f}")) for f, s in found.feeds}
+    there = {(row["service"], row["stream"]): row["sequence"] for row in rows(bench)}
+    return there, stored
+
+
+def refused(bench, message):
+    """Send a change that the disk refuses; the answer."""
+    bench.sent("alice")
+    bench.tell("alice", message)
+    while bench.appends:
+        bench.fail()
+    return [m for m in bench.sent("alice") if isinstance(m, Ok | Error) and m.about == 15]
+
+
+def silent(**arguments):
+    """A feed that takes nothing, so that it stays where it begins."""
+    return feed(criteria=[["exact", "nothing"]], **arguments)
+
+
+@pytest.fixture
+def published():
+    """A broker with a stream of five messages."""
+    bench = Bench(lifecycle=True)
+    bench.open("alice", "bob")
+    asked(bench, "alice", publish(*[b"x"] * 5))
+    return bench
+
+
+def test_a_feed_that_is_made_anew_after_the_disk_refused_to_delete_it_begins_where_it_is_told(published):
+    bench = published
+    asked(bench, "alice", silent(start="new"))
+    asked(bench, "alice", publish(*[b"x"] * 5))
+    delete = Change(0, "feed.delete", {"service": "w", "stream": "s"})
+    assert [type(m) for m in refused(bench, delete)] == [Error]
+    assert place(bench) == ({("w", "s"): 5}, {("w", "s"): 5})
+    asked(bench, "alice", delete)
+    assert place(bench) == ({}, {})
+    assert [type(m) for m in refused(bench, silent())] == [Error]
+    assert place(bench) == ({}, {})
+    asked(bench, "alice", silent())
+    bench.crash()
+    bench.open("alice")
+    assert place(bench) == ({("w", "s"): 10}, {("w", "s"): 10})
+
+
+def test_a_feed_whose_change_is_refused_goes_on_as_it_was(published):
+    bench = published
+    asked(bench, "alice", feed(start="new"))
+    assert [type(m) for m in refused(bench, silent(start="first"))] == [Error]
+    asked(bench, "alice", publish(b"6"))
+    assert waiting(bench) == [6]
+    assert [row["criteria"] for row in rows(bench)] == [[["all", ""]]]
+
+
+def test_a_feed_that_is_refused_leaves_no_service_behind(published):
+    assert [type(m) for m in refused(published, feed("v"))] == [Error]
+    assert "v" not in published.core.services.by_name
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_on_the_disk_there_are_feeds_with_their_positions_or_none_whatever_it_refuses(published, seed):
+    bench, chance = published, Random(seed)
+    told = None
+    for _ in range(30):
+        changes = [silent(start="new"), silent(start="seq:3"), silent()]
+        changes.append(Change(0, "feed.delete", {"service": "w", "stream": "s"}))
+        change = chance.choice(changes)
+        asked(bench, "alice", publish(b"x", b"x"))
+        if chance.random() < 0.5:
+            assert [type(m) for m in refused(bench, change)] == [Error]
+        else:
+            (answer,) = [
+                m for m in asked(bench, "alice", change) if isinstance(m, Ok | Error) and m.about == 15
+            ]
+            if isinstance(answer, Ok):
+                told = answer.value["sequence"] if change.topic == "feed.set" else None
+            else:
+                assert (change.topic, told) == ("feed.delete", None)
+        expected = {} if told is None else {("w", "s"): told}
+        assert place(bench) == (expected, expected)
+        if chance.random() < 0.3:
+            bench.crash()
+            bench.open("alice")
+            assert place(bench) == (expected, expected)
+
+
+def test_changes_of_a_feed_that_come_at_once_are_made_one_after_the_other(published):
+    bench = published
+    delete = Change(0, "feed.delete", {"service": "w", "stream": "s"})
+    answers = asked(bench, "alice", silent(start="first"), delete, delete, silent(start="seq:4"), silent())
+    assert [m.code if isinstance(m, Error) else m.value.get("created") for m in answers if m.about == 15] == [
+        True,
+        None,
+        404,
+        True,
+        False,
+    ]
+    assert place(bench) == ({("w", "s"): 3}, {("w", "s"): 3})
+
+
+def test_a_stream_is_not_purged_or_deleted_while_a_feed_from_it_is_changed(published):
+    bench = published
+    bench.sent("alice")
+    bench.tell("alice", silent())
+    for topic in ("stream.purge", "stream.delete"):
+        (error,) = bench.ask("alice", Change(0, topic, {"stream": "s"}))
+        assert error.code == 503
+
+
+def test_a_purged_stream_goes_on_feeding_after_a_restart(published):
+    bench = published
+    asked(bench, "alice", feed())
+    asked(bench, "alice", Change(0, "stream.purge", {"stream": "s"}))
+    bench.crash()
+    bench.open("alice")
+    asked(bench, "alice", publish(b"new"))
+    assert len(waiting(bench)) == 1

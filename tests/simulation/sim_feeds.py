@@ -93,6 +93,8 @@ class FeedBook:
         """What operators asked for: the criteria with the condition, and the start."""
         self._wanted: dict[int, tuple[Name, Any]] = {}
         """What an operation means that is not stored yet, by its identity."""
+        self._undone: dict[int, tuple[Name, Feed | None]] = {}
+        """What a feed is again if the disk refuses an operation, by its identity."""
         self._began: PutFeed | None = None
         self._reserved: dict[str, int] = {}
         """Of each stream, up to where the last broker may have used its sequences."""
@@ -115,8 +117,10 @@ class FeedBook:
         if isinstance(operation, PutFeed):
             self._put(operation)
         elif isinstance(operation, DeleteFeed):
-            if self.feeds.pop((operation.service, operation.stream), None) is None:
+            name = operation.service, operation.stream
+            if name not in self.feeds:
                 raise Violation("a feed was deleted that is not there", feed=operation)
+            self._undone[id(operation)] = name, self.feeds.pop(name)
         elif isinstance(operation, PutCursor) and operation.cursor.startswith(PREFIX):
             name = operation.cursor.removeprefix(PREFIX), operation.stream
             if name not in self.feeds:
@@ -137,6 +141,8 @@ class FeedBook:
         if put.stream == self.no_journal or key not in [asked for asked, _ in self._asked.get(name, ())]:
             raise Violation("a feed that nobody asked for", feed=name, criteria=key)
         wants = WANTS[key]
+        before = self.feeds.get(name)
+        self._undone[id(put)] = name, before and Feed(before.wants, before.course)
         if name not in self.feeds:
             self.feeds[name] = Feed(wants)
         else:
@@ -257,6 +263,7 @@ class FeedBook:
 
     def committed(self, operation: Operation) -> None:
         """It is on the disk."""
+        self._undone.pop(id(operation), None)
         if isinstance(operation, DeleteFeed):
             self._stored.pop((operation.service, operation.stream), None)
             return
@@ -280,6 +287,12 @@ class FeedBook:
         """It could not be stored: the feed is where it was."""
         for operation in append.operations:
             _, meant = self._wanted.pop(id(operation), (None, None))
+            undone, before = self._undone.pop(id(operation), (None, None))
+            if undone is not None and before is None:
+                del self.feeds[undone]
+            elif undone is not None and before is not None:
+                # It has rested meanwhile: it goes on as if nothing had been asked.
+                self.feeds[undone] = before
             if isinstance(operation, PutMessage) and meant is not None:
                 course, taken = meant
                 course.under_way -= 1
@@ -289,6 +302,7 @@ class FeedBook:
     def died(self) -> None:
         """The broker is killed: the feeds are those on the disk, and where they are there."""
         self._wanted.clear()
+        self._undone.clear()
         self._denied.clear()
         self._began = None
         lost, self.feeds = self.feeds, {}
