@@ -178,8 +178,8 @@ def delete_stream(core: Core, answered: Answered, failed: Failed, stream: str, d
     check_free(stream)
     core.feeds.check_stream(stream)
     found.flush()
-    if len(found.index):
-        raise InvalidValue(f"the stream {stream!r} has readers: {len(found.index)} selectors")
+    if len(found.audience):
+        raise InvalidValue(f"the stream {stream!r} has readers: {len(found.audience)} selectors")
     value = {"stream": stream, "first": found.first_kept, "last": found.last, "cursors": len(found.cursors)}
     if not dry_run:
         found.empty()

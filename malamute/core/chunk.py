@@ -29,27 +29,35 @@ class Loaded:
         self.chunk = chunk
         self.columns = columns
         self._whole: Part | None = None
-        self._places: dict[Single, Sequence[int]] = {}
+        self._places: dict[tuple[Single, int, int], Sequence[int]] = {}
 
     @classmethod
     def read(cls, chunk: Chunk) -> Loaded:
         """A chunk as it comes from the journal."""
         return cls(chunk, unpack_payload(chunk.payload, chunk.large))
 
-    def places(self, selector: Single) -> Sequence[int]:
-        """The places of the messages that a selector takes; found once for all subscriptions with it."""
-        places = self._places.get(selector)
+    def places(self, selector: Single, start: int, stop: int) -> Sequence[int]:
+        """The places from one to before another of the messages that a selector takes.
+
+        They are found once for all subscriptions with it.
+        """
+        places = self._places.get((selector, start, stop))
         if places is None:
-            columns = self.columns
-            places = self._places[selector] = selector.places(
-                columns.subjects, columns.all_senders(), self._headers
-            )
+            places = self._places[selector, start, stop] = self._find(selector, start, stop)
         return places
 
-    def _headers(self, places: Sequence[int]) -> Sequence[Headers]:
-        records = self.columns.records
-        whole = len(places) == len(records)
-        return headers_of(records if whole else [records[place] for place in places])
+    def _find(self, selector: Single, start: int, stop: int) -> Sequence[int]:
+        columns, records = self.columns, self.columns.records
+        subjects, senders = columns.subjects, columns.all_senders()
+        if stop - start < self.chunk.count:
+            subjects, records, senders = subjects[start:stop], records[start:stop], senders[start:stop]
+
+        def headers(places: Sequence[int]) -> Sequence[Headers]:
+            whole = len(places) == len(records)
+            return headers_of(records if whole else [records[place] for place in places])
+
+        found = selector.places(subjects, senders, headers)
+        return [start + place for place in found] if start else found
 
     def part(self, places: Sequence[int] | None = None) -> Part:
         """The messages at these places; all of them is the chunk as it is."""

@@ -124,7 +124,7 @@ class Feed(Reader):
 
     def change(self, selector: Selector, position: Position | None) -> None:
         """Take other messages from now on, or go on from elsewhere."""
-        self.group = self.stream.index.modify(id(self), selector)
+        self.group = self.stream.audience.modify(id(self), selector, self)
         self._cost(selector.cost_bytes)
         if position is not None:
             self.stream.replay.rewind(self, 0)

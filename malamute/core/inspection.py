@@ -89,7 +89,7 @@ def _stream(stream: Stream) -> dict[str, Any]:
         "published": stream.messages,
         "published_rate": stream.rate.each_second(stream.turn.now),
         "journaled": stream.journaled,
-        "selectors": len(stream.index),
+        "selectors": len(stream.audience),
     }
 
 
@@ -134,7 +134,7 @@ def stream(core: Core, name: str) -> dict[str, Any]:
         raise NotFound(f"there is no stream {name!r}")
     readers = [
         _reader(found, subscription)
-        for group in found.index.groups()
+        for group in found.audience.groups()
         for subscription in group.members.values()
     ]
     return {**_stream(found), "readers": readers, "cursors": _cursors(found)}
@@ -167,7 +167,7 @@ def explain(
             "matched": matched,
             "reason": reason,
         }
-        for group, matched, reason in found.index.explain(subject, headers, sender)
+        for group, matched, reason in found.audience.explain(subject, headers, sender)
     ]
 
 

@@ -146,6 +146,8 @@ class Turn:
         # Tuples of two types can be equal.
         self.work = WORK_MAX
         """What is left of it in this iteration; whoever has used it up goes on `later`."""
+        self.replay_work = WORK_MAX
+        """The same for replay, which must not wait for anything else."""
         self.chores: deque[Callable[[], None]] = deque()
         """What goes on in the next iterations, one after the other."""
         self._asked: dict[tuple[type[Question], Question], list[Then]] = {}
@@ -206,9 +208,12 @@ class Turn:
         self.chores.append(chore)
 
     def go_on(self) -> None:
-        """Go on with what was left to do, each in its turn, until the work of this iteration is used up."""
-        for _ in range(len(self.chores)):
-            if self.work <= 0:
+        """Go on with what was left to do, each in its turn, until the work of this iteration is used up.
+
+        One of them goes on in any case.
+        """
+        for number in range(len(self.chores)):
+            if number and self.work <= 0:
                 return
             self.chores.popleft()()
 
@@ -242,7 +247,7 @@ class Turn:
         self.sends, self.reads, self.closed, self.notices = [], [], [], []
         self.operations, self.bound, self._callbacks, self._bytes = [], [], [], 0
         self._awaited = False
-        self.work = WORK_MAX
+        self.work = self.replay_work = WORK_MAX
         return ready
 
     @property

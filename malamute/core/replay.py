@@ -29,6 +29,12 @@ READ_BYTES = 1 << 20
 READS_MAX = 16
 """Reads handed out in one turn."""
 
+STEP = 2_000
+"""Work between two looks at whether there is some left, in expressions to evaluate."""
+
+SERVE_WORK = 20
+"""What serving a reader costs beside its expression."""
+
 LOST_MAX = 100
 """Ranges that a stream remembers as accepted but not stored."""
 
@@ -72,6 +78,8 @@ class Replay:
     def advance(self) -> None:
         """Serve those that woke up, from memory or with a read from the journal."""
         for subscription in list(self.waking.values()):
+            if self.stream.turn.replay_work <= 0:
+                return
             self._advance(subscription)
 
     def settled(self, *, stored: bool) -> None:
@@ -94,6 +102,10 @@ class Replay:
         if not stream.journaled:
             subscription.skip(stream.next_dispatch - 1, "no-journal")
         while subscription.ready and subscription.cursor < stream.next_dispatch:
+            if stream.turn.replay_work <= 0:
+                # The others have their turn before it goes on.
+                self.waking[id(subscription)] = self.waking.pop(id(subscription))
+                return
             if subscription.cursor <= stream.last_stored:
                 if len(stream.turn.reads) < READS_MAX:
                     del self.waking[id(subscription)]
@@ -130,38 +142,55 @@ class Replay:
     def replayed(self, start: int, last: int, result: ReadResult) -> None:
         """Serve what a read found to those who waited for it; `last` was on the disk when it was asked."""
         self.stream.first_kept = max(self.stream.first_kept, result.first)
-        readers = [subscription for subscription in self._readers.pop(start, ()) if subscription.open]
+        readers = all_readers = [reader for reader in self._readers.pop(start, ()) if reader.open]
         for found in result.found:
             if isinstance(found, Damage):
                 # Who is not ready may not have had all that comes before.
                 for subscription in filter(attrgetter("ready"), readers):
                     subscription.skip(found.last, found.reason)
             else:
-                self._serve_all(readers, found)
-        for subscription in readers:
+                readers = self._serve_all(readers, found)
+        for subscription in all_readers:
             subscription.reading = False
             if not result.found:
                 subscription.skip(last, "overwritten")
             subscription.unblock()
 
-    def _serve_all(self, readers: Sequence[Reader], chunk: Chunk) -> None:
+    def _serve_all(self, readers: Sequence[Reader], chunk: Chunk) -> list[Reader]:
+        """Serve a chunk to those who are ready for it. Returns those for whom the next one may be.
+
+        For the others no work is left in this iteration. One of them is served in any case.
+        """
         loaded = Loaded.read(chunk)
+        left: list[Reader] = []
+        turn, served = self.stream.turn, False
         for subscription in readers:
-            if subscription.ready and subscription.cursor <= chunk.last:
+            while subscription.ready and subscription.cursor <= chunk.last:
+                if served and turn.replay_work <= 0:
+                    break
                 self._serve(subscription, loaded)
+                served = True
+            else:
+                left.append(subscription)
+        return left
 
     def _serve(self, subscription: Reader, loaded: Loaded) -> None:
-        """Serve one chunk from the cursor on, and move the cursor."""
-        chunk = loaded.chunk
+        """Serve a chunk, or as much of it as is looked at in one step, from the cursor on."""
+        chunk, selector = loaded.chunk, self._selector(subscription.group)
         subscription.skip(chunk.first - 1, self._hole_reason(subscription.cursor))
-        places = subscription.takes(chunk.first, loaded.places(self._selector(subscription.group)))
+        start, stop = 0, chunk.count
+        if selector.work:
+            start = max(subscription.cursor - chunk.first, 0)
+            stop = min(stop, start + max(1, STEP // selector.work))
+        self.stream.turn.replay_work -= SERVE_WORK + selector.work * (stop - start)
+        places = subscription.takes(chunk.first, loaded.places(selector, start, stop))
         left = subscription.offer(loaded.part(places)) if places else 0
-        subscription.move(left or chunk.last + 1)
+        subscription.move(left or chunk.first + stop)
 
     def _selector(self, group: Group) -> Single:
         selector = self._selectors.get(group)
         if selector is None:
-            selector = self._selectors[group] = Single(group.selector, self.stream.index.failed)
+            selector = self._selectors[group] = Single(group.selector, self.stream.audience.failed)
         return selector
 
     def _hole_reason(self, sequence: int) -> str:

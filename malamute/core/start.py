@@ -89,8 +89,5 @@ def last_of_each(stream: Stream, group: Group, asked: Asked, found: object) -> P
     last = {subject: sequence for subject, sequence in found.items() if sequence < asked.head}
     for loaded in asked.unstored:
         last.update(zip(loaded.columns.subjects, loaded.columns.each_sequence(), strict=True))
-    subjects = list(last)
-    if not stream.index.needs_headers:
-        matches = stream.index.match_many(subjects)
-        subjects = [s for s, groups in zip(subjects, matches, strict=True) if group in groups]
+    subjects = stream.audience.match_subjects(group, list(last))
     return Position(asked.head, quiet=True, wanted=sorted(last[subject] for subject in subjects))

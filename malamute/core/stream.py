@@ -21,6 +21,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 
+from malamute.core.audience import Audience
 from malamute.core.chunk import Loaded, Part
 from malamute.core.measures import Rate
 from malamute.core.ready import Turn
@@ -38,8 +39,8 @@ from malamute.core.storage import (
 )
 from malamute.core.subscription import Position, Subscription
 from malamute.errors import InvalidValue, MalamuteError, NotFound, TooMany
-from malamute.matching import CacheBudget, Group, Index, Selector
-from malamute.protocol.batch import Columns, Frame, headers_of, pack_stream_payload
+from malamute.matching import CacheBudget, Group, Groups, Selector
+from malamute.protocol.batch import Columns, Frame, pack_stream_payload
 from malamute.protocol.limits import Limits
 from malamute.protocol.messages import BY_TYPE, Commit, Ok, Subscribe
 from malamute.protocol.names import RESERVED_PREFIX
@@ -62,7 +63,7 @@ class Stream:
         self.journaled: bool = owner.journaled(name)
         self._active = owner.active
         self._cursors_max = owner.limits.cursors
-        self.index: Index = Index(on_failure=self._family_failed, caches=owner.caches)
+        self.audience = Audience(self._family_failed, owner.caches)
         self.next: int = state.reserved + 1 if state else 1
         self.next_dispatch = self.next
         self.reserved = state.reserved if state else 0
@@ -164,7 +165,7 @@ class Stream:
     @property
     def unused(self) -> bool:
         """Whether nothing is kept of it, and nobody reads it."""
-        return self.first_kept > self.last and not (self.cursors or len(self.index))
+        return self.first_kept > self.last and not (self.cursors or len(self.audience))
 
     def _store(self, loaded: Loaded) -> None:
         reserved = loaded.chunk.last + RESERVE
@@ -195,23 +196,39 @@ class Stream:
     def _dispatch(self, *, force: bool = False) -> None:
         while self._held and (force or self._held[0].chunk.last <= self.reserved):
             loaded = self._held.popleft()
-            first = loaded.chunk.first
             self.next_dispatch = loaded.chunk.last + 1
-            for group, part in self._parts(loaded):
-                for subscription in group.members.values():
-                    start = subscription.start
-                    if subscription.cursor or start > loaded.chunk.last or not subscription.began:
-                        continue
-                    if left := start if start > first else subscription.offer(part):
-                        subscription.switch(left)
-                        subscription.unblock()
+            if len(self.audience):
+                self._offer(loaded, self.audience.match(loaded.columns))
+                self._offer_costly(loaded)
 
-    def _parts(self, loaded: Loaded) -> list[tuple[Group, Part]]:
+    def _offer(self, loaded: Loaded, matches: Sequence[Groups]) -> None:
+        """Offer the messages of a chunk, or the first of them, to whom they are for."""
+        for group, part in self._parts(loaded, matches):
+            for subscription in group.members.values():
+                start = subscription.start
+                if subscription.cursor or start > loaded.chunk.last or not subscription.began:
+                    continue
+                if left := start if start > loaded.chunk.first else subscription.offer(part):
+                    subscription.switch(left)
+                    subscription.unblock()
+
+    def _offer_costly(self, loaded: Loaded) -> None:
+        """The same to those who are costly to find. Who cannot be found in this iteration falls behind."""
+        matches, work = self.audience.match_costly(loaded.columns, self.turn.work // 2)
+        self.turn.work -= work
+        self._offer(loaded, matches)
+        if len(matches) == loaded.chunk.count or not work:
+            return
+        left = loaded.chunk.first + len(matches)
+        for group in self.audience.costly_groups():
+            for subscription in group.members.values():
+                if not subscription.cursor and subscription.began and subscription.start <= loaded.chunk.last:
+                    subscription.switch(max(left, subscription.start))
+                    subscription.unblock()
+
+    def _parts(self, loaded: Loaded, matches: Sequence[Groups]) -> list[tuple[Group, Part]]:
         """Who gets what of a chunk."""
-        if not len(self.index):
-            return []
-        matches = self.match(loaded.columns)
-        if len(set(map(id, matches))) == 1:
+        if len(matches) == loaded.chunk.count and len(set(map(id, matches))) == 1:
             part = loaded.part() if matches[0] else None
             return [(group, part) for group in matches[0]] if part else []
         places: dict[Group, list[int]] = {}
@@ -222,12 +239,6 @@ class Stream:
         for taken in set(map(tuple, places.values())):
             parts[taken] = loaded.part(taken)
         return [(group, parts[tuple(taken)]) for group, taken in places.items()]
-
-    def match(self, columns: Columns) -> Sequence[tuple[Group, ...]]:
-        """The groups of subscriptions that each message is for."""
-        if not self.index.needs_headers:
-            return self.index.match_many(columns.subjects)
-        return self.index.match_many(columns.subjects, headers_of(columns.records), columns.all_senders())
 
 
 class Streams:
@@ -304,8 +315,15 @@ class Streams:
         """Send and store what the turn brought."""
         active = list(self.active.values())
         self.active.clear()
+        served: list[Stream] = []
         for stream in active:
             stream.flush()
-            stream.replay.advance()
+            if self.turn.replay_work > 0:
+                stream.replay.advance()
+                served.append(stream)
+            else:
+                self.active[stream.name] = stream
+        # Who has not been served is the first in the next iteration.
+        for stream in served:
             if stream.replay.waking:
                 self.active[stream.name] = stream

@@ -61,7 +61,7 @@ class Reader:
         self.skipped = 0
         self.time = 0
         self.since = stream.turn.now
-        self.group: Group = stream.index.add(id(self), selector, self)
+        self.group: Group = stream.audience.add(id(self), selector, self)
 
     def begin(self, position: Position) -> None:
         """Go on from a position: LIVE if it is the head."""
@@ -108,7 +108,7 @@ class Reader:
 
     def cancel(self) -> None:
         """End it."""
-        self.stream.index.remove(id(self))
+        self.stream.audience.remove(id(self))
         self.stream.replay.forget(self)
 
     def takes(self, first: int, places: Sequence[int]) -> Sequence[int]:

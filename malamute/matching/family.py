@@ -68,6 +68,11 @@ class Family(ABC):
         return TERM_BYTES * len(patterns)
 
     @classmethod
+    def work_of(cls, patterns: Sequence[Any]) -> int:
+        """How many tests a message may cost that the terms of these patterns do not decide."""
+        return 0
+
+    @classmethod
     @abstractmethod
     def matches(cls, pattern: Any, subject: str, headers: Headers, sender: str) -> bool:
         """Whether one pattern matches one message, exactly and without the index."""

@@ -69,6 +69,11 @@ class ExpressionFamily(Family):
         return TERM_BYTES * plan_of(cls._joined(patterns)).terms
 
     @classmethod
+    def work_of(cls, patterns: Sequence[Any]) -> int:
+        """None if the expression that they are filed as is decided by its terms."""
+        return 0 if plan_of(cls._joined(patterns)).exact else len(patterns)
+
+    @classmethod
     def _joined(cls, patterns: Sequence[Any]) -> Expression:
         expressions = tuple(map(cls.expression, patterns))
         return Or(expressions) if len(expressions) > 1 else expressions[0]

@@ -29,6 +29,12 @@ SELECTOR_BYTES = 1_000
 PATTERN_FACTOR = 2
 """Bytes for each character of a pattern: it is kept once more in its family."""
 
+WHERE_CHARACTERS = 32
+"""Characters of a condition that are about as much work as one test."""
+
+REGEX_WORK = 4
+"""What trying a regular expression costs, in tests."""
+
 WHERE_FACTOR = 64
 """Bytes for each character of a condition: its tree, and the functions that it is compiled to."""
 
@@ -82,6 +88,14 @@ class Selector(NamedTuple):
         """Whether it looks at headers or the sender."""
         looked_at = parse_normal(self.where).attributes() - {Place.SUBJECT} if self.where else ()
         return bool(looked_at) or any(family_named(name).needs_headers for name, _ in self.criteria)
+
+    @property
+    def work(self) -> int:
+        """How much a message costs that may be for it, in tests to evaluate; 0 if its terms alone decide."""
+        work = sum(family_named(name).work_of(patterns) for name, patterns in by_family(self))
+        if self.where and not plan_of(expression := parse_normal(self.where)).exact:
+            work += 1 + len(self.where) // WHERE_CHARACTERS + REGEX_WORK * len(_regexes(expression))
+        return work
 
     @property
     def cost_bytes(self) -> int:

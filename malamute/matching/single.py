@@ -35,6 +35,9 @@ class Single:
         self._condition = None if condition is None else message_test(condition)
         self._test = None if condition is None else compiled_test(condition)
 
+        self.work = selector.work or int(selector.needs_headers)
+        """How much a message costs beyond its subject, in tests to evaluate."""
+
     def places(self, subjects: Sequence[str], senders: Sequence[str], headers_of: HeadersOf) -> list[int]:
         """The places of the messages that it takes, in order. `headers_of` is asked once at the most."""
         fits = self._by_subject

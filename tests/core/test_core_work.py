@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from core_bench import Bench, ack, offer, request
+from core_bench import Bench, ack, items, offer, publish, request, subscribe
 
-from malamute.core import ready
+from malamute.core import audience, ready, replay
 from malamute.core.delivery import Queue
 from malamute.core.delivery.dealing import SEARCH_MESSAGES
-from malamute.protocol.messages import Deliver, Error, Nak, Reject
+from malamute.matching import Index, Single
+from malamute.protocol.messages import Deliver, Error, Nak, Reject, Switch
 
 DEPTH = 20_000
 
@@ -130,3 +131,58 @@ def test_an_offer_that_is_cancelled_while_it_looks_looks_no_more():
     assert bench.core.turn.chores
     bench.lost("worker")
     assert not bench.core.turn.chores
+
+
+def test_costly_selectors_take_a_bounded_part_of_each_iteration_and_nobody_waits_for_them(monkeypatch):
+    evaluated = [0]
+    match_many, places = Index.match_many, Single.places
+
+    def matching(index, subjects, *columns):
+        evaluated[0] += len(subjects) * index.work
+        return match_many(index, subjects, *columns)
+
+    def placing(single, subjects, *rest):
+        evaluated[0] += len(subjects) * single.work
+        return places(single, subjects, *rest)
+
+    monkeypatch.setattr(Index, "match_many", matching)
+    monkeypatch.setattr(Single, "places", placing)
+    costly, messages = 20, 3_000
+    bench = Bench()
+    bench.open("plain", "costly", "alice")
+    bench.tell("alice", publish(b"so that sequences are reserved"))
+    bench.settle()
+    bench.ask("plain", subscribe(1))
+    for source in range(1, costly + 1):
+        bench.ask("costly", subscribe(source, where=f"not x = {source}"))
+    bench.tell("alice", publish(*[b"%d" % n for n in range(messages)]))
+    bodies = [b"%d" % n for n in range(messages)]
+    assert bench.bodies("plain") == bodies
+    most, iterations = 0, 0
+    while bench.core.streams.active or bench.appends or bench.reads:
+        evaluated[0] = 0
+        if bench.appends:
+            bench.commit()
+        elif bench.reads:
+            bench.read()
+        else:
+            bench.turn()
+        most, iterations = max(most, evaluated[0]), iterations + 1
+    assert most <= ready.WORK_MAX + audience.STEP + 2 * replay.STEP
+    assert iterations >= costly * messages // (ready.WORK_MAX + audience.STEP + 2 * replay.STEP)
+    sent = bench.sent("costly")
+    got = {source: [] for source in range(1, costly + 1)}
+    for message in sent:
+        if isinstance(message, Deliver):
+            got[message.source] += [item.body for item in items(message)]
+    assert all(own == bodies for own in got.values())
+    assert {message.state for message in sent if isinstance(message, Switch)} == {"replay", "live"}
+
+
+def test_a_few_costly_selectors_stay_live():
+    bench = Bench()
+    bench.open("costly", "alice")
+    bench.ask("costly", subscribe(1, where="not x = 1"), subscribe(2, where="x matches '^a'"))
+    bench.settle()
+    bench.tell("alice", publish(*[b"x"] * 100))
+    assert not [m for m in bench.sent("costly") if isinstance(m, Switch)]

@@ -1,0 +1,103 @@
+"""Who reads a stream: its selectors in two indexes, by what a message costs.
+
+Most selectors are *plain*: whoever takes a message is found by its terms, at a cost that does not depend on
+them. The others are *costly*: an expression such as `not a = 'x'`, or a regular expression, is evaluated for
+each message or each new subject. There may be any number of them, so they are matched as far as there is work
+left in the iteration. Who has not been matched then falls into REPLAY, as whoever has no credit: it goes on
+from there in later iterations, and neither a publisher nor any other reader waits for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from itertools import chain
+from typing import Any
+
+from malamute.matching import CacheBudget, Explanation, Group, Groups, Index, Selector
+from malamute.protocol.batch import Columns, headers_of
+
+STEP = 500
+"""Work between two looks at whether there is some left, in expressions to evaluate."""
+
+
+class Audience:
+    """All readers of one stream."""
+
+    def __init__(self, on_failure: Callable[[str, Exception], None], caches: CacheBudget) -> None:
+        self._plain = Index(on_failure=on_failure, caches=caches)
+        self._costly = Index(on_failure=on_failure, caches=caches)
+
+    def __len__(self) -> int:
+        return len(self._plain) + len(self._costly)
+
+    def groups(self) -> Iterator[Group]:
+        """Every group of readers with one selector."""
+        return chain(self._plain.groups(), self._costly.groups())
+
+    def add(self, key: Hashable, selector: Selector, reader: Any) -> Group:
+        """Add a reader. Raises `InvalidSelector`."""
+        return self._of(selector).add(key, selector, reader)
+
+    def remove(self, key: Hashable) -> None:
+        """Remove a reader."""
+        (self._plain if key in self._plain else self._costly).remove(key)
+
+    def modify(self, key: Hashable, selector: Selector, reader: Any) -> Group:
+        """Give a reader another selector. Raises `InvalidSelector`, and then nothing has changed."""
+        before, after = self._plain if key in self._plain else self._costly, self._of(selector)
+        if before is after:
+            return after.modify(key, selector)
+        group = after.add(key, selector, reader)
+        before.remove(key)
+        return group
+
+    def failed(self, family: str, error: Exception) -> None:
+        """A family has raised outside of the index."""
+        self._plain.failed(family, error)
+
+    def explain(self, subject: str, headers: Mapping[str, Any], sender: str) -> list[Explanation]:
+        """For every group whether it takes a message and, if not, why."""
+        found = (index.explain(subject, headers, sender) for index in (self._plain, self._costly))
+        return [*chain.from_iterable(found)]
+
+    def match(self, columns: Columns) -> Sequence[Groups]:
+        """The plain groups that each message is for."""
+        return _match(self._plain, columns) if len(self._plain) else [()] * len(columns)
+
+    def match_costly(self, columns: Columns, work: int) -> tuple[Sequence[Groups], int]:
+        """The costly groups that the first messages are for, and the work that this took.
+
+        There are fewer than messages when there is no work left; those of the first step are always there.
+        """
+        index, count = self._costly, len(columns)
+        if not len(index):
+            return (), 0
+        each = 1 + index.work
+        step = max(1, STEP // each)
+        matches: list[Groups] = []
+        spent = 0
+        while len(matches) < count and (not matches or spent < work):
+            places = range(len(matches), min(len(matches) + step, count))
+            matches += _match(index, columns if len(places) == count else columns.take(places))
+            spent += each * len(places)
+        return matches, spent
+
+    def costly_groups(self) -> Iterator[Group]:
+        """The groups that `match_costly` is about."""
+        return self._costly.groups()
+
+    def match_subjects(self, group: Group, subjects: Sequence[str]) -> list[str]:
+        """Those of some subjects that a group takes, as far as a subject alone tells."""
+        if group.selector.work or self._plain.needs_headers:
+            return [*subjects]
+        matches = self._plain.match_many(subjects)
+        return [s for s, groups in zip(subjects, matches, strict=True) if group in groups]
+
+    def _of(self, selector: Selector) -> Index:
+        return self._costly if selector.work else self._plain
+
+
+def _match(index: Index, columns: Columns) -> Sequence[Groups]:
+    if not index.needs_headers:
+        return index.match_many(columns.subjects)
+    return index.match_many(columns.subjects, headers_of(columns.records), columns.all_senders())
