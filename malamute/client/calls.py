@@ -31,6 +31,7 @@ from malamute.client.session import Session, State
 from malamute.client.sources import QueueSource, Source, StreamSource
 from malamute.client.start import When, start_words
 from malamute.errors import ConnectTimeout, InvalidValue, MalamuteError, TimedOut
+from malamute.protocol.arguments import PAGED, PAGING
 from malamute.protocol.batch import Body, Headers, pack
 from malamute.protocol.limits import RECORD_LARGE_BYTES
 from malamute.protocol.messages import BY_TYPE, UNLIMITED, Publish
@@ -375,9 +376,20 @@ class Calls:
         questions = self._session.questions
         what = f"no answer about {topic!r}"
         if not change:
-            return await self._answered(questions.query(topic, arguments), timeout, what)
+            return await self._query(topic, arguments, timeout, what)
         await self._driver.wait_for_broker(lambda: questions.may_change, timeout, "room for one more change")
         return await self._answered(questions.change(topic, arguments), timeout, what)
+
+    async def _query(self, topic: str, arguments: dict[str, Any], timeout: float | None, what: str) -> Any:
+        query = self._session.questions.query
+        if topic not in PAGED or PAGING & arguments.keys():
+            return await self._answered(query(topic, arguments), timeout, what)
+        # A list comes in pages, and the last one is empty.
+        rows: list[dict[str, Any]] = []
+        while found := await self._answered(query(topic, arguments), timeout, what):
+            rows += found
+            arguments = {**arguments, "after_name": found[-1][PAGED[topic]]}
+        return rows
 
     async def _answered(self, query: Query | Change, timeout: float | None, what: str) -> Any:
         try:

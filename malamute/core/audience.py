@@ -9,11 +9,11 @@ from there in later iterations, and neither a publisher nor any other reader wai
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from itertools import chain
 from typing import Any
 
-from malamute.matching import CacheBudget, Explanation, Group, Groups, Index, Selector
+from malamute.matching import CacheBudget, Group, Groups, Index, Selector
 from malamute.protocol.batch import Columns, headers_of
 
 STEP = 500
@@ -55,10 +55,11 @@ class Audience:
         """A family has raised outside of the index."""
         self._plain.failed(family, error)
 
-    def explain(self, subject: str, headers: Mapping[str, Any], sender: str) -> list[Explanation]:
-        """For every group whether it takes a message and, if not, why."""
-        found = (index.explain(subject, headers, sender) for index in (self._plain, self._costly))
-        return [*chain.from_iterable(found)]
+    def named_groups(self) -> Iterator[tuple[str, Group]]:
+        """Every group with a name that stays the same while it is there."""
+        for letter, index in (("a", self._plain), ("b", self._costly)):
+            for group in index.groups():
+                yield f"{letter}{group.number:07}", group
 
     def match(self, columns: Columns) -> Sequence[Groups]:
         """The plain groups that each message is for."""

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from heapq import nlargest
+from itertools import chain
+from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING, Any
 
 from malamute.core.delivery.browse import ROWS_SHOWN, browse
-from malamute.core.presence import client, clients, queue_row, service, services
+from malamute.core.pages import PAGE_ROWS, ROW_WORK, page
+from malamute.core.presence import DETAILS_MAX, client, clients, queue_row, service, services
 from malamute.core.ready import Survey
 from malamute.core.subscription import Reader
 from malamute.errors import InvalidValue, MalamuteError, NotFound
+from malamute.matching import reason_of
 from malamute.protocol.arguments import HEADERS, ROWS, STATE, SUBJECT, Arguments
 from malamute.protocol.messages import ADDRESS, BOOLEAN, KIND, NAME, NUMBER, TEXT, Answer
 
@@ -75,9 +80,10 @@ def status(core: Core) -> dict[str, Any]:
     }
 
 
-def streams(core: Core) -> Rows:
-    """Each stream: its range of sequences, and how many read it."""
-    return [_stream(stream) for stream in core.streams.by_name.values()]
+def streams(core: Core, after_name: str = "", limit: int = PAGE_ROWS) -> Rows:
+    """Streams by name: the range of sequences of each, and how many read it."""
+    found = page(core.turn, core.streams.by_name.values(), attrgetter("name"), after_name, limit)
+    return [_stream(stream) for stream in found]
 
 
 def _stream(stream: Stream) -> dict[str, Any]:
@@ -93,9 +99,10 @@ def _stream(stream: Stream) -> dict[str, Any]:
     }
 
 
-def mailboxes(core: Core) -> Rows:
-    """Each mailbox: what is in it."""
-    return [queue_row(core, mailbox) for mailbox in core.mailboxes.by_name.values()]
+def mailboxes(core: Core, after_name: str = "", limit: int = PAGE_ROWS) -> Rows:
+    """Mailboxes by name: what is in each."""
+    found = page(core.turn, core.mailboxes.by_name.values(), attrgetter("name"), after_name, limit)
+    return [queue_row(core, mailbox) for mailbox in found]
 
 
 def queue_of(core: Core, kind: str, name: str) -> Queue:
@@ -132,12 +139,14 @@ def stream(core: Core, name: str) -> dict[str, Any]:
     found = core.streams.by_name.get(name)
     if found is None:
         raise NotFound(f"there is no stream {name!r}")
-    readers = [
-        _reader(found, subscription)
-        for group in found.audience.groups()
-        for subscription in group.members.values()
-    ]
-    return {**_stream(found), "readers": readers, "cursors": _cursors(found)}
+    everybody = chain.from_iterable(group.members.values() for group in found.audience.groups())
+    # Of very many, those furthest behind: they are what is looked for.
+    readers = nlargest(
+        DETAILS_MAX, everybody, key=lambda reader: reader.cursor and found.next - reader.cursor
+    )
+    core.turn.work -= ROW_WORK * len(readers)
+    rows = [_reader(found, reader) for reader in readers]
+    return {**_stream(found), "readers": rows, "cursors": _cursors(found)}
 
 
 def _reader(stream: Stream, subscription: Reader) -> dict[str, Any]:
@@ -153,36 +162,61 @@ def _reader(stream: Stream, subscription: Reader) -> dict[str, Any]:
 
 
 def explain(
-    core: Core, stream: str, subject: str = "", headers: Mapping[str, Any] = {}, sender: str = ""
+    core: Core,
+    stream: str,
+    subject: str = "",
+    headers: Mapping[str, Any] = {},
+    sender: str = "",
+    after_name: str = "",
+    limit: int = PAGE_ROWS,
 ) -> Rows:
-    """For each selector of a stream whether it takes a message, and if not, what failed first."""
+    """For selectors of a stream whether each takes a message, and if not, what failed first."""
     found = core.streams.by_name.get(stream)
     if found is None:
         raise NotFound(f"there is no stream {stream!r}")
+    some = page(
+        core.turn, found.audience.named_groups(), itemgetter(0), after_name, min(limit, EXPLAINED_MAX)
+    )
     return [
         {
+            "id": ident,
             "criteria": [[*criterion] for criterion in group.selector.criteria],
             "where": group.selector.where,
             "subscriptions": len(group.members),
-            "matched": matched,
+            "matched": not reason,
             "reason": reason,
         }
-        for group, matched, reason in found.audience.explain(subject, headers, sender)
+        for ident, group in some
+        for reason in [reason_of(group.selector, subject, headers, sender)]
     ]
 
 
-def cursors(core: Core, stream: str = "") -> Rows:
-    """The cursors of all streams, or of one."""
-    rows = []
-    for name, found in core.streams.by_name.items():
-        if stream in ("", name):
-            rows += [{"stream": name, **row} for row in _cursors(found)]
+def cursors(core: Core, stream: str = "", after_name: str = "", limit: int = PAGE_ROWS) -> Rows:
+    """The cursors of streams by name, or of one; a page has all of a stream."""
+    only = core.streams.by_name.get(stream)
+    wanted = [only] if only else [] if stream else core.streams.by_name.values()
+    some = page(core.turn, (s for s in wanted if s.cursors), attrgetter("name"), after_name, limit)
+    rows: Rows = []
+    for found in some:
+        if len(rows) >= limit:
+            break
+        rows += [{"stream": found.name, **row} for row in _cursors(found)]
+    core.turn.work -= len(rows)
     return rows
 
 
-def feeds(core: Core) -> Rows:
-    """Each feed: from which stream to which service, and where it stands."""
-    return [feed.row() for feed in core.feeds.by_name.values()]
+def feeds(core: Core, after_name: str = "", limit: int = PAGE_ROWS) -> Rows:
+    """Feeds by service: where each comes from, and where it stands; a page has all of a service."""
+    by_service: dict[str, Rows] = {}
+    for feed in core.feeds.by_name.values():
+        by_service.setdefault(feed.queue.name, []).append(feed.row())
+    rows: Rows = []
+    for name in page(core.turn, by_service, str, after_name, limit):
+        if len(rows) >= limit:
+            break
+        rows += by_service[name]
+    core.turn.work -= ROW_WORK * len(core.feeds.by_name)
+    return rows
 
 
 def _cursors(stream: Stream) -> Rows:
@@ -192,17 +226,23 @@ def _cursors(stream: Stream) -> Rows:
     ]
 
 
+EXPLAINED_MAX = 100
+"""Selectors in one answer: each of them is evaluated by itself."""
+
+PAGED = {"after_name": ADDRESS, "limit": ROWS}
+"""The arguments of every list that comes in pages."""
+
 Topic = Callable[..., Any]
 
 TOPICS: dict[str, tuple[Topic, Arguments]] = {
     "status": (status, Arguments()),
-    "streams": (streams, Arguments()),
+    "streams": (streams, Arguments(optional=PAGED)),
     "stream": (stream, Arguments({"name": NAME})),
     "explain": (
         explain,
-        Arguments({"stream": NAME}, {"subject": SUBJECT, "headers": HEADERS, "sender": ADDRESS}),
+        Arguments({"stream": NAME}, {"subject": SUBJECT, "headers": HEADERS, "sender": ADDRESS, **PAGED}),
     ),
-    "cursors": (cursors, Arguments(optional={"stream": ADDRESS})),
+    "cursors": (cursors, Arguments(optional={"stream": ADDRESS, **PAGED})),
     "messages": (
         messages,
         Arguments(
@@ -210,12 +250,12 @@ TOPICS: dict[str, tuple[Topic, Arguments]] = {
             {"dead": BOOLEAN, "after": NUMBER, "limit": ROWS, "where": TEXT, "state": STATE},
         ),
     ),
-    "mailboxes": (mailboxes, Arguments()),
-    "services": (services, Arguments(optional={"details": BOOLEAN})),
+    "mailboxes": (mailboxes, Arguments(optional=PAGED)),
+    "services": (services, Arguments(optional={"details": BOOLEAN, **PAGED})),
     "service": (service, Arguments({"name": NAME})),
-    "clients": (clients, Arguments(optional={"details": BOOLEAN})),
+    "clients": (clients, Arguments(optional={"details": BOOLEAN, **PAGED})),
     "client": (client, Arguments({"id": NAME})),
-    "feeds": (feeds, Arguments()),
+    "feeds": (feeds, Arguments(optional=PAGED)),
     "storage": (storage, Arguments()),
 }
 """Each topic with the arguments that it takes."""

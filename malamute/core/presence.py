@@ -1,21 +1,23 @@
 """Presence: who is connected, what each reads and offers, and how the queues are doing.
 
 The answers to the topics `clients`, `client`, `services` and `service` of QUERY. A list tells of each client
-or service how many readers and workers it has, and with `details` which; that is refused when it is too
-much for one answer. Credit is what is left of it, -1 without limit. Times of day are in seconds since the
-epoch, durations have their unit in their names.
+or service how many readers and workers it has, and with `details` which, in pages. Credit is what is left of
+it, -1 without limit. Times of day are in seconds since the epoch, durations have their unit in their names.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Sequence
+from itertools import islice
 from math import inf
-from typing import TYPE_CHECKING, Any
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from malamute.core.delivery import Consumer
 from malamute.core.measures import Measures
+from malamute.core.pages import PAGE_ROWS, ROW_WORK, page
 from malamute.core.subscription import Subscription
-from malamute.errors import NotFound, TooLarge
+from malamute.errors import NotFound
 from malamute.protocol.messages import MAILBOX, UNLIMITED
 
 if TYPE_CHECKING:
@@ -25,20 +27,21 @@ if TYPE_CHECKING:
     from malamute.core.session import Session
 
 Row = dict[str, Any]
+Item = TypeVar("Item")
 
-DETAILS_MAX = 10_000
-"""Subscriptions, offers and workers in one answer."""
+DETAILS_MAX = 1_000
+"""Subscriptions, offers and workers in one answer; one session may have as many, and a service more."""
 
 NOTHING_MEASURED = Measures().row(0.0)
 
 
-def clients(core: Core, *, details: bool = False) -> list[Row]:
-    """Each session: who it is, and what it has; with `details` as `client` tells it."""
-    sessions = core.sessions.by_peer.values()
+def clients(core: Core, *, details: bool = False, after_name: str = "", limit: int = PAGE_ROWS) -> list[Row]:
+    """Sessions by their ids: who each is, and what it has; with `details` as `client` tells it."""
+    everybody = core.sessions.by_peer.values()
+    sessions = page(core.turn, everybody, lambda session: session.ident, after_name, limit)
     if not details:
         return [_client(session) for session in sessions]
-    _check_size(len(session.sources) for session in sessions)
-    return [_client_details(session) for session in sessions]
+    return [_client_details(session) for session in _few(core, sessions, lambda s: len(s.sources))]
 
 
 def client(core: Core, id: str) -> Row:  # noqa: A002  # it is so called on the wire
@@ -54,13 +57,12 @@ def session_of(core: Core, name: str) -> Session:
     raise NotFound(f"there is no client {name!r}")
 
 
-def services(core: Core, *, details: bool = False) -> list[Row]:
-    """Each service: what is in its queue, and how many work for it; with `details` who they are."""
-    queues = core.services.by_name.values()
+def services(core: Core, *, details: bool = False, after_name: str = "", limit: int = PAGE_ROWS) -> list[Row]:
+    """Services by name: what is in each queue, and how many work for it; with `details` who they are."""
+    queues = page(core.turn, core.services.by_name.values(), attrgetter("name"), after_name, limit)
     if not details:
         return [queue_row(core, queue) for queue in queues]
-    _check_size(len(queue.consumers) for queue in queues)
-    return [_service_details(core, queue) for queue in queues]
+    return [_service_details(core, queue) for queue in _few(core, queues, lambda q: len(q.consumers))]
 
 
 def service(core: Core, name: str) -> Row:
@@ -141,7 +143,7 @@ def _offer(offer: Consumer) -> Row:
 def _service_details(core: Core, queue: Queue) -> Row:
     workers = [
         {"client": worker.session.ident, "address": worker.session.address, **_work(worker)}
-        for worker in queue.consumers.values()
+        for worker in islice(queue.consumers.values(), DETAILS_MAX)
     ]
     return {**queue_row(core, queue), "workers": workers}
 
@@ -168,7 +170,14 @@ def _left(amount: float) -> int:
     return UNLIMITED if amount == inf else max(0, int(amount))
 
 
-def _check_size(sizes: Iterable[int]) -> None:
-    total = sum(sizes)
-    if total > DETAILS_MAX:
-        raise TooLarge(f"{total} details are too much for one answer: ask for one by its name")
+def _few(core: Core, items: Sequence[Item], details: Callable[[Item], int]) -> list[Item]:
+    """The first items with so many details as one answer may have, and one in any case."""
+    few: list[Item] = []
+    total = 0
+    for item in items:
+        total += min(details(item), DETAILS_MAX)
+        if few and total > DETAILS_MAX:
+            break
+        few.append(item)
+    core.turn.work -= ROW_WORK * min(total, DETAILS_MAX)
+    return few

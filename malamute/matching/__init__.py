@@ -24,7 +24,7 @@ from malamute.matching.compiled import message_test
 from malamute.matching.constituents import ConstituentTables
 from malamute.matching.family import FAMILIES, Family, TermFamily, load_plugins, register
 from malamute.matching.filter import Filter
-from malamute.matching.index import Explanation, Group, Groups, Index
+from malamute.matching.index import Explanation, Group, Groups, Index, reason_of
 from malamute.matching.parser import parse, parse_normal
 from malamute.matching.selector import Criterion, Selector
 from malamute.matching.single import Single
@@ -49,6 +49,7 @@ __all__ = [
     "message_test",
     "parse",
     "parse_normal",
+    "reason_of",
     "regex",
     "register",
     "subjects",

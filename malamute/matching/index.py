@@ -205,7 +205,7 @@ class Index:
         """For every group whether it matches and, if not, the first criterion that failed."""
         message = Message(subject, headers or NO_HEADERS, sender)
         # Each selector is asked by itself: nothing of what strangers name is kept.
-        reasons = ((group, _reason(group.selector, message)) for group in self.groups())
+        reasons = ((group, reason_of(group.selector, *message)) for group in self.groups())
         return [Explanation(group, not reason, reason) for group, reason in reasons]
 
     @property
@@ -319,7 +319,9 @@ def _needs_headers(selector: Selector) -> bool:
     return bool(parse_normal(selector.where).attributes() - {Place.SUBJECT})
 
 
-def _reason(selector: Selector, message: Message) -> str:
+def reason_of(selector: Selector, subject: str, headers: Headers, sender: str) -> str:
+    """Why a selector does not take a message: the first test that fails; empty if it takes it."""
+    message = Message(subject, headers, sender)
     reasons = []
     for name, pattern in selector.criteria:
         try:

@@ -18,9 +18,10 @@ from core_bench import (
 )
 
 from malamute.core.measures import ERROR
+from malamute.core.pages import PAGE_ROWS, ROW_WORK
 from malamute.core.presence import DETAILS_MAX
 from malamute.core.session import Session
-from malamute.protocol.messages import Answer, Credit, Error, Hello, Query
+from malamute.protocol.messages import Answer, Commit, Credit, Error, Hello, Query
 
 NEAR = ERROR * 1.001
 
@@ -71,7 +72,10 @@ def test_wp12_a_client_that_is_gone_is_told_until_it_expires():
     bench = Bench(expiry=10.0)
     bench.open("alice", "carl")
     bench.lost("alice")
-    assert [row["connected"] for row in ask(bench, "clients")] == [False, True]
+    assert {row["address"]: row["connected"] for row in ask(bench, "clients")} == {
+        "alice": False,
+        "carl": True,
+    }
     bench.wait(10.0)
     assert [row["address"] for row in ask(bench, "clients")] == ["carl"]
 
@@ -131,17 +135,82 @@ def test_bytes_that_a_message_took_too_many_are_none_left(bench):
     assert (row["credit"], row["credit_bytes"]) == (8, 0)
 
 
-def test_all_clients_are_told_with_details_up_to_a_bound(bench, monkeypatch):
+def test_clients_with_details_come_in_pages_of_bounded_size(bench, monkeypatch):
     bench.tell("alice", *[subscribe(number) for number in range(1, 4)])
     bench.tell("bob", offer())
-    assert [len(row["subscriptions"]) for row in ask(bench, "clients", details=True)] == [3, 0, 0]
+    rows = ask(bench, "clients", details=True)
+    assert {row["address"]: len(row["subscriptions"]) for row in rows} == {"alice": 3, "bob": 0, "carl": 0}
     assert ask(bench, "clients", details=False) == ask(bench, "clients")
     assert DETAILS_MAX >= 1_000
-    monkeypatch.setattr("malamute.core.presence.DETAILS_MAX", 4)
-    assert len(ask(bench, "clients", details=True)) == 3
-    bench.tell("bob", offer(2))
-    assert refused(bench, "clients", details=True) == 413
-    assert len(ask(bench, "clients")) == 3
+    monkeypatch.setattr("malamute.core.presence.DETAILS_MAX", 2)
+    pages = [ask(bench, "clients", details=True)]
+    while pages[-1]:
+        pages.append(ask(bench, "clients", details=True, after_name=pages[-1][-1]["id"]))
+    assert len(pages) == 3
+    assert [row for page in pages for row in page] == rows
+
+
+def names(bench, topic, **arguments):
+    return [row["name"] for row in ask(bench, topic, **arguments)]
+
+
+@pytest.mark.parametrize("topic", ["streams", "mailboxes", "services"])
+def test_a_list_comes_in_pages_in_the_order_of_its_names(bench, topic):
+    make = {"streams": lambda name: publish(b"1", stream=name), "mailboxes": lambda name: send(name, b"1")}
+    for n in (3, 1, 2, *range(4, PAGE_ROWS + 3)):
+        name = f"{n:04}"
+        bench.tell("alice", make.get(topic, lambda name: request(b"1", service=name))(name))
+    bench.settle()
+    every = [f"{n:04}" for n in range(1, PAGE_ROWS + 3)]
+    assert names(bench, topic, limit=2) == every[:2]
+    assert names(bench, topic, after_name="0002", limit=2) == every[2:4]
+    first = names(bench, topic, limit=1_000)
+    assert first == every[:PAGE_ROWS]
+    rest = names(bench, topic, after_name=first[-1])
+    assert [name for name in rest if name in every] == every[PAGE_ROWS:]
+    assert names(bench, topic, after_name="~") == []
+
+
+def test_a_query_counts_as_work_of_its_iteration(bench):
+    for n in range(50):
+        bench.tell("alice", publish(b"1", stream=f"{n}"))
+    before = bench.core.turn.work
+    bench.receive("carl", Query(1, "streams", {}))
+    assert before - bench.core.turn.work >= 50 * ROW_WORK
+
+
+def test_cursors_and_feeds_come_in_pages_of_whole_streams_and_services(bench):
+    for stream in "ba":
+        bench.tell("alice", publish(b"1", stream=stream))
+        bench.settle()
+        bench.tell("alice", *[Commit(stream, 0, f"c{n}", 1) for n in range(3)])
+    bench.settle()
+    page = ask(bench, "cursors", limit=1)
+    assert [(row["stream"], row["name"]) for row in page] == [("a", "c0"), ("a", "c1"), ("a", "c2")]
+    page = ask(bench, "cursors", limit=1, after_name="a")
+    assert {row["stream"] for row in page} == {"b"}
+    assert ask(bench, "cursors", after_name="b") == ask(bench, "cursors", stream="nothing") == []
+    assert len(ask(bench, "cursors", stream="b")) == 3
+    assert ask(bench, "feeds") == []
+
+
+def test_selectors_are_explained_in_pages(bench):
+    where = [f"x = {n}" for n in range(3)] + [f"not y = {n}" for n in range(3)]
+    bench.tell("alice", *[subscribe(n, where=text) for n, text in enumerate(where, 1)])
+    rows = ask(bench, "explain", stream="s", subject="a", headers={"x": 1})
+    assert [row["where"] for row in rows if row["matched"]] == [where[1], *where[3:]]
+    paged = []
+    while page := ask(
+        bench,
+        "explain",
+        stream="s",
+        subject="a",
+        headers={"x": 1},
+        limit=2,
+        after_name=paged[-1]["id"] if paged else "",
+    ):
+        paged += page
+    assert paged == rows
 
 
 def test_a_service_is_told_with_its_workers(bench):
@@ -174,12 +243,11 @@ def test_a_service_is_told_with_its_workers(bench):
     assert [row["consumers"] for row in ask(bench, "services")] == [2]
 
 
-def test_more_workers_than_one_answer_holds_are_refused(bench, monkeypatch):
+def test_of_more_workers_than_one_answer_holds_the_first_are_told(bench, monkeypatch):
     monkeypatch.setattr("malamute.core.presence.DETAILS_MAX", 1)
-    bench.tell("bob", offer(1))
-    assert len(ask(bench, "services", details=True)) == 1
-    bench.tell("bob", offer(2))
-    assert refused(bench, "services", details=True) == 413
+    bench.tell("bob", offer(1), offer(2))
+    (told,) = ask(bench, "services", details=True)
+    assert (len(told["workers"]), told["consumers"]) == (1, 2)
 
 
 @pytest.mark.parametrize(

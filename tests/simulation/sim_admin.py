@@ -20,6 +20,7 @@ VALUES: Mapping[str, tuple[Any, ...]] = {
     "where": ("", "n = 1", "subject = 'a.x'"),
     "state": ("", *MESSAGE_STATES),
     "after": (0, 1, 3),
+    "after_name": ("", "kept", "m"),
     "limit": (1, 2, 1000),
     "dead": (True, False),
     "details": (True, False),

@@ -1,0 +1,47 @@
+"""Lists in pages: an answer has a bounded number of rows, in order of their keys.
+
+A list of all there is would hold up everybody, and fill the memory while it waits to be sent. So whoever asks
+gets the first rows after a key, and asks again after the last one that it got; an empty page is the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from heapq import nsmallest
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    from malamute.core.ready import Turn
+
+PAGE_ROWS = 200
+"""Rows of a page, at the most."""
+
+ROW_WORK = 10
+"""What making and encoding a row costs."""
+
+LOOKED_AT = 20
+"""So many things that are only looked at cost as much as one unit of work."""
+
+Item = TypeVar("Item")
+
+
+def page(
+    turn: Turn, items: Iterable[Item], key: Callable[[Item], str], after: str, limit: int = PAGE_ROWS
+) -> list[Item]:
+    """The items whose keys come next after one, in their order. It counts as work of the iteration."""
+    looked_at = 0
+
+    def behind() -> Iterable[tuple[str, Item]]:
+        nonlocal looked_at
+        for item in items:
+            looked_at += 1
+            if (own := key(item)) > after:
+                yield own, item
+
+    rows = nsmallest(min(limit, PAGE_ROWS), behind(), key=_key)
+    turn.work -= looked_at // LOOKED_AT + ROW_WORK * len(rows)
+    return [item for _, item in rows]
+
+
+def _key(pair: tuple[str, Any]) -> str:
+    return pair[0]
