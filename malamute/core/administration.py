@@ -295,11 +295,16 @@ def purge(
     """Drop messages of a queue, or dead letters: those that are named or found, or all."""
     queue = queue_of(core, kind, name)
 
-    def found(sequences: list[int]) -> None:
-        count = len(sequences)
-        if not dry_run:
-            count = queue.dead.drop(sequences) if dead else queue.purge(sequences)
+    def told(count: int) -> None:
         answered({"kind": kind, "name": name, "messages": count})
+
+    def found(sequences: list[int]) -> None:
+        if dry_run:
+            told(len(sequences))
+        elif dead:
+            told(queue.dead.drop(sequences))
+        else:
+            queue.purge(sequences, told, failed)
 
     choose(queue, found, dead=dead, **chosen)
 

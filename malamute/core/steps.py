@@ -2,8 +2,8 @@
 
 What has to ask the store between two things that it does is written as a generator: it yields a `Question`
 and gets the answer, or yields `STORED` and goes on when all of this turn is durable, with the error that kept
-it from being so or None. Between the steps the broker does other things: what was true before a `yield` may
-not be true after it.
+it from being so or None. What is long yields `GO_ON` and goes on in the next iteration. Between the steps the
+broker does other things: what was true before a `yield` may not be true after it.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from typing import Any, Final, Literal
 from malamute.core.ready import Question, Turn
 
 STORED: Final = "stored"
+GO_ON: Final = "go on"
 
-Steps = Generator[Question | Literal["stored"], Any, Any]
+Steps = Generator[Question | Literal["stored", "go on"], Any, Any]
 
 
 def proceed(turn: Turn, steps: Steps) -> None:
@@ -26,7 +27,9 @@ def proceed(turn: Turn, steps: Steps) -> None:
             wanted = steps.send(answer)
         except StopIteration:
             return
-        if isinstance(wanted, str):
+        if wanted == GO_ON:
+            turn.later(lambda: go(None))
+        elif isinstance(wanted, str):
             turn.when_stored(go)
         else:
             turn.ask(wanted, go)

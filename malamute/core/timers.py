@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from heapq import heapify, heappop, heappush
 
-TIMERS_PER_TICK = 10_000
+TIMERS_PER_TICK = 500
 """Timers that one tick runs. The loop takes in other work before the rest of them."""
 
 CANCELLED_MIN = 100

@@ -9,7 +9,17 @@ from malamute.core import audience, ready, replay
 from malamute.core.delivery import Queue
 from malamute.core.delivery.dealing import SEARCH_MESSAGES
 from malamute.matching import Index, Single
-from malamute.protocol.messages import Deliver, Error, Nak, Reject, Switch
+from malamute.protocol.messages import (
+    Answer,
+    Cancel,
+    Change,
+    Deliver,
+    Error,
+    Nak,
+    Query,
+    Reject,
+    Switch,
+)
 
 DEPTH = 20_000
 
@@ -186,3 +196,97 @@ def test_a_few_costly_selectors_stay_live():
     bench.settle()
     bench.tell("alice", publish(*[b"x"] * 100))
     assert not [m for m in bench.sent("costly") if isinstance(m, Switch)]
+
+
+STEP = 1_000
+"""What one iteration may end or give back of what a command names."""
+
+
+def in_iterations(bench: Bench, ended) -> list[int]:
+    """How many messages each iteration ended or gave back, until there is nothing left to do."""
+    steps = [ended()]
+    while bench.core.turn.chores or bench.appends or bench.reads:
+        before = ended()
+        if bench.appends or bench.reads:
+            bench.commit() if bench.appends else bench.read()
+        else:
+            bench.turn()
+        steps.append(ended() - before)
+    return steps
+
+
+def test_a_purge_of_a_deep_queue_goes_on_in_bounded_steps():
+    bench = deep(5_500)
+    queue = bench.core.services.by_name["w"]
+    bench.tell("alice", Change(0, "queue.purge", {"kind": "service", "name": "w"}))
+    steps = in_iterations(bench, lambda: 5_500 - len(queue.entries))
+    assert max(steps) <= STEP
+    assert sum(steps) == 5_500
+    (answer,) = [m for m in bench.sent("alice") if not isinstance(m, Error)]
+    assert answer.value["messages"] == 5_500
+
+
+def test_a_purge_that_the_disk_refuses_half_way_says_so_and_loses_nothing():
+    bench = deep(3_000)
+    queue = bench.core.services.by_name["w"]
+    bench.tell("alice", Change(0, "queue.purge", {"kind": "service", "name": "w"}))
+    bench.commit()
+    bench.fail()
+    bench.settle()
+    assert [m.code for m in bench.sent("alice") if isinstance(m, Error)] == [507]
+    assert (len(queue.entries), queue.waiting) == (2_000, 2_000)
+
+
+@pytest.mark.parametrize("end", ["lost", "cancel", "nak"])
+def test_what_a_worker_held_is_given_back_in_bounded_steps_and_in_order(end):
+    bench = deep(5_500)
+    bench.open("worker")
+    bench.ask("worker", offer(1))
+    bench.settle()
+    bench.sent("worker")
+    queue = bench.core.services.by_name["w"]
+    assert queue.waiting == 0
+    if end == "lost":
+        bench.lost("worker")
+    elif end == "cancel":
+        bench.tell("worker", Cancel(1))
+    else:
+        bench.tell("worker", Nak(1, [(1, 5_500)], 0))
+    steps = in_iterations(bench, lambda: len([e for e in queue.entries.values() if e.where != "unstored"]))
+    assert max(steps[1:]) <= STEP
+    assert sum(steps) == 5_500
+    bench.open("other")
+    bench.tell("other", offer(1))
+    bench.settle()
+    got = [item.sequence for item in [*bench.got("worker"), *bench.got("other")]]
+    assert got == list(range(1, 5_501))
+
+
+def test_an_ack_of_very_much_ends_it_in_bounded_steps():
+    bench = deep(5_500)
+    bench.open("worker")
+    bench.ask("worker", offer(1))
+    bench.settle()
+    queue = bench.core.services.by_name["w"]
+    before = len(queue.entries)
+    bench.tell("worker", ack(1, (1, 5_500)))
+    # None of it goes back to the queue, even if its worker goes before the last step.
+    bench.lost("worker")
+    steps = in_iterations(bench, lambda: before - len(queue.entries))
+    assert max(steps[1:]) <= STEP < 5 * STEP < sum(steps)
+    assert (len(queue.entries), queue.waiting) == (0, 0)
+
+
+def test_a_look_at_a_deep_queue_that_finds_nothing_goes_on_in_bounded_steps(monkeypatch):
+    bench = deep()
+    sizes = looked_at(monkeypatch)
+    where = {"kind": "service", "name": "w", "state": "delayed"}
+    bench.tell("alice", Query(1, "messages", where))
+    iterations = 0
+    while bench.core.turn.chores:
+        sizes.clear()
+        bench.turn()
+        assert sum(sizes) <= ready.WORK_MAX + 2 * STEP
+        iterations += 1
+    assert iterations >= DEPTH // (ready.WORK_MAX + 2 * STEP) - 1
+    assert [m.value for m in bench.sent("alice") if isinstance(m, Answer)] == [[]]

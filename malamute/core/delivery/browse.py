@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from sys import maxsize
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from malamute.core.delivery.cold import records_of, runs
+from malamute.core.delivery.cold import RUN_MESSAGES, records_of, runs
 from malamute.core.delivery.entry import Entry
-from malamute.core.steps import Steps, proceed
+from malamute.core.steps import GO_ON, Steps, proceed
 from malamute.core.storage import Frame, Message
 from malamute.errors import Malformed, NotFound
 from malamute.matching import message_test, parse
@@ -78,7 +78,7 @@ def browse(
     state: str = "",
 ) -> None:
     """Call back with the rows of some messages. Raises `InvalidSelector`."""
-    entries = [entry for entry in _all(queue, dead) if entry.sequence > after]
+    entries = _all(queue, dead, after)
     found: list[dict[str, Any]] = []
     look = _Look(queue, dead, _test(where), state, limit, lambda item: found.append(item.row()))
     proceed(queue.turn, look.steps(entries, lambda: then(found), records=True))
@@ -98,10 +98,12 @@ def choose(
 
     Raises `InvalidSelector`, or `NotFound` for a sequence that is not there.
     """
-    entries = _all(queue, dead)
     test = _test(where)
-    if sequences is not None:
-        entries = _named({entry.sequence: entry for entry in entries}, sequences)
+    if sequences is None:
+        entries = _all(queue, dead)
+    else:
+        known = {entry.sequence: entry for entry in queue.dead.here()} if dead else queue.entries
+        entries = iter(_named(known, sequences))
     found: list[int] = []
     look = _Look(queue, dead, test, state, limit or maxsize, lambda item: found.append(item.message.sequence))
     proceed(queue.turn, look.steps(entries, lambda: then(found), records=test is not None))
@@ -114,8 +116,17 @@ def _named(entries: Mapping[int, Entry], sequences: Sequence[int]) -> list[Entry
     return [entries[sequence] for sequence in sorted(set(sequences))]
 
 
-def _all(queue: Queue, dead: bool) -> list[Entry]:
-    return queue.dead.here() if dead else list(queue.entries.values())
+def _all(queue: Queue, dead: bool, after: int = 0) -> Iterator[Entry]:
+    if dead:
+        return (entry for entry in queue.dead.here() if entry.sequence > after)
+    return _from(queue, after + 1)
+
+
+def _from(queue: Queue, sequence: int) -> Iterator[Entry]:
+    """The entries from a sequence on. Whoever takes some may let others come and go before taking more."""
+    while run := queue.run_from(sequence, RUN_MESSAGES):
+        yield from run
+        sequence = run[-1].sequence + 1
 
 
 class _Look:
@@ -137,12 +148,16 @@ class _Look:
         self._limit = limit
         self._take = take
 
-    def steps(self, entries: Sequence[Entry], done: Callable[[], None], *, records: bool) -> Steps:
+    def steps(self, entries: Iterable[Entry], done: Callable[[], None], *, records: bool) -> Steps:
         """Look at these messages, with their `records` or without."""
         queue, dead = self._queue, self._dead
         kind = queue.dead.kind if dead else queue.kind
-        some = runs(entry for entry in entries if not self._state or self._state_of(entry) == self._state)
-        for run in some:
+        for run in runs(entries):
+            if queue.turn.work <= 0:
+                yield GO_ON
+            queue.turn.work -= len(run)
+            if self._state:
+                run = [entry for entry in run if self._state_of(entry) == self._state]
             run = run[: self._limit] if self._test is None else run
             brought = (yield from records_of(kind, queue.name, run)) if records else {}
             here = queue.dead.entries if dead else queue.entries

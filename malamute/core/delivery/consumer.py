@@ -86,7 +86,7 @@ class Consumer:
 
     def acknowledge(self, ranges: Ranges) -> None:
         """They are done: remove them."""
-        self.queue.complete(self, self.held(ranges))
+        self.queue.acknowledge(self, self.held(ranges))
 
     def give_back(self, ranges: Ranges, delay: float | None) -> None:
         """They were tried and go back to the queue, after a delay in seconds; None is by the backoff."""

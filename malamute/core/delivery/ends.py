@@ -13,7 +13,7 @@ from pyroaring import BitMap64
 
 from malamute.core.delivery.cold import records_of, runs
 from malamute.core.delivery.entry import Entry, ranges_of, size_of
-from malamute.core.steps import Steps, proceed
+from malamute.core.steps import GO_ON, Steps, proceed
 from malamute.core.storage import DeleteMessages
 
 if TYPE_CHECKING:
@@ -115,12 +115,15 @@ class Ends:
 
     def _burial(self, entries: Sequence[Entry], outcome: str, reason: str, worker: str) -> Steps:
         queue = self._queue
-        for run in runs(entries) if queue.policy.dead_letters else [entries]:
-            here = run
-            if queue.policy.dead_letters:
-                records = yield from records_of(queue.kind, queue.name, run)
-                # The queue may have been cleared meanwhile.
-                here = [entry for entry in run if entry.sequence in queue.entries]
+        for run in runs(entries):
+            if queue.turn.work <= 0:
+                yield GO_ON
+            queue.turn.work -= 2 * len(run)
+            kept = queue.policy.dead_letters > 0
+            records = (yield from records_of(queue.kind, queue.name, run)) if kept else {}
+            # The queue may have been cleared meanwhile.
+            here = [entry for entry in run if entry.sequence in queue.entries]
+            if kept:
                 queue.dead.bury(here, records, reason)
             gone = [entry.sequence for entry in here]
             self.end(gone, outcome, reason, bound=True, worker=worker)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING
 
@@ -19,6 +19,7 @@ from malamute.core.delivery.identities import Identities
 from malamute.core.delivery.marks import Marks
 from malamute.core.delivery.options import Options
 from malamute.core.delivery.schedule import Schedule
+from malamute.core.steps import GO_ON, STORED, Steps, proceed
 from malamute.core.storage import QueueState
 
 if TYPE_CHECKING:
@@ -31,6 +32,10 @@ if TYPE_CHECKING:
     from malamute.core.timers import Timer
     from malamute.errors import MalamuteError
     from malamute.matching import Selector
+
+
+STEP_MESSAGES = 1_000
+"""Messages that are given back or end in one iteration, of those that do so together."""
 
 
 class Queue:
@@ -250,7 +255,7 @@ class Queue:
         held = {*consumer.outstanding, *self.dealing.leave(consumer)}
         consumer.detach(list(consumer.outstanding))
         consumer.unwatch()
-        self._requeue(sorted(held), 0.0)
+        self._in_steps(sorted(held), lambda some: self._requeue(some, 0.0))
         if not self.consumers:
             self.ahead.clear()
             self.marks.take_back()
@@ -265,10 +270,16 @@ class Queue:
         consumer.detach(sequences)
         self.ends.end(sequences, "acknowledged", bound=confirmed, worker=consumer.session.address)
 
+    def acknowledge(self, consumer: Consumer, sequences: Sequence[int]) -> None:
+        """The same for what nothing else depends on, however much it is."""
+        consumer.detach(sequences)
+        worker = consumer.session.address
+        self._in_steps(sequences, lambda some: self.ends.end(some, "acknowledged", worker=worker))
+
     def give_back(self, consumer: Consumer, sequences: Sequence[int], delay: float | None) -> None:
         """What a consumer held goes back after an attempt; without a delay, by the backoff."""
         consumer.detach(sequences)
-        self._requeue(sorted(sequences), delay)
+        self._in_steps(sorted(sequences), lambda some: self._requeue(some, delay))
 
     def release(self, consumer: Consumer, sequences: Sequence[int]) -> None:
         """What a consumer held goes back as if it had not been delivered."""
@@ -290,9 +301,44 @@ class Queue:
         """Remove the messages of a sender under a correlation, if the disk lets it. Returns how many."""
         return self.ends.end_early(self.correlations.of(sender, correlation), "withdrawn")
 
-    def purge(self, sequences: Iterable[int]) -> int:
-        """Drop messages, if the disk lets it. Returns how many were to be had."""
-        return self.ends.end_early(sequences, "purged")
+    def purge(
+        self, sequences: Sequence[int], done: Callable[[int], None], failed: Callable[[MalamuteError], None]
+    ) -> None:
+        """Drop messages, if the disk lets it, so many in a commit.
+
+        Calls back with how many were to be had, in the iteration of the last ones, or with why not all.
+        """
+        proceed(self.turn, self._purge(sequences, done, failed))
+
+    def _purge(
+        self, sequences: Sequence[int], done: Callable[[int], None], failed: Callable[[MalamuteError], None]
+    ) -> Steps:
+        count = 0
+        for start in range(0, len(sequences), STEP_MESSAGES):
+            if start and (error := (yield STORED)) is not None:
+                failed(error)
+                return
+            self.turn.work -= STEP_MESSAGES
+            count += self.ends.end_early(sequences[start : start + STEP_MESSAGES], "purged")
+        done(count)
+
+    def _in_steps(self, sequences: Sequence[int], act: Callable[[Sequence[int]], None]) -> None:
+        """Do something with messages that are nowhere now: the first at once, and so many in an iteration."""
+        if len(sequences) <= STEP_MESSAGES:
+            act(sequences)
+            return
+        for sequence in sequences:
+            # As if the disk did not know them yet: nobody takes them before it is their turn.
+            self.entries[sequence].where = "unstored"
+        proceed(self.turn, self._steps(sequences, act))
+
+    def _steps(self, sequences: Sequence[int], act: Callable[[Sequence[int]], None]) -> Steps:
+        for start in range(0, len(sequences), STEP_MESSAGES):
+            if start:
+                yield GO_ON
+            self.turn.work -= STEP_MESSAGES
+            # The queue may have been cleared meanwhile.
+            act([s for s in sequences[start : start + STEP_MESSAGES] if s in self.entries])
 
     def _requeue(self, sequences: Sequence[int], delay: float | None) -> None:
         """Let messages that come back wait again, unless they had their attempts."""
