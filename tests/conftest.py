@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import multiprocessing
+import signal
 from collections import Counter
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadScopeScheduling
+
+import malamute
+import malamute.aio
+
+PATIENCE = 60.0
+"""Seconds."""
 
 # A run of the tests says the same thing every time. `make fuzz` looks for what nobody has thought of.
 # How fast it is made is no property of an example: a busy machine is slow.
@@ -19,6 +26,13 @@ settings.load_profile("fixed")
 
 # Processes that tests fork have these imported already: that takes longer than most tests.
 multiprocessing.set_forkserver_preload(["malamute.server.daemon", "malamute.client.sync"])
+
+# A process that a shell starts in the background ignores Control-C, and so do all that it starts.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# No test is about how fast the machine is: where one says no time-out, a busy machine is waited for.
+for connect in (malamute.connect, malamute.aio.connect):
+    connect.__kwdefaults__["timeout"] = PATIENCE
 
 TOGETHER = ("tests/spark/", "tests/docs/test_docs_site.py")
 """One session of Spark, and one build of the site, for all tests there."""

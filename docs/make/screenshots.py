@@ -53,7 +53,7 @@ SCREENS = {
         [
             "malamute stream list",
             "malamute sub weather --cursor archive --start first -n 2",
-            "malamute stream info weather",
+            "malamute stream show weather",
             "malamute service list",
         ],
         columns=130,

@@ -30,7 +30,7 @@ SHEETS: Mapping[str, Sheet] = {
         ("Go on where this reader was", "malamute sub orders --cursor billing"),
         ("Copy a stream", "malamute sub one --start first --wait 1 --json | malamute pub two --file -"),
         ("Page through what is kept", "malamute stream view weather --since 1h"),
-        ("See who reads it and how far behind", "malamute stream info weather"),
+        ("See who reads it and how far behind", "malamute stream show weather"),
         (
             "Why does a subscriber not get this?",
             "malamute stream explain weather temp.oslo --failed",

@@ -31,8 +31,8 @@ def listing(*, connection: Connection, as_json: bool) -> None:
 @client_argument
 @connects
 @json_option
-def info(name: str, *, connection: Connection, as_json: bool) -> None:
-    """Tell of one client, by its id or its address: whether it is there, what it reads and what it offers."""
+def show(name: str, *, connection: Connection, as_json: bool) -> None:
+    """Show one client, by its id or its address: whether it is there, what it reads and what it offers."""
     with connection.open() as asking:
         found = asking.query("client", id=name)
     mailbox = found.pop("mailbox")

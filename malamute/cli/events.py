@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from malamute.cli.exits import TIMED_OUT
-from malamute.cli.options import Connection, connects, examples
+from malamute.cli.options import Connection, connects, examples, waits
 from malamute.cli.printing import Render, printable, prints_messages
 from malamute.cli.signals import until_stopped
 from malamute.cli.subscribe import follow, window
@@ -37,12 +37,7 @@ def as_event(message: Message) -> bytes:
     "--start", default="new", show_default=True, metavar="START", help="Where to begin, as for malamute sub."
 )
 @click.option("--count", "-n", type=click.IntRange(min=1), help="End after this many events.")
-@click.option(
-    "--wait",
-    type=click.FloatRange(min=0),
-    metavar="SECONDS",
-    help="End when none comes for so long; with --count, and fewer events, that is exit code 3.",
-)
+@waits("End when none comes for so long; with --count, and fewer events, that is exit code 3.")
 @connects
 @prints_messages(as_event)
 def events(

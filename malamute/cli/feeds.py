@@ -8,7 +8,7 @@ import click
 
 from malamute.cli import completion
 from malamute.cli.inspection import dry_run_option, make_change, show_found
-from malamute.cli.options import Connection, connects, examples, json_option, selects
+from malamute.cli.options import Connection, connects, criteria_of, examples, json_option, selects
 from malamute.cli.queues import service
 from malamute.cli.tables import criteria_words
 
@@ -33,9 +33,8 @@ from malamute.cli.tables import criteria_words
 def feed(
     name: str,
     stream: str,
-    patterns: tuple[str, ...],
     *,
-    family: str,
+    criteria: list[tuple[str, Any]],
     where: str,
     start: str,
     delete: bool,
@@ -50,12 +49,12 @@ def feed(
     """
     connection, name = connection.to(name, "service")
     connection, stream = connection.to(stream, "stream")
-    if delete and (patterns or where or start):
+    if delete and (criteria != criteria_of("", ()) or where or start):
         raise click.UsageError("a feed is deleted as a whole")
     arguments: dict[str, Any] = {"service": name, "stream": stream, "dry_run": dry_run}
     if not delete:
-        criteria = [[family, pattern] for pattern in patterns] or [["all", ""]]
-        arguments |= {"criteria": criteria, "where": where, **({"start": start} if start else {})}
+        arguments |= {"criteria": [[*criterion] for criterion in criteria], "where": where}
+        arguments |= {"start": start} if start else {}
     make_change(connection, "feed.delete" if delete else "feed.set", as_json=as_json, **arguments)
 
 

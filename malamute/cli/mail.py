@@ -10,21 +10,18 @@ import click
 
 from malamute.cli import completion
 from malamute.cli.exits import FAILED
-from malamute.cli.options import Connection, connects, examples, json_option
+from malamute.cli.options import Connection, connects, examples, json_option, waits
 from malamute.cli.payload import body_of, headers_option
 from malamute.cli.printing import Render, as_line, printable, prints_messages, show, to_json
-from malamute.cli.sending import message_options
+from malamute.cli.sending import ACKNOWLEDGED, message_options
 from malamute.cli.signals import until_stopped
 from malamute.errors import TimedOut
-
-ACKNOWLEDGED = "acknowledged"
-"""The outcome that every sender hopes for."""
 
 
 @click.command(
     epilog=examples(
         "malamute send bob hello 'see you at nine'",
-        "malamute send bob alarm --priority 9 --outcome --address alice --timeout 600",
+        "malamute send bob alarm --priority 9 --outcome --address alice --wait 600",
     )
 )
 @click.argument("mailbox", shell_complete=completion.names("mailboxes"))
@@ -39,6 +36,7 @@ ACKNOWLEDGED = "acknowledged"
 )
 @click.option("--outcome", is_flag=True, help="Wait until it is settled, and tell how it ended.")
 @message_options("ttl", "priority", "delay", "at", "id", "immediate", "reply_to")
+@waits("How long to wait for the outcome.")
 @connects
 @json_option
 def send(
@@ -50,13 +48,14 @@ def send(
     confirm: bool,
     outcome: bool,
     options: dict[str, Any],
+    wait: float | None,
     connection: Connection,
     as_json: bool,
 ) -> None:
     """Send a message to MAILBOX, whether its owner is there or not. BODY is text, or - for standard input.
 
     With --outcome it ends when the message is settled: acknowledged, expired, rejected, dead-lettered,
-    withdrawn or purged. Anything but acknowledged is exit code 4, and none within --timeout is 3. It comes to
+    withdrawn or purged. Anything but acknowledged is exit code 4, and none within --wait is 3. It comes to
     the mailbox of --address.
     """
     if outcome and not connection.address:
@@ -67,7 +66,7 @@ def send(
     with connection.open() as client:
         sent = client.send(mailbox, subject, body_of(body), headers, assurance=assurance, **options)
         if outcome:
-            ended, reason = sent.wait(connection.timeout), sent.reason
+            ended, reason = sent.wait(connection.timeout if wait is None else wait), sent.reason
     if as_json:
         told = {"outcome": ended, "reason": reason or None} if outcome else {}
         click.echo(to_json({"mailbox": mailbox, "messages": 1, "confirmed": confirm, **told}))
@@ -89,12 +88,7 @@ def send(
     show_default=True,
     help="End after this many messages; 0 is without end.",
 )
-@click.option(
-    "--wait",
-    type=click.FloatRange(min=0),
-    metavar="SECONDS",
-    help="End when no message comes for so long; with fewer messages than --count that is exit code 3.",
-)
+@waits("End when no message comes for so long; with fewer messages than --count that is exit code 3.")
 @click.option("--ack/--no-ack", default=True, show_default=True, help="Take the messages out of the mailbox.")
 @connects
 @prints_messages(as_line)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -26,6 +26,13 @@ if TYPE_CHECKING:
 
 URL = "tcp://127.0.0.1:9999"
 TIMEOUT = 5.0
+
+FAMILIES = ("topic", "topic-amqp", "exact", "prefix", "regex", "fields", "geo", "all")
+"""What a broker knows without plug-ins, listed here since help is not to load the matching engine."""
+
+JSON_FAMILIES = ("fields", "geo")
+"""Families whose patterns are more than text."""
+
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -100,20 +107,69 @@ def examples(*commands: str) -> str:
 
 
 def selects(function: Function) -> Function:
-    """Add PATTERN..., --family and --where: which messages of a stream are meant."""
-    for option in (
-        click.option("--where", default="", metavar="EXPRESSION", help="A match expression on the headers."),
-        click.option(
-            "--family",
-            default="topic",
-            show_default=True,
-            metavar="NAME",
-            help="How patterns are read: topic, exact, prefix, topic-amqp.",
-        ),
-        click.argument("patterns", nargs=-1, metavar="[PATTERN]..."),
-    ):
-        function = option(function)
-    return function
+    """Add PATTERN..., --family and --where: which messages of a stream are meant.
+
+    The command gets `criteria`, pairs of a family and a pattern, and `where`.
+    """
+
+    @click.option("--where", default="", metavar="EXPRESSION", help="A match expression on the headers.")
+    @click.option(
+        "--family",
+        default="topic",
+        show_default=True,
+        metavar="NAME",
+        help=f"How patterns are read: {', '.join(FAMILIES)}, or one of a plug-in of the broker.",
+    )
+    @click.argument("patterns", nargs=-1, metavar="[PATTERN]...")
+    @functools.wraps(function)
+    def command(*args: Any, family: str, patterns: tuple[str, ...], **more: Any) -> Any:
+        return function(*args, criteria=criteria_of(family, patterns), **more)
+
+    return command  # type: ignore[return-value]  # the wrapper takes the place of what it wraps
+
+
+def criteria_of(family: str, patterns: Sequence[str]) -> list[tuple[str, Any]]:
+    """The criteria of patterns of one family; all messages when there are none.
+
+    Where a family takes more than text, a pattern in brackets is JSON. Raises `click.BadParameter`.
+    """
+    return [(family, _pattern_of(family, pattern)) for pattern in patterns] or [("all", "")]
+
+
+def _pattern_of(family: str, pattern: str) -> Any:
+    if family not in JSON_FAMILIES or not pattern.lstrip().startswith(("[", "{")):
+        return pattern
+    try:
+        return json.loads(pattern)
+    except ValueError as error:
+        raise click.BadParameter(f"a pattern of the family {family} is no JSON: {error}") from None
+
+
+def waits(words: str) -> Callable[[Function], Function]:
+    """Add --wait, how long to wait for what others send; `words` say what ends by it.
+
+    The command gets `wait`, in seconds, or None where nothing was said. It stands above `connects`, whose
+    --timeout is for that too where it is given and --wait is not.
+    """
+
+    def decorate(function: Function) -> Function:
+        @click.option(
+            "--wait",
+            type=click.FloatRange(min=0),
+            metavar="SECONDS",
+            show_default="--timeout, if that is given",
+            help=words,
+        )
+        @functools.wraps(function)
+        def command(*args: Any, wait: float | None, **more: Any) -> Any:
+            ctx = click.get_current_context()
+            if wait is None and ctx.get_parameter_source("timeout") is ParameterSource.COMMANDLINE:
+                wait = ctx.params["timeout"]
+            return function(*args, wait=wait, **more)
+
+        return command  # type: ignore[return-value]  # the wrapper takes the place of what it wraps
+
+    return decorate
 
 
 def connects(function: Function) -> Function:
@@ -133,7 +189,7 @@ def connects(function: Function) -> Function:
         type=click.FloatRange(min=0, min_open=True),
         show_default=str(TIMEOUT),
         metavar="SECONDS",
-        help="How long to wait for an answer.",
+        help="How long to wait for the broker, and for others unless --wait says it.",
     )
     @functools.wraps(function)
     def command(*args: Any, url: str, context: str, address: str, timeout: float, **more: Any) -> Any:

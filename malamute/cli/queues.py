@@ -46,7 +46,10 @@ COLUMNS = (
     "arrival_rate",
     "settled_rate",
 )
-"""What a list shows to people; `info` shows all, and so does JSON."""
+"""What a list shows to people; `show` shows all, and so does JSON."""
+
+STATES = ("unstored", "waiting", "delayed", "outstanding", "settling")
+"""How a message may stand that is no dead letter."""
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -99,12 +102,12 @@ def _list(queues: Queues) -> click.Command:
     return listing
 
 
-def _info(queues: Queues) -> click.Command:
-    @click.command(help=f"Tell what is in one {queues.kind}, and who takes from it.")
+def _show(queues: Queues) -> click.Command:
+    @click.command(help=f"Show what is in one {queues.kind}, and who takes from it.")
     @_name(queues)
     @connects
     @json_option
-    def info(name: str, *, connection: Connection, as_json: bool) -> None:
+    def show(name: str, *, connection: Connection, as_json: bool) -> None:
         connection, name = connection.to(name, queues.kind)
         with connection.open() as client:
             if queues.kind == "service":
@@ -113,7 +116,14 @@ def _info(queues: Queues) -> click.Command:
                 found = find(client, queues.topic, name, queues.kind)
         show_whole(found, as_json=as_json)
 
-    return info
+    return show
+
+
+def _states(*, dead: bool) -> Callable[[Function], Function]:
+    """Add --state, but for dead letters: these have but one."""
+    if dead:
+        return lambda function: function
+    return click.option("--state", type=click.Choice(STATES), help="Only those that stand so.")
 
 
 def _reading(queues: Queues, verb: str, words: str, *, dead: bool) -> click.Command:
@@ -127,10 +137,12 @@ def _reading(queues: Queues, verb: str, words: str, *, dead: bool) -> click.Comm
     )
     @click.option("--after", type=click.IntRange(min=0), default=0, help="Begin behind this sequence.")
     @where_option
+    @_states(dead=dead)
     @connects
     @json_option
     def read(name: str, *, connection: Connection, as_json: bool, **selection: Any) -> None:
         connection, name = connection.to(name, kind)
+        selection = {option: value for option, value in selection.items() if value is not None}
         with connection.open() as client:
             rows = [*_messages(client, kind=kind, name=name, dead=dead, **selection)]
         found = [_fields(row) if as_json else _row(row) for row in rows]
@@ -236,7 +248,7 @@ def _group(queues: Queues) -> click.Group:
     died = f"Show the dead letters of a {kind}: what was rejected, or delivered too often, and why."
     commands = [
         _list(queues),
-        _info(queues),
+        _show(queues),
         _reading(queues, "browse", waiting, dead=False),
         _reading(queues, "dead", died, dead=True),
         _redrive(queues),

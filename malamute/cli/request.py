@@ -8,23 +8,26 @@ import click
 
 from malamute.cli import completion
 from malamute.cli.exits import FAILED
-from malamute.cli.options import Connection, connects, examples
+from malamute.cli.options import Connection, connects, examples, waits
 from malamute.cli.payload import body_of, headers_option
 from malamute.cli.printing import Render, as_body, printable, prints_messages, show
-from malamute.cli.sending import message_options
+from malamute.cli.sending import ACKNOWLEDGED, message_options, tell_outcome
 
 
 @click.command(
     epilog=examples(
         "malamute request shout text.en 'good morning'",
-        "malamute request render page.7 --key document-3 --ttl 1m --timeout 60",
+        "malamute request render page.7 --key document-3 --ttl 1m --wait 60",
+        "malamute request billing run.may --outcome --address alice --wait 600",
     )
 )
 @click.argument("service", shell_complete=completion.names("services"))
 @click.argument("subject")
 @click.argument("body", default="")
 @headers_option
+@click.option("--outcome", is_flag=True, help="Wait until it is settled, and tell how it ended.")
 @message_options("ttl", "priority", "delay", "at", "id", "key", "immediate")
+@waits("How long to wait for all the replies, or the outcome; when it is over the exit code is 3.")
 @connects
 @prints_messages(as_body)
 def request(
@@ -33,22 +36,31 @@ def request(
     body: str,
     *,
     headers: dict[str, Any],
+    outcome: bool,
     options: dict[str, Any],
+    wait: float | None,
     connection: Connection,
     render: Render,
 ) -> None:
     """Ask SERVICE, and print the bodies of the replies. BODY is text, or - for standard input.
 
-    --timeout is for all the replies together; when it is over the exit code is 3. When a worker tells that it
-    failed, by the header malamute.error of its reply, the exit code is 4.
+    When a worker tells that it failed, by the header malamute.error of its reply, the exit code is 4.
+
+    With --outcome it is told on standard error how the request ended: acknowledged, expired, rejected,
+    dead-lettered, withdrawn or purged. Anything but acknowledged is exit code 4. The outcome comes to the
+    mailbox of --address.
     """
     from malamute.client.handling import ERROR_HEADER
 
+    if outcome and not connection.address:
+        raise click.UsageError("who are you? an outcome comes to a mailbox: give --address")
     connection, service = connection.to(service, "service")
+    patience = connection.timeout if wait is None else wait
+    assurance = "confirmed" if outcome else "stored"
     failed = False
     with connection.open() as client:
         replies = client.request(
-            service, subject, body_of(body), headers, timeout=connection.timeout, **options
+            service, subject, body_of(body), headers, timeout=patience, assurance=assurance, **options
         )
         for reply in replies:
             show([reply], render)
@@ -56,5 +68,8 @@ def request(
             if error is not None:
                 failed = True
                 click.echo(f"the worker failed: {printable(str(error))}", err=True)
+        if outcome:
+            failed |= replies.wait(patience) != ACKNOWLEDGED
+            tell_outcome(replies, as_json=connection.as_json)
     if failed:
         raise click.exceptions.Exit(FAILED)

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import functools
+import json
 from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from malamute.cli.printing import printable
 from malamute.cli.quantities import duration
+
+if TYPE_CHECKING:
+    from malamute.client.receipts import Delivery
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -21,6 +26,9 @@ def _moment(text: str) -> datetime:
         raise click.BadParameter(f"{text!r} is no time, such as 2026-01-31T12:00") from None
     return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
 
+
+ACKNOWLEDGED = "acknowledged"
+"""The outcome that every sender hopes for."""
 
 OPTIONS = {
     "ttl": click.option(
@@ -50,6 +58,15 @@ OPTIONS = {
     "reply_to": click.option("--reply-to", metavar="ADDRESS", help="The mailbox that is to get the replies."),
 }
 """Each option of the SDK as one of the command line."""
+
+
+def tell_outcome(sent: Delivery, *, as_json: bool) -> None:
+    """Tell on standard error how something ended."""
+    if as_json:
+        told = {"outcome": sent.outcome, "reason": sent.reason or None}
+        click.echo(json.dumps(told, ensure_ascii=False), err=True)
+    else:
+        click.echo(f"{sent.outcome}{f': {printable(sent.reason)}' if sent.reason else ''}", err=True)
 
 
 def message_options(*names: str) -> Callable[[Function], Function]:

@@ -66,14 +66,16 @@ def listing(*, connection: Connection, as_json: bool) -> None:
     show_list(connection, "streams", as_json=as_json)
 
 
-@stream.command("info")
+@stream.command("show")
 @name_argument
 @connects
 @json_option
-def info(name: str, *, connection: Connection, as_json: bool) -> None:
-    """Tell what is kept of a stream, who reads it, and how far behind.
+def show(name: str, *, connection: Connection, as_json: bool) -> None:
+    """Show what is kept of a stream, who reads it, and how far behind.
 
-    Lag is in messages, and in seconds between the newest message and the last one that a reader had.
+    Lag is in messages, and in seconds between the newest message and the last one that a reader had. Switches
+    are how often a reader has come to the head of the stream, or fallen behind it; failures are those of
+    families of patterns that are plug-ins.
     """
     connection, name = connection.to(name, "stream")
     with connection.open() as client:

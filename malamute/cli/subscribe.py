@@ -8,12 +8,13 @@ import click
 
 from malamute.cli import completion
 from malamute.cli.exits import TIMED_OUT
-from malamute.cli.options import Connection, connects, examples, selects
+from malamute.cli.options import Connection, connects, examples, selects, waits
 from malamute.cli.pace import Pace
 from malamute.cli.printing import Render, as_line, prints_messages, show
 from malamute.cli.signals import until_stopped
 
 if TYPE_CHECKING:
+    from malamute.client.inbox import Criteria
     from malamute.client.sync_consumers import Subscription
 
 CHUNK = 1000
@@ -22,7 +23,9 @@ CHUNK = 1000
 
 @click.command(
     epilog=examples(
-        "malamute sub weather 'temp.*' 'wind.#'", "malamute sub weather --start first --json | jq .body"
+        "malamute sub weather 'temp.*' 'wind.#'",
+        "malamute sub weather --start first --json | jq .body",
+        "malamute sub ships --family geo '{\"circle\": [59.91, 10.75, 50]}'",
     )
 )
 @click.argument("stream", shell_complete=completion.names("streams"))
@@ -44,19 +47,13 @@ CHUNK = 1000
     help="Replay at the pace of publishing: 1 as it was, 2 twice as fast.",
 )
 @click.option("--count", "-n", type=click.IntRange(min=1), help="End after this many messages.")
-@click.option(
-    "--wait",
-    type=click.FloatRange(min=0),
-    metavar="SECONDS",
-    help="End when no message comes for so long; with --count, and fewer messages, that is exit code 3.",
-)
+@waits("End when no message comes for so long; with --count, and fewer messages, that is exit code 3.")
 @connects
 @prints_messages(as_line)
 def sub(
     stream: str,
-    patterns: tuple[str, ...],
     *,
-    family: str,
+    criteria: Criteria,
     where: str,
     start: str,
     cursor: str,
@@ -75,7 +72,7 @@ def sub(
     connection, stream = connection.to(stream, "stream")
     with until_stopped(), connection.open() as client:
         with client.subscribe(
-            stream, *patterns, family=family, where=where, start=start, cursor=cursor, credit=window(count)
+            stream, criteria=criteria, where=where, start=start, cursor=cursor, credit=window(count)
         ) as messages:
             pace = Pace(speed) if speed else None
             left = follow(messages, render, count=count, wait=wait, pace=pace, commit=bool(cursor))

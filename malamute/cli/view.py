@@ -18,6 +18,7 @@ from malamute.cli.subscribe import window
 from malamute.cli.tables import show_rows
 
 if TYPE_CHECKING:
+    from malamute.client.inbox import Criteria
     from malamute.client.message import Message
     from malamute.client.sync import Client
     from malamute.client.sync_consumers import Subscription
@@ -52,9 +53,8 @@ HEADING_LINES = 6
 @prints_messages(None)
 def view(
     name: str,
-    patterns: tuple[str, ...],
     *,
-    family: str,
+    criteria: Criteria,
     where: str,
     since: str | None,
     start: str | None,
@@ -74,9 +74,10 @@ def view(
     turning = sys.stdin.isatty() and sys.stdout.isatty()
     size = page or (max(shutil.get_terminal_size().lines - HEADING_LINES, 1) if turning else CHUNK)
     with until_stopped(), connection.open() as client:
-        selection = {"family": family, "where": where, "start": _start(since) if since else start or "first"}
+        begin = _start(since) if since else start or "first"
+        selection = {"criteria": criteria, "where": where, "start": begin}
         shown = 0
-        for messages in pages(client, name, patterns, selection, size, limit):
+        for messages in pages(client, name, selection, size, limit):
             if shown and turning and not _wants_more():
                 break
             if render is None:
@@ -91,7 +92,6 @@ def view(
 def pages(
     client: Client,
     name: str,
-    patterns: tuple[str, ...],
     selection: dict[str, Any],
     size: int,
     limit: int | None,
@@ -114,7 +114,7 @@ def pages(
         told(event)
 
     client.on_event = listen
-    with client.subscribe(name, *patterns, credit=window(size), **selection) as messages:
+    with client.subscribe(name, credit=window(size), **selection) as messages:
         source = messages
         if live:
             messages.cancel()

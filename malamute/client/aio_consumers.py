@@ -172,6 +172,10 @@ class Replies(Answers, _Scope):
             raise StopAsyncIteration
         return reply
 
+    async def wait(self, timeout: float | None = None) -> str:
+        """Wait for the outcome of a request with the assurance `confirmed`, and tell it."""
+        return await self._outcome(timeout)
+
 
 class _Consumer(Protocol):
     """What an `Opening` opens."""

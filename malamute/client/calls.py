@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from math import inf
 from typing import Any, TypedDict, TypeVar
 
 from malamute.client.batch import check_subject, check_subjects, is_stored, record_of, records_of
 from malamute.client.connection import Connection
-from malamute.client.consuming import Letters
+from malamute.client.consuming import Letters, outcome_of
 from malamute.client.driver import Driver
 from malamute.client.events import Event
 from malamute.client.handling import Registration, registration
@@ -217,9 +217,7 @@ class Calls:
         check_subject(subject)
         record = record_of(headers, body)
         properties = properties_of(options)
-        confirmed = assurance == "confirmed"
-        if "tracker" in properties and not confirmed:
-            raise InvalidValue("a tracker is for the assurance 'confirmed'")
+        confirmed = _is_confirmed(assurance, properties)
         numbered = confirmed or is_stored(assurance)
         await self._driver.make_room(numbered=numbered, timeout=timeout)
         command, tracking = Command(), None
@@ -236,10 +234,7 @@ class Calls:
         return command, tracking
 
     async def _wait_for_outcome(self, delivery: Delivery, timeout: float | None) -> str:
-        """Wait until nothing more can be known of a message. Raises what it was refused with."""
-        with self._session.sending.expecting():
-            await self._driver.wait(lambda: delivery.done, timeout, "no outcome")
-        return delivery.outcome
+        return await outcome_of(self._driver, delivery, timeout)
 
     async def _withdraw(self, kind: str, name: str, correlation: int | str, timeout: float | None) -> int:
         self._driver.check()
@@ -268,11 +263,14 @@ class Calls:
         check_subject(subject)
         record = record_of(headers, body)
         properties = properties_of(options)
-        numbered = is_stored(assurance)
+        tracked = _is_confirmed(assurance, properties)
+        numbered = tracked or is_stored(assurance)
         await self._driver.make_room(numbered=numbered, timeout=timeout)
         exchange = self._session.sending.request(
-            service, subject, record, numbered=numbered, options=properties
+            service, subject, record, numbered=numbered, tracked=tracked, options=properties
         )
+        if not numbered:
+            exchange.command.settle()
         try:
             await self._driver.ship()
         except BaseException:
@@ -458,6 +456,14 @@ def criteria_of(patterns: Sequence[str], family: str, criteria: Criteria | None)
     """The criteria of patterns of one family, and others in addition; all messages when there are none."""
     together = [(family, pattern) for pattern in patterns] + [*(criteria or ())]
     return together or [("all", "")]
+
+
+def _is_confirmed(assurance: str, properties: Mapping[str, Any]) -> bool:
+    """Whether the outcome is asked for. Raises `InvalidValue` for a tracker where it is not."""
+    confirmed = assurance == "confirmed"
+    if "tracker" in properties and not confirmed:
+        raise InvalidValue("a tracker is for the assurance 'confirmed'")
+    return confirmed
 
 
 def _window(credit: float) -> int:

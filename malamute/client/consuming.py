@@ -15,6 +15,7 @@ from malamute.client.batch import is_stored, record_of
 from malamute.client.driver import Driver
 from malamute.client.message import Asked, Mail, Message
 from malamute.client.outbox import Command
+from malamute.client.receipts import Delivery
 from malamute.client.replies import Exchange
 from malamute.client.sources import Item, QueueSource, StreamSource
 from malamute.errors import Closed, InvalidValue, MalamuteError, TimedOut
@@ -311,10 +312,18 @@ class Duty(Queued):
         _cancel(self._driver, self._source)
 
 
-class Answers:
-    """The replies to one request, as they come. The time counts from the request on."""
+async def outcome_of(driver: Driver, delivery: Delivery, timeout: float | None) -> str:
+    """Wait until nothing more can be known of a message. Raises what it was refused with, and `TimedOut`."""
+    with driver.session.sending.expecting():
+        await driver.wait(lambda: delivery.done, timeout, "no outcome")
+    return delivery.outcome
+
+
+class Answers(Delivery):
+    """The replies to one request, as they come, and how it ended. The time counts from the request on."""
 
     def __init__(self, driver: Driver, exchange: Exchange, timeout: float) -> None:
+        super().__init__(exchange.command, exchange.tracking)
         self._driver = driver
         self._exchange = exchange
         self._timeout = timeout
@@ -322,7 +331,7 @@ class Answers:
         self._ended = False
 
     async def _next(self) -> Mail | None:
-        """The next reply; None after the final one."""
+        """The next reply; None after the final one, and when the request is known to have ended without."""
         exchange, driver = self._exchange, self._driver
         driver.check_owner()
         if self._ended:
@@ -334,6 +343,10 @@ class Answers:
                 return None
             if not exchange.waiting and exchange.command.error is not None:
                 raise exchange.command.error
+            if not exchange.waiting:
+                # Its outcome stands behind its replies in the mailbox: none is to come.
+                self.cancel()
+                return None
         except MalamuteError as error:
             self.cancel()
             if isinstance(error, TimedOut):
@@ -345,7 +358,16 @@ class Answers:
         return reply
 
     def _is_due(self) -> bool:
-        return bool(self._exchange.waiting) or self._exchange.command.error is not None or self._ended
+        tracking = self._tracking
+        return (
+            bool(self._exchange.waiting)
+            or self._command.error is not None
+            or self._ended
+            or (tracking is not None and tracking.done)
+        )
+
+    async def _outcome(self, timeout: float | None) -> str:
+        return await outcome_of(self._driver, self, timeout)
 
     def cancel(self) -> None:
         """Wait for no more replies: what still comes is dropped."""

@@ -23,7 +23,8 @@ class Options(TypedDict, total=False):
 
     `id`: taken in once by that queue, within the window that the broker keeps. `ttl`: over when this time
     has passed. `priority`: 0 to 9, higher first. `delay` or `at`: not before. `immediate`: refused unless
-    somebody takes such messages now.
+    somebody takes such messages now. `tracker` names a message of the assurance `confirmed`, where the name
+    that the client makes will not do.
     """
 
     id: str
@@ -32,17 +33,14 @@ class Options(TypedDict, total=False):
     delay: Span
     at: datetime
     immediate: bool
+    tracker: str
 
 
 class SendOptions(Options, total=False):
-    """For a mailbox. `correlation` comes to the recipient; `reply_to` is the address that gets replies.
-
-    `tracker` names a message of the assurance `confirmed`, where the name that the client makes will not do.
-    """
+    """For a mailbox. `correlation` comes to the recipient; `reply_to` is the address that gets replies."""
 
     correlation: int | str
     reply_to: str
-    tracker: str
 
 
 class RequestOptions(Options, total=False):

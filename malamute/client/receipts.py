@@ -85,7 +85,7 @@ class Tracking:
 
 
 class Delivery:
-    """What became of a message to a mailbox. What both edges share."""
+    """What became of a message to a mailbox, or of a request. What both edges share."""
 
     __slots__ = ("_command", "_tracking")
 
@@ -126,5 +126,5 @@ class Delivery:
 
     def __repr__(self) -> str:
         if self.error is not None:
-            return f"<Delivery refused: {self.error}>"
-        return f"<Delivery {self.outcome or ('stored' if self._command.done else 'open')}>"
+            return f"<{type(self).__name__} refused: {self.error}>"
+        return f"<{type(self).__name__} {self.outcome or ('stored' if self._command.done else 'open')}>"

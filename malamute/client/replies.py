@@ -15,13 +15,17 @@ from malamute.errors import MalamuteError
 
 
 class Exchange:
-    """A request and the replies to it. `command` tells whether the request itself was taken."""
+    """A request and the replies to it.
 
-    __slots__ = ("command", "complete", "correlation", "last", "waiting")
+    `command` tells whether the request itself was taken, and `tracking`, if it is tracked, how it ended.
+    """
+
+    __slots__ = ("command", "complete", "correlation", "last", "tracking", "waiting")
 
     def __init__(self, correlation: str) -> None:
         self.correlation = correlation
         self.command = Command()
+        self.tracking: Tracking | None = None
         self.complete = False
         self.last = 0
         self.waiting: deque[Item] = deque()
@@ -83,8 +87,12 @@ class Awaited:
         return self._take_reply(mailbox, item) or self._take_outcome(mailbox, item)
 
     def _take_reply(self, mailbox: QueueSource, item: Item) -> bool:
-        correlation = (item.properties or {}).get("correlation")
+        properties = item.properties or {}
+        correlation = properties.get("correlation")
         if not isinstance(correlation, str) or not correlation.startswith(self._mark):
+            return False
+        if "outcome" in properties:
+            # That of a request has the correlation of its replies.
             return False
         exchange = self._exchanges.get(correlation)
         if exchange is None or (item.attempts > 1 and item.sequence <= exchange.last):

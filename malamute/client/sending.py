@@ -65,14 +65,16 @@ class Sending:
 
         The tracker may be among the options; otherwise it gets one. Raises `InvalidValue` without an address.
         """
-        if not self._address:
-            raise InvalidValue("a client without an address cannot learn an outcome: connect with one")
-        tracker = options.get("tracker") or self._awaited.new_tracker()
-        tracking = Tracking(tracker, command)
-        self.send(address, [subject], [record], command, {**options, "tracker": tracker})
+        tracking = self._tracking(options, command)
+        self.send(address, [subject], [record], command, {**options, "tracker": tracking.tracker})
         self._awaited.track(tracking)
         self._open_mailbox()
         return tracking
+
+    def _tracking(self, options: Mapping[str, Any], command: Command) -> Tracking:
+        if not self._address:
+            raise InvalidValue("a client without an address cannot learn an outcome: connect with one")
+        return Tracking(options.get("tracker") or self._awaited.new_tracker(), command)
 
     @contextmanager
     def expecting(self) -> Iterator[None]:
@@ -91,13 +93,23 @@ class Sending:
         record: Frame,
         *,
         numbered: bool,
+        tracked: bool = False,
         options: Mapping[str, Any] | None = None,
     ) -> Exchange:
-        """Send one request. The replies come to the exchange; `forget` it when they matter no more."""
+        """Send one request. The replies come to the exchange; `forget` it when they matter no more.
+
+        A `tracked` one has to be numbered, and its outcome comes to the exchange too. Raises `InvalidValue`
+        for it without an address.
+        """
         exchange = self._awaited.new_exchange()
         command = exchange.command if numbered else None
         properties = {**(options or {}), "correlation": exchange.correlation}
+        if tracked:
+            exchange.tracking = self._tracking(properties, exchange.command)
+            properties["tracker"] = exchange.tracking.tracker
         self._carry(wire.Request, service, [subject], [record], command, [properties])
+        if exchange.tracking is not None:
+            self._awaited.track(exchange.tracking)
         self._open_mailbox()
         if self._awaited.begin(exchange):
             # The reply may stand behind mail that nobody takes now.

@@ -187,9 +187,10 @@ class Client(Calls):
     ) -> Subscription:
         """Subscribe to the messages of a stream whose subject meets any of the patterns.
 
-        Without patterns all messages come. `family` says how the patterns are to be read: `topic`, `exact`,
-        `prefix`, `topic-amqp`. `criteria` are pairs of a family and a pattern, in addition. `where` is
-        a match expression on the headers. `credit` and `credit_bytes` are how much may wait here at most, in
+        Without patterns all messages come. `family` says how the patterns are to be read: `topic`,
+        `topic-amqp`, `exact`, `prefix`, `regex`, or one of a plug-in. `criteria` are pairs of a family and
+        a pattern, in addition: also of `fields` and `geo`, whose patterns are more than text. `where` is a
+        match expression on the headers. `credit` and `credit_bytes` are how much may wait here at most, in
         messages and in bytes; -1 is without limit.
 
         `start` is `new`, `first`, `last`, `last-per-subject`, `seq:N`, `time:T` or `since:1h`; a sequence, a
@@ -302,8 +303,13 @@ class Client(Calls):
 
         It does not wait before the first reply is asked for: to have several requests under way, make them
         all and then take their replies. `timeout` is for all the replies together, in seconds from now.
-        `options` are `id`, `ttl`, `priority`, `delay`, `at`, `immediate` and `key`, as
+        `options` are `id`, `ttl`, `priority`, `delay`, `at`, `immediate`, `key` and `tracker`, as
         `malamute.client.options` has them.
+
+        With the assurance `stored` the broker has the request on its disk before it refuses or keeps it, and
+        with `none` a refusal is an event. With `confirmed` the result tells too how the request ended:
+        the iterator ends when it has expired, say, `outcome` is how, and `wait` waits for that. This needs
+        a client with an address.
 
         The iterator raises `TimedOut`, and what the broker refuses the request with.
         """

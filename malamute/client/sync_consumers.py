@@ -208,8 +208,9 @@ class Work(_Queue, Duty, _Scope):
 class Replies(Answers, _Scope):
     """The replies to one request, as they come. Made by `Client.request`.
 
-    It ends after the final reply. Raises `TimedOut` when that has not come in time, and what the broker
-    refused the request with. The time counts from the request on.
+    It ends after the final reply, and with the assurance `confirmed` also when the request has ended without
+    one: `outcome` tells how. Raises `TimedOut` when neither has come in time, and what the broker refused the
+    request with. The time counts from the request on.
     """
 
     _driver: BlockingDriver
@@ -222,3 +223,11 @@ class Replies(Answers, _Scope):
         if reply is None:
             raise StopIteration
         return reply
+
+    def wait(self, timeout: float | None = None) -> str:
+        """Wait for the outcome, `timeout` seconds at most (None: without end), and tell it.
+
+        Replies are not waited for, and those that come meanwhile are not lost. Raises the error of a request
+        that was refused, and `TimedOut`. Without the assurance `confirmed` the result is empty.
+        """
+        return self._driver.run(self._outcome(timeout))

@@ -9,6 +9,7 @@ from there in later iterations, and neither a publisher nor any other reader wai
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from itertools import chain
 from typing import Any
@@ -54,6 +55,11 @@ class Audience:
     def failed(self, family: str, error: Exception) -> None:
         """A family has raised outside of the index."""
         self._plain.failed(family, error)
+
+    @property
+    def failures(self) -> Counter[str]:
+        """How often each family has raised."""
+        return self._plain.failures + self._costly.failures
 
     def named_groups(self) -> Iterator[tuple[str, Group]]:
         """Every group with a name that stays the same while it is there."""

@@ -146,7 +146,14 @@ def stream(core: Core, name: str) -> dict[str, Any]:
     )
     core.turn.work -= ROW_WORK * len(readers)
     rows = [_reader(found, reader) for reader in readers]
-    return {**_stream(found), "readers": rows, "cursors": _cursors(found)}
+    return {
+        **_stream(found),
+        "switches_to_live": found.switches["live"],
+        "switches_to_replay": found.switches["replay"],
+        "failures": [{"family": family, "count": count} for family, count in found.audience.failures.items()],
+        "readers": rows,
+        "cursors": _cursors(found),
+    }
 
 
 def _reader(stream: Stream, subscription: Reader) -> dict[str, Any]:

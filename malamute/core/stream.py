@@ -18,7 +18,7 @@ extends it. After a crash the stream goes on behind the block: the numbers left 
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 
 from malamute.core.audience import Audience
@@ -74,6 +74,8 @@ class Stream:
         self.time = 0
         self.messages = 0
         self.rate = Rate()
+        self.switches: Counter[str] = Counter()
+        """How often a reader has come to the head, or fallen behind it, by the state that it is in since."""
         self.cursors: dict[str, int] = {}
         self.retention: PutRetention | None = None
         """What was set at run time."""

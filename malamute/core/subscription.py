@@ -153,6 +153,7 @@ class Reader:
         self.cursor = cursor
         self.quiet = False
         self.wanted.clear()
+        self.stream.switches[state] += 1
         self.switched(state, sequence)
 
 

@@ -10,6 +10,7 @@ from click.testing import Result
 
 ROOT = Path(__file__).parents[2]
 TIMEOUT = 120
+PATIENCE = 60.0
 
 Run = Callable[..., Result]
 """Runs a command in this process."""

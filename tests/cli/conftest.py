@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from cli_commands import ROOT, Run, Start
+from cli_commands import PATIENCE, ROOT, Run, Start
 from click.testing import CliRunner, Result
 
 import malamute
@@ -19,8 +19,9 @@ from malamute.testing import Broker
 
 @pytest.fixture(autouse=True)
 def home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A place for contexts that is not the user's own."""
+    """A place for contexts that is not the user's own, and time for a busy machine."""
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.mktemp("home")))
+    monkeypatch.setattr("malamute.cli.options.TIMEOUT", PATIENCE)
     for name in ("MALAMUTE_URL", "MALAMUTE_CONTEXT"):
         monkeypatch.delenv(name, raising=False)
 

@@ -33,8 +33,8 @@ def test_the_script_of_a_shell(run: Run, shell: str) -> None:
 def test_commands_are_completed_without_loading_them() -> None:
     assert _completed("s") == ["sub", "send", "stream", "service", "spark"]
     assert "--version" in _completed("--v")
-    assert _completed("stream", "in") == ["info"]
-    assert _completed("stream", "info", "--dry") == []
+    assert _completed("stream", "sh") == ["show"]
+    assert _completed("stream", "show", "--dry") == []
 
 
 def test_every_lazy_command_can_be_completed() -> None:
@@ -48,22 +48,22 @@ def test_names_come_from_the_broker(client: malamute.Client, monkeypatch: pytest
     client.change("cursor.set", stream="wind", cursor="reader", start="first")
     client.send("walter", "a", b"")
     monkeypatch.setenv("MALAMUTE_URL", client.url)
-    assert _completed("stream", "info", "w") == ["weather", "wind"]
+    assert _completed("stream", "show", "w") == ["weather", "wind"]
     assert _completed("sub", "wi") == ["wind"]
     assert _completed("cursor", "delete", "wind", "") == ["reader"]
     assert _completed("cursor", "delete", "weather", "") == []
     assert _completed("mailbox", "browse", "wa") == ["walter"]
-    assert _completed("client", "info", "te") == ["test"]
+    assert _completed("client", "show", "te") == ["test"]
     monkeypatch.delenv("MALAMUTE_URL")
-    assert _completed("stream", "info", "--url", client.url, "wea") == ["weather"]
+    assert _completed("stream", "show", "--url", client.url, "wea") == ["weather"]
 
 
 def test_without_a_broker_nothing_is_completed_and_nothing_told(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("malamute.cli.completion.PATIENCE", 0.01)
-    assert _completed("stream", "info", "--url", "tcp://127.0.0.1:1", "w") == []
-    assert _completed("stream", "info", "--context", "none", "w") == []
+    assert _completed("stream", "show", "--url", "tcp://127.0.0.1:1", "w") == []
+    assert _completed("stream", "show", "--context", "none", "w") == []
     assert capsys.readouterr() == ("", "")
 
 

@@ -8,7 +8,7 @@ import stat
 from pathlib import Path
 
 import pytest
-from cli_commands import Run
+from cli_commands import PATIENCE, Run
 
 from malamute.cli.contexts import Context, Contexts, file_of, load, save
 from malamute.cli.trouble import BadInput
@@ -45,7 +45,7 @@ def test_the_command_line_comes_before_the_environment_and_that_before_the_curre
     variable = {"MALAMUTE_CONTEXT": "here"}
     assert _shown(run, **variable)["url"] == "tcp://here:1"
     variable["MALAMUTE_URL"] = "tcp://variable:3"
-    assert [*_shown(run, **variable).values()] == [None, "tcp://variable:3", "", 5.0]
+    assert [*_shown(run, **variable).values()] == [None, "tcp://variable:3", "", PATIENCE]
     assert _shown(run, "--context", "there", **variable)["url"] == "tcp://there:2"
     assert _shown(run, "--url", "tcp://option:4", **variable)["url"] == "tcp://option:4"
 

@@ -10,7 +10,8 @@ import pytest
 from cli_commands import Run, Start
 
 import malamute
-from malamute.cli.options import Connection, Reporter
+from malamute import matching
+from malamute.cli.options import FAMILIES, JSON_FAMILIES, Connection, Reporter, criteria_of
 from malamute.client.events import Gap, Refusal, Switched
 from malamute.errors import Closed, TryLater
 from malamute.testing import Broker
@@ -114,6 +115,79 @@ def test_a_family_and_a_template(run: Run, client: malamute.Client) -> None:
         client.publish("weather", subject, b"x", assurance="stored")
     options = ("--family", "prefix", "--start", "first", "-n", "2", "--format", "{sequence:03d}={subject}")
     assert run("sub", "weather", "temp", *options).stdout == "001=temp.oslo\n002=temp.rome\n"
+
+
+PLACES = {"oslo": (59.91, 10.75), "rome": (41.9, 12.5)}
+
+PATTERNS = {
+    "all": ("", {"temp.oslo", "temp.oslo.mast", "wind.rome"}),
+    "exact": ("temp.oslo", {"temp.oslo"}),
+    "prefix": ("temp.", {"temp.oslo", "temp.oslo.mast"}),
+    "topic": ("temp.*", {"temp.oslo"}),
+    "topic-amqp": ("temp.#", {"temp.oslo", "temp.oslo.mast"}),
+    "regex": ("[a-z]+\\.rome", {"wind.rome"}),
+    "fields": ('{"any": [["place", "rome"], ["mast"]]}', {"temp.oslo.mast", "wind.rome"}),
+    "geo": ('{"circle": [59.9, 10.7, 50]}', {"temp.oslo", "temp.oslo.mast"}),
+}
+"""A pattern of each family, and the subjects of the messages that it takes."""
+
+
+def _publish_from_places(client: malamute.Client) -> None:
+    for subject in ("temp.oslo", "temp.oslo.mast", "wind.rome", "end"):
+        lat, lon = PLACES.get(place := subject.partition(".")[2].partition(".")[0], (0.0, 0.0))
+        headers = {"place": place, "lat": lat, "lon": lon} | ({"mast": None} if "mast" in subject else {})
+        client.publish("weather", subject, b"", headers, assurance="stored")
+
+
+def test_every_family_is_listed(run: Run) -> None:
+    assert {*FAMILIES} == {*matching.FAMILIES} == {*PATTERNS}
+    assert {*JSON_FAMILIES} == {name for name, family in matching.FAMILIES.items() if family.needs_headers}
+    assert ", ".join(FAMILIES) in " ".join(run("sub", "--help").stdout.split())
+
+
+@pytest.mark.parametrize("family", PATTERNS)
+def test_every_family_reaches_through_a_broker_out_of_the_journal(
+    run: Run, client: malamute.Client, family: str
+) -> None:
+    _publish_from_places(client)
+    pattern, wanted = PATTERNS[family]
+    wanted = wanted | {"end"} if family == "all" else wanted
+    read = ("stream", "view", "weather", pattern, "--family", family, "--json")
+    assert {json.loads(line)["subject"] for line in run(*read).stdout.splitlines()} == wanted
+
+
+@pytest.mark.parametrize("family", PATTERNS)
+def test_every_family_reaches_through_a_broker_live(client: malamute.Client, family: str) -> None:
+    pattern, wanted = PATTERNS[family]
+    criteria = [*criteria_of(family, (pattern,)), ("exact", "end")]
+    with client.subscribe("weather", criteria=criteria) as messages:
+        _publish_from_places(client)
+        subjects = iter(lambda: messages.receive(timeout=60).subject, "end")
+        assert {*subjects} == wanted
+
+
+def test_a_pattern_in_brackets_that_is_no_json_is_wrong_usage(run: Run) -> None:
+    told = run("sub", "s", "{circle", "--family", "geo", exit_code=2)
+    assert "a pattern of the family geo is no JSON" in told.stderr
+
+
+@pytest.mark.parametrize(
+    ("command", "exit_code"),
+    [
+        (("recv", "bob"), 3),
+        (("recv", "bob", "--count", "0"), 0),
+        (("sub", "s", "-n", "1"), 3),
+        (("sub", "s"), 0),
+        (("events", "nothing.#"), 0),
+        (("request", "nobody", "a"), 3),
+        (("send", "carl", "a", "--outcome", "--address", "alice"), 3),
+    ],
+)
+def test_a_time_out_ends_every_wait_and_wait_comes_before_it(
+    run: Run, broker: Broker, command: tuple[str, ...], exit_code: int
+) -> None:
+    run(*command, "--timeout", "3", exit_code=exit_code)
+    run(*command, "--timeout", "600", "--wait", "0.01", exit_code=exit_code)
 
 
 def test_one_way_of_printing_at_a_time(run: Run) -> None:

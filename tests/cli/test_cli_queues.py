@@ -11,8 +11,10 @@ import pytest
 from cli_commands import Run
 
 import malamute
+from malamute.cli.queues import STATES
 from malamute.config import Config, Queues
 from malamute.errors import Disconnected
+from malamute.protocol.arguments import MESSAGE_STATES
 from malamute.testing import Broker
 
 Until = Callable[[Callable[[], object]], None]
@@ -50,25 +52,45 @@ def _taken(broker: Broker, kind: str) -> None:
             source.receive(timeout=30)
 
 
+def test_messages_are_shown_by_how_they_stand(
+    run: Run, kind: str, client: malamute.Client, broker: Broker
+) -> None:
+    if kind == "mailbox":
+        client.send("q", "later", b"", delay=3600)
+    else:
+        client.request("q", "later", delay=3600)
+        client.flush()
+    with malamute.connect(broker.url, address="q") as worker:
+        source: Any = worker.mailbox(auto_ack=False, credit=1) if kind == "mailbox" else worker.work("q")
+        held = source.receive(timeout=60)
+        rows = {state: _rows(run, kind, "browse", "q", "--state", state) for state in STATES}
+        subjects = {state: [row["subject"] for row in found] for state, found in rows.items() if found}
+        assert subjects == {"outstanding": [held.subject], "waiting": ["s.1", "s.2"], "delayed": ["later"]}
+        assert {row["state"] for row in rows["waiting"]} == {"waiting"}
+        held.release()
+    run(kind, "browse", "q", "--state", "lost", exit_code=2)
+    assert {*STATES, "dead"} == {*MESSAGE_STATES}
+
+
 @pytest.fixture
 def dead(run: Run, kind: str, broker: Broker, until: Until) -> str:
     """The same with dead letters, and nothing else."""
     _taken(broker, kind)
-    until(lambda: _rows(run, kind, "info", "q")["dead"] == 3)
+    until(lambda: _rows(run, kind, "show", "q")["dead"] == 3)
     return kind
 
 
 def test_one_queue_is_told_of(run: Run, kind: str) -> None:
-    told = _rows(run, kind, "info", "q")
+    told = _rows(run, kind, "show", "q")
     assert (told["name"], told["messages"], told["consumers"]) == ("q", 3, 0)
-    assert "messages" in run(kind, "info", "q").stdout
-    assert "error 404" in run(kind, "info", "none", exit_code=1).stderr
+    assert "messages" in run(kind, "show", "q").stdout
+    assert "error 404" in run(kind, "show", "none", exit_code=1).stderr
 
 
 def test_who_works_for_a_service_is_told(run: Run, client: malamute.Client) -> None:
     with client.work("q", "bw.*", credit=3):
-        (worker,) = _rows(run, "service", "info", "q")["workers"]
-        words = run("service", "info", "q").stdout
+        (worker,) = _rows(run, "service", "show", "q")["workers"]
+        words = run("service", "show", "q").stdout
     assert (worker["address"], worker["patterns"], worker["credit"]) == ("test", ["bw.*"], 3)
     assert "\nworkers\n" in words
     assert words.splitlines()[-1].split()[1:3] == ["test", "bw.*"]
@@ -77,8 +99,8 @@ def test_who_works_for_a_service_is_told(run: Run, client: malamute.Client) -> N
 def test_what_a_client_has_is_told(run: Run, client: malamute.Client) -> None:
     client.mailbox()
     with client.subscribe("weather", "temp.*", where="n > 3"), client.work("q"):
-        told = _rows(run, "client", "info", "test")
-        words = run("client", "info", "test").stdout
+        told = _rows(run, "client", "show", "test")
+        words = run("client", "show", "test").stdout
     assert [row["stream"] for row in told["subscriptions"]] == ["weather"]
     assert [row["service"] for row in told["offers"]] == ["q"]
     assert len(told["mailbox"]) == 1
@@ -172,10 +194,10 @@ def test_a_body_that_is_no_text_is_browsed(run: Run, client: malamute.Client) ->
 
 
 def test_a_client_is_told_of_by_its_address_and_by_its_id(run: Run, client: malamute.Client) -> None:
-    told = _rows(run, "client", "info", "test")
+    told = _rows(run, "client", "show", "test")
     assert (told["address"], told["connected"]) == ("test", True)
-    assert _rows(run, "client", "info", told["id"])["address"] == "test"
-    run("client", "info", "none", exit_code=1)
+    assert _rows(run, "client", "show", told["id"])["address"] == "test"
+    run("client", "show", "none", exit_code=1)
     assert any(row["address"] == "test" for row in _rows(run, "client", "list"))
 
 

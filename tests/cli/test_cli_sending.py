@@ -11,6 +11,7 @@ import pytest
 from cli_commands import TIMEOUT, Run, Start
 
 import malamute
+from malamute.testing import Broker
 
 OUTCOME = ("--outcome", "--address", "alice")
 Until = Callable[[Callable[[], object]], None]
@@ -70,7 +71,7 @@ def test_options_that_are_none_are_wrong_usage(run: Run, options: tuple[str, ...
 
 
 def test_an_outcome_is_waited_for(start: Start, client: malamute.Client, until: Until) -> None:
-    send = start("send", "bob", "a", "body", *OUTCOME, "--timeout", str(TIMEOUT))
+    send = start("send", "bob", "a", "body", *OUTCOME, "--wait", str(TIMEOUT))
     until(lambda: [row for row in client.query("mailboxes") if row["name"] == "bob" and row["messages"]])
     recv = start("recv", "bob", "--body")
     assert recv.communicate(timeout=TIMEOUT) == ("body\n", "")
@@ -85,12 +86,26 @@ def test_an_outcome_that_is_not_good_is_exit_code_4(run: Run, client: malamute.C
 
 
 def test_no_outcome_in_time_is_exit_code_3(run: Run, client: malamute.Client) -> None:
-    run("send", "bob", "a", *OUTCOME, "--timeout", "0.3", exit_code=3)
+    run("send", "bob", "a", *OUTCOME, "--wait", "0.3", exit_code=3)
     assert len(_browsed(run)) == 1
 
 
 def test_an_outcome_needs_somebody_to_come_to(run: Run, client: malamute.Client) -> None:
-    assert "--address" in run("send", "bob", "a", "--outcome", exit_code=2).stderr
+    for command in (("send", "bob"), ("request", "shout")):
+        assert "--address" in run(*command, "a", "--outcome", exit_code=2).stderr
+
+
+def test_the_outcome_of_a_request_is_told_beside_its_replies(run: Run, start: Start, broker: Broker) -> None:
+    start("work", "shout", "--", "tr a-z A-Z")
+    told = run("request", "shout", "a", "body", *OUTCOME, "--wait", str(TIMEOUT))
+    assert (told.stdout, told.stderr) == ("BODY\n", "acknowledged\n")
+
+
+def test_the_outcome_of_a_request_that_nobody_answers_is_exit_code_4(run: Run, broker: Broker) -> None:
+    asked = ("request", "nobody", "a", *OUTCOME, "--wait", str(TIMEOUT), "--ttl", "10ms")
+    assert run(*asked, exit_code=4).stderr == "expired\n"
+    told = run(*asked, "--json", exit_code=4)
+    assert (told.stdout, json.loads(told.stderr)) == ("", {"outcome": "expired", "reason": None})
 
 
 def test_requests_of_one_key_go_to_one_worker(

@@ -24,13 +24,13 @@ def weather(client: malamute.Client) -> None:
 
 def test_a_stream_tells_what_it_holds_and_who_reads_it(run: Run, client: malamute.Client) -> None:
     with client.subscribe("weather"):
-        told = json.loads(run("stream", "info", "weather", "--json").stdout)
-        words = run("stream", "info", "weather").stdout
+        told = json.loads(run("stream", "show", "weather", "--json").stdout)
+        words = run("stream", "show", "weather").stdout
     assert (told["first"], told["last"], told["chunks"]) == (1, 5, 5)
     assert told["bytes"] > 0
     assert [reader["state"] for reader in told["readers"]] == ["live"]
     assert "\nreaders\n" in words
-    run("stream", "info", "nothing", exit_code=1)
+    run("stream", "show", "nothing", exit_code=1)
 
 
 def test_explain_tells_who_gets_a_message_and_why_others_do_not(run: Run, client: malamute.Client) -> None:
@@ -43,7 +43,7 @@ def test_explain_tells_who_gets_a_message_and_why_others_do_not(run: Run, client
 
 
 def _info(run: Run, name: str = "weather") -> dict[str, Any]:
-    told: dict[str, Any] = json.loads(run("stream", "info", name, "--json").stdout)
+    told: dict[str, Any] = json.loads(run("stream", "show", name, "--json").stdout)
     return told
 
 
@@ -68,7 +68,7 @@ def test_what_cannot_be_edited(run: Run) -> None:
 
 def test_a_stream_is_created_with_its_retention(run: Run) -> None:
     run("stream", "create", "new", "--bytes", "1GiB", "--dry-run")
-    run("stream", "info", "new", exit_code=1)
+    run("stream", "show", "new", exit_code=1)
     run("stream", "create", "new", "--bytes", "1GiB")
     told = _info(run, "new")
     assert (told["last"], told["chunks"], told["retain_bytes"]) == (0, 0, 1 << 30)
@@ -233,7 +233,7 @@ def test_a_purge_holds_over_a_restart_and_takes_only_the_history(run: Run, tmp_p
         run("stream", "edit", "kept", "--count", "100", *url)
         run("stream", "purge", "kept", "--yes", *url)
         durable.restart()
-        told = json.loads(run("stream", "info", "kept", "--json", *url).stdout)
+        told = json.loads(run("stream", "show", "kept", "--json", *url).stdout)
         assert (told["chunks"], told["retain_count"]) == (0, 100)
         assert [(row["name"], row["sequence"]) for row in told["cursors"]] == [("c", 1)]
         assert run("stream", "view", "kept", *url).stderr.endswith("no messages\n")

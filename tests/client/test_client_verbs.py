@@ -136,6 +136,25 @@ def test_an_outcome_comes_to_its_tracking_and_to_nobody_else(alice, box, mail):
     assert repr(Delivery(made.command, made)) == "<Delivery stored>"
 
 
+def test_the_outcome_of_a_request_is_no_reply_to_it(alice, mail):
+    sending = alice.session.sending
+    exchange = sending.request(
+        "printer", "a", RECORD, numbered=True, tracked=True, options={"tracker": "mine", "ttl": 5}
+    )
+    (asked, _) = alice.said()
+    about = {"correlation": exchange.correlation, "tracker": "mine"}
+    assert asked.properties == [{**about, "ttl": 5}]
+    made = sending.request("printer", "a", RECORD, numbered=True, tracked=True)
+    (asked,) = alice.said()
+    assert asked.properties == [{"correlation": made.correlation, "tracker": made.tracking.tracker}]
+    alice.told(
+        mail(0, [1], properties={"correlation": exchange.correlation, "service": "printer", "final": True}),
+        mail(0, [2], properties={**about, "outcome": "acknowledged", "kind": "service", "name": "printer"}),
+    )
+    assert [item.sequence for item in exchange.waiting] == [1]
+    assert (exchange.tracking.outcome, made.tracking.done) == ("acknowledged", False)
+
+
 def test_an_outcome_comes_past_mail_that_nobody_takes_while_somebody_waits_for_it(alice, mail):
     tracking = alice.session.sending.send_tracked("bob", "a", RECORD, Command(), {})
     box = alice.session.inbox.mailbox
@@ -171,6 +190,8 @@ def test_the_end_of_the_session_ends_what_is_tracked(alice):
 def test_nobody_without_an_address_can_learn_an_outcome(dialogue):
     with pytest.raises(errors.InvalidValue):
         dialogue.session.sending.send_tracked("bob", "a", RECORD, Command(), {})
+    with pytest.raises(errors.InvalidValue):
+        dialogue.session.sending.request("printer", "a", RECORD, numbered=True, tracked=True)
 
 
 def test_a_withdrawal_is_answered_by_ok_and_asked_again_after_a_cut(alice):

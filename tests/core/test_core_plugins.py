@@ -6,6 +6,7 @@ import pytest
 from core_bench import Bench, publish, subscribe
 
 from malamute.matching import FAMILIES, TermFamily
+from malamute.protocol.messages import Query
 
 
 class Fragile(TermFamily):
@@ -26,7 +27,7 @@ class Fragile(TermFamily):
         return [pattern]
 
     def message_terms(self, subject, headers, sender):
-        if subject == "boom":
+        if subject.startswith("boom"):
             raise RuntimeError("it broke")
         return [subject]
 
@@ -42,9 +43,11 @@ def bench(monkeypatch) -> Bench:
 
 
 def test_it_costs_nobody_else_anything_and_is_told_once(bench):
-    for subject in ("fine", "boom", "boom", "fine"):
+    for subject in ("fine", "boom.1", "boom.2", "fine"):
         bench.tell("alice", publish(b"x", subject=subject))
         bench.settle()
     assert len(bench.bodies("carol")) == 4
     assert len(bench.bodies("bob")) == 2
     assert [notice.details["family"] for notice in bench.notices] == ["fragile"]
+    (answer,) = bench.ask("alice", Query(1, "stream", {"name": "s"}))
+    assert answer.value["failures"] == [{"family": "fragile", "count": 2}]

@@ -367,6 +367,22 @@ def test_a_stream_tells_of_its_readers_and_how_far_they_are_behind(bench):
     assert (reader["state"], reader["lag"], reader["lag_seconds"]) == ("replay", 4, pytest.approx(20.0))
 
 
+def test_a_stream_counts_how_often_a_reader_comes_to_its_head_and_falls_behind(bench):
+    begin(bench, "new", credit=1)
+
+    def switches():
+        (answer,) = [m for m in bench.ask("alice", Query(1, "stream", {"name": "s"})) if type(m) is Answer]
+        return answer.value["switches_to_live"], answer.value["switches_to_replay"]
+
+    assert switches() == (0, 0)
+    bench.tell("alice", publish(b"x", b"y"))
+    bench.settle()
+    assert switches() == (0, 1)
+    bench.tell("bob", Credit(1, 10, 0))
+    bench.settle()
+    assert switches() == (1, 1)
+
+
 def test_explain_tells_why_a_selector_does_not_take_a_message(bench):
     begin(bench, "new", criteria=[["topic", "x.*"]])
     bench.tell("bob", Query(1, "explain", {"stream": "s", "subject": "y.z"}))

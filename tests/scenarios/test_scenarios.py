@@ -289,6 +289,50 @@ def test_whoever_asks_learns_how_a_message_ended(play: Play) -> None:
     play(scenario)
 
 
+def test_whoever_asks_for_work_learns_how_a_request_ended(play: Play) -> None:
+    async def scenario(world: World) -> None:
+        alice, worker = await world.connect("alice"), await world.connect("worker")
+        asked = {
+            subject: await alice.request(
+                "printer", subject, b"", timeout=PATIENCE, assurance="confirmed", **options
+            )
+            for subject, options in (
+                ("reply", {"tracker": "mine"}),
+                ("refuse", {}),
+                ("quiet", {}),
+                ("expire", {"ttl": timedelta(milliseconds=200), "delay": 3600}),
+            )
+        }
+        assert asked["reply"].tracker == "mine"
+        assert asked["quiet"].outcome == ""
+        work = await worker.work("printer", credit=3)
+        requests = {request.subject: request for request in [await work.receive(PATIENCE) for _ in "123"]}
+        await world.middle()
+        await worker.flush()
+        await requests["reply"].reply(b"part", final=False)
+        await requests["reply"].reply(b"whole")
+        requests["refuse"].reject("no paper")
+        requests["quiet"].ack()
+        await worker.flush()  # after a restart, all are settled when they have come again
+        # The replies are all there before the outcome ends their iteration, whichever is asked for first.
+        assert await asked["reply"].wait(PATIENCE) == "acknowledged"
+        replies = {subject: [reply.body async for reply in each] for subject, each in asked.items()}
+        assert replies == {"reply": [b"part", b"whole"], "refuse": [], "quiet": [], "expire": []}
+        assert {subject: each.outcome for subject, each in asked.items()} == {
+            "reply": "acknowledged",
+            "refuse": "rejected",
+            "quiet": "acknowledged",
+            "expire": "expired",
+        }
+        assert asked["refuse"].reason == "no paper"
+        with pytest.raises(errors.TimedOut):
+            await alice.receive(0.01)
+        with pytest.raises(errors.InvalidValue, match="a tracker is for the assurance"):
+            await alice.request("printer", "reply", b"", tracker="mine")
+
+    play(scenario)
+
+
 def test_options_are_kept_over_everything(play: Play) -> None:
     async def scenario(world: World) -> None:
         alice, bob = await world.connect("alice"), await world.connect("bob")
