@@ -19,7 +19,7 @@ from sim_origin import Order, Origin, Violation, body_of, mailbox_of
 from sim_plan import Setup
 from sim_streams import Reader
 from sim_verbs import VERBS
-from sim_wants import CRITERIA
+from sim_wants import CRITERIA, HEADERS, OFFERS
 
 from malamute.client.outbox import Command
 from malamute.client.receipts import Tracking
@@ -157,7 +157,10 @@ class Client:
         if order is None:
             return ""
         subjects = [SUBJECTS[(b // 3 + i * c) % 4] for i in range(1 + a % 4)]
-        records = [self.book.author.write(order, s, self.address, a % 2) for s in subjects]
+        records = [
+            self.book.author.write(order, s, self.address, HEADERS[(a // 2 + c) % len(HEADERS)])
+            for s in subjects
+        ]
         self.session.sending.publish(stream, subjects, records, order.command)
         return self._given(order)
 
@@ -322,7 +325,7 @@ class Client:
         """Offer to work."""
         if len(self.offers) >= SOURCES_MAX:
             return ""
-        criteria = [*CRITERIA.values()][b % 5][0]
+        criteria = OFFERS[b % len(OFFERS)]
         credit, size_bytes = CREDITS[c % 5], CREDIT_BYTES[c // 5 % 4]
         offer = self.session.inbox.offer(
             SERVICES[a % 2],

@@ -16,7 +16,7 @@ from typing import Any
 from sim_origin import Author, Origin, Violation, body_of
 from sim_puts import PutMessage
 from sim_streams import Place, StreamBook
-from sim_wants import WANTS, Wants
+from sim_wants import WANTS, Wants, key_of
 
 from malamute.core.ready import Append
 from malamute.core.storage import (
@@ -108,8 +108,8 @@ class FeedBook:
     def asked(self, arguments: Mapping[str, Any]) -> None:
         """An operator wants a feed, or another one."""
         name = arguments["service"], arguments["stream"]
-        criteria = tuple((family, pattern) for family, pattern in arguments["criteria"])
-        self._asked.setdefault(name, []).append(((criteria, arguments["where"]), arguments.get("start", "")))
+        key = key_of(arguments["criteria"], arguments["where"])
+        self._asked.setdefault(name, []).append((key, arguments.get("start", "")))
 
     def handed_out(self, operation: Operation) -> None:
         """The broker wants to store something, in this order. Requests come by `take`."""
@@ -137,7 +137,7 @@ class FeedBook:
     def _put(self, put: PutFeed) -> None:
         name = put.service, put.stream
         criteria, where = unpack(put.value)
-        key = tuple((family, pattern) for family, pattern in criteria), where
+        key = key_of(criteria, where)
         if put.stream == self.no_journal or key not in [asked for asked, _ in self._asked.get(name, ())]:
             raise Violation("a feed that nobody asked for", feed=name, criteria=key)
         wants = WANTS[key]

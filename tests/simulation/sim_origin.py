@@ -99,9 +99,8 @@ class Author:
         self.origins: dict[bytes, Origin] = {}
         self._events: dict[tuple[str, bytes], Origin] = {}
 
-    def write(self, order: Order, subject: str, sender: str, number: int = 0) -> bytes:
+    def write(self, order: Order, subject: str, sender: str, headers: Mapping[str, Any] = {}) -> bytes:
         """Write one more message of a command. Returns its record."""
-        headers = {"n": number} if number else {}
         body = b"%s-%d" % (order.kind[:3].encode(), len(self.origins) + 1)
         # Some are long, so that credit in bytes matters.
         body += b"." * (40 * (len(self.origins) % 5 == 0))

@@ -2,15 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from malamute.matching.family import family_named
 from malamute.protocol.messages import Offer, Subscribe
 
 Wants = Callable[[Any], bool]
 """Whether a message is wanted. It is looked at by its `subject` and its `headers`."""
 
-CRITERIA: dict[str, tuple[list[tuple[str, str]], str, Wants]] = {
+BY_SUBJECT = ("all", "exact", "prefix", "topic", "topic-amqp", "regex")
+
+HEADERS: Sequence[Mapping[str, Any]] = (
+    {},
+    {"n": 1},
+    {"lat": 59.9, "lon": 10.7},
+    {"n": 1, "lat": 41.9, "lon": 12.5},
+    {"n": True, "lat": 60.1, "lon": 11.0},
+    {"n": "1", "lat": 59.9},
+)
+"""The headers that messages of streams have."""
+
+_NEAR_OSLO = ({"lat": 59.9, "lon": 10.7}, {"n": True, "lat": 60.1, "lon": 11.0})
+
+CRITERIA: dict[str, tuple[list[tuple[str, Any]], str, Wants]] = {
     "all": ([("all", "")], "", lambda origin: True),
     "topic": ([("topic", "a.*")], "", lambda origin: origin.subject in ("a.x", "a.y")),
     "prefix": ([("prefix", "b.")], "", lambda origin: origin.subject.startswith("b.")),
@@ -20,22 +35,62 @@ CRITERIA: dict[str, tuple[list[tuple[str, str]], str, Wants]] = {
         "",
         lambda origin: origin.subject in ("a.x", "b.x", "b.y"),
     ),
-    "where": ([("all", "")], "n = 1", lambda origin: origin.headers.get("n") == 1),
+    "topic-amqp": ([("topic-amqp", "#.x")], "", lambda origin: origin.subject.endswith(".x")),
+    "regex": (
+        [("regex", "^[ac][.]y$|b[.]")],
+        "",
+        lambda origin: origin.subject in ("a.y", "c.y") or "b." in origin.subject,
+    ),
+    "where": (
+        [("all", "")],
+        "n = 1",
+        lambda origin: origin.headers.get("n") is not True and origin.headers.get("n") == 1,
+    ),
+    "fields": (
+        [("fields", {"all": {"n": [1, "1"], "lat": None}})],
+        "",
+        lambda origin: (
+            "lat" in origin.headers
+            and origin.headers.get("n") in (1, "1")
+            and origin.headers["n"] is not True
+        ),
+    ),
+    "geo": ([("geo", {"circle": [59.9, 10.7, 50]})], "", lambda origin: origin.headers in _NEAR_OSLO),
+    "both": (
+        [("geo", {"box": [40, 12, 42, 13]}), ("exact", "b.x")],
+        "n = 1",
+        lambda origin: (
+            origin.headers == HEADERS[3] or (origin.subject == "b.x" and origin.headers == HEADERS[1])
+        ),
+    ),
 }
-WANTS = {(tuple(criteria), where): wants for criteria, where, wants in CRITERIA.values()}
+
+OFFERS = [
+    criteria
+    for criteria, where, _ in CRITERIA.values()
+    if all(f in BY_SUBJECT for f, _ in criteria) and not where
+]
+"""Criteria of offers, which go by subjects alone."""
+
+
+def key_of(criteria: Iterable[tuple[str, Any]], where: str) -> Any:
+    """Criteria and condition in the one form that the broker stores and compares."""
+    return frozenset((family, family_named(family).normalise(pattern)) for family, pattern in criteria), where
+
+
+WANTS = {key_of(criteria, where): wants for criteria, where, wants in CRITERIA.values()}
 
 
 def wants_of(subscribe: Subscribe) -> Wants:
     """What a subscription wants."""
-    return WANTS[tuple((family, pattern) for family, pattern in subscribe.criteria), subscribe.where]
+    return WANTS[key_of(subscribe.criteria, subscribe.where)]
 
 
 def takes(offer: Offer | None, subject: str) -> bool:
     """Whether an offer is for requests with this subject. None is a mailbox, which takes everything."""
     if offer is None:
         return True
-    wants = WANTS[tuple((family, pattern) for family, pattern in offer.criteria), ""]
-    return wants(Subject(subject))
+    return WANTS[key_of(offer.criteria, "")](Subject(subject))
 
 
 class Subject(NamedTuple):

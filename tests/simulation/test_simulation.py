@@ -5,13 +5,16 @@ A simulation that finds nothing proves nothing: some promises are broken on purp
 
 from __future__ import annotations
 
+from itertools import product
 from operator import attrgetter
 from unittest.mock import patch
 
 import pytest
-from sim_origin import Known
+from sim_client import SUBJECTS
+from sim_origin import Known, Order, Origin
 from sim_plan import THEMES, plan_of
 from sim_shrink import KNOWN, failure_of, shrink
+from sim_wants import CRITERIA, HEADERS
 from sim_world import run
 
 from malamute.core.delivery import Budget, Consumer
@@ -20,6 +23,7 @@ from malamute.core.delivery.ends import Ends
 from malamute.core.feed import Feed
 from malamute.core.storage import DeleteMessages, MarkDelivered
 from malamute.core.subscription import Position
+from malamute.matching import FAMILIES, Index, Selector
 
 SEEDS = 450
 CHUNKS = 9
@@ -302,3 +306,22 @@ def test_a_failing_run_is_shrunk_to_what_it_needs():
         small = shrink(plan)
         assert failure_of(small) == failure_of(plan)
         assert len(small.steps) < len(plan.steps) / 4
+
+
+def test_programs_use_every_family_and_the_plain_words_say_the_same_as_each():
+    used = {family for criteria, _, _ in CRITERIA.values() for family, _ in criteria}
+    assert used == {*FAMILIES}
+    for name, (criteria, where, wants) in CRITERIA.items():
+        index: Index = Index()
+        group = index.add(1, Selector.parse(criteria, where))
+        told = {
+            (subject, place): group in index.match(subject, headers)
+            for subject, (place, headers) in product(SUBJECTS, enumerate(HEADERS))
+        }
+        order = Order("publish", b"", "", numbered=False)
+        meant = {
+            (subject, place): bool(wants(Origin(order, b"", subject, "", headers)))
+            for subject, (place, headers) in product(SUBJECTS, enumerate(HEADERS))
+        }
+        assert told == meant, name
+        assert {*meant.values()} == ({True} if name == "all" else {True, False})
