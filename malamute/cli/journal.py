@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from malamute.cli.exits import ERROR
-from malamute.cli.journal_export import data_option, export, export_verify
+from malamute.cli.journal_export import data_option, export
 from malamute.cli.options import examples, json_option
 from malamute.cli.printing import printable, to_json
 from malamute.cli.progress import bar
@@ -40,7 +40,6 @@ def journal() -> None:
 
 
 journal.add_command(export)
-journal.add_command(export_verify)
 
 
 @journal.command(

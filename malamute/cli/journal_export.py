@@ -1,4 +1,4 @@
-"""`malamute journal export` and `export-verify`: history as Parquet files, which any tool for data reads."""
+"""`malamute journal export` and `export verify`: history as Parquet files, which any tool for data reads."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from malamute.cli.exits import ERROR
 from malamute.cli.options import examples, json_option
@@ -52,15 +53,17 @@ def _promoted(
         raise click.BadParameter(error.text, ctx, parameter) from error
 
 
-@click.command(
+@click.group(
+    invoke_without_command=True,
+    subcommand_metavar="[verify ...]",
     epilog=examples(
         "malamute journal export --stream flights --to /data/history",
         "malamute journal export --url tcp://127.0.0.1:9999 --to s3://bucket/history --since 7d --follow",
         "malamute journal export --stream quotes --to history --promote price:number --promote venue:text",
-    )
+    ),
 )
 @streams_option
-@click.option("--to", "target", required=True, metavar="DIR|URL", help="Where the files go.")
+@click.option("--to", "target", metavar="DIR|URL", help="Where the files go.")
 @data_option
 @url_option
 @click.option("--since", default="", metavar="WHEN", help="Nothing before: 2024-05-31T12:00, 7d or seq:N.")
@@ -83,9 +86,11 @@ def _promoted(
     help="Give a header a column h_HEADER; TYPE is text, integer, number or flag.",
 )
 @json_option
+@click.pass_context
 def export(
+    ctx: click.Context,
     streams: tuple[str, ...],
-    target: str,
+    target: str | None,
     data: Path,
     url: str | None,
     since: str,
@@ -101,6 +106,12 @@ def export(
     The data directory is only read, so the broker may be running. Files appear whole, and an interrupted
     export goes on when it is run again. What cannot be had is told, and the rest is exported.
     """
+    if ctx.invoked_subcommand is not None:
+        if any(ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE for name in ctx.params):
+            raise click.UsageError(f"the options of {ctx.invoked_subcommand} stand behind it")
+        return
+    if target is None:
+        raise click.UsageError("where to? give --to")
     from malamute.spark.history import open_history
 
     place = _place(target)
@@ -163,11 +174,11 @@ def _tell(rows: list[dict[str, Any]], *, as_json: bool) -> None:
             click.echo(f"{row['stream']}: no {gap['first']} to {gap['last']}, {gap['reason']}", err=True)
 
 
-@click.command(
-    "export-verify",
+@export.command(
+    "verify",
     epilog=examples(
-        "malamute journal export-verify --from /data/history",
-        "malamute journal export-verify --from /data/history --data malamute-data --stream flights",
+        "malamute journal export verify --from /data/history",
+        "malamute journal export verify --from /data/history --data malamute-data --stream flights",
     ),
 )
 @streams_option

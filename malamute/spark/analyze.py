@@ -21,7 +21,8 @@ costs what Spark needs to plan it, so what is left for Spark is small:
     measures        numbers that the caller has asked for, each by groups of its own
 
 A table is a directory of Parquet in the target. A sender is *late* when its longest silence, the one that
-lasts to the end of its stream included, is `LATE` times as long as 99 of 100 others of its silences.
+lasts to the end of its stream included, is `LATE` times as long as 99 of 100 others of its silences, and
+a window long at least: what the report does not show is not late.
 """
 
 from __future__ import annotations
@@ -105,7 +106,7 @@ TABLES = {
         "kind = 'heard'",
         *("stream", "name as sender", *_SUMS, *_EXTENT, *PERCENTS),
         *(f"silence / {SECOND} as longest_silence", _seconds("slot", "silent_since")),
-        f"coalesce(silence / {SECOND} > {LATE} * p99, false) as late",
+        f"coalesce(silence / {SECOND} > {LATE} * p99 and silence / {SECOND} >= {{window}}, false) as late",
     ),
     "sender_volume": ("kind = 'sender'", "stream", _seconds("slot", "window"), "name as sender", *_SUMS),
     "intervals": ("kind = 'interval'", "stream", "name as sender", "slot as bucket", "messages"),

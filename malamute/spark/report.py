@@ -240,7 +240,7 @@ SECTIONS: Sequence[tuple[str, str, Callable[[Tables, Facts], str]]] = (
     ("By subject prefix", "", _by_prefix),
     ("Top subjects", "", _subjects),
     ("Senders", "p50, p95 and p99 are of the time from one message of the sender to the next.", _senders),
-    ("Late senders", f"Silent once {LATE} times as long as in 99 of 100 cases.", _late),
+    ("Late senders", f"Silent for a window or more, and {LATE} times as long as in 99 of 100 cases.", _late),
     ("How far apart messages are", "The time from one message of a stream to the next.", _intervals),
     ("Gaps", "Sequences that are not there.", _gaps),
     ("Headers", "", _headers),

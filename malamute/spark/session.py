@@ -11,7 +11,11 @@ import re
 import shutil
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
+from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
@@ -19,6 +23,14 @@ from malamute.errors import NotInstalled
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+LOGGING = Path(__file__).with_name("log4j2.properties")
+"""What Java logs in a session that was given no configuration."""
+
+INCUBATOR = b"WARNING: Using incubator modules:"
+"""What Java says first of the options that Spark starts it with."""
+
+STDERR = 2
 
 JAVA_MIN = 17
 """The oldest Java that Spark 4 runs on."""
@@ -71,9 +83,53 @@ def open_session(name: str = "malamute", master: str = "", **settings: str) -> S
     options = SETTINGS | {option.replace("__", "."): value for option, value in settings.items()}
     for option, value in options.items():
         builder = builder.config(option, value)
-    session: SparkSession = builder.getOrCreate()
+    with _quiet_start():
+        session: SparkSession = builder.getOrCreate()
     register(session)
     return session
+
+
+@contextmanager
+def _quiet_start() -> Iterator[None]:
+    """While Java is started, see to it that it warns of nothing that a user could do anything about.
+
+    Its log has errors alone, unless there is a configuration of the user's own. What it says before it has
+    a log comes through a pipe, which Java keeps.
+    """
+    options = os.environ.get("SPARK_SUBMIT_OPTS", "")
+    if "log4j" not in options and not _has_log_configuration():
+        os.environ["SPARK_SUBMIT_OPTS"] = f"{options} -Dlog4j2.configurationFile={LOGGING.as_uri()}".strip()
+    errors = os.dup(STDERR)
+    reading, writing = os.pipe()
+    os.dup2(writing, STDERR)
+    os.close(writing)
+    threading.Thread(target=_pass_on, args=(reading, os.dup(errors)), daemon=True).start()
+    try:
+        yield
+    finally:
+        os.dup2(errors, STDERR)
+        os.close(errors)
+
+
+def _has_log_configuration() -> bool:
+    places = [os.environ.get("SPARK_CONF_DIR"), os.path.join(os.environ.get("SPARK_HOME", ""), "conf")]
+    return any(place and os.path.exists(os.path.join(place, LOGGING.name)) for place in places)
+
+
+def _pass_on(reading: int, errors: int) -> None:
+    """Write all that comes to standard error, but for what Java says of a module of Spark at its start."""
+    with open(reading, "rb", buffering=0) as source, open(errors, "wb", buffering=0) as target:
+        begin = b""
+        while INCUBATOR.startswith(begin[: len(INCUBATOR)]) and b"\n" not in begin:
+            some = source.read(4096)
+            if not some:
+                break
+            begin += some
+        if begin.startswith(INCUBATOR):
+            begin = begin.partition(b"\n")[2]
+        target.write(begin)
+        while some := source.read(65536):
+            target.write(some)
 
 
 def check_java() -> None:

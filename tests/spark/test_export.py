@@ -392,8 +392,8 @@ def test_an_export_beside_a_broker_that_publishes(tmp_path: Path) -> None:
             rows = json.loads(run_apart("journal", "export", "--data", str(data), "--to", str(out), "--json"))
             assert [(row["stream"], row["messages"]) for row in rows] == [("s", 1000)]
         url = broker.url
-        assert "good" in run_apart("journal", "export-verify", "--from", str(out), "--url", url)
-        assert "good" in run_apart("journal", "export-verify", "--from", str(out), "--data", str(data))
+        assert "good" in run_apart("journal", "export", "verify", "--from", str(out), "--url", url)
+        assert "good" in run_apart("journal", "export", "verify", "--from", str(out), "--data", str(data))
     assert _table(out).column("body").to_pylist() == [b"%d" % n for n in range(1000, 4000)]
 
 
@@ -470,8 +470,8 @@ def test_the_command_tells_what_is_wrong(tmp_path: Path) -> None:
     assert "s: no 11 to 20, corrupt" in told
     [path] = out.rglob("*.parquet")
     path.write_bytes(path.read_bytes()[:-1])
-    assert "1 wrong" in run("journal", "export-verify", "--from", str(out), code=1)
-    assert "nothing was exported to" in run("journal", "export-verify", "--from", str(data), code=1)
+    assert "1 wrong" in run("journal", "export", "verify", "--from", str(out), code=1)
+    assert "nothing was exported to" in run("journal", "export", "verify", "--from", str(data), code=1)
     assert "error 404" in run(
         "journal", "export", "--data", str(data), "--to", str(out), "--stream", "t", code=1
     )

@@ -48,6 +48,19 @@ def test_without_java_the_tests_of_spark_are_skipped_unless_it_has_to_be_there(
     assert "install a Java runtime of version 17 or later" in run.stdout
 
 
+def test_a_session_starts_without_a_word_and_what_goes_wrong_is_told(spark: SparkSession) -> None:
+    words = (
+        "import sys; from malamute.spark.session import open_session; "
+        "session = open_session('quiet', 'local[1]'); print(session.range(3).count()); "
+        "session._jvm.java.lang.System.err.println('an error'); session.stop(); print('own', file=sys.stderr)"
+    )
+    run = subprocess.run([sys.executable, "-c", words], capture_output=True, text=True, check=True)
+    assert run.stdout == "3\n"
+    assert [line for line in run.stderr.splitlines() if "WARN" in line] == []
+    assert "an error" in run.stderr
+    assert "own" in run.stderr
+
+
 def test_no_java_names_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     monkeypatch.delenv("PYSPARK_GATEWAY_PORT", raising=False)
