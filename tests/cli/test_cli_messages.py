@@ -261,7 +261,7 @@ def test_several_commands_at_the_same_time(start: Start, client: malamute.Client
 
 
 def test_a_request_without_a_worker_times_out(run: Run, broker: Broker) -> None:
-    late = run("request", "nobody", "a", "--timeout", "0.1", exit_code=3)
+    late = run("request", "nobody", "a", "--wait", "0.1", exit_code=3)
     assert late.stderr.startswith("error 602: no final reply within 0.1 s")
 
 

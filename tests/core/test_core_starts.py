@@ -12,6 +12,7 @@ from malamute.errors import StorageFull
 from malamute.journal.store import Retention
 from malamute.protocol.limits import Limits
 from malamute.protocol.messages import (
+    Answer,
     Cancel,
     Change,
     Commit,
