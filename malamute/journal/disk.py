@@ -287,8 +287,9 @@ class DiskStore:
             return bool(self._environment.reader_check())
 
     def _write(self, plan: Plan) -> None:
-        if plan.queued:
-            self._refuse_if_full(plan)
+        if plan.queued or plan.keeping:
+            # What is kept of sessions and the like may take the room that messages of queues leave over.
+            self._refuse_if_full(plan, self._reserve if plan.queued else 0)
         elif plan.appending and self._room() < plan.added:
             if plan.added > self._size // 2:
                 raise StorageFull(f"{plan.added} bytes at once do not fit into {self._size}")
@@ -301,16 +302,17 @@ class DiskStore:
                 self._relieve(plan.added)
         self._transact(plan)
 
-    def _refuse_if_full(self, plan: Plan) -> None:
-        """Refuse messages that would take the room of the ring, or the reserve.
+    def _refuse_if_full(self, plan: Plan, left: int) -> None:
+        """Refuse what would take the room of the ring, or leave less than `left` bytes beside the reserve.
 
         What the ring has not filled yet counts as used (and 1/20 more for its unfilled pages), so that
-        queues never starve it. While the log can still be compacted, it is.
+        queues never starve it. Neither does anything else that is kept in the log: no stream loses its
+        history to sessions, cursors or identities. While the log can still be compacted, it is.
         """
         log = self._recovered_log()
         promised = max(0, self._ring.budget - self._ring.bytes) * 21 // 20
         for _ in range(COMPACTIONS_MAX):
-            if plan.added + promised + self._reserve <= self._room():
+            if plan.added + promised + left <= self._room():
                 return
             if not log.is_wasteful(0) and not self._has_drops(1):
                 break

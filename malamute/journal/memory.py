@@ -257,6 +257,7 @@ class MemoryStore:
                 promised = max(0, self._ring.budget - self._ring.bytes)
             elif type(operation) is PutSession:
                 added += len(operation.value)
+                promised = max(0, self._ring.budget - self._ring.bytes)
         if added and self._used() + added + promised > self._size:
             raise StorageFull(f"{added} bytes do not fit: {self._used()} of {self._size} are used")
 

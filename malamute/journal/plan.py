@@ -15,8 +15,12 @@ from malamute.core.storage import (
     AppendChunk,
     DeleteStream,
     Operation,
+    PutCursor,
+    PutFeed,
+    PutIdentity,
     PutMessages,
     PutRetention,
+    PutSession,
     Reserve,
 )
 from malamute.journal import entries as log_codec
@@ -31,6 +35,8 @@ OfStream = AppendChunk | Reserve | PutRetention | DeleteStream
 
 _OF_STREAMS = frozenset((AppendChunk, Reserve, PutRetention, DeleteStream))
 _NOT_OF_LOG = frozenset((AppendChunk, Reserve))
+_KEPT = frozenset((PutCursor, PutFeed, PutIdentity, PutRetention, PutSession))
+"""The operations that keep something in the log which is no message."""
 
 
 class Plan(NamedTuple):
@@ -38,7 +44,7 @@ class Plan(NamedTuple):
 
     `streams` are the operations on streams, each with the value of the chunk that it appends. `added` bounds
     the bytes of pages that all adds; `appending` says that chunks are among it, and `queued` that messages of
-    queues are. Sessions and cursors are not counted as such: they replace what was there.
+    queues are. `keeping` says that sessions, cursors or the like are; most of them replace what was there.
     """
 
     streams: Sequence[tuple[OfStream, bytes]]
@@ -46,6 +52,7 @@ class Plan(NamedTuple):
     added: int
     appending: bool
     queued: bool
+    keeping: bool = False
 
 
 def make_plan(operations: Sequence[Operation], collector: Collector, block_bytes_max: int) -> Plan:
@@ -59,7 +66,8 @@ def make_plan(operations: Sequence[Operation], collector: Collector, block_bytes
     blocks = encode_blocks(entries, block_bytes_max)
     added = sum(len(value) + 2 * PAGE for _, value in streams if value)
     added += sum(len(value) + 2 * PAGE for _, value in blocks)
-    return Plan(streams, blocks, added, AppendChunk in kinds, PutMessages in kinds)
+    keeping = not kinds.isdisjoint(_KEPT)
+    return Plan(streams, blocks, added, AppendChunk in kinds, PutMessages in kinds, keeping)
 
 
 def encode_streams(operations: Sequence[Operation], collector: Collector) -> list[tuple[OfStream, bytes]]:

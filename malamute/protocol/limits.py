@@ -109,6 +109,9 @@ class Limits(NamedTuple):
     queues_memory_bytes: int = 64 * 1024 * 1024
     """Bytes of queued messages that are kept in memory. The bodies of those beyond it are on the disk only,
     until they are delivered."""
+    identities_bytes: int = 16 * 1024 * 1024
+    """Bytes of identities, by which messages are known again, in all queues. Past it, the queue that has most
+    forgets its oldest."""
     answers_bytes: int = 4 * 1024 * 1024
     """Bytes of answers to QUERY that one session may have under way; past it, it is told to try later."""
     backlog_bytes: int = 32 * 1024 * 1024

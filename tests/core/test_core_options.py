@@ -8,6 +8,7 @@ import pytest
 from core_bench import START, Bench, ack, mail_credit, offer, reply, request, send
 
 from malamute.core.delivery import QueuePolicy
+from malamute.core.delivery.identities import IDENTITY_BYTES
 from malamute.core.delivery.keys import KEYS_MAX, Keys
 from malamute.core.delivery.line import order_of, sequence_of
 from malamute.protocol.limits import DURATION_MS_MAX, Limits
@@ -436,6 +437,48 @@ def test_an_identity_is_forgotten_after_the_window():
     bench.settle()
     assert bench.core.mailboxes.by_name["bob"].identities.known == {}
     assert bench.store.recover().queues["mailbox", "bob"].identities == {}
+
+
+def known(bench, queue):
+    return list(bench.core.mailboxes.by_name[queue].identities.known)
+
+
+def test_the_queue_with_most_identities_forgets_when_all_have_too_many_bytes():
+    size = IDENTITY_BYTES + len("bob") + 4
+    bench = Bench(Limits(identities_bytes=20 * size))
+    bench.open("alice")
+    for number in range(1_000, 1_005):
+        bench.wait(0.1)
+        bench.tell("alice", send("ann", b"", id=str(number)))
+    for number in range(1_000, 1_015):
+        bench.wait(0.1)
+        bench.tell("alice", send("bob", b"", id=str(number)))
+    bench.settle()
+    assert (len(known(bench, "ann")), len(known(bench, "bob"))) == (5, 15)
+    bench.tell("alice", send("ann", b"", id="new"))
+    # Whoever adds one too many, it is not the smaller queue that forgets.
+    assert (len(known(bench, "ann")), known(bench, "bob")[0]) == (6, "1003")
+    bench.settle()
+    bench.crash()
+    assert (len(known(bench, "ann")), known(bench, "bob")[0]) == (6, "1003")
+    room = bench.core.budget.identities
+    assert room.bytes == sum(bench.core.mailboxes.by_name[name].identities.bytes for name in ("ann", "bob"))
+
+
+def test_identities_are_in_their_budget_however_many_messages_come_and_go():
+    bench = Bench(Limits(identities_bytes=10_000))
+    bench.open("alice", "bob")
+    bench.tell("bob", mail_credit())
+    for number in range(300):
+        bench.wait(0.1)
+        bench.tell("alice", send("bob", b"", id=f"{number:0>200}", number=number + 1))
+        bench.settle()
+        bench.tell("bob", ack(0, (number + 1, number + 1)))
+    bench.settle()
+    assert not [error for error in bench.sent("alice") if isinstance(error, Error)]
+    assert 0 < bench.core.budget.identities.bytes <= 10_000
+    kept = bench.store.recover().queues["mailbox", "bob"].identities
+    assert sum(map(len, kept)) <= 10_000
 
 
 def test_wp4_a_queue_remembers_so_many_identities():

@@ -20,6 +20,8 @@ from malamute.core.storage import (
     DeleteSession,
     DeleteStream,
     MarkDelivered,
+    PutCursor,
+    PutIdentity,
     PutRetention,
     PutSession,
 )
@@ -391,6 +393,36 @@ def test_deletes_one_by_one_work_on_a_full_store_with_a_reader_in_between(disk):
     store.write([put(9_999, record=bytes(3000))])
     disk(size=MIB, streams_budget=100_000)
     assert len(disk.recovered.queues["mailbox", "kept"].messages) == count
+
+
+@pytest.mark.parametrize(
+    "keep",
+    [
+        lambda n: PutSession(b"%16d" % n, bytes(10_000)),
+        lambda n: PutCursor("other", f"{n:0>200}", n),
+        lambda n: PutIdentity("mailbox", "q", f"{n:0>200}", n, 1 << 60),
+    ],
+    ids=["sessions", "cursors", "identities"],
+)
+def test_what_is_kept_of_sessions_and_the_like_takes_no_stream_its_history(disk, keep):
+    store = disk(size=4 * MIB)
+    for n in range(1, 11):
+        store.write([append(n, stream="history", time=n, payload=bytes(50_000))])
+    before = firsts(store, "history")
+    # With the chunks of another stream, as the numbers of publishers are stored.
+    sequence = 1 + fill(
+        store,
+        lambda n: [
+            append(n + 1, stream="s", time=100 + n, payload=b"x"),
+            *(keep(50 * n + place) for place in range(50)),
+        ],
+    )
+    assert sequence > 1
+    assert firsts(store, "history") == before
+    # The ring is as large as before, and goes round.
+    for n in range(sequence + 1, sequence + 61):
+        store.write([append(n, stream="s", time=1000 + n, payload=bytes(50_000))])
+    assert store.status().streams_bytes > 0.9 * store.status().streams_budget
 
 
 def test_a_message_that_stays_does_not_hold_the_log(disk):

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from malamute.core.delivery.cold import Memory
 from malamute.core.delivery.entry import Entry
+from malamute.core.delivery.identities import IdentityRoom
 from malamute.core.delivery.policy import BaseKind, PolicyOf, QueuePolicy
 from malamute.core.ledger import Ledger
 from malamute.core.storage import DeleteQueue, SetAttempts
@@ -49,6 +50,7 @@ class Budget:
         self.bytes = 0
         self.queues = 0
         self.memory = Memory(self)
+        self.identities = IdentityRoom(limits.identities_bytes)
         self.deliveries: list[Consumer] = []
         self._noted: Counter[tuple[BaseKind, str, str]] = Counter()
 

@@ -3,6 +3,9 @@
 An identity is remembered for the window that is configured, on the disk too, and up to a number of them: the
 oldest is forgotten first. All of a queue have the same window, so they are in the order in which they end.
 
+All queues together have a limit in bytes. Past it, the queue that has most forgets its oldest, so that nobody
+makes another's queue forget.
+
 A double shares the fate of the first: it is confirmed when that is on the disk, and fails with it.
 """
 
@@ -24,6 +27,37 @@ SWEEPS = 8
 """How often within a window the identities that have ended are dropped."""
 
 
+IDENTITY_BYTES = 128
+"""What an identity takes in memory and on the disk, besides its own bytes and the name of its queue."""
+
+SHRINK_SHARE = 16
+"""The part of all that is forgotten at a time, so that looking for the largest queue is seldom."""
+
+
+class IdentityRoom:
+    """What the identities of all queues take."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self.bytes = 0
+        self._bytes_max = bytes_max
+        self._holders: set[Identities] = set()
+
+    def take(self, identities: Identities, size_bytes: int) -> None:
+        """Count what the identities of a queue take, or give back if negative."""
+        identities.bytes += size_bytes
+        self.bytes += size_bytes
+        if identities.bytes:
+            self._holders.add(identities)
+        else:
+            self._holders.discard(identities)
+
+    def relieve(self) -> None:
+        """Let the queues that have most forget their oldest until there is room."""
+        while self.bytes > self._bytes_max:
+            largest = max(self._holders, key=lambda identities: identities.bytes)
+            largest.forget(self.bytes - self._bytes_max + self._bytes_max // SHRINK_SHARE)
+
+
 class Identities:
     """The identities of one queue.
 
@@ -34,13 +68,17 @@ class Identities:
     def __init__(self, queue: Queue) -> None:
         # Its first entry is at hand, however many were taken out before it.
         self.known: OrderedDict[str, tuple[int, int, int]] = OrderedDict()
+        self.bytes = 0
         self._queue = queue
+        self._name_bytes = IDENTITY_BYTES + len(queue.name.encode())
         self._timer: Timer | None = None
 
     def restore(self, identities: Mapping[str, tuple[int, int]]) -> None:
         """Take up what the store kept."""
         ending = sorted(identities.items(), key=lambda item: item[1][1])
-        self.known.update((identity, (sequence, until, 0)) for identity, (sequence, until) in ending)
+        for identity, (sequence, until) in ending:
+            self._put(identity, (sequence, until, 0))
+        self._queue.budget.identities.relieve()
         self._sweep()
 
     def has(self, identity: str, time: int) -> bool:
@@ -54,12 +92,28 @@ class Identities:
         if not policy.dedup_window:
             return
         until = message.time + int(policy.dedup_window * 1e9)
-        self.known.pop(identity, None)
-        self.known[identity] = (message.sequence, until, queue.turn.token)
+        self._put(identity, (message.sequence, until, queue.turn.token))
         queue.turn.store(PutIdentity(queue.kind, queue.name, identity, message.sequence, until))
         if len(self.known) > max(policy.dedup_count, 1):
-            self._forget_first()
+            self.forget(1)
+        queue.budget.identities.relieve()
         self._watch()
+
+    def _put(self, identity: str, known: tuple[int, int, int]) -> None:
+        self._drop(identity)
+        self.known[identity] = known
+        self._queue.budget.identities.take(self, self._bytes_of(identity))
+
+    def _drop(self, identity: str) -> int:
+        """Forget one. Returns until when it was to be remembered, or 0 if it was not known."""
+        known = self.known.pop(identity, None)
+        if known is None:
+            return 0
+        self._queue.budget.identities.take(self, -self._bytes_of(identity))
+        return known[1]
+
+    def _bytes_of(self, identity: str) -> int:
+        return len(identity.encode()) + self._name_bytes
 
     def confirm(self, identity: str) -> None:
         """A double is to be confirmed like the first. Raises `TryLater` if the disk has refused that."""
@@ -71,12 +125,17 @@ class Identities:
         """A message was not stored after all: it may be sent again."""
         identity = (message.properties or {}).get("id")
         if identity is not None and self.known.get(identity, (0, 0, 0))[0] == message.sequence:
-            del self.known[identity]
+            self._drop(identity)
 
-    def _forget_first(self) -> None:
+    def forget(self, size_bytes: int) -> None:
+        """Forget the oldest, of so many bytes at least."""
+        gone = 0
+        while self.known and size_bytes > 0:
+            identity = next(iter(self.known))
+            size_bytes -= self._bytes_of(identity)
+            gone = self._drop(identity)
         # The store forgets by time: what came with the first that stays is still there after a restart.
-        _, (_, gone, _) = self.known.popitem(last=False)
-        _, kept, _ = next(iter(self.known.values()))
+        kept = next(iter(self.known.values()))[1] if self.known else gone + 1
         if kept > gone:
             queue = self._queue
             queue.turn.store(ForgetIdentities(queue.kind, queue.name, kept - 1))
@@ -92,11 +151,12 @@ class Identities:
         queue, now = self._queue, int(self._queue.turn.now * 1e9)
         before = len(self.known)
         while self.known and next(iter(self.known.values()))[1] <= now:
-            self.known.popitem(last=False)
+            self._drop(next(iter(self.known)))
         if len(self.known) < before:
             queue.turn.store(ForgetIdentities(queue.kind, queue.name, now))
         self._watch()
 
     def close(self) -> None:
         """The queue is gone."""
+        self._queue.budget.identities.take(self, -self.bytes)
         self._queue.budget.timers.cancel(self._timer)
