@@ -295,8 +295,12 @@ def purge(
     """Drop messages of a queue, or dead letters: those that are named or found, or all."""
     queue = queue_of(core, kind, name)
 
-    def told(count: int) -> None:
-        answered({"kind": kind, "name": name, "messages": count})
+    def value(count: int, *, partial: bool = False) -> dict[str, Any]:
+        return {"kind": kind, "name": name, "messages": count, **({"partial": True} if partial else {})}
+
+    def told(count: int, before: int = 0, *, final: bool = True, partial: bool = False) -> None:
+        otherwise = value(before, partial=True) if before else None
+        answered(value(count, partial=partial or not final), final=final, otherwise=otherwise)
 
     def found(sequences: list[int]) -> None:
         if dry_run:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from cli_commands import Run
 
-from malamute.cli.bench import ground, replay, slow_consumer, stage
+from malamute.cli.bench import ground, hostile, replay, slow_consumer, stage
 from malamute.cli.bench.report import extent, middle, show_figures
 from malamute.cli.bench.start import fill
 from malamute.errors import StorageFull
@@ -137,6 +137,15 @@ def test_medians_and_extents(capsys: pytest.CaptureFixture[str]) -> None:
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split()[:2] == ["delivered", "per"]
     assert lines[1].split()[:6] == ["some", "1", "2,000", "1", "to", "2"]
+
+
+def test_hostile(measured: Any) -> None:
+    parameters, rows = measured("hostile", "--depth", "2000")
+    assert parameters["depth"] == 2000
+    assert [row["what"] for row in rows] == list(hostile.ATTACKS)
+    for row in rows:
+        assert 0 < row["others_p50_ms"] <= row["others_p99_ms"] <= row["others_max_ms"]
+        assert row["seconds"] > 0
 
 
 def test_queues(measured: Any) -> None:

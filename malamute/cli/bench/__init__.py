@@ -8,6 +8,7 @@ them share the machine, so a figure is for the whole.
 them begin together; `scenarios` put them together; `relay` is the bare ROUTER to compare a service with;
 `report` has the columns, and `command` the commands.
 
-Others have rows of their own: `idle`, `journal`, `queues`, `replay`, `slow_consumer` and `start`, with their
-commands in `history`; `ground` gives them a broker. Options that commands share are in `options`.
+Others have rows of their own: `hostile`, `idle`, `journal`, `queues`, `replay`, `slow_consumer` and
+`start`, with their commands in `history`; `ground` gives them a broker. Options that commands share are in
+`options`.
 """

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from malamute.cli.bench import idle, journal, queues, replay, slow_consumer, start
+from malamute.cli.bench import hostile, idle, journal, queues, replay, slow_consumer, start
 from malamute.cli.bench.machine import describe
 from malamute.cli.bench.options import BATCH, CREDIT, DATA, SIZE, count_option, messages_option, rounds_option
 from malamute.cli.bench.report import show_figures
@@ -152,7 +152,21 @@ def start_command(as_json: bool, **given: Any) -> None:
     _tell(options, start.measure(options), {}, as_json=as_json)
 
 
+@click.command("hostile")
+@count_option("--depth", 200_000, "Requests in the queue that is attacked.")
+@DATA
+@json_option
+def hostile_command(as_json: bool, **given: Any) -> None:
+    """One client sends what costs the broker most: how long the others wait, and what memory it takes.
+
+    Each row is an attack on a broker with default settings, and the times are those of another client.
+    """
+    options = hostile.Options(**given)
+    _tell(options, hostile.measure(options), {}, as_json=as_json)
+
+
 COMMANDS = (
+    hostile_command,
     idle_command,
     journal_command,
     queues_command,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from pyroaring import BitMap64
 
@@ -36,6 +36,13 @@ if TYPE_CHECKING:
 
 STEP_MESSAGES = 1_000
 """Messages that are given back or end in one iteration, of those that do so together."""
+
+
+class Purged(Protocol):
+    """What a purge calls with how many messages were dropped, and how many before those of this commit."""
+
+    def __call__(self, count: int, before: int, *, final: bool = True, partial: bool = False) -> None:
+        """So many are dropped, with all that this turn stores; if it is not `final`, more come."""
 
 
 class Queue:
@@ -301,26 +308,31 @@ class Queue:
         """Remove the messages of a sender under a correlation, if the disk lets it. Returns how many."""
         return self.ends.end_early(self.correlations.of(sender, correlation), "withdrawn")
 
-    def purge(
-        self, sequences: Sequence[int], done: Callable[[int], None], failed: Callable[[MalamuteError], None]
-    ) -> None:
-        """Drop messages, if the disk lets it, so many in a commit.
+    def purge(self, sequences: Sequence[int], told: Purged, failed: Callable[[MalamuteError], None]) -> None:
+        """Drop messages, if the disk lets it, and tell how many were to be had, or by `failed` why none.
 
-        Calls back with how many were to be had, in the iteration of the last ones, or with why not all.
+        What does not fit one commit is told with each of them: one of the others may fail, or never come.
         """
-        proceed(self.turn, self._purge(sequences, done, failed))
+        proceed(self.turn, self._purge(sequences, told, failed))
 
     def _purge(
-        self, sequences: Sequence[int], done: Callable[[int], None], failed: Callable[[MalamuteError], None]
+        self, sequences: Sequence[int], told: Purged, failed: Callable[[MalamuteError], None]
     ) -> Steps:
         count = 0
-        for start in range(0, len(sequences), STEP_MESSAGES):
-            if start and (error := (yield STORED)) is not None:
-                failed(error)
-                return
-            self.turn.work -= STEP_MESSAGES
+        for start in range(0, max(len(sequences), 1), STEP_MESSAGES):
+            before = count
             count += self.ends.end_early(sequences[start : start + STEP_MESSAGES], "purged")
-        done(count)
+            self.turn.work -= STEP_MESSAGES
+            if start + STEP_MESSAGES >= len(sequences):
+                told(count, before)
+                return
+            told(count, before, final=False)
+            if (error := (yield STORED)) is not None:
+                if before:
+                    told(before, before, partial=True)
+                else:
+                    failed(error)
+                return
 
     def _in_steps(self, sequences: Sequence[int], act: Callable[[Sequence[int]], None]) -> None:
         """Do something with messages that are nowhere now: the first at once, and so many in an iteration."""
