@@ -196,7 +196,7 @@ def ranges(size: int, chance: random.Random, rounds: int) -> Iterator[Row]:
     yield _message_row("price > a", _index(selectors), low, f"{size} selectors", rounds)
 
 
-def openamq(chance: random.Random, rounds: int) -> Iterator[Row]:
+def openamq(chance: random.Random, rounds: int, count: int = 1_000_000) -> Iterator[Row]:
     """OpenAMQ's own test (whitepaper): compile 2,000 topics and subscriptions, match a million messages.
 
     A level of a subscription is `*` with a chance that makes a message match 170 of them. As there,
@@ -208,7 +208,7 @@ def openamq(chance: random.Random, rounds: int) -> Iterator[Row]:
         for _ in range(2_000)
     ]
     selectors = [Selector.parse([("topic-amqp", pattern)]) for pattern in patterns]
-    messages = [chance.choice(subjects) for _ in range(1_000_000)]
+    messages = [chance.choice(subjects) for _ in range(count)]
     compiling, matching = [], []
     for _ in range(rounds):
         start = perf_counter()
@@ -218,7 +218,7 @@ def openamq(chance: random.Random, rounds: int) -> Iterator[Row]:
         start = perf_counter()
         matches = _count_members(index, messages)
         matching.append(perf_counter() - start)
-    parameters = f"2,000 topics, 2,000 subscriptions ({len(index)} distinct), 1,000,000 messages"
+    parameters = f"2,000 topics, 2,000 subscriptions ({len(index)} distinct), {count:,} messages"
     yield Row("OpenAMQ: compile", parameters, median(compiling), "s")
     yield Row(
         "OpenAMQ: match all, visit each",

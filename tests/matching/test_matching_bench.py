@@ -13,6 +13,7 @@ def test_every_workload_gives_its_rows(monkeypatch):
         *bench_match.topics(20, chance, rounds=1),
         *bench_match.fields(20, chance, rounds=1),
         *bench_match.ranges(20, chance, rounds=1),
+        *bench_match.openamq(chance, rounds=1, count=20),
         *bench_match.capacity(5, 4, chance),
         *bench_match.memory(20, 50, chance),
     ]

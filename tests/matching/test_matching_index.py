@@ -175,7 +175,7 @@ def test_a_batch_is_matched_as_its_messages_are():
         index.match_many(["a", "b"], [{}])
 
 
-def test_wk2_add1_a_million_subjects_keep_no_more_than_the_cache_may_hold():
+def test_wk2_add1_subjects_beyond_the_cache_keep_no_more_than_it_may_hold():
     index = Index(cache_size=100)
     index.add("k", topic("a.*"))
     index.add("j", topic("b.*", where="x = 1"))

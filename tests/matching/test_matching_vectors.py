@@ -1,4 +1,8 @@
-"""Every matching vector of the seed documents: through the index, the family alone, and the naive oracle."""
+"""The matching vectors, through the index, the family alone, and the naive oracle.
+
+Those whose source is a document are its worked examples. Those whose source begins with "decision" are ours:
+boundary cases that the documents leave open.
+"""
 
 import json
 from pathlib import Path

@@ -26,6 +26,10 @@ from malamute.spark.replay import Messages, Options, Pace, Plan, Source, Writer,
 from malamute.spark.scan import Bounds, History
 from malamute.testing import Broker
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "acceptance"))
+
+from rig_daemon import Daemon
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
@@ -123,20 +127,24 @@ def messages_of(sequences: Sequence[int]) -> Messages:
     return Messages(list(sequences), [0] * count, ["s"] * count, headers, [b""] * count)
 
 
-def test_the_broker_is_killed_on_the_way(directory: Path, tmp_path: Path) -> None:
-    """Each batch is published to a broker that is stopped and started at every third of them."""
-    with quiet_broker(tmp_path / "data") as broker:
-        with Writer(broker.url, "t", "r") as writer:
+def test_the_broker_is_killed_on_the_way(tmp_path: Path) -> None:
+    """Each third batch is published to a broker that is killed and started meanwhile."""
+    daemon = Daemon(tmp_path).start()
+
+    def kill_and_start() -> None:
+        daemon.kill()
+        daemon.start()
+
+    try:
+        with Writer(daemon.url, "t", "r") as writer:
             for number in range(12):
-                if number % 3 == 2:
-                    stopped = threading.Event()
-                    thread = threading.Thread(target=lambda done=stopped: (broker.restart(), done.set()))
-                    thread.start()
-                    writer.publish(messages_of(range(number * 10 + 1, number * 10 + 11)))
-                    thread.join()
-                else:
-                    writer.publish(messages_of(range(number * 10 + 1, number * 10 + 11)))
-        assert origins(broker.url, "t") == list(range(1, 121))
+                thread = threading.Thread(target=kill_and_start if number % 3 == 2 else int)
+                thread.start()
+                writer.publish(messages_of(range(number * 10 + 1, number * 10 + 11)))
+                thread.join()
+        assert origins(daemon.url, "t") == list(range(1, 121))
+    finally:
+        daemon.close()
 
 
 def test_a_confirmation_that_is_lost_is_no_second_copy(
