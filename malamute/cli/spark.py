@@ -118,7 +118,12 @@ def _session(master: str) -> Iterator[SparkSession]:
 @click.option(
     "--to", "target", required=True, metavar="DIR", help="Where tables and report are written, or a URL."
 )
-@click.option("--window", type=click.IntRange(1), default=60, show_default=True, help="Seconds of a window.")
+@click.option(
+    "--window",
+    type=click.IntRange(1),
+    show_default="by the length of the history",
+    help="Seconds of a window.",
+)
 @click.option(
     "--depth", type=click.IntRange(1), default=1, show_default=True, help="Parts of a subject in a prefix."
 )
@@ -136,7 +141,7 @@ def analyze(
     history: History,
     *,
     target: str,
-    window: int,
+    window: int | None,
     depth: int,
     top: int,
     measures: tuple[str, ...],
@@ -150,8 +155,9 @@ def analyze(
     """
     from malamute.spark.analyze import Measure, Options
     from malamute.spark.analyze import analyze as run
-    from malamute.spark.report import Facts, page, save
+    from malamute.spark.report import Facts, page, save, window_of
 
+    window = window or window_of(history.seconds())
     for measure in measures:
         Measure.parse(measure)
     with _session(master) as session:

@@ -146,6 +146,11 @@ def _summed(
     return points, _times(first, span)
 
 
+def window_of(seconds: float) -> int:
+    """The window for history of so many seconds: as many windows as a line has points, or somewhat fewer."""
+    return next((width for width in WIDTHS if seconds <= width * POINTS), WIDTHS[-1])
+
+
 def width_of_points(span: int, window: int) -> int:
     """How many seconds a point stands for: whole hours and days, since windows across them look ragged."""
     least = max(window, -(-span // POINTS))

@@ -161,9 +161,34 @@ class History:
         """The streams that have files within the bounds."""
         return sorted({piece.stream for piece in self.pieces})
 
+    def seconds(self) -> float:
+        """How long it lasts, as the footers of the outermost files of each stream tell; 0 if none does."""
+        files, _ = file_system(self.location)
+        paths: dict[str, list[str]] = {}
+        for piece in self.pieces:
+            paths.setdefault(piece.stream, []).append(piece.path)
+        outermost = {path for of in paths.values() for path in (of[0], of[-1])}
+        times = [time for path in outermost for time in _times(files, path, self.bounds)]
+        return (max(times) - min(times)) / 1e9 if times else 0.0
+
     def of(self, *streams: str) -> list[Piece]:
         """The pieces of some streams."""
         return [piece for piece in self.pieces if piece.stream in streams]
+
+
+def _times(files: fs.FileSystem, path: str, bounds: Bounds) -> Iterator[int]:
+    """The times of the first and the last message in each row group of a file that is within the bounds."""
+    try:
+        with files.open_input_file(path) as source:
+            metadata = pq.read_metadata(source)
+    except (OSError, pa.ArrowException):
+        return  # whoever reads it tells of the damage
+    for number in range(metadata.num_row_groups):
+        group = metadata.row_group(number)
+        columns = [group.column(place) for place in range(group.num_columns)]
+        found = {column.path_in_schema: column.statistics for column in columns}
+        if (times := found.get("time_ns")) and times.has_min_max and bounds.overlaps(group):
+            yield from (max(times.min, bounds.since), min(times.max, bounds.until))
 
 
 def _pieces(location: str, bounds: Bounds) -> list[Piece]:

@@ -8,10 +8,11 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from history_files import EVIL, Whole
+from history_files import EVIL, Sent, Whole, write
 
-from malamute.spark.report import POINTS, Facts, page, save, width_of_points
+from malamute.spark.report import POINTS, Facts, page, save, width_of_points, window_of
 from malamute.spark.report_charts import SIZE, Tick, bars, columns, lines, nice_top, short
+from malamute.spark.scan import Bounds, History
 
 VOID = {"meta", "br"}
 
@@ -107,6 +108,22 @@ def test_axes_end_with_round_numbers(value: float, top: float) -> None:
 
 def test_short_numbers() -> None:
     assert [short(n) for n in (0, 7, 1234, 12_300_000, 2e9)] == ["0", "7", "1.23k", "12.3M", "2G"]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "window"), [(0, 1), (2.5, 1), (300, 1), (301, 2), (3600, 15), (86_400, 300), (10**9, 604_800)]
+)
+def test_windows_follow_the_length_of_what_is_shown(seconds: float, window: int) -> None:
+    assert window_of(seconds) == window
+
+
+def test_the_length_of_a_history_is_that_of_all_its_streams_within_the_bounds(tmp_path: Path) -> None:
+    write(tmp_path / "h", "a", [Sent(n, seconds=n) for n in range(1, 50)], rows=10)
+    write(tmp_path / "h", "a", [Sent(n, seconds=n) for n in range(50, 101)], rows=10)
+    write(tmp_path / "h", "b", [Sent(1, seconds=0.5)])
+    assert History(str(tmp_path / "h")).seconds() == 99.5
+    assert History(str(tmp_path / "h"), Bounds(("b",))).seconds() == 0
+    assert History(str(tmp_path / "h"), Bounds(first=1000)).seconds() == 0
 
 
 @pytest.mark.parametrize(
