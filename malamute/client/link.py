@@ -34,7 +34,8 @@ RECEIVE_COMMANDS = 200
 _OPTIONS = {
     zmq.LINGER: 0,
     zmq.IMMEDIATE: 1,
-    zmq.RCVHWM: 10_000,
+    # Credit is what bounds them. While this is full, nobody reads the broker's heartbeats.
+    zmq.RCVHWM: 1_000_000,
     zmq.RECONNECT_IVL: -1,
 }
 _EVENT = Struct("=H")
@@ -76,7 +77,8 @@ class Link:
 
     Raises `InvalidValue` for an address that is none, and `OutOfSockets`.
 
-    Every `heartbeat` seconds the broker is asked for a sign of life, and told when to take us for dead.
+    Every `heartbeat` seconds the broker is asked for a sign of life. It asks us by itself: the time to live
+    that libzmq could announce to it would be cancelled by our next word.
     """
 
     def __init__(self, context: AnyContext, url: str, identity: bytes, heartbeat: float) -> None:
@@ -91,8 +93,7 @@ class Link:
             self.socket.set(option, value)
         every_ms = int(heartbeat * 1000)
         self.socket.set(zmq.HEARTBEAT_IVL, every_ms)
-        for option in (zmq.HEARTBEAT_TIMEOUT, zmq.HEARTBEAT_TTL):
-            self.socket.set(option, every_ms * HEARTBEATS_MISSED)
+        self.socket.set(zmq.HEARTBEAT_TIMEOUT, every_ms * HEARTBEATS_MISSED)
         self.socket.set(zmq.ROUTING_ID, identity)
         self._monitor.linger = 0
         self._reading, self._writing = zmq.Poller(), zmq.Poller()

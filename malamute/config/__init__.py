@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from malamute.config.kinds import format_duration, format_size, quoted
+from malamute.config.kinds import format_size, quoted
 from malamute.config.rendering import render
 from malamute.config.sections import (
     SECTIONS,
@@ -145,12 +145,7 @@ def _checked(given: _Given) -> Any:
 
 
 def _contradictions(config: Config) -> Iterator[str]:
-    listen, storage, limits = config.listen, config.storage, config.limits
-    if listen.heartbeat_timeout <= listen.heartbeat_interval:
-        yield (
-            f"listen.heartbeat_timeout ({format_duration(listen.heartbeat_timeout)}) must be more than "
-            f"listen.heartbeat_interval ({format_duration(listen.heartbeat_interval)})"
-        )
+    storage, limits = config.storage, config.limits
     for_streams = int(storage.size * storage.streams_share)
     for_queues = int((storage.size * (1 - STORE_SLACK) - for_streams) * QUEUES_FILL_MAX)
     share = f"storage.size ({format_size(storage.size)}) and streams_share ({storage.streams_share}) leave"

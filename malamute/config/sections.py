@@ -70,12 +70,13 @@ class Listen(_Section):
     endpoints: tuple[str, ...] = _option(("tcp://127.0.0.1:9999", "ipc://@/malamute"), kinds.ENDPOINTS)
     """Where to listen, all at once. `ipc://@NAME` is a Linux abstract socket: no file and no network.
     `tcp://*:9999` listens on every network interface. Whoever can connect may do everything."""
-    heartbeat_interval: float = _option(0, kinds.duration(0, 20))
-    """How often the broker asks its clients for a sign of life. 0 is never: they ask the broker, and what
-    they say in doing so is a sign of life too. Asking itself it finds out sooner about clients that hang, at
-    a price that grows with the square of the connections: it is for some hundreds of them."""
-    heartbeat_timeout: float = _option(1.5, kinds.duration(0.02, _MINUTE))
-    """How long no answer may come until the connection is taken for broken. More than the interval."""
+    heartbeat_interval: float = _option(4.0, kinds.duration(0, 20))
+    """How often the broker asks each client for a sign of life, which the client's library gives however busy
+    its program is. 0 is never: then a client that hangs keeps its work until its ack timeout."""
+    heartbeat_timeout: float = _option(5.0, kinds.duration(0.02, _MINUTE))
+    """How long no answer may come until the connection is taken for broken. A client that stops is given up
+    after the interval and this time together. One message must get through within it: give more to clients
+    with large messages on slow networks."""
     send_queue: int = _option(100, kinds.count(1, 1_000_000))
     """Commands that wait in memory for one client. When it is full, the client counts as without credit."""
     send_bytes: int = _option(8 * 1024**2, kinds.size(1024**2))

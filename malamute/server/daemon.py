@@ -109,7 +109,9 @@ def _open_transport(config: Config, context: zmq.Context[zmq.Socket[bytes]], fil
     )
     windows = Windows(listen.send_bytes, listen.send_bytes_all)
     rules = Rules(listen.hello_timeout, listen.hello_queue, max(files - SPARE_FILES, 1))
-    return Transport(context, options, windows, rules)
+    # A heartbeat comes half an interval after the last word, on average, and then has its time.
+    patience = listen.heartbeat_interval / 2 + listen.heartbeat_timeout if listen.heartbeat_interval else 0.0
+    return Transport(context, options, windows, rules, patience)
 
 
 def _settings(config: Config, endpoints: list[str]) -> Settings:

@@ -25,8 +25,15 @@ from malamute.server.worker import Crashed, Found, Reader, Results, Writer, Writ
 RETRY_MS = 10
 """How often full pipes are tried again, in milliseconds."""
 
-SUSPENDED_SECONDS = 5.0
-"""A turn that took this much longer than it should: the host was asleep, and so were all peers' packets."""
+SUSPENDED_SECONDS = 2.0
+"""What took this much longer than it should: the host or this process stood still, and what peers said
+meanwhile is still to be read."""
+
+WAKING_SECONDS = 1.0
+"""How long libzmq's threads get to bring what came while the host stood still."""
+
+WAKING_SECONDS_MAX = 10.0
+"""How long to wait for the end of what they bring."""
 
 HOLD_SECONDS = 0.002
 """How long what nobody waits for may wait for more to be stored with it."""
@@ -78,6 +85,8 @@ class Loop:
         self._held_until = 0.0
         self._stopping = False
         self._again = False
+        self._seen = clock()
+        self._woken: float | None = None
 
     def stop(self) -> None:
         """End `run` soon. May be called by any thread, and by a signal handler."""
@@ -97,17 +106,17 @@ class Loop:
             self._close()
 
     def _turn(self) -> None:
-        before = self.clock()
+        before = self._look_at_clock(0.0)
         timeout_ms = self._timeout_ms(before)
         changed = self._wait(timeout_ms)
-        now = self.clock()
+        now = self._look_at_clock(timeout_ms / 1000)
         self.transport.watch(now, changed=changed)
-        core = self.core
+        # What was found out about a peer before is of the connection before a HELLO that is to be read now.
+        self._take_peers(now)
         self._take_in(now)
         self._take_results(now)
-        self._take_peers(now)
-        if now - before < timeout_ms / 1000 + SUSPENDED_SECONDS:
-            core.tick(now)
+        if self._awake(now):
+            self.core.tick(now)
         self._flush(now)
 
     def _take_in(self, now: float) -> None:
@@ -125,6 +134,22 @@ class Loop:
                 core.receive(peer, message, now)
             if core.turn.work <= 0 or timer() >= ends:
                 return
+
+    def _look_at_clock(self, expected: float) -> float:
+        """The time now. Notes if much more than the seconds expected have passed since the last look."""
+        now = self.clock()
+        if now - self._seen > expected + SUSPENDED_SECONDS:
+            self._woken = now
+        self._seen = now
+        return now
+
+    def _awake(self, now: float) -> bool:
+        """Whether everything was read that came while the host stood still: only then is anybody late."""
+        if self._woken is not None:
+            awake = now - self._woken
+            if awake >= WAKING_SECONDS_MAX or (awake >= WAKING_SECONDS and self.transport.drained):
+                self._woken = None
+        return self._woken is None
 
     def _wait(self, timeout_ms: float) -> bool:
         """Wait for something to do. Returns whether it is that connections came or went."""
@@ -238,7 +263,6 @@ def socket_options(
     return {
         zmq.HEARTBEAT_IVL: heartbeat_ms,
         zmq.HEARTBEAT_TIMEOUT: heartbeat_timeout_ms,
-        zmq.HEARTBEAT_TTL: heartbeat_timeout_ms,
         zmq.SNDHWM: send_queue,
         zmq.RCVHWM: receive_queue,
         zmq.MAXMSGSIZE: frame_bytes_max,

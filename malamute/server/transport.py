@@ -4,7 +4,7 @@
 "Would block" means that its pipe is full: what was to go is kept, in order and up to a limit, the core treats
 the peer as being without credit, and the transport tries again until the pipe has room. The same happens to a
 peer that has not received as many bytes as `flow` allows. libzmq's heartbeats find out about peers that stay
-connected and are dead.
+connected and are dead, and `Stalls` about those that take nothing more.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Sequence
 from functools import partial
+from time import monotonic
 from typing import Any, cast
 
 import zmq
@@ -23,6 +24,7 @@ from malamute.protocol.limits import BATCH_MESSAGES_MAX, RECORD_LARGE_BYTES
 from malamute.protocol.messages import Error, Frame, Hello, Message, Ping, Received, Welcome
 from malamute.server.flow import DEFAULT, Flows, Windows
 from malamute.server.guard import RULES, Guard, Rules
+from malamute.server.stalls import Stalls
 
 TURN_MESSAGES = 2_000
 """Commands that one turn takes in."""
@@ -72,7 +74,10 @@ _GIVEN_UP = Error(UnexpectedCommand.code, "too much was waiting for this client:
 
 
 class Transport:
-    """The ROUTER socket. `lost` and `unblocked` gather what happened to peers until they are taken."""
+    """The ROUTER socket. `lost` and `unblocked` gather what happened to peers until they are taken.
+
+    Who takes nothing for `patience` seconds, while there is something to take, is cut off; 0 is never.
+    """
 
     def __init__(
         self,
@@ -80,8 +85,9 @@ class Transport:
         options: dict[int, int],
         windows: Windows = DEFAULT,
         rules: Rules = RULES,
+        patience: float = 0.0,
     ) -> None:
-        self._begin(windows)
+        self._begin(windows, patience)
         self.socket = context.socket(zmq.ROUTER)
         self.socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self.socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
@@ -97,8 +103,11 @@ class Transport:
         self._skipping = False
         """Whether the rest of a command is still to be taken, and passed over."""
 
-    def _begin(self, windows: Windows) -> None:
+    def _begin(self, windows: Windows, patience: float = 0.0) -> None:
         """Begin without any peer."""
+        self.drained = True
+        """Whether `receive` found no more last time."""
+        self._stalls = Stalls(patience)
         self.blocked: dict[bytes, Kept] = {}
         self.lost: list[bytes] = []
         self.flows = Flows(windows)
@@ -138,6 +147,7 @@ class Transport:
             if peer is not None and self._descriptors.get(peer) == descriptor:
                 # What is kept for it shows that it is gone when it is tried again.
                 del self._descriptors[peer]
+                self._stalls.forget(peer)
                 self.flows.close(peer)
                 self._stuck.discard(peer)
         guard.ended.clear()
@@ -146,6 +156,7 @@ class Transport:
         """What peers have sent, up to the limits of a turn: messages, or the error that they are."""
         receive, has_more = self.socket.recv, self._has_more
         size_bytes = 0
+        self.drained = False
         self._hellos.clear()
         if self._skipping and not self._skip():
             return
@@ -154,6 +165,7 @@ class Transport:
             try:
                 peer = receive(zmq.NOBLOCK)
             except zmq.Again:
+                self.drained = True
                 return
             known = not waiting and peer in descriptors
             # Libzmq's own frame says on which connection it came, and takes a little longer.
@@ -223,6 +235,8 @@ class Transport:
     def send(self, peer: bytes, message: Message) -> bool:
         """Send a message, or keep it if the peer takes none. Returns whether the peer blocks since now."""
         kept = self.blocked.get(peer)
+        if type(message) is Ping:
+            self._probe(peer)
         if type(message) is Welcome:
             return self._welcome(peer, encode(message))
         if kept is None:
@@ -243,6 +257,12 @@ class Transport:
             self.blocked[peer] = kept = Kept()
             kept.add(encode(_GIVEN_UP))
         return True
+
+    def _probe(self, peer: bytes) -> None:
+        """Look whether a peer takes what is sent to it."""
+        descriptor = self._descriptors.get(peer, -1)
+        if descriptor >= 0 and self._stalls.has_stalled(peer, descriptor, monotonic()):
+            self.guard.end(descriptor)
 
     def _welcome(self, peer: bytes, frames: Sequence[Frame]) -> bool:
         """Begin a session. What is kept for the peer belongs to the time before, and goes."""
@@ -327,6 +347,7 @@ class Transport:
         kept = self.blocked.get(peer)
         while kept and len(kept) > 1:
             kept.size_bytes -= sum(map(len, kept.popleft()))
+        self._stalls.forget(peer)
         descriptor = self._descriptors.pop(peer, -1)
         if descriptor >= 0:
             self.guard.dismiss(descriptor, self._now)

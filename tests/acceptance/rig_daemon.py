@@ -44,11 +44,10 @@ def free_port() -> int:
 
 
 def small(size: int = 64 * MIB) -> Config:
-    """A small store with limits that fit into it, and heartbeats that soon find out who hangs."""
+    """A small store with limits that fit into it. All else is as users have it."""
     queues = size // 8
     limits = Limits(message_bytes=queues // 2, queue_bytes=queues, queues_bytes=queues, sessions=1000)
-    listen = Listen(heartbeat_interval=0.5, heartbeat_timeout=1.5)
-    return Config(listen=listen, storage=Storage(size=size), limits=limits)
+    return Config(storage=Storage(size=size), limits=limits)
 
 
 def serve(file: Path, log: Path, ready: Connection, files: int) -> None:

@@ -8,13 +8,27 @@ from collections.abc import Iterator
 import pytest
 import zmq
 
-from malamute.core import Core
+from malamute.core import Core, Settings
+from malamute.core.delivery import QueuePolicy
 from malamute.journal.memory import MemoryStore
 from malamute.protocol.batch import pack_record
 from malamute.protocol.codec import decode, encode
-from malamute.protocol.messages import Error, Hello, Ping, Pong, Publish, Stored, Welcome
+from malamute.protocol.messages import (
+    MAILBOX,
+    Credit,
+    Deliver,
+    Error,
+    Hello,
+    Ping,
+    Pong,
+    Progress,
+    Publish,
+    Send,
+    Stored,
+    Welcome,
+)
 from malamute.server.clock import Clock
-from malamute.server.loop import Loop
+from malamute.server.loop import WAKING_SECONDS, Loop
 from malamute.server.transport import Transport
 
 WAIT_MS = 60_000
@@ -114,3 +128,109 @@ def test_a_loop_that_is_stopped_confirms_what_it_has_taken(running):
     while confirmed < taken:
         confirmed = running.hear().ranges[-1][1]
     assert confirmed == taken
+
+
+PEER = b"\x01" * 16
+STEP_SECONDS = 1.9
+"""Less than what is taken for a host that stood still."""
+ACK_TIMEOUT = 20.0
+
+
+class Stepped:
+    """A loop that goes round when told to, with a clock that is told the time."""
+
+    def __init__(self, context: zmq.Context) -> None:
+        self.context = context
+        self.now = 1_000.0
+        self.transport = Transport(context, {})
+        self.store = Disk()
+        settings = Settings(queues=lambda kind, name: QueuePolicy(ack_timeout=ACK_TIMEOUT))
+        self.loop = Loop(Core(self.now, settings), self.store, self.transport, clock=lambda: self.now)
+        self.endpoint = self.transport.bind("tcp://127.0.0.1:*")
+        for worker in (self.loop._writer, self.loop._reader, self.loop._copier):
+            worker.start()
+
+    def connect(self) -> zmq.Socket:
+        client = self.context.socket(zmq.DEALER)
+        client.setsockopt(zmq.ROUTING_ID, PEER)
+        client.setsockopt(zmq.RECONNECT_IVL, -1)
+        client.connect(self.endpoint)
+        return client
+
+    def go_round(self, seconds: float = 0.0) -> None:
+        """Once, without waiting, so many seconds later."""
+        self.now += seconds
+        self.loop._results.wake()
+        self.loop._turn()
+
+    def take(self, client: zmq.Socket, *messages) -> None:
+        """Have messages there, and go round once."""
+        for message in messages:
+            client.send_multipart(encode(message))
+        assert self.transport.socket.poll(WAIT_MS)
+        self.loop._turn()
+
+    @property
+    def session(self):
+        return self.loop.core.sessions.by_peer[PEER]
+
+
+@pytest.fixture
+def stepped(context) -> Iterator[Stepped]:
+    stepped = Stepped(context)
+    yield stepped
+    stepped.loop._close()
+
+
+def hear(client: zmq.Socket):
+    assert client.poll(WAIT_MS), "the broker is silent"
+    return decode(client.recv_multipart())
+
+
+def test_a_hello_counts_that_is_there_when_the_loss_of_the_old_connection_is_found(stepped):
+    old = stepped.connect()
+    stepped.take(old, Hello([2], "alice"))
+    assert isinstance(hear(old), Welcome)
+    new = stepped.connect()
+    new.send_multipart(encode(Hello([2], "alice")))
+    assert stepped.transport.socket.poll(WAIT_MS)
+    stepped.transport.lost.append(PEER)  # as a send to the old connection finds it
+    stepped.loop._turn()
+    assert hear(new).resumed
+    assert stepped.session.open
+    stepped.take(new, Ping())
+    while (message := hear(new)) != Pong():
+        assert isinstance(message, Ping)
+
+
+def test_a_new_connection_with_a_known_routing_id_takes_over_and_the_old_one_is_nobody(stepped):
+    old = stepped.connect()
+    stepped.take(old, Hello([2], "alice"))
+    assert isinstance(hear(old), Welcome)
+    new = stepped.connect()
+    stepped.take(new, Hello([2], "alice"))
+    assert hear(new).resumed
+    old.send_multipart(encode(publish("s")))
+    old.close(0)
+    stepped.take(new, publish("t"))
+    assert stepped.session.open
+    assert "s" not in stepped.loop.core.streams.by_name
+    assert stepped.loop.core.streams.by_name["t"].messages == 1
+
+
+def test_what_came_while_the_host_stood_still_is_read_before_anybody_is_late(stepped):
+    """The worker reported in time, and its report waits in the socket."""
+    client = stepped.connect()
+    stepped.take(client, Hello([2], "alice"), Send("alice", 0, ["a"], [pack_record(None, b"x")]))
+    stepped.take(client, Credit(MAILBOX, 1, -1))
+    assert isinstance(hear(client), Welcome)
+    while not client.poll(1) or not isinstance(hear(client), Deliver):
+        stepped.go_round(0.01)
+    stepped.go_round(100 * ACK_TIMEOUT)
+    stepped.now += WAKING_SECONDS / 2
+    stepped.take(client, Progress(MAILBOX, [[1, 1]]))
+    stepped.go_round(WAKING_SECONDS / 2)
+    assert stepped.session.holding == 1, "nobody was late: the time stood still"
+    while stepped.session.holding:
+        stepped.go_round(STEP_SECONDS)
+    assert stepped.now >= 1_000 + 101 * ACK_TIMEOUT

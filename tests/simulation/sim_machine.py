@@ -103,6 +103,12 @@ class Machine:
         """One turn of the loop. Returns whether there was anything to do."""
         core, router = self.core, self.router
         busy = bool(router.waiting or router.blocked or self.workers.results or core.streams.active)
+        for peer in router.retry():
+            core.unblocked(peer, self.now)
+        for peer in router.take_lost():
+            self.watch.choosing(core)
+            self.watch.gone(peer)
+            core.lost(peer, self.now)
         for peer, message in router.receive_from(choice, most):
             if isinstance(message, MalamuteError):
                 core.refuse(peer, message, self.now)
@@ -112,12 +118,6 @@ class Machine:
                 self.watch.received(peer, message)
                 core.receive(peer, message, self.now)
         self._take_results()
-        for peer in router.retry():
-            core.unblocked(peer, self.now)
-        for peer in router.take_lost():
-            self.watch.choosing(core)
-            self.watch.gone(peer)
-            core.lost(peer, self.now)
         core.tick(self.now)
         busy |= self.flush()
         self.watch.turned(core)

@@ -1,0 +1,187 @@
+"""Peers that hang with work in hand, and peers that are only busy, with the settings that users have.
+
+The work is given back long before its ack timeout, which is half an hour by default: what ends the wait here
+is that the broker has given the connection up. The times that it took are printed; `malamute bench idle`
+measures one beside thousands of connections.
+"""
+
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from rig_daemon import Daemon, small
+from rig_programs import RECIPIENT, WORKER, Program
+from rig_waiting import PATIENCE, eventually
+
+import malamute
+from malamute.config import Config, Listen
+
+Connect = Callable[..., malamute.Client]
+Run = Callable[..., Program]
+
+MIB = 1024 * 1024
+BUSY_SECONDS = Listen().heartbeat_interval + 2 * Listen().heartbeat_timeout
+"""Longer than a connection stands whose peer gives no sign of life."""
+
+BUSY = """
+import sys
+import time
+import malamute
+
+def compute(seconds):
+    end, number = time.monotonic() + seconds, 0
+    while time.monotonic() < end:
+        number += 1
+
+def hold(seconds):
+    # One call into C that gives the interpreter's lock to nobody until it is done.
+    start = time.perf_counter()
+    sum(range(10_000_000))
+    rate = 10_000_000 / (time.perf_counter() - start)
+    sum(range(int(seconds * rate)))
+
+url, kind, seconds = sys.argv[1:]
+with malamute.connect(url, timeout=60) as client, client.work("busy." + kind) as requests:
+    client.on_event = lambda event: print("event", type(event).__name__, flush=True)
+    print("ready", flush=True)
+    request = requests.receive(60)
+    print("got", request.attempts, flush=True)
+    {"python": compute, "sleep": time.sleep, "lock": hold}[kind](float(seconds))
+    request.reply(b"done").wait(60)
+    print("done", flush=True)
+"""
+"""A worker that does one request, and says nothing to anybody while it does."""
+
+
+@pytest.fixture(params=["tcp", "ipc"])
+def url(request: pytest.FixtureRequest, new_daemon: Callable[..., Daemon], tmp_path: Path) -> Iterator[str]:
+    """Where a broker listens, by TCP or a socket of the system."""
+    if request.param == "tcp":
+        yield new_daemon().start().url
+    else:
+        endpoint = f"ipc://{tmp_path}/broker"
+        new_daemon(replace(small(), listen=Listen(endpoints=(endpoint,)))).start()
+        yield endpoint
+
+
+def test_the_rig_has_the_settings_that_users_have() -> None:
+    ours, theirs = small(), Config()
+    assert ours.listen == theirs.listen
+    assert ours.session == theirs.session
+    assert ours.queues == theirs.queues
+
+
+def test_a_stopped_mailbox_reader_gives_back_what_it_holds(url: str, connect_to: Connect, run: Run) -> None:
+    stuck = run(RECIPIENT, url, "bob")
+    alice = connect_to(url, "alice")
+    alice.send("bob", "hello", b"1", assurance="stored").wait(PATIENCE)
+    assert stuck.line() == ["got", "1", "1"]
+    stuck.wait_stopped()
+    noticed(alice, "bob")
+    stuck.send_signal(signal.SIGCONT)
+    stuck.tell("go on")
+    eventually(lambda: alice.query("client", id="bob")["connected"], "bob is back")
+
+
+def test_a_stopped_reader_with_full_buffers_is_noticed_too(url: str, connect_to: Connect, run: Run) -> None:
+    """No heartbeat gets out to it any more: much was sent when it had just stopped."""
+    stuck = run(RECIPIENT, url, "bob")
+    alice = connect_to(url, "alice")
+    alice.send("bob", "hello", b"1", assurance="stored").wait(PATIENCE)
+    assert stuck.line() == ["got", "1", "1"]
+    stuck.wait_stopped()
+    for _ in range(7):
+        alice.send("bob", "more", bytes(MIB), assurance="stored").wait(PATIENCE)
+    noticed(alice, "bob")
+    assert alice.query("mailboxes")[0]["outstanding"] == 0
+
+
+def test_a_stopped_worker_with_full_buffers_gives_its_requests_back(
+    url: str, connect_to: Connect, run: Run
+) -> None:
+    stuck = run(
+        WORKER.replace("client.work(service)", "client.work(service, credit=100)"), url, "svc", "stuck"
+    )
+    assert stuck.line() == ["ready"]
+    client = connect_to(url)
+    first = client.request("svc", "do", b"this", timeout=2 * PATIENCE)
+    client.flush()
+    assert stuck.line() == ["got", "this", "1"]
+    stuck.wait_stopped()
+    others = [client.request("svc", "do", bytes(MIB), timeout=2 * PATIENCE) for _ in range(7)]
+    client.flush()
+    stopped = time.monotonic()
+    other = connect_to(url, "other")
+    with other.work("svc") as requests:
+        for _ in range(8):
+            requests.receive(PATIENCE).reply(b"done")
+        other.flush()
+        print(f"with the other worker after {time.monotonic() - stopped:.3f} s")
+        assert [[reply.body for reply in replies] for replies in (first, *others)] == [[b"done"]] * 8
+
+
+def noticed(client: malamute.Client, address: str) -> None:
+    """Wait until the broker has given a client up."""
+    stopped = time.monotonic()
+    eventually(lambda: not client.query("client", id=address)["connected"], f"{address} is given up")
+    print(f"{address} was given up after {time.monotonic() - stopped:.3f} s")
+
+
+def test_workers_that_are_busy_for_long_keep_their_requests(
+    daemon: Daemon, connect: Connect, run: Run
+) -> None:
+    """In Python, in a sleep, and in C code that holds the interpreter's lock; all at the same time."""
+    kinds = "python", "sleep", "lock"
+    workers = [run(BUSY, daemon.url, kind, str(BUSY_SECONDS)) for kind in kinds]
+    for worker in workers:
+        assert worker.line() == ["ready"]
+    client = connect()
+    pending = [client.request(f"busy.{kind}", "do", b"", timeout=10 * PATIENCE) for kind in kinds]
+    client.flush()
+    for worker in workers:
+        assert worker.line() == ["got", "1"]
+    for worker in workers:
+        assert worker.line(10 * PATIENCE) == ["done"]
+    assert [[reply.body for reply in replies] for replies in pending] == [[b"done"]] * 3
+
+
+REPORTING = """
+import sys
+import threading
+import malamute
+
+url, ack_timeout = sys.argv[1:]
+with malamute.connect(url, timeout=60) as client:
+    client.on_event = lambda event: print("event", type(event).__name__, flush=True)
+
+    @client.service("svc", ack_timeout=float(ack_timeout))
+    def slowly(request):
+        print("got", request.attempts, flush=True)
+        sys.stdin.readline()
+        client.stop()
+        return b"done"
+
+    client.run()
+"""
+"""A worker with a handler that takes as long as it is told, and reports on its request meanwhile."""
+
+
+def test_while_the_broker_stands_still_nobody_is_late(daemon: Daemon, connect: Connect, run: Run) -> None:
+    """As after a suspend of its host: it reads what was said meanwhile before it gives anybody up."""
+    ack_timeout = 4.0
+    worker = run(REPORTING, daemon.url, str(ack_timeout))
+    client = connect()
+    replies = client.request("svc", "do", b"", timeout=2 * PATIENCE)
+    client.flush()
+    assert worker.line() == ["got", "1"]
+    daemon.send_signal(signal.SIGSTOP)
+    threading.Event().wait(2 * ack_timeout)
+    daemon.send_signal(signal.SIGCONT)
+    threading.Event().wait(ack_timeout)
+    worker.tell("end")
+    assert [reply.body for reply in replies] == [b"done"]
+    assert worker.lines() == [], "it was neither cut off nor was its request recalled"

@@ -1,0 +1,101 @@
+"""Who takes nothing for long: real sockets whose buffers are full, and times that are only told."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from contextlib import suppress
+
+import pytest
+
+from malamute.server.stalls import CAN_TELL, Stalls
+
+pytestmark = pytest.mark.skipif(not CAN_TELL, reason="this system does not tell what was not taken")
+
+PEER = b"\x01" * 16
+PATIENCE = 8.0
+
+
+@pytest.fixture(params=["ipc", "tcp"])
+def pair(request) -> Iterator[tuple[socket.socket, socket.socket]]:
+    """Both ends of a connection, the broker's first."""
+    if request.param == "ipc":
+        near, far = socket.socketpair()
+    else:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            far = socket.create_connection(server.getsockname())
+            near, _ = server.accept()
+    with near, far:
+        near.setblocking(False)
+        far.setblocking(False)
+        yield near, far
+
+
+def fill(near: socket.socket) -> None:
+    with suppress(BlockingIOError):
+        while True:
+            near.send(bytes(65_536))
+
+
+def empty(far: socket.socket) -> None:
+    with suppress(BlockingIOError):
+        while far.recv(1 << 20):
+            pass
+
+
+def test_who_takes_nothing_has_stalled_when_the_time_is_over_and_not_before(pair):
+    near, _ = pair
+    stalls = Stalls(PATIENCE)
+    fill(near)
+    assert not stalls.has_stalled(PEER, near.fileno(), 100.0)
+    assert not stalls.has_stalled(PEER, near.fileno(), 100.0 + PATIENCE - 0.001)
+    assert stalls.has_stalled(PEER, near.fileno(), 100.0 + PATIENCE)
+
+
+def test_who_takes_something_now_and_then_has_not(pair):
+    near, far = pair
+    stalls = Stalls(PATIENCE)
+    for step in range(10):
+        fill(near)
+        assert not stalls.has_stalled(PEER, near.fileno(), 100.0 + step * PATIENCE)
+        empty(far)
+        assert not stalls.has_stalled(PEER, near.fileno(), 100.0 + step * PATIENCE + PATIENCE / 2)
+
+
+def test_who_has_taken_everything_has_not_however_long_nothing_is_sent(pair):
+    near, _ = pair
+    stalls = Stalls(PATIENCE)
+    for step in range(10):
+        assert not stalls.has_stalled(PEER, near.fileno(), 100.0 + step * PATIENCE)
+    assert not len(stalls)
+
+
+def test_another_connection_of_the_same_peer_begins_anew(pair):
+    near, _ = pair
+    stalls = Stalls(PATIENCE)
+    fill(near)
+    assert not stalls.has_stalled(PEER, near.fileno(), 100.0)
+    with near.dup() as other:
+        assert not stalls.has_stalled(PEER, other.fileno(), 100.0 + PATIENCE)
+    assert not stalls.has_stalled(PEER, near.fileno(), 100.0 + 2 * PATIENCE)
+    stalls.forget(PEER)
+    assert not stalls.has_stalled(PEER, near.fileno(), 100.0 + 4 * PATIENCE)
+
+
+def test_a_connection_that_is_closed_is_nothing_to_wait_for(pair):
+    near, _ = pair
+    stalls = Stalls(PATIENCE)
+    fill(near)
+    assert not stalls.has_stalled(PEER, near.fileno(), 100.0)
+    descriptor = near.fileno()
+    near.close()
+    assert not stalls.has_stalled(PEER, descriptor, 100.0 + PATIENCE)
+    assert not len(stalls)
+
+
+def test_without_patience_nobody_is_looked_at(pair):
+    near, _ = pair
+    fill(near)
+    never = Stalls(0.0)
+    assert not never.has_stalled(PEER, near.fileno(), 100.0)
+    assert not never.has_stalled(PEER, near.fileno(), 1e9)
