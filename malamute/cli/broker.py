@@ -114,18 +114,18 @@ def status(connection: Connection, *, as_json: bool) -> None:
         raise click.exceptions.Exit(ERROR)
 
 
-@broker.command(epilog=examples("malamute broker backup /backups/monday"))
-@click.argument("directory", type=click.Path(path_type=Path))
+@broker.command(epilog=examples("malamute broker backup monday", "malamute broker backup $(date +%F) --json"))
+@click.argument("directory")
 @click.option("--dry-run", is_flag=True, help="Only tell what would be done.")
 @connects
 @json_option
-def backup(directory: Path, *, dry_run: bool, connection: Connection, as_json: bool) -> None:
+def backup(directory: str, *, dry_run: bool, connection: Connection, as_json: bool) -> None:
     """Copy the store of a running broker into DIRECTORY, which must not hold one.
 
-    It is a directory of the broker's machine. The broker goes on meanwhile; a backup is a data directory, and
-    `malamute journal restore` or `broker run --data` takes it.
+    It is a directory of the broker's machine, below the one that the option storage.backups names. The broker
+    goes on meanwhile; a backup is a data directory, which `malamute journal restore` or `broker run --data`
+    takes.
     """
-    path = str(directory.absolute())
     with connection.open() as client, bar("backup", "seconds"):
-        copied = client.change("journal.backup", timeout=BACKUP_SECONDS, directory=path, dry_run=dry_run)
+        copied = client.change("journal.backup", timeout=BACKUP_SECONDS, directory=directory, dry_run=dry_run)
     show_map(copied, as_json=as_json)

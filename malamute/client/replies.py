@@ -1,28 +1,40 @@
 """What comes as mail and is none: replies to our requests, and the outcomes of what we sent.
 
-Both are told from mail by what they answer, a correlation or a tracker that this session has made, and go to
-whoever waits for them. They are not seen by those who take mail.
+Both are told from mail by what they answer, a correlation or a tracker that this session has made, and by
+what only the broker writes, the service that replied or the outcome. They go to whoever waits for them,
+and are not seen by those who take mail.
+
+Whoever works for a service knows the correlations of its requests, and may send what he likes with them:
+as mail, or as the reply of another service to a request of his own. So a reply counts only if it comes
+from the service that was asked, and a correlation is made from the name of the service and the secret of
+the session: nobody who was not asked can name one, and none of them tells anything of the routing id.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from functools import lru_cache
+from hashlib import blake2b
 
 from malamute.client.outbox import Command
 from malamute.client.receipts import Tracking
 from malamute.client.sources import Item, QueueSource
 from malamute.errors import MalamuteError
 
+MARKS_MAX = 1_000
+"""Services whose marks are remembered; those of others are made again."""
+
 
 class Exchange:
-    """A request and the replies to it.
+    """A request to a service and the replies to it.
 
     `command` tells whether the request itself was taken, and `tracking`, if it is tracked, how it ended.
     """
 
-    __slots__ = ("command", "complete", "correlation", "last", "tracking", "waiting")
+    __slots__ = ("command", "complete", "correlation", "last", "service", "tracking", "waiting")
 
-    def __init__(self, correlation: str) -> None:
+    def __init__(self, service: str, correlation: str) -> None:
+        self.service = service
         self.correlation = correlation
         self.command = Command()
         self.tracking: Tracking | None = None
@@ -32,10 +44,14 @@ class Exchange:
 
 
 class Awaited:
-    """The replies and outcomes that one session waits for. `mark` begins all correlations of its own."""
+    """The replies and outcomes that one session waits for. `secret` is known to nobody but the broker."""
 
-    def __init__(self, mark: str) -> None:
-        self._mark = mark
+    def __init__(self, secret: bytes) -> None:
+        def mark(service: str) -> str:
+            return blake2b(service.encode(), key=secret, digest_size=16, person=b"correlation").hexdigest()
+
+        self._mark = lru_cache(MARKS_MAX)(mark)
+        self._trackers = blake2b(key=secret, digest_size=16, person=b"tracker").hexdigest()
         self._next = 1
         self._exchanges: dict[str, Exchange] = {}
         self._trackings: dict[str, Tracking] = {}
@@ -46,13 +62,13 @@ class Awaited:
         """Whether anybody waits for something at this moment."""
         return bool(self._exchanges) or self.outcomes > 0
 
-    def new_exchange(self) -> Exchange:
-        """An exchange for a request that is about to be made."""
-        return Exchange(f"{self._mark}{self._number()}")
+    def new_exchange(self, service: str) -> Exchange:
+        """An exchange for a request to a service that is about to be made."""
+        return Exchange(service, f"{self._mark(service)}-{self._number()}")
 
     def new_tracker(self) -> str:
         """A tracker for a message that is about to be sent."""
-        return f"{self._mark}t{self._number()}"
+        return f"{self._trackers}-{self._number()}"
 
     def _number(self) -> int:
         number = self._next
@@ -88,19 +104,21 @@ class Awaited:
 
     def _take_reply(self, mailbox: QueueSource, item: Item) -> bool:
         properties = item.properties or {}
-        correlation = properties.get("correlation")
-        if not isinstance(correlation, str) or not correlation.startswith(self._mark):
+        service, correlation = properties.get("service"), properties.get("correlation")
+        if not isinstance(service, str) or not isinstance(correlation, str):
             return False
         if "outcome" in properties:
             # That of a request has the correlation of its replies.
             return False
         exchange = self._exchanges.get(correlation)
+        if (exchange.service != service) if exchange else not correlation.startswith(self._mark(service)):
+            return False
         if exchange is None or (item.attempts > 1 and item.sequence <= exchange.last):
             # Late, or taken already before the connection broke and the acknowledgement was lost.
             mailbox.finish(item.sequence)
             return True
         exchange.last = item.sequence
-        exchange.complete = bool(item.properties and item.properties.get("final", True))
+        exchange.complete = bool(properties.get("final", True))
         exchange.waiting.append(item)
         return True
 

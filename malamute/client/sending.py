@@ -101,7 +101,7 @@ class Sending:
         A `tracked` one has to be numbered, and its outcome comes to the exchange too. Raises `InvalidValue`
         for it without an address.
         """
-        exchange = self._awaited.new_exchange()
+        exchange = self._awaited.new_exchange(service)
         command = exchange.command if numbered else None
         properties = {**(options or {}), "correlation": exchange.correlation}
         if tracked:

@@ -82,7 +82,7 @@ class Session:
         self._resyncs = 0
         self._attempt = 0
         self.outbox = Outbox()
-        self.awaited = Awaited(f"{identity[:8].hex()}-")
+        self.awaited = Awaited(identity)
         self.inbox = Inbox(address, self.outbox, self.awaited, self._events.append)
         self.sending = Sending(address, self.outbox, self.inbox, self.awaited)
         self.questions = Questions(self.outbox)

@@ -105,6 +105,9 @@ class Storage(_Section):
     """The data directory; made when it is not there. A relative path starts at the working directory."""
     kind: str = _option("lmdb", kinds.choice("lmdb", "memory"))
     """Where messages are kept: "lmdb" is on the disk, "memory" forgets them when the broker ends."""
+    backups: Path = _option(Path("backups"), kinds.PATH)  # noqa: RUF009  # a Path is immutable
+    """Where `malamute broker backup` may write, and nowhere else. A relative path starts at the data
+    directory."""
     size: int = _option(1024**3, kinds.size(1024**2, 2**47))
     """The size of the store. It can be raised between two starts; a store never shrinks."""
     preallocate: bool = _option(True, kinds.FLAG)

@@ -11,6 +11,7 @@ come to `otherwise`, should this one fail.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from posixpath import join, normpath
 from typing import TYPE_CHECKING, Any, Protocol
 
 from malamute.core.delivery.browse import choose
@@ -23,7 +24,14 @@ from malamute.core.session import check_free
 from malamute.core.start import locate
 from malamute.core.storage import DeleteCursor, DeleteStream, PutRetention, Reserve
 from malamute.core.subscription import Position
-from malamute.errors import Disconnected, InvalidValue, MalamuteError, NotFound, TryLater
+from malamute.errors import (
+    AccessRefused,
+    Disconnected,
+    InvalidValue,
+    MalamuteError,
+    NotFound,
+    TryLater,
+)
 from malamute.matching import Group, Selector
 from malamute.protocol.arguments import PATH, SECONDS, STATE, Arguments
 from malamute.protocol.messages import (
@@ -149,8 +157,7 @@ def set_retention(
 
 
 def _retention(core: Core, stream: str, limits: Mapping[str, float]) -> PutRetention:
-    if stream not in core.streams.by_name:
-        check_free(stream)
+    check_free(stream)
     kept = {"bytes": 0, "count": 0, "age": 0.0, **limits}
     return PutRetention(stream, int(kept["bytes"]), int(kept["count"]), float(kept["age"]))
 
@@ -161,6 +168,7 @@ def _limits(kept: PutRetention) -> dict[str, float]:
 
 def purge_stream(core: Core, answered: Answered, failed: Failed, stream: str, dry_run: bool) -> None:
     """Drop the history of a stream. Its readers, its cursors, its retention and its sequences go on."""
+    check_free(stream)
     found = _stream(core, stream)
     core.feeds.check_stream(stream)
     found.flush()
@@ -174,8 +182,8 @@ def purge_stream(core: Core, answered: Answered, failed: Failed, stream: str, dr
 
 def delete_stream(core: Core, answered: Answered, failed: Failed, stream: str, dry_run: bool) -> None:
     """Remove a stream that nobody reads, with its history and its cursors."""
-    found = _stream(core, stream)
     check_free(stream)
+    found = _stream(core, stream)
     core.feeds.check_stream(stream)
     found.flush()
     if len(found.audience):
@@ -334,18 +342,24 @@ def disconnect(
 
 
 def back_up(core: Core, answered: Answered, failed: Failed, directory: str, dry_run: bool) -> None:
-    """Copy the store into a new directory on the broker's machine, while the broker runs."""
+    """Copy the store into a new directory below that of the backups, while the broker runs."""
+    below = core.settings.backups
+    if not below:
+        raise InvalidValue("this broker keeps nothing on a disk that could be copied")
+    place = normpath(join(below, directory))
+    if not place.startswith(below.rstrip("/") + "/"):
+        raise AccessRefused(f"a backup goes below {below} (the option storage.backups), not to {place}")
 
     def copied(result: dict[str, Any] | MalamuteError) -> None:
         if isinstance(result, MalamuteError):
             failed(result)
         else:
-            answered({"directory": directory, **result})
+            answered({"directory": place, **result})
 
     if dry_run:
-        answered({"directory": directory})
+        answered({"directory": place})
     else:
-        core.turn.ask(Backup(directory), copied)
+        core.turn.ask(Backup(place, below), copied)
 
 
 def _one_position(start: str, what: str) -> Start:

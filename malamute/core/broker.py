@@ -96,6 +96,8 @@ class Settings(NamedTuple):
     settled_events: bool = False
     """Whether `$sys` tells the history of each queued message."""
     software: str = ""
+    backups: str = ""
+    """The directory below which backups are made; none if nothing is kept on a disk."""
     facts: Mapping[str, Any] = {}
     """What `status` tells beyond what the core knows."""
 

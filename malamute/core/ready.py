@@ -88,9 +88,13 @@ class Survey(NamedTuple):
 
 
 class Backup(NamedTuple):
-    """Copy the store into a directory, however long it takes; a map of what was copied, or an error."""
+    """Copy the store into a directory, however long it takes; a map of what was copied, or an error.
+
+    The directory has to be below another one, which the links on the way are followed for.
+    """
 
     directory: str
+    below: str
 
 
 Question = Read | FindTime | FindSubjects | Fetch | Survey | Backup

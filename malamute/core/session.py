@@ -270,7 +270,15 @@ class Sessions:
         limits = {**self.limits._asdict(), "ack_timeout": ack_timeout_ms}
         self.turn.send(
             peer,
-            Welcome(VERSION, peer, self._broker_id, resumed, self._software, limits, hello.attempt),
+            Welcome(
+                VERSION,
+                bytes.fromhex(session.ident),
+                self._broker_id,
+                resumed,
+                self._software,
+                limits,
+                hello.attempt,
+            ),
         )
         return session
 

@@ -21,6 +21,7 @@ store. A copy that fails is removed.
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, suppress
@@ -44,6 +45,10 @@ STEP_BYTES = 8 * 1024 * 1024
 SLACK_BYTES = 1024 * 1024
 """How far the copy may outgrow twice the store: its pages are filled otherwise. Its file grows as needed."""
 
+LOCK_BYTES_MAX = 32
+_LOCK = re.compile(rb"(\d+\n)?")
+"""What stands in the file of a lock: the id of a process, or nothing."""
+
 Reading = Callable[[], AbstractContextManager[lmdb.Transaction]]
 """Begins a read transaction with values as views."""
 
@@ -61,14 +66,14 @@ class Copy:
         self._blocks: list[int] = []
         self._damages: list[tuple[str, Damage]] = []
         self._is_complete = False
+        _check_free(directory)
         try:
             directory.mkdir(parents=True, exist_ok=True)
             self._lock = take_lock(directory)
         except OSError as error:
             raise StoreError(f"cannot use {directory}: {error.strerror}") from error
         try:
-            if (directory / "data.mdb").exists():
-                raise StoreError(f"there is a store in {directory} already")
+            _check_free(directory)
             with translated():
                 self._target = lmdb.open(str(directory), map_size=2 * size + SLACK_BYTES, mode=0o640)
         except BaseException:
@@ -179,6 +184,16 @@ class Copy:
             count=copied.count + count,
             chunks=copied.chunks + 1,
         )
+
+
+def _check_free(directory: Path) -> None:
+    """Raise `StoreError` unless a copy may be made here; nothing is touched before that is known."""
+    if (directory / "data.mdb").exists():
+        raise StoreError(f"there is a store in {directory} already")
+    lock = directory / "lock"
+    # It is written to. Only what an earlier copy left behind may be there.
+    if lock.is_symlink() or (lock.exists() and not _LOCK.fullmatch(lock.read_bytes()[:LOCK_BYTES_MAX])):
+        raise StoreError(f"{lock} is no file of a store")
 
 
 def _values(cursor: lmdb.Cursor, kind: int, sequence: int = 0) -> Iterator[tuple[int, Any]]:

@@ -44,7 +44,7 @@ def _is_seconds(value: Any) -> bool:
 
 
 def _is_path(value: Any) -> bool:
-    return _is_text(value, limits.PATH_BYTES_MAX) and value.startswith("/") and "\0" not in value
+    return _is_text(value, limits.PATH_BYTES_MAX) and value != "" and "\0" not in value
 
 
 def _are_few_headers(value: Any) -> bool:
@@ -73,7 +73,7 @@ EXPECTED = {
     "long text": f"text of at most {limits.WHERE_BYTES_MAX} bytes",
     "name": f"a name: text of 1 to {limits.NAME_BYTES_MAX} bytes with no control characters",
     "address": f"a name, or empty: text of at most {limits.NAME_BYTES_MAX} bytes with no control characters",
-    "path": f"an absolute path of at most {limits.PATH_BYTES_MAX} bytes without NUL",
+    "path": f"a path of 1 to {limits.PATH_BYTES_MAX} bytes without NUL",
     "kind": "'mailbox' or 'service'",
     "state": f"one of {', '.join(MESSAGE_STATES)}",
     "headers": f"a map of at most {limits.HEADERS_MAX} texts to a str, int, float, bool or nil each",

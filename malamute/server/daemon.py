@@ -125,6 +125,7 @@ def _settings(config: Config, endpoints: list[str]) -> Settings:
         lifecycle_events=config.events.lifecycle,
         settled_events=config.events.settled,
         software=SOFTWARE,
+        backups=backup_directory(config),
         facts={
             "endpoints": endpoints,
             "storage": config.storage.kind,
@@ -137,6 +138,12 @@ def _settings(config: Config, endpoints: list[str]) -> Settings:
 def data_directory(config: Config) -> str:
     """Where the broker keeps its data, in words."""
     return "" if config.storage.kind == "memory" else str(Path(config.storage.directory).resolve())
+
+
+def backup_directory(config: Config) -> str:
+    """Below which directory backups are made, in words."""
+    storage = config.storage
+    return "" if storage.kind == "memory" else str((Path(storage.directory) / storage.backups).resolve())
 
 
 def run(config: Config, started: Callable[[list[str]], None] = lambda endpoints: None) -> None:

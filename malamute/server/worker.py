@@ -12,6 +12,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -27,7 +28,14 @@ from malamute.core.storage import (
     PutSession,
     SetAttempts,
 )
-from malamute.errors import InvalidValue, MalamuteError, StorageFull, StoreError, StoreLost
+from malamute.errors import (
+    AccessRefused,
+    InvalidValue,
+    MalamuteError,
+    StorageFull,
+    StoreError,
+    StoreLost,
+)
 from malamute.journal.disk import DiskStore
 from malamute.journal.store import Retention, Store
 
@@ -227,8 +235,11 @@ class Reader(Worker[Question]):
 def _back_up(store: Store, backup: Backup) -> dict[str, Any] | MalamuteError:
     if not isinstance(store, DiskStore):
         return InvalidValue("a store in memory has no backup")
+    below, directory = Path(backup.below).resolve(), Path(backup.directory).resolve()
+    if not directory.is_relative_to(below) or directory == below:
+        return AccessRefused(f"a backup goes below {below}, where {backup.directory} leads to {directory}")
     try:
-        return store.backup(backup.directory)._asdict()
+        return store.backup(directory)._asdict()
     except (StoreError, StorageFull) as error:
         return error
 

@@ -194,12 +194,13 @@ def test_a_running_broker_is_backed_up_and_the_copy_serves(run: Run, tmp_path: P
     with Broker(tmp_path / "data") as durable, malamute.connect(durable.url) as client:
         client.publish("s", "a", b"kept", assurance="stored")
         url = ("--url", durable.url)
-        run("broker", "backup", str(tmp_path / "copy"), *url, "--dry-run")
-        assert not (tmp_path / "copy").exists()
-        run("broker", "backup", str(tmp_path / "copy"), *url)
-        run("broker", "backup", str(tmp_path / "copy"), *url, exit_code=1)
+        copy_path = tmp_path / "data" / "backups" / "copy"
+        run("broker", "backup", "copy", *url, "--dry-run")
+        assert not copy_path.exists()
+        run("broker", "backup", "copy", *url)
+        run("broker", "backup", str(copy_path), *url, exit_code=1)
     with (
-        Broker(tmp_path / "copy") as copy,
+        Broker(copy_path) as copy,
         malamute.connect(copy.url) as client,
         client.subscribe("s", start="first") as messages,
     ):

@@ -497,6 +497,33 @@ def test_the_first_request_opens_the_mailbox_for_replies(dialogue):
     assert [type(m) for m in dialogue.said()] == [wire.Request, Credit, wire.Request]
 
 
+def test_only_the_service_that_was_asked_can_reply(dialogue, mail):
+    """Whoever knows the correlation may send mail with it, or have another service reply with it."""
+    exchange = request(dialogue)
+    as_mail = {"correlation": exchange.correlation}
+    of_another = {"correlation": exchange.correlation, "service": "other", "final": True}
+    dialogue.told(mail(0, [1], properties=as_mail), mail(0, [2], properties=of_another))
+    assert not exchange.waiting
+    assert not exchange.complete
+    assert [item.sequence for item in dialogue.session.inbox.mailbox.waiting] == [1, 2]
+    dialogue.told(mail(0, [3], properties=reply(exchange)))
+    assert [item.sequence for item in exchange.waiting] == [3]
+
+
+def test_a_correlation_tells_nothing_of_the_routing_id_or_of_what_other_services_are_asked(dialogue):
+    identity = dialogue.session.identity
+    asked = [
+        dialogue.session.sending.request(service, "a", RECORD, numbered=False).correlation
+        for service in ("svc", "svc", "other")
+    ]
+    told = [*asked, dialogue.session.awaited.new_tracker()]
+    for part in (identity[:8], identity[8:]):
+        assert not any(part.hex() in word or part.decode("latin-1") in word for word in told)
+    marks = [word.partition("-")[0] for word in told]
+    assert marks[0] == marks[1]
+    assert len({*marks}) == 3
+
+
 def test_correlations_of_two_sessions_differ(new_dialogue):
     first, second = new_dialogue(), new_dialogue()
     second.session.__init__(b"\x02another-session-")

@@ -341,7 +341,8 @@ def test_a_stream_that_was_deleted_can_be_made_again_and_its_numbers_go_on(bench
         ("stream.create", {"stream": "t", "age": inf}, 416),
         ("stream.create", {"stream": "t", "bytes": 2**64 - 1}, 416),
         ("journal.backup", {"directory": "/tmp/a\0b"}, 416),
-        ("journal.backup", {"directory": "there"}, 416),
+        ("journal.backup", {"directory": ""}, 416),
+        ("journal.backup", {"directory": "there"}, 416),  # nothing of a bench is on a disk
         ("stream.retain", {"stream": "$sys"}, 401),
         ("stream.retain", {"stream": ""}, 414),
         ("stream.create", {"stream": "t", "age": -1.0}, 416),

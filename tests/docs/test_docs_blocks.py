@@ -35,7 +35,7 @@ def test_every_block_of_a_page_does_what_the_page_says(page: Path, tmp_path: Pat
         if runs_its_own_broker(blocks):
             url = _free_url()
         else:
-            url = stack.enter_context(Broker(tmp_path / "data")).url
+            url = stack.enter_context(Broker(tmp_path / "malamute-data")).url
         reader = Reader(tmp_path, url)
         stack.callback(reader.leave)
         for block in blocks:

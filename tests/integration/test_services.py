@@ -8,6 +8,8 @@ import pytest
 
 import malamute
 from malamute.errors import NotOutstanding, TimedOut
+from malamute.protocol.batch import pack_record
+from malamute.protocol.messages import Request
 from malamute.testing import Broker
 
 PATIENCE = 40.0
@@ -225,3 +227,22 @@ def test_an_acknowledged_request_is_done_without_a_reply(broker: Broker, connect
     broker.restart()
     assert nothing_to_do(connect("other").work("svc"))
     assert [row["messages"] for row in client.query("services")] == [0]
+
+
+def test_only_the_service_that_was_asked_replies(connect: Connect) -> None:
+    """A worker knows the correlation, tells it to others, and both send what they like with it."""
+    alice, worker, mallory = connect("alice"), connect("worker"), connect("mallory")
+    replies = alice.request("svc", "do", b"this", timeout=PATIENCE)
+    alice.flush()
+    request = worker.work("svc").receive(PATIENCE)
+    known = request.properties["correlation"]
+    mallory.send("alice", "as mail", b"false", correlation=known, assurance="stored").wait(PATIENCE)
+    options = {"correlation": known, "reply_to": "alice"}
+    mine = Request("mine", 0, ["do"], [pack_record(None, b"")], [options])
+    mallory._session.outbox.say(mine)
+    mallory.work("mine").receive(PATIENCE).reply(b"false", assurance="stored").wait(PATIENCE)
+    request.reply(b"true")
+    worker.flush()
+    assert [reply.body for reply in replies] == [b"true"]
+    mailbox = alice.mailbox()
+    assert sorted(mailbox.receive(PATIENCE).subject for _ in range(2)) == ["as mail", "do"]

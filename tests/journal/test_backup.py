@@ -8,7 +8,7 @@ import pytest
 from stores import MIB, append, delete, firsts, put
 
 from malamute.core.storage import Damage, DeleteStream, PutCursor, PutRetention, PutSession
-from malamute.errors import StorageFull, StoreError, StoreLocked
+from malamute.errors import StorageFull, StoreError
 from malamute.journal import backup as backup_module
 from malamute.journal.disk import DiskStore
 from malamute.journal.memory import MemoryStore
@@ -64,7 +64,7 @@ def test_a_directory_with_a_store_is_not_touched(disk, target):
     before = (target / "data.mdb").read_bytes()
     with pytest.raises(StoreError, match="already"):
         store.backup(target)
-    with pytest.raises(StoreLocked):
+    with pytest.raises(StoreError, match="already"):
         store.backup(disk.directory)
     assert (target / "data.mdb").read_bytes() == before
 
@@ -199,3 +199,25 @@ def test_only_what_is_there_is_opened_to_be_looked_at(tmp_path):
     with pytest.raises(StoreError, match="no store"):
         DiskStore.open_existing(tmp_path / "none")
     assert not (tmp_path / "none").exists()
+
+
+@pytest.mark.parametrize("kind", ["file", "link"])
+def test_a_file_that_happens_to_be_called_lock_is_not_touched(disk, target, tmp_path, kind):
+    target.mkdir(parents=True)
+    kept = tmp_path / "kept"
+    kept.write_bytes(b"123\n" if kind == "link" else b"what somebody needs")
+    before = kept.read_bytes()
+    (target / "lock").symlink_to(kept) if kind == "link" else kept.rename(target / "lock")
+    with pytest.raises(StoreError, match="no file of a store"):
+        disk().backup(target)
+    assert (target / "lock").read_bytes() == before
+    assert [path.name for path in target.iterdir()] == ["lock"]
+
+
+def test_what_is_refused_leaves_a_store_as_it_is(disk, target):
+    store = disk()
+    store.backup(target)
+    before = {path.name: path.read_bytes() for path in target.iterdir()}
+    with pytest.raises(StoreError, match="a store in"):
+        store.backup(target)
+    assert {path.name: path.read_bytes() for path in target.iterdir()} == before

@@ -1,0 +1,104 @@
+"""Nobody takes what is another's: the broker's own stream, and the secret that a session is known by."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+from core_bench import Bench, mail_credit, offer, peer_id, publish, reply, request, send, subscribe
+
+from malamute.core import administration, inspection
+from malamute.core.events import EVENTS
+from malamute.core.session import session_name
+from malamute.protocol.codec import encode
+from malamute.protocol.messages import Change, Hello, Query, Welcome
+
+VALUES = {
+    "stream": EVENTS,
+    "service": EVENTS,
+    "start": "first",
+    "cursor": "mine",
+    "bytes": 1,
+    "count": 1,
+    "age": 1.0,
+    "criteria": [["all", ""]],
+    "where": "",
+}
+"""What each argument holds beside the name of the broker's own stream."""
+
+READERS = {"cursor.set", "cursor.delete"}
+"""Changes of a position that a reader keeps; the stream stays as it is."""
+
+OF_STREAMS = [
+    topic
+    for topic, (_, arguments) in administration.TOPICS.items()
+    if {"stream", "service"} & {*arguments.required, *arguments.optional}
+]
+
+
+def test_there_are_changes_of_streams_to_try():
+    assert {"stream.create", "stream.retain", "stream.purge", "stream.delete", "feed.set"} < {*OF_STREAMS}
+
+
+@pytest.mark.parametrize(("topic", "dry_run"), [*product(OF_STREAMS, [False, True])])
+def test_no_client_changes_the_stream_of_the_broker(topic, dry_run):
+    bench = Bench(lifecycle=True)
+    bench.open("alice")
+    bench.settle()
+    bench.sent("alice")
+    stream = bench.core.streams.by_name[EVENTS]
+    before = stream.first_kept, stream.last, stream.retention
+    assert stream.last >= 1
+    _, arguments = administration.TOPICS[topic]
+    given = {name: VALUES[name] for name in arguments.required} | {"dry_run": dry_run}
+    bench.tell("alice", Change(1, topic, given))
+    bench.settle()
+    (answer,) = bench.sent("alice")
+    if topic not in READERS:
+        assert getattr(answer, "code", 0) in (401, 404), answer
+    assert (stream.first_kept, stream.retention) == (before[0], before[2])
+    assert stream.last >= before[1]
+    assert not bench.core.feeds.by_name
+
+
+def secrets_of(name: str) -> list[bytes]:
+    """The routing id of a peer and its halves, as they are and in hex."""
+    secret = peer_id(name)
+    parts = [secret, secret[:8], secret[8:]]
+    return [*parts, *(part.hex().encode() for part in parts)]
+
+
+def test_what_is_sent_to_anybody_never_tells_a_routing_id():
+    """Not to the peer itself either: WELCOME tells the name that others know it by."""
+    bench = Bench(lifecycle=True, settled=True)
+    names = "peer-one", "peer-two"
+    bench.tell("peer-one", Hello([2], ""))
+    bench.tell("peer-two", Hello([2], "two"))
+    (welcome,) = [m for name, m in bench.log if name == "peer-one" and isinstance(m, Welcome)]
+    assert welcome.session.hex() == session_name(peer_id("peer-one"))
+    bench.tell("peer-two", subscribe(1, stream=EVENTS, criteria=[["all", ""]], start="first"))
+    bench.tell("peer-two", subscribe(2), offer(3, service="svc"), mail_credit(10))
+    bench.tell(
+        "peer-one",
+        publish(b"a"),
+        send("two", b"a"),
+        request(b"b", service="svc", correlation="c"),
+        mail_credit(10),
+    )
+    bench.settle()
+    bench.tell("peer-two", reply(3, 1))
+    values = {"name": "svc", "stream": "s", "kind": "service", "id": "two"}
+    for ref, (topic, (_, arguments)) in enumerate(inspection.TOPICS.items(), 1):
+        details = {"details": True} if "details" in arguments.optional else {}
+        bench.tell("peer-two", Query(ref, topic, {n: values[n] for n in arguments.required} | details))
+        bench.tell("peer-one", Query(ref, topic, {"no": "such argument"}))
+    bench.tell("peer-one", Hello([1], "$bad"), Hello([2], "two"))
+    bench.settle()
+    sent = b"\n".join(bytes(frame) for _, message in bench.log for frame in encode(message))
+    assert session_name(peer_id("peer-one")).encode() in sent
+    for name in names:
+        for secret in secrets_of(name):
+            assert secret not in sent
+    assert not any(
+        secret.decode() in event for event in bench.events for secret in secrets_of("peer-one")[3:]
+    )
