@@ -67,9 +67,13 @@ class Listen(_Section):
 
     table = "listen"
 
-    endpoints: tuple[str, ...] = _option(("tcp://127.0.0.1:9999", "ipc://@/malamute"), kinds.ENDPOINTS)
-    """Where to listen, all at once. `ipc://@NAME` is a Linux abstract socket: no file and no network.
-    `tcp://*:9999` listens on every network interface. Whoever can connect may do everything."""
+    endpoints: tuple[str, ...] = _option(("tcp://127.0.0.1:9999",), kinds.ENDPOINTS)
+    """Where to listen, all at once. `tcp://127.0.0.1:9999` is open to every user of this machine, and so is
+    `ipc://@NAME`, a Linux abstract socket, which has no file. `ipc://PATH` is a socket in the file system, open
+    to those whom `ipc_mode` lets in. `tcp://*:9999` listens on every network interface. Whoever can connect may
+    do everything."""
+    ipc_mode: str = _option("0600", kinds.choice("0600", "0660", "0666"))
+    """Who may connect to `ipc://PATH`: its owner, its group too, or everybody."""
     heartbeat_interval: float = _option(4.0, kinds.duration(0, 20))
     """How often the broker asks each client for a sign of life, which the client's library gives however busy
     its program is. 0 is never: then a client that hangs keeps its work until its ack timeout."""

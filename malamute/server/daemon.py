@@ -86,7 +86,7 @@ def open_broker(config: Config, context: zmq.Context[zmq.Socket[bytes]], files: 
     transport = _open_transport(config, context, files)
     try:
         for endpoint in config.listen.endpoints:
-            transport.bind(endpoint)
+            transport.bind(endpoint, int(config.listen.ipc_mode, 8))
         clock = Clock()
         # Half of the memory stays free for what comes.
         recovered = store.recover(records_bytes=config.limits.queues_memory_bytes // 2)

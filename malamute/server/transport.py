@@ -9,6 +9,7 @@ connected and are dead, and `Stalls` about those that take nothing more.
 
 from __future__ import annotations
 
+import os
 from collections import deque
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -121,12 +122,18 @@ class Transport:
         """The connection of each peer that was welcomed, where it is known."""
         self._peers: dict[int, bytes] = {}
 
-    def bind(self, endpoint: str) -> str:
-        """Listen on an endpoint; returns it with the port that was chosen. Raises `ConfigError`."""
+    def bind(self, endpoint: str, ipc_mode: int = 0o600) -> str:
+        """Listen on an endpoint; returns it with the port that was chosen. Raises `ConfigError`.
+
+        The file of a socket has this mode from its first moment.
+        """
+        before = os.umask(0o777 & ~ipc_mode)
         try:
             self.socket.bind(endpoint)
         except zmq.ZMQError as error:
             raise ConfigError(f"cannot listen on {endpoint}: {error.strerror}") from error
+        finally:
+            os.umask(before)
         bound = cast(bytes, self.socket.getsockopt(zmq.LAST_ENDPOINT)).rstrip(b"\0").decode()
         # An abstract socket is told with a NUL, which nobody could type.
         self.endpoints.append(endpoint if endpoint.startswith("ipc://@") else bound)

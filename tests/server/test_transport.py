@@ -5,6 +5,8 @@ Nothing here sleeps: whoever waits polls a socket, and the time-out is there for
 
 from __future__ import annotations
 
+import os
+import stat
 from collections.abc import Iterator
 
 import pytest
@@ -198,6 +200,19 @@ def test_a_new_connection_with_a_known_id_takes_the_place_of_the_old_one(context
     transport.send(PEER, Pong())
     assert next_from(new) == Pong()
     assert not old.poll(0)
+    transport.close(0)
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o660, 0o666])
+def test_the_file_of_a_socket_has_its_mode(context, tmp_path, mode):
+    transport = Transport(context, {})
+    before = os.umask(0o022)
+    try:
+        transport.bind(f"ipc://{tmp_path}/broker", mode)
+        assert os.umask(0o022) == 0o022
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "broker").stat().st_mode) == mode
     transport.close(0)
 
 
