@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -16,6 +15,7 @@ from click.shell_completion import CompletionItem
 
 from malamute import __version__
 from malamute.cli.contexts import Context, file_of, load
+from malamute.cli.escaping import printable, to_json
 from malamute.cli.trouble import JSON, tell
 from malamute.errors import InvalidName, MalamuteError
 from malamute.protocol.names import SCHEME, Kind, Uri
@@ -94,11 +94,11 @@ class Reporter:
             self.refused = self.refused or event.error
         elif not isinstance(event, Switched):
             kind, fields = type(event).__name__.lower(), event._asdict()
-            click.echo(json.dumps({kind: fields}) if self.as_json else _words(kind, fields), err=True)
+            click.echo(to_json({kind: fields}) if self.as_json else _words(kind, fields), err=True)
 
 
 def _words(kind: str, fields: dict[str, Any]) -> str:
-    return f"{kind}: " + ", ".join(f"{name} {value}" for name, value in fields.items())
+    return f"{kind}: " + ", ".join(f"{name} {printable(str(value))}" for name, value in fields.items())
 
 
 def examples(*commands: str) -> str:

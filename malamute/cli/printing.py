@@ -5,13 +5,15 @@ from __future__ import annotations
 import base64
 import codecs
 import functools
-import json
 import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from malamute.cli.escaping import for_terminal
+from malamute.cli.escaping import printable as printable
+from malamute.cli.escaping import to_json as to_json
 from malamute.cli.options import json_option
 
 if TYPE_CHECKING:
@@ -24,21 +26,9 @@ BODY_CHARACTERS = 120
 """How much of a body stands in a table."""
 
 
-def printable(text: str) -> str:
-    """A text on one line, with nothing in it that a terminal would obey."""
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
-
-
 def jsonable(value: Any) -> Any:
     """A value for JSON, which has no infinite numbers."""
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def to_json(value: Any) -> str:
-    """JSON on one line."""
-    return json.dumps(value, ensure_ascii=False, default=str)
 
 
 def _text(body: bytes) -> str:
@@ -176,5 +166,5 @@ def prints_messages(default: Render | None) -> Callable[[Function], Function]:
 
 
 def show(messages: Iterable[Message], render: Render) -> None:
-    """Print messages, at once."""
-    click.echo(b"".join(map(render, messages)), nl=False)
+    """Print messages, at once. On a terminal, what it would obey is made visible."""
+    click.echo(for_terminal(b"".join(map(render, messages))), nl=False)

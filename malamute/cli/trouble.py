@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
-
 import click
 
+from malamute.cli.escaping import to_json, visible
 from malamute.errors import MalamuteError
 
 JSON = "malamute.json"
@@ -18,10 +17,10 @@ class BadInput(MalamuteError):
 
 def tell(error: MalamuteError, *, as_json: bool) -> None:
     """Write an error to standard error, for people or for programs."""
-    text = error.text or type(error).__name__
+    text = visible(error.text or type(error).__name__)
     if as_json:
-        shown = {"error": {"code": error.code, "text": text, "hint": error.hint}}
-        click.echo(json.dumps(shown, ensure_ascii=False), err=True)
+        shown = {"error": {"code": error.code, "text": error.text or text, "hint": error.hint}}
+        click.echo(to_json(shown), err=True)
         return
     number = f" {error.code}" if error.code else ""
     click.echo(f"error{number}: {text}", err=True)

@@ -69,9 +69,9 @@ class Listen(_Section):
 
     endpoints: tuple[str, ...] = _option(("tcp://127.0.0.1:9999",), kinds.ENDPOINTS)
     """Where to listen, all at once. `tcp://127.0.0.1:9999` is open to every user of this machine, and so is
-    `ipc://@NAME`, a Linux abstract socket, which has no file. `ipc://PATH` is a socket in the file system, open
-    to those whom `ipc_mode` lets in. `tcp://*:9999` listens on every network interface. Whoever can connect may
-    do everything."""
+    `ipc://@NAME`, a Linux abstract socket, which has no file. `ipc://PATH` is a socket in the file system,
+    open to those whom `ipc_mode` lets in. `tcp://*:9999` listens on every network interface. Whoever can
+    connect may do everything."""
     ipc_mode: str = _option("0600", kinds.choice("0600", "0660", "0666"))
     """Who may connect to `ipc://PATH`: its owner, its group too, or everybody."""
     heartbeat_interval: float = _option(4.0, kinds.duration(0, 20))
