@@ -51,7 +51,7 @@ def test_no_client_changes_the_stream_of_the_broker(topic, dry_run):
     assert stream.last >= 1
     _, arguments = administration.TOPICS[topic]
     given = {name: VALUES[name] for name in arguments.required} | {"dry_run": dry_run}
-    bench.tell("alice", Change(1, topic, given))
+    bench.tell("alice", Change(0, topic, given))
     bench.settle()
     (answer,) = bench.sent("alice")
     if topic not in READERS:
