@@ -99,6 +99,7 @@ class Bench:
             lifecycle_events=lifecycle,
             settled_events=settled,
             software="bench",
+            backups="/backups",
         )
         self.store = MemoryStore(size=store_bytes, retention=lambda stream: retention or Retention())
         self.appends: deque[Append] = deque()

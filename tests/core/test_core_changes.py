@@ -29,7 +29,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     "queue.redrive": {"kind": "service", "name": "w"},
     "queue.purge": {"kind": "mailbox", "name": "bob"},
     "client.disconnect": {"id": "carl"},
-    "journal.backup": {"directory": "/backup"},
+    "journal.backup": {"directory": "monday"},
 }
 """Of each topic a change that succeeds on `furnished`."""
 
