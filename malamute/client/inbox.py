@@ -35,6 +35,7 @@ class Inbox:
         self._tell = tell
         self._sources: dict[int, Source] = {}
         self._next_source = MAILBOX + 1
+        self._closing = False
         self._mail_timeout = 0.0
 
     # To begin and to end
@@ -97,6 +98,8 @@ class Inbox:
     def cancel(self, source: Source) -> None:
         """End a subscription or an offer. What it held goes back to the queue."""
         if not source.ended:
+            if isinstance(source, QueueSource):
+                self._drain(source)
             source.end()
             self._sources.pop(source.number, None)
             self._outbox.say(wire.Cancel(source.number))
@@ -110,15 +113,35 @@ class Inbox:
         if self._outbox.refusal is not None:
             return
         for source in self._all():
+            if not isinstance(source, QueueSource):
+                self.cancel(source)
+            elif source is not self.mailbox and not source.draining:
+                self._drain(source)
+            source.draining = True
+
+    def close(self) -> None:
+        """The session comes to its end: what was not handed out goes back untouched, mail too."""
+        self._closing = True
+        for source in self._all():
             source.draining = True
             if isinstance(source, QueueSource):
-                self._release_waiting(source)
-            else:
-                self.cancel(source)
+                self._drain(source)
 
-    def _release_waiting(self, source: QueueSource) -> None:
-        while source.waiting and source is not self.mailbox:
-            self.release(source, source.waiting.popleft().sequence)
+    def _drain(self, source: QueueSource) -> None:
+        self.acknowledge(source)
+        if self._outbox.ready:
+            self._outbox.say(wire.Drain(source.number, source.give_up()))
+
+    def drained(self, number: int) -> None:
+        """Nothing more comes from a source, and what went back is where it was."""
+        source = self.mailbox if number == MAILBOX else self._sources.get(number)
+        if source is not None and source.drains:
+            source.drains -= 1
+
+    @property
+    def is_drained(self) -> bool:
+        """Whether the broker has confirmed all drains."""
+        return not any(source.drains for source in self._all())
 
     def _all(self) -> list[Source]:
         mailbox = [] if self.mailbox is None else [self.mailbox]
@@ -128,7 +151,7 @@ class Inbox:
 
     def refill(self, source: Source) -> None:
         """Grant what is due, if anything is. To be called when something was consumed."""
-        if not self._outbox.ready or source.ended:
+        if not self._outbox.ready or source.ended or self._closing:
             return
         # A mailbox that is drained still takes replies and outcomes.
         if (not source.draining or source is self.mailbox) and (grant := source.window.refill()):
@@ -181,6 +204,9 @@ class Inbox:
             # Nothing comes before OK: it was left over from an older connection.
             return False
         columns = unpack_payload(deliver.payload, deliver.large)
+        if source.drains:
+            # It was on its way when we drained: the broker has taken it back.
+            return True
         if isinstance(source, QueueSource):
             self._deliver_queued(source, columns)
         elif isinstance(source, StreamSource) and not source.deliver(deliver.after, columns):
@@ -197,8 +223,6 @@ class Inbox:
         for item in source.arrive(columns, counted=not (mailbox and awaited)):
             if not (mailbox and self._awaited.take(source, item)):
                 source.waiting.append(item)
-        if source.draining:
-            self._release_waiting(source)
         if source.acks > acks:
             # It was finished before it came again: nobody will ask for more because of it.
             self.acknowledge(source)
@@ -271,8 +295,12 @@ class Inbox:
 
     def resume(self, mail_timeout: float) -> None:
         """The session is open: begin everything again where it was. The ack timeout of mail is in seconds."""
+        if self._closing:
+            return
         for source in self._sources.values():
-            self._outbox.say(source.command())
+            command = source.command()
+            # One that is drained is there for replies alone.
+            self._outbox.say(command._replace(credit=0, credit_bytes=0) if source.draining else command)
         self._mail_timeout = mail_timeout
         if self.mailbox is not None:
             self.mailbox.ack_timeout = mail_timeout

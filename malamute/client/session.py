@@ -121,11 +121,19 @@ class Session:
         return events
 
     def close(self) -> None:
-        """Say BYE. The session has ended, with the error `Closed`, when the broker has answered."""
+        """Give back what was not handed out, and say BYE when the broker has confirmed that.
+
+        The session has ended, with the error `Closed`, when the broker has answered.
+        """
         if self.error is None and not self.closing:
             self.inbox.acknowledge_all()
+            self.inbox.close()
             self.closing = True
             self.outbox.refusal = Closed("this client is closed")
+            self._say_bye()
+
+    def _say_bye(self) -> None:
+        if self.closing and self.inbox.is_drained:
             self.outbox.say(wire.Bye())
 
     def end(self, error: MalamuteError) -> None:
@@ -180,8 +188,7 @@ class Session:
         self.outbox.send_again()
         for ping in self.questions.pings():
             self.outbox.say(ping)
-        if self.closing:
-            self.outbox.say(wire.Bye())
+        self._say_bye()
 
     def _end(self, error: MalamuteError) -> None:
         self.state = State.ENDED
@@ -200,10 +207,16 @@ class Session:
             self._end(Closed("this client is closed"))
         elif ok.about in (_SUBSCRIBE, _OFFER):
             self.inbox.opened(ok.ref, ok.value)
+        elif ok.about == _DRAIN:
+            self._drained(ok.ref)
         elif ok.about == _WITHDRAW:
             self.questions.answered(ok.ref, ok.value)
         else:
             self._changed(ok)
+
+    def _drained(self, source: int) -> None:
+        self.inbox.drained(source)
+        self._say_bye()
 
     def _changed(self, ok: wire.Ok) -> None:
         if ok.about == _CHANGE and self.questions.changed(ok.ref, ok.value):
@@ -248,6 +261,11 @@ class Session:
     def _source_refused(self, error: MalamuteError) -> bool:
         return self.inbox.refused(error.ref, error)
 
+    def _drain_refused(self, error: MalamuteError) -> bool:
+        # It is drained all the same: the disk does not know that what went back was not looked at.
+        self._drained(error.ref)
+        return False
+
     def _change_refused(self, error: MalamuteError) -> bool:
         return self.questions.change_refused(error.ref, error)
 
@@ -259,8 +277,9 @@ def _opcode(message: type[Any]) -> int:
     return BY_TYPE[message].opcode
 
 
-_HELLO, _REPLY, _SUBSCRIBE, _OFFER, _BYE, _WITHDRAW, _CHANGE = map(
-    _opcode, (wire.Hello, wire.Reply, wire.Subscribe, wire.Offer, wire.Bye, wire.Withdraw, wire.Change)
+_HELLO, _REPLY, _SUBSCRIBE, _OFFER, _BYE, _WITHDRAW, _CHANGE, _DRAIN = map(
+    _opcode,
+    (wire.Hello, wire.Reply, wire.Subscribe, wire.Offer, wire.Bye, wire.Withdraw, wire.Change, wire.Drain),
 )
 _RESYNC_CODES = frozenset({405, 421})
 """The broker does not know the session, or a number left a hole: no outcome of the command it is about."""
@@ -275,6 +294,7 @@ _REFUSED: dict[int, Callable[[Session, MalamuteError], bool]] = {
     _OFFER: Session._source_refused,
     _opcode(wire.Query): Session._query_refused,
     _CHANGE: Session._change_refused,
+    _DRAIN: Session._drain_refused,
     _WITHDRAW: Session._query_refused,
 }
 """Who is told of a refusal, by the command that it is about."""

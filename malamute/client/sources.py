@@ -56,6 +56,8 @@ class Source:
         self.ended = False
         self.draining = False
         """Whether nothing more is to be taken from here."""
+        self.drains = 0
+        """Drains that the broker has not confirmed: what comes until then is no longer for us."""
         self.error: MalamuteError | None = None
 
     def end(self, error: MalamuteError | None = None) -> None:
@@ -250,9 +252,22 @@ class QueueSource(Source):
         super().opened(value)
         self.ack_timeout = value / 1000 if type(value) is int else 0.0
 
+    def give_up(self) -> Ranges:
+        """Nothing more is to come, and what was not handed out goes back. The result is what is still held.
+
+        There may be more holes in that than a command can tell of: the last range goes past some then.
+        """
+        self.waiting.clear()
+        for sequence in [*self._outstanding.keys() - self._held]:
+            self._drop(sequence)
+        self.drains += 1
+        ranges = ranges_of(self._outstanding)
+        return [*ranges[0][:-1], [ranges[0][-1][0], ranges[-1][-1][1]]] if ranges else []
+
     def restart(self) -> None:
         """The broker has taken back what was outstanding."""
         self.open = False
+        self.drains = 0
         self.waiting.clear()
         self.window.forget()
         self.answered.clear()

@@ -226,6 +226,10 @@ class Crew:
     def close(self) -> None:
         """End it. Handlers that are still at work get an error for whatever they ask of the client."""
         self._pool.shutdown(wait=False, cancel_futures=True)
+        for job in self._jobs:
+            if job.result.cancelled() and isinstance(job.message, Mail):
+                # Its handler has never begun.
+                job.message.release()
         for errand in (*self._suspended, *self._new):
             errand.call.close()
             if not errand.result.done():

@@ -58,6 +58,7 @@ from malamute.protocol.messages import (
     Change,
     Commit,
     Credit,
+    Drain,
     Error,
     Hello,
     Message,
@@ -421,6 +422,20 @@ class Core:
     def _release(self, peer: bytes, session: Session, message: Release) -> None:
         _consumer(session, message.source).release(message.ranges)
 
+    def _drain(self, peer: bytes, session: Session, message: Drain) -> None:
+        answer = Ok(BY_TYPE[Drain].opcode, message.source)
+        mailbox = message.source == MAILBOX and MAILBOX not in session.sources
+        if mailbox or not session.source(message.source).drain(message.held):
+            self.turn.send(peer, answer)
+            return
+
+        def released(error: MalamuteError | None) -> None:
+            failed = error and error_message(error, answer.about, answer.ref)
+            self.turn.send(peer, failed or answer)
+
+        # What was taken back counts no attempt over a crash either.
+        self.turn.when_stored(released)
+
     def _withdraw(self, peer: bytes, session: Session, message: Withdraw) -> None:
         table = self.queues_of(message.kind)
         sender = session.address if message.kind == "mailbox" else session.mailbox
@@ -480,6 +495,7 @@ STATES: dict[str, dict[type[Any], Handler]] = {
         Reject: Core._reject,
         Progress: Core._progress,
         Release: Core._release,
+        Drain: Core._drain,
         Withdraw: Core._withdraw,
         Query: Core._query,
         Ping: Core._ping,

@@ -32,6 +32,10 @@ class Credit:
         self.messages = inf if messages == UNLIMITED else min(self.messages + messages, _most(self.messages))
         self.bytes = inf if size_bytes == UNLIMITED else min(self.bytes + size_bytes, _most(self.bytes))
 
+    def clear(self) -> None:
+        """Nothing is left of it."""
+        self.messages = self.bytes = 0
+
     @property
     def open(self) -> bool:
         """Whether at least one message may go."""

@@ -15,7 +15,7 @@ from malamute.core.chunk import Part
 from malamute.core.credit import Credit
 from malamute.core.session import Session
 from malamute.matching import Group, Selector
-from malamute.protocol.messages import Deliver, Gap, Switch
+from malamute.protocol.messages import Deliver, Gap, Ranges, Switch
 
 if TYPE_CHECKING:
     from malamute.core.stream import Stream
@@ -185,6 +185,11 @@ class Subscription(Reader):
         """Take more credit, and what was waiting for it."""
         self.credit.grant(messages, size_bytes)
         self.unblock()
+
+    def drain(self, held: Ranges) -> bool:
+        """Take nothing more until there is credit again. Nothing of it goes back anywhere."""
+        self.credit.clear()
+        return False
 
     def block(self) -> None:
         """Nothing to do: each delivery asks whether it is `ready`."""

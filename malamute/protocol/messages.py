@@ -162,6 +162,16 @@ class Release(NamedTuple):
     ranges: Ranges
 
 
+class Drain(NamedTuple):
+    """Stop the deliveries of a source, and take back untouched all that is outstanding and not `held`.
+
+    OK says that nothing more comes, before more credit is granted.
+    """
+
+    source: int
+    held: Ranges
+
+
 class Withdraw(NamedTuple):
     """Take back what was sent or asked by this session's address under a correlation, and is not settled."""
 
@@ -325,6 +335,7 @@ Message = (
     | Reject
     | Progress
     | Release
+    | Drain
     | Withdraw
     | Query
     | Ping
@@ -467,6 +478,7 @@ PROPERTIES = Rule(
 )
 CRITERIA = _list("criteria", limits.CRITERIA_MAX, _are_criteria)
 RANGES = _list("ranges", limits.RANGES_MAX, _are_ranges)
+HELD = Rule("held ranges", lambda value: value == [] or RANGES.holds(value), limits.RANGES_MAX)
 STORED_RANGES = _list("stored ranges", limits.ITEMS_MAX, _are_stored_ranges)
 VERSIONS = _list("versions", limits.VERSIONS_MAX, lambda value: _are_integers(value, 1))
 MAP = Rule("map", lambda value: type(value) is dict and is_plain(value))
@@ -542,6 +554,7 @@ SPECS: tuple[Spec, ...] = (
     Spec(18, Progress, (SOURCE, RANGES), 2, 0),
     Spec(19, Release, (SOURCE, RANGES), 2, 0),
     Spec(20, Withdraw, (REF, KIND, NAME, CORRELATION), 4, 0),
+    Spec(21, Drain, (SOURCE, HELD), 2, 0),
     Spec(22, Received, (NUMBER,), 1),
     Spec(65, Welcome, (NUMBER, BINARY, BINARY, BOOLEAN, WORDS, LIMITS, NUMBER), 6),
     Spec(66, Ok, (OPCODE, REF, ANY), 2, 1),

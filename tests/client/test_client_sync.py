@@ -43,6 +43,7 @@ DEFAULTS: dict[type, Answer] = {
     wire.Reply: lambda m: [Stored([[m.number, m.number, 0]])] if m.number else [],
     wire.Query: lambda m: [wire.Answer(m.ref, m.topic)],
     wire.Ping: lambda m: [wire.Pong()],
+    wire.Drain: lambda m: [Ok(21, m.source)],
     wire.Bye: lambda m: [Ok(13, 0)],
 }
 

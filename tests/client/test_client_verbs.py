@@ -13,7 +13,20 @@ from malamute.client.outbox import Command
 from malamute.client.receipts import Delivery
 from malamute.protocol import messages as wire
 from malamute.protocol.batch import pack_record
-from malamute.protocol.messages import Ack, Credit, Error, Nak, Ok, Progress, Recall, Reject, Release, Stored
+from malamute.protocol.limits import RANGES_MAX
+from malamute.protocol.messages import (
+    Ack,
+    Credit,
+    Drain,
+    Error,
+    Nak,
+    Ok,
+    Progress,
+    Recall,
+    Reject,
+    Release,
+    Stored,
+)
 
 RECORD = pack_record(None, b"x")
 
@@ -227,16 +240,74 @@ def test_a_drained_client_takes_nothing_more(alice, box, mail, delivery):
     held = offer.hand_out()
     alice.said()
     session.inbox.drain()
-    assert alice.said() == [wire.Cancel(1), Release(2, [[2, 2]])]
+    assert alice.said() == [wire.Cancel(1), Drain(2, [[1, 1]])]
     assert [message.sequence for message in stream.take()] == [1, 2]
-    alice.told(mail(2, [3]))
-    assert alice.said() == [Release(2, [[3, 3]])]
+    # What was on its way is the broker's again: it is neither taken nor spoken of.
+    alice.told(mail(2, [3]), Ok(21, 2))
+    assert alice.said() == []
+    assert not offer.waiting
     # What is in hand can be settled, and nothing is granted for it.
     offer.finish(held.sequence)
     session.inbox.acknowledge(offer)
     session.inbox.refill(offer)
     assert alice.said() == [Ack(2, [[1, 1]])]
     assert [item.sequence for item in box.waiting] == [5]
+
+
+def test_a_cancelled_offer_gives_back_untouched_what_was_not_handed_out(alice, mail):
+    offer = alice.session.inbox.offer("svc", [("all", "")], credit=4, credit_bytes=-1)
+    alice.told(Ok(7, 1), mail(1, [1, 2, 3]))
+    offer.hand_out()
+    done = offer.hand_out()
+    offer.finish(done.sequence)
+    alice.said()
+    alice.session.inbox.cancel(offer)
+    assert alice.said() == [Ack(1, [[2, 2]]), Drain(1, [[1, 1]]), wire.Cancel(1)]
+
+
+def test_bye_is_said_when_the_broker_has_confirmed_that_what_was_not_handed_out_is_back(alice, box, mail):
+    alice.told(mail(0, [8, 9]))
+    alice.said()
+    alice.session.close()
+    (drain,) = [message for message in alice.said() if not isinstance(message, Ack)]
+    assert drain == Drain(0, [[1, 4]])
+    alice.told(mail(0, [10]))
+    assert alice.said() == []
+    alice.told(Ok(21, 0))
+    assert alice.said() == [wire.Bye()]
+
+
+def test_bye_is_said_too_when_the_disk_refused_to_note_what_went_back(alice, box, mail):
+    alice.told(mail(0, [1]))
+    alice.said()
+    alice.session.close()
+    alice.told(Error(507, "full", 21, 0))
+    assert alice.said()[-1] == wire.Bye()
+
+
+def test_a_drained_offer_is_made_again_without_credit(alice, mail):
+    offer = alice.session.inbox.offer("svc", [("all", "")], credit=4, credit_bytes=-1)
+    alice.told(Ok(7, 1), mail(1, [1]))
+    offer.hand_out()
+    alice.session.inbox.drain()
+    alice.broken()
+    alice.said()
+    alice.told(wire.Welcome(2, b"id", b"broker", True, "scripted", {}))
+    made = [message for message in alice.said() if isinstance(message, wire.Offer)]
+    assert [(message.source, message.credit, message.credit_bytes) for message in made] == [(1, 0, 0)]
+
+
+def test_what_is_held_with_too_many_holes_for_one_command_is_held_from_the_last_range_on(alice, mail):
+    offer = alice.session.inbox.offer("svc", [("all", "")], credit=-1, credit_bytes=-1)
+    count = 2 * RANGES_MAX + 2
+    alice.told(Ok(7, 1), mail(1, list(range(1, count + 1))))
+    for item in [offer.hand_out() for _ in range(count)][1::2]:
+        offer.finish(item.sequence)
+    alice.said()
+    alice.session.inbox.cancel(offer)
+    (drain,) = [message for message in alice.said() if isinstance(message, Drain)]
+    assert len(drain.held) == RANGES_MAX
+    assert drain.held[-1] == [2 * RANGES_MAX - 1, count - 1]
 
 
 def test_a_subscription_that_used_up_its_credit_is_slow_and_one_that_begins_behind_is_not(alice, delivery):

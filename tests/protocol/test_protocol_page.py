@@ -145,6 +145,7 @@ SAMPLES: dict[str, Any] = {
     "properties": None,
     "criteria": ["exact", "a"],
     "ranges": [1, 1],
+    "held ranges": [1, 1],
     "stored ranges": [1, 1, 0],
 }
 TYPES = page.table(page.section("Types"), "type")

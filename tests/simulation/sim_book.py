@@ -33,6 +33,7 @@ from malamute.protocol.messages import (
     Change,
     Commit,
     Deliver,
+    Drain,
     Error,
     Gap,
     Hello,
@@ -230,6 +231,13 @@ class Book:
     def _released(self, peer: bytes, message: Release) -> None:
         if place := self._place(peer, message.source):
             self.queues.put_back(*place, message.ranges)
+
+    def _drained(self, peer: bytes, message: Drain) -> None:
+        if place := self._place(peer, message.source):
+            self.queues.unbind(*place)
+            back = self.queues.outside(*place, message.held)
+            if back:
+                self.queues.put_back(*place, back)
 
     def _reported(self, peer: bytes, message: Progress) -> None:
         if place := self._place(peer, message.source):
@@ -434,6 +442,7 @@ _READ: dict[type[Any], Any] = {
     Reply: Book._replied,
     Nak: Book._given_back,
     Release: Book._released,
+    Drain: Book._drained,
     Progress: Book._reported,
 }
 _KINDS = {"send": "mailbox", "request": "service"}

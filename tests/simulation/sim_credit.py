@@ -18,6 +18,7 @@ from malamute.protocol.messages import (
     MAILBOX,
     Cancel,
     Credit,
+    Drain,
     Error,
     Hello,
     Message,
@@ -46,6 +47,10 @@ class Grant:
         """Grant more."""
         self.messages = inf if messages < 0 else self.messages + messages
         self.bytes = inf if size_bytes < 0 else self.bytes + size_bytes
+
+    def drain(self) -> None:
+        """Nothing is left of it."""
+        self.messages = self.bytes = 0
 
     def take(self, columns: Columns) -> None:
         """Use it up, one message after the other: the bytes may run out with the last one."""
@@ -78,6 +83,9 @@ class CreditBook:
             return
         elif isinstance(message, Subscribe | Offer):
             pages[-1].setdefault(message.source, Grant(message))
+        elif isinstance(message, Drain):
+            if message.source in pages[-1]:
+                pages[-1][message.source].drain()
         elif isinstance(message, Credit):
             if message.source == MAILBOX:
                 pages[-1].setdefault(MAILBOX, Grant(None))

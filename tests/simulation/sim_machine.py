@@ -19,7 +19,7 @@ from malamute.core import Append, Core, Settings
 from malamute.core.storage import Recovered
 from malamute.errors import MalamuteError
 from malamute.protocol.limits import Limits
-from malamute.protocol.messages import VERSION, Bye, Cancel, Hello, Message, Subscribe
+from malamute.protocol.messages import VERSION, Bye, Cancel, Drain, Hello, Message, Subscribe
 from malamute.server.worker import Found, Written
 
 START = 1_700_000_000.0
@@ -113,7 +113,7 @@ class Machine:
             if isinstance(message, MalamuteError):
                 core.refuse(peer, message, self.now)
             else:
-                if isinstance(message, Hello | Bye | Cancel):
+                if isinstance(message, Hello | Bye | Cancel | Drain):
                     self.watch.choosing(core)
                 self.watch.received(peer, message)
                 core.receive(peer, message, self.now)

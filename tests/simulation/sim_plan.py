@@ -41,6 +41,7 @@ CLIENT_WEIGHTS: Mapping[str, int] = {
     "leave": 2,
     "give_back": 12,
     "release": 8,
+    "drain": 1,
     "reject": 8,
     "report": 16,
     "repeat": 3,
@@ -52,7 +53,7 @@ CLIENT_WEIGHTS: Mapping[str, int] = {
     "unfeed": 1,
 }
 VERBS = frozenset(
-    {"give_back", "release", "reject", "report", "repeat", "withdraw", "purge", "redrive", "browse"}
+    {"give_back", "release", "drain", "reject", "report", "repeat", "withdraw", "purge", "redrive", "browse"}
 )
 THEMES: Sequence[frozenset[str]] = (
     frozenset({"publish", "subscribe", "take", "cancel", "commit"}),

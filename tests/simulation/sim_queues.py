@@ -556,6 +556,20 @@ class QueueBook:
                 mail.not_before = 0.0
                 mail.attempts -= 1
 
+    def unbind(self, holder: Holder, queue: Name) -> None:
+        """Somebody takes no more: his keys are free, but for those of what he holds."""
+        for name, key in [k for k, bound in self.bindings.items() if k[0] == queue and bound[0] == holder]:
+            del self.bindings[name, key]
+
+    def outside(self, holder: Holder, queue: Name, held: Ranges) -> list[list[int]]:
+        """What somebody holds outside of these, as ranges."""
+        inside = {key for key, _ in self._among(queue, held)}
+        return [
+            [key[2], key[2]]
+            for key, mail in self.mail.items()
+            if key[:2] == queue and mail.holder == holder and key not in inside
+        ]
+
     def reported(self, holder: Holder, queue: Name, ranges: Ranges) -> None:
         """Somebody still works on what he holds."""
         for _, mail in self._among(queue, ranges):

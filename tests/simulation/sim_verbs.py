@@ -58,6 +58,13 @@ def release(client: Client, a: int, b: int, c: int) -> str:
     return f"releases {item.sequence} of {source.number}"
 
 
+def drain(client: Client, a: int, b: int, c: int) -> str:
+    """Come to an end: take nothing more, and settle what is in the hands."""
+    client.session.inbox.drain()
+    client.subscriptions = []
+    return "drains"
+
+
 def reject(client: Client, a: int, b: int, c: int) -> str:
     """Refuse a message for good."""
     found = _put_down(client, a)
@@ -127,6 +134,7 @@ def browse(client: Client, a: int, b: int, c: int) -> str:
 VERBS: dict[str, Callable[[Client, int, int, int], str]] = {
     "give_back": give_back,
     "release": release,
+    "drain": drain,
     "reject": reject,
     "report": report,
     "repeat": repeat,

@@ -60,7 +60,7 @@ class WaitingBook:
     def _check_idle(self, queue: Queue, waits: Waits, began: Began) -> None:
         for consumer in queue.consumers.values():
             # One whose records come from the disk takes more when they are there.
-            if not consumer.credit.open or consumer.session.blocked or consumer.lacking:
+            if consumer.drained or not consumer.credit.open or consumer.session.blocked or consumer.lacking:
                 continue
             offer = began(consumer.session.peer, consumer.source)
             for sequence, entry in waits.entries.items():

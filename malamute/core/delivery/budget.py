@@ -204,6 +204,7 @@ class Budget:
     def _prepare(self, consumer: Consumer) -> None:
         """Bring the records of what is about to be delivered, tell the disk of it, and then go on."""
         queue, entries = consumer.queue, [*consumer.unsent]
+        asked = queue.marks.revocations
 
         def done() -> None:
             consumer.awaiting -= 1
@@ -214,8 +215,7 @@ class Budget:
 
         def marked(error: MalamuteError | None) -> None:
             # Without a disk there is no flag to be kept, and deliveries go on (promise 5).
-            for entry in entries:
-                entry.marked = True
+            queue.marks.known(entries, asked)
             done()
 
         if not all(entry.marked for entry in entries):

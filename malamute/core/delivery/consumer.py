@@ -52,6 +52,8 @@ class Consumer:
         self.used = 0
         self.joined = queue.turn.now
         self.waits = False
+        self.drained = False
+        """Whether it gets nothing more until it grants credit."""
         """Whether it stands in its line."""
         self.searches = False
         """Whether it waits for the work to look for what goes first in its line."""
@@ -66,10 +68,13 @@ class Consumer:
     def ready(self) -> bool:
         """Whether it may be given a message."""
         may_lack = not self.lacking or self.lacking < self.queue.lacking_max
-        return self.credit.open and may_lack and not self.session.blocked
+        return self.credit.open and may_lack and not self.session.blocked and not self.drained
 
     def grant(self, messages: int, size_bytes: int) -> None:
         """Take more credit, and what waits for it."""
+        if self.drained:
+            self.credit.clear()
+            self.drained = False
         self.credit.grant(messages, size_bytes)
         self.queue.dealing.serve(self)
 
@@ -95,6 +100,20 @@ class Consumer:
     def release(self, ranges: Ranges) -> None:
         """They were not looked at and go back to the queue."""
         self.queue.release(self, self.held(ranges))
+
+    def drain(self, held: Ranges) -> bool:
+        """It takes nothing more, and of what it has only what is `held` was looked at.
+
+        Returns whether anything goes back to the queue.
+        """
+        self.drained = True
+        ordered = sorted(self.outstanding)
+        kept: set[int] = set()
+        for first, last in held:
+            kept.update(ordered[bisect_left(ordered, first) : bisect_right(ordered, last)])
+        back = [sequence for sequence in ordered if sequence not in kept]
+        self.queue.drain(self, back)
+        return bool(back)
 
     def reject(self, ranges: Ranges, reason: str) -> None:
         """Nobody is to get them again."""

@@ -85,6 +85,21 @@ class Dealing:
         """Remove a consumer. Returns the messages that waited for it alone."""
         self.step_out(consumer)
         self._lines.leave(consumer)
+        return self._unbind(consumer)
+
+    def drain(self, consumer: Consumer) -> list[int]:
+        """A consumer takes nothing more. Returns the messages that waited for it alone.
+
+        The keys of what it holds stay its own: nobody may overtake it.
+        """
+        self.step_out(consumer)
+        waited = self._unbind(consumer)
+        for sequence in consumer.outstanding if self._options else ():
+            if (asked := self._options.get(sequence)) is not None and asked.key:
+                self._keys.bind(asked.key, consumer)
+        return waited
+
+    def _unbind(self, consumer: Consumer) -> list[int]:
         self._keys.forget(consumer)
         own = {sequence_of(order, self._step) for order in consumer.own.take() if self._waits(order)}
         self._queue.waiting -= len(own)

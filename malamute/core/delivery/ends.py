@@ -174,7 +174,7 @@ class Ends:
         queue.schedule.drop(sequences)
         queue.correlations.remove(entries)
         queue.unsaved.difference_update(sequences)
-        queue.marks.untouched.difference_update(sequences)
+        queue.marks.forget(sequences)
         queue.budget.take(queue, -len(sequences), -size_of(entries))
         queue.budget.memory.count_cold(queue, -size_of([e for e in entries if e.record is None]))
 

@@ -33,6 +33,9 @@ class Marks:
     def __init__(self, queue: Queue) -> None:
         self.untouched: set[int] = set()
         """Those of which the disk says that they were never delivered, whatever it is told of others."""
+        self.revocations = 0
+        self._revoked: dict[int, int] = {}
+        """Those that were taken back before they were looked at, and when: a mark of before says nothing."""
         self._queue = queue
         self._upto = 0
         self._under_way: list[tuple[int, list[WhenStored]]] = []
@@ -91,11 +94,32 @@ class Marks:
         if enough or queue.options or self.exact:
             return
 
+        asked = self.revocations
+
         def known(error: MalamuteError | None) -> None:
-            for entry in self._there(first, upto) if error is None else ():
-                entry.marked = entry.sequence not in self.untouched
+            if error is None:
+                self.known([e for e in self._there(first, upto) if e.sequence not in self.untouched], asked)
 
         self._tell(upto, known)
+
+    def known(self, entries: Iterable[Entry], asked: int) -> None:
+        """The disk has a mark of these that was made after so many revocations."""
+        for entry in entries:
+            if self._revoked.get(entry.sequence, 0) <= asked:
+                entry.marked = True
+                self._revoked.pop(entry.sequence, None)
+
+    def revoke(self, entry: Entry) -> None:
+        """A message comes back that nobody looked at: tell the disk, whatever it is being told of it."""
+        self.revocations += 1
+        self._revoked[entry.sequence] = self.revocations
+        self.count(entry)
+
+    def forget(self, sequences: Iterable[int]) -> None:
+        """They are gone."""
+        self.untouched.difference_update(sequences)
+        for sequence in sequences if self._revoked else ():
+            self._revoked.pop(sequence, None)
 
     def take_back(self) -> None:
         """Nobody is about to take what was marked ahead: tell the disk that it was not delivered."""

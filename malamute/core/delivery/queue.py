@@ -290,14 +290,23 @@ class Queue:
 
     def release(self, consumer: Consumer, sequences: Sequence[int]) -> None:
         """What a consumer held goes back as if it had not been delivered."""
+        self._release(consumer, sequences)
+        self.make_ready(sorted(sequences))
+
+    def drain(self, consumer: Consumer, sequences: Sequence[int]) -> None:
+        """A consumer takes nothing more: what it gives back untouched, and what waits for it, is others'."""
+        self._release(consumer, sequences)
+        self.make_ready(sorted({*sequences, *self.dealing.drain(consumer)}))
+
+    def _release(self, consumer: Consumer, sequences: Sequence[int]) -> None:
         unsent = {entry.sequence for entry in consumer.unsent}
         consumer.detach(sequences)
         for sequence in sequences:
             entry = self.entries[sequence]
             if sequence not in unsent:
                 entry.attempts -= 1
-                self.marks.count(entry)
-        self.make_ready(sorted(sequences))
+            # The disk may have been told of one that was about to be sent.
+            self.marks.revoke(entry)
 
     def reject(self, consumer: Consumer, sequences: Sequence[int], reason: str) -> None:
         """What a consumer held is dead."""
