@@ -12,8 +12,9 @@ are names of the package too: `malamute.TimedOut`.
     │   ├── UnexpectedCommand  405      ├── NotOutstanding      420
     │   ├── UnsupportedVersion 406      ├── NumberTooOld        421
     │   ├── AddressTaken       409      ├── TrackerInUse        422
-    │   ├── Disconnected       410      ├── TooMany             429
-    │   └── TooLarge           413      └── UnknownCommand      501
+    │   ├── Disconnected       410      ├── CursorLost          424
+    │   ├── TooLarge           413      ├── TooMany             429
+    │   └── UnknownCommand     501
     ├── Failed                      the broker could not do it now; the same command may succeed later
     │   ├── InternalError      500      ├── NoWorkers           504
     │   ├── TryLater           503      └── StorageFull         507
@@ -164,6 +165,13 @@ class TrackerInUse(Refused):
 
     code = 422
     hint = "choose a new tracker for each message, or wait for the outcome"
+
+
+class CursorLost(Refused):
+    """Raised when the position of a cursor was in a part of the store that is damaged."""
+
+    code = 424
+    hint = "say where its reader is to go on: `malamute cursor reset`; or forget it: `malamute cursor delete`"
 
 
 class TooMany(Refused):

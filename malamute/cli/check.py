@@ -112,6 +112,9 @@ def faults(status: Mapping[str, Any]) -> list[tuple[State, str]]:
     found = []
     if status["store_error"]:
         found.append((State.CRITICAL, f"the store takes nothing: {printable(status['store_error'])}"))
+    if status["damages"]:
+        words = f"{status['damages']} parts of the store are damaged; `malamute journal verify` tells them"
+        found.append((State.WARNING, words))
     return found
 
 
@@ -138,6 +141,8 @@ def measure(client: Client, status: Mapping[str, Any]) -> dict[str, Figure]:
 
 def _lags(client: Client) -> Iterable[Figure]:
     for row in client.query("cursors"):
+        if row["lag"] is None:
+            continue  # it is lost, which is a damage of the store
         yield Figure(row["lag"], f"{row['stream']} for {row['name']}")
     for row in client.query("streams"):
         if row["selectors"]:
@@ -198,7 +203,7 @@ def _bounds_options(function: Callable[..., None]) -> Callable[..., None]:
 EXIT_CODES = """\b
 Exit codes:
   0  OK        it answers, and no figure is beyond its bounds
-  1  WARNING   a figure is beyond its first bound
+  1  WARNING   a figure is beyond its first bound, or the store is damaged
   2  CRITICAL  a figure is beyond its second bound, the store takes nothing, or no broker answers
   3  UNKNOWN   it could not be found out, or the options are wrong
 

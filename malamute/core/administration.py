@@ -118,11 +118,12 @@ def delete_cursor(
     """Forget a cursor."""
     found = _stream(core, stream)
     check_free(cursor)
-    if cursor not in found.cursors:
+    if cursor not in found.cursors and cursor not in found.lost_cursors:
         raise NotFound(f"the stream {stream!r} has no cursor {cursor!r}")
-    before = found.cursors[cursor]
+    before = found.cursors.get(cursor)
     if not dry_run:
-        del found.cursors[cursor]
+        found.cursors.pop(cursor, None)
+        found.lost_cursors.discard(cursor)
         core.turn.store(DeleteCursor(stream, cursor))
     answered({"stream": stream, "cursor": cursor, "before": before})
 

@@ -28,7 +28,7 @@ from malamute.core.recovery import Recovery
 from malamute.core.selectors import SelectorBudget
 from malamute.core.service import Services
 from malamute.core.session import Session, Sessions, session_name
-from malamute.core.storage import EMPTY, OUTCOMES, REFUSALS, Recovered
+from malamute.core.storage import EMPTY, OUTCOMES, REFUSALS, Defect, Recovered, Stranded
 from malamute.core.stream import Streams
 from malamute.core.subscription import Subscription
 from malamute.core.timers import Timers
@@ -147,6 +147,7 @@ class Core:
             lifecycle=settings.lifecycle_events,
             settled=settings.settled_events,
         )
+        self.health.damaged(recovered.defects)
         self.turn.event("broker.started", software=settings.software, pid=settings.facts.get("pid"))
 
     def _restore(self, recovered: Recovered) -> None:
@@ -155,6 +156,8 @@ class Core:
             take_up("stream", name, self.streams.restore, name, stream)
         for (stream_name, cursor), sequence in recovered.cursors.items():
             self.streams.keep(stream_name).cursors[cursor] = sequence
+        for stream_name, cursor in recovered.lost_cursors:
+            self.streams.keep(stream_name).lost_cursors.add(cursor)
         for name, retention in recovered.retentions.items():
             self.streams.keep(name).retention = retention
         for (kind, name), queue in recovered.queues.items():
@@ -162,7 +165,8 @@ class Core:
             take_up(kind, name, table.restore, name, queue, kind.endswith("-dead"))
         for peer, value in recovered.sessions.items():
             parts = [recovered.session_parts.get((peer, part), b"") for part in (REFUSALS, OUTCOMES)]
-            take_up("session", session_name(peer), self.sessions.restore, peer, value, *parts)
+            doubtful = peer in recovered.doubtful
+            take_up("session", session_name(peer), self.sessions.restore, peer, value, *parts, doubtful)
         # Which of them are anonymous is not known; the others have no request under this name.
         self.services.await_replies({session.mailbox for session in self.sessions.by_peer.values()})
         self.mailboxes.resume(self.recovery)
@@ -243,6 +247,26 @@ class Core:
         """The store has answered a question."""
         self.turn.now = now
         self.turn.answer(question, result)
+
+    def damaged(self, defects: Sequence[Defect], now: float) -> None:
+        """The store has met something that it cannot read. What is known here as well is stored again."""
+        self.turn.now = now
+        self.health.damaged(defects)
+        for defect in defects:
+            if defect.stranded is not None:
+                self._store_again(defect.stranded)
+
+    def _store_again(self, stranded: Stranded) -> None:
+        for (kind, name), sequences in stranded.messages.items():
+            queue = self.queues_of(kind).by_name.get(name)
+            if queue is not None and not kind.endswith("-dead"):
+                queue.store_again(sequences)
+        for peer in stranded.sessions:
+            self.sessions.store_again(peer)
+        for stream_name, cursor in stranded.cursors:
+            stream = self.streams.by_name.get(stream_name)
+            if stream is not None and cursor in stream.cursors:
+                stream.commit(cursor, stream.cursors[cursor])
 
     def lost(self, peer: bytes, now: float) -> None:
         """The peer cannot be reached."""

@@ -303,13 +303,14 @@ class Feeds:
     def restore(self, service: str, stream_name: str, value: bytes) -> None:
         """Take up a feed that the store kept, where it was.
 
-        Raises `InvalidSelector` for a family from outside that is not here any more: what becomes of the feed
-        is for the operator to say.
+        Raises `InvalidSelector` for a family from outside that is not here any more, and `CursorLost` if its
+        position is not known: what becomes of the feed is for the operator to say.
         """
         self.values[service, stream_name] = value
         criteria, where = unpack(value)
         selector = Selector.parse(criteria, where)
         stream = self.streams.keep(stream_name)
+        stream.check_known(CURSOR_PREFIX + service)
         feed = self._add(self.services.keep(service), stream, selector)
         done = stream.cursors.get(feed.name, stream.next - 1)
         if done >= stream.next:
@@ -358,6 +359,8 @@ class Feeds:
         """
         selector = Selector.parse(criteria, where)
         self.selectors.check(selector)
+        if position is None and (service, stream.name) not in self.by_name:
+            stream.check_known(CURSOR_PREFIX + service)
         queue, value = self.services.get(service), pack((criteria, where))
         proceed(self.turn, self._set(queue, stream, selector, value, position, told))
 
@@ -387,6 +390,7 @@ class Feeds:
         if error is None:
             self.values[name] = value
             stream.cursors[cursor] = done
+            stream.lost_cursors.discard(cursor)
             if feed is not None:
                 feed.change(selector, position)
             else:

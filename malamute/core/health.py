@@ -7,19 +7,30 @@ that is full is no fault: it says so to whoever wants more.
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
+
 from malamute.core.ready import Turn
+from malamute.core.storage import OPENED_AGAIN, Defect
 from malamute.core.timers import Timers
 from malamute.errors import MalamuteError, StorageFull
+
+TOLD_MAX = 20
+"""Damages of a kind that are told one by one, of those that are found at once."""
 
 PROBE_SECONDS = 1.0
 """How often a store that failed is tried."""
 
 
 class Health:
-    """What is known of the store's health. `error` tells why it takes nothing, or is empty."""
+    """What is known of the store's health.
+
+    `error` tells why it takes nothing, or is empty. `damages` is how many things in it were found damaged.
+    """
 
     def __init__(self, turn: Turn, timers: Timers) -> None:
         self.error = ""
+        self.damages = 0
         self._turn = turn
         self._timers = timers
         self._probing = False
@@ -36,6 +47,25 @@ class Health:
         if not self._probing:
             self._probing = True
             self._timers.at(self._turn.now + PROBE_SECONDS, self._probe)
+
+    def damaged(self, defects: Sequence[Defect]) -> None:
+        """Something in the store was found damaged: tell of it, of many alike the first ones."""
+        told = Counter[str]()
+        for defect in defects:
+            if defect.kind == OPENED_AGAIN:
+                self._turn.notice("the store was opened again", reason=defect.outcome)
+                self._turn.event("store.opened-again", reason=defect.outcome)
+                continue
+            self.damages += 1
+            told[defect.kind] += 1
+            if told[defect.kind] <= TOLD_MAX:
+                details = defect._asdict()
+                del details["stranded"]
+                self._turn.notice("the store is damaged", **details)
+                self._turn.event("store.damaged", **details)
+        for kind, count in told.items():
+            if count > TOLD_MAX:
+                self._turn.notice("more of the store is damaged", kind=kind, count=count - TOLD_MAX)
 
     def _probe(self) -> None:
         self._probing = False

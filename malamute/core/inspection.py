@@ -77,6 +77,7 @@ def status(core: Core) -> dict[str, Any]:
         "backlog_bytes": core.turn.backlog_bytes,
         "not_recovered": core.recovery.skipped,
         "store_error": core.health.error,
+        "damages": core.health.damages,
     }
 
 
@@ -230,7 +231,7 @@ def _cursors(stream: Stream) -> Rows:
     return [
         {"name": name, "sequence": sequence, "lag": stream.next - 1 - sequence}
         for name, sequence in stream.cursors.items()
-    ]
+    ] + [{"name": name, "sequence": None, "lag": None} for name in sorted(stream.lost_cursors)]
 
 
 EXPLAINED_MAX = 100

@@ -176,6 +176,8 @@ class Session:
         self.open = False
         self.blocked = False
         self.durable = False
+        self.doubtful = False
+        """Whether newer numbers of it may have been in a part of the store that is damaged."""
         self.since = now
         self.last_heard = now
         self.sources: dict[int, Subscription | Consumer] = {}
@@ -238,10 +240,21 @@ class Sessions:
         self._confirmations: dict[Session, list[Run]] = {}
         self._probes = (Probes(probe), Probes(probe_idle))
 
-    def restore(self, peer: bytes, value: bytes, refused: bytes = b"", outcomes: bytes = b"") -> None:
-        """Take up a session that the store remembers, until it is resumed or expires."""
+    def restore(
+        self,
+        peer: bytes,
+        value: bytes,
+        refused: bytes = b"",
+        outcomes: bytes = b"",
+        doubtful: bool = False,
+    ) -> None:
+        """Take up a session that the store remembers, until it is resumed or expires.
+
+        If it is doubtful what it had stored last, its client is told that the session is another one.
+        """
         session = Session(peer, Numbers.unpack(value, refused, outcomes), self.turn.now)
         session.durable = True
+        session.doubtful = doubtful
         self.by_peer[peer] = session
         self._away[peer] = self.turn.now + self._expiry
 
@@ -251,13 +264,14 @@ class Sessions:
             raise UnsupportedVersion(f"this broker speaks version {VERSION} of the protocol")
         check_free(hello.address)
         session = self.by_peer.get(peer)
-        resumed = session is not None
+        resumed = session is not None and not session.doubtful
         if session is None:
             if len(self.by_peer) >= self.limits.sessions:
                 raise TooMany(f"there are {self.limits.sessions} sessions already")
             session = self.by_peer[peer] = Session(peer, Numbers(hello.unsettled), self.turn.now)
         elif session.open:
             self._leave(session)
+        session.doubtful = False
         session.numbers.skip_to(hello.unsettled)
         self._take_address(session, hello.address)
         session.open = True
@@ -487,6 +501,13 @@ class Sessions:
                 numbers.outcomes.changed = False
                 self.turn.store(PutSession(session.peer, numbers.outcomes.pack(), OUTCOMES))
                 self.turn.when_stored(lambda error: self._outcomes_stored(numbers, error), awaited=False)
+
+    def store_again(self, peer: bytes) -> None:
+        """The store has lost what it knew of a session."""
+        session = self.by_peer.get(peer)
+        if session is not None:
+            session.numbers.refused_changed = session.numbers.outcomes.changed = True
+            self._store(session)
 
     def _refusals_stored(self, numbers: Numbers, error: MalamuteError | None) -> None:
         numbers.refused_changed |= error is not None

@@ -269,6 +269,33 @@ class Damage(NamedTuple):
     reason: str
 
 
+class Stranded(NamedTuple):
+    """What is nowhere but in a block that cannot be read: whoever knows it is to store it again."""
+
+    messages: Mapping[tuple[QueueKind, str], Sequence[int]]
+    sessions: Sequence[bytes]
+    cursors: Sequence[tuple[str, str]]
+
+
+OPENED_AGAIN = "store"
+"""The kind of a defect that is mended: a write has broken the store, which was opened anew."""
+
+
+class Defect(NamedTuple):
+    """Something of the store that is damaged.
+
+    `kind` is `chunk`, `stream`, `card`, `cursor`, `block`, `meta` or `aside`, `name` that of its stream if it
+    has one. The range is of sequences, or of the numbers of blocks. `outcome` tells what has become of it.
+    """
+
+    kind: str
+    name: str
+    first: int
+    last: int
+    outcome: str
+    stranded: Stranded | None = None
+
+
 class ReadResult(NamedTuple):
     """What a read found: chunks and damages in order, and the first sequence still kept.
 
@@ -296,7 +323,7 @@ class QueueState(NamedTuple):
     `attempts` tells of some how often. `identities` are those of accepted messages, each with the sequence
     and the time until which to remember it. `cold` are the sequences whose records were left on the disk,
     with their size in bytes; their messages here have an empty record, and `Fetch` brings it. `due` tells of
-    some messages when they come again, in nanoseconds UTC.
+    some messages when they come again, in nanoseconds UTC. The records of `damaged` ones cannot be read.
     """
 
     next: int
@@ -306,13 +333,16 @@ class QueueState(NamedTuple):
     identities: Mapping[str, tuple[int, int]] = {}
     cold: Mapping[int, int] = {}
     due: Mapping[int, int] = {}
+    damaged: Sequence[int] = ()
 
 
 class Recovered(NamedTuple):
     """All that the core needs to go on from where the last process ended.
 
     `sessions` are the numbers of each, `session_parts` its other parts. `cursors` are by stream and name,
-    `retentions` those that were set at run time, `feeds` by service and stream.
+    `retentions` those that were set at run time, `feeds` by service and stream. Where something was
+    damaged, `lost_cursors` are those whose positions are not known, and of the sessions that are `doubtful`
+    newer numbers may be lost.
     """
 
     broker_id: bytes
@@ -323,6 +353,9 @@ class Recovered(NamedTuple):
     retentions: Mapping[str, PutRetention] = {}
     feeds: Mapping[tuple[str, str], bytes] = {}
     session_parts: Mapping[tuple[bytes, int], bytes] = {}
+    lost_cursors: frozenset[tuple[str, str]] = frozenset()
+    doubtful: frozenset[bytes] = frozenset()
+    defects: Sequence[Defect] = ()
 
 
 EMPTY = Recovered(b"\0" * 16, {}, {}, {})

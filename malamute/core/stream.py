@@ -38,7 +38,7 @@ from malamute.core.storage import (
     StreamState,
 )
 from malamute.core.subscription import Position, Subscription
-from malamute.errors import InvalidValue, MalamuteError, NotFound, TooMany
+from malamute.errors import CursorLost, InvalidValue, MalamuteError, NotFound, TooMany
 from malamute.matching import CacheBudget, Group, Groups, Selector
 from malamute.protocol.batch import Columns, Frame, pack_stream_payload
 from malamute.protocol.limits import Limits
@@ -77,6 +77,8 @@ class Stream:
         self.switches: Counter[str] = Counter()
         """How often a reader has come to the head, or fallen behind it, by the state that it is in since."""
         self.cursors: dict[str, int] = {}
+        self.lost_cursors: set[str] = set()
+        """Those whose positions were in a part of the store that is damaged."""
         self.retention: PutRetention | None = None
         """What was set at run time."""
         self._incoming: tuple[list[str], list[Frame], list[str]] = ([], [], [])
@@ -128,12 +130,18 @@ class Stream:
 
     def check_cursor(self, name: str) -> None:
         """Raise `TooMany` unless there is a cursor of this name, or room for one."""
-        if name not in self.cursors and len(self.cursors) >= self._cursors_max:
+        if name not in self.cursors and len(self.cursors) + len(self.lost_cursors) >= self._cursors_max:
             raise TooMany(f"the stream {self.name!r} has {self._cursors_max} cursors already")
+
+    def check_known(self, cursor: str) -> None:
+        """Raise `CursorLost` if there is a cursor of this name, and nobody knows where it stands."""
+        if cursor in self.lost_cursors:
+            raise CursorLost(f"the position of {cursor!r} in the stream {self.name!r} was lost by the disk")
 
     def commit(self, cursor: str, sequence: int) -> None:
         """Store that the reader with this cursor is done with all up to a sequence."""
         self.cursors[cursor] = sequence
+        self.lost_cursors.discard(cursor)
         self.turn.store(PutCursor(self.name, cursor, sequence))
 
     def retain(self, retention: PutRetention) -> None:
@@ -162,6 +170,7 @@ class Stream:
         self.first_kept = self.next
         self.last = self.last_stored = self.messages = 0
         self.cursors.clear()
+        self.lost_cursors.clear()
         self.retention = None
 
     @property
@@ -296,6 +305,7 @@ class Streams:
         if message.cursor:
             check_free(message.cursor)
             stream.check_cursor(message.cursor)
+            stream.check_known(message.cursor)
             if (done := stream.cursors.get(message.cursor)) is not None:
                 start = Start(SEQ, done + 1)
         # What came before it in this turn is not new to it.

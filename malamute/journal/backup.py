@@ -34,8 +34,16 @@ import lmdb
 from malamute.core.storage import Damage
 from malamute.errors import StoreError
 from malamute.journal import format as codec
-from malamute.journal.directory import decode_meta, lengthen, sync_directory, take_lock, translated
-from malamute.journal.format import BLOCK, CHUNK, META, QUARANTINE, STREAM, Damaged, Stream, key
+from malamute.journal.directory import (
+    META_TWIN,
+    lengthen,
+    read_meta,
+    sync_directory,
+    take_lock,
+    translated,
+)
+from malamute.journal.format import BLOCK, CARD, CHUNK, META, QUARANTINE, STREAM, Damaged, Stream, key
+from malamute.journal.states import Card, encode_card, read_states
 from malamute.journal.store import Copied
 from malamute.journal.walk import Walk
 
@@ -65,6 +73,7 @@ class Copy:
         self._chunks = 0
         self._blocks: list[int] = []
         self._damages: list[tuple[str, Damage]] = []
+        self._cards: list[Card] = []
         self._is_complete = False
         _check_free(directory)
         try:
@@ -101,7 +110,10 @@ class Copy:
         with translated(), self._target.begin(write=True) as target:
             for state in copies:
                 target.put(key(STREAM, state.identifier), codec.encode_stream(state))
+            for card in self._cards:
+                target.put(key(CARD, card.identifier), encode_card(card))
             target.put(key(META), meta)
+            target.put(META_TWIN, meta)
         sync_directory(self._directory)
         sync_directory(self._directory.parent)
         self._is_complete = True
@@ -119,8 +131,9 @@ class Copy:
                     self._drop_log()
                 if self._copy_blocks(cursor, step_bytes):
                     self._copy_quarantine(cursor)
-                    states = [codec.decode_stream(value) for _, value in _values(cursor, STREAM)]
-                    meta = decode_meta(bytes(source.get(key(META), b"")))
+                    found = read_states(cursor)
+                    states, self._cards = found.streams, list(found.cards.values())
+                    meta = read_meta(source)
                     return codec.encode_meta(meta._replace(version=codec.VERSION)), states
             self._progress(self._done)
 

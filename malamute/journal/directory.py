@@ -36,6 +36,9 @@ from malamute.journal.format import BLOCK, CHUNK, META, STREAM, Damaged, key
 PAGE = mmap.PAGESIZE
 """The unit of allocation, in bytes."""
 
+META_TWIN = key(META, 0, 1)
+"""Where the meta record is once more."""
+
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _CORRUPT = (lmdb.CorruptedError, lmdb.InvalidError, lmdb.PageNotFoundError, lmdb.VersionMismatchError)
 
@@ -147,14 +150,32 @@ def lengthen(environment: lmdb.Environment) -> None:
 def _check_meta(environment: lmdb.Environment) -> None:
     """Refuse what is not ours before anything is changed; make it ours if it is empty."""
     with translated(), environment.begin() as transaction:
-        value = transaction.get(key(META))
         empty = transaction.stat()["entries"] == 0
     if empty:
         meta = codec.Meta(codec.VERSION, os.urandom(16))
         with translated(), environment.begin(write=True) as transaction:
-            transaction.put(key(META), codec.encode_meta(meta))
+            put_meta(transaction, meta)
     else:
-        decode_meta(value)
+        with translated(), environment.begin() as transaction:
+            read_meta(transaction)
+
+
+def put_meta(transaction: lmdb.Transaction, meta: codec.Meta) -> None:
+    """Store the meta record, and its twin for the case that it is damaged."""
+    value = codec.encode_meta(meta)
+    transaction.put(key(META), value)
+    transaction.put(META_TWIN, value)
+
+
+def read_meta(transaction: lmdb.Transaction) -> codec.Meta:
+    """The meta record, or its twin; StoreTooNew or StoreCorrupt if there is none that can be used."""
+    value, twin = transaction.get(key(META)), transaction.get(META_TWIN)
+    try:
+        return decode_meta(None if value is None else bytes(value))
+    except StoreCorrupt:
+        if twin is None:
+            raise
+        return decode_meta(bytes(twin))
 
 
 def decode_meta(value: bytes | None) -> codec.Meta:

@@ -29,7 +29,7 @@ import errno
 import os
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager, suppress
 from itertools import islice, takewhile
 from pathlib import Path
@@ -38,37 +38,63 @@ from typing import Any, NamedTuple
 import lmdb
 
 from malamute.core.storage import (
+    OPENED_AGAIN,
     AppendChunk,
     Damage,
+    Defect,
     Frame,
     Operation,
+    PutCursor,
     QueueKind,
     ReadResult,
     Recovered,
     StreamState,
 )
-from malamute.errors import StorageFull, StoreCorrupt, StoreError, StoreLost, StoreTooNew
+from malamute.errors import StorageFull, StoreError, StoreLost
 from malamute.journal import format as codec
 from malamute.journal.backup import Copy
+from malamute.journal.defects import Defects
 from malamute.journal.directory import (
+    META_TWIN,
     allocate,
-    decode_meta,
     lengthen,
     open_again,
     open_environment,
+    put_meta,
+    read_meta,
     take_lock,
     translated,
     used_bytes,
 )
-from malamute.journal.entries import Entry, decode_block
+from malamute.journal.entries import Entry, decode_block, salvage, undeleted
 from malamute.journal.fetch import Fetcher
-from malamute.journal.format import BLOCK, CHUNK, META, QUARANTINE, STREAM, Damaged, Stream, key
+from malamute.journal.format import (
+    ASIDE,
+    BLOCK,
+    CARD,
+    CHUNK,
+    META,
+    QUARANTINE,
+    STREAM,
+    Damaged,
+    Stream,
+    key,
+)
 from malamute.journal.gate import Gate
-from malamute.journal.log import Log
+from malamute.journal.log import Log, messages_in
 from malamute.journal.places import Block
 from malamute.journal.plan import Plan, encode_blocks, make_plan
 from malamute.journal.readers import oldest_reader
 from malamute.journal.ring import Ring, Turn
+from malamute.journal.states import (
+    CEILING_STEP,
+    Card,
+    Mend,
+    Settings,
+    changed,
+    encode_card,
+    read_states,
+)
 from malamute.journal.store import (
     Checked,
     Copied,
@@ -113,6 +139,13 @@ RELIEFS_MAX = 3
 COMPACTIONS_MAX = 16
 """Compactions that are tried before a write is refused for lack of room."""
 
+ASIDE_WORDS = "put aside in the store: `malamute journal repair` moves it out"
+TWINS_VERSION = 5
+"""The format from which on there is a twin of the meta record."""
+
+STRANDED_WORDS = "what it held is stored again as far as it is in memory; the rest are dead letters"
+STATE_WORDS = "its state is written anew with the next message"
+
 READERS_SECONDS = 5.0
 """How often the slots of dead readers are looked for."""
 
@@ -150,9 +183,18 @@ class DiskStore:
         self._failing = False  # the last write met a fault of the disk: the next one must touch it
         self._readers_due = 0.0
         self._collector = Collector()
-        with environment.begin() as transaction:
-            self._meta = decode_meta(transaction.get(key(META)))
-        self._ring = Ring(self._read_streams(), retention, streams_budget)
+        self._defects = Defects()
+        self._mends: list[Mend] = []  # damaged values that the next write puts aside
+        with environment.begin(buffers=True) as transaction, transaction.cursor() as cursor:
+            self._meta = read_meta(transaction)
+            states = read_states(cursor)
+            self._mends += states.mends
+            self._check_metas(transaction)
+            self._check_aside(cursor)
+        for defect in states.defects:
+            self._defects.add(defect)
+        self._cards = {card.name: card for card in states.cards.values()}
+        self._ring = Ring(states.streams, retention, streams_budget)
 
     @classmethod
     def open(
@@ -213,27 +255,48 @@ class DiskStore:
         with self._gate, translated():
             log = Log(self._log_floor)
             values = Values(records_bytes)
+            lost: Set[tuple[str, str]] = set()
             for number, value in self._blocks():
                 try:
                     entries = decode_block(value)
-                except Damaged:
-                    log.skip(number, len(value))
+                except Damaged as error:
+                    salvaged = salvage(value)
+                    puts = log.skip(number, len(value), undeleted(salvaged))
+                    values.take_damaged(puts)
+                    lost |= {(e.stream, e.cursor) for e in salvaged if type(e) is PutCursor}
+                    outcome = f"{error}; {sum(map(messages_in, puts))} messages of it are dead letters"
+                    self._defects.add(Defect("block", "", number, number, outcome))
                 else:
                     log.apply(number, len(value), entries)
                     values.take(entries)
-            retentions = {name: values.retentions[name] for name in log.retentions}
+            settings = Settings(
+                {(s, c): values.cursors[s, c] for s, cursors in log.cursors.items() for c in cursors},
+                {(f, s): values.feeds[f, s] for s, feeds in log.feeds.items() for f in feeds},
+                {name: values.retentions[name] for name in log.retentions},
+            )
+            doubt = max([*log.unreadable, *self._quarantined], default=0)
+            settings, missing = settings.by_cards(self._cards, is_doubtful=doubt > 0)
+            lost = (
+                missing | {place for place in lost if place[0] not in self._cards} - settings.cursors.keys()
+            )
+            self._cards = settings.cards(self._cards)
+            for stream, cursor in sorted(lost):
+                self._defects.add(Defect("cursor", f"{stream} for {cursor}", 0, 0, "its position is lost"))
             self._log = log
             self._fetcher = Fetcher(log)
-            self._ring.restore(retentions.values())
+            self._ring.restore(settings.retentions.values())
             return Recovered(
                 self._meta.broker_id,
                 {s.name: StreamState(s.first, s.last, s.reserved) for s in self._ring.streams.values()},
                 values.queues(log),
                 values.sessions(log),
-                {(s, c): values.cursors[s, c] for s, cursors in log.cursors.items() for c in cursors},
-                retentions,
-                {(f, s): values.feeds[f, s] for s, feeds in log.feeds.items() for f in feeds},
+                settings.cursors,
+                settings.retentions,
+                settings.feeds,
                 values.session_parts(log),
+                frozenset(lost),
+                frozenset(s for s, (block, _) in log.sessions.items() if block.number < doubt),
+                tuple(self._defects.take()),
             )
 
     def _blocks(self) -> Iterator[tuple[int, bytes]]:
@@ -244,14 +307,33 @@ class DiskStore:
                 yield codec.split_key(cursor.key())[2], cursor.value()
                 found = cursor.next()
 
-    def _read_streams(self) -> list[Stream]:
-        streams = []
-        with translated(), self._environment.begin() as transaction, transaction.cursor() as cursor:
-            found = cursor.set_range(key(STREAM))
-            while found and cursor.key()[0] == STREAM:
-                streams.append(_decode_stream(cursor.value()))
-                found = cursor.next()
-        return streams
+    def _check_metas(self, transaction: _Transaction) -> None:
+        """Have the meta record and its twin mended where they are not the same."""
+        value = codec.encode_meta(self._meta)
+        for place in (key(META), META_TWIN):
+            found = transaction.get(place)
+            if found is None and self._meta.version >= TWINS_VERSION:
+                self._mends.append(Mend(place, None, value))
+            elif found is not None and found != value:
+                self._mends.append(Mend(place, bytes(found), value))
+                self._defects.add(Defect("meta", "", 0, 0, "it was made anew from its twin"))
+
+    def _check_aside(self, cursor: lmdb.Cursor) -> None:
+        """Take note of what was damaged before and put aside."""
+        self._aside_next = 1
+        found = cursor.set_range(key(ASIDE))
+        while found and cursor.key()[0] == ASIDE:
+            self._aside_next = codec.split_key(cursor.key())[2] + 1
+            found = cursor.next()
+        if self._aside_next > 1:
+            self._defects.add(Defect("aside", "", 1, self._aside_next - 1, ASIDE_WORDS))
+        self._quarantined: list[int] = []
+        found = cursor.set_range(key(QUARANTINE))
+        while found and cursor.key()[0] == QUARANTINE:
+            self._quarantined.append(codec.split_key(cursor.key())[2])
+            found = cursor.next()
+        for number in self._quarantined:
+            self._defects.add(Defect("block", "", number, number, ASIDE_WORDS))
 
     # --- writing
 
@@ -266,7 +348,9 @@ class DiskStore:
                 plan = make_plan(operations, self._collector, self._block_bytes_max)
                 try:
                     self._write(plan)
-                except _OpenedAgain:
+                except _OpenedAgain as again:
+                    number = self._environment.info()["last_txnid"]
+                    self._defects.add(Defect(OPENED_AGAIN, "", number, number, again.text))
                     self._write(plan)
                 except StorageFull:
                     if not self._clear_dead_readers(now=True):
@@ -337,7 +421,7 @@ class DiskStore:
                 raise
             self._ring.commit(turn)
             with self._writing(0) as transaction:
-                transaction.put(key(META), codec.encode_meta(self._meta))
+                put_meta(transaction, self._meta)
 
     @contextmanager
     def _writing(self, added: int) -> Iterator[_Transaction]:
@@ -347,11 +431,13 @@ class DiskStore:
         which raises StorageFull if there is none.
         """
         meta = self._meta._replace(version=codec.VERSION)
-        before = self._environment.info()["last_txnid"]
+        before, mends = self._environment.info()["last_txnid"], self._mends[:]
         try:
             with translated(), self._environment.begin(write=True, buffers=True) as transaction:
                 if meta != self._meta or self._failing:
-                    transaction.put(key(META), codec.encode_meta(meta))
+                    put_meta(transaction, meta)
+                if mends:
+                    self._put_aside(transaction, mends)
                 yield transaction
         except (StoreError, StorageFull) as error:
             if not self._open_again_if_broken(before, error):
@@ -360,6 +446,21 @@ class DiskStore:
                     allocate(data, min(self._size, used_bytes(self._environment) + added))
                 raise
         self._meta = meta
+        if mends:
+            self._aside_next += sum(mend.found is not None for mend in mends)
+            del self._mends[: len(mends)]
+
+    def _put_aside(self, transaction: _Transaction, mends: Sequence[Mend]) -> None:
+        """Keep damaged values as they were found, and put in their places what is made anew."""
+        number = self._aside_next
+        for place, found, value in mends:
+            if found is not None:
+                transaction.put(key(ASIDE, 0, number), place + found)
+                number += 1
+            if value is not None:
+                transaction.put(place, value)
+            else:
+                transaction.delete(place)
 
     def _open_again_if_broken(self, before: int, fault: StoreError | StorageFull) -> bool:
         """Open the environment anew if a commit has broken it. Whether what was committed is there after all.
@@ -380,7 +481,7 @@ class DiskStore:
             is_there = bool(self._environment.info()["last_txnid"] > before)
             try:
                 with self._environment.begin(write=True) as transaction:
-                    transaction.put(key(META), codec.encode_meta(self._meta))
+                    put_meta(transaction, self._meta)
             except lmdb.Error as error:
                 if is_there:
                     raise StoreLost(f"it is not known what the disk has stored: {error}") from fault
@@ -403,6 +504,7 @@ class DiskStore:
                 with self._writing(plan.added) as transaction:
                     if plan.streams or self._ring.is_behind():
                         self._change_streams(transaction, turn, plan)
+                    cards = self._put_cards(transaction, turn, plan)
                     outgoing = self._take_out(transaction, plan, floor_bytes)
                     blocks = [*encode_blocks(outgoing.moved, self._block_bytes_max), *plan.blocks]
                     for number, (_, value) in enumerate(blocks, log.number_next):
@@ -411,6 +513,7 @@ class DiskStore:
                 self._ring.abandon()
                 raise
             self._ring.commit(turn)
+            self._cards |= cards
             for entries, value in blocks:
                 log.apply(log.number_next, len(value), entries)
             for block in outgoing.blocks:
@@ -435,6 +538,29 @@ class DiskStore:
                 transaction.put(key(STREAM, stream.identifier), codec.encode_stream(stream))
             else:
                 transaction.delete(key(STREAM, stream.identifier))
+
+    def _put_cards(self, transaction: _Transaction, turn: Turn, plan: Plan) -> dict[str, Card]:
+        """Store the cards that this transaction changes. Mostly there are none."""
+        cards: dict[str, Card] = {}
+        for setting in plan.settings:
+            name = setting.stream
+            before = cards.get(name) or self._cards.get(name) or Card(0, name)
+            after = changed(before, setting)
+            if after is not before:
+                cards[name] = after
+        for stream in turn.changed.values():
+            card = cards.get(stream.name) or self._cards.get(stream.name) or Card(0, stream.name)
+            if card.ceiling < stream.reserved or card.identifier != stream.identifier:
+                ceiling = max(card.ceiling, stream.reserved + CEILING_STEP)
+                cards[stream.name] = card._replace(ceiling=ceiling)
+        for name, card in cards.items():
+            state = turn.changed.get(name) or self._ring.streams.get(name)
+            if state is not None:
+                if card.identifier not in (0, state.identifier):
+                    transaction.delete(key(CARD, card.identifier))
+                cards[name] = card = card._replace(identifier=state.identifier)
+                transaction.put(key(CARD, card.identifier), encode_card(card))
+        return cards
 
     def _take_out(self, transaction: _Transaction, plan: Plan, floor_bytes: int | None) -> _Outgoing:
         """Delete old blocks that nothing needs, and the oldest that is worth compacting."""
@@ -468,7 +594,7 @@ class DiskStore:
         try:
             entries = decode_block(transaction.get(key(BLOCK, 0, block.number), b""))
         except Damaged:
-            log.doubt(block.number)
+            self._doubt(block.number)
             return False
         moved += log.live_entries(block, entries)
         return True
@@ -494,7 +620,9 @@ class DiskStore:
             if not state.identifier:
                 return ReadResult((), 1)
             walk.seek_holder(start)
-            return ReadResult(walk.collect(start, bytes_max), state.first)
+            found = walk.collect(start, bytes_max)
+        self._defects.add_ranges(stream, found)
+        return ReadResult(found, state.first)
 
     def find_time(self, stream: str, time_ns: int) -> int:
         """The first sequence stored at or after a broker time; last + 1 if there is none."""
@@ -527,9 +655,15 @@ class DiskStore:
             with self._settled:
                 again, damaged = self._fetch(kind, queue, missing)
                 for number in self._fetcher.blocks(kind, queue, damaged):
-                    self._recovered_log().doubt(number)
+                    self._doubt(number)
             found |= again
         return found
+
+    def _doubt(self, number: int) -> None:
+        """Take note of a block that turned out to be unreadable. No write is under way, or this is it."""
+        stranded = self._recovered_log().doubt(number)
+        if stranded is not None:
+            self._defects.add(Defect("block", "", number, number, STRANDED_WORDS, stranded))
 
     def _fetch(
         self, kind: QueueKind, queue: str, sequences: Sequence[int]
@@ -548,8 +682,16 @@ class DiskStore:
         """
         known = self._ring.streams.get(name, Stream(0, name))
         with self._reading() as transaction, transaction.cursor() as cursor:
-            value = transaction.get(key(STREAM, known.identifier))
-            state = _decode_stream(value) if value else None
+            place = key(STREAM, known.identifier)
+            value = transaction.get(place)
+            try:
+                state = codec.decode_stream(value) if value else None
+                if value is None and any(mend.place == place for mend in self._mends):
+                    state = known  # which the next write brings back
+            except Damaged:
+                # The next write of the stream puts what is known in its place.
+                state = known
+                self._defects.add(Defect("stream", name, known.first, known.last, STATE_WORDS))
             if state is None or state.name != name:
                 state = Stream(known.identifier, name, known.last + 1, known.last)
             yield state, Walk(cursor, state)
@@ -599,9 +741,14 @@ class DiskStore:
                 sessions=len(log.sessions),
                 reader_pid=oldest.pid,
                 reader_lag=oldest.lag,
+                defects=self._defects.known.copy().values(),
                 streams=dict(self._ring.streams),
                 queues={n: QueueStatus(len(q.messages), q.bytes) for n, q in list(log.queues.items())},
             )
+
+    def take_defects(self) -> Sequence[Defect]:
+        """What was found damaged since the last time, each thing once."""
+        return self._defects.take()
 
     def verify(self, stream: str | None = None) -> Iterator[Checked]:
         """Read everything, or one stream, in steps of a bounded size, and tell of each step."""
@@ -667,12 +814,3 @@ def _is_block(value: Any) -> bool:
     except Damaged:
         return False
     return True
-
-
-def _decode_stream(value: Any) -> Stream:
-    try:
-        return codec.decode_stream(value)
-    except codec.TooNew as error:
-        raise StoreTooNew(str(error)) from error
-    except Damaged as error:
-        raise StoreCorrupt(str(error)) from error

@@ -9,7 +9,8 @@ Decoding any bytes gives entries or raises `Damaged`, and nothing else.
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from itertools import count
 from typing import Any, NamedTuple, get_args
 
@@ -110,6 +111,42 @@ def decode_block(data: bytes | memoryview) -> list[Entry]:
         return [_DECODERS[code](entry) for code, entry in zip(codes, entries, strict=True)]
     except _UNPACK_ERRORS as error:
         raise _damage(error) from error
+
+
+def salvage(data: bytes | memoryview) -> list[Entry]:
+    """The entries of a damaged block that can still be told apart. What is in them may be wrong."""
+    found: list[Entry] = []
+    body = memoryview(data)[BLOCK_HEADER_SIZE:]
+    unpacker = msgpack.Unpacker(strict_map_key=False, max_buffer_size=max(1, len(body)))
+    try:
+        unpacker.feed(body)
+        unpacker.read_array_header()
+        codes = unpacker.unpack()
+        _expect(bytes, codes)
+        unpacker.read_array_header()
+        for code in codes:
+            entry = unpacker.unpack()
+            with suppress(*_UNPACK_ERRORS):
+                found.append(_DECODERS[code](entry))
+    except (*_UNPACK_ERRORS, msgpack.UnpackException):
+        pass  # from here on nothing can be told apart
+    return found
+
+
+def undeleted(entries: Iterable[Entry]) -> list[PutMessages]:
+    """The messages that are put and not deleted among these entries, one by one."""
+    there: dict[tuple[QueueKind, str], dict[int, PutMessages]] = {}
+    for entry in entries:
+        if type(entry) is PutMessages:
+            queue = there.setdefault((entry.kind, entry.queue), {})
+            queue |= {entry.first + i: entry.part(i, i + 1) for i in range(len(entry.records))}
+        elif type(entry) is DeleteMessages:
+            queue = there.get((entry.kind, entry.queue), {})
+            for sequence in [s for s in queue if any(a <= s <= b for a, b in entry.ranges)]:
+                del queue[sequence]
+        elif type(entry) is DeleteQueue:
+            there.pop((entry.kind, entry.queue), None)
+    return [put for queue in there.values() for put in queue.values()]
 
 
 BlockRecords = Mapping[tuple[QueueKind, str], Mapping[int, bytes]]

@@ -8,6 +8,8 @@ so that the order of the bytes is the order of the numbers and one table serves 
     (CHUNK, stream, first)       one chunk of a stream
     (BLOCK, 0, number)           one block of the log of queues, sessions and cursors (`entries`)
     (QUARANTINE, 0, number)      a block that could not be read, kept as it was found
+    (CARD, stream, 0)            what is told of a stream once more (`states`)
+    (ASIDE, 0, number)           any other value that could not be read, behind its key
 
 A value carries its own format version and its own CRC32, so that whatever a disk makes of it is
 found when it is read, and so that a value written by another version is never guessed at. A chunk has
@@ -34,7 +36,7 @@ VERSION = 5
 
 MAGIC = b"MALAMUTE"
 
-META, STREAM, CHUNK, BLOCK, QUARANTINE = range(1, 6)
+META, STREAM, CHUNK, BLOCK, QUARANTINE, CARD, ASIDE = range(1, 8)
 
 _KEY = struct.Struct(">BIQ")
 _META = struct.Struct(">8sI16sI")
@@ -42,6 +44,8 @@ _CHUNK = struct.Struct(">BB2xIQqIII")
 _INDEX = struct.Struct(">Q")
 _STREAM = struct.Struct(">B3xIQQQQQQqq")
 _CRC = struct.Struct(">I")
+
+STREAM_NAME_PLACE = _CRC.size + _STREAM.size
 
 CHUNK_HEADER_SIZE = _CHUNK.size + _CRC.size
 
@@ -261,10 +265,10 @@ def decode_stream(data: bytes | memoryview) -> Stream:
     """A stream's state."""
     if len(data) < _CRC.size + _STREAM.size:
         raise Damaged(f"a stream's state of {len(data)} bytes")
-    check_version(data[_CRC.size])
     body = data[_CRC.size :]
     if _CRC.unpack_from(data)[0] != crc32(body):
         raise Damaged("wrong CRC of a stream's state")
+    check_version(body[0])
     _, identifier, *numbers = _STREAM.unpack_from(body)
     try:
         name = str(body[_STREAM.size :], "utf-8")

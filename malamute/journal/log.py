@@ -49,6 +49,7 @@ from malamute.core.storage import (
     PutSession,
     QueueKind,
     SetAttempts,
+    Stranded,
 )
 from malamute.journal.entries import Entry, QueueCounters
 from malamute.journal.places import Block, Place, Places
@@ -146,21 +147,38 @@ class Log:
         for entry in entries:
             appliers[type(entry)](block, entry)
 
-    def skip(self, number: int, size: int) -> None:
+    def skip(self, number: int, size: int, salvaged: Iterable[PutMessages] = ()) -> list[PutMessages]:
         """Take note of a block that cannot be read. It will be put aside when it is the oldest.
 
-        The sequences in it are unknown, at most one for each entry, so every queue known so far leaves
+        What was `salvaged` of it says which messages were there; returns those that are nowhere else. The
+        other sequences in it are unknown, at most one for each entry, so every queue known so far leaves
         out as many rather than use one twice.
         """
-        self.apply(number, size, ())
+        only_here = []
+        for put in salvaged:
+            queue = self.queues.get((put.kind, put.queue))
+            if queue is None or put.first not in queue.messages:
+                only_here.append(put)
+        self.apply(number, size, only_here)
         self.unreadable.add(number)
         for queue in self.queues.values():
             queue.next += BLOCK_ENTRIES_MAX
+        return only_here
 
-    def doubt(self, number: int) -> None:
-        """A block turned out to be unreadable. It will be put aside when it is the oldest."""
-        if any(block.number == number for block in self.blocks):
-            self.unreadable.add(number)
+    def doubt(self, number: int) -> Stranded | None:
+        """A block turned out to be unreadable. It will be put aside when it is the oldest.
+
+        Returns what was live in it, if that is news.
+        """
+        block = next((block for block in self.blocks if block.number == number), None)
+        if block is None or number in self.unreadable:
+            return None
+        self.unreadable.add(number)
+        messages = {name: queue.messages.in_block(block) for name, queue in self.queues.items()}
+        sessions = {s for s, place in self.sessions.items() if place[0] is block}
+        sessions |= {s for (s, _), place in self.session_parts.items() if place[0] is block}
+        cursors = [(s, c) for s, places in self.cursors.items() for c in places if places[c][0] is block]
+        return Stranded({name: held for name, held in messages.items() if held}, sorted(sessions), cursors)
 
     def dropped(self, block: Block) -> None:
         """The oldest block has left the disk, or was put aside because it is unreadable."""

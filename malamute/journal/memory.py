@@ -23,6 +23,7 @@ from malamute.core.storage import (
     AppendChunk,
     Chunk,
     Damage,
+    Defect,
     DeleteCursor,
     DeleteFeed,
     DeleteMessages,
@@ -221,9 +222,14 @@ class MemoryStore:
                 sessions=sum(part == NUMBERS for _, part in self._sessions),
                 reader_pid=0,
                 reader_lag=0,
+                defects=(),
                 streams=dict(self._ring.streams),
                 queues={n: QueueStatus(len(q.messages), q.bytes) for n, q in self._queues.items()},
             )
+
+    def take_defects(self) -> Sequence[Defect]:
+        """Memory has none."""
+        return ()
 
     def verify(self, stream: str | None = None) -> Iterator[Checked]:
         """Read everything, or one stream, in steps."""

@@ -51,6 +51,13 @@ class Places:
     def __contains__(self, sequence: int) -> bool:
         return self.block_of(sequence) is not None
 
+    def in_block(self, block: Block) -> list[int]:
+        """The messages that are in a block. Looks at all of them."""
+        found = []
+        for number, page in sorted(self._pages.items()):
+            found += [number * PAGE + i for i, place in enumerate(page) if place and place[0] is block]
+        return found
+
     def block_of(self, sequence: int) -> Block | None:
         """The block that has a message; None if none has it."""
         page = self._pages.get(sequence // PAGE)

@@ -28,6 +28,7 @@ from malamute.journal import format as codec
 from malamute.journal.directory import PAGE
 from malamute.journal.entries import Entry
 from malamute.journal.log import BLOCK_ENTRIES_MAX, messages_in
+from malamute.journal.states import SETTINGS, Setting
 from malamute.journal.subjects import Collector
 
 OfStream = AppendChunk | Reserve | PutRetention | DeleteStream
@@ -42,12 +43,14 @@ _KEPT = frozenset((PutCursor, PutFeed, PutIdentity, PutRetention, PutSession))
 class Plan(NamedTuple):
     """What one write is to do.
 
-    `streams` are the operations on streams, each with the value of the chunk that it appends. `added` bounds
+    `streams` are the operations on streams, each with the value of the chunk that it appends, and `settings`
+    those that may change a card. `added` bounds
     the bytes of pages that all adds; `appending` says that chunks are among it, and `queued` that messages of
     queues are. `keeping` says that sessions, cursors or the like are; most of them replace what was there.
     """
 
     streams: Sequence[tuple[OfStream, bytes]]
+    settings: Sequence[Setting]
     blocks: Sequence[tuple[Sequence[Entry], bytes]]
     added: int
     appending: bool
@@ -63,11 +66,14 @@ def make_plan(operations: Sequence[Operation], collector: Collector, block_bytes
     if not kinds.isdisjoint(_OF_STREAMS):
         streams = encode_streams(operations, collector)
         entries = [operation for operation in operations if type(operation) not in _NOT_OF_LOG]
+    settings: Sequence[Any] = ()
+    if not kinds.isdisjoint(SETTINGS):
+        settings = [operation for operation in operations if type(operation) in SETTINGS]
     blocks = encode_blocks(entries, block_bytes_max)
     added = sum(len(value) + 2 * PAGE for _, value in streams if value)
     added += sum(len(value) + 2 * PAGE for _, value in blocks)
     keeping = not kinds.isdisjoint(_KEPT)
-    return Plan(streams, blocks, added, AppendChunk in kinds, PutMessages in kinds, keeping)
+    return Plan(streams, settings, blocks, added, AppendChunk in kinds, PutMessages in kinds, keeping)
 
 
 def encode_streams(operations: Sequence[Operation], collector: Collector) -> list[tuple[OfStream, bytes]]:

@@ -11,7 +11,7 @@ the second, as for any slow reader of a stream.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -20,10 +20,10 @@ from typing import Self
 import lmdb
 
 from malamute.core.storage import ReadResult
-from malamute.errors import StoreCorrupt, StoreError, StoreTooNew
-from malamute.journal import format as codec
-from malamute.journal.directory import decode_meta, translated, used_bytes
-from malamute.journal.format import META, STREAM, Damaged, Stream, key
+from malamute.errors import StoreCorrupt, StoreError
+from malamute.journal.directory import read_meta, translated, used_bytes
+from malamute.journal.format import Stream
+from malamute.journal.states import read_states
 from malamute.journal.walk import Walk
 
 
@@ -50,7 +50,7 @@ class StoreReader:
             if data.stat().st_size < used_bytes(environment):
                 raise StoreCorrupt(f"{data} was cut off: `malamute journal verify` tells more")
             with translated(), environment.begin() as transaction:
-                decode_meta(transaction.get(key(META)))
+                read_meta(transaction)
         except BaseException:
             environment.close()
             raise
@@ -102,13 +102,6 @@ def _state(cursor: lmdb.Cursor, name: str) -> Stream:
     return next((state for state in _states(cursor) if state.name == name), Stream(0, name))
 
 
-def _states(cursor: lmdb.Cursor) -> Iterator[Stream]:
-    found = cursor.set_range(key(STREAM))
-    while found and cursor.key()[0] == STREAM:
-        try:
-            yield codec.decode_stream(cursor.value())
-        except codec.TooNew as error:
-            raise StoreTooNew(str(error)) from error
-        except Damaged as error:
-            raise StoreCorrupt(str(error)) from error
-        found = cursor.next()
+def _states(cursor: lmdb.Cursor) -> Sequence[Stream]:
+    """All states, those that are damaged made anew from the rest."""
+    return read_states(cursor).streams

@@ -13,10 +13,10 @@ Two classes implement it and pass the same tests: `disk.DiskStore`, on LMDB, and
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
-from malamute.core.storage import Chunk, Damage, Frame, Operation, QueueKind, ReadResult, Recovered
+from malamute.core.storage import Chunk, Damage, Defect, Frame, Operation, QueueKind, ReadResult, Recovered
 from malamute.journal.format import Stream
 
 
@@ -60,7 +60,7 @@ class Status(NamedTuple):
     of deleted streams, which leave with the next writes. `log_bytes` is what the
     log of queues and sessions takes, in `log_blocks` blocks; `log_unreadable` of them are damaged.
     `reader_pid` is the process that reads the oldest state, `reader_lag` transactions behind the newest: the
-    pages since then cannot be used again. Both are 0 if nobody reads.
+    pages since then cannot be used again. Both are 0 if nobody reads. `defects` are what was found damaged.
     """
 
     size: int
@@ -75,6 +75,7 @@ class Status(NamedTuple):
     sessions: int
     reader_pid: int
     reader_lag: int
+    defects: Iterable[Defect]
     streams: Mapping[str, Stream]
     queues: Mapping[tuple[QueueKind, str], QueueStatus]
 
@@ -163,6 +164,9 @@ class Store(Protocol):
 
     def status(self) -> Status:
         """How full the store is, at a moment between two writes. Costs the number of streams and queues."""
+
+    def take_defects(self) -> Sequence[Defect]:
+        """What was found damaged since the last time, each thing once."""
 
     def verify(self, stream: str | None = None) -> Iterator[Checked]:
         """Read everything (or one stream) in small steps, and tell of each one."""

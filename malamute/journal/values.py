@@ -41,7 +41,14 @@ class Records:
         self._room = sys.maxsize if bytes_max is None else bytes_max
         self._messages: dict[Name, dict[int, Message]] = {}
         self._cold: dict[Name, dict[int, int]] = {}
+        self._damaged: dict[Name, set[int]] = {}
         self._texts: dict[str, str] = {}
+
+    def put_damaged(self, put: PutMessages) -> None:
+        """Add messages whose records cannot be read."""
+        name = put.kind, put.queue
+        self.put(name, (message._replace(record=b"") for message in put.messages()))
+        self._damaged.setdefault(name, set()).update(range(put.first, put.last + 1))
 
     def put(self, name: Name, arriving: Iterable[Message]) -> None:
         """Add messages, or replace them."""
@@ -73,8 +80,13 @@ class Records:
 
     def _drop(self, name: Name, sequence: int) -> None:
         message = self._messages[name].pop(sequence)
+        self._damaged.get(name, set()).discard(sequence)
         if self._cold.get(name, {}).pop(sequence, None) is None:
             self._room += len(message.record)
+
+    def damaged(self, name: Name) -> tuple[int, ...]:
+        """Those whose records cannot be read."""
+        return tuple(sorted(self._damaged.get(name, ())))
 
     def of(self, name: Name) -> tuple[list[Message], dict[int, int]]:
         """The messages of a queue in order, and the sizes of the records left out. The queue leaves."""
@@ -92,6 +104,11 @@ class Values:
         self.feeds: dict[tuple[str, str], bytes] = {}
         self._records = Records(records_bytes)
         self._identities: dict[Name, dict[str, tuple[int, int]]] = {}
+
+    def take_damaged(self, puts: Iterable[PutMessages]) -> None:
+        """Take note of messages that were in a block that cannot be read."""
+        for put in puts:
+            self._records.put_damaged(put)
 
     def take(self, entries: Sequence[Entry]) -> None:
         """Take note of the entries of a block."""
@@ -132,4 +149,5 @@ class Values:
         due = {sequence: due for sequence, (_, _, due) in queue.attempts.items() if due}
         known = self._identities.get(name, {})
         identities = {identity: known[identity] for identity in queue.identities}
-        return QueueState(queue.next, queue.delivered, messages, attempts, identities, cold, due)
+        damaged = self._records.damaged(name)
+        return QueueState(queue.next, queue.delivered, messages, attempts, identities, cold, due, damaged)

@@ -20,7 +20,7 @@ from malamute.errors import MalamuteError
 from malamute.journal.store import Store
 from malamute.server.clock import Clock
 from malamute.server.transport import Transport
-from malamute.server.worker import Crashed, Found, Reader, Results, Writer, Written
+from malamute.server.worker import Crashed, Damaged, Found, Reader, Results, Writer, Written
 
 RETRY_MS = 10
 """How often full pipes are tried again, in milliseconds."""
@@ -176,6 +176,8 @@ class Loop:
         for result in self._results.take():
             if isinstance(result, Found):
                 self.core.answered(result.question, result.result, now)
+            elif isinstance(result, Damaged):
+                self.core.damaged(result.defects, now)
             elif isinstance(result, Crashed):
                 raise result.error
             else:

@@ -18,6 +18,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from malamute.core.ready import Append, Backup, Fetch, FindSubjects, FindTime, Question, Read, Survey
 from malamute.core.storage import (
+    Defect,
     DeleteFeed,
     DeleteMessages,
     DeleteQueue,
@@ -72,6 +73,12 @@ class Found(NamedTuple):
     result: Any
 
 
+class Damaged(NamedTuple):
+    """Parts of the store were found damaged."""
+
+    defects: Sequence[Defect]
+
+
 class Crashed(NamedTuple):
     """A worker met a fault of ours and is no more."""
 
@@ -82,7 +89,7 @@ class Results:
     """What the workers have done, and the socket that tells the loop to look."""
 
     def __init__(self) -> None:
-        self._done: deque[Written | Found | Crashed] = deque()
+        self._done: deque[Written | Found | Damaged | Crashed] = deque()
         self._receiver, self._sender = socket.socketpair()
         self._receiver.setblocking(False)
         self._sender.setblocking(False)
@@ -92,7 +99,7 @@ class Results:
         """The file descriptor to poll for input."""
         return self._receiver.fileno()
 
-    def put(self, result: Written | Found | Crashed) -> None:
+    def put(self, result: Written | Found | Damaged | Crashed) -> None:
         """Add a result. Called by the workers."""
         self._done.append(result)
         self.wake()
@@ -110,7 +117,7 @@ class Results:
             self._receiver.recv(16)
         self._woken = False
 
-    def take(self) -> list[Written | Found | Crashed]:
+    def take(self) -> list[Written | Found | Damaged | Crashed]:
         """All results since the last time. Called by the loop."""
         results = []
         while self._done:
@@ -152,6 +159,8 @@ class Worker(threading.Thread, Generic[Job]):
                         break
                     jobs.append(following)
                 self.work(jobs)
+                if defects := self._store.take_defects():
+                    self._results.put(Damaged(defects))
         except BaseException as error:  # the loop raises it again: a fault of ours stops the broker
             self._results.put(Crashed(error))
 
@@ -251,7 +260,8 @@ def _survey(store: Store) -> Any:
         for name, state in status.streams.items()
     ]
     sizes = {name: value for name, value in status._asdict().items() if isinstance(value, int)}
-    return {**sizes, "streams": rows}
+    damages = [{k: v for k, v in defect._asdict().items() if k != "stranded"} for defect in status.defects]
+    return {**sizes, "streams": rows, "damages": damages}
 
 
 def _retained(retention: Retention) -> dict[str, float]:

@@ -470,7 +470,7 @@ def test_a_record_that_cannot_be_read_is_an_end_and_no_loss_in_silence(bench):
     assert notice.details["sequences"] == [[4, 4]]
     assert "mailbox.damaged.bob" in bench.events
     [row] = ask(bench, dead=True)
-    assert row["properties"]["dead"]["reason"] == "damaged"
+    assert row["properties"]["dead"]["reason"] == "corrupt"
     assert (row["subject"], row["sender"], row["body"]) == ("a", "alice", b"")
     bench.crash()
     assert 4 not in mailbox(bench).entries
@@ -486,7 +486,7 @@ def test_the_sender_learns_of_a_tracked_message_that_cannot_be_read(bench):
     bench.settle()
     [outcome] = bench.got("alice")
     assert outcome.properties["outcome"] == "dead-lettered"
-    assert outcome.properties["reason"] == "damaged"
+    assert outcome.properties["reason"] == "corrupt"
 
 
 def test_a_damaged_message_is_seen_as_such_and_can_be_dropped(bench):

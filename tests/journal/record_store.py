@@ -87,7 +87,7 @@ def operations():
 def write_store(directory):
     """A store of 1 MiB with all of it, in which a deleted stream has not wholly left."""
     ring.STEP_CHUNKS, subjects.RANGE_CHUNKS, subjects.SHARE = 3, 2, 1
-    store = DiskStore.open(directory, size=1 << 20, preallocate=False)
+    store = DiskStore.open(directory, size=2 << 20, preallocate=False)
     store.recover()
     for transaction in operations():
         store.write(transaction)

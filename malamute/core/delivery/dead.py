@@ -58,8 +58,11 @@ class DeadLetters:
         """Take up what the store kept."""
         memory = self._queue.budget.memory
         self.next = state.next
+        damaged = set(state.damaged)
         for message in state.messages:
             cold_bytes = state.cold.get(message.sequence, 0)
+            if message.sequence in damaged:
+                message = message._replace(record=UNREADABLE)
             entry = self._add(message, cold_bytes)
             if cold_bytes:
                 memory.count_cold(self, entry.size)

@@ -94,6 +94,10 @@ class Ends:
 
     def damaged(self, sequences: list[int]) -> None:
         """The records of messages that were given to consumers cannot be read: they are dead."""
+        self.corrupted(self.seize(sequences, "damaged", told=False))
+
+    def corrupted(self, sequences: list[int]) -> None:
+        """Messages that are nowhere else cannot be read: they are dead."""
         queue = self._queue
         queue.turn.notice(
             "a queued message cannot be read",
@@ -102,7 +106,7 @@ class Ends:
             sequences=ranges_of(sequences),
         )
         queue.budget.note(queue, "damaged", len(sequences))
-        self.bury(self.seize(sequences, "damaged", told=False), "dead-lettered", "damaged")
+        self.bury(sequences, "dead-lettered", "corrupt")
 
     def bury(self, sequences: Sequence[int], outcome: str, reason: str, worker: str = "") -> None:
         """Make dead letters of messages that are nowhere else."""

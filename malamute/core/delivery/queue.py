@@ -11,7 +11,7 @@ from pyroaring import BitMap64
 
 from malamute.core.delivery.cold import RUN_BYTES, RUNS_AHEAD, Ahead
 from malamute.core.delivery.correlations import Correlations
-from malamute.core.delivery.dead import DeadLetters
+from malamute.core.delivery.dead import UNREADABLE, DeadLetters
 from malamute.core.delivery.dealing import Dealing
 from malamute.core.delivery.ends import Ends
 from malamute.core.delivery.entry import AT_REST, Entry, puts, size_of
@@ -80,6 +80,8 @@ class Queue:
         self.aside = 0
         """Messages that are in the store, and that nobody gets."""
         self.consumers: dict[int, Consumer] = {}
+        self._damaged: list[int] = []
+        """Those that the store could not read, until they are dead letters."""
         self.dead = DeadLetters(self)
         self.identities = Identities(self)
         self.ahead = Ahead(self)
@@ -145,11 +147,15 @@ class Queue:
     def restore(self, state: QueueState) -> None:
         """Take up what the store kept. Every message up to `delivered` may have been delivered."""
         self.next, self.delivered = state.next, state.delivered
+        damaged = set(state.damaged)
         state.messages.reverse()
         while state.messages:
             message = state.messages.pop()
             attempts = self.marks.restore(state, message.sequence)
             cold_bytes = state.cold.get(message.sequence, 0)
+            if message.sequence in damaged:
+                message = message._replace(record=UNREADABLE)
+                self._damaged.append(message.sequence)
             entry = Entry(message, attempts, marked=attempts > 0, cold_bytes=cold_bytes)
             entry.where = "settling"
             self.entries[message.sequence] = entry
@@ -172,10 +178,23 @@ class Queue:
                 self._leave_aside(entry)
                 recovery.skip(self.kind, f"{self.name}: message {entry.sequence}", error)
         restored = [entry for entry in restored if entry.sequence in self.entries]
-        sequences = [entry.sequence for entry in restored]
+        damaged, self._damaged = [s for s in self._damaged if s in self.entries], []
+        sequences = [entry.sequence for entry in restored if entry.sequence not in damaged]
         self._requeue(self.schedule.delay_again(sequences), 0.0)
+        if damaged:
+            self.ends.corrupted(damaged)
         # The store counts records alone; all that messages take may be more than there is memory.
         self.relieve(sequences)
+
+    def store_again(self, sequences: Iterable[int]) -> None:
+        """The store has lost messages: those whose records are here are stored once more, others are dead."""
+        here = [entry for sequence in sequences if (entry := self.entries.get(sequence)) is not None]
+        for entry in here:
+            if entry.record is not None and entry.where != "settling":
+                self.turn.store(*puts(self.kind, self.name, [entry]), size_bytes=entry.size)
+                self.marks.count(entry)
+        if lost := [entry.sequence for entry in here if entry.record is None and entry.where in AT_REST]:
+            self.ends.damaged(lost)
 
     def _leave_aside(self, entry: Entry) -> None:
         """A message is in the store, and nobody gets it."""

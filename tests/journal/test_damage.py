@@ -1,0 +1,300 @@
+"""Every kind of record damaged, in every way that a disk may think of: the rest is served, and it is told."""
+
+from __future__ import annotations
+
+import lmdb
+import pytest
+from stores import MIB, append, delete, firsts, put
+
+from malamute.core.storage import (
+    DeleteCursor,
+    DeleteFeed,
+    DeleteStream,
+    PutCursor,
+    PutFeed,
+    PutRetention,
+    PutSession,
+    StreamState,
+)
+from malamute.journal import format as codec
+from malamute.journal.directory import META_TWIN
+from malamute.journal.entries import decode_block, encode_block, salvage, undeleted
+from malamute.journal.format import key
+from malamute.journal.states import CEILING_STEP, UNKNOWN_STEP, decode_card
+
+NAME = "mailbox", "q"
+
+
+def values(disk):
+    """All of the store by their keys, behind its back."""
+    disk.close()
+    with lmdb.open(str(disk.directory), map_size=4 * MIB) as env, env.begin() as transaction:
+        return dict(transaction.cursor())
+
+
+def damage(disk, place, change):
+    """Change a value; `change` gets a bytearray, and returns None to delete."""
+    before = values(disk)[place]
+    value = change(bytearray(before))
+    with lmdb.open(str(disk.directory), map_size=4 * MIB) as env, env.begin(write=True) as transaction:
+        transaction.put(place, bytes(value)) if value is not None else transaction.delete(place)
+    return before if value is None else bytes(value)
+
+
+def flip(value):
+    value[len(value) // 2] ^= 0x10
+    return value
+
+
+def zero(value):
+    return bytes(len(value))
+
+
+def cut(value):
+    return value[:3]
+
+
+def gone(value):
+    return None
+
+
+WAYS = pytest.mark.parametrize("way", [flip, zero, cut, gone], ids=lambda way: way.__name__)
+
+
+def kinds(disk):
+    return [defect.kind for defect in disk.recovered.defects]
+
+
+# --- the states of streams
+
+
+@WAYS
+def test_a_damaged_state_is_made_anew_with_all_of_the_history(disk, way):
+    disk().write([append(n, stream="weather", count=10, time=n, reserved=1000) for n in (1, 11, 21)])
+    before = disk.store.status().streams["weather"]
+    damaged = damage(disk, key(codec.STREAM, 1), way)
+    store = disk()
+    assert kinds(disk) == ["stream"]
+    assert disk.recovered.defects[0][:4] == ("stream", "weather", 1, 30)
+    assert firsts(store, "weather") == [1, 11, 21]
+    after = store.status().streams["weather"]
+    assert after._replace(reserved=0) == before._replace(reserved=0)
+    # No sequence that may have been used is used again.
+    assert after.reserved == 1000 + CEILING_STEP
+    store.write([append(after.reserved + 1, stream="weather")])
+    # What was damaged is kept, and the next start finds nothing new.
+    disk()
+    assert firsts(disk.store, "weather") == [1, 11, 21, after.reserved + 1]
+    assert kinds(disk) == ([] if way is gone else ["aside"])
+    aside = [value for place, value in values(disk).items() if place[0] == codec.ASIDE]
+    assert aside == ([] if way is gone else [key(codec.STREAM, 1) + damaged])
+
+
+@WAYS
+def test_the_state_of_a_stream_without_history_is_made_anew(disk, way):
+    disk().write([append(1, stream="weather", reserved=7), DeleteStream("weather")])
+    (identifier,) = {s.identifier for s in disk.store.status().streams.values()}
+    damage(disk, key(codec.STREAM, identifier), way)
+    disk()
+    ceiling = 7 + CEILING_STEP
+    assert disk.recovered.streams == {"weather": StreamState(ceiling + 1, ceiling, ceiling)}
+
+
+def test_a_state_of_an_older_store_has_its_name_still(disk):
+    disk().write([append(1, stream="weather"), append(1, stream="news")])
+    damage(disk, key(codec.CARD, 1), gone)
+    damage(disk, key(codec.STREAM, 1), lambda value: value[:10] + b"\xff" + value[11:])
+    disk()
+    assert disk.recovered.streams["weather"].reserved == 1 + UNKNOWN_STEP
+    assert firsts(disk.store, "weather") == [1]
+
+
+def test_a_state_without_any_name_is_found_under_another(disk):
+    disk().write([append(1, stream="weather")])
+    damage(disk, key(codec.CARD, 1), zero)
+    damage(disk, key(codec.STREAM, 1), zero)
+    disk()
+    assert firsts(disk.store, "lost.1") == [1]
+    assert sorted(kinds(disk)) == ["card", "stream"]
+
+
+def test_a_state_damaged_while_it_is_in_use_is_no_end_of_reading(disk):
+    """The reader meets it; the writer knows better, and writes it again."""
+    store = disk()
+    store.write([append(1, stream="weather"), append(2, stream="weather")])
+    with store._environment.begin(write=True) as transaction:
+        transaction.put(key(codec.STREAM, 1), b"rubbish")
+    assert firsts(store, "weather") == [1, 2]
+    assert [defect[:2] for defect in store.take_defects()] == [("stream", "weather")]
+    assert store.take_defects() == []
+    store.write([append(3, stream="weather")])
+    disk()
+    assert (firsts(disk.store, "weather"), kinds(disk)) == ([1, 2, 3], [])
+
+
+@WAYS
+def test_a_damaged_card_costs_nothing_and_is_written_anew(disk, way):
+    disk().write([append(1, stream="weather"), PutCursor("weather", "slow", 1)])
+    damage(disk, key(codec.CARD, 1), way)
+    store = disk()
+    assert kinds(disk) == ([] if way is gone else ["card"])
+    assert disk.recovered.cursors == {("weather", "slow"): 1}
+    store.write([append(2, stream="weather")])
+    card = decode_card(1, values(disk)[key(codec.CARD, 1)])
+    assert (card.name, card.cursors) == ("weather", {"slow"})
+
+
+def test_a_card_follows_what_is_set_of_its_stream(disk):
+    def card():
+        places = [place for place in values(disk) if place[0] == codec.CARD]
+        (place,) = places
+        identifier = codec.split_key(place)[1]
+        found = decode_card(identifier, values(disk)[place])
+        disk()
+        return sorted(found.cursors), found.feeds, found.retention
+
+    disk().write([append(1), PutCursor("s", "a", 1), PutCursor("s", "b", 1), PutFeed("f", "s", b"x")])
+    assert card() == (["a", "b"], {"f": b"x"}, None)
+    disk.store.write([PutRetention("s", 1, 2, 3.0), DeleteCursor("s", "a"), DeleteFeed("f", "s")])
+    assert card() == (["b"], {}, (1, 2, 3.0))
+    disk.store.write([DeleteStream("s"), PutCursor("s", "c", 1)])
+    assert card() == (["c"], {}, None)
+
+
+# --- the meta record
+
+
+@WAYS
+@pytest.mark.parametrize("place", [key(codec.META), META_TWIN], ids=["meta", "twin"])
+def test_a_damaged_meta_record_is_made_anew_from_its_twin(disk, way, place):
+    disk().write([put(1)])
+    broker_id = disk.recovered.broker_id
+    damage(disk, place, way)
+    store = disk()
+    assert disk.recovered.broker_id == broker_id
+    store.write([put(2)])
+    found = values(disk)
+    assert found[key(codec.META)] == found[META_TWIN]
+    disk()
+    assert disk.recovered.broker_id == broker_id
+
+
+# --- blocks of the log
+
+
+@pytest.fixture
+def three(disk):
+    """Three blocks; the second has two messages, a cursor, a session, a feed and a retention."""
+    disk().write([append(1), put(1), PutSession(b"old", b"1"), PutCursor("s", "kept", 1)])
+    second = [put(2), put(3), PutCursor("s", "slow", 1), PutSession(b"new", b"1")]
+    settings = [PutFeed("f", "s", b"x"), PutRetention("s", 0, 5, 0.0)]
+    disk.store.write([*second, *settings])
+    disk.store.write([put(4), delete((3, 3)), PutSession(b"newest", b"1")])
+    return disk
+
+
+@pytest.mark.parametrize("way", [flip, zero, cut], ids=lambda way: way.__name__)
+def test_what_a_damaged_block_had_is_told(three, way):
+    damage(three, key(codec.BLOCK, 0, 2), way)
+    three()
+    recovered = three.recovered
+    assert ("block", "", 2, 2) in [defect[:4] for defect in recovered.defects]
+    queue = recovered.queues[NAME]
+    readable = [m.sequence for m in queue.messages if m.sequence not in queue.damaged]
+    assert readable == [1, 4]
+    assert set(queue.damaged) <= {2}
+    # The cursor is known to be lost, and what is set of streams is still known.
+    assert recovered.cursors == {("s", "kept"): 1}
+    assert recovered.lost_cursors == {("s", "slow")}
+    assert recovered.feeds == {("f", "s"): b"x"}
+    assert recovered.retentions == {"s": PutRetention("s", 0, 5, 0.0)}
+    # Numbers that were stored after the first block may be lost.
+    assert recovered.doubtful == {b"old"}
+    assert set(recovered.sessions) == {b"old", b"newest"}
+
+
+def test_messages_that_can_be_told_apart_are_known_to_be_damaged(three):
+    damage(three, key(codec.BLOCK, 0, 2), lambda value: value.replace(b"record", b"rubbed", 1))
+    three()
+    queue = three.recovered.queues[NAME]
+    assert queue.damaged == (2,)
+    assert [(m.sequence, m.sender, m.record) for m in queue.messages if m.sequence == 2] == [
+        (2, "alice", b"")
+    ]
+
+
+def test_a_lost_cursor_stays_lost_until_it_is_set_or_deleted(three):
+    damage(three, key(codec.BLOCK, 0, 2), zero)
+    three().write([put(9)])
+    three()
+    assert three.recovered.lost_cursors == {("s", "slow")}
+    three.store.write([PutCursor("s", "slow", 1)])
+    three()
+    assert (three.recovered.lost_cursors, three.recovered.cursors["s", "slow"]) == (set(), 1)
+
+
+def test_what_was_deleted_in_a_damaged_block_does_not_come_again(disk):
+    disk().write([append(1), PutCursor("s", "a", 1), PutFeed("f", "s", b"x"), PutRetention("s", 0, 5, 0.0)])
+    disk.store.write([DeleteStream("s"), PutCursor("s", "b", 1)])
+    damage(disk, key(codec.BLOCK, 0, 2), zero)
+    disk()
+    recovered = disk.recovered
+    assert (recovered.cursors, recovered.feeds, recovered.retentions) == ({}, {}, {})
+    assert recovered.lost_cursors == {("s", "b")}
+
+
+def test_a_block_damaged_while_it_is_in_use_tells_what_is_to_be_stored_again(three):
+    store = three.store
+    with store._environment.begin(write=True) as transaction:
+        transaction.put(key(codec.BLOCK, 0, 2), b"rubbish")
+    assert store.fetch(*NAME, [1, 2, 4]) == {1: b"record", 4: b"record"}
+    (defect,) = store.take_defects()
+    assert defect[:4] == ("block", "", 2, 2)
+    assert defect.stranded == ({NAME: [2]}, [b"new"], [("s", "slow")])
+    assert store.fetch(*NAME, [2]) == {}
+    assert store.take_defects() == []
+    store.write([put(2), PutSession(b"new", b"2"), PutCursor("s", "slow", 1)])
+    three()
+    assert three.recovered.queues[NAME].damaged == ()
+    assert [message.sequence for message in three.recovered.queues[NAME].messages] == [1, 2, 4]
+    assert three.recovered.lost_cursors == set()
+
+
+# --- salvage
+
+
+def test_all_is_salvaged_of_a_block_whose_crc_alone_is_wrong():
+    entries = [put(1, count=3), delete((2, 2)), PutCursor("s", "c", 1)]
+    value = encode_block(entries)
+    broken = value[:8] + bytes(4) + value[12:]
+    assert salvage(broken) == decode_block(value)
+    assert [message.first for message in undeleted(salvage(broken))] == [1, 3]
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_salvaging_any_bytes_gives_entries_and_raises_nothing(seed):
+    import random
+
+    chance = random.Random(seed)
+    value = bytearray(encode_block([put(n, count=3) for n in range(1, 40, 3)]))
+    for _ in range(chance.randrange(1, 40)):
+        value[chance.randrange(len(value))] = chance.randrange(256)
+    cut_at = chance.randrange(len(value))
+    for found in (salvage(value), salvage(value[:cut_at])):
+        undeleted(found)
+
+
+# --- chunks
+
+
+def test_a_damaged_chunk_is_told_once_to_the_operator_and_to_each_reader(disk):
+    disk().write([append(1), append(2), append(3)])
+    damage(disk, key(codec.CHUNK, 1, 2), flip)
+    store = disk()
+    for _ in range(2):
+        assert [getattr(item, "reason", "") for item in store.read("s", 1, bytes_max=MIB).found] == [
+            "",
+            "corrupt",
+            "",
+        ]
+    assert [defect[:4] for defect in store.take_defects()] == [("chunk", "s", 2, 2)]
