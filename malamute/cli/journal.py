@@ -196,6 +196,41 @@ def restore(ctx: click.Context, backup: Path, directory: Path, *, as_json: bool)
         _tell(ctx, _shown("restore", store, directory), as_json=as_json)
 
 
+@journal.command(
+    name="repair",
+    epilog=examples(
+        "malamute journal repair malamute-data --dry-run", "malamute journal repair malamute-data"
+    ),
+)
+@click.argument("directory", type=DIRECTORY)
+@click.option("--dry-run", is_flag=True, help="Only tell what would be done.")
+@json_option
+@click.pass_context
+def repair_command(ctx: click.Context, directory: Path, *, dry_run: bool, as_json: bool) -> None:
+    """Make anew what is damaged in DIRECTORY and can be derived, while no broker uses it.
+
+    Nothing is deleted: what was damaged moves into files in DIRECTORY/damaged. What has to be left is told:
+    readers learn of a damaged range, and the broker settles at its start what a damaged block held.
+
+    The exit code is 0 when nothing is damaged any more, and 1 when something is left, or with --dry-run when
+    there is anything to do.
+    """
+    from malamute.journal.repair import LEFT, repair
+
+    with bar("repair", "messages") as progress:
+        done = repair(directory, dry_run=dry_run, progress=progress)
+    rows = [row._asdict() for row in done]
+    left = sum(row.action == LEFT for row in done)
+    if as_json:
+        click.echo(to_json({"dry_run": dry_run, "left": left, "repairs": rows}))
+    elif rows:
+        show_rows(rows, as_json=False)
+    else:
+        click.echo("nothing is damaged")
+    if left or (dry_run and rows):
+        ctx.exit(ERROR)
+
+
 def backup(store: Store, target: Path, progress: Progress | None = None) -> Copied:
     """Copy a store, which may be in use, to a new data directory. Raises `StoreError`."""
     return store.backup(target, progress) if progress else store.backup(target)

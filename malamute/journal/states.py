@@ -144,7 +144,7 @@ def read_states(cursor: lmdb.Cursor) -> States:
     there = {stream.identifier for stream in found.streams}
     damaged |= dict.fromkeys(found.cards.keys() - there - damaged.keys())
     for identifier, value in damaged.items():
-        stream = _made_anew(cursor, identifier, found, value)
+        stream = made_anew(cursor, identifier, found, value)
         found.streams.append(stream)
         found.mends.append(Mend(key(STREAM, identifier), value, codec.encode_stream(stream)))
         outcome = "its state was made anew from its chunks"
@@ -164,7 +164,7 @@ def _values(cursor: lmdb.Cursor, kind: int, identifier: int = 0) -> Iterator[tup
         found = cursor.next()
 
 
-def _made_anew(cursor: lmdb.Cursor, identifier: int, known: States, damaged: bytes | None) -> Stream:
+def made_anew(cursor: lmdb.Cursor, identifier: int, known: States, damaged: bytes | None) -> Stream:
     """The state of a stream by its card and by the keys of its chunks, whose payloads are not read."""
     card = known.cards.get(identifier)
     name = card.name if card else _name_in(identifier, known, damaged or b"")

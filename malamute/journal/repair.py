@@ -1,0 +1,220 @@
+"""Repairing a store that no broker uses: what `malamute journal repair` does.
+
+What can be derived is made anew: the states of streams, also where one is gone, and the meta record. What is
+damaged, and what was put aside before, moves into files beside the store, under the names of its keys; nothing
+is deleted. A damaged chunk stays, since readers are told of its range for as long as it is there. So
+does a damaged block of the log: the broker settles what was in it at its next start, and puts it aside then.
+
+All of it is one transaction, and the files are on the disk before it is committed.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import lmdb
+
+from malamute.errors import StoreCorrupt, StoreError
+from malamute.journal import format as codec
+from malamute.journal.directory import (
+    META_TWIN,
+    put_meta,
+    read_meta,
+    sync_directory,
+    take_lock,
+    translated,
+    used_bytes,
+)
+from malamute.journal.entries import decode_block
+from malamute.journal.format import ASIDE, BLOCK, CHUNK, META, QUARANTINE, Damaged, key
+from malamute.journal.states import States, made_anew, read_states
+from malamute.journal.store import Progress, no_progress
+
+DAMAGED = "damaged"
+"""The directory beside the store that has what was moved out of it."""
+
+MADE_ANEW, MOVED_OUT, LEFT = "made anew", "moved out", "left"
+
+
+class Repair(NamedTuple):
+    """One thing that was damaged, and what was done about it: made anew, moved out, or left where it is."""
+
+    kind: str
+    name: str
+    first: int
+    last: int
+    action: str
+    reason: str
+
+
+def repair(
+    directory: str | os.PathLike[str], *, dry_run: bool = False, progress: Progress = no_progress
+) -> list[Repair]:
+    """Repair the store in a directory. With `dry_run` nothing is changed.
+
+    Raises StoreLocked if a broker uses it, StoreTooNew, StoreCorrupt if nothing in it can be read, and StoreError
+    if there is none.
+    """
+    path = Path(directory)
+    data = path / "data.mdb"
+    if not data.is_file():
+        raise StoreError(f"there is no store in {path}")
+    lock = take_lock(path)
+    try:
+        with translated(), lmdb.open(str(path), map_size=data.stat().st_size, create=False) as environment:
+            if used_bytes(environment) > data.stat().st_size:
+                raise StoreCorrupt(f"{data} was cut off: it has {data.stat().st_size} bytes")
+            with environment.begin(write=True, buffers=True) as transaction:
+                done = _Repairing(transaction, path / DAMAGED, dry_run, progress).run()
+                if dry_run:
+                    transaction.abort()
+            return done
+    finally:
+        os.close(lock)
+
+
+class _Repairing:
+    """One repair, in one transaction."""
+
+    def __init__(
+        self, transaction: lmdb.Transaction, directory: Path, dry_run: bool, progress: Progress
+    ) -> None:
+        self._transaction = transaction
+        self._directory = directory
+        self._dry_run = dry_run
+        self._progress = progress
+        self._done: list[Repair] = []
+        self._is_ours = False
+
+    def run(self) -> list[Repair]:
+        """Look at everything, and mend what can be mended."""
+        with self._transaction.cursor() as cursor:
+            states = read_states(cursor)
+            names = {stream.identifier: stream.name for stream in states.streams}
+            chunks, moves = self._look(cursor, names)
+            self._mend_states(cursor, states, chunks - names.keys())
+        for place, value in moves:
+            self._move_out(place, value)
+            if not self._dry_run:
+                self._transaction.delete(place)
+        self._mend_meta()
+        if self._directory.is_dir() and not self._dry_run:
+            sync_directory(self._directory)
+            sync_directory(self._directory.parent)
+        return self._done
+
+    def _look(self, cursor: lmdb.Cursor, names: dict[int, str]) -> tuple[set[int], list[tuple[bytes, bytes]]]:
+        """The identifiers that have chunks, and what is to be moved out."""
+        chunks: set[int] = set()
+        moves: list[tuple[bytes, bytes]] = []
+        total = self._transaction.stat()["entries"]
+        for number, (raw, value) in enumerate(_items(cursor)):
+            if number % 256 == 0:
+                self._progress(number, total)
+            place = bytes(raw)
+            try:
+                kind, identifier, sequence = codec.split_key(place)
+            except Damaged:
+                kind = identifier = sequence = 0
+            if kind == CHUNK:
+                chunks.add(identifier)
+                reason = _fault(codec.decode_chunk, value)
+                self._is_ours |= not reason
+                if reason:
+                    name = names.get(identifier, "")
+                    self._done.append(Repair("chunk", name, sequence, sequence, LEFT, reason))
+            elif kind == BLOCK:
+                reason = _fault(decode_block, value)
+                self._is_ours |= not reason
+                if reason:
+                    self._done.append(Repair("block", "", sequence, sequence, LEFT, reason))
+            elif kind in (QUARANTINE, ASIDE) or not META <= kind <= ASIDE:
+                what = {QUARANTINE: "block", ASIDE: "aside"}.get(kind, "unknown")
+                reason = "put aside before" if kind in (QUARANTINE, ASIDE) else "no key of a store"
+                moves.append((place, bytes(value)))
+                self._done.append(Repair(what, "", sequence, sequence, MOVED_OUT, reason))
+        self._progress(total, total)
+        return chunks, moves
+
+    def _mend_states(self, cursor: lmdb.Cursor, states: States, orphans: set[int]) -> None:
+        self._is_ours |= bool(states.cards) or len(states.streams) > len(states.mends)
+        for defect in states.defects:
+            self._done.append(Repair(*defect[:4], MADE_ANEW, defect.outcome))
+        for place, found, value in states.mends:
+            if found is not None:
+                self._move_out(place, found)
+            self._put(place, value)
+        for identifier in sorted(orphans):
+            stream = made_anew(cursor, identifier, states, None)
+            states.streams.append(stream)
+            self._put(key(codec.STREAM, identifier), codec.encode_stream(stream))
+            reason = "its state was gone"
+            self._done.append(Repair("stream", stream.name, stream.first, stream.last, MADE_ANEW, reason))
+
+    def _mend_meta(self) -> None:
+        places = key(META), META_TWIN
+        found = {
+            place: bytes(value) for place in places if (value := self._transaction.get(place)) is not None
+        }
+        try:
+            meta = read_meta(self._transaction)
+            reason = "it was made anew from its twin"
+        except StoreCorrupt:
+            if not self._is_ours:
+                raise
+            meta = codec.Meta(codec.VERSION, os.urandom(16))
+            reason = "it is lost with its twin: for clients this is another broker from now on"
+        value = codec.encode_meta(meta)
+        damaged = {place: old for place, old in found.items() if _fault(codec.decode_meta, old)}
+        if damaged or found.get(key(META)) != value:
+            self._done.append(Repair("meta", "", 0, 0, MADE_ANEW, reason))
+            for place, old in damaged.items():
+                self._move_out(place, old)
+            if not self._dry_run:
+                put_meta(self._transaction, meta)
+
+    def _put(self, place: bytes, value: bytes | None) -> None:
+        if self._dry_run:
+            return
+        if value is None:
+            self._transaction.delete(place)
+        else:
+            self._transaction.put(place, value)
+
+    def _move_out(self, place: bytes, value: bytes) -> None:
+        """Write a value to a file of its own, which is on the disk afterwards."""
+        if self._dry_run:
+            return
+        self._directory.mkdir(exist_ok=True)
+        for number in range(1_000_000):
+            path = self._directory / f"{place.hex()}.{number}"
+            try:
+                with path.open("xb") as file:
+                    file.write(value)
+                    file.flush()
+                    os.fsync(file.fileno())
+                return
+            except FileExistsError:
+                continue
+        raise StoreError(f"there are too many files in {self._directory}")
+
+
+def _items(cursor: lmdb.Cursor) -> Iterator[tuple[bytes, memoryview]]:
+    found = cursor.first()
+    while found:
+        place, value = cursor.item()
+        yield bytes(place), memoryview(value)
+        found = cursor.next()
+
+
+def _fault(decode: object, value: bytes | memoryview) -> str:
+    """Why a value cannot be decoded; empty if it can."""
+    assert callable(decode)
+    try:
+        decode(value)
+    except Damaged as error:
+        return str(error)
+    return ""
