@@ -1,9 +1,9 @@
 """Repairing a store that no broker uses: what `malamute journal repair` does.
 
 What can be derived is made anew: the states of streams, also where one is gone, and the meta record. What is
-damaged, and what was put aside before, moves into files beside the store, under the names of its keys; nothing
-is deleted. A damaged chunk stays, since readers are told of its range for as long as it is there. So
-does a damaged block of the log: the broker settles what was in it at its next start, and puts it aside then.
+damaged, and what was put aside before, moves into files beside the store, named by its keys: nothing is
+deleted. A damaged chunk stays, since readers are told of its range as long as it is there. So does a damaged
+block of the log: the broker settles what was in it at its next start, and puts it aside then.
 
 All of it is one transaction, and the files are on the disk before it is committed.
 """
@@ -55,8 +55,8 @@ def repair(
 ) -> list[Repair]:
     """Repair the store in a directory. With `dry_run` nothing is changed.
 
-    Raises StoreLocked if a broker uses it, StoreTooNew, StoreCorrupt if nothing in it can be read, and StoreError
-    if there is none.
+    Raises StoreLocked if a broker uses it, StoreTooNew, StoreCorrupt if nothing in it can be read, and else
+    StoreError.
     """
     path = Path(directory)
     data = path / "data.mdb"
