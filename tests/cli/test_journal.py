@@ -87,8 +87,13 @@ def test_a_store_that_cannot_be_opened_says_so(run: Run, data: Path, tmp_path: P
     with pytest.raises(StoreError, match="no store"):
         run("verify", "--data", tmp_path / "none")
     damage(data, key(META))
+    damage(data, key(META, 0, 1))
     with pytest.raises(StoreCorrupt):
         run("inspect", "--data", data)
+    assert "made anew" in run("repair", "--dry-run", data, exit_code=1).stdout
+    assert [row["kind"] for row in as_json(run("repair", data, "--json"))["repairs"]] == ["meta"]
+    assert run("repair", data).stdout == "nothing is damaged\n"
+    run("inspect", "--data", data)
 
 
 @pytest.mark.parametrize("command", [("verify",), ("inspect",), ("backup", "target")])
