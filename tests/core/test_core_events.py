@@ -24,6 +24,7 @@ from core_bench import (
 
 from malamute.core.delivery import QueuePolicy
 from malamute.core.events import EVENTS, EVENTS_MAX, PART_BYTES_MAX, TROUBLE_SECONDS, subject_part
+from malamute.core.storage import OPENED_AGAIN, Defect
 from malamute.errors import StoreError
 from malamute.journal.store import Retention
 from malamute.protocol.batch import unpack, unpack_payload, unpack_record
@@ -611,6 +612,8 @@ def everything_happens():
     bench.tell("alice", Change(0, "stream.delete", {"stream": "s"}))
     bench.settle()
     bench.core.turn.event("events.odd", value=2**70)
+    defects = [Defect("chunk", "s", 1, 2, "told"), Defect(OPENED_AGAIN, "", 1, 1, "a write failed")]
+    bench.core.damaged(defects, bench.now)
     bench.lost("bob")
     bench.settle()
     bench.tell("alice", publish(b"lost"))
