@@ -4,25 +4,23 @@ from __future__ import annotations
 
 import os
 import re
+import selectors
 import signal
 import subprocess
 import threading
-import time
-from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, NamedTuple
 
 import click
 
-from malamute.cli import completion
+from malamute.cli import completion, quantities
 from malamute.cli.options import Connection, connects, examples, json_option
 from malamute.cli.signals import until_stopped
-from malamute.errors import TimedOut
+from malamute.errors import TooLarge
 
 if TYPE_CHECKING:
     from malamute.client.message import Request
-    from malamute.client.sync_consumers import Work
 
 COMMAND = "malamute.command"
 """The key of `click.Context.meta` for the words after `--`."""
@@ -33,8 +31,8 @@ EXIT_HEADER = "malamute.exit"
 ERROR_CHARACTERS = 1000
 """How much of a command's standard error a reply tells, from its end."""
 
-STOP_SECONDS = 0.2
-"""How often it is looked whether to stop."""
+PIECE_BYTES = 65_536
+"""How much is read or written at a time."""
 
 
 class _WithCommand(click.Command):
@@ -64,10 +62,23 @@ class _WithCommand(click.Command):
     show_default=True,
     help="How many commands may run at the same time.",
 )
+@click.option(
+    "--output-limit",
+    default="16MiB",
+    show_default=True,
+    metavar="SIZE",
+    help="How much a command may write to its standard output; one that writes more is ended.",
+)
 @connects
 @json_option
 def work(
-    service: str, patterns: tuple[str, ...], *, workers: int, connection: Connection, as_json: bool
+    service: str,
+    patterns: tuple[str, ...],
+    *,
+    workers: int,
+    output_limit: str,
+    connection: Connection,
+    as_json: bool,
 ) -> None:
     """Answer the requests to SERVICE whose subject meets any PATTERN by running COMMAND for each.
 
@@ -75,76 +86,68 @@ def work(
     word is given to the shell, several are run as they are. Its environment has MALAMUTE_SERVICE,
     MALAMUTE_SUBJECT, MALAMUTE_SENDER, MALAMUTE_ATTEMPTS, and the headers as MALAMUTE_HEADER_NAME.
 
-    When it fails, the reply has the headers malamute.exit, its exit code, and malamute.error with the end of
-    its standard error. A request whose command is interrupted goes to another worker.
+    It may run for as long as it needs: the broker is told meanwhile that it is at work. When it fails, the
+    reply has the headers malamute.exit, its exit code, and malamute.error with the end of its standard error.
+    A request whose command is interrupted goes to another worker.
     """
     command: Sequence[str] = click.get_current_context().meta.get(COMMAND, ())
     if not command:
         raise click.UsageError("which command? give it after --")
     connection, service = connection.to(service, "service")
-    crew = [Worker(connection, service, patterns, command) for _ in range(workers)]
-    with until_stopped():
-        _run(crew)
-
-
-def _run(crew: Sequence[Worker]) -> None:
-    with ThreadPoolExecutor(len(crew)) as pool:
-        runs = [pool.submit(worker.run) for worker in crew]
+    commands = Commands(service, command, quantities.size(output_limit))
+    with until_stopped(), connection.open() as client:
+        client.service(service, *patterns, concurrency=workers)(commands.answer)
         try:
-            # Not by a lock: a signal that another thread is given does not wake one that waits for a lock.
-            while not any(run.done() for run in runs):
-                time.sleep(STOP_SECONDS)
+            client.run()
         finally:
-            for worker in crew:
-                worker.stop()
-        for run in runs:
-            run.result()
+            commands.stop()
 
 
-class Worker:
-    """One connection that answers one request after the other, in a thread of its own."""
+class Outcome(NamedTuple):
+    """What became of a command: its exit code, what it wrote, and what went wrong."""
 
-    def __init__(
-        self, connection: Connection, service: str, patterns: Sequence[str], command: Sequence[str]
-    ) -> None:
-        self.connection = connection
+    code: int
+    output: bytes
+    errors: bytes
+
+
+class Commands:
+    """Answers requests, each by a command, in the threads that call it."""
+
+    def __init__(self, service: str, command: Sequence[str], output_bytes_max: int) -> None:
         self.service = service
-        self.patterns = patterns
         self.command = command[0] if len(command) == 1 else command
+        self._output_bytes_max = output_bytes_max
         self._stopping = False
-        self._process: subprocess.Popen[bytes] | None = None
+        self._processes: set[subprocess.Popen[bytes]] = set()
         self._lock = threading.Lock()
 
-    def run(self) -> None:
-        """Answer requests until `stop`."""
-        with self.connection.open() as client, client.work(self.service, *self.patterns) as requests:
-            while not self._stopping:
-                with suppress(TimedOut):
-                    self._answer(requests)
+    def answer(self, request: Request) -> None:
+        """Answer a request. It stays unanswered if `stop` came before the command was done."""
+        try:
+            outcome = self._execute(request)
+        except (OSError, ValueError) as error:
+            outcome = Outcome(-1, b"", f"{type(error).__name__}: {error}".encode())
+        if self._stopping:
+            return
+        try:
+            request.reply(outcome.output, _failure(outcome))
+        except TooLarge as error:
+            request.reply(b"", _failure(Outcome(outcome.code or -1, b"", error.text.encode())))
 
     def stop(self) -> None:
-        """End `run` soon, from another thread. A command that runs is ended, and its request not answered."""
+        """End the commands that run, and answer no more."""
         with self._lock:
             self._stopping = True
-            if self._process is not None:
-                with suppress(ProcessLookupError):
-                    os.killpg(self._process.pid, signal.SIGTERM)
+            for process in self._processes:
+                _end(process)
 
-    def _answer(self, requests: Work) -> None:
-        request = requests.receive(timeout=STOP_SECONDS)
-        try:
-            code, output, errors = self._execute(request)
-        except (OSError, ValueError) as error:
-            code, output, errors = -1, b"", f"{type(error).__name__}: {error}".encode()
-        if not self._stopping:
-            request.reply(output, _failure(code, errors))
-
-    def _execute(self, request: Request) -> tuple[int, bytes, bytes]:
+    def _execute(self, request: Request) -> Outcome:
         with self._lock:
             if self._stopping:
-                return 0, b"", b""
+                return Outcome(-1, b"", b"")
             # Away from our terminal's signals: when we are interrupted, we end it ourselves.
-            self._process = process = subprocess.Popen(
+            process = subprocess.Popen(
                 self.command,
                 shell=isinstance(self.command, str),
                 stdin=subprocess.PIPE,
@@ -153,11 +156,80 @@ class Worker:
                 env=environment(self.service, request, os.environ),
                 start_new_session=True,
             )
-        with process:
-            output, errors = process.communicate(request.body)
-        with self._lock:
-            self._process = None
-        return process.returncode, output, errors
+            self._processes.add(process)
+        try:
+            with process:
+                return self._converse(process, request.body)
+        finally:
+            with self._lock:
+                self._processes.discard(process)
+
+    def _converse(self, process: subprocess.Popen[bytes], body: bytes) -> Outcome:
+        """Give a command its input, and take what it writes, up to the limit."""
+        conversation = Conversation(process, body, self._output_bytes_max)
+        if conversation.run():
+            return Outcome(process.wait(), bytes(conversation.output), bytes(conversation.errors))
+        _end(process)
+        words = f"more than {self._output_bytes_max:,} bytes of output"
+        return Outcome(process.wait() or -1, b"", words.encode())
+
+
+class Conversation:
+    """What goes through the three pipes of a command. Of its errors, the end is kept."""
+
+    def __init__(self, process: subprocess.Popen[bytes], body: bytes, output_bytes_max: int) -> None:
+        self.output = bytearray()
+        self.errors = bytearray()
+        self._left = memoryview(body)
+        self._output_bytes_max = output_bytes_max
+        self._selector = selectors.DefaultSelector()
+        self._register(process.stdin, selectors.EVENT_WRITE, self._write)
+        self._register(process.stdout, selectors.EVENT_READ, self._take_output)
+        self._register(process.stderr, selectors.EVENT_READ, self._take_errors)
+
+    def _register(self, pipe: IO[bytes] | None, events: int, act: Callable[[int], bool]) -> None:
+        assert pipe is not None
+        os.set_blocking(pipe.fileno(), False)
+        self._selector.register(pipe, events, act)
+
+    def run(self) -> bool:
+        """Until all three are closed. Returns False when the output is too much."""
+        with self._selector:
+            while self._selector.get_map():
+                for key, _ in self._selector.select():
+                    if not key.data(key.fd):
+                        self._selector.unregister(key.fileobj)
+                        key.fileobj.close()  # type: ignore[union-attr]  # only pipes were registered
+                if len(self.output) > self._output_bytes_max:
+                    return False
+        return True
+
+    # Each returns whether the pipe is still of use.
+
+    def _write(self, pipe: int) -> bool:
+        try:
+            self._left = self._left[os.write(pipe, self._left[:PIECE_BYTES]) :] if self._left else self._left
+        except BrokenPipeError:
+            return False  # it does not want all of its input
+        return bool(self._left)
+
+    def _take_output(self, pipe: int) -> bool:
+        piece = os.read(pipe, PIECE_BYTES)
+        self.output += piece
+        return bool(piece)
+
+    def _take_errors(self, pipe: int) -> bool:
+        piece = os.read(pipe, PIECE_BYTES)
+        self.errors += piece
+        # A character takes four bytes at the most.
+        del self.errors[: -4 * ERROR_CHARACTERS]
+        return bool(piece)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Ask a command to end, with all that it has started."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGTERM)
 
 
 def environment(service: str, request: Request, base: Mapping[str, str]) -> dict[str, str]:
@@ -183,10 +255,10 @@ def _text_of(value: float | bool | None) -> str:
     return "" if value is None else str(value)
 
 
-def _failure(code: int, errors: bytes) -> dict[str, str | int]:
+def _failure(outcome: Outcome) -> dict[str, str | int]:
     from malamute.client.handling import ERROR_HEADER
 
-    if code == 0:
+    if outcome.code == 0:
         return {}
-    words = errors.decode("utf-8", "backslashreplace").strip()[-ERROR_CHARACTERS:]
-    return {EXIT_HEADER: code, ERROR_HEADER: words or f"exit code {code}"}
+    words = outcome.errors.decode("utf-8", "backslashreplace").strip()[-ERROR_CHARACTERS:]
+    return {EXIT_HEADER: outcome.code, ERROR_HEADER: words or f"exit code {outcome.code}"}
