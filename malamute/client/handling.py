@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from malamute.client.consuming import Duty, Feed, Letters
 from malamute.client.message import Asked, Mail, Message
-from malamute.errors import InvalidValue, MalamuteError
+from malamute.errors import InvalidValue, MalamuteError, TooLarge
 
 ERROR_HEADER = "malamute.error"
 """The header of the reply to a request whose handler raised an exception: what went wrong."""
@@ -81,7 +81,7 @@ async def settle(
         try:
             await succeeded(consumer, message, result)
             return
-        except InvalidValue as invalid:
+        except (InvalidValue, TooLarge) as invalid:
             # What it returned cannot be a body: that is a fault of the handler.
             error = invalid
         except MalamuteError as late:

@@ -144,10 +144,11 @@ class Sending:
         *,
         final: bool,
     ) -> None:
-        """Reply to a request of an offer; with `command`, confirmed.
+        """Reply to a request of an offer; with `command`, confirmed. Raises `TooLarge`.
 
         A final reply completes the request, and frees its credit.
         """
+        self._check_size(len(record))
         inline, large = split_large([record])
         number = 0 if command is None else self._outbox.next_number
         frames = encode(wire.Reply(offer.number, number, [sequence], [final], inline, large))
@@ -175,8 +176,7 @@ class Sending:
         *more: Any,
     ) -> None:
         size_bytes = sum(map(len, records))
-        if size_bytes > self.limits.message_bytes:
-            raise TooLarge(f"{size_bytes} bytes in one command; {self.limits.message_bytes} is the most")
+        self._check_size(size_bytes)
         if not is_name(target):
             raise InvalidName(f"no valid name: {target!r}")
         # Most commands have nothing large, and looking for it would take as long as encoding them.
@@ -184,3 +184,7 @@ class Sending:
         number = 0 if command is None else self._outbox.next_number
         message = kind(target, number, subjects, inline, *more, large)
         self._outbox.submit(command or Command(), encode(message), size_bytes, numbered=command is not None)
+
+    def _check_size(self, size_bytes: int) -> None:
+        if size_bytes > self.limits.message_bytes:
+            raise TooLarge(f"{size_bytes} bytes in one command; {self.limits.message_bytes} is the most")
