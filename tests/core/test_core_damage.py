@@ -1,0 +1,92 @@
+"""A damaged store: what is known here is stored again, what is lost is told, and nothing begins anew."""
+
+from __future__ import annotations
+
+from core_bench import Bench, peer_id, publish, send, subscribe
+
+from malamute.core import Core
+from malamute.core.health import PROBE_SECONDS
+from malamute.core.storage import Defect, PutCursor, PutMessages, PutSession, Stranded
+from malamute.errors import CursorLost, StorageFull, StoreError
+from malamute.protocol.messages import Commit, Error, Hello, Welcome
+
+
+def served(bench: Bench) -> Bench:
+    """A mailbox with two messages of a session, and a stream with a cursor."""
+    bench.open("alice", "bob")
+    bench.tell("alice", send("bob", b"1", number=1), send("bob", b"2", number=2), publish(b"x"))
+    bench.settle()
+    bench.tell("alice", Commit("s", 3, "c", 1))
+    bench.settle()
+    return bench
+
+
+def again(bench: Bench, **changes) -> None:
+    """The next broker on what the store gives, with changes to that."""
+    bench.core = Core(bench.now, bench.settings, bench.store.recover()._replace(**changes))
+    bench.appends.clear()
+
+
+def test_what_was_in_a_block_that_cannot_be_read_is_stored_again_from_memory():
+    bench = served(Bench())
+    stranded = Stranded({("mailbox", "bob"): [1, 7]}, [peer_id("alice"), b"nobody"], [("s", "c"), ("s", "d")])
+    bench.core.damaged([Defect("block", "", 3, 3, "told", stranded)], bench.now)
+    operations = [o for append in bench.core.ready().appends for o in append.operations]
+    puts = [(o.first, o.last) for o in operations if type(o) is PutMessages and o.queue == "bob"]
+    assert puts == [(1, 1)]
+    assert PutCursor("s", "c", 1) in operations
+    assert {o.session for o in operations if type(o) is PutSession} == {peer_id("alice")}
+    assert bench.core.health.damages == 1
+
+
+def test_messages_that_cannot_be_read_are_dead_letters_when_the_broker_starts():
+    bench = served(Bench())
+    recovered = bench.store.recover()
+    name = "mailbox", "bob"
+    queues = {**recovered.queues, name: recovered.queues[name]._replace(damaged=(1,))}
+    again(bench, queues=queues)
+    queue = bench.core.mailboxes.by_name["bob"]
+    assert [message.properties["dead"]["reason"] for message in queue.dead.entries.values()] == ["corrupt"]
+    bench.settle()
+    assert [*queue.entries] == [2]
+
+
+def test_a_reader_of_a_lost_cursor_is_told_until_it_is_set():
+    bench = served(Bench())
+    again(bench, cursors={}, lost_cursors=frozenset({("s", "c")}))
+    bench.open("bob")
+    [told] = [m for m in bench.ask("bob", subscribe(1, cursor="c")) if isinstance(m, Error)]
+    assert told.code == CursorLost.code
+    bench.tell("bob", Commit("s", 1, "c", 1))
+    bench.settle()
+    assert not [m for m in bench.ask("bob", subscribe(1, cursor="c")) if isinstance(m, Error)]
+
+
+def test_a_session_whose_numbers_may_be_lost_is_told_that_it_is_another_one():
+    bench = served(Bench())
+    again(bench, doubtful=frozenset({peer_id("alice")}))
+    for resumed in (False, True):
+        [welcome] = [m for m in bench.ask("alice", Hello([2], "alice")) if isinstance(m, Welcome)]
+        assert welcome.resumed is resumed
+
+
+def test_a_store_that_fails_is_tried_until_it_is_well():
+    bench = served(Bench())
+    health = bench.core.health
+    bench.core.turn.when_stored(lambda error: None)
+    [append] = bench.core.ready().appends
+    bench.core.unstored(append.token, StoreError("the disk is ill"), bench.now)
+    assert "the disk is ill" in health.error
+    bench.core.tick(bench.now + PROBE_SECONDS)
+    [append] = bench.core.ready().appends
+    assert append.operations == []
+    bench.core.stored(append.token, bench.now)
+    assert health.error == ""
+
+
+def test_a_store_that_is_full_is_not_ill():
+    bench = served(Bench())
+    bench.core.turn.when_stored(lambda error: None)
+    [append] = bench.core.ready().appends
+    bench.core.unstored(append.token, StorageFull("no room"), bench.now)
+    assert bench.core.health.error == ""
