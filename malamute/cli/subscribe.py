@@ -41,6 +41,9 @@ CHUNK = 1000
     "--cursor", default="", metavar="NAME", help="Go on where NAME is, and move it behind what was printed."
 )
 @click.option(
+    "--committed", is_flag=True, help="Only what is on the broker's disk, so that no crash takes it back."
+)
+@click.option(
     "--speed",
     type=click.FloatRange(min=0, min_open=True),
     metavar="FACTOR",
@@ -57,6 +60,7 @@ def sub(
     where: str,
     start: str,
     cursor: str,
+    committed: bool,
     speed: float | None,
     count: int | None,
     wait: float | None,
@@ -72,7 +76,13 @@ def sub(
     connection, stream = connection.to(stream, "stream")
     with until_stopped(), connection.open() as client:
         with client.subscribe(
-            stream, criteria=criteria, where=where, start=start, cursor=cursor, credit=window(count)
+            stream,
+            criteria=criteria,
+            where=where,
+            start=start,
+            cursor=cursor,
+            committed=committed,
+            credit=window(count),
         ) as messages:
             pace = Pace(speed) if speed else None
             left = follow(messages, render, count=count, wait=wait, pace=pace, commit=bool(cursor))

@@ -37,8 +37,7 @@ def cell(column: str, value: Any) -> str:
 def criteria_words(row: Mapping[str, Any]) -> dict[str, Any]:
     """A row with its criteria in words."""
     criteria = " | ".join(f"{family} {pattern}".rstrip() for family, pattern in row["criteria"])
-    # The id is for those who ask for the next page.
-    return {name: value for name, value in {**row, "criteria": criteria}.items() if name != "id"}
+    return {**row, "criteria": criteria}
 
 
 def show_rows(rows: Sequence[Mapping[str, Any]], *, as_json: bool, title: str = "") -> None:

@@ -37,7 +37,7 @@
         client.query("status")                       # what the broker tells of itself
         client.flush(timeout=5.0)                    # until everything numbered has its answer
         client.drain()                               # take nothing more, and come to an end
-        client.on_event = print                      # Connected, Lost, Gap, Switched, Slow, Recalled, Refusal
+        client.on_event = print                      # Connected, Lost, Gap, Recalled and others
 
 A client belongs to the thread that made it. A broken connection mends by itself: subscriptions go on where
 they were, confirmed commands are sent again and stored once. Every error is one of `malamute.errors`.

@@ -55,6 +55,7 @@ class SubscribeOptions(TypedDict, total=False):
     where: str
     start: When
     cursor: str
+    committed: bool
     family: str
     criteria: Criteria | None
     credit: int
@@ -296,6 +297,7 @@ class Calls:
         where: str,
         start: When,
         cursor: str,
+        committed: bool,
         credit: float,
         credit_bytes: float,
         timeout: float | None,
@@ -307,6 +309,7 @@ class Calls:
             where=where,
             start=start_words(start),
             cursor=cursor,
+            committed=committed,
             credit=_window(credit),
             credit_bytes=_window(credit_bytes),
         )

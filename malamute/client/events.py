@@ -26,8 +26,21 @@ class Lost(NamedTuple):
     reason: str
 
 
+class Restored(NamedTuple):
+    """The broker was restored from a backup since this session was last connected.
+
+    What was confirmed after the backup was made may be no more. Subscriptions are told by a `Gap` each.
+    """
+
+    broker: str
+
+
 class Gap(NamedTuple):
-    """The messages of a stream from `first` to `last` cannot be had by one subscription, and why."""
+    """The messages of a stream from `first` to `last` cannot be had by one subscription, and why.
+
+    With the reason `taken-back`, and with `restored` up to the last message that came, the subscription has
+    had them: the broker has lost them since.
+    """
 
     stream: str
     first: int
@@ -68,11 +81,12 @@ class Refusal(NamedTuple):
     error: MalamuteError
 
 
-Event = Connected | Lost | Gap | Switched | Slow | Recalled | Refusal
+Event = Connected | Lost | Restored | Gap | Switched | Slow | Recalled | Refusal
 
 _LEVELS: dict[type, int] = {
     Connected: logging.INFO,
     Lost: logging.WARNING,
+    Restored: logging.WARNING,
     Gap: logging.WARNING,
     Switched: logging.INFO,
     Slow: logging.INFO,

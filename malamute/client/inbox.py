@@ -50,13 +50,20 @@ class Inbox:
         credit: int,
         credit_bytes: int,
         cursor: str = "",
+        committed: bool = False,
     ) -> StreamSource:
         """Subscribe. It stands when `open` is set, and was refused when `ended` is."""
         _check_criteria(stream, criteria)
         if cursor and not is_name(cursor):
             raise InvalidName(f"no valid name for a cursor: {cursor!r}")
         subscribe = wire.Subscribe(
-            self._next_source, stream, [[*c] for c in criteria], where, start, cursor=cursor
+            self._next_source,
+            stream,
+            [[*c] for c in criteria],
+            where,
+            start,
+            cursor=cursor,
+            committed=committed,
         )
         source = StreamSource(self._next_source, Window(credit, credit_bytes), subscribe)
         self._begin(source)

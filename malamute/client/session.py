@@ -39,7 +39,7 @@ import enum
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from malamute.client.events import Connected, Event, Lost, Refusal
+from malamute.client.events import Connected, Event, Lost, Refusal, Restored
 from malamute.client.inbox import Inbox
 from malamute.client.outbox import WINDOW_COMMANDS, Outbox
 from malamute.client.questions import Questions
@@ -77,6 +77,7 @@ class Session:
         self.state = State.LOST
         self.error: MalamuteError | None = None
         self.broker = b""
+        self.incarnation = 0
         self.closing = False
         self._events: list[Event] = []
         self._resyncs = 0
@@ -172,7 +173,9 @@ class Session:
         if not self._is_current(welcome.attempt):
             return
         self.state = State.READY
-        self.broker = welcome.broker
+        if self.broker == welcome.broker and self.incarnation != welcome.incarnation:
+            self._events.append(Restored(welcome.broker.hex()))
+        self.broker, self.incarnation = welcome.broker, welcome.incarnation
         known = {name: n for name, n in welcome.limits.items() if name in Limits._fields}
         self.sending.limits = limits = Limits(**known)
         self.outbox.window_commands = max(1, min(WINDOW_COMMANDS, limits.unconfirmed))

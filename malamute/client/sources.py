@@ -1,7 +1,8 @@
 """Where deliveries come from, seen by the client: streams, and queues (the mailbox, and offers to work).
 
 A *stream source* has a position, `last`. Every delivery names the one before it (`after`); if that is not
-the position, something was lost on the way and the session resumes. A GAP moves the position and is an event.
+the position, something was lost on the way and the session resumes. A GAP moves the position and is an event;
+one that lies behind the position tells that the broker has lost what had come.
 Batches stay columns until a consumer takes a chunk of them; a chunk counts as consumed, and its credit is due
 again, when the next one is taken. So a slow consumer holds one window, and a fast one is never paused.
 
@@ -88,8 +89,11 @@ class StreamSource(Source):
         self.cursor = subscribe.cursor
         self.first: int | None = None
         self.last: int | None = None
+        self.had = 0
+        """The last message that has come; 0 before there is one."""
         self.waiting = 0
         self.gaps = 0
+        self._taken_back = 0
         self._batches: deque[Columns] = deque()
         self._offset = 0
         self._chunk = (0, 0)
@@ -105,7 +109,7 @@ class StreamSource(Source):
         if self._asked:
             subscribe = subscribe._replace(start=f"seq:{self._asked}", cursor="")
         credit, credit_bytes = self.window.grant()
-        return subscribe._replace(credit=credit, credit_bytes=credit_bytes)
+        return subscribe._replace(credit=credit, credit_bytes=credit_bytes, had=self.had)
 
     def restart(self) -> None:
         """Batches that wait here are good: the position is behind them."""
@@ -121,22 +125,29 @@ class StreamSource(Source):
             self.first = value
         if type(value) is int and (self.last is None or value < self._asked):
             self.last = value - 1
+            self.had = self._taken_back = 0
 
     def deliver(self, after: int, columns: Columns) -> bool:
         """Take a delivery. Returns False, and takes nothing, if it does not follow the one before it."""
         if after != self.last or not len(columns):
             return False
-        self.last = columns.each_sequence()[-1]
+        self.last = self.had = columns.each_sequence()[-1]
         self.window.arrived(len(columns), _size(columns.subjects, columns.records))
         self._batches.append(columns)
         self.waiting += len(columns)
         return True
 
     def gap(self, last: int) -> bool:
-        """Messages up to `last` cannot be had. Returns False if that is known already."""
-        if self.last is not None and last <= self.last:
+        """Messages up to `last` cannot be had. Returns False if that is known already.
+
+        What lies at the position or before it has come, and was taken back.
+        """
+        if self.last is None or last > self.last:
+            self.last = last
+        elif last > self._taken_back:
+            self._taken_back = last
+        else:
             return False
-        self.last = last
         self.gaps += 1
         return True
 

@@ -179,6 +179,7 @@ class Client(Calls):
         where: str = "",
         start: When = "new",
         cursor: str = "",
+        committed: bool = False,
         family: str = "topic",
         criteria: Criteria | None = None,
         credit: int = CREDIT,
@@ -198,6 +199,10 @@ class Client(Calls):
         position that the broker keeps: a known one is where it begins, a new one is set at `start`, and
         `Subscription.commit` moves it.
 
+        Messages come while the broker still writes them to its disk. If it is killed then, those that it did
+        not confirm to their publisher may be no more: the event `Gap` tells of them, with the reason
+        `taken-back`. With `committed` a message comes when it is on the disk, and none is ever taken back.
+
         Raises `InvalidName`, `InvalidSelector`, `InvalidValue`, `TooMany`, `TimedOut`.
         """
         source = self._driver.run(
@@ -207,6 +212,7 @@ class Client(Calls):
                 where=where,
                 start=start,
                 cursor=cursor,
+                committed=committed,
                 credit=credit,
                 credit_bytes=credit_bytes,
                 timeout=timeout,

@@ -141,6 +141,7 @@ class Policy(NamedTuple):
     bytes: int
     count: int  # type: ignore[assignment]  # no policy is searched by its `count` method
     age: float
+    committed: bool = False
 
 
 @dataclass(frozen=True)
@@ -151,6 +152,7 @@ class Rule(_Section):
 
     pattern: str = _option("", kinds.PATTERN)
     journal: bool | None = _option(None, kinds.FLAG)
+    committed: bool | None = _option(None, kinds.FLAG)
     bytes: int | None = _option(None, _ANY_SIZE)
     count: int | None = _option(None, _ANY_COUNT)
     age: float | None = _option(None, _ANY_AGE)
@@ -215,6 +217,9 @@ class Streams(_Section):
 
     journal: bool = _option(True, kinds.FLAG)
     """Keep messages at all, for subscribers that come later or are slow."""
+    committed: bool = _option(False, kinds.FLAG)
+    """Deliver messages only when they are on the disk, whatever the subscriber asks for. Without it, a crash
+    can take back what a subscriber was delivered just before; it is told then."""
     bytes: int = _option(0, _ANY_SIZE)
     """Bytes kept of one stream; 0 is as much as the store's share for streams allows."""
     count: int = _option(0, _ANY_COUNT)

@@ -91,6 +91,8 @@ class Settings(NamedTuple):
     probe_interval: float = 0.5
     probe_interval_idle: float = 15.0
     journaled: Callable[[str], bool] = lambda stream: True
+    committed: Callable[[str], bool] = lambda stream: False
+    """Whether the subscriptions of a stream get only what is on the disk."""
     queues: PolicyOf = lambda kind, name: QueuePolicy()
     lifecycle_events: bool = False
     """Whether `$sys` tells what happens to clients, streams, queues and the store."""
@@ -117,10 +119,12 @@ class Core:
         self.started = now
         self.selectors = SelectorBudget(limits)
         caches = CacheBudget(limits.caches_bytes)
-        self.streams = Streams(self.turn, limits, settings.journaled, caches)
+        self.streams = Streams(
+            self.turn, limits, settings.journaled, caches, settings.committed, recovered.incarnations
+        )
         self.timers = Timers()
         self.health = Health(self.turn, self.timers)
-        self.budget = Budget(self.turn, limits, self.timers, settings.queues, caches)
+        self.budget = Budget(self.turn, limits, self.timers, settings.queues, caches, recovered.incarnation)
         self.mailboxes = Mailboxes(self.budget)
         self.budget.trackers = Trackers(self.mailboxes)
         self.services = Services(self.budget, self.mailboxes)
@@ -128,6 +132,7 @@ class Core:
             self.turn,
             limits,
             broker_id=recovered.broker_id,
+            incarnation=recovered.incarnation,
             software=settings.software,
             expiry=settings.session_expiry,
             probe=settings.probe_interval,

@@ -7,6 +7,7 @@ set of places in it one more is encoded, however many subscriptions get it.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from malamute.core.storage import Chunk
 from malamute.matching import Single
@@ -19,15 +20,20 @@ from malamute.protocol.batch import (
     unpack_payload,
 )
 
+if TYPE_CHECKING:
+    from malamute.core.subscription import Reader
+
 
 class Loaded:
     """A chunk with its columns: on its way in, or read back from the journal."""
 
-    __slots__ = ("_places", "_whole", "chunk", "columns")
+    __slots__ = ("_places", "_whole", "chunk", "columns", "later")
 
     def __init__(self, chunk: Chunk, columns: Columns) -> None:
         self.chunk = chunk
         self.columns = columns
+        self.later: dict[int, tuple[Reader, Part]] = {}
+        """Who is to get which part of it when it is on the disk."""
         self._whole: Part | None = None
         self._places: dict[tuple[Single, int, int], Sequence[int]] = {}
 

@@ -166,7 +166,7 @@ class Feed(Reader):
     def _put(self, columns: Columns) -> None:
         sequences = columns.each_sequence()
         senders = columns.senders if isinstance(columns.senders, list) else [columns.senders] * len(columns)
-        first, time = self.queue.next, int(self.turn.now * 1e9)
+        first, time = self.queue.next, self.turn.time_ns
         rows = zip(sequences, senders, columns.subjects, columns.records, strict=True)
         requests = [
             Entry((first + place, time, sender, subject, record, origin(self.stream.name, sequence)))

@@ -44,7 +44,7 @@ class Ledger:
 
     def arrived(self, queue: Queue, count: int) -> None:
         """Messages come into a queue, which has none of them yet."""
-        if queue.next == 1 and not queue.name.startswith(RESERVED_PREFIX):
+        if queue.next == queue.first and not queue.name.startswith(RESERVED_PREFIX):
             self.turn.event(f"{queue.kind}.created.{queue.name}")
         if queue.measures is None:
             queue.measures = Measures()
@@ -52,7 +52,7 @@ class Ledger:
 
     def settled(self, queue: Queue, entries: Sequence[Entry], outcome: str, worker: str = "") -> None:
         """Messages have left a queue for good."""
-        now = self.turn.now
+        now, ahead = self.turn.now, self.turn.ahead
         measures = queue.measures = queue.measures or Measures()
         measures.settlements.add(len(entries), now)
         step = 1 + len(entries) // SAMPLES
@@ -62,7 +62,7 @@ class Ledger:
             if given:
                 measures.held.add(now - given, count, now)
             if first:
-                measures.waited.add(first - queued / 1e9, count, now)
+                measures.waited.add(max(0.0, first + ahead - queued / 1e9), count, now)
         if self.on:
             self.pending.setdefault(queue, []).append((entries, outcome, worker))
 
@@ -80,13 +80,13 @@ class Ledger:
         return count
 
     def _event(self, queue: Queue, runs: list[tuple[Sequence[Entry], str, str]]) -> Event:
-        entries = [entry for run, _, _ in runs for entry in run]
+        entries, ahead = [entry for run, _, _ in runs for entry in run], self.turn.ahead
         body = {
             "sequences": [entry.sequence for entry in entries],
             "queued": _column([entry.time for entry in entries]),
-            "delivered": _column([int(entry.first * 1e9) for entry in entries]),
+            "delivered": _column([int((entry.first + ahead) * 1e9) for entry in entries]),
             "attempts": _column([entry.attempts for entry in entries]),
-            "settled": int(self.turn.now * 1e9),
+            "settled": self.turn.time_ns,
             "outcome": _column([outcome for run, outcome, _ in runs for _ in run]),
             "worker": _column([worker for run, _, worker in runs for _ in run]),
         }

@@ -75,6 +75,13 @@ class FindSubjects(NamedTuple):
     stored: int
 
 
+class FindHole(NamedTuple):
+    """Find the `Hole` of a stream in which a sequence lies; None if it is stored, or too old."""
+
+    stream: str
+    sequence: int
+
+
 class Fetch(NamedTuple):
     """Bring records of a queue, by sequence. Answered with a map of those that can be read."""
 
@@ -97,7 +104,7 @@ class Backup(NamedTuple):
     below: str
 
 
-Question = Read | FindTime | FindSubjects | Fetch | Survey | Backup
+Question = Read | FindTime | FindSubjects | FindHole | Fetch | Survey | Backup
 """What the store is asked. Each is answered by `Core.answered`, in any order."""
 
 Then = Callable[[Any], None]
@@ -132,10 +139,15 @@ class Ready(NamedTuple):
 
 
 class Turn:
-    """The turn under way: the engines' shared note pad. `now` is seconds since the epoch, UTC."""
+    """The turn under way: the engines' shared note pad.
+
+    `now` is seconds since the epoch, UTC, as they were counted since the start: durations go by it. `ahead`
+    is how far the clock on the wall was set ahead of it meanwhile.
+    """
 
     def __init__(self, now: float) -> None:
         self.now = now
+        self.ahead = 0.0
         self.sends: list[tuple[bytes, Message]] = []
         self.reads: list[Question] = []
         self.closed: list[bytes] = []
@@ -162,6 +174,11 @@ class Turn:
         self._known = 0
         self._needs: set[int] = set()
         self._waiting: dict[int, tuple[list[WhenStored], int]] = {}
+
+    @property
+    def time_ns(self) -> int:
+        """What the clock on the wall says, in nanoseconds UTC: the time that is told and stored."""
+        return int((self.now + self.ahead) * 1e9)
 
     def send(self, peer: bytes, message: Message) -> None:
         """Send a message to a peer at the end of the turn."""

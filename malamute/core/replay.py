@@ -19,6 +19,7 @@ from malamute.core.ready import Read
 from malamute.core.storage import Chunk, Damage, ReadResult
 from malamute.core.subscription import Reader
 from malamute.matching import Group, Single
+from malamute.protocol.messages import NO_JOURNAL, OVERWRITTEN
 
 if TYPE_CHECKING:
     from malamute.core.stream import Stream
@@ -35,9 +36,6 @@ STEP = 2_000
 SERVE_WORK = 20
 """What serving a reader costs beside its expression."""
 
-LOST_MAX = 100
-"""Ranges that a stream remembers as accepted but not stored."""
-
 
 class Replay:
     """The subscriptions of one stream that are behind."""
@@ -49,12 +47,13 @@ class Replay:
         """Chunks that wait for the disk, in order."""
         self.durable = stream.last_stored
         """The newest message that is on the disk."""
+        self.known = stream.next - 1
+        """The newest message of which it is known whether it is on the disk."""
         self.patient: dict[int, Reader] = {}
-        """Those that take nothing before it is on the disk."""
+        """Those that wait for what is on its way to the disk."""
         self._selectors: dict[Group, Single] = {}
         """Made ready for those that are behind."""
         self._readers: dict[int, list[Reader]] = {}
-        self._lost: deque[tuple[int, int]] = deque(maxlen=LOST_MAX)
 
     def wake(self, subscription: Reader) -> None:
         """Serve a subscription that is behind and has credit, at the end of this turn."""
@@ -64,6 +63,7 @@ class Replay:
     def forget(self, subscription: Reader) -> None:
         """A subscription has ended."""
         self.waking.pop(id(subscription), None)
+        self.patient.pop(id(subscription), None)
         self._selectors.pop(subscription.group, None)
 
     def rewind(self, subscription: Reader, sequence: int) -> None:
@@ -82,26 +82,37 @@ class Replay:
                 return
             self._advance(subscription)
 
-    def settled(self, *, stored: bool) -> None:
-        """The oldest chunk that waited for the disk is on it, or could not be stored."""
-        chunk = self.unstored[0].chunk
-        if stored:
-            self.durable = chunk.last
-            for reader in self.patient.values():
-                reader.unblock()
+    def stored(self) -> None:
+        """The oldest chunk that waited for the disk is on it."""
+        loaded = self.unstored[0]
+        self.durable = self.known = loaded.chunk.last
+        self.stream.deliver(loaded)
+        self._wake_patient()
         # Who waits is served while the chunk is in memory, which saves reading it back.
         self.advance()
         self.unstored.popleft()
-        if stored:
-            self.stream.last_stored = chunk.last
-        else:
-            self._lost.append((chunk.first, chunk.last))
+        self.stream.last_stored = loaded.chunk.last
+
+    def refused(self) -> Loaded:
+        """The oldest chunk that waited for the disk was refused by it."""
+        loaded = self.unstored.popleft()
+        self.known = loaded.chunk.last
+        self.stream.holes.refuse(loaded.chunk.first, loaded.chunk.last)
+        self._wake_patient()
+        return loaded
+
+    def _wake_patient(self) -> None:
+        for reader in self.patient.values():
+            reader.unblock()
 
     def _advance(self, subscription: Reader) -> None:
         stream = self.stream
         if not stream.journaled:
-            subscription.skip(stream.next_dispatch - 1, "no-journal")
-        while subscription.ready and subscription.cursor < stream.next_dispatch:
+            subscription.skip(stream.next_dispatch - 1, NO_JOURNAL)
+        head = stream.next_dispatch
+        if subscription.committed:
+            head = min(head, self.known + 1)
+        while subscription.ready and subscription.cursor < head:
             if stream.turn.replay_work <= 0:
                 # The others have their turn before it goes on.
                 self.waking[id(subscription)] = self.waking.pop(id(subscription))
@@ -111,22 +122,43 @@ class Replay:
                     del self.waking[id(subscription)]
                     self._read(subscription)
                 return
-            loaded = self._in_memory(subscription.cursor)
+            loaded = self._in_memory(subscription.cursor, head)
             if loaded is None:
-                subscription.skip(stream.next_dispatch - 1, self._hole_reason(subscription.cursor))
+                subscription.skip(head - 1, stream.holes.reason(subscription.cursor, head - 1))
             else:
                 self._serve(subscription, loaded)
         del self.waking[id(subscription)]
         if subscription.ready:
-            self._selectors.pop(subscription.group, None)
-            subscription.switch(0)
+            self._catch_up(subscription)
 
-    def _in_memory(self, sequence: int) -> Loaded | None:
-        """The dispatched chunk that waits for the disk and holds `sequence`, or else the next one."""
+    def _catch_up(self, subscription: Reader) -> None:
+        """It has had all that it was to have: it is LIVE, unless it waits for single messages."""
+        if subscription.committed and subscription.wanted:
+            self.patient[id(subscription)] = subscription
+            return
+        if subscription.committed:
+            self._note_later(subscription)
+            self.patient.pop(id(subscription), None)
+        self._selectors.pop(subscription.group, None)
+        subscription.switch(0)
+
+    def _in_memory(self, sequence: int, head: int) -> Loaded | None:
+        """The chunk before `head` that waits for the disk and holds `sequence`, or else the next one."""
         for loaded in self.unstored:
-            if sequence <= loaded.chunk.last < self.stream.next_dispatch:
+            if sequence <= loaded.chunk.last < head:
                 return loaded
         return None
+
+    def _note_later(self, subscription: Reader) -> None:
+        """Have it get what is on its way to the disk when it is there."""
+        for loaded in self.unstored:
+            if max(self.known, subscription.cursor - 1) < loaded.chunk.last < self.stream.next_dispatch:
+                selector = self._selector(subscription.group)
+                self.stream.turn.replay_work -= SERVE_WORK + selector.work * loaded.chunk.count
+                selected = loaded.places(selector, 0, loaded.chunk.count)
+                places = subscription.takes(loaded.chunk.first, selected)
+                if places:
+                    loaded.later[id(subscription)] = subscription, loaded.part(places)
 
     def _read(self, subscription: Reader) -> None:
         subscription.reading = True
@@ -153,7 +185,7 @@ class Replay:
         for subscription in all_readers:
             subscription.reading = False
             if not result.found:
-                subscription.skip(last, "overwritten")
+                subscription.skip(last, OVERWRITTEN)
             subscription.unblock()
 
     def _serve_all(self, readers: Sequence[Reader], chunk: Chunk) -> list[Reader]:
@@ -177,7 +209,8 @@ class Replay:
     def _serve(self, subscription: Reader, loaded: Loaded) -> None:
         """Serve a chunk, or as much of it as is looked at in one step, from the cursor on."""
         chunk, selector = loaded.chunk, self._selector(subscription.group)
-        subscription.skip(chunk.first - 1, self._hole_reason(subscription.cursor))
+        if subscription.cursor < chunk.first:
+            subscription.skip(chunk.first - 1, self.stream.holes.reason(subscription.cursor, chunk.first - 1))
         start, stop = 0, chunk.count
         if selector.work:
             start = max(subscription.cursor - chunk.first, 0)
@@ -192,10 +225,3 @@ class Replay:
         if selector is None:
             selector = self._selectors[group] = Single(group.selector, self.stream.audience.failed)
         return selector
-
-    def _hole_reason(self, sequence: int) -> str:
-        if sequence < self.stream.first_kept:
-            return "overwritten"
-        if any(first <= sequence <= last for first, last in self._lost):
-            return "not-stored"
-        return "restart"

@@ -121,7 +121,7 @@ class Services(Queues):
 
     def _posts(self, session: Session, service: str, requests: Sequence[Entry], reply: Reply) -> list[Post]:
         """The replies by the mailboxes that they go to, each ready to be put there."""
-        time = int(self.budget.turn.now * 1e9)
+        time = self.budget.turn.time_ns
         posts: dict[str, Post] = {}
         records = join_large(reply.records, reply.large)
         for request, final, record in zip(requests, reply.finals, records, strict=True):

@@ -218,6 +218,7 @@ class Sessions:
         limits: Limits,
         *,
         broker_id: bytes,
+        incarnation: int,
         software: str,
         expiry: float,
         probe: float,
@@ -231,6 +232,7 @@ class Sessions:
         self.by_peer: dict[bytes, Session] = {}
         self.by_address: dict[str, Session] = {}
         self._broker_id = broker_id
+        self._incarnation = incarnation
         self._software = software
         self._expiry = expiry
         self._release = release
@@ -282,18 +284,17 @@ class Sessions:
         self._tell("connected", session, software=session.software, resumed=resumed)
         ack_timeout_ms = round(self._ack_timeout(session.mailbox) * 1000)
         limits = {**self.limits._asdict(), "ack_timeout": ack_timeout_ms}
-        self.turn.send(
-            peer,
-            Welcome(
-                VERSION,
-                bytes.fromhex(session.ident),
-                self._broker_id,
-                resumed,
-                self._software,
-                limits,
-                hello.attempt,
-            ),
+        welcome = Welcome(
+            VERSION,
+            bytes.fromhex(session.ident),
+            self._broker_id,
+            resumed,
+            self._software,
+            limits,
+            hello.attempt,
+            self._incarnation,
         )
+        self.turn.send(peer, welcome)
         return session
 
     def _take_address(self, session: Session, address: str) -> None:

@@ -58,7 +58,7 @@ def locate(stream: Stream, start: Start, group: Group, then: Then) -> None:
             lambda found: then(last_of_each(stream, group, asked, found)),
         )
     else:
-        time = start.value if start.kind == TIME else int(stream.turn.now * 1e9) - start.value
+        time = start.value if start.kind == TIME else stream.moment() - start.value
         stream.turn.ask(
             FindTime(stream.name, time, asked.stored), lambda found: then(at_time(asked, time, found))
         )

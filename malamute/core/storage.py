@@ -296,6 +296,13 @@ class Defect(NamedTuple):
     stranded: Stranded | None = None
 
 
+class Hole(NamedTuple):
+    """Sequences of a stream (both ends included) between two chunks, which hold nothing."""
+
+    first: int
+    last: int
+
+
 class ReadResult(NamedTuple):
     """What a read found: chunks and damages in order, and the first sequence still kept.
 
@@ -308,11 +315,15 @@ class ReadResult(NamedTuple):
 
 
 class StreamState(NamedTuple):
-    """A stream as it was found: the kept range, and the last sequence that may have been used."""
+    """A stream as it was found: the kept range, and the last sequence that may have been used.
+
+    `time` is that of its newest chunk, in nanoseconds UTC.
+    """
 
     first: int
     last: int
     reserved: int
+    time: int = 0
 
 
 class QueueState(NamedTuple):
@@ -342,7 +353,8 @@ class Recovered(NamedTuple):
     `sessions` are the numbers of each, `session_parts` its other parts. `cursors` are by stream and name,
     `retentions` those that were set at run time, `feeds` by service and stream. Where something was
     damaged, `lost_cursors` are those whose positions are not known, and of the sessions that are `doubtful`
-    newer numbers may be lost.
+    newer numbers may be lost. `incarnations` has a number for each time that the store was restored from a
+    backup: nothing that is new since then has a sequence up to it.
     """
 
     broker_id: bytes
@@ -356,6 +368,12 @@ class Recovered(NamedTuple):
     lost_cursors: frozenset[tuple[str, str]] = frozenset()
     doubtful: frozenset[bytes] = frozenset()
     defects: Sequence[Defect] = ()
+    incarnations: Sequence[int] = ()
+
+    @property
+    def incarnation(self) -> int:
+        """The newest of them, or 0."""
+        return self.incarnations[-1] if self.incarnations else 0
 
 
 EMPTY = Recovered(b"\0" * 16, {}, {}, {})

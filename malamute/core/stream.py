@@ -13,16 +13,25 @@ there is credit left, it is LIVE again, within one turn and so without a gap.
 
 Live deliveries do not wait for the disk. So that no sequence is ever used twice, every commit also
 reserves a block of sequences ahead, and a chunk beyond the reserved block is held until the commit that
-extends it. After a crash the stream goes on behind the block: the numbers left out are a GAP.
+extends it; if the disk refuses that, nobody ever gets the chunk. After a crash the stream goes on behind the
+block: the numbers left out are a GAP. Who had a chunk that the disk refuses is told, too (`holes`).
+
+A `committed` subscription gets each chunk when it is on the disk. It is found with all others, when the
+chunk comes, and noted at the chunk; so it costs no more than they do.
+
+The times of the chunks never go back, over restarts too. Should the clock be behind the newest of them, they
+go on from there at half the pace until it has caught up.
 """
 
 from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
+from sys import maxsize
 
 from malamute.core.audience import Audience
 from malamute.core.chunk import Loaded, Part
+from malamute.core.holes import Holes, Missing
 from malamute.core.measures import Rate
 from malamute.core.ready import Turn
 from malamute.core.replay import Replay
@@ -63,15 +72,18 @@ class Stream:
         self.journaled: bool = owner.journaled(name)
         self._active = owner.active
         self._cursors_max = owner.limits.cursors
+        self.committed: bool = owner.committed(name)
+        """Whether its subscriptions get only what is on the disk, unless they say so themselves."""
         self.audience = Audience(self._family_failed, owner.caches)
-        self.next: int = state.reserved + 1 if state else 1
+        self.reserved = max(state.reserved if state else 0, owner.incarnation)
+        self.next: int = self.reserved + 1
         self.next_dispatch = self.next
-        self.reserved = state.reserved if state else 0
         self.last_stored = state.last if state else 0
         self.first_kept = state.first if state else 1
         self.last: int = state.last if state else 0
         """The newest message that was ever published."""
-        self.time = 0
+        self.time = state.time if state else 0
+        self._clocked = self.turn.time_ns
         self.messages = 0
         self.rate = Rate()
         self.switches: Counter[str] = Counter()
@@ -83,6 +95,10 @@ class Stream:
         """What was set at run time."""
         self._incoming: tuple[list[str], list[Frame], list[str]] = ([], [], [])
         self._held: deque[Loaded] = deque()
+        """What waits for its sequences to be reserved."""
+        self._dropped: deque[Loaded] = deque()
+        """What the disk has refused before, of which nobody knows yet."""
+        self.holes = Holes(self, self.last_stored, owner.incarnations)
         self.replay = Replay(self)
 
     # Messages in
@@ -107,7 +123,8 @@ class Stream:
         if not subjects:
             return
         self._incoming = ([], [], [])
-        self.time = max(self.time, int(self.turn.now * 1e9))
+        self.time = self.moment()
+        self._clocked = self.turn.time_ns
         sender = senders[0] if len(set(senders)) == 1 else senders
         columns = Columns(self.next, self.time, sender, subjects, records)
         payload, large = pack_stream_payload(columns)
@@ -119,6 +136,11 @@ class Stream:
         self._store(loaded)
         self._held.append(loaded)
         self._dispatch()
+
+    def moment(self) -> int:
+        """The time now as this stream has it, in nanoseconds UTC."""
+        now = self.turn.time_ns
+        return max(now, self.time + (now - self._clocked) // 2)
 
     def close(self) -> None:
         """Give back the sequences that were reserved and not used."""
@@ -195,19 +217,40 @@ class Stream:
     def _reserved(self, reserved: int, error: MalamuteError | None) -> None:
         if error is None:
             self.reserved = max(self.reserved, reserved)
-        # Without a disk nothing can be promised of the numbers, and live data goes on (promise 5).
-        self._dispatch(force=error is not None)
+        elif self._held and self._held[0].chunk.last + RESERVE == reserved:
+            # Its sequences may be given out once more after a crash: nobody may see them until they are
+            # reserved with those behind them.
+            self._dropped.append(self._held.popleft())
+        self._dispatch()
 
     def _stored(self, reserved: int, error: MalamuteError | None) -> None:
+        sent = self.next_dispatch > self.replay.unstored[0].chunk.last
         self._reserved(reserved, error)
-        self.replay.settled(stored=error is None)
+        if error is None:
+            self.replay.stored()
+            return
+        loaded = self.replay.refused()
+        if sent:
+            self._refused(loaded, sent=True)
+        self.replay.advance()
+
+    def _refused(self, loaded: Loaded, *, sent: bool) -> None:
+        """Tell those who have a chunk, or were to have it, that the disk does not."""
+        costly, work = self.audience.match_costly(loaded.columns, maxsize)
+        self.turn.work -= work
+        for matches in (self.audience.match(loaded.columns), costly):
+            for group, part in self._parts(loaded, matches):
+                for reader in group.members.values():
+                    reader.refused(part, sent=sent)
 
     # Messages out
 
-    def _dispatch(self, *, force: bool = False) -> None:
-        while self._held and (force or self._held[0].chunk.last <= self.reserved):
+    def _dispatch(self) -> None:
+        while self._held and self._held[0].chunk.last <= self.reserved:
             loaded = self._held.popleft()
             self.next_dispatch = loaded.chunk.last + 1
+            while self._dropped:
+                self._refused(self._dropped.popleft(), sent=False)
             if len(self.audience):
                 self._offer(loaded, self.audience.match(loaded.columns))
                 self._offer_costly(loaded)
@@ -219,7 +262,9 @@ class Stream:
                 start = subscription.start
                 if subscription.cursor or start > loaded.chunk.last or not subscription.began:
                     continue
-                if left := start if start > loaded.chunk.first else subscription.offer(part):
+                if subscription.committed:
+                    loaded.later[id(subscription)] = subscription, part
+                elif left := start if start > loaded.chunk.first else subscription.offer(part):
                     subscription.switch(left)
                     subscription.unblock()
 
@@ -234,8 +279,20 @@ class Stream:
         for group in self.audience.costly_groups():
             for subscription in group.members.values():
                 if not subscription.cursor and subscription.began and subscription.start <= loaded.chunk.last:
-                    subscription.switch(max(left, subscription.start))
+                    # What a committed one was to get of it, it has not had yet.
+                    behind = loaded.chunk.first if subscription.committed else left
+                    subscription.switch(max(behind, subscription.start))
                     subscription.unblock()
+
+    def deliver(self, loaded: Loaded) -> None:
+        """Deliver a chunk that is on the disk to those who waited for that."""
+        for reader, part in loaded.later.values():
+            # Who has fallen behind meanwhile gets it when it comes there.
+            if not reader.open or reader.cursor:
+                continue
+            if left := reader.start if reader.start > loaded.chunk.first else reader.offer(part):
+                reader.switch(left)
+                reader.unblock()
 
     def _parts(self, loaded: Loaded, matches: Sequence[Groups]) -> list[tuple[Group, Part]]:
         """Who gets what of a chunk."""
@@ -256,12 +313,21 @@ class Streams:
     """All streams by name."""
 
     def __init__(
-        self, turn: Turn, limits: Limits, journaled: Callable[[str], bool], caches: CacheBudget
+        self,
+        turn: Turn,
+        limits: Limits,
+        journaled: Callable[[str], bool],
+        caches: CacheBudget,
+        committed: Callable[[str], bool],
+        incarnations: Sequence[int] = (),
     ) -> None:
         self.turn = turn
         self.limits = limits
         self.journaled = journaled
         self.caches = caches
+        self.committed = committed
+        self.incarnations = incarnations
+        self.incarnation = incarnations[-1] if incarnations else 0
         self.by_name: dict[str, Stream] = {}
         self.active: dict[str, Stream] = {}
 
@@ -310,18 +376,26 @@ class Streams:
                 start = Start(SEQ, done + 1)
         # What came before it in this turn is not new to it.
         stream.flush()
-        subscription = Subscription(session, message.source, stream, selector)
+        committed = stream.journaled and (message.committed or stream.committed)
+        subscription = Subscription(
+            session, message.source, stream, selector, message.had, committed=committed
+        )
         session.sources[message.source] = subscription
         subscription.credit.grant(message.credit, message.credit_bytes)
 
-        def begin(position: Position) -> None:
+        def look(position: Position) -> None:
+            stream.holes.taken_back(message.had, lambda taken_back: begin(position, taken_back))
+
+        def begin(position: Position, taken_back: Sequence[Missing]) -> None:
             if subscription.open:
                 self.turn.send(session.peer, Ok(_SUBSCRIBE, message.source, position.first))
                 if message.cursor and message.cursor not in stream.cursors:
                     stream.commit(message.cursor, position.first - 1)
+                for missing in taken_back:
+                    subscription.missed(*missing)
                 subscription.begin(position)
 
-        locate(stream, start, subscription.group, begin)
+        locate(stream, start, subscription.group, look)
 
     def flush(self) -> None:
         """Send and store what the turn brought."""

@@ -15,7 +15,7 @@ from malamute.core.chunk import Part
 from malamute.core.credit import Credit
 from malamute.core.session import Session
 from malamute.matching import Group, Selector
-from malamute.protocol.messages import Deliver, Gap, Ranges, Switch
+from malamute.protocol.messages import NOT_STORED, TAKEN_BACK, Deliver, Gap, Ranges, Switch
 
 if TYPE_CHECKING:
     from malamute.core.stream import Stream
@@ -45,6 +45,9 @@ class Reader:
     `quiet`, it is not told of what is missing before that. If single messages were asked for, they are
     `wanted`, and what follows them begins at the head.
     """
+
+    committed = False
+    """Whether it takes only what is on the disk, though it is LIVE."""
 
     def __init__(self, stream: Stream, selector: Selector) -> None:
         self.stream = stream
@@ -96,6 +99,12 @@ class Reader:
     def missed(self, first: int, last: int, reason: str) -> None:
         """Learn that messages cannot be had."""
         raise NotImplementedError
+
+    def refused(self, part: Part, *, sent: bool) -> None:
+        """Learn that the disk has refused what it has had of a part that was `sent`, or would have had.
+
+        While it is in REPLAY it learns that when it comes there.
+        """
 
     def switched(self, state: str, sequence: int) -> None:
         """Learn that it is LIVE or in REPLAY now."""
@@ -160,9 +169,21 @@ class Reader:
 class Subscription(Reader):
     """What a session wants of a stream."""
 
-    def __init__(self, session: Session, source: int, stream: Stream, selector: Selector) -> None:
+    def __init__(
+        self,
+        session: Session,
+        source: int,
+        stream: Stream,
+        selector: Selector,
+        had: int = 0,
+        *,
+        committed: bool = False,
+    ) -> None:
         self.session = session
         self.source = source
+        self.had = had
+        """What came up to here it has had on an older connection."""
+        self.committed = committed
         self.credit = Credit()
         super().__init__(stream, selector)
 
@@ -217,6 +238,22 @@ class Subscription(Reader):
         self.stream.turn.send(self.session.peer, message)
         self.after = part.columns.each_sequence()[-1]
         self.time = part.time
+
+    def refused(self, part: Part, *, sent: bool) -> None:
+        """Tell the client what it has had in vain, or will not get."""
+        sequences = part.columns.each_sequence()
+        if sent and not self.committed:
+            had = [s for s in sequences if s <= self.had or self._has_had(s)]
+            if had:
+                self.missed(had[0], had[-1], TAKEN_BACK)
+        elif self.began and not self.cursor and sequences[-1] >= self.start:
+            first = max(sequences[0], self.start)
+            self.skipped += sequences[-1] - first + 1
+            self.missed(first, sequences[-1], NOT_STORED)
+            self.after = sequences[-1]
+
+    def _has_had(self, sequence: int) -> bool:
+        return self.began and self.start <= sequence and not 0 < self.cursor <= sequence
 
     def missed(self, first: int, last: int, reason: str) -> None:
         """Tell the client that messages cannot be had."""

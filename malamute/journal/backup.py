@@ -16,6 +16,9 @@ that each have a short transaction on both sides, and makes one moment out of th
 
 The states are written last, and the meta record with them, so that what was cut off is never taken for a
 store. A copy that fails is removed.
+
+The meta record says that this is a copy. What the store gave out after that moment, the copy does not know:
+so the broker that begins on it takes another incarnation, with sequences far beyond (`next_incarnation`).
 """
 
 from __future__ import annotations
@@ -134,7 +137,8 @@ class Copy:
                     found = read_states(cursor)
                     states, self._cards = found.streams, list(found.cards.values())
                     meta = read_meta(source)
-                    return codec.encode_meta(meta._replace(version=codec.VERSION)), states
+                    copied = meta._replace(version=codec.VERSION, copied=True)
+                    return codec.encode_meta(copied), states
             self._progress(self._done)
 
     def _copy_blocks(self, cursor: lmdb.Cursor, step_bytes: int) -> bool:

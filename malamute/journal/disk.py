@@ -43,12 +43,12 @@ from malamute.core.storage import (
     Damage,
     Defect,
     Frame,
+    Hole,
     Operation,
     PutCursor,
     QueueKind,
     ReadResult,
     Recovered,
-    StreamState,
 )
 from malamute.errors import StorageFull, StoreError, StoreLost
 from malamute.journal import format as codec
@@ -96,6 +96,7 @@ from malamute.journal.states import (
     read_states,
 )
 from malamute.journal.store import (
+    INCARNATIONS_MAX,
     Checked,
     Copied,
     Progress,
@@ -105,7 +106,9 @@ from malamute.journal.store import (
     Status,
     checked,
     keep_all,
+    next_incarnation,
     no_progress,
+    stream_state,
 )
 from malamute.journal.subjects import Collector, Search
 from malamute.journal.values import Values
@@ -247,10 +250,11 @@ class DiskStore:
 
     # --- opening
 
-    def recover(self, *, records_bytes: int | None = None) -> Recovered:
+    def recover(self, *, records_bytes: int | None = None, now: float | None = None) -> Recovered:
         """All that the core needs to go on. Costs the number of streams and of queued messages.
 
-        No more than `records_bytes` bytes of records are brought into memory; None is no limit.
+        With `now`, a broker begins on it: another incarnation if it is a copy. No more than `records_bytes`
+        bytes of records are brought into memory; None is no limit.
         """
         with self._gate, translated():
             log = Log(self._log_floor)
@@ -285,9 +289,11 @@ class DiskStore:
             self._log = log
             self._fetcher = Fetcher(log)
             self._ring.restore(settings.retentions.values())
+            if now is not None and self._meta.copied:
+                self._begin_incarnation(now)
             return Recovered(
                 self._meta.broker_id,
-                {s.name: StreamState(s.first, s.last, s.reserved) for s in self._ring.streams.values()},
+                {s.name: stream_state(s) for s in self._ring.streams.values()},
                 values.queues(log),
                 values.sessions(log),
                 settings.cursors,
@@ -297,7 +303,17 @@ class DiskStore:
                 frozenset(lost),
                 frozenset(s for s, (block, _) in log.sessions.items() if block.number < doubt),
                 tuple(self._defects.take()),
+                self._meta.incarnations,
             )
+
+    def _begin_incarnation(self, now: float) -> None:
+        queues = (queue.next for queue in self._recovered_log().queues.values())
+        used = max([self._ring.used, *self._meta.incarnations, *queues])
+        begun = (*self._meta.incarnations, next_incarnation(now, used))[-INCARNATIONS_MAX:]
+        meta = self._meta._replace(version=codec.VERSION, copied=False, incarnations=begun)
+        with self._environment.begin(write=True) as transaction:
+            put_meta(transaction, meta)
+        self._meta = meta
 
     def _blocks(self) -> Iterator[tuple[int, bytes]]:
         """All blocks in order. Called before the first write, so the transaction may be long."""
@@ -628,6 +644,11 @@ class DiskStore:
         """The first sequence stored at or after a broker time; last + 1 if there is none."""
         with self._walk(stream) as (_, walk):
             return walk.find_time(time_ns)
+
+    def find_hole(self, stream: str, sequence: int) -> Hole | None:
+        """The hole in which a sequence lies; None if it is stored, or outside of what is kept."""
+        with self._walk(stream) as (_, walk):
+            return walk.find_hole(sequence)
 
     def last_per_subject(self, stream: str, *, limit: int) -> Mapping[str, int]:
         """The sequence of the last message kept of each subject; of `limit` subjects, newest first.

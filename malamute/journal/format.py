@@ -39,7 +39,8 @@ MAGIC = b"MALAMUTE"
 META, STREAM, CHUNK, BLOCK, QUARANTINE, CARD, ASIDE = range(1, 8)
 
 _KEY = struct.Struct(">BIQ")
-_META = struct.Struct(">8sI16sI")
+_META = struct.Struct(">8sI16s")
+_META_MORE = struct.Struct(">B3xI")
 _CHUNK = struct.Struct(">BB2xIQqIII")
 _INDEX = struct.Struct(">Q")
 _STREAM = struct.Struct(">B3xIQQQQQQqq")
@@ -92,15 +93,24 @@ def split_key(data: bytes | memoryview) -> tuple[int, int, int]:
 
 
 class Meta(NamedTuple):
-    """Who wrote the store: the newest format in it, and the broker's 16 random bytes."""
+    """Who wrote the store: the newest format in it, and the broker's 16 random bytes.
+
+    A store that is `copied` was made by a backup, and no broker has begun on it. `incarnations` has a number
+    for each time that one has begun on a copy, in order.
+    """
 
     version: int
     broker_id: bytes
+    copied: bool = False
+    incarnations: tuple[int, ...] = ()
 
 
 def encode_meta(meta: Meta) -> bytes:
     """The bytes of the meta record."""
-    body = _META.pack(MAGIC, meta.version, meta.broker_id, 0)[: -_CRC.size]
+    body = _META.pack(MAGIC, meta.version, meta.broker_id)
+    if meta.version >= 5:
+        count = len(meta.incarnations)
+        body += _META_MORE.pack(meta.copied, count) + struct.pack(f">{count}Q", *meta.incarnations)
     return body + _CRC.pack(crc32(body))
 
 
@@ -111,12 +121,20 @@ def decode_meta(data: bytes | memoryview) -> Meta:
     version = int.from_bytes(data[8:12], "big")
     if version > VERSION:
         raise TooNew(f"the store has format {version}, this Malamute reads up to {VERSION}")
-    if len(data) != _META.size:
+    body = memoryview(data)[: -_CRC.size]
+    more = body[_META.size :]
+    if len(body) < _META.size or (version < 5 and len(more)):
         raise Damaged(f"a meta record of {len(data)} bytes")
-    _, version, broker_id, crc = _META.unpack(data)
-    if crc != crc32(data[: -_CRC.size]):
+    if _CRC.unpack(data[-_CRC.size :])[0] != crc32(body):
         raise Damaged("wrong CRC of the meta record")
-    return Meta(version, broker_id)
+    broker_id = bytes(body[_META.size - 16 : _META.size])
+    if version < 5:
+        return Meta(version, broker_id)
+    try:
+        copied, count = _META_MORE.unpack_from(more)
+        return Meta(version, broker_id, copied == 1, struct.unpack(f">{count}Q", more[_META_MORE.size :]))
+    except struct.error as error:
+        raise Damaged(f"a meta record of {len(data)} bytes") from error
 
 
 # --- chunks

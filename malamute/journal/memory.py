@@ -15,6 +15,7 @@ import os
 import threading
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
 from typing import Any
 
 from malamute.core.storage import (
@@ -32,6 +33,7 @@ from malamute.core.storage import (
     DeleteStream,
     ForgetIdentities,
     Frame,
+    Hole,
     MarkDelivered,
     Message,
     Operation,
@@ -46,7 +48,6 @@ from malamute.core.storage import (
     ReadResult,
     Recovered,
     SetAttempts,
-    StreamState,
 )
 from malamute.errors import StorageFull, StoreError
 from malamute.journal import format as codec
@@ -55,6 +56,7 @@ from malamute.journal.log import present
 from malamute.journal.plan import OfStream, encode_streams
 from malamute.journal.ring import Dropped, Ring
 from malamute.journal.store import (
+    INCARNATIONS_MAX,
     Checked,
     Copied,
     Progress,
@@ -64,7 +66,9 @@ from malamute.journal.store import (
     Status,
     checked,
     keep_all,
+    next_incarnation,
     no_progress,
+    stream_state,
 )
 from malamute.journal.subjects import Collector, Search
 from malamute.journal.values import Records
@@ -91,6 +95,9 @@ class MemoryStore:
         self._closed = False
         self._size = size
         self._broker_id = broker_id
+        self.copied = False
+        """Whether a backup has made it, and no broker has begun on it."""
+        self._incarnations: tuple[int, ...] = ()
         budget = int(size * 0.7) if streams_budget is None else streams_budget
         self._ring = Ring((), retention, budget)
         self._shelf = _MemoryShelf()
@@ -120,7 +127,7 @@ class MemoryStore:
             DeleteFeed: self._delete_feed,
         }
 
-    def recover(self, *, records_bytes: int | None = None) -> Recovered:
+    def recover(self, *, records_bytes: int | None = None, now: float | None = None) -> Recovered:
         """What the next core finds, with no more than `records_bytes` bytes of records; None for all."""
         with self._open():
             records = Records(records_bytes)
@@ -128,15 +135,21 @@ class MemoryStore:
                 records.put(name, queue.messages.values())
             self._collector.clear()
             self._ring.restore(self._retentions.values())
+            if now is not None and self.copied:
+                queues = (queue.next for queue in self._queues.values())
+                used = max([self._ring.used, *self._incarnations, *queues])
+                self._incarnations = (*self._incarnations, next_incarnation(now, used))[-INCARNATIONS_MAX:]
+                self.copied = False
             return Recovered(
                 self._broker_id,
-                {s.name: StreamState(s.first, s.last, s.reserved) for s in self._ring.streams.values()},
+                {s.name: stream_state(s) for s in self._ring.streams.values()},
                 {name: queue.state(*records.of(name)) for name, queue in self._queues.items()},
                 {session: value for (session, part), value in self._sessions.items() if part == NUMBERS},
                 dict(self._cursors),
                 dict(self._retentions),
                 dict(self._feeds),
                 {(session, part): v for (session, part), v in self._sessions.items() if part != NUMBERS},
+                incarnations=self._incarnations,
             )
 
     def write(self, operations: Sequence[Operation]) -> None:
@@ -183,6 +196,18 @@ class MemoryStore:
                 if header and header.time >= time_ns:
                     return first
             return state.last + 1
+
+    def find_hole(self, stream: str, sequence: int) -> Hole | None:
+        """The hole in which a sequence lies; None if it is stored, or outside of what is kept."""
+        with self._open():
+            state = self._ring.streams.get(stream)
+            if state is None or not state.first <= sequence <= state.last:
+                return None
+            first, value, following = next(self._shelf.walk(state, sequence))
+            header = _header(value)
+            if header is None or first > sequence or header.last >= sequence:
+                return None
+            return Hole(header.last + 1, following - 1)
 
     def last_per_subject(self, stream: str, *, limit: int) -> Mapping[str, int]:
         """The sequence of the last message kept of each subject; of `limit` subjects, newest first."""
@@ -242,6 +267,24 @@ class MemoryStore:
     def backup(self, directory: str | os.PathLike[str], progress: Progress = no_progress) -> Copied:
         """Raises StoreError: what is not on a disk is not for keeping."""
         raise StoreError("a store in memory cannot be backed up")
+
+    def copy(self) -> MemoryStore:
+        """What a backup of it would be, were it on a disk."""
+        with self._open():
+            ring = self._ring
+            twin = MemoryStore(
+                size=self._size,
+                retention=ring.retention_of,
+                streams_budget=ring.budget,
+                broker_id=self._broker_id,
+            )
+            twin._ring = Ring(
+                [*ring.streams.values(), *ring.leaving.values()], ring.retention_of, ring.budget
+            )
+            for name in _CONTENTS:
+                setattr(twin, name, deepcopy(getattr(self, name)))
+            twin.copied = True
+            return twin
 
     def close(self) -> None:
         """Let nobody in any more."""
@@ -353,6 +396,20 @@ class MemoryStore:
         self._retentions.pop(operation.stream, None)
         self._cursors = {key: value for key, value in self._cursors.items() if key[0] != operation.stream}
         self._feeds = {key: value for key, value in self._feeds.items() if key[1] != operation.stream}
+
+
+_CONTENTS = (
+    "_incarnations",
+    "_shelf",
+    "_queues",
+    "_sessions",
+    "_cursors",
+    "_retentions",
+    "_feeds",
+    "_queues_bytes",
+    "_sessions_bytes",
+)
+"""What a copy takes over, beside the ring."""
 
 
 class _Queue:

@@ -75,6 +75,11 @@ class Ring:
         self.retention_of = retention_of
         self._rebuild()
 
+    @property
+    def used(self) -> int:
+        """The highest sequence of any stream that may have been used."""
+        return max((stream.reserved for stream in self.streams.values()), default=0)
+
     def retention(self, name: str) -> Retention:
         """What is in force for a stream: what was set at run time, or what the configuration says."""
         return self.overrides.get(name) or self.retention_of(name)

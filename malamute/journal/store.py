@@ -16,7 +16,18 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
-from malamute.core.storage import Chunk, Damage, Defect, Frame, Operation, QueueKind, ReadResult, Recovered
+from malamute.core.storage import (
+    Chunk,
+    Damage,
+    Defect,
+    Frame,
+    Hole,
+    Operation,
+    QueueKind,
+    ReadResult,
+    Recovered,
+    StreamState,
+)
 from malamute.journal.format import Stream
 
 
@@ -102,6 +113,29 @@ def checked(stream: str, found: Sequence[Chunk | Damage]) -> Checked:
     return Checked(stream, found[-1].last, len(chunks), size, damages)
 
 
+INCARNATION_EPOCH = 1_577_836_800
+"""2020, UTC, in seconds since 1970."""
+
+INCARNATION_BITS = 12
+"""Sequences of one millisecond, as a power of 2: more than four million a second."""
+
+INCARNATIONS_MAX = 100
+"""Incarnations that a store remembers; the oldest are forgotten first."""
+
+
+def next_incarnation(now: float, used: int) -> int:
+    """The number of an incarnation that begins now, when nothing in its store goes beyond `used`.
+
+    Nobody knows what was given out after the backup was made, or by another broker that was begun on it. But
+    no broker gives out more than four million sequences a second for years on end: so a number that grows as
+    fast by the clock is beyond all of them. It stays below 2**53, which every program can count to, until
+    2089.
+    """
+    by_clock = int((now - INCARNATION_EPOCH) * 1000) << INCARNATION_BITS
+    # A clock that is wrong by years must not lead back.
+    return by_clock if by_clock > used else used + (1 << 32)
+
+
 Progress = Callable[[int, int], None]
 """Told how many bytes are done, and about how many there are."""
 
@@ -120,11 +154,19 @@ class Copied(NamedTuple):
     damages: Sequence[tuple[str, Damage]] = ()
 
 
+def stream_state(stream: Stream) -> StreamState:
+    """What the core has to know of a stream."""
+    return StreamState(stream.first, stream.last, stream.reserved, stream.last_time)
+
+
 class Store(Protocol):
     """What the server asks of a store."""
 
-    def recover(self, *, records_bytes: int | None = None) -> Recovered:
+    def recover(self, *, records_bytes: int | None = None, now: float | None = None) -> Recovered:
         """All that the core needs to go on. Costs the number of streams and of queued messages.
+
+        With `now`, in seconds since the epoch, a broker begins on it: if the store is a copy, that is another
+        incarnation, which is stored.
 
         No more than `records_bytes` bytes of the records of all queues are brought into memory; None is no
         limit. The others are `cold`: their messages have an empty record, and `fetch` brings them.
@@ -146,6 +188,9 @@ class Store(Protocol):
 
     def find_time(self, stream: str, time_ns: int) -> int:
         """The first sequence stored at or after a broker time; last + 1 if there is none."""
+
+    def find_hole(self, stream: str, sequence: int) -> Hole | None:
+        """The hole in which a sequence lies; None if it is stored, or outside of what is kept."""
 
     def last_per_subject(self, stream: str, *, limit: int) -> Mapping[str, int]:
         """The sequence of the last message kept of each subject; of `limit` subjects, newest first.

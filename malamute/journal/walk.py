@@ -11,7 +11,7 @@ from typing import Any
 
 import lmdb
 
-from malamute.core.storage import Chunk, Damage
+from malamute.core.storage import Chunk, Damage, Hole
 from malamute.journal import format as codec
 from malamute.journal.format import CHUNK, Damaged, Stream, key
 from malamute.journal.ring import Dropped
@@ -165,6 +165,17 @@ class Walk:
                 low = header.last + 1
         self._header_from(low)
         return self._state.last + 1 if self.first is None else self.first
+
+    def find_hole(self, sequence: int) -> Hole | None:
+        """The hole in which a sequence lies; None if it is stored, or in what cannot be read."""
+        if not self._state.first <= sequence <= self._state.last:
+            return None
+        self.seek_holder(sequence)
+        header = _header(self._cursor.value()) if self.first is not None else None
+        if header is None or not header.last < sequence:
+            return None
+        self.next()
+        return None if self.first is None else Hole(header.last + 1, self.first - 1)
 
     def _header_from(self, sequence: int) -> codec.ChunkHeader | None:
         """The first readable header of a chunk at or after a sequence."""

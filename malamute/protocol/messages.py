@@ -83,7 +83,9 @@ class Reply(NamedTuple):
 class Subscribe(NamedTuple):
     """Subscribe to a stream. A message that meets any of the criteria, and `where`, comes once.
 
-    With a cursor that the broker knows it begins behind it; one that is new is set to `start`.
+    With a cursor that the broker knows it begins behind it; one that is new is set to `start`. `had` is the
+    last message that came before, on an older connection: GAP tells if the broker has lost it since. What is
+    `committed` is on the disk before it is delivered.
     """
 
     source: int
@@ -94,6 +96,8 @@ class Subscribe(NamedTuple):
     credit: int = 0
     credit_bytes: int = UNLIMITED
     cursor: str = ""
+    had: int = 0
+    committed: bool = False
 
 
 class Offer(NamedTuple):
@@ -226,7 +230,8 @@ class Welcome(NamedTuple):
     """The answer to HELLO. `resumed` tells that the broker still knew the session.
 
     Beside the limits there is the `ack_timeout` for the session's mail, in milliseconds. `attempt` is that of
-    the HELLO that is answered.
+    the HELLO that is answered. `incarnation` is another number when the broker was restored from a backup
+    since.
     """
 
     version: int
@@ -236,6 +241,7 @@ class Welcome(NamedTuple):
     software: str
     limits: Mapping[str, int]
     attempt: int = 0
+    incarnation: int = 0
 
 
 class Ok(NamedTuple):
@@ -275,7 +281,10 @@ class Deliver(NamedTuple):
 
 
 class Gap(NamedTuple):
-    """The messages of a subscription from `first` to `last` cannot be had, and why."""
+    """The messages of a subscription from `first` to `last` cannot be had, and why.
+
+    Up to the last message that came, it is of those that the subscription has had: they are no more.
+    """
 
     source: int
     first: int
@@ -283,7 +292,13 @@ class Gap(NamedTuple):
     reason: str
 
 
-HARMLESS = frozenset(("restart", "not-stored"))
+RESTART, NOT_STORED, OVERWRITTEN, NO_JOURNAL = "restart", "not-stored", "overwritten", "no-journal"
+TAKEN_BACK = "taken-back"
+"""The reason of a gap in what was delivered before it was on the disk, and never came there."""
+RESTORED = "restored"
+"""The reason of a gap between a backup and what came when it was restored. Anything may have been there."""
+
+HARMLESS = frozenset((RESTART, NOT_STORED))
 """Reasons of gaps in which nothing was that its publisher had confirmed."""
 
 
@@ -539,7 +554,13 @@ SPECS: tuple[Spec, ...] = (
     Spec(3, Send, (NAME, NUMBER, SUBJECTS, RECORDS, PROPERTIES), 4, 1, "large", 3, (2, 4)),
     Spec(4, Request, (NAME, NUMBER, SUBJECTS, RECORDS, PROPERTIES), 4, 1, "large", 3, (2, 4)),
     Spec(5, Reply, (NEW_SOURCE, NUMBER, SEQUENCES, FINALS, RECORDS), 5, 1, "large", 4, (2, 3)),
-    Spec(6, Subscribe, (NEW_SOURCE, NAME, CRITERIA, TEXT, WORDS, CREDIT, CREDIT, ADDRESS), 3, 0),
+    Spec(
+        6,
+        Subscribe,
+        (NEW_SOURCE, NAME, CRITERIA, TEXT, WORDS, CREDIT, CREDIT, ADDRESS, NUMBER, BOOLEAN),
+        3,
+        0,
+    ),
     Spec(7, Offer, (NEW_SOURCE, NAME, CRITERIA, CREDIT, CREDIT, DURATION), 3, 0),
     Spec(8, Cancel, (NEW_SOURCE,), 1, 0),
     Spec(9, Credit, (SOURCE, CREDIT, CREDIT), 2, 0),
@@ -556,7 +577,7 @@ SPECS: tuple[Spec, ...] = (
     Spec(20, Withdraw, (REF, KIND, NAME, CORRELATION), 4, 0),
     Spec(21, Drain, (SOURCE, HELD), 2, 0),
     Spec(22, Received, (NUMBER,), 1),
-    Spec(65, Welcome, (NUMBER, BINARY, BINARY, BOOLEAN, WORDS, LIMITS, NUMBER), 6),
+    Spec(65, Welcome, (NUMBER, BINARY, BINARY, BOOLEAN, WORDS, LIMITS, NUMBER, NUMBER), 6),
     Spec(66, Ok, (OPCODE, REF, ANY), 2, 1),
     Spec(67, Error, (CODE, TEXT, OPCODE, REF), 2, 3),
     Spec(68, Stored, (STORED_RANGES,), 1),

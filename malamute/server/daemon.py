@@ -89,7 +89,7 @@ def open_broker(config: Config, context: zmq.Context[zmq.Socket[bytes]], files: 
             transport.bind(endpoint, int(config.listen.ipc_mode, 8))
         clock = Clock()
         # Half of the memory stays free for what comes.
-        recovered = store.recover(records_bytes=config.limits.queues_memory_bytes // 2)
+        recovered = store.recover(records_bytes=config.limits.queues_memory_bytes // 2, now=clock())
         core = Core(clock(), _settings(config, transport.endpoints), recovered)
     except BaseException:
         transport.close(0)
@@ -121,6 +121,7 @@ def _settings(config: Config, endpoints: list[str]) -> Settings:
         probe_interval=config.session.probe_interval,
         probe_interval_idle=config.session.probe_interval_idle,
         journaled=lambda stream: config.streams.policy(stream).journal,
+        committed=lambda stream: config.streams.policy(stream).committed,
         queues=config.queues.policy,
         lifecycle_events=config.events.lifecycle,
         settled_events=config.events.settled,

@@ -16,7 +16,17 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from malamute.core.ready import Append, Backup, Fetch, FindSubjects, FindTime, Question, Read, Survey
+from malamute.core.ready import (
+    Append,
+    Backup,
+    Fetch,
+    FindHole,
+    FindSubjects,
+    FindTime,
+    Question,
+    Read,
+    Survey,
+)
 from malamute.core.storage import (
     Defect,
     DeleteFeed,
@@ -272,6 +282,7 @@ def _retained(retention: Retention) -> dict[str, float]:
 
 ANSWERS: dict[type[Any], Callable[[Store, Any], Any]] = {
     Read: lambda store, q: store.read(q.stream, q.start, bytes_max=q.size_bytes_max),
+    FindHole: lambda store, q: store.find_hole(q.stream, q.sequence),
     FindTime: lambda store, q: store.find_time(q.stream, q.time),
     FindSubjects: lambda store, q: store.last_per_subject(q.stream, limit=q.limit),
     Fetch: lambda store, q: store.fetch(q.kind, q.queue, q.sequences),

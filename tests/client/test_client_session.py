@@ -269,7 +269,7 @@ def test_a_subscription_goes_on_behind_the_last_sequence_with_the_same_source(di
     dialogue.said()
     dialogue.broken()
     dialogue.told(delivery(1, 8, [9]), WELCOME)
-    assert dialogue.said()[-1] == wire.Subscribe(1, "s", EVERYTHING, "", "seq:9", 7, 1000 - 3 * SIZE)
+    assert dialogue.said()[-1] == wire.Subscribe(1, "s", EVERYTHING, "", "seq:9", 7, 1000 - 3 * SIZE, had=8)
     dialogue.told(Ok(6, 1, 9), delivery(1, 8, [9]))
     assert [m.sequence for m in source.take()] == [5, 7]
     assert source.last == 9

@@ -115,7 +115,9 @@ class Bench:
 
     def _start(self) -> None:
         records_bytes = self.settings.limits.queues_memory_bytes // 2
-        self.core = Core(self.now, self.settings, self.store.recover(records_bytes=records_bytes))
+        self.core = Core(
+            self.now, self.settings, self.store.recover(records_bytes=records_bytes, now=self.now)
+        )
         tell = self.core.turn.event
 
         def event(subject: str, body: bytes = b"", /, **details: Any) -> None:

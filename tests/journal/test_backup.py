@@ -12,6 +12,9 @@ from malamute.errors import StorageFull, StoreError
 from malamute.journal import backup as backup_module
 from malamute.journal.disk import DiskStore
 from malamute.journal.memory import MemoryStore
+from malamute.journal.store import next_incarnation
+
+NOW = 1_700_000_000.0
 
 
 @pytest.fixture
@@ -25,9 +28,9 @@ def steps(monkeypatch):
     monkeypatch.setattr(backup_module, "STEP_BYTES", 1)
 
 
-def opened(path):
+def opened(path, now=None):
     store = DiskStore.open(path, size=4 * MIB, preallocate=False)
-    return store, store.recover()
+    return store, store.recover(now=now)
 
 
 def everything(store):
@@ -221,3 +224,53 @@ def test_what_is_refused_leaves_a_store_as_it_is(disk, target):
     with pytest.raises(StoreError, match="a store in"):
         store.backup(target)
     assert {path.name: path.read_bytes() for path in target.iterdir()} == before
+
+
+def test_a_broker_that_begins_on_a_copy_takes_another_incarnation_once(disk, target):
+    store = disk()
+    store.write([append(1, reserved=9), put(1)])
+    assert store.recover(now=NOW).incarnations == ()
+    store.backup(target)
+    copy, looked_at = opened(target)
+    copy.close()
+    assert looked_at.incarnations == ()
+    copy, begun = opened(target, NOW)
+    copy.close()
+    assert begun.incarnations == (next_incarnation(NOW, 9),)
+    copy, again = opened(target, NOW + 1)
+    copy.close()
+    assert again.incarnations == begun.incarnations
+
+
+def test_a_copy_of_a_copy_is_a_copy(disk, target, tmp_path):
+    """`journal restore` copies a backup, which no broker has begun on."""
+    disk().write([append(1)])
+    disk.store.backup(target)
+    backup, _ = opened(target)
+    backup.backup(tmp_path / "restored")
+    backup.close()
+    restored, found = opened(tmp_path / "restored", NOW)
+    restored.close()
+    assert len(found.incarnations) == 1
+
+
+def test_an_incarnation_goes_beyond_all_that_was_used_though_the_clock_is_wrong(disk, target):
+    disk().write([append(1, reserved=50), put(90)])
+    disk.store.backup(target)
+    copy, found = opened(target, 0.0)
+    copy.close()
+    assert found.incarnations == (90 + 1 + (1 << 32),)
+
+
+def test_a_store_remembers_a_bounded_number_of_incarnations(disk, target, monkeypatch):
+    monkeypatch.setattr("malamute.journal.disk.INCARNATIONS_MAX", 2)
+    disk().write([append(1)])
+    begun = []
+    source = disk.store
+    for place in range(3):
+        source.backup(target.with_name(str(place)))
+        source.close()
+        source, found = opened(target.with_name(str(place)), NOW + place)
+        begun.append(found.incarnation)
+    source.close()
+    assert found.incarnations == tuple(begun[1:])

@@ -125,7 +125,7 @@ def test_a_deleted_stream_keeps_its_numbers_and_nothing_else(make):
     assert store.status().streams_bytes == size_of_a_chunk()
     assert store.retention("s") == Retention()
     store = make()
-    assert make.recovered.streams == {"s": StreamState(4, 3, 50), "t": StreamState(1, 1, 1)}
+    assert make.recovered.streams == {"s": StreamState(4, 3, 50), "t": StreamState(1, 1, 1, time=1)}
     assert make.recovered.cursors == {}
     assert make.recovered.retentions == {}
     store.write([append(51), append(52), append(53)])
@@ -140,7 +140,7 @@ def test_a_stream_deleted_and_made_again_in_one_transaction(make):
         + [append(n) for n in (5, 6)]
     )
     make(retention=lambda _: Retention(count=4))
-    assert make.recovered.streams == {"s": StreamState(5, 6, 6)}
+    assert make.recovered.streams == {"s": StreamState(5, 6, 6, time=6)}
     assert firsts(make.store) == [5, 6]
     assert make.store.status().leaving_bytes == 0
 

@@ -194,7 +194,11 @@ def test_a_newer_format_is_told_from_damage():
 # --- the examples in the documentation
 
 EXAMPLES = {
-    "meta": (codec.Meta(2, bytes(range(16))), codec.encode_meta, codec.decode_meta),
+    "meta": (
+        codec.Meta(5, bytes(range(16)), copied=True, incarnations=(500_380_467_200_000,)),
+        codec.encode_meta,
+        codec.decode_meta,
+    ),
     "stream": (
         codec.Stream(
             1, "weather", 7, 9, 1000, 49, 3, 1, 1_700_000_000_000_000_000, 1_700_000_000_000_000_000
@@ -238,3 +242,22 @@ def test_the_documented_example(name):
 
 def test_the_documented_key():
     assert codec.key(codec.CHUNK, 1, 7) == documented()["key"]
+
+
+@pytest.mark.parametrize("version", range(1, 5))
+def test_the_meta_record_of_an_older_version_is_read_and_has_nothing_behind_it(version):
+    meta = codec.Meta(version, bytes(range(16)))
+    value = codec.encode_meta(meta)
+    assert len(value) == 32
+    assert codec.decode_meta(value) == meta
+    with pytest.raises(codec.Damaged):
+        codec.decode_meta(value[:-4] + bytes(8) + value[-4:])
+
+
+@given(st.booleans(), st.lists(U64, max_size=5).map(tuple), st.integers(1, 8))
+def test_a_meta_record_that_was_cut_is_damaged(copied, incarnations, cut):
+    meta = codec.Meta(codec.VERSION, bytes(16), copied, incarnations)
+    value = codec.encode_meta(meta)
+    assert codec.decode_meta(value) == meta
+    with pytest.raises(codec.Damaged):
+        codec.decode_meta(value[:-cut])

@@ -41,9 +41,9 @@ def test_all_of_it_is_read(recorded):
     store = recorded(size=1)
     found = recorded.recovered
     assert found.streams == {
-        "weather": StreamState(1, 21, 120),
+        "weather": StreamState(1, 21, 120, TIME + 20),
         "bare": StreamState(1, 0, 77),
-        "trimmed": StreamState(6, 8, 108),
+        "trimmed": StreamState(6, 8, 108, TIME + 8),
         "deleted": StreamState(9, 8, 108),
     }
     assert found.sessions == {b"s" * 16: b"value"}

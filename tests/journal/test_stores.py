@@ -9,6 +9,7 @@ from malamute.core.storage import (
     Chunk,
     DeleteQueue,
     DeleteSession,
+    Hole,
     MarkDelivered,
     PutSession,
     QueueState,
@@ -45,7 +46,7 @@ def test_a_chunk_is_read_as_it_was_written(make):
 def test_a_stream_is_found_again(make):
     make().write([append(1, count=3, reserved=100)])
     make()
-    assert make.recovered.streams == {"s": StreamState(1, 3, 100)}
+    assert make.recovered.streams == {"s": StreamState(1, 3, 100, time=1)}
 
 
 def test_only_a_reserve_gives_numbers_back_and_none_in_use(make):
@@ -54,10 +55,10 @@ def test_only_a_reserve_gives_numbers_back_and_none_in_use(make):
     store.write([append(2, reserved=50), Reserve("bare", 9)])
     store.write([Reserve("bare", 8)])
     make()
-    assert make.recovered.streams == {"s": StreamState(1, 2, 100), "bare": StreamState(1, 0, 8)}
+    assert make.recovered.streams == {"s": StreamState(1, 2, 100, time=2), "bare": StreamState(1, 0, 8)}
     make.store.write([Reserve("s", 1)])
     make()
-    assert make.recovered.streams["s"] == StreamState(1, 2, 2)
+    assert make.recovered.streams["s"] == StreamState(1, 2, 2, time=2)
 
 
 def test_a_hole_in_the_sequences_is_allowed_and_going_back_is_not(make):
@@ -362,3 +363,13 @@ def test_verify_tells_what_it_has_read(make):
     found.pop((None, 1), None)
     assert found == {("s", 5): (2, ()), ("t", 1): (1, ())}
     assert [step.bytes for step in store.verify("s")] == [7]
+
+
+def test_a_sequence_between_two_chunks_lies_in_a_hole(make):
+    store = make()
+    store.write([append(5, count=2), append(10, count=3), append(20)])
+    found = {sequence: store.find_hole("s", sequence) for sequence in range(4, 22)}
+    assert {s for s, hole in found.items() if hole == Hole(7, 9)} == {7, 8, 9}
+    assert {s for s, hole in found.items() if hole == Hole(13, 19)} == {*range(13, 20)}
+    assert {s for s, hole in found.items() if hole is None} == {4, 5, 6, 10, 11, 12, 20, 21}
+    assert store.find_hole("unknown", 1) is None

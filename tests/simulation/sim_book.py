@@ -320,6 +320,8 @@ class Book:
         grant.take(columns)
         if isinstance(grant.began, Subscribe):
             self.streams.told(grant.began.stream, columns.each_sequence()[-1])
+            if grant.began.committed:
+                self.streams.check_committed(grant.began.stream, columns.each_sequence())
             if blocked:
                 raise Violation("a delivery went into a full pipe", peer=peer, source=message.source)
         else:
@@ -358,7 +360,7 @@ class Book:
             return
         self.streams.heads[peer, message.ref] = self.streams.last(began.stream) + 1
         known = self.asked.get((peer, message.ref), {None}) if began.cursor else {None}
-        if None not in known and message.value - 1 not in known and not self.streams.cut:
+        if None not in known and message.value - 1 not in known:
             raise Violation(
                 "a cursor begins elsewhere", cursor=began.cursor, value=message.value, known=known
             )

@@ -283,13 +283,21 @@ class Client:
         criteria, where, wants = list(CRITERIA.values())[b // 8 % len(CRITERIA)]
         credit, size_bytes = CREDITS[c % 5], CREDIT_BYTES[c // 5 % 4]
         cursor = CURSORS[c // 20 % 2] if a // 3 % 2 == 0 else ""
+        committed = b // 80 % 3 == 0
         source = self.session.inbox.subscribe(
-            stream, criteria, where=where, start=start, credit=credit, credit_bytes=size_bytes, cursor=cursor
+            stream,
+            criteria,
+            where=where,
+            start=start,
+            credit=credit,
+            credit_bytes=size_bytes,
+            cursor=cursor,
+            committed=committed,
         )
         self.subscriptions.append(source)
         reader = Reader(self.book.streams, source, wants, start, self.peer)
         self.readers[source.number] = reader
-        wanted = f"{criteria} {where} {start} {credit}/{size_bytes} {cursor}"
+        wanted = f"{criteria} {where} {start} {credit}/{size_bytes} {cursor}{' committed' * committed}"
         return f"subscribes {source.number} to {stream} {wanted}"
 
     def _readable(self, a: int) -> str:

@@ -19,16 +19,20 @@ from malamute.client.sources import StreamSource
 from malamute.core.storage import AppendChunk, Chunk, Recovered, Reserve
 from malamute.journal.memory import MemoryStore
 from malamute.protocol.batch import Columns, unpack_payload
-from malamute.protocol.messages import Deliver, Gap, Message
+from malamute.protocol.messages import TAKEN_BACK, Deliver, Gap, Message
 
 
 class Place:
-    """One message of a stream. It is `alive` as long as it waits for the disk or is on it."""
+    """One message of a stream. It is `alive` as long as it waits for the disk or is on it.
 
-    __slots__ = ("alive", "origin", "stored")
+    `life` is that of the broker that gave it its sequence.
+    """
 
-    def __init__(self, origin: Origin) -> None:
+    __slots__ = ("alive", "life", "origin", "stored")
+
+    def __init__(self, origin: Origin, life: int) -> None:
         self.origin = origin
+        self.life = life
         self.stored = False
         self.alive = True
 
@@ -46,14 +50,15 @@ class StreamBook:
         self.damaged: set[tuple[str, int]] = set()
         self.heads: dict[tuple[bytes, int], int] = {}
         """Where a stream ended when a subscription was last answered."""
-        self.cut: dict[str, int] = {}
-        """Where a stream went back, as it may when the disk could not reserve sequences."""
+        self.unsent: dict[str, set[int]] = {}
+        """What the disk would not reserve: nobody is told of it before there is more."""
+        self.life = 0
+        """How often the broker was killed."""
         self.reserved: dict[str, int] = {}
         """The reserved sequence of each stream when the broker started."""
         self._found: dict[bytes, tuple[str, int]] = {}
         self._numbers: dict[tuple[bytes, str], int] = {}
         self._waiting: dict[tuple[str, int], Sequence[int]] = {}
-        self._unreserved: set[str] = set()
         self._told: dict[str, int] = {}
 
     # What the broker does
@@ -70,7 +75,7 @@ class StreamBook:
             origin = self.author.origin(record, stream, subject)
             self._check_origin(origin, stream, sequence, subject, sender)
             self._found[origin.body] = (stream, sequence)
-            places[sequence] = Place(origin)
+            places[sequence] = Place(origin, self.life)
             order.append(sequence)
 
     def _check_origin(self, origin: Origin, stream: str, sequence: int, subject: str, sender: str) -> None:
@@ -95,6 +100,7 @@ class StreamBook:
 
     def committed(self, append: AppendChunk) -> None:
         """A chunk is on the disk."""
+        self.unsent.pop(append.stream, None)
         for sequence in self._waiting.pop((append.stream, append.chunk.first)):
             place = self.places[append.stream][sequence]
             place.stored = True
@@ -104,9 +110,12 @@ class StreamBook:
 
     def failed(self, operation: AppendChunk | Reserve) -> None:
         """It could not be stored."""
-        self._unreserved.add(operation.stream)
         if isinstance(operation, AppendChunk):
-            self._lose(operation.stream, self._waiting.pop((operation.stream, operation.chunk.first)))
+            sequences = self._waiting.pop((operation.stream, operation.chunk.first))
+            self._lose(operation.stream, sequences)
+            state = self.store.status().streams.get(operation.stream)
+            if sequences[-1] > (state.reserved if state else 0):
+                self.unsent.setdefault(operation.stream, set()).update(sequences)
 
     def _lose(self, stream: str, sequences: Sequence[int]) -> None:
         for sequence in sequences:
@@ -116,6 +125,8 @@ class StreamBook:
 
     def died(self) -> None:
         """What was not committed is gone."""
+        self.life += 1
+        self.unsent.clear()
         for (stream, _), sequences in self._waiting.items():
             self._lose(stream, sequences)
         self._waiting.clear()
@@ -123,23 +134,17 @@ class StreamBook:
         self._numbers.clear()
 
     def started(self, recovered: Recovered) -> None:
-        """A broker goes on behind what was reserved.
-
-        It may go back to that if nobody was told of what lies behind, or if the disk has failed to
-        reserve it.
-        """
+        """A broker goes on behind what was reserved: nobody was told of anything behind that."""
         for stream, order in self.order.items():
             state = recovered.streams.get(stream)
             reserved = self.reserved[stream] = state.reserved if state else 0
             told = self._told.get(stream, 0)
-            if reserved < self.last(stream) and (told <= reserved or stream in self._unreserved):
-                if told > reserved:
-                    self.cut[stream] = reserved
+            if reserved < told:
+                raise Violation("a sequence may be used again", stream=stream, told=told, reserved=reserved)
+            if reserved < self.last(stream):
                 for sequence in order[bisect_right(order, reserved) :]:
                     del self.places[stream][sequence]
                 del order[bisect_right(order, reserved) :]
-                self._told[stream] = min(told, reserved)
-        self._unreserved.clear()
 
     def told(self, stream: str, sequence: int) -> None:
         """Somebody was told of a sequence: it may not be used again."""
@@ -169,6 +174,12 @@ class StreamBook:
         place = self.places[stream][sequence]
         kept = not place.stored or sequence >= self.first_kept(stream)
         return stream != self.no_journal and place.alive and kept and (stream, sequence) not in self.damaged
+
+    def check_committed(self, stream: str, sequences: Sequence[int]) -> None:
+        """What goes to somebody who wants only what is on the disk is on the disk."""
+        unstored = [s for s in sequences if not self.places[stream][s].stored]
+        if unstored and stream != self.no_journal:
+            raise Violation("a message came before it was committed", stream=stream, sequences=unstored)
 
     def check_gap(self, stream: str, wants: Wants, gap: Gap) -> None:
         """A gap is told of what cannot be had, and of nothing else."""
@@ -223,6 +234,8 @@ class Reader:
         self.arrived: deque[int] = deque()
         self.highest = 0
         """The highest sequence of those that ever arrived."""
+        self.had: set[int] = set()
+        """All that ever arrived, but what was told to be taken back."""
         self._began = False
         self._last, self._waiting, self._gaps = source.last, 0, 0
 
@@ -245,13 +258,9 @@ class Reader:
     def _opened(self) -> None:
         last = self.source.last
         assert last is not None
-        if self._began and self.position is not None and last < self.position:
-            stream = self.source.stream
-            cut = self.book.cut.get(stream)
-            # Only what was not reserved when the broker was killed is numbered again. Who was told that it is
-            # missing has had none of it.
-            if last < self.highest and (cut is None or self.position <= cut):
-                raise Violation("a subscription went back", stream=stream, to=last, frm=self.position)
+        # Where nobody was told of anything, sequences are used again; and so is a position there.
+        if self._began and self.position is not None and last < min(self.position, self.highest):
+            raise Violation("a subscription went back", stream=self.source.stream, to=last, frm=self.position)
         if not self._began:
             self.head = self.book.heads.get((self.peer, self.source.number), 0)
         self.position = last
@@ -259,11 +268,6 @@ class Reader:
     def _messages(self, columns: Columns) -> None:
         assert self.position is not None
         sequences = list(columns.each_sequence())
-        if self.source.stream in self.book.cut:
-            # The stream went back since, for want of a disk: what was sent before is not known any more.
-            self._arrive(sequences)
-            self._move(sequences[-1])
-            return
         places = self.book.places.get(self.source.stream, {})
         rows = zip(sequences, columns.subjects, columns.records, columns.each_sender(), strict=False)
         for sequence, subject, record, sender in rows:
@@ -283,6 +287,7 @@ class Reader:
 
     def _arrive(self, sequences: list[int]) -> None:
         self.arrived += sequences
+        self.had.update(sequences)
         self.highest = max(self.highest, sequences[-1])
 
     def _check_owed(self, sequences: list[int]) -> None:
@@ -310,6 +315,9 @@ class Reader:
 
     def _gap(self, gap: Gap) -> None:
         assert self.position is not None
+        if gap.reason == TAKEN_BACK and gap.first <= gap.last <= self.position:
+            self.had.difference_update(range(gap.first, gap.last + 1))
+            return
         if gap.last <= self.position or gap.first > gap.last:
             raise Violation("a gap was told twice, or of nothing", gap=gap, position=self.position)
         missing = [s for s in self._owed(gap.first - 1, gap.first, set()) if s < gap.first]
@@ -329,11 +337,29 @@ class Reader:
                 raise Violation("a client hands out other messages than came", sequence=sequence)
         self._note()
 
+    def _check_had(self) -> None:
+        """Whatever came and is no more was told to be taken back."""
+        book, stream = self.book, self.source.stream
+        if stream == book.no_journal:
+            return
+        places, kept = book.places.get(stream, {}), book.first_kept(stream)
+        stored = {places[s].life: s for s in sorted(self.had) if s in places and places[s].stored}
+        for sequence in self.had:
+            place = places[sequence]
+            # A broker that was killed before it could tell does not know that a chunk before one that is on
+            # the disk had been refused.
+            unknown = place.life < book.life and sequence < stored.get(place.life, 0)
+            if sequence >= kept and not place.alive and not unknown:
+                raise Violation("messages were taken back without a word", stream=stream, sequence=sequence)
+
     def check_complete(self) -> None:
         """At the end of a run there is nothing more to come."""
         if self.position is None:
             raise Violation("a subscription was never answered", stream=self.source.stream)
+        self._check_had()
         head = self.book.last(self.source.stream)
         missing = self._owed(head, head + 1, set())
+        unsent = self.book.unsent.get(self.source.stream, ())
+        missing = [s for s in missing if s not in unsent]
         if missing and not (self.scattered and max(missing) < self.head):
             raise Violation("messages never came", stream=self.source.stream, missing=missing)

@@ -36,7 +36,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "REPLY": {"number": 0},
     "QUERY": {"arguments": {}},
 }
-HIDDEN = {"limits", "software", "broker", "session", "attempt"}
+HIDDEN = {"limits", "software", "broker", "session", "attempt", "incarnation"}
 
 
 def play(text: str) -> str:

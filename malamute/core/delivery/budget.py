@@ -37,8 +37,16 @@ class Budget:
     trackers: Trackers
 
     def __init__(
-        self, turn: Turn, limits: Limits, timers: Timers, policy: PolicyOf, caches: CacheBudget
+        self,
+        turn: Turn,
+        limits: Limits,
+        timers: Timers,
+        policy: PolicyOf,
+        caches: CacheBudget,
+        incarnation: int = 0,
     ) -> None:
+        self.incarnation = incarnation
+        """The number up to which no sequence is given out, as it may have been before a restore."""
         self.turn = turn
         self.limits = limits
         self.timers = timers

@@ -72,7 +72,7 @@ class DeadLetters:
     def bury(self, entries: Iterable[Entry], records: Records, reason: str) -> None:
         """Take messages in with these records, with all else of this turn or not at all."""
         queue = self._queue
-        now = int(queue.turn.now * 1e9)
+        now = queue.turn.time_ns
         buried = []
         for entry in entries:
             message = entry.message
@@ -174,7 +174,7 @@ class DeadLetters:
 
     def _put_back(self, entries: Sequence[Entry], records: Records) -> None:
         queue = self._queue
-        time = int(queue.turn.now * 1e9)
+        time = queue.turn.time_ns
         again = []
         for sequence, entry in enumerate(entries, queue.next):
             properties = _without(entry, LEFT_BEHIND)

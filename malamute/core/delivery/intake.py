@@ -25,7 +25,7 @@ def take_in(queue: Queue, session: Session, sender: str, command: Send | Request
     Raises `InvalidValue`, `NoWorkers`, `TrackerInUse` or `TryLater`; then nothing was changed.
     """
     records = join_large(command.records, command.large)
-    time = int(queue.turn.now * 1e9)
+    time = queue.turn.time_ns
     columns: Sequence[Mapping[str, Any] | None] = command.properties or [None] * len(records)
     options = [Options.parse(properties, time) for properties in command.properties or _NONE]
     if not any(options):

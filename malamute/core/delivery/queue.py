@@ -54,7 +54,7 @@ class Queue:
         self.budget = budget
         self.turn = budget.turn
         self.policy = budget.policy_of(kind, name)
-        self.next = 1
+        self.first = self.next = budget.incarnation + 1
         self.delivered = 0
         self.bytes = 0
         self.cold = 0
@@ -146,7 +146,7 @@ class Queue:
 
     def restore(self, state: QueueState) -> None:
         """Take up what the store kept. Every message up to `delivered` may have been delivered."""
-        self.next, self.delivered = state.next, state.delivered
+        self.next, self.delivered = max(state.next, self.first), state.delivered
         damaged = set(state.damaged)
         state.messages.reverse()
         while state.messages:
@@ -417,7 +417,7 @@ class Queue:
 
     def drop_unused(self, queues: dict[str, Queue]) -> None:
         """Leave the table of queues, if nothing was ever in this one: a refused command changes nothing."""
-        if self.next == 1 and not self.used:
+        if self.next == self.first and not self.used:
             del queues[self.name]
             self.budget.release_queue(self)
 

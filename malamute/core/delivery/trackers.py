@@ -75,7 +75,7 @@ class Trackers:
         self, queue: Queue, entries: Iterable[Entry], outcome: str, reason: str, *, bound: bool = True
     ) -> None:
         """Put outcomes into the mailboxes of the senders, with all else of this turn."""
-        time = int(queue.turn.now * 1e9)
+        time = queue.turn.time_ns
         for entry in entries:
             mailbox = self._mailboxes.keep(entry.sender)
             properties = _properties(queue.kind, queue.name, entry, outcome, reason)

@@ -1,0 +1,89 @@
+"""What is missing of a stream, and who had it before it was.
+
+Sequences are left out for three reasons. The disk has refused a chunk (`not-stored`). The broker was killed,
+and goes on behind what was reserved (`restart`). Or the store was restored from a backup, and goes on far
+behind what the broker may have given out after the backup was made (`restored`).
+
+Live deliveries run ahead of the disk, so a subscriber may have had what is missing. Whoever reads on when the
+disk refuses a chunk is told at once. Whoever comes back tells the last message that he has had: it lies in
+the chunk that was refused, or between two chunks of the journal, or his connection broke before he was told.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from malamute.core.ready import FindHole
+from malamute.core.storage import Hole
+from malamute.protocol.messages import NOT_STORED, OVERWRITTEN, RESTART, RESTORED, TAKEN_BACK
+
+if TYPE_CHECKING:
+    from malamute.core.stream import Stream
+
+REFUSED_MAX = 100
+"""Ranges that a stream remembers as accepted but not stored."""
+
+
+class Missing(NamedTuple):
+    """Messages that cannot be had, and why."""
+
+    first: int
+    last: int
+    reason: str
+
+
+class Refused(NamedTuple):
+    """A range that the disk has refused, and the last sequence that was sent before that was told."""
+
+    first: int
+    last: int
+    sent: int
+
+
+class Holes:
+    """The holes in one stream."""
+
+    def __init__(self, stream: Stream, last_found: int, incarnations: Sequence[int]) -> None:
+        self._stream = stream
+        self._incarnations = incarnations
+        self._left_out = Hole(last_found + 1, stream.next - 1)
+        """What lies between the journal as it was found and what came since."""
+        self._refused: deque[Refused] = deque(maxlen=REFUSED_MAX)
+
+    def refuse(self, first: int, last: int) -> None:
+        """The disk has refused a chunk."""
+        self._refused.append(Refused(first, last, self._stream.next_dispatch - 1))
+
+    def reason(self, first: int, last: int) -> str:
+        """Why a range is missing."""
+        if first < self._stream.first_kept:
+            return OVERWRITTEN
+        if self._is_restored(first, last):
+            return RESTORED
+        return NOT_STORED if any(r.first <= first <= r.last for r in self._refused) else RESTART
+
+    def _is_restored(self, first: int, last: int) -> bool:
+        return any(first <= incarnation <= last for incarnation in self._incarnations)
+
+    def taken_back(self, had: int, then: Callable[[Sequence[Missing]], None]) -> None:
+        """Call back with what is no more of the messages up to `had`, which somebody has had."""
+        stream = self._stream
+        if not stream.journaled or not stream.first_kept <= had < stream.next:
+            then(())
+        elif self._left_out.first <= had <= self._left_out.last:
+            then(self._before(had, self._left_out))
+        elif had > stream.last_stored:
+            then(self._before(had, None))
+        else:
+            stream.turn.ask(FindHole(stream.name, had), lambda hole: then(self._before(had, hole)))
+
+    def _before(self, had: int, hole: Hole | None) -> list[Missing]:
+        refused = [
+            Missing(r.first, min(r.last, had), TAKEN_BACK) for r in self._refused if r.first <= had <= r.sent
+        ]
+        if hole is None:
+            return refused
+        reason = RESTORED if self._is_restored(*hole) else TAKEN_BACK
+        return [*(r for r in refused if r.last < hole.first), Missing(hole.first, had, reason)]
