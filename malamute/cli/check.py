@@ -64,7 +64,13 @@ MEASURES: Mapping[str, Measure] = {
     "fill": Measure("%", float, "how full the store is, in percent"),
     "reader": Measure("", float, "transactions that the oldest reader of the data directory is behind"),
     "uptime": Measure("s", duration, "how long the broker has run", least=True),
+    "faults": Measure("", float, "faults of the broker's own since it started, which its log tells"),
+    "unrecovered": Measure("", float, "things of the store that the broker could not take up"),
 }
+
+
+USUAL = {"faults": Bounds(1), "unrecovered": Bounds(1)}
+"""The bounds of what should never be, unless others are given."""
 
 
 class Finding(NamedTuple):
@@ -136,6 +142,8 @@ def measure(client: Client, status: Mapping[str, Any]) -> dict[str, Figure]:
         "fill": Figure(100 * storage["used"] / storage["size"]),
         "reader": Figure(storage["reader_lag"], reader),
         "uptime": Figure(status["uptime"]),
+        "faults": Figure(status.get("faults", 0)),
+        "unrecovered": Figure(status.get("not_recovered", 0)),
     }
 
 
@@ -158,9 +166,11 @@ def _worst(figures: Iterable[Figure]) -> Figure:
 
 def _read_bounds(ctx: click.Context, parameter: click.Parameter, text: str | None) -> Bounds:
     assert parameter.name is not None
+    if text is None:
+        return USUAL.get(parameter.name, Bounds())
     measure = MEASURES[parameter.name]
     try:
-        parts = [measure.read(part) if part else None for part in (text or "").split(",")]
+        parts = [measure.read(part) if part else None for part in text.split(",")]
         bounds = Bounds(*parts)
     except (ValueError, TypeError):
         raise click.BadParameter(f"{text!r} is not WARNING, WARNING,CRITICAL or ,CRITICAL") from None
@@ -222,7 +232,8 @@ def check(*, connection: Connection, as_json: bool, **bounds: Bounds) -> None:
     """Check a broker for a monitoring system. Its exit code is the state, as of a Nagios plugin.
 
     The line ends with all the figures, whether they have bounds or not. For lag, depth and oldest it is the
-    worst of all streams and queues that counts.
+    worst of all streams and queues that counts. A single fault, or thing of the store that could not be taken
+    up, is a warning unless other bounds are given.
     """
     try:
         with connection.open() as client:

@@ -90,7 +90,8 @@ def change(core: Core, session: Session, message: Change) -> None:
     def failed(error: MalamuteError) -> None:
         sessions.fail_change(session, number, error)
 
-    topic(core, answered, failed, **{"dry_run": False, **message.arguments})
+    with core.turn.failing(failed):
+        topic(core, answered, failed, **{"dry_run": False, **message.arguments})
 
 
 def set_cursor(
@@ -351,11 +352,8 @@ def back_up(core: Core, answered: Answered, failed: Failed, directory: str, dry_
     if not place.startswith(below.rstrip("/") + "/"):
         raise AccessRefused(f"a backup goes below {below} (the option storage.backups), not to {place}")
 
-    def copied(result: dict[str, Any] | MalamuteError) -> None:
-        if isinstance(result, MalamuteError):
-            failed(result)
-        else:
-            answered({"directory": place, **result})
+    def copied(result: dict[str, Any]) -> None:
+        answered({"directory": place, **result})
 
     if dry_run:
         answered({"directory": place})

@@ -13,6 +13,7 @@ An absent key is an error of the protocol.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 from malamute.core import administration, inspection
@@ -53,6 +54,7 @@ from malamute.protocol.messages import (
     BY_TYPE,
     MAILBOX,
     Ack,
+    Answer,
     Bye,
     Cancel,
     Change,
@@ -122,7 +124,7 @@ class Core:
         self.streams = Streams(
             self.turn, limits, settings.journaled, caches, settings.committed, recovered.incarnations
         )
-        self.timers = Timers()
+        self.timers = Timers(partial(self.turn.fault, "a timer"))
         self.health = Health(self.turn, self.timers)
         self.budget = Budget(self.turn, limits, self.timers, settings.queues, caches, recovered.incarnation)
         self.mailboxes = Mailboxes(self.budget)
@@ -212,6 +214,11 @@ class Core:
             handler(self, peer, session, message)
         except MalamuteError as error:
             self.refuse(peer, _about(error, message), now)
+        except Exception as error:
+            fault = self.turn.fault(type(message).__name__.upper(), error)
+            self.refuse(peer, _about(fault, message), now)
+            if type(message) not in UNATTACHED:
+                self._begin_anew(peer)
 
     def refuse(self, peer: bytes, error: MalamuteError, now: float) -> None:
         """Tell a peer that what it sent was refused. Nothing else happens."""
@@ -276,7 +283,16 @@ class Core:
     def lost(self, peer: bytes, now: float) -> None:
         """The peer cannot be reached."""
         self.turn.now = now
-        self.sessions.lost(peer)
+        self.turn.guard("the loss of a connection", self.sessions.lost, peer)
+
+    def unsent(self, peer: bytes, message: Message, error: Exception, now: float) -> None:
+        """What the core wanted to be sent could not be encoded."""
+        self.turn.now = now
+        fault = self.turn.fault(f"sending {type(message).__name__.upper()}", error)
+        if isinstance(message, Answer):
+            self.turn.send(peer, error_message(fault, BY_TYPE[Query].opcode, message.ref))
+        else:
+            self.turn.broken[peer] = None
 
     def blocked(self, peer: bytes) -> None:
         """The peer takes no more messages for now: as if none of its sources had credit."""
@@ -284,7 +300,7 @@ class Core:
         if session is not None:
             session.blocked = True
             for source in session.sources.values():
-                source.block()
+                self._guard_source(session, source.block)
 
     def unblocked(self, peer: bytes, now: float) -> None:
         """The peer takes messages again."""
@@ -293,12 +309,12 @@ class Core:
         if session is not None and session.blocked:
             session.blocked = False
             for source in session.sources.values():
-                source.unblock()
+                self._guard_source(session, source.unblock)
 
     def tick(self, now: float) -> None:
         """Do what has become due."""
         self.turn.now = now
-        self.sessions.tick()
+        self.turn.guard("a look at the sessions", self.sessions.tick)
         self.timers.run(now)
 
     # What there is to do
@@ -315,30 +331,65 @@ class Core:
         self.turn.go_on()
         self.feeds.wake()
         self.streams.flush()
-        for session in self.budget.flush():
-            self.sessions.watch(session)
-        if self.events.flush():
-            self.streams.flush()
+        while True:
+            for session in self.budget.flush():
+                self.sessions.watch(session)
+            if not self._mend():
+                break
+        if not self.turn.guard("the broker's own events", self._flush_events):
+            self.events.drop()
         self.sessions.flush()
         self._told.clear()
         self.answers.flush()
         return self.turn.finish()
 
+    # Faults
+
+    def _mend(self) -> bool:
+        """Take apart what a fault has left half done. Returns whether there was anything."""
+        turn = self.turn
+        broken, turn.broken = turn.broken, {}
+        ended, turn.ended = turn.ended, []
+        for source in ended:
+            turn.guard("the end of a subscription", self._end_source, source.session, source)
+        for peer in broken:
+            self._begin_anew(peer)
+        return bool(broken)
+
+    def _begin_anew(self, peer: bytes) -> None:
+        """A fault has left a connection half done: take back all that belongs to it, as if it was lost.
+
+        What belongs to the session stays. The client is there: it says HELLO again, and goes on.
+        """
+        session = self.sessions.by_peer.get(peer)
+        if session is not None and session.open:
+            self.turn.guard("the end of a connection", self.sessions.lost, peer)
+            self.turn.send(peer, _BEGIN_ANEW)
+
+    def _guard_source(self, session: Session, action: Callable[[], None]) -> None:
+        if not self.turn.guard("a full pipe", action):
+            self.turn.broken[session.peer] = None
+
     def close(self) -> None:
         """Give back the sequences that were reserved and not used; the last `ready` is to follow."""
-        self.events.stop()
+        guard = self.turn.guard
+        guard("the end of the events", self.events.stop)
         self.streams.flush()
         self.feeds.keep()
         for stream in self.streams.by_name.values():
-            stream.close()
+            guard("the end of a stream", stream.close)
         for queues in (self.mailboxes, self.services):
             for queue in queues.by_name.values():
-                queue.marks.take_back()
+                guard("the end of a queue", queue.marks.take_back)
 
     @property
     def idle(self) -> bool:
         """Whether nothing waits for the writer."""
         return not self.turn.unsettled
+
+    def _flush_events(self) -> None:
+        if self.events.flush():
+            self.streams.flush()
 
     # Handlers
 
@@ -410,7 +461,7 @@ class Core:
         sources = list(session.sources.values())
         session.sources.clear()
         for source in sources:
-            self._end_source(session, source)
+            self.turn.guard("the end of a source", self._end_source, session, source)
 
     def _end_source(self, session: Session, source: Subscription | Consumer) -> None:
         if isinstance(source, Consumer):
@@ -534,6 +585,11 @@ STATES: dict[str, dict[type[Any], Handler]] = {
         Change: Core._change,
     },
 }
+
+UNATTACHED = frozenset((Query, Change, Ping, Withdraw, Commit))
+"""Commands that touch nothing of their connection, so that a fault in one leaves it as it was."""
+
+_BEGIN_ANEW = Error(UnexpectedCommand.code, "a fault of the broker's own has ended this: say HELLO again")
 
 NUMBERED = frozenset(BY_TYPE[message].opcode for message in (Publish, Send, Request, Reply, Commit, Change))
 """Opcodes of the commands whose `ref` is a number of the session."""

@@ -93,6 +93,11 @@ class Events:
         self._stream.publish(SENDER, subjects, records)
         return True
 
+    def drop(self) -> None:
+        """Drop the events of the turn: they cannot be told."""
+        self.turn.events_dropped += len(self.turn.events) + self.ledger.forget()
+        self.turn.events.clear()
+
     # The store
 
     def stored(self) -> None:

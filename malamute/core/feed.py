@@ -245,6 +245,11 @@ class Feed(Reader):
             f"feed.gap.{self.queue.name}", stream=self.stream.name, first=first, last=last, reason=reason
         )
 
+    def fail(self, error: MalamuteError) -> None:
+        """Try again a little later, from where it is."""
+        self.retry_at = self.turn.now + RETRY_SECONDS
+        self.queue.budget.timers.at(self.retry_at, self.unblock)
+
     def switched(self, state: str, sequence: int) -> None:
         """It falls behind whenever it waits for the disk, so it is nothing to tell."""
 
@@ -458,7 +463,7 @@ class Feeds:
     def wake(self) -> None:
         """Let those go on for which there is room again."""
         for feed in [*self.waiting.values()]:
-            feed.wake()
+            self.turn.guard("a feed", feed.wake)
 
     def _keep_later(self) -> None:
         self._keeper = self.services.budget.timers.at(self.turn.now + KEEP_SECONDS, self._keep)
@@ -472,4 +477,4 @@ class Feeds:
     def keep(self) -> None:
         """Store how far each has looked."""
         for feed in self.by_name.values():
-            feed.keep()
+            self.turn.guard("a feed", feed.keep)

@@ -16,16 +16,18 @@ from malamute.core.subscription import Reader
 from malamute.errors import InvalidValue, MalamuteError, NotFound
 from malamute.matching import reason_of
 from malamute.protocol.arguments import HEADERS, ROWS, STATE, SUBJECT, Arguments
-from malamute.protocol.messages import ADDRESS, BOOLEAN, KIND, NAME, NUMBER, TEXT, Answer
+from malamute.protocol.codec import error_message
+from malamute.protocol.messages import ADDRESS, BOOLEAN, BY_TYPE, KIND, NAME, NUMBER, TEXT, Answer, Query
 
 if TYPE_CHECKING:
     from malamute.core.broker import Core
     from malamute.core.delivery import Queue
     from malamute.core.session import Session
     from malamute.core.stream import Stream
-    from malamute.protocol.messages import Query
 
 Rows = list[dict[str, Any]]
+
+_QUERY = BY_TYPE[Query].opcode
 
 
 def answer(core: Core, session: Session, query: Query) -> None:
@@ -47,11 +49,16 @@ def answer(core: Core, session: Session, query: Query) -> None:
         core.answers.asked(session)
         answered(value)
 
+    def failed(error: MalamuteError) -> None:
+        core.answers.asked(session)
+        core.turn.send(session.peer, error_message(error, _QUERY, query.ref))
+
     if query.topic in ASKING:
         core.answers.ask(session)
         try:
-            topic(core, found, **query.arguments)
-        except MalamuteError:
+            with core.turn.failing(failed):
+                topic(core, found, **query.arguments)
+        except Exception:
             core.answers.asked(session)
             raise
     else:
@@ -78,6 +85,7 @@ def status(core: Core) -> dict[str, Any]:
         "not_recovered": core.recovery.skipped,
         "store_error": core.health.error,
         "damages": core.health.damages,
+        "faults": core.turn.faults.count,
     }
 
 

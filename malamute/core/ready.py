@@ -10,11 +10,13 @@ callback of `when_stored`, "no confirmation before it is durable" lives in this 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
+from malamute.core.faults import Faults
 from malamute.core.storage import Operation, QueueKind
-from malamute.errors import MalamuteError
+from malamute.errors import InternalError, MalamuteError
 from malamute.protocol.messages import Message
 
 WhenStored = Callable[[MalamuteError | None], None]
@@ -35,6 +37,8 @@ class Append(NamedTuple):
     If it is not `awaited`, nobody waits for it, and it may be stored a little later together with others.
 
     `needs` are the tokens of those without which it must not be stored either: it confirms what they have.
+
+    With a `fault` it must not be stored: the iteration could not be completed, and nobody knows what lacks.
     """
 
     token: int
@@ -43,6 +47,7 @@ class Append(NamedTuple):
     known: int = 0
     awaited: bool = True
     needs: frozenset[int] = frozenset()
+    fault: MalamuteError | None = None
 
 
 class Read(NamedTuple):
@@ -108,6 +113,7 @@ Question = Read | FindTime | FindSubjects | FindHole | Fetch | Survey | Backup
 """What the store is asked. Each is answered by `Core.answered`, in any order."""
 
 Then = Callable[[Any], None]
+Failed = Callable[[MalamuteError], None]
 
 
 class Event(NamedTuple):
@@ -159,14 +165,22 @@ class Turn:
         self.operations: list[Operation] = []
         self.bound: list[Operation] = []
         self.backlog_bytes = 0
-        # Tuples of two types can be equal.
+        self.faults = Faults(self.notice)
+        self.on_failure: Failed | None = None
+        """Who learns that the store could not answer what is asked now, unless the asker names somebody."""
+        self.broken: dict[bytes, None] = {}
+        """Peers whose connections have to begin anew, since a fault has left them half done."""
+        self.ended: list[Any] = []
+        """Subscriptions that a fault has ended, and that are still to be taken apart."""
+        self._fault: MalamuteError | None = None
         self.work = WORK_MAX
         """What is left of it in this iteration; whoever has used it up goes on `later`."""
         self.replay_work = WORK_MAX
         """The same for replay, which must not wait for anything else."""
-        self.chores: deque[Callable[[], None]] = deque()
+        self.chores: deque[tuple[Callable[[], None], Failed | None]] = deque()
         """What goes on in the next iterations, one after the other."""
-        self._asked: dict[tuple[type[Question], Question], list[Then]] = {}
+        # Tuples of two types can be equal.
+        self._asked: dict[tuple[type[Question], Question], list[tuple[Then, Failed | None]]] = {}
         self._callbacks: list[WhenStored] = []
         self._awaited = False
         self._bytes = 0
@@ -201,17 +215,56 @@ class Turn:
             self._needs.add(token)
         return token in self._waiting or token == self.token
 
-    def ask(self, question: Question, then: Then) -> None:
-        """Ask the store, and call back with its answer. Whoever asks the same meanwhile shares it."""
+    def ask(self, question: Question, then: Then, failed: Failed | None = None) -> None:
+        """Ask the store, and call back with its answer, or with why there is none.
+
+        Whoever asks the same meanwhile shares the answer.
+        """
         waiting = self._asked.setdefault((type(question), question), [])
-        waiting.append(then)
+        waiting.append((then, failed or self.on_failure))
         if len(waiting) == 1:
             self.reads.append(question)
 
     def answer(self, question: Question, result: Any) -> None:
-        """The store has answered."""
-        for then in self._asked.pop((type(question), question)):
-            then(result)
+        """The store has answered, or could not."""
+        for then, failed in self._asked.pop((type(question), question)):
+            if not isinstance(result, MalamuteError):
+                self.guard("an answer of the store", then, result, failed=failed)
+            elif failed is not None:
+                self.guard("a failure of the store", failed, result)
+
+    # Faults
+
+    def fault(self, what: str, error: Exception) -> InternalError:
+        """Count and report an exception that nobody expected."""
+        return self.faults.note(what, error, self.now)
+
+    def guard(self, what: str, action: Callable[..., Any], *given: Any, failed: Failed | None = None) -> bool:
+        """Do something that must not keep anything else from being done. Returns whether it went well."""
+        before, self.on_failure = self.on_failure, failed
+        try:
+            action(*given)
+        except Exception as error:
+            fault = self.fault(what, error)
+            if failed is not None:
+                self.guard(what, failed, fault)
+            return False
+        finally:
+            self.on_failure = before
+        return True
+
+    @contextmanager
+    def failing(self, failed: Failed) -> Iterator[None]:
+        """What is asked of the store meanwhile tells `failed` if there is no answer."""
+        before, self.on_failure = self.on_failure, failed
+        try:
+            yield
+        finally:
+            self.on_failure = before
+
+    def spoil(self, what: str, error: Exception) -> None:
+        """Give up this iteration: nothing of it is stored, and whoever waits for that learns it."""
+        self._fault = self.fault(what, error)
 
     def notice(self, event: str, **details: Any) -> None:
         """Tell the operator."""
@@ -226,7 +279,7 @@ class Turn:
 
     def later(self, chore: Callable[[], None]) -> None:
         """Go on with something in the next iteration, behind what others go on with."""
-        self.chores.append(chore)
+        self.chores.append((chore, self.on_failure))
 
     def go_on(self) -> None:
         """Go on with what was left to do, each in its turn, until the work of this iteration is used up.
@@ -236,7 +289,8 @@ class Turn:
         for number in range(len(self.chores)):
             if number and self.work <= 0:
                 return
-            self.chores.popleft()()
+            chore, failed = self.chores.popleft()
+            self.guard("what goes on later", chore, failed=failed)
 
     def when_stored(self, callback: WhenStored, *, awaited: bool = True) -> None:
         """Call back when all of this turn is durable, or with the error that kept it from being so.
@@ -252,7 +306,10 @@ class Turn:
         self._known = token
         self.backlog_bytes -= size_bytes
         for callback in callbacks:
-            callback(error)
+            try:
+                callback(error)
+            except Exception as fault:
+                self.fault("what waited for the store", fault)
 
     def finish(self) -> Ready:
         """Hand over what was gathered, and begin the next turn."""
@@ -262,8 +319,17 @@ class Turn:
             self._waiting[self._token] = (self._callbacks, self._bytes)
             needs, self._needs = frozenset(self._needs), set()
             appends.append(
-                Append(self._token, self.operations, self.bound, self._known, self._awaited, needs)
+                Append(
+                    self._token,
+                    self.operations,
+                    self.bound,
+                    self._known,
+                    self._awaited or self._fault is not None,
+                    needs,
+                    self._fault,
+                )
             )
+        self._fault = None
         ready = Ready(appends, self.reads, self.sends, self.closed, self.notices)
         self.sends, self.reads, self.closed, self.notices = [], [], [], []
         self.operations, self.bound, self._callbacks, self._bytes = [], [], [], 0

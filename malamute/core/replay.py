@@ -18,6 +18,7 @@ from malamute.core.chunk import Loaded
 from malamute.core.ready import Read
 from malamute.core.storage import Chunk, Damage, ReadResult
 from malamute.core.subscription import Reader
+from malamute.errors import MalamuteError
 from malamute.matching import Group, Single
 from malamute.protocol.messages import NO_JOURNAL, OVERWRITTEN
 
@@ -80,7 +81,15 @@ class Replay:
         for subscription in list(self.waking.values()):
             if self.stream.turn.replay_work <= 0:
                 return
-            self._advance(subscription)
+            try:
+                self._advance(subscription)
+            except Exception as error:
+                self._fail(subscription, error)
+
+    def _fail(self, subscription: Reader, error: Exception) -> None:
+        """A fault ends the one subscription that met it."""
+        self.waking.pop(id(subscription), None)
+        subscription.fail(self.stream.turn.fault("replay", error))
 
     def stored(self) -> None:
         """The oldest chunk that waited for the disk is on it."""
@@ -169,7 +178,11 @@ class Replay:
             size_bytes = 1 if subscription.wanted else READ_BYTES
             read = Read(self.stream.name, subscription.cursor, size_bytes)
             # What is stored while it is under way, the read may not have seen.
-            self.stream.turn.ask(read, partial(self.replayed, read.start, self.stream.last_stored))
+            self.stream.turn.ask(
+                read,
+                partial(self.replayed, read.start, self.stream.last_stored),
+                partial(self.not_replayed, read.start),
+            )
 
     def replayed(self, start: int, last: int, result: ReadResult) -> None:
         """Serve what a read found to those who waited for it; `last` was on the disk when it was asked."""
@@ -183,10 +196,19 @@ class Replay:
             else:
                 readers = self._serve_all(readers, found)
         for subscription in all_readers:
+            if not subscription.open:
+                continue
             subscription.reading = False
             if not result.found:
                 subscription.skip(last, OVERWRITTEN)
             subscription.unblock()
+
+    def not_replayed(self, start: int, error: MalamuteError) -> None:
+        """A read came to nothing: whoever waited for it learns why."""
+        for subscription in self._readers.pop(start, ()):
+            if subscription.open:
+                subscription.reading = False
+                subscription.fail(error)
 
     def _serve_all(self, readers: Sequence[Reader], chunk: Chunk) -> list[Reader]:
         """Serve a chunk to those who are ready for it. Returns those for whom the next one may be.
@@ -197,13 +219,16 @@ class Replay:
         left: list[Reader] = []
         turn, served = self.stream.turn, False
         for subscription in readers:
-            while subscription.ready and subscription.cursor <= chunk.last:
-                if served and turn.replay_work <= 0:
-                    break
-                self._serve(subscription, loaded)
-                served = True
-            else:
-                left.append(subscription)
+            try:
+                while subscription.ready and subscription.open and subscription.cursor <= chunk.last:
+                    if served and turn.replay_work <= 0:
+                        break
+                    self._serve(subscription, loaded)
+                    served = True
+                else:
+                    left.append(subscription)
+            except Exception as error:
+                self._fail(subscription, error)
         return left
 
     def _serve(self, subscription: Reader, loaded: Loaded) -> None:

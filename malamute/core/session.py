@@ -349,7 +349,9 @@ class Sessions:
     def tick(self) -> None:
         """End the sessions that stayed away too long, and probe those that are silent."""
         while self._away and next(iter(self._away.values())) <= self.turn.now:
-            self.end(self.by_peer[next(iter(self._away))], "expired")
+            peer, _ = self._away.popitem(last=False)
+            if not self.turn.guard("the end of a session", self.end, self.by_peer[peer], "expired"):
+                self.by_peer.pop(peer, None)
         busy, idle = self._probes
         for session in [*busy.due(self.turn.now), *idle.due(self.turn.now)]:
             self.turn.send(session.peer, Ping())
@@ -485,9 +487,12 @@ class Sessions:
         if not self._confirmations:
             return
         confirmations, self._confirmations = self._confirmations, {}
-        for session in confirmations:
-            self._store(session)
         self.turn.when_stored(lambda error: self._confirm(confirmations, error))
+        try:
+            for session in confirmations:
+                self._store(session)
+        except Exception as error:
+            self.turn.spoil("the numbers of a session", error)
 
     def _store(self, session: Session) -> None:
         if self._lives(session):

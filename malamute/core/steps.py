@@ -8,10 +8,11 @@ broker does other things: what was true before a `yield` may not be true after i
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from typing import Any, Final, Literal
 
 from malamute.core.ready import Question, Turn
+from malamute.errors import MalamuteError
 
 STORED: Final = "stored"
 GO_ON: Final = "go on"
@@ -21,17 +22,32 @@ Steps = Generator[Question | Literal["stored", "go on"], Any, Any]
 
 def proceed(turn: Turn, steps: Steps) -> None:
     """Do the first step, and each of the others when what it waits for is there."""
+    failed = turn.on_failure
 
     def go(answer: Any) -> None:
+        on(steps.send, answer)
+
+    def cannot(error: MalamuteError) -> None:
+        on(steps.throw, error)
+
+    def later(error: MalamuteError | None) -> None:
+        turn.guard("a later step", go, error, failed=failed)
+
+    def on(advance: Callable[[Any], Any], value: Any) -> None:
         try:
-            wanted = steps.send(answer)
+            wanted = advance(value)
         except StopIteration:
             return
+        except MalamuteError as error:
+            if failed is None:
+                raise
+            failed(error)
+            return
         if wanted == GO_ON:
-            turn.later(lambda: go(None))
+            turn.later(lambda: later(None))
         elif isinstance(wanted, str):
-            turn.when_stored(go)
+            turn.when_stored(later)
         else:
-            turn.ask(wanted, go)
+            turn.ask(wanted, go, cannot)
 
     go(None)

@@ -123,6 +123,13 @@ class Stream:
         if not subjects:
             return
         self._incoming = ([], [], [])
+        try:
+            self._flush(subjects, records, senders)
+        except Exception as error:
+            # Whoever published learns that it was not stored.
+            self.turn.spoil("what was published", error)
+
+    def _flush(self, subjects: list[str], records: list[Frame], senders: list[str]) -> None:
         self.time = self.moment()
         self._clocked = self.turn.time_ns
         sender = senders[0] if len(set(senders)) == 1 else senders
@@ -251,9 +258,23 @@ class Stream:
             self.next_dispatch = loaded.chunk.last + 1
             while self._dropped:
                 self._refused(self._dropped.popleft(), sent=False)
-            if len(self.audience):
+            if not len(self.audience):
+                continue
+            try:
                 self._offer(loaded, self.audience.match(loaded.columns))
                 self._offer_costly(loaded)
+            except Exception as error:
+                self.turn.fault("matching", error)
+                self._fall_behind(loaded)
+
+    def _fall_behind(self, loaded: Loaded) -> None:
+        """Nobody knows whose a chunk is: let each reader find out for itself, out of the journal."""
+        for group in self.audience.groups():
+            for reader in group.members.values():
+                if not reader.cursor and reader.began and reader.start <= loaded.chunk.last:
+                    # What it has had already it does not get again.
+                    reader.switch(max(reader.start, loaded.chunk.first, reader.after + 1))
+                    reader.unblock()
 
     def _offer(self, loaded: Loaded, matches: Sequence[Groups]) -> None:
         """Offer the messages of a chunk, or the first of them, to whom they are for."""
@@ -262,11 +283,14 @@ class Stream:
                 start = subscription.start
                 if subscription.cursor or start > loaded.chunk.last or not subscription.began:
                     continue
-                if subscription.committed:
-                    loaded.later[id(subscription)] = subscription, part
-                elif left := start if start > loaded.chunk.first else subscription.offer(part):
-                    subscription.switch(left)
-                    subscription.unblock()
+                try:
+                    if subscription.committed:
+                        loaded.later[id(subscription)] = subscription, part
+                    elif left := start if start > loaded.chunk.first else subscription.offer(part):
+                        subscription.switch(left)
+                        subscription.unblock()
+                except Exception as error:
+                    subscription.fail(self.turn.fault("a live delivery", error))
 
     def _offer_costly(self, loaded: Loaded) -> None:
         """The same to those who are costly to find. Who cannot be found in this iteration falls behind."""
@@ -290,9 +314,12 @@ class Stream:
             # Who has fallen behind meanwhile gets it when it comes there.
             if not reader.open or reader.cursor:
                 continue
-            if left := reader.start if reader.start > loaded.chunk.first else reader.offer(part):
-                reader.switch(left)
-                reader.unblock()
+            try:
+                if left := reader.start if reader.start > loaded.chunk.first else reader.offer(part):
+                    reader.switch(left)
+                    reader.unblock()
+            except Exception as error:
+                reader.fail(self.turn.fault("a delivery", error))
 
     def _parts(self, loaded: Loaded, matches: Sequence[Groups]) -> list[tuple[Group, Part]]:
         """Who gets what of a chunk."""
@@ -395,7 +422,8 @@ class Streams:
                     subscription.missed(*missing)
                 subscription.begin(position)
 
-        locate(stream, start, subscription.group, look)
+        with self.turn.failing(subscription.fail):
+            locate(stream, start, subscription.group, look)
 
     def flush(self) -> None:
         """Send and store what the turn brought."""
@@ -405,7 +433,7 @@ class Streams:
         for stream in active:
             stream.flush()
             if self.turn.replay_work > 0:
-                stream.replay.advance()
+                self.turn.guard("replay", stream.replay.advance)
                 served.append(stream)
             else:
                 self.active[stream.name] = stream

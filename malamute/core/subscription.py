@@ -15,10 +15,24 @@ from malamute.core.chunk import Part
 from malamute.core.credit import Credit
 from malamute.core.session import Session
 from malamute.matching import Group, Selector
-from malamute.protocol.messages import NOT_STORED, TAKEN_BACK, Deliver, Gap, Ranges, Switch
+from malamute.protocol.codec import error_message
+from malamute.protocol.messages import (
+    BY_TYPE,
+    NOT_STORED,
+    TAKEN_BACK,
+    Deliver,
+    Gap,
+    Ranges,
+    Subscribe,
+    Switch,
+)
 
 if TYPE_CHECKING:
     from malamute.core.stream import Stream
+    from malamute.errors import MalamuteError
+
+
+_SUBSCRIBE = BY_TYPE[Subscribe].opcode
 
 
 class Position(NamedTuple):
@@ -108,6 +122,10 @@ class Reader:
 
     def switched(self, state: str, sequence: int) -> None:
         """Learn that it is LIVE or in REPLAY now."""
+        raise NotImplementedError
+
+    def fail(self, error: MalamuteError) -> None:
+        """Learn that it cannot go on."""
         raise NotImplementedError
 
     def unblock(self) -> None:
@@ -254,6 +272,14 @@ class Subscription(Reader):
 
     def _has_had(self, sequence: int) -> bool:
         return self.began and self.start <= sequence and not 0 < self.cursor <= sequence
+
+    def fail(self, error: MalamuteError) -> None:
+        """End it, and tell the client why."""
+        if self.open:
+            del self.session.sources[self.source]
+            self.began = False
+            self.stream.turn.ended.append(self)
+            self.stream.turn.send(self.session.peer, error_message(error, _SUBSCRIBE, self.source))
 
     def missed(self, first: int, last: int, reason: str) -> None:
         """Tell the client that messages cannot be had."""

@@ -30,7 +30,9 @@ class Timer:
 class Timers:
     """All timers. Times are seconds since the epoch, UTC; those of one time run as they were set."""
 
-    def __init__(self) -> None:
+    def __init__(self, on_fault: Callable[[Exception], object]) -> None:
+        """`on_fault` is called with what an action raises: the others are run nevertheless."""
+        self._on_fault = on_fault
         self._heap: list[tuple[float, int, Timer]] = []
         self._set = 0
         self._cancelled = 0
@@ -65,8 +67,11 @@ class Timers:
             action, timer.action = timer.action, None
             if action is None:
                 self._cancelled -= 1
-            else:
+                continue
+            try:
                 action()
+            except Exception as error:
+                self._on_fault(error)
 
     def next_deadline(self) -> float | None:
         """When `run` has something to do."""

@@ -20,6 +20,7 @@ from malamute import __version__
 from malamute.config import Config, Log
 from malamute.core import Core, Settings
 from malamute.core.events import EVENTS
+from malamute.core.faults import FAULT
 from malamute.core.ready import Notice
 from malamute.errors import MalamuteError
 from malamute.journal.disk import DiskStore
@@ -195,7 +196,8 @@ def _on_store_error(error: MalamuteError) -> None:
 
 
 def _on_notice(notice: Notice) -> None:
-    log.warning(notice.event, **notice.details)
+    tell = log.error if notice.event == FAULT else log.warning
+    tell(notice.event, **notice.details)
 
 
 def raise_file_limit() -> int:

@@ -20,7 +20,7 @@ from malamute.errors import MalamuteError
 from malamute.journal.store import Store
 from malamute.server.clock import Clock
 from malamute.server.transport import Transport
-from malamute.server.worker import Crashed, Damaged, Found, Reader, Results, Writer, Written
+from malamute.server.worker import Crashed, Damaged, Faulty, Found, Reader, Results, Writer, Written
 
 RETRY_MS = 10
 """How often full pipes are tried again, in milliseconds."""
@@ -130,6 +130,8 @@ class Loop:
         for peer, message in self.transport.receive():
             if isinstance(message, MalamuteError):
                 core.refuse(peer, message, now)
+            elif isinstance(message, Exception):
+                core.refuse(peer, core.turn.fault("decoding", message), now)
             else:
                 core.receive(peer, message, now)
             if core.turn.work <= 0 or timer() >= ends:
@@ -178,6 +180,8 @@ class Loop:
                 self.core.answered(result.question, result.result, now)
             elif isinstance(result, Damaged):
                 self.core.damaged(result.defects, now)
+            elif isinstance(result, Faulty):
+                self.core.turn.fault(f"a thread that was {result.what}", result.error)
             elif isinstance(result, Crashed):
                 raise result.error
             else:
@@ -202,8 +206,11 @@ class Loop:
         ready = self.core.ready()
         send = self.transport.send
         for peer, message in ready.sends:
-            if send(peer, message):
-                self.core.blocked(peer)
+            try:
+                if send(peer, message):
+                    self.core.blocked(peer)
+            except (TypeError, ValueError, OverflowError) as error:  # it cannot be encoded
+                self.core.unsent(peer, message, error, now)
         # Behind the sends, none of which waits for them: a thread that wakes takes the interpreter's lock.
         self._store(ready.appends, now)
         for question in ready.reads:

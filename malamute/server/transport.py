@@ -159,8 +159,11 @@ class Transport:
                 self._stuck.discard(peer)
         guard.ended.clear()
 
-    def receive(self) -> Iterator[tuple[bytes, Message | MalamuteError]]:  # noqa: C901  # a call would cost
-        """What peers have sent, up to the limits of a turn: messages, or the error that they are."""
+    def receive(self) -> Iterator[tuple[bytes, Message | Exception]]:  # noqa: C901  # a call would cost
+        """What peers have sent, up to the limits of a turn: messages, or the error that they are.
+
+        An error that is no `MalamuteError` is a fault of the decoder.
+        """
         receive, has_more = self.socket.recv, self._has_more
         size_bytes = 0
         self.drained = False
@@ -190,7 +193,7 @@ class Transport:
                 return
             try:
                 message = decode(frames)
-            except MalamuteError as error:
+            except Exception as error:
                 yield peer, error
             else:
                 if type(message) in _OF_CONNECTIONS:

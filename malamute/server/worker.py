@@ -41,6 +41,7 @@ from malamute.core.storage import (
 )
 from malamute.errors import (
     AccessRefused,
+    InternalError,
     InvalidValue,
     MalamuteError,
     StorageFull,
@@ -73,7 +74,7 @@ class Written(NamedTuple):
     """Appends were stored, or not for the reason given."""
 
     tokens: Sequence[int]
-    error: StoreError | StorageFull | None = None
+    error: MalamuteError | None = None
 
 
 class Found(NamedTuple):
@@ -89,17 +90,27 @@ class Damaged(NamedTuple):
     defects: Sequence[Defect]
 
 
+class Faulty(NamedTuple):
+    """A worker met a fault of ours. The job that met it has failed; the worker goes on."""
+
+    what: str
+    error: Exception
+
+
 class Crashed(NamedTuple):
-    """A worker met a fault of ours and is no more."""
+    """A worker is no more: the store is lost for good, or its thread cannot go on."""
 
     error: BaseException
+
+
+Result = Written | Found | Damaged | Faulty | Crashed
 
 
 class Results:
     """What the workers have done, and the socket that tells the loop to look."""
 
     def __init__(self) -> None:
-        self._done: deque[Written | Found | Damaged | Crashed] = deque()
+        self._done: deque[Result] = deque()
         self._receiver, self._sender = socket.socketpair()
         self._receiver.setblocking(False)
         self._sender.setblocking(False)
@@ -109,7 +120,7 @@ class Results:
         """The file descriptor to poll for input."""
         return self._receiver.fileno()
 
-    def put(self, result: Written | Found | Damaged | Crashed) -> None:
+    def put(self, result: Result) -> None:
         """Add a result. Called by the workers."""
         self._done.append(result)
         self.wake()
@@ -127,7 +138,7 @@ class Results:
             self._receiver.recv(16)
         self._woken = False
 
-    def take(self) -> list[Written | Found | Damaged | Crashed]:
+    def take(self) -> list[Result]:
         """All results since the last time. Called by the loop."""
         results = []
         while self._done:
@@ -171,8 +182,13 @@ class Worker(threading.Thread, Generic[Job]):
                 self.work(jobs)
                 if defects := self._store.take_defects():
                     self._results.put(Damaged(defects))
-        except BaseException as error:  # the loop raises it again: a fault of ours stops the broker
+        except BaseException as error:  # the loop raises it again: without this thread there is no broker
             self._results.put(Crashed(error))
+
+    def failed(self, what: str, error: Exception) -> InternalError:
+        """Report a fault of ours that has ended one job. Returns the error for whoever waits for that."""
+        self._results.put(Faulty(what, error))
+        return InternalError(f"a fault of the broker's own while it was {what}: {type(error).__name__}")
 
     def work(self, jobs: Sequence[Job]) -> None:
         """Do these jobs."""
@@ -195,21 +211,18 @@ class Writer(Worker[Append]):
 
     def work(self, jobs: Sequence[Append]) -> None:
         """Commit all of them, or find out which of them cannot be."""
-        if self._failures:
+        if self._failures or any(job.fault for job in jobs):
             self._one_by_one(jobs)
             return
-        try:
-            self._store.write([operation for job in jobs for operation in job.operations])
-        except StoreLost:
-            raise
-        except (StoreError, StorageFull) as error:
+        error = self._try([operation for job in jobs for operation in job.operations])
+        if error is not None:
             self._one_by_one(jobs, error)
         else:
             self._results.put(Written([job.token for job in jobs]))
 
-    def _one_by_one(self, jobs: Sequence[Append], error: StoreError | StorageFull | None = None) -> None:
+    def _one_by_one(self, jobs: Sequence[Append], error: MalamuteError | None = None) -> None:
         for job in jobs:
-            reason = self._doubt(job)
+            reason = job.fault or self._doubt(job)
             if reason is None:
                 reason = error if error and len(jobs) == 1 else self._try(job.operations)
             written = Written([job.token], reason)
@@ -220,20 +233,22 @@ class Writer(Worker[Append]):
             # What is made later was begun when the core knew all that it knew when it made this one.
             self._failures = {k: fault for k, fault in self._failures.items() if fault.tokens[0] > job.known}
 
-    def _doubt(self, job: Append) -> StoreError | StorageFull | None:
+    def _doubt(self, job: Append) -> MalamuteError | None:
         """The error of an earlier append that this one needs, or would tell of as stored."""
         found = [self._failures[token] for token in job.needs if token in self._failures]
         told = [self._failures[session] for session in _sessions(job) if session in self._failures]
         found += [failed for failed in told if failed.tokens[0] > job.known]
         return found[0].error if found else None
 
-    def _try(self, operations: Sequence[Operation]) -> StoreError | StorageFull | None:
+    def _try(self, operations: Sequence[Operation]) -> MalamuteError | None:
         try:
             self._store.write(operations)
         except StoreLost:
             raise
         except (StoreError, StorageFull) as error:
             return error
+        except Exception as error:
+            return self.failed("writing", error)
         return None
 
 
@@ -248,7 +263,17 @@ class Reader(Worker[Question]):
     def work(self, jobs: Sequence[Question]) -> None:
         """Answer each question."""
         for question in jobs:
-            self._results.put(Found(question, ANSWERS[type(question)](self._store, question)))
+            self._results.put(Found(question, self._answer(question)))
+
+    def _answer(self, question: Question) -> Any:
+        try:
+            return ANSWERS[type(question)](self._store, question)
+        except StoreLost:
+            raise
+        except (StoreError, StorageFull) as error:
+            return error
+        except Exception as error:
+            return self.failed(f"reading ({type(question).__name__})", error)
 
 
 def _back_up(store: Store, backup: Backup) -> dict[str, Any] | MalamuteError:
@@ -257,10 +282,7 @@ def _back_up(store: Store, backup: Backup) -> dict[str, Any] | MalamuteError:
     below, directory = Path(backup.below).resolve(), Path(backup.directory).resolve()
     if not directory.is_relative_to(below) or directory == below:
         return AccessRefused(f"a backup goes below {below}, where {backup.directory} leads to {directory}")
-    try:
-        return store.backup(directory)._asdict()
-    except (StoreError, StorageFull) as error:
-        return error
+    return store.backup(directory)._asdict()
 
 
 def _survey(store: Store) -> Any:

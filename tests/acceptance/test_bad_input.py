@@ -8,6 +8,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from math import inf, nan
 from typing import Any
 
 import msgpack
@@ -18,7 +19,8 @@ from rig_peer import Peer, peer
 from rig_waiting import PATIENCE, eventually
 
 import malamute
-from malamute.errors import MalamuteError
+from malamute.core import administration, inspection
+from malamute.errors import InvalidName, InvalidValue, MalamuteError
 from malamute.protocol.codec import decode, encode
 from malamute.protocol.messages import (
     SPECS,
@@ -51,6 +53,29 @@ STABLE = ("sessions", "streams", "mailboxes", "services", "queue_bytes")
 def command(*fields: Any) -> bytes:
     packed: bytes = msgpack.packb(fields)
     return packed
+
+
+def argument_faults() -> list[tuple[str, str, str, Any]]:
+    """For each argument of each topic values that it must not have."""
+    return [
+        (method, topic, name, value)
+        for method, topics in (("query", inspection.TOPICS), ("change", administration.TOPICS))
+        for topic, (_, takes) in topics.items()
+        for name, rule in takes.rules.items()
+        for value in (inf, -inf, nan, 1e300, -1, 2**64 - 1, "/a\0b", "x" * 5000, [nan], {"a": [1]}, None)
+        if not rule.holds(value)
+    ]
+
+
+def test_no_argument_of_any_topic_ends_the_broker(
+    daemon: Daemon, connect: Callable[..., malamute.Client]
+) -> None:
+    """An age of infinity ended the writer once, and a NUL in a path the copier: both end the process."""
+    with connect("operator") as client:
+        for method, topic, name, value in argument_faults():
+            with pytest.raises((InvalidValue, InvalidName)):
+                getattr(client, method)(topic, **{name: value})
+        assert client.query("status")["faults"] == 0
 
 
 @contextmanager

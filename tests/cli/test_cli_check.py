@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from typing import Any
 
 import pytest
 from cli_commands import Run
@@ -30,6 +31,22 @@ CHECK = ("broker", "check")
 def test_a_figure_at_its_bound_and_beside_it(name: str, value: float, state: State) -> None:
     bounds = Bounds(20, 10) if MEASURES[name].least else Bounds(10, 20)
     assert judge(name, Figure(value), bounds).state is state
+
+
+@pytest.mark.parametrize(("name", "key"), [("faults", "faults"), ("unrecovered", "not_recovered")])
+def test_a_single_one_of_what_should_never_be_is_a_warning(
+    run: Run, client: malamute.Client, monkeypatch: pytest.MonkeyPatch, name: str, key: str
+) -> None:
+    real = malamute.Client.query
+
+    def query(self: malamute.Client, topic: str, **arguments: Any) -> Any:
+        answer = real(self, topic, **arguments)
+        return {**answer, key: 1} if topic == "status" else answer
+
+    monkeypatch.setattr(malamute.Client, "query", query)
+    assert f"{name} 1 is at or over 1" in run(*CHECK, exit_code=1).stdout
+    run(*CHECK, f"--{name}", "2", exit_code=0)
+    run(*CHECK, f"--{name}", ",1", exit_code=2)
 
 
 def test_a_broker_that_is_well(run: Run, client: malamute.Client) -> None:

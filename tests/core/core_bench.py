@@ -107,6 +107,8 @@ class Bench:
         """The tokens of what was not stored."""
         self.reads: deque[Read] = deque()
         self.notices: list[Notice] = []
+        self.faulty = False
+        """Whether a test makes the core raise."""
         self.events: list[str] = []
         """The subjects of the broker's own events."""
         self.log: list[tuple[str, Message]] = []
@@ -182,6 +184,8 @@ class Bench:
     def turn(self) -> None:
         """End the turn: note what is to be stored, read and sent."""
         ready = self.core.ready()
+        if not self.faulty:
+            assert not self.core.turn.faults.by_place, [n.details for n in ready.notices]
         self.appends += ready.appends
         self.reads += ready.reads
         self.notices += ready.notices
@@ -197,8 +201,8 @@ class Bench:
 
     def commit(self) -> None:
         """Store what was handed out first, and tell the core."""
-        if self.appends[0].needs & self._failed:
-            self.fail()
+        if self.appends[0].fault or self.appends[0].needs & self._failed:
+            self.fail(self.appends[0].fault)
             return
         append = self.appends.popleft()
         self.store.write(append.operations)

@@ -8,9 +8,10 @@ from collections.abc import Iterator
 import pytest
 import zmq
 
-from malamute.core import Core, Settings
+from malamute.core import Core, Settings, inspection
 from malamute.core.delivery import QueuePolicy
 from malamute.journal.memory import MemoryStore
+from malamute.protocol.arguments import Arguments
 from malamute.protocol.batch import pack_record
 from malamute.protocol.codec import decode, encode
 from malamute.protocol.messages import (
@@ -23,6 +24,7 @@ from malamute.protocol.messages import (
     Pong,
     Progress,
     Publish,
+    Query,
     Send,
     Stored,
     Welcome,
@@ -35,10 +37,13 @@ WAIT_MS = 60_000
 
 
 class Disk(MemoryStore):
-    """A store with a fault of ours in it, for one stream."""
+    """A store with a fault of ours in it, for one stream, and the end of its thread, for another."""
 
     def write(self, operations):
-        assert not any(getattr(operation, "stream", "") == "broken" for operation in operations), "a fault"
+        streams = {getattr(operation, "stream", "") for operation in operations}
+        assert "broken" not in streams, "a fault"
+        if "lost" in streams:
+            raise SystemExit
         super().write(operations)
 
 
@@ -106,13 +111,44 @@ def test_what_is_no_command_is_answered_and_the_loop_goes_on(running):
     assert running.hear() == Pong()
 
 
-def test_the_crash_of_a_worker_ends_the_loop_with_its_error(running):
+def test_a_fault_in_a_thread_refuses_what_met_it_and_the_broker_goes_on(running):
     running.say(Hello([2], "alice"))
     assert isinstance(running.hear(), Welcome)
     running.say(publish("broken"))
+    error = running.hear()
+    assert (error.code, error.about, error.ref) == (500, 2, 1)
+    running.say(publish("s", 2))
+    assert running.hear() == Stored([[2, 2, 1]])
+    running.say(Query(1, "status", {}))
+    assert running.hear().value["faults"] > 0
+
+
+def test_a_worker_that_is_no_more_ends_the_loop_with_its_error(running):
+    running.say(Hello([2], "alice"))
+    assert isinstance(running.hear(), Welcome)
+    running.say(publish("lost"))
     running.join()
-    assert isinstance(running.failure, AssertionError)
-    assert "a fault" in str(running.failure)
+    assert isinstance(running.failure, SystemExit)
+
+
+def test_a_fault_of_the_decoder_is_an_error_and_the_broker_goes_on(running, monkeypatch):
+    monkeypatch.setattr("malamute.server.transport.decode", lambda frames: 1 // 0)
+    running.say(Hello([2], "alice"))
+    assert running.hear().code == 500
+    monkeypatch.undo()
+    running.say(Hello([2], "alice"))
+    assert isinstance(running.hear(), Welcome)
+
+
+def test_what_cannot_be_encoded_is_an_error_and_the_broker_goes_on(running, monkeypatch):
+    running.say(Hello([2], "alice"))
+    assert isinstance(running.hear(), Welcome)
+    monkeypatch.setitem(inspection.TOPICS, "status", (lambda core: 2**80, Arguments()))
+    running.say(Query(5, "status", {}))
+    error = running.hear()
+    assert (error.code, error.about, error.ref) == (500, 11, 5)
+    running.say(Ping())
+    assert running.hear() == Pong()
 
 
 def test_a_loop_that_is_stopped_confirms_what_it_has_taken(running):

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from malamute.core.ready import Append, Fetch, Read
+from malamute.core.ready import Append, Fetch, FindTime, Read
 from malamute.core.storage import (
     AppendChunk,
     Chunk,
@@ -22,9 +22,9 @@ from malamute.core.storage import (
     QueueState,
     SetAttempts,
 )
-from malamute.errors import StorageFull, StoreError, StoreLost
+from malamute.errors import InternalError, MalamuteError, StorageFull, StoreError, StoreLost
 from malamute.journal.memory import MemoryStore
-from malamute.server.worker import Crashed, Found, Reader, Results, Worker, Writer, Written, salvage
+from malamute.server.worker import Crashed, Faulty, Found, Reader, Results, Worker, Writer, Written, salvage
 
 WAIT_SECONDS = 60
 
@@ -140,14 +140,51 @@ def test_a_fault_of_the_disk_is_told_like_a_full_one(results):
     assert write(store, results, Append(1, [BAD])) == [Written([1], store.error)]
 
 
-def test_a_fault_of_ours_ends_the_worker_and_is_handed_on(results):
+def test_a_fault_of_ours_fails_the_append_that_met_it_and_no_other(results):
     store = Disk(AssertionError("a stream went backwards"))
+    found = write(store, results, good(1), Append(2, [delete(1), BAD]), good(3))
+    # All together, and that one alone.
+    assert found.count(Faulty("writing", store.error)) == 2
+    assert [(w.tokens, type(w.error)) for w in found if isinstance(w, Written)] == [
+        ([1], type(None)),
+        ([2], InternalError),
+        ([3], type(None)),
+    ]
+    assert kept(store) == [3]
+
+
+def test_an_append_with_a_fault_is_not_stored_but_gives_room_back(results):
+    store = Disk()
+    store.write([put(1)])
+    fault = InternalError("an iteration was given up")
+    written = write(store, results, good(2), Append(3, [put(3), delete(1)], fault=fault), good(4))
+    assert written == [Written([2]), Written([3], fault), Written([4])]
+    assert kept(store) == [2, 4]
+
+
+def test_what_no_thread_survives_is_handed_on(results):
+    store = Disk(SystemExit())
     assert write(store, results, good(1), Append(2, [BAD])) == [Crashed(store.error)]
 
 
 def test_a_store_that_is_lost_ends_the_worker(results):
     store = Disk(StoreLost("it cannot be opened again"))
     assert write(store, results, good(1), Append(2, [BAD])) == [Crashed(store.error)]
+
+
+@pytest.mark.parametrize("error", [StoreError("input/output error"), AssertionError("a fault")])
+def test_a_read_that_fails_is_an_answer_and_the_reader_goes_on(results, error):
+    class Unreadable(MemoryStore):
+        def find_time(self, stream, time_ns):
+            raise error
+
+    first, second = FindTime("s", 1, 1), Read("s", 1, 100)
+    found = work(Reader("reader", Unreadable(), results), results, first, second)
+    if isinstance(error, AssertionError):
+        assert found.pop(0) == Faulty("reading (FindTime)", error)
+    assert [f.question for f in found] == [first, second]
+    assert isinstance(found[0].result, MalamuteError)
+    assert found[1].result.found == ()
 
 
 def test_what_was_given_before_the_end_is_done(results):

@@ -19,7 +19,7 @@ from malamute.journal.memory import MemoryStore
 from malamute.server.worker import ANSWERS, Found, Writer, Written
 
 
-class PowerLost(Exception):
+class PowerLost(BaseException):
     """Raised where the broker dies while it writes."""
 
 

@@ -144,6 +144,8 @@ class Machine:
         """Do what the core says. Returns whether there was anything."""
         blocked = frozenset(peer for peer, s in self.core.sessions.by_peer.items() if s.blocked)
         ready = self.core.ready()
+        # The broker would go on: here each is a fault to be found.
+        assert not self.core.turn.faults.count, [notice.details for notice in ready.notices]
         for peer in ready.closed:
             self.watch.ending(peer)
         for append in ready.appends:

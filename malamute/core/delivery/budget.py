@@ -162,7 +162,11 @@ class Budget:
             deliveries, self.deliveries = self.deliveries, []
             for consumer in deliveries:
                 given[id(consumer.session)] = consumer.session
-                self._deliver(consumer)
+                try:
+                    self._deliver(consumer)
+                except Exception as error:
+                    self.turn.fault("a delivery", error)
+                    self.turn.broken[consumer.session.peer] = None
         if self._noted:
             for (kind, what, name), count in self._noted.items():
                 self.turn.event(f"{kind}.{what}.{name}", count=count)

@@ -35,6 +35,7 @@ from malamute.core.storage import Frame, QueueKind
 if TYPE_CHECKING:
     from malamute.core.delivery.budget import Budget
     from malamute.core.delivery.queue import Queue
+    from malamute.errors import MalamuteError
 
 RUN_MESSAGES = 1_000
 RUN_BYTES = 1 << 20
@@ -42,6 +43,9 @@ RUN_BYTES = 1 << 20
 
 RUNS_AHEAD = 2
 """Runs that are brought before they are asked for."""
+
+RETRY_SECONDS = 1.0
+"""How long records wait that could not be read for a reason that is not theirs."""
 
 TEXTS_MAX = 1_000
 """Subjects of which cold messages share one copy."""
@@ -179,7 +183,17 @@ class Ahead:
             self._asked.remove(run)
             self._take(run, records)
 
-        queue.turn.ask(Fetch(queue.kind, queue.name, tuple(map(_sequence, run))), brought)
+        def failed(error: MalamuteError) -> None:
+            # They are on the disk, and are asked for again.
+            queue.budget.memory.ahead -= size_bytes
+            self._asked.remove(run)
+            queue.budget.timers.at(queue.turn.now + RETRY_SECONDS, lambda: self._again(run))
+
+        queue.turn.ask(Fetch(queue.kind, queue.name, tuple(map(_sequence, run))), brought, failed)
+
+    def _again(self, run: Sequence[Entry]) -> None:
+        if here := [e for e in run if e.record is None and e.sequence in self._queue.entries]:
+            self._ask(here)
 
     def _take(self, run: Sequence[Entry], records: Records) -> None:
         queue = self._queue

@@ -17,11 +17,11 @@ from malamute.core.delivery.entry import Entry, puts, ranges_of, size_of
 from malamute.core.delivery.options import Options
 from malamute.core.steps import STORED, Steps, proceed
 from malamute.core.storage import DeleteMessages, Message, QueueKind, QueueState
+from malamute.errors import MalamuteError
 from malamute.protocol.batch import pack_record
 
 if TYPE_CHECKING:
     from malamute.core.delivery.queue import Queue
-    from malamute.errors import MalamuteError
 
 LEFT_BEHIND = ("dead", "tracker", "delay", "at", "immediate")
 """Properties that a message does not have when it is sent again."""
@@ -147,7 +147,11 @@ class DeadLetters:
         left = len(entries)
         error: MalamuteError | None = None
         for run in runs(entries):
-            records = {} if error else (yield from records_of(self.kind, queue.name, run))
+            records: Records = {}
+            try:
+                records = {} if error else (yield from records_of(self.kind, queue.name, run))
+            except MalamuteError as fault:
+                error = fault
             queue.budget.reserve(queue, -len(run), -size_of(run))
             left -= len(run)
             # Those that were dropped meanwhile stay away, and those that cannot be read stay here.
