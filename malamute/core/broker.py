@@ -24,7 +24,7 @@ from malamute.core.events import Events, tell_worker
 from malamute.core.feed import Feeds
 from malamute.core.health import Health
 from malamute.core.mailbox import Mailboxes
-from malamute.core.ready import Question, Ready, Turn
+from malamute.core.ready import ClockStep, Question, Ready, Turn
 from malamute.core.recovery import Recovery
 from malamute.core.selectors import SelectorBudget
 from malamute.core.service import Services
@@ -83,6 +83,15 @@ from malamute.protocol.messages import (
 )
 
 ROUTING_ID_BYTES = 16
+
+CLOCK_WORDS = {
+    "stepped": "the clock on the wall was set; the times of messages follow when it has stood for a while",
+    "returned": "the clock on the wall was set back to where it was",
+    "followed": "the times of messages follow the clock on the wall from now on",
+}
+
+CLOCK_BEHIND_MAX, CLOCK_AHEAD_MAX = 1.0, 86_400.0
+"""Seconds that the clock may be behind or ahead of the newest message at the start before that is told."""
 
 
 class Settings(NamedTuple):
@@ -156,6 +165,16 @@ class Core:
         )
         self.health.damaged(recovered.defects)
         self.turn.event("broker.started", software=settings.software, pid=settings.facts.get("pid"))
+        self._check_clock(recovered)
+
+    def _check_clock(self, recovered: Recovered) -> None:
+        """Tell if the clock is not where the newest messages were left: it may be wrong now, or was then."""
+        newest = max((state.time for state in recovered.streams.values()), default=0)
+        seconds = self.turn.now - newest / 1e9
+        if newest and not -CLOCK_BEHIND_MAX <= seconds <= CLOCK_AHEAD_MAX:
+            what = "behind" if seconds < 0 else "ahead"
+            self.turn.notice(f"the clock is {what} of the newest message", seconds=abs(seconds))
+            self.turn.event(f"clock.{what}", seconds=abs(seconds))
 
     def _restore(self, recovered: Recovered) -> None:
         take_up = self.recovery.take_up
@@ -310,6 +329,16 @@ class Core:
             session.blocked = False
             for source in session.sources.values():
                 self._guard_source(session, source.unblock)
+
+    def clock(self, step: ClockStep, now: float) -> None:
+        """The clock on the wall was set. What is counted goes on; the times that are told may follow."""
+        self.turn.now = now
+        self.turn.ahead = step.ahead
+        self._tell_clock(step.what, step.seconds)
+
+    def _tell_clock(self, what: str, seconds: float) -> None:
+        self.turn.notice(CLOCK_WORDS[what], seconds=seconds)
+        self.turn.event(f"clock.{what}", seconds=seconds)
 
     def tick(self, now: float) -> None:
         """Do what has become due."""

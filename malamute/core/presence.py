@@ -86,7 +86,7 @@ def queue_row(core: Core, queue: Queue) -> Row:
         "bytes": queue.bytes,
         "cold_bytes": queue.cold,
         "consumers": len(queue.consumers),
-        "oldest_age": now - oldest / 1e9 if oldest is not None else None,
+        "oldest_age": max(0.0, now + core.turn.ahead - oldest / 1e9) if oldest is not None else None,
         "expired": queue.counts["expired"],
         "timeouts": queue.counts["timeout"],
         "redelivered": queue.counts["redelivered"],

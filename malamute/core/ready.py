@@ -127,6 +127,17 @@ class Event(NamedTuple):
     details: Mapping[str, Any]
 
 
+class ClockStep(NamedTuple):
+    """The clock on the wall was set by `seconds`: it has `stepped`, `returned`, or is `followed` from now on.
+
+    `ahead` is how far the times that are told are ahead of those that are counted.
+    """
+
+    what: str
+    seconds: float
+    ahead: float
+
+
 class Notice(NamedTuple):
     """Something that an operator should know: an event in words, with its details."""
 
@@ -193,6 +204,11 @@ class Turn:
     def time_ns(self) -> int:
         """What the clock on the wall says, in nanoseconds UTC: the time that is told and stored."""
         return int((self.now + self.ahead) * 1e9)
+
+    @property
+    def ahead_ns(self) -> int:
+        """How far that is ahead of the time that is counted."""
+        return int(self.ahead * 1e9)
 
     def send(self, peer: bytes, message: Message) -> None:
         """Send a message to a peer at the end of the turn."""

@@ -147,7 +147,7 @@ class Stream:
     def moment(self) -> int:
         """The time now as this stream has it, in nanoseconds UTC."""
         now = self.turn.time_ns
-        return max(now, self.time + (now - self._clocked) // 2)
+        return max(now, self.time + max(0, now - self._clocked) // 2)
 
     def close(self) -> None:
         """Give back the sequences that were reserved and not used."""

@@ -1,22 +1,61 @@
-"""The broker's clock: seconds since the epoch, UTC, that never go back."""
+"""The broker's clock: seconds since the epoch, UTC, that are counted and never step.
+
+Two things are asked of a clock: how long something takes, and what time it is. Durations (time to live, ack
+deadlines, the expiry of sessions) go by seconds that are counted since the start, also while the host is
+suspended; they begin with what the clock on the wall says then. What time it is says the clock on the wall,
+which somebody may set, and may set wrong. So a step of it is told at once and believed when it has stood for
+`HOLD_SECONDS`; from then on the times of messages go by it. A wrong step that is mended before changes
+nothing. No step, wrong or right, ends a duration.
+"""
 
 from __future__ import annotations
 
 import time
 
+from malamute.core.ready import ClockStep
+
 STEP_MAX = 1.0
-"""Seconds that the wall clock may differ before it is followed."""
+"""Seconds that the clock on the wall may differ before that is a step."""
+
+HOLD_SECONDS = 600.0
+"""How long a step must stand before it is believed."""
+
+_COUNTED = getattr(time, "CLOCK_BOOTTIME", None)
+"""The clock that goes on while the host is suspended, where there is one."""
+
+
+def counted() -> float:
+    """Seconds since some moment, which nobody can set."""
+    return time.monotonic() if _COUNTED is None else time.clock_gettime(_COUNTED)
 
 
 class Clock:
-    """The monotonic clock, set to UTC. A step of the wall clock is followed if it goes forward."""
+    """Call it for the time now; `look` now and then at the clock on the wall."""
 
     def __init__(self) -> None:
-        self._offset = time.time() - time.monotonic()
+        self._offset = time.time() - counted()
+        self._ahead = 0.0
+        self._seen: float | None = None
+        """The step that is not believed yet, in seconds."""
+        self._seen_at = 0.0
 
     def __call__(self) -> float:
         """The time now."""
-        monotonic, wall = time.monotonic(), time.time()
-        if wall - monotonic > self._offset + STEP_MAX:
-            self._offset = wall - monotonic
-        return monotonic + self._offset
+        return counted() + self._offset
+
+    def look(self, now: float) -> ClockStep | None:
+        """What there is to tell of the clock on the wall."""
+        differs = time.time() - now - self._ahead
+        if abs(differs) <= STEP_MAX:
+            if self._seen is None:
+                return None
+            gone, self._seen = self._seen, None
+            return ClockStep("returned", -gone, self._ahead)
+        if self._seen is None or abs(differs - self._seen) > STEP_MAX:
+            self._seen, self._seen_at = differs, now
+            return ClockStep("stepped", differs, self._ahead)
+        if now < self._seen_at + HOLD_SECONDS:
+            return None
+        self._seen = None
+        self._ahead += differs
+        return ClockStep("followed", differs, self._ahead)

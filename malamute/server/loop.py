@@ -115,6 +115,8 @@ class Loop:
         self._take_peers(now)
         self._take_in(now)
         self._take_results(now)
+        if (step := self.clock.look(now)) is not None:
+            self.core.clock(step, now)
         if self._awake(now):
             self.core.tick(now)
         self._flush(now)

@@ -177,6 +177,15 @@ def check_deliveries(deliveries: Sequence[tuple[int, int]], count: int) -> None:
     assert max(unflagged.values()) == 1, "a delivery was repeated without saying so"
 
 
+def check_taken_back(live: Sequence[int], stored: Sequence[int], gaps: Sequence[Gap]) -> list[Gap]:
+    """Whoever had what is no more was told, and of nothing else. Returns the other gaps."""
+    told = [(gap.first, gap.last) for gap in gaps if gap.reason == "taken-back"]
+    kept, lost = set(stored), set(live) - set(stored)
+    assert not {s for s in lost if not any(first <= s <= last for first, last in told)}, "nobody told"
+    assert not {s for s in kept if any(first <= s <= last for first, last in told)}, "told of what is there"
+    return [gap for gap in gaps if gap.reason != "taken-back"]
+
+
 def check_numbering(sequences: Sequence[int], gaps: Sequence[Gap]) -> None:
     """Sequences ascend, and where one is missing a gap of a restart has told exactly which."""
     assert all(a < b for a, b in pairwise(sequences))

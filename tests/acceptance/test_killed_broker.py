@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 from rig_daemon import Daemon
-from rig_load import ROLES, STREAM, Load, check_numbering, read_back
+from rig_load import ROLES, STREAM, Load, check_numbering, check_taken_back, read_back
 from rig_waiting import PATIENCE, eventually
 
 import malamute
@@ -41,4 +41,5 @@ def test_twenty_kills_under_load_lose_nothing_that_was_confirmed_and_double_noth
 
     load.check_all(stored)
     check_numbering([message.sequence for message in stored], gaps)
-    check_numbering([message.sequence for message in load.live], load.gaps)
+    live = [message.sequence for message in load.live]
+    check_numbering(live, check_taken_back(live, [message.sequence for message in stored], load.gaps))

@@ -24,6 +24,7 @@ from core_bench import (
 
 from malamute.core.delivery import QueuePolicy
 from malamute.core.events import EVENTS, EVENTS_MAX, PART_BYTES_MAX, TROUBLE_SECONDS, subject_part
+from malamute.core.ready import ClockStep
 from malamute.core.storage import OPENED_AGAIN, Defect
 from malamute.errors import StoreError
 from malamute.journal.store import Retention
@@ -608,6 +609,14 @@ def everything_happens():
     bench.tell("alice", Change(0, "feed.delete", {"service": "w", "stream": "s"}))
     bench.tell("bob", Cancel(1), Cancel(2))
     bench.settle()
+    for what in ("stepped", "returned", "followed"):
+        bench.core.clock(ClockStep(what, 5.0, 0.0), bench.now)
+    bench.settle()
+    for seconds in (-10.0, 200_000.0):
+        bench.now += seconds
+        bench.crash()
+        bench.settle()
+    bench.open("alice", "bob")
     bench.tell("alice", Change(0, "stream.purge", {"stream": "s"}))
     bench.tell("alice", Change(0, "stream.delete", {"stream": "s"}))
     bench.settle()

@@ -1,25 +1,25 @@
-"""The clock never goes back, and follows a wall clock that went forward."""
+"""The clock counts, and believes a step of the clock on the wall when it has stood for a while."""
 
 from __future__ import annotations
 
 import pytest
 
+from malamute.core.ready import ClockStep
 from malamute.server import clock as module
-from malamute.server.clock import STEP_MAX, Clock
+from malamute.server.clock import HOLD_SECONDS, STEP_MAX, Clock
+
+START = 1_000_000.0
 
 
 class Hands:
     """Both clocks of the machine, moved by hand."""
 
     def __init__(self) -> None:
-        self.wall = 1_000_000.0
+        self.wall = START
         self.steady = 50.0
 
     def time(self) -> float:
         return self.wall
-
-    def monotonic(self) -> float:
-        return self.steady
 
     def pass_by(self, seconds: float) -> None:
         self.wall += seconds
@@ -30,31 +30,75 @@ class Hands:
 def hands(monkeypatch) -> Hands:
     hands = Hands()
     monkeypatch.setattr(module, "time", hands)
+    monkeypatch.setattr(module, "counted", lambda: hands.steady)
     return hands
 
 
 def test_it_tells_the_time_of_the_world(hands):
     clock = Clock()
     hands.pass_by(5)
-    assert clock() == 1_000_005
+    assert clock() == START + 5
+    assert clock.look(clock()) is None
 
 
-def test_it_does_not_follow_a_step_back(hands):
+@pytest.mark.parametrize("seconds", [3_600.0, -3_600.0])
+def test_no_step_changes_what_is_counted(hands, seconds):
     clock = Clock()
-    hands.pass_by(5)
-    hands.wall -= 3_600
-    assert clock() == 1_000_005
+    hands.wall += seconds
+    assert clock() == START
+    assert clock.look(clock()) == ClockStep("stepped", seconds, 0.0)
+    hands.pass_by(HOLD_SECONDS + 1)
+    clock.look(clock())
+    assert clock() == START + HOLD_SECONDS + 1
+
+
+@pytest.mark.parametrize("seconds", [STEP_MAX, -STEP_MAX])
+def test_what_differs_by_less_than_a_step_is_none(hands, seconds):
+    clock = Clock()
+    hands.wall += seconds
+    assert clock.look(clock()) is None
+    hands.wall += seconds / 1000
+    assert clock.look(clock()) is not None
+
+
+@pytest.mark.parametrize("seconds", [3_600.0, -3_600.0])
+def test_a_step_is_told_once_and_believed_when_it_has_stood(hands, seconds):
+    clock = Clock()
+    hands.wall += seconds
+    told = clock.look(clock())
+    hands.pass_by(HOLD_SECONDS - 1)
+    assert (told.what, clock.look(clock())) == ("stepped", None)
     hands.pass_by(1)
-    assert clock() == 1_000_006
+    assert clock.look(clock()) == ClockStep("followed", seconds, seconds)
+    assert clock.look(clock()) is None
+    hands.wall -= seconds
+    assert clock.look(clock()) == ClockStep("stepped", -seconds, seconds)
 
 
-def test_it_follows_a_step_forward(hands):
+def test_a_wrong_step_that_is_mended_in_time_changes_nothing(hands):
     clock = Clock()
     hands.wall += 3_600
-    assert clock() == 1_003_600
+    clock.look(clock())
+    hands.pass_by(HOLD_SECONDS / 2)
+    hands.wall -= 3_600
+    assert clock.look(clock()) == ClockStep("returned", -3_600, 0.0)
+    hands.pass_by(HOLD_SECONDS)
+    assert clock.look(clock()) is None
 
 
-def test_it_is_steady_against_small_steps(hands):
+def test_another_step_has_to_stand_for_as_long(hands):
     clock = Clock()
-    hands.wall += STEP_MAX / 2
-    assert clock() == 1_000_000
+    hands.wall += 3_600
+    clock.look(clock())
+    hands.pass_by(HOLD_SECONDS / 2)
+    hands.wall += 60
+    assert clock.look(clock()) == ClockStep("stepped", 3_660, 0.0)
+    hands.pass_by(HOLD_SECONDS - 1)
+    assert clock.look(clock()) is None
+    hands.pass_by(1)
+    assert clock.look(clock()) == ClockStep("followed", 3_660, 3_660)
+
+
+def test_the_counted_seconds_never_go_back():
+    clock = Clock()
+    assert clock() <= clock()

@@ -10,6 +10,7 @@ import zmq
 
 from malamute.core import Core, Settings, inspection
 from malamute.core.delivery import QueuePolicy
+from malamute.core.ready import ClockStep
 from malamute.journal.memory import MemoryStore
 from malamute.protocol.arguments import Arguments
 from malamute.protocol.batch import pack_record
@@ -172,6 +173,22 @@ STEP_SECONDS = 1.9
 ACK_TIMEOUT = 20.0
 
 
+class Told(Clock):
+    """A clock that is told the time, and what there is to tell of the one on the wall."""
+
+    def __init__(self, now) -> None:
+        super().__init__()
+        self.now = now
+        self.step = None
+
+    def __call__(self) -> float:
+        return self.now()
+
+    def look(self, now: float) -> ClockStep | None:
+        step, self.step = self.step, None
+        return step
+
+
 class Stepped:
     """A loop that goes round when told to, with a clock that is told the time."""
 
@@ -180,8 +197,9 @@ class Stepped:
         self.now = 1_000.0
         self.transport = Transport(context, {})
         self.store = Disk()
+        self.clock = Told(lambda: self.now)
         settings = Settings(queues=lambda kind, name: QueuePolicy(ack_timeout=ACK_TIMEOUT))
-        self.loop = Loop(Core(self.now, settings), self.store, self.transport, clock=lambda: self.now)
+        self.loop = Loop(Core(self.now, settings), self.store, self.transport, clock=self.clock)
         self.endpoint = self.transport.bind("tcp://127.0.0.1:*")
         for worker in (self.loop._writer, self.loop._reader, self.loop._copier):
             worker.start()
@@ -270,3 +288,10 @@ def test_what_came_while_the_host_stood_still_is_read_before_anybody_is_late(ste
     while stepped.session.holding:
         stepped.go_round(STEP_SECONDS)
     assert stepped.now >= 1_000 + 101 * ACK_TIMEOUT
+
+
+def test_a_step_of_the_clock_on_the_wall_is_shown_to_the_core_once(stepped):
+    stepped.clock.step = ClockStep("followed", 3_600.0, 3_600.0)
+    stepped.go_round()
+    stepped.go_round()
+    assert stepped.loop.core.turn.ahead == 3_600.0

@@ -184,7 +184,11 @@ class DeadLetters:
             properties = _without(entry, LEFT_BEHIND)
             record = records[entry.sequence]
             again.append(Entry((sequence, time, entry.sender, entry.subject, record, properties or None)))
-        asked = {message.sequence: found for message in again if (found := Options.of(message)) is not None}
+        asked = {
+            message.sequence: found
+            for message in again
+            if (found := Options.of(message, queue.turn.ahead_ns)) is not None
+        }
         queue.put(again, confirmed=True, options=asked, reserved=True)
         queue.turn.store_bound(self._removal([entry.sequence for entry in entries]))
 

@@ -81,17 +81,17 @@ class Identities:
         self._queue.budget.identities.relieve()
         self._sweep()
 
-    def has(self, identity: str, time: int) -> bool:
+    def has(self, identity: str) -> bool:
         """Whether a message with this identity was taken in within the window that ends now."""
         found = self.known.get(identity)
-        return found is not None and found[1] > time
+        return found is not None and found[1] > int(self._queue.turn.now * 1e9)
 
     def add(self, identity: str, message: Entry) -> None:
         """A message with this identity is taken in."""
         queue, policy = self._queue, self._queue.policy
         if not policy.dedup_window:
             return
-        until = message.time + int(policy.dedup_window * 1e9)
+        until = int(queue.turn.now * 1e9) + int(policy.dedup_window * 1e9)
         self._put(identity, (message.sequence, until, queue.turn.token))
         queue.turn.store(PutIdentity(queue.kind, queue.name, identity, message.sequence, until))
         if len(self.known) > max(policy.dedup_count, 1):

@@ -25,15 +25,15 @@ def take_in(queue: Queue, session: Session, sender: str, command: Send | Request
     Raises `InvalidValue`, `NoWorkers`, `TrackerInUse` or `TryLater`; then nothing was changed.
     """
     records = join_large(command.records, command.large)
-    time = queue.turn.time_ns
+    time, ahead_ns = queue.turn.time_ns, queue.turn.ahead_ns
     columns: Sequence[Mapping[str, Any] | None] = command.properties or [None] * len(records)
-    options = [Options.parse(properties, time) for properties in command.properties or _NONE]
+    options = [Options.parse(properties, time, ahead_ns) for properties in command.properties or _NONE]
     if not any(options):
         numbers = range(queue.next, queue.next + len(records))
         rows = zip(numbers, repeat(time), repeat(sender), command.subjects, records, columns)
         queue.put([*map(Entry, rows)], confirmed=command.number > 0)
         return
-    places = _wanted(queue, command, options, time)
+    places = _wanted(queue, command, options)
     entries = [
         Entry((number, time, sender, command.subjects[place], records[place], columns[place]))
         for number, place in enumerate(places, queue.next)
@@ -50,7 +50,7 @@ def take_in(queue: Queue, session: Session, sender: str, command: Send | Request
         queue.put(entries, confirmed=command.number > 0, options=chosen)
 
 
-def _wanted(queue: Queue, command: Send | Request, options: Sequence[Options | None], time: int) -> list[int]:
+def _wanted(queue: Queue, command: Send | Request, options: Sequence[Options | None]) -> list[int]:
     """The places of the messages that are new to the queue. Raises `NoWorkers` or `TryLater`."""
     subjects = command.subjects
     places = []
@@ -62,7 +62,7 @@ def _wanted(queue: Queue, command: Send | Request, options: Sequence[Options | N
         if identity and queue.policy.dedup_window:
             if identity in seen:
                 continue
-            if queue.identities.has(identity, time):
+            if queue.identities.has(identity):
                 if command.number:
                     queue.identities.confirm(identity)
                 continue

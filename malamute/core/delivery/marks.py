@@ -132,7 +132,8 @@ class Marks:
     def count(self, entry: Entry, due: float = 0.0) -> None:
         """Tell the disk how often a message was delivered, and when it comes again."""
         queue, sequence, attempts = self._queue, entry.sequence, entry.attempts
-        queue.turn.store(SetAttempts(queue.kind, queue.name, sequence, attempts, int(due * 1e9)))
+        due_ns = int((due + queue.turn.ahead) * 1e9) if due else 0
+        queue.turn.store(SetAttempts(queue.kind, queue.name, sequence, attempts, due_ns))
         if not attempts:
             entry.marked = False
             self.untouched.add(sequence)

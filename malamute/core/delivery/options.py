@@ -30,10 +30,15 @@ class Options:
 
     __slots__ = ("due", "expires", "identity", "immediate", "key", "priority", "timer", "tracker")
 
-    def __init__(self, properties: Mapping[str, Any], time: int) -> None:
+    def __init__(self, properties: Mapping[str, Any], time: int, ahead_ns: int = 0) -> None:
         get = properties.get
         delay, ttl = get("delay"), get("ttl")
-        self.due: float = get("at", 0) / 1e9 if delay is None else _after(time, delay)
+        # A duration begins now, whatever the clock on the wall says; a moment is for that clock to say.
+        time -= ahead_ns
+        at = get("at", 0)
+        self.due: float = (
+            _after(time, delay) if delay is not None else (at - ahead_ns) / 1e9 if at != 0 else 0.0
+        )
         self.expires: float = _after(time, ttl) if ttl else 0.0
         self.priority: int = get("priority", 0)
         self.tracker: str = get("tracker", "")
@@ -48,8 +53,11 @@ class Options:
         return bool(self.priority or self.due or self.expires or self.tracker or self.key)
 
     @classmethod
-    def parse(cls, properties: Mapping[str, Any] | None, time: int) -> Options | None:
-        """The options of a message sent at a time in ns; None if it has none. Raises `InvalidValue`."""
+    def parse(cls, properties: Mapping[str, Any] | None, time: int, ahead_ns: int = 0) -> Options | None:
+        """The options of a message sent at a time in ns; None if it has none. Raises `InvalidValue`.
+
+        `ahead_ns` is how far such times are ahead of those that are counted.
+        """
         if not properties or (len(properties) == 1 and type(properties.get("correlation")) is int):
             return None  # What most requests have needs no closer look.
         for name, value in properties.items():
@@ -64,10 +72,10 @@ class Options:
             raise InvalidValue("a message has the option 'delay' or 'at', not both")
         if properties.get("at", 0) > time + DURATION_MS_MAX * 1_000_000:
             raise InvalidValue("the option 'at' is more than ten years ahead")
-        return cls(properties, time)
+        return cls(properties, time, ahead_ns)
 
     @classmethod
-    def of(cls, message: Entry) -> Options | None:
+    def of(cls, message: Entry, ahead_ns: int = 0) -> Options | None:
         """Those of a stored message, if they last. What the broker itself has written has none."""
         properties = message.properties
         if (
@@ -77,7 +85,7 @@ class Options:
             or "service" in properties
         ):
             return None
-        options = cls(properties, message.time)
+        options = cls(properties, message.time, ahead_ns)
         # It was taken in once, and that is when the window of its identity began.
         options.identity = ""
         return options if options.lasting else None

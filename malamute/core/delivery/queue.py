@@ -172,7 +172,7 @@ class Queue:
         restored = [entry for entry in self.entries.values() if entry.where == "settling"]
         for entry in restored:
             try:
-                if (asked := Options.of(entry)) is not None:
+                if (asked := Options.of(entry, self.turn.ahead_ns)) is not None:
                     self._adopt(entry, asked)
             except Exception as error:  # nobody can tell what its sender wanted
                 self._leave_aside(entry)

@@ -1,0 +1,196 @@
+"""Clocks that are set: stream times never go back, and no step ends what has a duration."""
+
+from __future__ import annotations
+
+import pytest
+from core_bench import START, Bench, mail_credit, offer, publish, request, send, subscribe
+
+from malamute.core.delivery import QueuePolicy
+from malamute.core.ready import ClockStep
+from malamute.core.storage import Chunk
+from malamute.journal.store import Retention
+from malamute.protocol.messages import Recall
+
+HOUR = 3_600.0
+
+
+def times(bench, stream="s"):
+    found = bench.store.read(stream, 1, bytes_max=1 << 30).found
+    return [chunk.time for chunk in found if isinstance(chunk, Chunk)]
+
+
+def tell(bench, *bodies):
+    """Publish each message in a chunk of its own."""
+    for body in bodies:
+        bench.tell("alice", publish(body))
+        bench.settle()
+
+
+def restart(bench, seconds):
+    """Restart the broker with a clock that was set meanwhile."""
+    bench.restart()
+    bench.now += seconds
+    bench.crash()
+    bench.open("alice", "bob")
+
+
+def step(bench, seconds):
+    bench.core.clock(ClockStep("followed", seconds, seconds), bench.now)
+    bench.turn()
+
+
+@pytest.fixture
+def bench():
+    bench = Bench(queues=QueuePolicy(ack_timeout=60.0, dedup_window=120.0), lifecycle=True, expiry=600.0)
+    bench.open("alice", "bob")
+    return bench
+
+
+# Streams
+
+
+def test_the_times_of_a_stream_do_not_go_back_with_the_clock_of_another_start(bench):
+    tell(bench, b"1")
+    restart(bench, -HOUR)
+    for body in (b"2", b"3", b"4"):
+        tell(bench, body)
+        bench.now += 10
+    assert times(bench) == sorted(times(bench))
+    # They go on at half the pace, until the clock has caught up.
+    assert [t / 1e9 - START for t in times(bench)[1:]] == [0.0, 5.0, 10.0]
+    bench.now += 2 * HOUR
+    tell(bench, b"5")
+    assert times(bench)[-1] == int(bench.now * 1e9)
+
+
+def test_a_start_at_a_time_is_right_though_the_clock_was_set_back(bench):
+    tell(bench, b"1")
+    bench.now += 60
+    tell(bench, b"2")
+    restart(bench, -HOUR)
+    bench.now += 20
+    tell(bench, b"3")
+    bench.tell("bob", subscribe(start=f"time:{int((START + 65) * 1e9)}"))
+    bench.tell("bob", subscribe(source=2, start="since:12s"))
+    bench.settle()
+    assert sorted(bench.bodies("bob")) == [b"2", b"3", b"3"]
+
+
+def test_retention_by_age_goes_on_though_the_clock_was_set_back():
+    bench = Bench(retention=Retention(age=int(100e9)))
+    bench.open("alice", "bob")
+    tell(bench, b"1")
+    restart(bench, -HOUR)
+    for _ in range(5):
+        bench.now += 100
+        tell(bench, b"x")
+    assert len(times(bench)) <= 3
+
+
+def test_the_times_of_messages_follow_the_clock_when_it_is_believed(bench):
+    tell(bench, b"1")
+    step(bench, HOUR)
+    tell(bench, b"2")
+    bench.tell("alice", send("bob", b"mail"))
+    bench.settle()
+    assert [t / 1e9 - START for t in times(bench)] == [0.0, HOUR]
+    (entry,) = bench.core.mailboxes.by_name["bob"].entries.values()
+    assert entry.time / 1e9 == START + HOUR
+    step(bench, -HOUR)
+    tell(bench, b"3")
+    assert times(bench) == sorted(times(bench))
+
+
+# Durations
+
+
+def test_no_step_ends_what_has_a_duration(bench):
+    """Time to live, ack deadlines, the window of identities, the expiry of sessions, delays."""
+    bench.open("carol")
+    bench.tell(
+        "alice", request(b"held"), send("bob", b"ttl", ttl=30_000), send("bob", b"delayed", delay=20_000)
+    )
+    bench.tell("alice", send("bob", b"once", id="one"))
+    bench.tell("carol", offer())
+    bench.settle()
+    bench.sent("carol")
+    bench.lost("alice")
+    step(bench, 24 * HOUR)
+    bench.wait(10)
+    bench.open("alice")
+    bench.tell("alice", send("bob", b"again", id="one"))
+    bench.settle()
+    assert not [m for m in bench.sent("carol") if isinstance(m, Recall)]
+    bench.tell("bob", mail_credit())
+    bench.settle()
+    assert bench.bodies("bob") == [b"ttl", b"once"]
+    bench.wait(10)
+    bench.settle()
+    assert bench.bodies("bob") == [b"delayed"]
+    assert not [event for event in bench.events if event.startswith(("client.expired", "service.expired"))]
+
+
+def test_what_begins_after_a_step_lasts_as_long_as_it_should(bench):
+    step(bench, HOUR)
+    bench.tell("alice", send("bob", b"ttl", ttl=30_000), send("bob", b"later", delay=20_000))
+    bench.settle()
+    bench.wait(19)
+    bench.tell("bob", mail_credit())
+    bench.settle()
+    assert bench.bodies("bob") == [b"ttl"]
+    bench.wait(1)
+    bench.settle()
+    assert bench.bodies("bob") == [b"later"]
+
+
+def test_a_moment_is_for_the_clock_on_the_wall(bench):
+    step(bench, HOUR)
+    bench.tell("alice", send("bob", b"at", at=int((START + HOUR + 10) * 1e9)))
+    bench.tell("bob", mail_credit())
+    bench.settle()
+    bench.wait(9)
+    bench.settle()
+    assert bench.bodies("bob") == []
+    bench.wait(1)
+    bench.settle()
+    assert bench.bodies("bob") == [b"at"]
+
+
+def test_what_is_delayed_over_a_restart_comes_when_the_clock_on_the_wall_says(bench):
+    step(bench, HOUR)
+    bench.tell("alice", send("bob", b"later", delay=20_000))
+    bench.settle()
+    restart(bench, HOUR)
+    bench.tell("bob", mail_credit())
+    bench.wait(19)
+    bench.settle()
+    assert bench.bodies("bob") == []
+    bench.wait(1)
+    bench.settle()
+    assert bench.bodies("bob") == [b"later"]
+
+
+# Told
+
+
+@pytest.mark.parametrize("what", ["stepped", "returned", "followed"])
+def test_each_step_is_told(bench, what):
+    bench.core.clock(ClockStep(what, HOUR, 0.0), bench.now)
+    bench.turn()
+    assert f"clock.{what}" in bench.events
+    assert bench.notices[-1].details == {"seconds": HOUR}
+
+
+@pytest.mark.parametrize(
+    ("seconds", "told"),
+    [(-1.0, ""), (-2.0, "behind"), (86_400.0, ""), (86_401.0, "ahead")],
+)
+def test_a_clock_that_is_not_where_the_newest_message_was_is_told_at_the_start(bench, seconds, told):
+    tell(bench, b"1")
+    notices = len(bench.notices)
+    bench.restart()
+    bench.now += seconds
+    bench.crash()
+    bench.turn()
+    words = [notice.event for notice in bench.notices[notices:]]
+    assert words == ([f"the clock is {told} of the newest message"] if told else [])
