@@ -152,9 +152,23 @@ _COLLECT = Budget._collect_unless_used
 _TAKE = Feed._put
 _SETTLED = Feed._settled
 
+
+def _offer_at_once(stream, loaded, matches):
+    for group, part in stream._parts(loaded, matches):
+        for reader in group.members.values():
+            live = reader.began and not reader.cursor and reader.start <= loaded.chunk.first
+            if live and (left := reader.offer(part)):
+                reader.switch(left)
+
+
 BROKEN = {
     "a delivery takes no credit": ("malamute.core.credit.Credit.take", lambda *arguments: None),
     "a gap is not told": ("malamute.core.subscription.Subscription.skip", _skip_in_silence),
+    "what was taken back is not told": ("malamute.core.subscription.Subscription.refused", _nothing),
+    "a committed subscription does not wait for the disk": (
+        "malamute.core.stream.Stream._offer",
+        _offer_at_once,
+    ),
     "what a peer held is not given to others": (
         "malamute.core.delivery.Queue.make_ready",
         lambda *arguments: None,
