@@ -5,10 +5,14 @@ system are full, there is no question, and so nobody waits for an answer. But th
 what was written the other side has not taken. A client's own thread takes everything at once, however busy
 its program is, and on a slow network it becomes less again and again. What stays the same for long tells of a
 process that was stopped, or of a machine that is gone.
+
+A look may find a heartbeat on its way each time, or a probe on a connection with a long way. So TCP is also
+asked how much was acknowledged, and looks that are far apart say nothing.
 """
 
 from __future__ import annotations
 
+import socket
 import sys
 import termios
 from fcntl import ioctl
@@ -18,15 +22,29 @@ from typing import NamedTuple
 CAN_TELL = sys.platform == "linux"
 """Whether the system says how much was not taken."""
 
+LOOKS = 4
+"""How often a connection has to be looked at, at the least, while the patience lasts."""
+
 _SIZE = Struct("=i")
+_ACKNOWLEDGED = Struct("=Q")
+_ACKNOWLEDGED_AT = 120
+"""Where `struct tcp_info` has the bytes that were acknowledged."""
 
 
-class _Stall(NamedTuple):
-    """What was left to take on a connection, and since when it is the same."""
+class _State(NamedTuple):
+    """What is left to take on a connection, and how much was acknowledged, where that is known."""
 
     descriptor: int
     left: int
+    acknowledged: int
+
+
+class _Stall(NamedTuple):
+    """What was found on a connection, since when it is the same, and when it was looked at last."""
+
+    state: _State
     since: float
+    seen: float
 
 
 class Stalls:
@@ -41,14 +59,13 @@ class Stalls:
 
     def has_stalled(self, peer: bytes, descriptor: int, now: float) -> bool:
         """Look at the connection of a peer. Returns whether it has taken nothing for too long."""
-        left = _left(descriptor) if self._patience else 0
-        if not left:
-            self._stalls.pop(peer, None)
+        state = _state(descriptor) if self._patience else None
+        stall = self._stalls.pop(peer, None)
+        if state is None or not state.left:
             return False
-        stall = self._stalls.get(peer)
-        if stall is None or (stall.descriptor, stall.left) != (descriptor, left):
-            self._stalls[peer] = _Stall(descriptor, left, now)
-            return False
+        if stall is None or stall.state != state or now - stall.seen > self._patience / LOOKS:
+            stall = _Stall(state, now, now)
+        self._stalls[peer] = stall._replace(seen=now)
         return now - stall.since >= self._patience
 
     def forget(self, peer: bytes) -> None:
@@ -56,10 +73,22 @@ class Stalls:
         self._stalls.pop(peer, None)
 
 
-def _left(descriptor: int) -> int:
-    """Bytes that the other side has not taken; none of a connection that is gone."""
+def _state(descriptor: int) -> _State | None:
+    """What the system tells of a connection; None if it is gone, which libzmq is about to tell."""
     try:
-        size: int = _SIZE.unpack(ioctl(descriptor, termios.TIOCOUTQ, bytes(_SIZE.size)))[0]
+        left: int = _SIZE.unpack(ioctl(descriptor, termios.TIOCOUTQ, bytes(_SIZE.size)))[0]
     except OSError:
-        return 0  # libzmq has closed it, and tells so
-    return size
+        return None
+    return _State(descriptor, left, _acknowledged(descriptor) if left else 0)
+
+
+def _acknowledged(descriptor: int) -> int:
+    connection = socket.socket(socket.AF_INET, socket.SOCK_STREAM, 0, descriptor)
+    try:
+        info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
+    except OSError:
+        return 0  # it is no TCP: there, what was taken is all that is known
+    finally:
+        connection.detach()
+    acknowledged: int = _ACKNOWLEDGED.unpack_from(info, _ACKNOWLEDGED_AT)[0]
+    return acknowledged

@@ -9,6 +9,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from rig_programs import RECIPIENT, WORKER, Program
 from rig_waiting import PATIENCE, eventually
 
 import malamute
+from malamute.client.events import Event, Lost
 from malamute.config import Config, Listen
 
 Connect = Callable[..., malamute.Client]
@@ -185,3 +187,23 @@ def test_while_the_broker_stands_still_nobody_is_late(daemon: Daemon, connect: C
     worker.tell("end")
     assert [reply.body for reply in replies] == [b"done"]
     assert worker.lines() == [], "it was neither cut off nor was its request recalled"
+
+
+def test_clients_that_do_nothing_keep_their_connections(
+    new_daemon: Callable[..., Daemon], closing: ExitStack
+) -> None:
+    """Heartbeats and probes come at the same moments here, so that each probe finds a heartbeat on its way.
+
+    They come more often than by default, where that takes half a minute.
+    """
+    config = small()
+    session = replace(config.session, probe_interval_idle=1.0)
+    daemon = new_daemon(replace(config, session=session)).start()
+    events: list[Event] = []
+    clients = [closing.enter_context(malamute.connect(daemon.url, heartbeat=1.0)) for _ in range(100)]
+    for client in clients:
+        client.on_event = events.append
+    threading.Event().wait(Listen().heartbeat_interval + 2 * Listen().heartbeat_timeout)
+    for client in clients:
+        client.query("status", timeout=PATIENCE)
+    assert not [event for event in events if isinstance(event, Lost)]

@@ -8,12 +8,14 @@ from contextlib import suppress
 
 import pytest
 
+from malamute.server import stalls as module
 from malamute.server.stalls import CAN_TELL, Stalls
 
 pytestmark = pytest.mark.skipif(not CAN_TELL, reason="this system does not tell what was not taken")
 
 PEER = b"\x01" * 16
 PATIENCE = 8.0
+STEP = 0.5
 
 
 @pytest.fixture(params=["ipc", "tcp"])
@@ -43,13 +45,56 @@ def empty(far: socket.socket) -> None:
             pass
 
 
+def look_until(stalls: Stalls, descriptor: int, first: float, last: float) -> bool:
+    """Look as often as a session with work is probed; what the last look found."""
+    now = first
+    while now < last:
+        assert not stalls.has_stalled(PEER, descriptor, now)
+        now += STEP
+    return stalls.has_stalled(PEER, descriptor, last)
+
+
 def test_who_takes_nothing_has_stalled_when_the_time_is_over_and_not_before(pair):
     near, _ = pair
     stalls = Stalls(PATIENCE)
     fill(near)
-    assert not stalls.has_stalled(PEER, near.fileno(), 100.0)
-    assert not stalls.has_stalled(PEER, near.fileno(), 100.0 + PATIENCE - 0.001)
+    assert not look_until(stalls, near.fileno(), 100.0, 100.0 + PATIENCE - 0.001)
     assert stalls.has_stalled(PEER, near.fileno(), 100.0 + PATIENCE)
+
+
+def test_looks_that_are_far_apart_say_nothing(pair):
+    near, _ = pair
+    stalls = Stalls(PATIENCE)
+    fill(near)
+    for step in range(10):
+        assert not stalls.has_stalled(PEER, near.fileno(), 100.0 + step * PATIENCE)
+
+
+def test_as_much_may_be_on_its_way_at_each_look_if_what_was_before_has_arrived(pair, monkeypatch):
+    """As on a connection with a long way, where one probe is always under way."""
+    near, _ = pair
+    stalls = Stalls(PATIENCE)
+    arrived = iter(range(1000))
+    monkeypatch.setattr(module, "_state", lambda descriptor: module._State(descriptor, 7, next(arrived)))
+    assert not look_until(stalls, near.fileno(), 100.0, 100.0 + 10 * PATIENCE)
+
+
+def test_what_arrives_over_tcp_is_acknowledged():
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        socket.create_connection(server.getsockname()) as far,
+    ):
+        near, _ = server.accept()
+        with near:
+            before = module._acknowledged(near.fileno())
+            near.sendall(bytes(1000))
+            far.sendall(b"!")  # takes the acknowledgement with it
+            assert far.recv(1000, socket.MSG_WAITALL) == bytes(1000)
+            assert near.recv(1) == b"!"
+            while module._state(near.fileno()).left:
+                far.sendall(b"!")
+                assert near.recv(1) == b"!"
+            assert module._acknowledged(near.fileno()) - before == 1000
 
 
 def test_who_takes_something_now_and_then_has_not(pair):
@@ -74,12 +119,12 @@ def test_another_connection_of_the_same_peer_begins_anew(pair):
     near, _ = pair
     stalls = Stalls(PATIENCE)
     fill(near)
-    assert not stalls.has_stalled(PEER, near.fileno(), 100.0)
+    assert not look_until(stalls, near.fileno(), 100.0, 100.0 + PATIENCE - STEP)
     with near.dup() as other:
         assert not stalls.has_stalled(PEER, other.fileno(), 100.0 + PATIENCE)
-    assert not stalls.has_stalled(PEER, near.fileno(), 100.0 + 2 * PATIENCE)
+    assert not look_until(stalls, near.fileno(), 200.0, 200.0 + PATIENCE - STEP)
     stalls.forget(PEER)
-    assert not stalls.has_stalled(PEER, near.fileno(), 100.0 + 4 * PATIENCE)
+    assert not stalls.has_stalled(PEER, near.fileno(), 200.0 + PATIENCE)
 
 
 def test_a_connection_that_is_closed_is_nothing_to_wait_for(pair):

@@ -1,11 +1,14 @@
 """Connections that do nothing: how many one broker holds, and what each of them costs it.
 
 They are those of the client, as any program makes them, and nobody uses them while it is measured: what they
-say then, the threads of libzmq say. Whether one broke shows when it is used again at the end.
+say then, the threads of libzmq say. Whether one broke shows when it is used again at the end. Beside them a
+worker is stopped with a request in its hands, and given up sooner or later.
 """
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
@@ -27,13 +30,15 @@ CROWD = 2_000
 SHARE = 250
 """Connections of one context, whose thread keeps all their heartbeats."""
 
-SOCKETS_EACH = 3
-"""Of a connection: its own, and the two ends of its monitor."""
+SOCKETS_EACH = 6
+"""Of a connection: its own, and the two ends of its monitor; and again while a slow attempt makes room."""
 
 FEW = 10
 """The first row has this part of the connections, to show what the number of them does."""
 
 KIBIBYTE = 1 << 10
+
+SERVICE = "bench.idle"
 
 
 class Options(NamedTuple):
@@ -49,6 +54,7 @@ class Row(NamedTuple):
 
     `held` are those that answer at the end, and `flaps` is how often one broke. Memory is the anonymous
     memory of the broker less that before they came. Processor time is that of a minute with nothing to do.
+    `stopped_worker_seconds` is how long a worker whose process was stopped kept its request.
     """
 
     what: str
@@ -58,6 +64,7 @@ class Row(NamedTuple):
     anonymous_kib_each: float
     broker_cpu_seconds_a_minute: float
     clients_cpu_seconds_a_minute: float
+    stopped_worker_seconds: float
 
 
 def measure(options: Options) -> Iterator[Row]:
@@ -79,6 +86,7 @@ def _measure(options: Options, connections: int) -> Row:
         connect_seconds = time.monotonic() - start
         watches = _do_nothing(options.seconds, [broker.pid, *(crowd.pid for crowd in crowds)])
         used_bytes = anonymous_bytes(broker.pid) - before_bytes
+        stopped_worker_seconds = _stop_worker(broker.url)
         for crowd in crowds:
             crowd.go()
         ends = [crowd.get() for crowd in crowds]
@@ -91,6 +99,7 @@ def _measure(options: Options, connections: int) -> Row:
         anonymous_kib_each=round(used_bytes / KIBIBYTE / connections, 1),
         broker_cpu_seconds_a_minute=round(broker_cpu, 2),
         clients_cpu_seconds_a_minute=round(sum(clients_cpu), 2),
+        stopped_worker_seconds=round(stopped_worker_seconds, 1),
     )
 
 
@@ -100,6 +109,29 @@ def _do_nothing(seconds: int, pids: Sequence[int]) -> list[Watch]:
         watches = [stack.enter_context(Watch(pid)) for pid in pids]
         time.sleep(seconds)
     return watches
+
+
+def _stop_worker(url: str) -> float:
+    """Stop the process of a worker that has a request, and tell after how many seconds another one has it."""
+    with connect(url, timeout=TIMEOUT) as client, Actor(hold, url) as stuck:
+        client.request(SERVICE, "do", timeout=TIMEOUT)
+        client.flush()
+        stuck.get()
+        os.kill(stuck.pid, signal.SIGSTOP)
+        start = time.monotonic()
+        try:
+            client.work(SERVICE).receive(TIMEOUT).reply()
+            return time.monotonic() - start
+        finally:
+            os.kill(stuck.pid, signal.SIGCONT)
+
+
+def hold(begin: Begin, url: str) -> Measured:
+    """Take a request, and be busy with it."""
+    with connect(url, timeout=TIMEOUT) as client:
+        client.work(SERVICE).receive(TIMEOUT)
+        begin()
+    return {}
 
 
 def stay(begin: Begin, url: str, connections: int) -> Measured:
