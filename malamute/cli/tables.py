@@ -37,7 +37,8 @@ def cell(column: str, value: Any) -> str:
 def criteria_words(row: Mapping[str, Any]) -> dict[str, Any]:
     """A row with its criteria in words."""
     criteria = " | ".join(f"{family} {pattern}".rstrip() for family, pattern in row["criteria"])
-    return {**row, "criteria": criteria}
+    # The id is for those who ask for the next page.
+    return {name: value for name, value in {**row, "criteria": criteria}.items() if name != "id"}
 
 
 def show_rows(rows: Sequence[Mapping[str, Any]], *, as_json: bool, title: str = "") -> None:

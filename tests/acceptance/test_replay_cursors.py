@@ -12,7 +12,7 @@ from rig_waiting import PATIENCE
 import malamute
 from malamute.client.events import Event, Gap
 from malamute.client.sync_publisher import Publisher
-from malamute.errors import InvalidValue, NotFound
+from malamute.errors import InvalidName, InvalidValue, NotFound
 
 Connect = Callable[..., malamute.Client]
 Run = Callable[..., Program]
@@ -182,9 +182,9 @@ def test_wp29_what_cannot_be_committed_is_refused_and_the_position_stays(
         plain.commit(1)
     with client.subscribe("s", cursor="billing") as messages, pytest.raises(InvalidValue, match="head"):
         messages.commit(11)
-    for topic, cursor in (("cursor.delete", "none"), ("cursor.delete", "")):
-        with pytest.raises(NotFound):
-            client.change(topic, stream="s", cursor=cursor)
+    for cursor, refusal in (("none", NotFound), ("", InvalidName)):
+        with pytest.raises(refusal):
+            client.change("cursor.delete", stream="s", cursor=cursor)
     assert positions(client) == {"billing": (10, 0)}
 
 

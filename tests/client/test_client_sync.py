@@ -478,4 +478,4 @@ def test_an_interrupt_ends_a_wait(broker, client):
         client.query("status", timeout=60)
     thread.join()
     broker.answers[wire.Query] = DEFAULTS[wire.Query]
-    assert client.query("streams") == "streams"
+    assert client.query("status") == "status"

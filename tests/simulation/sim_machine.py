@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from random import Random
 from typing import Any, Protocol
 from unittest.mock import patch
 
@@ -182,6 +183,8 @@ def narrowed(setup: Setup) -> Iterator[None]:
         "malamute.core.delivery.line.STALE_MIN": 2,
         "malamute.server.transport.KEPT_MESSAGES": KEPT_FOR_PEER,
         "malamute.server.flow.PING_BYTES": PING_BYTES,
+        # Tokens that nobody can guess, but the same in each run of a seed.
+        "malamute.server.flow.secrets.randbits": Random(0).getrandbits,
     }
     with ExitStack() as stack:
         for name, value in limits.items():
