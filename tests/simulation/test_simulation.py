@@ -280,7 +280,7 @@ NOTICED = {
     "a report is not heard": (pressed, 49),
     "what is rejected comes again if it is cold": (plan_of, 63),
     "what has expired is called purged": (pressed, 46),
-    "dead letters are never too many": (plan_of, 36),
+    "dead letters are never too many": (pressed, 247),
     "a feed does not store where it is": (plan_of, 64),
     "a feed takes its requests for stored": (pressed, 47),
     "a feed does not wait for its requests": (plan_of, 61),
