@@ -316,6 +316,10 @@ class Turn:
         self._callbacks.append(callback)
         self._awaited |= awaited
 
+    def hurry(self) -> None:
+        """Somebody waits for what this turn stores, besides those who are called back."""
+        self._awaited = True
+
     def settle(self, token: int, error: MalamuteError | None) -> None:
         """The operations of `token` are durable, or failed as a whole with `error`."""
         callbacks, size_bytes = self._waiting.pop(token)

@@ -286,6 +286,7 @@ class Stream:
                 try:
                     if subscription.committed:
                         loaded.later[id(subscription)] = subscription, part
+                        self.turn.hurry()
                     elif left := start if start > loaded.chunk.first else subscription.offer(part):
                         subscription.switch(left)
                         subscription.unblock()

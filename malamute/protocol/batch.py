@@ -42,6 +42,8 @@ def unpack(data: Frame, items_max: int = ITEMS_MAX) -> Any:
     keeps a frame from costing far more than its size. Keys are text or bytes, whose hash nobody can choose.
     """
     try:
+        if len(data) <= UNCHECKED_BYTES:
+            return msgpack.unpackb(data, strict_map_key=True, max_array_len=UNCHECKED_BYTES)
         return _load(data, items_max)
     except _UNPACK_ERRORS as error:
         raise Malformed(f"not msgpack: {str(error) or type(error).__name__}") from error
@@ -57,12 +59,9 @@ def _load(data: Frame, items_max: int = ITEMS_MAX) -> Any:
     A list is given room for the items that it announces. So lists in lists that announce items and have none
     could take thousands of times their bytes.
     """
-    if len(data) <= UNCHECKED_BYTES:
-        items_max = UNCHECKED_BYTES
-    else:
-        unpacker = msgpack.Unpacker(max_buffer_size=len(data))
-        unpacker.feed(data)
-        unpacker.skip()
+    unpacker = msgpack.Unpacker(max_buffer_size=len(data))
+    unpacker.feed(data)
+    unpacker.skip()
     return msgpack.unpackb(data, strict_map_key=True, max_array_len=items_max)
 
 

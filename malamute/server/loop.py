@@ -127,16 +127,16 @@ class Loop:
         The socket takes one command of each peer in turn. So what is left there when the time is over is that
         of peers who sent more than others, and whoever sent one waits for one of each of them at the most.
         """
-        core, timer = self.core, self._timer
+        core, turn, timer = self.core, self.core.turn, self._timer
         ends = timer() + INTAKE_SECONDS
         for peer, message in self.transport.receive():
-            if isinstance(message, MalamuteError):
-                core.refuse(peer, message, now)
-            elif isinstance(message, Exception):
-                core.refuse(peer, core.turn.fault("decoding", message), now)
-            else:
+            if not isinstance(message, Exception):
                 core.receive(peer, message, now)
-            if core.turn.work <= 0 or timer() >= ends:
+            elif isinstance(message, MalamuteError):
+                core.refuse(peer, message, now)
+            else:
+                core.refuse(peer, turn.fault("decoding", message), now)
+            if turn.work <= 0 or timer() >= ends:
                 return
 
     def _look_at_clock(self, expected: float) -> float:

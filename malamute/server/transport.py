@@ -12,12 +12,10 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Iterator, Sequence
-from functools import partial
 from time import monotonic
 from typing import Any, cast
 
 import zmq
-from zmq.backend import Socket as Backend
 
 from malamute.errors import ConfigError, MalamuteError, TooLarge, UnexpectedCommand
 from malamute.protocol.codec import decode, encode
@@ -96,9 +94,6 @@ class Transport:
             self.socket.setsockopt(option, value)
         self.guard = Guard(context, self.socket, rules)
         self.endpoints: list[str] = []
-        # The backend's own `get`: the public one looks every option up in an enumeration first, which
-        # takes longer than receiving the message.
-        self._has_more = partial(Backend.get, self.socket, int(zmq.RCVMORE))
         self._shared: tuple[Any, Any] = (None, None)
         self._now = 0.0
         self._skipping = False
@@ -164,33 +159,30 @@ class Transport:
 
         An error that is no `MalamuteError` is a fault of the decoder.
         """
-        receive, has_more = self.socket.recv, self._has_more
+        receive, descriptors = self.socket.recv, self._descriptors
         size_bytes = 0
         self.drained = False
         self._hellos.clear()
         if self._skipping and not self._skip():
             return
-        descriptors, waiting = self._descriptors, self.guard.waiting
         for _ in range(TURN_MESSAGES):
             try:
                 peer = receive(zmq.NOBLOCK)
             except zmq.Again:
                 self.drained = True
                 return
-            known = not waiting and peer in descriptors
-            # Libzmq's own frame says on which connection it came, and takes a little longer.
-            part: Any = None if known else receive(copy=False)
-            frames: list[Any] = [receive() if known else part.bytes]
-            while has_more():
+            # Libzmq's own frame says whether another follows, which to ask the socket takes longer, and on
+            # which connection it came.
+            part = receive(copy=False)
+            frames: list[Any] = [part.bytes]
+            while part.more:
                 # The core and the store know bytes and views of bytes, not libzmq's own frames. A small frame
                 # is a part of the buffer that libzmq read it into, and would hold on to all of that.
                 part = receive(copy=False)
                 frames.append(part.buffer if len(part) >= RECORD_LARGE_BYTES else part.bytes)
                 if len(frames) > PARTS_MAX:
-                    break
-            if len(frames) > PARTS_MAX:
-                yield peer, self._refuse_parts(part)
-                return
+                    yield peer, self._refuse_parts(part)
+                    return
             try:
                 message = decode(frames)
             except Exception as error:
@@ -198,7 +190,7 @@ class Transport:
             else:
                 if type(message) in _OF_CONNECTIONS:
                     self._heard(peer, message, part)
-                elif not known and peer not in descriptors and peer in self.flows:
+                elif peer not in descriptors and peer in self.flows:
                     self._connected(peer, _descriptor(part))
                 yield peer, message
             size_bytes += len(frames[0]) if len(frames) == 1 else sum(map(len, frames))
@@ -210,17 +202,17 @@ class Transport:
         descriptor = _descriptor(part)
         if descriptor >= 0:
             self.guard.end(descriptor)
-        self._skipping = True
-        self._skip()
+        self._skipping = bool(part.more)
+        if self._skipping:
+            self._skip()
         return TooLarge(f"a command has {PARTS_MAX} frames at the most")
 
     def _skip(self) -> bool:
         """Take frames that are to be passed over, up to a number of them. Returns whether all are taken."""
         for _ in range(SKIP_PARTS):
-            if not self._has_more():
+            if not self.socket.recv(copy=False).more:
                 self._skipping = False
                 return True
-            self.socket.recv(copy=False)
         return False
 
     def _heard(self, peer: bytes, message: Message, part: Any) -> None:
@@ -229,11 +221,7 @@ class Transport:
             return
         # The monitor has told of the connection before this came; it has to be known first.
         self._update()
-        if part is None:
-            # It may be a new connection. The next command from this peer says which.
-            self._descriptors.pop(peer, None)
-        else:
-            self._hellos[peer] = _descriptor(part)
+        self._hellos[peer] = _descriptor(part)
 
     def _connected(self, peer: bytes, descriptor: int) -> None:
         """A session was opened on this connection."""

@@ -223,6 +223,15 @@ def test_a_committed_subscription_gets_nothing_before_it_is_on_the_disk(bench):
     assert bench.bodies("bob") == [b"1"]
 
 
+@pytest.mark.parametrize("committed", [False, True])
+def test_an_append_is_awaited_if_a_committed_subscription_is_to_get_it(bench, committed):
+    bench.tell("bob", subscribe(committed=committed))
+    bench.tell("alice", publish(b"1"))
+    bench.commit()  # its sequence had to be reserved, for which everybody waits
+    bench.tell("alice", publish(b"2"))
+    assert [append.awaited for append in bench.appends] == [committed]
+
+
 def test_it_is_told_of_what_the_disk_refused_and_never_gets_it(bench):
     bench.tell("bob", subscribe(committed=True))
     bench.tell("alice", publish(b"1"))
