@@ -7,8 +7,9 @@ from core_bench import Bench, ack, items, mail_credit, offer, reply, request, se
 
 from malamute.core.delivery import ENTRY_BYTES, QueuePolicy
 from malamute.core.delivery import cold as cold_records
+from malamute.core.delivery.cold import RETRY_SECONDS
 from malamute.core.ready import Fetch
-from malamute.errors import StorageFull
+from malamute.errors import StorageFull, StoreError
 from malamute.protocol.limits import Limits
 from malamute.protocol.messages import Change, Deliver, Error, Nak, Query, Recall, Reject, Release
 
@@ -399,6 +400,24 @@ def test_a_burial_that_is_not_stored_leaves_a_cold_message_where_it_was(bench):
     assert ask(bench, dead=True) == []
     bench.crash()
     assert [*mailbox(bench).entries] == [1, 2, 3, 4]
+
+
+def test_a_burial_is_tried_again_when_the_store_could_not_read(bench):
+    filled(bench, 6)
+    bench.tell("bob", mail_credit())
+    bench.settle()
+    bench.tell("bob", Reject(0, [[3, 6]], "no"))
+    for _ in range(2):
+        question = bench.reads.popleft()
+        assert isinstance(question, Fetch)
+        bench.core.answered(question, StoreError("the disk failed"), bench.now)
+        bench.settle()
+        assert (ask(bench, dead=True), [*mailbox(bench).entries]) == ([], [1, 2, 3, 4, 5, 6])
+        bench.wait(RETRY_SECONDS)
+    bench.settle()
+    assert [row["body"] for row in ask(bench, dead=True)] == bodies(3, 4, 5, 6)
+    assert [*mailbox(bench).entries] == [1, 2]
+    accounts_hold(bench)
 
 
 def test_a_cold_message_expires(bench):

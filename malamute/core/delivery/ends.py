@@ -7,18 +7,19 @@ letter, and whatever else the turn stores. If the disk refuses that, the message
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from pyroaring import BitMap64
 
-from malamute.core.delivery.cold import records_of, runs
+from malamute.core.delivery.cold import RETRY_SECONDS, records_of, runs
 from malamute.core.delivery.entry import Entry, ranges_of, size_of
 from malamute.core.steps import GO_ON, Steps, proceed
 from malamute.core.storage import DeleteMessages
+from malamute.errors import MalamuteError
 
 if TYPE_CHECKING:
     from malamute.core.delivery.queue import Queue
-    from malamute.errors import MalamuteError
 
 
 class Ends:
@@ -115,16 +116,26 @@ class Ends:
         entries = [queue.entries[sequence] for sequence in sequences]
         for entry in entries:
             entry.where = "settling"
-        proceed(queue.turn, self._burial(entries, outcome, reason, worker))
+        self._bury(entries, outcome, reason, worker)
+
+    def _bury(self, entries: Sequence[Entry], outcome: str, reason: str, worker: str) -> None:
+        proceed(self._queue.turn, self._burial(entries, outcome, reason, worker))
 
     def _burial(self, entries: Sequence[Entry], outcome: str, reason: str, worker: str) -> Steps:
-        queue = self._queue
+        queue, buried = self._queue, 0
         for run in runs(entries):
             if queue.turn.work <= 0:
                 yield GO_ON
             queue.turn.work -= 2 * len(run)
             kept = queue.policy.dead_letters > 0
-            records = (yield from records_of(queue.kind, queue.name, run)) if kept else {}
+            try:
+                records = (yield from records_of(queue.kind, queue.name, run)) if kept else {}
+            except MalamuteError:
+                # They are on the disk, and with nobody: they are asked for again.
+                again = partial(self._bury, entries[buried:], outcome, reason, worker)
+                queue.budget.timers.at(queue.turn.now + RETRY_SECONDS, again)
+                return
+            buried += len(run)
             # The queue may have been cleared meanwhile.
             here = [entry for entry in run if entry.sequence in queue.entries]
             if kept:
