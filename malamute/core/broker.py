@@ -20,6 +20,7 @@ from malamute.core import administration, inspection
 from malamute.core.answers import Answers
 from malamute.core.delivery import Budget, Consumer, QueuePolicy, Queues, Trackers
 from malamute.core.delivery.policy import PolicyOf
+from malamute.core.doubt import Doubt, newest_time
 from malamute.core.events import Events, tell_worker
 from malamute.core.feed import Feeds
 from malamute.core.health import Health
@@ -87,6 +88,7 @@ ROUTING_ID_BYTES = 16
 CLOCK_WORDS = {
     "stepped": "the clock on the wall was set; the times of messages follow when it has stood for a while",
     "returned": "the clock on the wall was set back to where it was",
+    "corrected": "the clock on the wall was wrong at the start: what had ended by it goes on",
     "followed": "the times of messages follow the clock on the wall from now on",
 }
 
@@ -136,6 +138,8 @@ class Core:
         self.timers = Timers(partial(self.turn.fault, "a timer"))
         self.health = Health(self.turn, self.timers)
         self.budget = Budget(self.turn, limits, self.timers, settings.queues, caches, recovered.incarnation)
+        self._newest = newest_time(recovered)
+        self.budget.doubt = Doubt(self.turn, self.timers, self._newest, self._give_time_back)
         self.mailboxes = Mailboxes(self.budget)
         self.budget.trackers = Trackers(self.mailboxes)
         self.services = Services(self.budget, self.mailboxes)
@@ -165,13 +169,12 @@ class Core:
         )
         self.health.damaged(recovered.defects)
         self.turn.event("broker.started", software=settings.software, pid=settings.facts.get("pid"))
-        self._check_clock(recovered)
+        self._check_clock()
 
-    def _check_clock(self, recovered: Recovered) -> None:
+    def _check_clock(self) -> None:
         """Tell if the clock is not where the newest messages were left: it may be wrong now, or was then."""
-        newest = max((state.time for state in recovered.streams.values()), default=0)
-        seconds = self.turn.now - newest / 1e9
-        if newest and not -CLOCK_BEHIND_MAX <= seconds <= CLOCK_AHEAD_MAX:
+        seconds = self.turn.now - self._newest / 1e9
+        if self._newest and not -CLOCK_BEHIND_MAX <= seconds <= CLOCK_AHEAD_MAX:
             what = "behind" if seconds < 0 else "ahead"
             self.turn.notice(f"the clock is {what} of the newest message", seconds=abs(seconds))
             self.turn.event(f"clock.{what}", seconds=abs(seconds))
@@ -334,7 +337,15 @@ class Core:
         """The clock on the wall was set. What is counted goes on; the times that are told may follow."""
         self.turn.now = now
         self.turn.ahead = step.ahead
+        self.budget.doubt.note(step)
         self._tell_clock(step.what, step.seconds)
+
+    def _give_time_back(self, seconds: float) -> None:
+        """The clock was so much ahead when the broker started, and was set right since."""
+        self._tell_clock("corrected", seconds)
+        for table in (self.mailboxes, self.services):
+            for queue in table.by_name.values():
+                queue.schedule.give_time_back(seconds)
 
     def _tell_clock(self, what: str, seconds: float) -> None:
         self.turn.notice(CLOCK_WORDS[what], seconds=seconds)

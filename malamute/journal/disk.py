@@ -85,7 +85,7 @@ from malamute.journal.log import Log, messages_in
 from malamute.journal.places import Block
 from malamute.journal.plan import Plan, encode_blocks, make_plan
 from malamute.journal.readers import oldest_reader
-from malamute.journal.ring import Ring, Turn
+from malamute.journal.ring import Counted, Ring, Turn
 from malamute.journal.states import (
     CEILING_STEP,
     Card,
@@ -170,6 +170,7 @@ class DiskStore:
         size: int,
         retention: RetentionOf,
         streams_budget: int,
+        counted: Counted | None,
     ) -> None:
         """Used by `open`; the arguments are checked there."""
         self._environment = environment
@@ -197,7 +198,7 @@ class DiskStore:
         for defect in states.defects:
             self._defects.add(defect)
         self._cards = {card.name: card for card in states.cards.values()}
-        self._ring = Ring(states.streams, retention, streams_budget)
+        self._ring = Ring(states.streams, retention, streams_budget, counted)
 
     @classmethod
     def open(
@@ -208,12 +209,14 @@ class DiskStore:
         preallocate: bool = True,
         retention: RetentionOf = keep_all,
         streams_budget: int | None = None,
+        counted: Counted | None = None,
     ) -> DiskStore:
         """Open the store in `directory`, creating it if needed.
 
         `size` is that of the file in bytes; a larger file that is already there keeps its size. The
         space is allocated at once unless `preallocate` is false. `streams_budget` is what all streams may
-        take together, 70 % of the size unless given.
+        take together, 70 % of the size unless given. `counted` tells seconds that nobody can set: no
+        limit by age believes a clock that runs ahead of them (`ring`).
 
         Raises StoreLocked if another process has it open, StoreTooNew if a newer format is in it,
         StoreCorrupt if it is no store, StorageFull if the disk has no room, StoreError otherwise.
@@ -231,7 +234,14 @@ class DiskStore:
                 streams_budget = int(size * STREAMS_SHARE)
             elif streams_budget > size * STREAMS_SHARE_MAX:
                 raise StoreError(f"streams_budget {streams_budget} is over 85 % of the size {size}")
-            return cls(environment, lock, size=size, retention=retention, streams_budget=streams_budget)
+            return cls(
+                environment,
+                lock,
+                size=size,
+                retention=retention,
+                streams_budget=streams_budget,
+                counted=counted,
+            )
         except BaseException:
             if environment is not None:
                 environment.close()

@@ -54,7 +54,7 @@ from malamute.journal import format as codec
 from malamute.journal.format import Damaged, Stream
 from malamute.journal.log import present
 from malamute.journal.plan import OfStream, encode_streams
-from malamute.journal.ring import Dropped, Ring
+from malamute.journal.ring import Counted, Dropped, Ring
 from malamute.journal.store import (
     INCARNATIONS_MAX,
     Checked,
@@ -90,6 +90,7 @@ class MemoryStore:
         retention: RetentionOf = keep_all,
         streams_budget: int | None = None,
         broker_id: bytes = b"\0" * 16,
+        counted: Counted | None = None,
     ) -> None:
         self._lock = threading.Lock()
         self._closed = False
@@ -99,7 +100,7 @@ class MemoryStore:
         """Whether a backup has made it, and no broker has begun on it."""
         self._incarnations: tuple[int, ...] = ()
         budget = int(size * 0.7) if streams_budget is None else streams_budget
-        self._ring = Ring((), retention, budget)
+        self._ring = Ring((), retention, budget, counted)
         self._shelf = _MemoryShelf()
         self._queues: dict[tuple[QueueKind, str], _Queue] = {}
         self._sessions: dict[tuple[bytes, int], bytes] = {}
@@ -279,7 +280,10 @@ class MemoryStore:
                 broker_id=self._broker_id,
             )
             twin._ring = Ring(
-                [*ring.streams.values(), *ring.leaving.values()], ring.retention_of, ring.budget
+                [*ring.streams.values(), *ring.leaving.values()],
+                ring.retention_of,
+                ring.budget,
+                ring.counted,
             )
             for name in _CONTENTS:
                 setattr(twin, name, deepcopy(getattr(self, name)))

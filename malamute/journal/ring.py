@@ -22,6 +22,11 @@ for each that it appends; what is over waits in `late` or `leaving` for the next
 out of sight at once, since its name moves on to a new identifier. Its chunks stay under the old one, count
 against the budget, and are the first to leave. Of the budget nothing is ever put off.
 
+The age of a chunk is told by the times of its stream, and these by a clock that may be set wrong, by years
+and also while no broker runs. So for the limit by age no time passes faster than `PACE` times as fast as it
+is counted: of the time that a chunk had left, half is left to it at least. A limit that an operator sets at
+run time holds at once.
+
 A transaction may fail, so its changes are gathered in a `Turn` and are taken over by `Ring.commit` or
 forgotten by `Ring.abandon`.
 """
@@ -29,7 +34,7 @@ forgotten by `Ring.abandon`.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from math import isfinite
 from typing import NamedTuple, Protocol
 
@@ -40,6 +45,12 @@ from malamute.protocol.limits import AGE_SECONDS_MAX
 
 STEP_CHUNKS = 64
 """Chunks that one transaction may drop besides two for each that it appends, unless the budget needs more."""
+
+PACE = 2
+"""How fast the time of a stream may pass for its limit by age, beside that which is counted."""
+
+Counted = Callable[[], float]
+"""Tells seconds that nobody can set."""
 
 
 class Dropped(NamedTuple):
@@ -59,9 +70,18 @@ class Shelf(Protocol):
 
 
 class Ring:
-    """The committed states of all streams, and the order in which their chunks leave."""
+    """The committed states of all streams, and the order in which their chunks leave.
 
-    def __init__(self, streams: Iterable[Stream], retention_of: RetentionOf, budget: int) -> None:
+    Without `counted` seconds the times of the streams are believed as they are.
+    """
+
+    def __init__(
+        self,
+        streams: Iterable[Stream],
+        retention_of: RetentionOf,
+        budget: int,
+        counted: Counted | None = None,
+    ) -> None:
         found = list(streams)
         self.streams: dict[str, Stream] = {stream.name: stream for stream in found if stream.name}
         self.leaving: dict[int, Stream] = {s.identifier: s for s in found if not s.name}
@@ -73,6 +93,10 @@ class Ring:
         self.heap: list[tuple[int, str]] = []
         self.in_heap: set[str] = set()
         self.retention_of = retention_of
+        self.counted = counted
+        self.began = counted() if counted else 0.0
+        self.passed: dict[str, tuple[int, float]] = {}
+        """Up to which of its times the time of a stream has passed, and when that was, in counted seconds."""
         self._rebuild()
 
     @property
@@ -87,7 +111,18 @@ class Ring:
     def restore(self, overrides: Iterable[PutRetention]) -> None:
         """Take over what was set at run time before a restart, and look who is over a limit."""
         self.overrides = {put.stream: retention_in(put) for put in overrides}
-        self.late = {s.name for s in self.streams.values() if _is_over(s, self.retention(s.name))}
+        self.late = {
+            s.name for s in self.streams.values() if _is_over(s, self.retention(s.name), s.last_time)
+        }
+
+    def time_passed(self, stream: Stream, age: int) -> tuple[int, float]:
+        """Up to which of its times the time of a stream has passed by now, and now in counted seconds."""
+        if self.counted is None:
+            return stream.last_time, 0.0
+        now = self.counted()
+        # What was there at the start was not too old when the broker ended, whatever the clock says since.
+        time, then = self.passed.get(stream.name) or (stream.first_time + age, self.began)
+        return min(stream.last_time, time + int((now - then) * PACE * 1e9)), now
 
     def is_behind(self) -> bool:
         """Whether chunks wait to leave, for which any transaction will do."""
@@ -105,6 +140,7 @@ class Ring:
         self.identifier_next = turn.identifier_next
         self.overrides = turn.overrides
         self.late = turn.late
+        self.passed |= turn.passed
         for name, stream in turn.changed.items():
             if stream.chunks and name not in self.in_heap:
                 self.in_heap.add(name)
@@ -129,6 +165,9 @@ class Turn:
         self.leaving = dict(ring.leaving)
         self.overrides = ring.overrides
         self.late = set(ring.late)
+        self.passed: dict[str, tuple[int, float]] = {}
+        self._wanted: set[str] = set()
+        """Streams of which an operator has just said how much is kept."""
         self.bytes = ring.bytes
         self.identifier_next = ring.identifier_next
         self._steps = STEP_CHUNKS
@@ -165,6 +204,7 @@ class Turn:
         elif type(operation) is PutRetention:
             self._own_overrides()[operation.stream] = retention_in(operation)
             self.late.add(operation.stream)
+            self._wanted.add(operation.stream)
         elif type(operation) is DeleteStream:
             self._delete(operation.stream)
 
@@ -198,12 +238,23 @@ class Turn:
     def _trim_stream(self, name: str, shelf: Shelf) -> None:
         self.late.discard(name)
         retention = self.overrides.get(name) or self._ring.retention_of(name)
-        while (stream := self._stream(name)) and _is_over(stream, retention):
+        time = self._time_passed(name, retention.age) if retention.age else 0
+        while (stream := self._stream(name)) and _is_over(stream, retention, time):
             if self._steps <= 0:
                 self.late.add(name)
                 break
             self._steps -= 1
             self._drop(name, shelf)
+
+    def _time_passed(self, name: str, age: int) -> int:
+        stream = self._stream(name)
+        if stream is None or not stream.chunks:
+            return 0
+        time, now = self._ring.time_passed(stream, age)
+        if name in self._wanted:
+            time = stream.last_time
+        self.passed[name] = time, now
+        return time
 
     def trim_to(self, budget: int, shelf: Shelf) -> None:
         """Drop the oldest chunks while all take more than `budget` bytes; those of deleted streams first."""
@@ -277,10 +328,9 @@ def retention_in(operation: PutRetention) -> Retention:
     return Retention(operation.bytes, operation.count, int(min(age, AGE_SECONDS_MAX) * 1e9))
 
 
-def _is_over(stream: Stream, retention: Retention) -> bool:
+def _is_over(stream: Stream, retention: Retention, time: int) -> bool:
+    """Whether a stream is over its retention when its time has passed up to `time`."""
     if stream.chunks <= 1:
         return False
     size, count, age = retention
-    return (
-        0 < size < stream.bytes or 0 < count < stream.count or 0 < age < stream.last_time - stream.first_time
-    )
+    return 0 < size < stream.bytes or 0 < count < stream.count or 0 < age < time - stream.first_time

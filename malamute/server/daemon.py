@@ -28,7 +28,7 @@ from malamute.journal.memory import MemoryStore
 from malamute.journal.store import Retention, Store
 from malamute.matching import load_plugins
 from malamute.protocol.limits import Limits
-from malamute.server.clock import Clock
+from malamute.server.clock import Clock, counted
 from malamute.server.flow import Windows
 from malamute.server.guard import Rules
 from malamute.server.loop import Loop, socket_options
@@ -67,7 +67,11 @@ def open_store(config: Config) -> Store:
     budget = int(storage.size * storage.streams_share)
     if storage.kind == "memory":
         return MemoryStore(
-            size=storage.size, retention=retention, streams_budget=budget, broker_id=os.urandom(16)
+            size=storage.size,
+            retention=retention,
+            streams_budget=budget,
+            broker_id=os.urandom(16),
+            counted=counted,
         )
     return DiskStore.open(
         storage.directory,
@@ -75,6 +79,7 @@ def open_store(config: Config) -> Store:
         preallocate=storage.preallocate,
         retention=retention,
         streams_budget=budget,
+        counted=counted,
     )
 
 

@@ -101,7 +101,13 @@ class Bench:
             software="bench",
             backups="/backups",
         )
-        self.store = MemoryStore(size=store_bytes, retention=lambda stream: retention or Retention())
+        self.set_by = 0.0
+        """Seconds by which the clock was set while no broker ran; all others were counted."""
+        self.store = MemoryStore(
+            size=store_bytes,
+            retention=lambda stream: retention or Retention(),
+            counted=lambda: self.now - self.set_by,
+        )
         self.appends: deque[Append] = deque()
         self._failed: set[int] = set()
         """The tokens of what was not stored."""
@@ -245,6 +251,14 @@ class Bench:
         """Stop the broker in good order and start another one."""
         self.core.close()
         self.settle()
+        self._start()
+
+    def restart_at(self, seconds: float) -> None:
+        """The same with a clock that was set by so many seconds meanwhile."""
+        self.core.close()
+        self.settle()
+        self.now += seconds
+        self.set_by += seconds
         self._start()
 
     # What peers see

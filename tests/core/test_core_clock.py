@@ -6,10 +6,11 @@ import pytest
 from core_bench import START, Bench, mail_credit, offer, publish, request, send, subscribe
 
 from malamute.core.delivery import QueuePolicy
+from malamute.core.doubt import DOUBT_SECONDS
 from malamute.core.ready import ClockStep
 from malamute.core.storage import Chunk
 from malamute.journal.store import Retention
-from malamute.protocol.messages import Recall
+from malamute.protocol.messages import Change, Recall
 
 HOUR = 3_600.0
 
@@ -28,9 +29,7 @@ def tell(bench, *bodies):
 
 def restart(bench, seconds):
     """Restart the broker with a clock that was set meanwhile."""
-    bench.restart()
-    bench.now += seconds
-    bench.crash()
+    bench.restart_at(seconds)
     bench.open("alice", "bob")
 
 
@@ -170,6 +169,175 @@ def test_what_is_delayed_over_a_restart_comes_when_the_clock_on_the_wall_says(be
     assert bench.bodies("bob") == [b"later"]
 
 
+# A start on a clock that may be wrong
+
+YEAR = 365 * 24 * HOUR
+
+
+@pytest.fixture
+def mail(bench):
+    """A broker that starts a year ahead, with mail that lasts for an hour, and with an identity."""
+    bench.tell("alice", send("bob", b"ttl", ttl=3_600_000), send("bob", b"once", id="one"))
+    bench.settle()
+    restart(bench, YEAR)
+    return bench
+
+
+def seen(bench, seconds, what="stepped"):
+    """The clock on the wall is set, which nobody believes yet."""
+    bench.core.clock(ClockStep(what, seconds, bench.core.turn.ahead), bench.now)
+    bench.turn()
+
+
+def wait_for_the_end_of_doubt(bench):
+    bench.wait(DOUBT_SECONDS - 1)
+    bench.settle()
+    assert bench.bodies("bob") == [b"once"]
+    bench.wait(1)
+    bench.settle()
+
+
+def test_a_start_far_ahead_ends_nothing_if_the_clock_is_set_back_in_time(mail):
+    mail.tell("bob", mail_credit())
+    seen(mail, -YEAR)
+    wait_for_the_end_of_doubt(mail)
+    assert mail.bodies("bob") == [b"ttl"]
+    assert "clock.corrected" in mail.events
+
+
+def test_what_goes_on_after_a_wrong_start_lasts_as_long_as_it_should(mail):
+    seen(mail, -YEAR)
+    mail.wait(HOUR - 1)
+    mail.settle()
+    assert len(mail.core.mailboxes.by_name["bob"].entries) == 2
+    mail.wait(2)
+    mail.settle()
+    mail.tell("bob", mail_credit())
+    mail.settle()
+    assert mail.bodies("bob") == [b"once"]
+
+
+@pytest.mark.parametrize("steps", [(), ((-YEAR, "stepped"), (YEAR, "returned"))])
+def test_a_start_far_ahead_is_believed_in_the_end_and_delivers_nothing_that_is_over(mail, steps):
+    mail.tell("bob", mail_credit())
+    for seconds, what in steps:
+        seen(mail, seconds, what)
+    wait_for_the_end_of_doubt(mail)
+    assert mail.bodies("bob") == []
+    assert len(mail.core.mailboxes.by_name["bob"].entries) == 1  # which bob has
+    assert "clock.corrected" not in mail.events
+
+
+def test_what_waits_when_its_time_is_over_in_doubt_is_kept_back(bench):
+    bench.tell("alice", send("bob", b"ttl", ttl=int((HOUR + 60) * 1000)))
+    bench.settle()
+    restart(bench, HOUR)
+    bench.wait(61)
+    bench.tell("bob", mail_credit())
+    bench.settle()
+    assert bench.bodies("bob") == []
+    seen(bench, -HOUR)
+    bench.wait(DOUBT_SECONDS - 61)
+    bench.settle()
+    assert bench.bodies("bob") == [b"ttl"]
+
+
+def test_what_somebody_holds_is_not_recalled_in_doubt():
+    bench = Bench(queues=QueuePolicy(ack_timeout=2 * HOUR))
+    bench.open("alice", "bob")
+    bench.tell("alice", send("bob", b"ttl", ttl=int((HOUR + 60) * 1000)))
+    bench.settle()
+    restart(bench, HOUR)
+    bench.tell("bob", mail_credit())
+    bench.settle()
+    assert bench.bodies("bob") == [b"ttl"]
+    bench.wait(DOUBT_SECONDS - 1)
+    bench.settle()
+    assert not [m for m in bench.sent("bob") if isinstance(m, Recall)]
+    bench.wait(2)
+    bench.settle()
+    assert [m for m in bench.sent("bob") if isinstance(m, Recall)]
+
+
+@pytest.mark.parametrize(("seconds", "doubted"), [(DOUBT_SECONDS, False), (DOUBT_SECONDS + 1, True)])
+def test_a_start_is_in_doubt_when_it_is_further_ahead_than_the_doubt_lasts(bench, seconds, doubted):
+    bench.tell("alice", send("bob", b"ttl", ttl=1_000))
+    bench.settle()
+    restart(bench, seconds)
+    bench.wait(1)
+    bench.settle()
+    assert bool(bench.core.mailboxes.by_name["bob"].entries) is doubted
+
+
+def test_an_identity_is_known_for_a_window_after_a_start_in_doubt(mail):
+    mail.tell("alice", send("bob", b"again", id="one"))
+    mail.wait(119)
+    mail.tell("alice", send("bob", b"again", id="one"))
+    mail.settle()
+    assert len(mail.core.mailboxes.by_name["bob"].entries) == 2
+    mail.wait(2)
+    mail.tell("alice", send("bob", b"another", id="one"))
+    mail.settle()
+    assert len(mail.core.mailboxes.by_name["bob"].entries) == 3
+
+
+# Retention by age
+
+
+def aged():
+    """A broker that keeps 100 s, and has ten messages of the last 100 s."""
+    bench = Bench(retention=Retention(age=int(100e9)))
+    bench.open("alice", "bob")
+    for number in range(11):
+        tell(bench, b"%d" % number)
+        bench.now += 10
+    return bench
+
+
+def jump_at_a_start(bench):
+    restart(bench, YEAR)
+
+
+def jump_while_it_runs(bench):
+    step(bench, YEAR)
+
+
+@pytest.mark.parametrize("jump", [jump_at_a_start, jump_while_it_runs])
+def test_no_jump_of_the_clock_drops_a_history(jump):
+    bench = aged()
+    jump(bench)
+    tell(bench, b"ahead")
+    assert len(times(bench)) >= 10
+    # What was there loses two seconds in each, and so at least half of its time is left to it.
+    bench.now += 30
+    tell(bench, b"ahead")
+    assert 5 <= len(times(bench)) <= 9
+
+
+def test_no_second_start_drops_a_history_either():
+    bench = aged()
+    restart(bench, YEAR)
+    tell(bench, b"ahead")
+    restart(bench, 0)
+    tell(bench, b"ahead")
+    assert len(times(bench)) >= 12
+
+
+def test_what_a_silent_stream_has_is_too_old_when_the_time_was_counted():
+    bench = aged()
+    bench.wait(YEAR)
+    tell(bench, b"much later")
+    assert len(times(bench)) == 1
+
+
+def test_an_operator_who_sets_an_age_is_believed():
+    bench = aged()
+    restart(bench, YEAR)
+    bench.tell("alice", Change(1, "stream.retain", {"stream": "s", "age": 55.0}))
+    bench.settle()
+    assert len(times(bench)) == 6
+
+
 # Told
 
 
@@ -188,9 +356,7 @@ def test_each_step_is_told(bench, what):
 def test_a_clock_that_is_not_where_the_newest_message_was_is_told_at_the_start(bench, seconds, told):
     tell(bench, b"1")
     notices = len(bench.notices)
-    bench.restart()
-    bench.now += seconds
-    bench.crash()
+    bench.restart_at(seconds)
     bench.turn()
     words = [notice.event for notice in bench.notices[notices:]]
     assert words == ([f"the clock is {told} of the newest message"] if told else [])

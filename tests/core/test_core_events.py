@@ -23,6 +23,7 @@ from core_bench import (
 )
 
 from malamute.core.delivery import QueuePolicy
+from malamute.core.doubt import DOUBT_SECONDS
 from malamute.core.events import EVENTS, EVENTS_MAX, PART_BYTES_MAX, TROUBLE_SECONDS, subject_part
 from malamute.core.ready import ClockStep
 from malamute.core.storage import OPENED_AGAIN, Defect
@@ -616,6 +617,9 @@ def everything_happens():
         bench.now += seconds
         bench.crash()
         bench.settle()
+    bench.core.clock(ClockStep("stepped", -200_000.0, 0.0), bench.now)
+    bench.wait(DOUBT_SECONDS)
+    bench.settle()
     bench.open("alice", "bob")
     bench.tell("alice", Change(0, "stream.purge", {"stream": "s"}))
     bench.tell("alice", Change(0, "stream.delete", {"stream": "s"}))

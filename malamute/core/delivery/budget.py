@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from malamute.core.delivery.consumer import Consumer
     from malamute.core.delivery.queue import Queue
     from malamute.core.delivery.trackers import Trackers
+    from malamute.core.doubt import Doubt
     from malamute.core.ready import Turn
     from malamute.core.session import Session
     from malamute.matching import CacheBudget
@@ -35,6 +36,8 @@ class Budget:
     """The room for queues, and what they hand over at the end of a turn."""
 
     trackers: Trackers
+    doubt: Doubt
+    """Whether the clock may have been wrong at the start."""
 
     def __init__(
         self,

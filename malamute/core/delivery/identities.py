@@ -75,9 +75,12 @@ class Identities:
 
     def restore(self, identities: Mapping[str, tuple[int, int]]) -> None:
         """Take up what the store kept."""
+        budget, policy = self._queue.budget, self._queue.policy
+        # Nobody knows how much of each window has gone by if it is in doubt what time it is.
+        least = min(budget.doubt.until, self._queue.turn.now + policy.dedup_window)
         ending = sorted(identities.items(), key=lambda item: item[1][1])
         for identity, (sequence, until) in ending:
-            self._put(identity, (sequence, until, 0))
+            self._put(identity, (sequence, max(until, int(least * 1e9)), 0))
         self._queue.budget.identities.relieve()
         self._sweep()
 

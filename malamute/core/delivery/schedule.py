@@ -1,4 +1,7 @@
-"""When messages may be delivered: not before the delay of each is over, and not after its time."""
+"""When messages may be delivered: not before the delay of each is over, and not after its time.
+
+While it is in doubt what time it is (`malamute.core.doubt`), what would be over is delayed.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,10 @@ class Schedule:
         for sequence in sequences:
             asked = queue.options.get(sequence)
             if asked is not None and asked.expires and asked.expires <= now:
-                over.append(sequence)
+                if self._is_doubtful(sequence):
+                    self.delay(sequence, queue.budget.doubt.until)
+                else:
+                    over.append(sequence)
             elif asked is not None and asked.due > now:
                 self.delay(sequence, asked.due)
             else:
@@ -86,9 +92,30 @@ class Schedule:
         """End a message when its time is over."""
         return self._queue.budget.timers.at(expires, lambda: self._expire(sequence))
 
+    def _is_doubtful(self, sequence: int) -> bool:
+        return self._queue.budget.doubt.holds(self._queue.entries[sequence].time)
+
     def _expire(self, sequence: int) -> None:
+        queue = self._queue
+        if self._is_doubtful(sequence):
+            until = queue.budget.doubt.until
+            queue.options[sequence].timer = self.watch(sequence, until)
+            # Whoever holds it goes on, and what is on its way from the disk is looked at when it is there.
+            if queue.entries[sequence].where == "waiting":
+                queue.ends.seize([sequence], "expired")
+                self.delay(sequence, until)
+            return
         # What is on its way to or from the disk is looked at when the disk has answered.
-        self._queue.ends.end_early([sequence], "expired", bound=False)
+        queue.ends.end_early([sequence], "expired", bound=False)
+
+    def give_time_back(self, seconds: float) -> None:
+        """The clock was wrong by so much when the broker started: what was here before has longer."""
+        queue, doubt = self._queue, self._queue.budget.doubt
+        for sequence, asked in queue.options.items():
+            if asked.expires and queue.entries[sequence].time < doubt.began:
+                asked.expires += seconds
+                queue.budget.timers.cancel(asked.timer)
+                asked.timer = self.watch(sequence, asked.expires)
 
     def drop(self, sequences: Iterable[int]) -> None:
         """Messages are gone."""

@@ -1,0 +1,57 @@
+"""Whether the clock on the wall may have been wrong when the broker started, and what must not hang on it.
+
+While a broker runs its durations are counted (`malamute/server/clock.py`), and no step of the clock ends any.
+Over a restart there is nothing to count by: the times that were stored are compared with what the clock says.
+If it is far ahead of the newest of them, either no message came for long, or the clock is wrong. Whoever set
+it wrongly, or the daemon that keeps the time, needs a while to mend that. So nothing that was stored before
+ends by its time until then: what would be over is kept back, and delivered to nobody. If the clock was set
+back meanwhile, all get the time back that they had lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from malamute.core.ready import ClockStep, Turn
+from malamute.core.storage import Recovered
+from malamute.core.timers import Timers
+
+DOUBT_SECONDS = 600.0
+"""How long a start is in doubt, and how far the clock may be ahead of the newest message without any."""
+
+
+def newest_time(recovered: Recovered) -> int:
+    """The newest time that was stored, in nanoseconds UTC; 0 if there is none."""
+    streams = (state.time for state in recovered.streams.values())
+    queues = (state.messages[-1].time for state in recovered.queues.values() if state.messages)
+    return max((*streams, *queues), default=0)
+
+
+class Doubt:
+    """The doubt in the clock of one start. It is over at `until`, in seconds; 0 if there was none."""
+
+    def __init__(self, turn: Turn, timers: Timers, newest: int, over: Callable[[float], None]) -> None:
+        """`newest` is the newest time that was stored; `over` is told by how many seconds it was wrong."""
+        self.until = 0.0
+        self._turn = turn
+        self.began = turn.time_ns
+        self._over = over
+        self._stepped = 0.0
+        """The step of the clock that is not believed yet."""
+        if newest and turn.now - newest / 1e9 > DOUBT_SECONDS:
+            self.until = turn.now + DOUBT_SECONDS
+            timers.at(self.until, self._end)
+
+    def holds(self, time: int) -> bool:
+        """Whether nothing ends yet that was stored at a time in ns."""
+        return self.until > 0 and time < self.began
+
+    def note(self, step: ClockStep) -> None:
+        """The clock on the wall was set."""
+        self._stepped = step.seconds if step.what == "stepped" else 0.0
+
+    def _end(self) -> None:
+        self.until = 0.0
+        wrong = -(self._turn.ahead + self._stepped)
+        if wrong > 0:
+            self._over(wrong)
