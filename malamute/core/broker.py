@@ -544,17 +544,15 @@ class Core:
 
     def _drain(self, peer: bytes, session: Session, message: Drain) -> None:
         answer = Ok(BY_TYPE[Drain].opcode, message.source)
-        mailbox = message.source == MAILBOX and MAILBOX not in session.sources
-        if mailbox or not session.source(message.source).drain(message.held):
-            self.turn.send(peer, answer)
-            return
 
-        def released(error: MalamuteError | None) -> None:
-            failed = error and error_message(error, answer.about, answer.ref)
-            self.turn.send(peer, failed or answer)
+        def told(error: MalamuteError | None) -> None:
+            # What was taken back counts no attempt over a crash either.
+            self.turn.send(peer, error_message(error, answer.about, answer.ref) if error else answer)
 
-        # What was taken back counts no attempt over a crash either.
-        self.turn.when_stored(released)
+        if message.source == MAILBOX and MAILBOX not in session.sources:
+            told(None)
+        else:
+            session.source(message.source).drain(message.held, told)
 
     def _withdraw(self, peer: bytes, session: Session, message: Withdraw) -> None:
         table = self.queues_of(message.kind)

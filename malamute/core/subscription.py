@@ -28,6 +28,7 @@ from malamute.protocol.messages import (
 )
 
 if TYPE_CHECKING:
+    from malamute.core.ready import WhenStored
     from malamute.core.stream import Stream
     from malamute.errors import MalamuteError
 
@@ -225,10 +226,10 @@ class Subscription(Reader):
         self.credit.grant(messages, size_bytes)
         self.unblock()
 
-    def drain(self, held: Ranges) -> bool:
+    def drain(self, held: Ranges, told: WhenStored) -> None:
         """Take nothing more until there is credit again. Nothing of it goes back anywhere."""
         self.credit.clear()
-        return False
+        told(None)
 
     def block(self) -> None:
         """Nothing to do: each delivery asks whether it is `ready`."""

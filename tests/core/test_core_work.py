@@ -13,11 +13,15 @@ from malamute.protocol.messages import (
     Answer,
     Cancel,
     Change,
+    Credit,
     Deliver,
+    Drain,
     Error,
     Nak,
+    Ok,
     Query,
     Reject,
+    Release,
     Switch,
 )
 
@@ -238,7 +242,7 @@ def test_a_purge_that_the_disk_refuses_half_way_says_so_and_loses_nothing():
     assert (len(queue.entries), queue.waiting) == (2_000, 2_000)
 
 
-@pytest.mark.parametrize("end", ["lost", "cancel", "nak"])
+@pytest.mark.parametrize("end", ["lost", "cancel", "nak", "release", "drain"])
 def test_what_a_worker_held_is_given_back_in_bounded_steps_and_in_order(end):
     bench = deep(5_500)
     bench.open("worker")
@@ -251,16 +255,91 @@ def test_what_a_worker_held_is_given_back_in_bounded_steps_and_in_order(end):
         bench.lost("worker")
     elif end == "cancel":
         bench.tell("worker", Cancel(1))
-    else:
+    elif end == "nak":
         bench.tell("worker", Nak(1, [(1, 5_500)], 0))
+    else:
+        bench.tell("worker", Release(1, [(1, 5_500)]) if end == "release" else Drain(1, []))
     steps = in_iterations(bench, lambda: len([e for e in queue.entries.values() if e.where != "unstored"]))
     assert max(steps[1:]) <= STEP
     assert sum(steps) == 5_500
     bench.open("other")
     bench.tell("other", offer(1))
     bench.settle()
-    got = [item.sequence for item in [*bench.got("worker"), *bench.got("other")]]
-    assert got == list(range(1, 5_501))
+    got = [*bench.got("worker"), *bench.got("other")]
+    assert [item.sequence for item in got] == list(range(1, 5_501))
+    assert {item.attempt for item in got} == ({1} if end in ("release", "drain") else {2})
+
+
+def test_a_drain_of_very_much_is_confirmed_when_all_of_it_is_stored():
+    bench = deep(2_500)
+    bench.open("worker")
+    bench.ask("worker", offer(1))
+    bench.settle()
+    bench.sent("worker")
+    bench.tell("worker", Drain(1, []))
+    while bench.core.turn.chores or bench.appends:
+        assert not bench.sent("worker")
+        bench.turn() if bench.core.turn.chores else bench.commit()
+    assert bench.sent("worker") == [Ok(21, 1)]
+
+
+def test_a_drain_of_which_the_disk_refuses_a_part_is_not_confirmed():
+    bench = deep(2_500)
+    bench.open("worker")
+    bench.ask("worker", offer(1))
+    bench.settle()
+    bench.sent("worker")
+    bench.tell("worker", Drain(1, []))
+    bench.fail()
+    bench.settle()
+    (answer,) = bench.sent("worker")
+    assert (type(answer), answer.code) == (Error, 507)
+
+
+def handed_out(bench: Bench) -> list[int]:
+    """How many messages each iteration gives to the worker, until there is nothing left to do."""
+    (consumer,) = bench.core.services.by_name["w"].consumers.values()
+    return in_iterations(bench, lambda: len(consumer.outstanding))
+
+
+def test_one_who_has_credit_again_for_very_much_gets_it_in_shares():
+    bench = Bench()
+    bench.open("alice", "worker")
+    bench.ask("worker", offer(1, credit=0))
+    bench.tell("worker", Credit(1, 1, -1))
+    bench.tell("alice", request(*[b"x"] * 5_500))
+    bench.settle()
+    bench.tell("worker", Credit(1, -1, -1))
+    steps = handed_out(bench)
+    assert (max(steps[1:]), sum(steps)) == (STEP, 5_500)
+    assert [item.sequence for item in bench.got("worker")] == list(range(1, 5_501))
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_batch_is_dealt_out_in_shares_and_nothing_overtakes_it(number):
+    bench = Bench()
+    bench.open("alice", "worker")
+    bench.ask("worker", offer(1))
+    bench.tell("alice", request(*[b"x"] * 5_500, number=number))
+    bench.commit()
+    bench.tell("alice", request(b"y", number=2 * number))
+    steps = handed_out(bench)
+    assert max(steps[1:]) <= STEP + 1
+    assert [item.sequence for item in bench.got("worker")] == list(range(1, 5_502))
+
+
+def test_a_redrive_of_very_much_goes_on_in_bounded_steps():
+    bench = deep(5_500)
+    bench.open("worker")
+    bench.ask("worker", offer(1))
+    bench.settle()
+    bench.ask("worker", Reject(1, [(1, 5_500)], "no"))
+    bench.settle()
+    dead = bench.core.services.by_name["w"].dead
+    assert len(dead.entries) == 5_500
+    bench.tell("alice", Change(0, "queue.redrive", {"kind": "service", "name": "w"}))
+    steps = in_iterations(bench, lambda: 5_500 - len(dead.entries))
+    assert (max(steps), sum(steps)) == (STEP, 5_500)
 
 
 def test_an_ack_of_very_much_ends_it_in_bounded_steps():

@@ -155,7 +155,7 @@ class _Look:
         for run in runs(entries):
             if queue.turn.work <= 0:
                 yield GO_ON
-            queue.turn.work -= len(run)
+            queue.turn.work -= 2 * len(run)
             if self._state:
                 run = [entry for entry in run if self._state_of(entry) == self._state]
             run = run[: self._limit] if self._test is None else run

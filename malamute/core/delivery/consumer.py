@@ -16,6 +16,7 @@ from malamute.protocol.messages import Ranges, Recall
 if TYPE_CHECKING:
     from malamute.core.delivery.line import Line
     from malamute.core.delivery.queue import Queue
+    from malamute.core.ready import WhenStored
     from malamute.core.session import Session
     from malamute.core.timers import Timer
     from malamute.matching import Selector
@@ -101,10 +102,10 @@ class Consumer:
         """They were not looked at and go back to the queue."""
         self.queue.release(self, self.held(ranges))
 
-    def drain(self, held: Ranges) -> bool:
+    def drain(self, held: Ranges, told: WhenStored) -> None:
         """It takes nothing more, and of what it has only what is `held` was looked at.
 
-        Returns whether anything goes back to the queue.
+        `told` is called when what goes back to the queue is stored, or at once if that is nothing.
         """
         self.drained = True
         ordered = sorted(self.outstanding)
@@ -112,8 +113,7 @@ class Consumer:
         for first, last in held:
             kept.update(ordered[bisect_left(ordered, first) : bisect_right(ordered, last)])
         back = [sequence for sequence in ordered if sequence not in kept]
-        self.queue.drain(self, back)
-        return bool(back)
+        self.queue.drain(self, back, told)
 
     def reject(self, ranges: Ranges, reason: str) -> None:
         """Nobody is to get them again."""

@@ -155,7 +155,7 @@ class DeadLetters:
             queue.budget.reserve(queue, -len(run), -size_of(run))
             left -= len(run)
             # Those that were dropped meanwhile stay away, and those that cannot be read stay here.
-            here = [e for e in run if {e.sequence} <= self.entries.keys() & records.keys()]
+            here = [e for e in run if e.sequence in self.entries and e.sequence in records]
             if here:
                 self._put_back(here, records)
                 told(count + len(here), count, final=not left)

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 SEARCH_MESSAGES = 500
 """Messages that a search looks at before it asks whether there is work left."""
 
+SHARE_MESSAGES = 1_000
+"""Messages that one consumer is given, or that are dealt out, before others have their turn."""
+
 _used = attrgetter("used")
 
 
@@ -112,12 +115,17 @@ class Dealing:
         waiting, own, entries = consumer.line.waiting, consumer.own, self._entries
         bound = len(own) > 0
         # Asking `ready` for each message would be a fifth of the work.
-        credit, lacking_max = consumer.credit, self._queue.lacking_max
+        queue = self._queue
+        credit, lacking_max = consumer.credit, queue.lacking_max
         given: list[Entry] = []
         line = consumer.line
         while credit.open and (not consumer.lacking or consumer.lacking < lacking_max):
             if line.search is not None and not self._search(line, line.search):
-                self._search_later(consumer)
+                self._serve_later(consumer)
+                break
+            if len(given) >= SHARE_MESSAGES:
+                queue.turn.work -= SHARE_MESSAGES
+                self._serve_later(consumer)
                 break
             order = (own if bound and own.first < waiting.first else waiting).pop()
             if order is None:
@@ -132,18 +140,18 @@ class Dealing:
             self._choose(consumer, entry)
             given.append(entry)
         if given:
-            self._queue.waiting -= len(given)
+            queue.waiting -= len(given)
             self._hand_out(consumer, given)
         if consumer.ready and not (consumer.waits or consumer.searches):
             consumer.waits = True
             consumer.line.consumers.append(consumer)
 
-    def _search_later(self, consumer: Consumer) -> None:
+    def _serve_later(self, consumer: Consumer) -> None:
         if not consumer.searches:
             consumer.searches = True
-            self._queue.turn.later(lambda: self._search_on(consumer))
+            self._queue.turn.later(lambda: self._serve_on(consumer))
 
-    def _search_on(self, consumer: Consumer) -> None:
+    def _serve_on(self, consumer: Consumer) -> None:
         consumer.searches = False
         if id(consumer) in self._queue.consumers:
             self.serve(consumer)

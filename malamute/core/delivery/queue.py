@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Protocol
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from malamute.core.delivery.line import Line
     from malamute.core.delivery.policy import BaseKind
     from malamute.core.measures import Measures
+    from malamute.core.ready import WhenStored
     from malamute.core.recovery import Recovery
     from malamute.core.timers import Timer
     from malamute.errors import MalamuteError
@@ -80,6 +81,8 @@ class Queue:
         self.aside = 0
         """Messages that are in the store, and that nobody gets."""
         self.consumers: dict[int, Consumer] = {}
+        self._coming: deque[int] = deque()
+        """What is ready, and is dealt out in the next iterations."""
         self._damaged: list[int] = []
         """Those that the store could not read, until they are dead letters."""
         self.dead = DeadLetters(self)
@@ -229,9 +232,33 @@ class Queue:
             self.unsaved.difference_update(sequences)
             self.relieve(sequences)
 
-    def make_ready(self, sequences: Iterable[int]) -> None:
+    def make_ready(self, sequences: Sequence[int]) -> None:
         """Let messages be delivered, as soon as it is time for them."""
-        self.dealing.deal_out(self.schedule.in_time(sequences) if self.options else sequences)
+        if self._coming and sequences and sequences[-1] > self._coming[0]:
+            self._line_up(sequences)
+        elif len(sequences) > STEP_MESSAGES and self.dealing.awaiting:
+            self._line_up(sequences)
+            proceed(self.turn, self._come())
+        else:
+            self.dealing.deal_out(self.schedule.in_time(sequences) if self.options else sequences)
+
+    def _line_up(self, sequences: Sequence[int]) -> None:
+        for sequence in sequences:
+            self.entries[sequence].where = "unstored"
+        self._coming.extend(sequences)
+
+    def _come(self) -> Steps:
+        """Deal out what is too much for one iteration."""
+        while self._coming:
+            some = [self._coming.popleft() for _ in range(min(STEP_MESSAGES, len(self._coming)))]
+            self.turn.work -= len(some)
+            # The queue may have been cleared meanwhile.
+            here = [s for s in some if s in self.entries]
+            self.dealing.deal_out(self.schedule.in_time(here) if self.options else here)
+            if self.excess > 0:
+                self.relieve([s for s in here if s not in self.unsaved])
+            if self._coming:
+                yield GO_ON
 
     # Memory
 
@@ -309,23 +336,45 @@ class Queue:
 
     def release(self, consumer: Consumer, sequences: Sequence[int]) -> None:
         """What a consumer held goes back as if it had not been delivered."""
-        self._release(consumer, sequences)
-        self.make_ready(sorted(sequences))
+        self._in_steps(sorted(sequences), self._taken_back(consumer, sequences))
 
-    def drain(self, consumer: Consumer, sequences: Sequence[int]) -> None:
-        """A consumer takes nothing more: what it gives back untouched, and what waits for it, is others'."""
-        self._release(consumer, sequences)
-        self.make_ready(sorted({*sequences, *self.dealing.drain(consumer)}))
+    def drain(self, consumer: Consumer, sequences: Sequence[int], told: WhenStored) -> None:
+        """A consumer takes nothing more: what it gives back untouched, and what waits for it, is others'.
 
-    def _release(self, consumer: Consumer, sequences: Sequence[int]) -> None:
-        unsent = {entry.sequence for entry in consumer.unsent}
+        `told` is called when what it gives back is stored, or with the error that kept some of it from that.
+        """
+        take_back = self._taken_back(consumer, sequences)
+        back = sorted({*sequences, *self.dealing.drain(consumer)})
+        if not sequences:
+            self._in_steps(back, self.make_ready)
+            told(None)
+            return
+        errors: list[MalamuteError | None] = []
+
+        def act(some: Sequence[int]) -> None:
+            take_back(some)
+            self.turn.when_stored(errors.append)
+
+        def done() -> None:
+            self.turn.when_stored(lambda error: told(next(filter(None, errors), error)))
+
+        self._in_steps(back, act, done)
+
+    def _taken_back(self, consumer: Consumer, sequences: Sequence[int]) -> Callable[[Sequence[int]], None]:
+        """Take from a consumer what it did not look at. Returns what lets some of it wait again."""
+        sent = set(sequences).difference(entry.sequence for entry in consumer.unsent)
+        held = set(sequences)
         consumer.detach(sequences)
-        for sequence in sequences:
-            entry = self.entries[sequence]
-            if sequence not in unsent:
-                entry.attempts -= 1
-            # The disk may have been told of one that was about to be sent.
-            self.marks.revoke(entry)
+
+        def act(some: Sequence[int]) -> None:
+            for sequence in held.intersection(some):
+                entry = self.entries[sequence]
+                entry.attempts -= sequence in sent
+                # The disk may have been told of one that was about to be sent.
+                self.marks.revoke(entry)
+            self.make_ready(some)
+
+        return act
 
     def reject(self, consumer: Consumer, sequences: Sequence[int], reason: str) -> None:
         """What a consumer held is dead."""
@@ -362,23 +411,35 @@ class Queue:
                     failed(error)
                 return
 
-    def _in_steps(self, sequences: Sequence[int], act: Callable[[Sequence[int]], None]) -> None:
-        """Do something with messages that are nowhere now: the first at once, and so many in an iteration."""
+    def _in_steps(
+        self,
+        sequences: Sequence[int],
+        act: Callable[[Sequence[int]], None],
+        done: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Do something with messages that are nowhere now: the first at once, and so many in an iteration.
+
+        `done` is called with the last of them.
+        """
         if len(sequences) <= STEP_MESSAGES:
             act(sequences)
+            done()
             return
         for sequence in sequences:
             # As if the disk did not know them yet: nobody takes them before it is their turn.
             self.entries[sequence].where = "unstored"
-        proceed(self.turn, self._steps(sequences, act))
+        proceed(self.turn, self._steps(sequences, act, done))
 
-    def _steps(self, sequences: Sequence[int], act: Callable[[Sequence[int]], None]) -> Steps:
+    def _steps(
+        self, sequences: Sequence[int], act: Callable[[Sequence[int]], None], done: Callable[[], None]
+    ) -> Steps:
         for start in range(0, len(sequences), STEP_MESSAGES):
             if start:
                 yield GO_ON
             self.turn.work -= STEP_MESSAGES
             # The queue may have been cleared meanwhile.
             act([s for s in sequences[start : start + STEP_MESSAGES] if s in self.entries])
+        done()
 
     def _requeue(self, sequences: Sequence[int], delay: float | None) -> None:
         """Let messages that come back wait again, unless they had their attempts."""
