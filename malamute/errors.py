@@ -301,7 +301,7 @@ class StoreCorrupt(StoreError):
     """Raised when the store cannot be read at all."""
 
     code = 803
-    hint = "restore a backup, or move the data directory aside"
+    hint = "try malamute journal repair, or restore a backup with malamute journal restore"
 
 
 class StoreLost(StoreError):

@@ -56,6 +56,11 @@ class Daemon:
         where = ["--data", str(self.directory / "data"), "--listen", "tcp://127.0.0.1:*"]
         return [sys.executable, "-m", "malamute", "broker", "run", "--json", *where, *self._options]
 
+    def wait(self, seconds: float) -> int:
+        """Wait until it has ended by itself. Returns its exit code."""
+        assert self._process is not None
+        return self._process.wait(seconds)
+
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:

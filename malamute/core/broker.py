@@ -92,6 +92,8 @@ CLOCK_WORDS = {
     "followed": "the times of messages follow the clock on the wall from now on",
 }
 
+RESTORED_WORDS = "the store was restored: sequences begin far beyond all that may have been used"
+
 CLOCK_BEHIND_MAX, CLOCK_AHEAD_MAX = 1.0, 86_400.0
 """Seconds that the clock may be behind or ahead of the newest message at the start before that is told."""
 
@@ -169,6 +171,9 @@ class Core:
         )
         self.health.damaged(recovered.defects)
         self.turn.event("broker.started", software=settings.software, pid=settings.facts.get("pid"))
+        if recovered.restored:
+            self.turn.notice(RESTORED_WORDS, incarnation=recovered.incarnation)
+            self.turn.event("broker.restored", incarnation=recovered.incarnation)
         self._check_clock()
 
     def _check_clock(self) -> None:

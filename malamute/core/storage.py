@@ -354,7 +354,7 @@ class Recovered(NamedTuple):
     `retentions` those that were set at run time, `feeds` by service and stream. Where something was
     damaged, `lost_cursors` are those whose positions are not known, and of the sessions that are `doubtful`
     newer numbers may be lost. `incarnations` has a number for each time that the store was restored from a
-    backup: nothing that is new since then has a sequence up to it.
+    backup: nothing that is new since then has a sequence up to it. The newest begins now if it `restored`.
     """
 
     broker_id: bytes
@@ -369,6 +369,7 @@ class Recovered(NamedTuple):
     doubtful: frozenset[bytes] = frozenset()
     defects: Sequence[Defect] = ()
     incarnations: Sequence[int] = ()
+    restored: bool = False
 
     @property
     def incarnation(self) -> int:

@@ -172,10 +172,12 @@ def read_meta(transaction: lmdb.Transaction) -> codec.Meta:
     value, twin = transaction.get(key(META)), transaction.get(META_TWIN)
     try:
         return decode_meta(None if value is None else bytes(value))
-    except StoreCorrupt:
-        if twin is None:
-            raise
-        return decode_meta(bytes(twin))
+    except (StoreCorrupt, StoreTooNew) as error:
+        # A wrong bit may say that it is newer; a broker that is newer would have written both.
+        with suppress(StoreCorrupt, StoreTooNew):
+            if twin is not None:
+                return decode_meta(bytes(twin))
+        raise error
 
 
 def decode_meta(value: bytes | None) -> codec.Meta:

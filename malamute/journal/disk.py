@@ -299,7 +299,8 @@ class DiskStore:
             self._log = log
             self._fetcher = Fetcher(log)
             self._ring.restore(settings.retentions.values())
-            if now is not None and self._meta.copied:
+            is_restored = now is not None and self._meta.copied
+            if now is not None and is_restored:
                 self._begin_incarnation(now)
             return Recovered(
                 self._meta.broker_id,
@@ -314,6 +315,7 @@ class DiskStore:
                 frozenset(s for s, (block, _) in log.sessions.items() if block.number < doubt),
                 tuple(self._defects.take()),
                 self._meta.incarnations,
+                is_restored,
             )
 
     def _begin_incarnation(self, now: float) -> None:
@@ -827,7 +829,8 @@ class DiskStore:
     def close(self) -> None:
         """Release the file and the lock. Waits for calls under way; may be called again."""
         if self._gate.close():
-            lengthen(self._environment)
+            with suppress(lmdb.Error):  # it is closed already if it could not be opened again
+                lengthen(self._environment)
             self._environment.close()
             os.close(self._lock)
 

@@ -136,7 +136,8 @@ class MemoryStore:
                 records.put(name, queue.messages.values())
             self._collector.clear()
             self._ring.restore(self._retentions.values())
-            if now is not None and self.copied:
+            is_restored = now is not None and self.copied
+            if now is not None and is_restored:
                 queues = (queue.next for queue in self._queues.values())
                 used = max([self._ring.used, *self._incarnations, *queues])
                 self._incarnations = (*self._incarnations, next_incarnation(now, used))[-INCARNATIONS_MAX:]
@@ -151,6 +152,7 @@ class MemoryStore:
                 dict(self._feeds),
                 {(session, part): v for (session, part), v in self._sessions.items() if part != NUMBERS},
                 incarnations=self._incarnations,
+                restored=is_restored,
             )
 
     def write(self, operations: Sequence[Operation]) -> None:

@@ -165,8 +165,9 @@ class _Repairing:
         except StoreCorrupt:
             if not self._is_ours:
                 raise
-            meta = codec.Meta(codec.VERSION, os.urandom(16))
-            reason = "it is lost with its twin: for clients this is another broker from now on"
+            # It told up to where sequences were given out before a restore: as in a copy, nobody knows now.
+            meta = codec.Meta(codec.VERSION, os.urandom(16), copied=True)
+            reason = "it is lost with its twin: for clients this is another broker, restored, from now on"
         value = codec.encode_meta(meta)
         damaged = {place: old for place, old in found.items() if _fault(codec.decode_meta, old)}
         if damaged or found.get(key(META)) != value:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -12,11 +13,12 @@ from pathlib import Path
 
 import pytest
 from rig_daemon import environment
-from rig_waiting import eventually
+from rig_waiting import PATIENCE, eventually
 
 import malamute
 from malamute.cli.daemon import Daemon
-from malamute.errors import Failed
+from malamute.cli.exits import STORE_LOST
+from malamute.errors import Failed, TimedOut
 
 SOURCE = Path(__file__).with_name("faulty_disk.c")
 
@@ -134,3 +136,40 @@ def test_what_was_refused_is_not_there_after_the_broker_was_killed(tmp_path: Pat
     with Daemon(tmp_path) as broker, malamute.connect(broker.url) as client:
         publish(client, b"end")
         assert history(client) == [b"before", b"end"]
+
+
+def test_a_store_that_cannot_be_opened_again_ends_the_broker_with_an_exit_code_of_its_own(
+    tmp_path: Path, faults: Faults
+) -> None:
+    data = tmp_path / "data" / "data.mdb"
+    aside = data.with_name("aside.data.mdb")
+    with Daemon(tmp_path) as broker:
+        client = malamute.connect(broker.url)
+        publish(client, b"before")
+        # LMDB goes on with the file that it has; only when it has to open one again, there is none.
+        data.rename(aside)
+        data.mkdir()
+        faults(10**6)
+        client.publish("weather", "temp", b"lost")
+        assert broker.wait(PATIENCE) == STORE_LOST
+        with pytest.raises(TimedOut):  # it says goodbye to nobody
+            client.close(0.1)
+    told = json.loads((tmp_path / "broker.log").read_text().splitlines()[-1])["error"]
+    assert (told["code"], "cannot be opened again" in told["text"]) == (804, True)
+    faults(0)
+    data.rmdir()
+    aside.rename(data)
+    with Daemon(tmp_path) as broker, malamute.connect(broker.url) as client:
+        publish(client, b"end")
+        assert history(client) == [b"before", b"end"]
+
+
+def test_a_store_that_is_none_keeps_the_broker_from_starting_and_is_left_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    data = tmp_path / "data" / "data.mdb"
+    data.write_bytes(b"no store" * 4096)
+    done = command("broker", "run", "--data", str(data.parent), "--listen", "tcp://127.0.0.1:*")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("error 803: ")
+    assert "malamute journal repair" in done.stderr
+    assert data.read_bytes() == b"no store" * 4096

@@ -638,6 +638,9 @@ def everything_happens():
     bench.settle()
     bench.restart()
     bench.settle()
+    bench.store.copied = True
+    bench.restart()
+    bench.settle()
     return stored(bench)
 
 
