@@ -22,7 +22,7 @@ from malamute.core.presence import session_of
 from malamute.core.ready import Backup
 from malamute.core.session import check_free
 from malamute.core.start import locate
-from malamute.core.storage import DeleteCursor, DeleteStream, PutRetention, Reserve
+from malamute.core.storage import PutRetention, Reserve
 from malamute.core.subscription import Position
 from malamute.errors import (
     AccessRefused,
@@ -105,6 +105,9 @@ def set_cursor(
     found.flush()
 
     def located(position: Position) -> None:
+        if core.streams.by_name.get(stream) is not found:
+            failed(_removed(stream))
+            return
         before = found.cursors.get(cursor)
         if not dry_run:
             found.commit(cursor, position.first - 1)
@@ -123,9 +126,7 @@ def delete_cursor(
         raise NotFound(f"the stream {stream!r} has no cursor {cursor!r}")
     before = found.cursors.get(cursor)
     if not dry_run:
-        found.cursors.pop(cursor, None)
-        found.lost_cursors.discard(cursor)
-        core.turn.store(DeleteCursor(stream, cursor))
+        found.delete_cursor(cursor)
     answered({"stream": stream, "cursor": cursor, "before": before})
 
 
@@ -140,9 +141,8 @@ def create_stream(
         if not found.unused:
             raise InvalidValue(f"the stream {stream!r} is in use: it has messages, readers or cursors")
     if not dry_run:
-        made = core.streams.get(stream)
-        if found is None:
-            core.turn.store(Reserve(stream, 0))
+        made = _made(core, stream)
+        core.turn.store(Reserve(stream, made.reserved))
         if limits:
             made.retain(kept)
     answered({"stream": stream, **(_limits(kept) if limits else {})})
@@ -154,7 +154,7 @@ def set_retention(
     """Set how much of a stream is kept, making the stream if needed; 0 is no limit."""
     kept = _retention(core, stream, limits)
     if not dry_run:
-        core.streams.get(stream).retain(kept)
+        _made(core, stream).retain(kept)
     answered({"stream": stream, **_limits(kept)})
 
 
@@ -168,6 +168,21 @@ def _limits(kept: PutRetention) -> dict[str, float]:
     return {"bytes": kept.bytes, "count": kept.count, "age": kept.age}
 
 
+def _made(core: Core, stream: str) -> Stream:
+    """A stream, made if needed; it is there if this turn is stored, and goes again if not."""
+    made = stream not in core.streams.by_name
+    found = core.streams.get(stream)
+
+    def stored(error: MalamuteError | None) -> None:
+        if error is None:
+            core.streams.by_name.setdefault(stream, found)
+        elif made and not core.feeds.changes(stream):
+            core.streams.drop_untouched(found)
+
+    core.turn.when_stored(stored)
+    return found
+
+
 def purge_stream(core: Core, answered: Answered, failed: Failed, stream: str, dry_run: bool) -> None:
     """Drop the history of a stream. Its readers, its cursors, its retention and its sequences go on."""
     check_free(stream)
@@ -176,9 +191,9 @@ def purge_stream(core: Core, answered: Answered, failed: Failed, stream: str, dr
     found.flush()
     value = {"stream": stream, "first": found.first_kept, "last": found.last}
     if not dry_run:
-        found.purge()
+        what = f"stream.purged.{stream}"
+        found.purge(lambda: core.turn.event(what, first=value["first"], last=value["last"]))
         core.feeds.put_again(stream)
-        core.turn.event(f"stream.purged.{stream}", first=value["first"], last=value["last"])
     answered(value)
 
 
@@ -192,10 +207,9 @@ def delete_stream(core: Core, answered: Answered, failed: Failed, stream: str, d
         raise InvalidValue(f"the stream {stream!r} has readers: {len(found.audience)} selectors")
     value = {"stream": stream, "first": found.first_kept, "last": found.last, "cursors": len(found.cursors)}
     if not dry_run:
-        found.empty()
+        what = f"stream.deleted.{stream}"
+        found.delete(lambda: core.turn.event(what, first=value["first"], last=value["last"]))
         core.feeds.forget(stream)
-        core.turn.event(f"stream.deleted.{stream}", first=value["first"], last=value["last"])
-        core.turn.store(DeleteStream(stream))
     answered(value)
 
 
@@ -211,18 +225,14 @@ def set_feed(
     start: str = "",
 ) -> None:
     """Feed a service from a stream, or change how; without a `start` it goes on, or begins at the head."""
-    for name in (service, stream):
-        check_free(name)
-    core.feeds.check(service, stream)
-    core.selectors.check(Selector.parse(criteria, where))
+    _check_feed(core, service, stream, criteria, where)
     begin = _one_position(start, "a feed begins at") if start else None
-    if not core.settings.journaled(stream):
-        raise InvalidValue(f"the stream {stream!r} has no journal to feed a service from")
     value = {"service": service, "stream": stream}
     if dry_run:
-        answered({**value, "created": (service, stream) not in core.feeds.by_name})
+        answered({**value, "created": (service, stream) not in core.feeds.values})
         return
     queue = core.services.get(service)
+    made = stream not in core.streams.by_name
     try:
         found = core.streams.get(stream)
     except MalamuteError:
@@ -232,12 +242,18 @@ def set_feed(
 
     def told(sequence: int, *, created: bool) -> None:
         answered({**value, "created": created, "sequence": sequence})
+        core.turn.when_stored(undone)
+
+    def undone(error: MalamuteError | None) -> None:
+        # This change is still under way.
+        if error is not None and made and core.feeds.changes(stream) <= 1:
+            core.streams.drop_untouched(found)
 
     def located(position: Position | None) -> None:
         try:
             core.feeds.check(service, stream)
             if core.streams.by_name.get(stream) is not found:
-                raise TryLater(f"the stream {stream!r} was removed meanwhile")
+                raise _removed(stream)
             core.feeds.set(service, found, criteria, where, position, told)
         except MalamuteError as error:
             failed(error)
@@ -248,6 +264,15 @@ def set_feed(
         located(None)
 
 
+def _check_feed(core: Core, service: str, stream: str, criteria: Sequence[Any], where: str) -> None:
+    for name in (service, stream):
+        check_free(name)
+    core.feeds.check(service, stream)
+    core.selectors.check(Selector.parse(criteria, where))
+    if not core.settings.journaled(stream):
+        raise InvalidValue(f"the stream {stream!r} has no journal to feed a service from")
+
+
 def delete_feed(
     core: Core, answered: Answered, failed: Failed, service: str, stream: str, dry_run: bool
 ) -> None:
@@ -256,13 +281,12 @@ def delete_feed(
     def told(sequence: int, *, created: bool = False) -> None:
         answered({"service": service, "stream": stream, "sequence": sequence})
 
-    feed = core.feeds.by_name.get((service, stream))
     if not dry_run:
         core.feeds.delete(service, stream, told, failed)
-    elif feed is None:
+    elif (service, stream) not in core.feeds.values:
         raise no_feed(service, stream)
     else:
-        told(feed.stream.cursors.get(feed.name, 0))
+        told(core.feeds.position(service, stream))
 
 
 def redrive(
@@ -316,7 +340,7 @@ def purge(
         if dry_run:
             told(len(sequences))
         elif dead:
-            told(queue.dead.drop(sequences))
+            told(queue.dead.purge(sequences))
         else:
             queue.purge(sequences, told, failed)
 
@@ -340,7 +364,8 @@ def disconnect(
     }
     if not dry_run:
         core.sessions.dismiss(session, Disconnected("an operator has ended this session"), "operator")
-    answered(value)
+    # It has ended, whether the disk takes that or not.
+    answered(value, otherwise=value)
 
 
 def back_up(core: Core, answered: Answered, failed: Failed, directory: str, dry_run: bool) -> None:
@@ -353,7 +378,9 @@ def back_up(core: Core, answered: Answered, failed: Failed, directory: str, dry_
         raise AccessRefused(f"a backup goes below {below} (the option storage.backups), not to {place}")
 
     def copied(result: dict[str, Any]) -> None:
-        answered({"directory": place, **result})
+        value = {"directory": place, **result}
+        # It is there, whether the disk takes the answer or not.
+        answered(value, otherwise=value)
 
     if dry_run:
         answered({"directory": place})
@@ -366,6 +393,10 @@ def _one_position(start: str, what: str) -> Start:
     if found.kind == LAST_PER_SUBJECT:
         raise InvalidValue(f"{what} one position: last-per-subject is many")
     return found
+
+
+def _removed(stream: str) -> TryLater:
+    return TryLater(f"the stream {stream!r} was removed meanwhile")
 
 
 def _stream(core: Core, name: str) -> Stream:

@@ -193,7 +193,8 @@ class Core:
         for stream_name, cursor in recovered.lost_cursors:
             self.streams.keep(stream_name).lost_cursors.add(cursor)
         for name, retention in recovered.retentions.items():
-            self.streams.keep(name).retention = retention
+            self.streams.keep(name)
+            self.streams.retentions[name] = retention
         for (kind, name), queue in recovered.queues.items():
             table = self.mailboxes if kind.startswith("mailbox") else self.services
             take_up(kind, name, table.restore, name, queue, kind.endswith("-dead"))

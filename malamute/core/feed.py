@@ -33,6 +33,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 from malamute.core.chunk import Part
 from malamute.core.delivery import ENTRY_BYTES, Entry, Queue
 from malamute.core.delivery.entry import PROPERTY_BYTES
+from malamute.core.kept import Kept
 from malamute.core.selectors import SelectorBudget
 from malamute.core.service import Services
 from malamute.core.steps import STORED, Steps, proceed
@@ -295,7 +296,7 @@ class Feeds:
         self.services = services
         self.selectors = selectors
         self.by_name: dict[tuple[str, str], Feed] = {}
-        self.values: dict[tuple[str, str], bytes] = {}
+        self.values: Kept[tuple[str, str], bytes] = Kept(self.turn)
         """What the store has of each, and of those that could not be taken up."""
         self.waiting: dict[int, Feed] = {}
         """Those that wait for room."""
@@ -336,12 +337,22 @@ class Feeds:
 
     def check_stream(self, stream: str) -> None:
         """Raise `TryLater` while a feed from this stream is being changed."""
-        if any(name == stream for _, name in self.changing):
+        if self.changes(stream):
             raise TryLater(f"a feed from the stream {stream!r} is being changed: wait for the answer")
 
+    def changes(self, stream: str) -> int:
+        """How many changes of feeds from this stream are under way."""
+        return sum(count for (_, name), count in self.changing.items() if name == stream)
+
+    def position(self, service: str, stream: str) -> int:
+        """The last sequence that a feed is done with, 0 if nobody knows."""
+        found = self.streams.by_name.get(stream)
+        return found.cursors.get(CURSOR_PREFIX + service, 0) if found is not None else 0
+
     def forget(self, stream: str) -> None:
-        """A stream is gone, and with it the feeds from it that could not be taken up."""
-        self.values = {name: value for name, value in self.values.items() if name[1] != stream}
+        """A stream is gone with this turn, and with it the feeds from it that could not be taken up."""
+        for name in [name for name in self.values if name[1] == stream]:
+            self.values.put(name, None)
 
     def put_again(self, stream: str) -> None:
         """Store the feeds from a stream again: what the store had of it is gone."""
@@ -383,11 +394,13 @@ class Feeds:
         queue.feeds += 1  # so that it is not removed meanwhile
         feed = yield from self._begin_change(name)
         if feed is None and position is None:
-            position = Position(stream.next)
+            # One that could not be taken up goes on where it was.
+            known = name in self.values and cursor in stream.cursors
+            position = Position(stream.cursors[cursor] + 1 if known else stream.next)
         done = stream.cursors[cursor] if position is None else position.first - 1
         head = stream.next
         self.turn.store(PutFeed(*name, value), PutCursor(stream.name, cursor, done))
-        created = feed is None
+        created = name not in self.values
         told(done, created=created)
         error = yield STORED
         self._end_change(name)
@@ -434,25 +447,31 @@ class Feeds:
         proceed(self.turn, self._delete((service, stream), told, failed))
 
     def _delete(self, name: tuple[str, str], told: Told, failed: Callable[[MalamuteError], None]) -> Steps:
+        service, stream_name = name
+        cursor = CURSOR_PREFIX + service
         feed = yield from self._begin_change(name)
-        if feed is None:
+        if name not in self.values:
             self._end_change(name)
             failed(no_feed(*name))
             return
         self.turn.store_bound(DeleteFeed(*name))
-        self.turn.store_bound(DeleteCursor(feed.stream.name, feed.name))
-        told(feed.stream.cursors.get(feed.name, 0), created=False)
+        self.turn.store_bound(DeleteCursor(stream_name, cursor))
+        told(self.position(*name), created=False)
         error = yield STORED
         self._end_change(name)
         if error is not None:
-            feed.resume()
+            if feed is not None:
+                feed.resume()
             return
-        feed.cancel()
-        del self.by_name[name]
+        if feed is not None:
+            feed.cancel()
+            del self.by_name[name]
+            self.waiting.pop(id(feed), None)
         self.values.pop(name, None)
-        self.waiting.pop(id(feed), None)
-        feed.stream.cursors.pop(feed.name, None)
-        self.turn.event(f"feed.deleted.{feed.queue.name}", stream=feed.stream.name)
+        if (stream := self.streams.by_name.get(stream_name)) is not None:
+            stream.cursors.pop(cursor, None)
+            stream.lost_cursors.discard(cursor)
+        self.turn.event(f"feed.deleted.{service}", stream=stream_name)
 
     def _add(self, queue: Queue, stream: Stream, selector: Selector) -> Feed:
         feed = self.by_name[queue.name, stream.name] = Feed(self, stream, queue, selector)

@@ -211,7 +211,8 @@ def cursors(core: Core, stream: str = "", after_name: str = "", limit: int = PAG
     """The cursors of streams by name, or of one; a page has all of a stream."""
     only = core.streams.by_name.get(stream)
     wanted = [only] if only else [] if stream else core.streams.by_name.values()
-    some = page(core.turn, (s for s in wanted if s.cursors), attrgetter("name"), after_name, limit)
+    having = (s for s in wanted if s.cursors or s.lost_cursors)
+    some = page(core.turn, having, attrgetter("name"), after_name, limit)
     rows: Rows = []
     for found in some:
         if len(rows) >= limit:

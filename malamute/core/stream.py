@@ -32,6 +32,7 @@ from sys import maxsize
 from malamute.core.audience import Audience
 from malamute.core.chunk import Loaded, Part
 from malamute.core.holes import Holes, Missing
+from malamute.core.kept import Kept
 from malamute.core.measures import Rate
 from malamute.core.ready import Turn
 from malamute.core.replay import Replay
@@ -40,6 +41,7 @@ from malamute.core.start import locate
 from malamute.core.storage import (
     AppendChunk,
     Chunk,
+    DeleteCursor,
     DeleteStream,
     PutCursor,
     PutRetention,
@@ -88,11 +90,10 @@ class Stream:
         self.rate = Rate()
         self.switches: Counter[str] = Counter()
         """How often a reader has come to the head, or fallen behind it, by the state that it is in since."""
-        self.cursors: dict[str, int] = {}
+        self.cursors: Kept[str, int] = Kept(self.turn)
         self.lost_cursors: set[str] = set()
         """Those whose positions were in a part of the store that is damaged."""
-        self.retention: PutRetention | None = None
-        """What was set at run time."""
+        self._retentions = owner.retentions
         self._incoming: tuple[list[str], list[Frame], list[str]] = ([], [], [])
         self._held: deque[Loaded] = deque()
         """What waits for its sequences to be reserved."""
@@ -169,43 +170,80 @@ class Stream:
 
     def commit(self, cursor: str, sequence: int) -> None:
         """Store that the reader with this cursor is done with all up to a sequence."""
-        self.cursors[cursor] = sequence
-        self.lost_cursors.discard(cursor)
+        self.cursors.put(cursor, sequence)
         self.turn.store(PutCursor(self.name, cursor, sequence))
+        if cursor in self.lost_cursors:
+            self._find_again(cursor)
+
+    def _find_again(self, cursor: str) -> None:
+        def found(error: MalamuteError | None) -> None:
+            if error is None:
+                self.lost_cursors.discard(cursor)
+
+        self.turn.when_stored(found)
+
+    def delete_cursor(self, cursor: str) -> None:
+        """Forget a cursor, or one that is lost."""
+        self.cursors.put(cursor, None)
+        self.turn.store(DeleteCursor(self.name, cursor))
+        if cursor in self.lost_cursors:
+            self._find_again(cursor)
+
+    @property
+    def retention(self) -> PutRetention | None:
+        """How much of it is kept, if that was set at run time."""
+        return self._retentions.get(self.name)
 
     def retain(self, retention: PutRetention) -> None:
         """Store how much of it is kept, in place of what the configuration says."""
-        self.retention = retention
+        self._retentions.put(self.name, retention)
         self.turn.store(retention)
 
-    def purge(self) -> None:
+    def purge(self, purged: Callable[[], None]) -> None:
         """Drop the history. Whoever reads it, and whatever was set for it, stays."""
-        first = self.next
         # For the store it is another stream of the same name, which goes on with the old numbers.
         self.turn.store(DeleteStream(self.name))
-        for cursor, sequence in self.cursors.items():
-            self.turn.store(PutCursor(self.name, cursor, sequence))
+        for cursor, sequence in [*self.cursors.items()]:
+            self.commit(cursor, sequence)
         if self.retention is not None:
-            self.turn.store(self.retention)
+            self.retain(self.retention)
+        self._drop_before(self.next, purged)
 
-        def purged(error: MalamuteError | None) -> None:
+    def delete(self, deleted: Callable[[], None]) -> None:
+        """Drop the history, and all that was set for it; its numbers go on."""
+        first = self.next
+
+        def gone() -> None:
+            self.lost_cursors.clear()
+            if self.next == first:
+                self.last = self.last_stored = self.messages = 0
+            deleted()
+
+        self.turn.store(DeleteStream(self.name))
+        for cursor in [*self.cursors]:
+            self.cursors.put(cursor, None)
+        self._retentions.put(self.name, None)
+        self._drop_before(first, gone)
+
+    def _drop_before(self, first: int, dropped: Callable[[], None]) -> None:
+        """What this turn stores drops what is before a sequence: it is gone when that is done."""
+
+        def stored(error: MalamuteError | None) -> None:
             if error is None:
                 self.first_kept = max(self.first_kept, first)
+                dropped()
 
-        self.turn.when_stored(purged)
-
-    def empty(self) -> None:
-        """Its history is gone, and all that was set for it; its numbers go on."""
-        self.first_kept = self.next
-        self.last = self.last_stored = self.messages = 0
-        self.cursors.clear()
-        self.lost_cursors.clear()
-        self.retention = None
+        self.turn.when_stored(stored)
 
     @property
     def unused(self) -> bool:
         """Whether nothing is kept of it, and nobody reads it."""
         return self.first_kept > self.last and not (self.cursors or len(self.audience))
+
+    @property
+    def untouched(self) -> bool:
+        """Whether nothing has ever come of it."""
+        return self.unused and not (self.messages or self._incoming[0])
 
     def _store(self, loaded: Loaded) -> None:
         reserved = loaded.chunk.last + RESERVE
@@ -358,6 +396,8 @@ class Streams:
         self.incarnation = incarnations[-1] if incarnations else 0
         self.by_name: dict[str, Stream] = {}
         self.active: dict[str, Stream] = {}
+        self.retentions: Kept[str, PutRetention] = Kept(turn)
+        """How much of a stream is kept, where that was set at run time."""
 
     def restore(self, name: str, state: StreamState) -> None:
         """Take up a stream that the store kept."""
@@ -385,6 +425,12 @@ class Streams:
             stream = self.by_name[name] = Stream(name, self)
             self.turn.event(f"stream.created.{name}")
         return stream
+
+    def drop_untouched(self, stream: Stream) -> None:
+        """Forget a stream that was made for a change which was refused, unless somebody uses it by now."""
+        if stream.untouched and self.by_name.get(stream.name) is stream:
+            del self.by_name[stream.name]
+            self.active.pop(stream.name, None)
 
     def keep(self, name: str) -> Stream:
         """The stream of this name, made if needed: the broker's own, or what was promised something."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from itertools import permutations, product
 from typing import Any
 
 import pytest
-from core_bench import START, Bench, chunks, offer, publish, request, send
+from core_bench import START, Bench, chunks, offer, publish, request, send, subscribe
 
 from malamute.core import administration
 from malamute.core.delivery import cold as cold_records
@@ -13,7 +14,18 @@ from malamute.core.session import Numbers
 from malamute.core.storage import NUMBERS, PutSession
 from malamute.errors import StorageFull
 from malamute.protocol.limits import CHANGES_MAX
-from malamute.protocol.messages import VERSION, Bye, Change, Error, Hello, Ok, Reject, Stored
+from malamute.protocol.messages import (
+    VERSION,
+    Bye,
+    Change,
+    Commit,
+    Error,
+    Hello,
+    Ok,
+    Query,
+    Reject,
+    Stored,
+)
 
 CHANGE = 15
 
@@ -131,18 +143,177 @@ def test_a_change_that_a_crash_took_back_is_made_when_it_comes_again(bench, made
     assert made == [topic, topic]
 
 
-@by_topic
-def test_a_change_that_the_disk_refuses_is_refused_for_good(bench, made, topic):
-    change = Change(1, topic, CHANGES[topic])
-    bench.tell("op", change)
+DONE_AT_ONCE = {"client.disconnect", "journal.backup"}
+"""What these do is not in the commit that has their outcome."""
+
+
+def refused(bench: Bench, *changes: Change) -> list[Any]:
+    """The disk refuses all that comes of changes. What they are answered."""
+    bench.tell("op", *changes)
     bench.read_all()
     while bench.appends:
         bench.fail(StorageFull("full"))
-    answers = [m for m in bench.sent("op") if isinstance(m, Ok | Error)]
-    assert [(type(m), m.code, m.ref) for m in answers] == [(Error, 507, 1)]
-    (answer,) = again(bench, change)
-    assert (type(answer), answer.code, answer.ref) == (Error, 507, 1)
+    return [m for m in bench.sent("op") if isinstance(m, Ok | Error)]
+
+
+def seen(bench: Bench) -> dict[str, Any]:
+    """What an operator sees of all that changes can change."""
+    queries = {topic: ({}, fields) for topic, fields in LISTS.items()}
+    for kind, name in ("service", "w"), ("mailbox", "bob"):
+        for dead in (False, True):
+            arguments = {"kind": kind, "name": name, "dead": dead}
+            queries[f"messages {kind} {dead}"] = arguments, ("sequence",)
+    found = {}
+    for place, (topic, (arguments, fields)) in enumerate(queries.items()):
+        bench.tell("looker", Query(place, topic.split()[0], arguments))
+        bench.read_all()
+        (answer,) = bench.sent("looker")
+        rows = [[row.get(field) for field in fields] for row in answer.value]
+        # An empty mailbox is not stored.
+        found[topic] = sorted(row for row in rows if topic != "mailboxes" or any(row[1:]))
+    found["retentions"] = dict(bench.core.streams.retentions)
+    return found
+
+
+LISTS = {
+    "streams": ("name", "first", "last"),
+    "cursors": ("stream", "name", "sequence"),
+    "feeds": ("service", "stream", "sequence"),
+    "mailboxes": ("name", "messages", "dead"),
+    "services": ("name", "messages", "dead"),
+}
+
+
+@by_topic
+def test_a_change_that_the_disk_refuses_is_refused_for_good(bench, made, topic):
+    change = Change(1, topic, CHANGES[topic])
+    answers = refused(bench, change)
+    expected = [(Ok, 1)] if topic in DONE_AT_ONCE else [(Error, 1)]
+    assert [(type(m), m.ref) for m in answers] == expected
+    assert [m.code for m in answers if isinstance(m, Error)] == [507] * (topic not in DONE_AT_ONCE)
+    assert [(type(m), m.ref) for m in again(bench, change)] == expected
     assert made == [topic]
+
+
+BOUND = sorted(CHANGES.keys() - DONE_AT_ONCE)
+
+
+@pytest.mark.parametrize("dead", [False, True])
+@pytest.mark.parametrize("topic", BOUND)
+def test_nothing_of_a_change_that_the_disk_refuses_is_seen_then_or_after_a_restart(bench, topic, dead):
+    arguments = CHANGES[topic]
+    if topic == "queue.purge" and dead:
+        arguments = {"kind": "service", "name": "w", "dead": True}
+    bench.open("looker")
+    bench.settle()
+    before = seen(bench)
+    events = len(bench.events)
+    refused(bench, Change(1, topic, arguments))
+    assert seen(bench) == before
+    assert [e for e in bench.events[events:] if e.startswith(("stream", "feed")) and "created" not in e] == []
+    bench.settle()
+    bench.crash()
+    bench.open("looker")
+    assert {name: row for name, row in seen(bench).items() if name != "streams"} == {
+        name: row for name, row in before.items() if name != "streams"
+    }
+
+
+@pytest.mark.parametrize("start", ["new", "first"])
+def test_a_feed_from_a_new_stream_that_the_disk_refuses_leaves_no_stream(bench, start):
+    names = {*bench.core.streams.by_name}
+    refused(bench, Change(1, "feed.set", {"service": "w", "stream": "new", "start": start}))
+    assert {*bench.core.streams.by_name} == names
+
+
+def test_a_stream_that_somebody_uses_stays_though_the_disk_refuses_to_make_it(bench):
+    bench.tell("op", Change(1, "stream.create", {"stream": "new"}))
+    bench.tell("alice", subscribe(stream="new"))
+    bench.fail(StorageFull("full"))
+    assert "new" in bench.core.streams.by_name
+    bench.settle()
+    bench.tell("carl", publish(b"1", stream="new"))
+    bench.settle()
+    assert bench.bodies("alice") == [b"1"]
+
+
+def test_a_stream_that_is_made_twice_is_there_though_the_disk_refuses_the_first(bench):
+    create = Change(1, "stream.create", {"stream": "new"})
+    bench.tell("op", create)
+    bench.tell("op", create._replace(number=2))
+    bench.sent("op")
+    bench.fail(StorageFull("full"))
+    bench.settle()
+    assert [type(m) for m in bench.sent("op")] == [Error, Ok]
+    assert "new" in bench.core.streams.by_name
+    bench.crash()
+    assert "new" in bench.core.streams.by_name
+
+
+def cursor(bench: Bench) -> int | None:
+    """Where the cursor `old` is, and whether the disk says the same."""
+    here = bench.core.streams.by_name["s"].cursors.get("old")
+    assert bench.store.recover().cursors.get(("s", "old")) == here
+    return here
+
+
+def test_a_cursor_that_is_deleted_and_set_again_is_where_the_disk_has_it():
+    """Each of three changes of a cursor, one after the other before any outcome, may be refused."""
+    changes: list[Any] = [
+        Commit("s", 0, "old", 1),
+        Change(0, "cursor.delete", {"stream": "s", "cursor": "old"}),
+        Commit("s", 0, "old", 2),
+        Change(0, "cursor.delete", {"stream": "s", "cursor": "old"}),
+    ]
+    for order in permutations(changes, 3):
+        for outcomes in product((True, False), repeat=3):
+            bench = Bench()
+            furnished(bench)
+            for change in order:
+                bench.tell("op", change)
+            expected = bench.core.streams.by_name["s"].cursors.get("old")
+            made = len(bench.appends)
+            for stored in outcomes[:made]:
+                assert bench.core.streams.by_name["s"].cursors.get("old") == expected
+                bench.commit() if stored else bench.fail()
+            bench.settle()
+            cursor(bench)
+
+
+def test_a_lost_cursor_is_found_again_when_the_disk_has_its_new_place(bench):
+    stream = bench.core.streams.by_name["s"]
+    for change in (
+        Change(1, "cursor.set", {"stream": "s", "cursor": "lost", "start": "first"}),
+        Change(2, "cursor.delete", {"stream": "s", "cursor": "lost"}),
+    ):
+        stream.cursors.pop("lost", None)
+        stream.lost_cursors.add("lost")
+        refused(bench, change)
+        assert stream.lost_cursors == {"lost"}
+        again(bench, change._replace(number=change.number + 10))
+        bench.tell("op", change._replace(number=0))
+        bench.settle()
+        assert not stream.lost_cursors
+
+
+def test_a_purge_of_dead_letters_that_is_under_way_is_not_redriven_or_purged_again(bench):
+    purge = {"kind": "service", "name": "w", "dead": True}
+    bench.tell("op", Change(1, "queue.purge", purge))
+    bench.tell("op", Change(2, "queue.redrive", {"kind": "service", "name": "w"}))
+    bench.tell("op", Change(3, "queue.purge", purge))
+    bench.settle()
+    assert [m.value["messages"] for m in bench.sent("op")] == [1, 0, 0]
+    assert not bench.core.services.by_name["w"].entries
+
+
+def test_a_stream_that_is_used_again_before_its_deletion_is_stored_keeps_what_is_new(bench):
+    bench.tell("op", Change(1, "stream.delete", {"stream": "s"}))
+    bench.tell("alice", publish(b"new"), subscribe(start="first", credit=10))
+    bench.settle()
+    assert bench.bodies("alice")[-1:] == [b"new"]
+    bench.crash()
+    assert [body for _, body in chunks(bench.store)] == [b"new"]
+    assert bench.core.streams.by_name["s"].last == 3
 
 
 def test_a_purge_that_is_repeated_after_a_crash_drops_nothing_that_was_confirmed_in_between(bench):

@@ -240,6 +240,7 @@ def test_streams_come_and_go(bench):
     bench.open("alice")
     bench.tell("alice", publish(b"1"))
     bench.tell("alice", Change(0, "stream.delete", {"stream": "s"}))
+    bench.settle()
     created, deleted = told(bench)[1:]
     assert (created.subject, deleted.subject) == ("stream.created.s", "stream.deleted.s")
     assert (deleted.headers["first"], deleted.headers["last"]) == (1, 1)

@@ -164,7 +164,8 @@ class Book:
 
     def _subscribe(self, peer: bytes, message: Subscribe) -> None:
         key = (message.stream, message.cursor)
-        known = {self.cursors.get(key), *self.recent.get(key, ())}
+        # What the disk refuses, the broker takes back when it learns that.
+        known = {self.cursors.get(key), self.cursors_stored.get(key), *self.recent.get(key, ())}
         # What the cursor tells of may never have been stored: then there is only the head to begin at.
         last = self.streams.last(message.stream)
         self.asked[peer, message.source] = {None if p is None or p > last else p for p in known}

@@ -390,6 +390,9 @@ class World:
                 queues.dead.check_done((queue.dead.kind, name), queue.dead.entries)
         if set(core.feeds.by_name) != set(queues.feeds.feeds):
             raise Violation("other feeds are there", feeds=[*core.feeds.by_name])
+        cursors = {(s.name, c): at for s in core.streams.by_name.values() for c, at in s.cursors.items()}
+        if cursors != self.book.cursors_stored:
+            raise Violation("cursors are not where the disk has them", cursors=cursors)
         tracked = sum(bool(mail.wishes.tracker) for mail in queues.mail.values())
         if len(core.budget.trackers._open) != tracked:
             raise Violation("trackers are open that track nothing", tracked=tracked)

@@ -50,7 +50,7 @@ class DeadLetters:
         self._leaving: set[int] = set()
         """Those that are on their way back, until the disk knows."""
         self.going: set[int] = set()
-        """Of these, those that the disk was told of."""
+        """Those that leave, back or for good, when the disk knows what it was told."""
         self._coming: set[int] = set()
         """Those that are here when the disk knows: until then they may turn out to be in the queue still."""
 
@@ -110,21 +110,35 @@ class DeadLetters:
         going = self.going & self.entries.keys()
         excess = len(self.entries) - len(going) - self._queue.policy.dead_letters
         if excess > 0:
-            self.drop(list(islice((sequence for sequence in self.entries if sequence not in going), excess)))
+            self._drop(list(islice((sequence for sequence in self.entries if sequence not in going), excess)))
             self._queue.budget.note(self._queue, "dead-dropped", excess)
 
     def here(self) -> list[Entry]:
         """Those that are not on their way here or back, in order."""
-        moving = self._leaving | self._coming
+        moving = self._leaving | self._coming | self.going
         return [entry for sequence, entry in self.entries.items() if sequence not in moving]
 
-    def drop(self, sequences: Sequence[int]) -> int:
-        """Remove some for good. Returns how many were to be had."""
-        found = [sequence for sequence in sequences if sequence in self.entries]
+    def purge(self, sequences: Sequence[int]) -> int:
+        """Remove some for good, if the disk lets it. Returns how many were to be had."""
+        moving = self._leaving | self._coming | self.going
+        found = [s for s in sequences if s in self.entries and s not in moving]
         if found:
-            self._forget(found)
-            self._queue.turn.store(self._removal(found))
+            self.going.update(found)
+            self._queue.turn.store_bound(self._removal(found))
+            self._queue.turn.when_stored(lambda error: self._purged(found, error))
         return len(found)
+
+    def _purged(self, sequences: Sequence[int], error: MalamuteError | None) -> None:
+        self.going.difference_update(sequences)
+        if error is None:
+            self._forget(sequences)
+        else:
+            self._drop_oldest()
+
+    def _drop(self, sequences: Sequence[int]) -> None:
+        """Remove some for good, whatever becomes of this turn."""
+        self._forget(sequences)
+        self._queue.turn.store(self._removal(sequences))
 
     def redrive(self, sequences: Sequence[int], told: Told, failed: Callable[[MalamuteError], None]) -> None:
         """Send some again, as new messages, and tell how many, or by `failed` why none.
@@ -132,7 +146,7 @@ class DeadLetters:
         What does not fit one commit is told with each of them: one of the others may fail, or never come.
         Raises `TryLater` when the queue has no room for them all, and then nothing happens.
         """
-        moving = self._leaving | self._coming
+        moving = self._leaving | self._coming | self.going
         entries = [self.entries[s] for s in sequences if s in self.entries and s not in moving]
         queue = self._queue
         size_bytes = size_of(entries)

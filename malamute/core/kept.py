@@ -1,0 +1,61 @@
+"""Values that the store keeps by name: what they are to be, and what they are again if the disk refuses that.
+
+A change is seen at once, so that whatever comes next goes by it, in the order in which it is stored. When the
+outcome of the last change of a name is known, its value is the newest that the disk has taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+if TYPE_CHECKING:
+    from malamute.core.ready import Turn
+    from malamute.errors import MalamuteError
+
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
+
+
+class _Pending(Generic[V]):
+    """The changes of one name that the disk has not answered."""
+
+    __slots__ = ("count", "stored")
+
+    def __init__(self, stored: V | None) -> None:
+        self.count = 0
+        self.stored = stored
+
+
+class Kept(dict[K, V]):
+    """What the store keeps of one kind. What it has already is set as in any dict."""
+
+    __slots__ = ("_pending", "_turn")
+
+    def __init__(self, turn: Turn) -> None:
+        super().__init__()
+        self._turn = turn
+        self._pending: dict[K, _Pending[V]] = {}
+
+    def put(self, name: K, value: V | None) -> None:
+        """Change a value, or remove it with None. Whoever calls this stores it in the same turn."""
+        pending = self._pending.get(name)
+        if pending is None:
+            pending = self._pending[name] = _Pending(self.get(name))
+        pending.count += 1
+        self._become(name, value)
+        self._turn.when_stored(lambda error: self._settled(name, value, pending, error), awaited=False)
+
+    def _settled(self, name: K, value: V | None, pending: _Pending[V], error: MalamuteError | None) -> None:
+        pending.count -= 1
+        if error is None:
+            pending.stored = value
+        if not pending.count:
+            del self._pending[name]
+            self._become(name, pending.stored)
+
+    def _become(self, name: K, value: V | None) -> None:
+        if value is None:
+            self.pop(name, None)
+        else:
+            self[name] = value
