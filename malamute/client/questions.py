@@ -1,9 +1,12 @@
 """Questions to the broker, changes asked of it, and pings: those that have no answer yet.
 
-A question is asked again on a new connection. A change is a command with a number, kept in the outbox:
-however often it is sent, the broker makes it once and answers it with what it came to. Nobody must be
-surprised by a change that is made late, so one whose caller has given up is sent as a dry run from then on,
-under its number: that takes the place of the change, unless it was made before.
+A question is asked again on a new connection, but not a withdrawal that the broker may have: it would take
+back what was sent since, and be told that nothing is there where it has found something.
+
+A change is a command with a number, kept in the outbox: however often it is sent, the broker makes it once
+and answers it with what it came to. Nobody must be surprised by a change that is made late, so one whose
+caller has given up is sent as a dry run from then on, under its number: that takes the place of the change,
+unless it was made before.
 """
 
 from __future__ import annotations
@@ -20,14 +23,21 @@ from malamute.protocol.limits import CHANGES_MAX
 
 Asking = wire.Query | wire.Withdraw | wire.Ping
 
+_WITHDRAWAL_LOST = (
+    "the connection broke before the answer: whether messages were withdrawn is not known; withdraw them once"
+    " more, unless others have been sent since with the same correlation"
+)
+
 
 class Query:
     """A question to the broker, until its answer."""
 
-    __slots__ = ("asking", "done", "error", "value")
+    __slots__ = ("asking", "done", "error", "said", "value")
 
     def __init__(self, asking: Asking) -> None:
         self.asking = asking
+        self.said = False
+        """Whether the broker may have it."""
         self.done = False
         self.value: Any = None
         self.error: MalamuteError | None = None
@@ -98,6 +108,7 @@ class Questions:
     def _ask(self, make: Callable[[int], Asking]) -> Query:
         self._outbox.check()
         query = self._asked[self._next] = Query(make(self._next))
+        query.said = self._outbox.ready
         self._next += 1
         self._outbox.say(query.asking)
         return query
@@ -159,6 +170,11 @@ class Questions:
                     )
                 )
             change.said = True
+        for query in [*self._asked.values()]:
+            if query.said and isinstance(query.asking, wire.Withdraw):
+                del self._asked[query.asking.ref]
+                query.settle(error=ConnectionLost(_WITHDRAWAL_LOST))
+            query.said = True
 
     def pong(self) -> None:
         """The answer to the first ping."""

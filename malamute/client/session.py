@@ -186,9 +186,10 @@ class Session:
     def _resume(self, mail_timeout: float) -> None:
         self.outbox.ready = True
         self.inbox.resume(mail_timeout)
+        self.outbox.send_again()
+        # A withdrawal comes behind what it takes back.
         for asking in self.questions.asked():
             self.outbox.say(asking)
-        self.outbox.send_again()
         for ping in self.questions.pings():
             self.outbox.say(ping)
         self._say_bye()

@@ -207,18 +207,28 @@ def test_nobody_without_an_address_can_learn_an_outcome(dialogue):
         dialogue.session.sending.request("printer", "a", RECORD, numbered=True, tracked=True)
 
 
-def test_a_withdrawal_is_answered_by_ok_and_asked_again_after_a_cut(alice):
+def test_a_withdrawal_is_answered_by_ok(alice):
     query = alice.session.questions.withdraw("service", "printer", "job-1")
-    asked = [wire.Withdraw(1, "service", "printer", "job-1")]
-    assert alice.said() == asked
-    alice.broken()
-    alice.told(wire.Welcome(2, b"id", b"broker", True, "", {}))
-    assert alice.said()[1:] == asked
+    assert alice.said() == [wire.Withdraw(1, "service", "printer", "job-1")]
     alice.told(Ok(20, 1, 2), Ok(20, 7, 2))
     assert (query.done, query.value) == (True, 2)
     missing = alice.session.questions.withdraw("mailbox", "bob", 5)
     alice.told(Error(404, "nothing", 20, 2))
     assert isinstance(missing.error, errors.NotFound)
+
+
+def test_a_withdrawal_that_the_broker_may_have_is_not_asked_again(alice):
+    lost = alice.session.questions.withdraw("service", "printer", "job-1")
+    alice.broken()
+    later = alice.session.questions.withdraw("service", "printer", "job-2")
+    command = Command()
+    alice.session.sending.send("bob", ["a"], [RECORD], command)
+    alice.told(wire.Welcome(2, b"id", b"broker", True, "", {}))
+    assert isinstance(lost.error, errors.ConnectionLost)
+    *_, sent, asked = alice.said()
+    assert (type(sent), asked) == (wire.Send, wire.Withdraw(2, "service", "printer", "job-2"))
+    alice.told(Ok(20, 2, 1))
+    assert later.value == 1
 
 
 def test_an_error_about_a_verb_is_an_event(alice, box):
