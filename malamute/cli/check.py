@@ -66,10 +66,11 @@ MEASURES: Mapping[str, Measure] = {
     "uptime": Measure("s", duration, "how long the broker has run", least=True),
     "faults": Measure("", float, "faults of the broker's own since it started, which its log tells"),
     "unrecovered": Measure("", float, "things of the store that the broker could not take up"),
+    "surplus": Measure("", float, "dead letters beyond a lowered limit: the next one drops them"),
 }
 
 
-USUAL = {"faults": Bounds(1), "unrecovered": Bounds(1)}
+USUAL = {"faults": Bounds(1), "unrecovered": Bounds(1), "surplus": Bounds(1)}
 """The bounds of what should never be, unless others are given."""
 
 
@@ -144,6 +145,7 @@ def measure(client: Client, status: Mapping[str, Any]) -> dict[str, Figure]:
         "uptime": Figure(status["uptime"]),
         "faults": Figure(status.get("faults", 0)),
         "unrecovered": Figure(status.get("not_recovered", 0)),
+        "surplus": Figure(status.get("dead_excess", 0)),
     }
 
 

@@ -22,7 +22,7 @@ from malamute.core.delivery import Budget, Consumer, QueuePolicy, Queues, Tracke
 from malamute.core.delivery.policy import PolicyOf
 from malamute.core.doubt import Doubt, newest_time
 from malamute.core.events import Events, tell_worker
-from malamute.core.feed import Feeds
+from malamute.core.feed import Feeds, feed_name
 from malamute.core.health import Health
 from malamute.core.mailbox import Mailboxes
 from malamute.core.ready import ClockStep, Question, Ready, Turn
@@ -158,8 +158,8 @@ class Core:
             forget=self.mailboxes.forget,
             ack_timeout=lambda address: settings.queues("mailbox", address).ack_timeout,
         )
-        self.feeds = Feeds(limits, self.streams, self.services, self.selectors)
         self.recovery = Recovery(self.turn)
+        self.feeds = Feeds(limits, self.streams, self.services, self.selectors, self.recovery)
         self._restore(recovered)
         self.events = Events(
             self.turn,
@@ -207,7 +207,10 @@ class Core:
         self.mailboxes.resume(self.recovery)
         self.services.resume(self.recovery)
         for (service, name), value in recovered.feeds.items():
-            take_up("feed", f"{service} from {name}", self.feeds.restore, service, name, value)
+            take_up("feed", feed_name(service, name), self.feeds.restore, service, name, value)
+        for table in (self.mailboxes, self.services):
+            for name, here in table.by_name.items():
+                self.recovery.look_at_dead(table.kind, name, here.dead)
         limits = self.settings.limits
         cursors = max((len(stream.cursors) for stream in self.streams.by_name.values()), default=0)
         self.recovery.report(

@@ -34,6 +34,7 @@ from malamute.core.chunk import Part
 from malamute.core.delivery import ENTRY_BYTES, Entry, Queue
 from malamute.core.delivery.entry import PROPERTY_BYTES
 from malamute.core.kept import Kept
+from malamute.core.recovery import Recovery
 from malamute.core.selectors import SelectorBudget
 from malamute.core.service import Services
 from malamute.core.steps import STORED, Steps, proceed
@@ -272,6 +273,11 @@ class Feed(Reader):
         }
 
 
+def feed_name(service: str, stream: str) -> str:
+    """What a feed is called where one name is told of anything."""
+    return f"{service} from {stream}"
+
+
 def no_feed(service: str, stream: str) -> NotFound:
     """The error for a feed that is not there."""
     return NotFound(f"the stream {stream!r} does not feed the service {service!r}")
@@ -288,13 +294,19 @@ class Feeds:
     """All feeds, by service and stream."""
 
     def __init__(
-        self, limits: Limits, streams: Streams, services: Services, selectors: SelectorBudget
+        self,
+        limits: Limits,
+        streams: Streams,
+        services: Services,
+        selectors: SelectorBudget,
+        recovery: Recovery,
     ) -> None:
         self.turn = streams.turn
         self.limits = limits
         self.streams = streams
         self.services = services
         self.selectors = selectors
+        self.recovery = recovery
         self.by_name: dict[tuple[str, str], Feed] = {}
         self.values: Kept[tuple[str, str], bytes] = Kept(self.turn)
         """What the store has of each, and of those that could not be taken up."""
@@ -406,6 +418,7 @@ class Feeds:
         self._end_change(name)
         queue.feeds -= 1
         if error is None:
+            self.recovery.feed_settled(feed_name(*name))
             self.values[name] = value
             stream.cursors[cursor] = done
             stream.lost_cursors.discard(cursor)
@@ -467,6 +480,7 @@ class Feeds:
             feed.cancel()
             del self.by_name[name]
             self.waiting.pop(id(feed), None)
+        self.recovery.feed_settled(feed_name(*name))
         self.values.pop(name, None)
         if (stream := self.streams.by_name.get(stream_name)) is not None:
             stream.cursors.pop(cursor, None)

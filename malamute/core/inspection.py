@@ -83,6 +83,7 @@ def status(core: Core) -> dict[str, Any]:
         "cold_bytes": core.budget.memory.cold,
         "backlog_bytes": core.turn.backlog_bytes,
         "not_recovered": core.recovery.skipped,
+        "dead_excess": core.recovery.dead_excess,
         "store_error": core.health.error,
         "damages": core.health.damages,
         "faults": core.turn.faults.count,

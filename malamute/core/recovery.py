@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from malamute.core.delivery.dead import DeadLetters
     from malamute.core.ready import Turn
 
 TOLD_MAX = 20
@@ -24,6 +25,8 @@ class Recovery:
     def __init__(self, turn: Turn) -> None:
         self.skipped = 0
         self._turn = turn
+        self._feeds: set[str] = set()
+        self._dead: list[DeadLetters] = []
 
     def take_up(self, kind: str, name: str, action: Callable[..., object], *arguments: Any) -> None:
         """Take up one thing, or skip it."""
@@ -35,9 +38,31 @@ class Recovery:
     def skip(self, kind: str, name: str, error: Exception) -> None:
         """Leave one thing in the store as it is, and report it."""
         self.skipped += 1
+        if kind == "feed":
+            self._feeds.add(name)
         if self.skipped <= TOLD_MAX:
             reason = f"{type(error).__name__}: {error}"
             self._turn.notice("not recovered, left in the store", kind=kind, name=name, reason=reason)
+
+    def feed_settled(self, name: str) -> None:
+        """An operator has set or deleted a feed, which may be one that was skipped."""
+        if name in self._feeds:
+            self._feeds.discard(name)
+            self.skipped -= 1
+
+    def look_at_dead(self, kind: str, name: str, dead: DeadLetters) -> None:
+        """Report dead letters that are more than configured: the limit was lowered."""
+        if not dead.excess:
+            return
+        self._dead.append(dead)
+        if len(self._dead) <= TOLD_MAX:
+            what = "more dead letters than dead_letters allows: the oldest leave with the next one"
+            self._turn.notice(what, kind=kind, name=name, count=len(dead.entries), excess=dead.excess)
+
+    @property
+    def dead_excess(self) -> int:
+        """Dead letters that leave with the next one of their queue, since the limit was lowered."""
+        return sum(dead.excess for dead in self._dead)
 
     def report(self, counts: dict[str, tuple[int, int]]) -> None:
         """Tell how many were skipped, and what is past its limit: `counts` are those there, and the limit."""

@@ -33,7 +33,9 @@ def test_a_figure_at_its_bound_and_beside_it(name: str, value: float, state: Sta
     assert judge(name, Figure(value), bounds).state is state
 
 
-@pytest.mark.parametrize(("name", "key"), [("faults", "faults"), ("unrecovered", "not_recovered")])
+@pytest.mark.parametrize(
+    ("name", "key"), [("faults", "faults"), ("unrecovered", "not_recovered"), ("surplus", "dead_excess")]
+)
 def test_a_single_one_of_what_should_never_be_is_a_warning(
     run: Run, client: malamute.Client, monkeypatch: pytest.MonkeyPatch, name: str, key: str
 ) -> None:

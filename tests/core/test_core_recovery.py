@@ -7,11 +7,12 @@ from math import inf, nan
 import pytest
 from core_bench import Bench, mail_credit, offer, publish, request, send, subscribe
 
+from malamute.core.delivery import QueuePolicy
 from malamute.core.recovery import TOLD_MAX
 from malamute.core.storage import PutCursor, PutFeed, PutIdentity, PutMessages, PutRetention, PutSession
 from malamute.protocol.batch import pack
 from malamute.protocol.limits import Limits
-from malamute.protocol.messages import Answer, Change, Commit, Error, Ok, Query, Stored
+from malamute.protocol.messages import Answer, Change, Commit, Error, Ok, Query, Reject, Stored
 
 KEPT = "not recovered, left in the store"
 
@@ -24,6 +25,76 @@ def crashed(bench: Bench, limits: Limits | None = None) -> Bench:
     bench.crash()
     bench.turn()
     return bench
+
+
+def feed_change(bench: Bench, topic: str, **more: object) -> list:
+    bench.open("op")
+    bench.tell("op", Change(0, topic, {"service": "v", "stream": "s", **more}))
+    bench.settle()
+    return [m for m in bench.sent("op") if isinstance(m, Ok | Error)]
+
+
+@pytest.mark.parametrize("value", [b"\xc1", pack(([["moods", "glad"]], ""))])
+@pytest.mark.parametrize("topic", ["feed.delete", "feed.set"])
+def test_a_feed_that_could_not_be_taken_up_can_be_deleted_or_set_and_goes_on_where_it_was(value, topic):
+    bench = Bench()
+    bench.open("alice")
+    bench.tell("alice", publish(b"1", b"2", b"3"))
+    bench.settle()
+    bench.store.write([PutFeed("v", "s", value), PutCursor("s", "$feed/v", 1)])
+    crashed(bench)
+    assert status(bench)["not_recovered"] == 1
+    (dry,) = feed_change(bench, topic, dry_run=True)
+    (answer,) = feed_change(bench, topic)
+    assert answer.value["sequence"] == 1
+    assert dry.value.get("created", False) is answer.value.get("created", False) is False
+    assert status(bench)["not_recovered"] == 0
+    made = [
+        entry.sequence for queue in bench.core.services.by_name.values() for entry in queue.entries.values()
+    ]
+    assert made == ([] if topic == "feed.delete" else [1, 2])
+    crashed(bench)
+    assert status(bench)["not_recovered"] == 0
+    assert [*bench.core.feeds.by_name] == ([] if topic == "feed.delete" else [("v", "s")])
+    assert len(feed_change(bench, "feed.delete")) == 1
+
+
+def lowered(bench: Bench, dead_letters: int) -> Bench:
+    bench.settings = bench.settings._replace(
+        queues=lambda kind, name: QueuePolicy(max_deliver=1, dead_letters=dead_letters)
+    )
+    return crashed(bench)
+
+
+def bury(bench: Bench, count: int) -> None:
+    bench.open("alice", "bob")
+    bench.tell("bob", offer())
+    bench.tell("alice", request(*[b"x"] * count))
+    bench.settle()
+    held = [message.sequence for message in bench.got("bob")]
+    bench.tell("bob", Reject(1, [[held[0], held[-1]]], "no"))
+    bench.settle()
+
+
+def test_a_lower_limit_of_dead_letters_is_told_at_the_start_and_when_they_leave():
+    bench = lowered(Bench(), 5)
+    bury(bench, 5)
+    assert (notices(bench), status(bench)["dead_excess"]) == ([], 0)
+    lowered(bench, 4)
+    assert notices(bench) == [
+        "more dead letters than dead_letters allows: the oldest leave with the next one"
+    ]
+    assert status(bench)["dead_excess"] == 1
+    assert len(bench.core.services.by_name["w"].dead.entries) == 5
+    bench.notices.clear()
+    bury(bench, 1)
+    [notice] = bench.notices
+    assert notice.event == "dead letters dropped: there were more than dead_letters allows"
+    assert (notice.details["count"], notice.details["limit"]) == (2, 4)
+    assert status(bench)["dead_excess"] == 0
+    bench.notices.clear()
+    bury(bench, 1)
+    assert notices(bench) == []
 
 
 def notices(bench: Bench) -> list[str]:

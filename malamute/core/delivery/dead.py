@@ -96,7 +96,7 @@ class DeadLetters:
         queue.turn.store(*puts(self.kind, queue.name, buried), size_bytes=size_of(buried))
         self._coming.update(entry.sequence for entry in buried)
         queue.turn.when_stored(lambda error: self._buried(buried, error))
-        self._drop_oldest()
+        self._drop_oldest(len(buried))
 
     def _buried(self, buried: Sequence[Entry], error: MalamuteError | None) -> None:
         self._coming.difference_update(entry.sequence for entry in buried)
@@ -106,9 +106,25 @@ class DeadLetters:
             return
         self._queue.budget.memory.let_go(self, here)
 
-    def _drop_oldest(self) -> None:
+    @property
+    def excess(self) -> int:
+        """How many more there are than configured; the oldest of them leave with the next one that comes."""
         going = self.going & self.entries.keys()
-        excess = len(self.entries) - len(going) - self._queue.policy.dead_letters
+        return max(0, len(self.entries) - len(going) - self._queue.policy.dead_letters)
+
+    def _drop_oldest(self, expected: int = 0) -> None:
+        """Drop what is too much: in a full list, one for each that has come."""
+        going = self.going & self.entries.keys()
+        excess = self.excess
+        if excess > expected:
+            queue = self._queue
+            queue.turn.notice(
+                "dead letters dropped: there were more than dead_letters allows",
+                kind=queue.kind,
+                name=queue.name,
+                count=excess,
+                limit=queue.policy.dead_letters,
+            )
         if excess > 0:
             self._drop(list(islice((sequence for sequence in self.entries if sequence not in going), excess)))
             self._queue.budget.note(self._queue, "dead-dropped", excess)
