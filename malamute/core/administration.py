@@ -208,7 +208,7 @@ def delete_stream(core: Core, answered: Answered, failed: Failed, stream: str, d
     value = {"stream": stream, "first": found.first_kept, "last": found.last, "cursors": len(found.cursors)}
     if not dry_run:
         what = f"stream.deleted.{stream}"
-        found.delete(lambda: core.turn.event(what, first=value["first"], last=value["last"]))
+        core.streams.delete(found, lambda: core.turn.event(what, first=value["first"], last=value["last"]))
         core.feeds.forget(stream)
     answered(value)
 

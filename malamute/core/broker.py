@@ -106,6 +106,8 @@ class Settings(NamedTuple):
     probe_interval: float = 0.5
     probe_interval_idle: float = 15.0
     journaled: Callable[[str], bool] = lambda stream: True
+    unjournaled: bool = False
+    """Whether there may be a stream without a journal."""
     committed: Callable[[str], bool] = lambda stream: False
     """Whether the subscriptions of a stream get only what is on the disk."""
     queues: PolicyOf = lambda kind, name: QueuePolicy()
@@ -135,7 +137,13 @@ class Core:
         self.selectors = SelectorBudget(limits)
         caches = CacheBudget(limits.caches_bytes)
         self.streams = Streams(
-            self.turn, limits, settings.journaled, caches, settings.committed, recovered.incarnations
+            self.turn,
+            limits,
+            settings.journaled,
+            caches,
+            settings.committed,
+            recovered.incarnations,
+            unjournaled=settings.unjournaled,
         )
         self.timers = Timers(partial(self.turn.fault, "a timer"))
         self.health = Health(self.turn, self.timers)
@@ -161,6 +169,8 @@ class Core:
         self.recovery = Recovery(self.turn)
         self.feeds = Feeds(limits, self.streams, self.services, self.selectors, self.recovery)
         self._restore(recovered)
+        if settings.unjournaled:
+            self.streams.begin_epoch()
         self.events = Events(
             self.turn,
             limits,
@@ -425,8 +435,7 @@ class Core:
         guard("the end of the events", self.events.stop)
         self.streams.flush()
         self.feeds.keep()
-        for stream in self.streams.by_name.values():
-            guard("the end of a stream", stream.close)
+        guard("the end of the streams", self.streams.close)
         for queues in (self.mailboxes, self.services):
             for queue in queues.by_name.values():
                 guard("the end of a queue", queue.marks.take_back)

@@ -199,10 +199,24 @@ class PutRetention(NamedTuple):
 class DeleteStream(NamedTuple):
     """Remove a stream with its history, its cursors, its retention and the feeds from it.
 
-    Its `reserved` stays known until the name is used again, so that no sequence is used twice.
+    Its numbers stay known, so that no sequence is used twice, until `ForgetStream`.
     """
 
     stream: str
+
+
+class ForgetStream(NamedTuple):
+    """Forget the name and the numbers of a stream that was deleted, in the same commit or an earlier one.
+
+    Whoever makes a stream of this name again has to know where it begins (`FLOOR`).
+    """
+
+    stream: str
+
+
+FLOOR = "$floor"
+"""A stream without messages: what it has reserved is the highest sequence of all streams that are no more.
+Streams that are new begin behind it."""
 
 
 class PutFeed(NamedTuple):
@@ -254,6 +268,7 @@ Operation = (
     | DeleteCursor
     | PutRetention
     | DeleteStream
+    | ForgetStream
     | PutFeed
     | DeleteFeed
     | PutSession

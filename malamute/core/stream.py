@@ -16,6 +16,10 @@ reserves a block of sequences ahead, and a chunk beyond the reserved block is he
 extends it; if the disk refuses that, nobody ever gets the chunk. After a crash the stream goes on behind the
 block: the numbers left out are a GAP. Who had a chunk that the disk refuses is told, too (`holes`).
 
+A stream without a journal stores nothing but this reservation, for a whole *epoch*. Those that are not
+known yet share one that is stored when the broker begins; so none of them waits for the disk, not even for
+its first message.
+
 A `committed` subscription gets each chunk when it is on the disk. It is found with all others, when the
 chunk comes, and noted at the chunk; so it costs no more than they do.
 
@@ -39,10 +43,12 @@ from malamute.core.replay import Replay
 from malamute.core.session import Session, check_free
 from malamute.core.start import locate
 from malamute.core.storage import (
+    FLOOR,
     AppendChunk,
     Chunk,
     DeleteCursor,
     DeleteStream,
+    ForgetStream,
     PutCursor,
     PutRetention,
     Reserve,
@@ -59,6 +65,9 @@ from malamute.protocol.start import SEQ, Start
 
 RESERVE = 1 << 18
 """Sequences reserved ahead of the last one with each commit."""
+
+EPOCH = 1 << 32
+"""The same for a stream without a journal, where no commit comes along: it lasts for more than an hour."""
 
 _SUBSCRIBE = BY_TYPE[Subscribe].opcode
 
@@ -77,11 +86,14 @@ class Stream:
         self.committed: bool = owner.committed(name)
         """Whether its subscriptions get only what is on the disk, unless they say so themselves."""
         self.audience = Audience(self._family_failed, owner.caches)
-        self.reserved = max(state.reserved if state else 0, owner.incarnation)
+        begin = state.reserved if state else owner.floor
+        self.reserved = max(begin, owner.incarnation)
         self.next: int = self.reserved + 1
+        self._given_back = self.next if self.journaled and not state else 0
+        """Where it goes on if the broker ends in good order and no more is stored of it."""
         self.next_dispatch = self.next
         self.last_stored = state.last if state else 0
-        self.first_kept = state.first if state else 1
+        self.first_kept = state.first if state else begin + 1
         self.last: int = state.last if state else 0
         """The newest message that was ever published."""
         self.time = state.time if state else 0
@@ -101,6 +113,10 @@ class Stream:
         """What the disk has refused before, of which nobody knows yet."""
         self.holes = Holes(self, self.last_stored, owner.incarnations)
         self.replay = Replay(self)
+        if not self.journaled:
+            self._begin_epoch(self.next - 1)
+            if state is None:
+                self.reserved = max(self.reserved, owner.epoch_end)
 
     # Messages in
 
@@ -152,7 +168,7 @@ class Stream:
 
     def close(self) -> None:
         """Give back the sequences that were reserved and not used."""
-        if self.next > 1:
+        if self.next > self._given_back:
             self.turn.store(Reserve(self.name, self.next - 1))
 
     def _family_failed(self, family: str, error: Exception) -> None:
@@ -210,7 +226,7 @@ class Stream:
         self._drop_before(self.next, purged)
 
     def delete(self, deleted: Callable[[], None]) -> None:
-        """Drop the history, and all that was set for it; its numbers go on."""
+        """Drop the history, and all that was set for it, and its name. What comes meanwhile is kept."""
         first = self.next
 
         def gone() -> None:
@@ -219,7 +235,7 @@ class Stream:
                 self.last = self.last_stored = self.messages = 0
             deleted()
 
-        self.turn.store(DeleteStream(self.name))
+        self.turn.store(DeleteStream(self.name), ForgetStream(self.name))
         for cursor in [*self.cursors]:
             self.cursors.put(cursor, None)
         self._retentions.put(self.name, None)
@@ -246,31 +262,36 @@ class Stream:
         return self.unused and not (self.messages or self._incoming[0])
 
     def _store(self, loaded: Loaded) -> None:
-        reserved = loaded.chunk.last + RESERVE
+        last = loaded.chunk.last
+        size_bytes = len(loaded.chunk.payload) + sum(map(len, loaded.chunk.large))
         if self.journaled:
             self.replay.unstored.append(loaded)
-            size_bytes = len(loaded.chunk.payload) + sum(map(len, loaded.chunk.large))
             self.turn.store(
-                AppendChunk(self.name, loaded.chunk, reserved, loaded.columns.subjects), size_bytes=size_bytes
+                AppendChunk(self.name, loaded.chunk, last + RESERVE, loaded.columns.subjects),
+                size_bytes=size_bytes,
             )
-            held = loaded.chunk.last > self.reserved
-            self.turn.when_stored(lambda error: self._stored(reserved, error), awaited=held)
-        elif loaded.chunk.last + RESERVE // 2 > self.reserved:
-            self.turn.store(Reserve(self.name, reserved))
-            self.turn.when_stored(lambda error: self._reserved(reserved, error))
+            held = last > self.reserved
+            self.turn.when_stored(lambda error: self._stored(last, error), awaited=held)
+        elif last + EPOCH // 2 > self.reserved:
+            self._begin_epoch(last, size_bytes if last > self.reserved else 0)
 
-    def _reserved(self, reserved: int, error: MalamuteError | None) -> None:
+    def _begin_epoch(self, last: int, held_bytes: int = 0) -> None:
+        """Reserve sequences for a stream without a journal. What is held meanwhile counts as accepted."""
+        self.turn.store(Reserve(self.name, last + EPOCH), size_bytes=held_bytes)
+        self.turn.when_stored(lambda error: self._reserved(last, last + EPOCH, error))
+
+    def _reserved(self, last: int, reserved: int, error: MalamuteError | None) -> None:
         if error is None:
             self.reserved = max(self.reserved, reserved)
-        elif self._held and self._held[0].chunk.last + RESERVE == reserved:
+        elif self._held and self._held[0].chunk.last == last:
             # Its sequences may be given out once more after a crash: nobody may see them until they are
             # reserved with those behind them.
             self._dropped.append(self._held.popleft())
         self._dispatch()
 
-    def _stored(self, reserved: int, error: MalamuteError | None) -> None:
+    def _stored(self, last: int, error: MalamuteError | None) -> None:
         sent = self.next_dispatch > self.replay.unstored[0].chunk.last
-        self._reserved(reserved, error)
+        self._reserved(last, last + RESERVE, error)
         if error is None:
             self.replay.stored()
             return
@@ -386,6 +407,8 @@ class Streams:
         caches: CacheBudget,
         committed: Callable[[str], bool],
         incarnations: Sequence[int] = (),
+        *,
+        unjournaled: bool = False,
     ) -> None:
         self.turn = turn
         self.limits = limits
@@ -394,6 +417,11 @@ class Streams:
         self.committed = committed
         self.incarnations = incarnations
         self.incarnation = incarnations[-1] if incarnations else 0
+        self.floor = 0
+        """The highest sequence of all streams that were deleted. New streams begin behind it."""
+        self.epoch_end = 0
+        """What is reserved for streams without a journal that are new: so much is the floor after a crash."""
+        self._unjournaled = unjournaled
         self.by_name: dict[str, Stream] = {}
         self.active: dict[str, Stream] = {}
         self.retentions: Kept[str, PutRetention] = Kept(turn)
@@ -401,7 +429,43 @@ class Streams:
 
     def restore(self, name: str, state: StreamState) -> None:
         """Take up a stream that the store kept."""
-        self.by_name[name] = Stream(name, self, state)
+        if name == FLOOR:
+            self.floor = state.reserved
+        else:
+            self.by_name[name] = Stream(name, self, state)
+
+    def delete(self, stream: Stream, deleted: Callable[[], None]) -> None:
+        """Remove a stream that nobody reads. Its name is free then; its sequences are never used again."""
+
+        def gone() -> None:
+            if stream.retention is None:
+                self.drop_untouched(stream)
+            deleted()
+
+        stream.delete(gone)
+        self.floor = max(self.floor, stream.next - 1)
+        self.begin_epoch()
+
+    def begin_epoch(self) -> None:
+        """Store the floor, and ahead of it what streams may use that have no journal."""
+        if not self._unjournaled:
+            self.turn.store(Reserve(FLOOR, self.floor))
+            return
+        reserved = max(self.floor, self.incarnation) + EPOCH
+        self.turn.store(Reserve(FLOOR, reserved))
+
+        def begun(error: MalamuteError | None) -> None:
+            if error is None:
+                self.epoch_end = max(self.epoch_end, reserved)
+
+        self.turn.when_stored(begun)
+
+    def close(self) -> None:
+        """Give back the sequences that were reserved and not used."""
+        for stream in self.by_name.values():
+            self.turn.guard("the end of a stream", stream.close)
+        if self._unjournaled:
+            self.turn.store(Reserve(FLOOR, self.floor))
 
     def commit(self, session: Session, message: Commit) -> None:
         """Store a named position. Raises `NotFound`, `InvalidValue` or `TooMany`."""
@@ -427,7 +491,7 @@ class Streams:
         return stream
 
     def drop_untouched(self, stream: Stream) -> None:
-        """Forget a stream that was made for a change which was refused, unless somebody uses it by now."""
+        """Forget a stream that was deleted, or made in vain, unless somebody uses it by now."""
         if stream.untouched and self.by_name.get(stream.name) is stream:
             del self.by_name[stream.name]
             self.active.pop(stream.name, None)

@@ -541,6 +541,8 @@ class DiskStore:
                 self._ring.abandon()
                 raise
             self._ring.commit(turn)
+            for name in turn.forgotten.keys() - cards.keys():
+                self._cards.pop(name, None)
             self._cards |= cards
             for entries, value in blocks:
                 log.apply(log.number_next, len(value), entries)
@@ -566,6 +568,9 @@ class DiskStore:
                 transaction.put(key(STREAM, stream.identifier), codec.encode_stream(stream))
             else:
                 transaction.delete(key(STREAM, stream.identifier))
+        for before in turn.forgotten.values():
+            if before is not None and before.identifier not in turn.leaving:
+                transaction.delete(key(STREAM, before.identifier))
 
     def _put_cards(self, transaction: _Transaction, turn: Turn, plan: Plan) -> dict[str, Card]:
         """Store the cards that this transaction changes. Mostly there are none."""
@@ -581,6 +586,7 @@ class DiskStore:
             if card.ceiling < stream.reserved or card.identifier != stream.identifier:
                 ceiling = max(card.ceiling, stream.reserved + CEILING_STEP)
                 cards[stream.name] = card._replace(ceiling=ceiling)
+        self._forget_cards(transaction, turn, cards)
         for name, card in cards.items():
             state = turn.changed.get(name) or self._ring.streams.get(name)
             if state is not None:
@@ -589,6 +595,14 @@ class DiskStore:
                 cards[name] = card = card._replace(identifier=state.identifier)
                 transaction.put(key(CARD, card.identifier), encode_card(card))
         return cards
+
+    def _forget_cards(self, transaction: _Transaction, turn: Turn, cards: dict[str, Card]) -> None:
+        for name in turn.forgotten:
+            card = self._cards.get(name)
+            if card is not None and card.identifier:
+                transaction.delete(key(CARD, card.identifier))
+            if name not in turn.changed:
+                cards.pop(name, None)
 
     def _take_out(self, transaction: _Transaction, plan: Plan, floor_bytes: int | None) -> _Outgoing:
         """Delete old blocks that nothing needs, and the oldest that is worth compacting."""

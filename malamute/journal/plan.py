@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from malamute.core.storage import (
     AppendChunk,
     DeleteStream,
+    ForgetStream,
     Operation,
     PutCursor,
     PutFeed,
@@ -31,11 +32,11 @@ from malamute.journal.log import BLOCK_ENTRIES_MAX, messages_in
 from malamute.journal.states import SETTINGS, Setting
 from malamute.journal.subjects import Collector
 
-OfStream = AppendChunk | Reserve | PutRetention | DeleteStream
+OfStream = AppendChunk | Reserve | PutRetention | DeleteStream | ForgetStream
 """The operations that change the ring."""
 
-_OF_STREAMS = frozenset((AppendChunk, Reserve, PutRetention, DeleteStream))
-_NOT_OF_LOG = frozenset((AppendChunk, Reserve))
+_OF_STREAMS = frozenset((AppendChunk, Reserve, PutRetention, DeleteStream, ForgetStream))
+_NOT_OF_LOG = frozenset((AppendChunk, Reserve, ForgetStream))
 _KEPT = frozenset((PutCursor, PutFeed, PutIdentity, PutRetention, PutSession))
 """The operations that keep something in the log which is no message."""
 
@@ -82,7 +83,7 @@ def encode_streams(operations: Sequence[Operation], collector: Collector) -> lis
     for operation in operations:
         if type(operation) is AppendChunk:
             streams.append((operation, codec.encode_chunk(operation.chunk, collector.take(operation))))
-        elif isinstance(operation, Reserve | PutRetention):
+        elif isinstance(operation, Reserve | PutRetention | ForgetStream):
             streams.append((operation, b""))
         elif type(operation) is DeleteStream:
             collector.forget(operation.stream)

@@ -38,7 +38,7 @@ from collections.abc import Callable, Iterable
 from math import isfinite
 from typing import NamedTuple, Protocol
 
-from malamute.core.storage import AppendChunk, DeleteStream, PutRetention, Reserve
+from malamute.core.storage import AppendChunk, DeleteStream, ForgetStream, PutRetention, Reserve
 from malamute.journal.format import Stream
 from malamute.journal.store import Retention, RetentionOf
 from malamute.protocol.limits import AGE_SECONDS_MAX
@@ -134,6 +134,8 @@ class Ring:
 
     def commit(self, turn: Turn) -> None:
         """Take over the changes of a transaction that is durable."""
+        for name in turn.forgotten:
+            self.streams.pop(name, None)
         self.streams.update(turn.changed)
         self.leaving = {number: stream for number, stream in turn.leaving.items() if stream.chunks}
         self.bytes = turn.bytes
@@ -162,6 +164,8 @@ class Turn:
     def __init__(self, ring: Ring) -> None:
         self._ring = ring
         self.changed: dict[str, Stream] = {}
+        self.forgotten: dict[str, Stream | None] = {}
+        """The names that are free now, and what had them before this transaction."""
         self.leaving = dict(ring.leaving)
         self.overrides = ring.overrides
         self.late = set(ring.late)
@@ -195,7 +199,7 @@ class Turn:
         self._steps += 2
         return stream.identifier
 
-    def apply(self, operation: Reserve | PutRetention | DeleteStream) -> None:
+    def apply(self, operation: Reserve | PutRetention | DeleteStream | ForgetStream) -> None:
         """Carry out what is no append."""
         if type(operation) is Reserve:
             name, reserved = operation
@@ -207,6 +211,14 @@ class Turn:
             self._wanted.add(operation.stream)
         elif type(operation) is DeleteStream:
             self._delete(operation.stream)
+        elif type(operation) is ForgetStream:
+            self._forget(operation.stream)
+
+    def _forget(self, name: str) -> None:
+        stream = self._stream(name)
+        assert stream is None or not stream.chunks, f"{name} is forgotten, and was not deleted"
+        self.changed.pop(name, None)
+        self.forgotten[name] = self._ring.streams.get(name)
 
     def _delete(self, name: str) -> None:
         if name in self.overrides:
@@ -269,11 +281,10 @@ class Turn:
         while self.bytes > budget and heap:
             time, name = heap[0]
             stream = self._stream(name)
-            assert stream is not None
-            if not stream.chunks:
+            if stream is None or not stream.chunks:
                 heapq.heappop(heap)
                 self._ring.in_heap.discard(name)
-            elif stream.first > self._ring.streams[name].last:  # all of it is of this transaction
+            elif stream.first > self._last_before(name):  # all of it is of this transaction
                 spared.append(heapq.heappop(heap))
             elif stream.first_time != time:
                 heapq.heapreplace(heap, (stream.first_time, name))
@@ -311,8 +322,14 @@ class Turn:
         before = self._ring.leaving
         return [stream for number, stream in self.leaving.items() if before.get(number) is not stream]
 
+    def _last_before(self, name: str) -> int:
+        before = self._ring.streams.get(name)
+        return before.last if before else 0
+
     def _stream(self, name: str) -> Stream | None:
-        return self.changed.get(name) or self._ring.streams.get(name)
+        if name in self.changed:
+            return self.changed[name]
+        return None if name in self.forgotten else self._ring.streams.get(name)
 
     def _create(self, name: str) -> Stream:
         return Stream(self._new_identifier(), name)

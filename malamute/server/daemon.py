@@ -127,6 +127,9 @@ def _settings(config: Config, endpoints: list[str]) -> Settings:
         probe_interval=config.session.probe_interval,
         probe_interval_idle=config.session.probe_interval_idle,
         journaled=lambda stream: config.streams.policy(stream).journal,
+        unjournaled=not all(
+            [config.streams.journal, *(rule.journal is not False for rule in config.streams.rule)]
+        ),
         committed=lambda stream: config.streams.policy(stream).committed,
         queues=config.queues.policy,
         lifecycle_events=config.events.lifecycle,

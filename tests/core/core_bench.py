@@ -89,12 +89,14 @@ class Bench:
         queues: QueuePolicy | None = None,
         lifecycle: bool = False,
         settled: bool = False,
+        unjournaled: bool = False,
     ) -> None:
         self.now = START
         self.settings = Settings(
             limits=limits or Limits(),
             session_expiry=expiry,
             journaled=lambda stream: stream not in no_journal,
+            unjournaled=unjournaled,
             queues=lambda kind, name: queues or QueuePolicy(),
             lifecycle_events=lifecycle,
             settled_events=settled,

@@ -13,7 +13,7 @@ import pytest
 
 import malamute
 from malamute.client.events import Event, Gap
-from malamute.config import Config, Limits, Storage
+from malamute.config import Config, Limits, Rule, Storage, Streams
 from malamute.core.storage import Operation
 from malamute.errors import InternalError, StorageFull, StoreError, TimedOut, TryLater
 from malamute.journal.store import Store
@@ -83,7 +83,8 @@ def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
         return gates[-1]
 
     monkeypatch.setattr(daemon, "open_store", gated)
-    config = Config(storage=Storage(size=32 * MIB), limits=LIMITS)
+    streams = Streams(rule=(Rule("live*", journal=False),))
+    config = Config(storage=Storage(size=32 * MIB), limits=LIMITS, streams=streams)
     with Broker(tmp_path, config=config) as broker:
         yield Rig(broker, gates)
         gates[-1].fault = None
@@ -129,6 +130,26 @@ def test_while_a_write_hangs_live_messages_flow_and_nothing_is_confirmed(rig: Ri
     assert [receipt.sequence for receipt in receipts] == list(range(2, 202))
     stored = connect().subscribe("s", start="first")
     assert [int(stored.receive(PATIENCE).body) for _ in range(201)] == list(range(201))
+
+
+def test_while_a_write_hangs_a_stream_without_a_journal_is_delivered_and_nothing_is_held(
+    rig: Rig, connect: Connect
+) -> None:
+    """Also when it is made while the disk hangs."""
+    client = connect()
+    client.publish("live.1", "a", b"0", assurance="stored")
+    rig.gate.shut()
+    client.publish("s", "a", b"held")
+    assert rig.gate.waiting.wait(PATIENCE)
+    for stream in ("live.1", "live.2"):
+        live = connect().subscribe(stream)
+        out = client.publisher(stream, batch=1, assurance="none")
+        body = bytes(LIMITS.backlog_bytes // 20)
+        for _ in range(60):
+            out.publish("a", body)
+        had = [live.receive(PATIENCE).sequence for _ in range(60)]
+        assert had == list(range(had[0], had[0] + 60))
+        assert client.query("status")["backlog_bytes"] < len(body)
 
 
 def test_while_a_write_hangs_no_mail_and_no_request_is_confirmed_or_delivered(

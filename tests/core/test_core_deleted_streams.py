@@ -1,0 +1,142 @@
+"""A stream that was deleted leaves nothing: its name is free, and its sequences are never used again."""
+
+from __future__ import annotations
+
+import pytest
+from core_bench import Bench, chunks, publish, subscribe
+
+from malamute.core.storage import FLOOR
+from malamute.core.stream import RESERVE
+from malamute.errors import StorageFull
+from malamute.protocol.limits import Limits
+from malamute.protocol.messages import Change, Deliver, Error, Gap, Ok
+
+STREAMS = 3
+
+
+@pytest.fixture
+def bench() -> Bench:
+    bench = Bench(Limits(streams=STREAMS))
+    bench.open("alice")
+    return bench
+
+
+def delete(bench: Bench, stream: str) -> None:
+    bench.tell("alice", Change(0, "stream.delete", {"stream": stream}))
+    bench.settle()
+    (answer,) = bench.sent("alice")
+    assert not isinstance(answer, Error), answer
+
+
+def put(bench: Bench, stream: str) -> int:
+    """Publish a message. Returns the sequence under which it is stored."""
+    bench.tell("alice", publish(b"1", stream=stream))
+    bench.settle()
+    assert bench.sent("alice") == []
+    return bench.core.streams.by_name[stream].last
+
+
+def is_refused(bench: Bench, stream: str) -> bool:
+    (answer,) = bench.ask("alice", publish(b"1", stream=stream))
+    return isinstance(answer, Error) and answer.code == 429
+
+
+@pytest.mark.parametrize("end", ["crash", "restart"])
+def test_streams_that_are_deleted_leave_their_places_to_others(bench, end):
+    seen: dict[str, int] = {}
+    for turn in range(12):
+        names = ["a", "b", f"c{turn}"]
+        for name in names:
+            assert put(bench, name) > seen.get(name, 0)
+        assert is_refused(bench, "one too many")
+        if turn % 3 == 0:
+            getattr(bench, end)()
+            bench.open("alice")
+            assert is_refused(bench, "one too many")
+        for name in names:
+            seen[name] = bench.core.streams.by_name[name].last
+            delete(bench, name)
+        if turn % 3 == 1:
+            getattr(bench, end)()
+            bench.open("alice")
+    assert not bench.core.streams.by_name
+    assert bench.store.status().streams.keys() == {FLOOR}
+
+
+@pytest.mark.parametrize("end", ["crash", "restart"])
+def test_a_stream_that_was_made_and_never_used_does_not_go_back_either(bench, end):
+    put(bench, "s")
+    delete(bench, "s")
+    bench.ask("alice", Change(0, "stream.create", {"stream": "s"}))
+    bench.settle()
+    getattr(bench, end)()
+    bench.open("alice")
+    assert put(bench, "s") > 1
+
+
+def test_sequences_that_were_delivered_before_the_crash_are_not_used_again(bench):
+    bench.tell("alice", subscribe(1))
+    bench.settle()
+    bench.sent("alice")
+    put_live = publish(b"1")
+    bench.tell("alice", put_live)
+    bench.settle()
+    bench.tell("alice", put_live)
+    live = [message for message in bench.sent("alice") if isinstance(message, Deliver)]
+    assert len(live) == 2
+    bench.crash()
+    bench.open("alice")
+    delete(bench, "s")
+    bench.crash()
+    bench.open("alice")
+    assert 2 < put(bench, "s") <= 2 + RESERVE
+
+
+def test_a_deletion_that_the_disk_refuses_keeps_the_stream_and_the_numbers_of_others(bench):
+    for name in ("a", "a", "a", "b"):
+        put(bench, name)
+    bench.tell("alice", Change(0, "stream.delete", {"stream": "a"}))
+    bench.fail(StorageFull("full"))
+    assert [answer.code for answer in bench.sent("alice")] == [507]
+    assert "a" in bench.core.streams.by_name
+    delete(bench, "b")
+    bench.crash()
+    bench.open("alice")
+    assert bench.core.streams.by_name.keys() == {"a"}
+    assert put(bench, "b") > 1
+
+
+def test_whoever_reads_a_new_stream_from_its_first_message_is_told_of_no_gap(bench):
+    put(bench, "gone")
+    delete(bench, "gone")
+    bench.tell("alice", subscribe(1, start="first"))
+    bench.tell("alice", publish(b"1"))
+    bench.settle()
+    sent = bench.sent("alice")
+    assert [message.value for message in sent if isinstance(message, Ok)] == [1]
+    assert not [message for message in sent if isinstance(message, Gap)]
+    assert chunks_of(bench) == [(2, b"1")]
+
+
+def chunks_of(bench: Bench) -> list[tuple[int, bytes]]:
+    return list(chunks(bench.store))
+
+
+def test_a_cursor_of_a_stream_that_is_removed_meanwhile_is_refused(bench):
+    put(bench, "s")
+    where = {"stream": "s", "cursor": "c", "start": "time:10000"}
+    bench.tell("alice", Change(0, "cursor.set", where))
+    bench.tell("alice", Change(0, "stream.delete", {"stream": "s"}))
+    bench.settle()
+    codes = [message.code for message in bench.sent("alice") if isinstance(message, Error)]
+    assert codes == [503]
+    assert "s" not in bench.core.streams.by_name
+
+
+def test_what_marks_the_floor_is_no_stream_for_clients(bench):
+    put(bench, "s")
+    delete(bench, "s")
+    for message in (publish(b"1", stream=FLOOR), subscribe(1, stream=FLOOR)):
+        assert [answer.code for answer in bench.ask("alice", message)] == [401]
+    bench.crash()
+    assert FLOOR not in bench.core.streams.by_name
