@@ -29,7 +29,8 @@ class Proxy:
         self._other: dict[socket.socket, socket.socket] = {}
         self._waiting: dict[socket.socket, bytearray] = {}
         self._bytes_left: int | None = None
-        self._stalled = self._refusing = False
+        self._stalled = self._refusing = self._muted = False
+        self._brokers: set[socket.socket] = set()
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._listener, selectors.EVENT_READ)
         self._lock = threading.RLock()
@@ -54,6 +55,14 @@ class Proxy:
         with self._lock:
             self._stalled = True
 
+    def mute(self) -> None:
+        """Carry nothing from the broker any more, and all to it: its answers are lost with it."""
+        with self._lock:
+            self._muted = True
+            for end in self._other:
+                self._watch(end)
+        self._ring()
+
     def refuse(self) -> None:
         """Reset every connection, and every new one."""
         with self._lock:
@@ -63,7 +72,7 @@ class Proxy:
     def relent(self) -> None:
         """Carry everything again."""
         with self._lock:
-            self._stalled = self._refusing = False
+            self._stalled = self._refusing = self._muted = False
             for end in self._other:
                 self._watch(end)
         self._ring()
@@ -121,6 +130,7 @@ class Proxy:
             end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._other[end] = other
             self._waiting[end] = bytearray()
+        self._brokers.add(broker)
         for end in (client, broker):
             self._watch(end)
 
@@ -151,7 +161,8 @@ class Proxy:
         self._watch(self._other[end])
 
     def _watch(self, end: socket.socket) -> None:
-        full = len(self._waiting[self._other[end]]) > KEPT_BYTES
+        muted = self._muted and end in self._brokers
+        full = muted or len(self._waiting[self._other[end]]) > KEPT_BYTES
         events = (0 if full else selectors.EVENT_READ) | (selectors.EVENT_WRITE if self._waiting[end] else 0)
         known = end in self._selector.get_map()
         if known and not events:
@@ -169,6 +180,7 @@ class Proxy:
     def _drop(self, end: socket.socket) -> None:
         for one in (end, self._other[end]):
             del self._other[one], self._waiting[one]
+            self._brokers.discard(one)
             if one in self._selector.get_map():
                 self._selector.unregister(one)
             _reset(one)
