@@ -22,8 +22,9 @@ from typing import Any, NamedTuple, cast
 
 import msgpack
 
-from malamute.errors import InvalidValue, Malformed
-from malamute.protocol.limits import DEPTH_MAX, ITEMS_MAX, RECORD_LARGE_BYTES
+from malamute.errors import InvalidValue, Malformed, TooLarge
+from malamute.protocol.limits import DEPTH_MAX, ITEMS_MAX, RECORD_LARGE_BYTES, VALUES_MAX
+from malamute.protocol.scan import has_too_many_values
 
 Headers = Mapping[str, str | int | float | bool | None]
 Body = bytes | Sequence[bytes]
@@ -36,7 +37,7 @@ _PLAIN_TYPES = _HEADER_TYPES | {bytes}
 
 
 def unpack(data: Frame, items_max: int = ITEMS_MAX) -> Any:
-    """Unpack one msgpack value. Raises `Malformed` for anything else.
+    """Unpack one msgpack value. Raises `Malformed` for anything else, `TooLarge` for too much.
 
     A list gets the room that it declares before its items are read, up to a thousand lists deep: `items_max`
     keeps a frame from costing far more than its size. Keys are text or bytes, whose hash nobody can choose.
@@ -49,6 +50,9 @@ def unpack(data: Frame, items_max: int = ITEMS_MAX) -> Any:
         raise Malformed(f"not msgpack: {str(error) or type(error).__name__}") from error
 
 
+SCANNED_BYTES = 1024 * 1024
+"""A frame with more bytes is gone through before it is unpacked: many small values would take too much."""
+
 UNCHECKED_BYTES = 512
 """Bytes of which lists that are announced and not there cannot take much."""
 
@@ -59,9 +63,13 @@ def _load(data: Frame, items_max: int = ITEMS_MAX) -> Any:
     A list is given room for the items that it announces. So lists in lists that announce items and have none
     could take thousands of times their bytes.
     """
-    unpacker = msgpack.Unpacker(max_buffer_size=len(data))
-    unpacker.feed(data)
-    unpacker.skip()
+    if len(data) > SCANNED_BYTES and items_max < len(data):
+        if has_too_many_values(data):
+            raise TooLarge(f"a frame of so many bytes holds {VALUES_MAX} values at the most")
+    else:
+        unpacker = msgpack.Unpacker(max_buffer_size=len(data))
+        unpacker.feed(data)
+        unpacker.skip()
     return msgpack.unpackb(data, strict_map_key=True, max_array_len=items_max)
 
 
@@ -160,7 +168,7 @@ def headers_of(records: Sequence[Frame]) -> list[dict[str, Any]]:
         headers = [row[0] or {} for row in rows]
         if _are_records(rows) and _are_headers_all(headers):
             return headers
-    except (*_UNPACK_ERRORS, LookupError):
+    except (*_UNPACK_ERRORS, LookupError, TooLarge):
         # One of them is malformed: each for itself.
         pass
     return list(map(_headers_of_one, records))
@@ -186,7 +194,7 @@ def _are_headers_all(headers: Sequence[Any]) -> bool:
 def _headers_of_one(record: Frame) -> dict[str, Any]:
     try:
         return unpack_record(record)[0]
-    except Malformed:
+    except (Malformed, TooLarge):
         return {}
 
 

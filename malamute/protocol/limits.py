@@ -32,6 +32,12 @@ BATCH_MESSAGES_MAX = 10_000
 ITEMS_MAX = 100_000
 """Items in any list of a command or a record. What a list declares is allocated before it is read."""
 
+VALUES_MAX = 250_000
+"""Values in a frame of more than a mebibyte: the lists, the maps, and each of their items."""
+
+VALUES_MAX = 250_000
+"""Values in a frame of more than a mebibyte: the lists, the maps, and each of their items."""
+
 DEPTH_MAX = 32
 """Lists and maps around a value, where a field may hold any value."""
 

@@ -190,7 +190,7 @@ def test_lists_that_declare_more_than_they_hold_get_no_room() -> None:
     frame = declared + bytes(0x400000 - len(declared))
     tracemalloc.start()
     try:
-        with pytest.raises(Malformed):
+        with pytest.raises(TooLarge):
             decode([frame])
         assert tracemalloc.get_traced_memory()[1] < 2 * len(frame)
     finally:
