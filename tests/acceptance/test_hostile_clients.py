@@ -1,121 +1,181 @@
 """Clients that mean harm, on default settings: the others get what is theirs, and memory has its limits.
 
-Times are not judged here.
+Each attack that the benchmark knows beside a normal load of publishers, workers
+and requests from others. Times are told and not judged here.
 """
 
 from __future__ import annotations
 
+import shutil
 import socket
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from multiprocessing.connection import Connection
+from threading import Event, Thread
 
 import pytest
 from rig_daemon import MIB, Daemon
-from rig_peer import Peer, peers
+from rig_load import ROLES, Load, read_back
+from rig_process import FORKS, end, fork
 from rig_waiting import PATIENCE
 
-import malamute
+from malamute.cli.bench.attacks import ATTACKS, READERS, attack
+from malamute.cli.bench.raw_peer import RawPeer
+from malamute.cli.bench.report import percentile_ms
 from malamute.config import Config
-from malamute.protocol.messages import Query, Subscribe
+from malamute.protocol.messages import Ping, Pong
 
-BODY = bytes(100_000)
-MESSAGES = 300
-READERS = 5
-GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00NULL" + bytes(16) + b"\x00" + bytes(31)
-READY = b"\x05READY\x0bSocket-Type\x00\x00\x00\x06DEALER"
+DEPTH = 20_000
+"""Requests in the queues that are attacked."""
+
+LOOK_SECONDS = 0.01
+
+OTHERS_MIB = 64
+"""What the normal load itself takes, and what the allocator keeps of what is free again."""
 
 
 @pytest.fixture
-def broker(new_daemon: Callable[..., Daemon]) -> Daemon:
-    """A broker as users have it."""
-    return new_daemon(Config()).start()
+def broker(new_daemon: Callable[..., Daemon]) -> Iterator[Daemon]:
+    """A broker as users have it. Its store is not kept: each takes a gibibyte of the disk."""
+    daemon = new_daemon(Config()).start()
+    yield daemon
+    daemon.stop()
+    shutil.rmtree(daemon.config.storage.directory)
 
 
-def connection(broker: Daemon) -> socket.socket:
-    """A connection of bare bytes, that libzmq takes for a DEALER."""
-    host, _, port = broker.url.removeprefix("tcp://").partition(":")
-    made = socket.create_connection((host, int(port)), PATIENCE)
-    made.sendall(GREETING + b"\x04" + bytes([len(READY)]) + READY)
-    received = 0
-    while received < len(GREETING) + 2:
-        more = made.recv(4096)
-        assert more
-        received += len(more)
-    return made
+def strike(url: str, what: str, depth: int, ready: Connection, go: Connection) -> None:
+    """Attack a broker, as the process that this is."""
+
+    def begin() -> None:
+        ready.send("ready")
+        go.recv()
+
+    attack(begin, url, what, depth)
+    ready.send("done")
 
 
-def serve_others(broker: Daemon) -> float:
-    """A normal load: what was published arrives, and requests are answered. Returns the memory meanwhile."""
-    most = 0.0
-    with (
-        malamute.connect(broker.url, timeout=PATIENCE) as client,
-        malamute.connect(broker.url, timeout=PATIENCE) as reader,
-    ):
-        messages = iter(reader.subscribe("s", timeout=PATIENCE))
-        for number in range(MESSAGES):
-            # Confirmed: what the disk is too slow for would be refused, and nobody told.
-            client.publish("s", "a", BODY, assurance="stored")
-            assert next(messages).body == BODY
-            if number % 100 == 0:
-                most = max(most, broker.anonymous_mib)
-    return max(most, broker.anonymous_mib)
+class Striker:
+    """An attacker in a process of its own."""
+
+    def __init__(self, url: str, what: str, depth: int) -> None:
+        self.what = what
+        self._said, ready = FORKS.Pipe(duplex=False)
+        go, self._go = FORKS.Pipe(duplex=False)
+        with ready, go:
+            self._process = fork(strike, url, what, depth, ready, go)
+
+    def _hear(self, word: str) -> None:
+        assert self._said.poll(PATIENCE), f"{self.what}: not {word}"
+        assert self._said.recv() == word
+
+    def prepare(self) -> None:
+        """Wait until it is ready."""
+        self._hear("ready")
+
+    def begin(self) -> None:
+        """Let it begin."""
+        self._go.send("go")
+
+    def finish(self) -> None:
+        """Wait until it has done its worst."""
+        self._hear("done")
+
+    def close(self) -> None:
+        """End its process."""
+        end(self._process)
+        self._said.close()
+        self._go.close()
+
+
+class Witness(Thread):
+    """Sees how long a sign of life takes, and how much memory the broker has at the most."""
+
+    def __init__(self, broker: Daemon) -> None:
+        super().__init__(name="witness")
+        self.most_mib = broker.anonymous_mib
+        self.latencies: list[int] = []
+        self._broker = broker
+        self._over = Event()
+
+    def run(self) -> None:
+        with RawPeer(self._broker.url, "witness") as peer:
+            while not self._over.wait(LOOK_SECONDS):
+                begun = time.perf_counter_ns()
+                peer.tell(Ping())
+                peer.next(Pong)
+                self.latencies.append(time.perf_counter_ns() - begun)
+                self.most_mib = max(self.most_mib, self._broker.anonymous_mib)
+
+    def __enter__(self) -> Witness:
+        self.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._over.set()
+        self.join()
+
+
+def allowed_mib(broker: Daemon, attacks: Sequence[str]) -> float:
+    """What these attacks may take of memory, after the table in `docs/operations/sizing.md`."""
+    limits, listen = broker.config.limits, broker.config.listen
+    each = {
+        "send": READERS * (listen.send_bytes + limits.answers_bytes),
+        "answers": limits.answers_bytes,
+        "selectors": limits.session_selector_bytes,
+        "caches": limits.caches_bytes,
+    }
+    used = {(limit, what if limit != "caches" else "") for what in attacks for limit in ATTACKS[what].limits}
+    return sum(each[limit] for limit, _ in used) / MIB
+
+
+def attack_beside_a_load(broker: Daemon, attacks: Sequence[str]) -> None:
+    """Nobody else notices: no error, no loss, no memory beyond the limits."""
+    with ExitStack() as stack:
+        load = stack.enter_context(Load(dict.fromkeys(ROLES, broker.url)))
+        load.progress()
+        depth = DEPTH // max(len(attacks), 1)
+        strikers = [stack.enter_context(striking(broker.url, what, depth)) for what in attacks]
+        for striker in strikers:
+            striker.prepare()
+        before = broker.anonymous_mib
+        with Witness(broker) as witness:
+            for striker in strikers:
+                striker.begin()
+            load.progress()
+            for striker in strikers:
+                striker.finish()
+            load.progress()
+            load.settle()
+        stored, gaps = read_back(broker.url)
+        load.check_all(stored)
+        assert not [*gaps, *load.gaps]
+        assert all(load.connections[role] <= 1 for role in ROLES), "somebody lost the connection"
+    taken = witness.most_mib - before
+    p99 = percentile_ms(sorted(witness.latencies), 0.99)
+    print(f"{', '.join(attacks)}: others' p99 {p99} ms, {taken:.1f} MiB, {load}")
+    assert taken <= allowed_mib(broker, attacks) + OTHERS_MIB
 
 
 @contextmanager
-def clients_that_never_read(broker: Daemon) -> Iterator[list[Peer]]:
-    """Clients that subscribe without limit and read nothing."""
-    with peers(broker.url, READERS) as readers:
-        for reader in readers:
-            reader.socket.rcvhwm = 1
-            reader.open()
-            reader.send(Subscribe(1, "s", [["all", ""]], credit=-1, credit_bytes=-1))
-        yield readers
+def striking(url: str, what: str, depth: int) -> Iterator[Striker]:
+    """An attacker."""
+    striker = Striker(url, what, depth)
+    try:
+        yield striker
+    finally:
+        striker.close()
 
 
-def test_clients_that_never_read_hold_no_more_than_their_windows(broker: Daemon) -> None:
-    before = broker.anonymous_mib
-    window = broker.config.listen.send_bytes / MIB
-    with clients_that_never_read(broker):
-        # Beside the windows: what the normal load itself takes.
-        assert serve_others(broker) - before < READERS * (window + 2) + 64
-
-
-@pytest.mark.parametrize("size", [0, 1 << 20], ids=["empty", "large"])
-def test_frames_without_end_before_hello_are_cut_off(broker: Daemon, size: int) -> None:
-    before = broker.anonymous_mib
-    frames = b"\x01\x00" * 5000 if not size else b"\x03" + size.to_bytes(8, "big") + bytes(size)
-    with connection(broker) as stranger:
-        stranger.settimeout(1)
-        with suppress(OSError):
-            for _ in range(400 << 20 if not size else 400):
-                stranger.sendall(frames)
-                assert broker.anonymous_mib - before < 100
-            pytest.fail("nobody ended the connection")
-    serve_others(broker)
-
-
-def test_answers_to_whoever_does_not_read_them_are_not_made(broker: Daemon) -> None:
-    with malamute.connect(broker.url, timeout=PATIENCE) as client:
-        for number in range(500):
-            client.publish(f"stream-{number:0>200}", "a", b"")
-        client.publish("s", "a", b"", assurance="stored")
-    before = broker.anonymous_mib
-    with peers(broker.url, 1) as (greedy,):
-        greedy.socket.rcvhwm = 1
-        greedy.open()
-        for ref in range(1, 500):
-            greedy.send(Query(ref, "streams", {}))
-        assert serve_others(broker) - before < 100
+@pytest.mark.parametrize("what", ATTACKS)
+def test_an_attack_costs_the_others_nothing(broker: Daemon, what: str) -> None:
+    attack_beside_a_load(broker, [what])
 
 
 def test_connections_without_hello_leave_files_for_the_others(new_daemon: Callable[..., Daemon]) -> None:
     broker = new_daemon(Config()).start(files=400)
     host, _, port = broker.url.removeprefix("tcp://").partition(":")
-    silent = []
-    try:
+    with ExitStack() as stack:
         for _ in range(600):
-            silent.append(socket.create_connection((host, int(port)), PATIENCE))
-        serve_others(broker)
-    finally:
-        for each in silent:
-            each.close()
+            stack.enter_context(socket.create_connection((host, int(port)), PATIENCE))
+        attack_beside_a_load(broker, [])

@@ -141,9 +141,11 @@ def test_medians_and_extents(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_hostile(measured: Any) -> None:
-    parameters, rows = measured("hostile", "--depth", "2000")
+    chosen = ["a purge of the queue", "frames without end before HELLO"]
+    attacks = [word for what in chosen for word in ("--attack", what)]
+    parameters, rows = measured("hostile", "--depth", "2000", *attacks)
     assert parameters["depth"] == 2000
-    assert [row["what"] for row in rows] == list(hostile.ATTACKS)
+    assert [row["what"] for row in rows] == [*chosen, hostile.TOGETHER]
     for row in rows:
         assert 0 < row["others_p50_ms"] <= row["others_p99_ms"] <= row["others_max_ms"]
         assert row["seconds"] > 0

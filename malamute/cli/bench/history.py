@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from malamute.cli.bench import hostile, idle, journal, queues, replay, slow_consumer, start
+from malamute.cli.bench.attacks import ATTACKS
 from malamute.cli.bench.machine import describe
 from malamute.cli.bench.options import BATCH, CREDIT, DATA, SIZE, count_option, messages_option, rounds_option
 from malamute.cli.bench.report import show_figures
@@ -154,14 +155,23 @@ def start_command(as_json: bool, **given: Any) -> None:
 
 @click.command("hostile")
 @count_option("--depth", 200_000, "Requests in the queue that is attacked.")
+@click.option(
+    "--attack",
+    "attacks",
+    type=click.Choice([*ATTACKS]),
+    multiple=True,
+    metavar="NAME",
+    help="One of the attacks; may be repeated. All of them if it is not given.",
+)
 @DATA
 @json_option
 def hostile_command(as_json: bool, **given: Any) -> None:
     """One client sends what costs the broker most: how long the others wait, and what memory it takes.
 
-    Each row is an attack on a broker with default settings, and the times are those of another client.
+    Each row is an attack on a broker with default settings, and the last is all of them together. The times
+    are those of another client.
     """
-    options = hostile.Options(**given)
+    options = hostile.Options(**{**given, "attacks": given["attacks"] or (*ATTACKS,)})
     _tell(options, hostile.measure(options), {}, as_json=as_json)
 
 

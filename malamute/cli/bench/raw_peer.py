@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Mapping
 from types import TracebackType
 from typing import Self, TypeVar
 
@@ -10,7 +11,7 @@ import zmq
 
 from malamute.errors import MalamuteError, TimedOut
 from malamute.protocol.codec import decode, encode
-from malamute.protocol.messages import VERSION, Error, Hello, Message, Welcome
+from malamute.protocol.messages import VERSION, Error, Hello, Message, Ping, Received, Welcome
 
 TIMEOUT_MS = 120_000
 
@@ -20,7 +21,8 @@ Kind = TypeVar("Kind", bound=Message)
 class RawPeer:
     """A connection to a broker under an address. Raises `TimedOut`, and what the broker refuses."""
 
-    def __init__(self, url: str, address: str) -> None:
+    def __init__(self, url: str, address: str, options: Mapping[int, int] | None = None) -> None:
+        """`options` are those of its socket, beyond the usual ones."""
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)
         self._socket.setsockopt(zmq.ROUTING_ID, b"\1" + secrets.token_bytes(15))
@@ -28,6 +30,8 @@ class RawPeer:
         self._socket.setsockopt(zmq.RCVHWM, 0)
         self._socket.setsockopt(zmq.LINGER, 1000)
         self._socket.setsockopt(zmq.RCVTIMEO, TIMEOUT_MS)
+        for option, value in (options or {}).items():
+            self._socket.setsockopt(option, value)
         self._socket.connect(url)
         self.tell(Hello([VERSION], address))
         self.next(Welcome)
@@ -36,13 +40,25 @@ class RawPeer:
         """Send a message."""
         self._socket.send_multipart(encode(message), copy=False)
 
-    def next(self, *kinds: type[Kind]) -> Kind:
-        """The next message of these kinds; whatever else comes is passed over."""
+    def tell_frames(self, *frames: bytes) -> None:
+        """Send frames, whatever they are."""
+        self._socket.send_multipart(frames, copy=False)
+
+    def receive(self) -> Message:
+        """The next message that is not the broker's own question whether all before it has come."""
         while True:
             try:
                 message = decode(self._socket.recv_multipart())
             except zmq.Again:
                 raise TimedOut("the broker has not answered") from None
+            if not isinstance(message, Ping) or not message.token:
+                return message
+            self.tell(Received(message.token))
+
+    def next(self, *kinds: type[Kind]) -> Kind:
+        """The next message of these kinds; whatever else comes is passed over."""
+        while True:
+            message = self.receive()
             if isinstance(message, Error):
                 raise MalamuteError(f"{message.text} (error {message.code})")
             if isinstance(message, kinds):

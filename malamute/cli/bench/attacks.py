@@ -1,0 +1,363 @@
+"""What one client can send that costs the broker most, by name.
+
+The benchmark measures what others notice of each, and a test of them all has others lose nothing by it. An
+attacker first prepares what has to be there, and then does its worst. What it is refused is its own affair.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack, suppress
+from typing import Any, NamedTuple
+
+import zmq
+
+from malamute.cli.bench.raw_peer import RawPeer
+from malamute.cli.bench.stage import Measured
+from malamute.errors import MalamuteError, UnexpectedCommand
+from malamute.protocol.batch import pack_record, unpack_payload
+from malamute.protocol.messages import (
+    Cancel,
+    Change,
+    Deliver,
+    Drain,
+    Error,
+    Message,
+    Nak,
+    Offer,
+    Ping,
+    Pong,
+    Publish,
+    Query,
+    Release,
+    Request,
+    Stored,
+    Subscribe,
+)
+
+BATCH = 5_000
+
+HELD = 20_000
+"""Deliveries that an attacker holds."""
+
+READERS = 5
+"""Clients that read nothing."""
+
+LARGE = 100_000
+"""Bytes of each message that is sent to them."""
+
+EMPTY = pack_record(None, b"")
+
+GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00NULL" + bytes(16) + b"\x00" + bytes(31)
+READY = b"\x05READY\x0bSocket-Type\x00\x00\x00\x06DEALER"
+LARGE_FRAME = b"\x03" + (1 << 20).to_bytes(8, "big") + bytes(1 << 20)
+EMPTY_FRAMES = b"\x01\x00" * 10_000
+PATIENCE_SECONDS = 10.0
+
+
+class Attacker:
+    """A client that means harm, and whatever else it has: more clients, and connections that are none.
+
+    `name` is that of the service, the stream and the client that it uses, so that several do not meet.
+    """
+
+    def __init__(self, url: str, name: str, depth: int) -> None:
+        self.url = url
+        self.name = name
+        self.depth = depth
+        self._stack = ExitStack()
+        self.peer = self.another("", {})
+
+    def another(self, suffix: str, options: dict[int, int]) -> RawPeer:
+        """One more client."""
+        return self._stack.enter_context(RawPeer(self.url, self.name + suffix, options))
+
+    def connection(self) -> socket.socket:
+        """A connection of bare bytes."""
+        host, _, port = self.url.removeprefix("tcp://").rpartition(":")
+        made = socket.create_connection((host, int(port)), PATIENCE_SECONDS)
+        self._stack.enter_context(made)
+        return made
+
+    def stranger(self) -> socket.socket:
+        """A connection of bare bytes that libzmq takes for a client, and that never says HELLO."""
+        made = self.connection()
+        made.sendall(GREETING + b"\x04" + bytes([len(READY)]) + READY)
+        received = 0
+        while received < len(GREETING) + 2:
+            received += len(made.recv(4096)) or LARGE
+        return made
+
+    def tell(self, *messages: Message) -> None:
+        """Send messages."""
+        for message in messages:
+            self.peer.tell(message)
+
+    def settle(self, peer: RawPeer | None = None) -> None:
+        """Wait until all that was sent has its answer, or the session has to begin anew."""
+        peer = peer or self.peer
+        peer.tell(Ping())
+        while not isinstance(answer := peer.receive(), Pong):
+            if isinstance(answer, Error) and answer.code == UnexpectedCommand.code:
+                return
+
+    def close(self) -> None:
+        """End all of it."""
+        self._stack.close()
+
+
+class Attack(NamedTuple):
+    """What is there before, what is done, and which limits of the broker it may use up."""
+
+    prepare: Callable[[Attacker], None]
+    strike: Callable[[Attacker], None]
+    limits: tuple[str, ...] = ()
+
+
+def attack(begin: Callable[[], None], url: str, what: str, depth: int) -> Measured:
+    """Prepare an attack, and begin it when all are ready."""
+    chosen = ATTACKS[what]
+    attacker = Attacker(url, f"attacker-{[*ATTACKS].index(what)}", depth)
+    try:
+        chosen.prepare(attacker)
+        begin()
+        start = time.monotonic()
+        chosen.strike(attacker)
+        return {"seconds": time.monotonic() - start}
+    finally:
+        attacker.close()
+
+
+# What is there before.
+
+
+def nothing(attacker: Attacker) -> None:
+    """Nothing."""
+
+
+def deep_queue(attacker: Attacker, depth: int = 0) -> None:
+    """A service with so many requests that nobody works for."""
+    depth = depth or attacker.depth
+    batches = -(-depth // BATCH)
+    for first in range(0, depth, BATCH):
+        count = min(BATCH, depth - first)
+        subjects = [f"job.{first + n}" for n in range(count)]
+        attacker.tell(Request(attacker.name, first // BATCH + 1, subjects, [EMPTY] * count))
+    stored = 0
+    while stored < batches:
+        stored = attacker.peer.next(Stored).ranges[-1][1]
+
+
+def holding(attacker: Attacker) -> None:
+    """The same, and very much of it is held."""
+    depth = min(attacker.depth, HELD)
+    deep_queue(attacker, depth)
+    attacker.tell(Offer(1, attacker.name, [["all", ""]], credit=-1))
+    held = 0
+    while held < depth:
+        delivery = attacker.peer.next(Deliver)
+        held += len(unpack_payload(delivery.payload, delivery.large).subjects)
+
+
+def streams(attacker: Attacker) -> None:
+    """Many streams."""
+    attacker.tell(*[Publish(f"{attacker.name}-{number}", 0, ["a"], [EMPTY]) for number in range(2_000)])
+    attacker.settle()
+
+
+def subscribed(attacker: Attacker, subscriptions: Iterable[tuple[list[Any], str]]) -> None:
+    """Subscriptions with these criteria and expressions."""
+    for number, (criteria, where) in enumerate(subscriptions, 1):
+        attacker.tell(Subscribe(number, attacker.name, [criteria], where, credit=-1))
+    attacker.settle()
+
+
+def negated(attacker: Attacker) -> None:
+    """A hundred subscriptions that no term of a message decides."""
+    subscribed(attacker, [(["all", ""], f"not x = {number}") for number in range(100)])
+
+
+def plain(attacker: Attacker) -> None:
+    """As many plain subscriptions as one session may have."""
+    subscribed(attacker, [(["topic", f"*.{number}"], "") for number in range(1_000)])
+
+
+def patterns(attacker: Attacker) -> None:
+    """More regular expressions than a process might keep compiled."""
+    for number in range(10):
+        peer = attacker.another(f"-{number}", {})
+        for source in range(1, 111):
+            expression = f"^a{number}.*{source}z$"
+            peer.tell(Subscribe(source, attacker.name, [["regex", expression]], credit=-1))
+        attacker.settle(peer)
+
+
+# What is done.
+
+
+def telling(*messages: Message) -> Callable[[Attacker], None]:
+    """Say this, and wait for the answers."""
+
+    def strike(attacker: Attacker) -> None:
+        attacker.tell(*messages)
+        attacker.settle()
+
+    return strike
+
+
+def growing(attacker: Attacker) -> None:
+    """Selectors of some hundred bytes whose normal form has 65,536 terms."""
+    where = " and ".join(f"(a{n} = 'x' or b{n} = 'y')" for n in range(8))
+    where += " and " + " and ".join(f"c{n} in (2, 3)" for n in range(8))
+    subscribed(attacker, [(["all", ""], f"{where} and d = {number}") for number in range(200)])
+
+
+def clauses(attacker: Attacker) -> None:
+    """One selector of 256 times 256 clauses."""
+    letters = [" or ".join(f"{name}={n}" for n in range(256)) for name in "ab"]
+    subscribed(attacker, [(["all", ""], " and ".join(f"({words})" for words in letters))])
+
+
+def batch(attacker: Attacker) -> None:
+    """One batch with as many new subjects."""
+    subjects = [f"a{n}.{n % 1_000}" for n in range(10_000)]
+    telling(Publish(attacker.name, 0, subjects, [EMPTY] * len(subjects)))(attacker)
+
+
+def lists(attacker: Attacker) -> None:
+    """Questions for all there is."""
+    telling(*[Query(n, "streams", {}) for n in range(1, 251)])(attacker)
+
+
+def unread_lists(attacker: Attacker) -> None:
+    """The same of one who does not read the answers."""
+    greedy = attacker.another("-greedy", {zmq.RCVHWM: 1})
+    for number in range(1, 251):
+        greedy.tell(Query(number, "streams", {}))
+    attacker.settle()
+
+
+def never_reading(attacker: Attacker) -> None:
+    """Subscribers that read nothing, and very much for them to read."""
+    for number in range(READERS):
+        reader = attacker.another(f"-{number}", {zmq.RCVHWM: 1})
+        reader.tell(Subscribe(1, attacker.name, [["all", ""]], credit=-1, credit_bytes=-1))
+    record = pack_record(None, bytes(LARGE))
+    for _ in range(60):
+        attacker.tell(*[Publish(attacker.name, 0, ["a"], [record]) for _ in range(10)])
+        attacker.settle()
+
+
+def idle_offers(attacker: Attacker) -> None:
+    """Offers without credit."""
+    telling(*[Offer(n, attacker.name, [["exact", f"none.{n}"]]) for n in range(1, 301)])(attacker)
+
+
+def searching_offers(attacker: Attacker) -> None:
+    """Offers that match nothing."""
+    telling(*[Offer(n, attacker.name, [["exact", f"none.{n}"]], credit=10) for n in range(1, 11)])(attacker)
+
+
+def purge(attacker: Attacker) -> None:
+    """All of the queue."""
+    telling(Change(0, "queue.purge", {"kind": "service", "name": attacker.name}))(attacker)
+
+
+def strangers_names(attacker: Attacker) -> None:
+    """Questions about subjects and headers that nobody has, and messages with such subjects."""
+    for number in range(500):
+        name = f"{number:0>200}"
+        about = {"stream": attacker.name, "subject": name, "headers": {name: "x"}}
+        attacker.tell(Query(number + 1, "explain", about))
+        attacker.tell(Publish(attacker.name, 0, [f"{name}.{n}" for n in range(20)], [EMPTY] * 20))
+    attacker.settle()
+
+
+def small_frames(attacker: Attacker) -> None:
+    """Small records, each of them a frame of its own, that the broker has to keep."""
+    for number in range(1, 11):
+        records = [None] * 1_000
+        large = [b"\x92\xc0\xc4\x01x"] * 1_000
+        attacker.tell(Request(attacker.name, number, ["a"] * 1_000, records, None, large))
+    attacker.settle()
+
+
+def nested(attacker: Attacker) -> None:
+    """Lists in lists that announce very much and hold nothing."""
+    for head in (b"\x91", b"\xdd\x00\x01\x86\xa0", b"\xdc\xff\xff", b"\x81\xc0"):
+        for _ in range(50):
+            attacker.peer.tell_frames(head * (5_000 // len(head)))
+            attacker.peer.tell_frames(b"\x95" + head * (5_000 // len(head)))
+    attacker.settle()
+
+
+def streams_of_a_moment(attacker: Attacker) -> None:
+    """Streams that are made and removed."""
+    for number in range(2_000):
+        named = {"stream": f"{attacker.name}-{number}"}
+        attacker.tell(Change(0, "stream.create", named), Change(0, "stream.delete", named))
+    attacker.settle()
+
+
+def comings_and_goings(attacker: Attacker) -> None:
+    """A thousand subscriptions that come and go."""
+    for source in range(1, 1_001):
+        attacker.tell(Subscribe(source, attacker.name, [["topic", f"{source}.*"]], credit=-1))
+    attacker.tell(*[Cancel(source) for source in range(1, 1_001)])
+    attacker.settle()
+
+
+def large_frames(attacker: Attacker) -> None:
+    """A command before HELLO that has no end."""
+    stranger = attacker.stranger()
+    with suppress(OSError):
+        for _ in range(400):
+            stranger.sendall(LARGE_FRAME)
+        raise MalamuteError("nobody has ended a connection that sends without end")
+
+
+def empty_frames(attacker: Attacker) -> None:
+    """A command before HELLO of a million frames."""
+    stranger = attacker.stranger()
+    with suppress(OSError):  # it is cut off
+        for _ in range(100):
+            stranger.sendall(EMPTY_FRAMES)
+
+
+def silent(attacker: Attacker) -> None:
+    """Connections that never say HELLO."""
+    for _ in range(300):
+        with suppress(OSError):  # refused
+            attacker.connection()
+    attacker.settle()
+
+
+ATTACKS: dict[str, Attack] = {
+    "frames without end before HELLO": Attack(nothing, large_frames),
+    "a million empty frames before HELLO": Attack(nothing, empty_frames),
+    "300 connections without HELLO": Attack(nothing, silent),
+    "clients that never read": Attack(nothing, never_reading, ("send",)),
+    "250 lists of 2,000 streams": Attack(streams, lists, ("answers",)),
+    "250 lists that nobody reads": Attack(streams, unread_lists, ("answers", "send")),
+    "300 offers without credit": Attack(deep_queue, idle_offers),
+    "10 offers that match nothing": Attack(deep_queue, searching_offers),
+    "a NAK of 1,000 ranges": Attack(
+        holding, telling(Nak(1, [[1, HELD + n] for n in range(1_000)], 3_600_000))
+    ),
+    "a RELEASE of very much": Attack(holding, telling(Release(1, [[1, HELD]]))),
+    "a DRAIN of very much": Attack(holding, telling(Drain(1, []))),
+    "a purge of the queue": Attack(deep_queue, purge),
+    "200 selectors that grow": Attack(nothing, growing, ("selectors",)),
+    "a selector of 256 by 256 clauses": Attack(nothing, clauses, ("selectors",)),
+    "1,000 subscriptions that come and go": Attack(nothing, comings_and_goings, ("selectors",)),
+    "100 selectors with not, one batch": Attack(negated, batch, ("caches",)),
+    "1,100 regexes, 10,000 new subjects": Attack(patterns, batch, ("caches",)),
+    "1,000 selectors, 10,000 new subjects": Attack(plain, batch, ("caches",)),
+    "names of strangers": Attack(nothing, strangers_names, ("caches",)),
+    "small records as frames": Attack(nothing, small_frames),
+    "msgpack in msgpack": Attack(nothing, nested),
+    "streams that are made and deleted": Attack(nothing, streams_of_a_moment),
+}
+"""Each attack."""
