@@ -84,7 +84,7 @@ async def open_driver(
     identity = bytes([1 + secrets.randbelow(255)]) + secrets.token_bytes(15)
     if not HEARTBEAT_MIN <= heartbeat <= HEARTBEAT_MAX:
         raise InvalidValue(f"a heartbeat is {HEARTBEAT_MIN} to {HEARTBEAT_MAX} seconds, not {heartbeat}")
-    session = Session(identity, address=address, software=software or _software())
+    session = Session(identity, address=address, software=software or _software(), heartbeat=heartbeat)
     route = Route(urls_of(url))
     connection = Connection(context or shared_context(), route, identity, heartbeat)
     driver = make(session, connection, timeout)

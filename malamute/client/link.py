@@ -77,8 +77,8 @@ class Link:
 
     Raises `InvalidValue` for an address that is none, and `OutOfSockets`.
 
-    Every `heartbeat` seconds the broker is asked for a sign of life. It asks us by itself: the time to live
-    that libzmq could announce to it would be cancelled by our next word.
+    Every `heartbeat` seconds the broker is asked for a sign of life, which is one of ours, too: HELLO
+    promises it. The time to live that libzmq could announce would be cancelled by our next word.
     """
 
     def __init__(self, context: AnyContext, url: str, identity: bytes, heartbeat: float) -> None:

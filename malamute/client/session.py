@@ -68,12 +68,15 @@ class State(enum.Enum):
 class Session:
     """One client, over all its connections."""
 
-    def __init__(self, identity: bytes, *, address: str = "", software: str = "") -> None:
+    def __init__(
+        self, identity: bytes, *, address: str = "", software: str = "", heartbeat: float = 0.0
+    ) -> None:
         if address and not is_name(address):
             raise InvalidName(f"no valid address: {address!r}")
         self.identity = identity
         self.address = address
         self.software = software
+        self._heartbeat_ms = int(heartbeat * 1000)
         self.state = State.LOST
         self.error: MalamuteError | None = None
         self.broker = b""
@@ -149,7 +152,14 @@ class Session:
         self.state = State.OPENING
         self._attempt += 1
         self.outbox.begin(
-            wire.Hello([VERSION], self.address, self.software, self.outbox.unsettled, self._attempt)
+            wire.Hello(
+                [VERSION],
+                self.address,
+                self.software,
+                self.outbox.unsettled,
+                self._attempt,
+                self._heartbeat_ms,
+            )
         )
 
     def _is_current(self, attempt: int) -> bool:

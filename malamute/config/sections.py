@@ -75,12 +75,12 @@ class Listen(_Section):
     ipc_mode: str = _option("0600", kinds.choice("0600", "0660", "0666"))
     """Who may connect to `ipc://PATH`: its owner, its group too, or everybody."""
     heartbeat_interval: float = _option(4.0, kinds.duration(0, 20))
-    """How often the broker asks each client for a sign of life, which the client's library gives however busy
-    its program is. 0 is never: then a client that hangs keeps its work until its ack timeout."""
-    heartbeat_timeout: float = _option(5.0, kinds.duration(0.02, _MINUTE))
-    """How long no answer may come until the connection is taken for broken. A client that stops is given up
-    after the interval and this time together. One message must get through within it: give more to clients
-    with large messages on slow networks."""
+    """How often the broker asks a client for a sign of life where the system does not tell when one came: on
+    sockets of the file system, and on other systems than Linux. The client's library gives it however busy
+    its program is. 0 is never, and nowhere: then a client that hangs keeps its work until its ack timeout."""
+    heartbeat_timeout: float = _option(4.0, kinds.duration(0.02, _MINUTE))
+    """How late a sign of life may be until the connection is taken for broken. A client that stops is given
+    up after this time and the interval together; over TCP, and its own interval, which is 5 s by default."""
     send_queue: int = _option(100, kinds.count(1, 1_000_000))
     """Commands that wait in memory for one client. When it is full, the client counts as without credit."""
     send_bytes: int = _option(8 * 1024**2, kinds.size(1024**2))

@@ -551,6 +551,11 @@ def check_free(name: str) -> None:
         raise AccessRefused(f"the name {name!r} is reserved for the broker")
 
 
+PROBES_TOGETHER = 1 / 64
+"""Sessions that are to be probed within this part of the interval are probed together: with thousands of
+them, waking up for each would cost several times what its probe does."""
+
+
 class Probes:
     """Sessions in the order in which they are to be probed; one interval for all of them."""
 
@@ -568,9 +573,13 @@ class Probes:
         self._deadlines.pop(session.peer, None)
 
     def due(self, now: float) -> list[Session]:
-        """The sessions whose time has come; they no longer wait."""
+        """The sessions whose time has come, with those for which it is about to; they no longer wait."""
         due: list[Session] = []
-        while self._deadlines and (first := next(iter(self._deadlines.values())))[0] <= now:
+        deadline = self.next_deadline()
+        if deadline is None or deadline > now:
+            return due
+        last = now + self._interval * PROBES_TOGETHER
+        while self._deadlines and (first := next(iter(self._deadlines.values())))[0] <= last:
             due.append(first[1])
             del self._deadlines[first[1].peer]
         return due

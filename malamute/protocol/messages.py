@@ -28,6 +28,8 @@ class Hello(NamedTuple):
     """The first command of every connection. `unsettled` is the lowest number still without an answer.
 
     `attempt` counts the HELLOs of a client; the answer repeats it, and one to an earlier HELLO is told apart.
+    `heartbeat` is after how many milliseconds at the most something comes, if only a ZMTP heartbeat; 0 is no
+    promise.
     """
 
     versions: Sequence[int]
@@ -35,6 +37,7 @@ class Hello(NamedTuple):
     software: str = ""
     unsettled: int = 1
     attempt: int = 0
+    heartbeat: int = 0
 
 
 class Publish(NamedTuple):
@@ -549,7 +552,7 @@ class Spec(NamedTuple):
 
 
 SPECS: tuple[Spec, ...] = (
-    Spec(1, Hello, (VERSIONS, ADDRESS, WORDS, SEQUENCE, NUMBER), 2, 4),
+    Spec(1, Hello, (VERSIONS, ADDRESS, WORDS, SEQUENCE, NUMBER, NUMBER), 2, 4),
     Spec(2, Publish, (NAME, NUMBER, SUBJECTS, RECORDS), 4, 1, "large", 3, (2,)),
     Spec(3, Send, (NAME, NUMBER, SUBJECTS, RECORDS, PROPERTIES), 4, 1, "large", 3, (2, 4)),
     Spec(4, Request, (NAME, NUMBER, SUBJECTS, RECORDS, PROPERTIES), 4, 1, "large", 3, (2, 4)),

@@ -32,6 +32,7 @@ from malamute.server.clock import Clock, counted
 from malamute.server.flow import Windows
 from malamute.server.guard import Rules
 from malamute.server.loop import Loop, socket_options
+from malamute.server.stalls import FOR_EVER, Patience
 from malamute.server.transport import Transport
 
 SOFTWARE = f"malamute {__version__}"
@@ -116,7 +117,8 @@ def _open_transport(config: Config, context: zmq.Context[zmq.Socket[bytes]], fil
     windows = Windows(listen.send_bytes, listen.send_bytes_all)
     rules = Rules(listen.hello_timeout, listen.hello_queue, max(files - SPARE_FILES, 1))
     # A heartbeat comes half an interval after the last word, on average, and then has its time.
-    patience = listen.heartbeat_interval / 2 + listen.heartbeat_timeout if listen.heartbeat_interval else 0.0
+    interval, timeout = listen.heartbeat_interval, listen.heartbeat_timeout
+    patience = Patience(interval / 2 + timeout, timeout) if interval else FOR_EVER
     return Transport(context, options, windows, rules, patience)
 
 

@@ -3,8 +3,8 @@
 `ROUTER_MANDATORY` makes a send tell what became of it. "Host unreachable" means that the peer is gone.
 "Would block" means that its pipe is full: what was to go is kept, in order and up to a limit, the core treats
 the peer as being without credit, and the transport tries again until the pipe has room. The same happens to a
-peer that has not received as many bytes as `flow` allows. libzmq's heartbeats find out about peers that stay
-connected and are dead, and `Stalls` about those that take nothing more.
+peer that has not received as many bytes as `flow` allows. `Stalls` finds out about peers that stay connected
+and are dead; where the system does not tell when something came last, libzmq's heartbeats do.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from malamute.protocol.limits import BATCH_MESSAGES_MAX, RECORD_LARGE_BYTES
 from malamute.protocol.messages import Error, Frame, Hello, Message, Ping, Received, Welcome
 from malamute.server.flow import DEFAULT, Flows, Windows
 from malamute.server.guard import RULES, Guard, Rules
-from malamute.server.stalls import Stalls
+from malamute.server.stalls import CAN_TELL, FOR_EVER, Patience, Stalls
 
 TURN_MESSAGES = 2_000
 """Commands that one turn takes in."""
@@ -75,7 +75,7 @@ _GIVEN_UP = Error(UnexpectedCommand.code, "too much was waiting for this client:
 class Transport:
     """The ROUTER socket. `lost` and `unblocked` gather what happened to peers until they are taken.
 
-    Who takes nothing for `patience` seconds, while there is something to take, is cut off; 0 is never.
+    Who takes nothing, or gives no sign of life, for longer than `patience` says, is cut off.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class Transport:
         options: dict[int, int],
         windows: Windows = DEFAULT,
         rules: Rules = RULES,
-        patience: float = 0.0,
+        patience: Patience = FOR_EVER,
     ) -> None:
         self._begin(windows, patience)
         self.socket = context.socket(zmq.ROUTER)
@@ -99,7 +99,7 @@ class Transport:
         self._skipping = False
         """Whether the rest of a command is still to be taken, and passed over."""
 
-    def _begin(self, windows: Windows, patience: float = 0.0) -> None:
+    def _begin(self, windows: Windows, patience: Patience = FOR_EVER) -> None:
         """Begin without any peer."""
         self.drained = True
         """Whether `receive` found no more last time."""
@@ -116,6 +116,10 @@ class Transport:
         self._descriptors: dict[bytes, int] = {}
         """The connection of each peer that was welcomed, where it is known."""
         self._peers: dict[int, bytes] = {}
+        self._promises: dict[bytes, float] = {}
+        """After how many seconds at the most something comes, as the HELLOs of this turn promise."""
+        self._heartbeats: dict[bytes, float] = {}
+        """The same of each peer that was welcomed."""
 
     def bind(self, endpoint: str, ipc_mode: int = 0o600) -> str:
         """Listen on an endpoint; returns it with the port that was chosen. Raises `ConfigError`.
@@ -123,11 +127,16 @@ class Transport:
         The file of a socket has this mode from its first moment.
         """
         before = os.umask(0o777 & ~ipc_mode)
+        interval_ms = self.socket.getsockopt(zmq.HEARTBEAT_IVL)
+        if CAN_TELL and endpoint.startswith("tcp:"):
+            # The connections of a listener have the options of when it was bound.
+            self.socket.setsockopt(zmq.HEARTBEAT_IVL, 0)
         try:
             self.socket.bind(endpoint)
         except zmq.ZMQError as error:
             raise ConfigError(f"cannot listen on {endpoint}: {error.strerror}") from error
         finally:
+            self.socket.setsockopt(zmq.HEARTBEAT_IVL, interval_ms)
             os.umask(before)
         bound = cast(bytes, self.socket.getsockopt(zmq.LAST_ENDPOINT)).rstrip(b"\0").decode()
         # An abstract socket is told with a NUL, which nobody could type.
@@ -163,6 +172,7 @@ class Transport:
         size_bytes = 0
         self.drained = False
         self._hellos.clear()
+        self._promises.clear()
         if self._skipping and not self._skip():
             return
         for _ in range(TURN_MESSAGES):
@@ -221,6 +231,8 @@ class Transport:
             return
         # The monitor has told of the connection before this came; it has to be known first.
         self._update()
+        if isinstance(message, Hello):
+            self._promises[peer] = message.heartbeat / 1000
         self._hellos[peer] = _descriptor(part)
 
     def _connected(self, peer: bytes, descriptor: int) -> None:
@@ -259,7 +271,8 @@ class Transport:
     def _probe(self, peer: bytes) -> None:
         """Look whether a peer takes what is sent to it."""
         descriptor = self._descriptors.get(peer, -1)
-        if descriptor >= 0 and self._stalls.has_stalled(peer, descriptor, monotonic()):
+        heartbeat = self._heartbeats.get(peer, 0.0)
+        if descriptor >= 0 and self._stalls.has_stalled(peer, descriptor, monotonic(), heartbeat):
             self.guard.end(descriptor)
 
     def _welcome(self, peer: bytes, frames: Sequence[Frame]) -> bool:
@@ -267,6 +280,7 @@ class Transport:
         self._unblock(peer)
         if peer in self._hellos:
             self._connected(peer, self._hellos[peer])
+        self._heartbeats[peer] = self._promises.get(peer, 0.0)
         token = self.flows.open(peer)
         if not self._pass_on(peer, frames):
             self.blocked[peer] = kept = Kept()
@@ -346,6 +360,7 @@ class Transport:
         while kept and len(kept) > 1:
             kept.size_bytes -= sum(map(len, kept.popleft()))
         self._stalls.forget(peer)
+        self._heartbeats.pop(peer, None)
         descriptor = self._descriptors.pop(peer, -1)
         if descriptor >= 0:
             self.guard.dismiss(descriptor, self._now)

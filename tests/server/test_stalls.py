@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 import socket
 from collections.abc import Iterator
 from contextlib import suppress
@@ -9,12 +10,13 @@ from contextlib import suppress
 import pytest
 
 from malamute.server import stalls as module
-from malamute.server.stalls import CAN_TELL, Stalls
+from malamute.server.stalls import CAN_TELL, FOR_EVER, Patience, Stalls
 
 pytestmark = pytest.mark.skipif(not CAN_TELL, reason="this system does not tell what was not taken")
 
 PEER = b"\x01" * 16
 PATIENCE = 8.0
+LATE = 4.0
 STEP = 0.5
 
 
@@ -56,7 +58,7 @@ def look_until(stalls: Stalls, descriptor: int, first: float, last: float) -> bo
 
 def test_who_takes_nothing_has_stalled_when_the_time_is_over_and_not_before(pair):
     near, _ = pair
-    stalls = Stalls(PATIENCE)
+    stalls = Stalls(Patience(PATIENCE, LATE))
     fill(near)
     assert not look_until(stalls, near.fileno(), 100.0, 100.0 + PATIENCE - 0.001)
     assert stalls.has_stalled(PEER, near.fileno(), 100.0 + PATIENCE)
@@ -64,7 +66,7 @@ def test_who_takes_nothing_has_stalled_when_the_time_is_over_and_not_before(pair
 
 def test_looks_that_are_far_apart_say_nothing(pair):
     near, _ = pair
-    stalls = Stalls(PATIENCE)
+    stalls = Stalls(Patience(PATIENCE, LATE))
     fill(near)
     for step in range(10):
         assert not stalls.has_stalled(PEER, near.fileno(), 100.0 + step * PATIENCE)
@@ -73,7 +75,7 @@ def test_looks_that_are_far_apart_say_nothing(pair):
 def test_as_much_may_be_on_its_way_at_each_look_if_what_was_before_has_arrived(pair, monkeypatch):
     """As on a connection with a long way, where one probe is always under way."""
     near, _ = pair
-    stalls = Stalls(PATIENCE)
+    stalls = Stalls(Patience(PATIENCE, LATE))
     arrived = iter(range(1000))
     monkeypatch.setattr(module, "_state", lambda descriptor: module._State(descriptor, 7, next(arrived)))
     assert not look_until(stalls, near.fileno(), 100.0, 100.0 + 10 * PATIENCE)
@@ -99,7 +101,7 @@ def test_what_arrives_over_tcp_is_acknowledged():
 
 def test_who_takes_something_now_and_then_has_not(pair):
     near, far = pair
-    stalls = Stalls(PATIENCE)
+    stalls = Stalls(Patience(PATIENCE, LATE))
     for step in range(10):
         fill(near)
         assert not stalls.has_stalled(PEER, near.fileno(), 100.0 + step * PATIENCE)
@@ -109,7 +111,7 @@ def test_who_takes_something_now_and_then_has_not(pair):
 
 def test_who_has_taken_everything_has_not_however_long_nothing_is_sent(pair):
     near, _ = pair
-    stalls = Stalls(PATIENCE)
+    stalls = Stalls(Patience(PATIENCE, LATE))
     for step in range(10):
         assert not stalls.has_stalled(PEER, near.fileno(), 100.0 + step * PATIENCE)
     assert not len(stalls)
@@ -117,7 +119,7 @@ def test_who_has_taken_everything_has_not_however_long_nothing_is_sent(pair):
 
 def test_another_connection_of_the_same_peer_begins_anew(pair):
     near, _ = pair
-    stalls = Stalls(PATIENCE)
+    stalls = Stalls(Patience(PATIENCE, LATE))
     fill(near)
     assert not look_until(stalls, near.fileno(), 100.0, 100.0 + PATIENCE - STEP)
     with near.dup() as other:
@@ -129,7 +131,7 @@ def test_another_connection_of_the_same_peer_begins_anew(pair):
 
 def test_a_connection_that_is_closed_is_nothing_to_wait_for(pair):
     near, _ = pair
-    stalls = Stalls(PATIENCE)
+    stalls = Stalls(Patience(PATIENCE, LATE))
     fill(near)
     assert not stalls.has_stalled(PEER, near.fileno(), 100.0)
     descriptor = near.fileno()
@@ -138,9 +140,50 @@ def test_a_connection_that_is_closed_is_nothing_to_wait_for(pair):
     assert not len(stalls)
 
 
-def test_without_patience_nobody_is_looked_at(pair):
+def test_without_patience_nobody_is_looked_at(pair, monkeypatch):
     near, _ = pair
     fill(near)
-    never = Stalls(0.0)
-    assert not never.has_stalled(PEER, near.fileno(), 100.0)
-    assert not never.has_stalled(PEER, near.fileno(), 1e9)
+    monkeypatch.setattr(module, "_silent_seconds", lambda descriptor: 1e9)
+    never = Stalls(FOR_EVER)
+    assert not never.has_stalled(PEER, near.fileno(), 100.0, heartbeat=1.0)
+    assert not never.has_stalled(PEER, near.fileno(), 1e9, heartbeat=1.0)
+
+
+@pytest.mark.parametrize("promised", [0.5, 5.0, 20.0])
+def test_who_is_late_with_a_heartbeat_has_stalled_and_who_promised_none_has_not(pair, monkeypatch, promised):
+    near, _ = pair
+    silent = [promised + LATE - 0.001]
+    monkeypatch.setattr(module, "_silent_seconds", lambda descriptor: silent[0])
+    stalls = Stalls(Patience(PATIENCE, LATE))
+    assert not stalls.has_stalled(PEER, near.fileno(), 100.0, promised)
+    silent[0] = promised + LATE
+    assert stalls.has_stalled(PEER, near.fileno(), 100.0, promised)
+    assert not stalls.has_stalled(PEER, near.fileno(), 100.0)
+
+
+def test_the_system_tells_since_when_nothing_has_come_over_tcp():
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        socket.create_connection(server.getsockname()) as far,
+    ):
+        near, _ = server.accept()
+        with near:
+            far.sendall(b"!")
+            select.select([near], [], [])
+            assert module._silent_seconds(near.fileno()) == 0.0, "something is there to be read"
+            assert near.recv(1) == b"!"
+            while (before := module._silent_seconds(near.fileno())) < 0.05:
+                pass
+            far.sendall(b"!")
+            assert near.recv(1) == b"!"
+            assert module._silent_seconds(near.fileno()) < before
+
+
+def test_of_another_connection_and_of_none_the_system_does_not_tell():
+    near, far = socket.socketpair()
+    with near, far:
+        far.sendall(b"!")
+        assert near.recv(1) == b"!"
+        assert module._silent_seconds(near.fileno()) == 0.0
+        descriptor = near.fileno()
+    assert module._silent_seconds(descriptor) == 0.0

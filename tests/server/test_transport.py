@@ -6,6 +6,7 @@ Nothing here sleeps: whoever waits polls a socket, and the time-out is there for
 from __future__ import annotations
 
 import os
+import socket
 import stat
 from collections.abc import Iterator
 
@@ -18,12 +19,15 @@ from malamute.protocol.codec import decode, encode
 from malamute.protocol.messages import Deliver, Hello, Ok, Ping, Pong, Publish, Received, Welcome
 from malamute.server import transport as module
 from malamute.server.flow import PING_BYTES, Windows
+from malamute.server.stalls import CAN_TELL, Stalls
 from malamute.server.transport import Transport
 
 PEER = b"\x01" * 16
 OTHER = b"\x02" * 16
 HWM = 2
 WAIT_MS = 60_000
+GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00NULL" + bytes(16) + b"\x00" + bytes(31)
+READY = b"\x05READY\x0bSocket-Type\x00\x00\x00\x06DEALER"
 
 
 @pytest.fixture
@@ -332,3 +336,59 @@ def test_a_small_frame_does_not_hold_on_to_the_buffer_it_was_read_into(transport
     client.send_multipart([pack((2, "s", 0, ["a", "b"], [None, None])), b"y" * 65_535, b"z" * 65_536])
     [(_, message)] = transport.receive()
     assert [type(frame) for frame in message.large] == [bytes, memoryview]
+
+
+def test_a_welcomed_peer_that_breaks_its_promise_of_heartbeats_is_cut_off(context, monkeypatch):
+    looked: list[float] = []
+
+    def has_stalled(self, peer, descriptor, now, heartbeat):
+        looked.append(heartbeat)
+        return heartbeat > 0
+
+    monkeypatch.setattr(Stalls, "has_stalled", has_stalled)
+    transport = Transport(context, {})
+    transport.bind("tcp://127.0.0.1:*")
+    try:
+        for peer, promised_ms in ((PEER, 0), (OTHER, 250)):
+            client = context.socket(zmq.DEALER)
+            client.setsockopt(zmq.ROUTING_ID, peer)
+            monitor = client.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+            client.connect(transport.endpoints[0])
+            client.send_multipart(encode(Hello([2], "", heartbeat=promised_ms)))
+            assert transport.socket.poll(WAIT_MS)
+            list(transport.receive())
+            transport.send(peer, WELCOME)
+            assert next_from(client) == WELCOME
+            transport.send(peer, Ping())
+            if promised_ms:
+                assert monitor.poll(WAIT_MS)
+            else:
+                assert next_from(client) == Ping()
+            monitor.close(0)
+    finally:
+        transport.close(0)
+    assert looked == [0.0, 0.25]
+
+
+@pytest.mark.skipif(not CAN_TELL, reason="this system does not tell when something came")
+def test_over_tcp_libzmq_asks_nobody_for_heartbeats_and_elsewhere_it_does(context, tmp_path):
+    """A connection without an answer to them stands for as long as they take to break the other one."""
+    options = {zmq.HEARTBEAT_IVL: 20, zmq.HEARTBEAT_TIMEOUT: 20}
+    transport = Transport(context, options)
+    tcp, ipc = transport.bind("tcp://127.0.0.1:*"), transport.bind(f"ipc://{tmp_path}/s")
+    try:
+        with socket.socket() as over_tcp, socket.socket(socket.AF_UNIX) as over_ipc:
+            over_tcp.connect(("127.0.0.1", int(tcp.rpartition(":")[2])))
+            over_ipc.connect(ipc.removeprefix("ipc://"))
+            for stranger in (over_tcp, over_ipc):
+                stranger.settimeout(WAIT_MS / 1000)
+                stranger.sendall(GREETING + b"\x04" + bytes([len(READY)]) + READY)
+            while over_ipc.recv(4096):
+                pass
+            over_tcp.settimeout(0)
+            said = over_tcp.recv(4096)
+            assert b"PING" not in said
+            with pytest.raises(BlockingIOError):
+                over_tcp.recv(4096)
+    finally:
+        transport.close(0)

@@ -1,8 +1,9 @@
 """Connections that do nothing: how many one broker holds, and what each of them costs it.
 
 They are those of the client, as any program makes them, and nobody uses them while it is measured: what they
-say then, the threads of libzmq say. Whether one broke shows when it is used again at the end. Beside them a
-worker is stopped with a request in its hands, and given up sooner or later.
+say then, the threads of libzmq say. Whether one broke shows when it is used again at the end. Beside them one
+worker is busy with a request in C code that holds the interpreter's lock, for longer than a peer may be
+silent, and another one is stopped with a request in its hands, and given up sooner or later.
 """
 
 from __future__ import annotations
@@ -38,7 +39,13 @@ FEW = 10
 
 KIBIBYTE = 1 << 10
 
-SERVICE = "bench.idle"
+STOPPED, BUSY = "bench.stopped", "bench.busy"
+
+BUSY_SECONDS = 12.0
+"""More than the 10 s within which a peer that hangs is given up."""
+
+COUNT = 10_000_000
+"""Numbers whose addition, one call into C, tells how many take so long."""
 
 
 class Options(NamedTuple):
@@ -54,7 +61,8 @@ class Row(NamedTuple):
 
     `held` are those that answer at the end, and `flaps` is how often one broke. Memory is the anonymous
     memory of the broker less that before they came. Processor time is that of a minute with nothing to do.
-    `stopped_worker_seconds` is how long a worker whose process was stopped kept its request.
+    `busy_worker_attempts` is how often a request was delivered whose worker was only busy, and
+    `stopped_worker_seconds` is how long a worker whose process was stopped kept its own.
     """
 
     what: str
@@ -64,6 +72,7 @@ class Row(NamedTuple):
     anonymous_kib_each: float
     broker_cpu_seconds_a_minute: float
     clients_cpu_seconds_a_minute: float
+    busy_worker_attempts: int
     stopped_worker_seconds: float
 
 
@@ -86,6 +95,7 @@ def _measure(options: Options, connections: int) -> Row:
         connect_seconds = time.monotonic() - start
         watches = _do_nothing(options.seconds, [broker.pid, *(crowd.pid for crowd in crowds)])
         used_bytes = anonymous_bytes(broker.pid) - before_bytes
+        busy_worker_attempts = _occupy_worker(broker.url)
         stopped_worker_seconds = _stop_worker(broker.url)
         for crowd in crowds:
             crowd.go()
@@ -99,6 +109,7 @@ def _measure(options: Options, connections: int) -> Row:
         anonymous_kib_each=round(used_bytes / KIBIBYTE / connections, 1),
         broker_cpu_seconds_a_minute=round(broker_cpu, 2),
         clients_cpu_seconds_a_minute=round(sum(clients_cpu), 2),
+        busy_worker_attempts=busy_worker_attempts,
         stopped_worker_seconds=round(stopped_worker_seconds, 1),
     )
 
@@ -111,16 +122,34 @@ def _do_nothing(seconds: int, pids: Sequence[int]) -> list[Watch]:
     return watches
 
 
+def _occupy_worker(url: str) -> int:
+    """Have a worker busy for long, and another one wait for its request. Returns how many of them got it."""
+    with connect(url, timeout=TIMEOUT) as client, Actor(occupy, url) as busy:
+        replies = client.request(BUSY, "do", timeout=TIMEOUT)
+        client.flush()
+        busy.get()
+        with client.work(BUSY) as others:
+            busy.go()
+            attempts = int(busy.get()["attempts"])
+            client.flush()
+            if others.ready:
+                request = others.receive()
+                attempts = request.attempts
+                request.reply()
+            list(replies)
+    return attempts
+
+
 def _stop_worker(url: str) -> float:
     """Stop the process of a worker that has a request, and tell after how many seconds another one has it."""
     with connect(url, timeout=TIMEOUT) as client, Actor(hold, url) as stuck:
-        client.request(SERVICE, "do", timeout=TIMEOUT)
+        client.request(STOPPED, "do", timeout=TIMEOUT)
         client.flush()
         stuck.get()
         os.kill(stuck.pid, signal.SIGSTOP)
         start = time.monotonic()
         try:
-            client.work(SERVICE).receive(TIMEOUT).reply()
+            client.work(STOPPED).receive(TIMEOUT).reply()
             return time.monotonic() - start
         finally:
             os.kill(stuck.pid, signal.SIGCONT)
@@ -129,9 +158,22 @@ def _stop_worker(url: str) -> float:
 def hold(begin: Begin, url: str) -> Measured:
     """Take a request, and be busy with it."""
     with connect(url, timeout=TIMEOUT) as client:
-        client.work(SERVICE).receive(TIMEOUT)
+        client.work(STOPPED).receive(TIMEOUT)
         begin()
     return {}
+
+
+def occupy(begin: Begin, url: str) -> Measured:
+    """Take a request, and be busy with it in one call that lets no other thread of Python run."""
+    with connect(url, timeout=TIMEOUT) as client:
+        request = client.work(BUSY).receive(TIMEOUT)
+        begin()
+        start = time.perf_counter()
+        sum(range(COUNT))
+        sum(range(int(COUNT * BUSY_SECONDS / (time.perf_counter() - start))))
+        request.reply()
+        client.flush()
+    return {"attempts": request.attempts}
 
 
 def stay(begin: Begin, url: str, connections: int) -> Measured:
