@@ -111,7 +111,7 @@ class Daemon:
         os.kill(self.pid, number)
 
     def kill(self) -> None:
-        """End it at once, as the power of the machine would."""
+        """End it at once. What it has given to the system stays, unlike at the end of the power."""
         self.send_signal(signal.SIGKILL)
         assert self.wait() == -signal.SIGKILL
 

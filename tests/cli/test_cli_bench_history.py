@@ -97,6 +97,24 @@ def test_idle(measured: Any) -> None:
     assert all(row["stopped_worker_seconds"] > 0 for row in rows)
 
 
+def test_iterator(measured: Any) -> None:
+    parameters, (row,) = measured("iterator", "--messages", "3000", "--rounds", "3")
+    assert parameters["messages in a list"] == 1000
+    assert row["messages"] == 3000
+    assert row["list_us"] > 0
+    assert row["iterator_us"] > 0
+    assert row["more_us_extent"][0] <= row["more_us"] <= row["more_us_extent"][1]
+
+
+def test_commands(measured: Any) -> None:
+    parameters, rows = measured("commands", "--rounds", "2")
+    assert parameters["rounds"] == 2
+    assert [row["what"] for row in rows] == ["python -c pass", "malamute --help", "malamute pub --help"]
+    for row in rows:
+        assert 0 < row["extent"][0] <= row["milliseconds"] <= row["extent"][1]
+    assert rows[0]["more_milliseconds"] == 0
+
+
 def test_start(measured: Any) -> None:
     _, rows = measured("start", "--gigabytes", "0.02", "--rounds", "1")
     assert [row["stored_bytes"] >= 20_000_000 for row in rows] == [False, True, True]

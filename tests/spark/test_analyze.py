@@ -18,7 +18,7 @@ from malamute.errors import InvalidValue, NotFound
 from malamute.protocol.batch import pack
 from malamute.spark import analyze as spark_analyze
 from malamute.spark import analyze_parts
-from malamute.spark.analyze import Measure, Options, analyze
+from malamute.spark.analyze import LATE, Measure, Options, analyze
 from malamute.spark.analyze import analysed as made
 from malamute.spark.analyze_parts import EACH_DOUBLING, VALUES_MAX, buckets, partial_tables
 from malamute.spark.scan import Bounds, History, Part, read
@@ -189,6 +189,20 @@ def test_a_sender_that_fell_silent_is_late(analysed: Analyse, tmp_path: Path) ->
     assert senders["hole"]["longest_silence"] == 501
     assert senders["hole"]["silent_since"].timestamp() == pytest.approx(BEGIN / 1e9 + 100.7)
     assert senders["silent"]["longest_silence"] == pytest.approx(999 - 199.5)
+
+
+@pytest.mark.parametrize(("silence", "late"), [(0.039, False), (0.999, False), (1.0, True)])
+def test_only_a_silence_of_a_window_or_more_is_late(
+    analysed: Analyse, tmp_path: Path, silence: float, late: bool
+) -> None:
+    """However many times as long as its usual one it is: that sender says something each millisecond."""
+    moments = [n / 1000 for n in range(200)]
+    moments.append(moments[-1] + silence)
+    write(tmp_path / "h", "s", [Sent(n, sender="quick", seconds=at) for n, at in enumerate(moments, 1)])
+    [row] = analysed("senders", options=Options(window=1))["senders"]
+    assert row["longest_silence"] == pytest.approx(silence)
+    assert row["longest_silence"] > LATE * row["p99"]
+    assert row["late"] is late
 
 
 def test_bounds(analysed: Analyse, tmp_path: Path) -> None:

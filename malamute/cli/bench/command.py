@@ -40,8 +40,8 @@ class _RunByDefault(click.Group):
 def bench() -> None:
     """Measure what this machine does; without a command it is run, which is all of them that are quick.
 
-    Others take longer and have columns of their own: idle, journal, queues, replay, slow-consumer, spark
-    and start.
+    Others take longer or have columns of their own: commands, hostile, idle, iterator, journal, queues,
+    replay, slow-consumer, spark and start.
 
     Each benchmark starts a broker as a process on LMDB in a temporary directory, with its fsync, unless --url
     names one; publishers, subscribers and workers are processes too. Broker and clients share the machine.
@@ -140,7 +140,7 @@ for _name in SCENARIOS:
 @bench.command("run")
 @_with_options
 def run(options: Options, *, as_json: bool) -> None:
-    """Run all that are quick: not match, idle, journal, queues, replay, slow-consumer, start and spark."""
+    """Run all that are quick, and have the same columns."""
     _measure(SCENARIOS, options, as_json=as_json)
 
 

@@ -8,7 +8,17 @@ from typing import Any
 
 import click
 
-from malamute.cli.bench import hostile, idle, journal, queues, replay, slow_consumer, start
+from malamute.cli.bench import (
+    commands,
+    hostile,
+    idle,
+    iterator,
+    journal,
+    queues,
+    replay,
+    slow_consumer,
+    start,
+)
 from malamute.cli.bench.attacks import ATTACKS
 from malamute.cli.bench.machine import describe
 from malamute.cli.bench.options import BATCH, CREDIT, DATA, SIZE, count_option, messages_option, rounds_option
@@ -175,9 +185,35 @@ def hostile_command(as_json: bool, **given: Any) -> None:
     _tell(options, hostile.measure(options), {}, as_json=as_json)
 
 
+@click.command("iterator")
+@messages_option(1_000_000, "Messages of the history.")
+@SIZE
+@BATCH
+@CREDIT
+@rounds_option(5)
+@DATA
+@json_option
+def iterator_command(as_json: bool, **given: Any) -> None:
+    """Take messages one by one and in lists: what `for message in subscription` costs more, a message."""
+    options = iterator.Options(**given)
+    _tell(options, iterator.measure(options), {"messages in a list": iterator.LIST}, as_json=as_json)
+
+
+@click.command("commands")
+@rounds_option(20)
+@DATA
+@json_option
+def commands_command(as_json: bool, **given: Any) -> None:
+    """Start the command line: how long `malamute --help` takes, beside the interpreter alone."""
+    options = commands.Options(**given)
+    _tell(options, commands.measure(options), {}, as_json=as_json)
+
+
 COMMANDS = (
+    commands_command,
     hostile_command,
     idle_command,
+    iterator_command,
     journal_command,
     queues_command,
     replay_command,
