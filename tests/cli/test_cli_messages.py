@@ -106,7 +106,7 @@ def test_a_uri_reaches_its_broker(run: Run, broker: Broker) -> None:
 def test_sub_ends_when_nothing_comes(run: Run, client: malamute.Client) -> None:
     client.publish("weather", "a", b"b", assurance="stored")
     assert run("sub", "weather", "--start", "first", "--wait", "0.01").stdout in ("1\ta\tb\n", "")
-    few = run("sub", "weather", "--start", "seq:1", "-n", "2", "--wait", "1", "--raw", exit_code=3)
+    few = run("sub", "weather", "--start", "seq:1", "-n", "2", "--wait", "3", "--raw", exit_code=3)
     assert few.stdout == "b"
 
 
@@ -186,7 +186,7 @@ def test_a_pattern_in_brackets_that_is_no_json_is_wrong_usage(run: Run) -> None:
 def test_a_time_out_ends_every_wait_and_wait_comes_before_it(
     run: Run, broker: Broker, command: tuple[str, ...], exit_code: int
 ) -> None:
-    run(*command, "--timeout", "3", exit_code=exit_code)
+    run(*command, "--timeout", "5", exit_code=exit_code)
     run(*command, "--timeout", "600", "--wait", "0.01", exit_code=exit_code)
 
 
@@ -211,7 +211,7 @@ def test_all_mail_that_is_there(run: Run, broker: Broker) -> None:
     for number in range(3):
         told = run("send", "bob", "n", "-", "--no-confirm", "--json", stdin=str(number)).stdout
         assert json.loads(told) == {"mailbox": "bob", "messages": 1, "confirmed": False}
-    assert run("recv", "bob", "--count", "0", "--wait", "1", "--body").stdout == "0\n1\n2\n"
+    assert run("recv", "bob", "--count", "0", "--wait", "3", "--body").stdout == "0\n1\n2\n"
 
 
 def test_recv_needs_a_mailbox(run: Run) -> None:

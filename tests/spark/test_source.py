@@ -239,7 +239,7 @@ def test_writing_plain_columns(spark: SparkSession, broker: Broker) -> None:
     ).coalesce(1)
     frame.write.format("malamute").options(url=broker.url, stream="s").mode("append").save()
     with malamute.connect(broker.url) as client, client.subscribe("s", start="first") as subscription:
-        told = [subscription.receive(5) for _ in range(2)]
+        told = [subscription.receive(60) for _ in range(2)]
     assert [(m.subject, m.body, m.headers) for m in told] == [
         ("a.1", "øre".encode(), {"x": "1", "n": 2}),
         ("a.2", b"", {"ok": True}),

@@ -55,9 +55,7 @@ def measure(options: Options) -> Iterator[Row]:
         plan = Plan(broker.url, name, options.messages, options.size_bytes, options.batch, options.credit)
         perform((actors.publish_columns, plan))
         with connect(broker.url, timeout=TIMEOUT) as client:
-            rounds = [
-                (_read(client, plan, _lists), _read(client, plan, _each)) for _ in range(options.rounds)
-            ]
+            rounds = [_round(client, plan, number) for number in range(options.rounds)]
     lists, each = zip(*rounds, strict=True)
     more = [one - many for many, one in rounds]
     yield Row(
@@ -68,6 +66,14 @@ def measure(options: Options) -> Iterator[Row]:
         more_us=round(middle(more), 3),
         more_us_extent=[round(value, 3) for value in extent(more)],
     )
+
+
+def _round(client: Client, plan: Plan, number: int) -> tuple[float, float]:
+    """In lists and one by one; which comes first, alternates."""
+    if number % 2:
+        each = _read(client, plan, _each)
+        return _read(client, plan, _lists), each
+    return _read(client, plan, _lists), _read(client, plan, _each)
 
 
 def _read(client: Client, plan: Plan, read: Callable[[Subscription, int], None]) -> float:
