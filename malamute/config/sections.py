@@ -226,7 +226,7 @@ class Streams(_Section):
     """Messages kept of one stream; 0 is no limit."""
     age: float = _option(0.0, _ANY_AGE)
     """How much older than the newest message of its stream a message may be; 0 is no limit. What a clock that
-    was set, or a lower value here, makes too old leaves at twice the pace of time."""
+    was set, or a lower value here, makes too old leaves at twice the pace of time, late after a start."""
     rule: tuple[Rule, ...] = _option((), STREAM_RULES)
     """What differs for some streams, by the pattern of their names: `*` is any characters, `?` is one,
     `[ab]` is one of these. The first rule with a pattern that fits is taken."""

@@ -94,7 +94,7 @@ class Ring:
         self.in_heap: set[str] = set()
         self.retention_of = retention_of
         self.counted = counted
-        self.began = counted() if counted else 0.0
+        self.began = 0.0
         self.passed: dict[str, tuple[int, float]] = {}
         """Up to which of its times the time of a stream has passed, and when that was, in counted seconds."""
         self._rebuild()
@@ -109,7 +109,9 @@ class Ring:
         return self.overrides.get(name) or self.retention_of(name)
 
     def restore(self, overrides: Iterable[PutRetention]) -> None:
-        """Take over what was set at run time before a restart, and look who is over a limit."""
+        """A broker begins: take over what was set at run time before, and look who is over a limit."""
+        self.began = self.counted() if self.counted else 0.0
+        self.passed.clear()
         self.overrides = {put.stream: retention_in(put) for put in overrides}
         self.late = {
             s.name for s in self.streams.values() if _is_over(s, self.retention(s.name), s.last_time)
@@ -120,9 +122,19 @@ class Ring:
         if self.counted is None:
             return stream.last_time, 0.0
         now = self.counted()
-        # What was there at the start was not too old when the broker ended, whatever the clock says since.
-        time, then = self.passed.get(stream.name) or (stream.first_time + age, self.began)
+        time, then = self.passed.get(stream.name) or self._time_at_start(stream, age)
         return min(stream.last_time, time + int((now - then) * PACE * 1e9)), now
+
+    def _time_at_start(self, stream: Stream, age: int) -> tuple[int, float]:
+        """The same for the start.
+
+        What is older than it should be by then has seen a jump, or less than the age has passed since: nobody
+        knows how much of its time has passed.
+        """
+        found = self.streams.get(stream.name)
+        if found is None or not found.chunks or found.last_time - found.first_time > age:
+            return stream.first_time, self.began
+        return found.last_time, self.began
 
     def is_behind(self) -> bool:
         """Whether chunks wait to leave, for which any transaction will do."""

@@ -314,6 +314,22 @@ def test_no_jump_of_the_clock_drops_a_history(jump):
     assert 5 <= len(times(bench)) <= 9
 
 
+@pytest.mark.parametrize("jump", [jump_at_a_start, jump_while_it_runs])
+def test_what_is_not_old_yet_has_its_time_after_a_jump(jump):
+    bench = Bench(retention=Retention(age=int(100e9)))
+    bench.open("alice", "bob")
+    tell(bench, b"1")
+    bench.now += 20
+    tell(bench, b"2")
+    jump(bench)
+    bench.now += 39
+    tell(bench, b"3")
+    assert len(times(bench)) == 3
+    bench.now += 2
+    tell(bench, b"4")
+    assert len(times(bench)) == 3
+
+
 def test_no_second_start_drops_a_history_either():
     bench = aged()
     restart(bench, YEAR)

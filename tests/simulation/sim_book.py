@@ -360,6 +360,9 @@ class Book:
         if began is None:
             return
         self.streams.heads[peer, message.ref] = self.streams.last(began.stream) + 1
+        if began.start.startswith("time:") and not began.cursor:
+            kept = self.streams.first_kept(began.stream)
+            self.streams.times.began(began.stream, int(began.start[5:]), message.value, kept)
         known = self.asked.get((peer, message.ref), {None}) if began.cursor else {None}
         if None not in known and message.value - 1 not in known:
             raise Violation(

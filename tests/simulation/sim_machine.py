@@ -7,11 +7,12 @@ is shown to the `Watch`: the books, which know what a broker has promised.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from random import Random
 from typing import Any, Protocol
 from unittest.mock import patch
 
+from sim_clock import HOLD_SECONDS, Wall
 from sim_disk import Disk, PowerLost, Workers
 from sim_network import PING_BYTES, Router
 from sim_plan import Setup
@@ -21,6 +22,7 @@ from malamute.core.storage import Recovered
 from malamute.errors import MalamuteError
 from malamute.protocol.limits import Limits
 from malamute.protocol.messages import VERSION, Bye, Cancel, Drain, Hello, Message, Subscribe
+from malamute.server.clock import Clock
 from malamute.server.worker import Found, Written
 
 START = 1_700_000_000.0
@@ -53,8 +55,8 @@ class Watch(Protocol):
 class Machine:
     """A broker that runs on a disk. After a crash another one starts there."""
 
-    def __init__(self, setup: Setup, disk: Disk, watch: Watch) -> None:
-        self.now = START
+    def __init__(self, setup: Setup, disk: Disk, watch: Watch, wall: Wall) -> None:
+        self.wall = wall
         self.disk = disk
         self.watch = watch
         self.deaths = 0
@@ -77,7 +79,11 @@ class Machine:
 
     def start(self) -> None:
         """Start a broker on what the disk holds."""
-        recovered = self.disk.store.recover(records_bytes=self.settings.limits.queues_memory_bytes // 2)
+        self.wall.begin()
+        with self._time():
+            self._clock = Clock()
+        records_bytes = self.settings.limits.queues_memory_bytes // 2
+        recovered = self.disk.store.recover(records_bytes=records_bytes, now=self.now)
         self.core = Core(self.now, self.settings, recovered)
         # Events are looked at where they are made, whether there is a stream of them or not.
         self._tell = self.core.turn.event
@@ -93,11 +99,27 @@ class Machine:
         self.watch.event(subject, details)
         self._tell(subject, body, **details)
 
-    def die(self) -> None:
-        """Kill the broker: what it had in memory is gone. Start another one."""
+    @property
+    def now(self) -> float:
+        """The time as the broker counts it."""
+        return self.wall.now
+
+    @now.setter
+    def now(self, now: float) -> None:
+        self.wall.now = now
+
+    def _time(self) -> AbstractContextManager[object]:
+        return patch("malamute.server.clock.time", self.wall)
+
+    def kill(self) -> None:
+        """Kill the broker: what it had in memory is gone."""
         self.deaths += 1
         self.disk.writes_left = None
         self.watch.died()
+
+    def die(self) -> None:
+        """Kill the broker, and start another one."""
+        self.kill()
         self.start()
 
     def turn(self, choice: int, most: int) -> bool:
@@ -119,6 +141,10 @@ class Machine:
                 self.watch.received(peer, message)
                 core.receive(peer, message, self.now)
         self._take_results()
+        with self._time():
+            step = self._clock.look(self.now)
+        if step is not None:
+            core.clock(step, self.now)
         core.tick(self.now)
         busy |= self.flush()
         self.watch.turned(core)
@@ -183,6 +209,8 @@ def narrowed(setup: Setup) -> Iterator[None]:
         "malamute.core.delivery.line.STALE_MIN": 2,
         "malamute.server.transport.KEPT_MESSAGES": KEPT_FOR_PEER,
         "malamute.server.flow.PING_BYTES": PING_BYTES,
+        "malamute.server.clock.HOLD_SECONDS": HOLD_SECONDS,
+        "malamute.core.doubt.DOUBT_SECONDS": HOLD_SECONDS if setup.clocks else 600.0,
         # Tokens that nobody can guess, but the same in each run of a seed.
         "malamute.server.flow.secrets.randbits": Random(0).getrandbits,
     }

@@ -18,6 +18,8 @@ from typing import NamedTuple
 from malamute.core.delivery import QueuePolicy
 
 STEPS = 220
+RARE_STEPS = 4
+"""How often the clock is set, or the store is copied or lost, in a run that has it."""
 
 # How often a kind of step is drawn, beside the others.
 CLIENT_WEIGHTS: Mapping[str, int] = {
@@ -111,6 +113,10 @@ class Setup(NamedTuple):
     """Whether a client may read what came on an old connection after a new one stands."""
     events: bool = False
     """Whether the broker has its stream of events."""
+    clocks: bool = False
+    """Whether the clock on the wall is set now and then."""
+    restores: bool = False
+    """Whether the store is lost now and then, and a backup takes its place."""
 
 
 class Step(NamedTuple):
@@ -133,6 +139,9 @@ class Plan(NamedTuple):
 def plan_of(seed: int, theme: frozenset[str] | None = None) -> Plan:
     """The plan that a seed stands for, or would if it had this theme."""
     chance = Random(seed)
+    clocks, restores = theme is None and seed % 16 in (4, 6), theme is None and seed % 16 == 11
+    # The books of queues do not go back to a backup, and take the times of messages for counted ones.
+    theme = THEMES[0] if clocks or restores else theme
     weights = _weights(chance, theme)
     setup = Setup(
         clients=chance.choice((2, 3, 4, 5)),
@@ -149,10 +158,18 @@ def plan_of(seed: int, theme: frozenset[str] | None = None) -> Plan:
         queues=_policy(chance),
         stale=chance.random() < 0.3,
         events=seed % 4 == 1,
+        clocks=clocks,
+        restores=restores,
     )
+    if clocks:
+        setup = setup._replace(kept_messages=1000)  # so that what leaves, leaves by its age
     kinds = chance.choices(list(weights), list(weights.values()), k=STEPS)
     bits = chance.getrandbits
-    return Plan(seed, setup, [Step(kind, bits(16), bits(16), bits(16)) for kind in kinds])
+    steps = [Step(kind, bits(16), bits(16), bits(16)) for kind in kinds]
+    for kind, wanted in (("set_clock", clocks), ("back_up", restores), ("restore", restores)):
+        for _ in range(RARE_STEPS if wanted else 0):
+            steps.insert(chance.randrange(STEPS), Step(kind, bits(16), bits(16), bits(16)))
+    return Plan(seed, setup, steps)
 
 
 def _policy(chance: Random) -> QueuePolicy:

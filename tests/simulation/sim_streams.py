@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from sim_clock import TimeBook
 from sim_origin import Author, Origin, Violation
 from sim_wants import Wants
 
@@ -19,7 +20,7 @@ from malamute.client.sources import StreamSource
 from malamute.core.storage import AppendChunk, Chunk, Recovered, Reserve
 from malamute.journal.memory import MemoryStore
 from malamute.protocol.batch import Columns, unpack_payload
-from malamute.protocol.messages import TAKEN_BACK, Deliver, Gap, Message
+from malamute.protocol.messages import RESTART, RESTORED, TAKEN_BACK, Deliver, Gap, Message
 
 
 class Place:
@@ -52,6 +53,9 @@ class StreamBook:
         """Where a stream ended when a subscription was last answered."""
         self.unsent: dict[str, set[int]] = {}
         """What the disk would not reserve: nobody is told of it before there is more."""
+        self.times = TimeBook()
+        self.incarnations: Sequence[int] = ()
+        """Where the broker began anew after a restore."""
         self.life = 0
         """How often the broker was killed."""
         self.reserved: dict[str, int] = {}
@@ -101,6 +105,7 @@ class StreamBook:
     def committed(self, append: AppendChunk) -> None:
         """A chunk is on the disk."""
         self.unsent.pop(append.stream, None)
+        self.times.committed(append)
         for sequence in self._waiting.pop((append.stream, append.chunk.first)):
             place = self.places[append.stream][sequence]
             place.stored = True
@@ -135,9 +140,10 @@ class StreamBook:
 
     def started(self, recovered: Recovered) -> None:
         """A broker goes on behind what was reserved: nobody was told of anything behind that."""
+        self.incarnations = recovered.incarnations
         for stream, order in self.order.items():
             state = recovered.streams.get(stream)
-            reserved = self.reserved[stream] = state.reserved if state else 0
+            reserved = self.reserved[stream] = max(state.reserved if state else 0, recovered.incarnation)
             told = self._told.get(stream, 0)
             if reserved < told:
                 raise Violation("a sequence may be used again", stream=stream, told=told, reserved=reserved)
@@ -145,6 +151,20 @@ class StreamBook:
                 for sequence in order[bisect_right(order, reserved) :]:
                     del self.places[stream][sequence]
                 del order[bisect_right(order, reserved) :]
+
+    def restored(
+        self, store: MemoryStore, stored: Mapping[str, set[int]], damaged: set[tuple[str, int]]
+    ) -> None:
+        """A copy of the store takes its place: what is not `stored` there is gone."""
+        self.store, self.damaged = store, damaged
+        for stream, places in self.places.items():
+            kept = stored.get(stream, set())
+            gone = {s for s, place in places.items() if place.stored and s not in kept}
+            self._lose(stream, sorted(gone))
+            self.times.forget(stream, gone)
+            for sequence in gone:
+                places[sequence].stored = False
+                self.ever_stored.discard(places[sequence].origin.body)
 
     def told(self, stream: str, sequence: int) -> None:
         """Somebody was told of a sequence: it may not be used again."""
@@ -183,6 +203,9 @@ class StreamBook:
 
     def check_gap(self, stream: str, wants: Wants, gap: Gap) -> None:
         """A gap is told of what cannot be had, and of nothing else."""
+        begun = [number for number in self.incarnations if gap.first <= number <= gap.last]
+        if begun and gap.reason == RESTART:
+            raise Violation("a restore was told as if nothing was lost", stream=stream, gap=gap)
         for sequence in self.owed(stream, wants, gap.first, gap.last):
             if self.is_there(stream, sequence):
                 raise Violation("a gap was told of what is there", stream=stream, sequence=sequence, gap=gap)
@@ -315,8 +338,8 @@ class Reader:
 
     def _gap(self, gap: Gap) -> None:
         assert self.position is not None
-        if gap.reason == TAKEN_BACK and gap.first <= gap.last <= self.position:
-            self.had.difference_update(range(gap.first, gap.last + 1))
+        if gap.reason in (TAKEN_BACK, RESTORED) and gap.first <= gap.last <= self.position:
+            self.had = {sequence for sequence in self.had if not gap.first <= sequence <= gap.last}
             return
         if gap.last <= self.position or gap.first > gap.last:
             raise Violation("a gap was told twice, or of nothing", gap=gap, position=self.position)

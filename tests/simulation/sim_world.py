@@ -9,13 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from sim_client import ADDRESSES, HABITS, SERVICES, STREAMS, Client
+from sim_clock import AGE_SECONDS, Wall
 from sim_dead import base_of
 from sim_disk import Disk
 from sim_limits import check_limits
-from sim_machine import EXPIRY, Machine, narrowed
+from sim_machine import EXPIRY, START, Machine, narrowed
 from sim_network import Connection, cut
 from sim_origin import Known, Violation
 from sim_plan import Plan, Step
+from sim_restore import Backup, back_up, restore
 from sim_story import Story
 
 from malamute.client.session import State
@@ -32,16 +34,21 @@ class World:
     def __init__(self, plan: Plan, log: Callable[[str], None] | None = None) -> None:
         self.setup = plan.setup
         self.log = log
-        store = MemoryStore(retention=lambda stream: Retention(count=plan.setup.kept_messages))
+        retention = Retention(
+            count=plan.setup.kept_messages, age=int(AGE_SECONDS * 1e9) if plan.setup.clocks else 0
+        )
+        wall = Wall(START)
+        store = MemoryStore(retention=lambda stream: retention, counted=wall.monotonic)
         self.book = Story(
             store, lambda: self.disk.has_failed, plan.setup.queues, lambda: self.machine.now, log
         )
         self.disk = Disk(store, self.book.committed)
-        self.machine = Machine(plan.setup, self.disk, self.book)
+        self.machine = Machine(plan.setup, self.disk, self.book, wall)
         self.clients = [
             Client(place, self.book, plan.setup, lambda: self.machine.now)
             for place in range(plan.setup.clients)
         ]
+        self.backup: Backup | None = None
         self.helping = False
         self.broken: list[tuple[Client, Connection, bool]] = []
         """What one end has yet to find out; True if it is the broker's end."""
@@ -261,6 +268,26 @@ class World:
         self.book.streams.damaged.update((name, sequence) for sequence in damaged)
         return f"the disk loses {[*damaged]} of {name}" if damaged else ""
 
+    def set_clock(self, a: int, b: int, c: int) -> str:
+        """The clock on the wall is set."""
+        return self.machine.wall.set(a)
+
+    def back_up(self, a: int, b: int, c: int) -> str:
+        """The store is copied."""
+        self.backup = back_up(self.disk.store, self.book)
+        return "the store is copied"
+
+    def restore(self, a: int, b: int, c: int) -> str:
+        """The store is lost, and its copy takes its place."""
+        if self.backup is None:
+            return ""
+        self.machine.kill()
+        self.machine.now += 1.0  # it takes its time
+        self.disk.store = restore(self.backup, self.book)
+        self.machine.start()
+        self._dropped()
+        return "the store is lost, and its copy takes its place"
+
     # The end
 
     def settle(self) -> None:
@@ -467,6 +494,9 @@ _STEPS: dict[str, Callable[[World, int, int, int], str]] = {
     "replace": World.replace,
     "usurp": World.usurp,
     "damage": World.damage,
+    "set_clock": World.set_clock,
+    "back_up": World.back_up,
+    "restore": World.restore,
 }
 
 

@@ -266,6 +266,19 @@ BROKEN = {
         "malamute.core.delivery.Queue.used",
         _needless("identities.known"),
     ),
+    "the times of a stream go back with the clock": (
+        "malamute.core.stream.Stream.moment",
+        lambda stream: stream.turn.time_ns,
+    ),
+    "what a jump of the clock makes old is dropped": (
+        "malamute.journal.ring.Ring.time_passed",
+        lambda ring, stream, age: (stream.last_time, 0.0),
+    ),
+    "a restored broker goes on where the backup ends": (
+        "malamute.journal.memory.next_incarnation",
+        lambda now, used: 0,
+    ),
+    "a restore is told as a restart": ("malamute.core.holes.Holes._is_restored", lambda *arguments: False),
 }
 
 
@@ -293,6 +306,10 @@ NOTICED = {
     "a queue is removed though an outcome may come": (plan_of, 24),
     "a queue is removed with its dead letters": (plan_of, 30),
     "a queue is removed with its identities": (pressed, 92),
+    "the times of a stream go back with the clock": (plan_of, 6),
+    "what a jump of the clock makes old is dropped": (plan_of, 4),
+    "a restored broker goes on where the backup ends": (plan_of, 11),
+    "a restore is told as a restart": (plan_of, 11),
 }
 """Where the search for what these do begins: by itself it comes there late. What is noticed elsewhere, when
 something has changed, takes longer and is noticed as well."""

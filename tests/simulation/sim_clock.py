@@ -1,0 +1,89 @@
+"""The clock on the wall: it is set, forward and back, by seconds and by years, and what must not hang on it.
+
+The broker has its real `Clock`, on two clocks of the simulation's own. `Machine.now` is the time as the
+broker counts it. Each start begins with what the clock on the wall says then, so a step that was not mended,
+or not believed, is in `Machine.now` from the next start on.
+"""
+
+from __future__ import annotations
+
+from sim_origin import Violation
+
+from malamute.core.storage import AppendChunk
+
+HOUR, YEAR = 3_600.0, 365 * 86_400.0
+STEPS = (-5.0, 5.0, HOUR, -HOUR, 9 * YEAR, -YEAR)
+HOLD_SECONDS = 1.0
+"""How long a step must stand, and a start is in doubt, here: the steps of a run are short."""
+
+AGE_SECONDS = 20_000
+"""For how long streams keep their messages: more than twice the length of a run, so no jump may drop any."""
+
+
+class Wall:
+    """What the broker has in place of the module `time`: the clock on the wall, and the one that counts.
+
+    `now` is what the broker counts, and `ahead` how far the clock on the wall is ahead of that.
+    """
+
+    def __init__(self, now: float) -> None:
+        self.now = now
+        self.ahead = 0.0
+        self._set_by = 0.0
+        """The part of `now` that was not counted, but set over a restart."""
+
+    def time(self) -> float:
+        """The clock on the wall."""
+        return self.now + self.ahead
+
+    def monotonic(self) -> float:
+        """The seconds that have gone by."""
+        return self.now - self._set_by
+
+    def clock_gettime(self, _: int) -> float:
+        """The same."""
+        return self.monotonic()
+
+    def set(self, choice: int) -> str:
+        """Set the clock: right again, or by a step."""
+        if choice % 3:
+            self.ahead += STEPS[choice // 3 % len(STEPS)]
+        else:
+            self.ahead = -self._set_by
+        return f"the clock on the wall is {self.ahead:+,.1f} s off"
+
+    def begin(self) -> None:
+        """A broker begins to count where the clock on the wall is."""
+        self.now += self.ahead
+        self._set_by += self.ahead
+        self.ahead = 0.0
+
+
+class TimeBook:
+    """The times of all that is on the disk."""
+
+    def __init__(self) -> None:
+        self._times: dict[str, list[tuple[int, int, int]]] = {}
+
+    def committed(self, append: AppendChunk) -> None:
+        """A chunk is on the disk."""
+        chunk = append.chunk
+        times = self._times.setdefault(append.stream, [])
+        if times and chunk.time < times[-1][2]:
+            raise Violation(
+                "the times of a stream go back", stream=append.stream, chunk=chunk, before=times[-1]
+            )
+        times.append((chunk.first, chunk.last, chunk.time))
+
+    def forget(self, stream: str, sequences: set[int]) -> None:
+        """These are no more."""
+        times = self._times.get(stream, [])
+        self._times[stream] = [row for row in times if row[0] not in sequences]
+
+    def began(self, stream: str, time: int, first: int, first_kept: int) -> None:
+        """A subscription that begins at a time begins with this sequence."""
+        for start, last, sent in self._times.get(stream, ()):
+            if start >= first_kept and ((start < first and sent >= time) or (last >= first and sent < time)):
+                raise Violation(
+                    "a start at a time is elsewhere", stream=stream, time=time, first=first, at=start
+                )
