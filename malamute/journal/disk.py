@@ -321,7 +321,7 @@ class DiskStore:
     def _begin_incarnation(self, now: float) -> None:
         queues = (queue.next for queue in self._recovered_log().queues.values())
         used = max([self._ring.used, *self._meta.incarnations, *queues])
-        begun = (*self._meta.incarnations, next_incarnation(now, used))[-INCARNATIONS_MAX:]
+        begun = (*self._meta.incarnations, next_incarnation(now, used, self._ring.newest))[-INCARNATIONS_MAX:]
         meta = self._meta._replace(version=codec.VERSION, copied=False, incarnations=begun)
         with self._environment.begin(write=True) as transaction:
             put_meta(transaction, meta)

@@ -140,7 +140,9 @@ class MemoryStore:
             if now is not None and is_restored:
                 queues = (queue.next for queue in self._queues.values())
                 used = max([self._ring.used, *self._incarnations, *queues])
-                self._incarnations = (*self._incarnations, next_incarnation(now, used))[-INCARNATIONS_MAX:]
+                self._incarnations = (*self._incarnations, next_incarnation(now, used, self._ring.newest))[
+                    -INCARNATIONS_MAX:
+                ]
                 self.copied = False
             return Recovered(
                 self._broker_id,

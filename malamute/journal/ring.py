@@ -104,6 +104,11 @@ class Ring:
         """The highest sequence of any stream that may have been used."""
         return max((stream.reserved for stream in self.streams.values()), default=0)
 
+    @property
+    def newest(self) -> int:
+        """The time of the newest chunk of all, in nanoseconds UTC."""
+        return max((stream.last_time for stream in self.streams.values()), default=0)
+
     def retention(self, name: str) -> Retention:
         """What is in force for a stream: what was set at run time, or what the configuration says."""
         return self.overrides.get(name) or self.retention_of(name)

@@ -123,17 +123,27 @@ INCARNATIONS_MAX = 100
 """Incarnations that a store remembers; the oldest are forgotten first."""
 
 
-def next_incarnation(now: float, used: int) -> int:
+def next_incarnation(now: float, used: int, newest: int = 0) -> int:
     """The number of an incarnation that begins now, when nothing in its store goes beyond `used`.
+
+    `newest` is the newest time in the store, in nanoseconds UTC.
 
     Nobody knows what was given out after the backup was made, or by another broker that was begun on it. But
     no broker gives out more than four million sequences a second for years on end: so a number that grows as
     fast by the clock is beyond all of them. It stays below 2**53, which every program can count to, until
     2089.
     """
-    by_clock = int((now - INCARNATION_EPOCH) * 1000) << INCARNATION_BITS
+    # What the store has used may be ahead of that already. By how much tells the store alone: so of two
+    # brokers that begin on copies of it, the later one has the greater number.
+    then = _by_clock(newest / 1e9)
+    ahead = max(0, used + 1 - then) if then else 0
+    number = _by_clock(now) + ahead
     # A clock that is wrong by years must not lead back.
-    return by_clock if by_clock > used else used + (1 << 32)
+    return number if number > used else used + (1 << 32)
+
+
+def _by_clock(time: float) -> int:
+    return max(0, int((time - INCARNATION_EPOCH) * 1000)) << INCARNATION_BITS
 
 
 Progress = Callable[[int, int], None]

@@ -374,6 +374,10 @@ def test_an_incarnation_is_beyond_all_that_was_used_though_the_clock_is_wrong():
     assert next_incarnation(0.0, 10) == 10 + (1 << 32)
     assert next_incarnation(START, 10) < next_incarnation(START + 0.01, 10) < 2**53
     assert next_incarnation(START, 1 << 60) > 1 << 60
+    # A store may have used more than the clock gives, and its backup be restored twice within a moment.
+    used, newest = next_incarnation(START, 0) + (1 << 34), int(START * 1e9)
+    first, second = (next_incarnation(START + seconds, used, newest) for seconds in (1.0, 1.1))
+    assert used < first < second - 400_000
 
 
 def test_a_stream_may_have_been_restored_more_than_once():
