@@ -197,7 +197,7 @@ class Core:
     def _restore(self, recovered: Recovered) -> None:
         take_up = self.recovery.take_up
         for name, stream in recovered.streams.items():
-            take_up("stream", name, self.streams.restore, name, stream)
+            take_up("stream", name, self.streams.restore, name, stream, recovered.refused.get(name, ()))
         for (stream_name, cursor), sequence in recovered.cursors.items():
             self.streams.keep(stream_name).cursors[cursor] = sequence
         for stream_name, cursor in recovered.lost_cursors:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from malamute.core.ready import FindHole
-from malamute.core.storage import Hole
+from malamute.core.storage import Hole, NoteRefused
 from malamute.protocol.messages import NOT_STORED, OVERWRITTEN, RESTART, RESTORED, TAKEN_BACK
 
 if TYPE_CHECKING:
@@ -51,6 +51,18 @@ class Holes:
         self._left_out = Hole(last_found + 1, stream.next - 1)
         """What lies between the journal as it was found and what came since."""
         self._refused: deque[Refused] = deque(maxlen=REFUSED_MAX)
+
+    def restore(self, notes: Sequence[NoteRefused]) -> None:
+        """Take up what the disk had refused before the broker ended."""
+        stream = self._stream
+        for note in notes:
+            if note.last < stream.first_kept:
+                continue
+            # Whoever has had something that is newer came back for it, and was told then.
+            sent = note.sent or stream.last_stored
+            self._refused.append(Refused(note.first, note.last, sent))
+            if not note.sent:
+                stream.turn.store(note._replace(sent=sent))
 
     def refuse(self, first: int, last: int) -> None:
         """The disk has refused a chunk."""

@@ -196,6 +196,18 @@ class PutRetention(NamedTuple):
     age: float
 
 
+class NoteRefused(NamedTuple):
+    """Remember that a range of a stream was refused by the disk, though subscribers may have had it.
+
+    `sent` is the last sequence that may have been sent to anybody before that was told; 0 is not known.
+    """
+
+    stream: str
+    first: int
+    last: int
+    sent: int = 0
+
+
 class DeleteStream(NamedTuple):
     """Remove a stream with its history, its cursors, its retention and the feeds from it.
 
@@ -267,6 +279,7 @@ Operation = (
     | PutCursor
     | DeleteCursor
     | PutRetention
+    | NoteRefused
     | DeleteStream
     | ForgetStream
     | PutFeed
@@ -385,6 +398,8 @@ class Recovered(NamedTuple):
     defects: Sequence[Defect] = ()
     incarnations: Sequence[int] = ()
     restored: bool = False
+    refused: Mapping[str, Sequence[NoteRefused]] = {}
+    """What the disk has refused of each stream, and is told to who comes back."""
 
     @property
     def incarnation(self) -> int:

@@ -49,6 +49,7 @@ from malamute.core.storage import (
     DeleteCursor,
     DeleteStream,
     ForgetStream,
+    NoteRefused,
     PutCursor,
     PutRetention,
     Reserve,
@@ -427,12 +428,13 @@ class Streams:
         self.retentions: Kept[str, PutRetention] = Kept(turn)
         """How much of a stream is kept, where that was set at run time."""
 
-    def restore(self, name: str, state: StreamState) -> None:
-        """Take up a stream that the store kept."""
+    def restore(self, name: str, state: StreamState, refused: Sequence[NoteRefused] = ()) -> None:
+        """Take up a stream that the store kept, and what the disk had `refused` of it."""
         if name == FLOOR:
             self.floor = state.reserved
         else:
-            self.by_name[name] = Stream(name, self, state)
+            stream = self.by_name[name] = Stream(name, self, state)
+            stream.holes.restore(refused)
 
     def delete(self, stream: Stream, deleted: Callable[[], None]) -> None:
         """Remove a stream that nobody reads. Its name is free then; its sequences are never used again."""

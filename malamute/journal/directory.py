@@ -173,11 +173,13 @@ def read_meta(transaction: lmdb.Transaction) -> codec.Meta:
     try:
         return decode_meta(None if value is None else bytes(value))
     except (StoreCorrupt, StoreTooNew) as error:
-        # A wrong bit may say that it is newer; a broker that is newer would have written both.
+        # A wrong bit may say that it is newer.
+        is_newer = isinstance(error, StoreTooNew) and codec.is_whole_meta(bytes(value or b""))
+        if twin is None or is_newer:
+            raise
         with suppress(StoreCorrupt, StoreTooNew):
-            if twin is not None:
-                return decode_meta(bytes(twin))
-        raise error
+            return decode_meta(bytes(twin))
+        raise
 
 
 def decode_meta(value: bytes | None) -> codec.Meta:

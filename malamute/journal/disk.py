@@ -316,6 +316,7 @@ class DiskStore:
                 tuple(self._defects.take()),
                 self._meta.incarnations,
                 is_restored,
+                {card.name: card.notes for card in self._cards.values() if card.refused},
             )
 
     def _begin_incarnation(self, now: float) -> None:
@@ -575,7 +576,7 @@ class DiskStore:
     def _put_cards(self, transaction: _Transaction, turn: Turn, plan: Plan) -> dict[str, Card]:
         """Store the cards that this transaction changes. Mostly there are none."""
         cards: dict[str, Card] = {}
-        for setting in plan.settings:
+        for setting in self._ring.clipped(plan.settings):
             name = setting.stream
             before = cards.get(name) or self._cards.get(name) or Card(0, name)
             after = changed(before, setting)

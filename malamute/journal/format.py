@@ -114,6 +114,11 @@ def encode_meta(meta: Meta) -> bytes:
     return body + _CRC.pack(crc32(body))
 
 
+def is_whole_meta(data: bytes) -> bool:
+    """Whether a meta record is as it was written, of whatever version it is."""
+    return len(data) > _CRC.size and _CRC.unpack(data[-_CRC.size :])[0] == crc32(data[: -_CRC.size])
+
+
 def decode_meta(data: bytes | memoryview) -> Meta:
     """The meta record. `TooNew` comes before anything that a newer format may have changed."""
     if len(data) < 12 or bytes(data[:8]) != MAGIC:

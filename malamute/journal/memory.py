@@ -36,6 +36,7 @@ from malamute.core.storage import (
     Hole,
     MarkDelivered,
     Message,
+    NoteRefused,
     Operation,
     PutCursor,
     PutFeed,
@@ -55,6 +56,7 @@ from malamute.journal.format import Damaged, Stream
 from malamute.journal.log import present
 from malamute.journal.plan import OfStream, encode_streams
 from malamute.journal.ring import Counted, Dropped, Ring
+from malamute.journal.states import noted
 from malamute.journal.store import (
     INCARNATIONS_MAX,
     Checked,
@@ -107,6 +109,7 @@ class MemoryStore:
         self._cursors: dict[tuple[str, str], int] = {}
         self._retentions: dict[str, PutRetention] = {}
         self._feeds: dict[tuple[str, str], bytes] = {}
+        self._refused: dict[str, list[NoteRefused]] = {}
         self._collector = Collector()
         self._queues_bytes = 0
         self._sessions_bytes = 0
@@ -155,12 +158,14 @@ class MemoryStore:
                 {(session, part): v for (session, part), v in self._sessions.items() if part != NUMBERS},
                 incarnations=self._incarnations,
                 restored=is_restored,
+                refused=dict(self._refused),
             )
 
     def write(self, operations: Sequence[Operation]) -> None:
         """Carry out all of the operations, or none. Raises StorageFull."""
         with self._open():
             streams = encode_streams(operations, self._collector)
+            notes = self._ring.clipped([o for o in operations if type(o) is NoteRefused])
             try:
                 self._refuse_if_full(operations, [value for _, value in streams])
                 if streams or self._ring.is_behind():
@@ -171,6 +176,8 @@ class MemoryStore:
             for operation in operations:
                 if type(operation) in self._appliers:
                     self._appliers[type(operation)](operation)
+            for note in notes:
+                self._refused[note.stream] = noted(self._refused.get(note.stream, ()), note)
 
     def read(self, stream: str, start: int, *, bytes_max: int) -> ReadResult:
         """The chunks that hold `start` and what follows, in order, until `bytes_max` is reached."""
@@ -401,6 +408,7 @@ class MemoryStore:
         self._retentions[operation.stream] = operation
 
     def _delete_stream(self, operation: DeleteStream) -> None:
+        self._refused.pop(operation.stream, None)
         self._retentions.pop(operation.stream, None)
         self._cursors = {key: value for key, value in self._cursors.items() if key[0] != operation.stream}
         self._feeds = {key: value for key, value in self._feeds.items() if key[1] != operation.stream}
@@ -414,6 +422,7 @@ _CONTENTS = (
     "_cursors",
     "_retentions",
     "_feeds",
+    "_refused",
     "_queues_bytes",
     "_sessions_bytes",
 )

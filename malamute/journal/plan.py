@@ -15,6 +15,7 @@ from malamute.core.storage import (
     AppendChunk,
     DeleteStream,
     ForgetStream,
+    NoteRefused,
     Operation,
     PutCursor,
     PutFeed,
@@ -36,7 +37,7 @@ OfStream = AppendChunk | Reserve | PutRetention | DeleteStream | ForgetStream
 """The operations that change the ring."""
 
 _OF_STREAMS = frozenset((AppendChunk, Reserve, PutRetention, DeleteStream, ForgetStream))
-_NOT_OF_LOG = frozenset((AppendChunk, Reserve, ForgetStream))
+_NOT_OF_LOG = frozenset((AppendChunk, Reserve, ForgetStream, NoteRefused))
 _KEPT = frozenset((PutCursor, PutFeed, PutIdentity, PutRetention, PutSession))
 """The operations that keep something in the log which is no message."""
 
@@ -66,6 +67,7 @@ def make_plan(operations: Sequence[Operation], collector: Collector, block_bytes
     kinds = set(map(type, operations))
     if not kinds.isdisjoint(_OF_STREAMS):
         streams = encode_streams(operations, collector)
+    if not kinds.isdisjoint(_NOT_OF_LOG):
         entries = [operation for operation in operations if type(operation) not in _NOT_OF_LOG]
     settings: Sequence[Any] = ()
     if not kinds.isdisjoint(SETTINGS):

@@ -36,9 +36,9 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Iterable
 from math import isfinite
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
-from malamute.core.storage import AppendChunk, DeleteStream, ForgetStream, PutRetention, Reserve
+from malamute.core.storage import AppendChunk, DeleteStream, ForgetStream, NoteRefused, PutRetention, Reserve
 from malamute.journal.format import Stream
 from malamute.journal.store import Retention, RetentionOf
 from malamute.protocol.limits import AGE_SECONDS_MAX
@@ -140,6 +140,22 @@ class Ring:
         if found is None or not found.chunks or found.last_time - found.first_time > age:
             return stream.first_time, self.began
         return found.last_time, self.began
+
+    def clipped(self, operations: Iterable[Any]) -> list[Any]:
+        """The operations, with what they note as refused cut off at what was reserved.
+
+        Beyond that nobody was sent anything, and the sequences may be used again.
+        """
+        kept = []
+        for operation in operations:
+            if type(operation) is NoteRefused:
+                stream = self.streams.get(operation.stream)
+                last = min(operation.last, stream.reserved if stream else 0)
+                if last < operation.first:
+                    continue
+                operation = operation._replace(last=last)
+            kept.append(operation)
+        return kept
 
     def is_behind(self) -> bool:
         """Whether chunks wait to leave, for which any transaction will do."""

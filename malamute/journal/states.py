@@ -13,7 +13,7 @@ cursors there must be, whatever has become of the log.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import lmdb
@@ -24,6 +24,7 @@ from malamute.core.storage import (
     DeleteCursor,
     DeleteFeed,
     DeleteStream,
+    NoteRefused,
     PutCursor,
     PutFeed,
     PutRetention,
@@ -36,17 +37,20 @@ from malamute.protocol.names import is_name
 CEILING_STEP = 1 << 30
 """How far a ceiling is ahead of what is reserved."""
 
+REFUSED_MAX = 100
+"""Refused ranges that are remembered of a stream."""
+
 UNKNOWN_STEP = 1 << 40
 """How far a stream without a card goes on behind its last message."""
 
 _CARD = struct.Struct(">B3xQ")
 _CRC = struct.Struct(">I")
 
-Setting = PutCursor | DeleteCursor | PutFeed | DeleteFeed | PutRetention | DeleteStream
+Setting = PutCursor | DeleteCursor | PutFeed | DeleteFeed | PutRetention | NoteRefused | DeleteStream
 """The operations that may change a card."""
 
 SETTINGS: frozenset[type[Any]] = frozenset(
-    (PutCursor, DeleteCursor, PutFeed, DeleteFeed, PutRetention, DeleteStream)
+    (PutCursor, DeleteCursor, PutFeed, DeleteFeed, PutRetention, NoteRefused, DeleteStream)
 )
 
 
@@ -59,11 +63,24 @@ class Card(NamedTuple):
     cursors: frozenset[str] = frozenset()
     feeds: Mapping[str, bytes] = {}
     retention: tuple[int, int, float] | None = None
+    refused: tuple[tuple[int, int, int], ...] = ()
+    """The newest ranges that the disk has refused, each with the last sequence sent before that was told."""
+
+    @property
+    def notes(self) -> list[NoteRefused]:
+        """The same as operations."""
+        return [NoteRefused(self.name, *row) for row in self.refused]
+
+
+def noted(known: Sequence[NoteRefused], note: NoteRefused) -> list[NoteRefused]:
+    """The notes of a stream with one more, or with another one of the same range."""
+    others = [old for old in known if old[:3] != note[:3]]
+    return [*others, note][-REFUSED_MAX:]
 
 
 def encode_card(card: Card) -> bytes:
     """The bytes of a card."""
-    fields = card.name, sorted(card.cursors), card.feeds, card.retention
+    fields = card.name, sorted(card.cursors), card.feeds, card.retention, card.refused
     packed: bytes = msgpack.packb(fields)
     body = _CARD.pack(VERSION, card.ceiling) + packed
     return _CRC.pack(crc32(body)) + body
@@ -77,10 +94,10 @@ def decode_card(identifier: int, data: bytes | memoryview) -> Card:
     codec.check_version(body[0])
     _, ceiling = _CARD.unpack_from(body)
     try:
-        name, cursors, feeds, retention = msgpack.unpackb(body[_CARD.size :])
-        return Card(
-            identifier, name, ceiling, frozenset(cursors), dict(feeds), retention and tuple(retention)
-        )
+        name, cursors, feeds, retention, refused = msgpack.unpackb(body[_CARD.size :])
+        kept = retention and tuple(retention)
+        rows = tuple((first, last, sent) for first, last, sent in refused)
+        return Card(identifier, name, ceiling, frozenset(cursors), dict(feeds), kept, rows)
     except (ValueError, TypeError, msgpack.UnpackException) as error:
         raise Damaged(f"a card holds {error!r}") from error
 
@@ -98,6 +115,9 @@ def changed(card: Card, setting: Setting) -> Card:
             return card._replace(feeds={s: value for s, value in card.feeds.items() if s != service})
         case PutRetention():
             return card._replace(retention=(setting.bytes, setting.count, setting.age))
+        case NoteRefused():
+            notes = noted(card.notes, setting)
+            return card._replace(refused=tuple((note.first, note.last, note.sent) for note in notes))
         case DeleteStream():
             return Card(card.identifier, card.name, card.ceiling)
     return card

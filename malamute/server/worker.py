@@ -28,6 +28,7 @@ from malamute.core.ready import (
     Survey,
 )
 from malamute.core.storage import (
+    AppendChunk,
     Defect,
     DeleteFeed,
     DeleteMessages,
@@ -35,6 +36,7 @@ from malamute.core.storage import (
     DeleteSession,
     ForgetIdentities,
     MarkDelivered,
+    NoteRefused,
     Operation,
     PutSession,
     SetAttempts,
@@ -205,6 +207,8 @@ class Writer(Worker[Append]):
 
     def __init__(self, name: str, store: Store, results: Results) -> None:
         super().__init__(name, store, results)
+        self._refused: dict[str, NoteRefused] = {}
+        """What the disk has refused of each stream, until it is stored with what comes next."""
         self._failures: dict[bytes | int, Written] = {}
         """The last append of a session that failed, as long as the core may not know of it, and each that
         failed by its token, as long as another may need it."""
@@ -227,6 +231,7 @@ class Writer(Worker[Append]):
                 reason = error if error and len(jobs) == 1 else self._try(job.operations)
             written = Written([job.token], reason)
             if reason is not None:
+                self._note_refused(job.operations)
                 self._try(salvage(job))
                 self._failures.update(dict.fromkeys([job.token, *_sessions(job)], written))
             self._results.put(written)
@@ -240,9 +245,21 @@ class Writer(Worker[Append]):
         found += [failed for failed in told if failed.tokens[0] > job.known]
         return found[0].error if found else None
 
+    def _note_refused(self, operations: Sequence[Operation]) -> None:
+        """Have it noted with the next write what of streams was refused: subscribers may have had it.
+
+        Nothing behind it is stored without that. So one range is enough for each stream.
+        """
+        for operation in operations:
+            if type(operation) is AppendChunk:
+                stream, chunk = operation.stream, operation.chunk
+                known = self._refused.get(stream)
+                self._refused[stream] = NoteRefused(stream, known.first if known else chunk.first, chunk.last)
+
     def _try(self, operations: Sequence[Operation]) -> MalamuteError | None:
         try:
-            self._store.write(operations)
+            self._store.write([*self._refused.values(), *operations] if self._refused else operations)
+            self._refused.clear()
         except StoreLost:
             raise
         except (StoreError, StorageFull) as error:

@@ -147,6 +147,13 @@ def test_a_newer_format_is_refused_and_untouched(disk):
     assert data_file(disk).read_bytes() == before
 
 
+def test_a_wrong_bit_that_makes_a_format_newer_is_damage(disk):
+    disk().write([append(1)])
+    poke(disk, codec.key(codec.META), lambda value: value[:11] + bytes([value[11] ^ 0x40]) + value[12:])
+    assert firsts(disk()) == [1]
+    assert [defect.kind for defect in disk.recovered.defects] == ["meta"]
+
+
 def test_a_stream_of_a_newer_format_is_refused(disk):
     disk().write([append(1)])
 

@@ -15,6 +15,7 @@ from malamute.core.storage import (
     DeleteMessages,
     DeleteSession,
     ForgetIdentities,
+    NoteRefused,
     PutFeed,
     PutIdentity,
     PutMessages,
@@ -160,6 +161,22 @@ def test_an_append_with_a_fault_is_not_stored_but_gives_room_back(results):
     written = write(store, results, good(2), Append(3, [put(3), delete(1)], fault=fault), good(4))
     assert written == [Written([2]), Written([3], fault), Written([4])]
     assert kept(store) == [2, 4]
+
+
+def append(sequence: int) -> AppendChunk:
+    return AppendChunk("s", Chunk(sequence, 1, sequence, b"payload"), 100)
+
+
+def refused(store: MemoryStore) -> list[NoteRefused]:
+    return [*store.recover().refused.get("s", ())]
+
+
+def test_what_of_a_stream_was_refused_is_noted_with_what_comes_next(results):
+    store = Disk()
+    bad = [Append(sequence, [append(sequence), BAD]) for sequence in (2, 3)]
+    write(store, results, Append(1, [append(1)]), *bad, Append(4, [append(4)]))
+    assert refused(store) == [NoteRefused("s", 2, 2), NoteRefused("s", 3, 3)]
+    assert [chunk.first for chunk in store.read("s", 1, bytes_max=1000).found] == [1, 4]
 
 
 def test_what_no_thread_survives_is_handed_on(results):

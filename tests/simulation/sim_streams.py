@@ -366,13 +366,9 @@ class Reader:
         if stream == book.no_journal:
             return
         places, kept = book.places.get(stream, {}), book.first_kept(stream)
-        stored = {places[s].life: s for s in sorted(self.had) if s in places and places[s].stored}
         for sequence in self.had:
             place = places[sequence]
-            # A broker that was killed before it could tell does not know that a chunk before one that is on
-            # the disk had been refused.
-            unknown = place.life < book.life and sequence < stored.get(place.life, 0)
-            if sequence >= kept and not place.alive and not unknown:
+            if sequence >= kept and not place.alive:
                 raise Violation("messages were taken back without a word", stream=stream, sequence=sequence)
 
     def check_complete(self) -> None:

@@ -1,0 +1,72 @@
+"""What the disk refused, and took more behind it, is told to who had it, over the death of the broker."""
+
+from __future__ import annotations
+
+import pytest
+from core_bench import Bench, publish, subscribe
+
+from malamute.core.storage import NoteRefused
+from malamute.protocol.messages import Gap
+
+
+@pytest.fixture
+def bench():
+    """Bob has had 1, 2 and 3; the disk refused 2 and took 3, and the broker was killed before it told."""
+    bench = Bench()
+    bench.open("alice", "bob")
+    bench.tell("bob", subscribe())
+    for body in (b"1", b"2", b"3"):
+        bench.tell("alice", publish(body))
+        if body == b"1":
+            bench.settle()
+    assert bench.bodies("bob") == [b"1", b"2", b"3"]
+    _, taken = bench.appends
+    # As the writer does it: the note is of one transaction with what comes next.
+    bench.store.write([NoteRefused("s", 2, 2), *taken.operations])
+    restart(bench)
+    return bench
+
+
+def restart(bench):
+    bench.crash()
+    bench.open("alice", "bob")
+    bench.settle()
+
+
+def told(bench, had, start=None):
+    begin = had + 1 if start is None else start
+    sent = bench.ask("bob", subscribe(start=f"seq:{begin}", had=had))
+    bench.settle()
+    gaps = [message for message in [*sent, *bench.sent("bob")] if isinstance(message, Gap)]
+    return [gap for gap in gaps if gap.reason != "restart"]
+
+
+def test_who_had_what_was_refused_is_told_after_a_crash(bench):
+    assert told(bench, 3) == [Gap(1, 2, 2, "taken-back")]
+
+
+def test_who_had_less_is_told_nothing(bench):
+    assert told(bench, 1, start=4) == []
+
+
+def test_who_reads_there_later_learns_that_it_was_not_stored(bench):
+    assert told(bench, 0, start=1) == [Gap(1, 2, 2, "not-stored")]
+
+
+@pytest.mark.parametrize("has_newer", [True, False])
+def test_who_has_had_something_newer_was_told_before(bench, has_newer):
+    bench.tell("alice", publish(b"4"))
+    bench.settle()
+    newest = bench.store.status().streams["s"].last
+    restart(bench)
+    if has_newer:
+        assert told(bench, newest) == []
+    else:
+        assert told(bench, 3) == [Gap(1, 2, 2, "taken-back")]
+
+
+def test_what_nobody_can_have_had_is_not_noted(bench):
+    reserved = bench.store.status().streams["s"].reserved
+    bench.store.write([NoteRefused("s", reserved + 1, reserved + 9), NoteRefused("new", 1, 1)])
+    assert [*bench.store.recover().refused] == ["s"]
+    assert len(bench.store.recover().refused["s"]) == 1
