@@ -13,6 +13,7 @@ import tempfile
 from pathlib import Path
 
 from malamute.core.storage import (
+    REFUSALS,
     AppendChunk,
     Chunk,
     DeleteCursor,
@@ -23,6 +24,7 @@ from malamute.core.storage import (
     DeleteStream,
     ForgetIdentities,
     MarkDelivered,
+    NoteRefused,
     PutCursor,
     PutFeed,
     PutIdentity,
@@ -80,6 +82,8 @@ def operations():
     # Since version 3.
     yield [put("service", "late", 1, count=2)]
     yield [SetAttempts("service", "late", 1, 2, TIME + 9), SetAttempts("service", "late", 2, 1)]
+    # Since version 5.
+    yield [PutSession(b"s" * 16, b"refusals", REFUSALS), NoteRefused("weather", 5, 6, 13)]
     # Last, since its chunks leave with what follows.
     yield [DeleteStream("deleted")]
 

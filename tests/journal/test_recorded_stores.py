@@ -9,7 +9,15 @@ import pytest
 from record_store import DATA, TIME, chunk, put, write_store
 from stores import firsts
 
-from malamute.core.storage import DeleteStream, Message, PutRetention, QueueState, StreamState
+from malamute.core.storage import (
+    REFUSALS,
+    DeleteStream,
+    Message,
+    NoteRefused,
+    PutRetention,
+    QueueState,
+    StreamState,
+)
 from malamute.journal import format as codec
 from malamute.journal.format import VERSION
 from malamute.protocol.batch import unpack_payload, unpack_record
@@ -17,6 +25,9 @@ from malamute.protocol.batch import unpack_payload, unpack_record
 RECORDED = {
     path.name.removeprefix("store-v").removesuffix(".tar.xz"): path for path in DATA.glob("store-v*.tar.xz")
 }
+
+SIZE = 2 << 20
+"""The size that each was made with; the file has no more pages than it uses."""
 
 
 def held(operation):
@@ -38,7 +49,7 @@ def test_every_version_is_recorded():
 
 
 def test_all_of_it_is_read(recorded):
-    store = recorded(size=1)
+    store = recorded(size=SIZE)
     found = recorded.recovered
     assert found.streams == {
         "weather": StreamState(1, 21, 120, TIME + 20),
@@ -65,13 +76,16 @@ def test_all_of_it_is_read(recorded):
     since = (queues, queues | since_2, queues | since_2 | since_3)
     assert found.queues == since[min(recorded.version, len(since)) - 1]
     assert found.feeds == ({("printer", "weather"): b"feed"} if recorded.version >= 2 else {})
+    if recorded.version >= 5:
+        assert found.session_parts == {(b"s" * 16, REFUSALS): b"refusals"}
+        assert found.refused == {"weather": [NoteRefused("weather", 5, 6, 13)]}
     assert store.fetch("mailbox", "bob", (1, 2, 3)) == {m.sequence: m.record for m in bob}
     assert type(bob[0]) is Message
     assert not [damage for step in store.verify() for damage in step.damages]
 
 
 def test_its_chunks_are_as_they_were(recorded):
-    store = recorded(size=1)
+    store = recorded(size=SIZE)
     found = store.read("weather", 1, bytes_max=1 << 20).found
     assert [item.first for item in found] == [1, 3, 10, 11, 12, 13, 20]
     assert found[0] == chunk("weather", 1, "oslo", "rome").chunk
@@ -85,11 +99,11 @@ def test_its_chunks_are_as_they_were(recorded):
 
 
 def test_it_is_written_on(recorded):
-    store = recorded(size=1)
+    store = recorded(size=SIZE)
     assert store.status().leaving_bytes
     store.write([chunk("weather", 121, "oslo"), chunk("deleted", 109, "x"), DeleteStream("trimmed")])
     assert store.status().leaving_bytes == 0
-    store = recorded(size=1)
+    store = recorded(size=SIZE)
     assert (firsts(store, "deleted"), firsts(store, "trimmed")) == ([109], [])
     assert firsts(store, "weather", start=100) == [121]
 
@@ -100,23 +114,23 @@ def test_only_a_write_makes_it_new(recorded):
         with lmdb.open(str(recorded.directory), readonly=True) as env, env.begin() as transaction:
             return codec.decode_meta(transaction.get(codec.key(codec.META))).version
 
-    recorded(size=1).fetch("mailbox", "bob", (1,))
+    recorded(size=SIZE).fetch("mailbox", "bob", (1,))
     assert version() == recorded.version
-    recorded(size=1).write([])
+    recorded(size=SIZE).write([])
     assert version() == VERSION
-    recorded(size=1)
+    recorded(size=SIZE)
     test_all_of_it_is_read(recorded)
 
 
 def test_a_backup_of_it_is_new(recorded, tmp_path):
-    store = recorded(size=1)
+    store = recorded(size=SIZE)
     store.backup(tmp_path / "backup")
     recorded.close()
     recorded.directory = tmp_path / "backup"
     with lmdb.open(str(recorded.directory), readonly=True) as env, env.begin() as transaction:
         assert codec.decode_meta(transaction.get(codec.key(codec.META))).version == VERSION
-    assert recorded(size=1).status().log_unreadable == 0
-    assert len(recorded.recovered.queues) == (2, 5, 6, 6)[recorded.version - 1]
+    assert recorded(size=SIZE).status().log_unreadable == 0
+    assert len(recorded.recovered.queues) == (2, 5, 6, 6, 6)[recorded.version - 1]
 
 
 def test_the_recorder_still_works(disk, monkeypatch):
@@ -125,5 +139,5 @@ def test_the_recorder_still_works(disk, monkeypatch):
     monkeypatch.setattr("malamute.journal.subjects.SHARE", 1)
     write_store(disk.directory)
     disk.version = VERSION
-    disk(size=1)
+    disk(size=SIZE)
     test_all_of_it_is_read(disk)
