@@ -78,7 +78,7 @@ class Listen(_Section):
     """How often the broker asks a client for a sign of life where the system does not tell when one came: on
     sockets of the file system, and on other systems than Linux. The client's library gives it however busy
     its program is. 0 is never, and nowhere: then a client that hangs keeps its work until its ack timeout."""
-    heartbeat_timeout: float = _option(4.0, kinds.duration(0.02, _MINUTE))
+    heartbeat_timeout: float = _option(3.5, kinds.duration(0.02, _MINUTE))
     """How late a sign of life may be until the connection is taken for broken. A client that stops is given
     up after this time and the interval together; over TCP, and its own interval, which is 5 s by default."""
     send_queue: int = _option(100, kinds.count(1, 1_000_000))
