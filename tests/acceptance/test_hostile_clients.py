@@ -1,6 +1,6 @@
 """Clients that mean harm, on default settings: the others get what is theirs, and memory has its limits.
 
-Each attack that the benchmark knows beside a normal load of publishers, workers
+Each attack that the benchmark knows, and all of them together, beside a normal load of publishers, workers
 and requests from others. Times are told and not judged here.
 """
 
@@ -170,6 +170,10 @@ def striking(url: str, what: str, depth: int) -> Iterator[Striker]:
 @pytest.mark.parametrize("what", ATTACKS)
 def test_an_attack_costs_the_others_nothing(broker: Daemon, what: str) -> None:
     attack_beside_a_load(broker, [what])
+
+
+def test_all_attacks_together_cost_the_others_nothing(broker: Daemon) -> None:
+    attack_beside_a_load(broker, list(ATTACKS))
 
 
 def test_connections_without_hello_leave_files_for_the_others(new_daemon: Callable[..., Daemon]) -> None:

@@ -16,7 +16,7 @@ import zmq
 
 from malamute.cli.bench.raw_peer import RawPeer
 from malamute.cli.bench.stage import Measured
-from malamute.errors import MalamuteError, UnexpectedCommand
+from malamute.errors import MalamuteError, TimedOut, UnexpectedCommand
 from malamute.protocol.batch import pack_record, unpack_payload
 from malamute.protocol.messages import (
     Cancel,
@@ -72,7 +72,8 @@ class Attacker:
 
     def another(self, suffix: str, options: dict[int, int]) -> RawPeer:
         """One more client."""
-        return self._stack.enter_context(RawPeer(self.url, self.name + suffix, options))
+        patience: dict[int, int] = {zmq.RCVTIMEO: int(PATIENCE_SECONDS * 1000)}
+        return self._stack.enter_context(RawPeer(self.url, self.name + suffix, {**patience, **options}))
 
     def connection(self) -> socket.socket:
         """A connection of bare bytes."""
@@ -96,12 +97,13 @@ class Attacker:
             self.peer.tell(message)
 
     def settle(self, peer: RawPeer | None = None) -> None:
-        """Wait until all that was sent has its answer, or the session has to begin anew."""
+        """Wait until all that was sent has its answer, or the connection was lost with it."""
         peer = peer or self.peer
         peer.tell(Ping())
-        while not isinstance(answer := peer.receive(), Pong):
-            if isinstance(answer, Error) and answer.code == UnexpectedCommand.code:
-                return
+        with suppress(TimedOut):
+            while not isinstance(answer := peer.receive(), Pong):
+                if isinstance(answer, Error) and answer.code == UnexpectedCommand.code:
+                    return
 
     def close(self) -> None:
         """End all of it."""
