@@ -9,19 +9,24 @@ from malamute.core import audience, ready, replay
 from malamute.core.delivery import Queue
 from malamute.core.delivery.dealing import SEARCH_MESSAGES
 from malamute.matching import Index, Single
+from malamute.protocol.batch import pack_record
 from malamute.protocol.messages import (
+    VERSION,
     Answer,
+    Bye,
     Cancel,
     Change,
     Credit,
     Deliver,
     Drain,
     Error,
+    Hello,
     Nak,
     Ok,
     Query,
     Reject,
     Release,
+    Reply,
     Switch,
 )
 
@@ -326,6 +331,27 @@ def test_a_batch_is_dealt_out_in_shares_and_nothing_overtakes_it(number):
     steps = handed_out(bench)
     assert max(steps[1:]) <= STEP + 1
     assert [item.sequence for item in bench.got("worker")] == list(range(1, 5_502))
+
+
+def test_the_private_mailbox_of_one_who_leaves_is_cleared_in_bounded_steps():
+    bench = Bench()
+    bench.open("worker")
+    bench.tell("asker", Hello([VERSION], ""))
+    bench.ask("worker", offer(1))
+    bench.tell("asker", request(*[b"x"] * 5_500))
+    bench.settle()
+    sequences = [item.sequence for item in bench.got("worker")]
+    bench.tell("worker", Reply(1, 1, sequences, [True] * 5_500, [pack_record(None, b"")] * 5_500))
+    bench.settle()
+    budget = bench.core.budget
+    assert (budget.messages, len(bench.core.mailboxes.by_name)) == (5_500, 1)
+    bench.tell("asker", Bye())
+    assert not bench.core.mailboxes.by_name
+    steps = in_iterations(bench, lambda: 5_500 - budget.messages)
+    # The iteration in which it begins ends with a step, too.
+    assert max(steps) <= 2 * STEP
+    assert (max(steps[1:]), sum(steps)) == (STEP, 5_500)
+    assert (budget.bytes, budget.memory.cold) == (0, 0)
 
 
 def test_a_redrive_of_very_much_goes_on_in_bounded_steps():

@@ -201,13 +201,12 @@ class Ends:
             if asked.tracker:
                 queue.budget.trackers.close(entry)
 
-    def clear(self) -> None:
+    def tell_purged(self) -> None:
         """The queue is gone: whatever becomes of this turn, all of its messages end."""
         entries = self._queue.entries
         # Others have their outcome.
         if tracked := [s for s in self.tracked(entries) if entries[s].where != "settling"]:
             self._tell(tracked, "purged", "the mailbox is gone", bound=False)
-        self.drop([*entries])
 
     def _tell(self, tracked: Iterable[int], outcome: str, reason: str, *, bound: bool = True) -> None:
         entries = [self._queue.entries[sequence] for sequence in tracked]
