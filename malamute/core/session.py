@@ -487,12 +487,13 @@ class Sessions:
         if not self._confirmations:
             return
         confirmations, self._confirmations = self._confirmations, {}
-        self.turn.when_stored(lambda error: self._confirm(confirmations, error))
         try:
             for session in confirmations:
                 self._store(session)
         except Exception as error:
             self.turn.spoil("the numbers of a session", error)
+        # Behind what `_store` waits for: what was not stored has to be known when it is stored again.
+        self.turn.when_stored(lambda error: self._confirm(confirmations, error))
 
     def _store(self, session: Session) -> None:
         if self._lives(session):

@@ -220,7 +220,9 @@ class Loop:
         for notice in ready.notices:
             self._on_notice(notice)
         for peer in ready.closed:
-            self.transport.forget(peer)
+            # A client may have begun anew already.
+            if peer not in self.core.sessions.by_peer:
+                self.transport.forget(peer)
         # Peers that turned out to be gone leave work for others: do it now, not after the next message.
         self._again = bool(self.transport.lost)
 

@@ -155,13 +155,17 @@ class Transport:
         guard.update(self._now)
         for descriptor in guard.ended:
             peer = self._peers.pop(descriptor, None)
-            if peer is not None and self._descriptors.get(peer) == descriptor:
-                # What is kept for it shows that it is gone when it is tried again.
-                del self._descriptors[peer]
-                self._stalls.forget(peer)
-                self.flows.close(peer)
-                self._stuck.discard(peer)
+            # One whose session was ended has none here.
+            if peer is not None and self._descriptors.get(peer, descriptor) == descriptor:
+                self._descriptors.pop(peer, None)
+                self._disconnected(peer)
         guard.ended.clear()
+
+    def _disconnected(self, peer: bytes) -> None:
+        """A connection has ended. What is kept for it shows that it is gone when it is tried again."""
+        self._stalls.forget(peer)
+        self.flows.close(peer)
+        self._stuck.discard(peer)
 
     def receive(self) -> Iterator[tuple[bytes, Message | Exception]]:  # noqa: C901  # a call would cost
         """What peers have sent, up to the limits of a turn: messages, or the error that they are.

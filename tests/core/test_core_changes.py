@@ -419,3 +419,16 @@ def test_outcomes_are_written_when_they_change_and_not_with_every_command(bench)
     bench.tell("op", publish(b"x", number=2))
     parts = [o.part for a in bench.appends for o in a.operations if isinstance(o, PutSession)]
     assert parts == [NUMBERS]
+
+
+def test_a_refusal_is_stored_with_the_numbers_behind_it_though_the_disk_refused_both_before(bench):
+    refused_before = publish(b"x", number=1, stream="$sys")
+    bench.tell("op", refused_before, Change(2, "cursor.delete", {"stream": "s", "cursor": "none"}))
+    assert {m.ref: m.code for m in bench.sent("op")} == {1: 401, 2: 404}
+    bench.fail()
+    bench.commit()
+    bench.crash()
+    bench.tell("op", Hello([VERSION], "op"))
+    bench.sent("op")
+    (answer,) = bench.ask("op", refused_before)
+    assert (type(answer), answer.ref) == (Error, 1)

@@ -394,3 +394,25 @@ def test_over_tcp_libzmq_asks_nobody_for_heartbeats_and_elsewhere_it_does(contex
                 over_tcp.recv(4096)
     finally:
         transport.close(0)
+def test_nothing_is_kept_of_a_peer_whose_session_was_ended_when_its_connection_goes(context):
+    transport = Transport(context, {})
+    transport.bind("tcp://127.0.0.1:*")
+    client = context.socket(zmq.DEALER)
+    client.setsockopt(zmq.ROUTING_ID, PEER)
+    client.connect(transport.endpoints[0])
+    client.send_multipart(encode(Hello([2], "")))
+    while PEER not in transport._descriptors:
+        assert transport.socket.poll(WAIT_MS)
+        list(transport.receive())
+        transport.send(PEER, Welcome(2, b"s", b"b", False, "", {}))
+    transport.flows.open(PEER)
+    transport.blocked[PEER] = module.Kept()
+    transport._stuck.add(PEER)
+    transport.forget(PEER)
+    client.close(0)
+    while PEER in transport._stuck:
+        assert transport.guard.monitor.poll(WAIT_MS)
+        transport.watch(0.0, changed=True)
+    transport.retry()
+    assert not transport.blocked
+    transport.close(0)

@@ -1,10 +1,17 @@
-"""What operators ask of the broker: every topic of QUERY, with arguments that mean something here, or not."""
+"""What operators ask of the broker: every topic of QUERY and of CHANGE, as its own tables have them.
+
+The arguments mean something here, or not. What a topic of CHANGE may be given that has another meaning than
+in a question is in `CHANGED`; `LEFT_OUT` says what it is never given, and why.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
+from sim_wants import CRITERIA
+
+from malamute.core import administration
 from malamute.core.events import EVENTS
 from malamute.core.inspection import TOPICS
 from malamute.protocol.arguments import MESSAGE_STATES
@@ -36,3 +43,45 @@ def question(a: int, b: int, c: int) -> tuple[str, dict[str, Any]]:
     return topic, {
         name: VALUES[name][(bits >> place) % len(VALUES[name])] for place, name in enumerate(wanted)
     }
+
+
+CHANGED: Mapping[str, tuple[Any, ...]] = {
+    "stream": ("kept", "more", "live", "kept", "more", EVENTS, "made"),
+    "cursor": ("blue", "red"),
+    "service": ("print", "scan"),
+    "start": ("new", "first", "last", "seq:3", "since:2s"),
+    "bytes": (0, 1_000_000),
+    "count": (0, 3, 1_000_000),
+    "age": (0, 1e6),
+    "kind": ("service", "mailbox"),
+    "name": ("print", "scan", "ann", "bob", "nobody"),
+    "dead": (True, False),
+    "sequences": ([1], [1, 2, 3]),
+    "state": ("", *MESSAGE_STATES),
+    "limit": (1, 2, 1000),
+    "id": ("ann", "cat", "nobody"),
+    "directory": ("monday", "../elsewhere"),
+    "dry_run": (False, False, True),
+}
+"""Values of each argument of a change, by its name. The criteria of a feed go with its condition."""
+
+LEFT_OUT = {("queue.purge", "where"), ("queue.redrive", "where")}
+"""What only the disk can tell is decided in a later iteration, and the book dates a purge by its own."""
+
+CHANGES = administration.TOPICS
+
+
+def changing(a: int, b: int, c: int) -> tuple[str, dict[str, Any]]:
+    """A topic of CHANGE with the arguments that it needs, and some of those that it may have."""
+    topic, (_, takes) = [*CHANGES.items()][a % len(CHANGES)]
+    wanted = [*takes.required, *(name for place, name in enumerate(takes.optional) if b >> place & 1)]
+    bits = a // len(CHANGES) + c
+    arguments = {
+        name: CHANGED[name][(bits >> place) % len(CHANGED[name])]
+        for place, name in enumerate(wanted)
+        if name != "criteria" and name != "where"
+    }
+    if "criteria" in takes.optional:
+        criteria, arguments["where"], _ = [*CRITERIA.values()][b % len(CRITERIA)]
+        arguments["criteria"] = [[*criterion] for criterion in criteria]
+    return topic, arguments

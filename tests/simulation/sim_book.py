@@ -22,7 +22,16 @@ from sim_wants import takes, wants_of
 from malamute.core import Append, Core
 from malamute.core.delivery import QueuePolicy
 from malamute.core.refusals import TEXT as REFUSED_BEFORE
-from malamute.core.storage import AppendChunk, DeleteCursor, Operation, PutCursor, Recovered, Reserve
+from malamute.core.storage import (
+    AppendChunk,
+    DeleteCursor,
+    DeleteStream,
+    Operation,
+    PutCursor,
+    PutRetention,
+    Recovered,
+    Reserve,
+)
 from malamute.errors import TryLater
 from malamute.journal.memory import MemoryStore
 from malamute.protocol.batch import unpack_payload
@@ -50,10 +59,12 @@ from malamute.protocol.messages import (
     Request,
     Stored,
     Subscribe,
+    Welcome,
     Withdraw,
 )
 
 SUBSCRIBE = 6
+CHANGE = 15
 NO_OUTCOME = frozenset((405, 421))
 NO_DISK = "the disk does not keep up"
 """What may be said against a final reply that comes at a bad time."""
@@ -93,6 +104,10 @@ class Book:
         self.mailboxes: dict[bytes, str] = {}
         self.ended: set[bytes] = set()
         """The sessions that the broker has forgotten at some time."""
+        self.answers: dict[tuple[bytes, int], Any] = {}
+        """What changes were answered."""
+        self.retentions: dict[str, PutRetention] = {}
+        """Those on the disk."""
         self.recent: dict[tuple[str, str], set[int]] = {}
         """What was committed in this turn."""
         self.asked: dict[tuple[bytes, int], set[int | None]] = {}
@@ -109,6 +124,8 @@ class Book:
         """A broker starts on what the disk holds."""
         self.streams.started(recovered)
         self.queues.started(recovered)
+        if dict(recovered.retentions) != self.retentions:
+            raise Violation("a retention was lost", found=dict(recovered.retentions))
         if dict(recovered.cursors) != self.cursors_stored:
             raise Violation("a committed cursor was lost", found=dict(recovered.cursors))
         self.cursors = dict(self.cursors_stored)
@@ -150,11 +167,19 @@ class Book:
         self.queues.withdrawn.add(((message.kind, message.name), sender, message.correlation))
 
     def _change(self, peer: bytes, message: Change) -> None:
+        if message.arguments.get("dry_run"):
+            return
         if message.topic == "queue.purge":
             kind = message.arguments["kind"] + ("-dead" if message.arguments.get("dead") else "")
             self.queues.purged.add((kind, message.arguments["name"]))
         elif message.topic == "feed.set":
             self.feeds.asked(message.arguments)
+
+    def _changed(self, peer: bytes, number: int, value: Any) -> None:
+        """A change is answered: always with the same, however often it is asked for."""
+        if number and self.answers.setdefault((peer, number), value) != value:
+            before = self.answers[peer, number]
+            raise Violation("a change was made twice", number=number, before=before, now=value)
 
     def _cancel(self, peer: bytes, message: Cancel) -> None:
         self._taken_back(peer, message.source)
@@ -276,6 +301,8 @@ class Book:
                 self.cursors[operation.stream, operation.cursor] = operation.sequence
             elif isinstance(operation, DeleteCursor):
                 self.cursors.pop((operation.stream, operation.cursor), None)
+            elif isinstance(operation, DeleteStream):
+                self.cursors = _without(self.cursors, operation.stream)
         self.queues.handed_out(self._puts.of(append))
 
     def committed(self, operations: Sequence[Operation]) -> None:
@@ -289,6 +316,13 @@ class Book:
                 self.cursors_ever.add(operation)
             elif isinstance(operation, DeleteCursor):
                 self.cursors_stored.pop((operation.stream, operation.cursor), None)
+            elif isinstance(operation, PutRetention):
+                self.retentions[operation.stream] = operation
+                self.streams.retained(operation)
+            elif isinstance(operation, DeleteStream):
+                self.streams.purged(operation.stream)
+                self.cursors_stored = _without(self.cursors_stored, operation.stream)
+                self.retentions.pop(operation.stream, None)
         self.queues.committed(self._puts.single(operations))
         self._puts.forget(operations)
 
@@ -355,7 +389,14 @@ class Book:
             return ("service", grant.began.service)
         return ("mailbox", self.mailboxes[peer])
 
+    def _welcome(self, peer: bytes, message: Welcome, blocked: bool) -> None:
+        if not message.resumed:
+            # What an earlier session was answered is forgotten, and its numbers begin anew.
+            self.answers = {key: value for key, value in self.answers.items() if key[0] != peer}
+
     def _ok(self, peer: bytes, message: Ok, blocked: bool) -> None:
+        if message.about == CHANGE:
+            self._changed(peer, message.ref, message.value)
         began = self.credit.began(peer, message.ref) if message.about == SUBSCRIBE else None
         if began is None:
             return
@@ -433,6 +474,10 @@ class Book:
         return gone or double or body in self.queues.ever_stored
 
 
+def _without(cursors: dict[tuple[str, str], int], stream: str) -> dict[tuple[str, str], int]:
+    return {key: at for key, at in cursors.items() if key[0] != stream}
+
+
 _READ: dict[type[Any], Any] = {
     Hello: Book._hello,
     Bye: lambda book, peer, message: book._taken_back(peer),
@@ -454,6 +499,7 @@ _READ: dict[type[Any], Any] = {
 _KINDS = {"send": "mailbox", "request": "service"}
 _SENT: dict[type[Any], Any] = {
     Deliver: Book._deliver,
+    Welcome: Book._welcome,
     Ok: Book._ok,
     Gap: Book._gap,
     Recall: Book._recall,

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from sim_admin import question
+from sim_admin import changing, question
 from sim_book import Book
 from sim_network import Frames, Link
 from sim_options import TRACKERS, wish
@@ -409,6 +409,12 @@ class Client:
         done = self.change("feed.delete", service=service, stream=stream)
         return done and f"has {stream} feed {service} no more"
 
+    def administer(self, a: int, b: int, c: int) -> str:
+        """Change anything that can be changed."""
+        topic, arguments = changing(a, b, c)
+        done = self.change(topic, **arguments)
+        return done and f"asks for {topic} {arguments}"
+
     def _start(self, start: str) -> str:
         return f"time:{int((self.now() - 1) * 1e9)}" if start == "time" else start
 
@@ -533,6 +539,7 @@ HABITS: dict[str, Callable[[Client, int, int, int], str]] = {
     "forget": Client.forget,
     "feed": Client.feed,
     "unfeed": Client.unfeed,
+    "administer": Client.administer,
     "ask": Client.ask,
     "leave": Client.leave,
     **VERBS,

@@ -12,7 +12,7 @@ from typing import Any
 
 from sim_origin import Violation
 
-from malamute.errors import AddressTaken
+from malamute.errors import AddressTaken, Disconnected
 from malamute.protocol.batch import Columns
 from malamute.protocol.messages import (
     MAILBOX,
@@ -99,7 +99,7 @@ class CreditBook:
             return
         if isinstance(message, Welcome):
             pages.popleft()
-        elif isinstance(message, Error) and message.code == AddressTaken.code:
+        elif isinstance(message, Error) and message.code in (AddressTaken.code, Disconnected.code):
             pages[0] = {}
         elif isinstance(message, Error) and message.about == HELLO and len(pages) > 1:
             pages.pop()

@@ -22,6 +22,7 @@ from malamute.core.ready import Append
 from malamute.core.storage import (
     DeleteCursor,
     DeleteFeed,
+    DeleteStream,
     Message,
     Operation,
     PutCursor,
@@ -266,6 +267,12 @@ class FeedBook:
         self._undone.pop(id(operation), None)
         if isinstance(operation, DeleteFeed):
             self._stored.pop((operation.service, operation.stream), None)
+            return
+        if isinstance(operation, DeleteStream):
+            self._stored = {
+                name: wants for name, wants in self._stored.items() if name[1] != operation.stream
+            }
+            self._cursors = {name: at for name, at in self._cursors.items() if name[1] != operation.stream}
             return
         if isinstance(operation, DeleteCursor) and operation.cursor.startswith(PREFIX):
             self._cursors.pop((operation.cursor.removeprefix(PREFIX), operation.stream), None)

@@ -187,7 +187,7 @@ class Machine:
         for peer in ready.closed:
             if peer not in self.core.sessions.by_peer:
                 self.watch.closed(peer)
-            self.router.forget(peer)
+                self.router.forget(peer)
         return bool(ready.sends or ready.appends or ready.reads or self.router.lost)
 
     def write(self, most: int) -> int:

@@ -92,6 +92,7 @@ class Router(Transport):
         if self.connections.get(connection.peer) is connection:
             del self.connections[connection.peer]
             self._left.append(connection)
+            self._disconnected(connection.peer)
 
     def receive_from(self, choice: int, most: int) -> Iterator[tuple[bytes, Message | MalamuteError]]:
         """Up to `most` commands, one by one from the pipes that hold any, from a chosen one on."""

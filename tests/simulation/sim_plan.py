@@ -21,6 +21,9 @@ STEPS = 220
 RARE_STEPS = 4
 """How often the clock is set, or the store is copied or lost, in a run that has it."""
 
+ADMINISTERED = 7
+"""In some runs operators change anything at all, in each of so many steps."""
+
 # How often a kind of step is drawn, beside the others.
 CLIENT_WEIGHTS: Mapping[str, int] = {
     "publish": 60,
@@ -164,6 +167,9 @@ def plan_of(seed: int, theme: frozenset[str] | None = None) -> Plan:
     if clocks:
         setup = setup._replace(kept_messages=1000)  # so that what leaves, leaves by its age
     kinds = chance.choices(list(weights), list(weights.values()), k=STEPS)
+    if seed % 5 == 2:
+        # By the seed itself, too.
+        kinds[::ADMINISTERED] = ["administer"] * len(kinds[::ADMINISTERED])
     bits = chance.getrandbits
     steps = [Step(kind, bits(16), bits(16), bits(16)) for kind in kinds]
     for kind, wanted in (("set_clock", clocks), ("back_up", restores), ("restore", restores)):

@@ -10,6 +10,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Mapping, Sequence
+from sys import maxsize
 from typing import Any
 
 from sim_clock import TimeBook
@@ -17,7 +18,7 @@ from sim_origin import Author, Origin, Violation
 from sim_wants import Wants
 
 from malamute.client.sources import StreamSource
-from malamute.core.storage import AppendChunk, Chunk, Recovered, Reserve
+from malamute.core.storage import AppendChunk, Chunk, PutRetention, Recovered, Reserve
 from malamute.journal.memory import MemoryStore
 from malamute.protocol.batch import Columns, unpack_payload
 from malamute.protocol.messages import RESTART, RESTORED, TAKEN_BACK, Deliver, Gap, Message
@@ -60,6 +61,10 @@ class StreamBook:
         """How often the broker was killed."""
         self.reserved: dict[str, int] = {}
         """The reserved sequence of each stream when the broker started."""
+        self.counts: dict[str, int] = {}
+        """The fewest messages that an operator ever let a stream keep."""
+        self._dropped: dict[str, int] = {}
+        """Up to where an operator has dropped the history of a stream."""
         self._found: dict[bytes, tuple[str, int]] = {}
         self._numbers: dict[tuple[bytes, str], int] = {}
         self._waiting: dict[tuple[str, int], Sequence[int]] = {}
@@ -121,6 +126,16 @@ class StreamBook:
             state = self.store.status().streams.get(operation.stream)
             if sequences[-1] > (state.reserved if state else 0):
                 self.unsent.setdefault(operation.stream, set()).update(sequences)
+
+    def purged(self, stream: str) -> None:
+        """The history of a stream is gone from the disk."""
+        stored = [sequence for sequence, place in self.places.get(stream, {}).items() if place.stored]
+        self._dropped[stream] = max(stored, default=0)
+
+    def retained(self, retention: PutRetention) -> None:
+        """A stream keeps as much as this."""
+        if retention.count:
+            self.counts[retention.stream] = min(retention.count, self.counts.get(retention.stream, maxsize))
 
     def _lose(self, stream: str, sequences: Sequence[int]) -> None:
         for sequence in sequences:
@@ -187,7 +202,7 @@ class StreamBook:
     def first_kept(self, stream: str) -> int:
         """The first sequence that the ring has not dropped."""
         state = self.store.status().streams.get(stream)
-        return state.first if state else 1
+        return max(state.first if state else 1, self._dropped.get(stream, 0) + 1)
 
     def is_there(self, stream: str, sequence: int) -> bool:
         """Whether a message can be had: it is in the ring, or waits for the disk."""
@@ -223,9 +238,9 @@ class StreamBook:
             kept = {sequence: body for sequence, body in stored.items() if sequence >= first}
             if {s: self.author.origin(r, stream, subject).body for s, (subject, r) in found.items()} != kept:
                 raise Violation("the ring does not hold what was committed", stream=stream)
-            if len(kept) < len(stored) and len(kept) + len(self.damaged) < min(
-                kept_messages - 40, len(stored)
-            ):
+            stored = {s: body for s, body in stored.items() if s > self._dropped.get(stream, 0)}
+            most = min(kept_messages, self.counts.get(stream, maxsize))
+            if len(kept) < len(stored) and len(kept) + len(self.damaged) < min(most - 40, len(stored)):
                 raise Violation("the ring dropped too much", stream=stream, kept=len(kept))
 
 

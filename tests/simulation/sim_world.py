@@ -421,6 +421,8 @@ class World:
         cursors = {(s.name, c): at for s in core.streams.by_name.values() for c, at in s.cursors.items()}
         if cursors != self.book.cursors_stored:
             raise Violation("cursors are not where the disk has them", cursors=cursors)
+        if dict(core.streams.retentions) != self.book.retentions:
+            raise Violation("retentions are not those on the disk", retentions=core.streams.retentions)
         tracked = sum(bool(mail.wishes.tracker) for mail in queues.mail.values())
         if len(core.budget.trackers._open) != tracked:
             raise Violation("trackers are open that track nothing", tracked=tracked)

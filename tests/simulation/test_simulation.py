@@ -10,6 +10,7 @@ from operator import attrgetter
 from unittest.mock import patch
 
 import pytest
+from sim_admin import CHANGES, LEFT_OUT, changing
 from sim_client import SUBJECTS
 from sim_origin import Known, Order, Origin
 from sim_plan import THEMES, plan_of
@@ -230,6 +231,11 @@ BROKEN = {
     "what has expired is called purged": ("malamute.core.delivery.Consumer.recalled", _recall_as_purged),
     "a request is done without its reply": ("malamute.core.service.Services._posts", lambda *arguments: []),
     "whoever has credit is not served": ("malamute.core.delivery.dealing.Dealing.serve", _nothing),
+    "a change is made as often as it comes": (
+        "malamute.core.session.Sessions.admit_change",
+        lambda sessions, session, number: number not in session.numbers.outcomes.running,
+    ),
+    "what the disk refuses of a change stays": ("malamute.core.kept.Kept._settled", _nothing),
     "a number is always new": ("malamute.core.session.Sessions.admit", lambda *arguments: True),
     "a client never says what it has got": (
         "malamute.client.inbox.Inbox.acknowledge",
@@ -337,6 +343,17 @@ def test_a_failing_run_is_shrunk_to_what_it_needs():
         small = shrink(plan)
         assert failure_of(small) == failure_of(plan)
         assert len(small.steps) < len(plan.steps) / 4
+
+
+def test_every_change_is_given_with_every_argument_that_it_takes():
+    given: dict[str, set[str]] = {}
+    for a, b in product(range(len(CHANGES)), (0, *(1 << place for place in range(8)))):
+        topic, arguments = changing(a, b, 0)
+        CHANGES[topic][1].check(topic, arguments)
+        given.setdefault(topic, set()).update(arguments)
+    for topic, (_, takes) in CHANGES.items():
+        left_out = {name for of, name in LEFT_OUT if of == topic}
+        assert given[topic] == takes.rules.keys() - left_out, topic
 
 
 def test_programs_use_every_family_and_the_plain_words_say_the_same_as_each():
