@@ -23,6 +23,7 @@ from malamute.core import Append, Core
 from malamute.core.delivery import QueuePolicy
 from malamute.core.refusals import TEXT as REFUSED_BEFORE
 from malamute.core.storage import (
+    FLOOR,
     AppendChunk,
     DeleteCursor,
     DeleteStream,
@@ -301,6 +302,8 @@ class Book:
                 self.cursors[operation.stream, operation.cursor] = operation.sequence
             elif isinstance(operation, DeleteCursor):
                 self.cursors.pop((operation.stream, operation.cursor), None)
+            elif isinstance(operation, Reserve) and operation.stream == FLOOR:
+                self.streams.floor = max(self.streams.floor, operation.reserved)
             elif isinstance(operation, DeleteStream):
                 self.cursors = _without(self.cursors, operation.stream)
         self.queues.handed_out(self._puts.of(append))

@@ -183,7 +183,7 @@ class FeedBook:
 
     def _head(self, name: Name) -> int:
         """The sequence behind which a stream goes on."""
-        return max(self.streams.last(name[1]), self._reserved.get(name[1], 0))
+        return max(self.streams.last(name[1]), self._reserved.get(name[1], 0), self.streams.floor)
 
     def _advance(self, name: Name, sequence: int) -> None:
         """A feed has had all up to a sequence."""

@@ -18,7 +18,7 @@ from sim_origin import Author, Origin, Violation
 from sim_wants import Wants
 
 from malamute.client.sources import StreamSource
-from malamute.core.storage import AppendChunk, Chunk, PutRetention, Recovered, Reserve
+from malamute.core.storage import FLOOR, AppendChunk, Chunk, PutRetention, Recovered, Reserve
 from malamute.journal.memory import MemoryStore
 from malamute.protocol.batch import Columns, unpack_payload
 from malamute.protocol.messages import RESTART, RESTORED, TAKEN_BACK, Deliver, Gap, Message
@@ -61,6 +61,8 @@ class StreamBook:
         """How often the broker was killed."""
         self.reserved: dict[str, int] = {}
         """The reserved sequence of each stream when the broker started."""
+        self.floor = 0
+        """Behind it every stream begins that is new."""
         self.counts: dict[str, int] = {}
         """The fewest messages that an operator ever let a stream keep."""
         self._dropped: dict[str, int] = {}
@@ -156,9 +158,11 @@ class StreamBook:
     def started(self, recovered: Recovered) -> None:
         """A broker goes on behind what was reserved: nobody was told of anything behind that."""
         self.incarnations = recovered.incarnations
+        self.floor = recovered.streams[FLOOR].reserved if FLOOR in recovered.streams else 0
         for stream, order in self.order.items():
             state = recovered.streams.get(stream)
-            reserved = self.reserved[stream] = max(state.reserved if state else 0, recovered.incarnation)
+            reserved = max(state.reserved if state else self.floor, recovered.incarnation)
+            self.reserved[stream] = reserved
             told = self._told.get(stream, 0)
             if reserved < told:
                 raise Violation("a sequence may be used again", stream=stream, told=told, reserved=reserved)
