@@ -404,6 +404,7 @@ class Feeds:
         name = queue.name, stream.name
         cursor = CURSOR_PREFIX + queue.name
         queue.feeds += 1  # so that it is not removed meanwhile
+        stream.changing += 1
         feed = yield from self._begin_change(name)
         if feed is None and position is None:
             # One that could not be taken up goes on where it was.
@@ -417,6 +418,7 @@ class Feeds:
         error = yield STORED
         self._end_change(name)
         queue.feeds -= 1
+        stream.changing -= 1
         if error is None:
             self.recovery.feed_settled(feed_name(*name))
             self.values[name] = value

@@ -107,6 +107,8 @@ class Stream:
         self.lost_cursors: set[str] = set()
         """Those whose positions were in a part of the store that is damaged."""
         self._retentions = owner.retentions
+        self.changing = 0
+        """How many changes of feeds from it are under way."""
         self._incoming: tuple[list[str], list[Frame], list[str]] = ([], [], [])
         self._held: deque[Loaded] = deque()
         """What waits for its sequences to be reserved."""
@@ -440,7 +442,7 @@ class Streams:
         """Remove a stream that nobody reads. Its name is free then; its sequences are never used again."""
 
         def gone() -> None:
-            if stream.retention is None:
+            if stream.retention is None and not stream.changing:
                 self.drop_untouched(stream)
             deleted()
 

@@ -432,3 +432,12 @@ def test_a_refusal_is_stored_with_the_numbers_behind_it_though_the_disk_refused_
     bench.sent("op")
     (answer,) = bench.ask("op", refused_before)
     assert (type(answer), answer.ref) == (Error, 1)
+
+
+def test_a_stream_that_feeds_a_service_while_its_deletion_is_stored_stays(bench):
+    bench.tell("op", Change(1, "stream.delete", {"stream": "s"}))
+    bench.tell("op", Change(2, "feed.set", {"service": "w", "stream": "s"}))
+    bench.settle()
+    assert [type(m) for m in bench.sent("op")] == [Ok, Ok]
+    assert bench.core.streams.by_name["s"] is bench.core.feeds.by_name["w", "s"].stream
+    assert [*bench.store.recover().feeds][-1] == ("w", "s")

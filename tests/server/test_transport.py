@@ -394,6 +394,8 @@ def test_over_tcp_libzmq_asks_nobody_for_heartbeats_and_elsewhere_it_does(contex
                 over_tcp.recv(4096)
     finally:
         transport.close(0)
+
+
 def test_nothing_is_kept_of_a_peer_whose_session_was_ended_when_its_connection_goes(context):
     transport = Transport(context, {})
     transport.bind("tcp://127.0.0.1:*")
