@@ -93,8 +93,13 @@ class Listen(_Section):
     hello_queue: int = _option(1000, kinds.count(1, 1_000_000))
     """Connections that may be without a session. With more, those go that are without one for a tenth of
     `hello_timeout`."""
-    receive_queue: int = _option(1000, kinds.count(1, 1_000_000))
+    receive_queue: int = _option(100, kinds.count(1, 1_000_000))
     """Commands of one client that wait in memory for the broker."""
+    receive_bytes: int = _option(128 * 1024**2, kinds.size(1024**2))
+    """Bytes of one client that wait in memory for the broker, or for the rest of their command. With more,
+    the connection is ended."""
+    receive_bytes_all: int = _option(512 * 1024**2, kinds.size(1024**2))
+    """The same of all clients together. With more, the connections are ended of which most waits."""
     io_threads: int = _option(1, kinds.count(1, 64))
     """Threads that carry bytes between the network and the broker."""
 

@@ -31,6 +31,7 @@ from malamute.protocol.limits import Limits
 from malamute.server.clock import Clock, counted
 from malamute.server.flow import Windows
 from malamute.server.guard import Rules
+from malamute.server.intake import Allowance
 from malamute.server.loop import Loop, socket_options
 from malamute.server.stalls import FOR_EVER, Patience
 from malamute.server.transport import Transport
@@ -119,7 +120,8 @@ def _open_transport(config: Config, context: zmq.Context[zmq.Socket[bytes]], fil
     # A heartbeat comes half an interval after the last word, on average, and then has its time.
     interval, timeout = listen.heartbeat_interval, listen.heartbeat_timeout
     patience = Patience(interval / 2 + timeout, timeout) if interval else FOR_EVER
-    return Transport(context, options, windows, rules, patience)
+    allowance = Allowance(listen.receive_bytes, listen.receive_bytes_all)
+    return Transport(context, options, windows, rules, patience, allowance)
 
 
 def _settings(config: Config, endpoints: list[str]) -> Settings:

@@ -103,7 +103,7 @@ class Guard:
             self._checked_at = now
             for descriptor in self._turns():
                 waiting = self.waiting[descriptor]
-                if _received(descriptor, tcp=waiting.tcp) > waiting.bytes_max:
+                if received(descriptor, tcp=waiting.tcp) > waiting.bytes_max:
                     self.end(descriptor)
 
     def update(self, now: float) -> None:
@@ -135,11 +135,16 @@ class Guard:
         if waiting is not None:
             self._welcomed[descriptor] = waiting
 
+    def is_tcp(self, descriptor: int) -> bool:
+        """Whether a session was opened on this connection, and the system counts what comes on it."""
+        welcomed = self._welcomed.get(descriptor)
+        return welcomed is not None and welcomed.tcp
+
     def dismiss(self, descriptor: int, now: float) -> None:
         """The session on this connection has ended: another one has to begin, or the connection goes."""
         welcomed = self._welcomed.pop(descriptor, None)
         if welcomed is not None:
-            bytes_max = _received(descriptor, tcp=welcomed.tcp) + HELLO_BYTES_MAX
+            bytes_max = received(descriptor, tcp=welcomed.tcp) + HELLO_BYTES_MAX
             self.waiting[descriptor] = welcomed._replace(since=now, bytes_max=bytes_max)
 
     def next_check(self) -> float | None:
@@ -211,7 +216,7 @@ def _inode(descriptor: int) -> int:
     return status.st_ino if stat.S_ISSOCK(status.st_mode) else 0
 
 
-def _received(descriptor: int, *, tcp: bool) -> int:
+def received(descriptor: int, *, tcp: bool) -> int:
     """How many bytes came on a connection, as far as the system tells. None of one that is gone."""
     try:
         if tcp and _COUNTED:

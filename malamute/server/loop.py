@@ -172,7 +172,7 @@ class Loop:
         timeout_ms = 1_000.0 if deadline is None else min(max(deadline - now, 0.0) * 1000 + 1, 1_000.0)
         if self._held:
             timeout_ms = min(timeout_ms, max(self._held_until - now, 0.0) * 1000 + 1)
-        if (check := self.transport.guard.next_check()) is not None:
+        if (check := self.transport.next_check()) is not None:
             timeout_ms = min(timeout_ms, max(check - now, 0.0) * 1000 + 1)
         return min(timeout_ms, RETRY_MS) if self.transport.retrying else timeout_ms
 

@@ -23,6 +23,7 @@ from malamute.protocol.limits import BATCH_MESSAGES_MAX, RECORD_LARGE_BYTES
 from malamute.protocol.messages import Error, Frame, Hello, Message, Ping, Received, Welcome
 from malamute.server.flow import DEFAULT, Flows, Windows
 from malamute.server.guard import RULES, Guard, Rules
+from malamute.server.intake import ALLOWANCE, Allowance, Intake, size_of
 from malamute.server.stalls import CAN_TELL, FOR_EVER, Patience, Stalls
 
 TURN_MESSAGES = 2_000
@@ -85,6 +86,7 @@ class Transport:
         windows: Windows = DEFAULT,
         rules: Rules = RULES,
         patience: Patience = FOR_EVER,
+        allowance: Allowance = ALLOWANCE,
     ) -> None:
         self._begin(windows, patience)
         self.socket = context.socket(zmq.ROUTER)
@@ -93,6 +95,7 @@ class Transport:
         for option, value in options.items():
             self.socket.setsockopt(option, value)
         self.guard = Guard(context, self.socket, rules)
+        self.intake = Intake(allowance, self.guard.end)
         self.endpoints: list[str] = []
         self._shared: tuple[Any, Any] = (None, None)
         self._now = 0.0
@@ -149,6 +152,12 @@ class Transport:
         if changed:
             self._update()
         self.guard.check(now)
+        self.intake.check(now)
+
+    def next_check(self) -> float | None:
+        """When to call `watch` though nothing happens; None for not at all."""
+        due = [at for at in (self.guard.next_check(), self.intake.next_check()) if at is not None]
+        return min(due, default=None)
 
     def _update(self) -> None:
         guard = self.guard
@@ -163,6 +172,7 @@ class Transport:
 
     def _disconnected(self, peer: bytes) -> None:
         """A connection has ended. What is kept for it shows that it is gone when it is tried again."""
+        self.intake.forget(peer)
         self._stalls.forget(peer)
         self.flows.close(peer)
         self._stuck.discard(peer)
@@ -172,7 +182,7 @@ class Transport:
 
         An error that is no `MalamuteError` is a fault of the decoder.
         """
-        receive, descriptors = self.socket.recv, self._descriptors
+        receive, descriptors, taken = self.socket.recv, self._descriptors, self.intake.taken
         size_bytes = 0
         self.drained = False
         self._hellos.clear()
@@ -197,6 +207,10 @@ class Transport:
                 if len(frames) > PARTS_MAX:
                     yield peer, self._refuse_parts(part)
                     return
+            size = size_of(frames) if len(frames) > 1 else len(frames[0]) + (2 if len(frames[0]) < 256 else 9)
+            size_bytes += size
+            if peer in taken:
+                taken[peer] += size
             try:
                 message = decode(frames)
             except Exception as error:
@@ -207,7 +221,6 @@ class Transport:
                 elif peer not in descriptors and peer in self.flows:
                     self._connected(peer, _descriptor(part))
                 yield peer, message
-            size_bytes += len(frames[0]) if len(frames) == 1 else sum(map(len, frames))
             if size_bytes >= TURN_BYTES:
                 return
 
@@ -245,6 +258,8 @@ class Transport:
         if descriptor >= 0:
             self._peers[descriptor] = peer
             self.guard.welcome(descriptor)
+            if self.guard.is_tcp(descriptor):
+                self.intake.begin(peer, descriptor, self._now)
 
     def send(self, peer: bytes, message: Message) -> bool:
         """Send a message, or keep it if the peer takes none. Returns whether the peer blocks since now."""
@@ -365,6 +380,7 @@ class Transport:
             kept.size_bytes -= sum(map(len, kept.popleft()))
         self._stalls.forget(peer)
         self._heartbeats.pop(peer, None)
+        self.intake.forget(peer)
         descriptor = self._descriptors.pop(peer, -1)
         if descriptor >= 0:
             self.guard.dismiss(descriptor, self._now)
@@ -372,6 +388,7 @@ class Transport:
     def close(self, linger_ms: int) -> None:
         """Close the socket; what is under way has `linger_ms` milliseconds to leave."""
         self.guard.close()
+        self.intake.close()
         self.socket.close(linger=linger_ms)
 
     def _transmit(self, peer: bytes, frames: Sequence[Frame]) -> bool:

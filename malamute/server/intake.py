@@ -1,0 +1,147 @@
+"""What libzmq holds of what clients with a session have sent, in bytes.
+
+libzmq counts the commands that wait for us, not their bytes, and does not hand over a command before its
+last frame is there: whoever sends frames with MORE and never the last one fills the memory without being
+seen. But the system tells how many bytes came on a TCP connection, and we know how many of them we took. The
+rest is held.
+
+To ask for every connection is dear, so it is only done when the anonymous memory of the process has grown.
+Of other connections the system tells too little; their socket is a file, open to those for whom it is meant.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from malamute.server.guard import received
+
+CHECK_SECONDS = 0.02
+"""How often the memory is looked at, at the most."""
+
+IDLE_SECONDS = 0.1
+"""How often it is looked at while nothing else happens."""
+
+GROWTH_BYTES = 16 * 1024 * 1024
+"""Growth of the memory after which all connections are looked at."""
+
+LOOKS_MAX = 500
+"""Connections that are looked at each time."""
+
+UNCOUNTED_BYTES = 32
+"""Bytes a second that libzmq takes for itself, for heartbeats."""
+
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+class Allowance(NamedTuple):
+    """How many bytes libzmq may hold: of one connection, and of all together."""
+
+    peer_bytes: int = 128 * 1024 * 1024
+    all_bytes: int = 512 * 1024 * 1024
+
+
+ALLOWANCE = Allowance()
+
+
+class _Connection(NamedTuple):
+    descriptor: int
+    begun: int
+    """How many bytes had come when its session was opened."""
+    since: float
+
+
+class Intake:
+    """The TCP connections that have a session. `taken` has the bytes that came of each peer since then."""
+
+    def __init__(self, allowance: Allowance, end: Callable[[int], None]) -> None:
+        self.taken: dict[bytes, int] = {}
+        self._allowance = allowance
+        self._end = end
+        self._connections: dict[bytes, _Connection] = {}
+        self._memory = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC) if CAN_TELL else -1
+        self._least = 0
+        """What the memory was when all connections had been looked at, or less."""
+        self._left: list[bytes] = []
+        """Those that are still to be looked at."""
+        self._found: dict[bytes, int] = {}
+        """What those hold that were looked at."""
+        self._checked_at = 0.0
+
+    def begin(self, peer: bytes, descriptor: int, now: float) -> None:
+        """A session was opened on a TCP connection."""
+        if CAN_TELL:
+            self.taken[peer] = 0
+            self._connections[peer] = _Connection(descriptor, received(descriptor, tcp=True), now)
+
+    def forget(self, peer: bytes) -> None:
+        """The session or its connection has ended."""
+        self.taken.pop(peer, None)
+        self._connections.pop(peer, None)
+
+    def next_check(self) -> float | None:
+        """When to call `check` though nothing happens; None for not at all."""
+        return self._checked_at + IDLE_SECONDS if self._connections else None
+
+    def check(self, now: float) -> None:
+        """End the connections of which too much is held."""
+        if not self._connections or now < self._checked_at + CHECK_SECONDS:
+            return
+        self._checked_at = now
+        if not self._left:
+            memory = self.anonymous_bytes()
+            self._least = min(self._least, memory)
+            if memory < self._least + GROWTH_BYTES:
+                return
+            self._least, self._left, self._found = memory, [*self._connections], {}
+        looked_at, self._left = self._left[:LOOKS_MAX], self._left[LOOKS_MAX:]
+        self._look(looked_at, now)
+        if not self._left:
+            self._end_largest()
+
+    def _look(self, peers: Sequence[bytes], now: float) -> None:
+        for peer in peers:
+            connection = self._connections.get(peer)
+            if connection is not None:
+                came = received(connection.descriptor, tcp=True) - connection.begun
+                held = came - self.taken[peer] - int(UNCOUNTED_BYTES * (now - connection.since))
+                self._found[peer] = max(0, held)
+                if held > self._allowance.peer_bytes:
+                    self._give_up(peer)
+
+    def _end_largest(self) -> None:
+        total = sum(self._found.values())
+        for peer in sorted(self._found, key=self._found.__getitem__, reverse=True):
+            if total <= self._allowance.all_bytes:
+                return
+            total -= self._found[peer]
+            self._give_up(peer)
+
+    def _give_up(self, peer: bytes) -> None:
+        connection = self._connections.get(peer)
+        self.forget(peer)
+        if connection is not None:
+            self._end(connection.descriptor)
+
+    def anonymous_bytes(self) -> int:
+        """What the process holds in memory that is no file."""
+        _, resident, shared, *_ = map(int, os.pread(self._memory, 200, 0).split())
+        return (resident - shared) * _PAGE
+
+    def close(self) -> None:
+        """Look no more."""
+        self._connections.clear()
+        if self._memory >= 0:
+            os.close(self._memory)
+            self._memory = -1
+
+
+CAN_TELL = sys.platform == "linux"
+"""Whether the system tells what came on a connection."""
+
+
+def size_of(frames: Sequence[Any]) -> int:
+    """The bytes that a command takes on a connection."""
+    return sum(size + (2 if size < 256 else 9) for size in map(len, frames))
