@@ -27,7 +27,7 @@ from malamute.core.health import Health
 from malamute.core.mailbox import Mailboxes
 from malamute.core.ready import ClockStep, Question, Ready, Turn
 from malamute.core.recovery import Recovery
-from malamute.core.selectors import SelectorBudget
+from malamute.core.selectors import OFFER_BYTES, SUBSCRIPTION_BYTES, SelectorBudget
 from malamute.core.service import Services
 from malamute.core.session import Session, Sessions, session_name
 from malamute.core.storage import EMPTY, OUTCOMES, REFUSALS, Defect, Recovered, Stranded
@@ -495,14 +495,14 @@ class Core:
     def _subscribe(self, peer: bytes, session: Session, message: Subscribe) -> None:
         self._check_source(session, message.source)
         selector = Selector.parse(message.criteria, message.where)
-        cost = self.selectors.check(selector, session)
+        cost = self.selectors.check(selector, session, SUBSCRIPTION_BYTES)
         self.streams.subscribe(session, message, selector)
         self._take_selector(session, message.source, cost)
 
     def _offer(self, peer: bytes, session: Session, message: Offer) -> None:
         self._check_source(session, message.source)
         selector = Selector.parse(message.criteria)
-        cost = self.selectors.check(selector, session)
+        cost = self.selectors.check(selector, session, OFFER_BYTES)
         offer = session.sources[message.source] = self.services.offer(session, message, selector)
         self._take_selector(session, message.source, cost)
         ack_timeout_ms = round(offer.ack_timeout * 1000)

@@ -17,21 +17,26 @@ if TYPE_CHECKING:
     from malamute.protocol.limits import Limits
 
 
+SUBSCRIPTION_BYTES, OFFER_BYTES = 1_536, 4_608
+"""What a subscription or an offer takes beside its selector."""
+
+
 class SelectorBudget:
-    """The memory of all selectors in use, in bytes."""
+    """The memory of all selectors in use and of what they belong to, in bytes."""
 
     def __init__(self, limits: Limits) -> None:
         self.used_bytes = 0
         self._limits = limits
 
-    def check(self, selector: Selector, session: Session | None = None) -> int:
-        """The cost of a selector. Raises `InvalidSelector` or `TooMany` if there is no room for it."""
+    def check(self, selector: Selector, session: Session | None = None, beside: int = 0) -> int:
+        """The cost of a selector and of what has it. Raises `InvalidSelector` or `TooMany` without room."""
         cost, limits = selector.cost_bytes, self._limits
         if cost > limits.selector_bytes:
             raise InvalidSelector(
                 f"the selector takes {cost} bytes of memory, and one may take {limits.selector_bytes}:"
                 " ask for less, or in several subscriptions"
             )
+        cost += beside
         if session is not None and session.selector_bytes + cost > limits.session_selector_bytes:
             raise TooMany(
                 f"the selectors of this session take {session.selector_bytes} bytes of memory, and this one"

@@ -32,6 +32,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from sys import maxsize
+from typing import Any
 
 from malamute.core.audience import Audience
 from malamute.core.chunk import Loaded, Part
@@ -73,6 +74,43 @@ EPOCH = 1 << 32
 _SUBSCRIBE = BY_TYPE[Subscribe].opcode
 
 
+CURSOR_BYTES = 400
+"""What a cursor takes beside its name, here and in the store's own tables."""
+
+
+class Tally:
+    """Bytes that many share."""
+
+    def __init__(self) -> None:
+        self.bytes = 0
+
+
+class Cursors(Kept[str, int]):
+    """The cursors of a stream, which are counted in bytes together with those of all others."""
+
+    __slots__ = ("_tally",)
+
+    def __init__(self, turn: Turn, tally: Tally) -> None:
+        super().__init__(turn)
+        self._tally = tally
+
+    def __setitem__(self, name: str, sequence: int) -> None:
+        if name not in self:
+            self._tally.bytes += cursor_bytes(name)
+        super().__setitem__(name, sequence)
+
+    def pop(self, name: str, *default: Any) -> Any:
+        """Remove a cursor that may be there."""
+        if name in self:
+            self._tally.bytes -= cursor_bytes(name)
+        return super().pop(name, *default)
+
+
+def cursor_bytes(name: str) -> int:
+    """What a cursor of this name takes."""
+    return CURSOR_BYTES + len(name.encode())
+
+
 class Stream:
     """One stream: its numbers, what is under way, and who reads it."""
 
@@ -103,7 +141,9 @@ class Stream:
         self.rate = Rate()
         self.switches: Counter[str] = Counter()
         """How often a reader has come to the head, or fallen behind it, by the state that it is in since."""
-        self.cursors: Kept[str, int] = Kept(self.turn)
+        self._cursors_bytes_max = owner.limits.cursors_bytes
+        self._tally = owner.cursors
+        self.cursors = Cursors(self.turn, owner.cursors)
         self.lost_cursors: set[str] = set()
         """Those whose positions were in a part of the store that is damaged."""
         self._retentions = owner.retentions
@@ -181,6 +221,8 @@ class Stream:
         """Raise `TooMany` unless there is a cursor of this name, or room for one."""
         if name not in self.cursors and len(self.cursors) + len(self.lost_cursors) >= self._cursors_max:
             raise TooMany(f"the stream {self.name!r} has {self._cursors_max} cursors already")
+        if name not in self.cursors and self._tally.bytes + cursor_bytes(name) > self._cursors_bytes_max:
+            raise TooMany(f"the cursors of all streams take {self._tally.bytes} bytes already")
 
     def check_known(self, cursor: str) -> None:
         """Raise `CursorLost` if there is a cursor of this name, and nobody knows where it stands."""
@@ -425,6 +467,8 @@ class Streams:
         self.epoch_end = 0
         """What is reserved for streams without a journal that are new: so much is the floor after a crash."""
         self._unjournaled = unjournaled
+        self.cursors = Tally()
+        """What the cursors of all streams take."""
         self.by_name: dict[str, Stream] = {}
         self.active: dict[str, Stream] = {}
         self.retentions: Kept[str, PutRetention] = Kept(turn)

@@ -90,15 +90,17 @@ class Limits(NamedTuple):
     """Memory of one selector, which is computed from what it asks for: each term takes 600 bytes of it, and a
     regular expression 128 KiB."""
     session_selector_bytes: int = 16 * 1024 * 1024
-    """Memory of all selectors of one session."""
+    """Memory of all selectors of one session, and of the subscriptions and offers that have them."""
     selectors_bytes: int = 256 * 1024 * 1024
-    """Memory of all selectors of the broker."""
+    """The same of all sessions together."""
     caches_bytes: int = 64 * 1024 * 1024
     """Memory of what is remembered of subjects seen before, in all streams and services together."""
     streams: int = 10_000
     """Streams of the broker."""
     cursors: int = 1_000
     """Cursors of one stream."""
+    cursors_bytes: int = 64 * 1024 * 1024
+    """Memory of all cursors of the broker: each takes 400 bytes and those of its name."""
     feeds: int = 1_000
     """Services that a stream feeds, or streams that feed a service."""
     queues: int = 50_000

@@ -61,7 +61,7 @@ class Intake:
         self._allowance = allowance
         self._end = end
         self._connections: dict[bytes, _Connection] = {}
-        self._memory = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC) if CAN_TELL else -1
+        self._memory = -1
         self._least = 0
         """What the memory was when all connections had been looked at, or less."""
         self._left: list[bytes] = []
@@ -127,6 +127,8 @@ class Intake:
 
     def anonymous_bytes(self) -> int:
         """What the process holds in memory that is no file."""
+        if self._memory < 0:
+            self._memory = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
         _, resident, shared, *_ = map(int, os.pread(self._memory, 200, 0).split())
         return (resident - shared) * _PAGE
 

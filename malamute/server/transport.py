@@ -88,25 +88,27 @@ class Transport:
         patience: Patience = FOR_EVER,
         allowance: Allowance = ALLOWANCE,
     ) -> None:
-        self._begin(windows, patience)
+        self._begin(windows, patience, allowance)
         self.socket = context.socket(zmq.ROUTER)
         self.socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self.socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
         for option, value in options.items():
             self.socket.setsockopt(option, value)
         self.guard = Guard(context, self.socket, rules)
-        self.intake = Intake(allowance, self.guard.end)
         self.endpoints: list[str] = []
         self._shared: tuple[Any, Any] = (None, None)
         self._now = 0.0
         self._skipping = False
         """Whether the rest of a command is still to be taken, and passed over."""
 
-    def _begin(self, windows: Windows, patience: Patience = FOR_EVER) -> None:
+    def _begin(
+        self, windows: Windows, patience: Patience = FOR_EVER, allowance: Allowance = ALLOWANCE
+    ) -> None:
         """Begin without any peer."""
         self.drained = True
         """Whether `receive` found no more last time."""
         self._stalls = Stalls(patience)
+        self.intake = Intake(allowance, lambda descriptor: self.guard.end(descriptor))
         self.blocked: dict[bytes, Kept] = {}
         self.lost: list[bytes] = []
         self.flows = Flows(windows)

@@ -8,6 +8,8 @@ import pytest
 from core_bench import Bench, mail_credit, offer, publish, request, send, subscribe
 
 from malamute.core.delivery import ENTRY_BYTES
+from malamute.core.selectors import SUBSCRIPTION_BYTES
+from malamute.core.stream import cursor_bytes
 from malamute.matching import Selector
 from malamute.protocol.codec import encode
 from malamute.protocol.limits import Limits
@@ -163,7 +165,7 @@ def selector_bytes() -> Case:
 
 
 def session_selector_bytes() -> Case:
-    bench = Bench(Limits(session_selector_bytes=2 * WANTED.cost_bytes))
+    bench = Bench(Limits(session_selector_bytes=2 * (WANTED.cost_bytes + SUBSCRIPTION_BYTES)))
     bench.open("alice")
     bench.open("bob")
     yield [*bench.ask("alice", wanting(1), wanting(2)), *bench.ask("bob", wanting(1))]
@@ -173,7 +175,7 @@ def session_selector_bytes() -> Case:
 
 
 def selectors_bytes() -> Case:
-    bench = Bench(Limits(selectors_bytes=2 * WANTED.cost_bytes))
+    bench = Bench(Limits(selectors_bytes=2 * (WANTED.cost_bytes + SUBSCRIPTION_BYTES)))
     bench.open("alice")
     bench.open("bob")
     yield [*bench.ask("alice", wanting(1)), *bench.ask("bob", wanting(1))]
@@ -184,6 +186,25 @@ def selectors_bytes() -> Case:
 
 def wanting(source: int, where: str = WANTED.where) -> Subscribe:
     return Subscribe(source, "s", [["topic", "a.*"]], where)
+
+
+def cursors_bytes() -> Case:
+    bench = Bench(Limits(cursors_bytes=2 * cursor_bytes("a")))
+    bench.open("alice")
+    bench.tell("alice", publish(b"1", stream="s"), publish(b"1", stream="t"))
+    bench.settle()
+
+    yield bench.ask("alice", Commit("s", 0, "a", 1), Commit("t", 0, "b", 1), Commit("s", 0, "a", 1))
+    yield bench.ask("alice", Commit("t", 0, "a", 1))
+    bench.settle()
+    bench.ask("alice", Change(0, "cursor.delete", {"stream": "s", "cursor": "a"}))
+    bench.settle()
+    bench.sent("alice")
+    # The cursors that the store kept count too.
+    bench.crash()
+    bench.open("alice")
+    assert errors(bench.ask("alice", Commit("t", 0, "a", 1))) == []
+    assert errors(bench.ask("alice", Commit("t", 0, "c", 1))) == [429]
 
 
 def answers_bytes() -> Case:
@@ -208,6 +229,7 @@ CASES = {
     sources: 429,
     streams: 429,
     cursors: 429,
+    cursors_bytes: 429,
     feeds: 429,
     queues: 503,
     queue_messages: 503,
