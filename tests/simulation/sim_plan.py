@@ -142,6 +142,7 @@ class Plan(NamedTuple):
 def plan_of(seed: int, theme: frozenset[str] | None = None) -> Plan:
     """The plan that a seed stands for, or would if it had this theme."""
     chance = Random(seed)
+    administered = theme is None and seed % 5 == 2
     clocks, restores = theme is None and seed % 16 in (4, 6), theme is None and seed % 16 == 11
     # The books of queues do not go back to a backup, and take the times of messages for counted ones.
     theme = THEMES[0] if clocks or restores else theme
@@ -167,7 +168,7 @@ def plan_of(seed: int, theme: frozenset[str] | None = None) -> Plan:
     if clocks:
         setup = setup._replace(kept_messages=1000)  # so that what leaves, leaves by its age
     kinds = chance.choices(list(weights), list(weights.values()), k=STEPS)
-    if seed % 5 == 2 and not (clocks or restores):
+    if administered and not (clocks or restores):
         # By the seed itself, too. The books of what operators set do not go back to a backup.
         kinds[::ADMINISTERED] = ["administer"] * len(kinds[::ADMINISTERED])
     bits = chance.getrandbits
