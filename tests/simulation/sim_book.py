@@ -113,6 +113,8 @@ class Book:
         """What was committed in this turn."""
         self.asked: dict[tuple[bytes, int], set[int | None]] = {}
         """Where the cursor of a subscription may have been when it was asked for."""
+        self.ends: dict[tuple[bytes, int], int] = {}
+        """Where its stream ended then."""
 
     def numbered(self, order: Order) -> None:
         """A client has given a command a number."""
@@ -195,6 +197,7 @@ class Book:
         # What the cursor tells of may never have been stored: then there is only the head to begin at.
         last = self.streams.last(message.stream)
         self.asked[peer, message.source] = {None if p is None or p > last else p for p in known}
+        self.ends[peer, message.source] = last
 
     def _opened(self, peer: bytes, mailbox: str) -> None:
         for older, name in self.mailboxes.items():
@@ -405,8 +408,8 @@ class Book:
             return
         self.streams.heads[peer, message.ref] = self.streams.last(began.stream) + 1
         if began.start.startswith("time:") and not began.cursor:
-            kept = self.streams.first_kept(began.stream)
-            self.streams.times.began(began.stream, int(began.start[5:]), message.value, kept)
+            there = range(self.streams.first_kept(began.stream), self.ends[peer, message.ref] + 1)
+            self.streams.times.began(began.stream, int(began.start[5:]), message.value, there)
         known = self.asked.get((peer, message.ref), {None}) if began.cursor else {None}
         if None not in known and message.value - 1 not in known:
             raise Violation(

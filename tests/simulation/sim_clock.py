@@ -80,10 +80,14 @@ class TimeBook:
         times = self._times.get(stream, [])
         self._times[stream] = [row for row in times if row[0] not in sequences]
 
-    def began(self, stream: str, time: int, first: int, first_kept: int) -> None:
-        """A subscription that begins at a time begins with this sequence."""
+    def began(self, stream: str, time: int, first: int, there: range) -> None:
+        """A subscription that begins at a time begins with this sequence, among those that were there.
+
+        Whatever comes later is new, and so are its times, where the clock was set back.
+        """
         for start, last, sent in self._times.get(stream, ()):
-            if start >= first_kept and ((start < first and sent >= time) or (last >= first and sent < time)):
+            too_late, too_early = start < first and sent >= time, last >= first and sent < time
+            if start in there and (too_late or too_early):
                 raise Violation(
                     "a start at a time is elsewhere", stream=stream, time=time, first=first, at=start
                 )
