@@ -50,7 +50,7 @@ def request(
     dead-lettered, withdrawn or purged. Anything but acknowledged is exit code 4. The outcome comes to the
     mailbox of --address.
     """
-    from malamute.client.handling import ERROR_HEADER
+    from malamute.protocol.names import ERROR_HEADER
 
     if outcome and not connection.address:
         raise click.UsageError("who are you? an outcome comes to a mailbox: give --address")

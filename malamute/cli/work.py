@@ -256,7 +256,7 @@ def _text_of(value: float | bool | None) -> str:
 
 
 def _failure(outcome: Outcome) -> dict[str, str | int]:
-    from malamute.client.handling import ERROR_HEADER
+    from malamute.protocol.names import ERROR_HEADER
 
     if outcome.code == 0:
         return {}

@@ -20,9 +20,7 @@ from typing import Any, NamedTuple
 from malamute.client.consuming import Duty, Feed, Letters
 from malamute.client.message import Asked, Mail, Message
 from malamute.errors import InvalidValue, MalamuteError, TooLarge
-
-ERROR_HEADER = "malamute.error"
-"""The header of the reply to a request whose handler raised an exception: what went wrong."""
+from malamute.protocol.names import ERROR_HEADER
 
 _log = logging.getLogger("malamute")
 

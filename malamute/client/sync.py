@@ -26,7 +26,6 @@ from malamute.client.calls import (
     criteria_of,
     open_driver,
 )
-from malamute.client.handling import ERROR_HEADER
 from malamute.client.inbox import Criteria
 from malamute.client.link import AnyContext
 from malamute.client.message import Mail, Message, Request
@@ -40,6 +39,7 @@ from malamute.client.sync_driver import BlockingDriver, run
 from malamute.client.sync_publisher import Publisher
 from malamute.protocol.batch import Body, Headers
 from malamute.protocol.messages import UNLIMITED
+from malamute.protocol.names import ERROR_HEADER
 
 __all__ = ["CREDIT", "DEFAULT_URL", "ERROR_HEADER", "MAIL_CREDIT", "Client", "connect"]
 

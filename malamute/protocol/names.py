@@ -24,6 +24,9 @@ PORT_MAX = 65_535
 SCHEME = "malamute://"
 RESERVED_PREFIX = "$"
 
+ERROR_HEADER = "malamute.error"
+"""The header of a final reply that is none: what went wrong."""
+
 # A lone surrogate has no UTF-8 form, so it is no text that another program could read.
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 _URI = re.compile(

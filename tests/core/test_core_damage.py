@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from core_bench import Bench, peer_id, publish, send, subscribe
+from core_bench import Bench, mail_credit, peer_id, publish, request, send, subscribe
 
 from malamute.core import Core
 from malamute.core.health import PROBE_SECONDS
@@ -49,6 +49,41 @@ def test_messages_that_cannot_be_read_are_dead_letters_when_the_broker_starts():
     assert [message.properties["dead"]["reason"] for message in queue.dead.entries.values()] == ["corrupt"]
     bench.settle()
     assert [*queue.entries] == [2]
+
+
+def answered(**options):
+    """What a session gets of a request that cannot be read when the broker starts; carol is there, too."""
+    bench = Bench()
+    bench.open("alice", "carol")
+    bench.tell("alice", request(b"what?", number=1, **options))
+    bench.settle()
+    name = "service", "w"
+    recovered = bench.store.recover()
+    queues = {**recovered.queues, name: recovered.queues[name]._replace(damaged=(1,))}
+    again(bench, queues=queues)
+    bench.open("alice", "carol")
+    bench.tell("alice", mail_credit())
+    bench.tell("carol", mail_credit())
+    bench.settle()
+    assert not bench.core.services.by_name["w"].entries
+    return bench.got("alice"), bench.got("carol")
+
+
+def test_who_waits_for_replies_to_a_request_that_cannot_be_read_is_told():
+    [reply], others = answered(correlation="c1")
+    assert reply.properties == {"correlation": "c1", "service": "w", "final": True}
+    assert reply.headers == {"malamute.error": "corrupt: the request cannot be read, the disk has lost it"}
+    assert (reply.sender, reply.body, others) == ("", b"", [])
+
+
+def test_the_error_of_a_request_that_cannot_be_read_goes_where_its_replies_go():
+    others, [reply] = answered(reply_to="carol")
+    assert (reply.properties["correlation"], others) == (0, [])
+
+
+def test_who_tracks_a_request_that_cannot_be_read_has_its_outcome_and_nothing_else():
+    [outcome], _ = answered(tracker="t1")
+    assert (outcome.properties["outcome"], outcome.properties["reason"]) == ("dead-lettered", "corrupt")
 
 
 def test_a_reader_of_a_lost_cursor_is_told_until_it_is_set():

@@ -21,6 +21,11 @@ from malamute.errors import MalamuteError
 if TYPE_CHECKING:
     from malamute.core.delivery.queue import Queue
 
+CORRUPT = "corrupt"
+"""Why a message is dead that cannot be read."""
+
+UNREADABLE_WORDS = "corrupt: the request cannot be read, the disk has lost it"
+
 
 class Ends:
     """The ends of one queue's messages."""
@@ -107,7 +112,7 @@ class Ends:
             sequences=ranges_of(sequences),
         )
         queue.budget.note(queue, "damaged", len(sequences))
-        self.bury(sequences, "dead-lettered", "corrupt")
+        self.bury(sequences, "dead-lettered", CORRUPT)
 
     def bury(self, sequences: Sequence[int], outcome: str, reason: str, worker: str = "") -> None:
         """Make dead letters of messages that are nowhere else."""
@@ -141,6 +146,10 @@ class Ends:
             if kept:
                 queue.dead.bury(here, records, reason)
             gone = [entry.sequence for entry in here]
+            if reason == CORRUPT and queue.kind == "service":
+                tracked = set(self.tracked(gone))
+                untold = [entry for entry in here if entry.sequence not in tracked]
+                queue.budget.trackers.answer(queue, untold, UNREADABLE_WORDS)
             self.end(gone, outcome, reason, bound=True, worker=worker)
 
     # Removal

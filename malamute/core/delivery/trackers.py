@@ -16,6 +16,7 @@ from malamute.core.delivery.policy import BaseKind
 from malamute.errors import InvalidValue, MalamuteError, TrackerInUse, TryLater
 from malamute.protocol.batch import pack_record
 from malamute.protocol.limits import TEXT_BYTES_MAX
+from malamute.protocol.names import ERROR_HEADER, RESERVED_PREFIX
 
 if TYPE_CHECKING:
     from malamute.core.delivery.queue import Queue
@@ -84,6 +85,20 @@ class Trackers:
             self._use(entry, 1, told.size)
             if bound:
                 queue.turn.when_stored(partial(self._told, entry, told.size))
+
+    def answer(self, service: Queue, requests: Iterable[Entry], error: str) -> None:
+        """End requests that nobody tracks: a final reply tells of an error, with all else of the turn."""
+        for request in requests:
+            asked = request.properties or {}
+            name = asked.get("reply_to", request.sender)
+            gone = name.startswith(RESERVED_PREFIX) and name not in self._mailboxes.by_name
+            if "stream" in asked or "correlation" not in asked or gone:
+                continue
+            mailbox = self._mailboxes.keep(name)
+            about = {"correlation": asked["correlation"], "service": service.name, "final": True}
+            record = pack_record({ERROR_HEADER: error}, ())
+            told = Entry((mailbox.next, service.turn.time_ns, "", request.subject, record, about))
+            mailbox.put([told], confirmed=True, reserved=True)
 
     def _told(self, message: Entry, size_bytes: int, error: MalamuteError | None) -> None:
         if error is not None:
