@@ -144,6 +144,21 @@ def test_when_its_session_has_ended_a_connection_has_to_begin_another(make):
     stranger.close()
 
 
+@pytest.mark.parametrize("forgotten", [False, True])
+def test_what_was_sent_on_a_connection_takes_no_room_when_it_has_ended(make, forgotten):
+    transport = make(hello_seconds=10)
+    stranger = arrive(transport, 100.0)
+    greet(transport, stranger)
+    assert transport.flows.unread > 0
+    if forgotten:
+        transport.forget(PEER)
+    stranger.close()
+    while PEER in transport.flows:
+        assert transport.guard.monitor.poll(PATIENCE * 1000)
+        transport.watch(101.0, changed=True)
+    assert transport.flows.unread == 0
+
+
 def test_a_hello_that_was_refused_is_none(make):
     transport = make(hello_seconds=10)
     stranger = arrive(transport, 100.0)
