@@ -208,7 +208,7 @@ class Writer(Worker[Append]):
     def __init__(self, name: str, store: Store, results: Results) -> None:
         super().__init__(name, store, results)
         self._refused: dict[str, NoteRefused] = {}
-        """What the disk has refused of each stream, until it is stored with what comes next."""
+        """What the disk has refused of each stream, until it is stored with what comes next of it."""
         self._failures: dict[bytes | int, Written] = {}
         """The last append of a session that failed, as long as the core may not know of it, and each that
         failed by its token, as long as another may need it."""
@@ -246,7 +246,7 @@ class Writer(Worker[Append]):
         return found[0].error if found else None
 
     def _note_refused(self, operations: Sequence[Operation]) -> None:
-        """Have it noted with the next write what of streams was refused: subscribers may have had it.
+        """Have it noted with what comes next of a stream what was refused: subscribers may have had it.
 
         Nothing behind it is stored without that. So one range is enough for each stream.
         """
@@ -256,10 +256,16 @@ class Writer(Worker[Append]):
                 known = self._refused.get(stream)
                 self._refused[stream] = NoteRefused(stream, known.first if known else chunk.first, chunk.last)
 
+    def _notes_for(self, operations: Sequence[Operation]) -> list[NoteRefused]:
+        appended = {o.stream for o in operations if type(o) is AppendChunk}
+        return [note for stream, note in self._refused.items() if stream in appended]
+
     def _try(self, operations: Sequence[Operation]) -> MalamuteError | None:
         try:
-            self._store.write([*self._refused.values(), *operations] if self._refused else operations)
-            self._refused.clear()
+            notes = self._notes_for(operations) if self._refused else []
+            self._store.write([*notes, *operations] if notes else operations)
+            for note in notes:
+                self._refused.pop(note.stream, None)
         except StoreLost:
             raise
         except (StoreError, StorageFull) as error:

@@ -175,8 +175,16 @@ def test_what_of_a_stream_was_refused_is_noted_with_what_comes_next(results):
     store = Disk()
     bad = [Append(sequence, [append(sequence), BAD]) for sequence in (2, 3)]
     write(store, results, Append(1, [append(1)]), *bad, Append(4, [append(4)]))
-    assert refused(store) == [NoteRefused("s", 2, 2), NoteRefused("s", 3, 3)]
+    assert refused(store) == [NoteRefused("s", 2, 3)]
     assert [chunk.first for chunk in store.read("s", 1, bytes_max=1000).found] == [1, 4]
+
+
+def test_another_stream_has_nothing_to_do_with_it(results):
+    store = Disk()
+    write(store, results, Append(1, [append(1)]), Append(2, [append(2), BAD]))
+    elsewhere = AppendChunk("other", Chunk(1, 1, 1, b"payload"), 100)
+    write(store, results, Append(3, [elsewhere]))
+    assert refused(store) == []
 
 
 def test_what_no_thread_survives_is_handed_on(results):
