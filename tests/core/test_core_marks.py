@@ -129,6 +129,19 @@ def test_what_was_released_has_a_mark_of_its_own(bench):
     assert taken_up(bench)[1] == 2
 
 
+def test_what_goes_back_before_its_mark_is_stored_is_marked_when_it_comes_again(bench):
+    bench.tell("bob", Release(1, [[1, 1]]), Credit(1, 1))
+    bench.tell("bob", Nak(1, [[1, 1]], 1000))
+    bench.settle()
+    bench.wait(2.0)
+    bench.settle()
+    bench.sent("bob")
+    bench.tell("bob", Credit(1, 1))
+    assert attempts(bench) == {}
+    bench.settle()
+    assert attempts(bench) == {1: 1}
+
+
 def test_nothing_is_sent_before_its_mark_is_stored(bench):
     """One more than was marked ahead: what was goes at once, and the other after its own mark."""
     bench.tell("bob", Credit(1, 3))

@@ -109,12 +109,6 @@ class Marks:
                 entry.marked = True
                 self._revoked.pop(entry.sequence, None)
 
-    def revoke(self, entry: Entry) -> None:
-        """A message comes back that nobody looked at: tell the disk, whatever it is being told of it."""
-        self.revocations += 1
-        self._revoked[entry.sequence] = self.revocations
-        self.count(entry)
-
     def forget(self, sequences: Iterable[int]) -> None:
         """They are gone."""
         self.untouched.difference_update(sequences)
@@ -130,13 +124,18 @@ class Marks:
                 self.count(entry)
 
     def count(self, entry: Entry, due: float = 0.0) -> None:
-        """Tell the disk how often a message was delivered, and when it comes again."""
+        """Tell the disk how often a message was delivered, and when it comes again.
+
+        If it never was, that holds whatever mark of it is on its way.
+        """
         queue, sequence, attempts = self._queue, entry.sequence, entry.attempts
         due_ns = int((due + queue.turn.ahead) * 1e9) if due else 0
         queue.turn.store(SetAttempts(queue.kind, queue.name, sequence, attempts, due_ns))
         if not attempts:
             entry.marked = False
             self.untouched.add(sequence)
+            self.revocations += 1
+            self._revoked[sequence] = self.revocations
 
     def _there(self, first: int, last: int) -> Iterable[Entry]:
         return filter(None, map(self._queue.entries.get, range(first, last + 1)))

@@ -371,7 +371,7 @@ class Queue:
                 entry = self.entries[sequence]
                 entry.attempts -= sequence in sent
                 # The disk may have been told of one that was about to be sent.
-                self.marks.revoke(entry)
+                self.marks.count(entry)
             self.make_ready(some)
 
         return act
