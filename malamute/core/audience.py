@@ -67,9 +67,15 @@ class Audience:
             for group in index.groups():
                 yield f"{letter}{group.number:07}", group
 
-    def match(self, columns: Columns) -> Sequence[Groups]:
-        """The plain groups that each message is for."""
-        return _match(self._plain, columns) if len(self._plain) else [()] * len(columns)
+    def match(self, columns: Columns, start: int = 0, stop: int | None = None) -> Sequence[Groups]:
+        """The plain groups that each message is for, from one place to before another."""
+        if len(self._plain):
+            return _match(self._plain, columns, start, stop)
+        return [()] * len(range(len(columns))[start:stop])
+
+    def take_work(self) -> int:
+        """The work that it took to look up subjects since this was asked last."""
+        return self._plain.take_spent()
 
     def match_costly(self, columns: Columns, work: int) -> tuple[Sequence[Groups], int]:
         """The costly groups that the first messages are for, and the work that this took.
@@ -84,9 +90,9 @@ class Audience:
         matches: list[Groups] = []
         spent = 0
         while len(matches) < count and (not matches or spent < work):
-            places = range(len(matches), min(len(matches) + step, count))
-            matches += _match(index, columns if len(places) == count else columns.take(places))
-            spent += each * len(places)
+            before = len(matches)
+            matches += _match(index, columns, before, before + step)
+            spent += each * (len(matches) - before)
         return matches, spent
 
     def costly_groups(self) -> Iterator[Group]:
@@ -104,7 +110,9 @@ class Audience:
         return self._costly if selector.work else self._plain
 
 
-def _match(index: Index, columns: Columns) -> Sequence[Groups]:
+def _match(index: Index, columns: Columns, start: int, stop: int | None) -> Sequence[Groups]:
+    subjects = columns.subjects[start:stop]
     if not index.needs_headers:
-        return index.match_many(columns.subjects)
-    return index.match_many(columns.subjects, headers_of(columns.records), columns.all_senders())
+        return index.match_many(subjects)
+    senders = columns.all_senders()[start:stop]
+    return index.match_many(subjects, headers_of(columns.records[start:stop]), senders)

@@ -42,6 +42,11 @@ class Loaded:
         """A chunk as it comes from the journal."""
         return cls(chunk, unpack_payload(chunk.payload, chunk.large))
 
+    @property
+    def size_bytes(self) -> int:
+        """What its frames take."""
+        return len(self.chunk.payload) + sum(map(len, self.chunk.large))
+
     def places(self, selector: Single, start: int, stop: int) -> Sequence[int]:
         """The places from one to before another of the messages that a selector takes.
 

@@ -127,6 +127,7 @@ class Feed(Reader):
     def change(self, selector: Selector, position: Position | None) -> None:
         """Take other messages from now on, or go on from elsewhere."""
         self.group = self.stream.audience.modify(id(self), selector, self)
+        self.stream.set_back(self)
         self._cost(selector.cost_bytes)
         if position is not None:
             self.stream.replay.rewind(self, 0)
@@ -145,7 +146,8 @@ class Feed(Reader):
         """Put as much of a part into the queue as there is room for."""
         columns = part.columns
         sequences = columns.each_sequence()
-        if sequences[0] > self.stream.replay.durable:
+        # What it takes, it takes in REPLAY: its position is where it goes on if the disk refuses that.
+        if not self.cursor or sequences[0] > self.stream.replay.durable:
             return sequences[0]
         sizes = [size + FED_BYTES for size in part.sizes()]
         place = 0

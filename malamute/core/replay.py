@@ -136,6 +136,9 @@ class Replay:
                 subscription.skip(head - 1, stream.holes.reason(subscription.cursor, head - 1))
             else:
                 self._serve(subscription, loaded)
+        if subscription.ready and stream.behind:
+            # It is LIVE when no chunk is under way to those who are.
+            return
         del self.waking[id(subscription)]
         if subscription.ready:
             self._catch_up(subscription)

@@ -30,12 +30,13 @@ go on from there at half the pace until it has caught up.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from sys import maxsize
 from typing import Any
 
 from malamute.core.audience import Audience
 from malamute.core.chunk import Loaded, Part
+from malamute.core.dispatch import in_steps
 from malamute.core.holes import Holes, Missing
 from malamute.core.kept import Kept
 from malamute.core.measures import Rate
@@ -56,7 +57,7 @@ from malamute.core.storage import (
     Reserve,
     StreamState,
 )
-from malamute.core.subscription import Position, Subscription
+from malamute.core.subscription import Position, Reader, Subscription
 from malamute.errors import CursorLost, InvalidValue, MalamuteError, NotFound, TooMany
 from malamute.matching import CacheBudget, Group, Groups, Selector
 from malamute.protocol.batch import Columns, Frame, pack_stream_payload
@@ -68,8 +69,14 @@ from malamute.protocol.start import SEQ, Start
 RESERVE = 1 << 18
 """Sequences reserved ahead of the last one with each commit."""
 
+STREAMS_WORK = 1_000
+"""Work that is left for chunks in any iteration."""
+
 EPOCH = 1 << 32
 """The same for a stream without a journal, where no commit comes along: it lasts for more than an hour."""
+
+BEHIND_BYTES = 16 << 20
+"""Bytes of chunks that may wait to be offered, where matching them takes longer than they take to come."""
 
 _SUBSCRIBE = BY_TYPE[Subscribe].opcode
 
@@ -151,7 +158,11 @@ class Stream:
         """How many changes of feeds from it are under way."""
         self._incoming: tuple[list[str], list[Frame], list[str]] = ([], [], [])
         self._held: deque[Loaded] = deque()
-        """What waits for its sequences to be reserved."""
+        """What waits for its sequences to be reserved, or to be offered."""
+        self.behind = False
+        """Whether some of it waits for work that was left to a later iteration."""
+        self._steps: Iterator[None] | None = None
+        """The dispatch of the first of them, if that was broken off."""
         self._dropped: deque[Loaded] = deque()
         """What the disk has refused before, of which nobody knows yet."""
         self.holes = Holes(self, self.last_stored, owner.incarnations)
@@ -181,6 +192,8 @@ class Stream:
         """Make a chunk of what came in this turn, store it and deliver it."""
         subjects, records, senders = self._incoming
         if not subjects:
+            if self.behind:
+                self._dispatch()
             return
         self._incoming = ([], [], [])
         try:
@@ -202,6 +215,7 @@ class Stream:
         self.rate.add(len(subjects), self.turn.now)
         self._store(loaded)
         self._held.append(loaded)
+        self._keep_up()
         self._dispatch()
 
     def moment(self) -> int:
@@ -210,7 +224,8 @@ class Stream:
         return max(now, self.time + max(0, now - self._clocked) // 2)
 
     def close(self) -> None:
-        """Give back the sequences that were reserved and not used."""
+        """Offer what waits for that, and give back the sequences that were reserved and not used."""
+        self._dispatch(wholly=True)
         if self.next > self._given_back:
             self.turn.store(Reserve(self.name, self.next - 1))
 
@@ -308,7 +323,7 @@ class Stream:
 
     def _store(self, loaded: Loaded) -> None:
         last = loaded.chunk.last
-        size_bytes = len(loaded.chunk.payload) + sum(map(len, loaded.chunk.large))
+        size_bytes = loaded.size_bytes
         if self.journaled:
             self.replay.unstored.append(loaded)
             self.turn.store(
@@ -328,13 +343,18 @@ class Stream:
     def _reserved(self, last: int, reserved: int, error: MalamuteError | None) -> None:
         if error is None:
             self.reserved = max(self.reserved, reserved)
-        elif self._held and self._held[0].chunk.last == last:
+        else:
+            self._dispatch(wholly=True)
+        if error is not None and self._held and self._held[0].chunk.last == last:
             # Its sequences may be given out once more after a crash: nobody may see them until they are
             # reserved with those behind them.
             self._dropped.append(self._held.popleft())
         self._dispatch()
 
     def _stored(self, last: int, error: MalamuteError | None) -> None:
+        if error is not None:
+            # Whoever is LIVE has had what the disk refuses now, or none of them.
+            self._dispatch(wholly=True)
         sent = self.next_dispatch > self.replay.unstored[0].chunk.last
         self._reserved(last, last + RESERVE, error)
         if error is None:
@@ -356,62 +376,108 @@ class Stream:
 
     # Messages out
 
-    def _dispatch(self) -> None:
+    def _dispatch(self, *, wholly: bool = False) -> None:
+        """Offer what has its sequences reserved to who is LIVE, as far as there is work for it, or `wholly`.
+
+        While it is `behind` with that, nobody becomes LIVE: each chunk is offered once to who was before it.
+        """
         while self._held and self._held[0].chunk.last <= self.reserved:
-            loaded = self._held.popleft()
-            self.next_dispatch = loaded.chunk.last + 1
+            if self.behind and self.turn.work <= 0 and not wholly:
+                return
+            loaded = self._held[0]
             while self._dropped:
                 self._refused(self._dropped.popleft(), sent=False)
-            if not len(self.audience):
-                continue
             try:
-                self._offer(loaded, self.audience.match(loaded.columns))
-                self._offer_costly(loaded)
+                if not self._offer_all(loaded, wholly=wholly):
+                    self.behind = True
+                    self.activate()
+                    return
             except Exception as error:
                 self.turn.fault("matching", error)
                 self._fall_behind(loaded)
+            self._dispatched()
+        self.behind = False
+
+    def _dispatched(self) -> None:
+        """The first chunk that waited was offered to all."""
+        self._steps = None
+        self.next_dispatch = self._held.popleft().chunk.last + 1
+
+    def _offer_all(self, loaded: Loaded, *, wholly: bool) -> bool:
+        """Offer a chunk to all that it is for. Returns whether that is done."""
+        audience, turn = self.audience, self.turn
+        readers = len(audience)
+        if not readers and self._steps is None:
+            return True
+        if self._steps is None and loaded.chunk.count * readers <= turn.work:
+            for group, part in self._parts(loaded, audience.match(loaded.columns)):
+                self._offer(loaded, part, group.members.values())
+            turn.work -= audience.take_work()
+        else:
+            self._steps = self._steps or in_steps(turn, audience, loaded, self._offer)
+            for _ in self._steps:
+                if not wholly:
+                    return False
+        self._offer_costly(loaded)
+        return True
+
+    def _keep_up(self) -> None:
+        """What waits to be offered has its limit: past it, each reader finds out for itself, in REPLAY."""
+        if self.behind and sum(loaded.size_bytes for loaded in self._held) > BEHIND_BYTES:
+            self._fall_behind(self._held[0])
+            while self._held and self._held[0].chunk.last <= self.reserved:
+                self._dispatched()
+            self.behind = False
 
     def _fall_behind(self, loaded: Loaded) -> None:
         """Nobody knows whose a chunk is: let each reader find out for itself, out of the journal."""
         for group in self.audience.groups():
             for reader in group.members.values():
-                if not reader.cursor and reader.began and reader.start <= loaded.chunk.last:
-                    # What it has had already it does not get again.
-                    reader.switch(max(reader.start, loaded.chunk.first, reader.after + 1))
-                    reader.unblock()
+                self._set_back(reader, loaded)
 
-    def _offer(self, loaded: Loaded, matches: Sequence[Groups]) -> None:
-        """Offer the messages of a chunk, or the first of them, to whom they are for."""
-        for group, part in self._parts(loaded, matches):
-            for subscription in group.members.values():
-                start = subscription.start
-                if subscription.cursor or start > loaded.chunk.last or not subscription.began:
-                    continue
-                try:
-                    if subscription.committed:
-                        loaded.later[id(subscription)] = subscription, part
-                        self.turn.hurry()
-                    elif left := start if start > loaded.chunk.first else subscription.offer(part):
-                        subscription.switch(left)
-                        subscription.unblock()
-                except Exception as error:
-                    subscription.fail(self.turn.fault("a live delivery", error))
+    def set_back(self, reader: Reader) -> None:
+        """Who takes other messages from now on looks for itself at what is being dispatched."""
+        if self.behind:
+            self._set_back(reader, self._held[0])
+
+    def _set_back(self, reader: Reader, loaded: Loaded, sequence: int = 0) -> None:
+        """Let a reader that is LIVE find out for itself from a chunk on, or from a sequence in it."""
+        if not reader.cursor and reader.began and reader.start <= loaded.chunk.last:
+            sequence = sequence or loaded.chunk.first
+            if reader.committed:
+                # What it was to get when it is on the disk, it has not had yet.
+                sequence = min(sequence, self.replay.known + 1)
+            # What it has had already it does not get again.
+            reader.switch(max(reader.start, sequence, reader.after + 1))
+            reader.unblock()
+
+    def _offer(self, loaded: Loaded, part: Part, readers: Iterable[Reader]) -> None:
+        """Offer messages of a chunk to those whom they are for."""
+        for subscription in readers:
+            start = subscription.start
+            if subscription.cursor or start > loaded.chunk.last or not subscription.began:
+                continue
+            try:
+                if subscription.committed and loaded.chunk.last > self.replay.durable:
+                    loaded.later[id(subscription)] = subscription, part
+                    self.turn.hurry()
+                elif left := start if start > loaded.chunk.first else subscription.offer(part):
+                    subscription.switch(left)
+                    subscription.unblock()
+            except Exception as error:
+                subscription.fail(self.turn.fault("a live delivery", error))
 
     def _offer_costly(self, loaded: Loaded) -> None:
         """The same to those who are costly to find. Who cannot be found in this iteration falls behind."""
         matches, work = self.audience.match_costly(loaded.columns, self.turn.work // 2)
         self.turn.work -= work
-        self._offer(loaded, matches)
+        for group, part in self._parts(loaded, matches):
+            self._offer(loaded, part, group.members.values())
         if len(matches) == loaded.chunk.count or not work:
             return
-        left = loaded.chunk.first + len(matches)
         for group in self.audience.costly_groups():
             for subscription in group.members.values():
-                if not subscription.cursor and subscription.began and subscription.start <= loaded.chunk.last:
-                    # What a committed one was to get of it, it has not had yet.
-                    behind = loaded.chunk.first if subscription.committed else left
-                    subscription.switch(max(behind, subscription.start))
-                    subscription.unblock()
+                self._set_back(subscription, loaded, loaded.chunk.first + len(matches))
 
     def deliver(self, loaded: Loaded) -> None:
         """Deliver a chunk that is on the disk to those who waited for that."""
@@ -588,15 +654,20 @@ class Streams:
         """Send and store what the turn brought."""
         active = list(self.active.values())
         self.active.clear()
+        # What goes on from earlier iterations leaves something for what comes to a stream now.
+        self.turn.work = max(self.turn.work, STREAMS_WORK)
+        waiting: list[Stream] = []
         served: list[Stream] = []
         for stream in active:
+            waits = stream.behind and self.turn.work <= 0
             stream.flush()
             if self.turn.replay_work > 0:
                 self.turn.guard("replay", stream.replay.advance)
-                served.append(stream)
             else:
-                self.active[stream.name] = stream
+                waits = True
+            (waiting if waits else served).append(stream)
         # Who has not been served is the first in the next iteration.
-        for stream in served:
-            if stream.replay.waking:
+        for stream in [*waiting, *served]:
+            if stream.behind or stream.replay.waking:
+                self.active.pop(stream.name, None)
                 self.active[stream.name] = stream

@@ -239,7 +239,7 @@ class Bench:
     def settle(self) -> None:
         """Store and read until there is nothing left to do."""
         self.turn()
-        while self.appends or self.reads or self.core.turn.chores:
+        while self.appends or self.reads or self.core.turn.chores or self.core.streams.active:
             if self.appends or self.reads:
                 self.commit() if self.appends else self.read()
             else:

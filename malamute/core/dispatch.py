@@ -1,0 +1,104 @@
+"""The way of a chunk to those who are LIVE: who is to get which part of it, found and offered step by step.
+
+Looking up a new subject takes microseconds, or tens of them if a thousand selectors take it, and a part that
+nobody else gets is encoded for one. So a large chunk with many different readers may take far longer than
+one iteration may be held up. It is then dispatched in steps: a generator looks up some of its subjects, or
+offers it to some of its readers, charges the work, and yields when none is left. Nobody has had anything of a
+chunk before all of it was looked up, so each still gets his part of it as one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain, islice
+from typing import TYPE_CHECKING
+
+from malamute.core.audience import Audience
+from malamute.core.chunk import Loaded, Part
+from malamute.core.ready import Turn
+from malamute.matching import Group, Groups
+
+if TYPE_CHECKING:
+    from malamute.core.subscription import Reader
+
+STEP_MESSAGES = 50
+"""Messages that are looked up before it is asked whether there is work left, at the least."""
+
+STEP_READERS = 50
+"""Readers that are offered a part before that is asked."""
+
+OFFER_WORK = 4
+"""What offering a part to a reader costs."""
+
+ENCODE_WORK = 10
+"""What encoding a part costs, beside half as much as it has messages."""
+
+REFERENCES = 16
+"""Places or groups that are noted for one unit of work."""
+
+PARTS_BYTES = 1 << 20
+"""Bytes of parts that are kept for who else gets the same."""
+
+Offer = Callable[[Loaded, Part, Sequence["Reader"]], None]
+
+
+def in_steps(turn: Turn, audience: Audience, loaded: Loaded, offer: Offer) -> Iterator[None]:
+    """Dispatch a chunk to plain readers, and yield whenever the work of an iteration is used up.
+
+    `offer` is called for some readers at a time. Those who come meanwhile are none of its business.
+    """
+    found: dict[int, tuple[Groups, list[int]]] = {}
+    for _ in _look_up(turn, audience, loaded, found):
+        yield
+    by_group: dict[Group, list[list[int]]] = {}
+    for groups, places in found.values():
+        for group in groups:
+            by_group.setdefault(group, []).append(places)
+        turn.work -= 1 + len(groups) // REFERENCES
+        if turn.work <= 0:
+            yield
+    parts: dict[tuple[int, ...], Part] = {}
+    for group, runs in by_group.items():
+        part = _part(turn, loaded, runs, parts)
+        readers = iter([*group.members.values()])
+        while some := [*islice(readers, STEP_READERS)]:
+            offer(loaded, part, [reader for reader in some if reader.open])
+            turn.work -= OFFER_WORK * len(some)
+            if turn.work <= 0:
+                yield
+
+
+def _look_up(
+    turn: Turn, audience: Audience, loaded: Loaded, found: dict[int, tuple[Groups, list[int]]]
+) -> Iterator[None]:
+    """Find the places of each distinct result. Equal results are one object, until a selector changes."""
+    stop, count = 0, loaded.chunk.count
+    while stop < count:
+        # So many that all of them could be new.
+        step = max(turn.work // (2 + len(audience) // REFERENCES), STEP_MESSAGES)
+        start, stop = stop, min(stop + step, count)
+        for place, groups in enumerate(audience.match(loaded.columns, start, stop), start):
+            known = found.get(id(groups))
+            if known is not None:
+                known[1].append(place)
+            elif groups:
+                found[id(groups)] = (groups, [place])
+        turn.work -= (stop - start) // REFERENCES + audience.take_work()
+        if turn.work <= 0:
+            yield
+
+
+def _part(turn: Turn, loaded: Loaded, runs: list[list[int]], parts: dict[tuple[int, ...], Part]) -> Part:
+    """The messages at all of these places. The same runs are the same part."""
+    same = tuple(map(id, runs))
+    part = parts.get(same)
+    if part is None:
+        places = runs[0] if len(runs) == 1 else sorted(chain.from_iterable(runs))
+        part = loaded.part(places)
+        if part.count < loaded.chunk.count:
+            turn.work -= ENCODE_WORK + part.count // 2
+        if sum(len(kept.payload) for kept in parts.values()) > PARTS_BYTES:
+            parts.clear()
+        parts[same] = part
+    turn.work -= len(runs) // REFERENCES
+    return part

@@ -1,0 +1,232 @@
+"""A large chunk for many different readers is dispatched in steps, and each gets what it would have got."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from core_bench import Bench, items, publish, request, subscribe
+
+from malamute.core import dispatch, ready
+from malamute.core import stream as streams
+from malamute.matching import Index
+from malamute.protocol.messages import Cancel, Change, Credit, Deliver, Gap, Publish, Switch
+
+READERS, MESSAGES = 200, 4_000
+
+
+def batch(number: int = 0, count: int = MESSAGES) -> Publish:
+    """Messages with as many new subjects, each for one of the readers."""
+    subjects = [f"a{number}-{place}.{place % READERS}" for place in range(count)]
+    bodies = [b"%d-%d" % (number, place) for place in range(count)]
+    return publish(*bodies)._replace(subjects=subjects)
+
+
+def wanted(reader: int, number: int = 0, count: int = MESSAGES) -> list[bytes]:
+    """What one of them gets of a batch."""
+    return [b"%d-%d" % (number, place) for place in range(reader, count, READERS)]
+
+
+def reading(**options) -> Bench:
+    """A stream with so many readers, the first of which has the pattern `*.0`, and some sequences."""
+    bench = Bench(**options)
+    bench.open("reader", "alice", "other")
+    bench.tell("alice", publish(b"so that sequences are reserved"))
+    bench.settle()
+    plain = [subscribe(n + 1, criteria=[["topic", f"*.{n}"]]) for n in range(READERS)]
+    bench.tell("reader", *plain)
+    bench.sent("reader")
+    return bench
+
+
+def got(bench: Bench, name: str = "reader") -> dict[int, list[bytes]]:
+    """The bodies that each source of a peer was sent."""
+    bodies: dict[int, list[bytes]] = {}
+    for message in bench.sent(name):
+        if isinstance(message, Deliver):
+            bodies.setdefault(message.source, []).extend(item.body for item in items(message))
+    return bodies
+
+
+def test_new_subjects_are_looked_up_in_bounded_steps_and_no_reader_notices(monkeypatch):
+    looked_up: Counter[str] = Counter()
+    match_many = Index.match_many
+
+    def counted(index, subjects, *columns):
+        looked_up["now"] += len(subjects)
+        return match_many(index, subjects, *columns)
+
+    bench = reading()
+    monkeypatch.setattr(Index, "match_many", counted)
+    bench.receive("alice", batch(0), batch(1))
+    iterations, deliveries = 0, 0
+    while bench.core.streams.active:
+        looked_up.clear()
+        bench.turn()
+        new = sum(isinstance(m, Deliver) for peer, m in bench.log if peer == "reader")
+        assert looked_up["now"] <= ready.WORK_MAX // 2 + dispatch.STEP_MESSAGES
+        assert (new - deliveries) * dispatch.OFFER_WORK <= ready.WORK_MAX + dispatch.STEP_READERS
+        iterations, deliveries = iterations + 1, new
+    assert iterations > 3
+    sent = bench.sent("reader")
+    # One delivery for each reader, as if it had been done at once.
+    assert Counter(type(m).__name__ for m in sent) == {"Deliver": READERS}
+    for message in sent:
+        reader = message.source - 1
+        assert [i.body for i in items(message)] == [*wanted(reader, 0), *wanted(reader, 1)]
+
+
+def test_who_takes_the_same_of_a_chunk_shares_one_part_of_it():
+    bench = reading()
+    bench.tell("other", *[subscribe(n + 1, criteria=[["topic", f"*.{n % 2}"]]) for n in range(20)])
+    bench.sent("other")
+    bench.tell("alice", batch())
+    bench.settle()
+    deliveries = [m for m in bench.sent("other") if isinstance(m, Deliver)]
+    assert len(deliveries) == 20
+    assert len({m.payload for m in deliveries}) == 2
+
+
+@pytest.mark.parametrize("start", ["first", "new"])
+def test_who_comes_while_a_chunk_is_dispatched_gets_each_message_once(start):
+    bench = reading()
+    bench.tell("alice", batch(0))
+    assert bench.core.streams.by_name["s"].behind
+    bench.tell("other", subscribe(1, criteria=[["topic", "*.7"]], start=start))
+    bench.turn()
+    bench.tell("alice", batch(1))
+    bench.settle()
+    before = wanted(7, 0) if start == "first" else []
+    assert got(bench, "other") == {1: [*before, *wanted(7, 1)]}
+    assert got(bench)[8] == [*wanted(7, 0), *wanted(7, 1)]
+
+
+def test_who_was_behind_is_not_live_before_the_chunk_is_dispatched():
+    bench = reading()
+    bench.tell("other", subscribe(1, credit=0))
+    bench.tell("alice", publish(b"one"))
+    bench.settle()
+    bench.tell("alice", batch(0))
+    assert bench.core.streams.by_name["s"].behind
+    bench.sent("other")
+    bench.receive("other", Credit(1, -1, -1))
+    bench.settle()
+    bench.tell("alice", publish(b"last"))
+    bench.settle()
+    sent = bench.sent("other")
+    bodies = [i.body for m in sent if isinstance(m, Deliver) for i in items(m)]
+    assert bodies == [b"one", *(b"0-%d" % place for place in range(MESSAGES)), b"last"]
+    assert [m.state for m in sent if isinstance(m, Switch)] == ["live"]
+
+
+def test_who_ends_while_a_chunk_is_dispatched_gets_no_more_of_it():
+    bench = reading()
+    bench.tell("alice", batch(0))
+    assert bench.core.streams.by_name["s"].behind
+    had = got(bench)
+    bench.tell("reader", *[Cancel(source) for source in range(1, READERS + 1)])
+    bench.settle()
+    assert not (had.keys() & got(bench).keys())
+    assert not bench.core.streams.by_name["s"].behind
+
+
+@pytest.mark.parametrize("stored", [False, True])
+def test_who_takes_what_is_on_the_disk_gets_it_whichever_is_done_first(stored):
+    bench = reading()
+    bench.tell("other", subscribe(1, criteria=[["topic", "*.7"]], committed=True))
+    bench.sent("other")
+    bench.tell("alice", batch(0))
+    assert bench.core.streams.by_name["s"].behind
+    while bench.core.streams.active and not stored:
+        bench.turn()
+    assert not got(bench, "other")
+    bench.settle()
+    assert got(bench, "other") == {1: wanted(7, 0)}
+
+
+def test_what_the_disk_refuses_while_it_is_dispatched_is_told_to_all_who_were_to_have_it():
+    bench = reading()
+    bench.tell("alice", batch(0))
+    bench.tell("alice", batch(1))
+    assert bench.core.streams.by_name["s"].behind
+    bench.fail()
+    bench.settle()
+    gaps, had = Counter(), Counter()
+    for message in bench.sent("reader"):
+        if isinstance(message, Gap):
+            assert message.reason == "taken-back"
+            gaps[message.source] += 1
+        elif isinstance(message, Deliver):
+            assert [i.body for i in items(message)] == wanted(message.source - 1, had[message.source])
+            had[message.source] += 1
+    assert gaps == dict.fromkeys(range(1, READERS + 1), 1)
+    assert had == dict.fromkeys(range(1, READERS + 1), 2)
+
+
+def test_what_waits_to_be_dispatched_has_a_limit_past_which_each_reader_looks_for_itself(monkeypatch):
+    monkeypatch.setattr(streams, "BEHIND_BYTES", 200_000)
+    bench = reading()
+    stream = bench.core.streams.by_name["s"]
+    held = []
+    for number in range(5):
+        bench.receive("alice", batch(number))
+        stream.flush()
+        held.append(len(stream._held))
+    assert max(held) < 5
+    bench.settle()
+    sent = bench.sent("reader")
+    bodies: dict[int, list[bytes]] = {}
+    for message in sent:
+        if isinstance(message, Deliver):
+            bodies.setdefault(message.source, []).extend(i.body for i in items(message))
+    for reader in range(READERS):
+        assert bodies[reader + 1] == [b for number in range(5) for b in wanted(reader, number)]
+    assert {m.state for m in sent if isinstance(m, Switch)} == {"replay", "live"}
+
+
+def test_a_feed_that_is_changed_while_a_chunk_is_dispatched_makes_each_request_once():
+    bench = reading()
+    feed = {"service": "w", "stream": "s", "criteria": [["topic", "*.7"]]}
+    bench.tell("alice", Change(0, "feed.set", feed))
+    bench.settle()
+    bench.tell("alice", Change(0, "feed.set", feed | {"criteria": [["topic", "*.8"]]}))
+    bench.tell("alice", batch(0))
+    assert bench.core.streams.by_name["s"].behind
+    bench.settle()
+    subjects = [e.subject for e in bench.core.services.by_name["w"].entries.values()]
+    assert subjects == [f"a0-{place}.8" for place in range(8, MESSAGES, READERS)]
+
+
+def test_work_of_others_leaves_some_for_chunks():
+    bench = reading()
+    for first in range(0, 20_000, 5_000):
+        bench.tell("alice", request(*[b"x"] * 5_000, subject=f"job.{first}"))
+    bench.settle()
+    bench.sent("reader")
+    turn = bench.core.turn
+
+    def greedy() -> None:
+        turn.work -= 10 * ready.WORK_MAX
+        turn.later(greedy)
+
+    turn.later(greedy)
+    bench.tell("alice", batch(0))
+    for _ in range(100):
+        bench.turn()
+    assert not bench.core.streams.by_name["s"].behind
+    assert sum(map(len, got(bench).values())) == MESSAGES
+
+
+def test_a_costly_reader_of_what_is_on_the_disk_loses_nothing_when_it_falls_behind():
+    bench = Bench()
+    bench.open("reader", "alice")
+    bench.tell("alice", publish(b"so that sequences are reserved"))
+    bench.settle()
+    costly = [subscribe(n, where=f"not x = {n}", committed=True) for n in range(1, 21)]
+    bench.tell("reader", *costly)
+    bench.sent("reader")
+    bench.tell("alice", publish(b"first"))
+    bench.tell("alice", publish(*[b"%d" % n for n in range(2_000)]))
+    bench.settle()
+    bodies = [b"first", *(b"%d" % n for n in range(2_000))]
+    assert got(bench) == dict.fromkeys(range(1, 21), bodies)
