@@ -266,5 +266,6 @@ def _tell(state: State, text: str, findings: Sequence[Finding], *, as_json: bool
         click.echo(to_json({"state": state.name, "text": text, "findings": rows}))
     else:
         figures = " ".join(finding.performance() for finding in findings)
-        click.echo(f"MALAMUTE {state.name} - {text.replace('|', '/')}{f' | {figures}' if figures else ''}")
+        words = printable(text).replace("|", "/")
+        click.echo(f"MALAMUTE {state.name} - {words}{f' | {figures}' if figures else ''}")
     raise click.exceptions.Exit(state)

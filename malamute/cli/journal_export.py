@@ -14,7 +14,7 @@ from click.core import ParameterSource
 
 from malamute.cli.exits import ERROR
 from malamute.cli.options import examples, json_option
-from malamute.cli.printing import to_json
+from malamute.cli.printing import printable, to_json
 from malamute.cli.signals import until_stopped
 from malamute.cli.tables import show_rows
 from malamute.errors import MalamuteError, NotFound
@@ -171,7 +171,8 @@ def _tell(rows: list[dict[str, Any]], *, as_json: bool) -> None:
     show_rows([{**row, "gaps": len(row["gaps"])} for row in rows], as_json=False)
     for row in rows:
         for gap in row["gaps"]:
-            click.echo(f"{row['stream']}: no {gap['first']} to {gap['last']}, {gap['reason']}", err=True)
+            stream = printable(row["stream"])
+            click.echo(f"{stream}: no {gap['first']} to {gap['last']}, {gap['reason']}", err=True)
 
 
 @export.command(
@@ -242,7 +243,9 @@ def _bar(label: str) -> Iterator[Callable[[int, int], None]]:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    # The label is the name of a stream, which is no markup.
+    words = TextColumn("{task.description}", markup=False)
+    columns = (words, BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True)) as progress:
-        task = progress.add_task(label, total=None)
+        task = progress.add_task(printable(label), total=None)
         yield lambda done, total: progress.update(task, completed=done, total=total)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import functools
-import json
 from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from malamute.cli.printing import printable
+from malamute.cli.printing import printable, to_json
 from malamute.cli.quantities import duration
 
 if TYPE_CHECKING:
@@ -64,7 +63,7 @@ def tell_outcome(sent: Delivery, *, as_json: bool) -> None:
     """Tell on standard error how something ended."""
     if as_json:
         told = {"outcome": sent.outcome, "reason": sent.reason or None}
-        click.echo(json.dumps(told, ensure_ascii=False), err=True)
+        click.echo(to_json(told), err=True)
     else:
         click.echo(f"{sent.outcome}{f': {printable(sent.reason)}' if sent.reason else ''}", err=True)
 

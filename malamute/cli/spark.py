@@ -213,7 +213,8 @@ def match_command(
         show_rows(hits, as_json=False)
         for row in shown:
             body = printable(bytes(row["body"][:60]).decode("utf-8", "backslashreplace"))
-            click.echo(f"{row['name']}: {row['stream']} {row['sequence']} {printable(row['subject'])} {body}")
+            stream, subject = printable(row["stream"]), printable(row["subject"])
+            click.echo(f"{row['name']}: {stream} {row['sequence']} {subject} {body}")
         click.echo(f"nothing for {', '.join(_none(wanted, hits)) or 'none of them'}")
     _end(damage, as_json=as_json)
 

@@ -259,7 +259,9 @@ class Client(Calls):
 
     async def receive(self, timeout: float | None = None) -> Mail:
         """The next mail, acknowledged when the one after it is asked for or the client is closed."""
-        mailbox = self._mailbox or self.mailbox()
+        mailbox = self._mailbox
+        if mailbox is None or mailbox.closed:
+            mailbox = self.mailbox()
         return await mailbox.receive(timeout)
 
     # Services
@@ -343,7 +345,7 @@ class Client(Calls):
         """Decorate a coroutine function that takes the mail of this client's address."""
 
         async def open_mailbox() -> Mailbox:
-            return self.mailbox(auto_ack=False, credit=credit)
+            return await self.mailbox(auto_ack=False, credit=credit).__aenter__()
 
         return self._handler(open_mailbox, concurrency=concurrency, on_error=on_error)
 

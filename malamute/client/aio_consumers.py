@@ -91,8 +91,13 @@ class Mailbox(Letters, _Scope):
     """The mail of the client's address, in order. Made by `Client.mailbox`.
 
     With `auto_ack` a message is acknowledged when the next one is asked for: that is for one task. Without,
-    several may take from it, and each acknowledges its own.
+    several may take from it, and each acknowledges its own. At the end of the last of its blocks it is
+    closed: what came and was not taken goes back as if it had never been delivered.
     """
+
+    async def __aenter__(self) -> Self:
+        self.enter()
+        return self
 
     def __aiter__(self) -> Self:
         """Every message as it comes, waiting without end."""

@@ -11,7 +11,7 @@ from time import monotonic
 from typing import Any
 
 from malamute.client.consuming import Queued
-from malamute.client.handling import Registration, settle
+from malamute.client.handling import Registration, settle, untouched
 from malamute.client.message import Mail
 
 
@@ -46,9 +46,18 @@ class _Post:
             result = await self._registration.handler(message)
         except Exception as failure:
             error = failure
+        except (KeyboardInterrupt, asyncio.CancelledError) as end:
+            if isinstance(end, KeyboardInterrupt) or self._is_cancelled():
+                untouched(message)
+            raise
         finally:
             self._held.pop(message, None)
         await settle(self._consumer, message, result, error, self._registration.on_error)
+
+    def _is_cancelled(self) -> bool:
+        """Whether `run` has ended, and not something that a handler waited for."""
+        task = asyncio.current_task()
+        return task is not None and task.cancelling() > 0
 
     async def _report(self) -> None:
         while isinstance(self._consumer, Queued):
@@ -67,7 +76,7 @@ class _Post:
                 worker.cancel()
 
     async def close(self) -> None:
-        """End it at once. What a handler still had goes back to the queue."""
+        """End it at once. What a handler still had goes back to the queue, untouched."""
         tasks = [*self.workers, self._reporter]
         for task in tasks:
             task.cancel()

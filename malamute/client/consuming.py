@@ -229,10 +229,12 @@ class Queued:
         driver, source = self._driver, self._source
         driver.check_owner()
         if not source.waiting:
-            await driver.wait(lambda: source.waiting or source.ended or source.draining, timeout, what)
+            await driver.wait(
+                lambda: source.waiting or source.ended or source.draining or source.closed, timeout, what
+            )
         if driver.drain_due:
             driver.turn()
-        if source.waiting and not source.draining:
+        if source.has_one:
             return source.hand_out()
         if source.error is not None:
             raise source.error
@@ -242,19 +244,30 @@ class Queued:
 class Letters(Queued):
     """The mail of the client's address, in order.
 
-    With `auto_ack` a message is acknowledged when the next one is asked for.
+    With `auto_ack` a message is acknowledged when the next one is asked for. It is closed at the end of the
+    last of its blocks: what came and was not taken goes back to the broker as if it had never been delivered.
     """
 
     def __init__(self, driver: Driver, source: QueueSource, *, auto_ack: bool) -> None:
         super().__init__(driver, source)
         self.auto_ack = auto_ack
+        self._blocks = 0
         self._current: Mail | None = None
+
+    @property
+    def closed(self) -> bool:
+        """Whether it gives no more mail, until `Client.mailbox` opens it again."""
+        return self._source.closed
+
+    def enter(self) -> None:
+        """Begin a block: it stays open until this one has ended, too."""
+        self._blocks += 1
 
     async def _receive(self, timeout: float | None) -> Mail:
         self.acknowledge()
         item = await self._next(timeout, "no mail")
         if item is None:
-            raise Closed("the mailbox is closed")
+            raise Closed("the mailbox is closed; Client.mailbox opens it again")
         mail = Mail(*item, self)
         if self.auto_ack:
             self._current = mail
@@ -271,15 +284,21 @@ class Letters(Queued):
         self._current = None
 
     def cancel(self) -> None:
-        """At the end of a block: acknowledge what was handed out last."""
-        if self._driver.session.error is None:
+        """End it, or the block: acknowledge what was handed out last, and give back the rest."""
+        driver = self._driver
+        driver.check_owner()
+        self._blocks = max(0, self._blocks - 1)
+        if driver.session.error is None:
             self.acknowledge()
+            if not self._blocks:
+                driver.session.inbox.close_mailbox()
+                driver.send()
+                driver.changed()
 
     def _leave(self, *, failed: bool) -> None:
         if failed:
             self.leave()
-        else:
-            self.cancel()
+        self.cancel()
 
 
 class Duty(Queued):

@@ -9,6 +9,10 @@ comes out of `run`, and the cursor stays before that message.
 While a handler is at work, the broker is told so every third of the ack timeout, so that it may take as long
 as it needs; a handler that is gone with its program is noticed by the broken connection, and one
 that hangs has to be ended by its author.
+
+What nobody handled to its end goes back as if it had never been delivered: what waits when `run` ends, and
+what is in the hands of a handler that KeyboardInterrupt or the end of `run` breaks off, since the message
+is not to blame for that.
 """
 
 from __future__ import annotations
@@ -86,6 +90,12 @@ async def settle(
             _log.warning("what the handler of %r returned was lost: %s", message.subject, late)
             return
     await failed(consumer, message, error, on_error)
+
+
+def untouched(message: Message) -> None:
+    """Give back what a handler did not come to the end of, for a reason that is not the message."""
+    if isinstance(message, Mail):
+        message.release()
 
 
 async def _nak(consumer: Consumer, mail: Mail, text: str) -> None:

@@ -36,6 +36,8 @@ class Inbox:
         self._sources: dict[int, Source] = {}
         self._next_source = MAILBOX + 1
         self._closing = False
+        self._mail_unread = False
+        """Whether the mail that waits is to go back, as soon as nothing is awaited."""
         self._mail_timeout = 0.0
 
     # To begin and to end
@@ -95,12 +97,47 @@ class Inbox:
         if self.mailbox is None:
             self.mailbox = QueueSource(MAILBOX, Window(credit, credit_bytes))
             self.mailbox.ack_timeout = self._mail_timeout
-            grant = self.mailbox.window.grant() if self._outbox.ready else (0, 0)
+            self._fund_mailbox()
         else:
             grant = self.mailbox.window.resize(credit, credit_bytes)
-        if grant != (0, 0):
-            self._outbox.say(wire.Credit(MAILBOX, *grant))
+            if self.mailbox.paused:
+                self._fund_mailbox()
+            elif grant != (0, 0) and not self.mailbox.drains:
+                self._outbox.say(wire.Credit(MAILBOX, *grant))
+        self.mailbox.closed = self._mail_unread = False
         return self.mailbox
+
+    def open_for_replies(self, credit: int, credit_bytes: int) -> None:
+        """See that replies and outcomes can come; the window is for a mailbox that was not open before."""
+        if self.mailbox is None:
+            self.open_mailbox(credit, credit_bytes).closed = True
+        elif self.mailbox.paused:
+            self._fund_mailbox()
+
+    def _fund_mailbox(self) -> None:
+        """Grant the mailbox its window: now, or when what takes it away is confirmed."""
+        mailbox = self.mailbox
+        assert mailbox is not None
+        mailbox.paused = False
+        if self._outbox.ready and not mailbox.drains:
+            self._outbox.say(wire.Credit(MAILBOX, *mailbox.window.grant()))
+
+    def close_mailbox(self) -> None:
+        """Take no more mail. What was not handed out goes back untouched, as soon as nothing is awaited.
+
+        Until then it would only come again, since replies and outcomes stand behind it.
+        """
+        if self.mailbox is not None and not self.mailbox.closed:
+            self.mailbox.closed = self._mail_unread = True
+            self.return_mail()
+
+    def return_mail(self) -> None:
+        """Give back untouched the mail that nobody takes, if that is due."""
+        if self._mail_unread and not self._awaited and not self._closing:
+            assert self.mailbox is not None
+            self._mail_unread = False
+            self.mailbox.paused = True
+            self._drain(self.mailbox)
 
     def cancel(self, source: Source) -> None:
         """End a subscription or an offer. What it held goes back to the queue."""
@@ -115,7 +152,7 @@ class Inbox:
         """Take nothing more: end subscriptions, and give back untouched the requests that wait.
 
         What has come of a stream can still be taken, and what is held can still be settled. Mail stays here
-        until the end: nobody else could have it. A session that ends takes nothing anyway.
+        until its block is left, or until the end. A session that ends takes nothing anyway.
         """
         if self._outbox.refusal is not None:
             return
@@ -142,8 +179,13 @@ class Inbox:
     def drained(self, number: int) -> None:
         """Nothing more comes from a source, and what went back is where it was."""
         source = self.mailbox if number == MAILBOX else self._sources.get(number)
-        if source is not None and source.drains:
-            source.drains -= 1
+        if source is None or not source.drains:
+            return
+        source.drains -= 1
+        mailbox = self.mailbox
+        if source is mailbox and not mailbox.drains and not mailbox.paused and not self._closing:
+            # Somebody wants something of it again.
+            self._fund_mailbox()
 
     @property
     def is_drained(self) -> bool:
@@ -158,7 +200,9 @@ class Inbox:
 
     def refill(self, source: Source) -> None:
         """Grant what is due, if anything is. To be called when something was consumed."""
-        if not self._outbox.ready or source.ended or self._closing:
+        if not self._outbox.ready or source.ended or source.drains or self._closing:
+            return
+        if source is self.mailbox and self.mailbox.paused:
             return
         # A mailbox that is drained still takes replies and outcomes.
         if (not source.draining or source is self.mailbox) and (grant := source.window.refill()):
@@ -168,7 +212,10 @@ class Inbox:
         """Let replies and outcomes come past mail that nobody takes."""
         if self.mailbox is not None:
             self.mailbox.release()
-            self.refill(self.mailbox)
+            if self.mailbox.paused:
+                self._fund_mailbox()
+            else:
+                self.refill(self.mailbox)
 
     def acknowledge(self, source: QueueSource) -> None:
         """Send the acknowledgements that wait at a source."""
@@ -311,7 +358,8 @@ class Inbox:
         self._mail_timeout = mail_timeout
         if self.mailbox is not None:
             self.mailbox.ack_timeout = mail_timeout
-            self._outbox.say(wire.Credit(MAILBOX, *self.mailbox.window.grant()))
+            if not self.mailbox.paused:
+                self._fund_mailbox()
 
     def fail(self, error: MalamuteError) -> None:
         """The session is over: nothing will come any more."""

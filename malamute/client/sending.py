@@ -85,6 +85,7 @@ class Sending:
             yield
         finally:
             self._awaited.outcomes -= 1
+            self._inbox.return_mail()
 
     def request(
         self,
@@ -117,8 +118,7 @@ class Sending:
         return exchange
 
     def _open_mailbox(self) -> None:
-        if self._inbox.mailbox is None:
-            self._inbox.open_mailbox(REPLIES_CREDIT, REPLIES_CREDIT_BYTES)
+        self._inbox.open_for_replies(REPLIES_CREDIT, REPLIES_CREDIT_BYTES)
 
     def take_reply(self, exchange: Exchange) -> Item:
         """The next reply that waits at an exchange. It is acknowledged: nobody else could use it."""
@@ -134,6 +134,7 @@ class Sending:
         if self._awaited.forget(exchange):
             while exchange.waiting:
                 self.take_reply(exchange)
+            self._inbox.return_mail()
 
     def reply(
         self,

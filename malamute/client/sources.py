@@ -244,6 +244,10 @@ class QueueSource(Source):
         self.ack_timeout = 0.0
         """Seconds after which the broker takes back what is neither settled nor reported on; 0 is never."""
         self.waiting: deque[Item] = deque()
+        self.closed = False
+        """For the mailbox: whether it is open for replies and outcomes alone, and nobody takes mail."""
+        self.paused = False
+        """For the mailbox: whether it has no credit, since nobody takes or awaits anything."""
         self._outstanding: dict[int, int] = {}
         self._held: set[int] = set()
         self._finished: dict[int, str | None] = {}
@@ -325,6 +329,11 @@ class QueueSource(Source):
             self.finish(item.sequence, acknowledge=False)
             return False
         return item.sequence not in self._held
+
+    @property
+    def has_one(self) -> bool:
+        """Whether there is a message for the program to take."""
+        return bool(self.waiting) and not self.draining and not self.closed
 
     def hand_out(self) -> Item:
         """The next waiting message, which is held from now on."""

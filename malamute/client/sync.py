@@ -289,7 +289,9 @@ class Client(Calls):
 
         Raises `TimedOut` after `timeout` seconds (None: it waits without end).
         """
-        mailbox = self._mailbox or self.mailbox()
+        mailbox = self._mailbox
+        if mailbox is None or mailbox.closed:
+            mailbox = self.mailbox()
         return mailbox.receive(timeout)
 
     # Services
@@ -403,7 +405,9 @@ class Client(Calls):
         that there is nothing to reply to: `reply` acknowledges it.
         """
         return self._handler(
-            lambda: self.mailbox(auto_ack=False, credit=credit), concurrency=concurrency, on_error=on_error
+            lambda: self.mailbox(auto_ack=False, credit=credit).__enter__(),
+            concurrency=concurrency,
+            on_error=on_error,
         )
 
     def run(self) -> None:

@@ -62,7 +62,7 @@ class _Queue(Queued):
         """For handlers: whether a message is here. Raises what ended the queue."""
         if not self._source.waiting and self._source.error is not None:
             raise self._source.error
-        return bool(self._source.waiting) and not self._source.draining
+        return self._source.has_one
 
 
 class Subscription(Feed, _Scope):
@@ -141,9 +141,16 @@ class Mailbox(_Queue, Letters, _Scope):
     With `auto_ack` a message is acknowledged when the next one is asked for, and the last one when the
     mailbox or the client is closed. Otherwise each has to be acknowledged with its `ack()`; the broker sends
     no more than the window while they are not.
+
+    It is closed at the end of its block: what came and was not taken goes back as if it had never been
+    delivered, and what was taken can still be settled. `Client.mailbox` opens it again.
     """
 
     _driver: BlockingDriver
+
+    def __enter__(self) -> Self:
+        self._driver.do(self.enter)
+        return self
 
     def __iter__(self) -> Iterator[Mail]:
         """Every message as it comes, waiting without end."""
@@ -161,7 +168,7 @@ class Mailbox(_Queue, Letters, _Scope):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._leave(failed=kind is not None)
+        self._driver.do(lambda: self._leave(failed=kind is not None))
 
 
 class Work(_Queue, Duty, _Scope):

@@ -20,7 +20,7 @@ from math import inf
 from time import monotonic
 from typing import Any, NamedTuple
 
-from malamute.client.handling import Registration, settle
+from malamute.client.handling import Registration, settle, untouched
 from malamute.client.message import Mail, Message
 from malamute.client.sync_consumers import Mailbox, Subscription, Work
 from malamute.client.sync_driver import BlockingDriver, Waiting, run
@@ -52,6 +52,13 @@ class Job(NamedTuple):
     post: Post
     message: Message
     result: Future[Any]
+
+
+def _handle(job: Job) -> None:
+    try:
+        job.result.set_result(job.post.registration.handler(job.message))
+    except BaseException as error:  # the owner raises it, or settles the message by it
+        job.result.set_exception(error)
 
 
 class _Errand:
@@ -156,11 +163,11 @@ class Crew:
     def _hand_out(self) -> None:
         for post in self._posts:
             while post.ready:
-                message = post.take()
-                result = self._pool.submit(post.registration.handler, message)
-                job = Job(post, message, result)
+                job = Job(post, post.take(), Future())
+                # It is known before it begins: what it does may interrupt this thread at once.
                 self._jobs[job] = self._next_report(job)
-                result.add_done_callback(lambda _: self.ring())
+                job.result.add_done_callback(lambda _: self.ring())
+                self._pool.submit(_handle, job)
 
     def _next_report(self, job: Job) -> float:
         consumer = job.post.consumer
@@ -180,6 +187,8 @@ class Crew:
             job.post.free += 1
             error = job.result.exception()
             if error is not None and not isinstance(error, Exception):
+                if isinstance(error, KeyboardInterrupt):
+                    untouched(job.message)
                 raise error
             result = None if error else job.result.result()
             errand = _Errand(
@@ -227,9 +236,9 @@ class Crew:
         """End it. Handlers that are still at work get an error for whatever they ask of the client."""
         self._pool.shutdown(wait=False, cancel_futures=True)
         for job in self._jobs:
-            if job.result.cancelled() and isinstance(job.message, Mail):
-                # Its handler has never begun.
-                job.message.release()
+            if not job.result.done():
+                # Its handler has never begun, or it is left behind.
+                untouched(job.message)
         for errand in (*self._suspended, *self._new):
             errand.call.close()
             if not errand.result.done():

@@ -295,6 +295,77 @@ def test_bye_is_said_too_when_the_disk_refused_to_note_what_went_back(alice, box
     assert alice.said()[-1] == wire.Bye()
 
 
+def test_a_closed_mailbox_gives_back_untouched_what_was_not_handed_out_and_takes_no_more(alice, box, mail):
+    session = alice.session
+    alice.told(mail(0, [5, 6]))
+    box.finish(2)
+    session.inbox.close_mailbox()
+    assert alice.said() == [Ack(0, [[2, 2]]), Drain(0, [[1, 1], [3, 4]])]
+    # What was on its way is the broker's again, and nothing is granted for what is settled.
+    alice.told(mail(0, [7]), Ok(21, 0))
+    for sequence in (1, 3):
+        box.finish(sequence)
+    session.inbox.acknowledge(box)
+    session.inbox.refill(box)
+    assert alice.said() == [Ack(0, [[1, 1], [3, 3]])]
+    assert not box.waiting
+    # On the next connection it stays closed, and 4 is still in its owner's hands.
+    alice.broken()
+    alice.said()
+    alice.told(wire.Welcome(2, b"id", b"broker", True, "", {}))
+    assert alice.said() == []
+    session.inbox.open_mailbox(20, 2000)
+    assert alice.said() == [Credit(0, 20, 2000)]
+    alice.told(mail(0, [4], attempts=2), mail(0, [5, 6]))
+    assert [item.sequence for item in box.waiting] == [5, 6]
+
+
+def test_a_mailbox_that_is_opened_again_waits_until_its_drain_is_confirmed(alice, box, mail):
+    alice.session.inbox.close_mailbox()
+    alice.said()
+    alice.session.inbox.open_mailbox(10, 1000)
+    alice.told(mail(0, [5]))
+    assert not box.waiting
+    assert alice.said() == []
+    alice.told(Ok(21, 0))
+    assert [(type(said), said.messages) for said in alice.said()] == [(Credit, 6)]
+    alice.told(mail(0, [5]))
+    assert [item.sequence for item in box.waiting] == [5]
+
+
+def test_mail_in_front_of_a_reply_goes_back_when_nobody_waits_for_the_reply_any_more(alice, box, mail):
+    session = alice.session
+    exchange = session.sending.request("svc", "a", RECORD, numbered=False)
+    alice.told(mail(0, [5, 6]))
+    alice.said()
+    session.inbox.close_mailbox()
+    assert not any(isinstance(said, Drain) for said in alice.said())
+    reply = {"service": "svc", "correlation": exchange.correlation, "final": True}
+    alice.told(mail(0, [7], properties=reply))
+    assert session.sending.take_reply(exchange).sequence == 7
+    session.sending.forget(exchange)
+    assert alice.said()[-2:] == [Ack(0, [[7, 7]]), Drain(0, [[1, 4]])]
+
+
+def test_replies_and_outcomes_have_credit_again_behind_a_closed_mailbox(alice, box):
+    session = alice.session
+    session.inbox.close_mailbox()
+    alice.said()
+    exchange = session.sending.request("svc", "a", RECORD, numbered=False)
+    assert [type(said) for said in alice.said()] == [wire.Request]
+    alice.told(Ok(21, 0))
+    assert [type(said) for said in alice.said()] == [Credit]
+    session.sending.forget(exchange)
+    # Nobody has read mail since: as with any requester, it can come.
+    assert alice.said() == []
+    session.inbox.open_mailbox(10, 1000)
+    session.inbox.close_mailbox()
+    alice.told(Ok(21, 0))
+    alice.said()
+    with session.sending.expecting():
+        assert [type(said) for said in alice.said()] == [Credit]
+
+
 def test_a_drained_offer_is_made_again_without_credit(alice, mail):
     offer = alice.session.inbox.offer("svc", [("all", "")], credit=4, credit_bytes=-1)
     alice.told(Ok(7, 1), mail(1, [1]))

@@ -407,7 +407,9 @@ def test_handlers_settle_what_they_are_given(play: Play) -> None:
     play(scenario)
 
 
-def test_a_handler_that_fails_is_tried_again_until_its_message_is_dead(play: Play) -> None:
+def test_a_handler_that_fails_rejects_mail_if_told_so_and_stays_before_the_message_of_a_stream(
+    play: Play,
+) -> None:
     async def scenario(world: World) -> None:
         alice, bob = await world.connect("alice"), await world.connect("bob")
         sent = await alice.send("bob", "hello", b"", assurance="confirmed")
@@ -436,6 +438,43 @@ def test_a_handler_that_fails_is_tried_again_until_its_message_is_dead(play: Pla
         await bob.flush()
         async with bob.subscribe("log", cursor="seen") as messages:
             assert (await messages.receive(PATIENCE)).sequence == 2
+
+    play(scenario)
+
+
+def test_a_block_of_the_mailbox_gives_back_at_its_end_what_was_not_taken(play: Play) -> None:
+    async def scenario(world: World) -> None:
+        alice, bob = await world.connect("alice"), await world.connect("bob")
+        for n in range(5):
+            await alice.send("bob", "hello", b"%d" % n)
+        async with bob.mailbox(auto_ack=False) as mailbox:
+            held = await mailbox.receive(PATIENCE)
+            async with bob.mailbox(auto_ack=False):
+                pass
+            # Another block has not ended.
+            second = await mailbox.receive(PATIENCE)
+            second.ack()
+        with pytest.raises(errors.Closed, match="opens it again"):
+            await mailbox.receive(PATIENCE)
+        await bob.flush()
+        rows = await alice.query("messages", kind="mailbox", name="bob")
+        states = [(row["state"], row["attempts"]) for row in rows]
+        assert states == [("outstanding", 1), *[("waiting", 0)] * 3]
+        held.ack()
+        await bob.flush()
+        await world.middle()
+
+        # Replies come past what nobody takes, and a new block has all of it.
+        work = await alice.work("svc")
+        replies = await bob.request("svc", "a", b"", timeout=PATIENCE)
+        await bob.flush()
+        await (await work.receive(PATIENCE)).reply(b"!")
+        assert [reply.body async for reply in replies] == [b"!"]
+        async with bob.mailbox() as mailbox:
+            left = [await mailbox.receive(PATIENCE) for _ in range(3)]
+        assert [(m.body, m.attempts) for m in left] == [(b"2", 1), (b"3", 1), (b"4", 1)]
+        await bob.flush()
+        assert await alice.query("messages", kind="mailbox", name="bob") == []
 
     play(scenario)
 

@@ -346,7 +346,10 @@ class Client:
         return f"offers {offer.number} for {SERVICES[a % 2]} {criteria} {credit}/{size_bytes}"
 
     def open_mailbox(self, a: int, b: int, c: int) -> str:
-        """Begin to take mail."""
+        """Begin to take mail, or take no more."""
+        if c % 4 == 3:
+            self.session.inbox.close_mailbox()
+            return "closes its mailbox"
         credit, size_bytes = CREDITS[a % 5], CREDIT_BYTES[b % 4]
         self.session.inbox.open_mailbox(credit, size_bytes)
         return f"opens its mailbox for {credit}/{size_bytes}"
@@ -354,7 +357,7 @@ class Client:
     def take_mail(self, a: int, b: int, c: int) -> str:
         """Take a letter into the hand."""
         mailbox = self.session.inbox.mailbox
-        if mailbox is None or not mailbox.waiting:
+        if mailbox is None or mailbox.closed or not mailbox.waiting:
             return ""
         item = mailbox.hand_out()
         self._hold(0, item)

@@ -363,7 +363,8 @@ class World:
 
     def _help(self, client: Client) -> None:
         """Let a program take all mail, and work for all services."""
-        if client.session.inbox.mailbox is None or client.session.inbox.mailbox.window.messages != -1:
+        mailbox = client.session.inbox.mailbox
+        if mailbox is None or mailbox.closed or mailbox.window.messages != -1:
             client.session.inbox.open_mailbox(-1, -1)
         if client.session.state is State.READY and not client.serves_all:
             client.serves_all = True
