@@ -109,8 +109,8 @@ class Book:
         """What changes were answered."""
         self.retentions: dict[str, PutRetention] = {}
         """Those on the disk."""
-        self.recent: dict[tuple[str, str], set[int]] = {}
-        """What was committed in this turn."""
+        self.recent: dict[tuple[str, str], set[int | None]] = {}
+        """What was committed in this turn; None is anywhere."""
         self.asked: dict[tuple[bytes, int], set[int | None]] = {}
         """Where the cursor of a subscription may have been when it was asked for."""
         self.ends: dict[tuple[bytes, int], int] = {}
@@ -177,6 +177,9 @@ class Book:
             self.queues.purged.add((kind, message.arguments["name"]))
         elif message.topic == "feed.set":
             self.feeds.asked(message.arguments)
+        elif message.topic in ("cursor.set", "cursor.delete"):
+            cursor = message.arguments["stream"], message.arguments["cursor"]
+            self.recent.setdefault(cursor, set()).add(None)
 
     def _changed(self, peer: bytes, number: int, value: Any) -> None:
         """A change is answered: always with the same, however often it is asked for."""
