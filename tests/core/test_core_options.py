@@ -465,6 +465,16 @@ def test_the_queue_with_most_identities_forgets_when_all_have_too_many_bytes():
     assert room.bytes == sum(bench.core.mailboxes.by_name[name].identities.bytes for name in ("ann", "bob"))
 
 
+def test_of_queues_with_equally_many_the_first_forgets():
+    """The same happens in the same order: what a broker does is told by what it is sent alone."""
+    names = [f"box {letter}" for letter in "jihgfedcba"]
+    bench = Bench(Limits(identities_bytes=9 * (IDENTITY_BYTES + len("box a") + 2)))
+    bench.open("alice")
+    for name in names:
+        bench.tell("alice", send(name, b"", id="id"))
+    assert [len(known(bench, name)) for name in names] == [0, *[1] * 9]
+
+
 def test_identities_are_in_their_budget_however_many_messages_come_and_go():
     bench = Bench(Limits(identities_bytes=10_000))
     bench.open("alice", "bob")

@@ -40,16 +40,17 @@ class IdentityRoom:
     def __init__(self, bytes_max: int) -> None:
         self.bytes = 0
         self._bytes_max = bytes_max
-        self._holders: set[Identities] = set()
+        # In the order in which they came: which of two equals forgets is not left to chance.
+        self._holders: dict[Identities, None] = {}
 
     def take(self, identities: Identities, size_bytes: int) -> None:
         """Count what the identities of a queue take, or give back if negative."""
         identities.bytes += size_bytes
         self.bytes += size_bytes
         if identities.bytes:
-            self._holders.add(identities)
+            self._holders[identities] = None
         else:
-            self._holders.discard(identities)
+            self._holders.pop(identities, None)
 
     def relieve(self) -> None:
         """Let the queues that have most forget their oldest until there is room."""
