@@ -1,5 +1,6 @@
 """Acceptance: a real broker process on a real directory, and everything that happens to it in the field."""
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from functools import partial
@@ -13,6 +14,9 @@ from rig_proxy import Proxy
 from rig_waiting import PATIENCE
 
 import malamute
+
+# The messages of the specification are known to the tests of the protocol.
+sys.path.insert(0, str(Path(__file__).parents[1] / "protocol"))
 
 
 @pytest.fixture

@@ -131,7 +131,7 @@ class Load:
             self.confirmed[role] += 1
 
     def _subscribe(self, client: malamute.Client, role: str) -> None:
-        # A small window: it is in replay as often as live.
+        # A small window, so that it falls back to replay.
         with client.subscribe(STREAM, start="first", credit=500) as messages:
             while not self._over.is_set():
                 self.live += messages.take(1000, 0.1)

@@ -118,7 +118,7 @@ def test_wp25_no_more_than_the_credit_is_delivered_and_grants_that_overlap_add_u
 
 
 def test_wp25_grants_while_messages_flow_add_up_to_the_message(reader: Reader, out: Publisher) -> None:
-    """WP25: publisher and grants overlap in every turn, and the sum of the grants is what came."""
+    """WP25: batches and grants come at the same time, and the sum of the grants is what came."""
     reader.subscribe("new", 1)
     granted = 1
     for number in range(1, 101):

@@ -99,7 +99,7 @@ def sequences_from(client: malamute.Client, start: Any, stream: str = "s") -> li
     return [message.sequence for message in had if message.body != b"end"]
 
 
-def test_wp5_wp22_a_replay_begins_at_the_first_the_last_a_sequence_or_what_is_new(
+def test_wp5_wp22_a_replay_begins_at_the_first_a_sequence_or_what_is_new(
     client: malamute.Client, hands: Hands
 ) -> None:
     """WP5, WP7, WP22: every retained message from there on, in order, and then what is published."""

@@ -70,7 +70,7 @@ def test_a_signal_under_load_confirms_what_was_accepted_before_the_end(daemon: D
     assert gaps == []
 
 
-def test_a_stopping_broker_accepts_nobody_and_its_clients_come_back_by_themselves(
+def test_where_a_broker_was_stopped_nobody_connects_and_its_clients_come_back_by_themselves(
     daemon: Daemon, connect: Connect
 ) -> None:
     """WP29."""

@@ -102,7 +102,7 @@ STEPS = st.lists(
 
 
 @settings(
-    max_examples=int(os.environ.get("MALAMUTE_EXAMPLES", "300")),
+    max_examples=EXAMPLES,
     deadline=None,
     suppress_health_check=list(HealthCheck),
 )

@@ -439,10 +439,13 @@ def test_a_message_that_never_fits_is_left_out_and_told():
     bench = fed(Bench(Limits(queue_bytes=200), lifecycle=True))
     bench.tell("alice", subscribe(9, stream="$sys", criteria=[["topic", "feed.gap.*"]]))
     bench.tell("bob", offer())
-    asked(bench, "alice", publish(b"1", b"x" * 300, b"3"))
+    bench.tell("alice", publish(b"1", b"x" * 300, b"3"))
+    bench.settle()
     bench.tell("bob", ack(1, (1, 1)))
     bench.settle()
     assert bench.bodies("bob") == [b"1", b"3"]
+    (told,) = bench.got("alice")
+    assert (told.subject, told.headers["first"], told.headers["last"]) == ("feed.gap.w", 2, 2)
     assert rows(bench)[0]["skipped"] == 1
 
 

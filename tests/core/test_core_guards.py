@@ -264,10 +264,6 @@ def test_a_stop_is_not_kept_from_ending_in_good_order(bench, monkeypatch):
 # The store
 
 
-class Broken(Exception):
-    pass
-
-
 @pytest.fixture
 def no_answers(bench, monkeypatch):
     """The store can answer nothing."""

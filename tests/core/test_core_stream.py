@@ -223,6 +223,11 @@ def test_a_damage_is_told_after_what_comes_before_it(bench):
     sent = bench.sent("bob")
     assert sequences(sent) == [2]
     assert gaps(sent) == []
+    bench.tell("bob", Credit(1, 5))
+    bench.core.answered(bench.reads.popleft(), ReadResult([*found, damage], 1), bench.now)
+    bench.turn()
+    told = [m for m in bench.sent("bob") if isinstance(m, Deliver | Gap)]
+    assert [sequences([m]) or m for m in told] == [[3, 4], Gap(1, 5, 9, "corrupt")]
 
 
 def test_a_damage_is_a_gap_with_its_range(bench):

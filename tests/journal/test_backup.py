@@ -167,7 +167,7 @@ def test_a_log_that_is_dropped_meanwhile_is_copied_anew(disk, target, steps, mon
     copy.close()
 
 
-def test_beside_a_writer_every_backup_is_whole(disk, target):
+def test_beside_a_writer_every_backup_is_whole(disk, target, steps):
     store = disk(streams_budget=MIB)
 
     def write(n):
@@ -177,20 +177,21 @@ def test_beside_a_writer_every_backup_is_whole(disk, target):
 
     for n in range(1, 60):
         write(n)
-    with ThreadPoolExecutor(1) as pool:
-        copying = pool.submit(store.backup, target)
-        n = 59
-        while not copying.done():
-            n += 1
-            write(n)
-        copying.result()
-    copy, recovered = opened(target)
-    state = recovered.streams["s"]
-    assert firsts(copy) == list(range(state.first, state.last + 1))
-    assert recovered.cursors == {("s", "c"): state.last}
-    kept = [m.sequence for m in recovered.queues["mailbox", "q"].messages]
-    assert kept == list(range(state.last - 2, state.last + 1))
-    copy.close()
+    for number in range(5):
+        with ThreadPoolExecutor(1) as pool:
+            copying = pool.submit(store.backup, target / str(number))
+            while not copying.done():
+                n += 1
+                write(n)
+            copying.result()
+        copy, recovered = opened(target / str(number))
+        state = recovered.streams["s"]
+        assert firsts(copy) == list(range(state.first, state.last + 1))
+        assert recovered.cursors == {("s", "c"): state.last}
+        kept = [m.sequence for m in recovered.queues["mailbox", "q"].messages]
+        assert kept == list(range(state.last - 2, state.last + 1))
+        copy.close()
+    assert n > 59, "there was a writer"
 
 
 def test_a_store_in_memory_has_no_backup(target):

@@ -352,7 +352,7 @@ def lmdb_error(kind, code=0):
         (lmdb_error(lmdb.CorruptedError), StoreCorrupt),
     ],
 )
-def test_a_fault_of_the_disk_leaves_the_store_usable(disk, monkeypatch, fault, raised):
+def test_an_error_of_lmdb_is_told_by_its_kind_and_leaves_the_store_usable(disk, monkeypatch, fault, raised):
     store = disk()
     store.write([append(1), put(1)])
 

@@ -23,7 +23,6 @@ from malamute.core.storage import (
     SetAttempts,
 )
 from malamute.errors import StorageFull, StoreError
-from malamute.journal import disk as disk_module
 from malamute.journal import fetch as fetch_module
 from malamute.journal import format as codec
 from malamute.journal.disk import BLOCK_BYTES_MAX
@@ -430,10 +429,9 @@ def test_fetching_beside_a_writer_that_compacts(disk):
     with ThreadPoolExecutor(2) as pool:
         futures = [pool.submit(fetch_on) for _ in range(2)]
         try:
-            for n in range(1, 401):
-                if n not in kept:
-                    store.write([delete((n, n)), put(n, queue="churn", record=bytes(30_000))])
-                    store.write([delete((n, n), queue="churn")])
+            for n in kept:
+                store.write([delete((n + 1, n + 3)), put(n, queue="churn", record=bytes(30_000))])
+                store.write([delete((n, n), queue="churn")])
         finally:
             done.set()
         assert all(future.result() > 0 for future in futures)
@@ -488,4 +486,10 @@ def test_a_closed_store_fetches_nothing(make):
 
 
 def test_the_room_for_blocks_in_memory_is_bounded(disk):
-    assert fetch_module.CACHED_BLOCKS * disk_module.BLOCK_BYTES_MAX <= MIB
+    store = disk(size=16 * MIB)
+    store.write([put(n, record=bytes(BLOCK_BYTES_MAX // 2)) for n in range(1, 21)])
+    assert store.status().log_blocks > fetch_module.CACHED_BLOCKS
+    for n in range(1, 21):
+        assert len(store.fetch("mailbox", "q", (n,))) == 1
+        held = store._fetcher._cache.values()
+        assert sum(len(r) for block in held for found in block.values() for r in found.values()) <= MIB

@@ -81,7 +81,7 @@ def test_it_sees_each_commit_of_another_process_and_what_the_ring_has_dropped(tm
         if reader is not None:
             reader.close()
         writer.stdin.close()
-        assert writer.wait(20) == 0
+        assert writer.wait(60) == 0
         writer.stdout.close()
 
 

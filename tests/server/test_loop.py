@@ -1,4 +1,4 @@
-"""The loop: it ends on a fault of ours, and stores and confirms everything before it ends otherwise."""
+"""The loop goes on after a fault of ours, ends with a worker of its own, and confirms what it took."""
 
 from __future__ import annotations
 
