@@ -198,11 +198,23 @@ class Brokers(RuleBasedStateMachine):
             self.world.drain()
 
 
-Brokers.TestCase.settings = settings(
-    max_examples=int(os.environ.get("MALAMUTE_EXAMPLES", "250")),
-    stateful_step_count=60,
-    deadline=None,
-    report_multiple_bugs=False,
-    suppress_health_check=list(HealthCheck),
-)
-TestTheBrokerKeepsItsPromises = Brokers.TestCase
+EXAMPLES = int(os.environ.get("MALAMUTE_EXAMPLES", "250"))
+PARTS = 5
+"""The examples are several tests, each with others: for one alone they take too long where much else runs."""
+
+
+def part(number: int) -> type:
+    """A test with a part of the examples. Which these are goes by the name of the class."""
+    machine = type(f"Brokers{number}", (Brokers,), {})
+    machine.TestCase.settings = settings(
+        max_examples=EXAMPLES // PARTS,
+        stateful_step_count=60,
+        deadline=None,
+        report_multiple_bugs=False,
+        suppress_health_check=list(HealthCheck),
+    )
+    return machine.TestCase
+
+
+for number in range(PARTS):
+    globals()[f"TestTheBrokerKeepsItsPromises{number}"] = part(number)
