@@ -49,6 +49,7 @@ class Hands:
 def hands(monkeypatch: pytest.MonkeyPatch) -> Hands:
     found = Hands()
     monkeypatch.setattr(daemon, "Clock", lambda: found)
+    monkeypatch.setattr(daemon, "counted", found)
     return found
 
 
