@@ -71,7 +71,7 @@ def send(
         told = {"outcome": ended, "reason": reason or None} if outcome else {}
         click.echo(to_json({"mailbox": mailbox, "messages": 1, "confirmed": confirm, **told}))
     else:
-        where = f"{'stored in the mailbox' if confirm else 'sent to'} {mailbox}"
+        where = f"{'stored in the mailbox' if confirm else 'sent to'} {printable(mailbox)}"
         words = f", {ended}{f': {printable(reason)}' if reason else ''}" if outcome else ""
         click.echo(f"1 message {where}{words}")
     if outcome and ended != ACKNOWLEDGED:

@@ -10,7 +10,7 @@ import click
 from malamute.cli import completion
 from malamute.cli.options import Connection, connects, examples, json_option
 from malamute.cli.payload import Row, body_of, chunks_of_lines, headers_option, rows_of, standard_input
-from malamute.cli.printing import to_json
+from malamute.cli.printing import printable, to_json
 from malamute.cli.progress import bar
 from malamute.cli.trouble import BadInput
 
@@ -132,4 +132,4 @@ def _report(stream: str, published: int, sequence: int | None, *, confirm: bool,
         return
     place = f", sequence {sequence}" if sequence else ""
     messages = "message" if published == 1 else "messages"
-    click.echo(f"{published:,} {messages} {'stored in' if confirm else 'sent to'} {stream}{place}")
+    click.echo(f"{published:,} {messages} {'stored in' if confirm else 'sent to'} {printable(stream)}{place}")

@@ -58,11 +58,23 @@ class Root(LazyGroup):
         except MalamuteError as error:
             tell(error, as_json=ctx.meta.get(JSON, False))
             ctx.exit(code_of(error))
+        except click.NoSuchOption as error:
+            raise _explained(error) from None
         except BrokenPipeError:
             drop_output()
             ctx.exit(OK)
         except KeyboardInterrupt:
             ctx.exit(INTERRUPTED)
+
+
+def _explained(error: click.NoSuchOption) -> click.UsageError:
+    """The same error; where an argument may have been meant, such as -3.5, it says how that is given."""
+    ctx = error.ctx
+    takes_arguments = ctx is not None and any(isinstance(p, click.Argument) for p in ctx.command.params)
+    if ctx is None or error.option_name.startswith("--") or not takes_arguments:
+        return error
+    words = f"An argument that begins with - goes behind --: {ctx.command_path} ... -- ARGUMENT"
+    return click.UsageError(f"{error.format_message()} {words}", ctx)
 
 
 @click.group(

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
 import pytest
 import zmq
-from rig_daemon import Daemon
+from click.testing import CliRunner
+from rig_daemon import Daemon, small
 from rig_waiting import PATIENCE, eventually
 
 import malamute
+from malamute.cli.root import cli
+from malamute.config import Log
 from malamute.protocol.codec import decode, encode
 from malamute.protocol.messages import VERSION, Hello, Offer, Subscribe, Welcome
 
+TOP = ("top", "--count", "1")
 LISTS = ("clients", "status", "streams", "mailboxes", "services", "feeds", "cursors", "storage")
 
 
@@ -66,14 +71,18 @@ def test_mail_that_knows_the_correlation_is_no_reply(
     assert [bytes(reply.body) for reply in replies] == [b"answer"]
 
 
-def test_the_routing_id_is_nowhere(daemon: Daemon, connect: Callable[..., malamute.Client]) -> None:
-    client, context = connect(), zmq.Context()
+def test_the_routing_id_is_nowhere(
+    new_daemon: Callable[..., Daemon], connect_to: Callable[..., malamute.Client]
+) -> None:
+    """Nor in the log, if it tells all that it can, nor in what the command line prints."""
+    daemon = new_daemon(replace(small(), log=Log(level="debug"))).start()
+    client, context = connect_to(daemon.url), zmq.Context()
     identity = b"\x01" + secrets.token_bytes(15)
     raw = context.socket(zmq.DEALER)
     raw.setsockopt(zmq.ROUTING_ID, identity)
     raw.connect(daemon.url)
     told: list[object] = []
-    for message in (Hello([VERSION], ""), Offer(1, "w", [["all", ""]]), Subscribe(2, "s", [["all", ""]])):
+    for message in (Hello([VERSION], "me"), Offer(1, "w", [["all", ""]]), Subscribe(2, "s", [["all", ""]])):
         raw.send_multipart(encode(message))
         assert raw.poll(PATIENCE * 1000)
         told.append(decode(raw.recv_multipart()))
@@ -84,9 +93,16 @@ def test_the_routing_id_is_nowhere(daemon: Daemon, connect: Callable[..., malamu
     told += [client.query("stream", name="s"), client.query("service", name="w")]
     with client.subscribe("$sys", start="first") as events:
         told += [(event.subject, event.headers) for event in islice(events, 2)]
+    shown = [
+        CliRunner().invoke(cli, [*command, *form, "--url", daemon.url])
+        for command in (("client", "list"), ("client", "show", "me"), ("service", "show", "w"), TOP)
+        for form in ((), ("--json",))
+    ]
+    assert [result.exit_code for result in shown] == [0] * len(shown), shown
     raw.close(0)
     context.term()
-    text = repr(told) + daemon.log
+    eventually(lambda: not client.query("client", id="me")["connected"], "it is gone")
+    text = repr(told) + daemon.log + "".join(result.output for result in shown)
     for part in (identity, identity[:8], identity[8:], identity[4:12]):
         assert part.hex() not in text
         assert repr(part)[2:-1] not in text

@@ -72,6 +72,13 @@ def test_an_unknown_command_is_wrong_usage(run: Run) -> None:
     assert "No such command" in run("nonsense", exit_code=2).stderr
 
 
+def test_an_argument_that_looks_like_an_option_is_told_how_it_is_given(run: Run) -> None:
+    wrong = run("pub", "weather", "temp.oslo", "-3.5", exit_code=2).stderr
+    assert "goes behind --: malamute pub ... -- ARGUMENT" in " ".join(wrong.split())
+    assert "behind --" not in run("pub", "weather", "--nonsense", exit_code=2).stderr
+    assert "behind --" not in run("client", "list", "-3", exit_code=2).stderr
+
+
 SLOW = {"pyspark", "pyarrow", "pandas", "lmdb", "textual", "zmq", "msgpack", "structlog", "rich", "asyncio"}
 """What no help needs."""
 

@@ -8,7 +8,10 @@ import os
 import pty
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
 
 import click
 import pytest
@@ -17,13 +20,16 @@ from cli_commands import ROOT
 import malamute
 from malamute.cli.escaping import printable, to_json, visible
 from malamute.cli.root import cli
-from malamute.errors import MalamuteError
+from malamute.errors import Disconnected, MalamuteError
 from malamute.testing import Broker
 
 HOSTILE = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202e\u2066\x08\rfake\x00"
 """It sets the title, clears the screen, turns the text around and goes back to write over what is there."""
 
 OBEYED = ("\x1b]0;owned", "\x07", "\x1b[2J", "\x9b", "\u202e", "\u2066", "\x08", "\rfake", "\x00")
+
+TURNED = "\u202e\u2066gnp.exe"
+"""A name may have this, which turns the text around."""
 
 OnTerminal = Callable[..., str]
 
@@ -59,21 +65,35 @@ def on_terminal(broker: Broker) -> OnTerminal:
 
 @pytest.fixture
 def others(broker: Broker, client: malamute.Client) -> Iterator[malamute.Client]:
-    """Somebody who has put hostile words wherever words can be put."""
+    """Somebody who has put hostile words wherever words can be put, and has a worker and a dead letter."""
     headers = {"note": HOSTILE, HOSTILE: "name"}
     with malamute.connect(broker.url, address="other", software=HOSTILE) as other:
         for _ in range(3):
             other.publish("s", HOSTILE, HOSTILE.encode(), headers, assurance="stored")
         other.send("bob", HOSTILE, HOSTILE.encode(), headers, assurance="stored").wait(40)
         other.request("svc", HOSTILE, HOSTILE.encode(), headers, id=HOSTILE, key=HOSTILE)
+        other.publish(TURNED, TURNED, b"", assurance="stored")
+        other.request(TURNED, TURNED, b"")
+        other.request("dead", HOSTILE, HOSTILE.encode(), headers)
+        other.send("dead", HOSTILE, HOSTILE.encode(), headers)
+        other.change("cursor.set", stream=TURNED, cursor=TURNED, start="first")
+        other.change("feed.set", service=TURNED, stream="s", criteria=[["exact", HOSTILE]])
         other.flush()
-        with other.subscribe("s", HOSTILE, family="exact"), other.work("done", HOSTILE, family="exact"):
+        with malamute.connect(broker.url, address="dead") as reader, reader.work("dead") as work:
+            reader.receive(40).reject(TURNED)
+            work.receive(40).reject(TURNED)
+            reader.flush()
+        with (
+            suppress(Disconnected),  # one of the commands does that
+            other.subscribe("s", HOSTILE, family="exact"),
+            other.work("done", HOSTILE, family="exact"),
+            malamute.connect(broker.url, address=TURNED) as turned,
+        ):
+            turned.subscribe(TURNED, credit=1)
+            turned.send(TURNED, TURNED, b"")
             other.flush()
             yield other
 
-
-_STREAM = cli.get_command(click.Context(cli), "stream")
-INFO = "show" if "show" in _STREAM.commands else "info"
 
 COMMANDS = [
     ("sub", "s", "--start", "first", "-n", "3"),
@@ -82,20 +102,88 @@ COMMANDS = [
     ("sub", "s", "--start", "first", "-n", "3", "--raw"),
     ("sub", "s", "--start", "first", "-n", "1", "--format", "{subject} {headers} {header[note]} {body}"),
     ("stream", "view", "s", "--page", "100"),
-    ("stream", INFO, "s"),
+    ("stream", "list"),
+    ("stream", "show", "s"),
+    ("stream", "show", TURNED),
+    ("stream", "create", "new"),
+    ("stream", "edit", "s", "--count", "2"),
+    ("stream", "purge", "s", "--yes"),
+    ("stream", "delete", TURNED, "--yes"),
     ("stream", "explain", "s", HOSTILE.replace("\0", "")),
+    ("cursor", "list"),
+    ("cursor", "reset", TURNED, "c", "--to", "first"),
+    ("cursor", "delete", TURNED, TURNED),
+    ("service", "list"),
+    ("service", "feeds"),
+    ("service", "feed", "fed", "s", "--dry-run"),
+    ("service", "dead", "dead"),
+    ("service", "redrive", "dead"),
+    ("service", "purge", "svc", "--yes"),
     ("service", "browse", "svc"),
     ("service", "browse", "svc", "--json"),
-    ("service", INFO, "done"),
+    ("service", "show", "done"),
+    ("service", "show", TURNED),
+    ("mailbox", "list"),
+    ("mailbox", "show", TURNED),
+    ("mailbox", "dead", "dead"),
+    ("mailbox", "redrive", "dead"),
+    ("mailbox", "purge", "bob", "--yes"),
     ("mailbox", "browse", "bob"),
     ("mailbox", "browse", "bob", "--json"),
     ("client", "list"),
     ("client", "list", "--json"),
-    ("client", INFO, "other"),
-    ("client", INFO, "other", "--json"),
+    ("client", "show", "other"),
+    ("client", "show", "other", "--json"),
+    ("client", "disconnect", TURNED, "--yes"),
     ("recv", "bob", "-n", "1"),
     ("top", "--count", "1", "--json"),
+    ("events", "--start", "first", "-n", "8"),
+    ("broker", "check", "--lag", "1", "--oldest", "0s,1d", "--depth", "1"),
+    ("broker", "check", "--lag", "1", "--json"),
+    ("broker", "status"),
+    ("pub", TURNED, "a", "b"),
+    ("send", TURNED, "a", "b"),
 ]
+
+OFFLINE = [
+    ("journal", "inspect"),
+    ("journal", "verify"),
+    ("journal", "export", "--to", "out"),
+    ("journal", "export", "verify", "--from", "out"),
+    ("journal", "backup", "saved"),
+    ("journal", "repair"),
+    ("journal", "restore", "saved", "again"),
+]
+"""Those that are given the data directory of a broker that has stopped."""
+
+ELSEWHERE = {
+    ("request",): "below, with a worker who is a stranger",
+    ("work",): "it prints nothing of a request; its errors are told as all are",
+    ("broker", "backup"): "a broker in memory has none; it prints what it was given",
+    ("broker", "run"): "what the operator has configured; its log is JSON",
+    ("spark", "analyze"): "tests/spark",
+    ("spark", "match"): "tests/spark",
+    ("spark", "replay"): "tests/spark",
+}
+OWN = {"context", "config", "bench", "cheat", "completion", "errors", "demo"}
+"""Groups and commands that print what their user, or Malamute itself, has written."""
+
+
+def _commands(group: click.Group, words: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        if not isinstance(command, click.Group) or command.invoke_without_command:
+            yield (*words, name)
+        if isinstance(command, click.Group):
+            yield from _commands(command, (*words, name))
+
+
+def test_no_command_is_forgotten() -> None:
+    assert isinstance(cli, click.Group)
+    theirs = {words for words in _commands(cli) if words[0] not in OWN}
+    named = {words[:size] for words in (*COMMANDS, *OFFLINE) for size in (1, 2, 3)} & theirs
+    assert theirs - named == set(ELSEWHERE)
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: " ".join(map(printable, command)))
@@ -105,6 +193,44 @@ def test_no_command_lets_a_terminal_obey_what_others_wrote(
     text = on_terminal(*command)
     assert text.strip()
     assert "Usage:" not in text
+    assert not [words for words in OBEYED if words in text]
+
+
+def test_nor_does_one_that_reads_a_journal(on_terminal: OnTerminal, tmp_path: Path) -> None:
+    with (
+        Broker(tmp_path / "data") as broker,
+        malamute.connect(broker.url, address=TURNED, software=HOSTILE) as other,
+    ):
+        other.publish(TURNED, HOSTILE, HOSTILE.encode(), {HOSTILE: HOSTILE}, assurance="stored")
+        other.send(TURNED, HOSTILE, HOSTILE.encode())
+    for command in OFFLINE:
+        words = [str(tmp_path / word) if word in ("out", "saved", "again") else word for word in command]
+        if command[1] == "repair":
+            words.append(str(tmp_path / "data"))
+        elif "restore" not in words:
+            words += ["--data", str(tmp_path / "data")]
+        text = on_terminal(*words)
+        assert text.strip()
+        assert "Usage:" not in text
+        assert not [words for words in OBEYED if words in text], command
+
+
+@pytest.mark.parametrize("form", [(), ("--json",)])
+def test_nor_does_the_answer_of_a_stranger(
+    broker: Broker, on_terminal: OnTerminal, form: tuple[str, ...]
+) -> None:
+    def work() -> None:
+        with malamute.connect(broker.url) as worker, worker.work("stranger") as requests:
+            request = requests.receive(40)
+            request.reply(HOSTILE.encode(), {HOSTILE: HOSTILE}, final=False)
+            request.reply(HOSTILE.encode(), {"malamute.error": HOSTILE})
+            worker.flush()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    text = on_terminal("request", "stranger", HOSTILE.replace("\0", ""), *form)
+    thread.join()
+    assert "the worker failed" in text
     assert not [words for words in OBEYED if words in text]
 
 
