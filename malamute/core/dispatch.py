@@ -30,9 +30,6 @@ STEP_READERS = 50
 OFFER_WORK = 4
 """What offering a part to a reader costs."""
 
-ENCODE_WORK = 10
-"""What encoding a part costs, beside half as much as it has messages."""
-
 REFERENCES = 16
 """Places or groups that are noted for one unit of work."""
 
@@ -95,10 +92,8 @@ def _part(turn: Turn, loaded: Loaded, runs: list[list[int]], parts: dict[tuple[i
     if part is None:
         places = runs[0] if len(runs) == 1 else sorted(chain.from_iterable(runs))
         part = loaded.part(places)
-        if part.count < loaded.chunk.count:
-            turn.work -= ENCODE_WORK + part.count // 2
         if sum(len(kept.payload) for kept in parts.values()) > PARTS_BYTES:
             parts.clear()
         parts[same] = part
-    turn.work -= len(runs) // REFERENCES
+    turn.work -= len(runs) // REFERENCES + loaded.take_spent()
     return part

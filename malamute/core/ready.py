@@ -188,6 +188,8 @@ class Turn:
         """What is left of it in this iteration; whoever has used it up goes on `later`."""
         self.replay_work = WORK_MAX
         """The same for replay, which must not wait for anything else."""
+        self.replaying = 0
+        """Reads for replay whose results are still being served."""
         self.chores: deque[tuple[Callable[[], None], Failed | None]] = deque()
         """What goes on in the next iterations, one after the other."""
         # Tuples of two types can be equal.

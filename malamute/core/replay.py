@@ -9,13 +9,13 @@ number of reads in one turn, so readers take turns and memory stays within bound
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
 from functools import partial
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from malamute.core.chunk import Loaded
 from malamute.core.ready import Read
+from malamute.core.steps import GO_ON, Steps, proceed
 from malamute.core.storage import Chunk, Damage, ReadResult
 from malamute.core.subscription import Reader
 from malamute.errors import MalamuteError
@@ -29,13 +29,13 @@ READ_BYTES = 1 << 20
 """How much of the journal one read brings."""
 
 READS_MAX = 16
-"""Reads handed out in one turn."""
+"""Reads that are handed out in one turn, with those whose results are still being served."""
 
 STEP = 2_000
 """Work between two looks at whether there is some left, in expressions to evaluate."""
 
 SERVE_WORK = 20
-"""What serving a reader costs beside its expression."""
+"""What serving a reader costs beside finding and encoding its messages."""
 
 
 class Replay:
@@ -55,6 +55,9 @@ class Replay:
         self._selectors: dict[Group, Single] = {}
         """Made ready for those that are behind."""
         self._readers: dict[int, list[Reader]] = {}
+        """Those who wait for a read, by where it begins."""
+        self._serving: list[dict[int, Reader]] = []
+        """Those who are served what a read has found."""
 
     def wake(self, subscription: Reader) -> None:
         """Serve a subscription that is behind and has credit, at the end of this turn."""
@@ -69,9 +72,11 @@ class Replay:
 
     def rewind(self, subscription: Reader, sequence: int) -> None:
         """Have it go on from another sequence: what it waits or was to wake for is not what it needs."""
-        for readers in self._readers.values():
-            if subscription in readers:
-                readers.remove(subscription)
+        for waiting in self._readers.values():
+            if subscription in waiting:
+                waiting.remove(subscription)
+        for serving in self._serving:
+            serving.pop(id(subscription), None)
         self.waking.pop(id(subscription), None)
         subscription.reading = False
         subscription.cursor = sequence
@@ -127,7 +132,7 @@ class Replay:
                 self.waking[id(subscription)] = self.waking.pop(id(subscription))
                 return
             if subscription.cursor <= stream.last_stored:
-                if len(stream.turn.reads) < READS_MAX:
+                if len(stream.turn.reads) + stream.turn.replaying < READS_MAX:
                     del self.waking[id(subscription)]
                     self._read(subscription)
                 return
@@ -166,11 +171,11 @@ class Replay:
         for loaded in self.unstored:
             if max(self.known, subscription.cursor - 1) < loaded.chunk.last < self.stream.next_dispatch:
                 selector = self._selector(subscription.group)
-                self.stream.turn.replay_work -= SERVE_WORK + selector.work * loaded.chunk.count
                 selected = loaded.places(selector, 0, loaded.chunk.count)
                 places = subscription.takes(loaded.chunk.first, selected)
                 if places:
                     loaded.later[id(subscription)] = subscription, loaded.part(places)
+                self._charge(selector, loaded)
 
     def _read(self, subscription: Reader) -> None:
         subscription.reading = True
@@ -190,15 +195,29 @@ class Replay:
     def replayed(self, start: int, last: int, result: ReadResult) -> None:
         """Serve what a read found to those who waited for it; `last` was on the disk when it was asked."""
         self.stream.first_kept = max(self.stream.first_kept, result.first)
-        readers = all_readers = [reader for reader in self._readers.pop(start, ()) if reader.open]
-        for found in result.found:
-            if isinstance(found, Damage):
-                # Who is not ready may not have had all that comes before.
-                for subscription in filter(attrgetter("ready"), readers):
-                    subscription.skip(found.last, found.reason)
-            else:
-                readers = self._serve_all(readers, found)
-        for subscription in all_readers:
+        readers = {id(reader): reader for reader in self._readers.pop(start, ()) if reader.open}
+        self.stream.turn.replaying += 1
+        proceed(self.stream.turn, self._replay(readers, last, result))
+
+    def _replay(self, readers: dict[int, Reader], last: int, result: ReadResult) -> Steps:
+        """Serve the readers of one read, as far as there is work in each iteration."""
+        going = readers.copy()
+        self._serving += readers, going
+        try:
+            for found in result.found:
+                if isinstance(found, Damage):
+                    for subscription in filter(attrgetter("ready"), [*going.values()]):
+                        subscription.skip(found.last, found.reason)
+                else:
+                    yield from self._serve_all(going, found)
+                # Who has not had all of this is not to have what follows. It reads again.
+                for subscription in [*going.values()]:
+                    if not subscription.open or subscription.cursor <= found.last:
+                        del going[id(subscription)]
+        finally:
+            self._serving = [some for some in self._serving if some is not readers and some is not going]
+            self.stream.turn.replaying -= 1
+        for subscription in readers.values():
             if not subscription.open:
                 continue
             subscription.reading = False
@@ -213,26 +232,21 @@ class Replay:
                 subscription.reading = False
                 subscription.fail(error)
 
-    def _serve_all(self, readers: Sequence[Reader], chunk: Chunk) -> list[Reader]:
-        """Serve a chunk to those who are ready for it. Returns those for whom the next one may be.
-
-        For the others no work is left in this iteration. One of them is served in any case.
-        """
+    def _serve_all(self, going: dict[int, Reader], chunk: Chunk) -> Steps:
+        """Serve a chunk to those who are ready for it."""
         loaded = Loaded.read(chunk)
-        left: list[Reader] = []
-        turn, served = self.stream.turn, False
-        for subscription in readers:
+        for subscription in [*going.values()]:
             try:
-                while subscription.ready and subscription.open and subscription.cursor <= chunk.last:
-                    if served and turn.replay_work <= 0:
+                # Between two steps one may end, or be rewound.
+                while id(subscription) in going and subscription.open and subscription.ready:
+                    if subscription.cursor > chunk.last:
                         break
-                    self._serve(subscription, loaded)
-                    served = True
-                else:
-                    left.append(subscription)
+                    if self.stream.turn.replay_work > 0:
+                        self._serve(subscription, loaded)
+                    else:
+                        yield GO_ON
             except Exception as error:
                 self._fail(subscription, error)
-        return left
 
     def _serve(self, subscription: Reader, loaded: Loaded) -> None:
         """Serve a chunk, or as much of it as is looked at in one step, from the cursor on."""
@@ -243,10 +257,14 @@ class Replay:
         if selector.work:
             start = max(subscription.cursor - chunk.first, 0)
             stop = min(stop, start + max(1, STEP // selector.work))
-        self.stream.turn.replay_work -= SERVE_WORK + selector.work * (stop - start)
         places = subscription.takes(chunk.first, loaded.places(selector, start, stop))
         left = subscription.offer(loaded.part(places)) if places else 0
+        self._charge(selector, loaded)
         subscription.move(left or chunk.first + stop)
+
+    def _charge(self, selector: Single, loaded: Loaded) -> None:
+        """What it took to find the messages of a reader, and to encode them; others may share both."""
+        self.stream.turn.replay_work -= SERVE_WORK + selector.take_spent() + loaded.take_spent()
 
     def _selector(self, group: Group) -> Single:
         selector = self._selectors.get(group)

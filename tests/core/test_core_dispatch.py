@@ -9,7 +9,8 @@ from core_bench import Bench, items, publish, request, subscribe
 
 from malamute.core import dispatch, ready
 from malamute.core import stream as streams
-from malamute.matching import Index
+from malamute.core.chunk import Part
+from malamute.matching import Index, Single
 from malamute.protocol.messages import Cancel, Change, Credit, Deliver, Gap, Publish, Switch
 
 READERS, MESSAGES = 200, 4_000
@@ -230,3 +231,85 @@ def test_a_costly_reader_of_what_is_on_the_disk_loses_nothing_when_it_falls_behi
     bench.settle()
     bodies = [b"first", *(b"%d" % n for n in range(2_000))]
     assert got(bench) == dict.fromkeys(range(1, 21), bodies)
+
+
+def replaying(readers: int = 30, batches: int = 1) -> Bench:
+    """History that so many readers have begun to read, each for messages of its own."""
+    bench = Bench()
+    bench.open("reader", "alice")
+    for number in range(batches):
+        bench.tell("alice", batch(number))
+    bench.settle()
+    own = [subscribe(n + 1, criteria=[["topic", f"*.{n}"]], start="first") for n in range(readers)]
+    bench.tell("reader", *own)
+    bench.read()
+    assert bench.core.turn.replaying == 1
+    return bench
+
+
+def test_plain_readers_of_history_are_served_in_bounded_steps(monkeypatch):
+    judged = [0]
+    fits = Single._fits
+
+    def counted(single, subject):
+        judged[0] += 1
+        return fits(single, subject)
+
+    monkeypatch.setattr(Single, "_fits", counted)
+    bench = replaying()
+    iterations = 0
+    while bench.core.turn.chores or bench.core.streams.active:
+        assert judged[0] <= ready.WORK_MAX + MESSAGES
+        judged[0] = 0
+        bench.turn()
+        iterations += 1
+    assert iterations >= 30 * MESSAGES // (ready.WORK_MAX + MESSAGES) - 1
+    assert got(bench) == {reader + 1: wanted(reader) for reader in range(30)}
+
+
+def test_equal_readers_of_history_share_what_is_found_and_encoded(monkeypatch):
+    encoded: list[int] = []
+    encode = Part.encode
+
+    def counted(columns):
+        encoded.append(len(columns))
+        return encode(columns)
+
+    monkeypatch.setattr(Part, "encode", counted)
+    bench = Bench()
+    bench.open("reader", "alice")
+    bench.tell("alice", batch())
+    bench.settle()
+    equal = [subscribe(n + 1, criteria=[["topic", "*.7"]], start="first") for n in range(30)]
+    bench.tell("reader", *equal)
+    bench.settle()
+    assert got(bench) == dict.fromkeys(range(1, 31), wanted(7))
+    assert encoded == [MESSAGES // READERS]
+
+
+def test_credit_that_comes_between_two_steps_of_a_replay_loses_nothing():
+    bench = replaying(batches=3)
+    bench.receive("reader", subscribe(100, criteria=[["topic", "*.9"]], start="first", credit=5))
+    bench.turn()
+    while bench.reads:
+        bench.read()
+    bench.receive("reader", Credit(100, -1, -1))
+    bench.settle()
+    sent = bench.sent("reader")
+    assert not [m for m in sent if isinstance(m, Gap)]
+    bodies: dict[int, list[bytes]] = {}
+    for message in sent:
+        if isinstance(message, Deliver):
+            bodies.setdefault(message.source, []).extend(i.body for i in items(message))
+    for source, reader in [*((n + 1, n) for n in range(30)), (100, 9)]:
+        assert bodies[source] == [b for number in range(3) for b in wanted(reader, number)]
+
+
+def test_who_ends_between_two_steps_of_a_replay_gets_no_more():
+    bench = replaying()
+    had = got(bench)
+    bench.tell("reader", *[Cancel(source) for source in range(1, 31)])
+    bench.settle()
+    assert 0 < len(had) < 30
+    assert not got(bench)
+    assert not bench.core.turn.replaying
