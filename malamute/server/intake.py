@@ -6,12 +6,17 @@ seen. But the system tells how many bytes came on a TCP connection, and we know 
 rest is held.
 
 To ask for every connection is dear, so it is only done when the anonymous memory of the process has grown.
+That is looked at now and then, as long as anything comes. When nothing does, the watch rests until the system
+tells that there is something to read on one of the connections.
+
 Of other connections the system tells too little; their socket is a file, open to those for whom it is meant.
 """
 
 from __future__ import annotations
 
+import errno
 import os
+import select
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -22,7 +27,10 @@ CHECK_SECONDS = 0.02
 """How often the memory is looked at, at the most."""
 
 IDLE_SECONDS = 0.1
-"""How often it is looked at while nothing else happens."""
+"""How often it is looked at while bytes come and nothing else happens."""
+
+ARRIVALS = 1_000
+"""Connections with something new that are looked at together. Are there more, the others are next."""
 
 GROWTH_BYTES = 16 * 1024 * 1024
 """Growth of the memory after which all connections are looked at."""
@@ -69,12 +77,39 @@ class Intake:
         self._found: dict[bytes, int] = {}
         """What those hold that were looked at."""
         self._checked_at = 0.0
+        self.resting = False
+        """Whether nothing comes: what `fileno` names has input as soon as something does."""
+        self._arrivals: select.epoll | None = None
+        self._blind = False
+        """Whether the system could not watch one of the connections."""
 
     def begin(self, peer: bytes, descriptor: int, now: float) -> None:
         """A session was opened on a TCP connection."""
         if CAN_TELL:
             self.taken[peer] = 0
             self._connections[peer] = _Connection(descriptor, received(descriptor, tcp=True), now)
+            self._await(descriptor)
+            self.wake(now)
+
+    def _await(self, descriptor: int) -> None:
+        """Have the system tell each time that something comes on a connection, until that is closed."""
+        if self._arrivals is None:
+            self._arrivals = select.epoll()
+        try:
+            self._arrivals.register(descriptor, select.EPOLLIN | select.EPOLLET)
+        except OSError as error:
+            # It is known from a session before, or gone already, and may be another file by now.
+            self._blind |= error.errno not in (errno.EEXIST, errno.EBADF, errno.EPERM, errno.EINVAL)
+
+    def fileno(self) -> int:
+        """The file descriptor to poll for input while the watch is resting."""
+        return self._arrivals.fileno() if self._arrivals is not None else -1
+
+    def wake(self, now: float) -> None:
+        """Something comes."""
+        if self.resting:
+            self.resting = False
+            self._checked_at = now
 
     def forget(self, peer: bytes) -> None:
         """The session or its connection has ended."""
@@ -83,23 +118,32 @@ class Intake:
 
     def next_check(self) -> float | None:
         """When to call `check` though nothing happens; None for not at all."""
-        return self._checked_at + IDLE_SECONDS if self._connections else None
+        return self._checked_at + IDLE_SECONDS if self._connections and not self.resting else None
 
     def check(self, now: float) -> None:
         """End the connections of which too much is held."""
         if not self._connections or now < self._checked_at + CHECK_SECONDS:
             return
+        quiet = now >= self._checked_at + IDLE_SECONDS
         self._checked_at = now
         if not self._left:
             memory = self.anonymous_bytes()
             self._least = min(self._least, memory)
             if memory < self._least + GROWTH_BYTES:
+                self.resting = quiet and not self._something_came()
                 return
             self._least, self._left, self._found = memory, [*self._connections], {}
         looked_at, self._left = self._left[:LOOKS_MAX], self._left[LOOKS_MAX:]
         self._look(looked_at, now)
         if not self._left:
             self._end_largest()
+
+    def _something_came(self) -> bool:
+        """Whether something came on a connection since this was asked last, and libzmq has not taken it yet.
+
+        What it was quicker to take is noticed with the next that comes, or after a second.
+        """
+        return self._arrivals is None or self._blind or bool(self._arrivals.poll(0, ARRIVALS))
 
     def _look(self, peers: Sequence[bytes], now: float) -> None:
         for peer in peers:
@@ -135,6 +179,9 @@ class Intake:
     def close(self) -> None:
         """Look no more."""
         self._connections.clear()
+        if self._arrivals is not None:
+            self._arrivals.close()
+            self._arrivals, self.resting = None, False
         if self._memory >= 0:
             os.close(self._memory)
             self._memory = -1

@@ -19,6 +19,7 @@ from malamute.core.ready import Append, Backup, Notice
 from malamute.errors import MalamuteError
 from malamute.journal.store import Store
 from malamute.server.clock import Clock
+from malamute.server.intake import IDLE_SECONDS, Intake
 from malamute.server.transport import Transport
 from malamute.server.worker import Crashed, Damaged, Faulty, Found, Reader, Results, Writer, Written
 
@@ -157,6 +158,9 @@ class Loop:
 
     def _wait(self, timeout_ms: float) -> bool:
         """Wait for something to do. Returns whether it is that connections came or went."""
+        intake = self.transport.intake
+        if intake.resting:
+            timeout_ms = self._rest(intake, timeout_ms)
         changed = False
         for source, _ in self._poller.poll(int(timeout_ms)):
             if source == self._results.fileno():
@@ -164,6 +168,25 @@ class Loop:
             elif source is self.transport.guard.monitor:
                 changed = True
         return changed
+
+    def _rest(self, intake: Intake, timeout_ms: float) -> float:
+        """Wait until there is something to do, or something comes on a connection.
+
+        Returns how long to wait for what that brings: libzmq tells when a command is complete, and what is
+        not is no reason for an iteration.
+        """
+        arrivals, begun = intake.fileno(), self.clock()
+        self._poller.register(arrivals, zmq.POLLIN)
+        try:
+            found = self._poller.poll(int(timeout_ms))
+        finally:
+            self._poller.unregister(arrivals)
+        if any(source == arrivals for source, _ in found):
+            now = self.clock()
+            intake.wake(now)
+            if len(found) == 1:
+                return max(0.0, min(timeout_ms - (now - begun) * 1000, IDLE_SECONDS * 1000))
+        return 0
 
     def _timeout_ms(self, now: float) -> float:
         if self._again:

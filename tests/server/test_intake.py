@@ -1,0 +1,213 @@
+"""What libzmq holds of what clients have sent: when it is looked at, and who is ended.
+
+The connections are real, since the system counts what comes on them. Time and memory are what the test says.
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+from collections.abc import Iterator
+from types import SimpleNamespace
+
+import pytest
+import zmq
+
+from malamute.server.intake import CHECK_SECONDS, GROWTH_BYTES, IDLE_SECONDS, Allowance, Intake
+from malamute.server.loop import Loop
+
+PEER, OTHER = b"\x01" * 16, b"\x02" * 16
+PATIENCE_MS = 60_000
+PEER_BYTES, ALL_BYTES = 1_000, 1_500
+
+
+class World:
+    """An intake, with clients on its connections."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+        self.memory = 0
+        self.ended: list[int] = []
+        self.intake = Intake(Allowance(PEER_BYTES, ALL_BYTES), self.ended.append)
+        self.intake.anonymous_bytes = lambda: self.memory
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._sockets = [self._listener]
+
+    def connect(self, peer: bytes = PEER) -> tuple[socket.socket, int]:
+        """A client with a session, and the descriptor of its connection."""
+        client = socket.create_connection(self._listener.getsockname())
+        served, _ = self._listener.accept()
+        self._sockets += [client, served]
+        self.intake.begin(peer, served.fileno(), self.now)
+        return client, served.fileno()
+
+    def send(self, client: socket.socket, descriptor: int, size: int) -> None:
+        """Send, and wait until it is there."""
+        client.sendall(bytes(size))
+        assert select.select([descriptor], [], [], PATIENCE_MS / 1000)[0]
+
+    def take(self, descriptor: int, size: int) -> None:
+        """Take it, as libzmq does."""
+        served = next(s for s in self._sockets if s.fileno() == descriptor)
+        served.recv(size, socket.MSG_WAITALL)
+
+    def look(self, seconds: float = IDLE_SECONDS) -> None:
+        self.now += seconds
+        self.intake.check(self.now)
+
+    def close(self) -> None:
+        self.intake.close()
+        for each in self._sockets:
+            each.close()
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    world = World()
+    yield world
+    world.close()
+
+
+def has_input(intake: Intake) -> bool:
+    return bool(select.select([intake.fileno()], [], [], 0)[0])
+
+
+@pytest.mark.parametrize(("size", "ended"), [(PEER_BYTES, False), (PEER_BYTES + 1, True)])
+def test_one_connection_may_have_so_many_bytes_and_no_more(world, size, ended):
+    client, descriptor = world.connect()
+    world.send(client, descriptor, size)
+    world.memory += GROWTH_BYTES
+    world.look(CHECK_SECONDS)
+    assert world.ended == [descriptor] * ended
+
+
+@pytest.mark.parametrize(("size", "ended"), [(ALL_BYTES - 600, False), (ALL_BYTES - 599, True)])
+def test_all_together_may_have_so_many_bytes_and_the_largest_goes(world, size, ended):
+    small, small_descriptor = world.connect(OTHER)
+    large, large_descriptor = world.connect()
+    world.send(small, small_descriptor, 600)
+    world.send(large, large_descriptor, size)
+    world.take(large_descriptor, size)
+    world.memory += GROWTH_BYTES
+    world.look(CHECK_SECONDS)
+    assert world.ended == [large_descriptor] * ended
+
+
+def test_what_was_taken_does_not_count(world):
+    client, descriptor = world.connect()
+    world.send(client, descriptor, 3 * PEER_BYTES)
+    world.intake.taken[PEER] += 2 * PEER_BYTES
+    world.memory += GROWTH_BYTES
+    world.look(CHECK_SECONDS)
+    assert world.ended == []
+
+
+def test_nobody_is_looked_at_while_the_memory_stays(world):
+    client, descriptor = world.connect()
+    world.send(client, descriptor, 2 * PEER_BYTES)
+    world.memory += GROWTH_BYTES - 1
+    world.look()
+    assert world.ended == []
+
+
+def test_the_watch_rests_when_nothing_comes_and_wakes_when_something_does(world):
+    assert world.intake.next_check() is None
+    client, descriptor = world.connect()
+    assert world.intake.next_check() is not None
+    world.look()
+    assert world.intake.resting
+    assert world.intake.next_check() is None
+    assert not has_input(world.intake)
+
+    world.send(client, descriptor, 10)
+    assert has_input(world.intake)
+    world.intake.wake(world.now)
+    assert world.intake.next_check() == world.now + IDLE_SECONDS
+    world.look()
+    assert not world.intake.resting, "something came since it was looked at"
+    world.look()
+    assert world.intake.resting
+
+
+def test_the_watch_does_not_rest_between_iterations_that_follow_each_other(world):
+    world.connect()
+    world.look()
+    world.intake.wake(world.now)
+    for _ in range(10):
+        world.look(1.5 * CHECK_SECONDS)
+        assert not world.intake.resting
+
+
+def test_the_watch_does_not_rest_while_bytes_come(world):
+    client, descriptor = world.connect()
+    for _ in range(10):
+        world.send(client, descriptor, 10)
+        world.look()
+        assert not world.intake.resting
+
+
+def test_what_comes_while_the_watch_rests_is_counted(world):
+    client, descriptor = world.connect()
+    world.look()
+    assert world.intake.resting
+    world.send(client, descriptor, 2 * PEER_BYTES)
+    world.intake.wake(world.now)
+    world.memory += GROWTH_BYTES
+    world.look()
+    assert world.ended == [descriptor]
+
+
+def test_a_descriptor_that_is_used_again_is_watched(world):
+    client, descriptor = world.connect()
+    world.intake.forget(PEER)
+    world.intake.begin(OTHER, descriptor, world.now)
+    world.look()
+    assert world.intake.resting
+    world.send(client, descriptor, 10)
+    assert has_input(world.intake)
+
+
+def test_a_connection_that_is_gone_before_it_is_watched_does_no_harm(world):
+    gone = socket.socket()
+    descriptor = gone.fileno()
+    gone.close()
+    world.intake.begin(PEER, descriptor, world.now)
+    world.look()
+    assert world.intake.resting
+
+
+class Waiting:
+    """A loop that waits for nothing but arrivals."""
+
+    def __init__(self, world: World) -> None:
+        self.loop = Loop.__new__(Loop)
+        self.loop.transport = SimpleNamespace(intake=world.intake)
+        self.loop.clock = lambda: world.now
+        self.polls: list[int] = []
+        poller = zmq.Poller()
+
+        def poll(timeout_ms: int) -> list[tuple[int, int]]:
+            self.polls.append(timeout_ms)
+            return zmq.Poller.poll(poller, PATIENCE_MS if timeout_ms == PATIENCE_MS else 0)
+
+        poller_of_the_loop = SimpleNamespace(
+            poll=poll, register=poller.register, unregister=poller.unregister
+        )
+        self.loop._poller = poller_of_the_loop
+
+
+def test_an_arrival_is_no_iteration_of_the_loop(world):
+    """It is waited for, and then what it may bring, for no longer than the watch would rest."""
+    client, descriptor = world.connect()
+    waiting = Waiting(world)
+    world.look()
+    assert world.intake.resting
+    assert not waiting.loop._wait(0)
+    assert waiting.polls == [0, 0]
+    assert world.intake.resting
+
+    waiting.polls.clear()
+    world.send(client, descriptor, 10)
+    assert not waiting.loop._wait(PATIENCE_MS)
+    assert waiting.polls == [PATIENCE_MS, IDLE_SECONDS * 1000]
+    assert not world.intake.resting
