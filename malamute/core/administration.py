@@ -172,6 +172,7 @@ def _made(core: Core, stream: str) -> Stream:
     """A stream, made if needed; it is there if this turn is stored, and goes again if not."""
     made = stream not in core.streams.by_name
     found = core.streams.get(stream)
+    found.lasting = True
 
     def stored(error: MalamuteError | None) -> None:
         if error is None:

@@ -18,7 +18,9 @@ from typing import Any, NamedTuple
 
 from malamute.core import administration, inspection
 from malamute.core.answers import Answers
+from malamute.core.chunk import chunk_bytes
 from malamute.core.delivery import Budget, Consumer, QueuePolicy, Queues, Trackers
+from malamute.core.delivery.entry import ENTRY_BYTES
 from malamute.core.delivery.policy import PolicyOf
 from malamute.core.doubt import Doubt, newest_time
 from malamute.core.events import Events, tell_worker
@@ -460,8 +462,11 @@ class Core:
         if message.number and not self.sessions.admit(session, message.number):
             return
         records = join_large(message.records, message.large)
-        self._check_size(records)
-        stream = self.streams.by_name.get(message.stream) or self.streams.get(message.stream)
+        size_bytes = self._check_size(records)
+        stream = self.streams.by_name.get(message.stream)
+        if stream is None or stream.journaled or stream.next > stream.reserved:
+            self._hold(session, chunk_bytes(len(records), size_bytes, message.large))
+            stream = stream or self.streams.get(message.stream)
         if stream.own:
             raise AccessRefused(f"the stream {stream.name!r} is the broker's own")
         first = stream.publish(session.address, message.subjects, records)
@@ -480,17 +485,32 @@ class Core:
     def _numbered(self, session: Session, message: Any, execute: Callable[[Session, Any], None]) -> None:
         if message.number and not self.sessions.admit(session, message.number):
             return
-        self._check_size(join_large(message.records, message.large))
+        records = join_large(message.records, message.large)
+        self._hold(session, self._check_size(records) + ENTRY_BYTES * len(records))
         execute(session, message)
         if message.number:
             self.sessions.accept(session, message, 0, 0)
 
-    def _check_size(self, records: Sequence[Frame]) -> None:
+    def _check_size(self, records: Sequence[Frame]) -> int:
         size_bytes = sum(map(len, records))
         if size_bytes > self._message_bytes_max:
             raise TooLarge(f"{size_bytes} bytes in one command; {self._message_bytes_max} are allowed")
-        if self.turn.backlog_bytes > self._backlog_bytes_max:
+        return size_bytes
+
+    def _hold(self, session: Session, size_bytes: int) -> None:
+        """Take in what waits for the disk, unless too much does: of all, or of this session.
+
+        What a session has there may be as much as what it leaves to others, so whoever has least gets through
+        whatever another one sends. Who has nothing there may send one command.
+        """
+        turn, held = self.turn, session.backlog_bytes
+        left = self._backlog_bytes_max - turn.backlog_bytes
+        if left < 0:
             raise TryLater("the disk does not keep up")
+        if held and held + size_bytes > left - size_bytes:
+            raise TryLater(f"the disk does not keep up, and has {held} bytes of this session to store")
+        session.backlog_bytes = held + size_bytes
+        turn.holders[session] = turn.holders.get(session, 0) + size_bytes
 
     def _subscribe(self, peer: bytes, session: Session, message: Subscribe) -> None:
         self._check_source(session, message.source)
@@ -526,6 +546,8 @@ class Core:
             tell_worker("left", source)
         self.selectors.take(-source.cost_bytes, session)
         source.cancel()
+        if isinstance(source, Subscription):
+            self.streams.left(source.stream)
 
     def _check_source(self, session: Session, source: int) -> None:
         if source in session.sources:

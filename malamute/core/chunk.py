@@ -30,6 +30,17 @@ PARTS_MAX = 16
 ENCODE_WORK = 10
 """Microseconds that encoding a part takes, beside one for two messages."""
 
+MESSAGE_BYTES = 128
+"""What a message of a chunk takes of memory beside its bytes: its subject and its record are objects."""
+
+
+def chunk_bytes(count: int, size_bytes: int, large: Sequence[Frame]) -> int:
+    """What a chunk with so many messages, and so many bytes in all of its records, takes of memory.
+
+    Those that are not large are there twice: by themselves, and in its payload.
+    """
+    return 2 * size_bytes - sum(map(len, large)) + MESSAGE_BYTES * count
+
 
 class Loaded:
     """A chunk with its columns: on its way in, or read back from the journal."""

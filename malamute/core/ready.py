@@ -145,6 +145,13 @@ class Notice(NamedTuple):
     details: Mapping[str, Any]
 
 
+class Holder:
+    """Somebody who has sent what waits for the disk."""
+
+    backlog_bytes = 0
+    """What all of that takes."""
+
+
 class Ready(NamedTuple):
     """All there is to do after a turn. `closed` are the peers whose sessions ended."""
 
@@ -197,10 +204,12 @@ class Turn:
         self._callbacks: list[WhenStored] = []
         self._awaited = False
         self._bytes = 0
+        self.holders: dict[Holder, int] = {}
+        """Who has sent what this turn stores, and how much: that is his until the outcome is known."""
         self._token = 0
         self._known = 0
         self._needs: set[int] = set()
-        self._waiting: dict[int, tuple[list[WhenStored], int]] = {}
+        self._waiting: dict[int, tuple[list[WhenStored], int, dict[Holder, int]]] = {}
 
     @property
     def time_ns(self) -> int:
@@ -324,9 +333,10 @@ class Turn:
 
     def settle(self, token: int, error: MalamuteError | None) -> None:
         """The operations of `token` are durable, or failed as a whole with `error`."""
-        callbacks, size_bytes = self._waiting.pop(token)
+        callbacks, size_bytes, holders = self._waiting.pop(token)
         self._known = token
         self.backlog_bytes -= size_bytes
+        _let_go(holders)
         for callback in callbacks:
             try:
                 callback(error)
@@ -338,7 +348,7 @@ class Turn:
         appends: list[Append] = []
         if self.operations or self._callbacks:
             self._token += 1
-            self._waiting[self._token] = (self._callbacks, self._bytes)
+            self._waiting[self._token] = (self._callbacks, self._bytes, self.holders)
             needs, self._needs = frozenset(self._needs), set()
             appends.append(
                 Append(
@@ -351,10 +361,13 @@ class Turn:
                     self._fault,
                 )
             )
+        else:
+            _let_go(self.holders)
         self._fault = None
         ready = Ready(appends, self.reads, self.sends, self.closed, self.notices)
         self.sends, self.reads, self.closed, self.notices = [], [], [], []
         self.operations, self.bound, self._callbacks, self._bytes = [], [], [], 0
+        self.holders = {}
         self._awaited = False
         self.work = self.replay_work = WORK_MAX
         return ready
@@ -368,3 +381,8 @@ class Turn:
     def unsettled(self) -> bool:
         """Whether anything handed to the writer has not been answered yet."""
         return bool(self._waiting)
+
+
+def _let_go(holders: Mapping[Holder, int]) -> None:
+    for holder, size_bytes in holders.items():
+        holder.backlog_bytes -= size_bytes

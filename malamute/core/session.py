@@ -23,7 +23,7 @@ from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
 from malamute.core.outcomes import Outcomes
-from malamute.core.ready import Turn
+from malamute.core.ready import Holder, Turn
 from malamute.core.refusals import Refusals
 from malamute.core.storage import OUTCOMES, REFUSALS, DeleteSession, PutSession
 from malamute.errors import (
@@ -165,7 +165,7 @@ def session_name(peer: bytes) -> str:
     return blake2b(peer, digest_size=8).hexdigest()
 
 
-class Session:
+class Session(Holder):
     """One client, over all its connections."""
 
     def __init__(self, peer: bytes, numbers: Numbers, now: float) -> None:

@@ -35,7 +35,7 @@ from sys import maxsize
 from typing import Any
 
 from malamute.core.audience import Audience
-from malamute.core.chunk import Loaded, Part
+from malamute.core.chunk import Loaded, Part, chunk_bytes
 from malamute.core.dispatch import in_steps
 from malamute.core.holes import Holes, Missing
 from malamute.core.kept import Kept
@@ -64,7 +64,7 @@ from malamute.protocol.batch import Columns, Frame, pack_stream_payload
 from malamute.protocol.limits import Limits
 from malamute.protocol.messages import BY_TYPE, Commit, Ok, Subscribe
 from malamute.protocol.names import RESERVED_PREFIX
-from malamute.protocol.start import SEQ, Start
+from malamute.protocol.start import NEW, SEQ, Start
 
 RESERVE = 1 << 18
 """Sequences reserved ahead of the last one with each commit."""
@@ -154,6 +154,8 @@ class Stream:
         self.lost_cursors: set[str] = set()
         """Those whose positions were in a part of the store that is damaged."""
         self._retentions = owner.retentions
+        self.lasting = state is not None
+        """Whether it was made for more than to be read, and stays until it is deleted."""
         self.changing = 0
         """How many changes of feeds from it are under way."""
         self._incoming: tuple[list[str], list[Frame], list[str]] = ([], [], [])
@@ -321,9 +323,15 @@ class Stream:
         """Whether nothing has ever come of it."""
         return self.unused and not (self.messages or self._incoming[0])
 
+    @property
+    def idle(self) -> bool:
+        """Whether it is there for its readers alone, who have never had anything to read."""
+        return not (self.lasting or self.messages) and self.first_kept > self.last
+
     def _store(self, loaded: Loaded) -> None:
         last = loaded.chunk.last
-        size_bytes = loaded.size_bytes
+        chunk = loaded.chunk
+        size_bytes = chunk_bytes(chunk.count, loaded.size_bytes, chunk.large)
         if self.journaled:
             self.replay.unstored.append(loaded)
             self.turn.store(
@@ -610,10 +618,20 @@ class Streams:
             del self.by_name[stream.name]
             self.active.pop(stream.name, None)
 
+    def left(self, stream: Stream) -> None:
+        """A reader has left: was it the last one of a stream in which nothing ever was, that goes too."""
+        here = self.by_name.get(stream.name) is stream
+        if here and stream.idle and stream.untouched and not stream.changing:
+            self.drop_untouched(stream)
+            if not stream.journaled:
+                self.turn.store(DeleteStream(stream.name), ForgetStream(stream.name))
+            self.turn.event(f"stream.collected.{stream.name}")
+
     def keep(self, name: str) -> Stream:
         """The stream of this name, made if needed: the broker's own, or what was promised something."""
         if name not in self.by_name:
             self.by_name[name] = Stream(name, self)
+        self.by_name[name].lasting = True
         return self.by_name[name]
 
     def subscribe(self, session: Session, message: Subscribe, selector: Selector) -> None:
@@ -626,6 +644,9 @@ class Streams:
             stream.check_known(message.cursor)
             if (done := stream.cursors.get(message.cursor)) is not None:
                 start = Start(SEQ, done + 1)
+        if stream.idle and not message.had and start.kind == SEQ and start.value > self.incarnation:
+            # It was made anew for its readers. Nothing ever was there, so nothing is missing.
+            start = Start(NEW)
         # What came before it in this turn is not new to it.
         stream.flush()
         committed = stream.journaled and (message.committed or stream.committed)

@@ -35,9 +35,6 @@ ITEMS_MAX = 100_000
 VALUES_MAX = 250_000
 """Values in a frame of more than a mebibyte: the lists, the maps, and each of their items."""
 
-VALUES_MAX = 250_000
-"""Values in a frame of more than a mebibyte: the lists, the maps, and each of their items."""
-
 DEPTH_MAX = 32
 """Lists and maps around a value, where a field may hold any value."""
 
@@ -122,5 +119,6 @@ class Limits(NamedTuple):
     forgets its oldest."""
     answers_bytes: int = 4 * 1024 * 1024
     """Bytes of answers to QUERY that one session may have under way; past it, it is told to try later."""
-    backlog_bytes: int = 32 * 1024 * 1024
-    """Bytes accepted and not yet on the disk; past it, senders are told to try later."""
+    backlog_bytes: int = 128 * 1024 * 1024
+    """Memory of what was accepted and is not on the disk yet. One session may take as much of it as it leaves
+    to all others; whoever would take more is told to try later."""

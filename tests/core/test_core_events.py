@@ -610,7 +610,7 @@ def everything_happens():
     bench.tell("alice", publish(b"y"))
     bench.settle()
     bench.tell("alice", Change(0, "feed.delete", {"service": "w", "stream": "s"}))
-    bench.tell("bob", Cancel(1), Cancel(2))
+    bench.tell("bob", Cancel(1), Cancel(2), subscribe(3, stream="empty"), Cancel(3))
     bench.settle()
     for what in ("stepped", "returned", "followed"):
         bench.core.clock(ClockStep(what, 5.0, 0.0), bench.now)

@@ -138,12 +138,12 @@ def backlog_bytes() -> Case:
     bench.tell("alice", publish(b"1"))
     full = bench.core.turn.backlog_bytes
     bench = Bench(Limits(backlog_bytes=full))
-    bench.open("alice")
+    bench.open("alice", "bob", "carl")
     bench.tell("alice", publish(b"1"))
-    yield bench.ask("alice", publish(b"1"))
-    yield bench.ask("alice", publish(b"1"))
+    yield bench.ask("bob", publish(b"1"))
+    yield bench.ask("carl", publish(b"1"))
     bench.settle()
-    assert errors(bench.ask("alice", publish(b"1"))) == []
+    assert errors(bench.ask("carl", publish(b"1"))) == []
 
 
 def feeds() -> Case:

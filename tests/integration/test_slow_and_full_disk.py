@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import malamute
-from malamute.client.events import Event, Gap
+from malamute.client.events import Event, Gap, Refusal
 from malamute.config import Config, Limits, Rule, Storage, Streams
 from malamute.core.storage import Operation
 from malamute.errors import InternalError, StorageFull, StoreError, TimedOut, TryLater
@@ -26,7 +26,7 @@ MIB = 1024 * 1024
 SILENCE = 0.1
 """Seconds in which nothing comes, where nothing is to come. Too short a time would only hide a fault."""
 
-LIMITS = Limits(message_bytes=2 * MIB, queue_bytes=4 * MIB, queues_bytes=4 * MIB, backlog_bytes=2 * MIB)
+LIMITS = Limits(message_bytes=2 * MIB, queue_bytes=4 * MIB, queues_bytes=4 * MIB, backlog_bytes=8 * MIB)
 
 Connect = Callable[..., malamute.Client]
 
@@ -144,7 +144,7 @@ def test_while_a_write_hangs_a_stream_without_a_journal_is_delivered_and_nothing
     for stream in ("live.1", "live.2"):
         live = connect().subscribe(stream)
         out = client.publisher(stream, batch=1, assurance="none")
-        body = bytes(LIMITS.backlog_bytes // 20)
+        body = bytes(LIMITS.backlog_bytes // 80)
         for _ in range(60):
             out.publish("a", body)
         had = [live.receive(PATIENCE).sequence for _ in range(60)]
@@ -195,8 +195,43 @@ def test_behind_a_hanging_write_no_more_than_the_backlog_is_accepted(rig: Rig, c
     stored = [receipt.sequence for receipt in receipts if receipt.error is None]
     assert stored == list(range(2, 2 + len(stored)))
     assert len(stored) == 100 - len(refused)
-    assert len(stored) * len(body) >= LIMITS.backlog_bytes
+    # The other half is left to others.
+    assert len(stored) * len(body) >= LIMITS.backlog_bytes / 2 - 2 * len(body)
     assert client.publish("s", "a", body, assurance="stored") == 2 + len(stored)
+
+
+def test_who_floods_a_hanging_disk_is_refused_before_others(rig: Rig, connect: Connect) -> None:
+    """Large messages that nobody waits for: what others send with confirmation gets through."""
+    hog, alice, worker = connect("hog"), connect("alice"), connect("worker")
+    alice.publish("s", "a", b"first", assurance="stored")
+    requests = worker.work("svc")
+    refused = threading.Event()
+
+    def tell(event: Event) -> None:
+        if isinstance(event, Refusal) and isinstance(event.error, TryLater):
+            refused.set()
+
+    hog.on_event = tell
+    rig.gate.shut()
+    flood = hog.publisher("flood", batch=1, assurance="none")
+    body = bytes(LIMITS.message_bytes // 8)
+    for _ in range(100):
+        flood.publish("a", body)
+    assert refused.wait(PATIENCE)
+    out, mail = alice.publisher("s", batch=1), alice.sender("bob", batch=1)
+    receipts = [out.publish("a", bytes(1_000)) for _ in range(100)]
+    receipts += [mail.publish("hello", bytes(1_000)) for _ in range(100)]
+    replies = alice.request("svc", "do", b"request", timeout=PATIENCE)
+    for _ in range(100):
+        flood.publish("a", body)
+    assert alice.query("status")["backlog_bytes"] > LIMITS.backlog_bytes / 4
+    assert not any(receipt.done for receipt in receipts)
+
+    rig.gate.open()
+    for receipt in receipts:
+        receipt.wait(PATIENCE)
+    requests.receive(PATIENCE).reply(b"reply")
+    assert [reply.body for reply in replies] == [b"reply"]
 
 
 def test_when_writes_fail_senders_are_told_live_messages_flow_and_a_gap_tells_what_was_not_stored(
