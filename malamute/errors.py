@@ -206,7 +206,7 @@ class TryLater(Failed):
     """
 
     code = 503
-    hint = "wait for the recipient to catch up, then send again"
+    hint = "wait until there is room, as when the recipient has caught up, then send again"
 
 
 class NoWorkers(Failed):

@@ -54,7 +54,8 @@ def test_the_broker_of_a_benchmark_is_watched(run: Run) -> None:
     assert "fsync" in shown["parameters"]["durability"]
 
 
-def test_matching_has_its_own_benchmark(run: Run) -> None:
+def test_the_benchmark_of_matching_is_one_of_them(run: Run) -> None:
+    """Its rows are run in tests/matching."""
     assert "matching" in run("bench", "match", "--help").stdout
 
 

@@ -379,6 +379,55 @@ def test_handlers_on_an_event_loop_report_as_often_as_the_broker_is_configured_f
     asyncio.run(program())
 
 
+ATTEMPTS = 3
+
+
+@pytest.fixture
+def impatient(start: Start) -> Broker:
+    """A broker that gives a message out three times, without a pause."""
+    return start(config=replace(Config(), queues=replace(Config().queues, backoff=(), max_deliver=ATTEMPTS)))
+
+
+def test_a_handler_that_fails_is_tried_again_until_its_request_is_a_dead_letter(impatient: Broker) -> None:
+    with connect(impatient.url, address="asker") as asker, connect(impatient.url) as worker:
+        asked = asker.request("svc", "a", assurance="confirmed", timeout=PATIENCE)
+        seen: list[int] = []
+
+        @worker.service("svc")
+        def fail(request: malamute.Request) -> None:
+            seen.append(request.attempts)
+            if len(seen) == ATTEMPTS:
+                worker.stop()
+            raise ValueError("no paper")
+
+        worker.run()
+        assert seen == [1, 2, 3]
+        assert asked.wait(PATIENCE) == "dead-lettered"
+
+
+def test_a_handler_on_an_event_loop_that_fails_is_tried_again_too(impatient: Broker) -> None:
+    async def program() -> None:
+        async with (
+            malamute.aio.connect(impatient.url, address="asker") as asker,
+            malamute.aio.connect(impatient.url, address="worker") as worker,
+        ):
+            sent = await asker.send("worker", "a", b"", assurance="confirmed")
+            seen: list[int] = []
+
+            @worker.on_mail()
+            async def fail(mail: malamute.Mail) -> None:
+                seen.append(mail.attempts)
+                if len(seen) == ATTEMPTS:
+                    worker.stop()
+                raise ValueError("no paper")
+
+            await worker.run()
+            assert seen == [1, 2, 3]
+            assert await sent.wait(PATIENCE) == "dead-lettered"
+
+    asyncio.run(program())
+
+
 def test_a_request_that_nobody_reports_on_is_recalled(start: Start) -> None:
     events: list[Event] = []
     # It may come again at once, and as often as this worker takes too long.

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -384,17 +385,35 @@ def test_verify_compares_with_the_journal(tmp_path: Path) -> None:
 
 def test_an_export_beside_a_broker_that_publishes(tmp_path: Path) -> None:
     data, out = tmp_path / "data", tmp_path / "out"
-    with quiet_broker(data) as broker, malamute.connect(broker.url) as client:
-        for first in range(1, 4):
-            with client.publisher("s") as publisher:
-                for number in range(first * 1000, first * 1000 + 1000):
-                    publisher.publish("a.b", b"%d" % number, {"n": number})
-            rows = json.loads(run_apart("journal", "export", "--data", str(data), "--to", str(out), "--json"))
-            assert [(row["stream"], row["messages"]) for row in rows] == [("s", 1000)]
+    begun, enough, published = threading.Event(), threading.Event(), 0
+
+    def publish(url: str) -> None:
+        nonlocal published
+        with malamute.connect(url) as client:
+            while not enough.is_set():
+                client.publish("s", "a.b", b"%d" % published, {"n": published}, assurance="stored")
+                published += 1
+                begun.set()
+
+    with quiet_broker(data) as broker:
         url = broker.url
+        publisher = threading.Thread(target=publish, args=(url,))
+        publisher.start()
+        exported = []
+        try:
+            assert begun.wait(60)
+            for _ in range(3):
+                told = run_apart("journal", "export", "--data", str(data), "--to", str(out), "--json")
+                exported.append(sum(row["messages"] for row in json.loads(told)))
+        finally:
+            enough.set()
+            publisher.join()
+        # Each of them had something new, so it was published while they went on.
+        assert all(exported)
+        run_apart("journal", "export", "--data", str(data), "--to", str(out))
         assert "good" in run_apart("journal", "export", "verify", "--from", str(out), "--url", url)
         assert "good" in run_apart("journal", "export", "verify", "--from", str(out), "--data", str(data))
-    assert _table(out).column("body").to_pylist() == [b"%d" % n for n in range(1000, 4000)]
+    assert _table(out).column("body").to_pylist() == [b"%d" % n for n in range(published)]
 
 
 def test_a_live_broker_gives_the_same_as_its_directory(tmp_path: Path) -> None:

@@ -120,7 +120,10 @@ class Budget:
     def check_queues(self) -> None:
         """Raise `TryLater` unless there may be one more queue: those that nobody uses are removed in time."""
         if self.queues >= self.limits.queues:
-            raise TryLater(f"there are {self.limits.queues} mailboxes and services already")
+            raise TryLater(
+                f"there are {self.limits.queues} mailboxes and services, and limits.queues allows no more; "
+                "those that are empty and unused leave by themselves"
+            )
 
     def release_queue(self, queue: Queue) -> None:
         """A queue is gone, with all that was in it."""
