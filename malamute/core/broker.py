@@ -598,16 +598,30 @@ class Core:
         table = self.queues_of(message.kind)
         sender = session.address if message.kind == "mailbox" else session.mailbox
         queue = table.by_name.get(message.name)
-        count = queue.withdraw(sender, message.correlation) if queue is not None and sender else 0
-        if not count:
-            raise NotFound(f"nothing of yours with the correlation {message.correlation!r} is there")
         opcode = BY_TYPE[Withdraw].opcode
+        nothing = NotFound(f"nothing of yours with the correlation {message.correlation!r} is there")
 
-        def withdrawn(error: MalamuteError | None) -> None:
-            failed = error and error_message(error, opcode, message.ref)
-            self.turn.send(peer, failed or Ok(opcode, message.ref, count))
+        def refused(error: MalamuteError) -> None:
+            self.turn.send(peer, error_message(error, opcode, message.ref))
 
-        self.turn.when_stored(withdrawn)
+        def told(count: int, before: int, *, final: bool = True, partial: bool = False) -> None:
+            if partial:
+                self.turn.send(peer, Ok(opcode, message.ref, count))
+            elif final and not count:
+                refused(nothing)
+            elif final:
+                self.turn.when_stored(lambda error: withdrawn(count if error is None else before, error))
+
+        def withdrawn(count: int, error: MalamuteError | None) -> None:
+            if error is not None and not count:
+                refused(error)
+            else:
+                self.turn.send(peer, Ok(opcode, message.ref, count))
+
+        if queue is not None and sender:
+            queue.withdraw(sender, message.correlation, told, refused)
+        else:
+            told(0, 0)
 
     def _query(self, peer: bytes, session: Session, message: Query) -> None:
         inspection.answer(self, session, message)

@@ -6,7 +6,7 @@ import pytest
 from core_bench import Bench, ack, items, offer, publish, request, subscribe
 
 from malamute.core import audience, ready, replay
-from malamute.core.delivery import Queue
+from malamute.core.delivery import Queue, QueuePolicy
 from malamute.core.delivery.dealing import SEARCH_MESSAGES
 from malamute.matching import Index, Single
 from malamute.protocol.batch import pack_record
@@ -23,11 +23,13 @@ from malamute.protocol.messages import (
     Hello,
     Nak,
     Ok,
+    Progress,
     Query,
     Reject,
     Release,
     Reply,
     Switch,
+    Withdraw,
 )
 
 DEPTH = 20_000
@@ -245,6 +247,71 @@ def test_a_purge_that_the_disk_refuses_half_way_says_so_and_loses_nothing():
     (answer,) = bench.sent("alice")
     assert answer.value == {"kind": "service", "name": "w", "messages": 1_000, "partial": True}
     assert (len(queue.entries), queue.waiting) == (2_000, 2_000)
+
+
+def correlated(messages: int) -> Bench:
+    """A service with requests of alice, all under one correlation."""
+    bench = Bench()
+    bench.open("alice")
+    bench.tell("alice", request(*[b"x"] * messages)._replace(properties=[{"correlation": 7}] * messages))
+    bench.settle()
+    bench.sent("alice")
+    return bench
+
+
+def test_what_is_withdrawn_at_once_ends_in_bounded_steps():
+    bench = correlated(5_500)
+    queue = bench.core.services.by_name["w"]
+    bench.tell("alice", Withdraw(1, "service", "w", 7))
+    steps = in_iterations(bench, lambda: 5_500 - len(queue.entries))
+    assert (max(steps), sum(steps)) == (STEP, 5_500)
+    assert bench.sent("alice") == [Ok(20, 1, 5_500)]
+    assert [a.code for a in bench.ask("alice", Withdraw(2, "service", "w", 7))] == [404]
+
+
+@pytest.mark.parametrize(("stored", "left"), [(0, 3_000), (1, 2_000), (2, 1_000)])
+def test_a_withdrawal_that_the_disk_refuses_tells_how_much_was_withdrawn(stored, left):
+    bench = correlated(3_000)
+    queue = bench.core.services.by_name["w"]
+    bench.tell("alice", Withdraw(1, "service", "w", 7))
+    for _ in range(stored):
+        bench.commit()
+    bench.fail()
+    bench.settle()
+    (answer,) = bench.sent("alice")
+    assert (answer.code if not stored else answer.value) == (507 if not stored else 3_000 - left)
+    assert (len(queue.entries), queue.waiting) == (left, left)
+
+
+def test_very_much_is_rejected_in_bounded_steps_and_becomes_dead_letters():
+    bench = deep(5_500)
+    bench.open("worker")
+    bench.ask("worker", offer(1))
+    bench.settle()
+    dead = bench.core.services.by_name["w"].dead
+    bench.tell("worker", Reject(1, [(1, 5_500)], "no"))
+    steps = in_iterations(bench, lambda: len(dead.entries))
+    # What is left of an iteration's work may be enough for one more step.
+    assert max(steps) <= 2 * STEP
+    assert sum(steps) == 5_500
+
+
+@pytest.mark.parametrize("reported", [[(1, 30)], [(11, 20)], [(21, 30), (1, 10)]])
+def test_what_is_reported_on_is_late_after_the_rest(reported):
+    bench = Bench(queues=QueuePolicy(ack_timeout=10.0))
+    bench.open("alice", "worker")
+    bench.ask("worker", offer(1, credit=30))
+    bench.tell("alice", request(*[b"x"] * 30))
+    bench.settle()
+    bench.wait(6.0)
+    assert not [
+        m for m in bench.ask("worker", Progress(1, [list(r) for r in reported])) if isinstance(m, Error)
+    ]
+    (consumer,) = bench.core.services.by_name["w"].consumers.values()
+    renewed = [s for first, last in reported for s in range(first, last + 1)]
+    assert [*consumer.outstanding] == [*(s for s in range(1, 31) if s not in renewed), *renewed]
+    bench.wait(5.0)
+    assert sorted(consumer.outstanding) == sorted(renewed)
 
 
 @pytest.mark.parametrize("end", ["lost", "cancel", "nak", "release", "drain"])

@@ -112,7 +112,7 @@ class Consumer:
         kept: set[int] = set()
         for first, last in held:
             kept.update(ordered[bisect_left(ordered, first) : bisect_right(ordered, last)])
-        back = [sequence for sequence in ordered if sequence not in kept]
+        back = [sequence for sequence in ordered if sequence not in kept] if kept else ordered
         self.queue.drain(self, back, told)
 
     def reject(self, ranges: Ranges, reason: str) -> None:
@@ -130,13 +130,13 @@ class Consumer:
             return self._held_within(ranges)
         held: list[int] = []
         for first, last in ranges:
-            found = [s for s in range(first, last + 1) if s in outstanding]
+            found = [*filter(outstanding.__contains__, range(first, last + 1))]
             if not found:
                 self._check_recalled(first, last)
             held += found
         if not held:
             raise NotOutstanding("nothing of that is outstanding here any more")
-        return list(dict.fromkeys(held))
+        return held if len(ranges) == 1 else list(dict.fromkeys(held))
 
     def _held_within(self, ranges: Ranges) -> list[int]:
         """The same of ranges that are wider than what is held: the work is that of what is held, once."""
@@ -166,7 +166,9 @@ class Consumer:
 
     def detach(self, sequences: Sequence[int]) -> None:
         """Take deliveries away from it; they are nowhere now."""
-        for sequence in sequences:
+        if len(sequences) == len(self.outstanding):
+            self.outstanding = {}
+        for sequence in sequences if self.outstanding else ():
             del self.outstanding[sequence]
         self.session.holding -= len(sequences)
         if self.unsent:
@@ -237,8 +239,11 @@ class Consumer:
         self.watch()
 
     def _renew(self, sequences: list[int]) -> None:
-        now = self.queue.turn.now
-        for sequence in sequences:
-            entry = self.outstanding.pop(sequence)
+        now, outstanding = self.queue.turn.now, self.outstanding
+        if len(sequences) < len(outstanding):
+            entries = [*map(outstanding.pop, sequences)]
+            outstanding.update(zip(sequences, entries, strict=True))
+        else:
+            entries = [*outstanding.values()]
+        for entry in entries:
             entry.since = now
-            self.outstanding[sequence] = entry

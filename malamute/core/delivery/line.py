@@ -176,7 +176,8 @@ class Lines:
         self._index.remove(id(consumer))
         if not consumer.line.group.members:
             del self._lines[consumer.line.group.number]
-            self.takes_all = any(line.takes_all for line in self._lines.values())
+            if consumer.line.takes_all:
+                self.takes_all = any(line.takes_all for line in self._lines.values())
 
 
 def _nobody(subject: str) -> Groups:

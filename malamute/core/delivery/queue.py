@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from itertools import islice
 from typing import TYPE_CHECKING, Protocol
 
@@ -305,10 +305,11 @@ class Queue:
     def leave(self, consumer: Consumer) -> None:
         """Remove a consumer; what it held is ready again."""
         del self.consumers[id(consumer)]
-        held = {*consumer.outstanding, *self.dealing.leave(consumer)}
-        consumer.detach(list(consumer.outstanding))
+        held, waited = sorted(consumer.outstanding), self.dealing.leave(consumer)
+        consumer.detach(held)
         consumer.unwatch()
-        self._in_steps(sorted(held), lambda some: self._requeue(some, 0.0))
+        back = sorted({*held, *waited}) if waited else held
+        self._in_steps(back, lambda some: self._requeue(some, 0.0))
         if not self.consumers:
             self.ahead.clear()
             self.marks.take_back()
@@ -343,8 +344,11 @@ class Queue:
 
         `told` is called when what it gives back is stored, or with the error that kept some of it from that.
         """
-        take_back = self._taken_back(consumer, sequences)
-        back = sorted({*sequences, *self.dealing.drain(consumer)})
+        waited: set[int] = set()
+        take_back = self._taken_back(consumer, sequences, waited)
+        # The keys of what it gives back are not its own any more.
+        waited.update(self.dealing.drain(consumer))
+        back = sorted({*sequences, *waited}) if waited else sorted(sequences)
         if not sequences:
             self._in_steps(back, self.make_ready)
             told(None)
@@ -360,16 +364,22 @@ class Queue:
 
         self._in_steps(back, act, done)
 
-    def _taken_back(self, consumer: Consumer, sequences: Sequence[int]) -> Callable[[Sequence[int]], None]:
-        """Take from a consumer what it did not look at. Returns what lets some of it wait again."""
-        sent = set(sequences).difference(entry.sequence for entry in consumer.unsent)
-        held = set(sequences)
+    def _taken_back(
+        self, consumer: Consumer, sequences: Sequence[int], waited: Set[int] = frozenset()
+    ) -> Callable[[Sequence[int]], None]:
+        """Take from a consumer what it did not look at. Returns what lets some of it wait again.
+
+        What `waited` for it, it has not had.
+        """
+        unsent = {entry.sequence for entry in consumer.unsent}
         consumer.detach(sequences)
 
         def act(some: Sequence[int]) -> None:
-            for sequence in held.intersection(some):
+            for sequence in some:
+                if sequence in waited:
+                    continue
                 entry = self.entries[sequence]
-                entry.attempts -= sequence in sent
+                entry.attempts -= sequence not in unsent
                 # The disk may have been told of one that was about to be sent.
                 self.marks.count(entry)
             self.make_ready(some)
@@ -379,11 +389,19 @@ class Queue:
     def reject(self, consumer: Consumer, sequences: Sequence[int], reason: str) -> None:
         """What a consumer held is dead."""
         consumer.detach(sequences)
-        self.ends.bury(sorted(sequences), "rejected", reason, consumer.session.address)
+        worker = consumer.session.address
+        self._in_steps(sorted(sequences), lambda some: self.ends.bury(some, "rejected", reason, worker))
 
-    def withdraw(self, sender: str, correlation: int | str) -> int:
-        """Remove the messages of a sender under a correlation, if the disk lets it. Returns how many."""
-        return self.ends.end_early(self.correlations.of(sender, correlation), "withdrawn")
+    def withdraw(
+        self,
+        sender: str,
+        correlation: int | str,
+        told: Purged,
+        failed: Callable[[MalamuteError], None],
+    ) -> None:
+        """Remove the messages of a sender under a correlation, and tell as `purge` does."""
+        sequences = self.correlations.of(sender, correlation)
+        proceed(self.turn, self._purge(sequences, told, failed, "withdrawn"))
 
     def purge(self, sequences: Sequence[int], told: Purged, failed: Callable[[MalamuteError], None]) -> None:
         """Drop messages, if the disk lets it, and tell how many were to be had, or by `failed` why none.
@@ -393,13 +411,18 @@ class Queue:
         proceed(self.turn, self._purge(sequences, told, failed))
 
     def _purge(
-        self, sequences: Sequence[int], told: Purged, failed: Callable[[MalamuteError], None]
+        self,
+        sequences: Sequence[int],
+        told: Purged,
+        failed: Callable[[MalamuteError], None],
+        outcome: str = "purged",
     ) -> Steps:
         count = 0
         for start in range(0, max(len(sequences), 1), STEP_MESSAGES):
             before = count
-            count += self.ends.end_early(sequences[start : start + STEP_MESSAGES], "purged")
-            self.turn.work -= STEP_MESSAGES
+            some = sequences[start : start + STEP_MESSAGES]
+            count += self.ends.end_early(some, outcome)
+            self.turn.work -= len(some)
             if start + STEP_MESSAGES >= len(sequences):
                 told(count, before)
                 return
@@ -425,9 +448,9 @@ class Queue:
             act(sequences)
             done()
             return
-        for sequence in sequences:
+        for entry in map(self.entries.__getitem__, sequences):
             # As if the disk did not know them yet: nobody takes them before it is their turn.
-            self.entries[sequence].where = "unstored"
+            entry.where = "unstored"
         proceed(self.turn, self._steps(sequences, act, done))
 
     def _steps(
