@@ -110,7 +110,7 @@ def _measure(what: str, attacks: Sequence[str], options: Options) -> Row:
             seconds=round(max(one["seconds"] for one in done), 3),
             others_p50_ms=percentile_ms(lives, 0.5) or 0.0,
             others_p99_ms=percentile_ms(lives, 0.99) or 0.0,
-            others_max_ms=round(lives[-1] / 1e6, 2),
+            others_max_ms=round(lives[-1] / 1e6, 3),
             published_p99_ms=percentile_ms(published, 0.99) or 0.0,
             requests_p99_ms=percentile_ms(requests, 0.99) or 0.0,
             anonymous_mib=round(((watch.anonymous_bytes or before) - before) / MEBIBYTE, 1),
