@@ -12,6 +12,7 @@ from cli_commands import Run
 
 import malamute
 from malamute.cli.pace import Pace
+from malamute.errors import NotFound
 from malamute.testing import Broker
 
 
@@ -146,7 +147,8 @@ def test_a_stream_is_deleted_after_asking(run: Run, client: malamute.Client) -> 
     assert run("stream", "delete", "weather", stdin="n\n", exit_code=1)
     assert client.query("stream", name="weather")["published"] == 5
     run("stream", "delete", "weather", "--yes")
-    assert client.query("stream", name="weather")["published"] == 0
+    with pytest.raises(NotFound):
+        client.query("stream", name="weather")
 
 
 def test_sub_goes_on_where_its_cursor_is(run: Run) -> None:

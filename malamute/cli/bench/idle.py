@@ -124,7 +124,7 @@ def _do_nothing(seconds: int, pids: Sequence[int]) -> list[Watch]:
 
 def _occupy_worker(url: str) -> int:
     """Have a worker busy for long, and another one wait for its request. Returns how many of them got it."""
-    with connect(url, timeout=TIMEOUT) as client, Actor(occupy, url) as busy:
+    with connect(url, timeout=TIMEOUT) as client, Actor(occupy, url, BUSY_SECONDS) as busy:
         replies = client.request(BUSY, "do", timeout=TIMEOUT)
         client.flush()
         busy.get()
@@ -163,14 +163,14 @@ def hold(begin: Begin, url: str) -> Measured:
     return {}
 
 
-def occupy(begin: Begin, url: str) -> Measured:
+def occupy(begin: Begin, url: str, seconds: float) -> Measured:
     """Take a request, and be busy with it in one call that lets no other thread of Python run."""
     with connect(url, timeout=TIMEOUT) as client:
         request = client.work(BUSY).receive(TIMEOUT)
         begin()
         start = time.perf_counter()
         sum(range(COUNT))
-        sum(range(int(COUNT * BUSY_SECONDS / (time.perf_counter() - start))))
+        sum(range(int(COUNT * seconds / (time.perf_counter() - start))))
         request.reply()
         client.flush()
     return {"attempts": request.attempts}
