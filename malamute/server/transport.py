@@ -38,6 +38,12 @@ KEPT_MESSAGES = 1_000
 KEPT_BYTES = 16 * 1024 * 1024
 """Bytes kept for such a peer; with more, it is given up."""
 
+KEPT_BYTES_ALL = 256 * 1024 * 1024
+"""Bytes kept for all such peers; with more, each may have little."""
+
+KEPT_BYTES_CROWDED = 256 * 1024
+"""Bytes kept for one of them then."""
+
 PARTS_MAX = BATCH_MESSAGES_MAX + 1
 """Frames of one command: itself, and each of its records by itself."""
 
@@ -48,15 +54,43 @@ SHARED_BYTES = 8_192
 """A frame of this size or more that goes to several peers is shared instead of copied."""
 
 
-class Kept(deque[Sequence[Frame]]):
-    """The commands that wait for one peer, in order."""
+class AllKept:
+    """What is kept for all peers together."""
 
     size_bytes = 0
+
+
+class Kept(deque[Sequence[Frame]]):
+    """The commands that wait for one peer, in order. `all` counts those of all peers."""
+
+    def __init__(self, all: AllKept) -> None:  # noqa: A002
+        super().__init__()
+        self.size_bytes = 0
+        self._all = all
 
     def add(self, frames: Sequence[Frame]) -> None:
         """Let a command wait."""
         self.append(frames)
-        self.size_bytes += sum(map(len, frames))
+        self._count(sum(map(len, frames)))
+
+    def remove_first(self) -> None:
+        """The first of them waits no more."""
+        self._count(-sum(map(len, self.popleft())))
+
+    def drop(self) -> None:
+        """None of them waits any more."""
+        self.clear()
+        self._count(-self.size_bytes)
+
+    def _count(self, size_bytes: int) -> None:
+        self.size_bytes += size_bytes
+        self._all.size_bytes += size_bytes
+
+    @property
+    def too_large(self) -> bool:
+        """Whether it is more than may be kept for one peer."""
+        crowded = self._all.size_bytes > KEPT_BYTES_ALL
+        return len(self) > KEPT_MESSAGES or self.size_bytes > (KEPT_BYTES_CROWDED if crowded else KEPT_BYTES)
 
 
 _OF_CONNECTIONS = frozenset((Hello, Received))
@@ -110,6 +144,7 @@ class Transport:
         self._stalls = Stalls(patience)
         self.intake = Intake(allowance, lambda descriptor: self.guard.end(descriptor))
         self.blocked: dict[bytes, Kept] = {}
+        self.kept = AllKept()
         self.lost: list[bytes] = []
         self.flows = Flows(windows)
         self._stuck: set[bytes] = set()
@@ -274,7 +309,7 @@ class Transport:
             frames = encode(message)
             if self._pass_on(peer, frames):
                 return peer in self.blocked
-            kept = self.blocked[peer] = Kept()
+            kept = self.blocked[peer] = Kept(self.kept)
         elif type(message) is Ping:
             # A probe finds out whether the peer is there. One that waited in line would not.
             self._transmit(peer, encode(message))
@@ -282,10 +317,10 @@ class Transport:
         else:
             frames = encode(message)
         kept.add(frames)
-        if len(kept) > KEPT_MESSAGES or kept.size_bytes > KEPT_BYTES:
+        if kept.too_large:
             self._give_up(peer)
             # The connection is still there. When it has room, the peer learns that it has to begin anew.
-            self.blocked[peer] = kept = Kept()
+            self.blocked[peer] = kept = Kept(self.kept)
             kept.add(encode(_GIVEN_UP))
         return True
 
@@ -304,7 +339,7 @@ class Transport:
         self._heartbeats[peer] = self._promises.get(peer, 0.0)
         token = self.flows.open(peer)
         if not self._pass_on(peer, frames):
-            self.blocked[peer] = kept = Kept()
+            self.blocked[peer] = kept = Kept(self.kept)
             kept.add(frames)
         if token:
             self._ask(peer, token)
@@ -324,9 +359,9 @@ class Transport:
         ping = encode(Ping(token))
         if not self._transmit(peer, ping):
             self._pings[peer] = ping
-            self.blocked.setdefault(peer, Kept())
+            self.blocked.setdefault(peer, Kept(self.kept))
         elif self.flows.is_full(peer):
-            self.blocked.setdefault(peer, Kept())
+            self.blocked.setdefault(peer, Kept(self.kept))
             self._stuck.add(peer)
 
     def received(self, peer: bytes, token: int) -> None:
@@ -363,11 +398,10 @@ class Transport:
             if not kept:
                 del self.blocked[peer]
                 return True
-            frames = kept.popleft()
-            if not self._pass_on(peer, frames):
-                kept.appendleft(frames)
+            if not self._pass_on(peer, kept[0]):
                 return False
-            kept.size_bytes -= sum(map(len, frames))
+            if kept:  # a peer that is gone has none any more
+                kept.remove_first()
         return False
 
     def take_lost(self) -> list[bytes]:
@@ -379,7 +413,7 @@ class Transport:
         """Keep only the last message for a peer whose session has ended: it says why."""
         kept = self.blocked.get(peer)
         while kept and len(kept) > 1:
-            kept.size_bytes -= sum(map(len, kept.popleft()))
+            kept.remove_first()
         self._stalls.forget(peer)
         self._heartbeats.pop(peer, None)
         self.intake.forget(peer)
@@ -434,4 +468,7 @@ class Transport:
         """Drop what is kept for a peer. Returns whether it was blocked."""
         self._stuck.discard(peer)
         self._pings.pop(peer, None)
-        return self.blocked.pop(peer, None) is not None
+        kept = self.blocked.pop(peer, None)
+        if kept is not None:
+            kept.drop()
+        return kept is not None

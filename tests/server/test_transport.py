@@ -322,6 +322,40 @@ def test_a_peer_is_given_up_when_more_bytes_are_kept_than_the_limit(reader, monk
     assert transport.blocked[PEER].size_bytes < 200
 
 
+def test_while_much_is_kept_for_all_peers_little_is_for_each(reader, monkeypatch):
+    """At the limit of all, and one command past it."""
+    size = sum(map(len, encode(STEP)))
+    monkeypatch.setattr(module, "KEPT_BYTES_ALL", 3 * size)
+    monkeypatch.setattr(module, "KEPT_BYTES_CROWDED", 2 * size)
+    transport, _ = reader
+    until_full(transport)
+    transport.send(PEER, STEP)
+    other = module.Kept(transport.kept)
+    other.add(encode(STEP))
+    transport.send(PEER, STEP)
+    assert transport.kept.size_bytes == 3 * size
+    assert not transport.blocked[PEER].too_large
+    other.add(encode(STEP))
+    assert not transport.blocked[PEER].too_large, "it has no more than it may in any case"
+    transport.send(PEER, STEP)
+    assert transport.take_lost() == [PEER]
+    other.drop()
+    assert transport.kept.size_bytes == transport.blocked[PEER].size_bytes < 200
+
+
+def test_what_is_kept_no_more_does_not_count(reader):
+    transport, client = reader
+    until_full(transport)
+    for _ in range(5):
+        transport.send(PEER, STEP)
+    assert transport.kept.size_bytes == transport.blocked[PEER].size_bytes > 0
+    client.close(0)
+    while not transport.take_lost():
+        transport.retry()
+        transport.send(PEER, Ping())
+    assert transport.kept.size_bytes == 0
+
+
 def test_a_probe_finds_out_whether_a_peer_that_reads_nothing_is_there(reader):
     transport, client = reader
     until_full(transport)
@@ -408,7 +442,7 @@ def test_nothing_is_kept_of_a_peer_whose_session_was_ended_when_its_connection_g
         list(transport.receive())
         transport.send(PEER, Welcome(2, b"s", b"b", False, "", {}))
     transport.flows.open(PEER)
-    transport.blocked[PEER] = module.Kept()
+    transport.blocked[PEER] = module.Kept(transport.kept)
     transport._stuck.add(PEER)
     transport.forget(PEER)
     client.close(0)
