@@ -6,12 +6,14 @@ and requests from others. Times are told and not judged here.
 
 from __future__ import annotations
 
+import re
 import shutil
 import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from multiprocessing.connection import Connection
+from pathlib import Path
 from threading import Event, Thread
 
 import pytest
@@ -25,6 +27,8 @@ from malamute.cli.bench.raw_peer import RawPeer
 from malamute.cli.bench.report import percentile_ms
 from malamute.config import Config
 from malamute.protocol.messages import Ping, Pong
+
+SIZING = Path(__file__).parents[2] / "docs" / "operations" / "sizing.md"
 
 DEPTH = 20_000
 """Requests in the queues that are attacked."""
@@ -129,6 +133,13 @@ def allowed_mib(broker: Daemon, attacks: Sequence[str]) -> float:
     return sum(each[limit] for limit, _ in used) / MIB
 
 
+def promised_mib() -> float:
+    """What `docs/operations/sizing.md` says of all clients together, and of those that read nothing."""
+    found = re.search(r"\| \*\*([\d,]+)\*\* \|", SIZING.read_text(encoding="utf-8"))
+    assert found is not None
+    return int(found[1].replace(",", "")) + READERS / 2
+
+
 def attack_beside_a_load(broker: Daemon, attacks: Sequence[str]) -> None:
     """Nobody else notices: no error, no loss, no memory beyond the limits."""
     with ExitStack() as stack:
@@ -155,6 +166,7 @@ def attack_beside_a_load(broker: Daemon, attacks: Sequence[str]) -> None:
     p99 = percentile_ms(sorted(witness.latencies), 0.99)
     print(f"{', '.join(attacks)}: others' p99 {p99} ms, {taken:.1f} MiB, {load}")
     assert taken <= allowed_mib(broker, attacks) + OTHERS_MIB
+    assert witness.most_mib <= promised_mib()
 
 
 @contextmanager
