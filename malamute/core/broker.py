@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from malamute.core import administration, inspection
 from malamute.core.answers import Answers
-from malamute.core.chunk import chunk_bytes
+from malamute.core.chunk import MESSAGE_BYTES
 from malamute.core.delivery import Budget, Consumer, QueuePolicy, Queues, Trackers
 from malamute.core.delivery.entry import ENTRY_BYTES
 from malamute.core.delivery.policy import PolicyOf
@@ -465,7 +465,9 @@ class Core:
         size_bytes = self._check_size(records)
         stream = self.streams.by_name.get(message.stream)
         if stream is None or stream.journaled or stream.next > stream.reserved:
-            self._hold(session, chunk_bytes(len(records), size_bytes, message.large))
+            large = message.large
+            taken = 2 * size_bytes + MESSAGE_BYTES * len(records)
+            self._hold(session, taken - sum(map(len, large)) if large else taken)
             stream = stream or self.streams.get(message.stream)
         if stream.own:
             raise AccessRefused(f"the stream {stream.name!r} is the broker's own")
@@ -503,14 +505,20 @@ class Core:
         What a session has there may be as much as what it leaves to others, so whoever has least gets through
         whatever another one sends. Who has nothing there may send one command.
         """
-        turn, held = self.turn, session.backlog_bytes
-        left = self._backlog_bytes_max - turn.backlog_bytes
-        if left < 0:
+        turn = self.turn
+        held = session.backlog_bytes + size_bytes
+        if turn.backlog_bytes + held + size_bytes > self._backlog_bytes_max:
+            self._check_backlog(session.backlog_bytes)
+        session.backlog_bytes = held
+        if not session.new_bytes:
+            turn.holders.append(session)
+        session.new_bytes += size_bytes
+
+    def _check_backlog(self, held: int) -> None:
+        if self.turn.backlog_bytes > self._backlog_bytes_max:
             raise TryLater("the disk does not keep up")
-        if held and held + size_bytes > left - size_bytes:
+        if held:
             raise TryLater(f"the disk does not keep up, and has {held} bytes of this session to store")
-        session.backlog_bytes = held + size_bytes
-        turn.holders[session] = turn.holders.get(session, 0) + size_bytes
 
     def _subscribe(self, peer: bytes, session: Session, message: Subscribe) -> None:
         self._check_source(session, message.source)

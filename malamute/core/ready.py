@@ -150,6 +150,8 @@ class Holder:
 
     backlog_bytes = 0
     """What all of that takes."""
+    new_bytes = 0
+    """What came of it in this turn."""
 
 
 class Ready(NamedTuple):
@@ -204,12 +206,12 @@ class Turn:
         self._callbacks: list[WhenStored] = []
         self._awaited = False
         self._bytes = 0
-        self.holders: dict[Holder, int] = {}
-        """Who has sent what this turn stores, and how much: that is his until the outcome is known."""
+        self.holders: list[Holder] = []
+        """Who has sent what this turn stores: it is his until the outcome is known."""
         self._token = 0
         self._known = 0
         self._needs: set[int] = set()
-        self._waiting: dict[int, tuple[list[WhenStored], int, dict[Holder, int]]] = {}
+        self._waiting: dict[int, tuple[list[WhenStored], int, list[tuple[Holder, int]]]] = {}
 
     @property
     def time_ns(self) -> int:
@@ -346,9 +348,13 @@ class Turn:
     def finish(self) -> Ready:
         """Hand over what was gathered, and begin the next turn."""
         appends: list[Append] = []
+        holders = [(holder, holder.new_bytes) for holder in self.holders]
+        for holder in self.holders:
+            holder.new_bytes = 0
+        self.holders.clear()
         if self.operations or self._callbacks:
             self._token += 1
-            self._waiting[self._token] = (self._callbacks, self._bytes, self.holders)
+            self._waiting[self._token] = (self._callbacks, self._bytes, holders)
             needs, self._needs = frozenset(self._needs), set()
             appends.append(
                 Append(
@@ -362,12 +368,11 @@ class Turn:
                 )
             )
         else:
-            _let_go(self.holders)
+            _let_go(holders)
         self._fault = None
         ready = Ready(appends, self.reads, self.sends, self.closed, self.notices)
         self.sends, self.reads, self.closed, self.notices = [], [], [], []
         self.operations, self.bound, self._callbacks, self._bytes = [], [], [], 0
-        self.holders = {}
         self._awaited = False
         self.work = self.replay_work = WORK_MAX
         return ready
@@ -383,6 +388,6 @@ class Turn:
         return bool(self._waiting)
 
 
-def _let_go(holders: Mapping[Holder, int]) -> None:
-    for holder, size_bytes in holders.items():
+def _let_go(holders: Sequence[tuple[Holder, int]]) -> None:
+    for holder, size_bytes in holders:
         holder.backlog_bytes -= size_bytes

@@ -644,7 +644,8 @@ class Streams:
             stream.check_known(message.cursor)
             if (done := stream.cursors.get(message.cursor)) is not None:
                 start = Start(SEQ, done + 1)
-        if stream.idle and not message.had and start.kind == SEQ and start.value > self.incarnation:
+        anew = stream.idle and not (message.had or message.cursor)
+        if anew and start.kind == SEQ and start.value > self.incarnation:
             # It was made anew for its readers. Nothing ever was there, so nothing is missing.
             start = Start(NEW)
         # What came before it in this turn is not new to it.

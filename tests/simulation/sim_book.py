@@ -442,7 +442,8 @@ class Book:
             if stored and not order.twice:
                 raise Violation("a command was refused that is stored", kind=order.kind, bodies=stored)
             finals = order.kind == "reply" and all(self.author.origins[body].final for body in order.bodies)
-            if finals and message.code == TryLater.code and message.text not in (NO_DISK, REFUSED_BEFORE):
+            no_disk = message.text.startswith(NO_DISK) or message.text == REFUSED_BEFORE
+            if finals and message.code == TryLater.code and not no_disk:
                 raise Violation("a final reply has no room", text=message.text, bodies=order.bodies)
 
     def _order(self, peer: bytes, number: int) -> Order:
