@@ -10,7 +10,7 @@ from malamute.core.doubt import DOUBT_SECONDS
 from malamute.core.ready import ClockStep
 from malamute.core.storage import Chunk
 from malamute.journal.store import Retention
-from malamute.protocol.messages import Change, Recall
+from malamute.protocol.messages import Change, Nak, Recall
 
 HOUR = 3_600.0
 
@@ -279,6 +279,94 @@ def test_an_identity_is_known_for_a_window_after_a_start_in_doubt(mail):
     mail.tell("alice", send("bob", b"another", id="one"))
     mail.settle()
     assert len(mail.core.mailboxes.by_name["bob"].entries) == 3
+
+
+# A start on a clock that was set back, or forward while the broker ran
+
+
+def test_what_has_a_duration_lasts_no_longer_after_a_start_on_a_clock_that_was_set_back(bench):
+    """It cannot have come later than now."""
+    bench.tell("alice", send("carol", b"ttl", ttl=30_000), send("bob", b"delayed", delay=20_000))
+    bench.settle()
+    restart(bench, -HOUR)
+    bench.tell("bob", mail_credit())
+    bench.wait(19)
+    bench.settle()
+    assert bench.bodies("bob") == []
+    bench.wait(2)
+    bench.settle()
+    assert bench.bodies("bob") == [b"delayed"]
+    assert bench.core.mailboxes.by_name["carol"].entries
+    bench.wait(10)
+    bench.settle()
+    assert not bench.core.mailboxes.by_name["carol"].entries
+
+
+def test_what_comes_again_comes_in_time_after_a_start_on_a_clock_that_was_set_back(bench):
+    bench.tell("alice", send("bob", b"again"))
+    bench.tell("bob", mail_credit())
+    bench.settle()
+    bench.tell("bob", Nak(0, [[1, 1]], 20_000))
+    bench.settle()
+    restart(bench, -HOUR)
+    bench.bodies("bob")
+    bench.tell("bob", mail_credit())
+    bench.settle()
+    assert bench.bodies("bob") == []
+    bench.wait(21)
+    bench.settle()
+    assert bench.bodies("bob") == [b"again"]
+
+
+def sent_once_more(bench):
+    """Whether a message under an identity that was used before is taken for another one."""
+    before = len(bench.core.mailboxes.by_name["bob"].entries)
+    bench.tell("alice", send("bob", b"x", id="one"))
+    bench.settle()
+    return len(bench.core.mailboxes.by_name["bob"].entries) > before
+
+
+@pytest.mark.parametrize("restarts", [1, 2])
+def test_an_identity_is_known_for_its_window_after_a_start_on_a_clock_that_was_set_back(bench, restarts):
+    bench.tell("alice", send("bob", b"x", id="one"))
+    bench.settle()
+    restart(bench, -HOUR)
+    for _ in range(restarts - 1):
+        bench.settle()
+        bench.wait(60)
+        restart(bench, 0)
+    bench.wait(119 if restarts == 1 else 59)
+    assert not sent_once_more(bench)
+    bench.wait(2)
+    assert sent_once_more(bench)
+
+
+@pytest.mark.parametrize("seconds", [HOUR, -HOUR])
+def test_an_identity_is_known_for_its_window_after_a_step_that_is_believed_and_a_start(bench, seconds):
+    """The times that the store has are those of the clock on the wall."""
+    step(bench, seconds)
+    bench.tell("alice", send("bob", b"x", id="one"))
+    bench.settle()
+    restart(bench, seconds)
+    bench.wait(119)
+    assert not sent_once_more(bench)
+    bench.wait(2)
+    assert sent_once_more(bench)
+
+
+def test_the_store_forgets_no_identity_within_its_window_when_the_clock_was_set_back(bench):
+    step(bench, HOUR)
+    bench.tell("alice", send("bob", b"x", id="first"))
+    bench.wait(60)
+    step(bench, 0)
+    bench.tell("alice", send("bob", b"x", id="one"))
+    bench.settle()
+    bench.wait(61)
+    bench.settle()
+    bench.tell("alice", send("bob", b"x", id="third"))
+    bench.settle()
+    restart(bench, 0)
+    assert not sent_once_more(bench)
 
 
 # Retention by age

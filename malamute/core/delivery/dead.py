@@ -217,7 +217,7 @@ class DeadLetters:
         asked = {
             message.sequence: found
             for message in again
-            if (found := Options.of(message, queue.turn.ahead_ns)) is not None
+            if (found := Options.of(message, time, queue.turn.ahead_ns)) is not None
         }
         queue.put(again, confirmed=True, options=asked, reserved=True)
         queue.turn.store_bound(self._removal([entry.sequence for entry in entries]))

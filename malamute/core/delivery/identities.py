@@ -73,16 +73,23 @@ class Identities:
         self._queue = queue
         self._name_bytes = IDENTITY_BYTES + len(queue.name.encode())
         self._timer: Timer | None = None
+        self._ahead_ns = 0
+        """The least that the clock on the wall was ahead when any of them was stored, which has its time."""
 
     def restore(self, identities: Mapping[str, tuple[int, int]]) -> None:
         """Take up what the store kept."""
-        budget, policy = self._queue.budget, self._queue.policy
+        queue = self._queue
+        most = queue.turn.now + queue.policy.dedup_window
         # Nobody knows how much of each window has gone by if it is in doubt what time it is.
-        least = min(budget.doubt.until, self._queue.turn.now + policy.dedup_window)
+        least = min(queue.budget.doubt.until, most)
         ending = sorted(identities.items(), key=lambda item: item[1][1])
-        for identity, (sequence, until) in ending:
-            self._put(identity, (sequence, max(until, int(least * 1e9)), 0))
-        self._queue.budget.identities.relieve()
+        for identity, (sequence, stored) in ending:
+            until = min(max(stored, int(least * 1e9)), int(most * 1e9))
+            self._put(identity, (sequence, until, 0))
+            if until < stored:
+                # The clock was set back: the store would have it for as much longer.
+                queue.turn.store(PutIdentity(queue.kind, queue.name, identity, sequence, until))
+        queue.budget.identities.relieve()
         self._sweep()
 
     def has(self, identity: str) -> bool:
@@ -95,9 +102,11 @@ class Identities:
         queue, policy = self._queue, self._queue.policy
         if not policy.dedup_window:
             return
-        until = int(queue.turn.now * 1e9) + int(policy.dedup_window * 1e9)
+        until, ahead_ns = int((queue.turn.now + policy.dedup_window) * 1e9), queue.turn.ahead_ns
+        self._ahead_ns = min(self._ahead_ns, ahead_ns) if self.known else ahead_ns
         self._put(identity, (message.sequence, until, queue.turn.token))
-        queue.turn.store(PutIdentity(queue.kind, queue.name, identity, message.sequence, until))
+        stored = until + ahead_ns
+        queue.turn.store(PutIdentity(queue.kind, queue.name, identity, message.sequence, stored))
         if len(self.known) > max(policy.dedup_count, 1):
             self.forget(1)
         queue.budget.identities.relieve()
@@ -141,8 +150,12 @@ class Identities:
         # The store forgets by time: what came with the first that stays is still there after a restart.
         kept = next(iter(self.known.values()))[1] if self.known else gone + 1
         if kept > gone:
-            queue = self._queue
-            queue.turn.store(ForgetIdentities(queue.kind, queue.name, kept - 1))
+            self._forget_up_to(kept - 1)
+
+    def _forget_up_to(self, until: int) -> None:
+        """Have the store forget what was to be remembered until then, and nothing else."""
+        queue = self._queue
+        queue.turn.store(ForgetIdentities(queue.kind, queue.name, until + self._ahead_ns))
 
     def _watch(self) -> None:
         if self.known and self._timer is None:
@@ -152,12 +165,12 @@ class Identities:
 
     def _sweep(self) -> None:
         self._timer = None
-        queue, now = self._queue, int(self._queue.turn.now * 1e9)
+        now = int(self._queue.turn.now * 1e9)
         before = len(self.known)
         while self.known and next(iter(self.known.values()))[1] <= now:
             self._drop(next(iter(self.known)))
         if len(self.known) < before:
-            queue.turn.store(ForgetIdentities(queue.kind, queue.name, now))
+            self._forget_up_to(now)
         self._watch()
 
     def close(self) -> None:

@@ -75,8 +75,11 @@ class Options:
         return cls(properties, time, ahead_ns)
 
     @classmethod
-    def of(cls, message: Entry, ahead_ns: int = 0) -> Options | None:
-        """Those of a stored message, if they last. What the broker itself has written has none."""
+    def of(cls, message: Entry, now_ns: int, ahead_ns: int = 0) -> Options | None:
+        """Those of a stored message, if they last. What the broker itself has written has none.
+
+        If it came later than now, as the clock was set back, it lasts as if it came now.
+        """
         properties = message.properties
         if (
             not properties
@@ -85,7 +88,7 @@ class Options:
             or "service" in properties
         ):
             return None
-        options = cls(properties, message.time, ahead_ns)
+        options = cls(properties, min(message.time, now_ns), ahead_ns)
         # It was taken in once, and that is when the window of its identity began.
         options.identity = ""
         return options if options.lasting else None

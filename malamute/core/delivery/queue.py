@@ -166,7 +166,7 @@ class Queue:
             if cold_bytes:
                 self.budget.memory.count_cold(self, entry.size)
         self.sequences.update(self.entries)
-        self.schedule.restore(state.due)
+        self.schedule.restore(state.due, self.turn.time_ns)
         self.identities.restore(state.identities)
 
     def resume(self, recovery: Recovery) -> None:
@@ -175,7 +175,7 @@ class Queue:
         restored = [entry for entry in self.entries.values() if entry.where == "settling"]
         for entry in restored:
             try:
-                if (asked := Options.of(entry, self.turn.ahead_ns)) is not None:
+                if (asked := Options.of(entry, self.turn.time_ns, self.turn.ahead_ns)) is not None:
                     self._adopt(entry, asked)
             except Exception as error:  # nobody can tell what its sender wanted
                 self._leave_aside(entry)

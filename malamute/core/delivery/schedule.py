@@ -25,9 +25,12 @@ class Schedule:
         self._due: dict[int, float] = {}
         """When those come again that were delayed before they were to leave, or before a restart."""
 
-    def restore(self, due: Mapping[int, int]) -> None:
-        """Take up what the store kept: when messages come again, in ns."""
-        self._due = {sequence: time / 1e9 for sequence, time in due.items()}
+    def restore(self, due: Mapping[int, int], now_ns: int) -> None:
+        """Take up what the store kept: when messages come again, in ns. None came later than now."""
+        entries = self._queue.entries
+        self._due = {
+            sequence: (time - max(0, entries[sequence].time - now_ns)) / 1e9 for sequence, time in due.items()
+        }
 
     def in_time(self, sequences: Iterable[int]) -> list[int]:
         """Those whose time it is. The others wait for it, or are over."""
