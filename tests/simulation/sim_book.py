@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from sim_clock import MailTimes, Wall
 from sim_credit import CreditBook, Grant
 from sim_feeds import FeedBook
 from sim_machine import AUDITOR, NO_JOURNAL
@@ -21,15 +22,18 @@ from sim_wants import takes, wants_of
 
 from malamute.core import Append, Core
 from malamute.core.delivery import QueuePolicy
+from malamute.core.ready import ClockStep
 from malamute.core.refusals import TEXT as REFUSED_BEFORE
 from malamute.core.storage import (
     FLOOR,
+    OUTCOMES,
     AppendChunk,
     DeleteCursor,
     DeleteStream,
     Operation,
     PutCursor,
     PutRetention,
+    PutSession,
     Recovered,
     Reserve,
 )
@@ -82,13 +86,13 @@ class Book:
         store: MemoryStore,
         has_failed: Callable[[], bool],
         policy: QueuePolicy,
-        now: Callable[[], float],
+        wall: Wall,
     ) -> None:
         self.has_failed = has_failed
         self.author = Author()
         self.streams = StreamBook(self.author, store, NO_JOURNAL)
         self.feeds = FeedBook(self.author, self.streams, NO_JOURNAL)
-        self.queues = QueueBook(self.author, self.feeds, policy, now)
+        self.queues = QueueBook(self.author, self.feeds, policy, MailTimes(wall))
         self._puts = Puts()
         self.waiting = WaitingBook(policy)
         self.offers: dict[tuple[bytes, int], Offer] = {}
@@ -107,6 +111,8 @@ class Book:
         """The sessions that the broker has forgotten at some time."""
         self.answers: dict[tuple[bytes, int], Any] = {}
         """What changes were answered."""
+        self._unnoted: set[bytes] = set()
+        """Sessions whose outcomes of changes the disk has refused, and does not have since."""
         self.retentions: dict[str, PutRetention] = {}
         """Those on the disk."""
         self.recent: dict[tuple[str, str], set[int | None]] = {}
@@ -142,6 +148,9 @@ class Book:
         self.offers.clear()
         self.waiting.died()
         self.recent.clear()
+        # A change that could not be taken back is answered, and made again if nobody knows of it any more.
+        self.answers = {key: value for key, value in self.answers.items() if key[0] not in self._unnoted}
+        self._unnoted.clear()
         # A refusal is remembered beside what is stored; one that nobody heard of may be forgotten.
         for orders in self.orders.values():
             for order in orders.values():
@@ -164,6 +173,7 @@ class Book:
 
     def _offer(self, peer: bytes, message: Offer) -> None:
         self.offers[peer, message.source] = message
+        self.waiting.offered.add(("service", message.service))
 
     def _withdraw(self, peer: bytes, message: Withdraw) -> None:
         sender = self.mailboxes.get(peer, "")
@@ -278,9 +288,15 @@ class Book:
 
     def event(self, subject: str, details: Mapping[str, Any]) -> None:
         """The broker tells of itself."""
+        if subject == "clock.corrected":
+            self.queues.give_time_back(details["seconds"])
         kind, what, name = subject.split(".", 2) if subject.count(".") > 1 else ("", "", "")
         if (kind, what) == ("feed", "gap"):
             self.feeds.missed(name, details["stream"], details["first"], details["last"])
+
+    def clock(self, step: ClockStep) -> None:
+        """The broker is about to learn of the clock on the wall."""
+        self.queues.times.ahead = step.ahead
 
     def gone(self, peer: bytes) -> None:
         """The broker is about to learn that a peer cannot be reached."""
@@ -318,7 +334,9 @@ class Book:
         """The disk has committed something."""
         self.queues.disk_failed = self.has_failed()
         for operation in operations:
-            if isinstance(operation, AppendChunk):
+            if isinstance(operation, PutSession) and operation.part == OUTCOMES:
+                self._unnoted.discard(operation.session)
+            elif isinstance(operation, AppendChunk):
                 self.streams.committed(operation)
             elif isinstance(operation, PutCursor):
                 self.cursors_stored[operation.stream, operation.cursor] = operation.sequence
@@ -340,6 +358,8 @@ class Book:
         for operation in append.operations:
             if isinstance(operation, AppendChunk | Reserve):
                 self.streams.failed(operation)
+            elif isinstance(operation, PutSession) and operation.part == OUTCOMES:
+                self._unnoted.add(operation.session)
         self.queues.failed(self._puts.of(append))
         self._puts.forget(append.operations)
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from sim_origin import Violation
 
-from malamute.core.storage import AppendChunk
+from malamute.core.storage import AppendChunk, Message, Recovered
+from malamute.server.clock import STEP_MAX
 
 HOUR, YEAR = 3_600.0, 365 * 86_400.0
 STEPS = (-5.0, 5.0, HOUR, -HOUR, 9 * YEAR, -YEAR)
@@ -57,6 +58,70 @@ class Wall:
         self.now += self.ahead
         self._set_by += self.ahead
         self.ahead = 0.0
+
+
+class MailTimes:
+    """When mail came and what time it was then, as the broker must have it.
+
+    What was stored has the times of the clock on the wall, and a start takes them as they are. But nothing
+    came later than now; and if the clock is far ahead, what was there before does not end until the doubt is
+    over.
+    """
+
+    def __init__(self, wall: Wall) -> None:
+        self.wall = wall
+        self.ahead = self._before = 0.0
+        """How far the clock is ahead that the broker believes in, now and in the last turn."""
+        self.began = wall.now
+        self.doubt_until = 0.0
+
+    def now(self) -> float:
+        """The time as it is counted."""
+        return self.wall.now
+
+    def started(self, recovered: Recovered) -> None:
+        """A broker begins."""
+        self.ahead = self._before = 0.0
+        self.began = self.wall.now
+        newest = max([state.time for state in recovered.streams.values()], default=0)
+        for queue in recovered.queues.values():
+            newest = max([newest, *(message.time for message in queue.messages[-1:])])
+        far = newest > 0 and self.began - newest / 1e9 > HOLD_SECONDS
+        self.doubt_until = self.began + HOLD_SECONDS if far else 0.0
+
+    def turned(self) -> None:
+        """A turn is over."""
+        self._before = self.ahead
+
+    def is_now(self, time: int) -> bool:
+        """Whether a message that comes in this turn may have this time."""
+        return time in {int((self.wall.now + ahead) * 1e9) for ahead in (self._before, self.ahead)}
+
+    def span(self, since: float) -> tuple[float, float]:
+        """From when to when it was on the clock on the wall, since a moment of this turn."""
+        aheads = self._before, self.ahead
+        return since + min(aheads), self.wall.now + max(aheads)
+
+    def came(self, message: Message) -> float:
+        """When a message came that was there before the broker began."""
+        return min(message.time / 1e9, self.began)
+
+    def early(self, message: Message) -> float:
+        """By how much a message has a later time than the start."""
+        return message.time / 1e9 - self.came(message)
+
+    def is_old(self, message: Message) -> bool:
+        """Whether a message was there when the broker began, as far as its time says."""
+        return message.time < int(self.began * 1e9)
+
+    def holds(self, message: Message) -> bool:
+        """Whether it is in doubt that the time of a message is over."""
+        return self.wall.now < self.doubt_until and self.is_old(message)
+
+    def check_given_back(self, seconds: float) -> None:
+        """The broker takes the clock of its start for wrong by so much."""
+        if not self.doubt_until or abs(seconds + self.wall.ahead) > 2 * STEP_MAX:
+            raise Violation("time was given back for no reason", seconds=seconds, ahead=self.wall.ahead)
 
 
 class TimeBook:

@@ -8,9 +8,10 @@ what is wrong about it. What the broker was told in a turn is in `said`, by the 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Container, Mapping
 from typing import Any
 
+from sim_clock import MailTimes
 from sim_dead import DeadBook, base_of, is_dead, name_of
 from sim_mail import MOMENT, Mail
 from sim_origin import Key, Violation
@@ -55,9 +56,10 @@ class Facts:
 class Ends:
     """The ends of all messages, and how many there were of each."""
 
-    def __init__(self, policy: QueuePolicy, now: Callable[[], float], dead: DeadBook) -> None:
+    def __init__(self, policy: QueuePolicy, times: MailTimes, dead: DeadBook) -> None:
         self.policy = policy
-        self.now = now
+        self.times = times
+        self.now = times.now
         self.dead = dead
         self.counts: Counter[str] = Counter()
 
@@ -74,7 +76,7 @@ class Ends:
         if end == "dead-lettered" and not mail.delivered:
             raise Violation("a message died that nobody was sent", key=key)
         if letter is not None:
-            self.dead.check(key, mail, letter, reason, (began, self.now()))
+            self.dead.check(key, mail, letter, reason, self.times.span(began))
         if told is not None:
             self._check_outcome(key, mail, told, end, reason)
         self.counts[end] += 1
@@ -95,7 +97,7 @@ class Ends:
     def may(self, end: str, mail: Mail, said: Said) -> bool:
         """Whether a message may end so."""
         if end == "expired":
-            return self.now() >= mail.wishes.expires - MOMENT
+            return self.now() >= mail.wishes.expires - MOMENT and not self.times.holds(mail.message)
         if end == "dead-lettered":
             return 0 < self.policy.max_deliver <= mail.attempts
         return end in said

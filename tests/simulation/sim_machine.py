@@ -18,6 +18,7 @@ from sim_network import PING_BYTES, Router
 from sim_plan import Setup
 
 from malamute.core import Append, Core, Settings
+from malamute.core.ready import ClockStep
 from malamute.core.storage import Recovered
 from malamute.errors import MalamuteError
 from malamute.protocol.limits import Limits
@@ -41,6 +42,7 @@ class Watch(Protocol):
     def started(self, recovered: Recovered) -> None: ...
     def died(self) -> None: ...
     def received(self, peer: bytes, message: Message) -> None: ...
+    def clock(self, step: ClockStep) -> None: ...
     def event(self, subject: str, details: Mapping[str, Any]) -> None: ...
     def choosing(self, core: Core) -> None: ...
     def gone(self, peer: bytes) -> None: ...
@@ -144,6 +146,7 @@ class Machine:
         with self._time():
             step = self._clock.look(self.now)
         if step is not None:
+            self.watch.clock(step)
             core.clock(step, self.now)
         core.tick(self.now)
         busy |= self.flush()

@@ -10,7 +10,7 @@ from malamute.core.storage import Message
 Holder = tuple[bytes, int]
 """A peer and its source."""
 
-MOMENT = 1e-6
+MOMENT = 1e-5
 """Seconds that times may differ by where they are computed in another way."""
 
 
@@ -38,11 +38,11 @@ class Mail:
         "wishes",
     )
 
-    def __init__(self, key: Key, body: bytes, message: Message, *, tied: bool) -> None:
+    def __init__(self, key: Key, body: bytes, message: Message, wishes: Wishes, *, tied: bool) -> None:
         self.key = key
         self.body = body
         self.message = message._replace(record=bytes(message.record))
-        self.wishes = Wishes(message)
+        self.wishes = wishes
         self.stored = False
         self.tied = tied
         """Whether it is nowhere if it cannot be stored."""

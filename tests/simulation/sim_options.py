@@ -41,15 +41,18 @@ def wish(share: int, now: float, a: int, b: int, c: int) -> dict[str, Any]:
 
 
 class Wishes:
-    """What a stored message is owed. Times are in seconds since the epoch."""
+    """What a stored message is owed. Times are in seconds since the epoch, as they are counted.
 
-    __slots__ = ("due", "expires", "identity", "key", "priority", "tracker")
+    It came at `came`, when the clock on the wall was `ahead` of that.
+    """
 
-    def __init__(self, message: Message) -> None:
+    __slots__ = ("came", "due", "expires", "identity", "key", "priority", "tracker")
+
+    def __init__(self, message: Message, came: float | None = None, ahead: float = 0.0) -> None:
         asked: Mapping[str, Any] = message.properties or {}
-        time = message.time / 1e9
-        self.due = asked["at"] / 1e9 if "at" in asked else time + asked.get("delay", 0) / 1e3
-        self.expires = time + asked["ttl"] / 1e3 if "ttl" in asked else float("inf")
+        self.came = came = message.time / 1e9 if came is None else came
+        self.due = asked["at"] / 1e9 - ahead if "at" in asked else came + asked.get("delay", 0) / 1e3
+        self.expires = came + asked["ttl"] / 1e3 if "ttl" in asked else float("inf")
         self.priority: int = asked.get("priority", 0)
         self.identity: str = asked.get("id", "")
         self.key: str = asked.get("key", "")

@@ -11,10 +11,12 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from sim_clock import MailTimes
 from sim_dead import SPENT, DeadBook, base_of, is_dead, is_put, name_of, without
 from sim_ends import TAKEN_BACK, Ends, Facts, Said
 from sim_feeds import FeedBook, fed_name, is_fed
 from sim_mail import MOMENT, Holder, Mail
+from sim_options import Wishes
 from sim_origin import Author, Key, Order, Violation, body_of
 from sim_puts import PutMessage
 
@@ -25,6 +27,7 @@ from malamute.core.storage import (
     DeleteMessages,
     DeleteQueue,
     MarkDelivered,
+    Message,
     Operation,
     Recovered,
     SetAttempts,
@@ -39,20 +42,19 @@ Name = tuple[str, str]
 class QueueBook:
     """What every queue holds, by key."""
 
-    def __init__(
-        self, author: Author, feeds: FeedBook, policy: QueuePolicy, now: Callable[[], float]
-    ) -> None:
+    def __init__(self, author: Author, feeds: FeedBook, policy: QueuePolicy, times: MailTimes) -> None:
         self.author = author
         self.feeds = feeds
         self.policy = policy
-        self.now = now
+        self.times = times
+        self.now = times.now
         self.mail: dict[Key, Mail] = {}
         self.old: dict[Key, Mail] = {}
         """What was in queues that have been removed, as long as the disk may have it."""
         self._meant: dict[int, list[Mail]] = {}
         """What an operation is about that is not on the disk yet, by its identity."""
         self.dead = DeadBook(policy)
-        self.ends = Ends(policy, now, self.dead)
+        self.ends = Ends(policy, times, self.dead)
         self.ever_stored: set[bytes] = set()
         self.completed: Counter[bytes] = Counter()
         self.finals: Counter[bytes] = Counter()
@@ -189,7 +191,7 @@ class QueueBook:
         if any(mail.wishes.tracker and mail.message.sender == name for mail in self.mail.values()):
             return "an outcome may come" if kind == "mailbox" else ""
         if any(
-            key[:2] == queue and known.message.time / 1e9 + window > self.now() + MOMENT
+            key[:2] == queue and known.wishes.came + window > self.now() + MOMENT
             for key, known in self.identities.items()
         ):
             return "it knows identities"
@@ -207,19 +209,20 @@ class QueueBook:
             raise Violation("a dead letter was changed when it was sent again", key=key)
         self._used[key[:2]] = self.now()
         if "outcome" in (put.message.properties or {}):
-            self._add(put, Mail(key, self._outcome(), put.message, tied=True))
+            self._add(put, Mail(key, self._outcome(), put.message, self._wishes(put.message), tied=True))
             return
         origin = self.author.origin(put.message.record)
         fed = is_fed(put.message)
         body = fed_name(put.queue, put.message) if fed else origin.body
-        mail = Mail(key, body, put.message, tied=fed or origin.order.numbered or again is not None)
+        tied = fed or origin.order.numbered or again is not None
+        mail = Mail(key, body, put.message, self._wishes(put.message), tied=tied)
         if again is not None:
             self.sent_again.add(mail.body)
         elif fed:
             self.feeds.take(put, token)
         else:
             self._check_new(key, mail)
-        if put.message.time != int(self.now() * 1e9):
+        if not self.times.is_now(put.message.time):
             raise Violation("a message has the wrong time", key=key)
         if (put.message.subject, put.message.sender) != (origin.subject, origin.sender):
             raise Violation("a message was changed in a queue", body=origin.body, key=key)
@@ -232,6 +235,10 @@ class QueueBook:
     def _add(self, put: PutMessage, mail: Mail) -> None:
         self.mail[mail.key] = mail
         self._meant[id(put)] = [mail]
+
+    def _wishes(self, message: Message) -> Wishes:
+        """What a message is owed that comes now."""
+        return Wishes(message, self.now(), message.time / 1e9 - self.now())
 
     def _outcome(self) -> bytes:
         self._outcomes += 1
@@ -247,8 +254,7 @@ class QueueBook:
         if order.immediate and order.kind == "request" and not order.awaited:
             raise Violation("a message was taken in that nobody waits for", key=key)
         known = self.identities.get((*key[:2], mail.wishes.identity))
-        window = int(self.policy.dedup_window * 1e9)
-        if known is not None and known.message.time + window > mail.message.time:
+        if known is not None and known.wishes.came + self.policy.dedup_window > self.now() + MOMENT:
             raise Violation("an identity was taken in twice", key=key, identity=mail.wishes.identity)
 
     def committed(self, operations: Sequence[Operation]) -> None:
@@ -403,6 +409,7 @@ class QueueBook:
         expected |= {key: body_of(letter.message.record) for key, letter in self.dead.letters.items()}
         if found != expected:
             raise Violation("the queues on the disk are not what was committed", found=found)
+        self._begin_times(recovered)
         for (kind, name), state in recovered.queues.items():
             for message in () if is_dead(kind) else state.messages:
                 key = (kind, name, message.sequence)
@@ -412,6 +419,23 @@ class QueueBook:
                 self._remembered(key, attempts)
                 # A mark may stand for others too, and an attempt is stored before it is made.
                 self.mail[key].delivered |= attempts > 0
+
+    def _begin_times(self, recovered: Recovered) -> None:
+        """The times of what is there are those of the clock on the wall, which may have been set."""
+        times = self.times
+        times.started(recovered)
+        self._began = self.now()
+        self._used = {queue: min(used, self._began) for queue, used in self._used.items()}
+        for mail in {*self.mail.values(), *self.identities.values()}:
+            mail.wishes = Wishes(mail.message, times.came(mail.message))
+            mail.not_before -= times.early(mail.message)
+
+    def give_time_back(self, seconds: float) -> None:
+        """The clock was wrong when the broker started: what was there before lasts longer."""
+        self.times.check_given_back(seconds)
+        for mail in self.mail.values():
+            if self.times.is_old(mail.message):
+                mail.wishes.expires += seconds
 
     def _remembered(self, key: Key, attempts: int) -> None:
         mail = self.mail[key]
@@ -640,6 +664,7 @@ class QueueBook:
     def turn_over(self) -> None:
         """All of a turn was shown."""
         self.feeds.turned()
+        self.times.turned()
         now = self.now()
         for key, mail in self.mail.items():
             waits = mail.holder is not None and not mail.leaving and mail.rejected is None
@@ -662,6 +687,8 @@ class QueueBook:
         # What a failing disk did not remove comes again after a restart.
         here = [*self.mail.values(), *self.old.values()]
         excused = {mail.body for mail in here if mail.leaving and self.disk_failed}
+        # On a clock that was set back, a moment may be far away.
+        excused |= {mail.body for mail in here if max(mail.wishes.due, mail.not_before) > self.now()}
         left = [k for k, mail in self.mail.items() if k[:2] in queues and mail.body not in excused]
         if left:
             raise Violation("messages stay in a queue that has a taker", left=left)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from sim_book import Book
+from sim_clock import Wall
 from sim_machine import AUDITOR
 from sim_origin import body_of
 
@@ -22,10 +23,10 @@ class Story(Book):
         store: MemoryStore,
         has_failed: Callable[[], bool],
         policy: QueuePolicy,
-        now: Callable[[], float],
+        wall: Wall,
         log: Callable[[str], None] | None,
     ) -> None:
-        super().__init__(store, has_failed, policy, now)
+        super().__init__(store, has_failed, policy, wall)
         self._log = log
 
     def received(self, peer: bytes, message: Message) -> None:

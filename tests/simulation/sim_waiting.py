@@ -37,10 +37,13 @@ class WaitingBook:
     def __init__(self, policy: QueuePolicy) -> None:
         self.policy = policy
         self._before: dict[Name, Waits] = {}
+        self.offered: set[Name] = set()
+        """Whom somebody has offered to work for in this turn."""
 
     def died(self) -> None:
         """The broker is killed."""
         self._before.clear()
+        self.offered.clear()
 
     def turned(self, core: Core, began: Began) -> None:
         """A turn is over."""
@@ -53,9 +56,11 @@ class WaitingBook:
                     self._check_idle(queue, waits, began)
         for name, before in self._before.items():
             after = now.get(name)
-            if after is not None and before.consumers == after.consumers:
+            # Who came and went in this turn may have had what waits again.
+            if after is not None and before.consumers == after.consumers and name not in self.offered:
                 self._check_order(name, before, after, began)
         self._before = now
+        self.offered.clear()
 
     def _check_idle(self, queue: Queue, waits: Waits, began: Began) -> None:
         for consumer in queue.consumers.values():

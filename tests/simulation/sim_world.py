@@ -39,9 +39,7 @@ class World:
         )
         wall = Wall(START)
         store = MemoryStore(retention=lambda stream: retention, counted=wall.monotonic)
-        self.book = Story(
-            store, lambda: self.disk.has_failed, plan.setup.queues, lambda: self.machine.now, log
-        )
+        self.book = Story(store, lambda: self.disk.has_failed, plan.setup.queues, wall, log)
         self.disk = Disk(store, self.book.committed)
         self.machine = Machine(plan.setup, self.disk, self.book, wall)
         self.clients = [
