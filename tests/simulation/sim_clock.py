@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from sim_origin import Violation
 
+from malamute.core import doubt
 from malamute.core.storage import AppendChunk, Message, Recovered
 from malamute.server.clock import STEP_MAX
 
@@ -86,8 +87,8 @@ class MailTimes:
         newest = max([state.time for state in recovered.streams.values()], default=0)
         for queue in recovered.queues.values():
             newest = max([newest, *(message.time for message in queue.messages[-1:])])
-        far = newest > 0 and self.began - newest / 1e9 > HOLD_SECONDS
-        self.doubt_until = self.began + HOLD_SECONDS if far else 0.0
+        far = newest > 0 and self.began - newest / 1e9 > doubt.DOUBT_SECONDS
+        self.doubt_until = self.began + doubt.DOUBT_SECONDS if far else 0.0
 
     def turned(self) -> None:
         """A turn is over."""

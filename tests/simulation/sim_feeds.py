@@ -96,6 +96,8 @@ class FeedBook:
         """What an operation means that is not stored yet, by its identity."""
         self._undone: dict[int, tuple[Name, Feed | None]] = {}
         """What a feed is again if the disk refuses an operation, by its identity."""
+        self._changed: list[tuple[Name, Wants, Wants]] = []
+        """Changes on the disk, which the broker makes when it learns that: the criteria before and after."""
         self._began: PutFeed | None = None
         self._reserved: dict[str, int] = {}
         """Of each stream, up to where the last broker may have used its sequences."""
@@ -162,13 +164,17 @@ class FeedBook:
 
     def _change(self, name: Name, feed: Feed, wants: Wants) -> None:
         """Of what the stream has now, the old criteria may hold or the new ones: who knows how far it was."""
-        if feed.course is not None:
-            feed.course.unsure |= {
-                (sequence, place.origin.body)
-                for sequence, place in self._places(name, feed.course.start)
-                if feed.wants(place.origin) != wants(place.origin)
-            }
+        self._doubt(name, feed.course, feed.wants, wants)
         feed.wants = wants
+
+    def _doubt(self, name: Name, course: Course | None, *wants: Wants) -> None:
+        """Nobody knows which of these criteria hold of what the stream has now."""
+        if course is not None:
+            course.unsure |= {
+                (sequence, place.origin.body)
+                for sequence, place in self._places(name, course.start)
+                if len({each(place.origin) for each in wants}) > 1
+            }
 
     def _places(self, name: Name, after: int, last: float = inf) -> list[tuple[int, Place]]:
         """The messages of a stream behind a sequence, up to another."""
@@ -259,12 +265,16 @@ class FeedBook:
             if self.feeds[name].wants(origin) and sequence > self._course(name).start:
                 raise Violation("a feed left out what is there", feed=name, sequence=sequence)
         self._denied.clear()
+        for name, before, after in self._changed:
+            if name in self.feeds:
+                self._doubt(name, self.feeds[name].course, before, after)
+        self._changed.clear()
 
     # What the disk does
 
     def committed(self, operation: Operation) -> None:
         """It is on the disk."""
-        self._undone.pop(id(operation), None)
+        _, before = self._undone.pop(id(operation), (None, None))
         if isinstance(operation, DeleteFeed):
             self._stored.pop((operation.service, operation.stream), None)
             return
@@ -282,6 +292,8 @@ class FeedBook:
             return
         if isinstance(operation, PutFeed):
             self._stored[name] = meant
+            if before is not None:
+                self._changed.append((name, before.wants, meant))
         elif isinstance(operation, PutMessage):
             course, taken = meant
             course.under_way -= 1
@@ -311,6 +323,7 @@ class FeedBook:
         self._wanted.clear()
         self._undone.clear()
         self._denied.clear()
+        self._changed.clear()
         self._began = None
         lost, self.feeds = self.feeds, {}
         for name, wants in self._stored.items():
