@@ -615,6 +615,8 @@ class DiskStore:
         allowance = max(1, COMPACTION_RATIO * sum(len(value) for _, value in plan.blocks))
         for block in islice(log.blocks, DROPS_MAX + len(plan.blocks)):
             if block.number in log.unreadable:
+                if not log.is_settled(block):
+                    break
                 self._quarantine(transaction, block)
                 outgoing.moved.extend(log.counters())
             elif block.live:

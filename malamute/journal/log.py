@@ -26,7 +26,7 @@ so the entry that deletes a message never leaves before the message does.
 from __future__ import annotations
 
 import heapq
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any
@@ -56,6 +56,9 @@ from malamute.journal.places import Block, Place, Places
 
 BLOCK_ENTRIES_MAX = 1024
 """Entries in a block at most: what one damaged page can cost, and what compaction reads at once."""
+
+AWAITED_WRITES = 1_000
+"""For how many writes a damaged block waits until what it held is stored again; then it is put aside."""
 
 ENTRY_WEIGHT, MESSAGE_WEIGHT, TOLD_WEIGHT = 32, 96, 48
 """Estimated bytes of an entry that nothing needs, and what a live message or value adds to its own."""
@@ -112,6 +115,10 @@ class Log:
         self.live_weight = 0
         self.number_next = 1
         self.unreadable: set[int] = set()
+        self._awaited: dict[int, Stranded] = {}
+        """What of damaged blocks is not stored again yet, and has not ended."""
+        self._asked: Counter[int] = Counter()
+        """How often each of them was found so."""
         self._floor_bytes = floor_bytes
         self._places: dict[int, Place] = {}
         self._appliers: dict[type[Any], Any] = {
@@ -161,6 +168,10 @@ class Log:
                 only_here.append(put)
         self.apply(number, size, only_here)
         self.unreadable.add(number)
+        found: dict[tuple[QueueKind, str], list[int]] = {}
+        for put in only_here:
+            found.setdefault((put.kind, put.queue), []).extend(range(put.first, put.last + 1))
+        self._awaited[number] = Stranded(found, [], [])
         for queue in self.queues.values():
             queue.next += BLOCK_ENTRIES_MAX
         return only_here
@@ -178,7 +189,36 @@ class Log:
         sessions = {s for s, place in self.sessions.items() if place[0] is block}
         sessions |= {s for (s, _), place in self.session_parts.items() if place[0] is block}
         cursors = [(s, c) for s, places in self.cursors.items() for c in places if places[c][0] is block]
-        return Stranded({name: held for name, held in messages.items() if held}, sorted(sessions), cursors)
+        stranded = Stranded(
+            {name: held for name, held in messages.items() if held}, sorted(sessions), cursors
+        )
+        self._awaited[number] = stranded
+        return stranded
+
+    def is_settled(self, block: Block) -> bool:
+        """Whether a damaged block may be put aside: what it held is stored again, or has ended.
+
+        Until then a start would salvage what it can of it. What nobody stores again is not awaited for ever.
+        """
+        awaited = self._awaited.get(block.number)
+        if awaited is None:
+            return True
+        left = Stranded(
+            {
+                name: held
+                for name, sequences in awaited.messages.items()
+                if (queue := self.queues.get(name)) is not None
+                if (held := [s for s in sequences if queue.messages.block_of(s) is block])
+            },
+            [session for session in awaited.sessions if self.sessions.get(session, (None,))[0] is block],
+            [],
+        )
+        self._asked[block.number] += 1
+        if (left.messages or left.sessions) and self._asked[block.number] < AWAITED_WRITES:
+            self._awaited[block.number] = left
+            return False
+        del self._awaited[block.number], self._asked[block.number]
+        return True
 
     def dropped(self, block: Block) -> None:
         """The oldest block has left the disk, or was put aside because it is unreadable."""

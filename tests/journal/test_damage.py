@@ -20,6 +20,7 @@ from malamute.journal import format as codec
 from malamute.journal.directory import META_TWIN
 from malamute.journal.entries import decode_block, encode_block, salvage, undeleted
 from malamute.journal.format import key
+from malamute.journal.log import AWAITED_WRITES
 from malamute.journal.states import CEILING_STEP, UNKNOWN_STEP, decode_card
 
 NAME = "mailbox", "q"
@@ -258,6 +259,54 @@ def test_a_block_damaged_while_it_is_in_use_tells_what_is_to_be_stored_again(thr
     assert three.recovered.queues[NAME].damaged == ()
     assert [message.sequence for message in three.recovered.queues[NAME].messages] == [1, 2, 4]
     assert three.recovered.lost_cursors == set()
+
+
+def wrong_crc(store):
+    """The second block cannot be read, though all of it is there, while the store is in use."""
+    with store._environment.begin(write=True) as transaction:
+        value = bytes(transaction.get(key(codec.BLOCK, 0, 2)))
+        transaction.put(key(codec.BLOCK, 0, 2), value[:8] + bytes(4) + value[12:])
+    assert store.fetch(*NAME, [2]) == {}
+    # So it is the oldest of those that are there.
+    store.write([delete((1, 1)), PutSession(b"old", b"2"), PutCursor("s", "kept", 2)])
+
+
+def test_what_a_damaged_block_held_is_told_by_a_start_before_it_was_stored_again(three):
+    """The broker dies before it has stored it again, and then before it has made dead letters of it."""
+    wrong_crc(three.store)
+    for _ in range(2):
+        three.store.write([PutSession(b"other", b"1")])
+        three()
+        assert three.recovered.queues[NAME].damaged == (2,)
+    for _ in range(3):
+        three.store.write([delete((2, 2))])
+    assert three.store.status().log_unreadable == 0
+
+
+@pytest.mark.parametrize("part", [[put(2)], [PutSession(b"new", b"2")], []])
+def test_a_damaged_block_is_put_aside_when_all_of_it_is_stored_again(three, part):
+    wrong_crc(three.store)
+    three.store.write(part)
+    three.store.write([])
+    assert three.store.status().log_unreadable == 1
+    three.store.write([put(2), PutSession(b"new", b"2")])
+    three.store.write([])
+    assert three.store.status().log_unreadable == 0
+    three()
+    assert [message.sequence for message in three.recovered.queues[NAME].messages] == [2, 4]
+    assert three.recovered.queues[NAME].damaged == ()
+
+
+def test_a_damaged_block_that_nobody_stores_again_is_not_awaited_for_ever(three):
+    wrong_crc(three.store)
+    log = three.store._log
+    (block,) = [block for block in log.blocks if block.number == 2]
+    while log._asked[2] < AWAITED_WRITES - 2:
+        assert not log.is_settled(block)
+    three.store.write([])
+    assert three.store.status().log_unreadable == 1
+    three.store.write([])
+    assert three.store.status().log_unreadable == 0
 
 
 # --- salvage
