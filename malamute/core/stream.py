@@ -158,6 +158,7 @@ class Stream:
         """Whether it was made for more than to be read, and stays until it is deleted."""
         self.changing = 0
         """How many changes of feeds from it are under way."""
+        self._deletions = 0
         self._incoming: tuple[list[str], list[Frame], list[str]] = ([], [], [])
         self._held: deque[Loaded] = deque()
         """What waits for its sequences to be reserved, or to be offered."""
@@ -290,6 +291,10 @@ class Stream:
     def delete(self, deleted: Callable[[], None]) -> None:
         """Drop the history, and all that was set for it, and its name. What comes meanwhile is kept."""
         first = self.next
+        if self.journaled:
+            # The disk forgets what was reserved with the name: what comes meanwhile waits for its own.
+            self._deletions += 1
+            self.reserved = min(self.reserved, first - 1)
 
         def gone() -> None:
             self.lost_cursors.clear()
@@ -339,7 +344,8 @@ class Stream:
                 size_bytes=size_bytes,
             )
             held = last > self.reserved
-            self.turn.when_stored(lambda error: self._stored(last, error), awaited=held)
+            deletions = self._deletions
+            self.turn.when_stored(lambda error: self._stored(last, deletions, error), awaited=held)
         elif last + EPOCH // 2 > self.reserved:
             self._begin_epoch(last, size_bytes if last > self.reserved else 0)
 
@@ -359,12 +365,13 @@ class Stream:
             self._dropped.append(self._held.popleft())
         self._dispatch()
 
-    def _stored(self, last: int, error: MalamuteError | None) -> None:
+    def _stored(self, last: int, deletions: int, error: MalamuteError | None) -> None:
         if error is not None:
             # Whoever is LIVE has had what the disk refuses now, or none of them.
             self._dispatch(wholly=True)
         sent = self.next_dispatch > self.replay.unstored[0].chunk.last
-        self._reserved(last, last + RESERVE, error)
+        # A deletion since then has taken back what was reserved ahead.
+        self._reserved(last, last + RESERVE * (deletions == self._deletions), error)
         if error is None:
             self.replay.stored()
             return

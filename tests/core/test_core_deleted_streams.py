@@ -140,3 +140,25 @@ def test_what_marks_the_floor_is_no_stream_for_clients(bench):
         assert [answer.code for answer in bench.ask("alice", message)] == [401]
     bench.crash()
     assert FLOOR not in bench.core.streams.by_name
+
+
+@pytest.mark.parametrize("early", [True, False])
+def test_what_comes_while_a_stream_is_being_deleted_is_not_sent_before_it_is_reserved(early):
+    """The deletion takes back what was reserved: a crash would use the sequence again."""
+    bench = Bench()
+    bench.open("alice", "bob")
+    bench.tell("alice", publish(b"1", stream="a"))
+    if not early:
+        bench.settle()
+    bench.tell("alice", Change(0, "stream.delete", {"stream": "a"}))
+    bench.tell("bob", subscribe(stream="a"))
+    if early:
+        bench.commit()
+    bench.tell("bob", publish(b"2", stream="a"))
+    assert bench.bodies("bob") == []
+    bench.settle()
+    assert bench.bodies("bob") == [b"2"]
+    last = bench.core.streams.by_name["a"].last
+    bench.crash()
+    bench.open("alice", "bob")
+    assert put(bench, "a") > last
