@@ -271,6 +271,7 @@ def test_whoever_asks_learns_how_a_message_ended(play: Play) -> None:
         held[0].ack()
         held[1].reject("no paper")
         await bob.flush()  # after a restart, both are settled when they have come again
+        await alice.query("status")  # a withdrawal whose answer is lost is not repeated, a question is
         assert await alice.withdraw("mailbox", "bob", "withdraw") == 1
         with pytest.raises(errors.NotFound):
             await alice.withdraw("mailbox", "bob", "nothing")
