@@ -7,13 +7,27 @@ from collections.abc import Iterator
 import pytest
 from core_bench import Bench, mail_credit, offer, publish, request, send, subscribe
 
+from malamute.cli.bench.attacks import CLAUSES
 from malamute.core.delivery import ENTRY_BYTES
 from malamute.core.selectors import SUBSCRIPTION_BYTES
 from malamute.core.stream import cursor_bytes
 from malamute.matching import Selector
+from malamute.protocol.batch import pack_record
 from malamute.protocol.codec import encode
 from malamute.protocol.limits import Limits
-from malamute.protocol.messages import Bye, Cancel, Change, Commit, Error, Hello, Message, Query, Subscribe
+from malamute.protocol.messages import (
+    Bye,
+    Cancel,
+    Change,
+    Commit,
+    Error,
+    Hello,
+    Message,
+    Ok,
+    Publish,
+    Query,
+    Subscribe,
+)
 
 RECORD = 5
 """Bytes of the record with a body of one byte; with the subject `a` it is one more."""
@@ -259,3 +273,16 @@ def test_what_ends_makes_room():
     bench = Bench(Limits(sources=1, sessions=1))
     bench.open("alice")
     assert errors(bench.ask("alice", subscribe(1), Cancel(1), offer(2), Cancel(2), subscribe(1))) == []
+
+
+def test_a_short_expression_of_very_many_clauses_is_taken_at_a_cost_within_the_limit():
+    assert len(CLAUSES) < 479
+    bench = Bench()
+    bench.open("ann")
+    (answer,) = bench.ask("ann", subscribe(1, where=CLAUSES))
+    assert isinstance(answer, Ok)
+    assert 0 < bench.core.selectors.used_bytes < 1 << 20
+    records = [pack_record(headers, b"") for headers in ({f"b{n}": 1 for n in range(16)}, {"b1": 1})]
+    bench.tell("ann", Publish("s", 0, ["a"] * 2, records))
+    bench.settle()
+    assert [item.sequence for item in bench.got("ann")] == [1]

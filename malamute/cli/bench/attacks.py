@@ -54,6 +54,7 @@ GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00NULL" + bytes(16) + b"\x00" + byte
 READY = b"\x05READY\x0bSocket-Type\x00\x00\x00\x06DEALER"
 LARGE_FRAME = b"\x03" + (1 << 20).to_bytes(8, "big") + bytes(1 << 20)
 EMPTY_FRAMES = b"\x01\x00" * 10_000
+CLAUSES = " and ".join(f"(a{n}=1 or b{n}=1)" for n in range(16))
 PATIENCE_SECONDS = 10.0
 
 
@@ -217,9 +218,9 @@ def growing(attacker: Attacker) -> None:
 
 
 def clauses(attacker: Attacker) -> None:
-    """One selector of 256 times 256 clauses."""
-    letters = [" or ".join(f"{name}={n}" for n in range(256)) for name in "ab"]
-    subscribed(attacker, [(["all", ""], " and ".join(f"({words})" for words in letters))])
+    """One selector of less than 479 bytes that has 256 times 256 clauses."""
+    attacker.tell(Subscribe(1, attacker.name, [["all", ""]], CLAUSES, credit=-1))
+    attacker.settle()
 
 
 def batch(attacker: Attacker) -> None:
