@@ -294,6 +294,7 @@ BROKEN = {
 
 
 NOTICED = {
+    "a dead letter that is sent again stays": (plan_of, 343),
     "a tracker may be used twice": (pressed, 162),
     "a message outlives its time": (plan_of, 34),
     "an identity is always new": (plan_of, 19),
