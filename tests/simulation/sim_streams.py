@@ -50,6 +50,8 @@ class StreamBook:
         self.order: dict[str, list[int]] = {}
         self.ever_stored: set[bytes] = set()
         self.damaged: set[tuple[str, int]] = set()
+        self.is_copy = False
+        """Whether the store is the copy of an older one."""
         self.heads: dict[tuple[bytes, int], int] = {}
         """Where a stream ended when a subscription was last answered."""
         self.unsent: dict[str, set[int]] = {}
@@ -175,7 +177,7 @@ class StreamBook:
         self, store: MemoryStore, stored: Mapping[str, set[int]], damaged: set[tuple[str, int]]
     ) -> None:
         """A copy of the store takes its place: what is not `stored` there is gone."""
-        self.store, self.damaged = store, damaged
+        self.store, self.damaged, self.is_copy = store, damaged, True
         for stream, places in self.places.items():
             kept = stored.get(stream, set())
             gone = {s for s, place in places.items() if place.stored and s not in kept}
@@ -352,8 +354,12 @@ class Reader:
             return [s for s in owed if s in came or s >= self.head]
         if self.quiet and owed and owed[0] < first_came:
             # Whoever begins with what is there is not told of what had gone before.
-            owed = [s for s in owed if s >= first_came or self.book.is_there(stream, s)]
+            # What a copy of the store has brought back was not there then.
+            owed = [s for s in owed if s >= first_came or self._was_there(stream, s)]
         return owed
+
+    def _was_there(self, stream: str, sequence: int) -> bool:
+        return not self.book.is_copy and self.book.is_there(stream, sequence)
 
     def _gap(self, gap: Gap) -> None:
         assert self.position is not None
