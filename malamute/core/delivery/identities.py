@@ -75,6 +75,9 @@ class Identities:
         self._timer: Timer | None = None
         self._ahead_ns = 0
         """The least that the clock on the wall was ahead when any of them was stored, which has its time."""
+        self._longer: set[str] = set()
+        """Those that the store has for longer, as the clock was set back before the start. It has them until
+        their windows are over: this clock may be the wrong one, and set right at the next start."""
 
     def restore(self, identities: Mapping[str, tuple[int, int]]) -> None:
         """Take up what the store kept."""
@@ -87,8 +90,7 @@ class Identities:
             until = min(max(stored, int(least * 1e9)), int(most * 1e9))
             self._put(identity, (sequence, until, 0))
             if until < stored:
-                # The clock was set back: the store would have it for as much longer.
-                queue.turn.store(PutIdentity(queue.kind, queue.name, identity, sequence, until))
+                self._longer.add(identity)
         queue.budget.identities.relieve()
         self._sweep()
 
@@ -122,8 +124,17 @@ class Identities:
         known = self.known.pop(identity, None)
         if known is None:
             return 0
+        self._longer.discard(identity)
         self._queue.budget.identities.take(self, -self._bytes_of(identity))
         return known[1]
+
+    def _end(self, identity: str) -> int:
+        """The window of one is over. Returns until when it was to be remembered."""
+        sequence, until, _ = self.known[identity]
+        if identity in self._longer:
+            queue = self._queue
+            queue.turn.store(PutIdentity(queue.kind, queue.name, identity, sequence, until + self._ahead_ns))
+        return self._drop(identity)
 
     def _bytes_of(self, identity: str) -> int:
         return len(identity.encode()) + self._name_bytes
@@ -146,7 +157,7 @@ class Identities:
         while self.known and size_bytes > 0:
             identity = next(iter(self.known))
             size_bytes -= self._bytes_of(identity)
-            gone = self._drop(identity)
+            gone = self._end(identity)
         # The store forgets by time: what came with the first that stays is still there after a restart.
         kept = next(iter(self.known.values()))[1] if self.known else gone + 1
         if kept > gone:
@@ -168,7 +179,7 @@ class Identities:
         now = int(self._queue.turn.now * 1e9)
         before = len(self.known)
         while self.known and next(iter(self.known.values()))[1] <= now:
-            self._drop(next(iter(self.known)))
+            self._end(next(iter(self.known)))
         if len(self.known) < before:
             self._forget_up_to(now)
         self._watch()
