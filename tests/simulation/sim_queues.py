@@ -566,7 +566,7 @@ class QueueBook:
     def given_back(self, holder: Holder, queue: Name, ranges: Ranges, delay: float | None) -> None:
         """Somebody gives back what he holds, after a delay in seconds or None for the backoff."""
         for key, mail in self._among(queue, ranges):
-            if mail.holder == holder and key not in self.said:
+            if mail.holder == holder and key not in self.said and not mail.leaving:
                 self._given_back[key] = holder, mail.attempts, mail.not_before
                 mail.holder = None
                 mail.not_before = self._due(mail, delay)
@@ -574,7 +574,7 @@ class QueueBook:
     def put_back(self, holder: Holder, queue: Name, ranges: Ranges) -> None:
         """Somebody gives back what he holds as if it had never come."""
         for key, mail in self._among(queue, ranges):
-            if mail.holder == holder and key not in self.said:
+            if mail.holder == holder and key not in self.said and not mail.leaving:
                 self._given_back[key] = holder, mail.attempts, mail.not_before
                 mail.holder = None
                 mail.not_before = 0.0
