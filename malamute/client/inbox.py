@@ -294,7 +294,7 @@ class Inbox:
     def gap(self, gap: wire.Gap) -> None:
         """Go on behind what cannot be had."""
         source = self._sources.get(gap.source)
-        if isinstance(source, StreamSource) and source.open and source.gap(gap.last):
+        if isinstance(source, StreamSource) and source.open and source.gap(gap.first, gap.last):
             self._tell(Gap(source.stream, gap.first, gap.last, gap.reason))
 
     def switch(self, switch: wire.Switch) -> None:

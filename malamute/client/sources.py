@@ -43,6 +43,9 @@ CHUNK_MESSAGES = 1000
 FINISHED_MAX = 100_000
 """Messages remembered as finished while they could not be acknowledged. Past it they may come twice."""
 
+TOLD_MAX = 100
+"""Gaps remembered as told that lie in what has come. Past it the oldest may be told again."""
+
 _UNCOUNTED = -1
 """In place of the size of an outstanding message that is not counted as held."""
 
@@ -93,7 +96,8 @@ class StreamSource(Source):
         """The last message that has come; 0 before there is one."""
         self.waiting = 0
         self.gaps = 0
-        self._taken_back = 0
+        self._told: list[tuple[int, int]] = []
+        """The gaps in what had come, with no two that touch."""
         self._batches: deque[Columns] = deque()
         self._offset = 0
         self._chunk = (0, 0)
@@ -125,7 +129,8 @@ class StreamSource(Source):
             self.first = value
         if type(value) is int and (self.last is None or value < self._asked):
             self.last = value - 1
-            self.had = self._taken_back = 0
+            self.had = 0
+            self._told.clear()
 
     def deliver(self, after: int, columns: Columns) -> bool:
         """Take a delivery. Returns False, and takes nothing, if it does not follow the one before it."""
@@ -137,18 +142,26 @@ class StreamSource(Source):
         self.waiting += len(columns)
         return True
 
-    def gap(self, last: int) -> bool:
-        """Messages up to `last` cannot be had. Returns False if that is known already.
+    def gap(self, first: int, last: int) -> bool:
+        """These messages cannot be had. Returns False if that is known already.
 
         What lies at the position or before it has come, and was taken back.
         """
         if self.last is None or last > self.last:
             self.last = last
-        elif last > self._taken_back:
-            self._taken_back = last
-        else:
+        elif not self._is_news(first, last):
             return False
         self.gaps += 1
+        return True
+
+    def _is_news(self, first: int, last: int) -> bool:
+        """Whether a gap in what has come was not told yet. It is from now on."""
+        near = [told for told in self._told if told[0] <= last + 1 and first <= told[1] + 1]
+        if any(told[0] <= first and last <= told[1] for told in near):
+            return False
+        rest = [told for told in self._told if told not in near]
+        firsts, lasts = zip((first, last), *near, strict=True)
+        self._told = [*rest, (min(firsts), max(lasts))][-TOLD_MAX:]
         return True
 
     def consume(self) -> None:

@@ -6,6 +6,7 @@ from malamute import errors
 from malamute.client.events import Connected, Gap, Lost, Refusal, Switched
 from malamute.client.outbox import Command
 from malamute.client.session import RESYNCS_MAX, State
+from malamute.client.sources import TOLD_MAX
 from malamute.protocol import messages as wire
 from malamute.protocol.batch import pack_record, unpack_payload
 from malamute.protocol.limits import CHANGES_MAX
@@ -308,6 +309,29 @@ def test_a_gap_is_an_event_and_moves_the_position(dialogue, delivery):
     assert source.last == 100
     assert source.gaps == 1
     assert dialogue.session.take_events() == [Gap("s", 1, 99, "overwritten")]
+
+
+def test_each_gap_in_what_has_come_is_an_event_and_the_same_one_comes_once(dialogue, delivery):
+    source = subscribe(dialogue, start="seq:1")
+    dialogue.told(Ok(6, 1, 1), delivery(1, 0, [*range(1, 10)]))
+    refused, later, between = (wire.Gap(1, *had, "taken-back") for had in ((2, 3), (7, 8), (4, 6)))
+    backup, copy = wire.Gap(1, 4, 8, "taken-back"), wire.Gap(1, 1, 3, "restored")
+    dialogue.told(refused, later, refused, between, backup, copy, later, copy)
+    assert source.last == 9
+    assert source.gaps == 4
+    assert [(e.first, e.last) for e in dialogue.session.take_events()] == [(2, 3), (7, 8), (4, 6), (1, 3)]
+
+
+def test_of_gaps_in_what_has_come_the_newest_are_known_again(dialogue, delivery):
+    source = subscribe(dialogue, start="seq:1")
+    dialogue.told(Ok(6, 1, 1), delivery(1, 0, [5 * TOLD_MAX]))
+    gaps = [wire.Gap(1, first, first, "taken-back") for first in range(1, 2 * TOLD_MAX + 2, 2)]
+    dialogue.told(*gaps[:TOLD_MAX], *gaps[:TOLD_MAX])
+    assert source.gaps == TOLD_MAX
+    dialogue.told(gaps[TOLD_MAX], *gaps[1:])
+    assert source.gaps == TOLD_MAX + 1
+    dialogue.told(gaps[0])
+    assert source.gaps == TOLD_MAX + 2
 
 
 def test_a_broker_that_lost_its_store_starts_the_subscription_at_its_head(dialogue, delivery):
