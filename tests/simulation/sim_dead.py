@@ -12,7 +12,7 @@ from sim_puts import PutMessage
 
 from malamute.core.delivery import QueuePolicy
 from malamute.core.ready import Append
-from malamute.core.storage import DeleteMessages, Message, Operation
+from malamute.core.storage import DeleteMessages, DeleteQueue, Message, Operation
 
 SPENT = ("dead", "tracker", "delay", "at", "immediate")
 """Options that a dead letter does not have when it is sent again."""
@@ -54,9 +54,10 @@ def without(message: Message, spent: Sequence[str]) -> dict[str, Any]:
 class Letter:
     """A dead letter."""
 
-    __slots__ = ("leaving", "message", "stored")
+    __slots__ = ("key", "leaving", "message", "stored")
 
-    def __init__(self, message: Message) -> None:
+    def __init__(self, key: Key, message: Message) -> None:
+        self.key = key
         self.message = message
         self.stored = self.leaving = False
 
@@ -67,6 +68,10 @@ class DeadBook:
     def __init__(self, policy: QueuePolicy) -> None:
         self.policy = policy
         self.letters: dict[Key, Letter] = {}
+        self.old: dict[Key, Letter] = {}
+        """Those of queues that have been removed, as long as the disk may have them."""
+        self._meant: dict[int, list[Letter]] = {}
+        """What an operation is about that is not on the disk yet, by its identity."""
         self.again: dict[bytes, list[Message]] = {}
         """Those that are sent again by the append that is looked at, by what names them."""
 
@@ -98,17 +103,26 @@ class DeadBook:
                 self._put(operation)
         for operation in append.operations:
             if isinstance(operation, DeleteMessages):
-                for key in self._named(operation):
-                    self._leave(key, (key[0], key[1]) in purged, sent if id(operation) in bound else ())
+                self._meant[id(operation)] = named = self._named(operation)
+                for letter in named:
+                    self._leave(letter, letter.key[:2] in purged, sent if id(operation) in bound else ())
 
     def _put(self, put: PutMessage) -> None:
         key = (put.kind, put.queue, put.message.sequence)
         if key in self.letters:
             raise Violation("a sequence of a queue was used again", key=key)
-        self.letters[key] = Letter(put.message._replace(record=bytes(put.message.record)))
+        self.letters[key] = letter = Letter(key, put.message._replace(record=bytes(put.message.record)))
+        self._meant[id(put)] = [letter]
 
-    def _leave(self, key: Key, purged: bool, sent: Container[bytes]) -> None:
-        letter = self.letters[key]
+    def removed(self, removal: DeleteQueue) -> None:
+        """A queue is removed, with what is in it. The next one of its name counts from 1 again."""
+        name = (removal.kind, removal.queue)
+        for key in [key for key in self.letters if key[:2] == name]:
+            self.old[key] = self.letters.pop(key)
+        self._meant[id(removal)] = [letter for key, letter in self.old.items() if key[:2] == name]
+
+    def _leave(self, letter: Letter, purged: bool, sent: Container[bytes]) -> None:
+        key = letter.key
         here = [k for k, other in self.letters.items() if k[:2] == key[:2] and not other.leaving]
         name = name_of(key[1], letter.message)
         if name in sent:
@@ -117,30 +131,38 @@ class DeadBook:
             raise Violation("a dead letter was dropped", key=key)
         letter.leaving = True
 
-    def _named(self, operation: DeleteMessages) -> list[Key]:
+    def _named(self, operation: DeleteMessages) -> list[Letter]:
         keys = [(operation.kind, operation.queue, s) for a, b in operation.ranges for s in range(a, b + 1)]
-        return [key for key in keys if key in self.letters]
+        return [self.letters[key] for key in keys if key in self.letters]
 
     def committed(self, operations: Sequence[Operation]) -> None:
         """These are on the disk."""
         for operation in operations:
-            if isinstance(operation, PutMessage):
-                letter = self.letters.get((operation.kind, operation.queue, operation.message.sequence))
-                if letter is not None:
-                    letter.stored = True
-        for operation in operations:
-            if isinstance(operation, DeleteMessages):
-                for key in self._named(operation):
-                    del self.letters[key]
+            for letter in self._meant.pop(id(operation), ()):
+                if isinstance(operation, PutMessage):
+                    self._stored(letter)
+                else:
+                    self._forget(letter)
+
+    def _stored(self, letter: Letter) -> None:
+        letter.stored = True
+        if self.letters.get(letter.key) is letter:
+            # The disk has one under each number.
+            self.old.pop(letter.key, None)
+
+    def _forget(self, letter: Letter) -> None:
+        for table in (self.letters, self.old):
+            if table.get(letter.key) is letter:
+                del table[letter.key]
 
     def failed(self, append: Append, bound: Container[int]) -> None:
         """It could not be stored: what was to die has not, and what was to be sent again is here."""
         for operation in append.operations:
-            if isinstance(operation, PutMessage):
-                self.letters.pop((operation.kind, operation.queue, operation.message.sequence), None)
-            elif isinstance(operation, DeleteMessages) and id(operation) in bound:
-                for key in self._named(operation):
-                    self.letters[key].leaving = False
+            for letter in self._meant.pop(id(operation), ()):
+                if isinstance(operation, PutMessage):
+                    self._forget(letter)
+                elif id(operation) in bound:
+                    letter.leaving = False
 
     def sent_again(self, name: bytes) -> Message | None:
         """The dead letter that a message was, or None. A feed may make another of that name beside it."""
@@ -149,9 +171,13 @@ class DeadBook:
 
     def died(self) -> None:
         """The broker is killed: what is on the disk is what there is."""
-        self.letters = {key: letter for key, letter in self.letters.items() if letter.stored}
-        for letter in self.letters.values():
+        self._meant.clear()
+        for letter in [*self.letters.values(), *self.old.values()]:
             letter.leaving = False
+            if not letter.stored:
+                self._forget(letter)
+        self.letters |= self.old
+        self.old.clear()
 
     def here(self, name: tuple[str, str]) -> set[int]:
         """Those that are there and stay."""

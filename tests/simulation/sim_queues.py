@@ -173,6 +173,8 @@ class QueueBook:
                 raise Violation("a queue was removed that is needed", queue=(kind, name), reason=reason)
             if now < self._used.get((kind, name), 0.0) + self.policy.idle - MOMENT:
                 raise Violation("a queue was removed too early", queue=(kind, name), now=now)
+        if is_dead(kind):
+            self.dead.removed(removal)
         gone = [mail for key, mail in self.mail.items() if key[:2] == (kind, name)]
         for mail in gone:
             mail.leaving = mail.leaving or "queue removed"
