@@ -185,17 +185,13 @@ class QueueBook:
     def need_for(self, queue: Name) -> str:
         """Why a queue has to be there, whoever may be there for it; empty if it has not."""
         kind, name = queue
-        window = self.policy.dedup_window
         if any(key[:2] == queue and not mail.leaving for key, mail in self.mail.items()):
             return "it holds messages"
         if self.dead.here((f"{kind}-dead", name)):
             return "it holds dead letters"
         if any(mail.wishes.tracker and mail.message.sender == name for mail in self.mail.values()):
             return "an outcome may come" if kind == "mailbox" else ""
-        if any(
-            key[:2] == queue and known.wishes.came + window > self.now() + MOMENT
-            for key, known in self.identities.items()
-        ):
+        if any(key[:2] == queue and self._is_known(known) for key, known in self.identities.items()):
             return "it knows identities"
         if kind == "service" and any(service == name for service, _ in self.feeds.feeds):
             return "a stream feeds it"
@@ -256,8 +252,12 @@ class QueueBook:
         if order.immediate and order.kind == "request" and not order.awaited:
             raise Violation("a message was taken in that nobody waits for", key=key)
         known = self.identities.get((*key[:2], mail.wishes.identity))
-        if known is not None and known.wishes.came + self.policy.dedup_window > self.now() + MOMENT:
+        if known is not None and self._is_known(known):
             raise Violation("an identity was taken in twice", key=key, identity=mail.wishes.identity)
+
+    def _is_known(self, first: Mail) -> bool:
+        """Whether the identity of a message must be known: its window is not over."""
+        return first.wishes.came + self.policy.dedup_window > self.now() + MOMENT
 
     def committed(self, operations: Sequence[Operation]) -> None:
         """These are on the disk, all at once."""
@@ -391,7 +391,8 @@ class QueueBook:
                     self._lost.add(mail.key)
         self.mail |= self.old
         self.old.clear()
-        self.identities = {name: known for name, known in self.identities.items() if known.stored}
+        # What is over is over, though a clock that is set back may say otherwise.
+        self.identities = {n: k for n, k in self.identities.items() if k.stored and self._is_known(k)}
         self.bindings.clear()
         self._chosen.clear()
         self._recalled.clear()
