@@ -104,7 +104,7 @@ def _descriptor(part: Any) -> int:
         return -1
 
 
-_GIVEN_UP = Error(UnexpectedCommand.code, "too much was waiting for this client: say HELLO again")
+_GIVEN_UP = encode(Error(UnexpectedCommand.code, "too much was waiting for this client: say HELLO again"))
 
 
 class Transport:
@@ -149,8 +149,9 @@ class Transport:
         self.flows = Flows(windows)
         self._stuck: set[bytes] = set()
         """Those of the blocked peers from which a RECEIVED has to come first."""
-        self._pings: dict[bytes, Sequence[Frame]] = {}
-        """PINGs that a full pipe did not take; they go before what is kept."""
+        self._first: dict[bytes, deque[Sequence[Frame]]] = {}
+        """What a full pipe did not take, and goes before what is kept, however much is unread: a peer that
+        has said HELLO answers no PING before the one behind its WELCOME."""
         self._hellos: dict[bytes, int] = {}
         """The connections on which HELLO came in this turn, by their descriptors."""
         self._descriptors: dict[bytes, int] = {}
@@ -318,10 +319,14 @@ class Transport:
             frames = encode(message)
         kept.add(frames)
         if kept.too_large:
+            # The connection is still there. When it has room, the peer learns that it has to begin anew, but
+            # behind the WELCOME that it may wait for: what comes before that it passes over.
+            first = self._first.get(peer) or deque()
             self._give_up(peer)
-            # The connection is still there. When it has room, the peer learns that it has to begin anew.
-            self.blocked[peer] = kept = Kept(self.kept)
-            kept.add(encode(_GIVEN_UP))
+            if _GIVEN_UP not in first:
+                first.append(_GIVEN_UP)
+            self._first[peer] = first
+            self.blocked[peer] = Kept(self.kept)
         return True
 
     def _probe(self, peer: bytes) -> None:
@@ -338,9 +343,8 @@ class Transport:
             self._connected(peer, self._hellos[peer])
         self._heartbeats[peer] = self._promises.get(peer, 0.0)
         token = self.flows.open(peer)
-        if not self._pass_on(peer, frames):
-            self.blocked[peer] = kept = Kept(self.kept)
-            kept.add(frames)
+        self._send_first(peer, frames)
+        token = self.flows.sent(peer, sum(map(len, frames))) or token
         if token:
             self._ask(peer, token)
         return peer in self.blocked
@@ -356,13 +360,17 @@ class Transport:
 
     def _ask(self, peer: bytes, token: int) -> None:
         """Ask a peer what it has received; if its window is full, nothing more is sent before its answer."""
-        ping = encode(Ping(token))
-        if not self._transmit(peer, ping):
-            self._pings[peer] = ping
-            self.blocked.setdefault(peer, Kept(self.kept))
-        elif self.flows.is_full(peer):
+        if self._send_first(peer, encode(Ping(token))) and self.flows.is_full(peer):
             self.blocked.setdefault(peer, Kept(self.kept))
             self._stuck.add(peer)
+
+    def _send_first(self, peer: bytes, frames: Sequence[Frame]) -> bool:
+        """Send what goes before all that is kept. Returns whether it is sent now."""
+        if peer not in self._first and self._transmit(peer, frames):
+            return True
+        self._first.setdefault(peer, deque()).append(frames)
+        self.blocked.setdefault(peer, Kept(self.kept))
+        return False
 
     def received(self, peer: bytes, token: int) -> None:
         """A peer has received a PING, and what was sent to it before."""
@@ -387,11 +395,12 @@ class Transport:
     def _advance(self, peer: bytes) -> bool:
         """Send what is kept for a peer while it takes it. Returns whether nothing is kept any more."""
         kept = self.blocked[peer]
-        if ping := self._pings.get(peer):
-            if not self._transmit(peer, ping):
+        while first := self._first.get(peer):
+            if not self._transmit(peer, first[0]):
                 return False
-            self._pings.pop(peer, None)
-        while self.blocked.get(peer) is kept and peer not in self._pings:
+            first.popleft()
+        self._first.pop(peer, None)
+        while self.blocked.get(peer) is kept and peer not in self._first:
             if self.flows.is_full(peer):
                 self._stuck.add(peer)
                 return False
@@ -467,7 +476,7 @@ class Transport:
     def _unblock(self, peer: bytes) -> bool:
         """Drop what is kept for a peer. Returns whether it was blocked."""
         self._stuck.discard(peer)
-        self._pings.pop(peer, None)
+        self._first.pop(peer, None)
         kept = self.blocked.pop(peer, None)
         if kept is not None:
             kept.drop()

@@ -149,17 +149,32 @@ def test_a_blocked_peer_is_not_probed(transport, context):
 
 def test_a_peer_is_given_up_when_more_is_kept_than_the_limit(transport, context, monkeypatch):
     monkeypatch.setattr(module, "KEPT_MESSAGES", 3)
-    connect(transport, context)
-    fill(transport)
+    client = connect(transport, context)
+    sent = fill(transport)
     for _ in range(2):
         transport.send(PEER, Pong())
     assert transport.take_lost() == []
     assert len(transport.blocked[PEER]) == 3
     transport.send(PEER, Pong())
     assert transport.take_lost() == [PEER]
-    # What is left tells it, when it takes messages again, that it has to begin anew.
-    (frames,) = transport.blocked[PEER]
-    assert decode(frames).code == UnexpectedCommand.code
+    # It learns, when it takes messages again, that it has to begin anew.
+    *taken, told = take(transport, client, sent + 1)
+    assert taken == [Ok(6, ref) for ref in range(sent)]
+    assert told.code == UnexpectedCommand.code
+
+
+def test_who_waits_for_a_welcome_has_it_before_it_learns_that_it_is_given_up(transport, context, monkeypatch):
+    """A client passes over what comes before its WELCOME."""
+    monkeypatch.setattr(module, "KEPT_MESSAGES", 3)
+    client = connect(transport, context)
+    sent = fill(transport)
+    assert transport.send(PEER, WELCOME) is True
+    for _ in range(9):
+        transport.send(PEER, Pong())
+    assert set(transport.take_lost()) == {PEER}, "more than once"
+    welcome, told = take(transport, client, sent + 2)[sent:]
+    assert welcome == WELCOME
+    assert told.code == UnexpectedCommand.code
 
 
 def test_a_peer_that_nobody_knows_is_lost(transport):
@@ -308,6 +323,27 @@ def test_hello_makes_no_room_for_a_peer_that_reads_nothing(reader):
         assert transport.send(PEER, WELCOME) is True
         assert transport.send(PEER, STEP) is True
     assert list(transport.blocked[PEER]) == [encode(STEP)]
+
+
+def test_a_welcome_comes_though_pipe_and_window_are_full_and_the_question_behind_it(context):
+    """A client answers no PING between HELLO and WELCOME, so a WELCOME must not wait for an answer."""
+    transport = Transport(context, {zmq.SNDHWM: HWM}, Windows(PING_BYTES, 100 * WINDOW))
+    transport.bind("inproc://broker")
+    client = connect(transport, context)
+    transport.send(PEER, WELCOME)
+    assert next_from(client) == WELCOME
+    assert transport.send(PEER, STEP) is True
+    assert transport.flows.is_full(PEER)
+    # It takes none of that, and says HELLO until the pipe is full, too.
+    for _ in range(HWM):
+        transport.send(PEER, WELCOME)
+    assert PEER in transport.blocked
+    *_, ping = taken = take(transport, client, 4)
+    assert [type(message) for message in taken] == [Deliver, Ping, Welcome, Ping]
+    transport.received(PEER, ping.token)
+    assert transport.retry() == [PEER]
+    assert not transport.flows.is_full(PEER)
+    transport.close(0)
 
 
 def test_a_peer_is_given_up_when_more_bytes_are_kept_than_the_limit(reader, monkeypatch):
