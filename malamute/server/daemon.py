@@ -47,8 +47,9 @@ OTHER_FILES = 150
 SPARE_FILES = 100
 """Files that are kept for others than connections: without any, libzmq would try to accept one for ever."""
 
-GC_THRESHOLD = 50_000
-"""Objects that the hot path may gather between two looks of the garbage collector."""
+GC_THRESHOLDS = (10_000, 5, 10)
+"""Objects that may be gathered between two looks of the garbage collector, and how many of those looks there
+are until it looks at what has survived one. A look at 50,000 objects holds everybody up for 10 ms."""
 
 SWITCH_INTERVAL = 0.0005
 """Seconds that a thread may keep the interpreter from the others. With the usual 5 ms, each of the writer's
@@ -263,7 +264,7 @@ def _quiet_collector() -> Iterator[None]:
     thresholds = gc.get_threshold()
     gc.collect()
     gc.freeze()
-    gc.set_threshold(GC_THRESHOLD, *thresholds[1:])
+    gc.set_threshold(*GC_THRESHOLDS)
     try:
         yield
     finally:

@@ -95,7 +95,7 @@ def test_idle(measured: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     assert parameters["connections"] == 30
     assert [(row["held"], row["flaps"]) for row in rows] == [(3, 0), (30, 0)]
     assert rows[1]["anonymous_kib_each"] > 0
-    assert [row["busy_worker_attempts"] for row in rows] == [1, 1]
+    assert [row["busy_workers_attempts"] for row in rows] == [1, 1]
     assert all(row["stopped_worker_seconds"] > 0 for row in rows)
 
 

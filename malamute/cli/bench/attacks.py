@@ -6,6 +6,7 @@ attacker first prepares what has to be there, and then does its worst. What it i
 
 from __future__ import annotations
 
+import os
 import socket
 import time
 from collections.abc import Callable, Iterable
@@ -56,6 +57,9 @@ LARGE_FRAME = b"\x03" + (1 << 20).to_bytes(8, "big") + bytes(1 << 20)
 EMPTY_FRAMES = b"\x01\x00" * 10_000
 CLAUSES = " and ".join(f"(a{n}=1 or b{n}=1)" for n in range(16))
 PATIENCE_SECONDS = 10.0
+
+NICENESS = 19
+"""The lowest priority."""
 
 
 class Attacker:
@@ -120,7 +124,11 @@ class Attack(NamedTuple):
 
 
 def attack(begin: Callable[[], None], url: str, what: str, depth: int) -> Measured:
-    """Prepare an attack, and begin it when all are ready."""
+    """Prepare an attack, and begin it when all are ready.
+
+    An attacker has a machine of its own. Here it gets what processor time the broker and the others leave.
+    """
+    os.nice(NICENESS)
     chosen = ATTACKS[what]
     attacker = Attacker(url, f"attacker-{[*ATTACKS].index(what)}", depth)
     try:

@@ -1,8 +1,9 @@
 """One client sends what costs the broker most: what everybody else notices of it.
 
-Each attack has a broker of its own, with the default settings, and a process of its own; at last all of them
-meet at one broker. Beside it another client asks for a sign of life, publishes to itself, and asks a service
-of its own, again and again: how long a sign of life takes is how long the broker was held up.
+Each attack has a broker of its own, with the default settings, and a process of its own, of the lowest
+priority; at last all of them meet at one broker. Beside it another client asks for a sign of life, publishes
+to itself, and asks a service of its own, again and again: how long a sign of life takes is how long the
+broker was held up.
 """
 
 from __future__ import annotations

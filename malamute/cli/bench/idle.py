@@ -1,9 +1,10 @@
 """Connections that do nothing: how many one broker holds, and what each of them costs it.
 
 They are those of the client, as any program makes them, and nobody uses them while it is measured: what they
-say then, the threads of libzmq say. Whether one broke shows when it is used again at the end. Beside them one
-worker is busy with a request in C code that holds the interpreter's lock, for longer than a peer may be
-silent, and another one is stopped with a request in its hands, and given up sooner or later.
+say then, the threads of libzmq say. Whether one broke shows when it is used again at the end. Beside them
+three workers are busy with a request for longer than a peer may be silent: in C code that holds the
+interpreter's lock, in pure Python, and asleep. Another one is stopped with a request in its hands, and given
+up sooner or later.
 """
 
 from __future__ import annotations
@@ -39,13 +40,31 @@ FEW = 10
 
 KIBIBYTE = 1 << 10
 
-STOPPED, BUSY = "bench.stopped", "bench.busy"
+STOPPED, BUSY = "bench.stopped", "bench.busy."
 
 BUSY_SECONDS = 12.0
 """More than the 10 s within which a peer that hangs is given up."""
 
 COUNT = 10_000_000
 """Numbers whose addition, one call into C, tells how many take so long."""
+
+
+def add_up(seconds: float) -> None:
+    """Be busy in one call that lets no other thread of Python run."""
+    start = time.perf_counter()
+    sum(range(COUNT))
+    sum(range(int(COUNT * seconds / (time.perf_counter() - start))))
+
+
+def count_up(seconds: float) -> None:
+    """Be busy in Python."""
+    ends = time.monotonic() + seconds
+    while time.monotonic() < ends:
+        pass
+
+
+OCCUPATIONS = {"c": add_up, "python": count_up, "sleep": time.sleep}
+"""How a worker is busy for so many seconds."""
 
 
 class Options(NamedTuple):
@@ -61,7 +80,7 @@ class Row(NamedTuple):
 
     `held` are those that answer at the end, and `flaps` is how often one broke. Memory is the anonymous
     memory of the broker less that before they came. Processor time is that of a minute with nothing to do.
-    `busy_worker_attempts` is how often a request was delivered whose worker was only busy, and
+    `busy_workers_attempts` is how often a request was delivered whose worker was only busy, at the most, and
     `stopped_worker_seconds` is how long a worker whose process was stopped kept its own.
     """
 
@@ -72,7 +91,7 @@ class Row(NamedTuple):
     anonymous_kib_each: float
     broker_cpu_seconds_a_minute: float
     clients_cpu_seconds_a_minute: float
-    busy_worker_attempts: int
+    busy_workers_attempts: int
     stopped_worker_seconds: float
 
 
@@ -95,7 +114,7 @@ def _measure(options: Options, connections: int) -> Row:
         connect_seconds = time.monotonic() - start
         watches = _do_nothing(options.seconds, [broker.pid, *(crowd.pid for crowd in crowds)])
         used_bytes = anonymous_bytes(broker.pid) - before_bytes
-        busy_worker_attempts = _occupy_worker(broker.url)
+        busy_workers_attempts = _occupy_workers(broker.url)
         stopped_worker_seconds = _stop_worker(broker.url)
         for crowd in crowds:
             crowd.go()
@@ -109,7 +128,7 @@ def _measure(options: Options, connections: int) -> Row:
         anonymous_kib_each=round(used_bytes / KIBIBYTE / connections, 1),
         broker_cpu_seconds_a_minute=round(broker_cpu, 2),
         clients_cpu_seconds_a_minute=round(sum(clients_cpu), 2),
-        busy_worker_attempts=busy_worker_attempts,
+        busy_workers_attempts=busy_workers_attempts,
         stopped_worker_seconds=round(stopped_worker_seconds, 1),
     )
 
@@ -122,22 +141,25 @@ def _do_nothing(seconds: int, pids: Sequence[int]) -> list[Watch]:
     return watches
 
 
-def _occupy_worker(url: str) -> int:
-    """Have a worker busy for long, and another one wait for its request. Returns how many of them got it."""
-    with connect(url, timeout=TIMEOUT) as client, Actor(occupy, url, BUSY_SECONDS) as busy:
-        replies = client.request(BUSY, "do", timeout=TIMEOUT)
-        client.flush()
-        busy.get()
-        with client.work(BUSY) as others:
-            busy.go()
-            attempts = int(busy.get()["attempts"])
+def _occupy_workers(url: str) -> int:
+    """Have workers busy for long, and others wait for their requests. Returns how many got one of them."""
+    with connect(url, timeout=TIMEOUT) as client, ExitStack() as stack:
+        workers = {how: stack.enter_context(Actor(occupy, url, how, BUSY_SECONDS)) for how in OCCUPATIONS}
+        for how, worker in workers.items():
+            client.request(BUSY + how, "do", timeout=TIMEOUT)
             client.flush()
-            if others.ready:
-                request = others.receive()
-                attempts = request.attempts
+            worker.get()
+        others = {how: stack.enter_context(client.work(BUSY + how)) for how in workers}
+        for worker in workers.values():
+            worker.go()
+        attempts = [int(worker.get()["attempts"]) for worker in workers.values()]
+        client.flush()
+        for other in others.values():
+            while other.ready:
+                request = other.receive()
+                attempts.append(request.attempts)
                 request.reply()
-            list(replies)
-    return attempts
+    return max(attempts)
 
 
 def _stop_worker(url: str) -> float:
@@ -163,14 +185,12 @@ def hold(begin: Begin, url: str) -> Measured:
     return {}
 
 
-def occupy(begin: Begin, url: str, seconds: float) -> Measured:
-    """Take a request, and be busy with it in one call that lets no other thread of Python run."""
+def occupy(begin: Begin, url: str, how: str, seconds: float) -> Measured:
+    """Take a request, and be busy with it in this way."""
     with connect(url, timeout=TIMEOUT) as client:
-        request = client.work(BUSY).receive(TIMEOUT)
+        request = client.work(BUSY + how).receive(TIMEOUT)
         begin()
-        start = time.perf_counter()
-        sum(range(COUNT))
-        sum(range(int(COUNT * seconds / (time.perf_counter() - start))))
+        OCCUPATIONS[how](seconds)
         request.reply()
         client.flush()
     return {"attempts": request.attempts}
