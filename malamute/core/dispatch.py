@@ -9,6 +9,7 @@ chunk before all of it was looked up, so each still gets his part of it as one.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain, islice
 from typing import TYPE_CHECKING
@@ -39,6 +40,25 @@ PARTS_BYTES = 1 << 20
 Offer = Callable[[Loaded, Part, Sequence["Reader"]], None]
 
 
+class Held(deque[Loaded]):
+    """Chunks that wait, in order, and what they take."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.size_bytes = 0
+
+    def add(self, loaded: Loaded) -> None:
+        """Let a chunk wait."""
+        self.append(loaded)
+        self.size_bytes += loaded.size_bytes
+
+    def remove_first(self) -> Loaded:
+        """The first of them waits no more."""
+        loaded = self.popleft()
+        self.size_bytes -= loaded.size_bytes
+        return loaded
+
+
 def in_steps(turn: Turn, audience: Audience, loaded: Loaded, offer: Offer) -> Iterator[None]:
     """Dispatch a chunk to plain readers, and yield whenever the work of an iteration is used up.
 
@@ -54,9 +74,9 @@ def in_steps(turn: Turn, audience: Audience, loaded: Loaded, offer: Offer) -> It
         turn.work -= 1 + len(groups) // REFERENCES
         if turn.work <= 0:
             yield
-    parts: dict[tuple[int, ...], Part] = {}
+    parts = _Parts(turn, loaded)
     for group, runs in by_group.items():
-        part = _part(turn, loaded, runs, parts)
+        part = parts.get(runs)
         readers = iter([*group.members.values()])
         while some := [*islice(readers, STEP_READERS)]:
             offer(loaded, part, [reader for reader in some if reader.open])
@@ -85,15 +105,29 @@ def _look_up(
             yield
 
 
-def _part(turn: Turn, loaded: Loaded, runs: list[list[int]], parts: dict[tuple[int, ...], Part]) -> Part:
-    """The messages at all of these places. The same runs are the same part."""
-    same = tuple(map(id, runs))
-    part = parts.get(same)
-    if part is None:
-        places = runs[0] if len(runs) == 1 else sorted(chain.from_iterable(runs))
-        part = loaded.part(places)
-        if sum(len(kept.payload) for kept in parts.values()) > PARTS_BYTES:
-            parts.clear()
-        parts[same] = part
-    turn.work -= len(runs) // REFERENCES + loaded.take_spent()
-    return part
+class _Parts:
+    """The parts of a chunk; some of them are kept for who else gets the same."""
+
+    def __init__(self, turn: Turn, loaded: Loaded) -> None:
+        self._turn = turn
+        self._loaded = loaded
+        self._kept: dict[tuple[int, ...], Part] = {}
+        self._kept_bytes = 0
+
+    def get(self, runs: list[list[int]]) -> Part:
+        """The messages at all of these places. The same runs are the same part."""
+        same = tuple(map(id, runs))
+        part = self._kept.get(same)
+        if part is None:
+            places = runs[0] if len(runs) == 1 else sorted(chain.from_iterable(runs))
+            part = self._loaded.part(places)
+            self._keep(same, part)
+        self._turn.work -= len(runs) // REFERENCES + self._loaded.take_spent()
+        return part
+
+    def _keep(self, same: tuple[int, ...], part: Part) -> None:
+        if self._kept_bytes > PARTS_BYTES:
+            self._kept.clear()
+            self._kept_bytes = 0
+        self._kept[same] = part
+        self._kept_bytes += len(part.payload)

@@ -36,7 +36,7 @@ from typing import Any
 
 from malamute.core.audience import Audience
 from malamute.core.chunk import Loaded, Part, chunk_bytes
-from malamute.core.dispatch import in_steps
+from malamute.core.dispatch import Held, in_steps
 from malamute.core.holes import Holes, Missing
 from malamute.core.kept import Kept
 from malamute.core.measures import Rate
@@ -160,7 +160,7 @@ class Stream:
         """How many changes of feeds from it are under way."""
         self._deletions = 0
         self._incoming: tuple[list[str], list[Frame], list[str]] = ([], [], [])
-        self._held: deque[Loaded] = deque()
+        self._held = Held()
         """What waits for its sequences to be reserved, or to be offered."""
         self.behind = False
         """Whether some of it waits for work that was left to a later iteration."""
@@ -217,7 +217,7 @@ class Stream:
         self.messages += len(subjects)
         self.rate.add(len(subjects), self.turn.now)
         self._store(loaded)
-        self._held.append(loaded)
+        self._held.add(loaded)
         self._keep_up()
         self._dispatch()
 
@@ -362,7 +362,7 @@ class Stream:
         if error is not None and self._held and self._held[0].chunk.last == last:
             # Its sequences may be given out once more after a crash: nobody may see them until they are
             # reserved with those behind them.
-            self._dropped.append(self._held.popleft())
+            self._dropped.append(self._held.remove_first())
         self._dispatch()
 
     def _stored(self, last: int, deletions: int, error: MalamuteError | None) -> None:
@@ -416,7 +416,7 @@ class Stream:
     def _dispatched(self) -> None:
         """The first chunk that waited was offered to all."""
         self._steps = None
-        self.next_dispatch = self._held.popleft().chunk.last + 1
+        self.next_dispatch = self._held.remove_first().chunk.last + 1
 
     def _offer_all(self, loaded: Loaded, *, wholly: bool) -> bool:
         """Offer a chunk to all that it is for. Returns whether that is done."""
@@ -438,7 +438,7 @@ class Stream:
 
     def _keep_up(self) -> None:
         """What waits to be offered has its limit: past it, each reader finds out for itself, in REPLAY."""
-        if self.behind and sum(loaded.size_bytes for loaded in self._held) > BEHIND_BYTES:
+        if self.behind and self._held.size_bytes > BEHIND_BYTES:
             self._fall_behind(self._held[0])
             while self._held and self._held[0].chunk.last <= self.reserved:
                 self._dispatched()

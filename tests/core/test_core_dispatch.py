@@ -7,10 +7,11 @@ from collections import Counter
 import pytest
 from core_bench import Bench, items, publish, request, subscribe
 
-from malamute.core import dispatch, ready
+from malamute.core import chunk, dispatch, ready
 from malamute.core import stream as streams
-from malamute.core.chunk import Part
+from malamute.core.chunk import Loaded, Part
 from malamute.matching import Index, Single
+from malamute.protocol.batch import pack_stream_payload
 from malamute.protocol.messages import Cancel, Change, Credit, Deliver, Gap, Publish, Switch
 
 READERS, MESSAGES = 200, 4_000
@@ -183,6 +184,54 @@ def test_what_waits_to_be_dispatched_has_a_limit_past_which_each_reader_looks_fo
     for reader in range(READERS):
         assert bodies[reader + 1] == [b for number in range(5) for b in wanted(reader, number)]
     assert {m.state for m in sent if isinstance(m, Switch)} == {"replay", "live"}
+
+
+def test_how_much_waits_is_counted_and_not_summed_up_for_each_chunk_that_comes(monkeypatch):
+    asked: Counter[str] = Counter()
+    size_bytes = Loaded.size_bytes.fget
+
+    def counted(loaded):
+        asked["now"] += 1
+        return size_bytes(loaded)
+
+    bench = reading()
+    stream = bench.core.streams.by_name["s"]
+    bench.tell("alice", batch())
+    assert stream.behind
+    bench.core.turn.work = 0
+    monkeypatch.setattr(Loaded, "size_bytes", property(counted))
+    counts = []
+    for number in range(20):
+        asked.clear()
+        bench.receive("alice", publish(b"%d" % number))
+        stream.flush()
+        counts.append(asked["now"])
+    assert len(stream._held) > 20
+    assert set(counts) == {counts[0]}
+    assert stream._held.size_bytes == sum(map(size_bytes, stream._held))
+    bench.settle()
+    assert not stream.behind
+    assert stream._held.size_bytes == len(stream._held) == 0
+
+
+def test_what_is_kept_of_the_parts_is_counted_and_not_summed_up_for_each_part(monkeypatch):
+    measured: Counter[str] = Counter()
+
+    class Payload(bytes):
+        def __len__(self):
+            measured["parts"] += 1
+            return super().__len__()
+
+    def packed(columns):
+        payload, large = pack_stream_payload(columns)
+        return Payload(payload), large
+
+    bench = reading()
+    bench.tell("alice", batch())
+    monkeypatch.setattr(chunk, "pack_stream_payload", packed)
+    bench.settle()
+    assert len(got(bench)) == READERS
+    assert READERS <= measured["parts"] <= 3 * READERS
 
 
 def test_a_feed_that_is_changed_while_a_chunk_is_dispatched_makes_each_request_once():
