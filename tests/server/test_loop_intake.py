@@ -3,7 +3,7 @@
 from types import SimpleNamespace
 
 from malamute.protocol.messages import Ping
-from malamute.server.loop import INTAKE_SECONDS, Loop
+from malamute.server.loop import COSTLY_SECONDS, INTAKE_SECONDS, Loop
 
 
 class Intake:
@@ -42,12 +42,14 @@ def test_commands_that_take_no_time_are_taken_in_together():
 
 
 def test_commands_that_take_long_are_spread_over_iterations_and_none_is_left_out():
-    intake = Intake(10, seconds=INTAKE_SECONDS / 3.5)
-    assert [intake.iteration() for _ in range(4)] == [4, 4, 2, 0]
+    seconds = COSTLY_SECONDS * 0.9
+    each = int(INTAKE_SECONDS / seconds) + 1
+    intake = Intake(2 * each + 1, seconds)
+    assert [intake.iteration() for _ in range(4)] == [each, each, 1, 0]
 
 
-def test_a_command_that_takes_longer_than_all_may_is_taken_alone():
-    intake = Intake(3, seconds=10 * INTAKE_SECONDS)
+def test_a_costly_command_is_the_last_of_an_iteration():
+    intake = Intake(3, seconds=COSTLY_SECONDS * 1.1)
     assert [intake.iteration() for _ in range(4)] == [1, 1, 1, 0]
 
 
