@@ -3,7 +3,8 @@
 A command that asks for a confirmation gets the next number of the session, and is kept with its frames until
 the broker has answered that number: stored, or refused. After every (re)connection all unsettled commands are
 sent again, in order and with their old numbers; the broker stores each once. So a confirmed command is never
-lost and never doubled, whatever happens to the connection.
+lost and never doubled, whatever happens to the connection. HELLO tells which numbers between them are
+settled: a broker that was killed may know nothing of one that it had refused.
 
 The window bounds what is kept, in commands and in bytes. Commands without a number are kept only while there
 is no connection, *parked*, under the same bound of bytes. What is said besides, such as credit, is not kept:
@@ -17,10 +18,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence
+from itertools import chain
 
 from malamute.errors import MalamuteError
 from malamute.protocol.batch import Frame
 from malamute.protocol.codec import encode
+from malamute.protocol.limits import SETTLED_MAX
 from malamute.protocol.messages import Message, Ranges
 
 WINDOW_BYTES = 8 * 1024 * 1024
@@ -83,6 +86,16 @@ class Outbox:
     def unsettled(self) -> int:
         """The lowest number without an answer, or else the next new number."""
         return self._lowest
+
+    def settled(self) -> Ranges:
+        """The numbers above the lowest without an answer that have theirs: the first ranges of them."""
+        ranges: list[list[int]] = []
+        following = self._lowest
+        for number in chain(self._commands, (self.next_number,)):
+            if number > following:
+                ranges.append([following, number - 1])
+            following = number + 1
+        return ranges[:SETTLED_MAX]
 
     # What the edge has to do
 

@@ -159,6 +159,7 @@ class Session:
                 self.outbox.unsettled,
                 self._attempt,
                 self._heartbeat_ms,
+                self.outbox.settled(),
             )
         )
 

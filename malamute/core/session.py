@@ -16,10 +16,12 @@ not wait for its own ghost.
 
 from __future__ import annotations
 
+from array import array
 from collections import OrderedDict
 from collections.abc import Callable
 from functools import cached_property
 from hashlib import blake2b
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from malamute.core.outcomes import Outcomes
@@ -50,6 +52,7 @@ from malamute.protocol.messages import (
     Ok,
     Ping,
     Publish,
+    Ranges,
     Reply,
     Request,
     Send,
@@ -79,6 +82,8 @@ class Numbers:
         self.next = next_number
         self.stored = next_number - 1
         self.floor = 1
+        self.settled = array("Q")
+        """Runs of numbers, each by its first and last, whose answers the client had when it said HELLO."""
         self.refused = Refusals()
         self.refused_changed = False
         """Whether the store does not know of all that were refused."""
@@ -113,6 +118,16 @@ class Numbers:
         self.forget_before(number)
         if self.next < number:
             self.next, self.stored = number, number - 1
+
+    def settle(self, ranges: Ranges) -> None:
+        """The client has its answers to these, in order, even if the store was set back since."""
+        self.settled = array("Q", chain.from_iterable(r for r in ranges if r[1] >= self.next))
+
+    def skip_settled(self) -> None:
+        """Go on behind those that come next and are settled."""
+        for first, last in zip(self.settled[::2], self.settled[1::2], strict=True):
+            if first <= self.next <= last:
+                self.next = last + 1
 
     def pack(self) -> bytes:
         """The form that is stored with each command. New refusals and outcomes are stored apart."""
@@ -275,6 +290,7 @@ class Sessions:
             self._leave(session)
         session.doubtful = False
         session.numbers.skip_to(hello.unsettled)
+        session.numbers.settle(hello.settled)
         self._take_address(session, hello.address)
         session.open = True
         session.software = hello.software
@@ -377,6 +393,8 @@ class Sessions:
     def admit(self, session: Session, number: int) -> bool:
         """Whether a numbered command is to be executed; if it was before, it is answered again."""
         numbers = session.numbers
+        if number > numbers.next:
+            numbers.skip_settled()
         if number == numbers.next:
             return True
         if number > numbers.next:
@@ -405,6 +423,8 @@ class Sessions:
     def refuse(self, session: Session, number: int, error: Error) -> None:
         """A numbered command was refused."""
         numbers = session.numbers
+        if number > numbers.next:
+            numbers.skip_settled()
         if number == numbers.next:
             numbers.next = number + 1
             numbers.forget_before(number - self.limits.unconfirmed)

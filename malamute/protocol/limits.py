@@ -26,6 +26,9 @@ CRITERIA_MAX = 100
 RANGES_MAX = 1000
 """Ranges in one ACK."""
 
+SETTLED_MAX = 100
+"""Ranges of settled numbers in one HELLO."""
+
 BATCH_MESSAGES_MAX = 10_000
 """Messages in one PUBLISH, SEND, REQUEST or REPLY."""
 

@@ -27,6 +27,8 @@ UNLIMITED = -1
 class Hello(NamedTuple):
     """The first command of every connection. `unsettled` is the lowest number still without an answer.
 
+    `settled` are ranges of numbers above it that have theirs: a broker that was killed may have forgotten
+    those that it refused.
     `attempt` counts the HELLOs of a client; the answer repeats it, and one to an earlier HELLO is told apart.
     `heartbeat` is after how many milliseconds at the most something comes, if only a ZMTP heartbeat; 0 is no
     promise.
@@ -38,6 +40,7 @@ class Hello(NamedTuple):
     unsettled: int = 1
     attempt: int = 0
     heartbeat: int = 0
+    settled: Ranges = []  # what is decoded is a list
 
 
 class Publish(NamedTuple):
@@ -497,6 +500,11 @@ PROPERTIES = Rule(
 CRITERIA = _list("criteria", limits.CRITERIA_MAX, _are_criteria)
 RANGES = _list("ranges", limits.RANGES_MAX, _are_ranges)
 HELD = Rule("held ranges", lambda value: value == [] or RANGES.holds(value), limits.RANGES_MAX)
+SETTLED = Rule(
+    "settled ranges",
+    lambda value: type(value) is list and len(value) <= limits.SETTLED_MAX and _are_ranges(value),
+    limits.SETTLED_MAX,
+)
 STORED_RANGES = _list("stored ranges", limits.ITEMS_MAX, _are_stored_ranges)
 VERSIONS = _list("versions", limits.VERSIONS_MAX, lambda value: _are_integers(value, 1))
 MAP = Rule("map", lambda value: type(value) is dict and is_plain(value))
@@ -552,7 +560,7 @@ class Spec(NamedTuple):
 
 
 SPECS: tuple[Spec, ...] = (
-    Spec(1, Hello, (VERSIONS, ADDRESS, WORDS, SEQUENCE, NUMBER, NUMBER), 2, 4),
+    Spec(1, Hello, (VERSIONS, ADDRESS, WORDS, SEQUENCE, NUMBER, NUMBER, SETTLED), 2, 4),
     Spec(2, Publish, (NAME, NUMBER, SUBJECTS, RECORDS), 4, 1, "large", 3, (2,)),
     Spec(3, Send, (NAME, NUMBER, SUBJECTS, RECORDS, PROPERTIES), 4, 1, "large", 3, (2, 4)),
     Spec(4, Request, (NAME, NUMBER, SUBJECTS, RECORDS, PROPERTIES), 4, 1, "large", 3, (2, 4)),

@@ -9,7 +9,7 @@ from malamute.client.session import RESYNCS_MAX, State
 from malamute.client.sources import TOLD_MAX
 from malamute.protocol import messages as wire
 from malamute.protocol.batch import pack_record, unpack_payload
-from malamute.protocol.limits import CHANGES_MAX
+from malamute.protocol.limits import CHANGES_MAX, SETTLED_MAX
 from malamute.protocol.messages import Ack, Credit, Error, Hello, Ok, Stored, Welcome
 
 WELCOME = Welcome(2, b"\x01session-identit", b"broker", True, "malamute 0", {"unconfirmed": 3})
@@ -127,12 +127,23 @@ def test_unsettled_numbers_are_sent_again_in_order_and_settled_ones_are_not(dial
     dialogue.told(Stored([[2, 2, 8]]))
     dialogue.broken()
     dialogue.publish(b"4")
-    assert dialogue.said() == [Hello([2], "", "test", 1, 2)]
+    assert dialogue.said() == [Hello([2], "", "test", 1, 2, settled=[[2, 2]])]
     dialogue.told(WELCOME)
     assert numbers(dialogue.said()) == [1, 3, 4]
     dialogue.told(Stored([[1, 1, 0], [3, 4, 0]]))
     dialogue.broken()
     assert dialogue.said() == [Hello([2], "", "test", 5, 3)]
+
+
+def test_hello_names_so_many_ranges_of_settled_numbers_and_no_more(dialogue):
+    for number in range(1, 2 * SETTLED_MAX + 4):
+        dialogue.publish(b"%d" % number)
+    dialogue.told(Stored([[number, number, 0] for number in range(2, 2 * SETTLED_MAX + 3, 2)]))
+    dialogue.told(Stored([[2 * SETTLED_MAX + 3, 2 * SETTLED_MAX + 3, 0]]))
+    dialogue.said()
+    dialogue.broken()
+    [hello] = dialogue.said()
+    assert hello.settled == [[number, number] for number in range(2, 2 * SETTLED_MAX + 1, 2)]
 
 
 def test_a_confirmation_that_comes_before_welcome_counts(dialogue):

@@ -168,6 +168,36 @@ def test_a_failed_number_is_noted_on_the_disk_at_once(bench):
     assert [m.code for m in bench.sent("alice") if isinstance(m, Error)] == [507, 507]
 
 
+def test_a_refusal_that_a_killed_broker_had_told_and_not_stored_is_no_hole(bench):
+    bench.open("alice")
+    bench.tell("alice", publish(b"1", number=1))
+    changes = [Change(number, "queue.purge", {"kind": "mailbox", "name": "x"}) for number in (2, 4)]
+    bench.tell("alice", changes[0], publish(b"3", number=3), changes[1])
+    assert [m.ref for m in bench.sent("alice") if isinstance(m, Error)] == [2, 4]
+    bench.crash()
+    bench.tell("alice", Hello([2], "alice", unsettled=1, settled=[[2, 2], [4, 4]]))
+    bench.tell("alice", publish(b"1", number=1), publish(b"3", number=3), publish(b"5", number=5))
+    bench.settle()
+    assert answers(bench.sent("alice")) == [Stored([[1, 1, 1], [3, 3, 2], [5, 5, 3]])]
+
+
+def test_a_command_behind_what_is_settled_is_refused_for_good(bench):
+    bench.open("alice")
+    bench.tell("alice", Hello([2], "alice", unsettled=1, settled=[[1, 2]]))
+    refused = Change(3, "queue.purge", {"kind": "mailbox", "name": "x"})
+    bench.tell("alice", refused, publish(b"4", number=4))
+    bench.settle()
+    assert [m.code for m in bench.ask("alice", refused)] == [404]
+
+
+def test_a_hole_behind_what_is_settled_is_still_one(bench):
+    bench.open("alice")
+    bench.tell("alice", Hello([2], "alice", unsettled=1, settled=[[2, 3]]))
+    assert [m.code for m in bench.ask("alice", publish(b"4", number=4))] == [421]
+    bench.tell("alice", publish(b"1", number=1))
+    assert [m.code for m in bench.ask("alice", publish(b"5", number=5)) if isinstance(m, Error)] == [421]
+
+
 def test_a_number_before_hello_has_no_outcome(bench):
     bench.open("alice")
     bench.lost("alice")

@@ -93,7 +93,9 @@ def test_the_fields_of_a_command_are_those_of_its_table(spec: Spec) -> None:
 
 
 def _literal(value: Any) -> str:
-    return {None: "nil"}.get(value, str(value) if isinstance(value, int) else f'"{value}"')
+    if value is None:
+        return "nil"
+    return str(value) if isinstance(value, int | list) else f'"{value}"'
 
 
 @pytest.mark.parametrize("spec", COMMANDS)
@@ -146,6 +148,7 @@ SAMPLES: dict[str, Any] = {
     "criteria": ["exact", "a"],
     "ranges": [1, 1],
     "held ranges": [1, 1],
+    "settled ranges": [1, 1],
     "stored ranges": [1, 1, 0],
 }
 TYPES = page.table(page.section("Types"), "type")

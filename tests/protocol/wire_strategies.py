@@ -58,6 +58,7 @@ BY_WORDS: dict[str, st.SearchStrategy[Any]] = {
     "criteria": st.lists(st.tuples(st.text(max_size=10), PLAIN).map(list), min_size=1, max_size=4),
     "ranges": RANGES,
     "held ranges": RANGES | st.just([]),
+    "settled ranges": st.lists(RANGES.map(lambda drawn: drawn[0]), max_size=limits.SETTLED_MAX),
     "stored ranges": st.tuples(RANGES, NUMBERS).map(lambda drawn: [[*pair, drawn[1]] for pair in drawn[0]]),
     "boolean": st.booleans(),
     "binary": st.binary(max_size=40),
