@@ -331,7 +331,8 @@ class Stream:
     @property
     def idle(self) -> bool:
         """Whether it is there for its readers alone, who have never had anything to read."""
-        return not (self.lasting or self.messages) and self.first_kept > self.last
+        published = self.lasting or self.messages or self._incoming[0]
+        return not published and self.first_kept > self.last
 
     def _store(self, loaded: Loaded) -> None:
         last = loaded.chunk.last

@@ -211,6 +211,15 @@ def test_a_start_within_a_chunk_that_is_held_loses_nothing():
     assert bench.bodies("bob") == [b"2", b"3"]
 
 
+def test_a_stream_to_which_was_published_in_this_turn_is_not_one_for_its_readers_alone():
+    bench = Bench()
+    bench.open("alice", "bob")
+    bench.receive("alice", publish(b"1", b"2"))
+    bench.tell("bob", subscribe(start="seq:1"))
+    bench.settle()
+    assert bench.bodies("bob") == [b"1", b"2"]
+
+
 def test_a_damage_is_told_after_what_comes_before_it(bench):
     bench.tell("alice", publish(b"1", b"2", b"3"))
     bench.settle()
