@@ -6,15 +6,15 @@ import pytest
 from core_bench import Bench, ack, mail_credit, offer, publish, request, send, subscribe
 
 from malamute.core.delivery import QueuePolicy
-from malamute.protocol.limits import RANGES_MAX
-from malamute.protocol.messages import Cancel, Credit, Deliver, Drain, Error, Ok
+from malamute.protocol.limits import RANGES_MAX, Limits
+from malamute.protocol.messages import Cancel, Credit, Deliver, Drain, Error, Ok, Recall
 
 DRAIN = 21
 
 
-def working(count=3, **policy):
+def working(count=3, limits=None, **policy):
     """A bench on which bob has been sent requests, as many as he has credit for."""
-    bench = Bench(queues=QueuePolicy(**policy))
+    bench = Bench(limits, queues=QueuePolicy(**policy))
     bench.open("alice", "bob", "carl")
     bench.tell("alice", request(*[b"%d" % n for n in range(count)]))
     bench.tell("bob", offer(credit=count))
@@ -52,6 +52,21 @@ def test_others_get_it_at_once_and_what_is_held_can_be_settled():
     assert bench.sent("bob") == [Ok(DRAIN, 1)]
     bench.tell("bob", ack(1, (1, 1)))
     assert bench.sent("bob") == []
+
+
+def test_what_was_recalled_and_is_about_to_come_again_is_not_held():
+    """The program still has it as it came before; it must not come after the answer."""
+    bench = working(1, Limits(queues_memory_bytes=50), ack_timeout=10.0, backoff=())
+    bench.tell("bob", Credit(1, 5, -1))
+    bench.wait(11)
+    # For the second attempt its record comes from the disk.
+    told = bench.sent("bob")
+    assert Recall(1, [[1, 1]], "timeout") in told
+    assert not any(isinstance(message, Deliver) for message in told)
+    bench.tell("bob", Drain(1, [[1, 1]]))
+    bench.settle()
+    assert bench.sent("bob") == [Ok(DRAIN, 1)]
+    assert attempts(bench) == [(1, 2)]
 
 
 def test_nothing_comes_before_new_credit_and_the_old_is_gone():

@@ -53,9 +53,9 @@ class Consumer:
         self.used = 0
         self.joined = queue.turn.now
         self.waits = False
+        """Whether it stands in its line."""
         self.drained = False
         """Whether it gets nothing more until it grants credit."""
-        """Whether it stands in its line."""
         self.searches = False
         """Whether it waits for the work to look for what goes first in its line."""
         self._recalled: list[int] = []
@@ -112,6 +112,8 @@ class Consumer:
         kept: set[int] = set()
         for first, last in held:
             kept.update(ordered[bisect_left(ordered, first) : bisect_right(ordered, last)])
+        # What it looked at of those that were not sent is what it had of them before they were recalled.
+        kept.difference_update(entry.sequence for entry in self.unsent)
         back = [sequence for sequence in ordered if sequence not in kept] if kept else ordered
         self.queue.drain(self, back, told)
 
