@@ -336,8 +336,25 @@ class Feeds:
         if done >= stream.next:
             # The disk did not reserve these sequences, so they are used again.
             done = stream.next - 1
-            stream.commit(feed.name, done)
+            self._set_back(feed, done)
         feed.begin(Position(done + 1))
+
+    def _set_back(self, feed: Feed, done: int) -> None:
+        """Store that a feed is before what the disk has of it, and again until the disk takes that."""
+        cursors = feed.stream.cursors
+        cursors[feed.name] = done
+        feed.stream.commit(feed.name, done)
+
+        def stored(error: MalamuteError | None) -> None:
+            if error is not None:
+                self.services.budget.timers.at(self.turn.now + RETRY_SECONDS, again)
+
+        def again() -> None:
+            # Whatever was stored meanwhile is where it is.
+            if feed.open and not feed.resting and cursors.get(feed.name) == done:
+                self._set_back(feed, done)
+
+        self.turn.when_stored(stored)
 
     def check(self, service: str, stream: str) -> None:
         """Raise what stands against a feed."""

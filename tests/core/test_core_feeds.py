@@ -617,6 +617,40 @@ def test_the_position_is_kept_though_nothing_matches():
     assert bench.store.recover().cursors["s", "$feed/w"] == 2
 
 
+def test_a_position_that_the_disk_did_not_reserve_is_set_back_though_the_disk_refuses_that_at_first():
+    """As when the disk refused what was published, and took a feed that begins with the last of it."""
+    bench = Bench()
+    value = pack(([["exact", "a"]], ""))
+    bench.store.write([PutFeed("w", "s", value), PutCursor("s", "$feed/w", 2)])
+    bench.crash()
+    bench.open("alice", "bob")
+    while bench.appends:
+        bench.fail()
+    # It goes on where it is, and that is before all that will come.
+    (answer,) = asked(bench, "alice", feed(criteria=[["exact", "b"]]))
+    assert answer.value["sequence"] == 0
+    assert bench.store.recover().cursors["s", "$feed/w"] == 0
+    bench.crash()
+    bench.open("alice", "bob")
+    asked(bench, "alice", publish(b"1", subject="b"))
+    assert waiting(bench) == [1]
+
+
+def test_a_position_is_set_back_until_the_disk_takes_it():
+    bench = Bench()
+    bench.store.write([PutFeed("w", "s", pack(([["exact", "a"]], ""))), PutCursor("s", "$feed/w", 2)])
+    bench.crash()
+    bench.turn()
+    for _ in range(2):
+        bench.fail()
+        assert not bench.appends
+        bench.wait(RETRY_SECONDS)
+    bench.settle()
+    assert bench.store.recover().cursors["s", "$feed/w"] == 0
+    bench.wait(RETRY_SECONDS)
+    assert not bench.appends
+
+
 def test_a_feed_of_an_unknown_family_rests_and_the_broker_starts():
     bench = fed(Bench())
     bench.store.write([PutFeed("v", "s", pack(([["gone", "x"]], "")))])
