@@ -317,6 +317,15 @@ class FeedBook:
                 course.under_way -= 1
                 course.made.discard(taken)
                 course.position = min(course.position, taken[0] - 1)
+            elif isinstance(operation, PutCursor) and meant is not None:
+                self._go_back(meant, operation)
+
+    def _go_back(self, course: Course, refused: PutCursor) -> None:
+        """It has looked as far as the disk has it, if that was refused and nothing came behind it."""
+        name = refused.cursor.removeprefix(PREFIX), refused.stream
+        stored, position = self._cursors.get(name, (course, course.start))
+        if course.position == refused.sequence and stored is course:
+            course.position = min(course.position, position)
 
     def died(self) -> None:
         """The broker is killed: the feeds are those on the disk, and where they are there."""

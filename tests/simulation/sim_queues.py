@@ -527,8 +527,12 @@ class QueueBook:
                 self.bindings[queue, key] = (holder, subject, chosen)
 
     def note_choices(self, core: Core) -> None:
-        """Note which messages with a key the broker has chosen workers for: they may be delivered later."""
+        """Note which messages with a key the broker has chosen workers for: they may be delivered later.
+
+        From then on the key is that worker's.
+        """
         chosen: dict[Key, tuple[Holder, int]] = {}
+        first: dict[tuple[Name, str], dict[Holder, str]] = {}
         for name, queue in core.services.by_name.items():
             for sequence, asked in queue.options.items():
                 entry = queue.entries.get(sequence)
@@ -536,6 +540,12 @@ class QueueBook:
                     key, holder = ("service", name, sequence), (entry.where.session.peer, entry.where.source)
                     known = self._chosen.get(key)
                     chosen[key] = known if known and known[0] == holder else (holder, self.moment)
+                    if chosen[key] is not known:
+                        first.setdefault((key[:2], asked.key), {}).setdefault(holder, entry.subject)
+        for bound, holders in first.items():
+            # Which of several was the first nobody knows.
+            if len(holders) == 1:
+                self.bindings.setdefault(bound, (*holders.popitem(), self.moment))
         self._chosen = chosen
         self.moment += 1
 
