@@ -123,11 +123,12 @@ class StreamSource(Source):
         """Take the position that the broker told, if there is none yet.
 
         A first sequence below what was asked for means that the broker has lost its store: all of it is new.
+        One beyond means that there never was anything before it: the stream was made anew.
         """
         super().opened(value)
         if type(value) is int and self.first is None:
             self.first = value
-        if type(value) is int and (self.last is None or value < self._asked):
+        if type(value) is int and (self.last is None or value < self._asked or value > self.last + 1):
             self.last = value - 1
             self.had = 0
             self._told.clear()

@@ -352,6 +352,16 @@ def test_a_broker_that_lost_its_store_starts_the_subscription_at_its_head(dialog
     assert dialogue.session.error is None
 
 
+def test_a_stream_that_was_made_anew_starts_the_subscription_at_its_head(dialogue, delivery):
+    source = subscribe(dialogue, start="seq:1")
+    dialogue.told(Ok(6, 1, 21))
+    assert source.last == 20
+    dialogue.said()
+    dialogue.told(delivery(1, 20, [21]))
+    assert source.last == 21
+    assert dialogue.said() == []
+
+
 def test_a_switch_is_an_event(dialogue):
     subscribe(dialogue)
     dialogue.told(wire.Switch(1, "replay", 7))
