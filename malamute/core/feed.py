@@ -116,6 +116,11 @@ class Feed(Reader):
         """Whether the disk may yet refuse what it has put last."""
         return self._first > 0
 
+    def rely_on_last(self) -> None:
+        """Store this turn only if what it has put last is stored."""
+        if self._token:
+            self.turn.rely_on(self._token)
+
     def cancel(self) -> None:
         """End it."""
         self.open = False
@@ -386,7 +391,13 @@ class Feeds:
             self.values.put(name, None)
 
     def put_again(self, stream: str) -> None:
-        """Store the feeds from a stream again: what the store had of it is gone."""
+        """Store the feeds from a stream again: what the store had of it is gone.
+
+        Their positions, which are stored with that, stand for what they have put last.
+        """
+        for (_, name), feed in self.by_name.items():
+            if name == stream:
+                feed.rely_on_last()
         for (service, name), value in self.values.items():
             if name == stream:
                 self.turn.store(PutFeed(service, name, value))

@@ -852,6 +852,23 @@ def test_a_stream_is_not_purged_or_deleted_while_a_feed_from_it_is_changed(publi
         assert error.code == 503
 
 
+def test_a_stream_is_not_purged_if_the_disk_refuses_what_a_feed_has_just_made_of_it(published):
+    """A broker that is killed then would find the feed behind what it never made."""
+    bench = published
+    asked(bench, "alice", feed())
+    bench.tell("alice", publish(b"new"))
+    while not any(isinstance(o, PutMessages) for append in bench.appends for o in append.operations):
+        bench.read() if bench.reads else bench.commit()
+    bench.tell("alice", Change(0, "stream.purge", {"stream": "s"}))
+    bench.fail()
+    bench.commit()
+    assert [m.code for m in bench.sent("alice") if isinstance(m, Error)] == [507]
+    bench.crash()
+    bench.open("alice")
+    bench.settle()
+    assert len(waiting(bench)) == 1
+
+
 def test_a_purged_stream_goes_on_feeding_after_a_restart(published):
     bench = published
     asked(bench, "alice", feed())

@@ -99,6 +99,8 @@ class FeedBook:
         self._changed: list[tuple[Name, Wants, Wants]] = []
         """Changes on the disk, which the broker makes when it learns that: the criteria before and after."""
         self._began: PutFeed | None = None
+        self._last: dict[tuple[str, str], int] = {}
+        """The last of an append that tells of each cursor, by its identity."""
         self._reserved: dict[str, int] = {}
         """Of each stream, up to where the last broker may have used its sequences."""
         self._told: dict[Name, set[Taken]] = {}
@@ -114,6 +116,10 @@ class FeedBook:
         key = key_of(arguments["criteria"], arguments["where"])
         self._asked.setdefault(name, []).append((key, arguments.get("start", "")))
 
+    def begin(self, append: Append) -> None:
+        """The broker wants to store all of this."""
+        self._last = {(o.stream, o.cursor): id(o) for o in append.operations if isinstance(o, PutCursor)}
+
     def handed_out(self, operation: Operation) -> None:
         """The broker wants to store something, in this order. Requests come by `take`."""
         began, self._began = self._began, None
@@ -128,6 +134,9 @@ class FeedBook:
             name = operation.cursor.removeprefix(PREFIX), operation.stream
             if name not in self.feeds:
                 raise Violation("a cursor of a feed that is not there", cursor=operation)
+            if began is None and self._last[operation.stream, operation.cursor] != id(operation):
+                # A purge stores where it was; what the disk refused meanwhile comes behind that.
+                return
             if began is not None and self._begins(name, operation.sequence):
                 self._begin(name, operation.sequence)
             else:

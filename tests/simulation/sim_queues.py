@@ -112,6 +112,7 @@ class QueueBook:
         """The broker wants to store something."""
         self.dead.handed_out(append, self.purged)
         facts = Facts(append, self.dead.again)
+        self.feeds.begin(append)
         for operation in append.operations:
             self.feeds.handed_out(operation)
             if is_put(operation):
