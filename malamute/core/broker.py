@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-from malamute.core import administration, inspection
+from malamute.core.admin import changes, queries
 from malamute.core.answers import Answers
 from malamute.core.chunk import MESSAGE_BYTES
 from malamute.core.delivery import Budget, Consumer, QueuePolicy, Queues, Trackers
@@ -632,10 +632,10 @@ class Core:
             told(0, 0)
 
     def _query(self, peer: bytes, session: Session, message: Query) -> None:
-        inspection.answer(self, session, message)
+        queries.answer(self, session, message)
 
     def _change(self, peer: bytes, session: Session, message: Change) -> None:
-        administration.change(self, session, message)
+        changes.change(self, session, message)
 
     def _commit(self, peer: bytes, session: Session, message: Commit) -> None:
         if message.number and not self.sessions.admit(session, message.number):

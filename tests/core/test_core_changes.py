@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from core_bench import START, Bench, chunks, offer, publish, request, send, subscribe
 
-from malamute.core import administration
+from malamute.core.admin import changes
 from malamute.core.delivery import cold as cold_records
 from malamute.core.session import Numbers
 from malamute.core.storage import NUMBERS, PutSession
@@ -74,8 +74,8 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
         return call
 
-    for topic, (handler, *rest) in administration.TOPICS.items():
-        monkeypatch.setitem(administration.TOPICS, topic, (counted(topic, handler), *rest))
+    for topic, (handler, *rest) in changes.TOPICS.items():
+        monkeypatch.setitem(changes.TOPICS, topic, (counted(topic, handler), *rest))
     return calls
 
 
@@ -99,7 +99,7 @@ def again(bench: Bench, change: Change) -> list[Any]:
 
 
 def test_there_is_an_example_of_every_change():
-    assert CHANGES.keys() == administration.TOPICS.keys()
+    assert CHANGES.keys() == changes.TOPICS.keys()
 
 
 @by_topic

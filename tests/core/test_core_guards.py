@@ -9,8 +9,9 @@ import wire_strategies as wire
 from core_bench import Bench, items, mail_credit, offer, peer_id, publish, request, send, subscribe
 from hypothesis import Phase, given, settings
 
-from malamute.core import Core, administration, inspection
+from malamute.core import Core
 from malamute.core import stream as stream_module
+from malamute.core.admin import changes, queries
 from malamute.core.broker import STATES, UNATTACHED
 from malamute.core.delivery import Budget, QueuePolicy
 from malamute.core.delivery.cold import RETRY_SECONDS
@@ -114,7 +115,7 @@ def test_a_command_whose_handler_raises_is_refused_and_its_connection_begins_ane
 @given(data=wire.st.data())
 def test_a_topic_whose_handler_raises_is_refused_and_nothing_else(key, data):
     command, topic = key
-    table: dict[str, Any] = inspection.TOPICS if command is Query else administration.TOPICS
+    table: dict[str, Any] = queries.TOPICS if command is Query else changes.TOPICS
     bench = Bench()
     bench.faulty = True
     bench.open("alice")

@@ -17,9 +17,8 @@ from core_bench import (
     subscribe,
 )
 
+from malamute.core.admin.pages import DETAILS_MAX, PAGE_ROWS, ROW_WORK
 from malamute.core.measures import ERROR
-from malamute.core.pages import PAGE_ROWS, ROW_WORK
-from malamute.core.presence import DETAILS_MAX
 from malamute.core.session import Session
 from malamute.protocol.messages import Answer, Commit, Credit, Error, Hello, Query
 
@@ -142,7 +141,7 @@ def test_clients_with_details_come_in_pages_of_bounded_size(bench, monkeypatch):
     assert {row["address"]: len(row["subscriptions"]) for row in rows} == {"alice": 3, "bob": 0, "carl": 0}
     assert ask(bench, "clients", details=False) == ask(bench, "clients")
     assert DETAILS_MAX >= 1_000
-    monkeypatch.setattr("malamute.core.presence.DETAILS_MAX", 2)
+    monkeypatch.setattr("malamute.core.admin.pages.DETAILS_MAX", 2)
     pages = [ask(bench, "clients", details=True)]
     while pages[-1]:
         pages.append(ask(bench, "clients", details=True, after_name=pages[-1][-1]["id"]))
@@ -244,7 +243,7 @@ def test_a_service_is_told_with_its_workers(bench):
 
 
 def test_of_more_workers_than_one_answer_holds_the_first_are_told(bench, monkeypatch):
-    monkeypatch.setattr("malamute.core.presence.DETAILS_MAX", 1)
+    monkeypatch.setattr("malamute.core.admin.pages.DETAILS_MAX", 1)
     bench.tell("bob", offer(1), offer(2))
     (told,) = ask(bench, "services", details=True)
     assert (len(told["workers"]), told["consumers"]) == (1, 2)

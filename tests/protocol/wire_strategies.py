@@ -8,7 +8,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from malamute.core import administration, inspection
+from malamute.core.admin import changes, queries
 from malamute.protocol import limits
 from malamute.protocol.arguments import MESSAGE_STATES, Arguments
 from malamute.protocol.messages import SPECS, Change, Deliver, Query, Rule, Spec
@@ -102,7 +102,7 @@ def messages(draw: st.DrawFn, spec: Spec) -> Any:
 
 ARGUMENTS: dict[tuple[type[Query | Change], str], Arguments] = {
     (command, topic): takes
-    for command, topics in ((Query, inspection.TOPICS), (Change, administration.TOPICS))
+    for command, topics in ((Query, queries.TOPICS), (Change, changes.TOPICS))
     for topic, (_, takes) in topics.items()
 }
 """What each topic takes."""

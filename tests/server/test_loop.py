@@ -8,7 +8,8 @@ from collections.abc import Iterator
 import pytest
 import zmq
 
-from malamute.core import Core, Settings, inspection
+from malamute.core import Core, Settings
+from malamute.core.admin import queries
 from malamute.core.delivery import QueuePolicy
 from malamute.core.ready import ClockStep
 from malamute.journal.memory import MemoryStore
@@ -144,7 +145,7 @@ def test_a_fault_of_the_decoder_is_an_error_and_the_broker_goes_on(running, monk
 def test_what_cannot_be_encoded_is_an_error_and_the_broker_goes_on(running, monkeypatch):
     running.say(Hello([2], "alice"))
     assert isinstance(running.hear(), Welcome)
-    monkeypatch.setitem(inspection.TOPICS, "status", (lambda core: 2**80, Arguments()))
+    monkeypatch.setitem(queries.TOPICS, "status", (lambda core: 2**80, Arguments()))
     running.say(Query(5, "status", {}))
     error = running.hear()
     assert (error.code, error.about, error.ref) == (500, 11, 5)

@@ -11,9 +11,9 @@ from typing import Any
 
 from sim_wants import CRITERIA
 
-from malamute.core import administration
+from malamute.core.admin import changes
+from malamute.core.admin.queries import TOPICS
 from malamute.core.events import EVENTS
-from malamute.core.inspection import TOPICS
 from malamute.protocol.arguments import MESSAGE_STATES
 
 VALUES: Mapping[str, tuple[Any, ...]] = {
@@ -68,7 +68,7 @@ CHANGED: Mapping[str, tuple[Any, ...]] = {
 LEFT_OUT = {("queue.purge", "where"), ("queue.redrive", "where")}
 """What only the disk can tell is decided in a later iteration, and the book dates a purge by its own."""
 
-CHANGES = administration.TOPICS
+CHANGES = changes.TOPICS
 
 
 def changing(a: int, b: int, c: int) -> tuple[str, dict[str, Any]]:

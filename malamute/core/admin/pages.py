@@ -6,7 +6,7 @@ gets the first rows after a key, and asks again after the last one that it got; 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from heapq import nsmallest
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 
 PAGE_ROWS = 200
 """Rows of a page, at the most."""
+
+DETAILS_MAX = 1_000
+"""Subscriptions, offers and workers in one answer; one session may have as many, and a service more."""
 
 ROW_WORK = 10
 """What making and encoding a row costs."""
@@ -41,6 +44,19 @@ def page(
     rows = nsmallest(min(limit, PAGE_ROWS), behind(), key=_key)
     turn.work -= looked_at // LOOKED_AT + ROW_WORK * len(rows)
     return [item for _, item in rows]
+
+
+def few(turn: Turn, items: Sequence[Item], details: Callable[[Item], int]) -> list[Item]:
+    """The first items with so many details as one answer may have, and one in any case."""
+    chosen: list[Item] = []
+    total = 0
+    for item in items:
+        total += min(details(item), DETAILS_MAX)
+        if chosen and total > DETAILS_MAX:
+            break
+        chosen.append(item)
+    turn.work -= ROW_WORK * min(total, DETAILS_MAX)
+    return chosen
 
 
 def _key(pair: tuple[str, Any]) -> str:

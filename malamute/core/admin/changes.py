@@ -14,11 +14,11 @@ from collections.abc import Callable, Mapping, Sequence
 from posixpath import join, normpath
 from typing import TYPE_CHECKING, Any, Protocol
 
+from malamute.core.admin.clients import session_of
+from malamute.core.admin.queues import queue_of
 from malamute.core.delivery.browse import choose
 from malamute.core.feed import no_feed
-from malamute.core.inspection import queue_of
 from malamute.core.mailbox import EVERYTHING
-from malamute.core.presence import session_of
 from malamute.core.ready import Backup
 from malamute.core.session import check_free
 from malamute.core.start import locate

@@ -1,0 +1,1 @@
+"""What an operator asks of a broker (`queries`), and changes in it (`changes`)."""
