@@ -140,7 +140,10 @@ class Machine:
             else:
                 if isinstance(message, Hello | Bye | Cancel | Drain):
                     self.watch.choosing(core)
-                self.watch.received(peer, message)
+                # Whose session was ended in this turn is refused whatever he says but HELLO.
+                ended = peer in core.turn.closed and peer not in core.sessions.by_peer
+                if not ended or isinstance(message, Hello):
+                    self.watch.received(peer, message)
                 core.receive(peer, message, self.now)
         self._take_results()
         with self._time():
