@@ -40,7 +40,7 @@ SECTIONS = {
     },
     "Finding out": {
         "demo": Lazy("malamute.cli.demo.command:demo", "Move real flights through all three patterns."),
-        "bench": Lazy("malamute.cli.bench.command:bench", "Measure what this machine does."),
+        "bench": Lazy("malamute.cli.bench:bench", "Measure what this machine does."),
         "cheat": Lazy("malamute.cli.cheat:cheat", "Show the commands that are typed most."),
         "completion": Lazy("malamute.cli.completion:completion", "Complete commands and names in a shell."),
         "errors": Lazy("malamute.cli.error_table:errors", "Explain the numbers of errors."),

@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from malamute.cli.daemon import Daemon
 from rig_daemon import environment
 from rig_waiting import PATIENCE, eventually
 
 import malamute
-from malamute.cli.daemon import Daemon
 from malamute.cli.exits import STORE_LOST
 from malamute.errors import Failed, TimedOut
 

@@ -22,9 +22,9 @@ from rig_load import ROLES, Load, read_back
 from rig_process import FORKS, end, fork
 from rig_waiting import PATIENCE
 
-from malamute.cli.bench.attacks import ATTACKS, READERS, attack
-from malamute.cli.bench.raw_peer import RawPeer
-from malamute.cli.bench.report import percentile_ms
+from malamute.bench.attacks import ATTACKS, READERS, attack
+from malamute.bench.figures import percentile_ms
+from malamute.bench.raw_peer import RawPeer
 from malamute.config import Config
 from malamute.protocol.messages import Ping, Pong
 

@@ -10,16 +10,16 @@ from pathlib import Path
 import pytest
 from cli_commands import Run
 
-from malamute.cli.bench import stage
-from malamute.cli.bench.machine import Watch, describe
-from malamute.cli.bench.report import row_of
-from malamute.cli.bench.stage import Actor, perform
+from malamute.bench import processes
+from malamute.bench.machine import Watch, describe
+from malamute.bench.processes import WorkloadProcess, run_together
+from malamute.bench.scenarios import row_of
 from malamute.errors import MalamuteError
 from malamute.testing import Broker
 
 
 def test_all_of_them_as_json(run: Run, broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stage, "_context", multiprocessing.get_context("forkserver"))
+    monkeypatch.setattr(processes, "_context", multiprocessing.get_context("forkserver"))
     shown = json.loads(
         run("bench", "--messages", "1000", "--subscribers", "3", "--json", "--url", broker.url).stdout
     )
@@ -94,8 +94,8 @@ def _leaving(begin: object) -> dict[str, object]:
     os._exit(0)
 
 
-def test_an_actor_that_fails_is_an_error() -> None:
+def test_a_workload_that_fails_is_an_error() -> None:
     with pytest.raises(MalamuteError, match="ValueError: no"):
-        perform((_failing,))
-    with Actor(_leaving) as actor, pytest.raises(MalamuteError, match="was lost"):
-        actor.get()
+        run_together((_failing,))
+    with WorkloadProcess(_leaving) as process, pytest.raises(MalamuteError, match="was lost"):
+        process.get()

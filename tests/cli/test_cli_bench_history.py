@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 from cli_commands import Run
 
-from malamute.cli.bench import ground, hostile, replay, slow_consumer, stage
-from malamute.cli.bench.report import extent, middle, show_figures
-from malamute.cli.bench.start import fill
+from malamute.bench import hostile, processes, replay, slow_consumer, workspace
+from malamute.bench.figures import extent, middle
+from malamute.bench.start import fill
+from malamute.cli.bench import show_figures
 from malamute.errors import StorageFull
 from malamute.journal.disk import DiskStore
 
@@ -21,8 +22,8 @@ from malamute.journal.disk import DiskStore
 @pytest.fixture
 def measured(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Run a benchmark, whose parameters and rows are returned. It leaves nothing behind."""
-    # Other tests see that its actors play in new interpreters; these here take ever so many of them.
-    monkeypatch.setattr(stage, "_context", multiprocessing.get_context("forkserver"))
+    # Other tests see that workloads run in new interpreters; these here take ever so many of them.
+    monkeypatch.setattr(processes, "_context", multiprocessing.get_context("forkserver"))
 
     def measured(name: str, *arguments: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         shown = json.loads(run("bench", name, "--json", "--data", str(tmp_path), *arguments).stdout)
@@ -70,11 +71,11 @@ def test_slow_consumer(measured: Any) -> None:
 
 @pytest.mark.parametrize("rate", [1, 30, 1000])
 def test_the_warm_up_is_whole_batches_and_more_than_the_window(rate: int, tmp_path: Path) -> None:
-    options = slow_consumer.Options(rate, 2, 5000, 100, 700, 20_000, 10, 1, tmp_path)
-    for plan in (slow_consumer.moderate_plan(options), slow_consumer.full_plan(options)):
-        assert plan.warm_up > slow_consumer.WINDOW
-        assert plan.warm_up % plan.batch == plan.warm_up % plan.stamp_every == 0
-    moderate = slow_consumer.moderate_plan(options)
+    options = slow_consumer.SlowConsumerOptions(rate, 2, 5000, 100, 700, 20_000, 10, 1, tmp_path)
+    for workload in (slow_consumer.moderate_workload(options), slow_consumer.full_workload(options)):
+        assert workload.warm_up > slow_consumer.WINDOW
+        assert workload.warm_up % workload.batch == workload.warm_up % workload.stamp_every == 0
+    moderate = slow_consumer.moderate_workload(options)
     assert moderate.messages - moderate.warm_up == 2 * rate
 
 
@@ -90,7 +91,7 @@ def test_journal(measured: Any) -> None:
 
 def test_idle(measured: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     # Whether one that is busy for long is left alone, tests/acceptance/test_hung_peers.py says.
-    monkeypatch.setattr("malamute.cli.bench.idle.BUSY_SECONDS", 1.0)
+    monkeypatch.setattr("malamute.bench.idle.BUSY_SECONDS", 1.0)
     parameters, rows = measured("idle", "--connections", "30", "--seconds", "1")
     assert parameters["connections"] == 30
     assert [(row["held"], row["flaps"]) for row in rows] == [(3, 0), (30, 0)]
@@ -146,8 +147,8 @@ def test_parameters_come_first(run: Run) -> None:
 def test_a_disk_without_room_is_refused(run: Run, tmp_path: Path) -> None:
     free = shutil.disk_usage(tmp_path).free
     with pytest.raises(StorageFull, match="bytes free"):
-        ground.check_room(tmp_path, free)
-    ground.check_room(tmp_path, 1)
+        workspace.check_free_space(tmp_path, free)
+    workspace.check_free_space(tmp_path, 1)
     wanted = str(min(free // 10**9 + 1, 10_000))
     run("bench", "start", "--gigabytes", wanted, "--data", str(tmp_path), exit_code=1)
     assert list(tmp_path.iterdir()) == []
@@ -155,7 +156,7 @@ def test_a_disk_without_room_is_refused(run: Run, tmp_path: Path) -> None:
 
 def test_medians_and_extents(capsys: pytest.CaptureFixture[str]) -> None:
     assert (middle([3, 1, 2]), extent([3, 1, 2])) == (2, [1, 3])
-    show_figures([replay.Row("some", 1, 2000, [1, 2], 3, 4, 5, 6, 7)])
+    show_figures([replay.ReplayRow("some", 1, 2000, [1, 2], 3, 4, 5, 6, 7)])
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split()[:2] == ["delivered", "per"]
     assert lines[1].split()[:6] == ["some", "1", "2,000", "1", "to", "2"]

@@ -15,8 +15,8 @@ from cli_commands import ROOT, TIMEOUT, Run, Start
 
 import malamute
 from malamute.cli.broker import greeting
-from malamute.cli.daemon import Daemon
 from malamute.errors import MalamuteError
+from malamute.server.process import BrokerProcess
 from malamute.testing import Broker
 
 Until = Callable[[Callable[[], object]], None]
@@ -157,6 +157,6 @@ def test_a_broker_that_cannot_start_says_why(run: Run) -> None:
 def test_a_daemon_that_does_not_start_says_why(tmp_path: Path) -> None:
     with (
         pytest.raises(MalamuteError, match=r"did not start: --set storage.size: .* \(error 700\)"),
-        Daemon(tmp_path, "--set", "storage.size=much"),
+        BrokerProcess(tmp_path, "--set", "storage.size=much"),
     ):
         pass

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from core_bench import Bench, mail_credit, offer, publish, request, send, subscribe
 
-from malamute.cli.bench.attacks import CLAUSES
+from malamute.bench.attacks import CLAUSES
 from malamute.core.delivery import ENTRY_BYTES
 from malamute.core.selectors import SUBSCRIPTION_BYTES
 from malamute.core.stream import cursor_bytes

@@ -11,7 +11,6 @@ from tempfile import TemporaryDirectory
 
 import click
 
-from malamute.cli.daemon import Daemon
 from malamute.cli.demo.play import Advance, Files, Result, play
 from malamute.cli.demo.rows import FLIGHTS, weather_beside
 from malamute.cli.demo.tally import Tally, tally
@@ -20,6 +19,7 @@ from malamute.cli.options import examples, json_option
 from malamute.cli.printing import to_json
 from malamute.cli.signals import interruptible
 from malamute.cli.tables import show_table
+from malamute.server.process import BrokerProcess
 
 
 @click.command(epilog=examples("malamute demo", "malamute demo --data flights.csv.gz --json"))
@@ -47,7 +47,7 @@ def demo(data: Path, rows: int | None, seed: int, *, as_json: bool) -> None:
     with (
         interruptible(),
         TemporaryDirectory(prefix="malamute-demo-") as place,
-        Daemon(Path(place), "--set", "storage.preallocate=false") as broker,
+        BrokerProcess(Path(place), "--set", "storage.preallocate=false") as broker,
         _progress(counted) as advance,
     ):
         result = play(broker.url, files, counted, advance)

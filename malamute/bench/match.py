@@ -20,7 +20,6 @@ The naive figures try one selector after the other: with the engine's own `match
 from __future__ import annotations
 
 import gc
-import json
 import random
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -30,8 +29,7 @@ from statistics import median
 from time import perf_counter
 from typing import Any, NamedTuple
 
-import click
-
+from malamute.bench.figures import us_each
 from malamute.matching import FAMILIES, Index, Selector
 
 SIZES = (10, 100, 1_000, 10_000, 100_000)
@@ -53,7 +51,7 @@ WILDCARD_CHANCE = 0.535
 """Makes about 170 of 2,000 subscriptions match: (0.535 + 0.465 / 6) ** 5 = 0.085."""
 
 
-class Row(NamedTuple):
+class MatchRow(NamedTuple):
     """One figure: what was measured, with which parameters, and how much in which unit."""
 
     what: str
@@ -62,7 +60,7 @@ class Row(NamedTuple):
     unit: str
 
 
-def run(sizes: Sequence[int] = SIZES, seed: int = 1, rounds: int = ROUNDS) -> list[Row]:
+def run(sizes: Sequence[int] = SIZES, seed: int = 1, rounds: int = ROUNDS) -> list[MatchRow]:
     """All figures, those of memory first."""
     chance = random.Random(seed)
     with _quiet_collector():
@@ -114,7 +112,7 @@ def _topic_patterns(size: int, chance: random.Random) -> tuple[list[str], list[s
     return list(patterns), subjects
 
 
-def topics(size: int, chance: random.Random, rounds: int) -> Iterator[Row]:
+def topics(size: int, chance: random.Random, rounds: int) -> Iterator[MatchRow]:
     """A new subject, a seen one, and the cost of adding."""
     patterns, subjects = _topic_patterns(size, chance)
     parsing, adding, new, seen = [], [], [], []
@@ -131,22 +129,22 @@ def topics(size: int, chance: random.Random, rounds: int) -> Iterator[Row]:
         seen.append(_seconds(lambda index=index: index.match_many(subjects)))  # type: ignore[misc]
     matches = sum(map(len, index.match_many(subjects))) / len(subjects)
     parameters = f"{size} topic selectors, {matches:.1f} matches"
-    yield Row("new subject", parameters, median(new) / len(subjects) * 1e6, "µs")
-    yield Row("seen subject", parameters, median(seen) / len(subjects) * 1e6, "µs")
-    yield Row("parse all selectors", parameters, median(parsing), "s")
-    yield Row("add all selectors", parameters, median(adding), "s")
+    yield MatchRow("new subject", parameters, us_each(median(new), len(subjects)), "µs")
+    yield MatchRow("seen subject", parameters, us_each(median(seen), len(subjects)), "µs")
+    yield MatchRow("parse all selectors", parameters, median(parsing), "s")
+    yield MatchRow("add all selectors", parameters, median(adding), "s")
     if size <= NAIVE_MAX:
         yield from _naive(patterns, subjects, parameters)
 
 
-def _naive(patterns: list[str], subjects: list[str], parameters: str) -> Iterator[Row]:
+def _naive(patterns: list[str], subjects: list[str], parameters: str) -> Iterator[MatchRow]:
     some = subjects[: max(2, 20_000 // len(patterns))]
     matches = FAMILIES["topic"].matches
     took = _seconds(lambda: [[matches(p, s, {}, "") for p in patterns] for s in some])
-    yield Row("naive, one after the other", parameters, took / len(some) * 1e6, "µs")
+    yield MatchRow("naive, one after the other", parameters, us_each(took, len(some)), "µs")
     compiled = [re.compile(_expression(pattern)) for pattern in patterns]
     took = _seconds(lambda: [[e.fullmatch(s) for e in compiled] for s in some])
-    yield Row("regular expression per selector", parameters, took / len(some) * 1e6, "µs")
+    yield MatchRow("regular expression per selector", parameters, us_each(took, len(some)), "µs")
 
 
 def _expression(pattern: str) -> str:
@@ -156,16 +154,18 @@ def _expression(pattern: str) -> str:
     return f"{body}(?:\\.{parts[final]})?" if final in parts else f"{body}\\.{re.escape(final)}"
 
 
-def _message_row(what: str, index: Index, messages: list[dict[str, Any]], about: str, rounds: int) -> Row:
+def _message_row(
+    what: str, index: Index, messages: list[dict[str, Any]], about: str, rounds: int
+) -> MatchRow:
     subjects = ["s"] * len(messages)
     gc.collect()
     index.match("s", messages[0])
     times = [_seconds(lambda: index.match_many(subjects, messages)) for _ in range(rounds)]
     matches = sum(map(len, index.match_many(subjects, messages))) / len(messages)
-    return Row(what, f"{about}, {matches:.1f} matches", median(times) / len(messages) * 1e6, "µs")
+    return MatchRow(what, f"{about}, {matches:.1f} matches", us_each(median(times), len(messages)), "µs")
 
 
-def fields(size: int, chance: random.Random, rounds: int) -> Iterator[Row]:
+def fields(size: int, chance: random.Random, rounds: int) -> Iterator[MatchRow]:
     """Messages of five fields against selectors of two."""
     names = [f"field{n}" for n in range(20)]
 
@@ -178,7 +178,7 @@ def fields(size: int, chance: random.Random, rounds: int) -> Iterator[Row]:
     yield _message_row("fields", _index(list(selectors)), messages, about, rounds)
 
 
-def ranges(size: int, chance: random.Random, rounds: int) -> Iterator[Row]:
+def ranges(size: int, chance: random.Random, rounds: int) -> Iterator[MatchRow]:
     """Messages with a price against selectors with ranges of prices."""
     prices = [{"price": chance.uniform(0, size)} for _ in range(NEW_SUBJECTS)]
     between = [
@@ -196,7 +196,7 @@ def ranges(size: int, chance: random.Random, rounds: int) -> Iterator[Row]:
     yield _message_row("price > a", _index(selectors), low, f"{size} selectors", rounds)
 
 
-def openamq(chance: random.Random, rounds: int, count: int = 1_000_000) -> Iterator[Row]:
+def openamq(chance: random.Random, rounds: int, count: int = 1_000_000) -> Iterator[MatchRow]:
     """OpenAMQ's own test (whitepaper): compile 2,000 topics and subscriptions, match a million messages.
 
     A level of a subscription is `*` with a chance that makes a message match 170 of them. As there,
@@ -219,8 +219,8 @@ def openamq(chance: random.Random, rounds: int, count: int = 1_000_000) -> Itera
         matches = _count_members(index, messages)
         matching.append(perf_counter() - start)
     parameters = f"2,000 topics, 2,000 subscriptions ({len(index)} distinct), {count:,} messages"
-    yield Row("OpenAMQ: compile", parameters, median(compiling), "s")
-    yield Row(
+    yield MatchRow("OpenAMQ: compile", parameters, median(compiling), "s")
+    yield MatchRow(
         "OpenAMQ: match all, visit each",
         f"{parameters}, {matches / 1e6:.0f} M matches",
         median(matching),
@@ -237,7 +237,7 @@ def _count_members(index: Index, messages: list[str]) -> int:
     return matches
 
 
-def capacity(selectors: int, criteria: int, chance: random.Random) -> Iterator[Row]:
+def capacity(selectors: int, criteria: int, chance: random.Random) -> Iterator[MatchRow]:
     """How much memory an index of many criteria needs (RFC 003: 62.5 MB, uncompressed)."""
     patterns, _ = _topic_patterns(selectors * criteria, chance)
     parsed = [
@@ -246,10 +246,10 @@ def capacity(selectors: int, criteria: int, chance: random.Random) -> Iterator[R
     before = _resident()
     index = _index(parsed)
     grown = (_resident() - before) / 1e6
-    yield Row("memory of the index", f"{len(index)} selectors, {len(patterns)} criteria", grown, "MB")
+    yield MatchRow("memory of the index", f"{len(index)} selectors, {len(patterns)} criteria", grown, "MB")
 
 
-def memory(selectors: int, subjects: int, chance: random.Random) -> Iterator[Row]:
+def memory(selectors: int, subjects: int, chance: random.Random) -> Iterator[MatchRow]:
     """How much distinct subjects grow the process beyond what the cache holds."""
     patterns, _ = _topic_patterns(selectors, chance)
     index = _index([Selector.parse([("topic", pattern)]) for pattern in patterns])
@@ -259,7 +259,7 @@ def memory(selectors: int, subjects: int, chance: random.Random) -> Iterator[Row
     for number in range(subjects):
         index.match(f"a{number % 10}.b{number}.c{number % 11}")
     parameters = f"{selectors} selectors, {subjects} distinct subjects, a cache of 10,000 already full"
-    yield Row("growth of resident memory", parameters, (_resident() - full) / 1024, "KiB")
+    yield MatchRow("growth of resident memory", parameters, (_resident() - full) / 1024, "KiB")
 
 
 def _resident() -> int:
@@ -267,7 +267,7 @@ def _resident() -> int:
     return pages * 4096
 
 
-def plot(rows: Sequence[Row], path: Path) -> bool:
+def plot(rows: Sequence[MatchRow], path: Path) -> bool:
     """Draw cost against selectors, for the engine and the naive ways; False without matplotlib."""
     try:
         from matplotlib.figure import Figure  # type: ignore[import-not-found, unused-ignore]
@@ -288,21 +288,3 @@ def plot(rows: Sequence[Row], path: Path) -> bool:
     axes.legend()
     figure.savefig(path, dpi=120)
     return True
-
-
-@click.command()
-@click.option("--seed", default=1, show_default=True, help="Seed of the workloads.")
-@click.option("--rounds", default=ROUNDS, show_default=True, help="Rounds that the median is of.")
-@click.option("--max", "largest", default=SIZES[-1], show_default=True, help="Most topic selectors.")
-@click.option("--plot", "path", type=click.Path(path_type=Path), help=f"Draw the curve, such as {CURVE}.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def match(seed: int, rounds: int, largest: int, path: Path | None, as_json: bool) -> None:
-    """Measure the matching engine."""
-    rows = run([size for size in SIZES if size <= largest], seed, rounds)
-    if as_json:
-        click.echo(json.dumps([row._asdict() for row in rows], ensure_ascii=False))
-    else:
-        for row in rows:
-            click.echo(f"{row.what:34}{row.value:14,.3f} {row.unit:4} {row.parameters}")
-    if path is not None and not plot(rows, path):
-        raise click.ClickException("the curve needs matplotlib; install malamute[plot]")

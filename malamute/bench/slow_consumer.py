@@ -20,11 +20,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from malamute.cli.bench import actors, ground
-from malamute.cli.bench.actors import BATCH, PATTERN, QUIET_SECONDS, TIMEOUT, Begin, Plan
-from malamute.cli.bench.machine import Watch
-from malamute.cli.bench.report import each_us, extent, middle, percentile_ms
-from malamute.cli.bench.stage import Actor, Measured
+from malamute.bench import workloads, workspace
+from malamute.bench.figures import cpu_us, elapsed_seconds, extent, middle, percentile_ms
+from malamute.bench.machine import Watch
+from malamute.bench.processes import Measured, WorkloadProcess
+from malamute.bench.workloads import BATCH, PATTERN, QUIET_SECONDS, TIMEOUT_SECONDS, Begin, Workload
 from malamute.client.sync import Client, connect
 from malamute.errors import TimedOut
 
@@ -41,7 +41,7 @@ LOOK_SECONDS = 0.05
 SETTLE_SECONDS = 0.2
 
 
-class Options(NamedTuple):
+class SlowConsumerOptions(NamedTuple):
     """What was asked for. `rate` is the moderate one, for `seconds`; `messages` are for the full one."""
 
     rate: int
@@ -55,7 +55,7 @@ class Options(NamedTuple):
     directory: Path
 
 
-class Row(NamedTuple):
+class SlowConsumerRow(NamedTuple):
     """What one rate and one way come to.
 
     `per_second` is the publisher's, until all is confirmed, and `delivered_per_second` is to the others
@@ -78,7 +78,7 @@ class Row(NamedTuple):
     missing: int
 
 
-class _Run(NamedTuple):
+class _SlowConsumerRun(NamedTuple):
     per_second: float
     delivered_per_second: float
     p50_ms: float
@@ -87,45 +87,49 @@ class _Run(NamedTuple):
     missing: int
 
 
-def measure(options: Options) -> Iterator[Row]:
+def measure(options: SlowConsumerOptions) -> Iterator[SlowConsumerRow]:
     """One subscriber among many does not read: what the others notice."""
-    moderate, full = moderate_plan(options), full_plan(options)
+    moderate, full = moderate_workload(options), full_workload(options)
     yield from _compare(f"{options.rate:,}/s", options, moderate, options.rate)
     yield from _compare("full rate", options, full, 0)
 
 
-def moderate_plan(options: Options) -> Plan:
+def moderate_workload(options: SlowConsumerOptions) -> Workload:
     """A batch for each tick; its first message has the stamp."""
     batch = max(1, options.rate // TICKS)
-    return _plan(options, options.rate * options.seconds, batch)._replace(stamp_every=batch)
+    return _workload(options, options.rate * options.seconds, batch)._replace(stamp_every=batch)
 
 
-def full_plan(options: Options) -> Plan:
+def full_workload(options: SlowConsumerOptions) -> Workload:
     """As much as there is."""
-    return _plan(options, options.messages, options.batch)
+    return _workload(options, options.messages, options.batch)
 
 
-def _plan(options: Options, messages: int, batch: int) -> Plan:
+def _workload(options: SlowConsumerOptions, messages: int, batch: int) -> Workload:
     warm_up = (2 * WINDOW // batch + 1) * batch
-    plan = Plan("", STREAM, warm_up + messages, options.size_bytes, batch, options.credit)
-    return plan._replace(warm_up=warm_up)
+    workload = Workload("", STREAM, warm_up + messages, options.size_bytes, batch, options.credit)
+    return workload._replace(warm_up=warm_up)
 
 
-def _compare(what: str, options: Options, plan: Plan, rate: int) -> Iterator[Row]:
-    runs: dict[str, list[_Run]] = {way: [] for way in WAYS}
+def _compare(
+    what: str, options: SlowConsumerOptions, workload: Workload, rate: int
+) -> Iterator[SlowConsumerRow]:
+    runs: dict[str, list[_SlowConsumerRun]] = {way: [] for way in WAYS}
     for _ in range(options.rounds):
         for way in WAYS:
-            runs[way].append(_run(options, plan, rate, way))
+            runs[way].append(_run(options, workload, rate, way))
     for way in WAYS:
         yield _row(what, way, runs[way], runs[READS])
 
 
-def _row(what: str, way: str, runs: Sequence[_Run], base: Sequence[_Run]) -> Row:
+def _row(
+    what: str, way: str, runs: Sequence[_SlowConsumerRun], base: Sequence[_SlowConsumerRun]
+) -> SlowConsumerRow:
     pairs = [*zip(runs, base, strict=True)]
     rates = [run.per_second / reads.per_second for run, reads in pairs]
     halves = [run.p50_ms / reads.p50_ms for run, reads in pairs]
     tails = [run.p99_ms / reads.p99_ms for run, reads in pairs]
-    return Row(
+    return SlowConsumerRow(
         what=what,
         the_one=way,
         per_second=middle(run.per_second for run in runs),
@@ -143,54 +147,61 @@ def _row(what: str, way: str, runs: Sequence[_Run], base: Sequence[_Run]) -> Row
     )
 
 
-def _run(options: Options, plan: Plan, rate: int, way: str) -> _Run:
+def _run(options: SlowConsumerOptions, workload: Workload, rate: int, way: str) -> _SlowConsumerRun:
     others = options.subscribers - 1
-    with ground.broker(options.directory) as broker:
-        plan = plan._replace(url=broker.url)
+    with workspace.broker(options.directory) as broker:
+        workload = workload._replace(url=broker.url)
         with (
-            Actor(be_the_one, plan, way == READS) as one,
-            Actor(actors.subscribe_many, plan, others) as many,
-            Actor(actors.publish_paced, plan, rate) as publisher,
+            WorkloadProcess(be_the_one, workload, way == READS) as one,
+            WorkloadProcess(workloads.subscribe_many, workload, others) as many,
+            WorkloadProcess(workloads.publish_paced, workload, rate) as publisher,
         ):
             watch = Watch(broker.pid)
-            sender, receiver = _play(plan, way, watch, one, many, publisher)
-    return _result(plan, others, sender, receiver, watch)
+            sender, receiver = _play(workload, way, watch, one, many, publisher)
+    return _result(workload, others, sender, receiver, watch)
 
 
 def _play(
-    plan: Plan, way: str, watch: Watch, one: Actor, many: Actor, publisher: Actor
+    workload: Workload,
+    way: str,
+    watch: Watch,
+    one: WorkloadProcess,
+    many: WorkloadProcess,
+    publisher: WorkloadProcess,
 ) -> tuple[Measured, Measured]:
-    for actor in (one, many, publisher):
-        actor.get()
+    for process in (one, many, publisher):
+        process.get()
     one.go()
     many.go()
     with _stopped(one.pid if way == STOPPED else 0):
         publisher.go()
         publisher.get()
-        _await_readers(plan, behind=way != READS)
+        _await_readers(workload, behind=way != READS)
         with watch:
             publisher.go()
             return publisher.get(), many.get()
 
 
-def _result(plan: Plan, others: int, sender: Measured, receiver: Measured, watch: Watch) -> _Run:
-    messages = plan.messages - plan.warm_up
+def _result(
+    workload: Workload, others: int, sender: Measured, receiver: Measured, watch: Watch
+) -> _SlowConsumerRun:
+    messages = workload.messages - workload.warm_up
     latencies = sorted(receiver["latencies"])
-    return _Run(
-        per_second=messages / ((sender["end_ns"] - sender["start_ns"]) / 1e9),
-        delivered_per_second=messages * others / ((receiver["end_ns"] - sender["start_ns"]) / 1e9),
+    return _SlowConsumerRun(
+        per_second=messages / elapsed_seconds(sender, sender),
+        delivered_per_second=messages * others / elapsed_seconds(sender, receiver),
         p50_ms=percentile_ms(latencies, 0.5) or 0.001,
         p99_ms=percentile_ms(latencies, 0.99) or 0.001,
-        broker_us=each_us(watch.cpu_seconds, messages) or 0.0,
-        missing=plan.messages * others - receiver["received"],
+        broker_us=cpu_us(watch.cpu_seconds, messages) or 0.0,
+        missing=workload.messages * others - receiver["received"],
     )
 
 
-def be_the_one(begin: Begin, plan: Plan, reads: bool) -> Measured:
+def be_the_one(begin: Begin, workload: Workload, reads: bool) -> Measured:
     """Subscribe with a small window, and read everything or nothing."""
     with (
-        connect(plan.url, address=THE_ONE, timeout=TIMEOUT) as client,
-        client.subscribe(plan.name, PATTERN, credit=WINDOW) as messages,
+        connect(workload.url, address=THE_ONE, timeout=TIMEOUT_SECONDS) as client,
+        client.subscribe(workload.name, PATTERN, credit=WINDOW) as messages,
     ):
         begin()
         if not reads:
@@ -212,17 +223,17 @@ def _stopped(pid: int) -> Iterator[None]:
             os.kill(pid, signal.SIGCONT)
 
 
-def _await_readers(plan: Plan, *, behind: bool) -> None:
+def _await_readers(workload: Workload, *, behind: bool) -> None:
     """Wait until all have had the warm-up, but for the one if it is to be behind."""
-    deadline = time.monotonic() + TIMEOUT
-    with connect(plan.url, timeout=TIMEOUT) as client:
-        while not _are_there(client, plan, behind=behind):
+    deadline = time.monotonic() + TIMEOUT_SECONDS
+    with connect(workload.url, timeout=TIMEOUT_SECONDS) as client:
+        while not _are_there(client, workload, behind=behind):
             if time.monotonic() > deadline:
-                raise TimedOut(f"the subscribers have not had the warm-up within {TIMEOUT} s")
+                raise TimedOut(f"the subscribers have not had the warm-up within {TIMEOUT_SECONDS} s")
             time.sleep(LOOK_SECONDS)
     time.sleep(SETTLE_SECONDS)
 
 
-def _are_there(client: Client, plan: Plan, *, behind: bool) -> bool:
-    readers = client.query("stream", name=plan.name)["readers"]
+def _are_there(client: Client, workload: Workload, *, behind: bool) -> bool:
+    readers = client.query("stream", name=workload.name)["readers"]
     return all((r["state"] == "replay") == (behind and r["address"] == THE_ONE) for r in readers)

@@ -17,11 +17,14 @@ STOP_SECONDS = 30.0
 """How long a broker may take to stop before it is killed."""
 
 
-class Daemon:
+class BrokerProcess:
     """A broker on a data directory, at `url`, as the process `pid`. A context manager that stops it.
 
-    `options` are further options of `malamute broker run`. Raises `MalamuteError` with the last words of
-    a broker that did not start.
+    `options` are further options of `malamute broker run`.
+
+    Raises:
+        MalamuteError: The broker did not start; the text is what it logged last.
+
     """
 
     def __init__(self, directory: Path, *options: str) -> None:

@@ -15,13 +15,12 @@ from itertools import count
 from pathlib import Path
 from typing import NamedTuple
 
-from malamute.cli.bench import ground
-from malamute.cli.bench.actors import HEADERS, SUBJECTS, Begin, Clock
-from malamute.cli.bench.machine import Watch
-from malamute.cli.bench.raw_peer import RawPeer
-from malamute.cli.bench.report import MEBIBYTE, each_us, extent, middle
-from malamute.cli.bench.stage import Measured, perform
-from malamute.cli.daemon import Daemon
+from malamute.bench import workspace
+from malamute.bench.figures import MEBIBYTE, cpu_us, elapsed_seconds, extent, middle
+from malamute.bench.machine import Watch
+from malamute.bench.processes import Measured, run_together
+from malamute.bench.raw_peer import RawPeer
+from malamute.bench.workloads import HEADERS, SUBJECTS, Begin, Stopwatch
 from malamute.core.storage import PutMessages
 from malamute.protocol.batch import pack_record, unpack_payload
 from malamute.protocol.messages import (
@@ -37,6 +36,7 @@ from malamute.protocol.messages import (
     Send,
     Stored,
 )
+from malamute.server.process import BrokerProcess
 
 NAME = "bench"
 SHALLOW = 100
@@ -49,7 +49,7 @@ SPARE_BYTES = 512
 """What a queued message takes beyond its body, at the most."""
 
 
-class Options(NamedTuple):
+class QueuesOptions(NamedTuple):
     """What was asked for. `depth` is the number of requests in the deep queue."""
 
     messages: int
@@ -60,7 +60,7 @@ class Options(NamedTuple):
     directory: Path
 
 
-class Row(NamedTuple):
+class QueuesRow(NamedTuple):
     """One way to use a queue. `start_seconds` is how long the broker took to answer, with what was queued."""
 
     what: str
@@ -72,7 +72,7 @@ class Row(NamedTuple):
     rss_anon_max_mib: float | None
 
 
-class Plan(NamedTuple):
+class QueueWorkload(NamedTuple):
     """What a peer is to do."""
 
     url: str
@@ -92,7 +92,7 @@ class Plan(NamedTuple):
         return [SUBJECTS[number % len(SUBJECTS)] for number in range(first, first + size)], [record] * size
 
 
-def measure(options: Options) -> Iterator[Row]:
+def measure(options: QueuesOptions) -> Iterator[QueuesRow]:
     """Each way to use a queue."""
     yield _rounds("mailbox, send → stored", options, [0])[0]
     yield _rounds("mailbox, deliver and ack", options, [0])[0]
@@ -100,7 +100,7 @@ def measure(options: Options) -> Iterator[Row]:
     yield from _rounds("service, dispatch and ack, depth", options, [SHALLOW, options.depth])
 
 
-def _rounds(what: str, options: Options, depths: list[int]) -> list[Row]:
+def _rounds(what: str, options: QueuesOptions, depths: list[int]) -> list[QueuesRow]:
     runs: dict[int, list[tuple[float, Measured, Watch]]] = {depth: [] for depth in depths}
     for _ in range(options.rounds):
         for depth in depths:
@@ -108,11 +108,11 @@ def _rounds(what: str, options: Options, depths: list[int]) -> list[Row]:
     return [_row(f"{what} {depth:,}" if depth else what, options, found) for depth, found in runs.items()]
 
 
-def _row(what: str, options: Options, runs: list[tuple[float, Measured, Watch]]) -> Row:
-    rates = [m["messages"] / (m["end_ns"] - m["start_ns"]) * 1e9 for _, m, _ in runs]
-    cpu = [each_us(w.cpu_seconds, m["messages"]) for _, m, w in runs]
+def _row(what: str, options: QueuesOptions, runs: list[tuple[float, Measured, Watch]]) -> QueuesRow:
+    rates = [m["messages"] / elapsed_seconds(m, m) for _, m, _ in runs]
+    cpu = [cpu_us(w.cpu_seconds, m["messages"]) for _, m, w in runs]
     memory = [w.anonymous_bytes or 0 for _, _, w in runs]
-    return Row(
+    return QueuesRow(
         what,
         runs[0][1]["messages"],
         middle(seconds for seconds, _, _ in runs),
@@ -123,13 +123,13 @@ def _row(what: str, options: Options, runs: list[tuple[float, Measured, Watch]])
     )
 
 
-def _run(what: str, options: Options, depth: int) -> tuple[float, Measured, Watch]:
+def _run(what: str, options: QueuesOptions, depth: int) -> tuple[float, Measured, Watch]:
     """One round on a broker of its own."""
     held_bytes = (depth + options.messages) * (options.size_bytes + SPARE_BYTES)
-    size = max(ground.SIZE_LEAST, 3 * held_bytes)
-    ground.check_room(options.directory, held_bytes * 2)
+    size = max(workspace.STORE_BYTES_MIN, 3 * held_bytes)
+    workspace.check_free_space(options.directory, held_bytes * 2)
     queued = depth + options.messages + options.batch * WINDOW
-    settings = ground.set_options(
+    settings = workspace.set_options(
         f"storage.size={size}",
         "storage.preallocate=false",
         "storage.streams_share=0.05",
@@ -138,30 +138,34 @@ def _run(what: str, options: Options, depth: int) -> tuple[float, Measured, Watc
         f"limits.queues_messages={2 * queued}",
         f"limits.queue_messages={queued}",
     )
-    with ground.place(options.directory) as place:
+    with workspace.temporary_directory(options.directory) as place:
         if depth:
-            fill(place / "data", size, Plan("", depth, options.size_bytes, min(options.batch, SHALLOW)))
+            fill(
+                place / "data",
+                size,
+                QueueWorkload("", depth, options.size_bytes, min(options.batch, SHALLOW)),
+            )
         begin = time.monotonic()
-        with Daemon(place, *settings) as broker:
+        with BrokerProcess(place, *settings) as broker:
             seconds = time.monotonic() - begin
-            plan = Plan(broker.url, options.messages, options.size_bytes, options.batch)
+            workload = QueueWorkload(broker.url, options.messages, options.size_bytes, options.batch)
             watch = Watch(broker.pid)
             with watch:
                 if what.startswith("mailbox, deliver"):
-                    perform((send, plan))
-                    measured = perform((take, plan))[0]
+                    run_together((send, workload))
+                    measured = run_together((take, workload))[0]
                 elif what.startswith("mailbox"):
-                    measured = perform((send, plan))[0]
+                    measured = run_together((send, workload))[0]
                 elif depth:
-                    part = plan._replace(batch=min(plan.batch, SHALLOW))
-                    measured = perform((work_off, part))[0]
+                    part = workload._replace(batch=min(workload.batch, SHALLOW))
+                    measured = run_together((work_off, part))[0]
                 else:
-                    part = plan._replace(messages=max(plan.messages // 4, 10))
-                    measured = perform((ask, part), (answer, part))[0]
+                    part = workload._replace(messages=max(workload.messages // 4, 10))
+                    measured = run_together((ask, part), (answer, part))[0]
     return seconds, measured, watch
 
 
-def fill(directory: Path, size: int, plan: Plan) -> None:
+def fill(directory: Path, size: int, workload: QueueWorkload) -> None:
     """Put requests into the queue of a service."""
     from malamute.journal.disk import DiskStore
 
@@ -169,26 +173,26 @@ def fill(directory: Path, size: int, plan: Plan) -> None:
     try:
         store.recover()
         moment = time.time_ns()
-        for first in plan.batches:
-            store.write([PutMessages("service", NAME, first + 1, moment, "asker", *plan.columns(first))])
+        for first in workload.batches:
+            store.write([PutMessages("service", NAME, first + 1, moment, "asker", *workload.columns(first))])
     finally:
         store.close()
 
 
-def send(begin: Begin, plan: Plan) -> Measured:
+def send(begin: Begin, workload: QueueWorkload) -> Measured:
     """Send to a mailbox, confirmed and in a pipeline, until all is stored."""
-    with RawPeer(plan.url, "sender") as peer:
+    with RawPeer(workload.url, "sender") as peer:
         begin()
-        clock = Clock()
+        stopwatch = Stopwatch()
         confirmed = 0
-        for number, first in enumerate(plan.batches, 1):
-            subjects, records = plan.columns(first)
+        for number, first in enumerate(workload.batches, 1):
+            subjects, records = workload.columns(first)
             peer.tell(Send(NAME, number, subjects, records))
             while number - confirmed >= WINDOW:
                 confirmed = _confirmed(peer)
-        while confirmed < len(plan.batches):
+        while confirmed < len(workload.batches):
             confirmed = _confirmed(peer)
-        return clock.measured(messages=plan.messages)
+        return stopwatch.measured(messages=workload.messages)
 
 
 def _confirmed(peer: RawPeer) -> int:
@@ -196,19 +200,19 @@ def _confirmed(peer: RawPeer) -> int:
     return last
 
 
-def take(begin: Begin, plan: Plan) -> Measured:
+def take(begin: Begin, workload: QueueWorkload) -> Measured:
     """Take all that is in a mailbox, and acknowledge it."""
-    with RawPeer(plan.url, NAME) as peer:
+    with RawPeer(workload.url, NAME) as peer:
         begin()
-        clock = Clock()
-        peer.tell(Credit(MAILBOX, 10 * plan.batch, UNLIMITED))
+        stopwatch = Stopwatch()
+        peer.tell(Credit(MAILBOX, 10 * workload.batch, UNLIMITED))
         taken = 0
-        while taken < plan.messages:
+        while taken < workload.messages:
             sequences = _sequences(peer)
             taken += len(sequences)
             peer.tell(Ack(MAILBOX, [[sequences[0], sequences[-1]]]))
             peer.tell(Credit(MAILBOX, len(sequences), 0))
-        return clock.measured(messages=taken)
+        return stopwatch.measured(messages=taken)
 
 
 def _sequences(peer: RawPeer) -> list[int]:
@@ -216,61 +220,61 @@ def _sequences(peer: RawPeer) -> list[int]:
     return [*unpack_payload(delivery.payload, delivery.large).each_sequence()]
 
 
-def work_off(begin: Begin, plan: Plan) -> Measured:
+def work_off(begin: Begin, workload: QueueWorkload) -> Measured:
     """Take requests, acknowledge them, and put as many new ones behind the others."""
-    with RawPeer(plan.url, "worker") as peer:
+    with RawPeer(workload.url, "worker") as peer:
         begin()
-        clock = Clock()
-        peer.tell(Offer(1, NAME, [["all", ""]], plan.batch, UNLIMITED))
+        stopwatch = Stopwatch()
+        peer.tell(Offer(1, NAME, [["all", ""]], workload.batch, UNLIMITED))
         taken = 0
-        subjects, records = plan.columns(0)
+        subjects, records = workload.columns(0)
         for number in count(1):
             sequences = _sequences(peer)
             taken += len(sequences)
             peer.tell(Request(NAME, 0, subjects[: len(sequences)], records[: len(sequences)]))
             peer.tell(Ack(1, [[sequences[0], sequences[-1]]]))
             peer.tell(Credit(1, len(sequences), 0))
-            if taken >= plan.messages:
-                return clock.measured(messages=taken, deliveries=number)
+            if taken >= workload.messages:
+                return stopwatch.measured(messages=taken, deliveries=number)
         raise AssertionError("counting has no end")
 
 
-def ask(begin: Begin, plan: Plan) -> Measured:
+def ask(begin: Begin, workload: QueueWorkload) -> Measured:
     """Make requests in a pipeline, until all of them are answered."""
-    with RawPeer(plan.url, "asker") as peer:
+    with RawPeer(workload.url, "asker") as peer:
         peer.tell(Credit(MAILBOX, UNLIMITED, UNLIMITED))
         begin()
-        clock = Clock()
+        stopwatch = Stopwatch()
         asked = answered = number = 0
-        while answered < plan.messages:
-            while asked < plan.messages and asked - answered < 4 * plan.batch:
+        while answered < workload.messages:
+            while asked < workload.messages and asked - answered < 4 * workload.batch:
                 number += 1
-                subjects, records = plan.columns(asked)
+                subjects, records = workload.columns(asked)
                 peer.tell(Request(NAME, number, subjects, records))
                 asked += len(subjects)
             sequences = _sequences(peer)
             answered += len(sequences)
             peer.tell(Ack(MAILBOX, [[sequences[0], sequences[-1]]]))
-        return clock.measured(messages=answered)
+        return stopwatch.measured(messages=answered)
 
 
-def answer(begin: Begin, plan: Plan) -> Measured:
+def answer(begin: Begin, workload: QueueWorkload) -> Measured:
     """Answer each request with its own body."""
-    with RawPeer(plan.url, "worker") as peer:
-        peer.tell(Offer(1, NAME, [["all", ""]], 4 * plan.batch, UNLIMITED))
+    with RawPeer(workload.url, "worker") as peer:
+        peer.tell(Offer(1, NAME, [["all", ""]], 4 * workload.batch, UNLIMITED))
         peer.next(Ok)
         begin()
-        clock = Clock()
+        stopwatch = Stopwatch()
         answered = 0
-        while answered < plan.messages:
+        while answered < workload.messages:
             delivery = peer.next(Deliver)
             columns = unpack_payload(delivery.payload, delivery.large)
             sequences = [*columns.each_sequence()]
             answered += len(sequences)
-            for first in range(0, len(sequences), plan.batch):
-                part = slice(first, first + plan.batch)
+            for first in range(0, len(sequences), workload.batch):
+                part = slice(first, first + workload.batch)
                 finals = [True] * len(sequences[part])
                 peer.tell(Reply(1, 0, sequences[part], finals, columns.records[part]))
             peer.tell(Credit(1, len(sequences), 0))
         peer.tell(Credit(1, 0, 0))
-        return clock.measured(messages=answered)
+        return stopwatch.measured(messages=answered)

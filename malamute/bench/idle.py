@@ -19,10 +19,10 @@ from typing import NamedTuple
 
 import zmq
 
-from malamute.cli.bench import ground
-from malamute.cli.bench.actors import TIMEOUT, Begin
-from malamute.cli.bench.machine import Watch, anonymous_bytes
-from malamute.cli.bench.stage import Actor, Measured
+from malamute.bench import workspace
+from malamute.bench.machine import Watch, anonymous_bytes
+from malamute.bench.processes import Measured, WorkloadProcess
+from malamute.bench.workloads import TIMEOUT_SECONDS, Begin
 from malamute.client.events import Event, Lost
 from malamute.client.sync import Client, connect
 
@@ -67,7 +67,7 @@ OCCUPATIONS = {"c": add_up, "python": count_up, "sleep": time.sleep}
 """How a worker is busy for so many seconds."""
 
 
-class Options(NamedTuple):
+class IdleOptions(NamedTuple):
     """What was asked for. `seconds` is how long nothing is done."""
 
     connections: int
@@ -75,7 +75,7 @@ class Options(NamedTuple):
     directory: Path
 
 
-class Row(NamedTuple):
+class IdleRow(NamedTuple):
     """What so many connections come to.
 
     `held` are those that answer at the end, and `flaps` is how often one broke. Memory is the anonymous
@@ -95,20 +95,20 @@ class Row(NamedTuple):
     stopped_worker_seconds: float
 
 
-def measure(options: Options) -> Iterator[Row]:
+def measure(options: IdleOptions) -> Iterator[IdleRow]:
     """A few connections, and all of them."""
     for connections in (max(1, options.connections // FEW), options.connections):
         yield _measure(options, connections)
 
 
-def _measure(options: Options, connections: int) -> Row:
-    with ground.broker(options.directory) as broker, ExitStack() as stack:
-        connect(broker.url, timeout=TIMEOUT).close()
+def _measure(options: IdleOptions, connections: int) -> IdleRow:
+    with workspace.broker(options.directory) as broker, ExitStack() as stack:
+        connect(broker.url, timeout=TIMEOUT_SECONDS).close()
         before_bytes = anonymous_bytes(broker.pid)
         start = time.monotonic()
         crowds = []
         for first in range(0, connections, CROWD):
-            crowd = stack.enter_context(Actor(stay, broker.url, min(CROWD, connections - first)))
+            crowd = stack.enter_context(WorkloadProcess(stay, broker.url, min(CROWD, connections - first)))
             crowd.get()
             crowds.append(crowd)
         connect_seconds = time.monotonic() - start
@@ -120,7 +120,7 @@ def _measure(options: Options, connections: int) -> Row:
             crowd.go()
         ends = [crowd.get() for crowd in crowds]
     broker_cpu, *clients_cpu = [(watch.cpu_seconds or 0.0) * 60 / options.seconds for watch in watches]
-    return Row(
+    return IdleRow(
         what=f"{connections:,} connections",
         held=sum(end["held"] for end in ends),
         flaps=sum(end["flaps"] for end in ends),
@@ -143,10 +143,12 @@ def _do_nothing(seconds: int, pids: Sequence[int]) -> list[Watch]:
 
 def _occupy_workers(url: str) -> int:
     """Have workers busy for long, and others wait for their requests. Returns how many got one of them."""
-    with connect(url, timeout=TIMEOUT) as client, ExitStack() as stack:
-        workers = {how: stack.enter_context(Actor(occupy, url, how, BUSY_SECONDS)) for how in OCCUPATIONS}
+    with connect(url, timeout=TIMEOUT_SECONDS) as client, ExitStack() as stack:
+        workers = {
+            how: stack.enter_context(WorkloadProcess(occupy, url, how, BUSY_SECONDS)) for how in OCCUPATIONS
+        }
         for how, worker in workers.items():
-            client.request(BUSY + how, "do", timeout=TIMEOUT)
+            client.request(BUSY + how, "do", timeout=TIMEOUT_SECONDS)
             client.flush()
             worker.get()
         others = {how: stack.enter_context(client.work(BUSY + how)) for how in workers}
@@ -164,14 +166,14 @@ def _occupy_workers(url: str) -> int:
 
 def _stop_worker(url: str) -> float:
     """Stop the process of a worker that has a request, and tell after how many seconds another one has it."""
-    with connect(url, timeout=TIMEOUT) as client, Actor(hold, url) as stuck:
-        client.request(STOPPED, "do", timeout=TIMEOUT)
+    with connect(url, timeout=TIMEOUT_SECONDS) as client, WorkloadProcess(hold, url) as stuck:
+        client.request(STOPPED, "do", timeout=TIMEOUT_SECONDS)
         client.flush()
         stuck.get()
         os.kill(stuck.pid, signal.SIGSTOP)
         start = time.monotonic()
         try:
-            client.work(STOPPED).receive(TIMEOUT).reply()
+            client.work(STOPPED).receive(TIMEOUT_SECONDS).reply()
             return time.monotonic() - start
         finally:
             os.kill(stuck.pid, signal.SIGCONT)
@@ -179,16 +181,16 @@ def _stop_worker(url: str) -> float:
 
 def hold(begin: Begin, url: str) -> Measured:
     """Take a request, and be busy with it."""
-    with connect(url, timeout=TIMEOUT) as client:
-        client.work(STOPPED).receive(TIMEOUT)
+    with connect(url, timeout=TIMEOUT_SECONDS) as client:
+        client.work(STOPPED).receive(TIMEOUT_SECONDS)
         begin()
     return {}
 
 
 def occupy(begin: Begin, url: str, how: str, seconds: float) -> Measured:
     """Take a request, and be busy with it in this way."""
-    with connect(url, timeout=TIMEOUT) as client:
-        request = client.work(BUSY + how).receive(TIMEOUT)
+    with connect(url, timeout=TIMEOUT_SECONDS) as client:
+        request = client.work(BUSY + how).receive(TIMEOUT_SECONDS)
         begin()
         OCCUPATIONS[how](seconds)
         request.reply()
@@ -212,7 +214,7 @@ def stay(begin: Begin, url: str, connections: int) -> Measured:
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         context.set(zmq.MAX_SOCKETS, SHARE * SOCKETS_EACH)
         share = min(SHARE, connections - len(clients))
-        clients += [connect(url, timeout=TIMEOUT, context=context) for _ in range(share)]
+        clients += [connect(url, timeout=TIMEOUT_SECONDS, context=context) for _ in range(share)]
     for client in clients:
         client.on_event = hear
     begin()

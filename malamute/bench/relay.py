@@ -10,8 +10,8 @@ from collections.abc import Callable
 
 import zmq
 
-from malamute.cli.bench.actors import Plan
-from malamute.cli.bench.stage import Measured
+from malamute.bench.processes import Measured
+from malamute.bench.workloads import Workload
 
 WORKER, ASKER = b"worker", b"asker"
 TIMEOUT_MS = 60_000
@@ -27,27 +27,27 @@ def relay(begin: Callable[[str], object]) -> Measured:
             router.send_multipart([recipient, sender, body])
 
 
-def answer(begin: Callable[[], object], plan: Plan) -> Measured:
+def answer(begin: Callable[[], object], workload: Workload) -> Measured:
     """Answer each request with its own body."""
-    with zmq.Context() as context, _dealer(context, plan.url, WORKER) as socket:
+    with zmq.Context() as context, _dealer(context, workload.url, WORKER) as socket:
         socket.send_multipart([WORKER, b"are we connected?"])
         socket.recv_multipart()
         begin()
-        for _ in range(plan.messages):
+        for _ in range(workload.messages):
             socket.send_multipart(socket.recv_multipart())
     return {}
 
 
-def ask(begin: Callable[[], object], plan: Plan) -> Measured:
+def ask(begin: Callable[[], object], workload: Workload) -> Measured:
     """Make a request when the one before it is answered; how long each took."""
     latencies = []
-    body = plan.body
-    with zmq.Context() as context, _dealer(context, plan.url, ASKER) as socket:
+    body = workload.body
+    with zmq.Context() as context, _dealer(context, workload.url, ASKER) as socket:
         socket.send_multipart([ASKER, b"are we connected?"])
         socket.recv_multipart()
         begin()
         first_ns = time.monotonic_ns()
-        for _ in range(plan.messages):
+        for _ in range(workload.messages):
             start_ns = time.monotonic_ns()
             socket.send_multipart([WORKER, body])
             socket.recv_multipart()
@@ -55,7 +55,7 @@ def ask(begin: Callable[[], object], plan: Plan) -> Measured:
     return {
         "start_ns": first_ns,
         "end_ns": time.monotonic_ns(),
-        "received": plan.messages,
+        "received": workload.messages,
         "latencies": latencies,
     }
 

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 
 import zmq
 
-from malamute.cli.bench.raw_peer import RawPeer
-from malamute.cli.bench.stage import Measured
+from malamute.bench.processes import Measured
+from malamute.bench.raw_peer import RawPeer
 from malamute.errors import MalamuteError, TimedOut, UnexpectedCommand
 from malamute.protocol.batch import pack_record, unpack_payload
 from malamute.protocol.messages import (

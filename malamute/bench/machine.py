@@ -41,7 +41,7 @@ def describe(directory: Path) -> dict[str, Any]:
         "system": f"{platform.system()} {platform.release()}",
         "python": platform.python_version(),
         "zmq": f"{zmq.zmq_version()} (pyzmq {zmq.__version__})",
-        "lmdb": _version("lmdb"),
+        "lmdb": package_version("lmdb"),
         "file system": _file_system(directory),
         "speed of python": f"{_objects_per_second() / 1e6:.2f} million small objects a second, made and kept",
         "speed of fsync": f"{_fsync_seconds(directory) * 1e3:.2f} ms for 4 KiB",
@@ -69,11 +69,12 @@ def _fsync_seconds(directory: Path) -> float:
         return median(once() for _ in range(TRIES))
 
 
-def _version(package: str) -> str:
+def package_version(package: str) -> str:
+    """The version of a package that may be installed."""
     try:
         return version(package)
     except PackageNotFoundError:
-        return "unknown"
+        return "not installed"
 
 
 def _processor() -> str:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from malamute.cli.bench.report import extent, middle
+from malamute.bench.figures import extent, middle
 
 LINES = {
     "python -c pass": ("-c", "pass"),
@@ -19,14 +19,14 @@ LINES = {
 """What is run: the interpreter alone, and with the command."""
 
 
-class Options(NamedTuple):
+class CommandsOptions(NamedTuple):
     """What was asked for."""
 
     rounds: int
     directory: Path
 
 
-class Row(NamedTuple):
+class CommandsRow(NamedTuple):
     """One line, and how long it takes beyond the interpreter alone."""
 
     what: str
@@ -35,7 +35,7 @@ class Row(NamedTuple):
     more_milliseconds: float
 
 
-def measure(options: Options) -> Iterator[Row]:
+def measure(options: CommandsOptions) -> Iterator[CommandsRow]:
     """Each line once a round, after one that fills the caches."""
     took: dict[str, list[float]] = {what: [] for what in LINES}
     for number in range(options.rounds + 1):
@@ -45,7 +45,7 @@ def measure(options: Options) -> Iterator[Row]:
                 took[what].append(milliseconds)
     alone = middle(next(iter(took.values())))
     for what, each in took.items():
-        yield Row(
+        yield CommandsRow(
             what,
             round(middle(each), 1),
             [round(ms, 1) for ms in extent(each)],

@@ -15,12 +15,12 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
 
-from malamute.cli.bench import ground
-from malamute.cli.bench.attacks import EMPTY, attack
-from malamute.cli.bench.machine import Watch, anonymous_bytes
-from malamute.cli.bench.raw_peer import RawPeer
-from malamute.cli.bench.report import percentile_ms
-from malamute.cli.bench.stage import Actor, Measured
+from malamute.bench import workspace
+from malamute.bench.attacks import EMPTY, attack
+from malamute.bench.figures import MEBIBYTE, percentile_ms
+from malamute.bench.machine import Watch, anonymous_bytes
+from malamute.bench.processes import Measured, WorkloadProcess
+from malamute.bench.raw_peer import RawPeer
 from malamute.errors import MalamuteError
 from malamute.protocol.batch import unpack_payload
 from malamute.protocol.messages import (
@@ -37,8 +37,8 @@ from malamute.protocol.messages import (
     Request,
     Subscribe,
 )
+from malamute.protocol.time_units import to_ms
 
-MEBIBYTE = 1 << 20
 PAUSE_SECONDS = 0.002
 """Between two rounds of the other client."""
 
@@ -51,7 +51,7 @@ SUBSCRIPTION, OFFER = 1, 2
 TOGETHER = "all of them together"
 
 
-class Options(NamedTuple):
+class HostileOptions(NamedTuple):
     """What was asked for. `depth` is that of the queue that is attacked."""
 
     depth: int
@@ -59,7 +59,7 @@ class Options(NamedTuple):
     directory: Path
 
 
-class Row(NamedTuple):
+class HostileRow(NamedTuple):
     """What an attack comes to: for the others in milliseconds, for the broker in memory that it took.
 
     `others` are signs of life, `published` is from a publisher to a subscriber, and `requests` is from a
@@ -76,42 +76,44 @@ class Row(NamedTuple):
     anonymous_mib: float
 
 
-def measure(options: Options) -> Iterator[Row]:
+def measure(options: HostileOptions) -> Iterator[HostileRow]:
     """Every attack in its turn, and then all of them."""
     for what in options.attacks:
         yield _measure(what, [what], options)
     yield _measure(TOGETHER, options.attacks, options)
 
 
-def _measure(what: str, attacks: Sequence[str], options: Options) -> Row:
-    with ground.broker(options.directory) as broker, ExitStack() as stack:
-        actors = [
-            stack.enter_context(Actor(attack, broker.url, name, max(options.depth // len(attacks), 1)))
+def _measure(what: str, attacks: Sequence[str], options: HostileOptions) -> HostileRow:
+    with workspace.broker(options.directory) as broker, ExitStack() as stack:
+        attackers = [
+            stack.enter_context(
+                WorkloadProcess(attack, broker.url, name, max(options.depth // len(attacks), 1))
+            )
             for name in attacks
         ]
-        for actor in actors:
-            actor.get()
+        for attacker in attackers:
+            attacker.get()
         other = stack.enter_context(RawPeer(broker.url, "other"))
         before = anonymous_bytes(broker.pid)
         with Watch(broker.pid) as watch:
             done: list[Measured] = []
 
             def begin() -> None:
-                for actor in actors:
-                    actor.go()
-                done.extend([actor.get() for actor in actors])
+                for attacker in attackers:
+                    attacker.go()
+                done.extend([attacker.get() for attacker in attackers])
 
             waiting = threading.Thread(target=begin)
             lives, published, requests = map(sorted, zip(*_live_while(other, waiting), strict=True))
             waiting.join()
         if not done:
             raise MalamuteError(f"{what} failed")
-        return Row(
+        return HostileRow(
             what=what,
             seconds=round(max(one["seconds"] for one in done), 3),
             others_p50_ms=percentile_ms(lives, 0.5) or 0.0,
             others_p99_ms=percentile_ms(lives, 0.99) or 0.0,
-            others_max_ms=round(lives[-1] / 1e6, 3),
+            others_max_ms=round(to_ms(lives[-1]), 3),
             published_p99_ms=percentile_ms(published, 0.99) or 0.0,
             requests_p99_ms=percentile_ms(requests, 0.99) or 0.0,
             anonymous_mib=round(((watch.anonymous_bytes or before) - before) / MEBIBYTE, 1),

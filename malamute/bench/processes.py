@@ -1,4 +1,4 @@
-"""Actors in processes of their own, who begin together and each hand in what they measured."""
+"""Processes that begin together, each with a workload, and hand in what they measured."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from typing import Any, Self
 from malamute.errors import MalamuteError, TimedOut
 
 WAIT_SECONDS = 300.0
-"""How long an actor may take."""
+"""How long a process may take to answer."""
 
 READY, GO = "ready", "go"
 
 Measured = dict[str, Any]
-Play = Callable[..., Measured]
-"""What an actor does: it is given `begin`, to be called when it is ready, and its arguments."""
+WorkloadFunction = Callable[..., Measured]
+"""A workload: it is given `begin`, to be called when it is ready, and its arguments."""
 
 _context = multiprocessing.get_context("spawn")
 """A forked child would share the sockets of its parent."""
 
 
-class Actor:
-    """A process in which a function plays."""
+class WorkloadProcess:
+    """A process that runs a workload."""
 
-    def __init__(self, play: Play, *arguments: Any) -> None:
+    def __init__(self, workload: WorkloadFunction, *arguments: Any) -> None:
         self._channel, theirs = _context.Pipe()
-        self._process = _context.Process(target=_act, args=(theirs, play, arguments), daemon=True)
+        self._process = _context.Process(target=_run, args=(theirs, workload, arguments), daemon=True)
         self._process.start()
         theirs.close()
 
@@ -40,7 +40,13 @@ class Actor:
         return self._process.pid or 0
 
     def get(self) -> Any:
-        """The next thing that it says. Raises `MalamuteError` when it failed, `TimedOut` when it hangs."""
+        """The next message from it.
+
+        Raises:
+            MalamuteError: It failed, or its process ended.
+            TimedOut: It has not answered within `WAIT_SECONDS`.
+
+        """
         if not self._channel.poll(WAIT_SECONDS):
             raise TimedOut(f"a process of the benchmark has not answered within {WAIT_SECONDS} s")
         try:
@@ -71,7 +77,7 @@ class Actor:
         self._channel.close()
 
 
-def _act(channel: Connection, play: Play, arguments: tuple[Any, ...]) -> None:
+def _run(channel: Connection, workload: WorkloadFunction, arguments: tuple[Any, ...]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     def begin(words: str = READY) -> None:
@@ -79,7 +85,7 @@ def _act(channel: Connection, play: Play, arguments: tuple[Any, ...]) -> None:
         channel.recv()
 
     try:
-        channel.send(play(begin, *arguments))
+        channel.send(workload(begin, *arguments))
     except EOFError:
         pass  # whoever started us is gone
     except MalamuteError as error:
@@ -89,12 +95,12 @@ def _act(channel: Connection, play: Play, arguments: tuple[Any, ...]) -> None:
         raise
 
 
-def perform(*parts: tuple[Any, ...]) -> list[Measured]:
-    """Let these functions with their arguments begin together, and return what each has measured."""
+def run_together(*parts: tuple[Any, ...]) -> list[Measured]:
+    """Run workloads, each with its arguments, in processes that begin together: what each measured."""
     with ExitStack() as stack:
-        actors = [stack.enter_context(Actor(*part)) for part in parts]
-        for actor in actors:
-            actor.get()
-        for actor in actors:
-            actor.go()
-        return [actor.get() for actor in actors]
+        processes = [stack.enter_context(WorkloadProcess(*part)) for part in parts]
+        for process in processes:
+            process.get()
+        for process in processes:
+            process.go()
+        return [process.get() for process in processes]

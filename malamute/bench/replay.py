@@ -11,14 +11,23 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from malamute.cli.bench import ground
-from malamute.cli.bench.actors import BATCH, QUIET_SECONDS, TIMEOUT, Begin, Clock, Plan, play_together
-from malamute.cli.bench.machine import Watch
-from malamute.cli.bench.report import MEBIBYTE, each_us, extent, middle
-from malamute.cli.bench.stage import Measured, perform
-from malamute.cli.daemon import Daemon
+from malamute.bench import workspace
+from malamute.bench.figures import MEBIBYTE, cpu_us, extent, middle
+from malamute.bench.machine import Watch
+from malamute.bench.processes import Measured, run_together
+from malamute.bench.workloads import (
+    BATCH,
+    QUIET_SECONDS,
+    TIMEOUT_SECONDS,
+    Begin,
+    Stopwatch,
+    Workload,
+    run_in_threads,
+)
 from malamute.client.sync import connect
 from malamute.protocol.batch import Headers
+from malamute.protocol.time_units import to_seconds
+from malamute.server.process import BrokerProcess
 
 STREAM = "history"
 SUBJECTS = [f"{kind}.oslo.{number}" for number in range(50) for kind in ("temp", "wind")]
@@ -33,7 +42,7 @@ RECORD_BYTES = 100
 """What a message takes beside its body, at most."""
 
 
-class Options(NamedTuple):
+class ReplayOptions(NamedTuple):
     """What was asked for."""
 
     messages: int
@@ -45,7 +54,7 @@ class Options(NamedTuple):
     directory: Path
 
 
-class Row(NamedTuple):
+class ReplayRow(NamedTuple):
     """One way to read.
 
     Processor time is in microseconds: of the broker for a message that it went through, and of the reader for
@@ -73,7 +82,7 @@ class View(NamedTuple):
     where: str = ""
 
 
-class _Run(NamedTuple):
+class _ReplayRun(NamedTuple):
     delivered: int
     seconds: float
     broker_us: float
@@ -82,7 +91,7 @@ class _Run(NamedTuple):
     missing: int
 
 
-def measure(options: Options) -> Iterator[Row]:
+def measure(options: ReplayOptions) -> Iterator[ReplayRow]:
     """Readers of a history: one unfiltered, one by subject, one by header, and many at once."""
     messages = options.messages
     all_of_it, half = View(1, messages, messages), (messages + 1) // 2
@@ -93,13 +102,13 @@ def measure(options: Options) -> Iterator[Row]:
         ("a half by header", [View(1, by_header, messages, where="quality = 0")]),
         (f"{options.readers} readers, unfiltered", spread(messages, options.readers)),
     ]
-    size = ground.store_bytes(messages * (options.size_bytes + RECORD_BYTES))
-    ground.check_room(options.directory, size)
-    with ground.broker(options.directory, f"storage.size={size}") as broker:
-        plan = Plan(broker.url, STREAM, messages, options.size_bytes, options.batch, options.credit)
-        perform((publish_history, plan))
+    size = workspace.store_bytes(messages * (options.size_bytes + RECORD_BYTES))
+    workspace.check_free_space(options.directory, size)
+    with workspace.broker(options.directory, f"storage.size={size}") as broker:
+        workload = Workload(broker.url, STREAM, messages, options.size_bytes, options.batch, options.credit)
+        run_together((publish_history, workload))
         for what, views in ways:
-            yield _row(what, views, [_read(broker, plan, views) for _ in range(options.rounds)])
+            yield _row(what, views, [_read(broker, workload, views) for _ in range(options.rounds)])
 
 
 def spread(messages: int, readers: int) -> list[View]:
@@ -109,29 +118,29 @@ def spread(messages: int, readers: int) -> list[View]:
     return [View(1 + int(number * step), part, part) for number in range(readers)]
 
 
-def _read(broker: Daemon, plan: Plan, views: Sequence[View]) -> _Run:
+def _read(broker: BrokerProcess, workload: Workload, views: Sequence[View]) -> _ReplayRun:
     shares = [views[number::PROCESSES] for number in range(min(PROCESSES, len(views)))]
     parts: list[tuple[Any, ...]] = [
-        (play_together, [(read, plan, view) for view in share]) for share in shares
+        (run_in_threads, [(read, workload, view) for view in share]) for share in shares
     ]
     with Watch(broker.pid) as watch:
-        measured = perform(*parts)
+        measured = run_together(*parts)
     delivered = sum(view.delivered for view in views)
     start_ns = min(one["start_ns"] for one in measured)
-    return _Run(
+    return _ReplayRun(
         delivered=delivered,
-        seconds=(max(one["end_ns"] for one in measured) - start_ns) / 1e9,
-        broker_us=each_us(watch.cpu_seconds, sum(view.scanned for view in views)) or 0.0,
-        reader_us=each_us(sum(one["cpu_seconds"] for one in measured), delivered) or 0.0,
+        seconds=to_seconds(max(one["end_ns"] for one in measured) - start_ns),
+        broker_us=cpu_us(watch.cpu_seconds, sum(view.scanned for view in views)) or 0.0,
+        reader_us=cpu_us(sum(one["cpu_seconds"] for one in measured), delivered) or 0.0,
         memory_bytes=watch.anonymous_bytes or 0,
         missing=delivered - sum(one["received"] for one in measured),
     )
 
 
-def _row(what: str, views: Sequence[View], runs: Sequence[_Run]) -> Row:
+def _row(what: str, views: Sequence[View], runs: Sequence[_ReplayRun]) -> ReplayRow:
     rates = [run.delivered / run.seconds for run in runs]
     scanned = sum(view.scanned for view in views)
-    return Row(
+    return ReplayRow(
         what=what,
         delivered=runs[0].delivered,
         per_second=middle(rates),
@@ -144,32 +153,35 @@ def _row(what: str, views: Sequence[View], runs: Sequence[_Run]) -> Row:
     )
 
 
-def publish_history(begin: Begin, plan: Plan) -> Measured:
+def publish_history(begin: Begin, workload: Workload) -> Measured:
     """Fill the stream, confirmed."""
-    with connect(plan.url, timeout=TIMEOUT) as client, client.publisher(plan.name, batch=plan.batch) as out:
+    with (
+        connect(workload.url, timeout=TIMEOUT_SECONDS) as client,
+        client.publisher(workload.name, batch=workload.batch) as out,
+    ):
         begin()
-        clock = Clock()
-        for first in range(0, plan.messages, plan.batch):
-            numbers = range(first, min(first + plan.batch, plan.messages))
+        stopwatch = Stopwatch()
+        for first in range(0, workload.messages, workload.batch):
+            numbers = range(first, min(first + workload.batch, workload.messages))
             subjects = [SUBJECTS[number % len(SUBJECTS)] for number in numbers]
             headers = [HEADERS[number % len(HEADERS)] for number in numbers]
-            out.publish_many(subjects, [plan.body] * len(numbers), headers)
+            out.publish_many(subjects, [workload.body] * len(numbers), headers)
         out.flush()
-        return clock.measured()
+        return stopwatch.measured()
 
 
-def read(begin: Begin, plan: Plan, view: View) -> Measured:
+def read(begin: Begin, workload: Workload, view: View) -> Measured:
     """Take what a view is to get. What is there beyond it is not counted."""
     received = 0
-    with connect(plan.url, timeout=TIMEOUT) as client:
+    with connect(workload.url, timeout=TIMEOUT_SECONDS) as client:
         begin()
-        clock = Clock()
+        stopwatch = Stopwatch()
         with client.subscribe(
-            plan.name, *view.patterns, where=view.where, start=view.start, credit=plan.credit
+            workload.name, *view.patterns, where=view.where, start=view.start, credit=workload.credit
         ) as messages:
             end_ns = time.monotonic_ns()
             while received < view.delivered and (batch := messages.take(BATCH, timeout=QUIET_SECONDS)):
                 received += len(batch)
                 end_ns = time.monotonic_ns()
         received = min(received, view.delivered)
-        return {**clock.measured(received=received, latencies=()), "end_ns": end_ns}
+        return {**stopwatch.measured(received=received, latencies=()), "end_ns": end_ns}

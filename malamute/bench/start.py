@@ -12,13 +12,13 @@ from itertools import count
 from pathlib import Path
 from typing import NamedTuple
 
-from malamute.cli.bench import ground
-from malamute.cli.bench.actors import BATCH, HEADERS, SUBJECTS, TIMEOUT
-from malamute.cli.bench.report import extent, middle
-from malamute.cli.daemon import Daemon
+from malamute.bench import workspace
+from malamute.bench.figures import extent, middle
+from malamute.bench.workloads import BATCH, HEADERS, SUBJECTS, TIMEOUT_SECONDS
 from malamute.client.sync import connect
 from malamute.core.storage import AppendChunk, Chunk
 from malamute.protocol.batch import Columns, pack_record, pack_stream_payload
+from malamute.server.process import BrokerProcess
 
 STREAM = "history"
 CHUNKS = 100
@@ -27,7 +27,7 @@ CHUNKS = 100
 GIGABYTE = 10**9
 
 
-class Options(NamedTuple):
+class StartOptions(NamedTuple):
     """What was asked for."""
 
     gigabytes: float
@@ -36,7 +36,7 @@ class Options(NamedTuple):
     directory: Path
 
 
-class Row(NamedTuple):
+class StartRow(NamedTuple):
     """One store.
 
     `seconds` are from the start of the process until it answers; `recovered` is the last sequence that it
@@ -50,15 +50,15 @@ class Row(NamedTuple):
     extent: list[float]
 
 
-def measure(options: Options) -> Iterator[Row]:
+def measure(options: StartOptions) -> Iterator[StartRow]:
     """A start without history, with one, and with one that the system has to read from the disk."""
     wanted = int(options.gigabytes * GIGABYTE)
-    size = ground.store_bytes(wanted)
-    ground.check_room(options.directory, size)
-    with ground.place(options.directory) as place:
+    size = workspace.store_bytes(wanted)
+    workspace.check_free_space(options.directory, size)
+    with workspace.temporary_directory(options.directory) as place:
         fill(place / "data", size, 0, options.size_bytes)
         yield _row("empty", place, size, 0, options.rounds)
-    with ground.place(options.directory) as place:
+    with workspace.temporary_directory(options.directory) as place:
         stored = fill(place / "data", size, wanted, options.size_bytes)
         yield _row("in the system's cache", place, size, stored, options.rounds)
         yield _row("not in its cache", place, size, stored, options.rounds, cold=True)
@@ -90,10 +90,10 @@ def _chunks(size_bytes: int) -> Iterator[AppendChunk]:
         yield AppendChunk(STREAM, chunk, chunk.last, subjects)
 
 
-def _row(what: str, place: Path, size: int, stored: int, rounds: int, *, cold: bool = False) -> Row:
+def _row(what: str, place: Path, size: int, stored: int, rounds: int, *, cold: bool = False) -> StartRow:
     starts = [_start(place, size, cold=cold) for _ in range(rounds)]
     seconds = [took for took, _ in starts]
-    return Row(what, stored, starts[-1][1], middle(seconds), extent(seconds))
+    return StartRow(what, stored, starts[-1][1], middle(seconds), extent(seconds))
 
 
 def _start(place: Path, size: int, *, cold: bool) -> tuple[float, int]:
@@ -101,8 +101,8 @@ def _start(place: Path, size: int, *, cold: bool) -> tuple[float, int]:
     if cold:
         _drop_from_cache(place / "data" / "data.mdb")
     begin = time.monotonic()
-    options = ground.set_options(f"storage.size={size}")
-    with Daemon(place, *options) as broker, connect(broker.url, timeout=TIMEOUT) as client:
+    options = workspace.set_options(f"storage.size={size}")
+    with BrokerProcess(place, *options) as broker, connect(broker.url, timeout=TIMEOUT_SECONDS) as client:
         client.query("status")
         seconds = time.monotonic() - begin
         last = {stream["name"]: stream["last"] for stream in client.query("streams")}

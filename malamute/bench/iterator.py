@@ -13,10 +13,10 @@ from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
-from malamute.cli.bench import actors, ground
-from malamute.cli.bench.actors import TIMEOUT, Plan
-from malamute.cli.bench.report import extent, middle
-from malamute.cli.bench.stage import perform
+from malamute.bench import workloads, workspace
+from malamute.bench.figures import extent, middle, us_each
+from malamute.bench.processes import run_together
+from malamute.bench.workloads import TIMEOUT_SECONDS, Workload
 from malamute.client.message import Message
 from malamute.client.sync import Client, connect
 from malamute.client.sync_consumers import Subscription
@@ -25,7 +25,7 @@ LIST = 1000
 """Messages in a list, at most."""
 
 
-class Options(NamedTuple):
+class IteratorOptions(NamedTuple):
     """What was asked for."""
 
     messages: int
@@ -36,7 +36,7 @@ class Options(NamedTuple):
     directory: Path
 
 
-class Row(NamedTuple):
+class IteratorRow(NamedTuple):
     """Both ways, in microseconds of the program's thread for a message; `more_us` is their difference."""
 
     what: str
@@ -47,18 +47,20 @@ class Row(NamedTuple):
     more_us_extent: list[float]
 
 
-def measure(options: Options) -> Iterator[Row]:
+def measure(options: IteratorOptions) -> Iterator[IteratorRow]:
     """A history, read in lists and one by one."""
-    size = ground.store_bytes(options.messages * (options.size_bytes + 100))
-    with ground.broker(options.directory, f"storage.size={size}") as broker:
+    size = workspace.store_bytes(options.messages * (options.size_bytes + 100))
+    with workspace.broker(options.directory, f"storage.size={size}") as broker:
         name = f"bench-{secrets.token_hex(4)}"
-        plan = Plan(broker.url, name, options.messages, options.size_bytes, options.batch, options.credit)
-        perform((actors.publish_columns, plan))
-        with connect(broker.url, timeout=TIMEOUT) as client:
-            rounds = [_round(client, plan, number) for number in range(options.rounds)]
+        workload = Workload(
+            broker.url, name, options.messages, options.size_bytes, options.batch, options.credit
+        )
+        run_together((workloads.publish_columns, workload))
+        with connect(broker.url, timeout=TIMEOUT_SECONDS) as client:
+            rounds = [_round(client, workload, number) for number in range(options.rounds)]
     lists, each = zip(*rounds, strict=True)
     more = [one - many for many, one in rounds]
-    yield Row(
+    yield IteratorRow(
         what="for message in subscription",
         messages=options.messages,
         list_us=round(middle(lists), 3),
@@ -68,20 +70,22 @@ def measure(options: Options) -> Iterator[Row]:
     )
 
 
-def _round(client: Client, plan: Plan, number: int) -> tuple[float, float]:
+def _round(client: Client, workload: Workload, number: int) -> tuple[float, float]:
     """In lists and one by one; which comes first, alternates."""
     if number % 2:
-        each = _read(client, plan, _each)
-        return _read(client, plan, _lists), each
-    return _read(client, plan, _lists), _read(client, plan, _each)
+        each = _read(client, workload, _each)
+        return _read(client, workload, _lists), each
+    return _read(client, workload, _lists), _read(client, workload, _each)
 
 
-def _read(client: Client, plan: Plan, read: Callable[[Subscription, int], None]) -> float:
+def _read(client: Client, workload: Workload, read: Callable[[Subscription, int], None]) -> float:
     """Microseconds of this thread for each message of the history."""
-    with client.subscribe(plan.name, start="first", credit=plan.credit, timeout=TIMEOUT) as messages:
+    with client.subscribe(
+        workload.name, start="first", credit=workload.credit, timeout=TIMEOUT_SECONDS
+    ) as messages:
         start = time.thread_time()
-        read(messages, plan.messages)
-        return (time.thread_time() - start) * 1e6 / plan.messages
+        read(messages, workload.messages)
+        return us_each(time.thread_time() - start, workload.messages)
 
 
 def _lists(messages: Subscription, count: int) -> None:

@@ -14,14 +14,14 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
-from malamute.cli.bench.stage import Measured
+from malamute.bench.processes import Measured
 from malamute.client.message import Message
 from malamute.client.receipts import Receipt
 from malamute.client.sync import connect
 from malamute.protocol.batch import Headers
 
 STAMP_EVERY = 100
-TIMEOUT = 60.0
+TIMEOUT_SECONDS = 60.0
 QUIET_SECONDS = 10.0
 """How long a subscriber waits for more; messages that were refused or overwritten never come."""
 BATCH = 1000
@@ -33,7 +33,7 @@ STAMP = struct.Struct("<q")
 Begin = Callable[[], object]
 
 
-class Plan(NamedTuple):
+class Workload(NamedTuple):
     """The parameters of one run. `name` is the stream, the mailbox or the service.
 
     The first `warm_up` of the messages are not measured.
@@ -55,7 +55,7 @@ class Plan(NamedTuple):
         return b"x" * self.size_bytes
 
 
-class Clock:
+class Stopwatch:
     """Runs from when it is made."""
 
     def __init__(self) -> None:
@@ -84,55 +84,64 @@ def subject_of(number: int) -> str:
     return SUBJECTS[number % len(SUBJECTS)]
 
 
-def publish_columns(begin: Begin, plan: Plan) -> Measured:
+def publish_columns(begin: Begin, workload: Workload) -> Measured:
     """Publish confirmed, a column of messages at a time."""
-    with connect(plan.url, timeout=TIMEOUT) as client, client.publisher(plan.name, batch=plan.batch) as out:
+    with (
+        connect(workload.url, timeout=TIMEOUT_SECONDS) as client,
+        client.publisher(workload.name, batch=workload.batch) as out,
+    ):
         begin()
-        clock = Clock()
-        for first in range(0, plan.messages, plan.batch):
-            out.publish_many(*_columns(plan, first, plan.messages))
+        stopwatch = Stopwatch()
+        for first in range(0, workload.messages, workload.batch):
+            out.publish_many(*_columns(workload, first, workload.messages))
         out.flush()
-        return clock.measured()
+        return stopwatch.measured()
 
 
-def _columns(plan: Plan, first: int, end: int) -> tuple[list[str], list[bytes], list[Headers]]:
+def _columns(workload: Workload, first: int, end: int) -> tuple[list[str], list[bytes], list[Headers]]:
     """Subjects, bodies and headers of the batch that begins with this number and stops before the end."""
-    numbers = range(first, min(first + plan.batch, end))
-    bodies = [plan.body] * len(numbers)
-    for place in range(-first % plan.stamp_every, len(numbers), plan.stamp_every):
+    numbers = range(first, min(first + workload.batch, end))
+    bodies = [workload.body] * len(numbers)
+    for place in range(-first % workload.stamp_every, len(numbers), workload.stamp_every):
         bodies[place] = stamped(bodies[place])
     return [*map(subject_of, numbers)], bodies, [HEADERS] * len(numbers)
 
 
-def publish_paced(begin: Begin, plan: Plan, rate: int) -> Measured:
+def publish_paced(begin: Begin, workload: Workload, rate: int) -> Measured:
     """Publish so many messages a second, or as many as it can for 0, a column at a time.
 
     It begins twice: with the warm-up, and with what is measured.
     """
-    with connect(plan.url, timeout=TIMEOUT) as client, client.publisher(plan.name, batch=plan.batch) as out:
+    with (
+        connect(workload.url, timeout=TIMEOUT_SECONDS) as client,
+        client.publisher(workload.name, batch=workload.batch) as out,
+    ):
         begin()
-        for first in range(0, plan.warm_up, plan.batch):
-            out.publish_many(*_columns(plan, first, plan.warm_up))
+        for first in range(0, workload.warm_up, workload.batch):
+            out.publish_many(*_columns(workload, first, workload.warm_up))
         out.flush()
         begin()
-        clock, start = Clock(), time.monotonic()
-        for first in range(plan.warm_up, plan.messages, plan.batch):
-            due = start + (first - plan.warm_up) / rate if rate else 0.0
+        stopwatch, start = Stopwatch(), time.monotonic()
+        for first in range(workload.warm_up, workload.messages, workload.batch):
+            due = start + (first - workload.warm_up) / rate if rate else 0.0
             time.sleep(max(0.0, due - time.monotonic()))
-            out.publish_many(*_columns(plan, first, plan.messages))
+            out.publish_many(*_columns(workload, first, workload.messages))
         out.flush()
-        return clock.measured()
+        return stopwatch.measured()
 
 
-def publish_each(begin: Begin, plan: Plan) -> Measured:
+def publish_each(begin: Begin, workload: Workload) -> Measured:
     """Publish confirmed, a message at a time; how long those with a stamp took to be stored."""
-    body, every = plan.body, plan.stamp_every
+    body, every = workload.body, workload.stamp_every
     waiting: deque[tuple[int, Receipt]] = deque()
     latencies: list[int] = []
-    with connect(plan.url, timeout=TIMEOUT) as client, client.publisher(plan.name, batch=plan.batch) as out:
+    with (
+        connect(workload.url, timeout=TIMEOUT_SECONDS) as client,
+        client.publisher(workload.name, batch=workload.batch) as out,
+    ):
         begin()
-        clock = Clock()
-        for number in range(plan.messages):
+        stopwatch = Stopwatch()
+        for number in range(workload.messages):
             if number % every:
                 out.publish(subject_of(number), body, HEADERS)
             else:
@@ -141,7 +150,7 @@ def publish_each(begin: Begin, plan: Plan) -> Measured:
                 _settle(waiting, latencies)
         out.flush()
         _settle(waiting, latencies)
-        return clock.measured(latencies=latencies)
+        return stopwatch.measured(latencies=latencies)
 
 
 def _settle(waiting: deque[tuple[int, Receipt]], latencies: list[int]) -> None:
@@ -149,121 +158,131 @@ def _settle(waiting: deque[tuple[int, Receipt]], latencies: list[int]) -> None:
         latencies.append(time.monotonic_ns() - waiting.popleft()[0])
 
 
-def publish_unconfirmed(begin: Begin, plan: Plan) -> Measured:
+def publish_unconfirmed(begin: Begin, workload: Workload) -> Measured:
     """Publish a message a command, with no word from the broker but for refusals."""
-    body, every = plan.body, plan.stamp_every
-    with connect(plan.url, timeout=TIMEOUT) as client:
+    body, every = workload.body, workload.stamp_every
+    with connect(workload.url, timeout=TIMEOUT_SECONDS) as client:
         begin()
-        clock = Clock()
-        for number in range(plan.messages):
-            client.publish(plan.name, subject_of(number), body if number % every else stamped(body), HEADERS)
+        stopwatch = Stopwatch()
+        for number in range(workload.messages):
+            client.publish(
+                workload.name, subject_of(number), body if number % every else stamped(body), HEADERS
+            )
         client.flush()
-        return clock.measured()
+        return stopwatch.measured()
 
 
-def publish_and_wait(begin: Begin, plan: Plan) -> Measured:
+def publish_and_wait(begin: Begin, workload: Workload) -> Measured:
     """Publish a message when the one before it is stored; how long each took."""
     latencies: list[int] = []
-    with connect(plan.url, timeout=TIMEOUT) as client:
+    with connect(workload.url, timeout=TIMEOUT_SECONDS) as client:
         begin()
-        clock = Clock()
-        for number in range(plan.messages):
+        stopwatch = Stopwatch()
+        for number in range(workload.messages):
             start_ns = time.monotonic_ns()
-            body = stamped(plan.body)
-            client.publish(plan.name, subject_of(number), body, HEADERS, assurance="stored")
+            body = stamped(workload.body)
+            client.publish(workload.name, subject_of(number), body, HEADERS, assurance="stored")
             latencies.append(time.monotonic_ns() - start_ns)
-        return clock.measured(latencies=latencies)
+        return stopwatch.measured(latencies=latencies)
 
 
-def subscribe(begin: Begin, plan: Plan) -> Measured:
+def subscribe(begin: Begin, workload: Workload) -> Measured:
     """Take all messages of a stream that is new; how long those with a stamp took to come."""
     received, end_ns = 0, 0
     latencies: list[int] = []
     with (
-        connect(plan.url, timeout=TIMEOUT) as client,
-        client.subscribe(plan.name, PATTERN, credit=plan.credit) as messages,
+        connect(workload.url, timeout=TIMEOUT_SECONDS) as client,
+        client.subscribe(workload.name, PATTERN, credit=workload.credit) as messages,
     ):
         begin()
-        clock = Clock()
+        stopwatch = Stopwatch()
         while batch := messages.take(BATCH, timeout=QUIET_SECONDS):
             end_ns = time.monotonic_ns()
             received += len(batch)
             first = batch[0].sequence
             # A stamp is in the first message of a stream, and then in every so many.
-            if first > plan.warm_up:
-                latencies += map(age_ns, batch[(1 - first) % plan.stamp_every :: plan.stamp_every])
-            if batch[-1].sequence >= plan.messages:
+            if first > workload.warm_up:
+                latencies += map(age_ns, batch[(1 - first) % workload.stamp_every :: workload.stamp_every])
+            if batch[-1].sequence >= workload.messages:
                 break
-        return {**clock.measured(received=received, latencies=latencies), "end_ns": end_ns}
+        return {**stopwatch.measured(received=received, latencies=latencies), "end_ns": end_ns}
 
 
-def subscribe_many(begin: Begin, plan: Plan, subscribers: int) -> Measured:
+def subscribe_many(begin: Begin, workload: Workload, subscribers: int) -> Measured:
     """As many subscribers, each with a connection and a thread of its own."""
-    return play_together(begin, [(subscribe, plan)] * subscribers)
+    return run_in_threads(begin, [(subscribe, workload)] * subscribers)
 
 
-def play_together(begin: Begin, parts: Sequence[tuple[Any, ...]]) -> Measured:
+def run_in_threads(begin: Begin, parts: Sequence[tuple[Any, ...]]) -> Measured:
     """Those who receive, each a function with its arguments, in threads of their own."""
-    together = threading.Barrier(len(parts) + 1, timeout=TIMEOUT)
+    together = threading.Barrier(len(parts) + 1, timeout=TIMEOUT_SECONDS)
     with ThreadPoolExecutor(len(parts)) as pool:
         runs = [pool.submit(play, together.wait, *arguments) for play, *arguments in parts]
         together.wait()
         begin()
-        clock = Clock()
+        stopwatch = Stopwatch()
         measured = [run.result() for run in runs]
-        return clock.measured(
+        return stopwatch.measured(
             received=sum(one["received"] for one in measured),
             latencies=[latency for one in measured for latency in one["latencies"]],
         )
 
 
-def send(begin: Begin, plan: Plan) -> Measured:
+def send(begin: Begin, workload: Workload) -> Measured:
     """Send to a mailbox, confirmed and batched."""
-    body, every = plan.body, plan.stamp_every
-    with connect(plan.url, timeout=TIMEOUT) as client, client.sender(plan.name, batch=plan.batch) as out:
+    body, every = workload.body, workload.stamp_every
+    with (
+        connect(workload.url, timeout=TIMEOUT_SECONDS) as client,
+        client.sender(workload.name, batch=workload.batch) as out,
+    ):
         begin()
-        clock = Clock()
-        for number in range(plan.messages):
+        stopwatch = Stopwatch()
+        for number in range(workload.messages):
             out.publish(subject_of(number), body if number % every else stamped(body), HEADERS)
         out.flush()
-        return clock.measured()
+        return stopwatch.measured()
 
 
-def receive(begin: Begin, plan: Plan) -> Measured:
+def receive(begin: Begin, workload: Workload) -> Measured:
     """Take all messages of a mailbox that is new, and acknowledge each."""
     latencies: list[int] = []
-    with connect(plan.url, address=plan.name, timeout=TIMEOUT) as client:
+    with connect(workload.url, address=workload.name, timeout=TIMEOUT_SECONDS) as client:
         begin()
-        clock = Clock()
-        for number in range(plan.messages):
-            mail = client.receive(timeout=TIMEOUT)
-            if number % plan.stamp_every == 0:
+        stopwatch = Stopwatch()
+        for number in range(workload.messages):
+            mail = client.receive(timeout=TIMEOUT_SECONDS)
+            if number % workload.stamp_every == 0:
                 latencies.append(age_ns(mail))
-        return clock.measured(received=plan.messages, latencies=latencies)
+        return stopwatch.measured(received=workload.messages, latencies=latencies)
 
 
-def answer(begin: Begin, plan: Plan) -> Measured:
+def answer(begin: Begin, workload: Workload) -> Measured:
     """Work: answer each request with its own body."""
-    with connect(plan.url, timeout=TIMEOUT) as client, client.work(plan.name) as requests:
+    with connect(workload.url, timeout=TIMEOUT_SECONDS) as client, client.work(workload.name) as requests:
         begin()
-        clock = Clock()
-        for _ in range(plan.messages):
-            request = requests.receive(timeout=TIMEOUT)
+        stopwatch = Stopwatch()
+        for _ in range(workload.messages):
+            request = requests.receive(timeout=TIMEOUT_SECONDS)
             request.reply(request.body)
-        return clock.measured()
+        return stopwatch.measured()
 
 
-def ask(begin: Begin, plan: Plan) -> Measured:
+def ask(begin: Begin, workload: Workload) -> Measured:
     """Make a request when the one before it is answered; how long each took."""
     latencies: list[int] = []
-    with connect(plan.url, address=f"{plan.name}-asker", timeout=TIMEOUT) as client:
+    with connect(workload.url, address=f"{workload.name}-asker", timeout=TIMEOUT_SECONDS) as client:
         begin()
-        clock = Clock()
-        for number in range(plan.messages):
+        stopwatch = Stopwatch()
+        for number in range(workload.messages):
             start_ns = time.monotonic_ns()
             replies = client.request(
-                plan.name, subject_of(number), plan.body, HEADERS, timeout=TIMEOUT, assurance=plan.assurance
+                workload.name,
+                subject_of(number),
+                workload.body,
+                HEADERS,
+                timeout=TIMEOUT_SECONDS,
+                assurance=workload.assurance,
             )
             for _ in replies:
                 latencies.append(time.monotonic_ns() - start_ns)
-        return clock.measured(received=len(latencies), latencies=latencies)
+        return stopwatch.measured(received=len(latencies), latencies=latencies)

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from malamute.cli.bench import actors, ground
-from malamute.cli.bench.actors import Plan
-from malamute.cli.bench.machine import Watch
-from malamute.cli.bench.report import each_us, extent, middle
-from malamute.cli.bench.stage import Play, perform
-from malamute.cli.daemon import Daemon
+from malamute.bench import workloads, workspace
+from malamute.bench.figures import cpu_us, elapsed_seconds, extent, middle
+from malamute.bench.machine import Watch
+from malamute.bench.processes import WorkloadFunction, run_together
+from malamute.bench.workloads import Workload
+from malamute.server.process import BrokerProcess
 
 ON, OFF = "on", "off"
 RULE = 'streams.rule=[{pattern = "*-off", journal = false}]'
@@ -20,7 +20,7 @@ SLOWER = 5
 """The one message a command gets a part of the messages."""
 
 
-class Options(NamedTuple):
+class JournalOptions(NamedTuple):
     """What was asked for."""
 
     messages: int
@@ -30,7 +30,7 @@ class Options(NamedTuple):
     directory: Path
 
 
-class Row(NamedTuple):
+class JournalRow(NamedTuple):
     """One way to publish.
 
     A ratio is the cost with the journal in parts of the cost without: in time, in the same round, and in
@@ -48,32 +48,34 @@ class Row(NamedTuple):
     cpu_ratio: float
 
 
-class _Run(NamedTuple):
+class _JournalRun(NamedTuple):
     per_second: float
     cpu_us: float
 
 
-def measure(options: Options) -> Iterator[Row]:
+def measure(options: JournalOptions) -> Iterator[JournalRow]:
     """A publisher alone, into a stream with a journal and one without."""
     few = max(options.messages // SLOWER, 10)
-    plan = Plan("", "", options.messages, options.size_bytes, options.batch, 1)
-    single = plan._replace(messages=few, batch=1)
-    size = ground.store_bytes(options.messages * (options.size_bytes + 100))
-    with ground.broker(options.directory, RULE, f"storage.size={size}") as broker:
-        yield _compare("batched as columns", broker, actors.publish_columns, plan, options.rounds)
-        yield _compare("one message a command", broker, actors.publish_each, single, options.rounds)
+    workload = Workload("", "", options.messages, options.size_bytes, options.batch, 1)
+    single = workload._replace(messages=few, batch=1)
+    size = workspace.store_bytes(options.messages * (options.size_bytes + 100))
+    with workspace.broker(options.directory, RULE, f"storage.size={size}") as broker:
+        yield _compare("batched as columns", broker, workloads.publish_columns, workload, options.rounds)
+        yield _compare("one message a command", broker, workloads.publish_each, single, options.rounds)
 
 
-def _compare(what: str, broker: Daemon, play: Play, plan: Plan, rounds: int) -> Row:
-    runs: dict[str, list[_Run]] = {ON: [], OFF: []}
+def _compare(
+    what: str, broker: BrokerProcess, play: WorkloadFunction, workload: Workload, rounds: int
+) -> JournalRow:
+    runs: dict[str, list[_JournalRun]] = {ON: [], OFF: []}
     for number in range(rounds):
         for kind in (ON, OFF) if number % 2 == 0 else (OFF, ON):
-            runs[kind].append(_publish(broker, play, plan, kind))
+            runs[kind].append(_publish(broker, play, workload, kind))
     ratios = [off.per_second / on.per_second for on, off in zip(runs[ON], runs[OFF], strict=True)]
     on_us, off_us = (middle(run.cpu_us for run in runs[kind]) for kind in (ON, OFF))
-    return Row(
+    return JournalRow(
         what=what,
-        messages=plan.messages,
+        messages=workload.messages,
         on_per_second=middle(run.per_second for run in runs[ON]),
         off_per_second=middle(run.per_second for run in runs[OFF]),
         time_ratio=middle(ratios),
@@ -84,9 +86,11 @@ def _compare(what: str, broker: Daemon, play: Play, plan: Plan, rounds: int) -> 
     )
 
 
-def _publish(broker: Daemon, play: Play, plan: Plan, kind: str) -> _Run:
+def _publish(broker: BrokerProcess, play: WorkloadFunction, workload: Workload, kind: str) -> _JournalRun:
     name = f"bench-{secrets.token_hex(4)}-{kind}"
     with Watch(broker.pid) as watch:
-        (measured,) = perform((play, plan._replace(url=broker.url, name=name)))
-    seconds = (measured["end_ns"] - measured["start_ns"]) / 1e9
-    return _Run(plan.messages / seconds, each_us(watch.cpu_seconds, plan.messages) or 0.0)
+        (measured,) = run_together((play, workload._replace(url=broker.url, name=name)))
+    return _JournalRun(
+        workload.messages / elapsed_seconds(measured, measured),
+        cpu_us(watch.cpu_seconds, workload.messages) or 0.0,
+    )

@@ -1,4 +1,4 @@
-"""A broker of its own for a benchmark, in a directory that is gone afterwards."""
+"""A broker of its own for a benchmark, in a directory that is removed afterwards."""
 
 from __future__ import annotations
 
@@ -8,27 +8,27 @@ from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from malamute.cli.daemon import Daemon
 from malamute.errors import StorageFull
+from malamute.server.process import BrokerProcess
 
-SIZE_LEAST = 1 << 30
-"""The size of a store that has not to hold more."""
+STORE_BYTES_MIN = 1 << 30
+"""The size of a store, unless it has to hold more."""
 
 PREFIX = "malamute-bench-"
-SPARE = 1.1
+SPARE_FACTOR = 1.1
 """What has to be free on the disk, in parts of what is needed."""
 
 
 @contextmanager
-def broker(directory: Path, *settings: str) -> Iterator[Daemon]:
+def broker(directory: Path, *settings: str) -> Iterator[BrokerProcess]:
     """A broker with these settings, each `section.option=value`."""
-    with place(directory) as own, Daemon(own, *set_options(*settings)) as daemon:
+    with temporary_directory(directory) as own, BrokerProcess(own, *set_options(*settings)) as daemon:
         yield daemon
 
 
 @contextmanager
-def place(directory: Path) -> Iterator[Path]:
-    """A directory within this one, for as long as the block takes."""
+def temporary_directory(directory: Path) -> Iterator[Path]:
+    """A directory within this one, removed after the block."""
     with TemporaryDirectory(prefix=PREFIX, dir=directory) as own:
         yield Path(own)
 
@@ -40,11 +40,11 @@ def set_options(*settings: str) -> list[str]:
 
 def store_bytes(history_bytes: int) -> int:
     """The size of a store whose share for streams holds so much, with room for what LMDB takes."""
-    return max(SIZE_LEAST, history_bytes * 8 // 5)
+    return max(STORE_BYTES_MIN, history_bytes * 8 // 5)
 
 
-def check_room(directory: Path, size_bytes: int) -> None:
-    """Raise `StorageFull` unless so much is free on the disk, and a little more."""
+def check_free_space(directory: Path, size_bytes: int) -> None:
+    """Check that so many bytes, and a tenth more, are free on the disk. Raises `StorageFull`."""
     free = shutil.disk_usage(directory).free
-    if free < size_bytes * SPARE:
+    if free < size_bytes * SPARE_FACTOR:
         raise StorageFull(f"{directory} has {free:,} bytes free, and {size_bytes:,} are needed")

@@ -21,6 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from malamute.matching import Selector
+from malamute.protocol.time_units import NS_PER_SECOND, to_ns
 from malamute.spark import analyze, read_export
 from malamute.spark.export import DIFFERENCES, REPEATED
 from malamute.spark.layout import date_of, file_path
@@ -41,7 +42,7 @@ UNITS = ("C", "F", "K")
 SENDERS = 20
 FILE_ROWS = 1_000_000
 GROUP_ROWS = 131_072
-BEGIN = 1_704_067_200 * 10**9
+BEGIN = to_ns(1_704_067_200)
 TEN_NS = 5_000_000
 """How long ten messages take."""
 
@@ -60,7 +61,7 @@ WARM = 4
 """Rounds of plain Spark that are not measured: Java compiles in them what all others are held to."""
 
 
-class Options(NamedTuple):
+class SparkBenchOptions(NamedTuple):
     """How much, how often, and where."""
 
     messages: int
@@ -71,7 +72,7 @@ class Options(NamedTuple):
     directory: Path
 
 
-class Row(NamedTuple):
+class SparkBenchRow(NamedTuple):
     """What was measured: messages a second, the median of the rounds, and the least and the most.
 
     `of_plain_spark` is how many times as many as plain Spark counts in the same run, or reads of the same
@@ -98,7 +99,7 @@ def make(directory: Path, messages: int, size_bytes: int) -> None:
         count = min(rows, messages - first + 1)
         numbers = np.arange(first, first + count)
         times = BEGIN + (numbers - 1) // 10 * TEN_NS
-        days = times // (86_400 * 10**9)
+        days = times // (86_400 * NS_PER_SECOND)
         for start in np.flatnonzero(np.diff(days, prepend=-1)).tolist():
             end = int(np.searchsorted(days, days[start], "right"))
             files.append(_write(directory, columns, numbers[start:end], times[start:end], start))
@@ -181,10 +182,10 @@ def subscriptions(count: int, *, by_headers: bool) -> list[Wanted]:
 
 # The measurements
 
-Run = Callable[[int], object]
+Measurement = Callable[[int], object]
 
 
-def measure(spark: SparkSession, options: Options) -> Iterator[Row]:
+def measure(spark: SparkSession, options: SparkBenchOptions) -> Iterator[SparkBenchRow]:
     """Measure everything."""
     with TemporaryDirectory(prefix="malamute-bench-", dir=options.directory) as place:
         directory, out = Path(place) / "history", Path(place) / "out"
@@ -203,20 +204,20 @@ def measure(spark: SparkSession, options: Options) -> Iterator[Row]:
             yield row._replace(of_plain_spark=round(row.per_second / plain, 3))
 
 
-def _timed(run: Run, count: int) -> float:
+def _timed(run: Measurement, count: int) -> float:
     begun = time.perf_counter()
     run(count)
     return time.perf_counter() - begun
 
 
-def _row(what: str, messages: int, seconds: list[float]) -> Row:
+def _row(what: str, messages: int, seconds: list[float]) -> SparkBenchRow:
     rates = sorted(round(messages / one, 1) for one in seconds)
-    return Row(what, messages, round(median(seconds), 3), median(rates), [rates[0], rates[-1]])
+    return SparkBenchRow(what, messages, round(median(seconds), 3), median(rates), [rates[0], rates[-1]])
 
 
 def _runs(
-    spark: SparkSession, options: Options, directory: str, out: str
-) -> Iterator[tuple[str, float, Run]]:
+    spark: SparkSession, options: SparkBenchOptions, directory: str, out: str
+) -> Iterator[tuple[str, float, Measurement]]:
     """What is measured, over which part of the history; plain Spark first, for the others to be held to."""
     plain = spark.read.schema(ddl()).parquet(directory)
 

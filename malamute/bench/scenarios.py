@@ -1,0 +1,195 @@
+"""The quick benchmarks, all with the same columns: which workloads run in each, and how much of what."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from malamute.bench import asyncio_workloads, relay, workloads, workspace
+from malamute.bench.figures import MEBIBYTE, cpu_us, elapsed_seconds, percentile_ms
+from malamute.bench.machine import Watch
+from malamute.bench.processes import Measured, WorkloadFunction, WorkloadProcess, run_together
+from malamute.bench.workloads import Workload
+
+
+class ScenarioOptions(NamedTuple):
+    """What was asked for. `messages` is for the fastest benchmark; the others take a part of it."""
+
+    messages: int
+    size_bytes: int
+    batch: int
+    credit: int
+    subscribers: int
+    url: str
+    directory: Path
+
+    def part(self, divisor: int) -> int:
+        """A part of the messages, and a few at least."""
+        return max(self.messages // divisor, 10)
+
+
+class ScenarioRow(NamedTuple):
+    """What was measured. None is what does not apply, or is not known.
+
+    `per_second` counts deliveries where there are any. Latencies are in milliseconds, processor time in
+    microseconds a message (of the broker, and of whoever sends and receives), memory in MiB.
+    """
+
+    what: str
+    messages: int
+    per_second: float
+    p50_ms: float | None
+    p99_ms: float | None
+    broker_cpu_us: float | None
+    sender_cpu_us: float | None
+    receiver_cpu_us: float | None
+    rss_anon_max_mib: float | None
+    missing: int
+
+
+def row_of(
+    what: str, messages: int, deliveries: int, watch: Watch, sender: Measured, receiver: Measured
+) -> ScenarioRow:
+    """The row for what a sender and a receiver measured; they are the same where there is no receiver."""
+    latencies = sorted(receiver.get("latencies", ()))
+    memory = watch.anonymous_bytes
+    return ScenarioRow(
+        what=what,
+        messages=messages,
+        per_second=round(deliveries / elapsed_seconds(sender, receiver), 1),
+        p50_ms=percentile_ms(latencies, 0.50),
+        p99_ms=percentile_ms(latencies, 0.99),
+        broker_cpu_us=cpu_us(watch.cpu_seconds, messages),
+        sender_cpu_us=cpu_us(sender.get("cpu_seconds"), messages),
+        receiver_cpu_us=None if receiver is sender else cpu_us(receiver.get("cpu_seconds"), messages),
+        rss_anon_max_mib=None if memory is None else round(memory / MEBIBYTE, 1),
+        missing=deliveries - receiver.get("received", deliveries),
+    )
+
+
+class ScenarioRun(NamedTuple):
+    """One broker for one row: the workload, and what watches the broker."""
+
+    workload: Workload
+    watch: Watch
+
+
+@contextmanager
+def _run(options: ScenarioOptions, messages: int, **changes: Any) -> Iterator[ScenarioRun]:
+    """A broker of its own, or the one that was named, watched during the block."""
+    # On a broker with a past, too, streams, mailboxes and services are new ones.
+    name = f"bench-{secrets.token_hex(4)}"
+    workload = Workload(
+        options.url, name, messages, options.size_bytes, options.batch, options.credit
+    )._replace(**changes)
+    if options.url:
+        yield ScenarioRun(workload, Watch(0))
+        return
+    with workspace.broker(options.directory) as broker:
+        yield ScenarioRun(workload._replace(url=broker.url), Watch(broker.pid))
+
+
+def publish(options: ScenarioOptions) -> Iterator[ScenarioRow]:
+    """1 publisher, 1 subscriber: batched, a message a command, one at a time."""
+    yield _stream(options, "1→1, batched as columns", workloads.publish_columns, 1)
+    yield _stream(options, "1→1, batched one by one", workloads.publish_each, 1)
+    yield _stream(options, "1→1, one message a command", workloads.publish_each, 5, batch=1)
+    yield _stream(options, "1→1, the same, unconfirmed", workloads.publish_unconfirmed, 5)
+    yield _stream(options, "1→1, one at a time", workloads.publish_and_wait, 500, stamp_every=1)
+
+
+def _stream(
+    options: ScenarioOptions, what: str, sender: WorkloadFunction, divisor: int, **changes: int
+) -> ScenarioRow:
+    with _run(options, options.part(divisor), **changes) as (workload, watch):
+        return _pair(what, workload, watch, (sender, workload), (workloads.subscribe, workload))
+
+
+def _pair(
+    what: str, workload: Workload, watch: Watch, sending: tuple[Any, ...], receiving: tuple[Any, ...]
+) -> ScenarioRow:
+    with watch:
+        receiver, sender = run_together(receiving, sending)
+    return row_of(what, workload.messages, workload.messages, watch, sender, receiver)
+
+
+def event_loop(options: ScenarioOptions) -> Iterator[ScenarioRow]:
+    """1 publisher, 1 subscriber, each blocking and on an event loop."""
+    for sending, sender in (
+        ("blocking", workloads.publish_each),
+        ("asyncio", asyncio_workloads.publish_each),
+    ):
+        for receiving, receiver in (
+            ("blocking", workloads.subscribe),
+            ("asyncio", asyncio_workloads.subscribe),
+        ):
+            with _run(options, options.part(2)) as (workload, watch):
+                yield _pair(
+                    f"1→1, {sending} → {receiving}", workload, watch, (sender, workload), (receiver, workload)
+                )
+
+
+def fanout(options: ScenarioOptions) -> Iterator[ScenarioRow]:
+    """1 publisher, many subscribers who each get everything."""
+    subscribers = options.subscribers
+    with _run(options, options.part(5)) as (workload, watch):
+        with watch:
+            receiver, sender = run_together(
+                (workloads.subscribe_many, workload, subscribers), (workloads.publish_columns, workload)
+            )
+        deliveries = workload.messages * subscribers
+        yield row_of(
+            f"1→{subscribers}, batched, deliveries", workload.messages, deliveries, watch, sender, receiver
+        )
+
+
+def stored(options: ScenarioOptions) -> Iterator[ScenarioRow]:
+    """A publisher alone, until all is stored."""
+    for what, sender, divisor in (
+        ("stored, pipelined", workloads.publish_each, 1),
+        ("stored, one at a time", workloads.publish_and_wait, 500),
+    ):
+        with _run(options, options.part(divisor)) as (workload, watch):
+            with watch:
+                (measured,) = run_together((sender, workload))
+            yield row_of(what, workload.messages, workload.messages, watch, measured, measured)
+
+
+def mailbox(options: ScenarioOptions) -> Iterator[ScenarioRow]:
+    """A sender and a recipient who acknowledges."""
+    with _run(options, options.part(20)) as (workload, watch):
+        yield _pair(
+            "mailbox, batched", workload, watch, (workloads.send, workload), (workloads.receive, workload)
+        )
+
+
+def service(options: ScenarioOptions) -> Iterator[ScenarioRow]:
+    """Round trips through a worker, and a bare ROUTER."""
+    messages = options.part(200)
+    for what, assurance in (("service, request stored", "stored"), ("service, request not stored", "none")):
+        with _run(options, messages, assurance=assurance) as (workload, watch):
+            with watch:
+                _, asker = run_together((workloads.answer, workload), (workloads.ask, workload))
+            yield row_of(what, messages, messages, watch, asker, asker)
+    yield _bare_relay(options, messages)
+
+
+def _bare_relay(options: ScenarioOptions, messages: int) -> ScenarioRow:
+    with WorkloadProcess(relay.relay) as router:
+        workload = Workload(router.get(), "", messages, options.size_bytes, 1, 1)
+        router.go()
+        _, asker = run_together((relay.answer, workload), (relay.ask, workload))
+    return row_of("bare ROUTER, nothing stored", messages, messages, Watch(0), asker, asker)
+
+
+SCENARIOS: dict[str, Callable[[ScenarioOptions], Iterator[ScenarioRow]]] = {
+    "publish": publish,
+    "asyncio": event_loop,
+    "fanout": fanout,
+    "stored": stored,
+    "mailbox": mailbox,
+    "service": service,
+}
