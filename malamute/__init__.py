@@ -48,9 +48,9 @@ from malamute.errors import (
 )
 
 if TYPE_CHECKING:
-    from malamute.client.message import Mail, Message, Request
-    from malamute.client.receipts import Receipt
-    from malamute.client.sync import Client, Sent, connect
+    from malamute.client.session.message import Mail, Message, Request
+    from malamute.client.session.receipts import Receipt
+    from malamute.client.sync.client import Client, Sent, connect
     from malamute.protocol.names import Uri
 
 __version__ = "0.1.0"
@@ -105,14 +105,14 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Client": "malamute.client.sync",
-    "Mail": "malamute.client.message",
-    "Message": "malamute.client.message",
-    "Receipt": "malamute.client.receipts",
-    "Request": "malamute.client.message",
-    "Sent": "malamute.client.sync",
+    "Client": "malamute.client.sync.client",
+    "Mail": "malamute.client.session.message",
+    "Message": "malamute.client.session.message",
+    "Receipt": "malamute.client.session.receipts",
+    "Request": "malamute.client.session.message",
+    "Sent": "malamute.client.sync.client",
     "Uri": "malamute.protocol.names",
-    "connect": "malamute.client.sync",
+    "connect": "malamute.client.sync.client",
 }
 
 

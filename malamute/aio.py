@@ -1,9 +1,9 @@
-"""The client for asyncio programs: the names of `malamute`, awaited. `malamute.client.aio` has the manual."""
+"""The client for asyncio programs: the names of `malamute`, awaited. See `malamute.client.aio.client`."""
 
-from malamute.client.aio import Client, Sent, connect
-from malamute.client.aio_consumers import Mailbox, Replies, Request, Subscription, Work
-from malamute.client.aio_publisher import Publisher, Receipt
-from malamute.client.message import Mail, Message
+from malamute.client.aio.client import Client, Sent, connect
+from malamute.client.aio.consumers import Mailbox, Replies, Request, Subscription, Work
+from malamute.client.aio.publisher import Publisher, Receipt
+from malamute.client.session.message import Mail, Message
 
 __all__ = [
     "Client",

@@ -25,7 +25,7 @@ settings.register_profile("explore", deadline=None, print_blob=True, suppress_he
 settings.load_profile("fixed")
 
 # Processes that tests fork have these imported already: that takes longer than most tests.
-multiprocessing.set_forkserver_preload(["malamute.server.daemon", "malamute.client.sync"])
+multiprocessing.set_forkserver_preload(["malamute.server.daemon", "malamute.client.sync.client"])
 
 # A process that a shell starts in the background ignores Control-C, and so do all that it starts.
 signal.signal(signal.SIGINT, signal.default_int_handler)

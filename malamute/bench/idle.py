@@ -24,7 +24,7 @@ from malamute.bench.machine import Watch, anonymous_bytes
 from malamute.bench.processes import Measured, WorkloadProcess
 from malamute.bench.workloads import TIMEOUT_SECONDS, Begin
 from malamute.client.events import Event, Lost
-from malamute.client.sync import Client, connect
+from malamute.client.sync.client import Client, connect
 
 CROWD = 2_000
 """Connections of one process. Each has four files open there; at the broker it is one."""

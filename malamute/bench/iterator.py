@@ -17,9 +17,9 @@ from malamute.bench import workloads, workspace
 from malamute.bench.figures import extent, middle, us_each
 from malamute.bench.processes import run_together
 from malamute.bench.workloads import TIMEOUT_SECONDS, Workload
-from malamute.client.message import Message
-from malamute.client.sync import Client, connect
-from malamute.client.sync_consumers import Subscription
+from malamute.client.session.message import Message
+from malamute.client.sync.client import Client, connect
+from malamute.client.sync.consumers import Subscription
 
 LIST = 1000
 """Messages in a list, at most."""

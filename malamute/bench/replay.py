@@ -24,7 +24,7 @@ from malamute.bench.workloads import (
     Workload,
     run_in_threads,
 )
-from malamute.client.sync import connect
+from malamute.client.sync.client import connect
 from malamute.protocol.batch import Headers
 from malamute.protocol.time_units import to_seconds
 from malamute.server.process import BrokerProcess

@@ -25,7 +25,7 @@ from malamute.bench.figures import cpu_us, elapsed_seconds, extent, middle, perc
 from malamute.bench.machine import Watch
 from malamute.bench.processes import Measured, WorkloadProcess
 from malamute.bench.workloads import BATCH, PATTERN, QUIET_SECONDS, TIMEOUT_SECONDS, Begin, Workload
-from malamute.client.sync import Client, connect
+from malamute.client.sync.client import Client, connect
 from malamute.errors import TimedOut
 
 STREAM, THE_ONE = "shared", "the-one"

@@ -15,9 +15,9 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 from malamute.bench.processes import Measured
-from malamute.client.message import Message
-from malamute.client.receipts import Receipt
-from malamute.client.sync import connect
+from malamute.client.session.message import Message
+from malamute.client.session.receipts import Receipt
+from malamute.client.sync.client import connect
 from malamute.protocol.batch import Headers
 
 STAMP_EVERY = 100

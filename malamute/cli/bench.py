@@ -31,7 +31,7 @@ from malamute.cli.options import examples, json_option
 from malamute.cli.printing import to_json
 from malamute.cli.signals import interruptible
 from malamute.cli.tables import show_map, show_table
-from malamute.client.calls import HEARTBEAT
+from malamute.client.link.client import HEARTBEAT
 
 DURABILITY = "fsync before each confirmation; deliveries of streams do not wait for it"
 

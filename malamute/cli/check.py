@@ -18,7 +18,7 @@ from malamute.cli.quantities import duration
 from malamute.errors import ConnectTimeout, MalamuteError
 
 if TYPE_CHECKING:
-    from malamute.client.sync import Client
+    from malamute.client.sync.client import Client
 
 
 class State(IntEnum):

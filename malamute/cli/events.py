@@ -13,7 +13,7 @@ from malamute.cli.signals import until_stopped
 from malamute.cli.subscribe import follow, window
 
 if TYPE_CHECKING:
-    from malamute.client.message import Message
+    from malamute.client.session.message import Message
 
 STREAM = "$sys"
 """The stream to which the broker publishes its events."""

@@ -12,7 +12,7 @@ from malamute.cli.tables import show_map, show_rows
 from malamute.errors import NotFound
 
 if TYPE_CHECKING:
-    from malamute.client.sync import Client
+    from malamute.client.sync.client import Client
 
 dry_run_option = click.option("--dry-run", is_flag=True, help="Only tell what would be done.")
 yes_option = click.option("--yes", "-y", is_flag=True, help="Do not ask.")

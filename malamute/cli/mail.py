@@ -100,7 +100,7 @@ def recv(
     A message is acknowledged once it is printed, and leaves the mailbox by that. Two programs cannot have one
     mailbox: the newest one gets it. A line has the sequence, the subject, the body and the headers.
     """
-    from malamute.client.calls import MAIL_CREDIT
+    from malamute.client.link.client import MAIL_CREDIT
 
     if not mailbox and not connection.address:
         raise click.UsageError("which MAILBOX?")

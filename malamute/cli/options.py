@@ -23,7 +23,7 @@ from malamute.protocol.names import SCHEME, Kind, Uri
 
 if TYPE_CHECKING:
     from malamute.client.events import Event
-    from malamute.client.sync import Client
+    from malamute.client.sync.client import Client
 
 URL = "tcp://127.0.0.1:9999"
 TIMEOUT = 5.0
@@ -67,7 +67,7 @@ class Connection:
 
         What the broker refused without being waited for is raised at the end.
         """
-        from malamute.client.sync import connect
+        from malamute.client.sync.client import connect
 
         reporter = Reporter(as_json=self.as_json)
         software = f"malamute-cli/{__version__}"

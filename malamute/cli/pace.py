@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from malamute.client.message import Message
+    from malamute.client.session.message import Message
 
 
 class Pace:

@@ -17,7 +17,7 @@ from malamute.cli.escaping import to_json as to_json
 from malamute.cli.options import json_option
 
 if TYPE_CHECKING:
-    from malamute.client.message import Message
+    from malamute.client.session.message import Message
 
 Render = Callable[["Message"], bytes]
 Function = TypeVar("Function", bound=Callable[..., Any])

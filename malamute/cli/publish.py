@@ -15,7 +15,7 @@ from malamute.cli.progress import bar
 from malamute.cli.trouble import BadInput
 
 if TYPE_CHECKING:
-    from malamute.client.sync import Client
+    from malamute.client.sync.client import Client
 
 COPIES = 1000
 """Copies of a message that are given to the client at once."""

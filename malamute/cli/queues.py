@@ -28,7 +28,7 @@ from malamute.cli.tables import show_whole
 from malamute.protocol.names import Kind
 
 if TYPE_CHECKING:
-    from malamute.client.sync import Client
+    from malamute.client.sync.client import Client
 
 PAGE = 100
 """Messages that are asked for at a time."""

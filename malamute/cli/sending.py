@@ -13,7 +13,7 @@ from malamute.cli.printing import printable, to_json
 from malamute.cli.quantities import duration
 
 if TYPE_CHECKING:
-    from malamute.client.receipts import Delivery
+    from malamute.client.session.receipts import Delivery
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 

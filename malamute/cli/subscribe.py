@@ -14,8 +14,8 @@ from malamute.cli.printing import Render, as_line, prints_messages, show
 from malamute.cli.signals import until_stopped
 
 if TYPE_CHECKING:
-    from malamute.client.inbox import Criteria
-    from malamute.client.sync_consumers import Subscription
+    from malamute.client.session.inbox import Criteria
+    from malamute.client.sync.consumers import Subscription
 
 CHUNK = 1000
 """Messages printed at once, at most."""
@@ -92,7 +92,7 @@ def sub(
 
 def window(count: int | None) -> int:
     """The credit for so many messages: no more than are wanted."""
-    from malamute.client.calls import CREDIT
+    from malamute.client.link.client import CREDIT
 
     return CREDIT if count is None else min(count, CREDIT)
 

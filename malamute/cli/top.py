@@ -18,7 +18,7 @@ from malamute.cli.tables import show_rows
 from malamute.errors import TimedOut
 
 if TYPE_CHECKING:
-    from malamute.client.sync import Client
+    from malamute.client.sync.client import Client
 
 PATIENCE = 1.0
 """How long the screen waits for a broker that does not answer, in seconds."""

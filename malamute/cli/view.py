@@ -18,10 +18,10 @@ from malamute.cli.subscribe import window
 from malamute.cli.tables import show_rows
 
 if TYPE_CHECKING:
-    from malamute.client.inbox import Criteria
-    from malamute.client.message import Message
-    from malamute.client.sync import Client
-    from malamute.client.sync_consumers import Subscription
+    from malamute.client.session.inbox import Criteria
+    from malamute.client.session.message import Message
+    from malamute.client.sync.client import Client
+    from malamute.client.sync.consumers import Subscription
 
 CHUNK = 1000
 """Messages that are read at once where nobody turns pages."""

@@ -44,10 +44,11 @@ they were, confirmed commands are sent again and stored once. Every error is one
 
 `malamute.aio` has the same names for asyncio programs.
 
-The rooms: `session` is the whole mind of a client, pure; `outbox`, `inbox` (of `sources`, each with its
-`credit`), `sending`, `replies` and `questions` are its parts, and `route` is the choice of a URL; `message`,
-`receipts`, `events` and `batch` are values, `options` and `start` their words. `link` is the socket,
-`connection` one link after the other, `driver` the turn. What waits is written once: `calls`, `publishing`,
-`consuming`, `handling`. The edges are `sync`, `sync_driver`, `sync_publisher`, `sync_consumers` and
-`sync_crew` for blocking programs, and the same with `aio` for asyncio.
+The packages, each of which imports only those before it:
+
+    session/     the state and the decisions of a client, pure: commands, sources, replies, reconnecting
+    link/        the socket, one connection after the other, and all that waits, written once as coroutines
+    sync/, aio/  the two edges, with equal file names: signatures, and the one method by which each waits
+
+`events` and `options` are what a program reads and writes; `tracing` is for OpenTelemetry.
 """

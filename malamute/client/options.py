@@ -10,9 +10,13 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, TypedDict
 
 from malamute.errors import InvalidValue
+from malamute.protocol.start import Start
 
 Span = float | timedelta
 """Seconds, or a timedelta."""
+
+When = str | int | datetime | timedelta
+"""Where a subscription starts: words of the protocol, a sequence, a moment, or how far back."""
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
@@ -90,3 +94,17 @@ def properties_of(options: Any) -> dict[str, Any]:
         for name, value in options.items()
         if value is not None
     }
+
+
+def start_words(when: When) -> str:
+    """The words of the protocol for a start. Raises `InvalidValue` when it is none."""
+    if isinstance(when, datetime):
+        words = f"time:{nanoseconds(when)}"
+    elif isinstance(when, timedelta):
+        words = f"since:{when // timedelta(milliseconds=1)}ms"
+    elif isinstance(when, bool) or not isinstance(when, int | str):
+        raise InvalidValue(f"a start is text, a sequence, a datetime or a timedelta, not {when!r}")
+    else:
+        words = when if isinstance(when, str) else f"seq:{when}"
+    Start.parse(words)
+    return words

@@ -30,7 +30,7 @@ from opentelemetry import propagate, trace
 from opentelemetry.context import Context
 from opentelemetry.trace import Span, SpanKind
 
-from malamute.client.message import Message
+from malamute.client.session.message import Message
 from malamute.protocol.batch import Headers
 
 P = ParamSpec("P")

@@ -20,8 +20,8 @@ from malamute.protocol.batch import Columns, unpack_payload
 from malamute.protocol.start import SEQ, SINCE, TIME, Start
 
 if TYPE_CHECKING:
-    from malamute.client.sync import Client
-    from malamute.client.sync_consumers import Subscription
+    from malamute.client.sync.client import Client
+    from malamute.client.sync.consumers import Subscription
 
 READ_BYTES = 8 * 1024 * 1024
 """What is read of a store in one transaction, or held of a broker's deliveries."""
@@ -163,7 +163,7 @@ class BrokerHistory:
     """The history at a broker. Raises `ConnectTimeout` when none answers."""
 
     def __init__(self, url: str) -> None:
-        from malamute.client.sync import connect
+        from malamute.client.sync.client import connect
 
         self._client: Client = connect(url, timeout=TIMEOUT, software="malamute-history")
         self._told: list[events.Event] = []

@@ -39,9 +39,9 @@ import numpy as np
 import pyarrow as pa
 
 from malamute.client.events import Event, Gap, Lost
-from malamute.client.message import Message
-from malamute.client.sync import Client, connect
-from malamute.client.sync_consumers import Subscription
+from malamute.client.session.message import Message
+from malamute.client.sync.client import Client, connect
+from malamute.client.sync.consumers import Subscription
 from malamute.errors import (
     AddressTaken,
     ConnectionLost,

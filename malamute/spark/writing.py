@@ -25,7 +25,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
-from malamute.client.sync import connect
+from malamute.client.sync.client import connect
 from malamute.errors import InvalidValue
 from malamute.protocol.batch import Body
 from malamute.spark.history import TIMEOUT

@@ -112,7 +112,7 @@ class Load:
         with client.sender("recipient", batch=3, timeout=PATIENCE) as out:
             self._give(out, role, 30)
 
-    def _give(self, out: "malamute.client.sync_publisher.Publisher", role: str, count: int) -> None:
+    def _give(self, out: "malamute.client.sync.publisher.Publisher", role: str, count: int) -> None:
         # The batches of a round are under way together, so that a fault meets them at every stage.
         while not self._enough.is_set():
             for _ in range(count):

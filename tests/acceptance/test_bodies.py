@@ -9,7 +9,7 @@ from rig_daemon import MIB, Daemon
 from rig_waiting import PATIENCE
 
 import malamute
-from malamute.client.batch import record_of
+from malamute.client.session.batch import record_of
 from malamute.config import Config, Limits, Storage
 from malamute.protocol.limits import RECORD_LARGE_BYTES
 
@@ -42,7 +42,7 @@ def test_the_bodies_stand_on_both_sides_of_the_limit_for_large_records() -> None
     assert {RECORD_LARGE_BYTES - 1, RECORD_LARGE_BYTES, RECORD_LARGE_BYTES + 1} <= set(sizes)
 
 
-def take(messages: "malamute.client.sync_consumers.Subscription", count: int) -> Iterator[list[bytes]]:
+def take(messages: "malamute.client.sync.consumers.Subscription", count: int) -> Iterator[list[bytes]]:
     for _ in range(count):
         yield messages.receive(PATIENCE).frames
 

@@ -11,7 +11,7 @@ from rig_waiting import PATIENCE
 
 import malamute
 from malamute.client.events import Event, Gap, Slow, Switched
-from malamute.client.sync_publisher import Publisher
+from malamute.client.sync.publisher import Publisher
 from malamute.config import Streams
 from malamute.protocol.batch import unpack_payload
 from malamute.protocol.messages import Credit, Deliver, Message, Ok, Ping, Subscribe, Switch

@@ -11,7 +11,7 @@ from rig_waiting import PATIENCE
 
 import malamute
 from malamute.client.events import Event, Gap
-from malamute.client.sync_publisher import Publisher
+from malamute.client.sync.publisher import Publisher
 from malamute.errors import InvalidName, InvalidValue, NotFound
 
 Connect = Callable[..., malamute.Client]

@@ -12,8 +12,8 @@ from rig_waiting import PATIENCE
 
 import malamute
 from malamute.client.events import Event, Gap
-from malamute.client.sync_consumers import Subscription
-from malamute.client.sync_publisher import Publisher
+from malamute.client.sync.consumers import Subscription
+from malamute.client.sync.publisher import Publisher
 from malamute.config import Config, Rule, Streams
 
 Connect = Callable[..., malamute.Client]

@@ -10,7 +10,7 @@ from rig_waiting import PATIENCE, eventually
 
 import malamute
 from malamute.client.events import Event, Gap, Switched
-from malamute.client.sync_consumers import Subscription
+from malamute.client.sync.consumers import Subscription
 
 Connect = Callable[..., malamute.Client]
 
@@ -82,7 +82,7 @@ class Witness:
         return bool(self.switches) and self.switches[-1].state == "live"
 
 
-def publish(out: "malamute.client.sync_publisher.Publisher", before: int, count: int) -> None:
+def publish(out: "malamute.client.sync.publisher.Publisher", before: int, count: int) -> None:
     """Publish messages that say their number in the stream, and wait until they are stored."""
     numbers = range(before + 1, before + count + 1)
     out.publish_many(["n"] * count, [b"%d" % number for number in numbers])

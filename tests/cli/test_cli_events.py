@@ -11,7 +11,7 @@ from cli_commands import TIMEOUT, Run, Start
 
 import malamute
 from malamute.cli.events import as_event
-from malamute.client.message import Message
+from malamute.client.session.message import Message
 from malamute.protocol.batch import pack_record
 
 

@@ -17,7 +17,7 @@ from malamute.cli.printing import as_body, as_format, as_json, as_line, as_raw
 from malamute.cli.tables import cell, show_rows
 from malamute.cli.trouble import BadInput
 from malamute.cli.work import environment
-from malamute.client.message import Message, Request
+from malamute.client.session.message import Message, Request
 from malamute.errors import InvalidName
 from malamute.protocol.batch import Headers, pack_record
 

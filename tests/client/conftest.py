@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 import pytest
 
-from malamute.client.outbox import Command
-from malamute.client.session import Session
+from malamute.client.session.outbox import Command
+from malamute.client.session.session import Session
 from malamute.protocol.batch import Columns, pack_queue_payload, pack_record, pack_stream_payload
 from malamute.protocol.codec import decode, encode
 from malamute.protocol.messages import Deliver, Message, Welcome

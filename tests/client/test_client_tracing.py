@@ -14,7 +14,7 @@ from opentelemetry.trace import SpanKind, StatusCode
 
 import malamute
 from malamute.client import tracing
-from malamute.client.message import Message
+from malamute.client.session.message import Message
 from malamute.protocol.batch import pack_record
 from malamute.testing import Broker
 

@@ -102,7 +102,12 @@ def test_every_error_and_every_option_has_its_place(site: Path) -> None:
 
 def test_what_a_program_uses_is_described(site: Path) -> None:
     page = _text(site / "reference" / "python.html")
-    for name in ("sync.connect", "sync.Client.publish", "message.Request.reply", "receipts.Receipt"):
+    for name in (
+        "sync.client.connect",
+        "sync.client.Client.publish",
+        "session.message.Request.reply",
+        "session.receipts.Receipt",
+    ):
         assert f'id="malamute.client.{name}"' in page
 
 

@@ -45,12 +45,12 @@ def send(client: malamute.Client, address: str, count: int, first: int = 0) -> N
             out.publish("hello", b"%d" % number)
 
 
-def bodies(mailbox: "malamute.client.sync_consumers.Mailbox", count: int) -> list[tuple[int, int]]:
+def bodies(mailbox: "malamute.client.sync.consumers.Mailbox", count: int) -> list[tuple[int, int]]:
     """The next mails, with their attempts; they are acknowledged as the mailbox is told to."""
     return [(int(mail.body), mail.attempts) for mail in (mailbox.receive(PATIENCE) for _ in range(count))]
 
 
-def nothing_waits(mailbox: "malamute.client.sync_consumers.Mailbox") -> bool:
+def nothing_waits(mailbox: "malamute.client.sync.consumers.Mailbox") -> bool:
     with pytest.raises(TimedOut):
         mailbox.receive(SILENCE)
     return True

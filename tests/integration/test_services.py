@@ -17,7 +17,7 @@ SILENCE = 0.1
 """Seconds in which nothing comes, where nothing is to come. Too short a time would only hide a fault."""
 
 Connect = Callable[..., malamute.Client]
-Work = "malamute.client.sync_consumers.Work"
+Work = "malamute.client.sync.consumers.Work"
 
 
 @pytest.fixture
@@ -38,7 +38,9 @@ def connect(broker: Broker) -> Iterator[Connect]:
         yield make
 
 
-def ask(client: malamute.Client, *bodies: bytes, subject: str = "do") -> list["malamute.client.sync.Replies"]:
+def ask(
+    client: malamute.Client, *bodies: bytes, subject: str = "do"
+) -> list["malamute.client.sync.consumers.Replies"]:
     """Make these requests; they are in the queue when this returns."""
     replies = [client.request("svc", subject, body, timeout=PATIENCE) for body in bodies]
     client.flush()

@@ -13,7 +13,7 @@ import pytest
 import uvloop
 from scenario_world import Daemon, World
 
-from malamute.client.sync_driver import run
+from malamute.client.sync.driver import run
 from malamute.testing import Broker
 
 PLACES = ("in process", "in process, restarted", "daemon, restarted")

@@ -15,7 +15,7 @@ from typing import Any
 
 import malamute
 import malamute.aio
-from malamute.client.sync_driver import run
+from malamute.client.sync.driver import run
 from malamute.testing import Broker
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "acceptance"))

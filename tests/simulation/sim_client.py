@@ -21,11 +21,11 @@ from sim_streams import Reader
 from sim_verbs import VERBS
 from sim_wants import CRITERIA, HEADERS, OFFERS
 
-from malamute.client.outbox import Command
-from malamute.client.receipts import Tracking
-from malamute.client.replies import Exchange
-from malamute.client.session import Session, State
-from malamute.client.sources import Item, QueueSource, StreamSource
+from malamute.client.session.outbox import Command
+from malamute.client.session.receipts import Tracking
+from malamute.client.session.replies import PendingRequest
+from malamute.client.session.session import Session, State
+from malamute.client.session.sources import Item, QueueSource, StreamSource
 from malamute.core.events import EVENTS
 from malamute.errors import Failed
 from malamute.protocol.codec import decode
@@ -52,8 +52,8 @@ Now = Callable[[], float]
 class Asked:
     """A request, and what its program has seen of the replies."""
 
-    def __init__(self, exchange: Exchange, body: bytes) -> None:
-        self.exchange = exchange
+    def __init__(self, pending: PendingRequest, body: bytes) -> None:
+        self.pending = pending
         self.body = body
         self.replies: list[Origin] = []
 
@@ -212,12 +212,12 @@ class Client:
         roomy = self.setup.queue_messages > 3
         if roomy and self.address and (a // 2 + b + c) % 100 < self.setup.wishes:
             options["tracker"] = f"r{len(self.orders)}.{self.generation}.{a % TRACKERS}"
-        exchange = self.session.sending.request(
+        pending = self.session.sending.request(
             service, subject, record, numbered=order.numbered, options=options
         )
-        self.correlations.append(("service", service, exchange.correlation))
-        order.command = exchange.command if order.numbered else None
-        self.asked.append(Asked(exchange, order.bodies[0]))
+        self.correlations.append(("service", service, pending.correlation))
+        order.command = pending.command if order.numbered else None
+        self.asked.append(Asked(pending, order.bodies[0]))
         return self._given(order)
 
     def reply(self, a: int, b: int, c: int) -> str:
@@ -450,11 +450,11 @@ class Client:
 
     def take_reply(self, a: int, b: int, c: int) -> str:
         """Take a reply to a request."""
-        waiting = [asked for asked in self.asked if asked.exchange.waiting]
+        waiting = [asked for asked in self.asked if asked.pending.waiting]
         if not waiting:
             return ""
         asked = waiting[a % len(waiting)]
-        item = self.session.sending.take_reply(asked.exchange)
+        item = self.session.sending.take_reply(asked.pending)
         if "outcome" in (item.properties or {}):
             return f"takes the outcome of {asked.body!r}"
         origin = self.book.author.origin(item.record)
@@ -477,7 +477,7 @@ class Client:
         if not self.asked:
             return ""
         asked = self.asked.pop(a % len(self.asked))
-        self.session.sending.forget(asked.exchange)
+        self.session.sending.forget(asked.pending)
         return f"forgets {asked.body!r}"
 
     def ask(self, a: int, b: int, c: int) -> str:

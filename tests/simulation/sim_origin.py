@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from hashlib import blake2b
 from typing import Any
 
-from malamute.client.outbox import Command
+from malamute.client.session.outbox import Command
 from malamute.core.events import EVENTS, SENDER
 from malamute.protocol.batch import Frame, pack_record, unpack_record
 

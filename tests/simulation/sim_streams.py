@@ -17,7 +17,7 @@ from sim_clock import TimeBook
 from sim_origin import Author, Origin, Violation
 from sim_wants import Wants
 
-from malamute.client.sources import StreamSource
+from malamute.client.session.sources import StreamSource
 from malamute.core.storage import FLOOR, AppendChunk, Chunk, PutRetention, Recovered, Reserve
 from malamute.journal.memory import MemoryStore
 from malamute.protocol.batch import Columns, unpack_payload

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from malamute.client.sources import Item, QueueSource
+from malamute.client.session.sources import Item, QueueSource
 from malamute.protocol.messages import Ack, Nak, Progress, Reject, Release
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from sim_plan import Plan, Step
 from sim_restore import Backup, back_up, restore
 from sim_story import Story
 
-from malamute.client.session import State
+from malamute.client.session.session import State
 from malamute.journal.memory import MemoryStore
 from malamute.journal.store import Retention
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from malamute.client.outbox import Command
-from malamute.client.session import Session
+from malamute.client.session.outbox import Command
+from malamute.client.session.session import Session
 from malamute.core import Append, Core
 from malamute.core.storage import PutMessages, PutSession
 from malamute.errors import StorageFull

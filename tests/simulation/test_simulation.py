@@ -239,11 +239,11 @@ BROKEN = {
     "what the disk refuses of a change stays": ("malamute.core.kept.Kept._settled", _nothing),
     "a number is always new": ("malamute.core.session.Sessions.admit", lambda *arguments: True),
     "a client never says what it has got": (
-        "malamute.client.inbox.Inbox.acknowledge",
+        "malamute.client.session.inbox.Inbox.acknowledge",
         lambda *arguments: None,
     ),
     "a client takes a delivery behind a hole": (
-        "malamute.client.sources.StreamSource.opened",
+        "malamute.client.session.sources.StreamSource.opened",
         lambda source, value: setattr(source, "open", True),
     ),
     "a feed does not store where it is": ("malamute.core.feed.Feed._put", _take_without_a_position),

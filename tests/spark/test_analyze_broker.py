@@ -16,8 +16,8 @@ import pytest
 
 import malamute
 from malamute.client.events import Event, Gap
-from malamute.client.message import Mail
-from malamute.client.sync import Client
+from malamute.client.session.message import Mail
+from malamute.client.sync.client import Client
 from malamute.config import Config, Queues, Streams
 from malamute.config.sections import Events, Rule
 from malamute.spark.analyze import Options, analysed
@@ -32,7 +32,7 @@ from malamute.testing import Broker, small_config
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from malamute.client.sync_consumers import Mailbox, Work
+    from malamute.client.sync.consumers import Mailbox, Work
 
 PATIENCE = 30.0
 MILLISECONDS = 10**6

@@ -13,7 +13,7 @@ from multiprocessing.synchronize import Barrier
 from typing import NamedTuple
 
 from malamute.cli.demo.tally import Topic
-from malamute.client.sync import connect
+from malamute.client.sync.client import connect
 from malamute.errors import MalamuteError
 
 END = "demo.end"

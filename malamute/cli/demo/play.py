@@ -15,9 +15,9 @@ from malamute.cli.demo.actors import END, SERVICE, START_SECONDS, WAIT_SECONDS, 
 from malamute.cli.demo.rows import flights, weather
 from malamute.cli.demo.tally import TOPICS, Group, Tally
 from malamute.cli.payload import Row
-from malamute.client.message import Mail
-from malamute.client.sync import Client, connect
-from malamute.client.sync_consumers import Replies
+from malamute.client.session.message import Mail
+from malamute.client.sync.client import Client, connect
+from malamute.client.sync.consumers import Replies
 from malamute.errors import TimedOut
 
 RECIPIENT = "tower"

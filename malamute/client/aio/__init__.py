@@ -1,0 +1,1 @@
+"""The edge for asyncio programs. `malamute.aio` has its public names."""

@@ -1,0 +1,394 @@
+"""The edge for asyncio programs: `connect` and `Client`, with the names of the blocking client, awaited.
+
+    import malamute.aio
+
+    async with malamute.aio.connect("tcp://127.0.0.1:9999", address="alice") as client:
+        await client.publish("weather", "temp.oslo", b"-3.5")
+        async with client.publisher("weather") as out:
+            receipt = await out.publish("temp.oslo", b"-3.4")
+        async for message in client.subscribe("weather", "temp.*"):
+            print(message.subject, message.body)
+        async for reply in client.request("printer", "bw.A4", b"..."):
+            print(reply.body)
+
+Arguments, results and errors are documented in `malamute.client.sync.client`. What waits for the broker is
+awaited; what does not, such as `message.ack()`, is not. `connect`, `subscribe`, `work` and `request` may be
+awaited, or used at once in `async with` and `async for`.
+
+A client belongs to the event loop that it was made on. Any number of its tasks may use it at the same time.
+Every call may be cancelled: no message is lost by it, and the client goes on. A command that was cancelled
+while it waited for its confirmation is still carried out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
+from types import TracebackType
+from typing import Any, Self, TypeVar, Unpack
+
+from malamute.client.aio.consumers import Mailbox, Opening, Replies, Request, Subscription, Work
+from malamute.client.aio.driver import AioDriver
+from malamute.client.aio.handler_pool import serve
+from malamute.client.aio.publisher import Publisher
+from malamute.client.link.client import (
+    BATCH_MESSAGES,
+    CREDIT,
+    CREDIT_BYTES,
+    DEFAULT_TIMEOUT,
+    DEFAULT_URL,
+    HEARTBEAT,
+    LINGER,
+    MAIL_CREDIT,
+    PUBLISHER_TIMEOUT,
+    ClientBase,
+    SubscribeOptions,
+    criteria_of,
+    open_driver,
+)
+from malamute.client.link.link import AnyContext
+from malamute.client.options import RequestOptions, SendOptions, Span, When
+from malamute.client.session.inbox import Criteria
+from malamute.client.session.message import Mail, Message
+from malamute.client.session.outbox import Command
+from malamute.client.session.receipts import Delivery, Tracking
+from malamute.protocol.batch import Body, Headers
+from malamute.protocol.messages import UNLIMITED
+
+ServiceHandler = TypeVar("ServiceHandler", bound=Callable[[Request], Awaitable[Body | None]])
+MailHandler = TypeVar("MailHandler", bound=Callable[[Mail], Awaitable[object]])
+MessageHandler = TypeVar("MessageHandler", bound=Callable[[Message], Awaitable[object]])
+
+
+class Connecting:
+    """A client that is being connected. Await it, or use it in `async with`."""
+
+    def __init__(self, call: Coroutine[Any, Any, AioDriver]) -> None:
+        self._call = call
+        self._client: Client | None = None
+
+    def __await__(self) -> Generator[Any, Any, Client]:
+        return self._open().__await__()
+
+    async def _open(self) -> Client:
+        return Client(await self._call)
+
+    async def __aenter__(self) -> Client:
+        self._client = await self._open()
+        return self._client
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._client is not None
+        await self._client.__aexit__(kind, error, trace)
+
+
+def connect(
+    url: str | Sequence[str] = DEFAULT_URL,
+    *,
+    address: str = "",
+    timeout: float = DEFAULT_TIMEOUT,
+    software: str = "",
+    heartbeat: float = HEARTBEAT,
+    context: AnyContext | None = None,
+) -> Connecting:
+    """Connect to a broker, and wait until it has answered. As `malamute.connect`."""
+    return Connecting(
+        open_driver(
+            AioDriver,
+            url,
+            address=address,
+            timeout=timeout,
+            software=software,
+            heartbeat=heartbeat,
+            context=context,
+        )
+    )
+
+
+class Sent(Delivery):
+    """What became of a message to a mailbox. Made by `Client.send`."""
+
+    __slots__ = ("_client",)
+
+    def __init__(self, command: Command, tracking: Tracking | None, client: Client) -> None:
+        super().__init__(command, tracking)
+        self._client = client
+
+    async def wait(self, timeout: float | None = None) -> str:
+        """Wait for the outcome, `timeout` seconds at most (None: without end), and tell it."""
+        return await self._client._wait_for_outcome(self, timeout)
+
+
+class Client(ClientBase):
+    """A connection to a broker. Made by `connect`; a context manager that closes it at the end."""
+
+    _driver: AioDriver
+    _mailbox: Mailbox | None
+
+    def __init__(self, driver: AioDriver) -> None:
+        super().__init__(driver)
+        self._stopped: asyncio.Event | None = None
+
+    # Streams
+
+    async def publish(
+        self,
+        stream: str,
+        subject: str,
+        body: Body,
+        headers: Headers | None = None,
+        *,
+        assurance: str = "none",
+        timeout: float | None = None,
+    ) -> int:
+        """Publish one message; with the assurance `stored`, wait until it is, and tell its sequence."""
+        if assurance == "none" and self._publish_fast_path(stream, subject, body, headers):
+            return 0
+        return await self._publish(stream, subject, body, headers, assurance=assurance, timeout=timeout)
+
+    async def publish_batch(
+        self,
+        stream: str,
+        subjects: Sequence[str],
+        bodies: Sequence[Body],
+        headers_list: Sequence[Headers | None] | None = None,
+        *,
+        timeout: float | None = None,
+    ) -> int:
+        """Publish messages as one command; when it is stored, the sequence of the first one."""
+        return await self._publish_batch(stream, subjects, bodies, headers_list, timeout)
+
+    def publisher(
+        self,
+        stream: str,
+        *,
+        assurance: str = "stored",
+        batch: int = BATCH_MESSAGES,
+        linger: float = LINGER,
+        timeout: float = PUBLISHER_TIMEOUT,
+    ) -> Publisher:
+        """Publish many messages to one stream: batched, pipelined, and confirmed with `stored`."""
+        carry = self._to_stream(stream)
+        return Publisher(
+            self._driver, carry, assurance=assurance, batch=batch, linger=linger, timeout=timeout
+        )
+
+    def subscribe(
+        self,
+        stream: str,
+        *patterns: str,
+        where: str = "",
+        start: When = "new",
+        cursor: str = "",
+        committed: bool = False,
+        family: str = "topic",
+        criteria: Criteria | None = None,
+        credit: int = CREDIT,
+        credit_bytes: int = CREDIT_BYTES,
+        timeout: float | None = None,
+    ) -> Opening[Subscription, Message]:
+        """Subscribe to the messages of a stream whose subject meets any of the patterns."""
+        call = self._subscribe(
+            stream,
+            criteria_of(patterns, family, criteria),
+            where=where,
+            start=start,
+            cursor=cursor,
+            committed=committed,
+            credit=credit,
+            credit_bytes=credit_bytes,
+            timeout=timeout,
+        )
+        return Opening(self._subscription(call))
+
+    async def _subscription(self, call: Coroutine[Any, Any, Any]) -> Subscription:
+        return Subscription(self._driver, await call)
+
+    # Mailboxes
+
+    async def send(
+        self,
+        address: str,
+        subject: str,
+        body: Body,
+        headers: Headers | None = None,
+        *,
+        assurance: str = "stored",
+        timeout: float | None = None,
+        **options: Unpack[SendOptions],
+    ) -> Sent:
+        """Send one message to a mailbox, whether its owner is there or not."""
+        command, tracking = await self._send(
+            address, subject, body, headers, assurance=assurance, timeout=timeout, options=options
+        )
+        return Sent(command, tracking, self)
+
+    async def withdraw(
+        self, kind: str, name: str, correlation: int | str, *, timeout: float | None = None
+    ) -> int:
+        """Take back what this client sent under a correlation, as far as nobody has settled it."""
+        return await self._withdraw(kind, name, correlation, timeout)
+
+    def sender(
+        self,
+        address: str,
+        *,
+        assurance: str = "stored",
+        batch: int = BATCH_MESSAGES,
+        linger: float = LINGER,
+        timeout: float = PUBLISHER_TIMEOUT,
+    ) -> Publisher:
+        """Send many messages to one mailbox, as `publisher` does to a stream."""
+        carry = self._to_mailbox(address)
+        return Publisher(
+            self._driver, carry, assurance=assurance, batch=batch, linger=linger, timeout=timeout
+        )
+
+    def mailbox(
+        self, *, auto_ack: bool = True, credit: int = MAIL_CREDIT, credit_bytes: int = CREDIT_BYTES
+    ) -> Mailbox:
+        """The mail of this client's address. There is one, so later calls return it again."""
+        source = self._open_mailbox(credit, credit_bytes)
+        if self._mailbox is None:
+            self._mailbox = Mailbox(self._driver, source, auto_ack=auto_ack)
+        self._mailbox.auto_ack = auto_ack
+        return self._mailbox
+
+    async def receive(self, timeout: float | None = None) -> Mail:
+        """The next mail, acknowledged when the one after it is asked for or the client is closed."""
+        mailbox = self._mailbox
+        if mailbox is None or mailbox.closed:
+            mailbox = self.mailbox()
+        return await mailbox.receive(timeout)
+
+    # Services
+
+    def request(
+        self,
+        service: str,
+        subject: str,
+        body: Body = b"",
+        headers: Headers | None = None,
+        *,
+        timeout: float | None = None,
+        assurance: str = "stored",
+        **options: Unpack[RequestOptions],
+    ) -> Opening[Replies, Mail]:
+        """Ask a service. The result is the iterator of the replies, and it ends after the final one.
+
+        It is asked when this is awaited or entered, or when the first reply is asked for.
+        """
+        call = self._request(
+            service, subject, body, headers, assurance=assurance, timeout=timeout, options=options
+        )
+        return Opening(self._replies(call, timeout))
+
+    async def _replies(self, call: Coroutine[Any, Any, Any], timeout: float | None) -> Replies:
+        return Replies(self._driver, await call, self._driver.timeout if timeout is None else timeout)
+
+    def work(
+        self,
+        service: str,
+        *patterns: str,
+        family: str = "topic",
+        criteria: Criteria | None = None,
+        credit: int = 1,
+        credit_bytes: int = UNLIMITED,
+        ack_timeout: Span | None = None,
+        timeout: float | None = None,
+    ) -> Opening[Work, Request]:
+        """Offer to work on the requests to a service whose subject meets any of the patterns."""
+        chosen = criteria_of(patterns, family, criteria)
+        call = self._offer(
+            service,
+            chosen,
+            credit=credit,
+            credit_bytes=credit_bytes,
+            ack_timeout=ack_timeout,
+            timeout=timeout,
+        )
+        return Opening(self._work(call))
+
+    async def _work(self, call: Coroutine[Any, Any, Any]) -> Work:
+        return Work(self._driver, await call)
+
+    # Handlers
+
+    def service(
+        self,
+        name: str,
+        *patterns: str,
+        credit: int = 1,
+        concurrency: int = 1,
+        ack_timeout: Span | None = None,
+        on_error: str = "nak",
+    ) -> Callable[[ServiceHandler], ServiceHandler]:
+        """Decorate a coroutine function that answers requests, `concurrency` at a time at most."""
+        return self._handler(
+            lambda: self.work(name, *patterns, credit=max(credit, concurrency), ack_timeout=ack_timeout),
+            concurrency=concurrency,
+            on_error=on_error,
+        )
+
+    def subscription(
+        self, stream: str, *patterns: str, **options: Unpack[SubscribeOptions]
+    ) -> Callable[[MessageHandler], MessageHandler]:
+        """Decorate a coroutine function that takes the messages of a subscription, in order."""
+        return self._handler(lambda: self.subscribe(stream, *patterns, **options))
+
+    def on_mail(
+        self, *, credit: int = MAIL_CREDIT, concurrency: int = 1, on_error: str = "nak"
+    ) -> Callable[[MailHandler], MailHandler]:
+        """Decorate a coroutine function that takes the mail of this client's address."""
+
+        async def open_mailbox() -> Mailbox:
+            return await self.mailbox(auto_ack=False, credit=credit).__aenter__()
+
+        return self._handler(open_mailbox, concurrency=concurrency, on_error=on_error)
+
+    async def run(self) -> None:
+        """Call the decorated functions with what comes, until `stop` is called, or this is cancelled.
+
+        Handlers at work when `stop` is called are waited for.
+        """
+        self._driver.check()
+        self._stopped = asyncio.Event()
+        await serve(self._handlers, self._stopped)
+
+    def stop(self) -> None:
+        """Let `run` return."""
+        if self._stopped is not None:
+            self._stopped.set()
+
+    def drain(self) -> None:
+        """Take nothing more, so that the program can come to its end. It does not wait; `run` returns too."""
+        super().drain()
+        self.stop()
+
+    # The connection
+
+    async def query(self, topic: str, *, timeout: float | None = None, **arguments: Any) -> Any:
+        """Ask the broker about itself. docs/protocol.md lists the topics."""
+        return await self._ask(topic, arguments, timeout, change=False)
+
+    async def change(self, topic: str, *, timeout: float | None = None, **arguments: Any) -> Any:
+        """Change something in the broker. docs/protocol.md lists the topics."""
+        return await self._ask(topic, arguments, timeout, change=True)
+
+    async def flush(self, timeout: float | None = None) -> None:
+        """Wait until the broker has everything that was given to this client, confirmed where asked for."""
+        await self._flush(timeout)
+
+    async def close(self, timeout: float | None = None) -> None:
+        """Wait until everything is confirmed, end the session, and close the connection."""
+        await self._close(timeout)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._leave(failed=kind is not None)

@@ -1,0 +1,174 @@
+"""The way an asyncio program waits: the event loop watches the socket, and every wait is one future.
+
+The loop calls `_look` when the socket shows that something changed. That is one turn, after which every wait
+whose condition has become true goes on. So what one wake-up of the loop brings, however many messages, costs
+one call; a future is made by whoever has to wait, and never for a message.
+
+A ZeroMQ socket shows a change by a file that is edge-triggered, and sending may swallow the sign. So after
+each turn the socket is asked whether there is more, and after each send another look is taken, once per pass
+of the loop.
+
+A wait that is cancelled leaves nothing behind: what came in stays with the session until somebody takes it,
+and taking never waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from math import inf
+from time import monotonic
+
+from malamute.client.link.connection import Connection
+from malamute.client.link.driver import Driver
+from malamute.client.link.link import Link
+from malamute.client.session.session import Session
+from malamute.errors import TimedOut
+from malamute.protocol.batch import Frame
+
+
+class AioDriver(Driver):
+    """A driver on the event loop that runs when it is made."""
+
+    def __init__(self, session: Session, connection: Connection, timeout: float) -> None:
+        super().__init__(session, connection, timeout)
+        self._loop = asyncio.get_running_loop()
+        self._waits: dict[asyncio.Future[None], Callable[[], object]] = {}
+        self._looking = False
+        self._sending: asyncio.TimerHandle | None = None
+        self._mending: asyncio.TimerHandle | None = None
+        self._watched: tuple[Link, tuple[int, int]] | None = None
+        self.connection.before_close = self._unwatch
+        self._watch()
+
+    # What the loop calls
+
+    def _look(self) -> None:
+        self._looking = False
+        if self.closed:
+            return
+        try:
+            super().turn()
+        finally:
+            self._after_turn()
+            if self.link.pending:
+                self._look_soon()
+
+    def turn(self) -> None:
+        """Take a turn within somebody's call, and let the others know."""
+        try:
+            super().turn()
+        finally:
+            self._after_turn()
+            self._look_soon()
+
+    def _after_turn(self) -> None:
+        self._watch()
+        self._wake()
+
+    def _look_soon(self) -> None:
+        if not self._looking:
+            self._looking = True
+            self._loop.call_soon(self._look)
+
+    def _wake(self) -> None:
+        over = self.session.error is not None
+        for future, done in self._waits.items():
+            if not future.done() and (over or done()):
+                future.set_result(None)
+
+    def _watch(self) -> None:
+        """Watch the files of the link of the moment, and wake up when the next attempt is due."""
+        link = self.link
+        if self._watched is None or self._watched[0] is not link:
+            self._watched = link, link.files
+            for file in link.files:
+                self._loop.add_reader(file, self._look)
+            self._look_soon()
+        if self._mending is not None:
+            self._mending.cancel()
+            self._mending = None
+        if self.connection.due != inf:
+            self._mending = self._loop.call_later(max(0.0, self.connection.due - monotonic()), self._look)
+
+    def _unwatch(self) -> None:
+        if self._watched is not None:
+            for file in self._watched[1]:
+                self._loop.remove_reader(file)
+            self._watched = None
+
+    def drain(self) -> None:
+        """Drain the session, and wake the loop up even if a signal interrupted its sleep."""
+        super().drain()
+        self._loop.call_soon_threadsafe(self._look)
+
+    def send(self) -> None:
+        """Send what the session has to say, and look afterwards what that has brought."""
+        if self.session.outbox.next_to_send() is not None:
+            super().send()
+            self._look_soon()
+
+    def changed(self) -> None:
+        """Let those who wait look again."""
+        self._look_soon()
+
+    def send_unqueued(self, frame: Frame) -> bool:
+        """Send a small command past the session."""
+        self._look_soon()
+        return super().send_unqueued(frame)
+
+    # Waiting
+
+    async def wait(self, done: Callable[[], object], timeout: float | None, what: str) -> None:
+        """Let the loop go on until `done()`."""
+        deadline = inf if timeout is None else monotonic() + timeout
+        while not done():
+            if self.session.error is not None:
+                raise self.session.error
+            self.prepare()
+            if deadline <= monotonic():
+                self.turn()
+                if not done():
+                    raise self.session.error or TimedOut(f"{what}: nothing within {timeout} s")
+                return
+            await self._wait_once(done, deadline)
+
+    async def _wait_once(self, done: Callable[[], object], deadline: float) -> None:
+        future = self._loop.create_future()
+        self._waits[future] = done
+        alarm = None
+        if deadline != inf:
+            alarm = self._loop.call_later(deadline - monotonic(), _give_up, future)
+        try:
+            await future
+        finally:
+            del self._waits[future]
+            if alarm is not None:
+                alarm.cancel()
+
+    async def pause(self) -> None:
+        """Let the other tasks of the loop go on."""
+        await asyncio.sleep(0)
+
+    def within(self, seconds: float) -> None:
+        """Send what waits for others when this time is over, or an earlier one that was asked for."""
+        if self._sending is None:
+            self._sending = self._loop.call_later(seconds, self._send_now)
+
+    def _send_now(self) -> None:
+        self._sending = None
+        if self.session.error is None:
+            self.prepare()
+
+    def close(self) -> None:
+        """Close the connection; everybody who waits is told."""
+        for handle in (self._sending, self._mending):
+            if handle is not None:
+                handle.cancel()
+        super().close()
+        self._wake()
+
+
+def _give_up(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)

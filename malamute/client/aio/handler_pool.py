@@ -1,0 +1,109 @@
+"""Handlers on an event loop: a task for each call that may be under way at a time, and one that reports.
+
+There is no task for a message: the tasks of a handler take one after the other from its consumer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from time import monotonic
+from typing import Any
+
+from malamute.client.link.consumers import QueueConsumer
+from malamute.client.link.handlers import Registration, settle, untouched
+from malamute.client.session.message import Mail
+
+
+class HandlerSlot:
+    """One handler at work: its consumer, and a task for each call that may be under way."""
+
+    def __init__(self, registration: Registration, consumer: Any) -> None:
+        self._registration = registration
+        self._consumer = consumer
+        self._held: dict[Mail, float] = {}
+        self._busy: set[asyncio.Task[Any] | None] = set()
+        self._stopping = False
+        self.workers = [asyncio.create_task(self._work()) for _ in range(registration.concurrency)]
+        self._reporter = asyncio.create_task(self._report())
+
+    async def _work(self) -> None:
+        async for message in self._consumer:
+            task = asyncio.current_task()
+            self._busy.add(task)
+            try:
+                await self._handle(message)
+            finally:
+                self._busy.discard(task)
+            if self._stopping:
+                return
+
+    async def _handle(self, message: Any) -> None:
+        if isinstance(message, Mail):
+            self._held[message] = monotonic()
+        result, error = None, None
+        try:
+            result = await self._registration.handler(message)
+        except Exception as failure:
+            error = failure
+        except (KeyboardInterrupt, asyncio.CancelledError) as end:
+            if isinstance(end, KeyboardInterrupt) or self._is_cancelled():
+                untouched(message)
+            raise
+        finally:
+            self._held.pop(message, None)
+        await settle(self._consumer, message, result, error, self._registration.on_error)
+
+    def _is_cancelled(self) -> bool:
+        """Whether `run` has ended, and not something that a handler waited for."""
+        task = asyncio.current_task()
+        return task is not None and task.cancelling() > 0
+
+    async def _report(self) -> None:
+        while isinstance(self._consumer, QueueConsumer):
+            every = self._consumer.report_seconds
+            await asyncio.sleep(every)
+            due = monotonic() - every / 2
+            for message, begun in self._held.items():
+                if begun <= due:
+                    message.in_progress()
+
+    def stop(self) -> None:
+        """Take no more messages; those who are at work go on."""
+        self._stopping = True
+        for worker in self.workers:
+            if worker not in self._busy:
+                worker.cancel()
+
+    async def close(self) -> None:
+        """End it at once. What a handler still had goes back to the queue, untouched."""
+        tasks = [*self.workers, self._reporter]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._consumer.cancel()
+
+
+async def serve(registrations: Sequence[Registration], stopped: asyncio.Event) -> None:
+    """Serve until `stopped`, and until what is at work then is done.
+
+    Raises what a handler of a stream raised, and what ended the session.
+    """
+    slots: list[HandlerSlot] = []
+    stop = asyncio.create_task(stopped.wait())
+    try:
+        for registration in registrations:
+            slots.append(HandlerSlot(registration, await registration.open()))
+        workers = [worker for slot in slots for worker in slot.workers]
+        await asyncio.wait({stop, *workers}, return_when=asyncio.FIRST_COMPLETED)
+        for slot in slots:
+            slot.stop()
+        if workers:
+            await asyncio.wait(workers)
+        for worker in workers:
+            if not worker.cancelled():
+                worker.result()
+    finally:
+        stop.cancel()
+        for slot in slots:
+            await slot.close()

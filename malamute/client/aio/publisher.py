@@ -1,0 +1,79 @@
+"""Publishing in bulk, on an event loop. `link/publisher` has how it works."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from types import TracebackType
+from typing import Self
+
+from malamute.client.link.publisher import PublisherBase
+from malamute.client.session.outbox import Command
+from malamute.client.session.receipts import Confirmation
+from malamute.errors import MalamuteError
+from malamute.protocol.batch import Body, Headers
+
+
+class Receipt(Confirmation):
+    """What became of one message. Receipts are cheap: keep those that matter, drop the others."""
+
+    __slots__ = ("_wait",)
+
+    def __init__(
+        self, command: Command, place: int, wait: Callable[[Command, float | None], Awaitable[None]]
+    ) -> None:
+        super().__init__(command, place)
+        self._wait = wait
+
+    async def wait(self, timeout: float | None = None) -> int:
+        """Wait for the answer, `timeout` seconds at most; the result is `sequence`.
+
+        Raises the error of a message that was refused, and `TimedOut`.
+        """
+        if not self._command.done:
+            await self._wait(self._command, timeout)
+        return self.sequence
+
+
+class Publisher(PublisherBase):
+    """As `malamute.client.sync.publisher.Publisher`, with a timer that sends what lingers."""
+
+    async def publish(self, subject: str, body: Body, headers: Headers | None = None) -> Receipt:
+        """Publish one message. It does not wait, unless the window is full.
+
+        Raises as in blocking programs. When it raises, or is cancelled before it returns, and the message
+        was not refused, it is published or not as a whole.
+        """
+        command, place = await self._publish(subject, body, headers)
+        if self._batch.records:
+            self._driver.within(self._linger)
+        return Receipt(command, place, self._wait)
+
+    async def publish_many(
+        self,
+        subjects: Sequence[str],
+        bodies: Sequence[Body],
+        headers_list: Sequence[Headers | None] | None = None,
+    ) -> None:
+        """Publish many messages, given as columns of one length. `flush` tells when they are stored."""
+        await self._publish_many(subjects, bodies, headers_list)
+
+    async def flush(self, timeout: float | None = None) -> None:
+        """Send what is left, and wait until all of it is confirmed if that was asked for."""
+        await self._flush(timeout)
+
+    async def close(self) -> None:
+        """Flush, for the last time. Raises as `flush` does."""
+        await self._close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            await self.close()
+        except MalamuteError:
+            # What went wrong in the block is what its author has to see.
+            if kind is None:
+                raise

@@ -1,0 +1,484 @@
+"""The calls of a client, written once for both edges: what is asked of the session, and what is waited for.
+
+`sync` and `aio` add their signatures, and the kinds of consumers and publishers that they hand out.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from math import inf
+from typing import Any, TypedDict, TypeVar
+
+from malamute.client.events import Event
+from malamute.client.link.connection import Connection
+from malamute.client.link.consumers import MailboxBase, outcome_of
+from malamute.client.link.driver import Driver
+from malamute.client.link.handlers import Registration, registration
+from malamute.client.link.link import HEARTBEAT_MAX, HEARTBEAT_MIN, AnyContext, shared_context
+from malamute.client.link.publisher import Carry
+from malamute.client.options import (
+    RequestOptions,
+    SendOptions,
+    Span,
+    When,
+    milliseconds,
+    properties_of,
+    start_words,
+)
+from malamute.client.session.batch import check_subject, check_subjects, is_stored, record_of, records_of
+from malamute.client.session.inbox import Criteria
+from malamute.client.session.outbox import Command
+from malamute.client.session.questions import Change, Query
+from malamute.client.session.receipts import Delivery, Tracking
+from malamute.client.session.replies import PendingRequest
+from malamute.client.session.route import Route, urls_of
+from malamute.client.session.session import Session, State
+from malamute.client.session.sources import QueueSource, Source, StreamSource
+from malamute.errors import ConnectTimeout, InvalidValue, MalamuteError, TimedOut
+from malamute.protocol.arguments import PAGED, PAGING
+from malamute.protocol.batch import Body, Headers, pack
+from malamute.protocol.limits import RECORD_LARGE_BYTES
+from malamute.protocol.messages import BY_TYPE, UNLIMITED, Publish
+
+DEFAULT_URL = "tcp://127.0.0.1:9999"
+DEFAULT_TIMEOUT = 5.0
+HEARTBEAT = 5.0
+CREDIT = 10_000
+CREDIT_BYTES = 8 * 1024 * 1024
+MAIL_CREDIT = 1000
+BATCH_MESSAGES = 1000
+LINGER = 0.005
+PUBLISHER_TIMEOUT = 30.0
+FAST_PATH_MESSAGES_MAX = 64
+"""Messages published one by one before a look at what the broker says."""
+
+
+class SubscribeOptions(TypedDict, total=False):
+    """The options of `subscribe`, for a handler."""
+
+    where: str
+    start: When
+    cursor: str
+    committed: bool
+    family: str
+    criteria: Criteria | None
+    credit: int
+    credit_bytes: int
+    timeout: float | None
+
+
+AnyDriver = TypeVar("AnyDriver", bound=Driver)
+
+_PUBLISH = BY_TYPE[Publish].opcode
+_log = logging.getLogger("malamute")
+
+
+async def open_driver(
+    make: Callable[[Session, Connection, float], AnyDriver],
+    url: str | Sequence[str],
+    *,
+    address: str,
+    timeout: float,
+    software: str,
+    heartbeat: float,
+    context: AnyContext | None,
+) -> AnyDriver:
+    """Connect, and wait until the broker has answered. Raises as `connect` does."""
+    # The first byte of a routing id must not be 0: such ids belong to ZeroMQ.
+    identity = bytes([1 + secrets.randbelow(255)]) + secrets.token_bytes(15)
+    if not HEARTBEAT_MIN <= heartbeat <= HEARTBEAT_MAX:
+        raise InvalidValue(f"a heartbeat is {HEARTBEAT_MIN} to {HEARTBEAT_MAX} seconds, not {heartbeat}")
+    session = Session(identity, address=address, software=software or _software(), heartbeat=heartbeat)
+    route = Route(urls_of(url))
+    connection = Connection(context or shared_context(), route, identity, heartbeat)
+    driver = make(session, connection, timeout)
+    try:
+        await driver.wait(lambda: session.state is State.READY, timeout, "connecting")
+    except TimedOut:
+        driver.close()
+        raise ConnectTimeout(f"no broker answered at {route} within {timeout} s") from None
+    except BaseException:
+        driver.close()
+        raise
+    return driver
+
+
+def _software() -> str:
+    from malamute import __version__
+
+    return f"malamute-python/{__version__}"
+
+
+class ClientBase:
+    """A connection to a broker."""
+
+    def __init__(self, driver: Driver) -> None:
+        self._driver = driver
+        self._session = driver.session
+        self._mailbox: MailboxBase | None = None
+        self._handlers: list[Registration] = []
+        self._fast_path_left = FAST_PATH_MESSAGES_MAX
+        self._stream = ""
+
+    @property
+    def url(self) -> str:
+        """Where it is connected to, or tries to be."""
+        return self._driver.connection.url
+
+    @property
+    def address(self) -> str:
+        """The name of the client's mailbox; empty for an anonymous client."""
+        return self._session.address
+
+    @property
+    def connected(self) -> bool:
+        """Whether the session was open when the connection was last looked at."""
+        return self._session.state is State.READY
+
+    @property
+    def broker(self) -> str:
+        """The id of the broker, in hexadecimal."""
+        return self._session.broker.hex()
+
+    @property
+    def on_event(self) -> Callable[[Event], object]:
+        """What is called with each event, in the client's thread, from within whatever call is under way.
+
+        An exception that it raises comes out of that call; on an event loop it goes to the loop's handler
+        where no call is under way. By default events go to the logger `malamute`.
+        """
+        return self._driver.on_event
+
+    @on_event.setter
+    def on_event(self, handler: Callable[[Event], object]) -> None:
+        self._driver.on_event = handler
+
+    # Messages
+
+    def _publish_fast_path(self, stream: str, subject: str, body: Body, headers: Headers | None) -> bool:
+        """Publish a message to the stream of the last one, when nothing is in its way: past the session."""
+        driver = self._driver
+        if stream != self._stream or not self._fast_path_left or not driver.is_owner:
+            return False
+        outbox = self._session.outbox
+        outbox.check()
+        if not outbox.clear:
+            return False
+        check_subject(subject)
+        record = record_of(headers, body)
+        if len(record) >= RECORD_LARGE_BYTES:
+            return False
+        self._fast_path_left -= 1
+        return driver.send_unqueued(pack((_PUBLISH, stream, 0, (subject,), (record,))))
+
+    async def _publish(
+        self,
+        stream: str,
+        subject: str,
+        body: Body,
+        headers: Headers | None,
+        *,
+        assurance: str,
+        timeout: float | None,
+    ) -> int:
+        check_subject(subject)
+        record = record_of(headers, body)
+        command = Command() if is_stored(assurance) else None
+        await self._driver.make_room(numbered=command is not None, timeout=timeout)
+        self._session.sending.publish(stream, [subject], [record], command)
+        self._fast_path_left, self._stream = FAST_PATH_MESSAGES_MAX, stream
+        await self._driver.ship()
+        return await self._settle(command, timeout)
+
+    async def _publish_batch(
+        self,
+        stream: str,
+        subjects: Sequence[str],
+        bodies: Sequence[Body],
+        headers_list: Sequence[Headers | None] | None,
+        timeout: float | None,
+    ) -> int:
+        if not subjects or {len(subjects)} != {len(bodies), len(headers_list or subjects)}:
+            raise InvalidValue("a batch has columns of one length, and is not empty")
+        check_subjects(subjects)
+        records = records_of(headers_list, bodies)
+        command = Command()
+        await self._driver.make_room(numbered=True, timeout=timeout)
+        self._session.sending.publish(stream, subjects, records, command)
+        await self._driver.ship()
+        return await self._settle(command, timeout)
+
+    async def _send(
+        self,
+        address: str,
+        subject: str,
+        body: Body,
+        headers: Headers | None,
+        *,
+        assurance: str,
+        timeout: float | None,
+        options: SendOptions,
+    ) -> tuple[Command, Tracking | None]:
+        check_subject(subject)
+        record = record_of(headers, body)
+        properties = properties_of(options)
+        confirmed = _is_confirmed(assurance, properties)
+        numbered = confirmed or is_stored(assurance)
+        await self._driver.make_room(numbered=numbered, timeout=timeout)
+        command, tracking = Command(), None
+        if confirmed:
+            tracking = self._session.sending.send_tracked(address, subject, record, command, properties)
+        else:
+            given = command if numbered else None
+            self._session.sending.send(address, [subject], [record], given, properties)
+        await self._driver.ship()
+        if numbered:
+            await self._settle(command, timeout)
+        else:
+            command.settle()
+        return command, tracking
+
+    async def _wait_for_outcome(self, delivery: Delivery, timeout: float | None) -> str:
+        return await outcome_of(self._driver, delivery, timeout)
+
+    async def _withdraw(self, kind: str, name: str, correlation: int | str, timeout: float | None) -> int:
+        self._driver.check()
+        query = self._session.questions.withdraw(kind, name, correlation)
+        return int(await self._answered(query, timeout, "no answer to a withdrawal") or 0)
+
+    async def _settle(self, command: Command | None, timeout: float | None) -> int:
+        if command is None:
+            return 0
+        await self._driver.wait_for_broker(lambda: command.done, timeout, "waiting for the confirmation")
+        if command.error is not None:
+            raise command.error
+        return command.sequence
+
+    async def _request(
+        self,
+        service: str,
+        subject: str,
+        body: Body,
+        headers: Headers | None,
+        *,
+        assurance: str,
+        timeout: float | None,
+        options: RequestOptions,
+    ) -> PendingRequest:
+        check_subject(subject)
+        record = record_of(headers, body)
+        properties = properties_of(options)
+        tracked = _is_confirmed(assurance, properties)
+        numbered = tracked or is_stored(assurance)
+        await self._driver.make_room(numbered=numbered, timeout=timeout)
+        pending = self._session.sending.request(
+            service, subject, record, numbered=numbered, tracked=tracked, options=properties
+        )
+        if not numbered:
+            pending.command.settle()
+        try:
+            await self._driver.ship()
+        except BaseException:
+            self._session.sending.forget(pending)
+            raise
+        return pending
+
+    def _to_stream(self, stream: str) -> Carry:
+        self._driver.check()
+        return partial(self._session.sending.publish, stream)
+
+    def _to_mailbox(self, address: str) -> Carry:
+        self._driver.check()
+        return partial(self._session.sending.send, address)
+
+    # Sources
+
+    async def _subscribe(
+        self,
+        stream: str,
+        criteria: Criteria,
+        *,
+        where: str,
+        start: When,
+        cursor: str,
+        committed: bool,
+        credit: float,
+        credit_bytes: float,
+        timeout: float | None,
+    ) -> StreamSource:
+        self._driver.check()
+        source = self._session.inbox.subscribe(
+            stream,
+            criteria,
+            where=where,
+            start=start_words(start),
+            cursor=cursor,
+            committed=committed,
+            credit=_window(credit),
+            credit_bytes=_window(credit_bytes),
+        )
+        await self._opened(source, timeout)
+        return source
+
+    async def _offer(
+        self,
+        service: str,
+        criteria: Criteria,
+        *,
+        credit: float,
+        credit_bytes: float,
+        ack_timeout: Span | None,
+        timeout: float | None,
+    ) -> QueueSource:
+        self._driver.check()
+        source = self._session.inbox.offer(
+            service,
+            criteria,
+            credit=_window(credit),
+            credit_bytes=_window(credit_bytes),
+            ack_timeout=0 if ack_timeout is None else milliseconds(ack_timeout),
+        )
+        await self._opened(source, timeout)
+        return source
+
+    async def _opened(self, source: Source, timeout: float | None) -> None:
+        try:
+            await self._driver.wait_for_broker(lambda: source.open or source.ended, timeout, "no answer")
+        except BaseException:
+            self._session.inbox.cancel(source)
+            self._driver.send()
+            raise
+        if source.error is not None:
+            raise source.error
+
+    def _open_mailbox(self, credit: float, credit_bytes: float) -> QueueSource:
+        self._driver.check()
+        if not self.address:
+            raise InvalidValue("a client without an address has no mailbox: connect with one")
+        source = self._session.inbox.open_mailbox(_window(credit), _window(credit_bytes))
+        self._driver.send()
+        return source
+
+    # Handlers
+
+    def _handler(
+        self, open_: Callable[[], Any], *, concurrency: int = 1, on_error: str = "nak"
+    ) -> Callable[[Any], Any]:
+        """A decorator that keeps a function, to be called with what the consumer that `open_` makes takes."""
+
+        def register(handler: Callable[[Any], Any]) -> Callable[[Any], Any]:
+            self._handlers.append(registration(open_, handler, concurrency=concurrency, on_error=on_error))
+            return handler
+
+        return register
+
+    # The connection
+
+    async def _ask(
+        self, topic: str, arguments: dict[str, Any], timeout: float | None, *, change: bool
+    ) -> Any:
+        self._driver.check()
+        questions = self._session.questions
+        what = f"no answer about {topic!r}"
+        if not change:
+            return await self._query(topic, arguments, timeout, what)
+        await self._driver.wait_for_broker(lambda: questions.may_change, timeout, "room for one more change")
+        return await self._answered(questions.change(topic, arguments), timeout, what)
+
+    async def _query(self, topic: str, arguments: dict[str, Any], timeout: float | None, what: str) -> Any:
+        query = self._session.questions.query
+        if topic not in PAGED or PAGING & arguments.keys():
+            return await self._answered(query(topic, arguments), timeout, what)
+        # A list comes in pages, and the last one is empty.
+        rows: list[dict[str, Any]] = []
+        while found := await self._answered(query(topic, arguments), timeout, what):
+            rows += found
+            arguments = {**arguments, "after_name": found[-1][PAGED[topic]]}
+        return rows
+
+    async def _answered(self, query: Query | Change, timeout: float | None, what: str) -> Any:
+        try:
+            await self._driver.wait_for_broker(lambda: query.done, timeout, what)
+        finally:
+            self._session.questions.abandon(query)
+        if query.error is not None:
+            raise query.error
+        return query.value
+
+    async def _flush(self, timeout: float | None) -> None:
+        self._driver.check()
+        outbox = self._session.outbox
+        self._driver.prepare()
+        ping = self._session.questions.ping()
+        await self._driver.wait_for_broker(
+            lambda: ping.done and not len(outbox), timeout, "waiting for the broker"
+        )
+        if ping.error is not None:
+            raise ping.error
+
+    async def _close(self, timeout: float | None) -> None:
+        driver, session = self._driver, self._session
+        driver.check_owner()
+        if driver.closed:
+            return
+        try:
+            if session.error is None:
+                if self._mailbox is not None:
+                    self._mailbox.acknowledge()
+                await self._flush(timeout)
+                session.close()
+                await driver.wait_for_broker(lambda: session.error is not None, timeout, "closing")
+        finally:
+            driver.close()
+
+    def drain(self) -> None:
+        """Take nothing more, so that the program can come to its end. It does not wait.
+
+        Subscriptions end after what has come; requests that wait here go back untouched, and mail does so at
+        the end. What is in hand can still be settled, and everything can still be published. `close` does
+        the rest. It may be called by a signal handler, and does nothing when the client has ended.
+        """
+        self._driver.check_owner()
+        self._driver.drain()
+
+    async def _leave(self, *, failed: bool) -> None:
+        """The end of a block: close it."""
+        if not failed:
+            await self._close(None)
+            return
+        if self._mailbox is not None:
+            self._mailbox.leave()
+        try:
+            await self._close(None)
+        except MalamuteError as late:
+            # What went wrong in the block is what its author has to see.
+            _log.warning("closing the client: %s", late)
+
+    def __repr__(self) -> str:
+        name = f" {self.address!r}" if self.address else ""
+        return f"<Client{name} at {self.url} {self._session.state.value}>"
+
+
+def criteria_of(patterns: Sequence[str], family: str, criteria: Criteria | None) -> Criteria:
+    """The criteria of patterns of one family, and others in addition; all messages when there are none."""
+    together = [(family, pattern) for pattern in patterns] + [*(criteria or ())]
+    return together or [("all", "")]
+
+
+def _is_confirmed(assurance: str, properties: Mapping[str, Any]) -> bool:
+    """Whether the outcome is asked for. Raises `InvalidValue` for a tracker where it is not."""
+    confirmed = assurance == "confirmed"
+    if "tracker" in properties and not confirmed:
+        raise InvalidValue("a tracker is for the assurance 'confirmed'")
+    return confirmed
+
+
+def _window(credit: float) -> int:
+    if credit in (inf, UNLIMITED):
+        return UNLIMITED
+    if credit < 1:
+        raise InvalidValue(f"a window of credit is 1 or more, or -1 for no limit, not {credit}")
+    return int(credit)

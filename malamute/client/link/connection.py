@@ -1,0 +1,92 @@
+"""A connection that mends: one link after the other, by the URLs and at the times that the route tells.
+
+    TRYING ──it stands──▶ UP
+       │ ▲                 │
+       ▼ └───its time──┐   ▼
+    (no answer) ─────▶ BROKEN
+
+There is no thread and no timer in it: whoever waits wakes up at `due`, and asks for the `changes`.
+"""
+
+from __future__ import annotations
+
+import enum
+import random
+from collections.abc import Callable, Iterator
+from math import inf
+from time import monotonic
+
+from malamute.client.link.link import AnyContext, Link
+from malamute.client.session.route import Route
+from malamute.errors import OutOfSockets
+
+ATTEMPT_SECONDS = 3.0
+"""How long one URL may take to answer before the next one is tried."""
+
+
+class _Phase(enum.Enum):
+    TRYING = "trying"
+    UP = "up"
+    BROKEN = "broken"
+
+
+class Connection:
+    """The links of one client.
+
+    Raises `InvalidValue` for a URL that is none, when its turn comes, and `OutOfSockets`.
+    """
+
+    def __init__(self, context: AnyContext, route: Route, identity: bytes, heartbeat: float) -> None:
+        self.route = route
+        self.before_close: Callable[[], None] = lambda: None
+        """Called before the socket of a link is closed; whoever watches its files lets go of them."""
+        self._context = context
+        self._identity = identity
+        self._heartbeat = heartbeat
+        self.url = route.next(0.0)[0]
+        self.link = Link(context, self.url, identity, heartbeat)
+        self._begun()
+
+    def _begun(self) -> None:
+        self.due = monotonic() + ATTEMPT_SECONDS
+        self._phase = _Phase.TRYING
+
+    def changes(self, now: float) -> Iterator[bool]:
+        """What happened: True where a connection was made, False where it broke. Takes the next attempt."""
+        for up in self.link.changes():
+            if up:
+                self._phase, self.due = _Phase.UP, inf
+                yield True
+            elif self._phase is not _Phase.BROKEN:
+                self._plan(now)
+                yield False
+        if now >= self.due:
+            self._go_on(now)
+
+    def _plan(self, now: float) -> None:
+        self._phase = _Phase.BROKEN
+        self._next, wait = self.route.next(random.random())
+        self.due = now + wait
+
+    def _go_on(self, now: float) -> None:
+        if self._phase is _Phase.TRYING:
+            self._plan(now)
+        if now >= self.due:
+            try:
+                link = Link(self._context, self._next, self._identity, self._heartbeat)
+            except OutOfSockets:
+                # There may be some again by the next attempt.
+                self._plan(now)
+                raise
+            self._end()
+            self.url, self.link = self._next, link
+            self._begun()
+
+    def _end(self) -> None:
+        self.before_close()
+        self.link.close()
+
+    def close(self) -> None:
+        """Close it at once, for good."""
+        self.due = inf
+        self._end()

@@ -1,0 +1,396 @@
+"""Where messages are taken from: subscriptions, the mailbox, replies, and requests. What both edges share.
+
+All of them hand out messages from a filled buffer; the connection is asked only when the buffer is empty.
+Nothing that was taken out of a buffer is ever held over a wait, so a wait that fails or is cancelled loses no
+message: it is still there for the next call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import islice
+from time import monotonic
+
+from malamute.client.link.driver import Driver
+from malamute.client.session.batch import is_stored, record_of
+from malamute.client.session.message import Mail, Message, ServiceRequest
+from malamute.client.session.outbox import Command
+from malamute.client.session.receipts import Delivery
+from malamute.client.session.replies import PendingRequest
+from malamute.client.session.sources import Item, QueueSource, StreamSource
+from malamute.errors import Closed, InvalidValue, MalamuteError, TimedOut
+from malamute.protocol.batch import Body, Columns, Headers
+
+ACKS_MAX = 100
+"""Acknowledgements that wait to be sent, at most."""
+
+ACK_DELAY = 0.1
+"""Seconds that an acknowledgement waits at most while its consumer goes on taking messages."""
+
+
+PROGRESS_SECONDS = 5.0
+"""How often progress is reported to a broker that tells no ack timeout."""
+
+
+class SubscriptionBase:
+    """The messages of a stream that meet the criteria, in order."""
+
+    def __init__(self, driver: Driver, source: StreamSource) -> None:
+        self._driver = driver
+        self._source = source
+        self._ready: Iterator[Message] = iter(())
+        self._fills = 0
+        self._handled = 0
+
+    @property
+    def stream(self) -> str:
+        """The stream's name."""
+        return self._source.stream
+
+    @property
+    def first(self) -> int:
+        """The first sequence that could come, where the subscription began."""
+        assert self._source.first is not None, "the broker tells it before the subscription is handed out"
+        return self._source.first
+
+    @property
+    def last(self) -> int | None:
+        """The last sequence that has come, or was told to be missing; None before the first is known."""
+        return self._source.last
+
+    @property
+    def gaps(self) -> int:
+        """How many times messages were told to be missing. `Client.on_event` has each with its range."""
+        return self._source.gaps
+
+    async def _fill(self, timeout: float | None) -> bool:
+        """Have something in `_ready`, waiting for it if need be. False at the end of the subscription."""
+        driver, source, fills = self._driver, self._source, self._fills
+        self._consume()
+        if source.waiting:
+            await driver.pause()
+        else:
+            await driver.wait(
+                lambda: source.waiting or source.ended or self._fills != fills,
+                timeout,
+                f"no message of {source.stream!r}",
+            )
+        # Another task may have filled it meanwhile.
+        return self._fills != fills or self._refill()
+
+    def _consume(self) -> None:
+        # What was handed out is consumed when more is asked for.
+        driver, source = self._driver, self._source
+        driver.check_owner()
+        source.consume()
+        driver.session.inbox.refill(source)
+        driver.send()
+
+    def _refill(self) -> bool:
+        source = self._source
+        if not source.waiting:
+            if source.error is not None:
+                raise source.error
+            return False
+        self._ready = source.take()
+        self._fills += 1
+        return True
+
+    async def _receive(self, timeout: float | None) -> Message:
+        while True:
+            for message in self._ready:
+                return message
+            if not await self._fill(timeout):
+                raise Closed("the subscription is cancelled, and nothing is left of it")
+
+    async def _take(self, most: int, timeout: float | None) -> list[Message]:
+        messages = [*islice(self._ready, most)]
+        while not messages and most > 0:
+            try:
+                if not await self._fill(timeout):
+                    return messages
+            except TimedOut:
+                return messages
+            messages = [*islice(self._ready, most)]
+        while len(messages) < most and self._source.waiting:
+            self._consume()
+            self._refill()
+            messages += islice(self._ready, most - len(messages))
+        return messages
+
+    async def _columns(self, timeout: float | None, enough: Callable[[], object]) -> Columns | None:
+        driver, source = self._driver, self._source
+        self._consume()
+        if not source.waiting:
+            what = f"no message of {source.stream!r}"
+            await driver.wait(lambda: source.waiting or source.ended or enough(), timeout, what)
+        if not source.waiting:
+            if source.error is not None:
+                raise source.error
+            return None
+        return source.take_columns()
+
+    def handled(self, message: Message) -> None:
+        """A handler is done with this message: the cursor is to move behind it, when somebody waits."""
+        if self._source.cursor:
+            self._handled = message.sequence
+            self._driver.before_wait[self] = self._commit_handled
+
+    def _commit_handled(self) -> None:
+        session = self._driver.session
+        if session.error is None and session.outbox.room(numbered=True):
+            del self._driver.before_wait[self]
+            session.sending.commit(self.stream, self._source.cursor, self._handled, Command())
+
+    async def _commit(self, message: Message | int, timeout: float | None) -> None:
+        if not self._source.cursor:
+            raise InvalidValue("this subscription has no cursor: subscribe with cursor=NAME")
+        sequence = message if isinstance(message, int) else message.sequence
+        driver = self._driver
+        await driver.make_room(numbered=True, timeout=timeout)
+        command = Command()
+        driver.session.sending.commit(self.stream, self._source.cursor, sequence, command)
+        await driver.ship()
+        await driver.wait_for_broker(lambda: command.done, timeout, "the position was not confirmed")
+        if command.error is not None:
+            raise command.error
+
+    def cancel(self) -> None:
+        """End the subscription. What has come already can still be taken."""
+        _cancel(self._driver, self._source)
+
+    def __repr__(self) -> str:
+        state = "cancelled" if self._source.ended else "open"
+        return f"<Subscription {self._source.stream!r} {state}, last {self._source.last}>"
+
+
+def _cancel(driver: Driver, source: StreamSource | QueueSource) -> None:
+    driver.check_owner()
+    if not source.ended and driver.session.error is None:
+        driver.session.inbox.cancel(source)
+        driver.send()
+        driver.changed()
+
+
+class QueueConsumer:
+    """What the mailbox and the offers to work share: single messages, each to be finished."""
+
+    def __init__(self, driver: Driver, source: QueueSource) -> None:
+        self._driver = driver
+        self._source = source
+        self._acknowledged_at = 0.0
+
+    @property
+    def waiting(self) -> int:
+        """How many have come and were not taken yet."""
+        return len(self._source.waiting)
+
+    @property
+    def report_seconds(self) -> float:
+        """How often the broker has to be told of a message that is still worked on."""
+        return self._source.ack_timeout / 3 or PROGRESS_SECONDS
+
+    # To be called by the messages themselves.
+
+    def finish(self, message: Mail, reason: str | None = None) -> None:
+        """Acknowledge one message, or reject it with a reason."""
+        driver, source = self._driver, self._source
+        driver.check_owner()
+        source.finish(message.sequence, reason=reason)
+        driver.session.inbox.refill(source)
+        now = monotonic()
+        if not source.waiting or source.acks >= ACKS_MAX or now - self._acknowledged_at >= ACK_DELAY:
+            self._acknowledged_at = now
+            driver.session.inbox.acknowledge(source)
+        else:
+            driver.within(ACK_DELAY)
+        driver.send()
+
+    def give_back(self, message: Mail, delay: int) -> None:
+        """Give one message back, for a while in milliseconds, or as long as the broker says for -1."""
+        self._driver.check_owner()
+        self._driver.session.inbox.give_back(self._source, message.sequence, delay)
+        self._driver.send()
+
+    def release(self, message: Mail) -> None:
+        """Give one message back untouched."""
+        self._driver.check_owner()
+        self._driver.session.inbox.release(self._source, message.sequence)
+        self._driver.send()
+
+    def report(self, message: Mail) -> None:
+        """Report that one message is still worked on."""
+        self._driver.check_owner()
+        self._driver.session.inbox.report(self._source, [message.sequence])
+        self._driver.send()
+
+    async def _next(self, timeout: float | None, what: str) -> Item | None:
+        """The next message, which is held from now on; None when the queue has ended."""
+        driver, source = self._driver, self._source
+        driver.check_owner()
+        if not source.waiting:
+            await driver.wait(
+                lambda: source.waiting or source.ended or source.draining or source.closed, timeout, what
+            )
+        if driver.drain_due:
+            driver.turn()
+        if source.has_one:
+            return source.hand_out()
+        if source.error is not None:
+            raise source.error
+        return None
+
+
+class MailboxBase(QueueConsumer):
+    """The mail of the client's address, in order.
+
+    With `auto_ack` a message is acknowledged when the next one is asked for. It is closed at the end of the
+    last of its blocks: what came and was not taken goes back to the broker as if it had never been delivered.
+    """
+
+    def __init__(self, driver: Driver, source: QueueSource, *, auto_ack: bool) -> None:
+        super().__init__(driver, source)
+        self.auto_ack = auto_ack
+        self._blocks = 0
+        self._current: Mail | None = None
+
+    @property
+    def closed(self) -> bool:
+        """Whether it gives no more mail, until `Client.mailbox` opens it again."""
+        return self._source.closed
+
+    def enter(self) -> None:
+        """Begin a block: it stays open until this one has ended, too."""
+        self._blocks += 1
+
+    async def _receive(self, timeout: float | None) -> Mail:
+        self.acknowledge()
+        item = await self._next(timeout, "no mail")
+        if item is None:
+            raise Closed("the mailbox is closed; Client.mailbox opens it again")
+        mail = Mail(*item, self)
+        if self.auto_ack:
+            self._current = mail
+        return mail
+
+    def acknowledge(self) -> None:
+        """With `auto_ack`: acknowledge what was handed out last, now."""
+        current, self._current = self._current, None
+        if current is not None:
+            current.ack()
+
+    def leave(self) -> None:
+        """With `auto_ack`: leave what was handed out last unacknowledged; it will be delivered again."""
+        self._current = None
+
+    def cancel(self) -> None:
+        """End it, or the block: acknowledge what was handed out last, and give back the rest."""
+        driver = self._driver
+        driver.check_owner()
+        self._blocks = max(0, self._blocks - 1)
+        if driver.session.error is None:
+            self.acknowledge()
+            if not self._blocks:
+                driver.session.inbox.close_mailbox()
+                driver.send()
+                driver.changed()
+
+    def _leave(self, *, failed: bool) -> None:
+        if failed:
+            self.leave()
+        self.cancel()
+
+
+class WorkerBase(QueueConsumer):
+    """Requests to a service, each to be answered."""
+
+    async def _answer(
+        self, request: ServiceRequest, body: Body, headers: Headers | None, *, final: bool, assurance: str
+    ) -> Command:
+        command, stored = Command(), is_stored(assurance)
+        record = record_of(headers, body)
+        request.check_open()
+        driver = self._driver
+        await driver.make_room(numbered=stored)
+        request.check_open()
+        driver.session.sending.reply(
+            self._source, request.sequence, record, command if stored else None, final=final
+        )
+        if final:
+            request.completed()
+        if not stored:
+            command.settle()
+        await driver.ship()
+        return command
+
+    async def _wait(self, command: Command, timeout: float | None) -> None:
+        await self._driver.wait(lambda: command.done, timeout, "waiting for a confirmation")
+
+    def cancel(self) -> None:
+        """Work no more: requests that are not finished go back to the queue."""
+        _cancel(self._driver, self._source)
+
+
+async def outcome_of(driver: Driver, delivery: Delivery, timeout: float | None) -> str:
+    """Wait until nothing more can be known of a message. Raises what it was refused with, and `TimedOut`."""
+    with driver.session.sending.expecting():
+        await driver.wait(lambda: delivery.done, timeout, "no outcome")
+    return delivery.outcome
+
+
+class ReplyStream(Delivery):
+    """The replies to one request, as they come, and how it ended. The time counts from the request on."""
+
+    def __init__(self, driver: Driver, pending: PendingRequest, timeout: float) -> None:
+        super().__init__(pending.command, pending.tracking)
+        self._driver = driver
+        self._pending = pending
+        self._timeout = timeout
+        self._deadline = monotonic() + timeout
+        self._ended = False
+
+    async def _next(self) -> Mail | None:
+        """The next reply; None after the final one, and when the request is known to have ended without."""
+        pending, driver = self._pending, self._driver
+        driver.check_owner()
+        if self._ended:
+            return None
+        try:
+            if not pending.waiting:
+                await driver.wait(self._is_due, max(0.0, self._deadline - monotonic()), "no final reply")
+            if self._ended:
+                return None
+            if not pending.waiting and pending.command.error is not None:
+                raise pending.command.error
+            if not pending.waiting:
+                # Its outcome stands behind its replies in the mailbox: none is to come.
+                self.cancel()
+                return None
+        except MalamuteError as error:
+            self.cancel()
+            if isinstance(error, TimedOut):
+                raise TimedOut(f"no final reply within {self._timeout} s") from None
+            raise
+        reply = Mail(*driver.session.sending.take_reply(pending), None)
+        if reply.final:
+            self.cancel()
+        return reply
+
+    def _is_due(self) -> bool:
+        tracking = self._tracking
+        return (
+            bool(self._pending.waiting)
+            or self._command.error is not None
+            or self._ended
+            or (tracking is not None and tracking.done)
+        )
+
+    async def _outcome(self, timeout: float | None) -> str:
+        return await outcome_of(self._driver, self, timeout)
+
+    def cancel(self) -> None:
+        """Wait for no more replies: what still comes is dropped."""
+        self._driver.check_owner()
+        self._ended = True
+        self._driver.session.sending.forget(self._pending)
+        self._driver.changed()

@@ -1,0 +1,175 @@
+"""The socket: one DEALER for one connection, and the monitor that tells when it stands and when it broke.
+
+libzmq makes the connection and keeps heartbeats going in its own thread, so a program that is busy with a
+message stays connected. It does not reconnect: every attempt is a link of its own, to the URL whose turn it
+is, and nothing of an older connection can turn up on it. `IMMEDIATE` keeps frames out of a connection that
+does not stand yet, where they would overtake HELLO.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from errno import EMFILE
+from struct import Struct
+
+import zmq
+
+from malamute.errors import InvalidValue, OutOfSockets
+from malamute.protocol.batch import Frame
+from malamute.protocol.limits import RECORD_LARGE_BYTES
+
+HEARTBEATS_MISSED = 3
+"""A connection is taken for broken when nothing has come for so many heartbeats."""
+HEARTBEAT_MIN = 0.01
+HEARTBEAT_MAX = 20.0
+"""In seconds. libzmq counts the time that the other side is given in 16 bits of milliseconds."""
+WAIT_MAX_MS = 500
+"""How long one poll may take. Python handles a signal that comes right before a poll only after it."""
+SOCKETS_MAX = 16_384
+"""Sockets in the context that clients share, three for each. libzmq's own 1023 are for 341 clients."""
+RECEIVE_COMMANDS = 200
+"""Commands taken from the socket in one go, so that sending and events get their turn."""
+
+_OPTIONS = {
+    zmq.LINGER: 0,
+    zmq.IMMEDIATE: 1,
+    # Credit is what bounds them. While this is full, nobody reads the broker's heartbeats.
+    zmq.RCVHWM: 1_000_000,
+    zmq.RECONNECT_IVL: -1,
+}
+_EVENT = Struct("=H")
+_UP = zmq.Event.HANDSHAKE_SUCCEEDED
+_DOWN = (
+    zmq.Event.DISCONNECTED
+    | zmq.Event.CLOSED
+    | zmq.Event.HANDSHAKE_FAILED_NO_DETAIL
+    | zmq.Event.HANDSHAKE_FAILED_PROTOCOL
+    | zmq.Event.HANDSHAKE_FAILED_AUTH
+)
+
+
+AnyContext = zmq.Context[zmq.Socket[bytes]]
+
+
+def shared_context() -> AnyContext:
+    """The context of the process, for clients that are given none. Raises `OutOfSockets`."""
+    with _as_ours():
+        context: AnyContext = zmq.Context.instance()
+    # It counts only before the first socket; a program that has set more is left alone.
+    if context.get(zmq.MAX_SOCKETS) < SOCKETS_MAX:
+        context.set(zmq.MAX_SOCKETS, SOCKETS_MAX)
+    return context
+
+
+@contextmanager
+def _as_ours() -> Iterator[None]:
+    try:
+        yield
+    except zmq.ZMQError as error:
+        if error.errno != EMFILE:
+            raise
+        raise OutOfSockets(f"no socket for one more connection: {error}") from error
+
+
+class Link:
+    """One connection to a broker, or the attempt.
+
+    Raises `InvalidValue` for an address that is none, and `OutOfSockets`.
+
+    Every `heartbeat` seconds the broker is asked for a sign of life, which is one of ours, too: HELLO
+    promises it. The time to live that libzmq could announce would be cancelled by our next word.
+    """
+
+    def __init__(self, context: AnyContext, url: str, identity: bytes, heartbeat: float) -> None:
+        with _as_ours():
+            self.socket = context.socket(zmq.DEALER)
+            try:
+                self._monitor = self.socket.get_monitor_socket(_UP | _DOWN)
+            except zmq.ZMQError:
+                self.socket.close(0)
+                raise
+        for option, value in _OPTIONS.items():
+            self.socket.set(option, value)
+        every_ms = int(heartbeat * 1000)
+        self.socket.set(zmq.HEARTBEAT_IVL, every_ms)
+        self.socket.set(zmq.HEARTBEAT_TIMEOUT, every_ms * HEARTBEATS_MISSED)
+        self.socket.set(zmq.ROUTING_ID, identity)
+        self._monitor.linger = 0
+        self._reading, self._writing = zmq.Poller(), zmq.Poller()
+        for poller, events in ((self._reading, zmq.POLLIN), (self._writing, zmq.POLLIN | zmq.POLLOUT)):
+            poller.register(self.socket, events)
+            poller.register(self._monitor, zmq.POLLIN)
+        try:
+            self.socket.connect(url)
+        except zmq.ZMQError as error:
+            self.close()
+            raise InvalidValue(f"not an address to connect to: {url!r} ({error})") from error
+
+    @property
+    def files(self) -> tuple[int, int]:
+        """What to watch to learn that something may have come. See `pending`."""
+        return int(self.socket.get(zmq.FD)), int(self._monitor.get(zmq.FD))
+
+    @property
+    def pending(self) -> bool:
+        """Whether there is something to take.
+
+        The files are edge-triggered: they become readable when something changes, and any look at the
+        socket, even sending, may take that sign away. So whoever watches them has to ask here afterwards.
+        """
+        return any(int(socket.get(zmq.EVENTS)) & zmq.POLLIN for socket in (self.socket, self._monitor))
+
+    def changes(self) -> Iterator[bool]:
+        """What happened to the connection: True where it was made, False where it broke or failed."""
+        while self._monitor.poll(0):
+            # pyzmq can read this too, but would import asyncio for it: the number of the event comes first.
+            yield _EVENT.unpack_from(self._monitor.recv_multipart()[0])[0] == _UP
+
+    def receive(self) -> Iterator[list[bytes]]:
+        """The commands that are there, without waiting."""
+        receive = self.socket.recv_multipart
+        try:
+            for _ in range(RECEIVE_COMMANDS):
+                yield receive(zmq.NOBLOCK)
+        except zmq.Again:
+            pass
+
+    def send(self, frames: Sequence[Frame]) -> bool:
+        """Send a command without waiting. False if the connection takes none now."""
+        try:
+            last = len(frames) - 1
+            for place, frame in enumerate(frames):
+                flags = zmq.NOBLOCK if place == last else zmq.NOBLOCK | zmq.SNDMORE
+                self.socket.send(frame, flags, copy=len(frame) < RECORD_LARGE_BYTES)
+        except zmq.Again:
+            return False
+        return True
+
+    def send_frame(self, frame: Frame) -> bool:
+        """`send` for a command of one small frame."""
+        try:
+            self.socket.send(frame, zmq.NOBLOCK)
+        except zmq.Again:
+            return False
+        return True
+
+    def wait(self, timeout: float | None, *, sending: bool, wake_fd: int | None = None) -> None:
+        """Wait for something to take, or to send, or until `timeout` seconds are over, or a while.
+
+        `wake_fd` is a file that ends the wait too, when it becomes readable.
+        """
+        poller = self._writing if sending else self._reading
+        if wake_fd is not None:
+            poller.register(wake_fd, zmq.POLLIN)
+        # Rounded up: a wait that is a little short would spin through the last millisecond.
+        wait_ms = WAIT_MAX_MS if timeout is None else min(int(timeout * 1000) + 1, WAIT_MAX_MS)
+        poller.poll(wait_ms)
+        if wake_fd is not None:
+            poller.unregister(wake_fd)
+
+    def close(self) -> None:
+        """Close it at once. What was not sent is dropped."""
+        self.socket.disable_monitor()
+        self._monitor.close(0)
+        self.socket.close(0)

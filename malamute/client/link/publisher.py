@@ -1,0 +1,171 @@
+"""Publishing in bulk: batched, pipelined, and confirmed if asked for. What both edges share.
+
+A batch is shipped when it is full (by messages or bytes), when anything is waited for, and when the last one
+went out a *linger* ago; small ones go several at a time. So a fast publisher fills its batches, and a slow
+one has every message sent at once. A blocking program needs no timer: at most the messages of one linger stay
+behind when it stops publishing without leaving the `with`, flushing, or waiting. On an event loop a timer
+sends them.
+
+With the assurance `stored` every batch has a number, and is kept until the broker has it on disk. When the
+window of unconfirmed batches is full, publishing waits, before the message is taken: a call that fails or is
+cancelled has taken nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from time import monotonic
+
+from malamute.client.link.driver import Driver
+from malamute.client.session.batch import Batch, check_subjects, is_stored, records_of, split_evenly
+from malamute.client.session.outbox import Command
+from malamute.errors import Closed, InvalidValue, MalamuteError
+from malamute.protocol.batch import Body, Frame, Headers
+
+TOGETHER = 32
+"""Messages that are shipped together at least, however small the batches that they make."""
+
+Carry = Callable[[Sequence[str], Sequence[Frame], Command | None], None]
+"""How a batch gets into the session: a publish to one stream, or a send to one mailbox."""
+
+
+class PublisherBase:
+    """Messages to one stream, or to one mailbox. `linger` and `timeout` are in seconds."""
+
+    def __init__(
+        self, driver: Driver, carry: Carry, *, assurance: str, batch: int, linger: float, timeout: float
+    ) -> None:
+        self._driver = driver
+        self._carry = carry
+        self._stored = is_stored(assurance)
+        self._linger = linger
+        self._timeout = timeout
+        self._most = batch
+        # Several small commands go to the socket together: waking its thread costs more than one of them.
+        window = driver.session.outbox.window_commands
+        together = max(1, min(TOGETHER // batch, window // 4)) if 1 <= batch <= TOGETHER else 1
+        self._batch = Batch(batch * together)
+        self._commands: list[Command] = []
+        self._unsettled: list[Command] = []
+        self._due = 0.0
+        self._closed = False
+        driver.before_wait[self] = self._before_wait
+
+    async def _publish(self, subject: str, body: Body, headers: Headers | None) -> tuple[Command, int]:
+        """Publish one message: the command that carries it, and its place there."""
+        due = self._is_due()
+        if due:
+            await self._admit()
+        placed = self._add(subject, body, headers)
+        if due or self._batch.full:
+            await self._ship()
+        return placed
+
+    # Of the three steps, only the first and the last may wait.
+
+    def _is_due(self) -> bool:
+        """Whether the next message is shipped at once. `_admit` has to let it in then."""
+        return self._batch.last or monotonic() >= self._due
+
+    def _check(self) -> None:
+        self._driver.check_owner()
+        if self._closed:
+            raise Closed("this publisher is closed")
+
+    async def _admit(self) -> None:
+        """Wait until one more message can be taken. Raises as `publish` does."""
+        self._check()
+        await self._driver.make_room(numbered=self._stored, timeout=self._timeout)
+
+    def _add(self, subject: str, body: Body, headers: Headers | None) -> tuple[Command, int]:
+        """Take a message."""
+        within = self._batch.add(subject, body, headers) % self._most
+        if not within:
+            self._commands.append(Command())
+        return self._commands[-1], within
+
+    async def _ship(self) -> None:
+        """Ship what was taken. Those that found no room go with the next."""
+        if self._batch.records and self._driver.session.outbox.room(numbered=self._stored):
+            self._hand_over()
+            await self._driver.ship()
+        self._due = monotonic() + self._linger
+
+    async def _ship_all(self) -> None:
+        self._check()
+        if self._batch.records:
+            await self._admit()
+        await self._ship()
+
+    async def _publish_many(
+        self,
+        subjects: Sequence[str],
+        bodies: Sequence[Body],
+        headers_list: Sequence[Headers | None] | None = None,
+    ) -> None:
+        if len(bodies) != len(subjects) or (headers_list is not None and len(headers_list) != len(subjects)):
+            raise InvalidValue("the columns of subjects, bodies and headers differ in length")
+        check_subjects(subjects)
+        records = records_of(headers_list, bodies)
+        await self._ship_all()
+        for some_subjects, some_records in split_evenly(subjects, records, self._most):
+            await self._driver.make_room(numbered=self._stored, timeout=self._timeout)
+            self._carry_on(some_subjects, some_records, Command())
+            await self._driver.ship()
+
+    async def _flush(self, timeout: float | None = None) -> None:
+        await self._ship_all()
+        unsettled = tuple(self._unsettled)
+        await self._driver.wait_for_broker(
+            lambda: not unsettled or (unsettled[-1].done and all(command.done for command in unsettled)),
+            self._timeout if timeout is None else timeout,
+            "waiting for confirmations",
+        )
+        settled = set(unsettled)
+        self._unsettled = [command for command in self._unsettled if command not in settled]
+        for command in unsettled:
+            if command.error is not None:
+                raise command.error
+
+    async def _close(self) -> None:
+        if not self._closed:
+            try:
+                await self._flush()
+            finally:
+                self._closed = True
+                self._due = 0.0  # whatever is published now is due at once, and refused
+                self._driver.before_wait.pop(self, None)
+
+    async def _wait(self, command: Command, timeout: float | None) -> None:
+        if not self._closed:
+            await self._ship_all()
+        await self._driver.wait(lambda: command.done, timeout, "waiting for a confirmation")
+
+    def _before_wait(self) -> None:
+        if self._batch.records and self._driver.session.outbox.room(numbered=self._stored):
+            self._hand_over()
+
+    def _hand_over(self) -> None:
+        subjects, records = self._batch.take()
+        commands, self._commands = self._commands, []
+        for first, command in zip(range(0, len(records), self._most), commands, strict=True):
+            last = first + self._most
+            self._carry_on(subjects[first:last], records[first:last], command)
+
+    def _carry_on(self, subjects: Sequence[str], records: Sequence[Frame], command: Command) -> None:
+        if not self._stored:
+            self._carry(subjects, records, None)
+            command.settle()
+            return
+        try:
+            self._carry(subjects, records, command)
+        except MalamuteError as error:
+            command.settle(error=error)
+            raise
+        self._keep(command)
+
+    def _keep(self, command: Command) -> None:
+        # Those that are done well are dropped now and then, so that a long run does not collect them all.
+        self._unsettled.append(command)
+        if len(self._unsettled) > 2 * self._driver.session.outbox.window_commands:
+            self._unsettled = [c for c in self._unsettled if not c.done or c.error is not None]

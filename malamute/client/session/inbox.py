@@ -1,0 +1,383 @@
+"""The sources of one session: its subscriptions, its offers to work and its mailbox, and what they deliver.
+
+Each source keeps its own account (`sources`); what it has to tell the broker goes to the outbox. While the
+session is not open nothing is told: `resume` sets every source up again, from where it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from malamute.client.events import Event, Gap, Recalled, Slow, Switched
+from malamute.client.session.outbox import Outbox
+from malamute.client.session.replies import PendingReplies
+from malamute.client.session.sources import QueueSource, Source, StreamSource, ranges_of
+from malamute.client.session.window import Window
+from malamute.errors import ConnectionLost, InvalidName, MalamuteError, TooLarge
+from malamute.protocol import messages as wire
+from malamute.protocol.batch import Columns, unpack_payload
+from malamute.protocol.limits import CRITERIA_MAX, PATTERN_BYTES_MAX
+from malamute.protocol.messages import MAILBOX
+from malamute.protocol.names import is_name
+
+Criteria = Sequence[tuple[str, Any]]
+
+
+class Inbox:
+    """The sources of one session. Events go to `tell`; replies and outcomes to whoever awaits them."""
+
+    def __init__(
+        self,
+        address: str,
+        outbox: Outbox,
+        pending_replies: PendingReplies,
+        tell: Callable[[Event], None],
+    ) -> None:
+        self.mailbox: QueueSource | None = None
+        self._address = address
+        self._outbox = outbox
+        self._pending_replies = pending_replies
+        self._tell = tell
+        self._sources: dict[int, Source] = {}
+        self._next_source = MAILBOX + 1
+        self._closing = False
+        self._mail_unread = False
+        """Whether the mail that waits is to go back, as soon as nothing is awaited."""
+        self._mail_timeout = 0.0
+
+    # To begin and to end
+
+    def subscribe(
+        self,
+        stream: str,
+        criteria: Criteria,
+        *,
+        where: str,
+        start: str,
+        credit: int,
+        credit_bytes: int,
+        cursor: str = "",
+        committed: bool = False,
+    ) -> StreamSource:
+        """Subscribe. It stands when `open` is set, and was refused when `ended` is."""
+        _check_criteria(stream, criteria)
+        if cursor and not is_name(cursor):
+            raise InvalidName(f"no valid name for a cursor: {cursor!r}")
+        subscribe = wire.Subscribe(
+            self._next_source,
+            stream,
+            [[*c] for c in criteria],
+            where,
+            start,
+            cursor=cursor,
+            committed=committed,
+        )
+        source = StreamSource(self._next_source, Window(credit, credit_bytes), subscribe)
+        self._begin(source)
+        return source
+
+    def offer(
+        self, service: str, criteria: Criteria, *, credit: int, credit_bytes: int, ack_timeout: int = 0
+    ) -> QueueSource:
+        """Offer to work. It stands when `open` is set, and was refused when `ended` is.
+
+        `ack_timeout` is in milliseconds, 0 for what the broker is configured for.
+        """
+        _check_criteria(service, criteria)
+        offer = wire.Offer(self._next_source, service, [[*c] for c in criteria], ack_timeout=ack_timeout)
+        source = QueueSource(self._next_source, Window(credit, credit_bytes), offer)
+        self._begin(source)
+        return source
+
+    def _begin(self, source: Source) -> None:
+        self._outbox.check()
+        self._next_source += 1
+        self._sources[source.number] = source
+        if self._outbox.ready:
+            self._outbox.say(source.command())
+
+    def open_mailbox(self, credit: int, credit_bytes: int) -> QueueSource:
+        """Begin to take mail, or go on with a window of this size."""
+        self._outbox.check()
+        if self.mailbox is None:
+            self.mailbox = QueueSource(MAILBOX, Window(credit, credit_bytes))
+            self.mailbox.ack_timeout = self._mail_timeout
+            self._fund_mailbox()
+        else:
+            grant = self.mailbox.window.resize(credit, credit_bytes)
+            if self.mailbox.paused:
+                self._fund_mailbox()
+            elif grant != (0, 0) and not self.mailbox.drains:
+                self._outbox.say(wire.Credit(MAILBOX, *grant))
+        self.mailbox.closed = self._mail_unread = False
+        return self.mailbox
+
+    def open_for_replies(self, credit: int, credit_bytes: int) -> None:
+        """See that replies and outcomes can come; the window is for a mailbox that was not open before."""
+        if self.mailbox is None:
+            self.open_mailbox(credit, credit_bytes).closed = True
+        elif self.mailbox.paused:
+            self._fund_mailbox()
+
+    def _fund_mailbox(self) -> None:
+        """Grant the mailbox its window: now, or when what takes it away is confirmed."""
+        mailbox = self.mailbox
+        assert mailbox is not None
+        mailbox.paused = False
+        if self._outbox.ready and not mailbox.drains:
+            self._outbox.say(wire.Credit(MAILBOX, *mailbox.window.grant()))
+
+    def close_mailbox(self) -> None:
+        """Take no more mail. What was not handed out goes back untouched, as soon as nothing is awaited.
+
+        Until then it would only come again, since replies and outcomes stand behind it.
+        """
+        if self.mailbox is not None and not self.mailbox.closed:
+            self.mailbox.closed = self._mail_unread = True
+            self.return_mail()
+
+    def return_mail(self) -> None:
+        """Give back untouched the mail that nobody takes, if that is due."""
+        if self._mail_unread and not self._pending_replies and not self._closing:
+            assert self.mailbox is not None
+            self._mail_unread = False
+            self.mailbox.paused = True
+            self._drain(self.mailbox)
+
+    def cancel(self, source: Source) -> None:
+        """End a subscription or an offer. What it held goes back to the queue."""
+        if not source.ended:
+            if isinstance(source, QueueSource):
+                self._drain(source)
+            source.end()
+            self._sources.pop(source.number, None)
+            self._outbox.say(wire.Cancel(source.number))
+
+    def drain(self) -> None:
+        """Take nothing more: end subscriptions, and give back untouched the requests that wait.
+
+        What has come of a stream can still be taken, and what is held can still be settled. Mail stays here
+        until its block is left, or until the end. A session that ends takes nothing anyway.
+        """
+        if self._outbox.refusal is not None:
+            return
+        for source in self._all():
+            if not isinstance(source, QueueSource):
+                self.cancel(source)
+            elif source is not self.mailbox and not source.draining:
+                self._drain(source)
+            source.draining = True
+
+    def close(self) -> None:
+        """The session comes to its end: what was not handed out goes back untouched, mail too."""
+        self._closing = True
+        for source in self._all():
+            source.draining = True
+            if isinstance(source, QueueSource):
+                self._drain(source)
+
+    def _drain(self, source: QueueSource) -> None:
+        self.acknowledge(source)
+        if self._outbox.ready:
+            self._outbox.say(wire.Drain(source.number, source.give_up()))
+
+    def drained(self, number: int) -> None:
+        """Nothing more comes from a source, and what went back is where it was."""
+        source = self.mailbox if number == MAILBOX else self._sources.get(number)
+        if source is None or not source.drains:
+            return
+        source.drains -= 1
+        mailbox = self.mailbox
+        if source is mailbox and not mailbox.drains and not mailbox.paused and not self._closing:
+            # Somebody wants something of it again.
+            self._fund_mailbox()
+
+    @property
+    def is_drained(self) -> bool:
+        """Whether the broker has confirmed all drains."""
+        return not any(source.drains for source in self._all())
+
+    def _all(self) -> list[Source]:
+        mailbox = [] if self.mailbox is None else [self.mailbox]
+        return [*self._sources.values(), *mailbox]
+
+    # What is told of messages
+
+    def refill(self, source: Source) -> None:
+        """Grant what is due, if anything is. To be called when something was consumed."""
+        if not self._outbox.ready or source.ended or source.drains or self._closing:
+            return
+        if source is self.mailbox and self.mailbox.paused:
+            return
+        # A mailbox that is drained still takes replies and outcomes.
+        if (not source.draining or source is self.mailbox) and (grant := source.window.refill()):
+            self._outbox.say(wire.Credit(source.number, *grant))
+
+    def let_past(self) -> None:
+        """Let replies and outcomes come past mail that nobody takes."""
+        if self.mailbox is not None:
+            self.mailbox.release()
+            if self.mailbox.paused:
+                self._fund_mailbox()
+            else:
+                self.refill(self.mailbox)
+
+    def acknowledge(self, source: QueueSource) -> None:
+        """Send the acknowledgements that wait at a source."""
+        if self._outbox.ready and source.acks:
+            for ack in source.take_acks():
+                self._outbox.say(ack)
+
+    def acknowledge_all(self) -> None:
+        """Send all acknowledgements that wait."""
+        for source in self._all():
+            if isinstance(source, QueueSource) and source.acks:
+                self.acknowledge(source)
+
+    def give_back(self, source: QueueSource, sequence: int, delay: int) -> None:
+        """Give a message back, to come again after `delay` milliseconds; -1 is for the broker to say."""
+        if source.give_back(sequence):
+            self._outbox.say(wire.Nak(source.number, [[sequence, sequence]], delay))
+        self.refill(source)
+
+    def release(self, source: QueueSource, sequence: int) -> None:
+        """Give a message back as if it had never been delivered."""
+        if source.give_back(sequence):
+            self._outbox.say(wire.Release(source.number, [[sequence, sequence]]))
+        self.refill(source)
+
+    def report(self, source: QueueSource, sequences: Iterable[int]) -> None:
+        """Report that these are still worked on, as far as they are ours."""
+        for ranges in ranges_of(source.among_outstanding(sequences)):
+            self._outbox.say(wire.Progress(source.number, ranges))
+
+    # What comes in
+
+    def deliver(self, deliver: wire.Deliver) -> bool:
+        """Take a delivery. Returns whether there was anybody to take it.
+
+        Raises `ConnectionLost` when one before it was lost on the way: nothing is taken then.
+        """
+        source = self.mailbox if deliver.source == MAILBOX else self._sources.get(deliver.source)
+        if source is None or not (source.open or source is self.mailbox):
+            # Nothing comes before OK: it was left over from an older connection.
+            return False
+        columns = unpack_payload(deliver.payload, deliver.large)
+        if source.drains:
+            # It was on its way when we drained: the broker has taken it back.
+            return True
+        if isinstance(source, QueueSource):
+            self._deliver_queued(source, columns)
+        elif isinstance(source, StreamSource) and not source.deliver(deliver.after, columns):
+            raise ConnectionLost(
+                f"a delivery of {source.stream!r} after {deliver.after} was expected after {source.last}"
+            )
+        return True
+
+    def _deliver_queued(self, source: QueueSource, columns: Columns) -> None:
+        mailbox = source is self.mailbox
+        # While somebody waits for a reply, mail that nobody takes must not use up the credit before it.
+        awaited = bool(self._pending_replies)
+        acks = source.acks
+        for item in source.arrive(columns, counted=not (mailbox and awaited)):
+            if not (mailbox and self._pending_replies.take(source, item)):
+                source.waiting.append(item)
+        if source.acks > acks:
+            # It was finished before it came again: nobody will ask for more because of it.
+            self.acknowledge(source)
+        self.refill(source)
+
+    def recall(self, recall: wire.Recall) -> None:
+        """Let go of what the broker took back."""
+        source = self.mailbox if recall.source == MAILBOX else self._sources.get(recall.source)
+        if isinstance(source, QueueSource):
+            taken = source.recall(recall.ranges, comes_again=recall.reason == "timeout")
+            if taken:
+                self._tell(Recalled(source.name or self._address, tuple(taken), recall.reason))
+            self.refill(source)
+
+    def gap(self, gap: wire.Gap) -> None:
+        """Go on behind what cannot be had."""
+        source = self._sources.get(gap.source)
+        if isinstance(source, StreamSource) and source.open and source.gap(gap.first, gap.last):
+            self._tell(Gap(source.stream, gap.first, gap.last, gap.reason))
+
+    def switch(self, switch: wire.Switch) -> None:
+        """Tell that a subscription is live, or in replay."""
+        source = self._sources.get(switch.source)
+        if isinstance(source, StreamSource):
+            self._tell(Switched(source.stream, switch.state, switch.sequence))
+            if switch.state == "replay" and source.window.spent:
+                # It was live until its credit was used up: whoever takes its messages is too slow.
+                self._tell(Slow(source.stream, source.waiting))
+
+    def opened(self, number: int, value: Any) -> None:
+        """The broker accepted a subscription or an offer."""
+        if source := self._sources.get(number):
+            source.opened(value)
+
+    def refused(self, number: int, error: MalamuteError) -> bool:
+        """The broker refused a subscription or an offer. Returns whether it was known."""
+        source = self._sources.pop(number, None)
+        if source is not None:
+            source.end(error)
+        return source is not None
+
+    def reply_refused(self, completes: tuple[int, int] | None) -> None:
+        """A final reply was refused, so that its request is to be done again when it comes again.
+
+        None is one without a number. Nobody can tell which that was, and one error may stand for several: so
+        whatever comes again is to be done again.
+        """
+        if completes is not None:
+            number, sequence = completes
+            if offer := self._offer(number):
+                offer.answered.discard(sequence)
+            return
+        for source in self._sources.values():
+            if isinstance(source, QueueSource):
+                source.answered.clear()
+
+    def _offer(self, number: int) -> QueueSource | None:
+        source = self._sources.get(number)
+        return source if isinstance(source, QueueSource) else None
+
+    # From one connection to the next
+
+    def restart(self, replies: Iterable[tuple[int, int]]) -> None:
+        """The connection is over. `replies` are the requests whose final replies are still to be sent."""
+        for source in self._all():
+            source.restart()
+        for number, sequence in replies:
+            if offer := self._offer(number):
+                offer.answered.add(sequence)
+
+    def resume(self, mail_timeout: float) -> None:
+        """The session is open: begin everything again where it was. The ack timeout of mail is in seconds."""
+        if self._closing:
+            return
+        for source in self._sources.values():
+            command = source.command()
+            # One that is drained is there for replies alone.
+            self._outbox.say(command._replace(credit=0, credit_bytes=0) if source.draining else command)
+        self._mail_timeout = mail_timeout
+        if self.mailbox is not None:
+            self.mailbox.ack_timeout = mail_timeout
+            if not self.mailbox.paused:
+                self._fund_mailbox()
+
+    def fail(self, error: MalamuteError) -> None:
+        """The session is over: nothing will come any more."""
+        for source in self._all():
+            source.end(error)
+
+
+def _check_criteria(name: str, criteria: Criteria) -> None:
+    if not is_name(name):
+        raise InvalidName(f"no valid name: {name!r}")
+    if not 0 < len(criteria) <= CRITERIA_MAX:
+        raise TooLarge(f"{len(criteria)} criteria; there may be 1 to {CRITERIA_MAX}")
+    for family, pattern in criteria:
+        if isinstance(pattern, str) and len(pattern.encode()) > PATTERN_BYTES_MAX:
+            raise TooLarge(f"a pattern of the family {family!r} has more than {PATTERN_BYTES_MAX} bytes")

@@ -1,0 +1,242 @@
+"""What a consumer holds in its hands: one message.
+
+A message is made by column, at about a tenth of a microsecond; its headers and body stay packed until
+somebody looks at them. Mail and requests have somebody to answer to: the owner that handed them out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+from malamute.client.options import Span, milliseconds
+from malamute.errors import InvalidValue, NotOutstanding
+from malamute.protocol.batch import Body, Frame, Headers, unpack_record
+from malamute.protocol.limits import TEXT_BYTES_MAX
+
+if TYPE_CHECKING:
+    from malamute.client.session.receipts import Receipt
+
+Value = TypeVar("Value", str, int, float, bool)
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+class Message:
+    """One message: `sequence`, `time_ns` (the broker's, UTC), `sender`, `subject`, `headers`, `body`."""
+
+    __slots__ = ("_opened", "_record", "sender", "sequence", "subject", "time_ns")
+
+    def __init__(self, sequence: int, time_ns: int, sender: str, subject: str, record: Frame) -> None:
+        self.sequence = sequence
+        self.time_ns = time_ns
+        self.sender = sender
+        self.subject = subject
+        self._record = record
+        self._opened: tuple[dict[str, Any], list[bytes]] | None = None
+
+    def _open(self) -> tuple[dict[str, Any], list[bytes]]:
+        if self._opened is None:
+            self._opened = unpack_record(self._record)
+        return self._opened
+
+    @property
+    def headers(self) -> dict[str, Any]:
+        """The headers; empty when there are none. Raises `Malformed` when the record is none."""
+        return self._open()[0]
+
+    def header(self, name: str, kind: type[Value], default: Value | None = None) -> Value:
+        """One header that has to be of a type: `str`, `int`, `float` (an int will do) or `bool`.
+
+        Without it the result is the default. Raises `InvalidValue` when it is of another type, or is not
+        there and has no default.
+        """
+        value = self._open()[0].get(name, default)
+        if type(value) is int and kind is float:
+            value = float(value)
+        if type(value) is not kind:
+            raise InvalidValue(f"the header {name!r} is no {kind.__name__}: {value!r}")
+        return value
+
+    @property
+    def frames(self) -> list[bytes]:
+        """The frames of the body, as they were published."""
+        return self._open()[1]
+
+    @property
+    def body(self) -> bytes:
+        """The body as one piece of bytes; its frames joined when there are several."""
+        frames = self._open()[1]
+        return frames[0] if len(frames) == 1 else b"".join(frames)
+
+    @property
+    def time(self) -> datetime:
+        """When the broker accepted it, in UTC and to the microsecond; `time_ns` has the nanoseconds."""
+        return _EPOCH + timedelta(microseconds=self.time_ns // 1000)
+
+    def __repr__(self) -> str:
+        sender = f" from {self.sender!r}" if self.sender else ""
+        return f"<{type(self).__name__} {self.sequence} {self.subject!r}{sender} {len(self._record)} bytes>"
+
+
+class Owner(Protocol):
+    """Whoever handed out mail or a request, and is told what became of it."""
+
+    def finish(self, message: Mail, reason: str | None = None) -> None:
+        """It is done with: acknowledge it, or reject it with a reason."""
+
+    def give_back(self, message: Mail, delay: int) -> None:
+        """It is to come again, after `delay` milliseconds; -1 is for the broker to say."""
+
+    def release(self, message: Mail) -> None:
+        """It was not looked at."""
+
+    def report(self, message: Mail) -> None:
+        """It is still worked on."""
+
+
+class Mail(Message):
+    """A message of a mailbox, or a reply. `attempts` counts its deliveries, this one included."""
+
+    __slots__ = ("_owner", "attempts", "properties")
+
+    def __init__(
+        self,
+        sequence: int,
+        time_ns: int,
+        sender: str,
+        subject: str,
+        record: Frame,
+        attempts: int,
+        properties: Mapping[str, Any] | None,
+        owner: Owner | None,
+    ) -> None:
+        super().__init__(sequence, time_ns, sender, subject, record)
+        self.attempts = attempts
+        self.properties: Mapping[str, Any] = properties or {}
+        self._owner = owner
+
+    @property
+    def redelivered(self) -> bool:
+        """Whether it was delivered before, and not acknowledged then."""
+        return self.attempts > 1
+
+    @property
+    def correlation(self) -> int | str | None:
+        """What its sender or the request gave to find it by; None when there is nothing."""
+        return self.properties.get("correlation")
+
+    @property
+    def final(self) -> bool:
+        """For a reply: whether it is the last one to its request."""
+        return bool(self.properties.get("final", True))
+
+    @property
+    def outcome(self) -> str:
+        """For word of what became of a tracked message: how it ended. `Delivery.outcome` has the words."""
+        return str(self.properties.get("outcome", ""))
+
+    @property
+    def settled(self) -> bool:
+        """Whether it was acknowledged, given back, rejected, or answered for good."""
+        return self._owner is None
+
+    # What can be said of a message. None of it waits, and only the first settles it.
+
+    def ack(self) -> None:
+        """Acknowledge it: the broker removes it. Acknowledging twice does nothing."""
+        if owner := self._settle():
+            owner.finish(self)
+
+    def nak(self, delay: Span | None = None) -> None:
+        """Give it back: it comes again, to whoever is next, after `delay` (seconds, or a timedelta).
+
+        Without a delay the broker waits longer from attempt to attempt, and after the last one that it is
+        configured for the message becomes a dead letter.
+        """
+        wait = -1 if delay is None else milliseconds(delay)
+        if owner := self._settle():
+            owner.give_back(self, wait)
+
+    def reject(self, reason: str = "") -> None:
+        """Refuse it for good: it becomes a dead letter. Its sender can learn the reason."""
+        if not isinstance(reason, str) or len(reason.encode()) > TEXT_BYTES_MAX:
+            raise InvalidValue(f"a reason is text of at most {TEXT_BYTES_MAX} bytes")
+        if owner := self._settle():
+            owner.finish(self, reason)
+
+    def release(self) -> None:
+        """Give it back untouched: it comes again at once, and this does not count as an attempt."""
+        if owner := self._settle():
+            owner.release(self)
+
+    def in_progress(self) -> None:
+        """Report that it is still worked on: the time that it may take begins anew."""
+        if self._owner is not None:
+            self._owner.report(self)
+
+    def _settle(self) -> Owner | None:
+        owner, self._owner = self._owner, None
+        return owner
+
+
+class ServiceRequest(Mail):
+    """A request to a service. `sender` is where the replies go."""
+
+    __slots__ = ()
+
+    @property
+    def finished(self) -> bool:
+        """Whether it was settled, by a final reply or otherwise."""
+        return self._owner is None
+
+    def check_open(self) -> None:
+        """Raise `NotOutstanding` when it was completed."""
+        if self._owner is None:
+            raise NotOutstanding(f"the request {self.sequence} has its final reply already")
+
+    def completed(self) -> None:
+        """It has its final reply. To be called by its owner."""
+        self._owner = None
+
+
+class Worker(Owner, Protocol):
+    """Whoever handed out a request to a blocking program."""
+
+    def answer(
+        self, request: Request, body: Body, headers: Headers | None, *, final: bool, assurance: str
+    ) -> Receipt:
+        """Send a reply to it."""
+
+
+class Request(ServiceRequest):
+    """A request to a service. `sender` is where the replies go."""
+
+    __slots__ = ("_worker",)
+
+    def __init__(self, *columns: Any) -> None:
+        super().__init__(*columns)
+        self._worker: Worker = columns[-1]
+
+    def reply(
+        self,
+        body: Body = b"",
+        headers: Headers | None = None,
+        *,
+        final: bool = True,
+        assurance: str = "none",
+    ) -> Receipt:
+        """Send a reply; a final one completes the request, any number of others may come before it.
+
+        It does not wait. The broker removes the request and stores the reply in one step, so a reply that
+        is lost on the way means that the request is delivered again, to this worker or another. With the
+        assurance `stored` the receipt tells when the reply is stored; that takes the requester the time of
+        a disk write. A refusal is an event too. Raises `NotOutstanding` when the request was completed
+        before, and `InvalidValue` for headers or a body that cannot be sent.
+        """
+        self.check_open()
+        receipt = self._worker.answer(self, body, headers, final=final, assurance=assurance)
+        if final:
+            self.completed()
+        return receipt

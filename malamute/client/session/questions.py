@@ -1,0 +1,195 @@
+"""Questions to the broker, changes asked of it, and pings: those that have no answer yet.
+
+A question is asked again on a new connection, but not a withdrawal that the broker may have: it would take
+back what was sent since, and be told that nothing is there where it has found something.
+
+A change is a command with a number, kept in the outbox: however often it is sent, the broker makes it once
+and answers it with what it came to. Nobody must be surprised by a change that is made late, so one whose
+caller has given up is sent as a dry run from then on, under its number: that takes the place of the change,
+unless it was made before.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from malamute.client.session.outbox import Command, Outbox
+from malamute.errors import Closed, ConnectionLost, MalamuteError
+from malamute.protocol import messages as wire
+from malamute.protocol.codec import encode
+from malamute.protocol.limits import CHANGES_MAX
+
+Asking = wire.Query | wire.Withdraw | wire.Ping
+
+_WITHDRAWAL_LOST = (
+    "the connection broke before the answer: whether messages were withdrawn is not known; withdraw them once"
+    " more, unless others have been sent since with the same correlation"
+)
+
+
+class Query:
+    """A question to the broker, until its answer."""
+
+    __slots__ = ("asking", "done", "error", "said", "value")
+
+    def __init__(self, asking: Asking) -> None:
+        self.asking = asking
+        self.said = False
+        """Whether the broker may have it."""
+        self.done = False
+        self.value: Any = None
+        self.error: MalamuteError | None = None
+
+    def settle(self, value: Any = None, error: MalamuteError | None = None) -> None:
+        """It has its answer."""
+        self.done, self.value, self.error = True, value, error
+
+
+class Change(Command):
+    """A change asked of the broker. `value` is what it came to."""
+
+    __slots__ = ("asking", "said", "value")
+
+    def __init__(self, asking: wire.Change) -> None:
+        super().__init__()
+        self.asking = asking
+        self.said = False
+        """Whether the broker may have it."""
+        self.value: Any = None
+
+    def settle(self, sequence: int = 0, error: MalamuteError | None = None) -> None:
+        """It has its answer, or nobody waits for one: the first counts."""
+        if self.done:
+            self.frames = ()
+        else:
+            super().settle(sequence, error)
+
+    def void(self, error: MalamuteError) -> None:
+        """Nobody waits for it any more: whatever is sent from now on does not make it."""
+        arguments = {**self.asking.arguments, "dry_run": True}
+        self.settle(error=error)
+        self.frames = encode(self.asking._replace(arguments=arguments))
+
+
+class Questions:
+    """Those of one session, which it asks again on a new connection."""
+
+    def __init__(self, outbox: Outbox) -> None:
+        self._outbox = outbox
+        self._changes: dict[int, Change] = {}
+        self._asked: dict[int, Query] = {}
+        self._next = 1
+        self._pings: deque[Query] = deque()
+
+    def query(self, topic: str, arguments: Mapping[str, Any]) -> Query:
+        """Ask the broker about itself."""
+        return self._ask(lambda ref: wire.Query(ref, topic, arguments))
+
+    @property
+    def may_change(self) -> bool:
+        """Whether one more change may be asked for."""
+        return len(self._changes) < CHANGES_MAX and self._outbox.room(numbered=True)
+
+    def change(self, topic: str, arguments: Mapping[str, Any]) -> Change:
+        """Ask the broker to change something, which it does once."""
+        change = Change(wire.Change(self._outbox.next_number, topic, arguments))
+        frames = encode(change.asking)
+        change.said = self._outbox.ready
+        self._outbox.submit(change, frames, sum(map(len, frames)), numbered=True)
+        self._changes[change.number] = change
+        return change
+
+    def withdraw(self, kind: str, name: str, correlation: int | str) -> Query:
+        """Take back what was sent under a correlation and is not settled; the answer is how many."""
+        return self._ask(lambda ref: wire.Withdraw(ref, kind, name, correlation))
+
+    def _ask(self, make: Callable[[int], Asking]) -> Query:
+        self._outbox.check()
+        query = self._asked[self._next] = Query(make(self._next))
+        query.said = self._outbox.ready
+        self._next += 1
+        self._outbox.say(query.asking)
+        return query
+
+    def ping(self) -> Query:
+        """Ask whether everything before this has reached the broker. Pings are answered in order."""
+        self._outbox.check()
+        query = Query(wire.Ping())
+        self._pings.append(query)
+        self._outbox.say(query.asking)
+        return query
+
+    def asked(self) -> Iterator[Asking]:
+        """The questions that are open."""
+        return (query.asking for query in self._asked.values())
+
+    def pings(self) -> Iterator[Asking]:
+        """The pings that are open."""
+        return (query.asking for query in self._pings)
+
+    def answered(self, ref: int, value: Any) -> None:
+        """The answer to a question, if somebody waits for it."""
+        query = self._asked.pop(ref, None)
+        if query is not None:
+            query.settle(value)
+
+    def refused(self, ref: int, error: MalamuteError) -> bool:
+        """A question was refused. Returns whether somebody waits for its answer."""
+        query = self._asked.pop(ref, None)
+        if query is not None:
+            query.settle(error=error)
+        return query is not None
+
+    def changed(self, number: int, value: Any) -> bool:
+        """The answer to a change. Returns whether it was open."""
+        change = self._changes.pop(number, None)
+        if change is not None and not change.done:
+            change.value = value
+        return self._outbox.answered(number)
+
+    def change_refused(self, number: int, error: MalamuteError) -> bool:
+        """A change was refused. Returns whether anybody waits for it."""
+        change = self._changes.pop(number, None)
+        awaited = change is not None and not change.done
+        self._outbox.refused(number, error)
+        return awaited
+
+    def resume(self, *, doubtful: bool) -> None:
+        """The session is open again, and all changes without an answer are about to be sent.
+
+        `doubtful` is that the broker has forgotten the session, and with it what it has made of them.
+        """
+        for change in self._changes.values():
+            if doubtful and change.said and not change.done:
+                change.void(
+                    ConnectionLost(
+                        f"the broker has forgotten this session: whether {change.asking.topic} was done is "
+                        "not known; look before it is asked for again"
+                    )
+                )
+            change.said = True
+        for query in [*self._asked.values()]:
+            if query.said and isinstance(query.asking, wire.Withdraw):
+                del self._asked[query.asking.ref]
+                query.settle(error=ConnectionLost(_WITHDRAWAL_LOST))
+            query.said = True
+
+    def pong(self) -> None:
+        """The answer to the first ping."""
+        if self._pings:
+            self._pings.popleft().settle()
+
+    def abandon(self, query: Query | Change) -> None:
+        """Nobody waits for this answer any more."""
+        if isinstance(query, Change):
+            if not query.done:
+                query.void(Closed("nobody waits for this change any more"))
+        else:
+            self._asked.pop(getattr(query.asking, "ref", 0), None)
+
+    def fail(self, error: MalamuteError) -> None:
+        """None of them will be answered."""
+        for query in (*self._asked.values(), *self._pings):
+            query.settle(error=error)

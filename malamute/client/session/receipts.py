@@ -1,0 +1,130 @@
+"""What became of a message, for those who sent it: receipts, and the outcomes of what is tracked.
+
+A receipt is a command and a place in it. The sequence of a message follows from the first of its command by
+counting.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from malamute.client.session.outbox import Command
+from malamute.errors import MalamuteError
+
+
+class Confirmation:
+    """What became of one message of a command, at a place in it."""
+
+    __slots__ = ("_command", "_place")
+
+    def __init__(self, command: Command, place: int) -> None:
+        self._command = command
+        self._place = place
+
+    @property
+    def done(self) -> bool:
+        """Whether the broker has answered, with a confirmation or a refusal."""
+        return self._command.done
+
+    @property
+    def error(self) -> MalamuteError | None:
+        """Why it was refused; None while there is no answer, or when it is stored."""
+        return self._command.error
+
+    @property
+    def sequence(self) -> int:
+        """Its sequence in the stream; 0 as long as it is not confirmed, or where there is none to tell.
+
+        None is told of mail and requests, and of a publish that was confirmed again after a broken
+        connection. Raises the error of a message that was refused.
+        """
+        if self._command.error is not None:
+            raise self._command.error
+        return self._command.sequence and self._command.sequence + self._place
+
+    def __repr__(self) -> str:
+        if self.error is not None:
+            return f"<Receipt refused: {self.error}>"
+        return f"<Receipt {'stored' if self.done else 'open'} {self._command.sequence and self.sequence}>"
+
+
+class Receipt(Confirmation):
+    """What became of one message. Receipts are cheap: keep those that matter, drop the others."""
+
+    __slots__ = ("_wait",)
+
+    def __init__(self, command: Command, place: int, wait: Callable[[Command, float | None], None]) -> None:
+        super().__init__(command, place)
+        self._wait = wait
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for the answer, `timeout` seconds at most; the result is `sequence`.
+
+        Raises the error of a message that was refused, and `TimedOut`.
+        """
+        if not self._command.done:
+            self._wait(self._command, timeout)
+        return self.sequence
+
+
+class Tracking:
+    """A message whose sender wants to know its end: the name it goes by, and the outcome when it is known."""
+
+    __slots__ = ("command", "outcome", "reason", "tracker")
+
+    def __init__(self, tracker: str, command: Command) -> None:
+        self.tracker = tracker
+        self.command = command
+        self.outcome = ""
+        self.reason = ""
+
+    @property
+    def done(self) -> bool:
+        """Whether it has its outcome, or was refused."""
+        return bool(self.outcome) or self.command.error is not None
+
+
+class Delivery:
+    """What became of a message to a mailbox, or of a request. What both edges share."""
+
+    __slots__ = ("_command", "_tracking")
+
+    def __init__(self, command: Command, tracking: Tracking | None) -> None:
+        self._command = command
+        self._tracking = tracking
+
+    @property
+    def done(self) -> bool:
+        """Whether there is nothing more to be known: with `confirmed` the outcome, else the confirmation."""
+        return self._command.done if self._tracking is None else self._tracking.done
+
+    @property
+    def tracker(self) -> str:
+        """The name that it is tracked by; empty without the assurance `confirmed`."""
+        return "" if self._tracking is None else self._tracking.tracker
+
+    @property
+    def error(self) -> MalamuteError | None:
+        """Why the broker refused it; None while there is no answer, or when it was taken."""
+        return self._command.error
+
+    @property
+    def outcome(self) -> str:
+        """How it ended: `acknowledged`, `expired`, `rejected`, `dead-lettered`, `withdrawn` or `purged`.
+
+        Empty as long as that is not known, and without the assurance `confirmed`. Raises the error of a
+        message that was refused.
+        """
+        if self._command.error is not None:
+            raise self._command.error
+        return "" if self._tracking is None else self._tracking.outcome
+
+    @property
+    def reason(self) -> str:
+        """The words that came with the outcome, such as those of a rejection."""
+        return "" if self._tracking is None else self._tracking.reason
+
+    def __repr__(self) -> str:
+        if self.error is not None:
+            return f"<{type(self).__name__} refused: {self.error}>"
+        return f"<{type(self).__name__} {self.outcome or ('stored' if self._command.done else 'open')}>"

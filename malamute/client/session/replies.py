@@ -1,0 +1,134 @@
+"""What comes as mail and is none: replies to our requests, and the outcomes of what we sent.
+
+Both are told from mail by what they answer, a correlation or a tracker that this session has made, and by
+what only the broker writes, the service that replied or the outcome. They go to whoever waits for them,
+and are not seen by those who take mail.
+
+Whoever works for a service knows the correlations of its requests, and may send what he likes with them:
+as mail, or as the reply of another service to a request of his own. So a reply counts only if it comes
+from the service that was asked, and a correlation is made from the name of the service and the secret of
+the session: nobody who was not asked can name one, and none of them tells anything of the routing id.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from functools import lru_cache
+from hashlib import blake2b
+
+from malamute.client.session.outbox import Command
+from malamute.client.session.receipts import Tracking
+from malamute.client.session.sources import Item, QueueSource
+from malamute.errors import MalamuteError
+
+MARKS_MAX = 1_000
+"""Services whose marks are remembered; those of others are made again."""
+
+
+class PendingRequest:
+    """A request to a service and the replies to it.
+
+    `command` tells whether the request itself was taken, and `tracking`, if it is tracked, how it ended.
+    """
+
+    __slots__ = ("command", "complete", "correlation", "last", "service", "tracking", "waiting")
+
+    def __init__(self, service: str, correlation: str) -> None:
+        self.service = service
+        self.correlation = correlation
+        self.command = Command()
+        self.tracking: Tracking | None = None
+        self.complete = False
+        self.last = 0
+        self.waiting: deque[Item] = deque()
+
+
+class PendingReplies:
+    """The replies and outcomes that one session waits for. `secret` is known to nobody but the broker."""
+
+    def __init__(self, secret: bytes) -> None:
+        def mark(service: str) -> str:
+            return blake2b(service.encode(), key=secret, digest_size=16, person=b"correlation").hexdigest()
+
+        self._mark = lru_cache(MARKS_MAX)(mark)
+        self._trackers = blake2b(key=secret, digest_size=16, person=b"tracker").hexdigest()
+        self._next = 1
+        self._requests: dict[str, PendingRequest] = {}
+        self._trackings: dict[str, Tracking] = {}
+        self.outcomes = 0
+        """How many wait for an outcome at this moment."""
+
+    def __bool__(self) -> bool:
+        """Whether anybody waits for something at this moment."""
+        return bool(self._requests) or self.outcomes > 0
+
+    def new_request(self, service: str) -> PendingRequest:
+        """For a request to a service that is about to be made."""
+        return PendingRequest(service, f"{self._mark(service)}-{self._number()}")
+
+    def new_tracker(self) -> str:
+        """A tracker for a message that is about to be sent."""
+        return f"{self._trackers}-{self._number()}"
+
+    def _number(self) -> int:
+        number = self._next
+        self._next += 1
+        return number
+
+    def begin(self, pending: PendingRequest) -> bool:
+        """The request was made: replies may come. Returns whether it is the only one now."""
+        self._requests[pending.correlation] = pending
+        return len(self._requests) == 1
+
+    def track(self, tracking: Tracking) -> None:
+        """The message was sent: its outcome may come."""
+        self._trackings[tracking.tracker] = tracking
+
+    def forget(self, pending: PendingRequest) -> bool:
+        """Nobody waits for its replies any more. Returns whether somebody did."""
+        return self._requests.pop(pending.correlation, None) is not None
+
+    def refused(self, command: Command | None) -> None:
+        """What a command was to send was refused: no outcome will come."""
+        for tracker in [t for t, tracking in self._trackings.items() if tracking.command is command]:
+            del self._trackings[tracker]
+
+    def fail(self, error: MalamuteError) -> None:
+        """Nothing will come any more."""
+        for tracking in self._trackings.values():
+            tracking.command.error = tracking.command.error or error
+
+    def take(self, mailbox: QueueSource, item: Item) -> bool:
+        """Take what came if it is a reply or an outcome. Returns whether it was."""
+        return self._take_reply(mailbox, item) or self._take_outcome(mailbox, item)
+
+    def _take_reply(self, mailbox: QueueSource, item: Item) -> bool:
+        properties = item.properties or {}
+        service, correlation = properties.get("service"), properties.get("correlation")
+        if not isinstance(service, str) or not isinstance(correlation, str):
+            return False
+        if "outcome" in properties:
+            # That of a request has the correlation of its replies.
+            return False
+        pending = self._requests.get(correlation)
+        if (pending.service != service) if pending else not correlation.startswith(self._mark(service)):
+            return False
+        if pending is None or (item.attempts > 1 and item.sequence <= pending.last):
+            # Late, or taken already before the connection broke and the acknowledgement was lost.
+            mailbox.finish(item.sequence)
+            return True
+        pending.last = item.sequence
+        pending.complete = bool(properties.get("final", True))
+        pending.waiting.append(item)
+        return True
+
+    def _take_outcome(self, mailbox: QueueSource, item: Item) -> bool:
+        properties = item.properties or {}
+        tracking = (
+            self._trackings.pop(properties.get("tracker", ""), None) if "outcome" in properties else None
+        )
+        if tracking is None:
+            return False
+        tracking.outcome, tracking.reason = str(properties["outcome"]), str(properties.get("reason", ""))
+        mailbox.finish(item.sequence)
+        return True

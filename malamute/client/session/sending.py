@@ -1,0 +1,191 @@
+"""What a session can send: messages to streams and mailboxes, requests and their replies, and commits.
+
+Each becomes one command in the outbox. A request and a tracked message have an end that comes as mail, so
+that they open the mailbox, and see that mail which nobody takes is not in its way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from malamute.client.session.inbox import Inbox
+from malamute.client.session.outbox import Command, Outbox
+from malamute.client.session.receipts import Tracking
+from malamute.client.session.replies import PendingReplies, PendingRequest
+from malamute.client.session.sources import Item, QueueSource
+from malamute.errors import InvalidName, InvalidValue, TooLarge
+from malamute.protocol import messages as wire
+from malamute.protocol.batch import split_large
+from malamute.protocol.codec import encode
+from malamute.protocol.limits import RECORD_LARGE_BYTES, Limits
+from malamute.protocol.messages import Frame
+from malamute.protocol.names import is_name
+
+REPLIES_CREDIT = 1000
+REPLIES_CREDIT_BYTES = 8 * 1024 * 1024
+"""The window of a mailbox that is open for replies only."""
+
+
+class Sending:
+    """What one session sends. `limits` are those that the broker told."""
+
+    def __init__(self, address: str, outbox: Outbox, inbox: Inbox, pending_replies: PendingReplies) -> None:
+        self.limits = Limits()
+        self._address = address
+        self._outbox = outbox
+        self._inbox = inbox
+        self._pending_replies = pending_replies
+
+    def publish(
+        self, stream: str, subjects: Sequence[str], records: Sequence[Frame], command: Command | None = None
+    ) -> None:
+        """Publish to a stream; with `command`, confirmed."""
+        if command is not None:
+            command.count = len(subjects)
+        self._carry(wire.Publish, stream, subjects, records, command)
+
+    def send(
+        self,
+        address: str,
+        subjects: Sequence[str],
+        records: Sequence[Frame],
+        command: Command | None = None,
+        options: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Send to a mailbox; with `command`, confirmed. All of them have the same `options`."""
+        properties = [options] * len(subjects) if options else None
+        self._carry(wire.Send, address, subjects, records, command, properties)
+
+    def send_tracked(
+        self, address: str, subject: str, record: Frame, command: Command, options: Mapping[str, Any]
+    ) -> Tracking:
+        """Send one message to a mailbox, confirmed, whose outcome comes to the tracking.
+
+        The tracker may be among the options; otherwise it gets one. Raises `InvalidValue` without an address.
+        """
+        tracking = self._tracking(options, command)
+        self.send(address, [subject], [record], command, {**options, "tracker": tracking.tracker})
+        self._pending_replies.track(tracking)
+        self._open_mailbox()
+        return tracking
+
+    def _tracking(self, options: Mapping[str, Any], command: Command) -> Tracking:
+        if not self._address:
+            raise InvalidValue("a client without an address cannot learn an outcome: connect with one")
+        return Tracking(options.get("tracker") or self._pending_replies.new_tracker(), command)
+
+    @contextmanager
+    def expecting(self) -> Iterator[None]:
+        """While somebody waits for an outcome, it can come past mail that nobody takes."""
+        self._pending_replies.outcomes += 1
+        self._inbox.let_past()
+        try:
+            yield
+        finally:
+            self._pending_replies.outcomes -= 1
+            self._inbox.return_mail()
+
+    def request(
+        self,
+        service: str,
+        subject: str,
+        record: Frame,
+        *,
+        numbered: bool,
+        tracked: bool = False,
+        options: Mapping[str, Any] | None = None,
+    ) -> PendingRequest:
+        """Send one request. The replies come to the result; `forget` it when they matter no more.
+
+        A `tracked` one has to be numbered, and its outcome comes there too. Raises `InvalidValue`
+        for it without an address.
+        """
+        pending = self._pending_replies.new_request(service)
+        command = pending.command if numbered else None
+        properties = {**(options or {}), "correlation": pending.correlation}
+        if tracked:
+            pending.tracking = self._tracking(properties, pending.command)
+            properties["tracker"] = pending.tracking.tracker
+        self._carry(wire.Request, service, [subject], [record], command, [properties])
+        if pending.tracking is not None:
+            self._pending_replies.track(pending.tracking)
+        self._open_mailbox()
+        if self._pending_replies.begin(pending):
+            # The reply may stand behind mail that nobody takes now.
+            self._inbox.let_past()
+        return pending
+
+    def _open_mailbox(self) -> None:
+        self._inbox.open_for_replies(REPLIES_CREDIT, REPLIES_CREDIT_BYTES)
+
+    def take_reply(self, pending: PendingRequest) -> Item:
+        """The next reply to a request. It is acknowledged: nobody else could use it."""
+        item = pending.waiting.popleft()
+        mailbox = self._inbox.mailbox
+        assert mailbox is not None
+        mailbox.finish(item.sequence)
+        self._inbox.refill(mailbox)
+        return item
+
+    def forget(self, pending: PendingRequest) -> None:
+        """Nobody waits for these replies any more: what still comes is acknowledged and dropped."""
+        if self._pending_replies.forget(pending):
+            while pending.waiting:
+                self.take_reply(pending)
+            self._inbox.return_mail()
+
+    def reply(
+        self,
+        offer: QueueSource,
+        sequence: int,
+        record: Frame,
+        command: Command | None = None,
+        *,
+        final: bool,
+    ) -> None:
+        """Reply to a request of an offer; with `command`, confirmed. Raises `TooLarge`.
+
+        A final reply completes the request, and frees its credit.
+        """
+        self._check_size(len(record))
+        inline, large = split_large([record])
+        number = 0 if command is None else self._outbox.next_number
+        frames = encode(wire.Reply(offer.number, number, [sequence], [final], inline, large))
+        numbered, command = command is not None, command or Command()
+        command.completes = (offer.number, sequence) if final else None
+        self._outbox.submit(command, frames, len(record), numbered=numbered)
+        if final:
+            offer.finish(sequence, acknowledge=False)
+            self._inbox.refill(offer)
+
+    def commit(self, stream: str, cursor: str, sequence: int, command: Command) -> None:
+        """Set a cursor of a stream behind a sequence, confirmed."""
+        if not is_name(cursor):
+            raise InvalidName(f"no valid name for a cursor: {cursor!r}")
+        frames = encode(wire.Commit(stream, self._outbox.next_number, cursor, sequence))
+        self._outbox.submit(command, frames, 0, numbered=True)
+
+    def _carry(
+        self,
+        kind: Callable[..., wire.Message],
+        target: str,
+        subjects: Sequence[str],
+        records: Sequence[Frame],
+        command: Command | None,
+        *more: Any,
+    ) -> None:
+        size_bytes = sum(map(len, records))
+        self._check_size(size_bytes)
+        if not is_name(target):
+            raise InvalidName(f"no valid name: {target!r}")
+        # Most commands have nothing large, and looking for it would take as long as encoding them.
+        inline, large = split_large(records) if size_bytes >= RECORD_LARGE_BYTES else (records, ())
+        number = 0 if command is None else self._outbox.next_number
+        message = kind(target, number, subjects, inline, *more, large)
+        self._outbox.submit(command or Command(), encode(message), size_bytes, numbered=command is not None)
+
+    def _check_size(self, size_bytes: int) -> None:
+        if size_bytes > self.limits.message_bytes:
+            raise TooLarge(f"{size_bytes} bytes in one command; {self.limits.message_bytes} is the most")

@@ -1,0 +1,350 @@
+"""The session: the whole mind of a client, without a socket, a clock, a thread or chance.
+
+An edge owns one session and one DEALER socket whose routing id is the session's `identity`. It tells what
+happens to the connection (`connected`, `disconnected`) and what comes in (`receive`), and after each of these
+and after each command it has to
+
+    - send what `outbox.next_to_send` shows, calling `outbox.sent` for each that the socket took;
+    - hand `take_events` to the user;
+    - look again at whatever it waits for.
+
+Here is the life of a session, from one connection to the next, and who is told what the broker says. What a
+client can do is in its parts, each of which knows only those before it:
+
+    outbox           commands on their way, and kept until they are answered
+    pending_replies  who waits for a reply, or for an outcome
+    inbox            subscriptions, offers and the mailbox: to begin and end them, and what they deliver
+    sending          publish, send, request, reply, commit
+    questions        query, change (once, as a command in the outbox), withdraw, ping
+
+Commands never wait. They return something to look at (`Command.done`, `Source.open`, `Query.done`,
+`PendingRequest.waiting`); the edge's only art is to wait until it has changed. When `error` is set the
+session is over, and everything that was waited for has that error.
+
+    LOST ──connected──▶ OPENING ──WELCOME──▶ READY ──▶ ENDED     by an error, or BYE and its OK
+      ▲                    │ ▲                 │
+      └────disconnected────┴─┼────────────────-┤
+                             └─────resync──────┘
+
+*Resync* is HELLO on a connection that still stands: for a hole in a source, for a command that reached a
+broker which does not know us any more (405), for a number that left a hole (421). After WELCOME everything is
+set up again, in one place (`_resume`), whether the connection was new or not: sources from their positions
+with fresh credit, questions without answer, and all unsettled commands with their old numbers.
+A resync that helps nothing is tried `RESYNCS_MAX` times, and then the session ends with the error.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from malamute.client.events import Connected, Event, Lost, Refusal, Restored
+from malamute.client.session.inbox import Inbox
+from malamute.client.session.outbox import WINDOW_COMMANDS, Outbox
+from malamute.client.session.questions import Questions
+from malamute.client.session.replies import PendingReplies
+from malamute.client.session.sending import Sending
+from malamute.errors import Closed, ConnectionLost, InvalidName, MalamuteError, Malformed, from_wire
+from malamute.protocol import messages as wire
+from malamute.protocol.codec import decode
+from malamute.protocol.limits import Limits
+from malamute.protocol.messages import BY_TYPE, VERSION, Frame
+from malamute.protocol.names import is_name
+
+RESYNCS_MAX = 5
+"""Resyncs in a row that brought nothing, before the session gives up."""
+
+
+class State(enum.Enum):
+    """Where a session stands."""
+
+    LOST = "lost"
+    OPENING = "opening"
+    READY = "ready"
+    ENDED = "ended"
+
+
+class Session:
+    """One client, over all its connections."""
+
+    def __init__(
+        self, identity: bytes, *, address: str = "", software: str = "", heartbeat: float = 0.0
+    ) -> None:
+        if address and not is_name(address):
+            raise InvalidName(f"no valid address: {address!r}")
+        self.identity = identity
+        self.address = address
+        self.software = software
+        self._heartbeat_ms = int(heartbeat * 1000)
+        self.state = State.LOST
+        self.error: MalamuteError | None = None
+        self.broker = b""
+        self.incarnation = 0
+        self.closing = False
+        self._events: list[Event] = []
+        self._resyncs = 0
+        self._attempt = 0
+        self.outbox = Outbox()
+        self.pending_replies = PendingReplies(identity)
+        self.inbox = Inbox(address, self.outbox, self.pending_replies, self._events.append)
+        self.sending = Sending(address, self.outbox, self.inbox, self.pending_replies)
+        self.questions = Questions(self.outbox)
+
+    # What the edge tells
+
+    def connected(self) -> None:
+        """The transport stands, anew or for the first time: say HELLO."""
+        if self.state is not State.ENDED:
+            self._hello("the connection to the broker was replaced")
+
+    def disconnected(self) -> None:
+        """The transport broke. It will be mended by itself."""
+        if self.state in (State.OPENING, State.READY):
+            self._drop("the connection to the broker broke")
+            self.state = State.LOST
+            self._resyncs = 0
+
+    def receive(self, frames: Sequence[Frame]) -> None:
+        """Take what came in. Never raises for what a broker sent."""
+        try:
+            message = decode(frames)
+            handler = _HANDLERS[self.state].get(type(message))
+            if handler is None:
+                raise Malformed(f"{type(message).__name__} is not for a client")
+            handler(self, message)
+        except MalamuteError as error:
+            self._events.append(Refusal(error))
+
+    def take_events(self) -> Sequence[Event]:
+        """What happened since the last call."""
+        if not self._events:
+            return ()
+        events = [*self._events]
+        self._events.clear()
+        return events
+
+    def close(self) -> None:
+        """Give back what was not handed out, and say BYE when the broker has confirmed that.
+
+        The session has ended, with the error `Closed`, when the broker has answered.
+        """
+        if self.error is None and not self.closing:
+            self.inbox.acknowledge_all()
+            self.inbox.close()
+            self.closing = True
+            self.outbox.refusal = Closed("this client is closed")
+            self._say_bye()
+
+    def _say_bye(self) -> None:
+        if self.closing and self.inbox.is_drained:
+            self.outbox.say(wire.Bye())
+
+    def end(self, error: MalamuteError) -> None:
+        """End it at once, without a word to the broker; nothing happens if it has ended."""
+        if self.error is None:
+            self._end(error)
+
+    # From one connection to the next
+
+    def _hello(self, reason: str) -> None:
+        self._drop(reason)
+        self.state = State.OPENING
+        self._attempt += 1
+        self.outbox.begin(
+            wire.Hello(
+                [VERSION],
+                self.address,
+                self.software,
+                self.outbox.unsettled,
+                self._attempt,
+                self._heartbeat_ms,
+                self.outbox.settled(),
+            )
+        )
+
+    def _is_current(self, attempt: int) -> bool:
+        """Whether an answer is to the last HELLO, and not to one on a connection before; 0 is not known."""
+        return attempt in (0, self._attempt)
+
+    def _drop(self, reason: str) -> None:
+        if self.state is State.READY:
+            self._events.append(Lost(reason))
+        self.outbox.drop()
+        self.inbox.restart([command.completes for command in self.outbox.kept() if command.completes])
+
+    def _resync(self, error: MalamuteError) -> None:
+        self._resyncs += 1
+        if self._resyncs > RESYNCS_MAX:
+            self._end(error)
+        else:
+            self._hello(f"the session has to be opened anew: {error}")
+
+    def _welcome(self, welcome: wire.Welcome) -> None:
+        if not self._is_current(welcome.attempt):
+            return
+        self.state = State.READY
+        if self.broker == welcome.broker and self.incarnation != welcome.incarnation:
+            self._events.append(Restored(welcome.broker.hex()))
+        self.broker, self.incarnation = welcome.broker, welcome.incarnation
+        known = {name: n for name, n in welcome.limits.items() if name in Limits._fields}
+        self.sending.limits = limits = Limits(**known)
+        self.outbox.window_commands = max(1, min(WINDOW_COMMANDS, limits.unconfirmed))
+        self._events.append(Connected(welcome.broker.hex(), welcome.resumed))
+        self.questions.resume(doubtful=self.outbox.known and not welcome.resumed)
+        self._resume(welcome.limits.get("ack_timeout", 0) / 1000)
+
+    def _resume(self, mail_timeout: float) -> None:
+        self.outbox.ready = True
+        self.inbox.resume(mail_timeout)
+        self.outbox.send_again()
+        # A withdrawal comes behind what it takes back.
+        for asking in self.questions.asked():
+            self.outbox.say(asking)
+        for ping in self.questions.pings():
+            self.outbox.say(ping)
+        self._say_bye()
+
+    def _end(self, error: MalamuteError) -> None:
+        self.state = State.ENDED
+        self.error = error
+        for part in (self.outbox, self.questions, self.pending_replies, self.inbox):
+            part.fail(error)
+
+    # What the broker says
+
+    def _stored(self, stored: wire.Stored) -> None:
+        if self.outbox.stored(stored.ranges):
+            self._resyncs = 0
+
+    def _ok(self, ok: wire.Ok) -> None:
+        if ok.about == _BYE:
+            self._end(Closed("this client is closed"))
+        elif ok.about in (_SUBSCRIBE, _OFFER):
+            self.inbox.opened(ok.ref, ok.value)
+        elif ok.about == _DRAIN:
+            self._drained(ok.ref)
+        elif ok.about == _WITHDRAW:
+            self.questions.answered(ok.ref, ok.value)
+        else:
+            self._changed(ok)
+
+    def _drained(self, source: int) -> None:
+        self.inbox.drained(source)
+        self._say_bye()
+
+    def _changed(self, ok: wire.Ok) -> None:
+        if ok.about == _CHANGE and self.questions.changed(ok.ref, ok.value):
+            self._resyncs = 0
+
+    def _deliver(self, deliver: wire.Deliver) -> None:
+        try:
+            if self.inbox.deliver(deliver):
+                self._resyncs = 0
+        except ConnectionLost as hole:
+            self._resync(hole)
+
+    def _ignore(self, message: wire.Message) -> None:
+        """What belongs to the time before our last HELLO, or needs no answer."""
+
+    def _pinged(self, ping: wire.Ping) -> None:
+        if ping.token:
+            self.outbox.say(wire.Received(ping.token))
+
+    def _refused(self, refused: wire.Error) -> None:
+        error = from_wire(refused.code, refused.text)
+        error.about, error.ref = refused.about, refused.ref
+        if refused.about == _HELLO:
+            if self._is_current(refused.ref):
+                self._end(error)
+        elif refused.code in _RESYNC_CODES:
+            if refused.about in _REFUSED and not refused.ref:
+                self._events.append(Refusal(error))
+            if self.state is State.READY:
+                self._resync(error)
+        elif (refuse := _REFUSED.get(refused.about)) is None or not refuse(self, error):
+            self._events.append(Refusal(error))
+
+    def _command_refused(self, error: MalamuteError) -> bool:
+        command = self.outbox.refused(error.ref, error)
+        self.pending_replies.refused(command)
+        if command is None or command.completes:
+            self.inbox.reply_refused(None if command is None else command.completes)
+        # Workers seldom look at the receipts of their replies, so those are told as an event too.
+        return command is not None and error.about != _REPLY
+
+    def _source_refused(self, error: MalamuteError) -> bool:
+        return self.inbox.refused(error.ref, error)
+
+    def _drain_refused(self, error: MalamuteError) -> bool:
+        # It is drained all the same: the disk does not know that what went back was not looked at.
+        self._drained(error.ref)
+        return False
+
+    def _change_refused(self, error: MalamuteError) -> bool:
+        return self.questions.change_refused(error.ref, error)
+
+    def _query_refused(self, error: MalamuteError) -> bool:
+        return self.questions.refused(error.ref, error)
+
+
+def _opcode(message: type[Any]) -> int:
+    return BY_TYPE[message].opcode
+
+
+_HELLO, _REPLY, _SUBSCRIBE, _OFFER, _BYE, _WITHDRAW, _CHANGE, _DRAIN = map(
+    _opcode,
+    (wire.Hello, wire.Reply, wire.Subscribe, wire.Offer, wire.Bye, wire.Withdraw, wire.Change, wire.Drain),
+)
+_RESYNC_CODES = frozenset({405, 421})
+"""The broker does not know the session, or a number left a hole: no outcome of the command it is about."""
+
+_REFUSED: dict[int, Callable[[Session, MalamuteError], bool]] = {
+    _opcode(wire.Publish): Session._command_refused,
+    _opcode(wire.Send): Session._command_refused,
+    _opcode(wire.Request): Session._command_refused,
+    _REPLY: Session._command_refused,
+    _opcode(wire.Commit): Session._command_refused,
+    _SUBSCRIBE: Session._source_refused,
+    _OFFER: Session._source_refused,
+    _opcode(wire.Query): Session._query_refused,
+    _CHANGE: Session._change_refused,
+    _DRAIN: Session._drain_refused,
+    _WITHDRAW: Session._query_refused,
+}
+"""Who is told of a refusal, by the command that it is about."""
+
+_Handlers = dict[type[Any], Callable[[Session, Any], None]]
+
+_STALE: _Handlers = {
+    wire.Ok: Session._changed,
+    wire.Deliver: Session._ignore,
+    wire.Gap: Session._ignore,
+    wire.Switch: Session._ignore,
+    wire.Recall: Session._ignore,
+    wire.Ping: Session._ignore,
+    wire.Pong: Session._ignore,
+    wire.Stored: Session._stored,
+    wire.Answer: lambda session, answer: session.questions.answered(answer.ref, answer.value),
+    wire.Error: Session._refused,
+}
+"""Without a WELCOME, only the outcomes of earlier commands count."""
+
+_HANDLERS: dict[State, _Handlers] = {
+    State.LOST: {**_STALE, wire.Welcome: Session._ignore},
+    State.OPENING: {**_STALE, wire.Welcome: Session._welcome},
+    State.READY: {
+        wire.Welcome: Session._ignore,
+        wire.Ok: Session._ok,
+        wire.Error: Session._refused,
+        wire.Stored: Session._stored,
+        wire.Deliver: Session._deliver,
+        wire.Gap: lambda session, gap: session.inbox.gap(gap),
+        wire.Switch: lambda session, switch: session.inbox.switch(switch),
+        wire.Recall: lambda session, recall: session.inbox.recall(recall),
+        wire.Answer: lambda session, answer: session.questions.answered(answer.ref, answer.value),
+        wire.Ping: Session._pinged,
+        wire.Pong: lambda session, pong: session.questions.pong(),
+    },
+    State.ENDED: {message: Session._ignore for message in (*_STALE, wire.Welcome)},
+}

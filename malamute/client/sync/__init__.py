@@ -1,0 +1,1 @@
+"""The edge for blocking programs. `malamute` has its public names."""

@@ -1,0 +1,246 @@
+"""What a blocking program takes messages from: subscriptions, the mailbox, replies, and requests to work on.
+
+All of them are iterators and context managers, cancelled at the end of the block. `link/consumers` has how
+they work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from types import TracebackType
+from typing import Self
+
+from malamute.client.link.consumers import (
+    MailboxBase,
+    QueueConsumer,
+    ReplyStream,
+    SubscriptionBase,
+    WorkerBase,
+)
+from malamute.client.session.message import Mail, Message, Request
+from malamute.client.session.outbox import Command
+from malamute.client.session.receipts import Receipt
+from malamute.client.sync.driver import BlockingDriver
+from malamute.errors import Closed
+from malamute.protocol.batch import Body, Columns, Headers
+
+
+class _Scope:
+    """A context manager that cancels at the end of the block."""
+
+    _driver: BlockingDriver
+
+    def cancel(self) -> None:
+        """End it."""
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._driver.do(self.cancel)
+
+
+class _Queue(QueueConsumer):
+    """Messages that may be settled by the handler that has them, in whichever thread it runs."""
+
+    _driver: BlockingDriver
+
+    def finish(self, message: Mail, reason: str | None = None) -> None:
+        """Acknowledge one message, or reject it with a reason."""
+        self._driver.do(super().finish, message, reason)
+
+    def give_back(self, message: Mail, delay: int) -> None:
+        """Give one message back, for a while in milliseconds, or as long as the broker says for -1."""
+        self._driver.do(super().give_back, message, delay)
+
+    def release(self, message: Mail) -> None:
+        """Give one message back untouched."""
+        self._driver.do(super().release, message)
+
+    def report(self, message: Mail) -> None:
+        """Report that one message is still worked on."""
+        self._driver.do(super().report, message)
+
+    def has_one(self) -> bool:
+        """For handlers: whether a message is here. Raises what ended the queue."""
+        if not self._source.waiting and self._source.error is not None:
+            raise self._source.error
+        return self._source.has_one
+
+
+class Subscription(SubscriptionBase, _Scope):
+    """The messages of a stream that meet the criteria, in order. Made by `Client.subscribe`."""
+
+    _driver: BlockingDriver
+    _peeked: Message | None = None
+
+    def has_one(self) -> bool:
+        """For handlers: whether a message is here. Raises what ended the subscription."""
+        if self._peeked is None:
+            self._peeked = next(self._ready, None)
+        if self._peeked is None:
+            self._consume()
+            if self._refill():
+                self._peeked = next(self._ready)
+        return self._peeked is not None
+
+    def take_one(self) -> Message:
+        """For handlers: that message."""
+        message, self._peeked = self._peeked, None
+        assert message is not None
+        return message
+
+    def __iter__(self) -> Iterator[Message]:
+        """Every message as it comes, waiting without end. It stops when the subscription is cancelled.
+
+        Raises what ended the session or the subscription.
+        """
+        yield from self._ready
+        while self._driver.run(self._fill(None)):
+            yield from self._ready
+
+    def receive(self, timeout: float | None = None) -> Message:
+        """The next message. Raises `TimedOut` after `timeout` seconds (None: it waits without end).
+
+        Raises `Closed` when the subscription is cancelled and nothing is left of it.
+        """
+        for message in self._ready:
+            return message
+        return self._driver.run(self._receive(timeout))
+
+    def take(self, most: int, timeout: float | None = None) -> list[Message]:
+        """Up to `most` of the next messages: what is there, after waiting for one at least.
+
+        The list is empty when none came within `timeout` seconds (None: it waits without end), or when
+        the subscription is cancelled.
+        """
+        return self._driver.run(self._take(most, timeout))
+
+    def batches(self, most: int = 1000) -> Iterator[list[Message]]:
+        """Lists of up to `most` messages as they come. It stops when the subscription is cancelled."""
+        while batch := self.take(most):
+            yield batch
+
+    def columns(self, timeout: float | None = None, *, enough: Callable[[], object] = bool) -> Columns | None:
+        """The next run of messages by columns, without an object for each.
+
+        None when the subscription is cancelled, or when nothing is there and `enough()` says that no more is
+        wanted. Raises `TimedOut` after `timeout` seconds (None: it waits without end). What was begun with
+        the other ways to take messages is not in it.
+        """
+        return self._driver.run(self._columns(timeout, enough))
+
+    def commit(self, message: Message | int, *, timeout: float | None = None) -> None:
+        """Tell the broker to keep, under the subscription's cursor, that all up to a message is done with.
+
+        Returns when that is on the broker's disk. Raises `InvalidValue` for a subscription without a cursor.
+        """
+        self._driver.run(self._commit(message, timeout))
+
+
+class Mailbox(_Queue, MailboxBase, _Scope):
+    """The mail of the client's address, in order. Made by `Client.mailbox`.
+
+    With `auto_ack` a message is acknowledged when the next one is asked for, and the last one when the
+    mailbox or the client is closed. Otherwise each has to be acknowledged with its `ack()`; the broker sends
+    no more than the window while they are not.
+
+    It is closed at the end of its block: what came and was not taken goes back as if it had never been
+    delivered, and what was taken can still be settled. `Client.mailbox` opens it again.
+    """
+
+    _driver: BlockingDriver
+
+    def __enter__(self) -> Self:
+        self._driver.do(self.enter)
+        return self
+
+    def __iter__(self) -> Iterator[Mail]:
+        """Every message as it comes, waiting without end."""
+        while True:
+            yield self.receive()
+
+    def receive(self, timeout: float | None = None) -> Mail:
+        """The next message. Raises `TimedOut` after `timeout` seconds (None: it waits without end)."""
+        return self._driver.run(self._receive(timeout))
+
+    def take_one(self) -> Mail:
+        """For handlers: the message that is here."""
+        return Mail(*self._source.hand_out(), self)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._driver.do(lambda: self._leave(failed=kind is not None))
+
+
+class Work(_Queue, WorkerBase, _Scope):
+    """Requests to a service, each to be answered. Made by `Client.work`.
+
+    The window is the number of requests that may be unfinished here; the credit of one is given back when it
+    is completed, by its final reply or its `ack()`.
+    """
+
+    _driver: BlockingDriver
+
+    def __iter__(self) -> Iterator[Request]:
+        """Every request as it comes, waiting without end. It stops when the offer is cancelled."""
+        while (item := self._driver.run(self._next(None, "no request"))) is not None:
+            yield Request(*item, self)
+
+    def receive(self, timeout: float | None = None) -> Request:
+        """The next request. Raises `TimedOut` after `timeout` seconds (None: it waits without end)."""
+        item = self._driver.run(self._next(timeout, "no request"))
+        if item is None:
+            raise Closed("the offer to work is cancelled")
+        return Request(*item, self)
+
+    def take_one(self) -> Request:
+        """For handlers: the request that is here."""
+        return Request(*self._source.hand_out(), self)
+
+    @property
+    def ready(self) -> bool:
+        """Whether `receive` returns, or raises, without waiting."""
+        return bool(self._source.waiting) or self._source.ended
+
+    def answer(
+        self, request: Request, body: Body, headers: Headers | None, *, final: bool, assurance: str
+    ) -> Receipt:
+        """Reply to a request. To be called by the request itself."""
+        command = self._driver.run(self._answer(request, body, headers, final=final, assurance=assurance))
+        return Receipt(command, 0, self._wait_for)
+
+    def _wait_for(self, command: Command, timeout: float | None) -> None:
+        self._driver.run(self._wait(command, timeout))
+
+
+class Replies(ReplyStream, _Scope):
+    """The replies to one request, as they come. Made by `Client.request`.
+
+    It ends after the final reply, and with the assurance `confirmed` also when the request has ended without
+    one: `outcome` tells how. Raises `TimedOut` when neither has come in time, and what the broker refused the
+    request with. The time counts from the request on.
+    """
+
+    _driver: BlockingDriver
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Mail:
+        reply = self._driver.run(self._next())
+        if reply is None:
+            raise StopIteration
+        return reply
+
+    def wait(self, timeout: float | None = None) -> str:
+        """Wait for the outcome, `timeout` seconds at most (None: without end), and tell it.
+
+        Replies are not waited for, and those that come meanwhile are not lost. Raises the error of a request
+        that was refused, and `TimedOut`. Without the assurance `confirmed` the result is empty.
+        """
+        return self._driver.run(self._outcome(timeout))

@@ -1,0 +1,78 @@
+"""Publishing in bulk, for blocking programs. `link/publisher` has how it works."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Self
+
+from malamute.client.link.publisher import PublisherBase
+from malamute.client.session.outbox import Command
+from malamute.client.session.receipts import Receipt
+from malamute.client.sync.driver import BlockingDriver
+from malamute.errors import MalamuteError
+from malamute.protocol.batch import Body, Headers
+
+
+class Publisher(PublisherBase):
+    """Messages to one stream, or to one mailbox. Made by `Client.publisher` and `Client.sender`.
+
+    As a context manager it flushes at the end. `batch` is the most messages in a batch, `linger` in seconds,
+    `timeout` how long to wait for the broker, in seconds.
+    """
+
+    _driver: BlockingDriver
+
+    def publish(self, subject: str, body: Body, headers: Headers | None = None) -> Receipt:
+        """Publish one message. It does not wait, unless the window is full.
+
+        Raises `InvalidValue` or `TooLarge` for a message that cannot be sent, and `TryLater` or
+        `ConnectionLost` when the window stays full for the publisher's time-out: it is not published then.
+        """
+        if self._is_due() or not self._driver.is_owner:
+            command, place = self._driver.run(self._publish(subject, body, headers))
+        else:
+            command, place = self._add(subject, body, headers)
+            if self._batch.full:
+                self._driver.run(self._ship())
+        return Receipt(command, place, self._wait_for)
+
+    def publish_many(
+        self,
+        subjects: Sequence[str],
+        bodies: Sequence[Body],
+        headers_list: Sequence[Headers | None] | None = None,
+    ) -> None:
+        """Publish many messages, given as columns of one length. `flush` tells when they are stored.
+
+        Raises as `publish` does. When a message cannot be sent, none of them is; when the window stays full,
+        those of the batches before are published.
+        """
+        self._driver.run(self._publish_many(subjects, bodies, headers_list))
+
+    def flush(self, timeout: float | None = None) -> None:
+        """Send what is left, and wait until all of it is confirmed if that was asked for.
+
+        Raises the error of the first batch that was refused since the last flush, and `TimedOut`.
+        """
+        self._driver.run(self._flush(timeout))
+
+    def close(self) -> None:
+        """Flush, for the last time. Raises as `flush` does."""
+        self._driver.run(self._close())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self.close()
+        except MalamuteError:
+            # What went wrong in the block is what its author has to see.
+            if kind is None:
+                raise
+
+    def _wait_for(self, command: Command, timeout: float | None) -> None:
+        self._driver.run(self._wait(command, timeout))

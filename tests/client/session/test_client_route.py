@@ -1,0 +1,55 @@
+"""The route: which URL is tried, and when."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from malamute.client.session.route import WAIT, WAIT_MAX, Route, urls_of
+from malamute.errors import InvalidName, InvalidValue
+
+
+def test_urls_come_as_text_or_as_a_sequence():
+    assert urls_of("tcp://a:1") == ["tcp://a:1"]
+    assert urls_of("tcp://a:1, tcp://b:2,") == ["tcp://a:1", "tcp://b:2"]
+    assert urls_of(("tcp://a:1", "tcp://b:2")) == ["tcp://a:1", "tcp://b:2"]
+    with pytest.raises(InvalidValue):
+        Route(urls_of(" , "))
+
+
+def test_a_uri_of_malamute_is_the_broker_that_it_leads_to():
+    assert urls_of("malamute://a/stream/x,tcp://b:2") == ["tcp://a:9999", "tcp://b:2"]
+    assert urls_of(["MALAMUTE://[::1]:7/"]) == ["tcp://[::1]:7"]
+    with pytest.raises(InvalidName):
+        urls_of("malamute://a/topic/x")
+
+
+def test_the_urls_are_tried_in_order_and_after_the_last_one_comes_a_wait():
+    route = Route(["a", "b"])
+    tries = [route.next(1.0) for _ in range(7)]
+    assert [url for url, _ in tries] == ["a", "b"] * 3 + ["a"]
+    assert [wait for _, wait in tries] == [0, 0, WAIT, 0, 2 * WAIT, 0, 4 * WAIT]
+
+
+def test_after_a_connection_it_begins_with_the_first_one_again_and_a_short_wait():
+    route = Route(["a", "b"])
+    for _ in range(9):
+        route.next(0.5)
+    route.arrived()
+    assert route.next(1.0) == ("a", WAIT)
+    assert route.next(1.0) == ("b", 0.0)
+
+
+@given(st.integers(1, 5), st.lists(st.floats(0, 1), min_size=1, max_size=200))
+def test_waits_grow_to_a_limit_and_are_spread_over_half_of_them(count, chances):
+    route = Route([str(n) for n in range(count)])
+    whole = 0.0
+    for number, chance in enumerate(chances):
+        url, wait = route.next(chance)
+        assert url == str(number % count)
+        if number % count:
+            assert wait == 0
+        elif number:
+            whole = min(WAIT_MAX, 2 * whole or WAIT)
+            assert whole / 2 <= wait <= whole
