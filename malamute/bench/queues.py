@@ -21,7 +21,6 @@ from malamute.bench.machine import Watch
 from malamute.bench.processes import Measured, run_together
 from malamute.bench.raw_peer import RawPeer
 from malamute.bench.workloads import HEADERS, SUBJECTS, Begin, Stopwatch
-from malamute.core.storage import PutMessages
 from malamute.protocol.batch import pack_record, unpack_payload
 from malamute.protocol.messages import (
     MAILBOX,
@@ -37,6 +36,7 @@ from malamute.protocol.messages import (
     Stored,
 )
 from malamute.server.process import BrokerProcess
+from malamute.store.operations import PutMessages
 
 NAME = "bench"
 SHALLOW = 100

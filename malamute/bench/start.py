@@ -16,9 +16,9 @@ from malamute.bench import workspace
 from malamute.bench.figures import extent, middle
 from malamute.bench.workloads import BATCH, HEADERS, SUBJECTS, TIMEOUT_SECONDS
 from malamute.client.sync.client import connect
-from malamute.core.storage import AppendChunk, Chunk
 from malamute.protocol.batch import Columns, pack_record, pack_stream_payload
 from malamute.server.process import BrokerProcess
+from malamute.store.operations import AppendChunk, Chunk
 
 STREAM = "history"
 CHUNKS = 100

@@ -146,7 +146,7 @@ def _streams(store: DiskStore) -> list[dict[str, Any]]:
 
 
 def _chunks(store: DiskStore, stream: str, start: int, limit: int) -> Iterator[dict[str, Any]]:
-    from malamute.core.storage import Damage
+    from malamute.store.operations import Damage
 
     while limit > 0:
         found = store.headers(stream, start, count_max=min(limit, HEADERS_STEP))

@@ -15,9 +15,9 @@ from typing import Any, ClassVar, NamedTuple
 
 from malamute.config import kinds
 from malamute.config.kinds import Kind
-from malamute.core.delivery.policy import BaseKind, QueuePolicy
 from malamute.errors import ConfigError
 from malamute.protocol.limits import Limits
+from malamute.store.policies import BaseKind, QueuePolicy
 
 _MINUTE, _HOUR, _DAY, _YEAR = 60.0, 3600.0, 86400.0, 365 * 86400.0
 _ANY_SIZE, _ANY_COUNT, _ANY_AGE = kinds.size(0), kinds.count(0), kinds.duration(0, 100 * _YEAR)

@@ -19,20 +19,18 @@ from typing import Any, NamedTuple
 from malamute.core.admin import changes, queries
 from malamute.core.answers import Answers
 from malamute.core.chunk import MESSAGE_BYTES
-from malamute.core.delivery import Budget, Consumer, QueuePolicy, Queues, Trackers
+from malamute.core.delivery import Budget, Consumer, Queues, Trackers
 from malamute.core.delivery.entry import ENTRY_BYTES
-from malamute.core.delivery.policy import PolicyOf
 from malamute.core.doubt import Doubt, newest_time
 from malamute.core.events import Events, tell_worker
 from malamute.core.feed import Feeds, feed_name
 from malamute.core.health import Health
 from malamute.core.mailbox import Mailboxes
-from malamute.core.ready import ClockStep, Question, Ready, Turn
+from malamute.core.ready import ClockStep, Ready, Turn
 from malamute.core.recovery import Recovery
 from malamute.core.selectors import OFFER_BYTES, SUBSCRIPTION_BYTES, SelectorBudget
 from malamute.core.service import Services
 from malamute.core.session import Session, Sessions, session_name
-from malamute.core.storage import EMPTY, OUTCOMES, REFUSALS, Defect, Recovered, Stranded
 from malamute.core.stream import Streams
 from malamute.core.subscription import Subscription
 from malamute.core.timers import Timers
@@ -84,6 +82,8 @@ from malamute.protocol.messages import (
     Subscribe,
     Withdraw,
 )
+from malamute.store.operations import EMPTY, OUTCOMES, REFUSALS, Defect, Recovered, StoreRead, Stranded
+from malamute.store.policies import PolicyOf, QueuePolicy
 
 ROUTING_ID_BYTES = 16
 
@@ -298,7 +298,7 @@ class Core:
         self.events.unstored(error)
         self.health.unstored(error)
 
-    def answered(self, question: Question, result: Any, now: float) -> None:
+    def answered(self, question: StoreRead, result: Any, now: float) -> None:
         """The store has answered a question."""
         self.turn.now = now
         self.turn.answer(question, result)

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from malamute.core.storage import Chunk
 from malamute.matching import Single
 from malamute.protocol.batch import (
     Columns,
@@ -19,6 +18,7 @@ from malamute.protocol.batch import (
     pack_stream_payload,
     unpack_payload,
 )
+from malamute.store.operations import Chunk
 
 if TYPE_CHECKING:
     from malamute.core.subscription import Reader

@@ -13,8 +13,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from malamute.core.ready import ClockStep, Turn
-from malamute.core.storage import Recovered
 from malamute.core.timers import Timers
+from malamute.store.operations import Recovered
 
 DOUBT_SECONDS = 600.0
 """How long a start is in doubt, and how far the clock may be ahead of the newest message without any."""

@@ -38,7 +38,6 @@ from malamute.core.recovery import Recovery
 from malamute.core.selectors import SelectorBudget
 from malamute.core.service import Services
 from malamute.core.steps import STORED, Steps, proceed
-from malamute.core.storage import DeleteCursor, DeleteFeed, PutCursor, PutFeed
 from malamute.core.stream import Stream, Streams
 from malamute.core.subscription import Position, Reader
 from malamute.errors import AccessRefused, InvalidName, MalamuteError, NotFound, TooMany, TryLater
@@ -46,6 +45,7 @@ from malamute.matching import Selector
 from malamute.protocol.batch import Columns, pack, unpack
 from malamute.protocol.limits import Limits
 from malamute.protocol.names import is_name
+from malamute.store.operations import DeleteCursor, DeleteFeed, PutCursor, PutFeed
 
 if TYPE_CHECKING:
     from malamute.core.timers import Timer

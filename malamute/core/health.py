@@ -11,9 +11,9 @@ from collections import Counter
 from collections.abc import Sequence
 
 from malamute.core.ready import Turn
-from malamute.core.storage import OPENED_AGAIN, Defect
 from malamute.core.timers import Timers
 from malamute.errors import MalamuteError, StorageFull
+from malamute.store.operations import OPENED_AGAIN, Defect
 
 TOLD_MAX = 20
 """Damages of a kind that are told one by one, of those that are found at once."""

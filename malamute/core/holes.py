@@ -15,9 +15,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from malamute.core.ready import FindHole
-from malamute.core.storage import Hole, NoteRefused
 from malamute.protocol.messages import NOT_STORED, OVERWRITTEN, RESTART, RESTORED, TAKEN_BACK
+from malamute.store.operations import FindHole, Hole, NoteRefused
 
 if TYPE_CHECKING:
     from malamute.core.stream import Stream

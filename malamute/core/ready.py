@@ -15,9 +15,9 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from malamute.core.faults import Faults
-from malamute.core.storage import Operation, QueueKind
 from malamute.errors import InternalError, MalamuteError
 from malamute.protocol.messages import Message
+from malamute.store.operations import Operation, StoreRead
 
 WhenStored = Callable[[MalamuteError | None], None]
 
@@ -49,68 +49,6 @@ class Append(NamedTuple):
     needs: frozenset[int] = frozenset()
     fault: MalamuteError | None = None
 
-
-class Read(NamedTuple):
-    """Chunks of a stream to read, from the one that holds sequence `start` on."""
-
-    stream: str
-    start: int
-    size_bytes_max: int
-
-
-class FindTime(NamedTuple):
-    """Find the first sequence of a stream at or after a time in nanoseconds; 1 past the last if none.
-
-    `stored` is the last sequence that the answer is sure to know of: who shares an answer agrees on it.
-    """
-
-    stream: str
-    time: int
-    stored: int
-
-
-class FindSubjects(NamedTuple):
-    """Find the sequence of the last message of each subject, for so many subjects at the most.
-
-    `stored` is as for `FindTime`.
-    """
-
-    stream: str
-    limit: int
-    stored: int
-
-
-class FindHole(NamedTuple):
-    """Find the `Hole` of a stream in which a sequence lies; None if it is stored, or too old."""
-
-    stream: str
-    sequence: int
-
-
-class Fetch(NamedTuple):
-    """Bring records of a queue, by sequence. Answered with a map of those that can be read."""
-
-    kind: QueueKind
-    queue: str
-    sequences: tuple[int, ...]
-
-
-class Survey(NamedTuple):
-    """Tell how full the store is: a map for people."""
-
-
-class Backup(NamedTuple):
-    """Copy the store into a directory, however long it takes; a map of what was copied, or an error.
-
-    The directory has to be below another one, which the links on the way are followed for.
-    """
-
-    directory: str
-    below: str
-
-
-Question = Read | FindTime | FindSubjects | FindHole | Fetch | Survey | Backup
-"""What the store is asked. Each is answered by `Core.answered`, in any order."""
 
 Then = Callable[[Any], None]
 Failed = Callable[[MalamuteError], None]
@@ -158,7 +96,7 @@ class Ready(NamedTuple):
     """All there is to do after a turn. `closed` are the peers whose sessions ended."""
 
     appends: Sequence[Append]
-    reads: Sequence[Question]
+    reads: Sequence[StoreRead]
     sends: Sequence[tuple[bytes, Message]]
     closed: Sequence[bytes]
     notices: Sequence[Notice] = ()
@@ -175,7 +113,7 @@ class Turn:
         self.now = now
         self.ahead = 0.0
         self.sends: list[tuple[bytes, Message]] = []
-        self.reads: list[Question] = []
+        self.reads: list[StoreRead] = []
         self.closed: list[bytes] = []
         self.notices: list[Notice] = []
         self.events: list[Event] = []
@@ -202,7 +140,7 @@ class Turn:
         self.chores: deque[tuple[Callable[[], None], Failed | None]] = deque()
         """What goes on in the next iterations, one after the other."""
         # Tuples of two types can be equal.
-        self._asked: dict[tuple[type[Question], Question], list[tuple[Then, Failed | None]]] = {}
+        self._asked: dict[tuple[type[StoreRead], StoreRead], list[tuple[Then, Failed | None]]] = {}
         self._callbacks: list[WhenStored] = []
         self._awaited = False
         self._bytes = 0
@@ -244,19 +182,19 @@ class Turn:
             self._needs.add(token)
         return token in self._waiting or token == self.token
 
-    def ask(self, question: Question, then: Then, failed: Failed | None = None) -> None:
+    def ask(self, read: StoreRead, then: Then, failed: Failed | None = None) -> None:
         """Ask the store, and call back with its answer, or with why there is none.
 
         Whoever asks the same meanwhile shares the answer.
         """
-        waiting = self._asked.setdefault((type(question), question), [])
+        waiting = self._asked.setdefault((type(read), read), [])
         waiting.append((then, failed or self.on_failure))
         if len(waiting) == 1:
-            self.reads.append(question)
+            self.reads.append(read)
 
-    def answer(self, question: Question, result: Any) -> None:
+    def answer(self, read: StoreRead, result: Any) -> None:
         """The store has answered, or could not."""
-        for then, failed in self._asked.pop((type(question), question)):
+        for then, failed in self._asked.pop((type(read), read)):
             if not isinstance(result, MalamuteError):
                 self.guard("an answer of the store", then, result, failed=failed)
             elif failed is not None:

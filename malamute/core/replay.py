@@ -14,13 +14,12 @@ from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from malamute.core.chunk import Loaded
-from malamute.core.ready import Read
 from malamute.core.steps import GO_ON, Steps, proceed
-from malamute.core.storage import Chunk, Damage, ReadResult
 from malamute.core.subscription import Reader
 from malamute.errors import MalamuteError
 from malamute.matching import Group, Single
 from malamute.protocol.messages import NO_JOURNAL, OVERWRITTEN
+from malamute.store.operations import Chunk, Damage, ReadChunks, ReadResult
 
 if TYPE_CHECKING:
     from malamute.core.stream import Stream
@@ -184,7 +183,7 @@ class Replay:
         if len(readers) == 1:
             # Single messages lie far apart: what follows them would be read in vain.
             size_bytes = 1 if subscription.wanted else READ_BYTES
-            read = Read(self.stream.name, subscription.cursor, size_bytes)
+            read = ReadChunks(self.stream.name, subscription.cursor, size_bytes)
             # What is stored while it is under way, the read may not have seen.
             self.stream.turn.ask(
                 read,

@@ -27,7 +27,6 @@ from typing import TYPE_CHECKING, Any
 from malamute.core.outcomes import Outcomes
 from malamute.core.ready import Holder, Turn
 from malamute.core.refusals import Refusals
-from malamute.core.storage import OUTCOMES, REFUSALS, DeleteSession, PutSession
 from malamute.errors import (
     AccessRefused,
     AddressTaken,
@@ -60,6 +59,7 @@ from malamute.protocol.messages import (
     Welcome,
 )
 from malamute.protocol.names import RESERVED_PREFIX
+from malamute.store.operations import OUTCOMES, REFUSALS, DeleteSession, PutSession
 
 if TYPE_CHECKING:
     from malamute.core.delivery import Consumer

@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from malamute.core.chunk import Loaded
-from malamute.core.ready import FindSubjects, FindTime
 from malamute.core.subscription import Position
 from malamute.matching import Group
 from malamute.protocol.start import (
@@ -24,6 +23,7 @@ from malamute.protocol.start import (
     TIME,
     Start,
 )
+from malamute.store.operations import FindTime, LastPerSubject
 
 if TYPE_CHECKING:
     from malamute.core.stream import Stream
@@ -54,7 +54,7 @@ def locate(stream: Stream, start: Start, group: Group, then: Then) -> None:
         then(Position(stream.next))
     elif start.kind == LAST_PER_SUBJECT:
         stream.turn.ask(
-            FindSubjects(stream.name, SUBJECTS_MAX, asked.stored),
+            LastPerSubject(stream.name, SUBJECTS_MAX, asked.stored),
             lambda found: then(last_of_each(stream, group, asked, found)),
         )
     else:

@@ -1,6 +1,6 @@
 """Work in several steps, each of which waits for the disk.
 
-What has to ask the store between two things that it does is written as a generator: it yields a `Question`
+What has to ask the store between two things that it does is written as a generator: it yields a `StoreRead`
 and gets the answer, or yields `STORED` and goes on when all of this turn is durable, with the error that kept
 it from being so or None. What is long yields `GO_ON` and goes on in the next iteration. Between the steps the
 broker does other things: what was true before a `yield` may not be true after it.
@@ -11,13 +11,14 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 from typing import Any, Final, Literal
 
-from malamute.core.ready import Question, Turn
+from malamute.core.ready import Turn
 from malamute.errors import MalamuteError
+from malamute.store.operations import StoreRead
 
 STORED: Final = "stored"
 GO_ON: Final = "go on"
 
-Steps = Generator[Question | Literal["stored", "go on"], Any, Any]
+Steps = Generator[StoreRead | Literal["stored", "go on"], Any, Any]
 
 
 def proceed(turn: Turn, steps: Steps) -> None:

@@ -44,7 +44,15 @@ from malamute.core.ready import Turn
 from malamute.core.replay import Replay
 from malamute.core.session import Session, check_free
 from malamute.core.start import locate
-from malamute.core.storage import (
+from malamute.core.subscription import Position, Reader, Subscription
+from malamute.errors import CursorLost, InvalidValue, MalamuteError, NotFound, TooMany
+from malamute.matching import CacheBudget, Group, Groups, Selector
+from malamute.protocol.batch import Columns, Frame, pack_stream_payload
+from malamute.protocol.limits import Limits
+from malamute.protocol.messages import BY_TYPE, Commit, Ok, Subscribe
+from malamute.protocol.names import RESERVED_PREFIX
+from malamute.protocol.start import NEW, SEQ, Start
+from malamute.store.operations import (
     FLOOR,
     AppendChunk,
     Chunk,
@@ -57,14 +65,6 @@ from malamute.core.storage import (
     Reserve,
     StreamState,
 )
-from malamute.core.subscription import Position, Reader, Subscription
-from malamute.errors import CursorLost, InvalidValue, MalamuteError, NotFound, TooMany
-from malamute.matching import CacheBudget, Group, Groups, Selector
-from malamute.protocol.batch import Columns, Frame, pack_stream_payload
-from malamute.protocol.limits import Limits
-from malamute.protocol.messages import BY_TYPE, Commit, Ok, Subscribe
-from malamute.protocol.names import RESERVED_PREFIX
-from malamute.protocol.start import NEW, SEQ, Start
 
 RESERVE = 1 << 18
 """Sequences reserved ahead of the last one with each commit."""

@@ -34,7 +34,6 @@ from typing import Any
 
 import lmdb
 
-from malamute.core.storage import Damage
 from malamute.errors import StoreError
 from malamute.journal import format as codec
 from malamute.journal.directory import (
@@ -49,6 +48,7 @@ from malamute.journal.format import BLOCK, CARD, CHUNK, META, QUARANTINE, STREAM
 from malamute.journal.states import Card, encode_card, read_states
 from malamute.journal.store import Copied
 from malamute.journal.walk import Walk
+from malamute.store.operations import Damage
 
 STEP_BYTES = 8 * 1024 * 1024
 """What one step copies: the longest time that old pages of the store in use are held."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from malamute.core.storage import Damage, Defect
+from malamute.store.operations import Damage, Defect
 
 DEFECTS_MAX = 1000
 """Defects that are remembered one by one."""

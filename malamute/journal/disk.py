@@ -37,19 +37,6 @@ from typing import Any, NamedTuple
 
 import lmdb
 
-from malamute.core.storage import (
-    OPENED_AGAIN,
-    AppendChunk,
-    Damage,
-    Defect,
-    Frame,
-    Hole,
-    Operation,
-    PutCursor,
-    QueueKind,
-    ReadResult,
-    Recovered,
-)
 from malamute.errors import StorageFull, StoreError, StoreLost
 from malamute.journal import format as codec
 from malamute.journal.backup import Copy
@@ -113,6 +100,19 @@ from malamute.journal.store import (
 from malamute.journal.subjects import Collector, Search
 from malamute.journal.values import Values
 from malamute.journal.walk import DiskShelf, Walk
+from malamute.store.operations import (
+    OPENED_AGAIN,
+    AppendChunk,
+    Damage,
+    Defect,
+    Frame,
+    Hole,
+    Operation,
+    PutCursor,
+    QueueKind,
+    ReadResult,
+    Recovered,
+)
 
 STREAMS_SHARE = 0.7
 """The share of the file that streams may fill unless told otherwise."""

@@ -16,7 +16,8 @@ from typing import Any, NamedTuple, get_args
 
 import msgpack
 
-from malamute.core.storage import (
+from malamute.journal.format import VERSION, Damaged, check_version, crc32
+from malamute.store.operations import (
     NUMBERS,
     SESSION_PARTS,
     DeleteCursor,
@@ -36,7 +37,6 @@ from malamute.core.storage import (
     QueueKind,
     SetAttempts,
 )
-from malamute.journal.format import VERSION, Damaged, check_version, crc32
 
 _BLOCK = struct.Struct(">B3xI")
 _CRC = struct.Struct(">I")

@@ -15,10 +15,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from itertools import groupby
 
-from malamute.core.storage import QueueKind
 from malamute.journal.entries import BlockRecords, decode_records
 from malamute.journal.format import Damaged
 from malamute.journal.log import Log
+from malamute.store.operations import QueueKind
 
 CACHED_BLOCKS = 2
 """Blocks that are kept in memory: where one fetch ends and where the one beside it does."""

@@ -29,7 +29,7 @@ from zlib import crc32 as zlib_crc32
 
 import msgpack
 
-from malamute.core.storage import Chunk
+from malamute.store.operations import Chunk
 
 VERSION = 5
 """The format that this code writes, and the newest that it reads."""

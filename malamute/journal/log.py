@@ -31,7 +31,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
-from malamute.core.storage import (
+from malamute.journal.entries import Entry, QueueCounters
+from malamute.journal.places import Block, Place, Places
+from malamute.store.operations import (
     SESSION_PARTS,
     DeleteCursor,
     DeleteFeed,
@@ -51,8 +53,6 @@ from malamute.core.storage import (
     SetAttempts,
     Stranded,
 )
-from malamute.journal.entries import Entry, QueueCounters
-from malamute.journal.places import Block, Place, Places
 
 BLOCK_ENTRIES_MAX = 1024
 """Entries in a block at most: what one damaged page can cost, and what compaction reads at once."""

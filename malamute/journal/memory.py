@@ -18,38 +18,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from typing import Any
 
-from malamute.core.storage import (
-    NUMBERS,
-    SESSION_PARTS,
-    AppendChunk,
-    Chunk,
-    Damage,
-    Defect,
-    DeleteCursor,
-    DeleteFeed,
-    DeleteMessages,
-    DeleteQueue,
-    DeleteSession,
-    DeleteStream,
-    ForgetIdentities,
-    Frame,
-    Hole,
-    MarkDelivered,
-    Message,
-    NoteRefused,
-    Operation,
-    PutCursor,
-    PutFeed,
-    PutIdentity,
-    PutMessages,
-    PutRetention,
-    PutSession,
-    QueueKind,
-    QueueState,
-    ReadResult,
-    Recovered,
-    SetAttempts,
-)
 from malamute.errors import StorageFull, StoreError
 from malamute.journal import format as codec
 from malamute.journal.format import Damaged, Stream
@@ -74,6 +42,38 @@ from malamute.journal.store import (
 )
 from malamute.journal.subjects import Collector, Search
 from malamute.journal.values import Records
+from malamute.store.operations import (
+    NUMBERS,
+    SESSION_PARTS,
+    AppendChunk,
+    Chunk,
+    Damage,
+    Defect,
+    DeleteCursor,
+    DeleteFeed,
+    DeleteMessages,
+    DeleteQueue,
+    DeleteSession,
+    DeleteStream,
+    ForgetIdentities,
+    Frame,
+    Hole,
+    MarkDelivered,
+    NoteRefused,
+    Operation,
+    PutCursor,
+    PutFeed,
+    PutIdentity,
+    PutMessages,
+    PutRetention,
+    PutSession,
+    QueueKind,
+    QueueState,
+    ReadResult,
+    Recovered,
+    SetAttempts,
+    StoredMessage,
+)
 
 VERIFY_STEP_BYTES = 8 * 1024 * 1024
 """What `verify` reads in one step."""
@@ -435,12 +435,12 @@ class _Queue:
     def __init__(self) -> None:
         self.next = 1
         self.delivered = 0
-        self.messages: dict[int, Message] = {}
+        self.messages: dict[int, StoredMessage] = {}
         self.attempts: dict[int, tuple[int, int]] = {}
         self.identities: dict[str, tuple[int, int]] = {}
         self.bytes = 0
 
-    def state(self, messages: list[Message], cold: Mapping[int, int]) -> QueueState:
+    def state(self, messages: list[StoredMessage], cold: Mapping[int, int]) -> QueueState:
         attempts = {sequence: count for sequence, (count, _) in self.attempts.items()}
         due = {sequence: due for sequence, (_, due) in self.attempts.items() if due}
         return QueueState(self.next, self.delivered, messages, attempts, dict(self.identities), cold, due)

@@ -11,7 +11,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from malamute.core.storage import (
+from malamute.journal import entries as log_codec
+from malamute.journal import format as codec
+from malamute.journal.directory import PAGE
+from malamute.journal.entries import Entry
+from malamute.journal.log import BLOCK_ENTRIES_MAX, messages_in
+from malamute.journal.states import SETTINGS, Setting
+from malamute.journal.subjects import Collector
+from malamute.store.operations import (
     AppendChunk,
     DeleteStream,
     ForgetStream,
@@ -25,13 +32,6 @@ from malamute.core.storage import (
     PutSession,
     Reserve,
 )
-from malamute.journal import entries as log_codec
-from malamute.journal import format as codec
-from malamute.journal.directory import PAGE
-from malamute.journal.entries import Entry
-from malamute.journal.log import BLOCK_ENTRIES_MAX, messages_in
-from malamute.journal.states import SETTINGS, Setting
-from malamute.journal.subjects import Collector
 
 OfStream = AppendChunk | Reserve | PutRetention | DeleteStream | ForgetStream
 """The operations that change the ring."""

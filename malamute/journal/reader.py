@@ -19,12 +19,12 @@ from typing import Self
 
 import lmdb
 
-from malamute.core.storage import ReadResult
 from malamute.errors import StoreCorrupt, StoreError
 from malamute.journal.directory import read_meta, translated, used_bytes
 from malamute.journal.format import Stream
 from malamute.journal.states import read_states
 from malamute.journal.walk import Walk
+from malamute.store.operations import ReadResult
 
 
 class StoreReader:

@@ -38,10 +38,17 @@ from collections.abc import Callable, Iterable
 from math import isfinite
 from typing import Any, NamedTuple, Protocol
 
-from malamute.core.storage import AppendChunk, DeleteStream, ForgetStream, NoteRefused, PutRetention, Reserve
 from malamute.journal.format import Stream
 from malamute.journal.store import Retention, RetentionOf
 from malamute.protocol.limits import AGE_SECONDS_MAX
+from malamute.store.operations import (
+    AppendChunk,
+    DeleteStream,
+    ForgetStream,
+    NoteRefused,
+    PutRetention,
+    Reserve,
+)
 
 STEP_CHUNKS = 64
 """Chunks that one transaction may drop besides two for each that it appends, unless the budget needs more."""

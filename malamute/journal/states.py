@@ -19,7 +19,11 @@ from typing import Any, NamedTuple
 import lmdb
 import msgpack
 
-from malamute.core.storage import (
+from malamute.errors import StoreTooNew
+from malamute.journal import format as codec
+from malamute.journal.format import CARD, CHUNK, STREAM, VERSION, Damaged, Stream, TooNew, crc32, key
+from malamute.protocol.names import is_name
+from malamute.store.operations import (
     Defect,
     DeleteCursor,
     DeleteFeed,
@@ -29,10 +33,6 @@ from malamute.core.storage import (
     PutFeed,
     PutRetention,
 )
-from malamute.errors import StoreTooNew
-from malamute.journal import format as codec
-from malamute.journal.format import CARD, CHUNK, STREAM, VERSION, Damaged, Stream, TooNew, crc32, key
-from malamute.protocol.names import is_name
 
 CEILING_STEP = 1 << 30
 """How far a ceiling is ahead of what is reserved."""

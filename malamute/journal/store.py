@@ -16,7 +16,8 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
-from malamute.core.storage import (
+from malamute.journal.format import Stream
+from malamute.store.operations import (
     Chunk,
     Damage,
     Defect,
@@ -28,7 +29,6 @@ from malamute.core.storage import (
     Recovered,
     StreamState,
 )
-from malamute.journal.format import Stream
 
 
 class Retention(NamedTuple):

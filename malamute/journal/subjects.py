@@ -20,11 +20,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from malamute.core.storage import AppendChunk, Chunk
 from malamute.errors import Malformed
 from malamute.journal import format as codec
 from malamute.journal.format import Damaged
 from malamute.protocol.batch import Frame, unpack
+from malamute.store.operations import AppendChunk, Chunk
 
 RANGE_BYTES, RANGE_CHUNKS = 4 * 1024 * 1024, 1024
 """A range is closed once it has so many bytes or chunks, and its index is small enough."""

@@ -14,11 +14,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Sequence
 
-from malamute.core.storage import (
+from malamute.journal.entries import Entry
+from malamute.journal.log import Log, Queue, present
+from malamute.store.operations import (
     NUMBERS,
     DeleteMessages,
     DeleteQueue,
-    Message,
     PutCursor,
     PutFeed,
     PutIdentity,
@@ -27,9 +28,8 @@ from malamute.core.storage import (
     PutSession,
     QueueKind,
     QueueState,
+    StoredMessage,
 )
-from malamute.journal.entries import Entry
-from malamute.journal.log import Log, Queue, present
 
 Name = tuple[QueueKind, str]
 
@@ -39,7 +39,7 @@ class Records:
 
     def __init__(self, bytes_max: int | None) -> None:
         self._room = sys.maxsize if bytes_max is None else bytes_max
-        self._messages: dict[Name, dict[int, Message]] = {}
+        self._messages: dict[Name, dict[int, StoredMessage]] = {}
         self._cold: dict[Name, dict[int, int]] = {}
         self._damaged: dict[Name, set[int]] = {}
         self._texts: dict[str, str] = {}
@@ -50,7 +50,7 @@ class Records:
         self.put(name, (message._replace(record=b"") for message in put.messages()))
         self._damaged.setdefault(name, set()).update(range(put.first, put.last + 1))
 
-    def put(self, name: Name, arriving: Iterable[Message]) -> None:
+    def put(self, name: Name, arriving: Iterable[StoredMessage]) -> None:
         """Add messages, or replace them."""
         messages = self._messages.setdefault(name, {})
         same = self._texts.setdefault
@@ -63,7 +63,7 @@ class Records:
             else:
                 self._cold.setdefault(name, {})[sequence] = size
                 record = b""
-            messages[sequence] = Message(
+            messages[sequence] = StoredMessage(
                 sequence, time, same(sender, sender), same(subject, subject), record, properties
             )
 
@@ -88,7 +88,7 @@ class Records:
         """Those whose records cannot be read."""
         return tuple(sorted(self._damaged.get(name, ())))
 
-    def of(self, name: Name) -> tuple[list[Message], dict[int, int]]:
+    def of(self, name: Name) -> tuple[list[StoredMessage], dict[int, int]]:
         """The messages of a queue in order, and the sizes of the records left out. The queue leaves."""
         messages = self._messages.pop(name, {})
         return [messages[sequence] for sequence in sorted(messages)], self._cold.pop(name, {})

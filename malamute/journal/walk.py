@@ -11,11 +11,11 @@ from typing import Any
 
 import lmdb
 
-from malamute.core.storage import Chunk, Damage, Hole
 from malamute.journal import format as codec
 from malamute.journal.format import CHUNK, Damaged, Stream, key
 from malamute.journal.ring import Dropped
 from malamute.journal.subjects import Search
+from malamute.store.operations import Chunk, Damage, Hole
 
 _Cursor = lmdb.Cursor
 

@@ -18,7 +18,7 @@ import zmq
 
 from malamute import __version__
 from malamute.config import Config, Log
-from malamute.core import Core, Settings
+from malamute.core.broker import Core, Settings
 from malamute.core.events import EVENTS
 from malamute.core.faults import FAULT
 from malamute.core.ready import Notice

@@ -14,14 +14,15 @@ from typing import Any
 
 import zmq
 
-from malamute.core import Core
-from malamute.core.ready import Append, Backup, Notice
+from malamute.core.broker import Core
+from malamute.core.ready import Append, Notice
 from malamute.errors import MalamuteError
 from malamute.journal.store import Store
 from malamute.server.clock import Clock
 from malamute.server.intake import IDLE_SECONDS, Intake
 from malamute.server.transport import Transport
 from malamute.server.worker import Crashed, Damaged, Faulty, Found, Reader, Results, Writer, Written
+from malamute.store.operations import Backup
 
 RETRY_MS = 10
 """How often full pipes are tried again, in milliseconds."""

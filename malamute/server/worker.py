@@ -16,31 +16,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from malamute.core.ready import (
-    Append,
-    Backup,
-    Fetch,
-    FindHole,
-    FindSubjects,
-    FindTime,
-    Question,
-    Read,
-    Survey,
-)
-from malamute.core.storage import (
-    AppendChunk,
-    Defect,
-    DeleteFeed,
-    DeleteMessages,
-    DeleteQueue,
-    DeleteSession,
-    ForgetIdentities,
-    MarkDelivered,
-    NoteRefused,
-    Operation,
-    PutSession,
-    SetAttempts,
-)
+from malamute.core.ready import Append
 from malamute.errors import (
     AccessRefused,
     InternalError,
@@ -52,6 +28,28 @@ from malamute.errors import (
 )
 from malamute.journal.disk import DiskStore
 from malamute.journal.store import Retention, Store
+from malamute.store.operations import (
+    AppendChunk,
+    Backup,
+    Defect,
+    DeleteFeed,
+    DeleteMessages,
+    DeleteQueue,
+    DeleteSession,
+    FetchRecords,
+    FindHole,
+    FindTime,
+    ForgetIdentities,
+    LastPerSubject,
+    MarkDelivered,
+    NoteRefused,
+    Operation,
+    PutSession,
+    ReadChunks,
+    SetAttempts,
+    StoreRead,
+    StoreStats,
+)
 
 Job = TypeVar("Job")
 
@@ -82,7 +80,7 @@ class Written(NamedTuple):
 class Found(NamedTuple):
     """The store has answered."""
 
-    question: Question
+    question: StoreRead
     result: Any
 
 
@@ -280,15 +278,15 @@ def _sessions(append: Append) -> list[bytes]:
     return [operation.session for operation in append.operations if isinstance(operation, PutSession)]
 
 
-class Reader(Worker[Question]):
+class Reader(Worker[StoreRead]):
     """Answers what the core asks of the store."""
 
-    def work(self, jobs: Sequence[Question]) -> None:
+    def work(self, jobs: Sequence[StoreRead]) -> None:
         """Answer each question."""
         for question in jobs:
             self._results.put(Found(question, self._answer(question)))
 
-    def _answer(self, question: Question) -> Any:
+    def _answer(self, question: StoreRead) -> Any:
         try:
             return ANSWERS[type(question)](self._store, question)
         except StoreLost:
@@ -326,11 +324,11 @@ def _retained(retention: Retention) -> dict[str, float]:
 
 
 ANSWERS: dict[type[Any], Callable[[Store, Any], Any]] = {
-    Read: lambda store, q: store.read(q.stream, q.start, bytes_max=q.size_bytes_max),
+    ReadChunks: lambda store, q: store.read(q.stream, q.start, bytes_max=q.size_bytes_max),
     FindHole: lambda store, q: store.find_hole(q.stream, q.sequence),
     FindTime: lambda store, q: store.find_time(q.stream, q.time),
-    FindSubjects: lambda store, q: store.last_per_subject(q.stream, limit=q.limit),
-    Fetch: lambda store, q: store.fetch(q.kind, q.queue, q.sequences),
-    Survey: lambda store, q: _survey(store),
+    LastPerSubject: lambda store, q: store.last_per_subject(q.stream, limit=q.limit),
+    FetchRecords: lambda store, q: store.fetch(q.kind, q.queue, q.sequences),
+    StoreStats: lambda store, q: _survey(store),
     Backup: _back_up,
 }

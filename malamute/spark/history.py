@@ -14,10 +14,10 @@ from contextlib import AbstractContextManager, closing
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from malamute.client import events
-from malamute.core.storage import Damage
 from malamute.errors import ConfigError, Malformed, NotFound, TimedOut
 from malamute.protocol.batch import Columns, unpack_payload
 from malamute.protocol.start import SEQ, SINCE, TIME, Start
+from malamute.store.operations import Damage
 
 if TYPE_CHECKING:
     from malamute.client.sync.client import Client

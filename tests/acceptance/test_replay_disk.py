@@ -20,13 +20,13 @@ from rig_waiting import PATIENCE
 
 import malamute
 from malamute.client.events import Event, Gap
-from malamute.core.storage import Chunk, Operation
 from malamute.errors import TryLater
 from malamute.journal.disk import DiskStore
 from malamute.journal.store import Store
 from malamute.protocol.batch import unpack_payload
 from malamute.protocol.messages import Error, Publish, Send, Stored
 from malamute.server import daemon as server
+from malamute.store.operations import Chunk, Operation
 from malamute.testing import Broker
 
 Connect = Callable[..., malamute.Client]

@@ -12,10 +12,10 @@ import pytest
 from click.testing import CliRunner, Result
 
 from malamute.cli.journal import backup, journal
-from malamute.core.storage import AppendChunk, Chunk, PutCursor, PutFeed, PutMessages
 from malamute.errors import MalamuteError, StoreCorrupt, StoreError, StoreLocked
 from malamute.journal.disk import DiskStore
 from malamute.journal.format import CHUNK, META, key
+from malamute.store.operations import AppendChunk, Chunk, PutCursor, PutFeed, PutMessages
 
 Run = Callable[..., Result]
 TIME = 1_700_000_000_000_000_000

@@ -11,9 +11,8 @@ from collections.abc import Iterator
 from itertools import repeat
 from typing import Any, NamedTuple
 
-from malamute.core import Append, Core, Read, Settings
-from malamute.core.delivery import QueuePolicy
-from malamute.core.ready import Notice
+from malamute.core.broker import Core, Settings
+from malamute.core.ready import Append, Notice
 from malamute.errors import MalamuteError, StorageFull
 from malamute.journal.memory import MemoryStore
 from malamute.journal.store import Retention
@@ -35,6 +34,8 @@ from malamute.protocol.messages import (
     Subscribe,
 )
 from malamute.server.worker import ANSWERS, salvage
+from malamute.store.operations import ReadChunks
+from malamute.store.policies import QueuePolicy
 
 START = 1_700_000_000.0
 
@@ -113,7 +114,7 @@ class Bench:
         self.appends: deque[Append] = deque()
         self._failed: set[int] = set()
         """The tokens of what was not stored."""
-        self.reads: deque[Read] = deque()
+        self.reads: deque[ReadChunks] = deque()
         self.notices: list[Notice] = []
         self.faulty = False
         """Whether a test makes the core raise."""

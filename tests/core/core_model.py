@@ -16,7 +16,6 @@ from typing import Any
 
 from core_bench import Bench, Item, chunks, items, peer_id
 
-from malamute.core.delivery import QueuePolicy
 from malamute.core.delivery.line import order_of
 from malamute.core.session import Numbers, Session
 from malamute.journal.store import Retention
@@ -47,6 +46,7 @@ from malamute.protocol.messages import (
     Welcome,
     Withdraw,
 )
+from malamute.store.policies import QueuePolicy
 
 NAMES = ("ann", "bob", "cat", "nobody")
 STREAMS = ("kept", "live")

@@ -8,7 +8,6 @@ from core_bench import Bench
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from malamute.core.delivery import QueuePolicy
 from malamute.core.delivery.entry import Entry, size_of
 from malamute.protocol.batch import pack_record
 from malamute.protocol.limits import Limits
@@ -29,6 +28,7 @@ from malamute.protocol.messages import (
     Send,
     Withdraw,
 )
+from malamute.store.policies import QueuePolicy
 
 EXAMPLES = int(os.environ.get("MALAMUTE_EXAMPLES", "300"))
 NAMES = ("ann", "bob")

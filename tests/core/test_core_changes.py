@@ -11,7 +11,6 @@ from core_bench import START, Bench, chunks, offer, publish, request, send, subs
 from malamute.core.admin import changes
 from malamute.core.delivery import cold as cold_records
 from malamute.core.session import Numbers
-from malamute.core.storage import NUMBERS, PutSession
 from malamute.errors import StorageFull
 from malamute.protocol.limits import CHANGES_MAX
 from malamute.protocol.messages import (
@@ -26,6 +25,7 @@ from malamute.protocol.messages import (
     Reject,
     Stored,
 )
+from malamute.store.operations import NUMBERS, PutSession
 
 CHANGE = 15
 

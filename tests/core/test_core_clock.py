@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 from core_bench import START, Bench, mail_credit, offer, publish, request, send, subscribe
 
-from malamute.core.delivery import QueuePolicy
 from malamute.core.doubt import DOUBT_SECONDS
 from malamute.core.ready import ClockStep
-from malamute.core.storage import Chunk
 from malamute.journal.store import Retention
 from malamute.protocol.messages import Change, Nak, Recall
+from malamute.store.operations import Chunk
+from malamute.store.policies import QueuePolicy
 
 HOUR = 3_600.0
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import pytest
 from core_bench import Bench, ack, items, mail_credit, offer, reply, request, send
 
-from malamute.core.delivery import ENTRY_BYTES, QueuePolicy
+from malamute.core.delivery import ENTRY_BYTES
 from malamute.core.delivery import cold as cold_records
 from malamute.core.delivery.cold import RETRY_SECONDS
-from malamute.core.ready import Fetch
 from malamute.errors import StorageFull, StoreError
 from malamute.protocol.limits import Limits
 from malamute.protocol.messages import Change, Deliver, Error, Nak, Query, Recall, Reject, Release
+from malamute.store.operations import FetchRecords
+from malamute.store.policies import QueuePolicy
 
 BODY = 100
 SIZE = ENTRY_BYTES + 1 + BODY + 4
@@ -211,7 +212,7 @@ def test_what_a_worker_loses_while_its_records_come_goes_to_another(bench):
         bench.tell("alice", request(body(number), number=number))
         bench.settle()
     bench.tell("bob", offer(credit=8))
-    assert any(isinstance(question, Fetch) for question in bench.reads)
+    assert any(isinstance(question, FetchRecords) for question in bench.reads)
     bench.lost("bob")
     bench.settle()
     assert bench.got("bob") == []
@@ -409,7 +410,7 @@ def test_a_burial_is_tried_again_when_the_store_could_not_read(bench):
     bench.tell("bob", Reject(0, [[3, 6]], "no"))
     for _ in range(2):
         question = bench.reads.popleft()
-        assert isinstance(question, Fetch)
+        assert isinstance(question, FetchRecords)
         bench.core.answered(question, StoreError("the disk failed"), bench.now)
         bench.settle()
         assert (ask(bench, dead=True), [*mailbox(bench).entries]) == ([], [1, 2, 3, 4, 5, 6])

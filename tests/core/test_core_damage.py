@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from core_bench import Bench, mail_credit, peer_id, publish, request, send, subscribe
 
-from malamute.core import Core
+from malamute.core.broker import Core
 from malamute.core.health import PROBE_SECONDS
-from malamute.core.storage import Defect, PutCursor, PutMessages, PutSession, Stranded
 from malamute.errors import CursorLost, StorageFull, StoreError
 from malamute.protocol.messages import Commit, Error, Hello, Welcome
+from malamute.store.operations import Defect, PutCursor, PutMessages, PutSession, Stranded
 
 
 def served(bench: Bench) -> Bench:

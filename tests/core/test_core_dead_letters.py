@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from core_bench import Bench, ack, mail_credit, offer, request, send
 
-from malamute.core.delivery import QueuePolicy
 from malamute.core.delivery.browse import BODY_BYTES_MAX
 from malamute.protocol.batch import pack_record
 from malamute.protocol.limits import ROWS_MAX, Limits
 from malamute.protocol.messages import Bye, Change, Error, Hello, Query, Recall, Reject, Send
+from malamute.store.policies import QueuePolicy
 
 SERVICE = {"kind": "service", "name": "w"}
 MAILBOX = {"kind": "mailbox", "name": "bob"}

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from core_bench import Bench, chunks, publish, subscribe
 
-from malamute.core.storage import FLOOR
 from malamute.core.stream import RESERVE
 from malamute.errors import StorageFull
 from malamute.protocol.limits import Limits
 from malamute.protocol.messages import Change, Deliver, Error, Gap, Ok
+from malamute.store.operations import FLOOR
 
 STREAMS = 3
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from core_bench import Bench, ack, mail_credit, offer, publish, request, send, subscribe
 
-from malamute.core.delivery import QueuePolicy
 from malamute.protocol.limits import RANGES_MAX, Limits
 from malamute.protocol.messages import Cancel, Credit, Deliver, Drain, Error, Ok, Recall
+from malamute.store.policies import QueuePolicy
 
 DRAIN = 21
 

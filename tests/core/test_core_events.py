@@ -22,11 +22,9 @@ from core_bench import (
     subscribe,
 )
 
-from malamute.core.delivery import QueuePolicy
 from malamute.core.doubt import DOUBT_SECONDS
 from malamute.core.events import EVENTS, EVENTS_MAX, PART_BYTES_MAX, TROUBLE_SECONDS, subject_part
 from malamute.core.ready import ClockStep
-from malamute.core.storage import OPENED_AGAIN, Defect
 from malamute.errors import StoreError
 from malamute.journal.store import Retention
 from malamute.protocol.batch import unpack, unpack_payload, unpack_record
@@ -44,6 +42,8 @@ from malamute.protocol.messages import (
     Reject,
     Withdraw,
 )
+from malamute.store.operations import OPENED_AGAIN, Defect
+from malamute.store.policies import QueuePolicy
 
 
 class Told(NamedTuple):

@@ -10,9 +10,8 @@ from random import Random
 import pytest
 from core_bench import Bench, ack, offer, publish, reply, request, send, subscribe
 
-from malamute.core.delivery import ENTRY_BYTES, QueuePolicy
+from malamute.core.delivery import ENTRY_BYTES
 from malamute.core.feed import FED_BYTES, KEEP_SECONDS, RETRY_SECONDS
-from malamute.core.storage import PutCursor, PutFeed, PutMessages, Reserve
 from malamute.core.stream import RESERVE
 from malamute.errors import StoreError
 from malamute.journal.store import Retention
@@ -31,6 +30,8 @@ from malamute.protocol.messages import (
     Reject,
     Stored,
 )
+from malamute.store.operations import PutCursor, PutFeed, PutMessages, Reserve
+from malamute.store.policies import QueuePolicy
 
 VECTORS = json.loads((Path(__file__).parents[1] / "data" / "vectors.json").read_text(encoding="utf-8"))
 

@@ -19,7 +19,6 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from malamute.core.delivery import QueuePolicy
 from malamute.errors import InternalError, StorageFull, StoreError
 from malamute.journal.store import Retention
 from malamute.protocol.batch import pack_record
@@ -50,6 +49,7 @@ from malamute.protocol.messages import (
     Spec,
     Subscribe,
 )
+from malamute.store.policies import QueuePolicy
 
 CLIENTS = ("ann", "bob", "cat")
 COMMANDS = [spec for spec in SPECS if spec.opcode < 64]

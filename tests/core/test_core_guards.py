@@ -9,11 +9,10 @@ import wire_strategies as wire
 from core_bench import Bench, items, mail_credit, offer, peer_id, publish, request, send, subscribe
 from hypothesis import Phase, given, settings
 
-from malamute.core import Core
 from malamute.core import stream as stream_module
 from malamute.core.admin import changes, queries
-from malamute.core.broker import STATES, UNATTACHED
-from malamute.core.delivery import Budget, QueuePolicy
+from malamute.core.broker import STATES, UNATTACHED, Core
+from malamute.core.delivery import Budget
 from malamute.core.delivery.cold import RETRY_SECONDS
 from malamute.core.faults import PLACES_MAX, TELL_SECONDS, Faults
 from malamute.core.subscription import Subscription
@@ -36,6 +35,7 @@ from malamute.protocol.messages import (
     Subscribe,
     Welcome,
 )
+from malamute.store.policies import QueuePolicy
 
 SUBSCRIBE = BY_TYPE[Subscribe].opcode
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 from core_bench import START, Bench, items, publish, request, send, subscribe
 
-from malamute.core import Core, Settings
-from malamute.core.storage import Recovered, StreamState
+from malamute.core.broker import Core, Settings
 from malamute.core.stream import RESERVE
 from malamute.errors import StoreError
 from malamute.journal.store import Retention, next_incarnation
 from malamute.protocol.messages import Credit, Deliver, Gap, Hello, Ok, Switch, Welcome
+from malamute.store.operations import Recovered, StreamState
 
 
 def gaps(messages):

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from core_bench import Bench, ack, mail_credit, offer, request, send
 
-from malamute.core.delivery import QueuePolicy
 from malamute.core.delivery.marks import AHEAD_MAX
-from malamute.core.storage import MarkDelivered, SetAttempts
 from malamute.protocol.messages import Ack, Credit, Nak, Release
+from malamute.store.operations import MarkDelivered, SetAttempts
+from malamute.store.policies import QueuePolicy
 
 
 @pytest.fixture

@@ -6,11 +6,11 @@ import pytest
 from core_bench import Bench, publish, subscribe
 
 from malamute.core.chunk import chunk_bytes
-from malamute.core.storage import FLOOR
 from malamute.core.stream import EPOCH
 from malamute.errors import StoreError
 from malamute.protocol.limits import Limits
 from malamute.protocol.messages import Change, Error
+from malamute.store.operations import FLOOR
 
 BACKLOG = 20_000
 

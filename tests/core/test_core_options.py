@@ -7,7 +7,6 @@ from itertools import pairwise
 import pytest
 from core_bench import START, Bench, ack, mail_credit, offer, reply, request, send
 
-from malamute.core.delivery import QueuePolicy
 from malamute.core.delivery.identities import IDENTITY_BYTES
 from malamute.core.delivery.keys import KEYS_MAX, Keys
 from malamute.core.delivery.line import order_of, sequence_of
@@ -23,6 +22,7 @@ from malamute.protocol.messages import (
     Stored,
     Withdraw,
 )
+from malamute.store.policies import QueuePolicy
 
 NOW = int(START * 1e9)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 from core_bench import Bench, ack, items, mail_credit, offer, reply, request, send
 
-from malamute.core.delivery import QueuePolicy
 from malamute.protocol.limits import Limits
 from malamute.protocol.messages import (
     Bye,
@@ -18,6 +17,7 @@ from malamute.protocol.messages import (
     Stored,
     Withdraw,
 )
+from malamute.store.policies import QueuePolicy
 
 
 @pytest.fixture

@@ -9,10 +9,10 @@ from pathlib import Path
 from core_bench import Bench, publish, send
 
 from malamute.core.broker import STATES
-from malamute.core.ready import FindSubjects, FindTime, Read, Turn
-from malamute.core.storage import DeleteSession, PutSession
+from malamute.core.ready import Turn
 from malamute.errors import StorageFull
 from malamute.protocol.messages import SPECS, Pong
+from malamute.store.operations import DeleteSession, FindTime, LastPerSubject, PutSession, ReadChunks
 
 PROTOCOL = Path(__file__).parents[2] / "docs" / "protocol.md"
 
@@ -60,11 +60,11 @@ def test_who_asks_the_same_shares_an_answer_and_who_asks_another_kind_has_its_ow
     def note(kind, result):
         answers.append((kind, result))
 
-    same = (Read("s", 5, 1), FindTime("s", 5, 1), FindSubjects("s", 5, 1))
+    same = (ReadChunks("s", 5, 1), FindTime("s", 5, 1), LastPerSubject("s", 5, 1))
     assert len(set(same)) == 1
     for question in (*same, *same):
         turn.ask(question, partial(note, type(question).__name__))
-    assert [type(question) for question in turn.finish().reads] == [Read, FindTime, FindSubjects]
+    assert [type(question) for question in turn.finish().reads] == [ReadChunks, FindTime, LastPerSubject]
     for place, question in enumerate(same):
         turn.answer(question, place)
     assert answers == [(type(same[n // 2]).__name__, n // 2) for n in range(6)]

@@ -7,12 +7,12 @@ from math import inf, nan
 import pytest
 from core_bench import Bench, mail_credit, offer, publish, request, send, subscribe
 
-from malamute.core.delivery import QueuePolicy
 from malamute.core.recovery import TOLD_MAX
-from malamute.core.storage import PutCursor, PutFeed, PutIdentity, PutMessages, PutRetention, PutSession
 from malamute.protocol.batch import pack
 from malamute.protocol.limits import Limits
 from malamute.protocol.messages import Answer, Change, Commit, Error, Ok, Query, Reject, Stored
+from malamute.store.operations import PutCursor, PutFeed, PutIdentity, PutMessages, PutRetention, PutSession
+from malamute.store.policies import QueuePolicy
 
 KEPT = "not recovered, left in the store"
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from core_bench import Bench, publish, subscribe
 
-from malamute.core.storage import NoteRefused
 from malamute.protocol.messages import Gap
+from malamute.store.operations import NoteRefused
 
 
 @pytest.fixture

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from core_bench import Bench, ack, mail_credit, offer, reply, request, send
 
-from malamute.core.delivery import QueuePolicy
 from malamute.protocol.limits import Limits
 from malamute.protocol.messages import Error, Stored
+from malamute.store.policies import QueuePolicy
 
 REQUEST_BYTES = 134
 """What a request of the tests takes of the limits."""

@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 from core_bench import Bench, items, mail_credit, offer, peer_id, publish, reply, request, send, subscribe
 
-from malamute.core import Core
+from malamute.core.broker import Core
 from malamute.core.refusals import RUNS_MAX, TEXT
 from malamute.core.session import Numbers
-from malamute.core.storage import NUMBERS, REFUSALS, PutSession
 from malamute.protocol.batch import pack
 from malamute.protocol.messages import (
     Bye,
@@ -22,6 +21,7 @@ from malamute.protocol.messages import (
     Stored,
     Welcome,
 )
+from malamute.store.operations import NUMBERS, REFUSALS, PutSession
 
 
 def refusal(number, code=503, text="full"):

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from core_bench import Bench, chunks, items, publish, subscribe
 
-from malamute.core.storage import Damage, ReadResult
 from malamute.core.stream import RESERVE
 from malamute.errors import StoreError
 from malamute.journal.store import Retention
 from malamute.protocol.messages import Cancel, Credit, Deliver, Error, Gap, Hello, Ok, Stored, Switch
+from malamute.store.operations import Damage, ReadResult
 
 
 def gaps(messages):

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from core_bench import Bench, ack, mail_credit, offer, request, send
 
-from malamute.core.delivery import QueuePolicy
 from malamute.protocol.limits import Limits
 from malamute.protocol.messages import Change, Error, Nak, Recall, Reject, Withdraw
+from malamute.store.policies import QueuePolicy
 
 
 def opened(**options):

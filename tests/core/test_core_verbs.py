@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 from core_bench import Bench, ack, mail_credit, offer, publish, reply, request, send, subscribe
 
-from malamute.core.delivery import QueuePolicy
 from malamute.protocol.messages import (
     Cancel,
     Change,
@@ -19,6 +18,7 @@ from malamute.protocol.messages import (
     Release,
     Withdraw,
 )
+from malamute.store.policies import QueuePolicy
 
 POLICY = QueuePolicy(ack_timeout=60.0, max_deliver=3, backoff=(1.0, 5.0))
 

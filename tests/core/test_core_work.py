@@ -6,7 +6,7 @@ import pytest
 from core_bench import Bench, ack, items, offer, publish, request, subscribe
 
 from malamute.core import audience, ready, replay
-from malamute.core.delivery import Queue, QueuePolicy
+from malamute.core.delivery import Queue
 from malamute.core.delivery.dealing import SEARCH_MESSAGES
 from malamute.matching import Index, Single
 from malamute.protocol.batch import pack_record
@@ -31,6 +31,7 @@ from malamute.protocol.messages import (
     Switch,
     Withdraw,
 )
+from malamute.store.policies import QueuePolicy
 
 DEPTH = 20_000
 

@@ -14,11 +14,11 @@ import pytest
 import malamute
 from malamute.client.events import Event, Gap, Refusal
 from malamute.config import Config, Limits, Rule, Storage, Streams
-from malamute.core.storage import Operation
 from malamute.errors import InternalError, StorageFull, StoreError, TimedOut, TryLater
 from malamute.journal.store import Store
 from malamute.server import daemon
 from malamute.server.transport import TURN_BYTES
+from malamute.store.operations import Operation
 from malamute.testing import Broker
 
 PATIENCE = 40.0

@@ -12,7 +12,11 @@ import tarfile
 import tempfile
 from pathlib import Path
 
-from malamute.core.storage import (
+from malamute.journal import ring, subjects
+from malamute.journal.disk import DiskStore
+from malamute.journal.format import VERSION
+from malamute.protocol.batch import Columns, pack_record, pack_stream_payload
+from malamute.store.operations import (
     REFUSALS,
     AppendChunk,
     Chunk,
@@ -34,10 +38,6 @@ from malamute.core.storage import (
     Reserve,
     SetAttempts,
 )
-from malamute.journal import ring, subjects
-from malamute.journal.disk import DiskStore
-from malamute.journal.format import VERSION
-from malamute.protocol.batch import Columns, pack_record, pack_stream_payload
 
 TIME = 1_700_000_000_000_000_000
 DATA = Path(__file__).parent / "data"

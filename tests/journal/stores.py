@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from malamute.core.storage import AppendChunk, Chunk, DeleteMessages, PutMessages
 from malamute.errors import StorageFull
 from malamute.journal.disk import DiskStore
 from malamute.journal.format import encode_chunk
 from malamute.journal.memory import MemoryStore
+from malamute.store.operations import AppendChunk, Chunk, DeleteMessages, PutMessages
 
 KINDS = ("disk", "memory")
 MIB = 1 << 20

@@ -6,7 +6,7 @@ import lmdb
 import pytest
 from record_store import write_store
 
-from malamute.core import Core
+from malamute.core.broker import Core
 from malamute.journal import format as codec
 from malamute.journal.disk import DiskStore
 

@@ -7,12 +7,12 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from stores import MIB, append, delete, firsts, put
 
-from malamute.core.storage import Damage, DeleteStream, PutCursor, PutRetention, PutSession
 from malamute.errors import StorageFull, StoreError
 from malamute.journal import backup as backup_module
 from malamute.journal.disk import DiskStore
 from malamute.journal.memory import MemoryStore
 from malamute.journal.store import next_incarnation
+from malamute.store.operations import Damage, DeleteStream, PutCursor, PutRetention, PutSession
 
 NOW = 1_700_000_000.0
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 from stores import append, chunk_size, firsts, put, size_of_a_chunk
 
-from malamute.core.storage import (
+from malamute.journal import ring
+from malamute.journal.store import Retention
+from malamute.store.operations import (
     DeleteCursor,
     DeleteStream,
     PutCursor,
@@ -13,8 +15,6 @@ from malamute.core.storage import (
     PutSession,
     StreamState,
 )
-from malamute.journal import ring
-from malamute.journal.store import Retention
 
 # --- cursors
 

@@ -6,7 +6,13 @@ import lmdb
 import pytest
 from stores import MIB, append, delete, firsts, put
 
-from malamute.core.storage import (
+from malamute.journal import format as codec
+from malamute.journal.directory import META_TWIN
+from malamute.journal.entries import decode_block, encode_block, salvage, undeleted
+from malamute.journal.format import key
+from malamute.journal.log import AWAITED_WRITES
+from malamute.journal.states import CEILING_STEP, UNKNOWN_STEP, decode_card
+from malamute.store.operations import (
     DeleteCursor,
     DeleteFeed,
     DeleteStream,
@@ -16,12 +22,6 @@ from malamute.core.storage import (
     PutSession,
     StreamState,
 )
-from malamute.journal import format as codec
-from malamute.journal.directory import META_TWIN
-from malamute.journal.entries import decode_block, encode_block, salvage, undeleted
-from malamute.journal.format import key
-from malamute.journal.log import AWAITED_WRITES
-from malamute.journal.states import CEILING_STEP, UNKNOWN_STEP, decode_card
 
 NAME = "mailbox", "q"
 

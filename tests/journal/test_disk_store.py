@@ -14,7 +14,13 @@ import lmdb
 import pytest
 from stores import MIB, append, delete, fill, firsts, put
 
-from malamute.core.storage import (
+from malamute.errors import StorageFull, StoreCorrupt, StoreError, StoreLocked, StoreTooNew
+from malamute.journal import disk as disk_module
+from malamute.journal import format as codec
+from malamute.journal import ring
+from malamute.journal.directory import META_TWIN
+from malamute.journal.disk import DROPS_MIN, DiskStore
+from malamute.store.operations import (
     Chunk,
     Damage,
     DeleteSession,
@@ -25,12 +31,6 @@ from malamute.core.storage import (
     PutRetention,
     PutSession,
 )
-from malamute.errors import StorageFull, StoreCorrupt, StoreError, StoreLocked, StoreTooNew
-from malamute.journal import disk as disk_module
-from malamute.journal import format as codec
-from malamute.journal import ring
-from malamute.journal.directory import META_TWIN
-from malamute.journal.disk import DROPS_MIN, DiskStore
 
 
 def poke(disk, key, change):
@@ -522,7 +522,7 @@ def child(task, directory):
 
 CHILD = """
 import sys
-from malamute.core.storage import (
+from malamute.store.operations import (
     AppendChunk, Chunk, DeleteMessages, DeleteStream, ForgetIdentities, PutCursor, PutFeed,
     PutIdentity, PutMessages, PutRetention, PutSession, SetAttempts
 )

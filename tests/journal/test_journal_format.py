@@ -11,7 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from malamute.core.storage import (
+from malamute.journal import entries as log_codec
+from malamute.journal import format as codec
+from malamute.store.operations import (
     SESSION_PARTS,
     Chunk,
     DeleteCursor,
@@ -30,8 +32,6 @@ from malamute.core.storage import (
     PutSession,
     SetAttempts,
 )
-from malamute.journal import entries as log_codec
-from malamute.journal import format as codec
 
 U32, U64 = st.integers(0, 2**32 - 1), st.integers(0, 2**64 - 1)
 TIMES = st.integers(-(2**63), 2**63 - 1)

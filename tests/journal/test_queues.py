@@ -9,7 +9,12 @@ from contextlib import contextmanager
 import pytest
 from stores import MIB, append, delete, fill, put
 
-from malamute.core.storage import (
+from malamute.errors import StorageFull, StoreError
+from malamute.journal import fetch as fetch_module
+from malamute.journal import format as codec
+from malamute.journal.disk import BLOCK_BYTES_MAX
+from malamute.journal.log import BLOCK_ENTRIES_MAX
+from malamute.store.operations import (
     Damage,
     DeleteFeed,
     DeleteQueue,
@@ -22,11 +27,6 @@ from malamute.core.storage import (
     QueueState,
     SetAttempts,
 )
-from malamute.errors import StorageFull, StoreError
-from malamute.journal import fetch as fetch_module
-from malamute.journal import format as codec
-from malamute.journal.disk import BLOCK_BYTES_MAX
-from malamute.journal.log import BLOCK_ENTRIES_MAX
 
 
 def attempts(sequence, count, *, due=0, queue="q", kind="mailbox"):

@@ -9,11 +9,11 @@ import sys
 import pytest
 from stores import MIB, append, put
 
-from malamute.core.storage import Chunk, Damage, DeleteStream, ReadResult
 from malamute.errors import StoreCorrupt, StoreError, StoreTooNew
 from malamute.journal import format as codec
 from malamute.journal.disk import DiskStore
 from malamute.journal.reader import StoreReader
+from malamute.store.operations import Chunk, Damage, DeleteStream, ReadResult
 
 
 def test_it_reads_what_the_store_reads(disk):
@@ -47,7 +47,7 @@ def test_a_deleted_stream_is_empty(disk):
 
 WRITER = """
 import sys
-from malamute.core.storage import AppendChunk, Chunk
+from malamute.store.operations import AppendChunk, Chunk
 from malamute.journal.disk import DiskStore
 store = DiskStore.open(sys.argv[1], size=4 << 20)
 store.recover()

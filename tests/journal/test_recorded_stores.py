@@ -9,18 +9,18 @@ import pytest
 from record_store import DATA, TIME, chunk, put, write_store
 from stores import firsts
 
-from malamute.core.storage import (
-    REFUSALS,
-    DeleteStream,
-    Message,
-    NoteRefused,
-    PutRetention,
-    QueueState,
-    StreamState,
-)
 from malamute.journal import format as codec
 from malamute.journal.format import VERSION
 from malamute.protocol.batch import unpack_payload, unpack_record
+from malamute.store.operations import (
+    REFUSALS,
+    DeleteStream,
+    NoteRefused,
+    PutRetention,
+    QueueState,
+    StoredMessage,
+    StreamState,
+)
 
 RECORDED = {
     path.name.removeprefix("store-v").removesuffix(".tar.xz"): path for path in DATA.glob("store-v*.tar.xz")
@@ -80,7 +80,7 @@ def test_all_of_it_is_read(recorded):
         assert found.session_parts == {(b"s" * 16, REFUSALS): b"refusals"}
         assert found.refused == {"weather": [NoteRefused("weather", 5, 6, 13)]}
     assert store.fetch("mailbox", "bob", (1, 2, 3)) == {m.sequence: m.record for m in bob}
-    assert type(bob[0]) is Message
+    assert type(bob[0]) is StoredMessage
     assert not [damage for step in store.verify() for damage in step.damages]
 
 

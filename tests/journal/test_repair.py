@@ -7,12 +7,12 @@ import pytest
 from stores import MIB, append, firsts, put
 from test_damage import WAYS, damage, flip, gone, values, zero
 
-from malamute.core.storage import PutCursor
 from malamute.errors import StoreCorrupt, StoreError, StoreLocked
 from malamute.journal import format as codec
 from malamute.journal.directory import META_TWIN
 from malamute.journal.format import key
 from malamute.journal.repair import LEFT, MADE_ANEW, MOVED_OUT, repair
+from malamute.store.operations import PutCursor
 
 
 @pytest.fixture

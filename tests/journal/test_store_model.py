@@ -11,7 +11,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from stores import MIB, append, delete, put
 
-from malamute.core.storage import (
+from malamute.journal import ring
+from malamute.journal.disk import DiskStore
+from malamute.journal.format import encode_chunk
+from malamute.journal.memory import MemoryStore
+from malamute.journal.store import Retention
+from malamute.store.operations import (
     SESSION_PARTS,
     DeleteCursor,
     DeleteFeed,
@@ -28,11 +33,6 @@ from malamute.core.storage import (
     PutSession,
     SetAttempts,
 )
-from malamute.journal import ring
-from malamute.journal.disk import DiskStore
-from malamute.journal.format import encode_chunk
-from malamute.journal.memory import MemoryStore
-from malamute.journal.store import Retention
 
 RETENTION = {"short": Retention(count=40), "small": Retention(bytes=900), "young": Retention(age=25)}
 STREAMS = ("short", "small", "young", "long")

@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 from stores import append, chunk_size, delete, fill, firsts, put, size_of_a_chunk
 
-from malamute.core.storage import (
+from malamute.errors import StorageFull, StoreError
+from malamute.journal.store import QueueStatus, Retention
+from malamute.store.operations import (
     Chunk,
     DeleteQueue,
     DeleteSession,
@@ -16,8 +18,6 @@ from malamute.core.storage import (
     Reserve,
     StreamState,
 )
-from malamute.errors import StorageFull, StoreError
-from malamute.journal.store import QueueStatus, Retention
 
 
 def test_a_new_store_is_empty(make):

@@ -8,12 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from stores import MIB, append
 
-from malamute.core.storage import DeleteStream, PutRetention
 from malamute.errors import StorageFull
 from malamute.journal import format as codec
 from malamute.journal import subjects as index
 from malamute.journal.memory import MemoryStore
 from malamute.protocol.batch import Columns, pack_stream_payload
+from malamute.store.operations import DeleteStream, PutRetention
 
 
 def say(first, *subjects, size=10, stream="s", told=True):

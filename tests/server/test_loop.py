@@ -8,9 +8,8 @@ from collections.abc import Iterator
 import pytest
 import zmq
 
-from malamute.core import Core, Settings
 from malamute.core.admin import queries
-from malamute.core.delivery import QueuePolicy
+from malamute.core.broker import Core, Settings
 from malamute.core.ready import ClockStep
 from malamute.journal.memory import MemoryStore
 from malamute.protocol.arguments import Arguments
@@ -34,6 +33,7 @@ from malamute.protocol.messages import (
 from malamute.server.clock import Clock
 from malamute.server.loop import WAKING_SECONDS, Loop
 from malamute.server.transport import Transport
+from malamute.store.policies import QueuePolicy
 
 WAIT_MS = 60_000
 

@@ -7,13 +7,18 @@ from collections.abc import Iterator
 
 import pytest
 
-from malamute.core.ready import Append, Fetch, FindTime, Read
-from malamute.core.storage import (
+from malamute.core.ready import Append
+from malamute.errors import InternalError, MalamuteError, StorageFull, StoreError, StoreLost
+from malamute.journal.memory import MemoryStore
+from malamute.server.worker import Crashed, Faulty, Found, Reader, Results, Worker, Writer, Written, salvage
+from malamute.store.operations import (
     AppendChunk,
     Chunk,
     DeleteFeed,
     DeleteMessages,
     DeleteSession,
+    FetchRecords,
+    FindTime,
     ForgetIdentities,
     NoteRefused,
     PutFeed,
@@ -21,11 +26,9 @@ from malamute.core.storage import (
     PutMessages,
     PutSession,
     QueueState,
+    ReadChunks,
     SetAttempts,
 )
-from malamute.errors import InternalError, MalamuteError, StorageFull, StoreError, StoreLost
-from malamute.journal.memory import MemoryStore
-from malamute.server.worker import Crashed, Faulty, Found, Reader, Results, Worker, Writer, Written, salvage
 
 WAIT_SECONDS = 60
 
@@ -203,7 +206,7 @@ def test_a_read_that_fails_is_an_answer_and_the_reader_goes_on(results, error):
         def find_time(self, stream, time_ns):
             raise error
 
-    first, second = FindTime("s", 1, 1), Read("s", 1, 100)
+    first, second = FindTime("s", 1, 1), ReadChunks("s", 1, 100)
     found = work(Reader("reader", Unreadable(), results), results, first, second)
     if isinstance(error, AssertionError):
         assert found.pop(0) == Faulty("reading (FindTime)", error)
@@ -227,7 +230,7 @@ def test_what_was_given_before_the_end_is_done(results):
 def test_a_read_brings_what_the_store_has(results):
     store = Disk()
     store.write([AppendChunk("s", Chunk(1, 2, 1, b"p"), 9)])
-    read = Read("s", 1, 100)
+    read = ReadChunks("s", 1, 100)
     [found] = work(Reader("reader", store, results), results, read)
     assert found == Found(read, store.read("s", 1, bytes_max=100))
 
@@ -257,6 +260,6 @@ def readable(results: Results) -> bool:
 def test_the_reader_fetches_records(results):
     store = Disk()
     store.write([put(1), put(2)])
-    question = Fetch("mailbox", "bob", (2, 3))
+    question = FetchRecords("mailbox", "bob", (2, 3))
     (found,) = work(Reader("reader", store, results), results, question)
     assert found == Found(question, {2: b"x"})

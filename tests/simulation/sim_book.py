@@ -20,23 +20,9 @@ from sim_streams import StreamBook
 from sim_waiting import WaitingBook
 from sim_wants import takes, wants_of
 
-from malamute.core import Append, Core
-from malamute.core.delivery import QueuePolicy
-from malamute.core.ready import ClockStep
+from malamute.core.broker import Core
+from malamute.core.ready import Append, ClockStep
 from malamute.core.refusals import TEXT as REFUSED_BEFORE
-from malamute.core.storage import (
-    FLOOR,
-    OUTCOMES,
-    AppendChunk,
-    DeleteCursor,
-    DeleteStream,
-    Operation,
-    PutCursor,
-    PutRetention,
-    PutSession,
-    Recovered,
-    Reserve,
-)
 from malamute.errors import TryLater
 from malamute.journal.memory import MemoryStore
 from malamute.protocol.batch import unpack_payload
@@ -67,6 +53,20 @@ from malamute.protocol.messages import (
     Welcome,
     Withdraw,
 )
+from malamute.store.operations import (
+    FLOOR,
+    OUTCOMES,
+    AppendChunk,
+    DeleteCursor,
+    DeleteStream,
+    Operation,
+    PutCursor,
+    PutRetention,
+    PutSession,
+    Recovered,
+    Reserve,
+)
+from malamute.store.policies import QueuePolicy
 
 SUBSCRIBE = 6
 CHANGE = 15

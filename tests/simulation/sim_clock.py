@@ -10,8 +10,8 @@ from __future__ import annotations
 from sim_origin import Violation
 
 from malamute.core import doubt
-from malamute.core.storage import AppendChunk, Message, Recovered
 from malamute.server.clock import STEP_MAX
+from malamute.store.operations import AppendChunk, Recovered, StoredMessage
 
 HOUR, YEAR = 3_600.0, 365 * 86_400.0
 STEPS = (-5.0, 5.0, HOUR, -HOUR, 9 * YEAR, -YEAR)
@@ -103,19 +103,19 @@ class MailTimes:
         aheads = self._before, self.ahead
         return since + min(aheads), self.wall.now + max(aheads)
 
-    def came(self, message: Message) -> float:
+    def came(self, message: StoredMessage) -> float:
         """When a message came that was there before the broker began."""
         return min(message.time / 1e9, self.began)
 
-    def early(self, message: Message) -> float:
+    def early(self, message: StoredMessage) -> float:
         """By how much a message has a later time than the start."""
         return message.time / 1e9 - self.came(message)
 
-    def is_old(self, message: Message) -> bool:
+    def is_old(self, message: StoredMessage) -> bool:
         """Whether a message was there when the broker began, as far as its time says."""
         return message.time < int(self.began * 1e9)
 
-    def holds(self, message: Message) -> bool:
+    def holds(self, message: StoredMessage) -> bool:
         """Whether it is in doubt that the time of a message is over."""
         return self.wall.now < self.doubt_until and self.is_old(message)
 

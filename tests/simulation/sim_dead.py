@@ -10,9 +10,9 @@ from sim_mail import Mail
 from sim_origin import Key, Violation, body_of
 from sim_puts import PutMessage
 
-from malamute.core.delivery import QueuePolicy
 from malamute.core.ready import Append
-from malamute.core.storage import DeleteMessages, DeleteQueue, Message, Operation
+from malamute.store.operations import DeleteMessages, DeleteQueue, Operation, StoredMessage
+from malamute.store.policies import QueuePolicy
 
 SPENT = ("dead", "tracker", "delay", "at", "immediate")
 """Options that a dead letter does not have when it is sent again."""
@@ -33,7 +33,7 @@ def base_of(kind: str) -> Any:
     return kind.removesuffix("-dead")
 
 
-def name_of(queue: str, message: Message) -> bytes:
+def name_of(queue: str, message: StoredMessage) -> bytes:
     """What names a message over all queues: its body, or for an outcome whom it tells of what.
 
     Two senders may have chosen the same tracker.
@@ -44,7 +44,7 @@ def name_of(queue: str, message: Message) -> bytes:
     return fed_name(queue, message) if is_fed(message) else body_of(message.record)
 
 
-def without(message: Message, spent: Sequence[str]) -> dict[str, Any]:
+def without(message: StoredMessage, spent: Sequence[str]) -> dict[str, Any]:
     """The properties without some of them. An outcome tells of a tracker, and keeps it."""
     asked = message.properties or {}
     kept = ("tracker",) if "outcome" in asked else ()
@@ -56,7 +56,7 @@ class Letter:
 
     __slots__ = ("key", "leaving", "message", "stored")
 
-    def __init__(self, key: Key, message: Message) -> None:
+    def __init__(self, key: Key, message: StoredMessage) -> None:
         self.key = key
         self.message = message
         self.stored = self.leaving = False
@@ -72,10 +72,12 @@ class DeadBook:
         """Those of queues that have been removed, as long as the disk may have them."""
         self._meant: dict[int, list[Letter]] = {}
         """What an operation is about that is not on the disk yet, by its identity."""
-        self.again: dict[bytes, list[Message]] = {}
+        self.again: dict[bytes, list[StoredMessage]] = {}
         """Those that are sent again by the append that is looked at, by what names them."""
 
-    def check(self, key: Key, mail: Mail, letter: Message, reason: str, when: tuple[float, float]) -> None:
+    def check(
+        self, key: Key, mail: Mail, letter: StoredMessage, reason: str, when: tuple[float, float]
+    ) -> None:
         """A dead letter has all that its message had, and tells how it died, and when: between two times."""
         asked = without(mail.message, ("tracker",))
         time = (letter.properties or {})["dead"]["died"]
@@ -164,7 +166,7 @@ class DeadBook:
                 elif id(operation) in bound:
                     letter.leaving = False
 
-    def sent_again(self, name: bytes) -> Message | None:
+    def sent_again(self, name: bytes) -> StoredMessage | None:
         """The dead letter that a message was, or None. A feed may make another of that name beside it."""
         letters = self.again.get(name)
         return letters.pop(0) if letters else None

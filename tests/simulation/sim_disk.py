@@ -11,12 +11,12 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from malamute.core.ready import Append, Question
-from malamute.core.storage import Operation
+from malamute.core.ready import Append
 from malamute.errors import StorageFull, StoreError
 from malamute.journal.format import CHUNK_HEADER_SIZE, decode_chunk_header
 from malamute.journal.memory import MemoryStore
 from malamute.server.worker import ANSWERS, Found, Writer, Written
+from malamute.store.operations import Operation, StoreRead
 
 
 class PowerLost(BaseException):
@@ -70,7 +70,7 @@ class Workers:
     def __init__(self, disk: Disk) -> None:
         self.disk = disk
         self.appends: deque[Append] = deque()
-        self.questions: deque[Question] = deque()
+        self.questions: deque[StoreRead] = deque()
         self.results: deque[Any] = deque()
         self._writer = Writer("simulated", disk, self)  # type: ignore[arg-type]  # a part of a store is enough
 

@@ -17,9 +17,9 @@ from sim_mail import MOMENT, Mail
 from sim_origin import Key, Violation
 from sim_puts import PutMessage
 
-from malamute.core.delivery import QueuePolicy
 from malamute.core.ready import Append
-from malamute.core.storage import Message
+from malamute.store.operations import StoredMessage
+from malamute.store.policies import QueuePolicy
 
 Said = Mapping[str, str]
 """What was said of a message in this turn: the end that it allows, and the reason."""
@@ -35,8 +35,8 @@ class Facts:
     """What one append tells of ends."""
 
     def __init__(self, append: Append, again: Container[bytes]) -> None:
-        self.died: dict[Key, Message] = {}
-        self.outcomes: dict[tuple[str, str], Message] = {}
+        self.died: dict[Key, StoredMessage] = {}
+        self.outcomes: dict[tuple[str, str], StoredMessage] = {}
         for operation in append.operations:
             if not isinstance(operation, PutMessage):
                 continue
@@ -82,7 +82,7 @@ class Ends:
         self.counts[end] += 1
         return end
 
-    def _guess(self, mail: Mail, said: Said, letter: Message | None) -> str:
+    def _guess(self, mail: Mail, said: Said, letter: StoredMessage | None) -> str:
         dead = ("rejected", "dead-lettered")
         if letter is None:
             # An acknowledgement may have been refused, so it comes last.
@@ -105,7 +105,7 @@ class Ends:
     def _leaves_nothing(self, end: str) -> bool:
         return end in QUIET or not self.policy.dead_letters
 
-    def _check_outcome(self, key: Key, mail: Mail, told: Message, end: str, reason: str) -> None:
+    def _check_outcome(self, key: Key, mail: Mail, told: StoredMessage, end: str, reason: str) -> None:
         asked: Mapping[str, Any] = mail.message.properties or {}
         expected = {"outcome": end, "tracker": mail.wishes.tracker, "kind": key[0], "name": key[1]}
         if "correlation" in asked:

@@ -19,17 +19,17 @@ from sim_streams import Place, StreamBook
 from sim_wants import WANTS, Wants, key_of
 
 from malamute.core.ready import Append
-from malamute.core.storage import (
+from malamute.protocol.batch import unpack
+from malamute.store.operations import (
     DeleteCursor,
     DeleteFeed,
     DeleteStream,
-    Message,
     Operation,
     PutCursor,
     PutFeed,
     Recovered,
+    StoredMessage,
 )
-from malamute.protocol.batch import unpack
 
 PREFIX = "$feed/"
 
@@ -39,12 +39,12 @@ Taken = tuple[int, bytes]
 """A message of a stream: its sequence and its body."""
 
 
-def is_fed(message: Message) -> bool:
+def is_fed(message: StoredMessage) -> bool:
     """Whether a feed has made a queued message."""
     return "stream" in (message.properties or {})
 
 
-def fed_name(queue: str, message: Message) -> bytes:
+def fed_name(queue: str, message: StoredMessage) -> bytes:
     """What names a request that a feed has made: its body is also that of the stream's message."""
     asked = message.properties or {}
     return f"fed {queue} {asked['stream']} {asked['sequence']} ".encode() + body_of(message.record)

@@ -17,14 +17,14 @@ from sim_disk import Disk, PowerLost, Workers
 from sim_network import PING_BYTES, Router
 from sim_plan import Setup
 
-from malamute.core import Append, Core, Settings
-from malamute.core.ready import ClockStep
-from malamute.core.storage import Recovered
+from malamute.core.broker import Core, Settings
+from malamute.core.ready import Append, ClockStep
 from malamute.errors import MalamuteError
 from malamute.protocol.limits import Limits
 from malamute.protocol.messages import VERSION, Bye, Cancel, Drain, Hello, Message, Subscribe
 from malamute.server.clock import Clock
 from malamute.server.worker import Found, Written
+from malamute.store.operations import Recovered
 
 START = 1_700_000_000.0
 EXPIRY = 60.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from sim_options import Wishes
 from sim_origin import Key
 
-from malamute.core.storage import Message
+from malamute.store.operations import StoredMessage
 
 Holder = tuple[bytes, int]
 """A peer and its source."""
@@ -38,7 +38,7 @@ class Mail:
         "wishes",
     )
 
-    def __init__(self, key: Key, body: bytes, message: Message, wishes: Wishes, *, tied: bool) -> None:
+    def __init__(self, key: Key, body: bytes, message: StoredMessage, wishes: Wishes, *, tied: bool) -> None:
         self.key = key
         self.body = body
         self.message = message._replace(record=bytes(message.record))

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from random import Random
 from typing import Any
 
-from malamute.core.storage import Message
+from malamute.store.operations import StoredMessage
 
 DELAYS_MS = (0, 10, 300, 900)
 TTLS_MS = (1, 400, 2_000, 60_000)
@@ -48,7 +48,7 @@ class Wishes:
 
     __slots__ = ("came", "due", "expires", "identity", "key", "priority", "tracker")
 
-    def __init__(self, message: Message, came: float | None = None, ahead: float = 0.0) -> None:
+    def __init__(self, message: StoredMessage, came: float | None = None, ahead: float = 0.0) -> None:
         asked: Mapping[str, Any] = message.properties or {}
         self.came = came = message.time / 1e9 if came is None else came
         self.due = asked["at"] / 1e9 - ahead if "at" in asked else came + asked.get("delay", 0) / 1e3

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from random import Random
 from typing import NamedTuple
 
-from malamute.core.delivery import QueuePolicy
+from malamute.store.policies import QueuePolicy
 
 STEPS = 220
 RARE_STEPS = 4

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from malamute.core import Append
-from malamute.core.storage import Message, Operation, PutMessages, QueueKind
+from malamute.core.ready import Append
+from malamute.store.operations import Operation, PutMessages, QueueKind, StoredMessage
 
 
 class PutMessage(NamedTuple):
@@ -14,7 +14,7 @@ class PutMessage(NamedTuple):
 
     kind: QueueKind
     queue: str
-    message: Message
+    message: StoredMessage
 
 
 class Puts:

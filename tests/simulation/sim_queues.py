@@ -20,20 +20,21 @@ from sim_options import Wishes
 from sim_origin import Author, Key, Order, Violation, body_of
 from sim_puts import PutMessage
 
-from malamute.core import Core
-from malamute.core.delivery import Consumer, QueuePolicy
+from malamute.core.broker import Core
+from malamute.core.delivery import Consumer
 from malamute.core.ready import Append
-from malamute.core.storage import (
+from malamute.protocol.batch import Columns
+from malamute.protocol.messages import Ranges
+from malamute.store.operations import (
     DeleteMessages,
     DeleteQueue,
     MarkDelivered,
-    Message,
     Operation,
     Recovered,
     SetAttempts,
+    StoredMessage,
 )
-from malamute.protocol.batch import Columns
-from malamute.protocol.messages import Ranges
+from malamute.store.policies import QueuePolicy
 
 Name = tuple[str, str]
 """The kind and the name of a queue."""
@@ -235,7 +236,7 @@ class QueueBook:
         self.mail[mail.key] = mail
         self._meant[id(put)] = [mail]
 
-    def _wishes(self, message: Message) -> Wishes:
+    def _wishes(self, message: StoredMessage) -> Wishes:
         """What a message is owed that comes now."""
         return Wishes(message, self.now(), message.time / 1e9 - self.now())
 

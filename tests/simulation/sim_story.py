@@ -9,10 +9,10 @@ from sim_clock import Wall
 from sim_machine import AUDITOR
 from sim_origin import body_of
 
-from malamute.core.delivery import QueuePolicy
 from malamute.journal.memory import MemoryStore
 from malamute.protocol.batch import unpack_payload
 from malamute.protocol.messages import Deliver, Message, Welcome
+from malamute.store.policies import QueuePolicy
 
 
 class Story(Book):

@@ -18,10 +18,10 @@ from sim_origin import Author, Origin, Violation
 from sim_wants import Wants
 
 from malamute.client.session.sources import StreamSource
-from malamute.core.storage import FLOOR, AppendChunk, Chunk, PutRetention, Recovered, Reserve
 from malamute.journal.memory import MemoryStore
 from malamute.protocol.batch import Columns, unpack_payload
 from malamute.protocol.messages import RESTART, RESTORED, TAKEN_BACK, Deliver, Gap, Message
+from malamute.store.operations import FLOOR, AppendChunk, Chunk, PutRetention, Recovered, Reserve
 
 
 class Place:

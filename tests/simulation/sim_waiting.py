@@ -15,8 +15,9 @@ from sim_options import Wishes
 from sim_origin import Violation
 from sim_wants import takes
 
-from malamute.core import Core
-from malamute.core.delivery import Entry, Queue, QueuePolicy
+from malamute.core.broker import Core
+from malamute.core.delivery import Entry, Queue
+from malamute.store.policies import QueuePolicy
 
 Name = tuple[str, str]
 Began = Callable[[bytes, int], Any]

@@ -6,8 +6,8 @@ from typing import Any
 
 from malamute.client.session.outbox import Command
 from malamute.client.session.session import Session
-from malamute.core import Append, Core
-from malamute.core.storage import PutMessages, PutSession
+from malamute.core.broker import Core
+from malamute.core.ready import Append
 from malamute.errors import StorageFull
 from malamute.journal.memory import MemoryStore
 from malamute.journal.store import Retention
@@ -15,6 +15,7 @@ from malamute.protocol import messages as wire
 from malamute.protocol.batch import Columns, pack_record, pack_stream_payload, unpack_payload
 from malamute.protocol.codec import encode
 from malamute.server.worker import ANSWERS, Writer, Written
+from malamute.store.operations import PutMessages, PutSession
 
 ANN, BOB = b"\x01ann".ljust(16, b"."), b"\x01bob".ljust(16, b".")
 START = 1_700_000_000.0

@@ -22,9 +22,9 @@ from malamute.core.delivery import Budget, Consumer
 from malamute.core.delivery.dead import DeadLetters
 from malamute.core.delivery.ends import Ends
 from malamute.core.feed import Feed
-from malamute.core.storage import DeleteMessages, MarkDelivered
 from malamute.core.subscription import Position
 from malamute.matching import FAMILIES, Index, Selector
+from malamute.store.operations import DeleteMessages, MarkDelivered
 
 SEEDS = 450
 CHUNKS = 9

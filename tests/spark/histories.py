@@ -14,10 +14,10 @@ from click.testing import CliRunner
 from hypothesis import strategies as st
 
 from malamute.cli.root import cli
-from malamute.core.storage import AppendChunk, Chunk, Reserve
 from malamute.journal.disk import DiskStore
 from malamute.journal.format import CHUNK, key
 from malamute.protocol.batch import Columns, pack_record, pack_stream_payload
+from malamute.store.operations import AppendChunk, Chunk, Reserve
 
 ROOT = Path(__file__).parents[2]
 DAY = 86_400 * 10**9

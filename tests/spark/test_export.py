@@ -20,7 +20,6 @@ from histories import DAY, ROOT, START, Told, command, damage, numbered, operati
 from quiet import quiet_broker
 
 import malamute
-from malamute.core.storage import Reserve
 from malamute.errors import (
     ConfigError,
     InvalidName,
@@ -39,6 +38,7 @@ from malamute.spark.manifest import exported_streams, load
 from malamute.spark.place import TEMPORARY, Place, Sink
 from malamute.spark.schema import arrow_schema, parse_promoted
 from malamute.spark.verify import verify
+from malamute.store.operations import Reserve
 
 KILLED = Path(__file__).with_name("killed_export.py")
 

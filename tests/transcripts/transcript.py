@@ -20,11 +20,11 @@ from typing import Any
 
 from core_bench import Bench, items, pack_record
 
-from malamute.core.delivery import QueuePolicy
 from malamute.errors import BY_CODE, StoreError
 from malamute.journal.store import Retention
 from malamute.protocol.limits import Limits
 from malamute.protocol.messages import BY_OPCODE, BY_TYPE, Deliver, Error, Stored, Welcome
+from malamute.store.policies import QueuePolicy
 
 COMMANDS = {spec.name: spec for spec in BY_TYPE.values()}
 NAMED_FIRST = {"PUBLISH": "stream", "SEND": "address", "REQUEST": "service"}

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from malamute.config import Config, QueueRule, Queues
-from malamute.core.delivery import QueuePolicy
 from malamute.errors import ConfigError
 from malamute.server.daemon import _settings
+from malamute.store.policies import QueuePolicy
 
 
 def load(tmp_path: Path, text: str) -> Config:

@@ -15,7 +15,31 @@ def _loaded_by(module: str) -> set[str]:
     return set(run.stdout.split())
 
 
-@pytest.mark.parametrize("module", ["malamute", "malamute.matching", "malamute.core", "malamute.config"])
+STORE_MODULES_MAX = 10
+
+
+def _modules_of_malamute_loaded_by(module: str) -> set[str]:
+    code = f"import sys, {module}; print(*sys.modules)"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return {name for name in run.stdout.split() if name.partition(".")[0] == "malamute"}
+
+
+@pytest.mark.parametrize(
+    "module", ["malamute.store", "malamute.store.operations", "malamute.store.policies", "malamute.journal"]
+)
+def test_the_ground_floor_of_the_store_is_light(module: str) -> None:
+    assert len(_modules_of_malamute_loaded_by(module)) <= STORE_MODULES_MAX
+
+
+@pytest.mark.parametrize("module", ["malamute.config", "malamute.journal.format", "malamute.journal.reader"])
+def test_neither_the_options_nor_the_disk_load_the_broker(module: str) -> None:
+    assert "malamute.core" not in _modules_of_malamute_loaded_by(module)
+
+
+MODULES = ["malamute", "malamute.matching", "malamute.core.broker", "malamute.config", "malamute.store"]
+
+
+@pytest.mark.parametrize("module", MODULES)
 def test_using_malamute_loads_neither_the_store_nor_spark_nor_the_command_line(module: str) -> None:
     assert not _loaded_by(module) & {"lmdb", "pyspark", "pyarrow", "pandas", "click", "rich"}
 

@@ -19,10 +19,8 @@ from malamute.core.admin.queues import queue_of
 from malamute.core.delivery.browse import choose
 from malamute.core.feed import no_feed
 from malamute.core.mailbox import EVERYTHING
-from malamute.core.ready import Backup
 from malamute.core.session import check_free
 from malamute.core.start import locate
-from malamute.core.storage import PutRetention, Reserve
 from malamute.core.subscription import Position
 from malamute.errors import (
     AccessRefused,
@@ -48,6 +46,7 @@ from malamute.protocol.messages import (
     Rule,
 )
 from malamute.protocol.start import LAST_PER_SUBJECT, Start
+from malamute.store.operations import Backup, PutRetention, Reserve
 
 if TYPE_CHECKING:
     from malamute.core.broker import Core

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 from malamute.core.admin.clients import client, clients
 from malamute.core.admin.queues import mailboxes, messages, service, services
 from malamute.core.admin.streams import cursors, explain, feeds, stream, streams
-from malamute.core.ready import Survey
 from malamute.errors import InvalidValue, MalamuteError
 from malamute.protocol.arguments import HEADERS, ROWS, STATE, SUBJECT, Arguments
 from malamute.protocol.codec import error_message
 from malamute.protocol.messages import ADDRESS, BOOLEAN, BY_TYPE, KIND, NAME, NUMBER, TEXT, Answer, Query
+from malamute.store.operations import StoreStats
 
 if TYPE_CHECKING:
     from malamute.core.broker import Core
@@ -86,7 +86,7 @@ def status(core: Core) -> dict[str, Any]:
 
 def storage(core: Core, answered: Callable[[Any], None]) -> None:
     """How full the store is."""
-    core.turn.ask(Survey(), answered)
+    core.turn.ask(StoreStats(), answered)
 
 
 PAGED = {"after_name": ADDRESS, "limit": ROWS}

@@ -36,8 +36,8 @@ queue without any asks one question for a whole batch.
     identities   what was taken in already            trackers   outcomes, and room for them
     correlations who may withdraw what                dead       dead letters
     cold         records that stay on the disk        marks      what the disk knows of deliveries
-    browse       looking into a queue                 policy     what is configured
-    table        all queues of one kind               budget     what all queues share
+    browse       looking into a queue                 budget     what all queues share
+    table        all queues of one kind
 
 Source: the MOVE selectors of the Xump notes: the first selector with credit gets the message and goes
 to the end of the list.
@@ -48,7 +48,6 @@ from malamute.core.delivery.consumer import Consumer
 from malamute.core.delivery.entry import ENTRY_BYTES, Entry, size_of
 from malamute.core.delivery.intake import take_in
 from malamute.core.delivery.line import STALE_MIN, Line
-from malamute.core.delivery.policy import QueuePolicy
 from malamute.core.delivery.queue import Queue
 from malamute.core.delivery.table import Queues
 from malamute.core.delivery.trackers import Trackers
@@ -61,7 +60,6 @@ __all__ = [
     "Entry",
     "Line",
     "Queue",
-    "QueuePolicy",
     "Queues",
     "Trackers",
     "size_of",

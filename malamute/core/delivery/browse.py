@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from malamute.core.delivery.cold import RUN_MESSAGES, records_of, runs
 from malamute.core.delivery.entry import Entry
 from malamute.core.steps import GO_ON, Steps, proceed
-from malamute.core.storage import Frame, Message
 from malamute.errors import Malformed, NotFound
 from malamute.matching import message_test, parse
 from malamute.matching.compiled import MessageTest
 from malamute.matching.expression import Message as Matched
 from malamute.protocol.batch import unpack_record
+from malamute.store.operations import Frame, StoredMessage
 
 if TYPE_CHECKING:
     from malamute.core.delivery.queue import Queue
@@ -32,7 +32,7 @@ SEARCHABLE = ("correlation", "id", "tracker", "key")
 class Found(NamedTuple):
     """A message, and how it stands with it. Its record is None if it cannot be read."""
 
-    message: Message
+    message: StoredMessage
     record: Frame | None
     size: int
     attempts: int

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 from malamute.core.delivery.cold import Memory
 from malamute.core.delivery.entry import Entry
 from malamute.core.delivery.identities import IdentityRoom
-from malamute.core.delivery.policy import BaseKind, PolicyOf, QueuePolicy
 from malamute.core.ledger import Ledger
-from malamute.core.storage import DeleteQueue, SetAttempts
 from malamute.core.timers import Timers
 from malamute.errors import MalamuteError, TryLater
 from malamute.protocol.batch import Columns, pack_queue_payload
 from malamute.protocol.messages import Deliver
+from malamute.store.operations import DeleteQueue, SetAttempts
+from malamute.store.policies import BaseKind, PolicyOf, QueuePolicy
 
 if TYPE_CHECKING:
     from malamute.core.delivery.consumer import Consumer

@@ -29,8 +29,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Protocol
 
 from malamute.core.delivery.entry import Entry, bytes_of, size_of
-from malamute.core.ready import Fetch
-from malamute.core.storage import Frame, QueueKind
+from malamute.store.operations import FetchRecords, Frame, QueueKind
 
 if TYPE_CHECKING:
     from malamute.core.delivery.budget import Budget
@@ -70,12 +69,12 @@ def runs(entries: Iterable[Entry]) -> Iterator[list[Entry]]:
         yield run
 
 
-def records_of(kind: QueueKind, queue: str, run: Sequence[Entry]) -> Generator[Fetch, Any, Records]:
+def records_of(kind: QueueKind, queue: str, run: Sequence[Entry]) -> Generator[FetchRecords, Any, Records]:
     """The records of a run by their sequences, as a step: without those that cannot be read."""
     records = {entry.sequence: entry.record for entry in run if entry.record is not None}
     cold = tuple(entry.sequence for entry in run if entry.cold)
     if cold:
-        records |= yield Fetch(kind, queue, cold)
+        records |= yield FetchRecords(kind, queue, cold)
     return records
 
 
@@ -189,7 +188,7 @@ class Ahead:
             self._asked.remove(run)
             queue.budget.timers.at(queue.turn.now + RETRY_SECONDS, lambda: self._again(run))
 
-        queue.turn.ask(Fetch(queue.kind, queue.name, tuple(map(_sequence, run))), brought, failed)
+        queue.turn.ask(FetchRecords(queue.kind, queue.name, tuple(map(_sequence, run))), brought, failed)
 
     def _again(self, run: Sequence[Entry]) -> None:
         if here := [e for e in run if e.record is None and e.sequence in self._queue.entries]:

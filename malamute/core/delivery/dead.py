@@ -16,9 +16,9 @@ from malamute.core.delivery.cold import Records, records_of, runs
 from malamute.core.delivery.entry import Entry, puts, ranges_of, size_of
 from malamute.core.delivery.options import Options
 from malamute.core.steps import STORED, Steps, proceed
-from malamute.core.storage import DeleteMessages, Message, QueueKind, QueueState
 from malamute.errors import MalamuteError
 from malamute.protocol.batch import pack_record
+from malamute.store.operations import DeleteMessages, QueueKind, QueueState, StoredMessage
 
 if TYPE_CHECKING:
     from malamute.core.delivery.queue import Queue
@@ -231,7 +231,7 @@ class DeadLetters:
 
     # Their room is of that for all queues, not of that of this one: whoever sends to it is not to blame.
 
-    def _add(self, message: Message, cold_bytes: int = 0) -> Entry:
+    def _add(self, message: StoredMessage, cold_bytes: int = 0) -> Entry:
         entry = self.entries[message.sequence] = Entry(message, cold_bytes=cold_bytes)
         self._queue.budget.take_dead(1, entry.size)
         return entry

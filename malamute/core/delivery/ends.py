@@ -15,8 +15,8 @@ from pyroaring import BitMap64
 from malamute.core.delivery.cold import RETRY_SECONDS, records_of, runs
 from malamute.core.delivery.entry import Entry, ranges_of, size_of
 from malamute.core.steps import GO_ON, Steps, proceed
-from malamute.core.storage import DeleteMessages
 from malamute.errors import MalamuteError
+from malamute.store.operations import DeleteMessages
 
 if TYPE_CHECKING:
     from malamute.core.delivery.queue import Queue

@@ -7,7 +7,7 @@ from itertools import groupby
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Literal
 
-from malamute.core.storage import Frame, Message, PutMessages, QueueKind
+from malamute.store.operations import Frame, PutMessages, QueueKind, StoredMessage
 
 if TYPE_CHECKING:
     from malamute.core.delivery.consumer import Consumer
@@ -24,7 +24,7 @@ AT_REST = frozenset[Any](("waiting", "delayed"))
 """Where messages are that nobody has, and nothing is under way with."""
 
 Row = tuple[int, int, str, str, Frame, Mapping[str, Any] | None]
-"""The fields of a message: a tuple made by `zip` takes a third of the time of a `Message`."""
+"""The fields of a message: a tuple made by `zip` takes a third of the time of a `StoredMessage`."""
 
 
 class Entry:
@@ -56,7 +56,7 @@ class Entry:
     )
 
     def __init__(
-        self, message: Message | Row, attempts: int = 0, *, marked: bool = False, cold_bytes: int = 0
+        self, message: StoredMessage | Row, attempts: int = 0, *, marked: bool = False, cold_bytes: int = 0
     ) -> None:
         """`cold_bytes` are those of a record that was left on the disk."""
         self.sequence, self.time, self.sender, subject, record, self.properties = message
@@ -80,9 +80,9 @@ class Entry:
         return self.record is None
 
     @property
-    def message(self) -> Message:
+    def message(self) -> StoredMessage:
         """The message, as far as it is in memory."""
-        return Message(
+        return StoredMessage(
             self.sequence, self.time, self.sender, self.subject, self.record or b"", self.properties
         )
 

@@ -15,8 +15,8 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from malamute.core.storage import ForgetIdentities, PutIdentity
 from malamute.errors import TryLater
+from malamute.store.operations import ForgetIdentities, PutIdentity
 
 if TYPE_CHECKING:
     from malamute.core.delivery.entry import Entry

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from malamute.core.delivery.entry import Entry
-from malamute.core.storage import MarkDelivered, QueueState, SetAttempts
+from malamute.store.operations import MarkDelivered, QueueState, SetAttempts
 
 if TYPE_CHECKING:
     from malamute.core.delivery.queue import Queue

@@ -20,19 +20,19 @@ from malamute.core.delivery.marks import Marks
 from malamute.core.delivery.options import Options
 from malamute.core.delivery.schedule import Schedule
 from malamute.core.steps import GO_ON, STORED, Steps, proceed
-from malamute.core.storage import QueueState
+from malamute.store.operations import QueueState
 
 if TYPE_CHECKING:
     from malamute.core.delivery.budget import Budget
     from malamute.core.delivery.consumer import Consumer
     from malamute.core.delivery.line import Line
-    from malamute.core.delivery.policy import BaseKind
     from malamute.core.measures import Measures
     from malamute.core.ready import WhenStored
     from malamute.core.recovery import Recovery
     from malamute.core.timers import Timer
     from malamute.errors import MalamuteError
     from malamute.matching import Selector
+    from malamute.store.policies import BaseKind
 
 
 STEP_MESSAGES = 1_000

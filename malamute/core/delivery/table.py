@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 from malamute.core.delivery.budget import Budget
-from malamute.core.delivery.policy import BaseKind
 from malamute.core.delivery.queue import Queue
-from malamute.core.storage import QueueState
 from malamute.protocol.names import RESERVED_PREFIX
+from malamute.store.operations import QueueState
+from malamute.store.policies import BaseKind
 
 if TYPE_CHECKING:
     from malamute.core.recovery import Recovery

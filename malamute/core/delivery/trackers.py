@@ -12,11 +12,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from malamute.core.delivery.entry import Entry, size_of
-from malamute.core.delivery.policy import BaseKind
 from malamute.errors import InvalidValue, MalamuteError, TrackerInUse, TryLater
 from malamute.protocol.batch import pack_record
 from malamute.protocol.limits import TEXT_BYTES_MAX
 from malamute.protocol.names import ERROR_HEADER, RESERVED_PREFIX
+from malamute.store.policies import BaseKind
 
 if TYPE_CHECKING:
     from malamute.core.delivery.queue import Queue

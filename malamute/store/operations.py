@@ -1,8 +1,8 @@
-"""The port to the store: what the core asks for, and what it is given at the start.
+"""What can be written to the store and read from it, as values, and what is found there at the start.
 
-The core never sees a disk. It hands out the operations below, in order, and learns by
-`Core.stored(token)` that they are committed and fsynced, or by `Core.unstored` that they are not.
-`malamute.journal` implements the other side.
+The core never sees a disk. It hands out the operations below, in order, and learns by `Core.stored(token)`
+that they are committed and fsynced, or by `Core.unstored` that they are not. Its reads are answered by
+`Core.answered`. `malamute.journal` implements the other side.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Chunk(NamedTuple):
         return self.first + self.count - 1
 
 
-class Message(NamedTuple):
+class StoredMessage(NamedTuple):
     """One message of a mailbox or a service queue, as it is stored."""
 
     sequence: int
@@ -95,11 +95,11 @@ class PutMessages(NamedTuple):
         """The sequence of the last message."""
         return self.first + len(self.records) - 1
 
-    def messages(self) -> Iterator[Message]:
+    def messages(self) -> Iterator[StoredMessage]:
         """The messages in order."""
         rows = zip(count(self.first), self.subjects, self.records, self.properties or repeat(None))
         for sequence, subject, record, properties in rows:
-            yield Message(sequence, self.time, self.sender, subject, record, properties)
+            yield StoredMessage(sequence, self.time, self.sender, subject, record, properties)
 
     def part(self, start: int, end: int) -> PutMessages:
         """Those from one place to before another, counted from 0."""
@@ -289,6 +289,69 @@ Operation = (
 )
 
 
+class ReadChunks(NamedTuple):
+    """Read chunks of a stream, from the one that holds sequence `start` on. Answered with a `ReadResult`."""
+
+    stream: str
+    start: int
+    size_bytes_max: int
+
+
+class FindTime(NamedTuple):
+    """Find the first sequence of a stream at or after a time in nanoseconds; 1 past the last if none.
+
+    `stored` is the last sequence that the answer is sure to know of: who shares an answer agrees on it.
+    """
+
+    stream: str
+    time: int
+    stored: int
+
+
+class LastPerSubject(NamedTuple):
+    """Find the sequence of the last message of each subject, for so many subjects at the most.
+
+    `stored` is as for `FindTime`.
+    """
+
+    stream: str
+    limit: int
+    stored: int
+
+
+class FindHole(NamedTuple):
+    """Find the `Hole` of a stream in which a sequence lies; None if it is stored, or too old."""
+
+    stream: str
+    sequence: int
+
+
+class FetchRecords(NamedTuple):
+    """Fetch records of a queue, by sequence. Answered with a map of those that can be read."""
+
+    kind: QueueKind
+    queue: str
+    sequences: tuple[int, ...]
+
+
+class StoreStats(NamedTuple):
+    """Measure how full the store is: a map for people."""
+
+
+class Backup(NamedTuple):
+    """Copy the store into a directory, however long it takes; a map of what was copied, or an error.
+
+    The directory has to be below another one, which the links on the way are followed for.
+    """
+
+    directory: str
+    below: str
+
+
+StoreRead = ReadChunks | FindTime | LastPerSubject | FindHole | FetchRecords | StoreStats | Backup
+"""What the store is asked. Each is answered by `Core.answered`, in any order."""
+
+
 class Damage(NamedTuple):
     """A range of a stream (both ends included) that is on the disk and cannot be read."""
 
@@ -361,13 +424,14 @@ class QueueState(NamedTuple):
     `next` is the sequence of the next message. Messages up to `delivered` may have been delivered;
     `attempts` tells of some how often. `identities` are those of accepted messages, each with the sequence
     and the time until which to remember it. `cold` are the sequences whose records were left on the disk,
-    with their size in bytes; their messages here have an empty record, and `Fetch` brings it. `due` tells of
-    some messages when they come again, in nanoseconds UTC. The records of `damaged` ones cannot be read.
+    with their size in bytes; their messages here have an empty record, and `FetchRecords` brings it. `due`
+    tells of some messages when they come again, in nanoseconds UTC. The records of `damaged` ones cannot be
+    read.
     """
 
     next: int
     delivered: int
-    messages: list[Message]
+    messages: list[StoredMessage]
     attempts: Mapping[int, int] = {}
     identities: Mapping[str, tuple[int, int]] = {}
     cold: Mapping[int, int] = {}

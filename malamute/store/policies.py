@@ -1,4 +1,4 @@
-"""What is configured for a queue."""
+"""What is configured for queues, as values."""
 
 from __future__ import annotations
 
