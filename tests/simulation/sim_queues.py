@@ -712,4 +712,3 @@ class QueueBook:
                 raise Violation(
                     "a request has no end", request=body, stored=times, completed=self.completed[body]
                 )
-        self.feeds.check_done()

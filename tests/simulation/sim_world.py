@@ -305,9 +305,14 @@ class World:
         for seconds in (1.0, EXPIRY, 1.0, EXPIRY, 1.0):
             self.machine.now += seconds
             self._rest()
-            for client in self.clients:
-                client.look_again()
-        self._rest()
+            self._retry()
+
+    def _retry(self) -> None:
+        """Let everybody try again what was refused for now, as long as that is of any use."""
+        for _ in range(ROUNDS_MAX):
+            if not any([client.look_again() for client in self.clients]):
+                return
+            self._rest()
 
     def _rest(self) -> None:
         for _ in range(ROUNDS_MAX):
@@ -382,9 +387,16 @@ class World:
             self._check_trackings(client)
         queues = {("mailbox", client.mailbox) for client in self.clients}
         self.book.queues.check_done(queues | {("service", service) for service in SERVICES})
+        self.book.queues.feeds.check_done(self._without_room())
         self._check_broker()
         self.book.streams.check_store(self.setup.kept_messages)
         self._check_outcomes()
+
+    def _without_room(self) -> set[tuple[str, str]]:
+        """The feeds for which dead letters have left no room: those stay until an operator lets them go."""
+        core = self.machine.core
+        free = self.machine.settings.limits.queues_bytes - core.budget.bytes
+        return {name for name, feed in core.feeds.by_name.items() if feed.full > free}
 
     def _check_answers(self) -> None:
         for client in self.clients:
