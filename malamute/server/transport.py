@@ -20,7 +20,7 @@ import zmq
 from malamute.errors import ConfigError, MalamuteError, TooLarge, UnexpectedCommand
 from malamute.protocol.codec import decode, encode
 from malamute.protocol.limits import BATCH_MESSAGES_MAX, RECORD_LARGE_BYTES
-from malamute.protocol.messages import Error, Frame, Hello, Message, Ping, Received, Welcome
+from malamute.protocol.messages import BY_TYPE, Error, Frame, Hello, Message, Ping, Received, Welcome
 from malamute.server.flow import DEFAULT, Flows, Windows
 from malamute.server.guard import RULES, Guard, Rules
 from malamute.server.intake import ALLOWANCE, Allowance, Intake, size_of
@@ -66,16 +66,23 @@ class Kept(deque[Sequence[Frame]]):
     def __init__(self, all: AllKept) -> None:  # noqa: A002
         super().__init__()
         self.size_bytes = 0
+        self.farewell: Sequence[Frame] | None = None
+        """The newest of them that tells why a session has ended, or was not opened."""
         self._all = all
 
-    def add(self, frames: Sequence[Frame]) -> None:
+    def add(self, frames: Sequence[Frame], message: Message) -> None:
         """Let a command wait."""
         self.append(frames)
         self._count(sum(map(len, frames)))
+        if type(message) is Error and message.about == _HELLO:
+            self.farewell = frames
 
     def remove_first(self) -> None:
         """The first of them waits no more."""
-        self._count(-sum(map(len, self.popleft())))
+        frames = self.popleft()
+        self._count(-sum(map(len, frames)))
+        if frames is self.farewell:
+            self.farewell = None
 
     def drop(self) -> None:
         """None of them waits any more."""
@@ -92,6 +99,8 @@ class Kept(deque[Sequence[Frame]]):
         crowded = self._all.size_bytes > KEPT_BYTES_ALL
         return len(self) > KEPT_MESSAGES or self.size_bytes > (KEPT_BYTES_CROWDED if crowded else KEPT_BYTES)
 
+
+_HELLO = BY_TYPE[Hello].opcode
 
 _OF_CONNECTIONS = frozenset((Hello, Received))
 
@@ -317,14 +326,16 @@ class Transport:
             return False
         else:
             frames = encode(message)
-        kept.add(frames)
+        kept.add(frames, message)
         if kept.too_large:
-            # The connection is still there. When it has room, the peer learns that it has to begin anew, but
-            # behind the WELCOME that it may wait for: what comes before that it passes over.
+            # The connection is still there. When it has room, the peer learns why its session has ended, or
+            # that it has to begin anew, but behind the WELCOME that it may wait for: what comes before that
+            # it passes over.
             first = self._first.get(peer) or deque()
+            last_word = kept.farewell or _GIVEN_UP
             self._give_up(peer)
-            if _GIVEN_UP not in first:
-                first.append(_GIVEN_UP)
+            if last_word not in first:
+                first.append(last_word)
             self._first[peer] = first
             self.blocked[peer] = Kept(self.kept)
         return True
@@ -419,10 +430,16 @@ class Transport:
         return lost
 
     def forget(self, peer: bytes) -> None:
-        """Keep only the last message for a peer whose session has ended: it says why."""
+        """Keep only what tells a peer why its session has ended, or else the last message.
+
+        What it has sent since is refused, which must not hide the reason: it would begin another session.
+        """
         kept = self.blocked.get(peer)
-        while kept and len(kept) > 1:
-            kept.remove_first()
+        if kept:
+            last_word = kept.farewell or kept[-1]
+            kept.drop()
+            self._first.setdefault(peer, deque()).append(last_word)
+            self._stuck.discard(peer)
         self._stalls.forget(peer)
         self._heartbeats.pop(peer, None)
         self.intake.forget(peer)

@@ -16,7 +16,18 @@ import zmq
 from malamute.errors import ConfigError, Malformed, UnexpectedCommand
 from malamute.protocol.batch import pack
 from malamute.protocol.codec import decode, encode
-from malamute.protocol.messages import Deliver, Hello, Ok, Ping, Pong, Publish, Received, Welcome
+from malamute.protocol.messages import (
+    BY_TYPE,
+    Deliver,
+    Error,
+    Hello,
+    Ok,
+    Ping,
+    Pong,
+    Publish,
+    Received,
+    Welcome,
+)
 from malamute.server import transport as module
 from malamute.server.flow import PING_BYTES, Windows
 from malamute.server.stalls import CAN_TELL, Stalls
@@ -367,11 +378,11 @@ def test_while_much_is_kept_for_all_peers_little_is_for_each(reader, monkeypatch
     until_full(transport)
     transport.send(PEER, STEP)
     other = module.Kept(transport.kept)
-    other.add(encode(STEP))
+    other.add(encode(STEP), STEP)
     transport.send(PEER, STEP)
     assert transport.kept.size_bytes == 3 * size
     assert not transport.blocked[PEER].too_large
-    other.add(encode(STEP))
+    other.add(encode(STEP), STEP)
     assert not transport.blocked[PEER].too_large, "it has no more than it may in any case"
     transport.send(PEER, STEP)
     assert transport.take_lost() == [PEER]
@@ -488,3 +499,44 @@ def test_nothing_is_kept_of_a_peer_whose_session_was_ended_when_its_connection_g
     transport.retry()
     assert not transport.blocked
     transport.close(0)
+
+
+ENDED = Error(410, "an operator has ended this session", BY_TYPE[Hello].opcode)
+REFUSED = Error(405, "PUBLISH came before HELLO", BY_TYPE[Publish].opcode)
+
+
+def refuse(transport: Transport, times: int = 1) -> None:
+    for _ in range(times):
+        transport.send(PEER, REFUSED)
+
+
+def test_refusals_after_the_end_of_a_session_do_not_hide_why_it_ended(transport, context):
+    client = connect(transport, context)
+    sent = fill(transport)
+    transport.send(PEER, ENDED)
+    refuse(transport)
+    transport.forget(PEER)
+    refuse(transport)
+    assert take(transport, client, sent + 2)[sent:] == [ENDED, REFUSED]
+    assert transport.blocked == {}
+
+
+def test_whoever_is_given_up_still_learns_why_his_session_ended(transport, context, monkeypatch):
+    monkeypatch.setattr(module, "KEPT_MESSAGES", 2)
+    client = connect(transport, context)
+    sent = fill(transport)
+    transport.send(PEER, ENDED)
+    refuse(transport)
+    assert transport.take_lost() == [PEER]
+    transport.forget(PEER)
+    assert take(transport, client, sent + 1)[sent:] == [ENDED]
+
+
+def test_refusals_that_are_too_many_do_not_hide_it_either(transport, context, monkeypatch):
+    monkeypatch.setattr(module, "KEPT_MESSAGES", 2)
+    client = connect(transport, context)
+    sent = fill(transport)
+    transport.send(PEER, ENDED)
+    transport.forget(PEER)
+    refuse(transport, 3)
+    assert take(transport, client, sent + 1)[sent:] == [ENDED]
