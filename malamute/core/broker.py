@@ -7,7 +7,7 @@ raises for a peer's fault: the peer is told by a numbered ERROR, and nothing is 
 turn the edge calls `ready` and does what it says.
 
 `STATES` is the protocol: which commands a session may send in which state, and what handles them.
-An absent key is an error of the protocol.
+An absent key is an error of the protocol. `access.ACCESS` beside it says what each of them needs.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
+from malamute.core.access import ANONYMOUS, AccessControl, Permissions, Principal
 from malamute.core.admin import changes, queries
 from malamute.core.answers import Answers
 from malamute.core.chunk import MESSAGE_BYTES
@@ -181,6 +182,10 @@ class Core:
             lifecycle=settings.lifecycle_events,
             settled=settings.settled_events,
         )
+        own = frozenset(stream.name for stream in self.streams.by_name.values() if stream.own)
+        self.access = AccessControl(own)
+        self._sender = self.access.of(ANONYMOUS)
+        """Who said HELLO last, and what he may do."""
         self.health.damaged(recovered.defects)
         self.turn.event("broker.started", software=settings.software, pid=settings.facts.get("pid"))
         if recovered.restored:
@@ -243,25 +248,53 @@ class Core:
 
     # Events in
 
-    def receive(self, peer: bytes, message: Message, now: float) -> None:
-        """Take a message from a peer."""
+    def receive(self, peer: bytes, message: Message, now: float, principal: Principal = ANONYMOUS) -> None:
+        """Take a message from a peer. `principal` is who it is; HELLO makes the session his.
+
+        What comes later on this connection is his too, and need not say so.
+        """
         self.turn.now = now
+        command = type(message)
         session = self.sessions.by_peer.get(peer)
-        state = session.state if session else "absent"
-        handler = STATES[state].get(type(message))
+        state = "absent" if session is None else "open" if session.open else "away"
+        handler = STATES[state].get(command)
         try:
             if handler is None:
                 raise _unexpected(state, message)
             if session is not None:
                 session.last_heard = now
-            handler(self, peer, session, message)
+            if session is None or command is Hello:
+                may = self._sender = self.access.of(principal)
+            else:
+                may = session.may
+            needed = may.fast.get(command)
+            if needed is None or message[needed[0]] in needed[1] or self._may(may, session, message):
+                handler(self, peer, session, message)
         except MalamuteError as error:
             self.refuse(peer, _about(error, message), now)
         except Exception as error:
-            fault = self.turn.fault(type(message).__name__.upper(), error)
+            fault = self.turn.fault(command.__name__.upper(), error)
             self.refuse(peer, _about(fault, message), now)
-            if type(message) not in UNATTACHED:
+            if command not in UNATTACHED:
                 self._begin_anew(peer)
+
+    def _may(self, may: Permissions, session: Session | None, message: Message) -> bool:
+        """Check what is not known to be allowed. False if the number of the command has been answered before.
+
+        Raises:
+            AccessRefused: it is not allowed.
+            NumberTooOld: nor is it time for its number.
+        """
+        try:
+            may.check(message)
+        except AccessRefused:
+            number = getattr(message, "number", 0)
+            if session is not None and number:
+                admit = self.sessions.admit_change if type(message) is Change else self.sessions.admit
+                if not admit(session, number):
+                    return False
+            raise
+        return True
 
     def refuse(self, peer: bytes, error: MalamuteError, now: float) -> None:
         """Tell a peer that what it sent was refused. Nothing else happens."""
@@ -456,7 +489,7 @@ class Core:
     def _hello(self, peer: bytes, session: Session | None, message: Hello) -> None:
         if len(peer) != ROUTING_ID_BYTES or not peer[0]:
             raise InvalidValue(f"a routing id is {ROUTING_ID_BYTES} random bytes, the first of them not 0")
-        self.sessions.hello(peer, message)
+        self.sessions.hello(peer, message, self._sender)
 
     def _publish(self, peer: bytes, session: Session, message: Publish) -> None:
         if message.number and not self.sessions.admit(session, message.number):
@@ -469,8 +502,6 @@ class Core:
             taken = 2 * size_bytes + MESSAGE_BYTES * len(records)
             self._hold(session, taken - sum(map(len, large)) if large else taken)
             stream = stream or self.streams.get(message.stream)
-        if stream.own:
-            raise AccessRefused(f"the stream {stream.name!r} is the broker's own")
         first = stream.publish(session.address, message.subjects, records)
         if message.number:
             self.sessions.accept(session, message, len(records), first)

@@ -40,7 +40,7 @@ from malamute.core.service import Services
 from malamute.core.steps import STORED, Steps, proceed
 from malamute.core.stream import Stream, Streams
 from malamute.core.subscription import Position, Reader
-from malamute.errors import AccessRefused, InvalidName, MalamuteError, NotFound, TooMany, TryLater
+from malamute.errors import InvalidName, MalamuteError, NotFound, TooMany, TryLater
 from malamute.matching import Selector
 from malamute.protocol.batch import Columns, pack, unpack
 from malamute.protocol.limits import Limits
@@ -363,8 +363,6 @@ class Feeds:
 
     def check(self, service: str, stream: str) -> None:
         """Raise what stands against a feed."""
-        if stream.startswith("$"):
-            raise AccessRefused("the broker's own stream feeds no service: each request would make events")
         if not is_name(CURSOR_PREFIX + service):
             raise InvalidName(f"the name of a service with feeds is at most 249 bytes: {service!r}")
         feeds = self.by_name.keys() | self.changing.keys()

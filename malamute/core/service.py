@@ -19,7 +19,7 @@ from collections.abc import Container, Sequence
 from malamute.core.delivery import ENTRY_BYTES, Budget, Consumer, Entry, Queue, Queues, size_of, take_in
 from malamute.core.delivery.options import is_address
 from malamute.core.mailbox import Mailboxes
-from malamute.core.session import Session, check_free
+from malamute.core.session import Session
 from malamute.errors import InvalidSelector, MalamuteError, NotFound, NotOutstanding, TryLater
 from malamute.matching import Selector
 from malamute.protocol.batch import join_large
@@ -40,12 +40,8 @@ class Services(Queues):
         self.mailboxes = mailboxes
 
     def get(self, name: str) -> Queue:
-        """The service of this name, made if needed. Raises `TryLater` or `AccessRefused`."""
-        queue = self.by_name.get(name)
-        if queue is None:
-            check_free(name)
-            queue = self.make(name)
-        return queue
+        """The service of this name, made if needed. Raises `TryLater`."""
+        return self.by_name.get(name) or self.make(name)
 
     def await_replies(self, requesters: Container[str]) -> None:
         """Have the mailboxes of these requesters there for the replies to what is queued."""
@@ -55,7 +51,7 @@ class Services(Queues):
                     self.mailboxes.keep(entry.sender)
 
     def request(self, session: Session, message: Request) -> None:
-        """Queue requests. Raises what `take_in` does, or `AccessRefused`."""
+        """Queue requests. Raises what `take_in` does."""
         queue = self.get(message.service)
         mailboxes = self.mailboxes.by_name
         requesters = _requesters(session, message)

@@ -24,6 +24,7 @@ from hashlib import blake2b
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
+from malamute.core.access import Permissions
 from malamute.core.outcomes import Outcomes
 from malamute.core.ready import Holder, Turn
 from malamute.core.refusals import Refusals
@@ -72,13 +73,14 @@ CHANGE = BY_TYPE[Change].opcode
 
 
 class Numbers:
-    """What became of each numbered command of a session.
+    """What became of each numbered command of a session, and the user whose it is.
 
     Numbers come without holes, so `next` tells which were executed; those above `stored` wait for the
     disk. `refused` tells of those that were refused, back to `floor`: below it, a client cannot ask any more.
     """
 
-    def __init__(self, next_number: int = 1) -> None:
+    def __init__(self, next_number: int = 1, user: str = "") -> None:
+        self.user = user
         self.next = next_number
         self.stored = next_number - 1
         self.floor = 1
@@ -131,19 +133,21 @@ class Numbers:
 
     def pack(self) -> bytes:
         """The form that is stored with each command. New refusals and outcomes are stored apart."""
-        value: bytes = pack((self.next, self.floor))
+        # The third has been empty since version 5.
+        value: bytes = pack((self.next, self.floor, (), self.user) if self.user else (self.next, self.floor))
         return value
 
     @classmethod
     def unpack(cls, value: bytes, refused: bytes = b"", outcomes: bytes = b"") -> Numbers:
         """Read the stored form: all that it tells of is durable."""
-        next_number, floor, *old = unpack(value)
+        next_number, floor, *later = unpack(value)
         if not NUMBER.holds(next_number) or not NUMBER.holds(floor):
             raise Malformed("the numbers of a session are integers")
-        numbers = cls(next_number)
+        old, user = [*later, (), ""][:2] if len(later) < 2 else later
+        numbers = cls(next_number, user)
         if refused:
             numbers.refused = Refusals.unpack(refused)
-        for first, last, code, _, opcode in old[0] if old else ():  # before version 5
+        for first, last, code, _, opcode in old:  # before version 5
             floor = max(floor, numbers.refused.add(first, last, code, opcode) + 1)
             numbers.refused_changed = True
         if outcomes:
@@ -183,6 +187,9 @@ def session_name(peer: bytes) -> str:
 class Session(Holder):
     """One client, over all its connections."""
 
+    may: Permissions
+    """Who it is since its last HELLO, and what he may do."""
+
     def __init__(self, peer: bytes, numbers: Numbers, now: float) -> None:
         self.peer = peer
         self.numbers = numbers
@@ -210,11 +217,6 @@ class Session(Holder):
     def ident(self) -> str:
         """Its name for people."""
         return session_name(self.peer)
-
-    @property
-    def state(self) -> str:
-        """The state that the table of commands goes by."""
-        return "open" if self.open else "away"
 
     def source(self, source_id: int) -> Subscription | Consumer:
         """The subscription or consumer with this id. Raises `NotFound`."""
@@ -275,23 +277,37 @@ class Sessions:
         self.by_peer[peer] = session
         self._away[peer] = self.turn.now + self._expiry
 
-    def hello(self, peer: bytes, hello: Hello) -> Session:
-        """Open a session, or open it again. Raises what stands against it."""
+    def hello(self, peer: bytes, hello: Hello, may: Permissions) -> Session:
+        """Open a session for whom these are the permissions, or open it again.
+
+        Raises:
+            UnsupportedVersion: none of the versions is spoken here.
+            AccessRefused: the session, or the one that has the address now, belongs to another user.
+            TooMany: there are as many sessions as may be.
+        """
         if VERSION not in hello.versions:
             raise UnsupportedVersion(f"this broker speaks version {VERSION} of the protocol")
-        check_free(hello.address)
         session = self.by_peer.get(peer)
+        user = may.principal.user
+        if session is not None and session.numbers.user != user:
+            # Its own connection has lost the routing id to this one: nothing of the session may go there.
+            self.lost(peer)
+            raise AccessRefused("this session belongs to another user")
+        older = self.by_address.get(hello.address)
+        if older is not None and older.numbers.user != user:
+            raise AccessRefused(f"the address {hello.address!r} is in use by another user")
         resumed = session is not None and not session.doubtful
         if session is None:
             if len(self.by_peer) >= self.limits.sessions:
                 raise TooMany(f"there are {self.limits.sessions} sessions already")
-            session = self.by_peer[peer] = Session(peer, Numbers(hello.unsettled), self.turn.now)
+            session = self.by_peer[peer] = Session(peer, Numbers(hello.unsettled, user), self.turn.now)
         elif session.open:
             self._leave(session)
         session.doubtful = False
         session.numbers.skip_to(hello.unsettled)
         session.numbers.settle(hello.settled)
         self._take_address(session, hello.address)
+        session.may = may
         session.open = True
         session.software = hello.software
         session.since = self.turn.now
@@ -564,12 +580,6 @@ class Sessions:
                 answer = Error(error.code, error.text, opcode, number)
                 session.numbers.refuse(number, answer)
                 self.turn.send(session.peer, answer)
-
-
-def check_free(name: str) -> None:
-    """Raise `AccessRefused` for a name that belongs to the broker."""
-    if name.startswith(RESERVED_PREFIX):
-        raise AccessRefused(f"the name {name!r} is reserved for the broker")
 
 
 PROBES_TOGETHER = 1 / 64

@@ -42,7 +42,7 @@ from malamute.core.kept import Kept
 from malamute.core.measures import Rate
 from malamute.core.ready import Turn
 from malamute.core.replay import Replay
-from malamute.core.session import Session, check_free
+from malamute.core.session import Session
 from malamute.core.start import locate
 from malamute.core.subscription import Position, Reader, Subscription
 from malamute.errors import CursorLost, InvalidValue, MalamuteError, NotFound, TooMany
@@ -124,7 +124,7 @@ class Stream:
     def __init__(self, name: str, owner: Streams, state: StreamState | None = None) -> None:
         self.name = name
         self.own = name.startswith(RESERVED_PREFIX)
-        """Whether it is the broker's, so that no client may publish to it."""
+        """Whether it is the broker's: who reads it makes no events by that."""
         self.turn = owner.turn
         self.journaled: bool = owner.journaled(name)
         self._active = owner.active
@@ -602,7 +602,6 @@ class Streams:
         stream = self.by_name.get(message.stream)
         if stream is None:
             raise NotFound(f"there is no stream {message.stream!r}")
-        check_free(message.cursor)
         stream.check_cursor(message.cursor)
         stream.flush()
         if message.sequence >= stream.next:
@@ -610,10 +609,9 @@ class Streams:
         stream.commit(message.cursor, message.sequence)
 
     def get(self, name: str) -> Stream:
-        """The stream of this name, made if needed. Raises `TooMany` or `AccessRefused`."""
+        """The stream of this name, made if needed. Raises `TooMany`."""
         stream = self.by_name.get(name)
         if stream is None:
-            check_free(name)
             if len(self.by_name) >= self.limits.streams:
                 raise TooMany(f"there are {self.limits.streams} streams already")
             stream = self.by_name[name] = Stream(name, self)
@@ -647,7 +645,6 @@ class Streams:
         start = Start.parse(message.start)
         stream = self.get(message.stream)
         if message.cursor:
-            check_free(message.cursor)
             stream.check_cursor(message.cursor)
             stream.check_known(message.cursor)
             if (done := stream.cursors.get(message.cursor)) is not None:

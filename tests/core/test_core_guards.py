@@ -200,7 +200,7 @@ def test_a_delivery_that_raises_gives_the_work_to_another(bench, monkeypatch):
     bench.tell("alice", request(b"1", number=1))
     bench.settle()
     assert errors(bench, "bob") == [(405, 0, 0)]
-    assert bench.core.sessions.by_peer[peer_id("bob")].state == "away"
+    assert bench.core.sessions.by_peer[peer_id("bob")].open is False
     bench.tell("carl", offer(1, 1))
     bench.settle()
     assert bench.bodies("carl") == [b"1"]

@@ -19,7 +19,6 @@ from malamute.core.admin.queues import queue_of
 from malamute.core.delivery.browse import choose
 from malamute.core.feed import no_feed
 from malamute.core.mailbox import EVERYTHING
-from malamute.core.session import check_free
 from malamute.core.start import locate
 from malamute.core.subscription import Position
 from malamute.errors import (
@@ -98,7 +97,6 @@ def set_cursor(
 ) -> None:
     """Set a cursor so that its reader goes on at `start`."""
     found = _stream(core, stream)
-    check_free(cursor)
     found.check_cursor(cursor)
     where = _one_position(start, "a cursor is")
     found.flush()
@@ -120,7 +118,6 @@ def delete_cursor(
 ) -> None:
     """Forget a cursor."""
     found = _stream(core, stream)
-    check_free(cursor)
     if cursor not in found.cursors and cursor not in found.lost_cursors:
         raise NotFound(f"the stream {stream!r} has no cursor {cursor!r}")
     before = found.cursors.get(cursor)
@@ -158,7 +155,6 @@ def set_retention(
 
 
 def _retention(core: Core, stream: str, limits: Mapping[str, float]) -> PutRetention:
-    check_free(stream)
     kept = {"bytes": 0, "count": 0, "age": 0.0, **limits}
     return PutRetention(stream, int(kept["bytes"]), int(kept["count"]), float(kept["age"]))
 
@@ -185,7 +181,6 @@ def _made(core: Core, stream: str) -> Stream:
 
 def purge_stream(core: Core, answered: Answered, failed: Failed, stream: str, dry_run: bool) -> None:
     """Drop the history of a stream. Its readers, its cursors, its retention and its sequences go on."""
-    check_free(stream)
     found = _stream(core, stream)
     core.feeds.check_stream(stream)
     found.flush()
@@ -199,7 +194,6 @@ def purge_stream(core: Core, answered: Answered, failed: Failed, stream: str, dr
 
 def delete_stream(core: Core, answered: Answered, failed: Failed, stream: str, dry_run: bool) -> None:
     """Remove a stream that nobody reads, with its history and its cursors."""
-    check_free(stream)
     found = _stream(core, stream)
     core.feeds.check_stream(stream)
     found.flush()
@@ -265,8 +259,6 @@ def set_feed(
 
 
 def _check_feed(core: Core, service: str, stream: str, criteria: Sequence[Any], where: str) -> None:
-    for name in (service, stream):
-        check_free(name)
     core.feeds.check(service, stream)
     core.selectors.check(Selector.parse(criteria, where))
     if not core.settings.journaled(stream):
