@@ -81,6 +81,9 @@ BEHIND_BYTES = 16 << 20
 _SUBSCRIBE = BY_TYPE[Subscribe].opcode
 
 
+DELETED_MAX = 1_000
+"""Deleted streams whose last messages are remembered by name."""
+
 CURSOR_BYTES = 400
 """What a cursor takes beside its name, here and in the store's own tables."""
 
@@ -116,6 +119,30 @@ class Cursors(Kept[str, int]):
 def cursor_bytes(name: str) -> int:
     """What a cursor of this name takes."""
     return CURSOR_BYTES + len(name.encode())
+
+
+class Deleted:
+    """The last messages of streams that were deleted. Of those longest ago only the highest is known.
+
+    Who comes back to such a name is told of what he has missed of it, and to no other one of anything.
+    """
+
+    def __init__(self) -> None:
+        self._last: dict[str, int] = {}
+        self.others = 0
+        """The highest sequence of any that is not known by its name."""
+
+    def add(self, name: str, last: int) -> None:
+        """A stream is deleted, whose last message this was; 0 if it never had any."""
+        if last:
+            self._last.pop(name, None)
+            self._last[name] = last
+        if len(self._last) > DELETED_MAX:
+            self.others = max(self.others, self._last.pop(next(iter(self._last))))
+
+    def last(self, name: str) -> int:
+        """The last message that there may have been in a deleted stream of this name."""
+        return self._last.get(name, self.others)
 
 
 class Stream:
@@ -546,6 +573,7 @@ class Streams:
         self.incarnation = incarnations[-1] if incarnations else 0
         self.floor = 0
         """The highest sequence of all streams that were deleted. New streams begin behind it."""
+        self.deleted = Deleted()
         self.epoch_end = 0
         """What is reserved for streams without a journal that are new: so much is the floor after a crash."""
         self._unjournaled = unjournaled
@@ -559,7 +587,7 @@ class Streams:
     def restore(self, name: str, state: StreamState, refused: Sequence[NoteRefused] = ()) -> None:
         """Take up a stream that the store kept, and what the disk had `refused` of it."""
         if name == FLOOR:
-            self.floor = state.reserved
+            self.floor = self.deleted.others = state.reserved
         else:
             stream = self.by_name[name] = Stream(name, self, state)
             stream.holes.restore(refused)
@@ -572,6 +600,7 @@ class Streams:
                 self.drop_untouched(stream)
             deleted()
 
+        self.deleted.add(stream.name, stream.last)
         stream.delete(gone)
         self.floor = max(self.floor, stream.next - 1)
         self.begin_epoch()
@@ -650,8 +679,9 @@ class Streams:
             if (done := stream.cursors.get(message.cursor)) is not None:
                 start = Start(SEQ, done + 1)
         anew = stream.idle and not (message.had or message.cursor)
-        if anew and start.kind == SEQ and start.value > self.incarnation:
-            # It was made anew for its readers. Nothing ever was there, so nothing is missing.
+        used = max(self.incarnation, self.deleted.last(stream.name))
+        if anew and start.kind == SEQ and start.value > used:
+            # It was made anew for its readers. From that sequence on nothing ever was there.
             start = Start(NEW)
         # What came before it in this turn is not new to it.
         stream.flush()

@@ -108,3 +108,53 @@ def test_whoever_comes_back_to_it_misses_nothing():
     bench.tell("bob", publish(b"4", stream="t"))
     bench.settle()
     assert [item.sequence for item in bench.got("ann")] == [4]
+
+
+def lose_unread(bench: Bench, stream: str = "t") -> None:
+    """Three messages are stored, and an operator deletes them."""
+    bench.tell("bob", publish(b"1", b"2", b"3", stream=stream))
+    bench.settle()
+    bench.tell("bob", Change(0, "stream.delete", {"stream": stream}))
+    bench.settle()
+    assert stream not in names(bench)
+
+
+def come_back(bench: Bench, start: int) -> list[tuple[int, int, str]]:
+    """The gaps that a reader is told who has had nothing, and asks for what comes from a sequence on."""
+    bench.open("ann")
+    told = bench.ask("ann", subscribe(1, stream="t", start=f"seq:{start}"))
+    return [(gap.first, gap.last, gap.reason) for gap in told if isinstance(gap, Gap)]
+
+
+def test_whoever_comes_back_to_one_that_was_deleted_meanwhile_is_told_what_is_gone():
+    """He has had nothing of it, and it is there for him alone again."""
+    bench = make()
+    assert [m.value for m in bench.ask("ann", subscribe(1, stream="t")) if isinstance(m, Ok)] == [1]
+    bench.lost("ann")
+    lose_unread(bench)
+    assert come_back(bench, 1) == [(1, 3, "overwritten")]
+    bench.tell("bob", publish(b"4", stream="t"))
+    bench.settle()
+    assert [item.sequence for item in bench.got("ann")] == [4]
+
+
+def test_whoever_comes_back_to_one_that_was_deleted_before_misses_nothing():
+    bench = make()
+    lose_unread(bench)
+    assert come_back(bench, 4) == []
+
+
+def test_over_a_restart_nobody_knows_which_stream_was_deleted():
+    bench = make()
+    lose_unread(bench, "gone")
+    bench.restart()
+    assert come_back(bench, 1) == [(1, 3, "overwritten")]
+
+
+@pytest.mark.parametrize(("others", "gaps"), [(1, []), (2, [(1, 6, "overwritten")])])
+def test_the_names_of_so_many_deleted_streams_are_known(monkeypatch, others, gaps):
+    monkeypatch.setattr("malamute.core.stream.DELETED_MAX", 1)
+    bench = make()
+    for number in range(others):
+        lose_unread(bench, f"gone{number}")
+    assert come_back(bench, 1) == gaps

@@ -307,7 +307,17 @@ class Reader:
             raise Violation("a subscription went back", stream=self.source.stream, to=last, frm=self.position)
         if not self._began:
             self.head = self.book.heads.get((self.peer, self.source.number), 0)
+        if self.position is not None and not self.quiet:
+            # Nothing ever was there, for it has had nothing yet.
+            self._check_left_out(self.position + 1, last)
         self.position = last
+
+    def _check_left_out(self, first: int, last: int) -> None:
+        """Nobody is sent on without a word past what he is owed."""
+        if missing := self.book.owed(self.source.stream, self.wants, first, last):
+            raise Violation(
+                "a subscription passed over messages", stream=self.source.stream, missing=missing, to=last
+            )
 
     def _messages(self, columns: Columns) -> None:
         assert self.position is not None
