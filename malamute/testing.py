@@ -18,7 +18,7 @@ from typing import Any
 
 import zmq
 
-from malamute.config import Config, Storage
+from malamute.config import Config, StorageConfig
 from malamute.server.daemon import open_broker
 from malamute.server.loop import Loop
 
@@ -106,4 +106,4 @@ def small_config() -> Config:
     limits = defaults.limits._replace(
         message_bytes=4 * 1024 * 1024, queue_bytes=8 * 1024 * 1024, queues_bytes=8 * 1024 * 1024
     )
-    return replace(defaults, storage=Storage(size=STORE_BYTES), limits=limits)
+    return replace(defaults, storage=StorageConfig(size=STORE_BYTES), limits=limits)

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from malamute.config import Config, Limits
-from malamute.config.kinds import Kind
+from malamute.config.option_types import OptionType
 from malamute.config.rendering import LIMITS_WORDS, docstrings
-from malamute.config.sections import QUEUE_RULES, SECTIONS, STREAM_RULES, kinds_of
+from malamute.config.sections import QUEUE_RULES, SECTIONS, STREAM_RULES, types_of
 
 INTRODUCTION = """\
 # Configuration
@@ -37,12 +37,12 @@ def _sections() -> Iterator[str]:
         yield f"## [{name}]\n\n{words}\n"
         yield "| option | default | allowed | |\n|---|---|---|---|"
         words_of, defaults = docstrings(section), section()
-        for option, kind in kinds_of(section).items():
+        for option, kind in types_of(section).items():
             yield _option(option, getattr(defaults, option), kind, words_of[option])
         yield f"\nFrom the environment: `MALAMUTE_{name.upper()}__OPTION`.\n"
 
 
-def _option(option: str, default: Any, kind: Kind, words: str) -> str:
+def _option(option: str, default: Any, kind: OptionType, words: str) -> str:
     value = "" if kind in (STREAM_RULES, QUEUE_RULES) else f"`{kind.write(default)}`"
     return f"| `{option}` | {value} | {_cell(kind.words)} | {_cell(words)} |"
 

@@ -24,11 +24,11 @@ from malamute.matching import Selector
 from malamute.protocol.time_units import NS_PER_SECOND, to_ns
 from malamute.spark import analyze, read_export
 from malamute.spark.export import DIFFERENCES, REPEATED
+from malamute.spark.export_location import ExportLocation
 from malamute.spark.layout import date_of, file_path
-from malamute.spark.manifest import File, Manifest, Part, encode_footer, save
-from malamute.spark.match import Wanted, match
-from malamute.spark.place import Place
-from malamute.spark.scan import Bounds, History
+from malamute.spark.manifest import File, FileContents, Manifest, encode_footer, save
+from malamute.spark.match import MatchSubscription, match
+from malamute.spark.scan import ExportedHistory, HistoryBounds
 from malamute.spark.schema import arrow_schema, ddl
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ BEGIN = to_ns(1_704_067_200)
 TEN_NS = 5_000_000
 """How long ten messages take."""
 
-MINUTE = 60
+MINUTE_SECONDS = 60
 
 FEW = ("subject", "sequence", "time", "size")
 """Columns that are narrow."""
@@ -103,12 +103,12 @@ def make(directory: Path, messages: int, size_bytes: int) -> None:
         for start in np.flatnonzero(np.diff(days, prepend=-1)).tolist():
             end = int(np.searchsorted(days, days[start], "right"))
             files.append(_write(directory, columns, numbers[start:end], times[start:end], start))
-    save(Place(str(directory)), Manifest(STREAM, {}, tuple(files)))
+    save(ExportLocation(str(directory)), Manifest(STREAM, {}, tuple(files)))
 
 
 def _write(directory: Path, columns: dict[str, pa.Array], numbers: Any, times: Any, start: int) -> File:
     count = len(numbers)
-    part = Part(int(numbers[0]), int(numbers[-1]), count, int(times[0]), int(times[-1]))
+    part = FileContents(int(numbers[0]), int(numbers[-1]), count, int(times[0]), int(times[-1]))
     given = {
         "sequence": pa.array(numbers),
         "time": pa.array(times // 1000, pa.timestamp("us", "UTC")),
@@ -128,7 +128,7 @@ def _write(directory: Path, columns: dict[str, pa.Array], numbers: Any, times: A
         use_dictionary=[*REPEATED],
         column_encoding=dict.fromkeys(DIFFERENCES, "DELTA_BINARY_PACKED"),
     )
-    return File(path, *Place(str(directory)).measure(path), part)
+    return File(path, *ExportLocation(str(directory)).measure(path), part)
 
 
 def _columns(chance: np.random.Generator, rows: int, size_bytes: int) -> dict[str, pa.Array]:
@@ -168,7 +168,7 @@ def _headers(chance: np.random.Generator, rows: int) -> pa.MapArray:
     return pa.MapArray.from_arrays(pa.array(np.arange(rows + 1) * 3, pa.int32()), keys, items).cast(kind)
 
 
-def subscriptions(count: int, *, by_headers: bool) -> list[Wanted]:
+def subscriptions(count: int, *, by_headers: bool) -> list[MatchSubscription]:
     """Subscriptions to single subjects and to groups of them; with a condition on two headers, if wanted."""
     chance = Random(1)
     found = []
@@ -176,7 +176,7 @@ def subscriptions(count: int, *, by_headers: bool) -> list[Wanted]:
         kind, place, digit = chance.choice(KINDS), chance.choice(PLACES), str(chance.randrange(10))
         parts = (f"{kind}.{digit}.{place}", f"{kind}.{digit}.*", f"{kind}.*.{place}", f"*.{digit}.{place}")
         where = f"price > {50 + number % 300} and unit = '{UNITS[number % 3]}'" if by_headers else ""
-        found.append(Wanted(str(number), Selector.parse([["topic", chance.choice(parts)]], where)))
+        found.append(MatchSubscription(str(number), Selector.parse([["topic", chance.choice(parts)]], where)))
     return found
 
 
@@ -221,22 +221,26 @@ def _runs(
     """What is measured, over which part of the history; plain Spark first, for the others to be held to."""
     plain = spark.read.schema(ddl()).parquet(directory)
 
-    def history(count: int) -> History:
-        return History(directory, Bounds() if count == options.messages else Bounds(last=count))
+    def history(count: int) -> ExportedHistory:
+        return ExportedHistory(
+            directory, HistoryBounds() if count == options.messages else HistoryBounds(last=count)
+        )
 
-    def matched(count: int, wanted: list[Wanted]) -> None:
+    def matched(count: int, wanted: list[MatchSubscription]) -> None:
         match(spark, history(count), wanted, 1).release()
 
     subjects = subscriptions(options.subscriptions, by_headers=False)
     headers = subscriptions(options.subscriptions, by_headers=True)
     yield "counts and bytes by subject and minute, plain Spark", 1, lambda count: _plain_counts(plain).count()
-    yield "the same", 1, lambda count: analyze.volume(spark, history(count), MINUTE).count()
+    yield "the same", 1, lambda count: analyze.volume(spark, history(count), MINUTE_SECONDS).count()
     if (duckdb := _duckdb()) is not None:
         yield "the same, DuckDB", 1, lambda count: _duckdb_counts(duckdb, directory, options.cores)
     yield (
         "analyze, all of it",
         1,
-        lambda count: analyze.analyze(spark, history(count), out, analyze.Options(window=MINUTE)),
+        lambda count: analyze.analyze(
+            spark, history(count), out, analyze.AnalyzeOptions(window_seconds=MINUTE_SECONDS)
+        ),
     )
     yield f"match {options.subscriptions} subjects", 1, lambda count: matched(count, subjects)
     yield f"match {options.subscriptions} with headers", 0.1, lambda count: matched(count, headers)

@@ -12,13 +12,13 @@ import click
 
 from malamute import __version__
 from malamute.cli.check import check
-from malamute.cli.exits import ERROR, UNREACHABLE
-from malamute.cli.options import URL, Connection, connects, examples, json_option
+from malamute.cli.error_output import tell
+from malamute.cli.exit_codes import ERROR, UNREACHABLE
+from malamute.cli.options import URL, ConnectionOptions, connects, examples, json_option
 from malamute.cli.printing import to_json
 from malamute.cli.progress import bar
 from malamute.cli.settings import configured
 from malamute.cli.tables import show_map
-from malamute.cli.trouble import tell
 from malamute.errors import ConnectTimeout
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ def program() -> str:
 @broker.command()
 @connects
 @json_option
-def status(connection: Connection, *, as_json: bool) -> None:
+def status(connection: ConnectionOptions, *, as_json: bool) -> None:
     """Tell how a broker is: its endpoints, its data, and how much of what it has.
 
     The exit code is 0 when it answers, 1 when it answers and its store takes nothing, and 2 when it does not
@@ -119,7 +119,7 @@ def status(connection: Connection, *, as_json: bool) -> None:
 @click.option("--dry-run", is_flag=True, help="Only tell what would be done.")
 @connects
 @json_option
-def backup(directory: str, *, dry_run: bool, connection: Connection, as_json: bool) -> None:
+def backup(directory: str, *, dry_run: bool, connection: ConnectionOptions, as_json: bool) -> None:
     """Copy the store of a running broker into DIRECTORY, which must not hold one.
 
     It is a directory of the broker's machine, below the one that the option storage.backups names. The broker

@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from malamute.cli.options import Connection, connects, examples, json_option
+from malamute.cli.options import ConnectionOptions, connects, examples, json_option
 from malamute.cli.printing import printable, to_json
-from malamute.cli.quantities import duration
+from malamute.cli.units import duration
 from malamute.errors import ConnectTimeout, MalamuteError
 
 if TYPE_CHECKING:
     from malamute.client.sync.client import Client
 
 
-class State(IntEnum):
+class PluginState(IntEnum):
     """The exit codes of monitoring plugins."""
 
     OK = 0
@@ -30,7 +30,7 @@ class State(IntEnum):
     UNKNOWN = 3
 
 
-class Bounds(NamedTuple):
+class CheckBounds(NamedTuple):
     """From where on a figure is a warning, and from where on it is critical."""
 
     warning: float | None = None
@@ -44,7 +44,7 @@ class Figure(NamedTuple):
     where: str = ""
 
 
-class Measure(NamedTuple):
+class CheckedFigure(NamedTuple):
     """Something to look at: its unit for programs, how its bounds are read, and what it is in words.
 
     With `least` a figure is bad that is below the bound, otherwise one that is at it or above.
@@ -56,21 +56,21 @@ class Measure(NamedTuple):
     least: bool = False
 
 
-MEASURES: Mapping[str, Measure] = {
-    "lag": Measure("", float, "messages that a reader or a cursor is behind"),
-    "depth": Measure("", float, "messages in a mailbox or service"),
-    "oldest": Measure("s", duration, "age of the oldest message in a mailbox or service"),
-    "dead": Measure("", float, "dead letters, all together"),
-    "fill": Measure("%", float, "how full the store is, in percent"),
-    "reader": Measure("", float, "transactions that the oldest reader of the data directory is behind"),
-    "uptime": Measure("s", duration, "how long the broker has run", least=True),
-    "faults": Measure("", float, "faults of the broker's own since it started, which its log tells"),
-    "unrecovered": Measure("", float, "things of the store that the broker could not take up"),
-    "surplus": Measure("", float, "dead letters beyond a lowered limit: the next one drops them"),
+MEASURES: Mapping[str, CheckedFigure] = {
+    "lag": CheckedFigure("", float, "messages that a reader or a cursor is behind"),
+    "depth": CheckedFigure("", float, "messages in a mailbox or service"),
+    "oldest": CheckedFigure("s", duration, "age of the oldest message in a mailbox or service"),
+    "dead": CheckedFigure("", float, "dead letters, all together"),
+    "fill": CheckedFigure("%", float, "how full the store is, in percent"),
+    "reader": CheckedFigure("", float, "transactions that the oldest reader of the data directory is behind"),
+    "uptime": CheckedFigure("s", duration, "how long the broker has run", least=True),
+    "faults": CheckedFigure("", float, "faults of the broker's own since it started, which its log tells"),
+    "unrecovered": CheckedFigure("", float, "things of the store that the broker could not take up"),
+    "surplus": CheckedFigure("", float, "dead letters beyond a lowered limit: the next one drops them"),
 }
 
 
-USUAL = {"faults": Bounds(1), "unrecovered": Bounds(1), "surplus": Bounds(1)}
+USUAL = {"faults": CheckBounds(1), "unrecovered": CheckBounds(1), "surplus": CheckBounds(1)}
 """The bounds of what should never be, unless others are given."""
 
 
@@ -79,8 +79,8 @@ class Finding(NamedTuple):
 
     name: str
     figure: Figure
-    bounds: Bounds
-    state: State
+    bounds: CheckBounds
+    state: PluginState
 
     def performance(self) -> str:
         """The figure as programs read it: label=value, unit, warning, critical."""
@@ -92,7 +92,7 @@ class Finding(NamedTuple):
     def words(self) -> str:
         """What is wrong, for people."""
         measure = MEASURES[self.name]
-        bound = self.bounds.critical if self.state is State.CRITICAL else self.bounds.warning
+        bound = self.bounds.critical if self.state is PluginState.CRITICAL else self.bounds.warning
         where = f" ({printable(self.figure.where)})" if self.figure.where else ""
         relation = "below" if measure.least else "at or over"
         return (
@@ -105,23 +105,23 @@ def _plain(value: float) -> str:
     return f"{value:.3f}".rstrip("0").rstrip(".")
 
 
-def judge(name: str, figure: Figure, bounds: Bounds) -> Finding:
+def judge(name: str, figure: Figure, bounds: CheckBounds) -> Finding:
     """Hold a figure against its bounds."""
     least = MEASURES[name].least
-    for state, bound in ((State.CRITICAL, bounds.critical), (State.WARNING, bounds.warning)):
+    for state, bound in ((PluginState.CRITICAL, bounds.critical), (PluginState.WARNING, bounds.warning)):
         if bound is not None and (figure.value < bound if least else figure.value >= bound):
             return Finding(name, figure, bounds, state)
-    return Finding(name, figure, bounds, State.OK)
+    return Finding(name, figure, bounds, PluginState.OK)
 
 
-def faults(status: Mapping[str, Any]) -> list[tuple[State, str]]:
+def faults(status: Mapping[str, Any]) -> list[tuple[PluginState, str]]:
     """What is wrong with a broker whatever its figures are."""
     found = []
     if status["store_error"]:
-        found.append((State.CRITICAL, f"the store takes nothing: {printable(status['store_error'])}"))
+        found.append((PluginState.CRITICAL, f"the store takes nothing: {printable(status['store_error'])}"))
     if status["damages"]:
         words = f"{status['damages']} parts of the store are damaged; `malamute journal verify` tells them"
-        found.append((State.WARNING, words))
+        found.append((PluginState.WARNING, words))
     return found
 
 
@@ -166,14 +166,14 @@ def _worst(figures: Iterable[Figure]) -> Figure:
     return worst if worst.value else Figure(0)
 
 
-def _read_bounds(ctx: click.Context, parameter: click.Parameter, text: str | None) -> Bounds:
+def _read_bounds(ctx: click.Context, parameter: click.Parameter, text: str | None) -> CheckBounds:
     assert parameter.name is not None
     if text is None:
-        return USUAL.get(parameter.name, Bounds())
+        return USUAL.get(parameter.name, CheckBounds())
     measure = MEASURES[parameter.name]
     try:
         parts = [measure.read(part) if part else None for part in text.split(",")]
-        bounds = Bounds(*parts)
+        bounds = CheckBounds(*parts)
     except (ValueError, TypeError):
         raise click.BadParameter(f"{text!r} is not WARNING, WARNING,CRITICAL or ,CRITICAL") from None
     warning, critical = bounds
@@ -189,7 +189,7 @@ def _read_bounds(ctx: click.Context, parameter: click.Parameter, text: str | Non
 class _WrongUsage(click.UsageError):
     """Wrong usage, which is 2 for other commands: here that says that the broker is in a critical state."""
 
-    exit_code = State.UNKNOWN
+    exit_code = PluginState.UNKNOWN
 
 
 class _Plugin(click.Command):
@@ -230,7 +230,7 @@ Exit codes:
 @_bounds_options
 @connects
 @json_option
-def check(*, connection: Connection, as_json: bool, **bounds: Bounds) -> None:
+def check(*, connection: ConnectionOptions, as_json: bool, **bounds: CheckBounds) -> None:
     """Check a broker for a monitoring system. Its exit code is the state, as of a Nagios plugin.
 
     The line ends with all the figures, whether they have bounds or not. For lag, depth and oldest it is the
@@ -242,7 +242,7 @@ def check(*, connection: Connection, as_json: bool, **bounds: Bounds) -> None:
             status = client.query("status")
             wrong, figures = faults(status), measure(client, status)
     except MalamuteError as error:
-        state = State.CRITICAL if isinstance(error, ConnectTimeout) else State.UNKNOWN
+        state = PluginState.CRITICAL if isinstance(error, ConnectTimeout) else PluginState.UNKNOWN
         _tell(state, str(error), (), as_json=as_json)
         return
     findings = [judge(name, figure, bounds[name]) for name, figure in figures.items()]
@@ -251,7 +251,7 @@ def check(*, connection: Connection, as_json: bool, **bounds: Bounds) -> None:
     _tell(state, ", ".join(bad) or f"the broker at {connection.url} is well", findings, as_json=as_json)
 
 
-def _tell(state: State, text: str, findings: Sequence[Finding], *, as_json: bool) -> None:
+def _tell(state: PluginState, text: str, findings: Sequence[Finding], *, as_json: bool) -> None:
     if as_json:
         rows = [
             {

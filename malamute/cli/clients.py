@@ -6,7 +6,7 @@ import click
 
 from malamute.cli import completion
 from malamute.cli.inspection import confirm, dry_run_option, make_change, show_list, yes_option
-from malamute.cli.options import Connection, connects, examples, json_option
+from malamute.cli.options import ConnectionOptions, connects, examples, json_option
 from malamute.cli.tables import show_whole
 
 client_argument = click.argument(
@@ -22,7 +22,7 @@ def client() -> None:
 @client.command("list")
 @connects
 @json_option
-def listing(*, connection: Connection, as_json: bool) -> None:
+def listing(*, connection: ConnectionOptions, as_json: bool) -> None:
     """List the clients: who is connected, or may resume its session; times in UTC."""
     show_list(connection, "clients", as_json=as_json, column="address")
 
@@ -31,7 +31,7 @@ def listing(*, connection: Connection, as_json: bool) -> None:
 @client_argument
 @connects
 @json_option
-def show(name: str, *, connection: Connection, as_json: bool) -> None:
+def show(name: str, *, connection: ConnectionOptions, as_json: bool) -> None:
     """Show one client, by its id or its address: whether it is there, what it reads and what it offers."""
     with connection.open() as asking:
         found = asking.query("client", id=name)
@@ -45,7 +45,7 @@ def show(name: str, *, connection: Connection, as_json: bool) -> None:
 @yes_option
 @connects
 @json_option
-def disconnect(name: str, *, dry_run: bool, yes: bool, connection: Connection, as_json: bool) -> None:
+def disconnect(name: str, *, dry_run: bool, yes: bool, connection: ConnectionOptions, as_json: bool) -> None:
     """End the session of a client, named by its id or its address.
 
     What it holds goes back to the queues. It is told why, and does not connect again by itself.

@@ -14,7 +14,7 @@ from malamute.cli.options import connection_of, examples, json_option
 from malamute.cli.printing import to_json
 from malamute.errors import MalamuteError
 
-PATIENCE = 0.5
+PATIENCE_SECONDS = 0.5
 """How long a broker may take to answer before a completion does without it, in seconds."""
 
 Complete = Callable[[click.Context, click.Parameter, str], list[str]]
@@ -48,7 +48,7 @@ def _completing(topic: str, pick: Callable[[list[dict[str, Any]], click.Context]
     def complete(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
         # There is nobody to tell of an error: the line is still being typed.
         with suppress(MalamuteError):
-            connection = replace(connection_of(ctx), address="", timeout=PATIENCE)
+            connection = replace(connection_of(ctx), address="", timeout_seconds=PATIENCE_SECONDS)
             with connection.open() as client:
                 found = sorted(map(str, pick(client.query(topic), ctx)))
             return [name for name in found if name and name.startswith(incomplete)]

@@ -9,9 +9,9 @@ import click
 from click.shell_completion import CompletionItem
 
 from malamute.cli.contexts import Context, Contexts, file_of, load, save
-from malamute.cli.options import Connection, connects, examples, json_option
+from malamute.cli.error_output import BadInput
+from malamute.cli.options import ConnectionOptions, connects, examples, json_option
 from malamute.cli.tables import show_map, show_rows
-from malamute.cli.trouble import BadInput
 
 
 @click.group()
@@ -91,9 +91,9 @@ def listing(*, as_json: bool) -> None:
 @context.command()
 @connects
 @json_option
-def show(*, connection: Connection, as_json: bool) -> None:
+def show(*, connection: ConnectionOptions, as_json: bool) -> None:
     """Show where a command with these options would connect, and as whom."""
-    fields = {"url": connection.url, "address": connection.address, "timeout": connection.timeout}
+    fields = {"url": connection.url, "address": connection.address, "timeout": connection.timeout_seconds}
     show_map({"context": connection.context or None, **fields}, as_json=as_json)
 
 

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from malamute.cli.trouble import BadInput
+from malamute.cli.error_output import BadInput
 
 FIELDS: Mapping[str, type | tuple[type, ...]] = {"url": str, "address": str, "timeout": (int, float)}
 """What a context may say, and of which types."""

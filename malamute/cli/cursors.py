@@ -6,7 +6,7 @@ import click
 
 from malamute.cli import completion
 from malamute.cli.inspection import dry_run_option, make_change, show_found
-from malamute.cli.options import Connection, connects, examples, json_option
+from malamute.cli.options import ConnectionOptions, connects, examples, json_option
 
 stream_argument = click.argument("name", metavar="STREAM", shell_complete=completion.names("streams"))
 cursor_argument = click.argument("cursor_name", metavar="CURSOR", shell_complete=completion.cursors)
@@ -21,7 +21,7 @@ def cursor() -> None:
 @click.argument("name", default="", metavar="[STREAM]", shell_complete=completion.names("streams"))
 @connects
 @json_option
-def listing(name: str, *, connection: Connection, as_json: bool) -> None:
+def listing(name: str, *, connection: ConnectionOptions, as_json: bool) -> None:
     """List the cursors of STREAM, or of all streams: the last sequence done with, and the lag in messages."""
     connection, name = connection.to(name, "stream") if name else (connection, "")
     with connection.open() as client:
@@ -39,7 +39,7 @@ def listing(name: str, *, connection: Connection, as_json: bool) -> None:
 @connects
 @json_option
 def reset(
-    name: str, cursor_name: str, *, start: str, dry_run: bool, connection: Connection, as_json: bool
+    name: str, cursor_name: str, *, start: str, dry_run: bool, connection: ConnectionOptions, as_json: bool
 ) -> None:
     """Set a cursor so that its reader goes on at START; one that is not there is made."""
     connection, name = connection.to(name, "stream")
@@ -53,7 +53,9 @@ def reset(
 @dry_run_option
 @connects
 @json_option
-def forget(name: str, cursor_name: str, *, dry_run: bool, connection: Connection, as_json: bool) -> None:
+def forget(
+    name: str, cursor_name: str, *, dry_run: bool, connection: ConnectionOptions, as_json: bool
+) -> None:
     """Forget a cursor."""
     connection, name = connection.to(name, "stream")
     arguments = {"stream": name, "cursor": cursor_name}

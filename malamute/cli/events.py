@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from malamute.cli.exits import TIMED_OUT
-from malamute.cli.options import Connection, connects, examples, waits
+from malamute.cli.exit_codes import TIMED_OUT
+from malamute.cli.options import ConnectionOptions, connects, examples, waits
 from malamute.cli.printing import Render, printable, prints_messages
 from malamute.cli.signals import until_stopped
 from malamute.cli.subscribe import follow, window
@@ -46,8 +46,8 @@ def events(
     where: str,
     start: str,
     count: int | None,
-    wait: float | None,
-    connection: Connection,
+    wait_seconds: float | None,
+    connection: ConnectionOptions,
     render: Render,
 ) -> None:
     """Follow the events of a broker whose subject meets any PATTERN; without one, all.
@@ -57,6 +57,6 @@ def events(
     """
     with until_stopped(), connection.open() as client:
         with client.subscribe(STREAM, *patterns, where=where, start=start, credit=window(count)) as messages:
-            left = follow(messages, render, count=count, wait=wait)
+            left = follow(messages, render, count=count, wait_seconds=wait_seconds)
         if left:
             raise click.exceptions.Exit(TIMED_OUT)

@@ -8,7 +8,7 @@ import click
 
 from malamute.cli import completion
 from malamute.cli.inspection import dry_run_option, make_change, show_found
-from malamute.cli.options import Connection, connects, criteria_of, examples, json_option, selects
+from malamute.cli.options import ConnectionOptions, connects, criteria_of, examples, json_option, selects
 from malamute.cli.queues import service
 from malamute.cli.tables import criteria_words
 
@@ -39,7 +39,7 @@ def feed(
     start: str,
     delete: bool,
     dry_run: bool,
-    connection: Connection,
+    connection: ConnectionOptions,
     as_json: bool,
 ) -> None:
     """Make each message of STREAM whose subject meets any PATTERN one request to SERVICE.
@@ -61,7 +61,7 @@ def feed(
 @service.command("feeds")
 @connects
 @json_option
-def feeds(connection: Connection, *, as_json: bool) -> None:
+def feeds(connection: ConnectionOptions, *, as_json: bool) -> None:
     """List the feeds: which streams make requests to which services, and where each stands."""
     with connection.open() as client:
         rows = client.query("feeds")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from malamute.cli.options import Connection
+from malamute.cli.options import ConnectionOptions
 from malamute.cli.tables import show_map, show_rows
 from malamute.errors import NotFound
 
@@ -19,7 +19,7 @@ yes_option = click.option("--yes", "-y", is_flag=True, help="Do not ask.")
 
 
 def show_list(
-    connection: Connection,
+    connection: ConnectionOptions,
     topic: str,
     *,
     as_json: bool,
@@ -49,7 +49,7 @@ def find(client: Client, topic: str, name: str, what: str) -> dict[str, Any]:
     raise NotFound(f"there is no {what} {name!r}")
 
 
-def make_change(connection: Connection, topic: str, *, as_json: bool, **arguments: Any) -> None:
+def make_change(connection: ConnectionOptions, topic: str, *, as_json: bool, **arguments: Any) -> None:
     """Change something, and print what was done. Arguments that are None are left out."""
     given = {name: value for name, value in arguments.items() if value is not None}
     with connection.open() as client:

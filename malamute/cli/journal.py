@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from malamute.cli.exits import ERROR
+from malamute.cli.exit_codes import ERROR
 from malamute.cli.journal_export import data_option, export
 from malamute.cli.options import examples, json_option
 from malamute.cli.printing import printable, to_json
 from malamute.cli.progress import bar
 from malamute.cli.tables import show_map, show_rows
+from malamute.protocol.time_units import to_seconds
 
 if TYPE_CHECKING:
     from malamute.journal.disk import DiskStore
@@ -258,7 +259,7 @@ def _words(damage: dict[str, Any]) -> str:
 
 
 def _time(time_ns: int) -> str:
-    return datetime.fromtimestamp(time_ns / 1e9, UTC).isoformat(timespec="milliseconds")
+    return datetime.fromtimestamp(to_seconds(time_ns), UTC).isoformat(timespec="milliseconds")
 
 
 @contextmanager

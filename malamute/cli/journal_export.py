@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from malamute.cli.exits import ERROR
+from malamute.cli.exit_codes import ERROR
 from malamute.cli.options import examples, json_option
 from malamute.cli.printing import printable, to_json
 from malamute.cli.signals import until_stopped
@@ -20,8 +20,8 @@ from malamute.cli.tables import show_rows
 from malamute.errors import MalamuteError, NotFound
 
 if TYPE_CHECKING:
-    from malamute.spark.history import History
-    from malamute.spark.place import Place
+    from malamute.spark.export_location import ExportLocation
+    from malamute.spark.history import HistorySource
     from malamute.spark.schema import Kind
 
 DIRECTORY = click.Path(file_okay=False, path_type=Path)
@@ -134,10 +134,10 @@ def _source(data: Path, url: str | None) -> dict[str, str]:
     return {"url": url} if url else {"data": str(data)}
 
 
-def _place(target: str) -> Place:
-    from malamute.spark.place import Place
+def _place(target: str) -> ExportLocation:
+    from malamute.spark.export_location import ExportLocation
 
-    return Place(target)
+    return ExportLocation(target)
 
 
 def _when(words: str) -> str:
@@ -152,7 +152,11 @@ def _when(words: str) -> str:
 
 
 def _export_all(
-    history: History, streams: tuple[str, ...], place: Place, promoted: dict[str, Kind] | None, **limits: str
+    history: HistorySource,
+    streams: tuple[str, ...],
+    place: ExportLocation,
+    promoted: dict[str, Kind] | None,
+    **limits: str,
 ) -> list[dict[str, Any]]:
     from malamute.spark.export import export as export_stream
 
@@ -224,7 +228,9 @@ def export_verify(
         ctx.exit(ERROR)
 
 
-def _verified(place: Place, streams: tuple[str, ...], history: History | None) -> list[dict[str, Any]]:
+def _verified(
+    place: ExportLocation, streams: tuple[str, ...], history: HistorySource | None
+) -> list[dict[str, Any]]:
     from malamute.spark.verify import verify
 
     rows = []

@@ -9,8 +9,8 @@ from typing import Any
 import click
 
 from malamute.cli import completion
-from malamute.cli.exits import FAILED
-from malamute.cli.options import Connection, connects, examples, json_option, waits
+from malamute.cli.exit_codes import FAILED
+from malamute.cli.options import ConnectionOptions, connects, examples, json_option, waits
 from malamute.cli.payload import body_of, headers_option
 from malamute.cli.printing import Render, as_line, printable, prints_messages, show, to_json
 from malamute.cli.sending import ACKNOWLEDGED, message_options
@@ -48,8 +48,8 @@ def send(
     confirm: bool,
     outcome: bool,
     options: dict[str, Any],
-    wait: float | None,
-    connection: Connection,
+    wait_seconds: float | None,
+    connection: ConnectionOptions,
     as_json: bool,
 ) -> None:
     """Send a message to MAILBOX, whether its owner is there or not. BODY is text, or - for standard input.
@@ -66,7 +66,10 @@ def send(
     with connection.open() as client:
         sent = client.send(mailbox, subject, body_of(body), headers, assurance=assurance, **options)
         if outcome:
-            ended, reason = sent.wait(connection.timeout if wait is None else wait), sent.reason
+            ended, reason = (
+                sent.wait(connection.timeout_seconds if wait_seconds is None else wait_seconds),
+                sent.reason,
+            )
     if as_json:
         told = {"outcome": ended, "reason": reason or None} if outcome else {}
         click.echo(to_json({"mailbox": mailbox, "messages": 1, "confirmed": confirm, **told}))
@@ -93,7 +96,13 @@ def send(
 @connects
 @prints_messages(as_line)
 def recv(
-    mailbox: str, *, count: int, wait: float | None, ack: bool, connection: Connection, render: Render
+    mailbox: str,
+    *,
+    count: int,
+    wait_seconds: float | None,
+    ack: bool,
+    connection: ConnectionOptions,
+    render: Render,
 ) -> None:
     """Receive the messages of MAILBOX, which --address may name as well.
 
@@ -110,7 +119,7 @@ def recv(
         mails = client.mailbox(auto_ack=False, credit=min(count or MAIL_CREDIT, MAIL_CREDIT))
         for _ in range(count or sys.maxsize):
             try:
-                mail = mails.receive(timeout=wait)
+                mail = mails.receive(timeout=wait_seconds)
             except TimedOut:
                 if count:
                     raise

@@ -16,8 +16,8 @@ from click.shell_completion import CompletionItem
 
 from malamute import __version__
 from malamute.cli.contexts import Context, file_of, load
+from malamute.cli.error_output import JSON, tell
 from malamute.cli.escaping import printable, to_json
-from malamute.cli.trouble import JSON, tell
 from malamute.errors import InvalidName, MalamuteError
 from malamute.protocol.names import SCHEME, Kind, Uri
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from malamute.client.sync.client import Client
 
 URL = "tcp://127.0.0.1:9999"
-TIMEOUT = 5.0
+TIMEOUT_SECONDS = 5.0
 
 FAMILIES = ("topic", "topic-amqp", "exact", "prefix", "regex", "fields", "geo", "all")
 """What a broker knows without plug-ins, listed here since help is not to load the matching engine."""
@@ -39,17 +39,17 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True)
-class Connection:
-    """Where to connect, as whom, and how long to wait for the broker, in seconds."""
+class ConnectionOptions:
+    """Where to connect, as whom, and how long to wait for the broker."""
 
     url: str = URL
     address: str = ""
-    timeout: float = TIMEOUT
+    timeout_seconds: float = TIMEOUT_SECONDS
     as_json: bool = False
     context: str = ""
     """The name of the context that it is of, if of any."""
 
-    def to(self, name: str, kind: Kind) -> tuple[Connection, str]:
+    def to(self, name: str, kind: Kind) -> tuple[ConnectionOptions, str]:
         """What reaches this stream, mailbox or service, and its name; `name` may be a `malamute://` URI.
 
         Raises `InvalidName` when it is not valid, or a URI of another kind.
@@ -71,7 +71,9 @@ class Connection:
 
         reporter = Reporter(as_json=self.as_json)
         software = f"malamute-cli/{__version__}"
-        with connect(self.url, address=self.address, timeout=self.timeout, software=software) as client:
+        with connect(
+            self.url, address=self.address, timeout=self.timeout_seconds, software=software
+        ) as client:
             client.on_event = reporter
             yield client
         if reporter.refused is not None:
@@ -149,24 +151,25 @@ def _pattern_of(family: str, pattern: str) -> Any:
 def waits(words: str) -> Callable[[Function], Function]:
     """Add --wait, how long to wait for what others send; `words` say what ends by it.
 
-    The command gets `wait`, in seconds, or None where nothing was said. It stands above `connects`, whose
+    The command gets `wait_seconds`, or None where nothing was said. It stands above `connects`, whose
     --timeout is for that too where it is given and --wait is not.
     """
 
     def decorate(function: Function) -> Function:
         @click.option(
             "--wait",
+            "wait_seconds",
             type=click.FloatRange(min=0),
             metavar="SECONDS",
             show_default="--timeout, if that is given",
             help=words,
         )
         @functools.wraps(function)
-        def command(*args: Any, wait: float | None, **more: Any) -> Any:
+        def command(*args: Any, wait_seconds: float | None, **more: Any) -> Any:
             ctx = click.get_current_context()
-            if wait is None and ctx.get_parameter_source("timeout") is ParameterSource.COMMANDLINE:
-                wait = ctx.params["timeout"]
-            return function(*args, wait=wait, **more)
+            if wait_seconds is None and ctx.get_parameter_source("timeout") is ParameterSource.COMMANDLINE:
+                wait_seconds = ctx.params["timeout"]
+            return function(*args, wait_seconds=wait_seconds, **more)
 
         return command  # type: ignore[return-value]  # the wrapper takes the place of what it wraps
 
@@ -188,7 +191,7 @@ def connects(function: Function) -> Function:
     @click.option(
         "--timeout",
         type=click.FloatRange(min=0, min_open=True),
-        show_default=str(TIMEOUT),
+        show_default=str(TIMEOUT_SECONDS),
         metavar="SECONDS",
         help="How long to wait for the broker, and for others unless --wait says it.",
     )
@@ -199,7 +202,7 @@ def connects(function: Function) -> Function:
     return command  # type: ignore[return-value]  # the wrapper takes the place of what it wraps
 
 
-def connection_of(ctx: click.Context) -> Connection:
+def connection_of(ctx: click.Context) -> ConnectionOptions:
     """Where the options, the environment and the contexts of the user say to connect.
 
     Raises `BadInput` when a context is named that is not there, or the file of the contexts is none.
@@ -208,10 +211,10 @@ def connection_of(ctx: click.Context) -> Connection:
     url, address, timeout = (ctx.params.get(option) for option in Context._fields)
     if ctx.get_parameter_source("url") is not ParameterSource.COMMANDLINE:
         url = context.url or url
-    return Connection(
+    return ConnectionOptions(
         url or context.url or URL,
         context.address or "" if address is None else address,
-        timeout or context.timeout or TIMEOUT,
+        timeout or context.timeout or TIMEOUT_SECONDS,
         ctx.meta.get(JSON, False),
         name,
     )

@@ -12,7 +12,7 @@ from typing import IO, Any, NamedTuple
 
 import click
 
-from malamute.cli.trouble import BadInput
+from malamute.cli.error_output import BadInput
 
 HEADERS_HELP = (
     "A header. A value that is a JSON number, true, false, null or quoted text is that; "
@@ -24,7 +24,7 @@ READ_BYTES = 1 << 16
 Value = str | int | float | bool | None
 
 
-class Row(NamedTuple):
+class OutgoingMessage(NamedTuple):
     """A message that is to be published."""
 
     subject: str
@@ -92,7 +92,7 @@ def chunks_of_lines(source: IO[bytes]) -> Iterator[list[bytes]]:
         yield [rest]
 
 
-def row_of(line: bytes, subject: str) -> Row:
+def row_of(line: bytes, subject: str) -> OutgoingMessage:
     """A line of JSON as a message; `subject` is for one that has none. Raises `BadInput`."""
     try:
         fields = json.loads(line)
@@ -103,7 +103,7 @@ def row_of(line: bytes, subject: str) -> Row:
     subject, headers = fields.get("subject", subject), fields.get("headers")
     if not isinstance(headers, dict | None):
         raise BadInput("its headers are no JSON object")
-    return Row(subject, headers, _body_of(fields))
+    return OutgoingMessage(subject, headers, _body_of(fields))
 
 
 def _body_of(fields: dict[str, Any]) -> bytes:
@@ -118,7 +118,7 @@ def _body_of(fields: dict[str, Any]) -> bytes:
     return body.encode("utf-8", "surrogatepass")
 
 
-def rows_of(lines: Iterable[tuple[int, bytes]], subject: str, place: str) -> Iterator[Row]:
+def rows_of(lines: Iterable[tuple[int, bytes]], subject: str, place: str) -> Iterator[OutgoingMessage]:
     """The messages of numbered lines. Raises `BadInput` with the place and the number of the line."""
     for number, line in lines:
         if line.strip():

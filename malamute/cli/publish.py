@@ -8,11 +8,18 @@ from typing import IO, TYPE_CHECKING, Any
 import click
 
 from malamute.cli import completion
-from malamute.cli.options import Connection, connects, examples, json_option
-from malamute.cli.payload import Row, body_of, chunks_of_lines, headers_option, rows_of, standard_input
+from malamute.cli.error_output import BadInput
+from malamute.cli.options import ConnectionOptions, connects, examples, json_option
+from malamute.cli.payload import (
+    OutgoingMessage,
+    body_of,
+    chunks_of_lines,
+    headers_option,
+    rows_of,
+    standard_input,
+)
 from malamute.cli.printing import printable, to_json
 from malamute.cli.progress import bar
-from malamute.cli.trouble import BadInput
 
 if TYPE_CHECKING:
     from malamute.client.sync.client import Client
@@ -57,7 +64,7 @@ def pub(
     lines: bool,
     rows: IO[bytes] | None,
     confirm: bool,
-    connection: Connection,
+    connection: ConnectionOptions,
     as_json: bool,
 ) -> None:
     """Publish a message to STREAM under SUBJECT. BODY is text, or - for what is on standard input.
@@ -74,10 +81,10 @@ def pub(
             published = _publish_rows(client, stream, assurance, _rows(rows, subject, headers))
         elif lines:
             chunks = chunks_of_lines(standard_input())
-            many = ([Row(subject, headers, line) for line in chunk] for chunk in chunks)
+            many = ([OutgoingMessage(subject, headers, line) for line in chunk] for chunk in chunks)
             published = _publish_rows(client, stream, assurance, many)
         elif count > 1:
-            copies = _copies(Row(subject, headers, body_of(body or "")), count)
+            copies = _copies(OutgoingMessage(subject, headers, body_of(body or "")), count)
             published = _publish_rows(client, stream, assurance, copies, count)
         else:
             sequence = client.publish(stream, subject, body_of(body or ""), headers, assurance=assurance)
@@ -94,7 +101,7 @@ def _check(subject: str, body: str | None, *, lines: bool, rows: bool, count: in
         raise click.UsageError("with --lines and --file the bodies come from there: leave BODY out")
 
 
-def _rows(source: IO[bytes], subject: str, headers: dict[str, Any]) -> Iterator[list[Row]]:
+def _rows(source: IO[bytes], subject: str, headers: dict[str, Any]) -> Iterator[list[OutgoingMessage]]:
     first = 1
     for lines in chunks_of_lines(source):
         rows = rows_of(enumerate(lines, first), subject, getattr(source, "name", "standard input"))
@@ -102,14 +109,18 @@ def _rows(source: IO[bytes], subject: str, headers: dict[str, Any]) -> Iterator[
         first += len(lines)
 
 
-def _copies(row: Row, count: int) -> Iterator[list[Row]]:
+def _copies(row: OutgoingMessage, count: int) -> Iterator[list[OutgoingMessage]]:
     while count > 0:
         yield [row] * min(count, COPIES)
         count -= COPIES
 
 
 def _publish_rows(
-    client: Client, stream: str, assurance: str, chunks: Iterator[list[Row]], total: int | None = None
+    client: Client,
+    stream: str,
+    assurance: str,
+    chunks: Iterator[list[OutgoingMessage]],
+    total: int | None = None,
 ) -> int:
     published = 0
     with client.publisher(stream, assurance=assurance) as out, bar("publish", "messages") as progress:

@@ -22,10 +22,11 @@ from malamute.cli.inspection import (
     show_list,
     yes_option,
 )
-from malamute.cli.options import Connection, connects, examples, json_option
+from malamute.cli.options import ConnectionOptions, connects, examples, json_option
 from malamute.cli.printing import body_fields, excerpt, plain_headers
 from malamute.cli.tables import show_whole
 from malamute.protocol.names import Kind
+from malamute.protocol.time_units import to_seconds
 
 if TYPE_CHECKING:
     from malamute.client.sync.client import Client
@@ -54,7 +55,7 @@ STATES = ("unstored", "waiting", "delayed", "outstanding", "settling")
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
-class Queues(NamedTuple):
+class QueueKind(NamedTuple):
     """One kind of queues: its name, the topic that lists them, and words for people."""
 
     kind: Kind
@@ -63,10 +64,10 @@ class Queues(NamedTuple):
     example: str
 
 
-MAILBOXES = Queues(
+MAILBOXES = QueueKind(
     "mailbox", "mailboxes", "what waits in each, in messages and bytes; ages in seconds.", "bob"
 )
-SERVICES = Queues(
+SERVICES = QueueKind(
     "service", "services", "what waits in each, and how many work for it; ages in seconds.", "printer"
 )
 
@@ -88,26 +89,26 @@ sequences_option = click.option(
 dead_option = click.option("--dead", is_flag=True, help="The dead letters instead.")
 
 
-def _name(queues: Queues) -> Callable[[Function], Function]:
+def _name(queues: QueueKind) -> Callable[[Function], Function]:
     return click.argument("name", shell_complete=completion.names(queues.topic))
 
 
-def _list(queues: Queues) -> click.Command:
+def _list(queues: QueueKind) -> click.Command:
     @click.command("list", help=f"List the {queues.topic}: {queues.listed}")
     @connects
     @json_option
-    def listing(*, connection: Connection, as_json: bool) -> None:
+    def listing(*, connection: ConnectionOptions, as_json: bool) -> None:
         show_list(connection, queues.topic, as_json=as_json, columns=COLUMNS)
 
     return listing
 
 
-def _show(queues: Queues) -> click.Command:
+def _show(queues: QueueKind) -> click.Command:
     @click.command(help=f"Show what is in one {queues.kind}, and who takes from it.")
     @_name(queues)
     @connects
     @json_option
-    def show(name: str, *, connection: Connection, as_json: bool) -> None:
+    def show(name: str, *, connection: ConnectionOptions, as_json: bool) -> None:
         connection, name = connection.to(name, queues.kind)
         with connection.open() as client:
             if queues.kind == "service":
@@ -126,7 +127,7 @@ def _states(*, dead: bool) -> Callable[[Function], Function]:
     return click.option("--state", type=click.Choice(STATES), help="Only those that stand so.")
 
 
-def _reading(queues: Queues, verb: str, words: str, *, dead: bool) -> click.Command:
+def _reading(queues: QueueKind, verb: str, words: str, *, dead: bool) -> click.Command:
     kind = queues.kind
     shown = f"malamute {kind} {verb} {queues.example}"
 
@@ -140,7 +141,7 @@ def _reading(queues: Queues, verb: str, words: str, *, dead: bool) -> click.Comm
     @_states(dead=dead)
     @connects
     @json_option
-    def read(name: str, *, connection: Connection, as_json: bool, **selection: Any) -> None:
+    def read(name: str, *, connection: ConnectionOptions, as_json: bool, **selection: Any) -> None:
         connection, name = connection.to(name, kind)
         selection = {option: value for option, value in selection.items() if value is not None}
         with connection.open() as client:
@@ -162,7 +163,7 @@ def _messages(client: Client, *, limit: int, after: int, **selection: Any) -> It
 
 
 def _time(row: dict[str, Any]) -> datetime:
-    return datetime.fromtimestamp(row["time"] / 1e9, UTC)
+    return datetime.fromtimestamp(to_seconds(row["time"]), UTC)
 
 
 def _fields(row: dict[str, Any]) -> dict[str, Any]:
@@ -192,7 +193,7 @@ def _chosen(options: dict[str, Any]) -> dict[str, Any]:
     return {**options, "sequences": [*options["sequences"]] or None, "where": options["where"] or None}
 
 
-def _redrive(queues: Queues) -> click.Command:
+def _redrive(queues: QueueKind) -> click.Command:
     kind, shown = queues.kind, f"malamute {queues.kind} redrive {queues.example}"
 
     @click.command(
@@ -206,14 +207,14 @@ def _redrive(queues: Queues) -> click.Command:
     @dry_run_option
     @connects
     @json_option
-    def redrive(name: str, *, dry_run: bool, connection: Connection, **more: Any) -> None:
+    def redrive(name: str, *, dry_run: bool, connection: ConnectionOptions, **more: Any) -> None:
         connection, name = connection.to(name, kind)
         make_change(connection, "queue.redrive", kind=kind, name=name, dry_run=dry_run, **_chosen(more))
 
     return redrive
 
 
-def _purge(queues: Queues) -> click.Command:
+def _purge(queues: QueueKind) -> click.Command:
     kind, shown = queues.kind, f"malamute {queues.kind} purge {queues.example}"
 
     @click.command(
@@ -230,7 +231,7 @@ def _purge(queues: Queues) -> click.Command:
     @connects
     @json_option
     def purge(
-        name: str, *, dead: bool, yes: bool, dry_run: bool, connection: Connection, **more: Any
+        name: str, *, dead: bool, yes: bool, dry_run: bool, connection: ConnectionOptions, **more: Any
     ) -> None:
         connection, name = connection.to(name, kind)
         some = more["sequences"] or more["where"] or more["limit"]
@@ -242,7 +243,7 @@ def _purge(queues: Queues) -> click.Command:
     return purge
 
 
-def _group(queues: Queues) -> click.Group:
+def _group(queues: QueueKind) -> click.Group:
     kind = queues.kind
     waiting = f"Show the messages of a {kind} without taking them: those that wait, and those under way."
     died = f"Show the dead letters of a {kind}: what was rejected, or delivered too often, and why."

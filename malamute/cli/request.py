@@ -7,8 +7,8 @@ from typing import Any
 import click
 
 from malamute.cli import completion
-from malamute.cli.exits import FAILED
-from malamute.cli.options import Connection, connects, examples, waits
+from malamute.cli.exit_codes import FAILED
+from malamute.cli.options import ConnectionOptions, connects, examples, waits
 from malamute.cli.payload import body_of, headers_option
 from malamute.cli.printing import Render, as_body, printable, prints_messages, show
 from malamute.cli.sending import ACKNOWLEDGED, message_options, tell_outcome
@@ -38,8 +38,8 @@ def request(
     headers: dict[str, Any],
     outcome: bool,
     options: dict[str, Any],
-    wait: float | None,
-    connection: Connection,
+    wait_seconds: float | None,
+    connection: ConnectionOptions,
     render: Render,
 ) -> None:
     """Ask SERVICE, and print the bodies of the replies. BODY is text, or - for standard input.
@@ -55,12 +55,12 @@ def request(
     if outcome and not connection.address:
         raise click.UsageError("who are you? an outcome comes to a mailbox: give --address")
     connection, service = connection.to(service, "service")
-    patience = connection.timeout if wait is None else wait
+    patience_seconds = connection.timeout_seconds if wait_seconds is None else wait_seconds
     assurance = "confirmed" if outcome else "stored"
     failed = False
     with connection.open() as client:
         replies = client.request(
-            service, subject, body_of(body), headers, timeout=patience, assurance=assurance, **options
+            service, subject, body_of(body), headers, timeout=patience_seconds, assurance=assurance, **options
         )
         for reply in replies:
             show([reply], render)
@@ -69,7 +69,7 @@ def request(
                 failed = True
                 click.echo(f"the worker failed: {printable(str(error))}", err=True)
         if outcome:
-            failed |= replies.wait(patience) != ACKNOWLEDGED
+            failed |= replies.wait(patience_seconds) != ACKNOWLEDGED
             tell_outcome(replies, as_json=connection.as_json)
     if failed:
         raise click.exceptions.Exit(FAILED)

@@ -7,10 +7,10 @@ from typing import Any
 import click
 
 from malamute import __version__
-from malamute.cli.exits import EPILOG, INTERRUPTED, OK, code_of
+from malamute.cli.error_output import JSON, tell
+from malamute.cli.exit_codes import EPILOG, INTERRUPTED, OK, code_of
 from malamute.cli.lazy import Lazy, LazyGroup
 from malamute.cli.signals import drop_output
-from malamute.cli.trouble import JSON, tell
 from malamute.errors import MalamuteError
 
 SECTIONS = {

@@ -24,7 +24,7 @@ HEADING_LINES = 6
 class Snapshot(NamedTuple):
     """What a broker told at one moment, in seconds of any clock."""
 
-    time: float
+    at_seconds: float
     status: Mapping[str, Any]
     streams: Sequence[Mapping[str, Any]]
     mailboxes: Sequence[Mapping[str, Any]]
@@ -97,9 +97,9 @@ VIEWS: Mapping[str, View] = {"streams": _streams, "queues": _queues, "clients": 
 
 def rate(value: float, earlier: float | None, now: Snapshot, before: Snapshot | None) -> float | None:
     """How much something grew in a second; None if that is not known, or it began anew."""
-    if before is None or earlier is None or value < earlier or now.time <= before.time:
+    if before is None or earlier is None or value < earlier or now.at_seconds <= before.at_seconds:
         return None
-    return (value - earlier) / (now.time - before.time)
+    return (value - earlier) / (now.at_seconds - before.at_seconds)
 
 
 def arranged(look: Look, rows: Rows) -> Rows:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from malamute.cli.printing import printable, to_json
-from malamute.cli.quantities import duration
+from malamute.cli.units import duration
 
 if TYPE_CHECKING:
     from malamute.client.session.receipts import Delivery

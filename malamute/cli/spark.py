@@ -16,18 +16,19 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from malamute.cli.exits import ERROR
+from malamute.cli.exit_codes import ERROR
 from malamute.cli.options import URL, examples, json_option
 from malamute.cli.printing import printable, to_json
 from malamute.cli.signals import interruptible
 from malamute.cli.tables import show_rows
 from malamute.protocol.limits import NUMBER_MAX
 from malamute.protocol.start import Start
+from malamute.protocol.time_units import to_ns, to_seconds
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from malamute.spark.scan import History
+    from malamute.spark.scan import ExportedHistory
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -47,7 +48,7 @@ def _parse_time(ctx: click.Context, parameter: click.Parameter, text: str | None
         return None
     kind, colon, _ = text.partition(":")
     start = Start.parse(text if colon and kind in ("time", "since") else f"time:{text}")
-    return start.value if start.kind == "time" else int(datetime.now(UTC).timestamp() * 1e9) - start.value
+    return start.value if start.kind == "time" else to_ns(datetime.now(UTC).timestamp()) - start.value
 
 
 def over_history(function: Function) -> Function:
@@ -79,10 +80,12 @@ def over_history(function: Function) -> Function:
         from malamute.spark.session import need
 
         need("pyarrow")
-        from malamute.spark.scan import Bounds, History
+        from malamute.spark.scan import ExportedHistory, HistoryBounds
 
-        bounds = Bounds(tuple(streams), since or 0, NUMBER_MAX if until is None else until, first, last)
-        return function(*args, history=History(location, bounds), **more)
+        bounds = HistoryBounds(
+            tuple(streams), since or 0, NUMBER_MAX if until is None else until, first, last
+        )
+        return function(*args, history=ExportedHistory(location, bounds), **more)
 
     return command  # type: ignore[return-value]  # the wrapper takes the place of what it wraps
 
@@ -120,6 +123,7 @@ def _session(master: str) -> Iterator[SparkSession]:
 )
 @click.option(
     "--window",
+    "window_seconds",
     type=click.IntRange(1),
     show_default="by the length of the history",
     help="Seconds of a window.",
@@ -138,10 +142,10 @@ def _session(master: str) -> Iterator[SparkSession]:
 @master_option
 @json_option
 def analyze(
-    history: History,
+    history: ExportedHistory,
     *,
     target: str,
-    window: int | None,
+    window_seconds: int | None,
     depth: int,
     top: int,
     measures: tuple[str, ...],
@@ -153,16 +157,18 @@ def analyze(
     The tables are directories of Parquet in DIR, and the page is report.html beside them. What cannot be
     read is told, and the exit code is 1; the rest is analysed all the same.
     """
-    from malamute.spark.analyze import Measure, Options
+    from malamute.spark.analyze import AnalyzeOptions, Measure
     from malamute.spark.analyze import analyze as run
     from malamute.spark.report import Facts, page, save, window_of
 
-    window = window or window_of(history.seconds())
+    window_seconds = window_seconds or window_of(history.seconds())
     for measure in measures:
         Measure.parse(measure)
     with _session(master) as session:
-        tables = run(session, history, target, Options(history.bounds, window, depth, measures))
-        save(page(tables, Facts(history.location, window, top)), target)
+        tables = run(
+            session, history, target, AnalyzeOptions(history.bounds, window_seconds, depth, measures)
+        )
+        save(page(tables, Facts(history.location, window_seconds, top)), target)
         streams = [row.asDict() for row in tables["streams"].orderBy("stream").collect()]
         damage = [row.asDict() for row in tables["damage"].collect()]
     if as_json:
@@ -189,7 +195,7 @@ _SHOWN = ("stream", "messages", "bytes", "first", "last", "gaps", "missing", "do
 @master_option
 @json_option
 def match_command(
-    history: History, *, subscriptions: Path, target: str, count: int, master: str, as_json: bool
+    history: ExportedHistory, *, subscriptions: Path, target: str, count: int, master: str, as_json: bool
 ) -> None:
     """What the SUBSCRIPTIONS of a file would have received: hits a day, and examples.
 
@@ -246,20 +252,27 @@ def _none(wanted: Sequence[Any], hits: Sequence[Any]) -> list[str]:
 @click.option(
     "--name", default="", help="The name of the replay: it goes on where one of this name has ended."
 )
-@click.option("--patience", default=60.0, show_default=True, metavar="SECONDS", help="To wait for a broker.")
+@click.option(
+    "--patience",
+    "patience_seconds",
+    default=60.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="To wait for a broker.",
+)
 @click.option("--dry-run", is_flag=True, help="Only tell what would be published.")
 @click.option("--url", "-u", envvar="MALAMUTE_URL", default=URL, show_default=True, help="The broker.")
 @master_option
 @json_option
 def replay(
-    history: History,
+    history: ExportedHistory,
     *,
     patterns: tuple[str, ...],
     where: str,
     into: str,
     speed: float,
     name: str,
-    patience: float,
+    patience_seconds: float,
     dry_run: bool,
     url: str,
     master: str,
@@ -270,10 +283,10 @@ def replay(
     Whatever fails on the way, the same command goes on where it was. Messages get headers that say where they
     come from: malamute.stream, malamute.sequence, malamute.time and malamute.sender.
     """
-    from malamute.spark.replay import Options, plan
+    from malamute.spark.replay import ReplaySettings, plan
     from malamute.spark.replay import replay as run
 
-    options = Options(url, into, patterns, where, speed, name, patience).named(history)
+    options = ReplaySettings(url, into, patterns, where, speed, name, patience_seconds).named(history)
     if dry_run:
         show_rows([_planned(one) for one in plan(history, options)], as_json=as_json)
         return
@@ -296,7 +309,7 @@ def replay(
 def _planned(one: Any) -> dict[str, Any]:
     row: dict[str, Any] = one._asdict()
     for key in ("first_time", "last_time"):
-        row[key] = datetime.fromtimestamp(row[key] / 1e9, UTC).isoformat() if one.messages else None
+        row[key] = datetime.fromtimestamp(to_seconds(row[key]), UTC).isoformat() if one.messages else None
     return row
 
 

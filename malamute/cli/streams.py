@@ -17,10 +17,10 @@ from malamute.cli.inspection import (
     show_list,
     yes_option,
 )
-from malamute.cli.options import Connection, connects, examples, json_option
+from malamute.cli.options import ConnectionOptions, connects, examples, json_option
 from malamute.cli.payload import headers_option
-from malamute.cli.quantities import duration, size
 from malamute.cli.tables import criteria_words, show_map, show_whole
+from malamute.cli.units import duration, size
 from malamute.cli.view import view
 
 KEPT = {"bytes": "retain_bytes", "count": "retain_count", "age": "retain_age"}
@@ -61,7 +61,7 @@ stream.add_command(view)
 @stream.command("list")
 @connects
 @json_option
-def listing(*, connection: Connection, as_json: bool) -> None:
+def listing(*, connection: ConnectionOptions, as_json: bool) -> None:
     """List the streams: the sequences that each holds, and how many selectors read it."""
     show_list(connection, "streams", as_json=as_json)
 
@@ -70,7 +70,7 @@ def listing(*, connection: Connection, as_json: bool) -> None:
 @name_argument
 @connects
 @json_option
-def show(name: str, *, connection: Connection, as_json: bool) -> None:
+def show(name: str, *, connection: ConnectionOptions, as_json: bool) -> None:
     """Show what is kept of a stream, who reads it, and how far behind.
 
     Lag is in messages, and in seconds between the newest message and the last one that a reader had. Switches
@@ -97,7 +97,7 @@ def _stored(client: Any, name: str) -> dict[str, Any]:
 @connects
 @json_option
 def create(
-    name: str, *, limits: dict[str, float], dry_run: bool, connection: Connection, as_json: bool
+    name: str, *, limits: dict[str, float], dry_run: bool, connection: ConnectionOptions, as_json: bool
 ) -> None:
     """Make a stream, and say how much of it is kept; without that the broker's configuration does.
 
@@ -116,7 +116,7 @@ def create(
 @connects
 @json_option
 def edit(
-    name: str, *, limits: dict[str, float], dry_run: bool, connection: Connection, as_json: bool
+    name: str, *, limits: dict[str, float], dry_run: bool, connection: ConnectionOptions, as_json: bool
 ) -> None:
     """Set how much of a stream is kept. What is not named stays as it is.
 
@@ -139,7 +139,7 @@ def edit(
 @yes_option
 @connects
 @json_option
-def purge(name: str, *, dry_run: bool, yes: bool, connection: Connection, as_json: bool) -> None:
+def purge(name: str, *, dry_run: bool, yes: bool, connection: ConnectionOptions, as_json: bool) -> None:
     """Drop all messages of a stream. Its readers, cursors and retention stay, and its sequences go on."""
     connection, name = connection.to(name, "stream")
     confirm(f"Drop all messages of the stream {name}?", yes=yes, dry_run=dry_run)
@@ -152,7 +152,7 @@ def purge(name: str, *, dry_run: bool, yes: bool, connection: Connection, as_jso
 @yes_option
 @connects
 @json_option
-def delete(name: str, *, dry_run: bool, yes: bool, connection: Connection, as_json: bool) -> None:
+def delete(name: str, *, dry_run: bool, yes: bool, connection: ConnectionOptions, as_json: bool) -> None:
     """Remove a stream that nobody reads, with its history, its cursors and its retention."""
     connection, name = connection.to(name, "stream")
     confirm(f"Remove the stream {name} with all that is in it?", yes=yes, dry_run=dry_run)
@@ -176,7 +176,7 @@ def explain(
     headers: dict[str, Any],
     sender: str,
     failed: bool,
-    connection: Connection,
+    connection: ConnectionOptions,
     as_json: bool,
 ) -> None:
     """Tell which subscriptions of a stream would get a message, and of the others what failed first."""

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 import click
 
 from malamute.cli import completion
-from malamute.cli.exits import TIMED_OUT
-from malamute.cli.options import Connection, connects, examples, selects, waits
-from malamute.cli.pace import Pace
+from malamute.cli.exit_codes import TIMED_OUT
+from malamute.cli.options import ConnectionOptions, connects, examples, selects, waits
+from malamute.cli.pacing import Pacer
 from malamute.cli.printing import Render, as_line, prints_messages, show
 from malamute.cli.signals import until_stopped
 
@@ -63,8 +63,8 @@ def sub(
     committed: bool,
     speed: float | None,
     count: int | None,
-    wait: float | None,
-    connection: Connection,
+    wait_seconds: float | None,
+    connection: ConnectionOptions,
     render: Render,
 ) -> None:
     """Subscribe to STREAM, and print each message whose subject meets any PATTERN; without one, all.
@@ -84,8 +84,10 @@ def sub(
             committed=committed,
             credit=window(count),
         ) as messages:
-            pace = Pace(speed) if speed else None
-            left = follow(messages, render, count=count, wait=wait, pace=pace, commit=bool(cursor))
+            pace = Pacer(speed) if speed else None
+            left = follow(
+                messages, render, count=count, wait_seconds=wait_seconds, pace=pace, commit=bool(cursor)
+            )
         if left:
             raise click.exceptions.Exit(TIMED_OUT)
 
@@ -102,18 +104,18 @@ def follow(
     render: Render,
     *,
     count: int | None,
-    wait: float | None,
-    pace: Pace | None = None,
+    wait_seconds: float | None,
+    pace: Pacer | None = None,
     commit: bool = False,
 ) -> int:
     """Print messages as they come, and commit each chunk that was printed if that is wanted.
 
-    It ends after `count` messages, or when none comes for `wait` seconds. Returns how many of `count` did
+    It ends after `count` messages, or when none comes for so many seconds. Returns how many of `count` did
     not come.
     """
     left = count
     while left is None or left > 0:
-        chunk = messages.take(CHUNK if left is None else min(left, CHUNK), timeout=wait)
+        chunk = messages.take(CHUNK if left is None else min(left, CHUNK), timeout=wait_seconds)
         if not chunk:
             break
         for part in ([message] for message in pace.paced(chunk)) if pace else (chunk,):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from malamute.cli.keyboard import keys, pressed
-from malamute.cli.options import Connection, connects, examples, json_option
+from malamute.cli.options import ConnectionOptions, connects, examples, json_option
 from malamute.cli.printing import printable, to_json
 from malamute.cli.screen import TOPICS, VIEWS, Look, Snapshot, arranged, picture, press, summary
 from malamute.cli.signals import until_stopped
@@ -20,13 +20,14 @@ from malamute.errors import TimedOut
 if TYPE_CHECKING:
     from malamute.client.sync.client import Client
 
-PATIENCE = 1.0
+PATIENCE_SECONDS = 1.0
 """How long the screen waits for a broker that does not answer, in seconds."""
 
 
 @click.command(epilog=examples("malamute top", "malamute top --view queues --count 1", "malamute top --json"))
 @click.option(
     "--interval",
+    "interval_seconds",
     type=click.FloatRange(min=0.1),
     default=1.0,
     show_default=True,
@@ -37,7 +38,9 @@ PATIENCE = 1.0
 @click.option("--view", type=click.Choice([*VIEWS]), default="streams", show_default=True, help="Begin with.")
 @connects
 @json_option
-def top(interval: float, *, count: int | None, view: str, connection: Connection, as_json: bool) -> None:
+def top(
+    interval_seconds: float, *, count: int | None, view: str, connection: ConnectionOptions, as_json: bool
+) -> None:
     """Watch what a broker does: its streams, its queues and its clients, sorted as you like.
 
     The keys stand at the foot of the screen. Without a terminal it prints all views once and ends, or
@@ -46,12 +49,12 @@ def top(interval: float, *, count: int | None, view: str, connection: Connection
     look = Look(view=[*VIEWS].index(view))
     with until_stopped(), connection.open() as client:
         if as_json:
-            for now in _snapshots(client, interval, count):
+            for now in _snapshots(client, interval_seconds, count):
                 click.echo(to_json(now._asdict()))
         elif sys.stdin.isatty() and sys.stdout.isatty():
-            _watch(client, look, interval, count)
+            _watch(client, look, interval_seconds, count)
         else:
-            _print(client, interval, count or 1)
+            _print(client, interval_seconds, count or 1)
 
 
 def take(client: Client, timeout: float | None = None) -> Snapshot:
@@ -59,26 +62,26 @@ def take(client: Client, timeout: float | None = None) -> Snapshot:
     return Snapshot(time.monotonic(), *(client.query(topic, timeout=timeout) for topic in TOPICS))
 
 
-def _snapshots(client: Client, interval: float, count: int | None) -> Iterator[Snapshot]:
+def _snapshots(client: Client, interval_seconds: float, count: int | None) -> Iterator[Snapshot]:
     taken = 0
     while True:
         yield take(client)
         taken += 1
         if taken == count:
             return
-        time.sleep(interval)
+        time.sleep(interval_seconds)
 
 
-def _print(client: Client, interval: float, count: int) -> None:
+def _print(client: Client, interval_seconds: float, count: int) -> None:
     before = None
-    for now in _snapshots(client, interval, count):
+    for now in _snapshots(client, interval_seconds, count):
         click.echo(summary(now, before))
         for name, view in VIEWS.items():
             show_rows(arranged(Look(), view(now, before)), as_json=False, title=f"\n{name}")
         before = now
 
 
-def _watch(client: Client, look: Look, interval: float, count: int | None) -> None:
+def _watch(client: Client, look: Look, interval_seconds: float, count: int | None) -> None:
     from rich.console import Console
     from rich.live import Live
 
@@ -88,7 +91,7 @@ def _watch(client: Client, look: Look, interval: float, count: int | None) -> No
     client.on_event = lambda event: None
     before, now, taken = None, take(client), 1
     with keys() as keyboard, Live(console=console, screen=True, auto_refresh=False) as live:
-        due = time.monotonic() + interval
+        due = time.monotonic() + interval_seconds
         while True:
             state = "" if client.connected else "   no connection"
             shown = picture(look, now, before, title=printable(title) + state, lines=console.height)
@@ -98,7 +101,7 @@ def _watch(client: Client, look: Look, interval: float, count: int | None) -> No
                     return
                 look = next_look
             if time.monotonic() >= due:
-                due = time.monotonic() + interval
+                due = time.monotonic() + interval_seconds
                 if not look.paused:
                     if taken == count:
                         return
@@ -108,6 +111,6 @@ def _watch(client: Client, look: Look, interval: float, count: int | None) -> No
 def _next(client: Client, before: Any, now: Snapshot, taken: int) -> tuple[Any, Snapshot, int]:
     try:
         # Whoever presses a key meanwhile waits for this.
-        return now, take(client, timeout=PATIENCE), taken + 1
+        return now, take(client, timeout=PATIENCE_SECONDS), taken + 1
     except TimedOut:
         return before, now, taken

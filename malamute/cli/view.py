@@ -11,7 +11,7 @@ import click
 
 from malamute.cli import completion
 from malamute.cli.keyboard import LEAVING, keys, pressed
-from malamute.cli.options import Connection, connects, examples, selects
+from malamute.cli.options import ConnectionOptions, connects, examples, selects
 from malamute.cli.printing import Render, excerpt, prints_messages, show
 from malamute.cli.signals import until_stopped
 from malamute.cli.subscribe import window
@@ -60,7 +60,7 @@ def view(
     start: str | None,
     limit: int | None,
     page: int | None,
-    connection: Connection,
+    connection: ConnectionOptions,
     render: Render | None,
 ) -> None:
     """Show the messages that a stream holds, from the oldest on, and end at the newest.
@@ -118,13 +118,13 @@ def pages(
         source = messages
         if live:
             messages.cancel()
-        wait: float | None = 0.0  # at first: where nothing is to come, nothing tells of it
+        wait_seconds: float | None = 0.0  # at first: where nothing is to come, nothing tells of it
         part: list[Message] = []
         while left:
-            taken = messages.take(min(size - len(part), left), timeout=wait)
-            if not taken and (wait is None or (messages.last or 0) >= head):
+            taken = messages.take(min(size - len(part), left), timeout=wait_seconds)
+            if not taken and (wait_seconds is None or (messages.last or 0) >= head):
                 break
-            wait = None
+            wait_seconds = None
             part += [message for message in taken if message.sequence <= head]
             left -= len(taken)
             if taken and taken[-1].sequence >= head:

@@ -14,8 +14,8 @@ from typing import IO, TYPE_CHECKING, NamedTuple
 
 import click
 
-from malamute.cli import completion, quantities
-from malamute.cli.options import Connection, connects, examples, json_option
+from malamute.cli import completion, units
+from malamute.cli.options import ConnectionOptions, connects, examples, json_option
 from malamute.cli.signals import until_stopped
 from malamute.errors import TooLarge
 
@@ -77,7 +77,7 @@ def work(
     *,
     workers: int,
     output_limit: str,
-    connection: Connection,
+    connection: ConnectionOptions,
     as_json: bool,
 ) -> None:
     """Answer the requests to SERVICE whose subject meets any PATTERN by running COMMAND for each.
@@ -94,7 +94,7 @@ def work(
     if not command:
         raise click.UsageError("which command? give it after --")
     connection, service = connection.to(service, "service")
-    commands = Commands(service, command, quantities.size(output_limit))
+    commands = Commands(service, command, units.size(output_limit))
     with until_stopped(), connection.open() as client:
         client.service(service, *patterns, concurrency=workers)(commands.answer)
         try:

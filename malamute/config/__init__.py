@@ -3,7 +3,7 @@
 An environment variable `MALAMUTE_SECTION__OPTION` comes before the file, and the file before the default.
 What cannot be used is a `ConfigError` that names the place, the option, the value and what is allowed.
 
-The rooms: `kinds` reads and writes values, `sections` are the options, `rendering` makes the file.
+The modules: `option_types` reads and writes values, `sections` are the options, `rendering` makes the file.
 """
 
 from __future__ import annotations
@@ -14,40 +14,40 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from malamute.config.kinds import format_size, quoted
+from malamute.config.option_types import format_size, quoted
 from malamute.config.rendering import render
 from malamute.config.sections import (
     SECTIONS,
-    Events,
-    Listen,
-    Log,
+    EventsConfig,
+    ListenConfig,
+    LogConfig,
     Policy,
     QueueRule,
-    Queues,
-    Rule,
-    Session,
-    Storage,
-    Streams,
-    kinds_of,
+    QueuesConfig,
+    SessionConfig,
+    StorageConfig,
+    StreamRule,
+    StreamsConfig,
     read,
     refuse_unknown,
+    types_of,
 )
 from malamute.errors import ConfigError
 from malamute.protocol.limits import Limits
 
 __all__ = [
     "Config",
-    "Events",
+    "EventsConfig",
     "Limits",
-    "Listen",
-    "Log",
+    "ListenConfig",
+    "LogConfig",
     "Policy",
     "QueueRule",
-    "Queues",
-    "Rule",
-    "Session",
-    "Storage",
-    "Streams",
+    "QueuesConfig",
+    "SessionConfig",
+    "StorageConfig",
+    "StreamRule",
+    "StreamsConfig",
 ]
 
 ENVIRONMENT_PREFIX = "MALAMUTE_"
@@ -66,20 +66,20 @@ _MIB = 1024**2
 class Config:
     """All options of a broker, checked one by one and against each other. `Config()` has the defaults."""
 
-    listen: Listen = field(default_factory=Listen)
-    storage: Storage = field(default_factory=Storage)
-    session: Session = field(default_factory=Session)
-    streams: Streams = field(default_factory=Streams)
-    queues: Queues = field(default_factory=Queues)
-    events: Events = field(default_factory=Events)
+    listen: ListenConfig = field(default_factory=ListenConfig)
+    storage: StorageConfig = field(default_factory=StorageConfig)
+    session: SessionConfig = field(default_factory=SessionConfig)
+    streams: StreamsConfig = field(default_factory=StreamsConfig)
+    queues: QueuesConfig = field(default_factory=QueuesConfig)
+    events: EventsConfig = field(default_factory=EventsConfig)
     limits: Limits = field(default_factory=Limits)
-    log: Log = field(default_factory=Log)
+    log: LogConfig = field(default_factory=LogConfig)
 
     def __post_init__(self) -> None:
         """Raises ConfigError for limits out of range, and for options that contradict each other."""
         checked = (
-            read(kind, getattr(self.limits, name), f"limits.{name}")
-            for name, kind in kinds_of(Limits).items()
+            read(option_type, getattr(self.limits, name), f"limits.{name}")
+            for name, option_type in types_of(Limits).items()
         )
         object.__setattr__(self, "limits", Limits(*checked))
         if found := "; ".join(_contradictions(self)):
@@ -139,9 +139,9 @@ def _from_environment(environ: Mapping[str, str]) -> Iterator[_Given]:
 def _checked(given: _Given) -> Any:
     place, section, option, value = given
     refuse_unknown([section], SECTIONS, f"{place}: the configuration")
-    kind_of = kinds_of(SECTIONS[section])
-    refuse_unknown([option], kind_of, f"{place}: [{section}]")
-    return read(kind_of[option], value, f"{place}: {section}.{option}")
+    type_of = types_of(SECTIONS[section])
+    refuse_unknown([option], type_of, f"{place}: [{section}]")
+    return read(type_of[option], value, f"{place}: {section}.{option}")
 
 
 def _contradictions(config: Config) -> Iterator[str]:

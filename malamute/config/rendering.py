@@ -8,15 +8,15 @@ import textwrap
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from malamute.config.kinds import Kind
+from malamute.config.option_types import OptionType
 from malamute.config.sections import (
     QUEUE_RULES,
     SECTIONS,
     STREAM_RULES,
     AnyRule,
     QueueRule,
-    Rule,
-    kinds_of,
+    StreamRule,
+    types_of,
     write_rule,
 )
 from malamute.protocol.limits import Limits
@@ -33,8 +33,8 @@ _HEADER = """\
 
 LIMITS_WORDS = "What the broker refuses to go past. Clients are told when they connect."
 
-_EXAMPLES: dict[Kind, tuple[str, AnyRule]] = {
-    STREAM_RULES: ("streams", Rule("metrics.*", journal=True, bytes=64 * 1024**2, age=3600.0)),
+_EXAMPLES: dict[OptionType, tuple[str, AnyRule]] = {
+    STREAM_RULES: ("streams", StreamRule("metrics.*", journal=True, bytes=64 * 1024**2, age=3600.0)),
     QUEUE_RULES: ("queues", QueueRule("print.*", kind="service", ack_timeout=30.0, backoff=(0.5, 10.0))),
 }
 
@@ -45,23 +45,25 @@ def render(sections: Mapping[str, Any]) -> str:
 
 
 def _section(name: str, section: Any) -> str:
-    kind_of, words_of, default = kinds_of(type(section)), docstrings(type(section)), type(section)()
+    type_of, words_of, default = types_of(type(section)), docstrings(type(section)), type(section)()
     words = LIMITS_WORDS if isinstance(section, Limits) else inspect.getdoc(type(section)) or ""
     options = (
-        _option(option, getattr(section, option), getattr(default, option), kind, words_of[option])
-        for option, kind in kind_of.items()
+        _option(option, getattr(section, option), getattr(default, option), option_type, words_of[option])
+        for option, option_type in type_of.items()
     )
     return "\n".join([*_comment(words), f"[{name}]", "", *options])
 
 
-def _option(name: str, value: Any, default: Any, kind: Kind, words: str) -> str:
-    if kind in _EXAMPLES:
-        lines = kind.write(value).splitlines() or _commented(write_rule(*_EXAMPLES[kind]).splitlines())
+def _option(name: str, value: Any, default: Any, option_type: OptionType, words: str) -> str:
+    if option_type in _EXAMPLES:
+        lines = option_type.write(value).splitlines() or _commented(
+            write_rule(*_EXAMPLES[option_type]).splitlines()
+        )
         return "\n".join([*_comment(words), *lines, ""])
-    allowed = f"{kind.words[0].upper()}{kind.words[1:]}"
-    otherwise = "" if value == default else f"; otherwise {kind.write(default)}"
+    allowed = f"{option_type.words[0].upper()}{option_type.words[1:]}"
+    otherwise = "" if value == default else f"; otherwise {option_type.write(default)}"
     return "\n".join(
-        [*_comment(words), *_comment(f"{allowed}{otherwise}."), f"{name} = {kind.write(value)}", ""]
+        [*_comment(words), *_comment(f"{allowed}{otherwise}."), f"{name} = {option_type.write(value)}", ""]
     )
 
 

@@ -1,4 +1,4 @@
-"""The options: each is one field, with its type, its default, its kind, and a docstring.
+"""The options: each is one field, with its default, its type, and a docstring.
 
 The docstring is what people read in `config/malamute.toml`. To add an option, add a field here and run
 `make docs`. The options of `[limits]` are the fields of `protocol.limits.Limits`.
@@ -13,29 +13,33 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
-from malamute.config import kinds
-from malamute.config.kinds import Kind
+from malamute.config import option_types
+from malamute.config.option_types import OptionType
 from malamute.errors import ConfigError
 from malamute.protocol.limits import Limits
 from malamute.store.policies import BaseKind, QueuePolicy
 
 _MINUTE, _HOUR, _DAY, _YEAR = 60.0, 3600.0, 86400.0, 365 * 86400.0
-_ANY_SIZE, _ANY_COUNT, _ANY_AGE = kinds.size(0), kinds.count(0), kinds.duration(0, 100 * _YEAR)
+_ANY_SIZE, _ANY_COUNT, _ANY_AGE = (
+    option_types.size(0),
+    option_types.count(0),
+    option_types.duration(0, 100 * _YEAR),
+)
 
 
-def _option(default: Any, kind: Kind) -> Any:
-    return field(default=default, metadata={"kind": kind})
+def _option(default: Any, option_type: OptionType) -> Any:
+    return field(default=default, metadata={"type": option_type})
 
 
-def read(kind: Kind, value: Any, option: str) -> Any:
+def read(option_type: OptionType, value: Any, option: str) -> Any:
     """The value of an option. Raises ConfigError that names the option, the value and what is allowed."""
     try:
-        return kind.read(value)
+        return option_type.read(value)
     except ConfigError as error:
         raise ConfigError(f"{option}: {error.text}") from None
     except (ValueError, ArithmeticError):
-        example = f", such as {kind.example}" if kind.example else ""
-        raise ConfigError(f"{option} = {value!r} is not {kind.words}{example}") from None
+        example = f", such as {option_type.example}" if option_type.example else ""
+        raise ConfigError(f"{option} = {value!r} is not {option_type.words}{example}") from None
 
 
 def refuse_unknown(names: Iterable[str], known: Iterable[str], where: str) -> None:
@@ -49,7 +53,7 @@ def refuse_unknown(names: Iterable[str], known: Iterable[str], where: str) -> No
 
 
 class _Section:
-    """Reads every option by its kind, so that a section made in a program is checked like one of a file."""
+    """Reads every option by its type, so that a section made in a program is checked like one of a file."""
 
     table: ClassVar[str]
 
@@ -57,85 +61,85 @@ class _Section:
         for option in fields(self):  # type: ignore[arg-type]  # every section is a dataclass
             value = getattr(self, option.name)
             if value is not None or option.default is not None:
-                value = read(option.metadata["kind"], value, f"{self.table}.{option.name}")
+                value = read(option.metadata["type"], value, f"{self.table}.{option.name}")
                 object.__setattr__(self, option.name, value)
 
 
 @dataclass(frozen=True)
-class Listen(_Section):
+class ListenConfig(_Section):
     """Where clients connect, and how their connections are watched."""
 
     table = "listen"
 
-    endpoints: tuple[str, ...] = _option(("tcp://127.0.0.1:9999",), kinds.ENDPOINTS)
+    endpoints: tuple[str, ...] = _option(("tcp://127.0.0.1:9999",), option_types.ENDPOINTS)
     """Where to listen, all at once. `tcp://127.0.0.1:9999` is open to every user of this machine, and so is
     `ipc://@NAME`, a Linux abstract socket, which has no file. `ipc://PATH` is a socket in the file system,
     open to those whom `ipc_mode` lets in. `tcp://*:9999` listens on every network interface. Whoever can
     connect may do everything."""
-    ipc_mode: str = _option("0600", kinds.choice("0600", "0660", "0666"))
+    ipc_mode: str = _option("0600", option_types.choice("0600", "0660", "0666"))
     """Who may connect to `ipc://PATH`: its owner, its group too, or everybody."""
-    heartbeat_interval: float = _option(4.0, kinds.duration(0, 20))
+    heartbeat_interval: float = _option(4.0, option_types.duration(0, 20))
     """How often the broker asks a client for a sign of life where the system does not tell when one came: on
     sockets of the file system, and on other systems than Linux. The client's library gives it however busy
     its program is. 0 is never, and nowhere: then a client that hangs keeps its work until its ack timeout."""
-    heartbeat_timeout: float = _option(3.5, kinds.duration(0.02, _MINUTE))
+    heartbeat_timeout: float = _option(3.5, option_types.duration(0.02, _MINUTE))
     """How late a sign of life may be until the connection is taken for broken. A client that stops is given
     up after this time and the interval together; over TCP, and its own interval, which is 5 s by default."""
-    send_queue: int = _option(100, kinds.count(1, 1_000_000))
+    send_queue: int = _option(100, option_types.count(1, 1_000_000))
     """Commands that wait in memory for one client. When it is full, the client counts as without credit."""
-    send_bytes: int = _option(8 * 1024**2, kinds.size(1024**2))
+    send_bytes: int = _option(8 * 1024**2, option_types.size(1024**2))
     """Bytes that one client may have been sent and not read; with more, it counts as without credit."""
-    send_bytes_all: int = _option(512 * 1024**2, kinds.size(1024**2))
+    send_bytes_all: int = _option(512 * 1024**2, option_types.size(1024**2))
     """Bytes that all clients together may have been sent and not read. With more, none is sent much that it
     does not read at once."""
-    hello_timeout: float = _option(10.0, kinds.duration(0.1, _MINUTE))
+    hello_timeout: float = _option(10.0, option_types.duration(0.1, _MINUTE))
     """How long a connection may be without a session; then it is ended."""
-    hello_queue: int = _option(1000, kinds.count(1, 1_000_000))
+    hello_queue: int = _option(1000, option_types.count(1, 1_000_000))
     """Connections that may be without a session. With more, those go that are without one for a tenth of
     `hello_timeout`."""
-    receive_queue: int = _option(100, kinds.count(1, 1_000_000))
+    receive_queue: int = _option(100, option_types.count(1, 1_000_000))
     """Commands of one client that wait in memory for the broker."""
-    receive_bytes: int = _option(128 * 1024**2, kinds.size(1024**2))
+    receive_bytes: int = _option(128 * 1024**2, option_types.size(1024**2))
     """Bytes of one client that wait in memory for the broker, or for the rest of their command. With more,
     the connection is ended."""
-    receive_bytes_all: int = _option(512 * 1024**2, kinds.size(1024**2))
+    receive_bytes_all: int = _option(512 * 1024**2, option_types.size(1024**2))
     """The same of all clients together. With more, the connections are ended of which most waits."""
-    io_threads: int = _option(1, kinds.count(1, 64))
+    io_threads: int = _option(1, option_types.count(1, 64))
     """Threads that carry bytes between the network and the broker."""
 
 
 @dataclass(frozen=True)
-class Storage(_Section):
+class StorageConfig(_Section):
     """The store: what survives a restart."""
 
     table = "storage"
 
-    directory: Path = _option(Path("malamute-data"), kinds.PATH)  # noqa: RUF009  # a Path is immutable
+    directory: Path = _option(Path("malamute-data"), option_types.PATH)  # noqa: RUF009  # a Path is immutable
     """The data directory; made when it is not there. A relative path starts at the working directory."""
-    kind: str = _option("lmdb", kinds.choice("lmdb", "memory"))
+    kind: str = _option("lmdb", option_types.choice("lmdb", "memory"))
     """Where messages are kept: "lmdb" is on the disk, "memory" forgets them when the broker ends."""
-    backups: Path = _option(Path("backups"), kinds.PATH)  # noqa: RUF009  # a Path is immutable
+    backups: Path = _option(Path("backups"), option_types.PATH)  # noqa: RUF009  # a Path is immutable
     """Where `malamute broker backup` may write, and nowhere else. A relative path starts at the data
     directory."""
-    size: int = _option(1024**3, kinds.size(1024**2, 2**47))
+    size: int = _option(1024**3, option_types.size(1024**2, 2**47))
     """The size of the store. It can be raised between two starts; a store never shrinks."""
-    preallocate: bool = _option(True, kinds.FLAG)
+    preallocate: bool = _option(True, option_types.FLAG)
     """Take the whole size from the disk at the start, so that a full disk cannot do harm later."""
-    streams_share: float = _option(0.7, kinds.share(0.05, 0.85))
+    streams_share: float = _option(0.7, option_types.share(0.05, 0.85))
     """The part of the store that is for streams. The rest is for mailboxes and service queues."""
 
 
 @dataclass(frozen=True)
-class Session(_Section):
+class SessionConfig(_Section):
     """How long the broker waits for its clients."""
 
     table = "session"
 
-    expiry: float = _option(10 * _MINUTE, kinds.duration(1, 30 * _DAY))
+    expiry: float = _option(10 * _MINUTE, option_types.duration(1, 30 * _DAY))
     """How long a session may be resumed after its connection broke. Its work goes to others at once."""
-    probe_interval: float = _option(0.5, kinds.duration(0.01, _HOUR))
+    probe_interval: float = _option(0.5, option_types.duration(0.01, _HOUR))
     """How often to probe a session that holds work and says nothing."""
-    probe_interval_idle: float = _option(15.0, kinds.duration(0.01, _DAY))
+    probe_interval_idle: float = _option(15.0, option_types.duration(0.01, _DAY))
     """How often to probe a session that holds none."""
 
 
@@ -150,14 +154,14 @@ class Policy(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Rule(_Section):
+class StreamRule(_Section):
     """What differs for the streams with a name of this pattern. An option that is None does not differ."""
 
     table = "rule"
 
-    pattern: str = _option("", kinds.PATTERN)
-    journal: bool | None = _option(None, kinds.FLAG)
-    committed: bool | None = _option(None, kinds.FLAG)
+    pattern: str = _option("", option_types.PATTERN)
+    journal: bool | None = _option(None, option_types.FLAG)
+    committed: bool | None = _option(None, option_types.FLAG)
     bytes: int | None = _option(None, _ANY_SIZE)
     count: int | None = _option(None, _ANY_COUNT)
     age: float | None = _option(None, _ANY_AGE)
@@ -169,60 +173,60 @@ class QueueRule(_Section):
 
     table = "rule"
 
-    pattern: str = _option("", kinds.PATTERN)
-    kind: str | None = _option(None, kinds.choice("mailbox", "service"))
+    pattern: str = _option("", option_types.PATTERN)
+    kind: str | None = _option(None, option_types.choice("mailbox", "service"))
     ack_timeout: float | None = _option(None, _ANY_AGE)
     max_deliver: int | None = _option(None, _ANY_COUNT)
-    backoff: tuple[float, ...] | None = _option(None, kinds.durations(0, _YEAR))
+    backoff: tuple[float, ...] | None = _option(None, option_types.durations(0, _YEAR))
     depth: int | None = _option(None, _ANY_COUNT)
     bytes: int | None = _option(None, _ANY_SIZE)
-    priority_step: int | None = _option(None, kinds.count(1, 2**40))
-    dedup_window: float | None = _option(None, kinds.duration(0, _YEAR))
-    dedup_count: int | None = _option(None, kinds.count(1))
+    priority_step: int | None = _option(None, option_types.count(1, 2**40))
+    dedup_window: float | None = _option(None, option_types.duration(0, _YEAR))
+    dedup_count: int | None = _option(None, option_types.count(1))
     dead_letters: int | None = _option(None, _ANY_COUNT)
     idle: float | None = _option(None, _ANY_AGE)
 
 
-AnyRule = Rule | QueueRule
+AnyRule = StreamRule | QueueRule
 
 
 def write_rule(table: str, rule: AnyRule) -> str:
     """The rule as a table of TOML."""
-    options = kinds_of(type(rule))
+    options = types_of(type(rule))
     given = ((name, value) for name, value in vars(rule).items() if value is not None)
     return "\n".join(
         [f"[[{table}.rule]]", *(f"{name} = {options[name].write(value)}" for name, value in given)]
     )
 
 
-def _rules(table: str, rule: type[AnyRule]) -> Kind:
+def _rules(table: str, rule: type[AnyRule]) -> OptionType:
     def read_one(value: Any) -> AnyRule:
         if isinstance(value, rule):
             return value
         if not isinstance(value, dict):
             raise ValueError
-        refuse_unknown(value, kinds_of(rule), "a rule")
+        refuse_unknown(value, types_of(rule), "a rule")
         return rule(**value)
 
-    return Kind(
+    return OptionType(
         "a list of tables, each with a pattern and what differs for it",
-        lambda value: tuple(map(read_one, kinds.items(value))),
+        lambda value: tuple(map(read_one, option_types.items(value))),
         lambda rules: "\n\n".join(write_rule(table, item) for item in rules),
     )
 
 
-STREAM_RULES, QUEUE_RULES = _rules("streams", Rule), _rules("queues", QueueRule)
+STREAM_RULES, QUEUE_RULES = _rules("streams", StreamRule), _rules("queues", QueueRule)
 
 
 @dataclass(frozen=True)
-class Streams(_Section):
+class StreamsConfig(_Section):
     """What is kept of each stream. The oldest messages leave when new ones come."""
 
     table = "streams"
 
-    journal: bool = _option(True, kinds.FLAG)
+    journal: bool = _option(True, option_types.FLAG)
     """Keep messages at all, for subscribers that come later or are slow."""
-    committed: bool = _option(False, kinds.FLAG)
+    committed: bool = _option(False, option_types.FLAG)
     """Deliver messages only when they are on the disk, whatever the subscriber asks for. Without it, a crash
     can take back what a subscriber was delivered just before; it is told then."""
     bytes: int = _option(0, _ANY_SIZE)
@@ -232,7 +236,7 @@ class Streams(_Section):
     age: float = _option(0.0, _ANY_AGE)
     """How much older than the newest message of its stream a message may be; 0 is no limit. What a clock that
     was set, or a lower value here, makes too old leaves at twice the pace of time, late after a start."""
-    rule: tuple[Rule, ...] = _option((), STREAM_RULES)
+    rule: tuple[StreamRule, ...] = _option((), STREAM_RULES)
     """What differs for some streams, by the pattern of their names: `*` is any characters, `?` is one,
     `[ab]` is one of these. The first rule with a pattern that fits is taken."""
 
@@ -247,7 +251,7 @@ _QUEUE = QueuePolicy()
 
 
 @dataclass(frozen=True)
-class Queues(_Section):
+class QueuesConfig(_Section):
     """How mailboxes and services treat their messages."""
 
     table = "queues"
@@ -257,18 +261,18 @@ class Queues(_Section):
     0 is for ever. An offer may set its own."""
     max_deliver: int = _option(_QUEUE.max_deliver, _ANY_COUNT)
     """After so many attempts a message that comes back becomes a dead letter; 0 is never."""
-    backoff: tuple[float, ...] = _option(_QUEUE.backoff, kinds.durations(0, _YEAR))
+    backoff: tuple[float, ...] = _option(_QUEUE.backoff, option_types.durations(0, _YEAR))
     """How long a message waits that came back after its first attempt, its second and so on. The last one
     holds for all that follow; none at all means at once."""
     depth: int = _option(_QUEUE.depth, _ANY_COUNT)
     """Messages in one queue; 0 is as many as `queue_messages` of [limits] allows."""
     bytes: int = _option(_QUEUE.bytes, _ANY_SIZE)
     """Bytes in one queue; 0 is as many as `queue_bytes` of [limits] allows."""
-    priority_step: int = _option(_QUEUE.priority_step, kinds.count(1, 2**40))
+    priority_step: int = _option(_QUEUE.priority_step, option_types.count(1, 2**40))
     """One step of priority puts a message ahead of those that came up to so many messages before it."""
-    dedup_window: float = _option(_QUEUE.dedup_window, kinds.duration(0, _YEAR))
+    dedup_window: float = _option(_QUEUE.dedup_window, option_types.duration(0, _YEAR))
     """How long a message with the same `id` is known as the same message; 0 is not at all."""
-    dedup_count: int = _option(_QUEUE.dedup_count, kinds.count(1))
+    dedup_count: int = _option(_QUEUE.dedup_count, option_types.count(1))
     """How many identities one queue remembers."""
     dead_letters: int = _option(_QUEUE.dead_letters, _ANY_COUNT)
     """Dead letters that one queue keeps; the oldest leave when more come. 0 keeps none."""
@@ -289,14 +293,14 @@ class Queues(_Section):
 
 
 @dataclass(frozen=True)
-class Events(_Section):
+class EventsConfig(_Section):
     """What the broker tells of itself on the stream `$sys`, which clients can subscribe to and replay."""
 
     table = "events"
 
-    lifecycle: bool = _option(True, kinds.FLAG)
+    lifecycle: bool = _option(True, option_types.FLAG)
     """What happens to clients, streams, queues, workers and slow consumers, and trouble with the store."""
-    settled: bool = _option(False, kinds.FLAG)
+    settled: bool = _option(False, option_types.FLAG)
     """When each queued message came, was delivered and was settled, by whom and how: what analytics need.
     It costs about a tenth of what queued messages cost the broker."""
     bytes: int = _option(64 * 1024**2, _ANY_SIZE)
@@ -304,32 +308,35 @@ class Events(_Section):
 
 
 @dataclass(frozen=True)
-class Log(_Section):
+class LogConfig(_Section):
     """What the broker says about itself."""
 
     table = "log"
 
-    level: str = _option("info", kinds.choice("debug", "info", "warning", "error"))
+    level: str = _option("info", option_types.choice("debug", "info", "warning", "error"))
     """The least important that is still written."""
-    format: str = _option("auto", kinds.choice("auto", "console", "json"))
+    format: str = _option("auto", option_types.choice("auto", "console", "json"))
     """How it is written; "auto" is "console" on a terminal, and "json" elsewhere."""
 
 
 SECTIONS: dict[str, type[Any]] = {
-    "listen": Listen,
-    "storage": Storage,
-    "session": Session,
-    "streams": Streams,
-    "queues": Queues,
-    "events": Events,
+    "listen": ListenConfig,
+    "storage": StorageConfig,
+    "session": SessionConfig,
+    "streams": StreamsConfig,
+    "queues": QueuesConfig,
+    "events": EventsConfig,
     "limits": Limits,
-    "log": Log,
+    "log": LogConfig,
 }
 """The tables of the file in their order, each with the class of its options."""
 
 
-def kinds_of(section: type[Any]) -> dict[str, Kind]:
-    """The options of a section, with the kind of each."""
+def types_of(section: type[Any]) -> dict[str, OptionType]:
+    """The options of a section, with the type of each."""
     if section is Limits:
-        return {name: kinds.size(1) if name.endswith("bytes") else kinds.count(1) for name in Limits._fields}
-    return {option.name: option.metadata["kind"] for option in fields(section)}
+        return {
+            name: option_types.size(1) if name.endswith("bytes") else option_types.count(1)
+            for name in Limits._fields
+        }
+    return {option.name: option.metadata["type"] for option in fields(section)}

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from malamute.matching import Single
+from malamute.matching import CompiledSelector
 from malamute.protocol.batch import (
     Columns,
     Frame,
@@ -55,7 +55,7 @@ class Loaded:
         self._whole: Part | None = None
         self._parts: dict[tuple[int, ...], Part] = {}
         self._spent = 0
-        self._places: dict[tuple[Single, int, int], Sequence[int]] = {}
+        self._places: dict[tuple[CompiledSelector, int, int], Sequence[int]] = {}
 
     @classmethod
     def read(cls, chunk: Chunk) -> Loaded:
@@ -67,7 +67,7 @@ class Loaded:
         """What its frames take."""
         return len(self.chunk.payload) + sum(map(len, self.chunk.large))
 
-    def places(self, selector: Single, start: int, stop: int) -> Sequence[int]:
+    def places(self, selector: CompiledSelector, start: int, stop: int) -> Sequence[int]:
         """The places from one to before another of the messages that a selector takes.
 
         They are found once for all subscriptions with it.
@@ -77,7 +77,7 @@ class Loaded:
             places = self._places[selector, start, stop] = self._find(selector, start, stop)
         return places
 
-    def _find(self, selector: Single, start: int, stop: int) -> Sequence[int]:
+    def _find(self, selector: CompiledSelector, start: int, stop: int) -> Sequence[int]:
         columns, records = self.columns, self.columns.records
         subjects, senders = columns.subjects, columns.all_senders()
         if stop - start < self.chunk.count:

@@ -17,7 +17,7 @@ from malamute.core.chunk import Loaded
 from malamute.core.steps import GO_ON, Steps, proceed
 from malamute.core.subscription import Reader
 from malamute.errors import MalamuteError
-from malamute.matching import Group, Single
+from malamute.matching import CompiledSelector, Group
 from malamute.protocol.messages import NO_JOURNAL, OVERWRITTEN
 from malamute.store.operations import Chunk, Damage, ReadChunks, ReadResult
 
@@ -51,7 +51,7 @@ class Replay:
         """The newest message of which it is known whether it is on the disk."""
         self.patient: dict[int, Reader] = {}
         """Those that wait for what is on its way to the disk."""
-        self._selectors: dict[Group, Single] = {}
+        self._selectors: dict[Group, CompiledSelector] = {}
         """Made ready for those that are behind."""
         self._readers: dict[int, list[Reader]] = {}
         """Those who wait for a read, by where it begins."""
@@ -261,12 +261,12 @@ class Replay:
         self._charge(selector, loaded)
         subscription.move(left or chunk.first + stop)
 
-    def _charge(self, selector: Single, loaded: Loaded) -> None:
+    def _charge(self, selector: CompiledSelector, loaded: Loaded) -> None:
         """What it took to find the messages of a reader, and to encode them; others may share both."""
         self.stream.turn.replay_work -= SERVE_WORK + selector.take_spent() + loaded.take_spent()
 
-    def _selector(self, group: Group) -> Single:
+    def _selector(self, group: Group) -> CompiledSelector:
         selector = self._selectors.get(group)
         if selector is None:
-            selector = self._selectors[group] = Single(group.selector, self.stream.audience.failed)
+            selector = self._selectors[group] = CompiledSelector(group.selector, self.stream.audience.failed)
         return selector

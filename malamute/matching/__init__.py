@@ -14,25 +14,26 @@ Where to read: `index.py` for the whole, `family.py` for what a family is, then 
     cache        results by subject        subjects, regex, fields                         the other families
     selector     what is asked for         expression, parser, plan, conditions, thresholds  expressions
     criteria     families in use           geometry                                        areas on the sphere
-    single       one selector alone        compiled                                        one alone
+    compiled_selector    one selector against many messages    compiled    one expression, as a function
 """
 
 from malamute.matching import fields, regex, subjects, topic  # registers the families
 from malamute.matching.bitmap import Bitmap
 from malamute.matching.cache import CacheBudget
 from malamute.matching.compiled import message_test
+from malamute.matching.compiled_selector import CompiledSelector
 from malamute.matching.constituents import ConstituentTables
 from malamute.matching.family import FAMILIES, Family, TermFamily, load_plugins, register
 from malamute.matching.filter import Filter
 from malamute.matching.index import Explanation, Group, Groups, Index, reason_of
 from malamute.matching.parser import parse, parse_normal
 from malamute.matching.selector import Criterion, Selector
-from malamute.matching.single import Single
 
 __all__ = [
     "FAMILIES",
     "Bitmap",
     "CacheBudget",
+    "CompiledSelector",
     "ConstituentTables",
     "Criterion",
     "Explanation",
@@ -42,7 +43,6 @@ __all__ = [
     "Groups",
     "Index",
     "Selector",
-    "Single",
     "TermFamily",
     "fields",
     "load_plugins",

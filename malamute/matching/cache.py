@@ -41,7 +41,7 @@ SPARED = 0.75
 """The part of the budget that is left in use when caches are emptied."""
 
 
-class Owner(Protocol):
+class CacheOwner(Protocol):
     """Whoever has caches."""
 
     def forget(self) -> None:
@@ -55,16 +55,16 @@ class CacheBudget:
         self.size_bytes_max = size_bytes_max
         self.used_bytes = 0
         # In the order in which they grew last. An owner that is gone has left, with all that it held.
-        self._held: weakref.WeakKeyDictionary[Owner, int] = weakref.WeakKeyDictionary()
+        self._held: weakref.WeakKeyDictionary[CacheOwner, int] = weakref.WeakKeyDictionary()
 
-    def charge(self, owner: Owner, size_bytes: int) -> None:
+    def charge(self, owner: CacheOwner, size_bytes: int) -> None:
         """The caches of an owner have grown. Those of others are emptied if that is too much."""
         self._held[owner] = self._held.pop(owner, 0) + size_bytes
         self.used_bytes += size_bytes
         if self.used_bytes > self.size_bytes_max:
             self._reclaim()
 
-    def release(self, owner: Owner) -> None:
+    def release(self, owner: CacheOwner) -> None:
         """The caches of an owner are empty."""
         self.used_bytes -= self._held.pop(owner, 0)
 

@@ -14,14 +14,14 @@ from malamute.matching.expression import (
     ABSENT,
     And,
     Bound,
+    EnvelopeField,
     Exists,
     Expression,
     Matches,
-    Message,
+    MessageFields,
     Not,
     OneOf,
     Or,
-    Place,
     Predicate,
     Range,
     kind_of,
@@ -33,7 +33,7 @@ Test = Callable[[Headers], bool]
 """Whether a message with these headers fulfils it. Never raises."""
 
 
-MessageTest = Callable[[Message], bool]
+MessageTest = Callable[[MessageFields], bool]
 """The same of a whole message."""
 
 
@@ -57,7 +57,7 @@ def message_test(expression: Expression) -> MessageTest:
 
 def compiled_test(expression: Expression) -> Test | None:
     """The expression as a test of headers; None when it looks at the subject or the sender as well."""
-    if any(isinstance(attribute, Place) for attribute in expression.attributes()):
+    if any(isinstance(attribute, EnvelopeField) for attribute in expression.attributes()):
         return None
     return _test(expression)
 
@@ -68,7 +68,7 @@ def _test(expression: Expression) -> Test:
         return make(expression)
     if isinstance(expression, Predicate):
         return _of_value(expression)
-    return lambda headers: expression.holds(Message("", headers))
+    return lambda headers: expression.holds(MessageFields("", headers))
 
 
 def _name(predicate: Predicate) -> str:

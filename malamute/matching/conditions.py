@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 
 from malamute.matching.bitmap import Bitmap, union
 from malamute.matching.compiled import MessageTest, message_test
-from malamute.matching.expression import ABSENT, Attribute, Expression, Message, Place, kind_of
+from malamute.matching.expression import ABSENT, Attribute, EnvelopeField, Expression, MessageFields, kind_of
 from malamute.matching.geometry import cell_at, position
 from malamute.matching.plan import PRESENT, Clause, Ranged, Term, plan_of
 from malamute.matching.thresholds import Intervals
@@ -83,7 +83,7 @@ class Conditions:
         self._uses: dict[Term, _Use] = {}
         # What a message has to say beyond its headers and their values.
         self._presences: dict[str, _Use] = {}
-        self._places: Counter[Place] = Counter()
+        self._places: Counter[EnvelopeField] = Counter()
         self._grids: dict[str, Counter[tuple[Attribute, int]]] = {}  # latitude -> longitude, level
 
     def __len__(self) -> int:
@@ -120,7 +120,7 @@ class Conditions:
             del self._owners[alias]
             self._free.append(alias)
 
-    def candidates(self, message: Message) -> list[Bitmap]:
+    def candidates(self, message: MessageFields) -> list[Bitmap]:
         """Rows that together hold every number whose expression is true, and perhaps unsure ones."""
         said = self._said(message)
         rows: list[Bitmap] = []
@@ -137,7 +137,7 @@ class Conditions:
                         nodes.append(children[use])
         return rows
 
-    def confirmed(self, hits: Bitmap, message: Message) -> Bitmap:
+    def confirmed(self, hits: Bitmap, message: MessageFields) -> Bitmap:
         """The hits without the unsure ones whose expression does not hold."""
         unsure = self._unsure
         if not unsure:
@@ -145,7 +145,7 @@ class Conditions:
         false = [number for number in hits if number in unsure and not unsure[number](message)]
         return hits - Bitmap(false) if false else hits
 
-    def rows(self, message: Message) -> list[Bitmap]:
+    def rows(self, message: MessageFields) -> list[Bitmap]:
         """The numbers whose expressions hold, as at most one row."""
         rows = self.candidates(message)
         return [self.confirmed(union(rows), message)] if rows else rows
@@ -166,7 +166,7 @@ class Conditions:
         aliases = list(row.iter_equal_or_larger(ALIASES))
         return row - Bitmap(aliases) | Bitmap(self._owners[alias] for alias in aliases)
 
-    def _said(self, message: Message) -> list[_Use]:
+    def _said(self, message: MessageFields) -> list[_Use]:
         uses = self._uses
         try:
             said = [uses[item] for item in message.headers.items() if item in uses]
@@ -178,7 +178,7 @@ class Conditions:
             said += [uses[term] for term in self._other_terms(message) if term in uses]
         return said
 
-    def _other_terms(self, message: Message) -> Iterator[Term]:
+    def _other_terms(self, message: MessageFields) -> Iterator[Term]:
         for place in self._places:
             if (value := message.value(place)) is not ABSENT:
                 yield place, value
@@ -194,7 +194,7 @@ class Conditions:
         if use is None:
             use = self._uses[term] = _Use(term)
             attribute, value = term
-            if isinstance(attribute, Place):
+            if isinstance(attribute, EnvelopeField):
                 self._places[attribute] += 1
             elif value is PRESENT:
                 self._presences[attribute] = use
@@ -210,7 +210,7 @@ class Conditions:
             return
         attribute, value = use.term
         del self._uses[use.term]
-        if isinstance(attribute, Place):
+        if isinstance(attribute, EnvelopeField):
             _decrease(self._places, attribute)
         elif value is PRESENT:
             del self._presences[attribute]
@@ -275,7 +275,7 @@ def _unfile(node: _Node, clause: Clause, number: int) -> None:
         del node.groups[signature]
 
 
-def _held(groups: Mapping[tuple[Ranged, ...], list[Intervals]], message: Message) -> list[Bitmap]:
+def _held(groups: Mapping[tuple[Ranged, ...], list[Intervals]], message: MessageFields) -> list[Bitmap]:
     rows = []
     for signature, group in groups.items():
         held: Bitmap | None = None

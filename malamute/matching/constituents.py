@@ -30,7 +30,7 @@ from malamute.matching.bitmap import Bitmap
 from malamute.matching.pattern import MANY, ONE, Form
 
 
-class Table(NamedTuple):
+class PositionRows(NamedTuple):
     """The rows of one position."""
 
     literals: dict[str, Bitmap]
@@ -111,10 +111,10 @@ class ConstituentTables:
         if len(parts) < self.parts_max:
             yield self._positions[len(parts)].null
 
-    def printed(self) -> list[Table]:
+    def printed(self) -> list[PositionRows]:
         """The tables as the document prints them."""
         return [
-            Table(
+            PositionRows(
                 {part: row | position.other for part, row in position.literals.items()},
                 position.null,
                 position.other,

@@ -31,18 +31,18 @@ BARE_NAME = re.compile(r"[^\W\d][\w.$-]*")
 """A name that needs no quotes, unless it is a keyword."""
 
 
-class Place(Enum):
+class EnvelopeField(Enum):
     """The attributes of a message that are not headers."""
 
     SUBJECT = "subject"
     SENDER = "sender"
 
 
-Attribute = str | Place
+Attribute = str | EnvelopeField
 """A header's name, or a place."""
 
 
-class Message(NamedTuple):
+class MessageFields(NamedTuple):
     """What an expression looks at."""
 
     subject: str
@@ -51,9 +51,9 @@ class Message(NamedTuple):
 
     def value(self, attribute: Attribute) -> Any:
         """The value of an attribute; ABSENT when there is none."""
-        if attribute is Place.SUBJECT:
+        if attribute is EnvelopeField.SUBJECT:
             return self.subject
-        if attribute is Place.SENDER:
+        if attribute is EnvelopeField.SENDER:
             return self.sender or ABSENT
         return self.headers.get(attribute, ABSENT)
 
@@ -88,7 +88,7 @@ class Expression(ABC):
     __slots__ = ()
 
     @abstractmethod
-    def holds(self, message: Message) -> bool:
+    def holds(self, message: MessageFields) -> bool:
         """Whether the message fulfils it. Never raises."""
 
     @abstractmethod
@@ -96,7 +96,7 @@ class Expression(ABC):
         """What it looks at."""
 
     @abstractmethod
-    def failure(self, message: Message) -> str:
+    def failure(self, message: MessageFields) -> str:
         """The first part that the message does not fulfil, for people; empty when it holds."""
 
 
@@ -110,7 +110,7 @@ class Predicate(Expression):
     def accepts(self, value: Any) -> bool:
         """Whether a value that is present fulfils it."""
 
-    def holds(self, message: Message) -> bool:
+    def holds(self, message: MessageFields) -> bool:
         """Whether the attribute is present and its value is accepted."""
         value = message.value(self.attribute)
         return value is not ABSENT and self.accepts(value)
@@ -119,7 +119,7 @@ class Predicate(Expression):
         """The one attribute."""
         return frozenset((self.attribute,))
 
-    def failure(self, message: Message) -> str:
+    def failure(self, message: MessageFields) -> str:
         """The test and the value that it met."""
         if self.holds(message):
             return ""
@@ -215,7 +215,7 @@ class Exists(Predicate):
 
 
 @dataclass(frozen=True, slots=True)
-class Prefix(Predicate):
+class BeginsWith(Predicate):
     """`prefix 'text'`: text that begins so."""
 
     attribute: Attribute
@@ -252,7 +252,7 @@ class Within(Expression):
     longitude: Attribute
     area: Area
 
-    def holds(self, message: Message) -> bool:
+    def holds(self, message: MessageFields) -> bool:
         """Whether both are numbers, and the point is in the area."""
         point = position(message.value(self.latitude), message.value(self.longitude))
         return point is not None and self.area.contains(point)
@@ -261,7 +261,7 @@ class Within(Expression):
         """The two attributes."""
         return frozenset((self.latitude, self.longitude))
 
-    def failure(self, message: Message) -> str:
+    def failure(self, message: MessageFields) -> str:
         """The test and the point that it met."""
         if self.holds(message):
             return ""
@@ -278,7 +278,7 @@ class And(Expression):
 
     items: tuple[Expression, ...]
 
-    def holds(self, message: Message) -> bool:
+    def holds(self, message: MessageFields) -> bool:
         """Whether all of them hold."""
         return all(item.holds(message) for item in self.items)
 
@@ -286,7 +286,7 @@ class And(Expression):
         """Those of all items."""
         return frozenset().union(*(item.attributes() for item in self.items))
 
-    def failure(self, message: Message) -> str:
+    def failure(self, message: MessageFields) -> str:
         """That of the first item that does not hold."""
         return next((words for item in self.items if (words := item.failure(message))), "")
 
@@ -300,7 +300,7 @@ class Or(Expression):
 
     items: tuple[Expression, ...]
 
-    def holds(self, message: Message) -> bool:
+    def holds(self, message: MessageFields) -> bool:
         """Whether any of them holds."""
         return any(item.holds(message) for item in self.items)
 
@@ -308,7 +308,7 @@ class Or(Expression):
         """Those of all items."""
         return frozenset().union(*(item.attributes() for item in self.items))
 
-    def failure(self, message: Message) -> str:
+    def failure(self, message: MessageFields) -> str:
         """That of every item, if none holds."""
         words = [item.failure(message) for item in self.items]
         return "; ".join(words) if all(words) else ""
@@ -323,7 +323,7 @@ class Not(Expression):
 
     item: Expression
 
-    def holds(self, message: Message) -> bool:
+    def holds(self, message: MessageFields) -> bool:
         """Whether it does not hold."""
         return not self.item.holds(message)
 
@@ -331,7 +331,7 @@ class Not(Expression):
         """Those of the item."""
         return self.item.attributes()
 
-    def failure(self, message: Message) -> str:
+    def failure(self, message: MessageFields) -> str:
         """The item that holds and should not."""
         return "" if self.holds(message) else f"{self}: it holds"
 
@@ -341,9 +341,12 @@ class Not(Expression):
 
 def name_text(attribute: Attribute) -> str:
     """An attribute as it is written; a header is quoted when its name would mean something else."""
-    if isinstance(attribute, Place):
+    if isinstance(attribute, EnvelopeField):
         return attribute.value
-    taken = attribute.lower() in KEYWORDS or attribute in (Place.SUBJECT.value, Place.SENDER.value)
+    taken = attribute.lower() in KEYWORDS or attribute in (
+        EnvelopeField.SUBJECT.value,
+        EnvelopeField.SENDER.value,
+    )
     if BARE_NAME.fullmatch(attribute) and not taken:
         return attribute
     return '"' + attribute.replace('"', '""') + '"'

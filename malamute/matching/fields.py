@@ -29,7 +29,17 @@ from typing import Any
 from malamute.errors import InvalidSelector
 from malamute.matching.bitmap import Bitmap
 from malamute.matching.conditions import Conditions
-from malamute.matching.expression import And, Exists, Expression, Message, OneOf, Or, Scalar, Within, kind_of
+from malamute.matching.expression import (
+    And,
+    Exists,
+    Expression,
+    MessageFields,
+    OneOf,
+    Or,
+    Scalar,
+    Within,
+    kind_of,
+)
 from malamute.matching.family import TERM_BYTES, Family, Headers, checked_text, register
 from malamute.matching.geometry import area_of
 from malamute.matching.plan import plan_of
@@ -55,12 +65,12 @@ class ExpressionFamily(Family):
     @classmethod
     def matches(cls, pattern: Any, subject: str, headers: Headers, sender: str) -> bool:
         """Whether the expression holds."""
-        return cls.expression(pattern).holds(Message(subject, headers, sender))
+        return cls.expression(pattern).holds(MessageFields(subject, headers, sender))
 
     @classmethod
     def explain(cls, pattern: Any, subject: str, headers: Headers, sender: str) -> str:
         """The first test that fails."""
-        words = cls.expression(pattern).failure(Message(subject, headers, sender))
+        words = cls.expression(pattern).failure(MessageFields(subject, headers, sender))
         return words and f"{cls.name}: {words}"
 
     @classmethod
@@ -93,7 +103,7 @@ class ExpressionFamily(Family):
 
     def rows(self, subject: str, headers: Headers, sender: str) -> list[Bitmap]:
         """The selectors whose expressions hold."""
-        return self._conditions.rows(Message(subject, headers, sender))
+        return self._conditions.rows(MessageFields(subject, headers, sender))
 
 
 @register
@@ -124,7 +134,7 @@ class Fields(ExpressionFamily):
     @classmethod
     def hits(cls, pattern: Any, headers: Headers) -> int:
         """How many fields of the request the headers hit."""
-        message = Message("", headers)
+        message = MessageFields("", headers)
         return sum(_field(*field).holds(message) for field in pattern[1])
 
     @classmethod

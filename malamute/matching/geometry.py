@@ -44,7 +44,7 @@ class Cell(NamedTuple):
     column: int
 
 
-class Bounds(NamedTuple):
+class GeoBounds(NamedTuple):
     """Two parallels and two meridians; `width` is counted eastward from `west`, up to 360."""
 
     south: float
@@ -106,7 +106,7 @@ class Area(ABC):
         """Whether the point is in the area; its border is part of it."""
 
     @abstractmethod
-    def bounds(self) -> Bounds:
+    def bounds(self) -> GeoBounds:
         """Parallels and meridians around the area, all the way round if it holds a pole."""
 
     @abstractmethod
@@ -137,14 +137,14 @@ class Circle(Area):
         """Whether the great-circle distance is at most the radius."""
         return distance_km(self.latitude, self.longitude, *point) <= self.radius_km
 
-    def bounds(self) -> Bounds:
+    def bounds(self) -> GeoBounds:
         """The parallels and meridians that touch the circle (J. P. Matuschek, "Bounding coordinates")."""
         reach = degrees(self.radius_km / EARTH_RADIUS_KM) + _MARGIN
         south, north = max(-90.0, self.latitude - reach), min(90.0, self.latitude + reach)
         if south == -90.0 or north == 90.0:
-            return Bounds(south, north, -180.0, 360.0)
+            return GeoBounds(south, north, -180.0, 360.0)
         half = degrees(asin(min(1.0, sin(radians(reach)) / cos(radians(self.latitude))))) + _MARGIN
-        return Bounds(south, north, self.longitude - half, min(360.0, 2 * half))
+        return GeoBounds(south, north, self.longitude - half, min(360.0, 2 * half))
 
     def numbers(self) -> tuple[float, ...]:
         """Latitude, longitude, radius in km."""
@@ -171,12 +171,12 @@ class Box(Area):
             return False
         return abs(point.latitude) == 90 or eastward(self.west, point.longitude) <= self.width
 
-    def bounds(self) -> Bounds:
+    def bounds(self) -> GeoBounds:
         """The box, a hair wider; all the way round if it reaches a pole."""
         south, north = max(-90.0, self.south - _MARGIN), min(90.0, self.north + _MARGIN)
         if south == -90.0 or north == 90.0:
-            return Bounds(south, north, -180.0, 360.0)
-        return Bounds(south, north, self.west - _MARGIN, min(360.0, self.width + 2 * _MARGIN))
+            return GeoBounds(south, north, -180.0, 360.0)
+        return GeoBounds(south, north, self.west - _MARGIN, min(360.0, self.width + 2 * _MARGIN))
 
     def numbers(self) -> tuple[float, ...]:
         """South, west, north, east."""
@@ -199,7 +199,7 @@ def cell_at(point: Point, level: int) -> Cell:
     return Cell(level, row, column)
 
 
-def _cells(bounds: Bounds, level: int) -> Iterator[Cell]:
+def _cells(bounds: GeoBounds, level: int) -> Iterator[Cell]:
     across = 2**level
     side = 180.0 / across
     first = floor((bounds.west + 180.0) / side)

@@ -4,18 +4,18 @@ Distinct selectors are numbered from 0, and a number that was freed is given aga
 Subscribers with identical selectors form one *group*, which owns the number: one bit in every row.
 Adding, removing and modifying cost what the selector has terms, not what the index holds.
 
-A selector is a hit when one of its criteria matches and its condition holds. Selectors without and
-with a condition are filed apart (`plain` and `gated`), so that the first kind never meets the second:
+A selector is a hit when one of its criteria matches and its condition holds. Selectors without and with a
+condition are filed apart (`unconditional` and `conditional`), so that the first kind never meets the second:
 
-    subject ──> subject families ──> plain rows ─────────────────────────> groups
-                                     gated rows ──┐
-    headers ──> header families ──>  plain rows ──│──────────────────────> groups
-                                     gated rows ──┴── AND conditions ────> groups
+    subject ──> subject families ──> unconditional rows ───────────────────────> groups
+                                     conditional rows ──┐
+    headers ──> header families ──>  unconditional rows │──────────────────────> groups
+                                     conditional rows ──┴── AND conditions ────> groups
 
 What follows from the subject alone is computed once for each subject and cached until the set of
 selectors changes: the final groups when no selector needs headers, which is the usual case and costs
-one dict look-up for a seen subject; otherwise the plain groups and the gated rows, to which the rest
-is added for each message. Conditions are asked only when a gated row was hit.
+one dict look-up for a seen subject; otherwise the unconditional groups and the conditional rows, to which
+the rest is added for each message. Conditions are asked only when a conditional row was hit.
 
 Equal results are one tuple, the same object, so that whoever sends the same messages to the same
 groups can tell by identity. Families from outside may raise: then they hit nothing for that
@@ -35,7 +35,7 @@ from malamute.matching.bitmap import Bitmap, union
 from malamute.matching.cache import CacheBudget, SubjectCache
 from malamute.matching.conditions import Conditions
 from malamute.matching.criteria import Criteria
-from malamute.matching.expression import Message, Place
+from malamute.matching.expression import EnvelopeField, MessageFields
 from malamute.matching.family import Headers, family_named
 from malamute.matching.parser import parse_normal
 from malamute.matching.selector import Selector
@@ -87,8 +87,8 @@ class Explanation(NamedTuple):
 class _Partial(NamedTuple):
     """What the subject alone decides, when some selector needs more than it."""
 
-    plain: Groups
-    gated: list[Bitmap]
+    unconditional: Groups
+    conditional: list[Bitmap]
 
 
 class Index:
@@ -112,8 +112,8 @@ class Index:
         self._by_selector: dict[Selector, Group] = {}
         self._by_key: dict[Hashable, Group] = {}
         self._free: list[int] = []
-        self._plain = Criteria(self.failed)
-        self._gated = Criteria(self.failed)
+        self._unconditional = Criteria(self.failed)
+        self._conditional = Criteria(self.failed)
         self._conditions = Conditions()
         self._conditions_on_headers = 0
         self._caches = caches or CacheBudget()
@@ -173,7 +173,7 @@ class Index:
         """The groups whose selectors match, each once. Equal results are the same object."""
         if not self.needs_headers:
             return self._groups_of[subject]
-        return self._match_message(Message(subject, headers or NO_HEADERS, sender))
+        return self._match_message(MessageFields(subject, headers or NO_HEADERS, sender))
 
     def match_many(
         self,
@@ -192,7 +192,7 @@ class Index:
             senders or [""] * len(subjects),
             strict=True,
         )
-        found = [self._match_message(Message(*message)) for message in columns]
+        found = [self._match_message(MessageFields(*message)) for message in columns]
         self._spent += MESSAGE_WORK * len(found) + sum(map(len, found)) // GROUPS_FOUND
         return found
 
@@ -201,18 +201,20 @@ class Index:
         known = self._groups_of.get(subject)
         if known is not None:
             return bool(known)
-        message = Message(subject, headers or NO_HEADERS, sender)
-        for family in chain(self._plain.by_subject, self._plain.by_headers):
-            if any(self._plain.rows((family,), *message)):
+        message = MessageFields(subject, headers or NO_HEADERS, sender)
+        for family in chain(self._unconditional.by_subject, self._unconditional.by_headers):
+            if any(self._unconditional.rows((family,), *message)):
                 return True
         if not self._conditions:
             return False
-        gated = self._gated.rows(chain(self._gated.by_subject, self._gated.by_headers), *message)
-        return bool(self._through_gate(gated, message))
+        conditional = self._conditional.rows(
+            chain(self._conditional.by_subject, self._conditional.by_headers), *message
+        )
+        return bool(self._fulfilled(conditional, message))
 
     def explain(self, subject: str, headers: Headers | None = None, sender: str = "") -> list[Explanation]:
         """For every group whether it matches and, if not, the first criterion that failed."""
-        message = Message(subject, headers or NO_HEADERS, sender)
+        message = MessageFields(subject, headers or NO_HEADERS, sender)
         # Each selector is asked by itself: nothing of what strangers name is kept.
         reasons = ((group, reason_of(group.selector, *message)) for group in self.groups())
         return [Explanation(group, not reason, reason) for group, reason in reasons]
@@ -220,7 +222,7 @@ class Index:
     @property
     def work(self) -> int:
         """How many expressions a message may have to be evaluated for, beyond looking up its terms."""
-        return self._plain.work + self._gated.work + self._conditions.work
+        return self._unconditional.work + self._conditional.work + self._conditions.work
 
     def take_spent(self) -> int:
         """What matching took since this was asked last, in about microseconds, but for known subjects."""
@@ -232,7 +234,7 @@ class Index:
     def _new_group(self, selector: Selector) -> Group:
         number = self._free[0] if self._free else len(self._groups)
         condition = parse_normal(selector.where) if selector.where else None
-        (self._gated if condition else self._plain).add(number, selector)
+        (self._conditional if condition else self._unconditional).add(number, selector)
         if condition:
             self._conditions.add(number, condition)
             self._conditions_on_headers += _needs_headers(selector)
@@ -244,11 +246,11 @@ class Index:
 
     def _drop_group(self, group: Group) -> None:
         if group.selector.where:
-            self._gated.remove(group.number, group.selector)
+            self._conditional.remove(group.number, group.selector)
             self._conditions.remove(group.number)
             self._conditions_on_headers -= _needs_headers(group.selector)
         else:
-            self._plain.remove(group.number, group.selector)
+            self._unconditional.remove(group.number, group.selector)
         del self._groups[group.number], self._by_selector[group.selector]
         heappush(self._free, group.number)
         self._changed()
@@ -256,7 +258,7 @@ class Index:
     def _changed(self) -> None:
         self.version += 1
         self.needs_headers = bool(
-            self._plain.by_headers or self._gated.by_headers or self._conditions_on_headers
+            self._unconditional.by_headers or self._conditional.by_headers or self._conditions_on_headers
         )
         self.forget()
 
@@ -280,41 +282,41 @@ class Index:
     # From a subject or a message to groups.
 
     def _compute_groups(self, subject: str) -> Groups:
-        rows = self._plain.rows(self._plain.by_subject, subject, NO_HEADERS, "")
-        if self._gated.by_subject:
-            gated = self._gated.rows(self._gated.by_subject, subject, NO_HEADERS, "")
-            rows += self._through_gate(gated, Message(subject, NO_HEADERS, ""))
+        rows = self._unconditional.rows(self._unconditional.by_subject, subject, NO_HEADERS, "")
+        if self._conditional.by_subject:
+            conditional = self._conditional.rows(self._conditional.by_subject, subject, NO_HEADERS, "")
+            rows += self._fulfilled(conditional, MessageFields(subject, NO_HEADERS, ""))
         groups = self._groups_in(rows)
         self._spent += SUBJECT_WORK + len(groups) // GROUPS_FOUND
         return groups
 
     def _compute_partial(self, subject: str) -> _Partial:
-        plain = self._plain.rows(self._plain.by_subject, subject, NO_HEADERS, "")
-        gated = self._gated.rows(self._gated.by_subject, subject, NO_HEADERS, "")
-        return _Partial(self._groups_in(plain), gated)
+        unconditional = self._unconditional.rows(self._unconditional.by_subject, subject, NO_HEADERS, "")
+        conditional = self._conditional.rows(self._conditional.by_subject, subject, NO_HEADERS, "")
+        return _Partial(self._groups_in(unconditional), conditional)
 
-    def _match_message(self, message: Message) -> Groups:
-        plain, gated = self._partial_of[message.subject]
-        rows = self._plain.rows(self._plain.by_headers, *message)
-        if self._gated.by_headers:
-            gated = gated + self._gated.rows(self._gated.by_headers, *message)
-        if gated:
-            rows += self._through_gate(gated, message)
+    def _match_message(self, message: MessageFields) -> Groups:
+        unconditional, conditional = self._partial_of[message.subject]
+        rows = self._unconditional.rows(self._unconditional.by_headers, *message)
+        if self._conditional.by_headers:
+            conditional = conditional + self._conditional.rows(self._conditional.by_headers, *message)
+        if conditional:
+            rows += self._fulfilled(conditional, message)
         if not rows:
-            return plain
+            return unconditional
         others = self._groups_in(rows)
-        if not plain or not others:
-            return plain or others
+        if not unconditional or not others:
+            return unconditional or others
         # A selector with criteria of both kinds may be in both.
-        return self._kept(tuple(sorted({*plain, *others}, key=attrgetter("number"))))
+        return self._kept(tuple(sorted({*unconditional, *others}, key=attrgetter("number"))))
 
-    def _through_gate(self, gated: list[Bitmap], message: Message) -> list[Bitmap]:
-        if not gated:
+    def _fulfilled(self, conditional: list[Bitmap], message: MessageFields) -> list[Bitmap]:
+        if not conditional:
             return []
         allowed = self._conditions.candidates(message)
         if not allowed:
             return []
-        hits = self._conditions.confirmed(union(gated) & union(allowed), message)
+        hits = self._conditions.confirmed(union(conditional) & union(allowed), message)
         return [hits] if hits else []
 
     def _groups_in(self, rows: list[Bitmap]) -> Groups:
@@ -332,12 +334,12 @@ class Index:
 
 
 def _needs_headers(selector: Selector) -> bool:
-    return bool(parse_normal(selector.where).attributes() - {Place.SUBJECT})
+    return bool(parse_normal(selector.where).attributes() - {EnvelopeField.SUBJECT})
 
 
 def reason_of(selector: Selector, subject: str, headers: Headers, sender: str) -> str:
     """Why a selector does not take a message: the first test that fails; empty if it takes it."""
-    message = Message(subject, headers, sender)
+    message = MessageFields(subject, headers, sender)
     reasons = []
     for name, pattern in selector.criteria:
         try:

@@ -33,16 +33,16 @@ from malamute.matching.expression import (
     KEYWORDS,
     And,
     Attribute,
+    BeginsWith,
     Bound,
     Differs,
+    EnvelopeField,
     Exists,
     Expression,
     Matches,
     Not,
     OneOf,
     Or,
-    Place,
-    Prefix,
     Range,
     Scalar,
     Within,
@@ -65,7 +65,7 @@ _TOKENS = re.compile(
       | (?P<sign><=|>=|<>|!=|[=<>(),])""",
     re.VERBOSE,
 )
-_PLACES = {place.value: place for place in Place}
+_PLACES = {place.value: place for place in EnvelopeField}
 _ORDERED: dict[str, Callable[[Attribute, Scalar], Expression]] = {
     "<": lambda name, value: Range(name, None, Bound(value, 0)),
     "<=": lambda name, value: Range(name, None, Bound(value, 1)),
@@ -216,7 +216,7 @@ class _Parser:
         return Range(name, Bound(low, 0), Bound(high, 1))
 
     def _prefix(self, name: Attribute) -> Expression:
-        return Prefix(name, self._expect("text").text)
+        return BeginsWith(name, self._expect("text").text)
 
     def _matches(self, name: Attribute) -> Expression:
         token = self._expect("text")

@@ -27,6 +27,7 @@ from typing import Any, NamedTuple
 from malamute.matching.expression import (
     And,
     Attribute,
+    BeginsWith,
     Bound,
     Differs,
     Exists,
@@ -35,7 +36,6 @@ from malamute.matching.expression import (
     Not,
     OneOf,
     Or,
-    Prefix,
     Range,
     Within,
 )
@@ -70,7 +70,7 @@ class Clause(NamedTuple):
     exact: bool
 
 
-class Plan(NamedTuple):
+class FilingPlan(NamedTuple):
     """All clauses of an expression; not `exact` means that a hit must be checked."""
 
     clauses: tuple[Clause, ...]
@@ -87,7 +87,7 @@ class Plan(NamedTuple):
 
 
 @lru_cache(maxsize=16)
-def plan_of(expression: Expression) -> Plan:
+def plan_of(expression: Expression) -> FilingPlan:
     """How an expression is filed."""
     drafts = list(dict.fromkeys(_Draft.read(literals) for literals in _clauses(expression, negated=False)))
     share = PLAN_TERMS_MAX // len(drafts)
@@ -95,8 +95,8 @@ def plan_of(expression: Expression) -> Plan:
     # One clause that is filed under nothing is met by every message, and makes all others pointless.
     met = next((clause for clause in clauses if clause.paths == ((),) and not clause.ranges), None)
     if met is not None and len(clauses) > 1:
-        return Plan((met,), exact=False)
-    return Plan(tuple(clauses), all(clause.exact for clause in clauses))
+        return FilingPlan((met,), exact=False)
+    return FilingPlan(tuple(clauses), all(clause.exact for clause in clauses))
 
 
 Literals = tuple[Expression, ...]
@@ -170,7 +170,7 @@ class _Draft:
     def range(self, test: Range) -> None:
         self._narrow((test.attribute, test.kind), test.low, test.high)
 
-    def prefix(self, test: Prefix) -> None:
+    def prefix(self, test: BeginsWith) -> None:
         end = _behind(test.text)
         self._narrow((test.attribute, "text"), Bound(test.text, 0), Bound(end, 0) if end else None)
 
@@ -196,7 +196,7 @@ _READ: dict[type[Expression], Callable[[_Draft, Any], None]] = {
     Differs: _Draft.exists,
     Matches: _Draft.exists,
     Range: _Draft.range,
-    Prefix: _Draft.prefix,
+    BeginsWith: _Draft.prefix,
     Within: _Draft.within,
 }
 

@@ -14,7 +14,7 @@ from operator import attrgetter
 from typing import Any, NamedTuple
 
 from malamute.errors import InvalidSelector
-from malamute.matching.expression import And, Expression, Matches, Not, Or, Place
+from malamute.matching.expression import And, EnvelopeField, Expression, Matches, Not, Or
 from malamute.matching.family import TERM_BYTES, family_named
 from malamute.matching.parser import parse, parse_normal
 from malamute.matching.plan import plan_of
@@ -86,7 +86,7 @@ class Selector(NamedTuple):
     @property
     def needs_headers(self) -> bool:
         """Whether it looks at headers or the sender."""
-        looked_at = parse_normal(self.where).attributes() - {Place.SUBJECT} if self.where else ()
+        looked_at = parse_normal(self.where).attributes() - {EnvelopeField.SUBJECT} if self.where else ()
         return bool(looked_at) or any(family_named(name).needs_headers for name, _ in self.criteria)
 
     @property

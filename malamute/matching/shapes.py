@@ -31,7 +31,7 @@ from malamute.matching.pattern import MANY, ONE, Form
 Pick = Callable[[Sequence[str]], Hashable]
 """Takes the literals of a shape out of the parts of a subject."""
 
-Plan = list[tuple[Pick, Callable[[Hashable], Bitmap | None]]]
+ShapeLookups = list[tuple[Pick, Callable[[Hashable], Bitmap | None]]]
 """For each shape: what to look up, and where."""
 
 
@@ -74,7 +74,7 @@ class Shapes:
         self._shapes_max = shapes_max
         self._tables: dict[Shape, dict[Hashable, Bitmap]] = {}
         self._counts: Counter[int] = Counter()  # closed shapes by length, and open ones under _OPEN
-        self._plans: dict[int, Plan] = {}  # by the number of parts, until the shapes change
+        self._plans: dict[int, ShapeLookups] = {}  # by the number of parts, until the shapes change
 
     def __len__(self) -> int:
         return len(self._tables)
@@ -118,10 +118,10 @@ class Shapes:
                 rows.append(row)
         return rows
 
-    def _plan(self, length: int) -> Plan:
+    def _plan(self, length: int) -> ShapeLookups:
         shapes = [s for s in self._tables if s.length == length or (s.open and s.length < length)]
         shapes.sort(key=lambda shape: len(shape.positions))
-        plan: Plan = [(shape.pick, self._tables[shape].get) for shape in shapes]
+        plan: ShapeLookups = [(shape.pick, self._tables[shape].get) for shape in shapes]
         if len(self._plans) >= _PLANS_MAX:
             self._plans.clear()
         self._plans[length] = plan

@@ -17,7 +17,7 @@ import structlog
 import zmq
 
 from malamute import __version__
-from malamute.config import Config, Log
+from malamute.config import Config, LogConfig
 from malamute.core.broker import Core, Settings
 from malamute.core.events import EVENTS
 from malamute.core.faults import FAULT
@@ -187,7 +187,7 @@ def run(config: Config, started: Callable[[list[str]], None] = lambda endpoints:
     log.info("stopped")
 
 
-def configure_logs(config: Log) -> None:
+def configure_logs(config: LogConfig) -> None:
     """Write logs to standard error: for people on a terminal, as JSON elsewhere."""
     console = config.format == "console" or (config.format == "auto" and sys.stderr.isatty())
     renderer = structlog.dev.ConsoleRenderer() if console else structlog.processors.JSONRenderer()

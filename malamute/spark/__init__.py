@@ -29,9 +29,9 @@ def read_export(session: SparkSession, path: str, stream: str = "") -> DataFrame
     `spark.sql.files.ignoreCorruptFiles` is set. Raises `NotFound` when nothing was exported there.
     """
     from malamute.spark.layout import stream_directory
-    from malamute.spark.options import Options
+    from malamute.spark.options import SourceOptions
     from malamute.spark.schema import ddl
 
-    promoted = Options(path=path, stream=stream).promoted()
+    promoted = SourceOptions(path=path, stream=stream).promoted()
     reader = session.read.schema(ddl(promoted)).option("basePath", path)
     return reader.parquet(f"{path}/{stream_directory(stream)}" if stream else path)

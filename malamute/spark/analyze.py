@@ -1,8 +1,8 @@
 """What happened: volume, order, senders, headers and queues of exported history, as tables.
 
-Tasks make partial sums of every row group (`analyze_parts`, `analyze_events`), Spark brings together what
-belongs together, and tasks make the rows of all tables of that (`analyze_whole`). A query over little data
-costs what Spark needs to plan it, so what is left for Spark is small:
+Tasks make partial sums of every row group (`partial_aggregates`, `analyze_events`), Spark brings together
+what belongs together, and tasks make the rows of all tables of that (`final_aggregates`). A query over little
+data costs what Spark needs to plan it, so what is left for Spark is small:
 
     streams         messages, bytes, rates, what is missing or there twice, and how far apart messages are
     volume          messages and bytes of each window and subject prefix
@@ -34,9 +34,10 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
 from malamute.errors import InvalidValue
-from malamute.spark import analyze_events, analyze_parts
-from malamute.spark.analyze_whole import PERCENTS, SECOND, SPREAD, TYPES, WHOLE, Known, whole
-from malamute.spark.scan import Bounds, Damage, History, Part, fold
+from malamute.protocol.time_units import NS_PER_SECOND
+from malamute.spark import analyze_events, partial_aggregates
+from malamute.spark.final_aggregates import PERCENTS, SPREAD, TYPES, WHOLE, Known, whole
+from malamute.spark.scan import ExportDamage, ExportedHistory, HistoryBounds, HistoryPart, fold
 from malamute.spark.schema import ddl
 
 if TYPE_CHECKING:
@@ -51,11 +52,11 @@ ROWS_EACH = 250_000
 """About so many rows of partial sums are put together by one task."""
 
 
-class Options(NamedTuple):
-    """What is analysed, and how finely. A window is in seconds, `depth` in parts of a subject."""
+class AnalyzeOptions(NamedTuple):
+    """What is analysed, and how finely. `depth` is in parts of a subject."""
 
-    bounds: Bounds = Bounds()
-    window: int = 60
+    bounds: HistoryBounds = HistoryBounds()
+    window_seconds: int = 60
     depth: int = 1
     measures: tuple[str, ...] = ()
 
@@ -91,13 +92,15 @@ def _seconds(column: str, name: str) -> str:
 
 _EXTENT = (_seconds("first_time", "begin"), _seconds("last_time", "end"))
 _SUMS = ("messages", "bytes")
+_PER_SECOND = f"messages * {NS_PER_SECOND} / (last_time - first_time)"
+_SILENCE = f"silence / {NS_PER_SECOND}"
 
 TABLES = {
     "streams": (
         "kind = 'stream'",
         *("stream", *_SUMS, "first", "last", "most / {window} as peak_per_second"),
         *("gaps", "missing", "doubles", *PERCENTS),
-        f"if(last_time > first_time, messages * {SECOND} / (last_time - first_time), null) as per_second",
+        f"if(last_time > first_time, {_PER_SECOND}, null) as per_second",
         *_EXTENT,
     ),
     "volume": ("kind = 'prefix'", "stream", _seconds("slot", "window"), "name as prefix", *_SUMS),
@@ -105,8 +108,8 @@ TABLES = {
     "senders": (
         "kind = 'heard'",
         *("stream", "name as sender", *_SUMS, *_EXTENT, *PERCENTS),
-        *(f"silence / {SECOND} as longest_silence", _seconds("slot", "silent_since")),
-        f"coalesce(silence / {SECOND} > {LATE} * p99 and silence / {SECOND} >= {{window}}, false) as late",
+        *(f"{_SILENCE} as longest_silence", _seconds("slot", "silent_since")),
+        f"coalesce({_SILENCE} > {LATE} * p99 and {_SILENCE} >= {{window}}, false) as late",
     ),
     "sender_volume": ("kind = 'sender'", "stream", _seconds("slot", "window"), "name as sender", *_SUMS),
     "intervals": ("kind = 'interval'", "stream", "name as sender", "slot as bucket", "messages"),
@@ -139,11 +142,11 @@ TABLES = {
         "value as reason",
     ),
 }
-"""Each table: which rows of `analyze_whole` it has, and its columns."""
+"""Each table: which rows of `final_aggregates` it has, and its columns."""
 
 
 @contextmanager
-def analysed(spark: SparkSession, history: History, options: Options) -> Iterator[Tables]:
+def analysed(spark: SparkSession, history: ExportedHistory, options: AnalyzeOptions) -> Iterator[Tables]:
     """The tables, by name. What they share is read once and kept during the block."""
     from pyspark import StorageLevel
 
@@ -158,25 +161,25 @@ def analysed(spark: SparkSession, history: History, options: Options) -> Iterato
         parts.unpersist()
 
 
-def _parts(spark: SparkSession, history: History, options: Options) -> DataFrame:
-    window_ns = options.window * SECOND
+def _parts(spark: SparkSession, history: ExportedHistory, options: AnalyzeOptions) -> DataFrame:
+    window_ns = options.window_seconds * NS_PER_SECOND
     parts = fold(
         spark,
         history,
         history.pieces,
-        analyze_parts.COLUMNS,
-        lambda found: analyze_parts.partial_tables(found, window_ns, options.depth),
-        analyze_parts.SCHEMA,
+        partial_aggregates.COLUMNS,
+        lambda found: partial_aggregates.partial_tables(found, window_ns, options.depth),
+        partial_aggregates.SCHEMA,
     )
     system = history.of(analyze_events.STREAM)
     if not system:
         return parts
     columns, function = analyze_events.COLUMNS, analyze_events.partial_tables
-    return parts.union(fold(spark, history, system, columns, function, analyze_parts.SCHEMA))
+    return parts.union(fold(spark, history, system, columns, function, partial_aggregates.SCHEMA))
 
 
 def _whole(parts: DataFrame) -> DataFrame:
-    """The rows of `analyze_whole`."""
+    """The rows of `final_aggregates`."""
     from pyspark.sql import functions as f
     from pyspark.sql.pandas.types import from_arrow_schema
 
@@ -202,12 +205,16 @@ def _whole(parts: DataFrame) -> DataFrame:
     return parts.mapInArrow(lambda batches: whole(batches, known), from_arrow_schema(WHOLE))
 
 
-def _tables(spark: SparkSession, history: History, rows: DataFrame, options: Options) -> Tables:
+def _tables(
+    spark: SparkSession, history: ExportedHistory, rows: DataFrame, options: AnalyzeOptions
+) -> Tables:
     from pyspark.sql import functions as f
 
     crossed = [row["stream"] for row in rows.where("crossed").select("stream").collect()]
     tables = {
-        name: rows.where(condition).selectExpr(*(column.format(window=options.window) for column in columns))
+        name: rows.where(condition).selectExpr(
+            *(column.format(window=options.window_seconds) for column in columns)
+        )
         for name, (condition, *columns) in TABLES.items()
     }
     if crossed:
@@ -221,21 +228,21 @@ def _tables(spark: SparkSession, history: History, rows: DataFrame, options: Opt
 # Volume
 
 
-def volume(spark: SparkSession, history: History, window: int) -> DataFrame:
-    """Messages and bytes by stream, window of so many seconds, and subject, and nothing else."""
+def volume(spark: SparkSession, history: ExportedHistory, window_seconds: int) -> DataFrame:
+    """Messages and bytes by stream, window and subject, and nothing else."""
     from pyspark.sql import functions as f
 
-    window_ns = window * SECOND
+    window_ns = window_seconds * NS_PER_SECOND
 
-    def task(found: Iterator[Part | Damage]) -> Iterator[pa.RecordBatch]:
+    def task(found: Iterator[HistoryPart | ExportDamage]) -> Iterator[pa.RecordBatch]:
         for part in found:
-            if isinstance(part, Damage):
-                yield analyze_parts.damage_row(part)
+            if isinstance(part, ExportDamage):
+                yield partial_aggregates.damage_row(part)
             else:
-                yield analyze_parts.volumes(part, window_ns)
+                yield partial_aggregates.volumes(part, window_ns)
 
     columns = ("time_ns", "subject", "size")
-    parts = fold(spark, history, history.pieces, columns, task, analyze_parts.SCHEMA)
+    parts = fold(spark, history, history.pieces, columns, task, partial_aggregates.SCHEMA)
     grouped = parts.where("kind = 'subject'").groupBy("stream", "slot", f.col("name").alias("subject"))
     summed = grouped.agg(f.sum("messages").alias("messages"), f.sum("bytes").alias("bytes"))
     return summed.selectExpr("stream", _seconds("slot", "window"), "subject", *_SUMS)
@@ -262,7 +269,7 @@ def _exact(tables: Tables, numbers: DataFrame, others: Column) -> dict[str, Data
     }
 
 
-def _sequences(spark: SparkSession, history: History, streams: Sequence[str]) -> DataFrame:
+def _sequences(spark: SparkSession, history: ExportedHistory, streams: Sequence[str]) -> DataFrame:
     """Every sequence of these streams once, and how many copies there are besides."""
     from pyspark.sql import functions as f
 
@@ -279,7 +286,7 @@ def _holes(numbers: DataFrame) -> DataFrame:
     return steps.selectExpr("stream", "sequence + 1 as first", "next - 1 as last")
 
 
-def messages(spark: SparkSession, history: History, streams: Sequence[str] = ()) -> DataFrame:
+def messages(spark: SparkSession, history: ExportedHistory, streams: Sequence[str] = ()) -> DataFrame:
     """The messages themselves, within the bounds, as Spark reads them."""
     from pyspark.sql import functions as f
 
@@ -295,7 +302,7 @@ def messages(spark: SparkSession, history: History, streams: Sequence[str] = ())
 # The rest
 
 
-def _measure(spark: SparkSession, history: History, measure: Measure) -> DataFrame:
+def _measure(spark: SparkSession, history: ExportedHistory, measure: Measure) -> DataFrame:
     from pyspark.errors import AnalysisException, ParseException
     from pyspark.sql import functions as f
 
@@ -315,7 +322,7 @@ def _measure(spark: SparkSession, history: History, measure: Measure) -> DataFra
     ).orderBy(*(name for name, _ in measure.groups))
 
 
-def analyze(spark: SparkSession, history: History, target: str, options: Options) -> Tables:
+def analyze(spark: SparkSession, history: ExportedHistory, target: str, options: AnalyzeOptions) -> Tables:
     """Write each table as a directory of Parquet in `target`, in place of one that is there.
 
     Returns the tables as they were written.

@@ -4,7 +4,7 @@ The events are the stream `$sys`. `service.settled.NAME` and `mailbox.settled.NA
 a msgpack map: for each message when it was queued, first delivered and settled, in nanoseconds, how often it
 was delivered, and what became of it. The subjects of all others begin with what they are about and what
 happened, and their headers say the rest. An event with the header `count` stands for so many. The rows are
-those of `analyze_parts`, with more kinds:
+those of `partial_aggregates`, with more kinds:
 
     queue     KIND NAME      value: outcome     messages; bytes: redeliveries
     waited    KIND NAME      slot: bucket       messages: from when they were queued to the first delivery
@@ -28,8 +28,8 @@ import pyarrow as pa
 from malamute.errors import Malformed
 from malamute.protocol.batch import unpack
 from malamute.protocol.messages import HARMLESS
-from malamute.spark.analyze_parts import buckets, rows
-from malamute.spark.scan import Damage, Part
+from malamute.spark.partial_aggregates import buckets, rows
+from malamute.spark.scan import ExportDamage, HistoryPart
 
 STREAM = "$sys"
 COLUMNS = ("sequence", "time_ns", "subject", "headers", "body")
@@ -41,10 +41,10 @@ FIELDS = frozenset({"queued", "delivered", "attempts", "settled", "outcome", "se
 Numbers = np.ndarray[Any, Any]
 
 
-def partial_tables(parts: Iterator[Part | Damage]) -> Iterator[pa.RecordBatch]:
+def partial_tables(parts: Iterator[HistoryPart | ExportDamage]) -> Iterator[pa.RecordBatch]:
     """The rows of each row group of events. Damage is told by who reads all streams."""
     for part in parts:
-        if isinstance(part, Part):
+        if isinstance(part, HistoryPart):
             yield from _events(part.batch)
 
 

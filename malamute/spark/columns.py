@@ -16,17 +16,18 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from malamute.protocol.batch import Columns, Frame
-from malamute.spark.records import Records, read_records
+from malamute.protocol.time_units import NS_PER_SECOND
+from malamute.spark.records import RecordColumns, read_records
 from malamute.spark.schema import PREFIX, Kind, Promoted, arrow_schema
 
 BATCH_ROWS = 65_536
 BATCH_BYTES = 16 * 1024 * 1024
 """A batch is made of so many messages, or of records of so many bytes, and at most one delivery more."""
 
-RECORD = Records._fields
+RECORD = RecordColumns._fields
 """The columns for which records have to be opened, beside the promoted headers."""
 
-DAY_NS = 86_400 * 10**9
+DAY_NS = 86_400 * NS_PER_SECOND
 
 
 class Gatherer:

@@ -21,17 +21,17 @@ import pyarrow as pa
 from malamute.matching.expression import (
     And,
     Attribute,
+    BeginsWith,
     Differs,
+    EnvelopeField,
     Exists,
     Expression,
     Matches,
-    Message,
+    MessageFields,
     Not,
     OneOf,
     Or,
-    Place,
     Predicate,
-    Prefix,
     Range,
     Within,
 )
@@ -43,7 +43,7 @@ EXACT_MAX = 2**53
 """Up to here every integer is a floating-point number of its own."""
 
 
-class Values(NamedTuple):
+class EntryValues(NamedTuple):
     """Entries by the type of their value; the last entry has none. `large` integers stand apart."""
 
     texts: list[str]
@@ -55,20 +55,20 @@ class Values(NamedTuple):
     large: Numbers | None
 
 
-class Column(NamedTuple):
+class AttributeColumn(NamedTuple):
     """An attribute of the messages: the entry of each row, -1 for none, and where entries are looked up."""
 
     entries: Numbers
-    values: Values
+    values: EntryValues
 
 
-def entries_of(headers: pa.MapArray) -> Values:
+def entries_of(headers: pa.MapArray) -> EntryValues:
     """The values of all headers, the keys of which are encoded as a dictionary, and so are texts."""
     text, integer, number, flag = (headers.items.field(kind) for kind in KINDS)
     texts = text.dictionary.to_pylist()
     integers, numbers = _filled(integer, 0), _filled(number, np.nan)
     large = (integers > EXACT_MAX) | (integers < -EXACT_MAX)
-    return Values(
+    return EntryValues(
         texts,
         {text: code for code, text in enumerate(texts)},
         _filled(text.indices, -1),
@@ -91,7 +91,7 @@ class Rows:
 
     def __init__(self, batch: pa.RecordBatch) -> None:
         self._batch = batch
-        self._columns: dict[Attribute, Column] = {}
+        self._columns: dict[Attribute, AttributeColumn] = {}
         headers = batch.column("headers")
         self._values = entries_of(headers)
         ends = headers.offsets.to_numpy()
@@ -104,32 +104,36 @@ class Rows:
         """For which of these rows it holds, as a mask."""
         return _MASKS[type(expression)](self, expression, rows)
 
-    def column(self, attribute: Attribute) -> Column:
+    def column(self, attribute: Attribute) -> AttributeColumn:
         """Where an attribute is."""
         found = self._columns.get(attribute)
         if found is None:
-            found = self._place(attribute) if isinstance(attribute, Place) else self._header(attribute)
+            found = (
+                self._place(attribute) if isinstance(attribute, EnvelopeField) else self._header(attribute)
+            )
             self._columns[attribute] = found
         return found
 
-    def _header(self, name: str) -> Column:
+    def _header(self, name: str) -> AttributeColumn:
         entries = np.full(self._batch.num_rows, -1)
         if name in self._names:
             found = np.flatnonzero(self._keys == self._names[name])
             # Of a header that is there twice the last one counts.
             entries[self._rows[found]] = found + self._first
-        return Column(entries, self._values)
+        return AttributeColumn(entries, self._values)
 
-    def _place(self, place: Place) -> Column:
+    def _place(self, place: EnvelopeField) -> AttributeColumn:
         column = self._batch.column(place.value)
         texts, codes = column.dictionary.to_pylist(), column.indices.to_numpy()
         # A sender without an address is none.
-        known = np.array([place is Place.SUBJECT or bool(text) for text in texts], bool)
+        known = np.array([place is EnvelopeField.SUBJECT or bool(text) for text in texts], bool)
         count = len(texts)
         nothing = np.full(count + 1, -1)
         numbers, codes_of = np.full(count + 1, np.nan), {text: code for code, text in enumerate(texts)}
-        values = Values(texts, codes_of, np.append(np.arange(count), -1), numbers, nothing, nothing, None)
-        return Column(np.where(known[codes], codes, -1), values)
+        values = EntryValues(
+            texts, codes_of, np.append(np.arange(count), -1), numbers, nothing, nothing, None
+        )
+        return AttributeColumn(np.where(known[codes], codes, -1), values)
 
 
 # Masks. Each takes the rows, an expression of its type, and which rows are asked for.
@@ -207,7 +211,7 @@ def _range(rows: Rows, expression: Range, asked: Numbers) -> Numbers:
     return _with_large(expression, entries, values, mask)
 
 
-def _with_large(test: Predicate, entries: Numbers, values: Values, mask: Numbers) -> Numbers:
+def _with_large(test: Predicate, entries: Numbers, values: EntryValues, mask: Numbers) -> Numbers:
     """The mask, with what the test says of large integers, which are no numbers of a column."""
     if values.large is not None:
         places = np.flatnonzero(values.large[entries])
@@ -215,7 +219,7 @@ def _with_large(test: Predicate, entries: Numbers, values: Values, mask: Numbers
     return mask
 
 
-def _each(test: Predicate, entries: Numbers, values: Values) -> Numbers:
+def _each(test: Predicate, entries: Numbers, values: EntryValues) -> Numbers:
     """Ask the test about each value that there is, once."""
     mask = _with_large(test, entries, values, np.zeros(len(entries), bool))
     texts = values.text[entries]
@@ -249,7 +253,7 @@ def _within(rows: Rows, expression: Within, asked: Numbers) -> Numbers:
     mask &= np.mod(longitude - bounds.west, 360.0) <= bounds.width
     near = np.flatnonzero(mask)
     points = zip(latitude[near].tolist(), longitude[near].tolist(), strict=True)
-    messages = (Message("", dict(zip(names, point, strict=True))) for point in points)  # type: ignore[arg-type]
+    messages = (MessageFields("", dict(zip(names, point, strict=True))) for point in points)  # type: ignore[arg-type]
     mask[near] = np.fromiter(map(expression.holds, messages), bool, len(near))
     return mask
 
@@ -262,7 +266,7 @@ _MASKS: dict[type[Expression], Callable[[Rows, Any, Numbers], Numbers]] = {
     OneOf: _one_of,
     Differs: _differs,
     Range: _range,
-    Prefix: _by_value,
+    BeginsWith: _by_value,
     Matches: _by_value,
     Within: _within,
 }

@@ -24,10 +24,10 @@ import pyarrow.parquet as pq
 
 from malamute.protocol.batch import Columns
 from malamute.spark.columns import Gatherer, by_day
-from malamute.spark.history import Gap, History, range_of, sequence_at
+from malamute.spark.export_location import ExportLocation
+from malamute.spark.history import ExportGap, HistorySource, range_of, sequence_at
 from malamute.spark.layout import date_of, file_path
-from malamute.spark.manifest import File, Manifest, Part, encode_footer, save, settle
-from malamute.spark.place import Place
+from malamute.spark.manifest import File, FileContents, Manifest, encode_footer, save, settle
 from malamute.spark.schema import Promoted
 
 FILE_ROWS = 4_000_000
@@ -57,13 +57,13 @@ class Exported(NamedTuple):
     files: int
     bytes: int
     malformed: int
-    gaps: Sequence[Gap]
+    gaps: Sequence[ExportGap]
 
 
 def export(
-    history: History,
+    history: HistorySource,
     stream: str,
-    place: Place,
+    place: ExportLocation,
     *,
     promoted: Promoted | None = None,
     since: str = "",
@@ -86,14 +86,14 @@ def export(
         if until:
             last = min(last, sequence_at(history, stream, until, now) - 1)
         writer = _Writer(place, manifest)
-        gaps: list[Gap] = []
+        gaps: list[ExportGap] = []
         with writer, ThreadPoolExecutor(1, "malamute-export") as thread:
             writing: Future[None] | None = None
             for item in _batches(history, stream, first, last, writer.gatherer):
                 # One batch is written, which is mostly compressing, while the next is gathered.
                 if writing is not None:
                     writing.result()
-                if isinstance(item, Gap):
+                if isinstance(item, ExportGap):
                     gaps.append(item)
                     writer.gaps.append(item)
                     writing = None
@@ -116,8 +116,8 @@ def export(
 
 
 def _batches(
-    history: History, stream: str, first: int, last: int, gatherer: Gatherer
-) -> Iterator[pa.RecordBatch | Gap]:
+    history: HistorySource, stream: str, first: int, last: int, gatherer: Gatherer
+) -> Iterator[pa.RecordBatch | ExportGap]:
     """The batches of a range, and each gap before the batch that it is before or in."""
     for item in history.read(stream, first, last):
         if isinstance(item, Columns):
@@ -133,11 +133,11 @@ def _batches(
 class _Writer:
     """Writes batches to files and enters them in the manifest; a context that removes what is unfinished."""
 
-    def __init__(self, place: Place, manifest: Manifest) -> None:
+    def __init__(self, place: ExportLocation, manifest: Manifest) -> None:
         self._place = place
         self.manifest = manifest
         self.gatherer = Gatherer(manifest.promoted)
-        self.gaps: list[Gap] = []
+        self.gaps: list[ExportGap] = []
         self._file: _File | None = None
 
     def write(self, batch: pa.RecordBatch) -> None:
@@ -175,7 +175,7 @@ class _Writer:
 class _File:
     """A file that is being written."""
 
-    def __init__(self, place: Place, manifest: Manifest, date: str, batch: pa.RecordBatch) -> None:
+    def __init__(self, place: ExportLocation, manifest: Manifest, date: str, batch: pa.RecordBatch) -> None:
         self.date = date
         self._manifest = manifest
         self._first, self._first_time = _position(batch, 0)
@@ -207,12 +207,12 @@ class _File:
         self._count += batch.num_rows
         self._malformed += batch.column("headers").null_count
 
-    def finish(self, gaps: Sequence[Gap]) -> File:
+    def finish(self, gaps: Sequence[ExportGap]) -> File:
         """Make it visible. The gaps are those that were met since the file before."""
         stream, promoted, _ = self._manifest
         within = tuple(gap for gap in gaps if gap.first <= self._last)
         times = self._first_time, self._last_time
-        part = Part(self._first, self._last, self._count, *times, within, self._malformed)
+        part = FileContents(self._first, self._last, self._count, *times, within, self._malformed)
         self._sink.path = file_path(stream, self.date, self._first, self._last)
         with self._stack:
             self._parquet.add_key_value_metadata(encode_footer(stream, promoted, part))

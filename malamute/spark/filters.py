@@ -21,11 +21,12 @@ from pyspark.sql import datasource as spark
 
 from malamute.errors import InvalidSelector
 from malamute.protocol.limits import CRITERIA_MAX, NUMBER_MAX, PATTERN_BYTES_MAX, WHERE_BYTES_MAX
-from malamute.spark.history import Wanted
+from malamute.protocol.time_units import NS_PER_SECOND
+from malamute.spark.history import ReadFilter
 from malamute.spark.schema import PREFIX, Kind, Promoted
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_DAY_NS = 86_400 * 10**9
+_DAY_NS = 86_400 * NS_PER_SECOND
 
 
 class Condition(NamedTuple):
@@ -60,7 +61,7 @@ def conditions_of(filters: Iterable[spark.Filter]) -> tuple[Condition, ...]:
     return tuple(found)
 
 
-class Bounds(NamedTuple):
+class PushdownBounds(NamedTuple):
     """Sequences and times (in nanoseconds), both ends included, outside of which there is nothing to find.
 
     `streams` are the only ones, or None.
@@ -77,9 +78,9 @@ class Bounds(NamedTuple):
         return self.streams is None or stream in self.streams
 
 
-def bounds_of(conditions: Iterable[Condition]) -> Bounds:
+def bounds_of(conditions: Iterable[Condition]) -> PushdownBounds:
     """The bounds that follow from the conditions."""
-    bounds = Bounds()
+    bounds = PushdownBounds()
     for column, operator, value in conditions:
         values = value if operator == "in" else (value,)
         if operator == "prefix" or operator == "exists" or None in values or not values:
@@ -96,7 +97,7 @@ def bounds_of(conditions: Iterable[Condition]) -> Bounds:
     return bounds
 
 
-def _narrowed(bounds: Bounds, low: int | None, high: int | None, *, is_time: bool) -> Bounds:
+def _narrowed(bounds: PushdownBounds, low: int | None, high: int | None, *, is_time: bool) -> PushdownBounds:
     low_name, high_name = ("since", "until") if is_time else ("first", "last")
     changes = {}
     if low is not None:
@@ -180,7 +181,7 @@ def _expression(condition: Condition, kind: pa.DataType) -> pc.Expression:
     return tests[operator]()
 
 
-def wanted_of(conditions: Iterable[Condition], promoted: Promoted) -> Wanted:
+def wanted_of(conditions: Iterable[Condition], promoted: Promoted) -> ReadFilter:
     """The conditions that a broker can look at."""
     criteria: tuple[tuple[str, str], ...] = ()
     parts: list[str] = []
@@ -197,7 +198,7 @@ def wanted_of(conditions: Iterable[Condition], promoted: Promoted) -> Wanted:
         longer = f"{where} and {part}" if where else part
         if _is_understood(longer):
             where = longer
-    return Wanted(criteria, where)
+    return ReadFilter(criteria, where)
 
 
 def _is_understood(where: str) -> bool:

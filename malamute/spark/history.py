@@ -29,11 +29,11 @@ READ_BYTES = 8 * 1024 * 1024
 CREDIT = 100_000
 """Messages of a broker that may wait here."""
 
-TIMEOUT = 30.0
+TIMEOUT_SECONDS = 30.0
 """Seconds that a broker may take for anything it is asked for."""
 
 
-class Gap(NamedTuple):
+class ExportGap(NamedTuple):
     """Sequences, both ends included, that cannot be had, and why."""
 
     first: int
@@ -41,47 +41,49 @@ class Gap(NamedTuple):
     reason: str
 
 
-class Range(NamedTuple):
+class SequenceRange(NamedTuple):
     """What there is of a stream, both ends included; an empty one ends before it begins."""
 
     first: int
     last: int
 
 
-class Wanted(NamedTuple):
+class ReadFilter(NamedTuple):
     """Which messages a reader can do without the others. What is given may still be more."""
 
     criteria: Sequence[tuple[str, str]] = ()
     where: str = ""
 
 
-ALL = Wanted()
+ALL = ReadFilter()
 
 
-class History(Protocol):
+class HistorySource(Protocol):
     """What has been published."""
 
-    def streams(self) -> Mapping[str, Range]:
+    def streams(self) -> Mapping[str, SequenceRange]:
         """Each stream, and what is there of it."""
 
     def find_time(self, stream: str, time_ns: int) -> int:
         """The first sequence at or after a time; one past the last if there is none."""
 
-    def read(self, stream: str, first: int, last: int, wanted: Wanted = ALL) -> Iterator[Columns | Gap]:
+    def read(
+        self, stream: str, first: int, last: int, wanted: ReadFilter = ALL
+    ) -> Iterator[Columns | ExportGap]:
         """The messages of a range, in order, and the gaps between them."""
 
     def close(self) -> None:
         """Release it."""
 
 
-def open_history(*, data: str = "", url: str = "") -> AbstractContextManager[History]:
+def open_history(*, data: str = "", url: str = "") -> AbstractContextManager[HistorySource]:
     """The history in a data directory, or at a broker's URL. Raises `ConfigError` for both or none."""
     if bool(data) == bool(url):
         raise ConfigError("history is read from either a data directory or a broker's URL")
     return closing(StoreHistory(data) if data else BrokerHistory(url))
 
 
-def range_of(history: History, stream: str) -> Range:
+def range_of(history: HistorySource, stream: str) -> SequenceRange:
     """What there is of a stream. Raises `NotFound`."""
     found = history.streams().get(stream)
     if found is None:
@@ -95,7 +97,7 @@ def parse_point(words: str) -> Start:
     return Start.parse(words if kind in (SEQ, TIME, SINCE) else f"{TIME}:{words}")
 
 
-def sequence_at(history: History, stream: str, words: str, now_ns: int) -> int:
+def sequence_at(history: HistorySource, stream: str, words: str, now_ns: int) -> int:
     """The first sequence at a point, as `parse_point` reads it."""
     start = parse_point(words)
     if start.kind == SEQ:
@@ -111,39 +113,43 @@ class StoreHistory:
 
         self._reader = StoreReader.open(directory)
 
-    def streams(self) -> Mapping[str, Range]:
+    def streams(self) -> Mapping[str, SequenceRange]:
         """Each stream, and what is there of it."""
-        return {name: Range(state.first, state.last) for name, state in self._reader.streams().items()}
+        return {
+            name: SequenceRange(state.first, state.last) for name, state in self._reader.streams().items()
+        }
 
     def find_time(self, stream: str, time_ns: int) -> int:
         """The first sequence at or after a time; one past the last if there is none."""
         return self._reader.find_time(stream, time_ns)
 
-    def read(self, stream: str, first: int, last: int, wanted: Wanted = ALL) -> Iterator[Columns | Gap]:
+    def read(
+        self, stream: str, first: int, last: int, wanted: ReadFilter = ALL
+    ) -> Iterator[Columns | ExportGap]:
         """The messages of a range, in order, and the gaps between them."""
         while first <= last:
             found, kept = self._reader.read(stream, first, bytes_max=READ_BYTES)
             if not found:
-                yield Gap(first, last, "overwritten")
+                yield ExportGap(first, last, "overwritten")
                 return
             for item in found:
                 if item.first > last:
                     break
                 if item.first > first:
-                    yield Gap(first, item.first - 1, "overwritten" if first < kept else "restart")
+                    yield ExportGap(first, item.first - 1, "overwritten" if first < kept else "restart")
                 if isinstance(item, Damage):
-                    yield Gap(max(first, item.first), min(last, item.last), item.reason)
+                    yield ExportGap(max(first, item.first), min(last, item.last), item.reason)
                 else:
                     yield from self._run(item, first, last)
                 first = item.last + 1
             if found[-1].first > last:
                 return
 
-    def _run(self, chunk: Any, first: int, last: int) -> Iterator[Columns | Gap]:
+    def _run(self, chunk: Any, first: int, last: int) -> Iterator[Columns | ExportGap]:
         try:
             columns = unpack_payload(chunk.payload, chunk.large)
         except Malformed:
-            yield Gap(max(first, chunk.first), min(last, chunk.last), "malformed")
+            yield ExportGap(max(first, chunk.first), min(last, chunk.last), "malformed")
         else:
             yield _cut(columns, first, last)
 
@@ -165,26 +171,28 @@ class BrokerHistory:
     def __init__(self, url: str) -> None:
         from malamute.client.sync.client import connect
 
-        self._client: Client = connect(url, timeout=TIMEOUT, software="malamute-history")
+        self._client: Client = connect(url, timeout=TIMEOUT_SECONDS, software="malamute-history")
         self._told: list[events.Event] = []
         self._client.on_event = self._told.append
 
-    def streams(self) -> Mapping[str, Range]:
+    def streams(self) -> Mapping[str, SequenceRange]:
         """Each stream, and what is there of it on the disk."""
         rows = self._client.query("streams")
-        return {row["name"]: Range(row["first"], row["stored"]) for row in rows if row["journaled"]}
+        return {row["name"]: SequenceRange(row["first"], row["stored"]) for row in rows if row["journaled"]}
 
     def find_time(self, stream: str, time_ns: int) -> int:
         """The first sequence at or after a time; one past the last if there is none."""
         with self._client.subscribe(stream, start=f"time:{time_ns}", credit=1) as subscription:
             return subscription.first
 
-    def read(self, stream: str, first: int, last: int, wanted: Wanted = ALL) -> Iterator[Columns | Gap]:
+    def read(
+        self, stream: str, first: int, last: int, wanted: ReadFilter = ALL
+    ) -> Iterator[Columns | ExportGap]:
         """The messages of a range, in order, and the gaps between them."""
         if first > last:
             return
         self._told.clear()
-        reading = _Reading(first, last, self._told)
+        reading = _RangeReader(first, last, self._told)
         with self._client.subscribe(
             stream,
             criteria=wanted.criteria,
@@ -196,12 +204,12 @@ class BrokerHistory:
             while not reading.is_done:
                 yield from reading.take(self._next(subscription, reading))
 
-    def _next(self, subscription: Subscription, reading: _Reading) -> Columns | None:
+    def _next(self, subscription: Subscription, reading: _RangeReader) -> Columns | None:
         try:
-            return subscription.columns(TIMEOUT, enough=reading.has_news)
+            return subscription.columns(TIMEOUT_SECONDS, enough=reading.has_news)
         except TimedOut:
             # A broker that looks for rare messages may be silent for long; one that is gone does not answer.
-            self._client.query("status", timeout=TIMEOUT)
+            self._client.query("status", timeout=TIMEOUT_SECONDS)
             return None
 
     def close(self) -> None:
@@ -209,7 +217,7 @@ class BrokerHistory:
         self._client.close()
 
 
-class _Reading:
+class _RangeReader:
     """How far one replay of a range is.
 
     It is done when a message or a gap reaches the end, or when the subscription is live from behind the end
@@ -221,7 +229,7 @@ class _Reading:
         self._first = first
         self._last = last
         self._told = told
-        self._gaps: list[Gap] = []
+        self._gaps: list[ExportGap] = []
         self._is_complete = False
         self.is_done = False
 
@@ -229,7 +237,7 @@ class _Reading:
         """Whether there is something to know before more messages come."""
         return self._is_complete or bool(self._told)
 
-    def take(self, columns: Columns | None) -> Iterator[Columns | Gap]:
+    def take(self, columns: Columns | None) -> Iterator[Columns | ExportGap]:
         """Messages that have come, or None when nothing is there, as far as they belong to the range."""
         for event in self._told:
             self._note(event)
@@ -250,11 +258,11 @@ class _Reading:
             self._is_complete |= event.last >= self._last
             if event.first <= self._last:
                 self._gaps.append(
-                    Gap(max(event.first, self._first), min(event.last, self._last), event.reason)
+                    ExportGap(max(event.first, self._first), min(event.last, self._last), event.reason)
                 )
         elif isinstance(event, events.Switched):
             self._is_complete |= event.state == "live" and event.sequence > self._last
 
-    def _due(self, before: int) -> Iterator[Gap]:
+    def _due(self, before: int) -> Iterator[ExportGap]:
         while self._gaps and self._gaps[0].first < before:
             yield self._gaps.pop(0)

@@ -16,6 +16,7 @@ from datetime import UTC, datetime, timedelta
 from urllib.parse import unquote
 
 from malamute.errors import InvalidName
+from malamute.protocol.time_units import NS_PER_SECOND
 
 MANIFEST = "_manifest"
 """The directory of the manifests, one for each stream."""
@@ -54,7 +55,7 @@ def stream_of_manifest(name: str) -> str:
 
 def date_of(time_ns: int) -> str:
     """The UTC date of a broker's time."""
-    return (_EPOCH + timedelta(seconds=time_ns // 1_000_000_000)).date().isoformat()
+    return (_EPOCH + timedelta(seconds=time_ns // NS_PER_SECOND)).date().isoformat()
 
 
 def file_path(stream: str, date: str, first: int, last: int) -> str:

@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from malamute.errors import InvalidValue, StoreCorrupt, StoreTooNew
-from malamute.spark.history import Gap
+from malamute.spark.export_location import ExportLocation
+from malamute.spark.history import ExportGap
 from malamute.spark.layout import MANIFEST, STREAM, manifest_path, stream_directory, stream_of_manifest
-from malamute.spark.place import Place
 from malamute.spark.schema import Promoted
 from malamute.spark.session import need
 
@@ -25,7 +25,7 @@ FOOTER = b"malamute"
 """The key in the footer of a file under which it says what is in it."""
 
 
-class Part(NamedTuple):
+class FileContents(NamedTuple):
     """What is in a file. `gaps` are before its messages or between them; times are in nanoseconds."""
 
     first: int
@@ -33,7 +33,7 @@ class Part(NamedTuple):
     count: int  # type: ignore[assignment]  # tuple.count is not used
     first_time: int
     last_time: int
-    gaps: tuple[Gap, ...] = ()
+    gaps: tuple[ExportGap, ...] = ()
     malformed: int = 0
 
 
@@ -43,7 +43,7 @@ class File(NamedTuple):
     path: str
     size: int
     crc: int
-    part: Part
+    part: FileContents
 
 
 class Manifest(NamedTuple):
@@ -59,13 +59,13 @@ class Manifest(NamedTuple):
         return self.files[-1].part.last if self.files else 0
 
 
-def encode_footer(stream: str, promoted: Promoted, part: Part) -> dict[bytes, bytes]:
+def encode_footer(stream: str, promoted: Promoted, part: FileContents) -> dict[bytes, bytes]:
     """What a file says of itself."""
     value = {"format": FORMAT, "stream": stream, "promoted": dict(promoted), **_part_map(part)}
     return {FOOTER: json.dumps(value).encode()}
 
 
-def decode_footer(metadata: Mapping[bytes, bytes]) -> tuple[str, Promoted, Part]:
+def decode_footer(metadata: Mapping[bytes, bytes]) -> tuple[str, Promoted, FileContents]:
     """Read what a file says of itself. Raises `StoreCorrupt` when it is none of ours, or `StoreTooNew`."""
     try:
         value = json.loads(metadata[FOOTER])
@@ -75,13 +75,13 @@ def decode_footer(metadata: Mapping[bytes, bytes]) -> tuple[str, Promoted, Part]
         raise StoreCorrupt(f"its footer does not say what is in it: {error!r}") from error
 
 
-def _part_map(part: Part) -> dict[str, Any]:
+def _part_map(part: FileContents) -> dict[str, Any]:
     return {**part._asdict(), "gaps": [list(gap) for gap in part.gaps]}
 
 
-def _part_of(value: dict[str, Any]) -> Part:
-    fields = {name: value[name] for name in Part._fields}
-    return Part(**{**fields, "gaps": tuple(Gap(*gap) for gap in value["gaps"])})
+def _part_of(value: dict[str, Any]) -> FileContents:
+    fields = {name: value[name] for name in FileContents._fields}
+    return FileContents(**{**fields, "gaps": tuple(ExportGap(*gap) for gap in value["gaps"])})
 
 
 def _check_format(value: dict[str, Any]) -> None:
@@ -89,13 +89,13 @@ def _check_format(value: dict[str, Any]) -> None:
         raise StoreTooNew(f"an export of format {value['format']}, this Malamute reads up to {FORMAT}")
 
 
-def exported_streams(place: Place) -> list[str]:
+def exported_streams(place: ExportLocation) -> list[str]:
     """The streams that have a manifest."""
     names = [path.removeprefix(f"{MANIFEST}/") for path in place.files(MANIFEST)]
     return [stream_of_manifest(name) for name in names if name.startswith(STREAM)]
 
 
-def load(place: Place, stream: str) -> Manifest | None:
+def load(place: ExportLocation, stream: str) -> Manifest | None:
     """The manifest of a stream; None if there is none. Raises `StoreCorrupt`, `StoreTooNew`."""
     path = manifest_path(stream)
     if not place.is_there(path):
@@ -111,7 +111,7 @@ def load(place: Place, stream: str) -> Manifest | None:
         raise StoreCorrupt(f"{path} is no manifest: {error!r}") from error
 
 
-def save(place: Place, manifest: Manifest) -> None:
+def save(place: ExportLocation, manifest: Manifest) -> None:
     """Write the manifest of a stream, in place of what there was."""
     files = [
         {"path": file.path, "size": file.size, "crc32": file.crc, **_part_map(file.part)}
@@ -121,7 +121,7 @@ def save(place: Place, manifest: Manifest) -> None:
     place.write_json(manifest_path(manifest.stream), value)
 
 
-def settle(place: Place, stream: str, promoted: Promoted | None) -> Manifest:
+def settle(place: ExportLocation, stream: str, promoted: Promoted | None) -> Manifest:
     """The manifest to go on from, when a writer may have been killed.
 
     What it was writing is removed, and what it had not entered is entered. Raises `InvalidValue` when
@@ -141,7 +141,7 @@ def settle(place: Place, stream: str, promoted: Promoted | None) -> Manifest:
     return manifest
 
 
-def _enter(place: Place, manifest: Manifest, path: str) -> Manifest:
+def _enter(place: ExportLocation, manifest: Manifest, path: str) -> Manifest:
     try:
         stream, promoted, part = decode_footer(read_footer(place, path))
     except StoreCorrupt as error:
@@ -154,7 +154,7 @@ def _enter(place: Place, manifest: Manifest, path: str) -> Manifest:
     return manifest
 
 
-def read_footer(place: Place, path: str) -> Mapping[bytes, bytes]:
+def read_footer(place: ExportLocation, path: str) -> Mapping[bytes, bytes]:
     """What the footer of a file says besides its columns. Raises `StoreCorrupt`."""
     pq = need("pyarrow.parquet")
     try:

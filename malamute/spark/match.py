@@ -38,7 +38,7 @@ from malamute.matching.expression import And, Expression, Or
 from malamute.matching.fields import ExpressionFamily
 from malamute.spark.analyze import messages
 from malamute.spark.conditions import Rows
-from malamute.spark.scan import Damage, History, Part, fold, places_by
+from malamute.spark.scan import ExportDamage, ExportedHistory, HistoryPart, fold, places_by
 from malamute.spark.schema import KINDS
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ SCHEMA = pa.schema(
 Numbers = np.ndarray[Any, Any]
 
 
-class Wanted(NamedTuple):
+class MatchSubscription(NamedTuple):
     """A subscription of the file; an empty stream is all of them."""
 
     name: str
@@ -93,7 +93,7 @@ class Matched(NamedTuple):
 # The file
 
 
-def load(path: Path) -> list[Wanted]:
+def load(path: Path) -> list[MatchSubscription]:
     """Read a file of subscriptions. Raises `InvalidValue` and `InvalidSelector`, which name what is wrong."""
     try:
         text = path.read_text(encoding="utf-8")
@@ -113,14 +113,14 @@ def load(path: Path) -> list[Wanted]:
     return found
 
 
-def _wanted(number: int, item: Any) -> Wanted:
+def _wanted(number: int, item: Any) -> MatchSubscription:
     if not isinstance(item, Mapping) or set(item) - {"name", "stream", "criteria", "where"}:
         raise InvalidValue(f"subscription {number} has name, stream, criteria and where, not {item!r}")
     name, stream = item.get("name", str(number)), item.get("stream", "")
     if not (isinstance(name, str) and isinstance(stream, str)):
         raise InvalidValue(f"subscription {number}: name and stream are text")
     try:
-        return Wanted(
+        return MatchSubscription(
             name, Selector.parse(item.get("criteria", [["all", None]]), item.get("where", "")), stream
         )
     except InvalidSelector as error:
@@ -131,12 +131,15 @@ def _wanted(number: int, item: Any) -> Wanted:
 
 
 def match(
-    spark: SparkSession, history: History, subscriptions: Sequence[Wanted], examples: int = EXAMPLES
+    spark: SparkSession,
+    history: ExportedHistory,
+    subscriptions: Sequence[MatchSubscription],
+    examples: int = EXAMPLES,
 ) -> Matched:
     """Match all messages. It has been done when it returns, and what it found is kept by Spark."""
     from pyspark.sql import functions as f
 
-    plan = Plan.of(subscriptions, examples)
+    plan = MatchPlan.of(subscriptions, examples)
     found = fold(spark, history, history.pieces, plan.columns, plan.function(), SCHEMA).persist()
     named = spark.createDataFrame(
         [(number, wanted.name) for number, wanted in enumerate(subscriptions)],
@@ -152,7 +155,7 @@ def match(
     return Matched(hits.drop("examples"), _examples(spark, history, numbers), damage, (found, hits))
 
 
-def _examples(spark: SparkSession, history: History, found: Sequence[Any]) -> DataFrame:
+def _examples(spark: SparkSession, history: ExportedHistory, found: Sequence[Any]) -> DataFrame:
     """The messages of the sequences that were found."""
     from pyspark.sql import functions as f
 
@@ -170,16 +173,16 @@ def _examples(spark: SparkSession, history: History, found: Sequence[Any]) -> Da
 # In the executors
 
 
-class Plan(NamedTuple):
+class MatchPlan(NamedTuple):
     """What tasks need to know. `headers` are the names that conditions look at; None is all."""
 
-    subscriptions: tuple[Wanted, ...]
+    subscriptions: tuple[MatchSubscription, ...]
     examples: int
     needs_headers: bool
     headers: tuple[str, ...] | None
 
     @classmethod
-    def of(cls, subscriptions: Sequence[Wanted], examples: int) -> Plan:
+    def of(cls, subscriptions: Sequence[MatchSubscription], examples: int) -> MatchPlan:
         """Find out what the subscriptions need."""
         index = index_of(subscriptions)
         return cls(tuple(subscriptions), examples, index.needs_headers, header_names(subscriptions))
@@ -194,7 +197,7 @@ class Plan(NamedTuple):
         return lambda parts: _matches(self, parts)
 
 
-def index_of(subscriptions: Sequence[Wanted], stream: str | None = None) -> Index:
+def index_of(subscriptions: Sequence[MatchSubscription], stream: str | None = None) -> Index:
     """The index of the subscriptions to a stream, or of all. Its members are their places in the list."""
     index = Index()
     for number, wanted in enumerate(subscriptions):
@@ -203,7 +206,7 @@ def index_of(subscriptions: Sequence[Wanted], stream: str | None = None) -> Inde
     return index
 
 
-def header_names(subscriptions: Sequence[Wanted]) -> tuple[str, ...] | None:
+def header_names(subscriptions: Sequence[MatchSubscription]) -> tuple[str, ...] | None:
     """The headers that any of them looks at; None if a family from outside may look at any."""
     names: set[str] = set()
     for wanted in subscriptions:
@@ -232,7 +235,7 @@ def _header_criteria(selector: Selector) -> list[Expression] | None:
 class _Hits:
     """What was found in one task for one stream and day: messages by subscription, and examples."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: MatchPlan) -> None:
         self._most = plan.examples
         self._counts: dict[int, int] = {}
         self._examples: dict[int, list[int]] = {}
@@ -265,12 +268,12 @@ def _table(count: int, found: Mapping[str, Any]) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
 
 
-def _matches(plan: Plan, parts: Iterator[Part | Damage]) -> Iterator[pa.RecordBatch]:
+def _matches(plan: MatchPlan, parts: Iterator[HistoryPart | ExportDamage]) -> Iterator[pa.RecordBatch]:
     load_plugins()
     stream, date = "", ""
     matcher, hits = _Matcher(plan, stream), _Hits(plan)
     for part in parts:
-        if isinstance(part, Damage):
+        if isinstance(part, ExportDamage):
             yield _table(1, {name: [value] for name, value in part._asdict().items()})
             continue
         if (part.stream, part.date) != (stream, date):
@@ -285,7 +288,7 @@ def _matches(plan: Plan, parts: Iterator[Part | Damage]) -> Iterator[pa.RecordBa
 class _Matcher:
     """The subscriptions to one stream."""
 
-    def __init__(self, plan: Plan, stream: str) -> None:
+    def __init__(self, plan: MatchPlan, stream: str) -> None:
         self._names = plan.headers
         self._index = index_of(plan.subscriptions, stream)
         by_columns = self._index.needs_headers and plan.headers is not None
@@ -335,7 +338,7 @@ class _Columns:
     at headers are asked about all rows.
     """
 
-    def __init__(self, plan: Plan, stream: str) -> None:
+    def __init__(self, plan: MatchPlan, stream: str) -> None:
         self._index = Index()
         self._keys: dict[Selector, list[int]] = {}
         self._by_headers: dict[Selector, Expression] = {}

@@ -24,10 +24,10 @@ from typing import NamedTuple
 
 from malamute.errors import InvalidValue, NotFound
 from malamute.protocol.start import SEQ, SINCE
+from malamute.spark.export_location import ExportLocation
 from malamute.spark.filters import Condition
-from malamute.spark.history import History, open_history, parse_point
+from malamute.spark.history import HistorySource, open_history, parse_point
 from malamute.spark.manifest import Manifest, exported_streams, load
-from malamute.spark.place import Place
 from malamute.spark.schema import Column, Promoted, all_columns, parse_promoted
 
 MESSAGES, GAPS = "messages", "gaps"
@@ -49,7 +49,7 @@ NAMES = frozenset(
 )
 
 
-class Options(NamedTuple):
+class SourceOptions(NamedTuple):
     """What the options say. `rows` is 0 when they say nothing of it."""
 
     path: str = ""
@@ -65,7 +65,7 @@ class Options(NamedTuple):
     rows: int = 0
 
     @classmethod
-    def parse(cls, given: Mapping[str, str], lost: str = REPORT) -> Options:
+    def parse(cls, given: Mapping[str, str], lost: str = REPORT) -> SourceOptions:
         """Read the options of Spark. Raises `InvalidValue` for one that is unknown or has a wrong value."""
         texts = {name.lower(): value for name, value in given.items()}
         if unknown := sorted(texts.keys() - NAMES):
@@ -113,7 +113,7 @@ class Options(NamedTuple):
 
     def manifests(self) -> list[Manifest]:
         """The manifests of the streams that are read. Raises `NotFound` when there is none."""
-        place = Place(self.path)
+        place = ExportLocation(self.path)
         names = [self.stream] if self.stream else exported_streams(place)
         found = [manifest for name in names if (manifest := load(place, name)) is not None]
         if not found:
@@ -126,7 +126,7 @@ class Options(NamedTuple):
         return tuple(_condition(words, operator, now_ns) for words, operator in asked if words)
 
     @contextmanager
-    def history(self) -> Iterator[History]:
+    def history(self) -> Iterator[HistorySource]:
         """The data directory or the broker."""
         with open_history(data=self.data, url=self.url) as history:
             yield history

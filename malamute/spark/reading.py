@@ -23,10 +23,10 @@ from pyspark.sql.types import StructType
 from malamute.errors import InvalidValue, NotFound
 from malamute.protocol.limits import NUMBER_MAX
 from malamute.spark.columns import DAY_NS, Gatherer
-from malamute.spark.filters import Bounds, Condition, bounds_of, expression_of, wanted_of
-from malamute.spark.history import Gap, History, Range
-from malamute.spark.options import ROWS, Options, check_column
-from malamute.spark.place import Place
+from malamute.spark.export_location import ExportLocation
+from malamute.spark.filters import Condition, PushdownBounds, bounds_of, expression_of, wanted_of
+from malamute.spark.history import ExportGap, HistorySource, SequenceRange
+from malamute.spark.options import ROWS, SourceOptions, check_column
 from malamute.spark.schema import Column, Promoted, arrow_schema, to_arrow
 
 BATCH_ROWS = 32_768
@@ -56,7 +56,7 @@ class Slice(InputPartition):
         self.shares = shares
 
 
-class Lost(NamedTuple):
+class LostRange(NamedTuple):
     """Messages that cannot be had: where, and why. The path is empty for what is in no file."""
 
     stream: str
@@ -66,13 +66,13 @@ class Lost(NamedTuple):
     path: str = ""
 
 
-Read = Iterator[pa.RecordBatch | Lost]
+Read = Iterator[pa.RecordBatch | LostRange]
 
 
-class Query(NamedTuple):
+class ReadQuery(NamedTuple):
     """What is read, as it travels to the tasks: where from, which rows at least, and which columns."""
 
-    options: Options
+    options: SourceOptions
     promoted: Promoted
     conditions: tuple[Condition, ...]
     columns: tuple[str, ...]
@@ -81,7 +81,7 @@ class Query(NamedTuple):
 # --- in the driver
 
 
-def slices(query: Query) -> list[Slice]:
+def slices(query: ReadQuery) -> list[Slice]:
     """The slices to read. Raises `NotFound` when there is no such stream."""
     options, bounds = query.options, bounds_of(query.conditions)
     if options.is_export:
@@ -96,16 +96,18 @@ def slices(query: Query) -> list[Slice]:
     return [piece for name, (first, last) in ranges.items() for piece in cut(name, first, last, options.rows)]
 
 
-def _within(history: History, stream: str, kept: Range, bounds: Bounds) -> Range:
+def _within(
+    history: HistorySource, stream: str, kept: SequenceRange, bounds: PushdownBounds
+) -> SequenceRange:
     first, last = max(kept.first, bounds.first), min(kept.last, bounds.last)
     if first <= last and bounds.since > 0:
         first = max(first, history.find_time(stream, bounds.since))
     if first <= last and bounds.until < NUMBER_MAX:
         last = min(last, history.find_time(stream, max(bounds.until + 1, 0)) - 1)
-    return Range(first, last)
+    return SequenceRange(first, last)
 
 
-def _files(options: Options, bounds: Bounds) -> Iterator[Slice]:
+def _files(options: SourceOptions, bounds: PushdownBounds) -> Iterator[Slice]:
     """What each file may have within the bounds."""
     for manifest in options.manifests():
         for path, _, _, part in manifest.files if bounds.takes(manifest.stream) else ():
@@ -131,7 +133,7 @@ def deal(file: Slice, rows: int) -> list[Slice]:
 # --- in the tasks
 
 
-def read(query: Query, piece: Slice) -> Read:
+def read(query: ReadQuery, piece: Slice) -> Read:
     """What is in a slice: at least the columns and the rows that are asked for."""
     schema = arrow_schema(query.promoted)
     condition = expression_of(query.conditions, schema)
@@ -140,7 +142,7 @@ def read(query: Query, piece: Slice) -> Read:
     return _read_history(query, piece, condition)
 
 
-def _read_history(query: Query, piece: Slice, condition: pc.Expression | None) -> Read:
+def _read_history(query: ReadQuery, piece: Slice, condition: pc.Expression | None) -> Read:
     gatherer = Gatherer(query.promoted, {*query.columns, *(asked.column for asked in query.conditions)})
 
     def taken() -> pa.RecordBatch:
@@ -150,8 +152,8 @@ def _read_history(query: Query, piece: Slice, condition: pc.Expression | None) -
     with query.options.history() as history:
         wanted = wanted_of(query.conditions, query.promoted)
         for item in history.read(piece.stream, piece.first, piece.last, wanted):
-            if isinstance(item, Gap):
-                yield Lost(piece.stream, *item)
+            if isinstance(item, ExportGap):
+                yield LostRange(piece.stream, *item)
                 continue
             gatherer.add(item)
             if gatherer.is_full:
@@ -160,10 +162,10 @@ def _read_history(query: Query, piece: Slice, condition: pc.Expression | None) -
         yield taken()
 
 
-def _read_file(query: Query, piece: Slice, schema: pa.Schema, condition: pc.Expression | None) -> Read:
+def _read_file(query: ReadQuery, piece: Slice, schema: pa.Schema, condition: pc.Expression | None) -> Read:
     import pyarrow.dataset as ds  # takes half of the time that planning a query would need to begin
 
-    place = Place(query.options.path)
+    place = ExportLocation(query.options.path)
     sequence = pc.field("sequence")
     within = (sequence >= piece.first) & (sequence <= piece.last)
     within = within if condition is None else within & condition
@@ -176,7 +178,7 @@ def _read_file(query: Query, piece: Slice, schema: pa.Schema, condition: pc.Expr
         partly = _partly(fragment, within, query.conditions, schema)
     except (OSError, pa.ArrowException) as error:
         if not piece.share:
-            yield Lost(piece.stream, piece.first, piece.last, f"cannot be read: {error}", piece.path)
+            yield LostRange(piece.stream, piece.first, piece.last, f"cannot be read: {error}", piece.path)
         return
     count = len(groups)
     for group in groups[count * piece.share // piece.shares : count * (piece.share + 1) // piece.shares]:
@@ -186,7 +188,7 @@ def _read_file(query: Query, piece: Slice, schema: pa.Schema, condition: pc.Expr
             found = group.to_table(schema, [*query.columns], kept, use_threads=False)
         except (OSError, pa.ArrowException) as error:
             first, last = _sequences(group, piece)
-            yield Lost(piece.stream, first, last, f"cannot be read: {error}", piece.path)
+            yield LostRange(piece.stream, first, last, f"cannot be read: {error}", piece.path)
         else:
             yield from found.to_batches(BATCH_ROWS)
 
@@ -216,7 +218,7 @@ def _sequences(group: Any, piece: Slice) -> tuple[int, int]:
 # --- as Spark wants it
 
 
-class Shape:
+class RequestedColumns:
     """The columns that Spark asked for, in its types. Raises `InvalidValue` when there are none such."""
 
     def __init__(self, asked: StructType, columns: Sequence[Column]) -> None:
@@ -247,7 +249,7 @@ class Shape:
             return pa.array(days, pa.int32()).view(field.type)
         return batch.column(field.name).cast(field.type)
 
-    def of_lost(self, lost: Lost) -> pa.RecordBatch:
+    def of_lost(self, lost: LostRange) -> pa.RecordBatch:
         """What was lost, as a row of the table of gaps."""
         row = lost._asdict()
         return pa.RecordBatch.from_pylist([{name: row[name] for name in self.schema.names}], self.schema)

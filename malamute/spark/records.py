@@ -69,7 +69,7 @@ def _tags() -> tuple[Numbers, Numbers, Numbers]:
 _KIND, _WIDTH, _SIGNED = _tags()
 
 
-class Records(NamedTuple):
+class RecordColumns(NamedTuple):
     """The columns that come out of records."""
 
     headers: pa.MapArray
@@ -78,12 +78,12 @@ class Records(NamedTuple):
     size: pa.Int32Array
 
 
-def read_records(records: Sequence[Frame]) -> Records:
+def read_records(records: Sequence[Frame]) -> RecordColumns:
     """The headers and bodies of a batch of records, which have less than 2 GiB together."""
     joined = b"".join((*records, _PADDING))
     sizes = np.fromiter(map(len, records), np.int64, len(records))
     ends = np.cumsum(sizes)
-    reading = _Reading(joined, ends - sizes, ends)
+    reading = _RecordsReader(joined, ends - sizes, ends)
     reading.read()
     plain, odd = np.flatnonzero(reading.good), np.flatnonzero(~reading.good)
     try:
@@ -94,10 +94,12 @@ def read_records(records: Sequence[Frame]) -> Records:
         return columns
     others = _read_one_by_one([records[place] for place in odd.tolist()])
     order = pa.array(np.argsort(np.concatenate((plain, odd))))
-    return Records._make(pa.concat_arrays(pair).take(order) for pair in zip(columns, others, strict=True))
+    return RecordColumns._make(
+        pa.concat_arrays(pair).take(order) for pair in zip(columns, others, strict=True)
+    )
 
 
-def _read_one_by_one(records: Sequence[Frame]) -> Records:
+def _read_one_by_one(records: Sequence[Frame]) -> RecordColumns:
     headers: list[list[tuple[str, dict[str, Any]]] | None] = []
     bodies: list[Frame] = []
     frames: list[list[int] | None] = []
@@ -111,7 +113,7 @@ def _read_one_by_one(records: Sequence[Frame]) -> Records:
             headers.append([(name, _fields(value)) for name, value in named.items()])
         bodies.append(parts[0] if len(parts) == 1 else b"".join(parts))
         frames.append(None if len(parts) == 1 else [*map(len, parts)])
-    return Records(
+    return RecordColumns(
         pa.array(headers, _MAP_TYPE),
         pa.array(bodies, pa.binary()),
         pa.array(frames, _FRAMES_TYPE),
@@ -140,7 +142,7 @@ class _Entries:
         """Integers that need more than 63 bits."""
 
 
-class _Reading:
+class _RecordsReader:
     """All records of a batch, read side by side."""
 
     def __init__(self, joined: bytes, starts: Numbers, ends: Numbers) -> None:
@@ -244,7 +246,7 @@ class _Reading:
     def _keep(self, rows: Numbers, good: Numbers) -> None:
         self.good[rows] &= good
 
-    def columns(self, rows: Numbers) -> Records:
+    def columns(self, rows: Numbers) -> RecordColumns:
         """What was found in these rows, all of which are good."""
         starts, lengths = self._bodies[:, rows]
         counts = self._counts[rows]
@@ -253,7 +255,7 @@ class _Reading:
         if len(rows) < len(self._counts):
             entries = np.repeat(self._offsets[rows] - offsets[:-1], counts) + np.arange(offsets[-1])
         names, values = self._headers(entries)
-        return Records(
+        return RecordColumns(
             pa.MapArray.from_arrays(pa.array(offsets, pa.int32()), names, values, type=_MAP_TYPE),
             self._copied(starts, lengths),
             pa.nulls(len(rows), _FRAMES_TYPE),

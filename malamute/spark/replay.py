@@ -54,8 +54,9 @@ from malamute.errors import (
     from_wire,
 )
 from malamute.matching import Index, Selector, load_plugins
+from malamute.protocol.time_units import to_seconds
 from malamute.spark.match import decoded
-from malamute.spark.scan import Bounds, Damage, History, Part, Piece, read, run
+from malamute.spark.scan import ExportDamage, ExportedHistory, HistoryBounds, HistoryPart, Piece, read, run
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -66,11 +67,11 @@ BATCH_BYTES = 1 << 20
 CURSOR_EVERY = 50_000
 """Messages after which the cursor follows; a look reads so many of ours, and what others have published."""
 
-TIMEOUT = 30.0
+TIMEOUT_SECONDS = 30.0
 """Seconds that a broker may take to answer."""
 
-CONNECT_TIMEOUT = 5.0
-PATIENCE = 60.0
+CONNECT_TIMEOUT_SECONDS = 5.0
+PATIENCE_SECONDS = 60.0
 """Seconds that a broker may be away or full before a task gives up."""
 
 RETRY = 0.2
@@ -94,7 +95,7 @@ SCHEMA = pa.schema(
 )
 
 
-class Options(NamedTuple):
+class ReplaySettings(NamedTuple):
     """What is replayed, where to, and how fast: `speed` 2 is twice as fast as it was, 0 as fast as it goes.
 
     Without a name the replay has one that follows from what it does, so that the same command goes on.
@@ -106,7 +107,7 @@ class Options(NamedTuple):
     where: str = ""
     speed: float = 0.0
     name: str = ""
-    patience: float = PATIENCE
+    patience_seconds: float = PATIENCE_SECONDS
 
     def selector(self) -> Selector:
         """Which messages. Raises `InvalidSelector`."""
@@ -114,13 +115,13 @@ class Options(NamedTuple):
             [["topic", pattern] for pattern in self.patterns] or [["all", None]], self.where
         )
 
-    def named(self, history: History) -> Options:
+    def named(self, history: ExportedHistory) -> ReplaySettings:
         """With a name."""
         what = repr((history.location, history.bounds, self.selector(), self.into))
         return self._replace(name=self.name or hashlib.sha256(what.encode()).hexdigest()[:12])
 
 
-class Source(NamedTuple):
+class ReplaySource(NamedTuple):
     """One stream of the history, and its target."""
 
     stream: str
@@ -128,7 +129,7 @@ class Source(NamedTuple):
     pieces: tuple[Piece, ...]
 
 
-class Plan(NamedTuple):
+class ReplayPlan(NamedTuple):
     """What is left to do for one stream; the times are of the first and the last message left."""
 
     stream: str
@@ -140,7 +141,7 @@ class Plan(NamedTuple):
     last_time: int
 
 
-def sources(history: History, options: Options) -> list[Source]:
+def sources(history: ExportedHistory, options: ReplaySettings) -> list[ReplaySource]:
     """The streams that are replayed: without `into` all but the broker's own, each under its name.
 
     Raises `InvalidValue` when several would become one.
@@ -148,20 +149,22 @@ def sources(history: History, options: Options) -> list[Source]:
     streams = [name for name in history.streams if options.into or not name.startswith("$")]
     if options.into and len(streams) > 1:
         raise InvalidValue(f"{len(streams)} streams cannot be replayed into one: name the one that is meant")
-    return [Source(name, options.into or name, tuple(history.of(name))) for name in streams]
+    return [ReplaySource(name, options.into or name, tuple(history.of(name))) for name in streams]
 
 
-def plan(history: History, options: Options) -> list[Plan]:
+def plan(history: ExportedHistory, options: ReplaySettings) -> list[ReplayPlan]:
     """What a replay would do now. Nothing is changed, at the broker or elsewhere."""
     options = options.named(history)
-    with connect(options.url, timeout=CONNECT_TIMEOUT) as client:
+    with connect(options.url, timeout=CONNECT_TIMEOUT_SECONDS) as client:
         return [
             _left(history, source, options, _position(client, source, options))
             for source in sources(history, options)
         ]
 
 
-def _left(history: History, source: Source, options: Options, position: int) -> Plan:
+def _left(
+    history: ExportedHistory, source: ReplaySource, options: ReplaySettings, position: int
+) -> ReplayPlan:
     count = size_bytes = first_time = last_time = 0
     for batch in _selected(history, source, options, position, ("time_ns", "size")):
         if isinstance(batch, pa.RecordBatch) and batch.num_rows:
@@ -169,21 +172,23 @@ def _left(history: History, source: Source, options: Options, position: int) -> 
             last_time = batch.column("time_ns")[-1].as_py()
             count += batch.num_rows
             size_bytes += int(batch.column("size").to_numpy().sum())
-    return Plan(source.stream, source.target, position, count, size_bytes, first_time, last_time)
+    return ReplayPlan(source.stream, source.target, position, count, size_bytes, first_time, last_time)
 
 
-def _position(client: Client, source: Source, options: Options) -> int:
+def _position(client: Client, source: ReplaySource, options: ReplaySettings) -> int:
     """How far the replay has come, without a fence: it may go on at this moment."""
     return _look(client, source.target, options.name, known_cursor(client, source.target, options.name))
 
 
 def known_cursor(client: Client, target: str, name: str) -> int | None:
     """Where the cursor of a replay is; None if there is none yet."""
-    cursors = client.query("cursors", stream=target, timeout=TIMEOUT)
+    cursors = client.query("cursors", stream=target, timeout=TIMEOUT_SECONDS)
     return next((row["sequence"] for row in cursors if row["name"] == _cursor(name)), None)
 
 
-def replay(spark: SparkSession, history: History, options: Options) -> Sequence[Mapping[str, Any]]:
+def replay(
+    spark: SparkSession, history: ExportedHistory, options: ReplaySettings
+) -> Sequence[Mapping[str, Any]]:
     """Replay. Returns rows of `SCHEMA`: one for each stream, and one for whatever could not be read."""
     options = options.named(history)
     options.selector()
@@ -205,26 +210,33 @@ def replay(spark: SparkSession, history: History, options: Options) -> Sequence[
 # In the executors
 
 
-class Pace(NamedTuple):
-    """When a message is due: as long after `begin` on this clock as it was after `first`, and by `speed`."""
+class ReplayPace(NamedTuple):
+    """When a message is due: as long after the begin of the replay as it was after `first_ns`, by `speed`.
 
-    first: int
-    begin: float
+    `begin_seconds` is when the replay began, since the epoch.
+    """
+
+    first_ns: int
+    begin_seconds: float
     speed: float
 
     def due(self, time_ns: int) -> float:
         """In seconds since the epoch."""
-        return self.begin + (time_ns - self.first) / 1e9 / self.speed
+        return self.begin_seconds + to_seconds(time_ns - self.first_ns) / self.speed
 
 
-def _first_pace(history: History, options: Options, todo: Sequence[Source]) -> Pace:
+def _first_pace(
+    history: ExportedHistory, options: ReplaySettings, todo: Sequence[ReplaySource]
+) -> ReplayPace:
     """The pace that all streams keep: it begins now, with the first message that is left."""
-    with connect(options.url, timeout=CONNECT_TIMEOUT) as client:
+    with connect(options.url, timeout=CONNECT_TIMEOUT_SECONDS) as client:
         first = [_first_time(history, source, options, _position(client, source, options)) for source in todo]
-    return Pace(min(filter(None, first), default=0), time.time(), options.speed)
+    return ReplayPace(min(filter(None, first), default=0), time.time(), options.speed)
 
 
-def _first_time(history: History, source: Source, options: Options, position: int) -> int:
+def _first_time(
+    history: ExportedHistory, source: ReplaySource, options: ReplaySettings, position: int
+) -> int:
     """The time of the first message that is left; 0 if there is none."""
     for batch in _selected(history, source, options, position, ("time_ns",)):
         if isinstance(batch, pa.RecordBatch) and batch.num_rows:
@@ -233,14 +245,14 @@ def _first_time(history: History, source: Source, options: Options, position: in
 
 
 def _replay(
-    history: History, source: Source, options: Options, pace: Pace | None
+    history: ExportedHistory, source: ReplaySource, options: ReplaySettings, pace: ReplayPace | None
 ) -> Iterator[pa.RecordBatch]:
     """Replay one stream, and tell what became of it."""
     published = 0
     try:
-        with Writer(options.url, source.target, options.name, options.patience) as writer:
+        with ReplayWriter(options.url, source.target, options.name, options.patience_seconds) as writer:
             for found in _selected(history, source, options, writer.position, COLUMNS):
-                if isinstance(found, Damage):
+                if isinstance(found, ExportDamage):
                     yield _row(source, found._asdict())
                     continue
                 for batch in _batches(found):
@@ -253,24 +265,28 @@ def _replay(
         yield _row(source, {"reason": error.text, "code": error.code or 500})
 
 
-def _row(source: Source, values: Mapping[str, Any]) -> pa.RecordBatch:
+def _row(source: ReplaySource, values: Mapping[str, Any]) -> pa.RecordBatch:
     known = {**values, "stream": source.stream, "target": source.target}
     return pa.RecordBatch.from_pylist([{name: known.get(name) for name in SCHEMA.names}], schema=SCHEMA)
 
 
 def _selected(
-    history: History, source: Source, options: Options, position: int, columns: Sequence[str]
-) -> Iterator[pa.RecordBatch | Damage]:
+    history: ExportedHistory,
+    source: ReplaySource,
+    options: ReplaySettings,
+    position: int,
+    columns: Sequence[str],
+) -> Iterator[pa.RecordBatch | ExportDamage]:
     """The messages behind a position that are wanted, in order and each once."""
     load_plugins()
     index = Index()
     index.add("replay", options.selector())
-    bounds: Bounds = history.bounds
+    bounds: HistoryBounds = history.bounds
     bounds = bounds._replace(first=max(bounds.first, position + 1))
     needed = {"sequence", "subject", *columns, *(("sender", "headers") if index.needs_headers else ())}
     last = position
     for part in read(history.location, source.pieces, sorted(needed), bounds):
-        if isinstance(part, Damage):
+        if isinstance(part, ExportDamage):
             yield part
             continue
         numbers = part.batch.column("sequence").to_numpy()
@@ -280,7 +296,7 @@ def _selected(
         yield part.batch.filter(pa.array(wanted))
 
 
-def _matching(index: Index, part: Part) -> np.ndarray[Any, Any]:
+def _matching(index: Index, part: HistoryPart) -> np.ndarray[Any, Any]:
     subjects = part.batch.column("subject")
     if not index.needs_headers:
         results = index.match_many(subjects.dictionary.to_pylist())
@@ -304,7 +320,9 @@ def _batches(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         start = end
 
 
-def _publish(writer: Writer, source: Source, batch: pa.RecordBatch, pace: Pace | None) -> int:
+def _publish(
+    writer: ReplayWriter, source: ReplaySource, batch: pa.RecordBatch, pace: ReplayPace | None
+) -> int:
     """Publish a batch, all at once or message by message as they come due. Returns how many it was."""
     messages = Messages.of(source.stream, writer.name, batch)
     if pace is None:
@@ -360,21 +378,21 @@ def _cut(body: bytes, sizes: Sequence[int]) -> list[bytes]:
     return [body[end - size : end] for end, size in zip(ends, sizes, strict=True)]
 
 
-class Writer:
+class ReplayWriter:
     """The one writer of a replay into a target. `position` is the last sequence of then that is there."""
 
-    def __init__(self, url: str, target: str, name: str, patience: float = PATIENCE) -> None:
+    def __init__(self, url: str, target: str, name: str, patience_seconds: float = PATIENCE_SECONDS) -> None:
         self.name = name
         self.position = 0
         self._url = url
         self._target = target
-        self._patience = patience
+        self._patience_seconds = patience_seconds
         self._link: tuple[Client, Subscription] | None = None
         self._broken = False
         self._last = 0
         self._unmarked = 0
 
-    def __enter__(self) -> Writer:
+    def __enter__(self) -> ReplayWriter:
         self._patiently(self._linked)
         return self
 
@@ -392,7 +410,7 @@ class Writer:
     def mark(self) -> None:
         """Let the cursor follow: a look will begin with the last message that is there."""
         if self._unmarked:
-            self._patiently(lambda: self._linked()[1].commit(self._last - 1, timeout=TIMEOUT))
+            self._patiently(lambda: self._linked()[1].commit(self._last - 1, timeout=TIMEOUT_SECONDS))
             self._unmarked = 0
 
     def _send(self, messages: Messages) -> None:
@@ -401,7 +419,7 @@ class Writer:
         if not left.sequences:
             return
         columns = left.subjects, left.bodies, left.headers
-        first = client.publish_batch(self._target, *columns, timeout=TIMEOUT)
+        first = client.publish_batch(self._target, *columns, timeout=TIMEOUT_SECONDS)
         count = len(left.sequences)
         self._last = first + count - 1
         self._unmarked += count
@@ -422,7 +440,9 @@ class Writer:
     def _open(self) -> None:
         self._broken = False
         address = _address(self.name, self._target)
-        client = connect(self._url, address=address, timeout=CONNECT_TIMEOUT, software="malamute-replay")
+        client = connect(
+            self._url, address=address, timeout=CONNECT_TIMEOUT_SECONDS, software="malamute-replay"
+        )
         client.on_event = self._guard
         try:
             # It only holds the cursor, and has credit for one message that nobody takes.
@@ -433,7 +453,7 @@ class Writer:
         self._link = client, cursor
         begin = known_cursor(client, self._target, self.name)
         assert begin is not None
-        cursor.commit(begin, timeout=TIMEOUT)
+        cursor.commit(begin, timeout=TIMEOUT_SECONDS)
         self.position = max(self.position, _look(client, self._target, self.name, begin))
 
     def _guard(self, event: Event) -> None:
@@ -444,7 +464,7 @@ class Writer:
 
     def _patiently(self, attempt: Callable[[], object]) -> None:
         """Try until it works or patience is at its end. Who was replaced by a newer writer ends at once."""
-        deadline = time.monotonic() + self._patience
+        deadline = time.monotonic() + self._patience_seconds
         while True:
             try:
                 attempt()
@@ -483,7 +503,7 @@ def _look(client: Client, target: str, name: str, begin: int | None) -> int:
 
     Raises `NotFound` when the target has dropped them: then nobody can tell how far the replay has come.
     """
-    last = 0 if begin is None else client.query("stream", name=target, timeout=TIMEOUT)["last"]
+    last = 0 if begin is None else client.query("stream", name=target, timeout=TIMEOUT_SECONDS)["last"]
     if begin is None or last <= begin:
         return 0
     found, gaps = 0, []
@@ -498,8 +518,11 @@ def _look(client: Client, target: str, name: str, begin: int | None) -> int:
     try:
         with client.subscribe(target, start=f"seq:{begin + 1}") as subscription:
             while (subscription.last or 0) < last:
-                if not (batch := subscription.take(1000, TIMEOUT)) and (subscription.last or 0) < last:
-                    raise TimedOut(f"{target!r} told nothing of sequence {last} within {TIMEOUT} s")
+                if (
+                    not (batch := subscription.take(1000, TIMEOUT_SECONDS))
+                    and (subscription.last or 0) < last
+                ):
+                    raise TimedOut(f"{target!r} told nothing of sequence {last} within {TIMEOUT_SECONDS} s")
                 found = max(found, _highest(batch, name))
             while batch := subscription.take(1000, 0):
                 found = max(found, _highest(batch, name))

@@ -12,9 +12,9 @@ from html import escape
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from malamute import __version__
+from malamute.protocol.time_units import to_seconds
 from malamute.spark.analyze import LATE
-from malamute.spark.analyze_parts import EACH_DOUBLING
-from malamute.spark.analyze_whole import SECOND
+from malamute.spark.partial_aggregates import EACH_DOUBLING
 from malamute.spark.report_charts import COLOURS, STYLE, Tick, bars, columns, lines, short
 from malamute.spark.scan import file_system
 
@@ -38,10 +38,10 @@ Row = Mapping[str, Any]
 
 
 class Facts(NamedTuple):
-    """What the page says of itself: what was analysed, and how finely; a window is in seconds."""
+    """What the page says of itself: what was analysed, and how finely."""
 
     location: str
-    window: int
+    window_seconds: int
     top: int
 
 
@@ -55,7 +55,7 @@ def page(tables: Tables, facts: Facts) -> str:
         if name.startswith("measure_")
     ]
     made = datetime.now(UTC).isoformat(timespec="seconds")
-    about = f"{facts.location} · windows of {facts.window} s · malamute {__version__} · {made}"
+    about = f"{facts.location} · windows of {facts.window_seconds} s · malamute {__version__} · {made}"
     body = "".join(_section(*parts) for parts in (*sections, *measures))
     links = "".join(f'<a href="#{_anchor(t)}">{escape(t)}</a> ' for t, _, _ in (*sections, *measures))
     return (
@@ -132,9 +132,9 @@ def _summed(
     first, last = volume.agg(f.min(at), f.max(at)).collect()[0]
     if first is None:
         return {}, []
-    width = width_of_points(last - first, facts.window)
+    width = width_of_points(last - first, facts.window_seconds)
     first -= first % width
-    span = last - first + facts.window
+    span = last - first + facts.window_seconds
     place = f.floor((at - first) / width)
     grouped = volume.groupBy(f.col(name).alias("name"), place.alias("place"))
     series: dict[str, dict[int, float]] = {}
@@ -151,11 +151,11 @@ def window_of(seconds: float) -> int:
     return next((width for width in WIDTHS if seconds <= width * POINTS), WIDTHS[-1])
 
 
-def width_of_points(span: int, window: int) -> int:
+def width_of_points(span_seconds: int, window_seconds: int) -> int:
     """How many seconds a point stands for: whole hours and days, since windows across them look ragged."""
-    least = max(window, -(-span // POINTS))
-    fitting = (width for width in WIDTHS if least <= width <= 7 * least and width % window == 0)
-    return next(fitting, -(-least // window) * window)
+    least = max(window_seconds, -(-span_seconds // POINTS))
+    fitting = (width for width in WIDTHS if least <= width <= 7 * least and width % window_seconds == 0)
+    return next(fitting, -(-least // window_seconds) * window_seconds)
 
 
 def _times(first: int, span: int) -> list[Tick]:
@@ -193,7 +193,9 @@ def _intervals(tables: Tables, facts: Facts) -> str:
         return ""
     first, last = min((p for p in counts if p >= 0), default=0), max(counts)
     places = [*([-1] if -1 in counts else []), *range(first, last + 1)]
-    names = {place: f"from {_seconds(2 ** (place / 4) / SECOND)}" if place >= 0 else "0" for place in places}
+    names = {
+        place: f"from {_seconds(to_seconds(2 ** (place / 4)))}" if place >= 0 else "0" for place in places
+    }
     step = max(1, len(places) // 8)
     ticks = [
         Tick((n + 0.5) / len(places), names[place].removeprefix("from "))

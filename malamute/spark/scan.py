@@ -12,7 +12,8 @@ memory does not grow with the number of messages. Subjects, senders, and the nam
 as dictionaries, which Parquet has on the disk already: what is computed for a subject is computed once for
 each row group.
 
-A file or a row group that cannot be read is a `Damage` in place of a `Part`; the rest is read all the same.
+A file or a row group that cannot be read is an `ExportDamage` in place of a `HistoryPart`;
+the rest is read all the same.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from pyarrow import fs
 
 from malamute.errors import InvalidValue, NotFound
 from malamute.protocol.limits import NUMBER_MAX
+from malamute.protocol.time_units import to_seconds
 from malamute.spark.layout import DATE, STREAM, SUFFIX, date_of
 
 if TYPE_CHECKING:
@@ -61,7 +63,7 @@ PART_BYTES = 16 * 1024 * 1024
 price."""
 
 
-class Bounds(NamedTuple):
+class HistoryBounds(NamedTuple):
     """Which part of the history: no streams are all; times in nanoseconds; `until` is not included."""
 
     streams: tuple[str, ...] = ()
@@ -130,7 +132,7 @@ class Piece(NamedTuple):
         return range(count * self.share // self.shares, count * (self.share + 1) // self.shares)
 
 
-class Part(NamedTuple):
+class HistoryPart(NamedTuple):
     """A row group, or small ones together, or what the bounds leave of them; never empty."""
 
     stream: str
@@ -138,7 +140,7 @@ class Part(NamedTuple):
     batch: pa.RecordBatch
 
 
-class Damage(NamedTuple):
+class ExportDamage(NamedTuple):
     """What could not be read: a row group of a file, or all of it (-1); the messages in it if known (0)."""
 
     path: str
@@ -148,10 +150,10 @@ class Damage(NamedTuple):
     reason: str
 
 
-class History:
+class ExportedHistory:
     """An exported directory: a path, or a URL of a file system that pyarrow knows, such as `s3://`."""
 
-    def __init__(self, location: str, bounds: Bounds = Bounds()) -> None:  # noqa: B008  # it is a value
+    def __init__(self, location: str, bounds: HistoryBounds = HistoryBounds()) -> None:  # noqa: B008  # it is a value
         self.location = location
         self.bounds = bounds
         self.pieces = _pieces(location, bounds)
@@ -169,14 +171,14 @@ class History:
             paths.setdefault(piece.stream, []).append(piece.path)
         outermost = {path for of in paths.values() for path in (of[0], of[-1])}
         times = [time for path in outermost for time in _times(files, path, self.bounds)]
-        return (max(times) - min(times)) / 1e9 if times else 0.0
+        return to_seconds(max(times) - min(times)) if times else 0.0
 
     def of(self, *streams: str) -> list[Piece]:
         """The pieces of some streams."""
         return [piece for piece in self.pieces if piece.stream in streams]
 
 
-def _times(files: fs.FileSystem, path: str, bounds: Bounds) -> Iterator[int]:
+def _times(files: fs.FileSystem, path: str, bounds: HistoryBounds) -> Iterator[int]:
     """The times of the first and the last message in each row group of a file that is within the bounds."""
     try:
         with files.open_input_file(path) as source:
@@ -191,7 +193,7 @@ def _times(files: fs.FileSystem, path: str, bounds: Bounds) -> Iterator[int]:
             yield from (max(times.min, bounds.since), min(times.max, bounds.until))
 
 
-def _pieces(location: str, bounds: Bounds) -> list[Piece]:
+def _pieces(location: str, bounds: HistoryBounds) -> list[Piece]:
     """The files within the bounds, as far as their names tell. Raises `InvalidValue` or `NotFound`."""
     files, root = file_system(location)
     try:
@@ -212,7 +214,7 @@ def _pieces(location: str, bounds: Bounds) -> list[Piece]:
     return sorted(piece for piece in within if _numbered(piece, bounds))
 
 
-def _numbered(piece: Piece, bounds: Bounds) -> bool:
+def _numbered(piece: Piece, bounds: HistoryBounds) -> bool:
     """Whether the sequences in a file's name are within the bounds. Tasks are dealt what has to be read."""
     numbers = piece.path.rpartition("/")[2].removesuffix(SUFFIX).split("-")
     if len(numbers) != 2 or not all(map(str.isdecimal, numbers)):
@@ -242,8 +244,8 @@ def file_system(location: str) -> tuple[fs.FileSystem, str]:
 
 
 def read(
-    location: str, pieces: Iterable[Piece], columns: Sequence[str], bounds: Bounds
-) -> Iterator[Part | Damage]:
+    location: str, pieces: Iterable[Piece], columns: Sequence[str], bounds: HistoryBounds
+) -> Iterator[HistoryPart | ExportDamage]:
     """The row groups of files, one after the other; small ones of a stream and a date as one."""
     files, _ = file_system(location)
     held: list[pa.Table] = []
@@ -251,35 +253,35 @@ def read(
     rows = size_bytes = 0
     for piece in pieces:
         for found in _row_groups(files, piece, columns, bounds):
-            if isinstance(found, Damage):
+            if isinstance(found, ExportDamage):
                 yield found
                 continue
             rows, size_bytes = rows + found.num_rows, size_bytes + found.nbytes
             fits = rows <= PART_ROWS and size_bytes <= PART_BYTES and of == (piece.stream, piece.date)
             if held and not (fits and found.schema.equals(held[0].schema)):
-                yield Part(*of, _one_batch(held))
+                yield HistoryPart(*of, _one_batch(held))
                 held, rows, size_bytes = [], found.num_rows, found.nbytes
             held.append(found)
             of = piece.stream, piece.date
     if held:
-        yield Part(*of, _one_batch(held))
+        yield HistoryPart(*of, _one_batch(held))
 
 
 def _row_groups(
-    files: fs.FileSystem, piece: Piece, columns: Sequence[str], bounds: Bounds
-) -> Iterator[pa.Table | Damage]:
+    files: fs.FileSystem, piece: Piece, columns: Sequence[str], bounds: HistoryBounds
+) -> Iterator[pa.Table | ExportDamage]:
     """What the bounds leave of the row groups; none is empty."""
     try:
         with files.open_input_file(piece.path) as source:
             yield from _row_groups_of(source, piece, columns, bounds)
     except (OSError, pa.ArrowException) as error:
         if not piece.share:
-            yield Damage(piece.path, piece.stream, -1, 0, str(error))
+            yield ExportDamage(piece.path, piece.stream, -1, 0, str(error))
 
 
 def _row_groups_of(
-    source: Any, piece: Piece, columns: Sequence[str], bounds: Bounds
-) -> Iterator[pa.Table | Damage]:
+    source: Any, piece: Piece, columns: Sequence[str], bounds: HistoryBounds
+) -> Iterator[pa.Table | ExportDamage]:
     names = [*dict.fromkeys([*columns, *(() if bounds.whole else ("time_ns", "sequence"))])]
     metadata = pq.read_metadata(source)
     if missing := sorted(set(names) - set(metadata.schema.to_arrow_schema().names)):
@@ -293,7 +295,7 @@ def _row_groups_of(
             table = bounds.keeps(file.read_row_group(number, columns=names, use_threads=False))
         except (OSError, pa.ArrowException) as error:
             rows = file.metadata.row_group(number).num_rows
-            yield Damage(piece.path, piece.stream, number, rows, str(error))
+            yield ExportDamage(piece.path, piece.stream, number, rows, str(error))
             continue
         if table.num_rows:
             yield table
@@ -322,13 +324,13 @@ def sorted_places(codes: Numbers, count: int) -> Numbers:
     return np.argsort(codes.astype(np.min_scalar_type(count)), kind="stable")
 
 
-Function = Callable[[Iterator[Part | Damage]], Iterator[pa.RecordBatch]]
+Function = Callable[[Iterator[HistoryPart | ExportDamage]], Iterator[pa.RecordBatch]]
 """What a task does: it makes small tables of what it reads."""
 
 
 def fold(
     spark: SparkSession,
-    history: History,
+    history: ExportedHistory,
     pieces: Sequence[Piece],
     columns: Sequence[str],
     function: Function,

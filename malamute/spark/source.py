@@ -34,12 +34,12 @@ from pyspark.sql.types import StructType
 from malamute.errors import StoreCorrupt
 from malamute.protocol.messages import HARMLESS
 from malamute.spark.filters import conditions_of
-from malamute.spark.options import FAIL, GAPS, Options
-from malamute.spark.reading import Lost, Query, Shape, Slice, read, slices
+from malamute.spark.options import FAIL, GAPS, SourceOptions
+from malamute.spark.reading import LostRange, ReadQuery, RequestedColumns, Slice, read, slices
 from malamute.spark.schema import arrow_schema, to_arrow
 
 if TYPE_CHECKING:
-    from malamute.spark.writing import Writer
+    from malamute.spark.writing import FrameWriter
 
 _log = logging.getLogger("malamute")
 
@@ -55,23 +55,23 @@ class MalamuteSource(DataSource):
     def schema(self) -> StructType:
         """The columns that are read."""
         # In words it could not be said that lists and maps hold no null, and Java would look at each place.
-        return from_arrow_schema(pa.schema(to_arrow(Options.parse(self.options).read_columns())))
+        return from_arrow_schema(pa.schema(to_arrow(SourceOptions.parse(self.options).read_columns())))
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Reads what there is."""
-        return Reader(Options.parse(self.options), schema)
+        return BatchReader(SourceOptions.parse(self.options), schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802  # Spark's name
         """Reads what comes."""
         from malamute.spark.streaming import StreamReader
 
-        return StreamReader(Options.parse(self.options, lost=FAIL), schema)
+        return StreamReader(SourceOptions.parse(self.options, lost=FAIL), schema)
 
-    def writer(self, schema: StructType, overwrite: bool) -> Writer:
+    def writer(self, schema: StructType, overwrite: bool) -> FrameWriter:
         """Publishes a frame."""
-        from malamute.spark.writing import Target, Writer
+        from malamute.spark.writing import FrameWriter, Target
 
-        return Writer(Target.parse(self.options, schema, overwrite=overwrite))
+        return FrameWriter(Target.parse(self.options, schema, overwrite=overwrite))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:  # noqa: N802
         """Publishes a stream of Spark."""
@@ -83,21 +83,21 @@ class MalamuteSource(DataSource):
 class Tasks:
     """What both kinds of readers do in a task."""
 
-    def __init__(self, options: Options, schema: StructType) -> None:
+    def __init__(self, options: SourceOptions, schema: StructType) -> None:
         self.options = options
-        self.shape = Shape(schema, options.all_columns())
+        self.shape = RequestedColumns(schema, options.all_columns())
         promoted = options.promoted()
         conditions = options.conditions(time.time_ns())
         # What is damaged is found by reading everything.
         needed = tuple(arrow_schema(promoted).names) if options.table == GAPS else self.shape.needed
-        self.query = Query(options, promoted, conditions, needed)
+        self.query = ReadQuery(options, promoted, conditions, needed)
 
     def batches(self, piece: InputPartition) -> Iterator[pa.RecordBatch]:
         """The batches of a slice. Raises `StoreCorrupt` for what is lost, if that is to fail."""
         if not isinstance(piece, Slice):
             return  # Spark's own partition, for a source that has none
         for item in read(self.query, piece):
-            if not isinstance(item, Lost):
+            if not isinstance(item, LostRange):
                 if self.options.table != GAPS:
                     yield self.shape.of(item, piece.stream)
             elif self.options.table == GAPS:
@@ -108,13 +108,13 @@ class Tasks:
                 _log.warning("%s", words(item))
 
 
-def words(lost: Lost) -> str:
+def words(lost: LostRange) -> str:
     """What was lost, and where."""
     where = f" in {lost.path}" if lost.path else ""
     return f"no {lost.first} to {lost.last} of the stream {lost.stream!r}{where}: {lost.reason}"
 
 
-class Reader(Tasks, DataSourceReader):
+class BatchReader(Tasks, DataSourceReader):
     """Reads what there is when the query is planned."""
 
     def pushFilters(self, filters: list[Filter]) -> Sequence[Filter]:  # noqa: N802  # Spark's name

@@ -26,7 +26,7 @@ from pyspark.sql.types import StructType
 from malamute.errors import InvalidValue, StoreError
 from malamute.protocol.start import NEW
 from malamute.spark.history import range_of, sequence_at
-from malamute.spark.options import MESSAGES, Options
+from malamute.spark.options import MESSAGES, SourceOptions
 from malamute.spark.reading import Slice, cut
 from malamute.spark.source import Tasks
 
@@ -39,7 +39,7 @@ Offset = dict[str, int]
 class StreamReader(Tasks, DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Reads a stream of a broker as it grows."""
 
-    def __init__(self, options: Options, schema: StructType) -> None:
+    def __init__(self, options: SourceOptions, schema: StructType) -> None:
         if not (options.url and options.stream) or options.table != MESSAGES or options.until:
             raise InvalidValue("a stream of Spark takes the options url and stream, and has no end")
         self._since = options.since

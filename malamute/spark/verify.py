@@ -16,10 +16,10 @@ import pyarrow.parquet as pq
 from malamute.errors import NotFound, StoreError
 from malamute.protocol.batch import Columns
 from malamute.spark.columns import BATCH_ROWS, batches_of
-from malamute.spark.history import History, Range
+from malamute.spark.export_location import ExportLocation
+from malamute.spark.history import HistorySource, SequenceRange
 from malamute.spark.layout import stream_directory
-from malamute.spark.manifest import File, Manifest, Part, decode_footer, load, read_footer
-from malamute.spark.place import Place
+from malamute.spark.manifest import File, FileContents, Manifest, decode_footer, load, read_footer
 
 
 class Verified(NamedTuple):
@@ -41,16 +41,16 @@ Progress = Callable[[int, int], None]
 
 
 def verify(
-    place: Place,
+    place: ExportLocation,
     stream: str,
-    history: History | None = None,
+    history: HistorySource | None = None,
     progress: Progress = lambda done, total: None,
 ) -> Iterator[Verified]:
     """Look at each file of an exported stream. Raises `NotFound` when the stream was never exported."""
     manifest = load(place, stream)
     if manifest is None:
         raise NotFound(f"{stream!r} was not exported to {place.root}")
-    kept = history.streams().get(stream, Range(1, 0)) if history is not None else Range(1, 0)
+    kept = history.streams().get(stream, SequenceRange(1, 0)) if history is not None else SequenceRange(1, 0)
     total, done = sum(file.part.count for file in manifest.files), 0
     reached: int | None = None
     for file in manifest.files:
@@ -62,7 +62,12 @@ def verify(
 
 
 def _verify_file(
-    place: Place, manifest: Manifest, file: File, reached: int | None, history: History | None, kept: Range
+    place: ExportLocation,
+    manifest: Manifest,
+    file: File,
+    reached: int | None,
+    history: HistorySource | None,
+    kept: SequenceRange,
 ) -> Verified:
     part, compared = file.part, 0
     fault = _covers(part, reached)
@@ -75,7 +80,7 @@ def _verify_file(
     return Verified(file.path, part.first, part.last, part.count, compared, fault)
 
 
-def _strays(place: Place, manifest: Manifest) -> Iterator[Verified]:
+def _strays(place: ExportLocation, manifest: Manifest) -> Iterator[Verified]:
     """Files that readers see and the manifest does not have, as an export leaves them that was killed."""
     known = {file.path for file in manifest.files}
     for path in place.data_files(stream_directory(manifest.stream)):
@@ -83,7 +88,7 @@ def _strays(place: Place, manifest: Manifest) -> Iterator[Verified]:
             yield Verified(path, 0, 0, 0, 0, "not in the manifest; the next export enters it")
 
 
-def _covers(part: Part, reached: int | None) -> str:
+def _covers(part: FileContents, reached: int | None) -> str:
     """Whether each sequence behind the file before is in the file, or in a gap."""
     start = part.first if reached is None else reached + 1
     missing = sum(
@@ -95,7 +100,7 @@ def _covers(part: Part, reached: int | None) -> str:
     return ""
 
 
-def _intact(place: Place, manifest: Manifest, file: File) -> str:
+def _intact(place: ExportLocation, manifest: Manifest, file: File) -> str:
     size, crc = place.measure(file.path)
     if size != file.size:
         return f"{size} bytes, and {file.size} were written"
@@ -105,7 +110,9 @@ def _intact(place: Place, manifest: Manifest, file: File) -> str:
     return "" if (stream, part) == (manifest.stream, file.part) else "its footer differs from the manifest"
 
 
-def _compare(place: Place, manifest: Manifest, file: File, history: History, kept: Range) -> tuple[int, str]:
+def _compare(
+    place: ExportLocation, manifest: Manifest, file: File, history: HistorySource, kept: SequenceRange
+) -> tuple[int, str]:
     """Compare with the journal. Returns how many messages are the same, and what differs."""
     compared = 0
     with pq.ParquetFile(place.full(file.path), filesystem=place.system) as parquet:

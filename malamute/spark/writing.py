@@ -28,7 +28,7 @@ from pyspark.sql.types import StructType
 from malamute.client.sync.client import connect
 from malamute.errors import InvalidValue
 from malamute.protocol.batch import Body
-from malamute.spark.history import TIMEOUT
+from malamute.spark.history import TIMEOUT_SECONDS
 from malamute.spark.schema import KINDS, PREFIX
 
 ROWS = 5000
@@ -98,8 +98,8 @@ class Target(NamedTuple):
         """Publish all rows, and return how many when they are stored."""
         count = 0
         with (
-            connect(self.url, timeout=TIMEOUT, software="malamute-spark") as client,
-            client.publisher(self.stream, timeout=TIMEOUT) as publisher,
+            connect(self.url, timeout=TIMEOUT_SECONDS, software="malamute-spark") as client,
+            client.publisher(self.stream, timeout=TIMEOUT_SECONDS) as publisher,
         ):
             for batch in batches:
                 for start in range(0, batch.num_rows, ROWS):
@@ -173,7 +173,7 @@ class Published(WriterCommitMessage):
     messages: int
 
 
-class Writer(DataSourceArrowWriter):
+class FrameWriter(DataSourceArrowWriter):
     """Publishes a frame."""
 
     def __init__(self, target: Target) -> None:

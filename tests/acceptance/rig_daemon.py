@@ -14,7 +14,7 @@ from rig_process import FORKS, end, fork
 from rig_waiting import PATIENCE
 
 import malamute
-from malamute.config import Config, Limits, Listen, Storage
+from malamute.config import Config, Limits, ListenConfig, StorageConfig
 from malamute.server.daemon import run
 
 MIB = 1024 * 1024
@@ -47,7 +47,7 @@ def small(size: int = 64 * MIB) -> Config:
     """A small store with limits that fit into it. All else is as users have it."""
     queues = size // 8
     limits = Limits(message_bytes=queues // 2, queue_bytes=queues, queues_bytes=queues, sessions=1000)
-    return Config(storage=Storage(size=size), limits=limits)
+    return Config(storage=StorageConfig(size=size), limits=limits)
 
 
 def serve(file: Path, log: Path, ready: Connection, files: int) -> None:
@@ -74,8 +74,8 @@ class Daemon:
     def configure(self, config: Config) -> None:
         """Set the options for the next start; the directory is always this one's."""
         storage = replace(config.storage, directory=self.directory / "data")
-        listen: Listen = config.listen
-        if listen.endpoints == Listen().endpoints:
+        listen: ListenConfig = config.listen
+        if listen.endpoints == ListenConfig().endpoints:
             listen = replace(listen, endpoints=(self.url,))
         self.config = replace(config, storage=storage, listen=listen)
         self.file.write_text(self.config.toml())

@@ -16,7 +16,7 @@ from rig_waiting import PATIENCE, eventually
 
 import malamute
 from malamute.cli.root import cli
-from malamute.config import Log
+from malamute.config import LogConfig
 from malamute.protocol.codec import decode, encode
 from malamute.protocol.messages import VERSION, Hello, Offer, Subscribe, Welcome
 
@@ -75,7 +75,7 @@ def test_the_routing_id_is_nowhere(
     new_daemon: Callable[..., Daemon], connect_to: Callable[..., malamute.Client]
 ) -> None:
     """Nor in the log, if it tells all that it can, nor in what the command line prints."""
-    daemon = new_daemon(replace(small(), log=Log(level="debug"))).start()
+    daemon = new_daemon(replace(small(), log=LogConfig(level="debug"))).start()
     client, context = connect_to(daemon.url), zmq.Context()
     identity = b"\x01" + secrets.token_bytes(15)
     raw = context.socket(zmq.DEALER)

@@ -10,7 +10,7 @@ from rig_waiting import PATIENCE
 
 import malamute
 from malamute.client.session.batch import record_of
-from malamute.config import Config, Limits, Storage
+from malamute.config import Config, Limits, StorageConfig
 from malamute.protocol.limits import RECORD_LARGE_BYTES
 
 Connect = Callable[..., malamute.Client]
@@ -100,7 +100,7 @@ def test_a_mail_of_64_megabytes_waits_for_an_absent_recipient_over_a_restart(
 ) -> None:
     """WP9."""
     limits = Limits(queue_bytes=72 * MIB, queues_bytes=72 * MIB)
-    config = Config(storage=Storage(size=256 * MIB, streams_share=0.3), limits=limits)
+    config = Config(storage=StorageConfig(size=256 * MIB, streams_share=0.3), limits=limits)
     daemon = new_daemon(replace(config)).start()
     body = noise(MAIL_BYTES)
     connect_to(daemon.url, "alice").send("bob", "large", body, timeout=PATIENCE)

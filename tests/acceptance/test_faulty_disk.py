@@ -12,13 +12,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from malamute.cli.daemon import Daemon
 from rig_daemon import environment
 from rig_waiting import PATIENCE, eventually
 
 import malamute
-from malamute.cli.exits import STORE_LOST
+from malamute.cli.exit_codes import STORE_LOST
 from malamute.errors import Failed, TimedOut
+from malamute.server.process import BrokerProcess
 
 SOURCE = Path(__file__).with_name("faulty_disk.c")
 
@@ -53,13 +53,13 @@ def faults(tmp_path: Path, library: Path, monkeypatch: pytest.MonkeyPatch) -> Fa
 
 
 @pytest.fixture
-def broker(tmp_path: Path, faults: Faults) -> Iterator[Daemon]:
-    with Daemon(tmp_path) as broker:
+def broker(tmp_path: Path, faults: Faults) -> Iterator[BrokerProcess]:
+    with BrokerProcess(tmp_path) as broker:
         yield broker
 
 
 @pytest.fixture
-def client(broker: Daemon) -> Iterator[malamute.Client]:
+def client(broker: BrokerProcess) -> Iterator[malamute.Client]:
     with malamute.connect(broker.url) as client:
         yield client
 
@@ -69,7 +69,7 @@ def command(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(whole, env=environment(), capture_output=True, text=True, check=False)
 
 
-def health(broker: Daemon) -> tuple[int, int]:
+def health(broker: BrokerProcess) -> tuple[int, int]:
     """The exit codes of `broker check` and `broker status`, the latter being the container's health check."""
     return tuple(command("broker", what, "--url", broker.url).returncode for what in ("check", "status"))
 
@@ -90,7 +90,7 @@ def history(client: malamute.Client) -> list[bytes]:
 
 @pytest.mark.parametrize("count", [1, 2], ids=["the new root", "the new root, and putting back the old one"])
 def test_a_root_that_cannot_be_written_once_costs_nothing(
-    broker: Daemon, client: malamute.Client, faults: Faults, count: int
+    broker: BrokerProcess, client: malamute.Client, faults: Faults, count: int
 ) -> None:
     publish(client, b"before")
     faults(count)
@@ -101,7 +101,7 @@ def test_a_root_that_cannot_be_written_once_costs_nothing(
 
 
 def test_a_disk_that_takes_no_root_is_told_and_is_well_when_it_takes_one(
-    broker: Daemon, client: malamute.Client, faults: Faults
+    broker: BrokerProcess, client: malamute.Client, faults: Faults
 ) -> None:
     publish(client, b"before")
     assert health(broker) == (0, 0)
@@ -125,7 +125,7 @@ def test_a_disk_that_takes_no_root_is_told_and_is_well_when_it_takes_one(
 
 
 def test_what_was_refused_is_not_there_after_the_broker_was_killed(tmp_path: Path, faults: Faults) -> None:
-    with Daemon(tmp_path) as broker:
+    with BrokerProcess(tmp_path) as broker:
         with malamute.connect(broker.url) as client:
             publish(client, b"before")
             faults(10**6)
@@ -133,7 +133,7 @@ def test_what_was_refused_is_not_there_after_the_broker_was_killed(tmp_path: Pat
                 publish(client, b"refused")
         os.kill(broker.pid, signal.SIGKILL)
     faults(0)
-    with Daemon(tmp_path) as broker, malamute.connect(broker.url) as client:
+    with BrokerProcess(tmp_path) as broker, malamute.connect(broker.url) as client:
         publish(client, b"end")
         assert history(client) == [b"before", b"end"]
 
@@ -143,7 +143,7 @@ def test_a_store_that_cannot_be_opened_again_ends_the_broker_with_an_exit_code_o
 ) -> None:
     data = tmp_path / "data" / "data.mdb"
     aside = data.with_name("aside.data.mdb")
-    with Daemon(tmp_path) as broker:
+    with BrokerProcess(tmp_path) as broker:
         client = malamute.connect(broker.url)
         publish(client, b"before")
         # LMDB goes on with the file that it has; only when it has to open one again, there is none.
@@ -159,7 +159,7 @@ def test_a_store_that_cannot_be_opened_again_ends_the_broker_with_an_exit_code_o
     faults(0)
     data.rmdir()
     aside.rename(data)
-    with Daemon(tmp_path) as broker, malamute.connect(broker.url) as client:
+    with BrokerProcess(tmp_path) as broker, malamute.connect(broker.url) as client:
         publish(client, b"end")
         assert history(client) == [b"before", b"end"]
 

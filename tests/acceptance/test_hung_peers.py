@@ -20,13 +20,13 @@ from rig_waiting import PATIENCE, eventually
 
 import malamute
 from malamute.client.events import Event, Lost
-from malamute.config import Config, Listen
+from malamute.config import Config, ListenConfig
 
 Connect = Callable[..., malamute.Client]
 Run = Callable[..., Program]
 
 MIB = 1024 * 1024
-BUSY_SECONDS = Listen().heartbeat_interval + 2 * Listen().heartbeat_timeout
+BUSY_SECONDS = ListenConfig().heartbeat_interval + 2 * ListenConfig().heartbeat_timeout
 """Longer than a connection stands whose peer gives no sign of life."""
 
 BUSY = """
@@ -66,7 +66,7 @@ def url(request: pytest.FixtureRequest, new_daemon: Callable[..., Daemon], tmp_p
         yield new_daemon().start().url
     else:
         endpoint = f"ipc://{tmp_path}/broker"
-        new_daemon(replace(small(), listen=Listen(endpoints=(endpoint,)))).start()
+        new_daemon(replace(small(), listen=ListenConfig(endpoints=(endpoint,)))).start()
         yield endpoint
 
 
@@ -203,7 +203,7 @@ def test_clients_that_do_nothing_keep_their_connections(
     clients = [closing.enter_context(malamute.connect(daemon.url, heartbeat=1.0)) for _ in range(100)]
     for client in clients:
         client.on_event = events.append
-    threading.Event().wait(Listen().heartbeat_interval + 2 * Listen().heartbeat_timeout)
+    threading.Event().wait(ListenConfig().heartbeat_interval + 2 * ListenConfig().heartbeat_timeout)
     for client in clients:
         client.query("status", timeout=PATIENCE)
     assert not [event for event in events if isinstance(event, Lost)]

@@ -12,7 +12,7 @@ from rig_waiting import PATIENCE
 import malamute
 from malamute.client.events import Event, Gap, Slow, Switched
 from malamute.client.sync.publisher import Publisher
-from malamute.config import Streams
+from malamute.config import StreamsConfig
 from malamute.protocol.batch import unpack_payload
 from malamute.protocol.messages import Credit, Deliver, Message, Ok, Ping, Subscribe, Switch
 
@@ -225,7 +225,7 @@ def test_wp38_a_stream_without_a_history_drops_and_counts_and_tells_what_there_w
     new_daemon: Callable[..., Daemon], connect_to: Connect
 ) -> None:
     """WP3, WP38: nothing else is lost."""
-    daemon = new_daemon(replace(small(), streams=Streams(journal=False))).start()
+    daemon = new_daemon(replace(small(), streams=StreamsConfig(journal=False))).start()
     client, other = connect_to(daemon.url), connect_to(daemon.url)
     events: list[Event] = []
     other.on_event = events.append

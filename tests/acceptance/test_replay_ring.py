@@ -14,7 +14,7 @@ import malamute
 from malamute.client.events import Event, Gap
 from malamute.client.sync.consumers import Subscription
 from malamute.client.sync.publisher import Publisher
-from malamute.config import Config, Rule, Streams
+from malamute.config import Config, StreamRule, StreamsConfig
 
 Connect = Callable[..., malamute.Client]
 
@@ -22,8 +22,10 @@ BATCH = 50
 BODY = bytes(1_000)
 
 RINGS = {
-    "by count": replace(small(8 * MIB), streams=Streams(rule=(Rule(pattern="s", count=500),))),
-    "by bytes": replace(small(8 * MIB), streams=Streams(rule=(Rule(pattern="s", bytes=500_000),))),
+    "by count": replace(small(8 * MIB), streams=StreamsConfig(rule=(StreamRule(pattern="s", count=500),))),
+    "by bytes": replace(
+        small(8 * MIB), streams=StreamsConfig(rule=(StreamRule(pattern="s", bytes=500_000),))
+    ),
     "by the size of the store": small(2 * MIB),
 }
 
@@ -163,7 +165,7 @@ def test_wp6_a_history_is_switched_on_without_a_word_to_publishers(
     new_daemon: Callable[..., Daemon], connect_to: Connect
 ) -> None:
     """WP6: the same publisher, over the restart that switches it on."""
-    daemon = new_daemon(replace(small(8 * MIB), streams=Streams(journal=False))).start()
+    daemon = new_daemon(replace(small(8 * MIB), streams=StreamsConfig(journal=False))).start()
     client = connect_to(daemon.url)
     out = client.publisher("s", timeout=PATIENCE)
     assert publish(out, 2) == 100

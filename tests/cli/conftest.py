@@ -21,7 +21,7 @@ from malamute.testing import Broker
 def home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     """A place for contexts that is not the user's own, and time for a busy machine."""
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.mktemp("home")))
-    monkeypatch.setattr("malamute.cli.options.TIMEOUT", PATIENCE)
+    monkeypatch.setattr("malamute.cli.options.TIMEOUT_SECONDS", PATIENCE)
     for name in ("MALAMUTE_URL", "MALAMUTE_CONTEXT"):
         monkeypatch.delenv(name, raising=False)
 

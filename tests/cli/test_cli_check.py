@@ -10,7 +10,7 @@ import pytest
 from cli_commands import Run
 
 import malamute
-from malamute.cli.check import MEASURES, Bounds, Figure, State, judge
+from malamute.cli.check import MEASURES, CheckBounds, Figure, PluginState, judge
 
 CHECK = ("broker", "check")
 
@@ -18,18 +18,18 @@ CHECK = ("broker", "check")
 @pytest.mark.parametrize(
     ("name", "value", "state"),
     [
-        ("lag", 9, State.OK),
-        ("lag", 10, State.WARNING),
-        ("lag", 19.9, State.WARNING),
-        ("lag", 20, State.CRITICAL),
-        ("uptime", 20, State.OK),
-        ("uptime", 19.9, State.WARNING),
-        ("uptime", 10, State.WARNING),
-        ("uptime", 9.9, State.CRITICAL),
+        ("lag", 9, PluginState.OK),
+        ("lag", 10, PluginState.WARNING),
+        ("lag", 19.9, PluginState.WARNING),
+        ("lag", 20, PluginState.CRITICAL),
+        ("uptime", 20, PluginState.OK),
+        ("uptime", 19.9, PluginState.WARNING),
+        ("uptime", 10, PluginState.WARNING),
+        ("uptime", 9.9, PluginState.CRITICAL),
     ],
 )
-def test_a_figure_at_its_bound_and_beside_it(name: str, value: float, state: State) -> None:
-    bounds = Bounds(20, 10) if MEASURES[name].least else Bounds(10, 20)
+def test_a_figure_at_its_bound_and_beside_it(name: str, value: float, state: PluginState) -> None:
+    bounds = CheckBounds(20, 10) if MEASURES[name].least else CheckBounds(10, 20)
     assert judge(name, Figure(value), bounds).state is state
 
 

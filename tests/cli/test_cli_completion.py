@@ -61,7 +61,7 @@ def test_names_come_from_the_broker(client: malamute.Client, monkeypatch: pytest
 def test_without_a_broker_nothing_is_completed_and_nothing_told(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("malamute.cli.completion.PATIENCE", 0.01)
+    monkeypatch.setattr("malamute.cli.completion.PATIENCE_SECONDS", 0.01)
     assert _completed("stream", "show", "--url", "tcp://127.0.0.1:1", "w") == []
     assert _completed("stream", "show", "--context", "none", "w") == []
     assert capsys.readouterr() == ("", "")

@@ -11,7 +11,7 @@ import pytest
 from cli_commands import PATIENCE, Run
 
 from malamute.cli.contexts import Context, Contexts, file_of, load, save
-from malamute.cli.trouble import BadInput
+from malamute.cli.error_output import BadInput
 from malamute.testing import Broker
 
 HERE = {"url": "tcp://here:1", "address": "alice", "timeout": 2.5}

@@ -10,7 +10,7 @@ import pytest
 from cli_commands import Run
 
 from malamute.cli.demo import command
-from malamute.cli.demo.play import Line, Result
+from malamute.cli.demo.play import Result, ResultLine
 from malamute.cli.demo.rows import FLIGHTS, SAMPLE, WEATHER, flights, weather
 from malamute.cli.demo.tally import tally
 
@@ -37,7 +37,7 @@ def test_other_data_and_the_table(run: Run, tmp_path: Path) -> None:
 
 
 def test_counts_that_differ_are_an_error(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    result = Result([Line("good", 1, None, 1), Line("bad", 1, 2, 1)], {"fast": 1})
+    result = Result([ResultLine("good", 1, None, 1), ResultLine("bad", 1, 2, 1)], {"fast": 1})
     monkeypatch.setattr(command, "play", lambda *arguments: result)
     assert "not equal: bad" in run("demo", "--rows", "5", exit_code=1).stdout
 

@@ -11,7 +11,7 @@ from cli_commands import Run, Start
 
 import malamute
 from malamute import matching
-from malamute.cli.options import FAMILIES, JSON_FAMILIES, Connection, Reporter, criteria_of
+from malamute.cli.options import FAMILIES, JSON_FAMILIES, ConnectionOptions, Reporter, criteria_of
 from malamute.client.events import Gap, Refusal, Switched
 from malamute.errors import Closed, TryLater
 from malamute.testing import Broker
@@ -351,5 +351,5 @@ def test_what_happens_to_a_client_is_told(capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_a_refusal_that_nobody_waited_for_is_raised_at_the_end(broker: Broker) -> None:
-    with pytest.raises(TryLater), Connection(broker.url).open() as client:
+    with pytest.raises(TryLater), ConnectionOptions(broker.url).open() as client:
         client.on_event(Refusal(TryLater("full")))

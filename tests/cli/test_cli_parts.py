@@ -11,11 +11,11 @@ import click
 import pytest
 from cli_commands import Run
 
-from malamute.cli.options import Connection
-from malamute.cli.payload import Row, chunks_of_lines, parse_header, row_of
+from malamute.cli.error_output import BadInput
+from malamute.cli.options import ConnectionOptions
+from malamute.cli.payload import OutgoingMessage, chunks_of_lines, parse_header, row_of
 from malamute.cli.printing import as_body, as_format, as_json, as_line, as_raw
 from malamute.cli.tables import cell, show_rows
-from malamute.cli.trouble import BadInput
 from malamute.cli.work import environment
 from malamute.client.session.message import Message, Request
 from malamute.errors import InvalidName
@@ -55,8 +55,8 @@ def test_a_header_without_a_value_is_null() -> None:
 
 def test_a_line_of_json_is_a_message() -> None:
     line = b'{"subject": "a", "headers": {"n": 1}, "body": "\xc3\xa4", "sequence": 7}'
-    assert row_of(line, "") == Row("a", {"n": 1}, "ä".encode())
-    assert row_of(b'{"body_base64": "/w=="}', "b") == Row("b", None, b"\xff")
+    assert row_of(line, "") == OutgoingMessage("a", {"n": 1}, "ä".encode())
+    assert row_of(b'{"body_base64": "/w=="}', "b") == OutgoingMessage("b", None, b"\xff")
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ def test_a_wrong_template_is_wrong_usage(run: Run, template: str) -> None:
 
 
 def test_a_uri_names_the_broker_too() -> None:
-    here = Connection()
+    here = ConnectionOptions()
     assert here.to("weather", "stream") == (here, "weather")
     there, name = here.to("malamute://example.org/stream/a%20b", "stream")
     assert (there.url, name) == ("tcp://example.org:9999", "a b")

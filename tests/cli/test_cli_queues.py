@@ -12,7 +12,7 @@ from cli_commands import Run
 
 import malamute
 from malamute.cli.queues import STATES
-from malamute.config import Config, Queues
+from malamute.config import Config, QueuesConfig
 from malamute.errors import Disconnected
 from malamute.protocol.arguments import MESSAGE_STATES
 from malamute.testing import Broker
@@ -23,7 +23,7 @@ Until = Callable[[Callable[[], object]], None]
 @pytest.fixture
 def broker() -> Iterator[Broker]:
     """One that buries a message that comes back once."""
-    with Broker(config=replace(Config(), queues=Queues(max_deliver=1))) as broker:
+    with Broker(config=replace(Config(), queues=QueuesConfig(max_deliver=1))) as broker:
         yield broker
 
 

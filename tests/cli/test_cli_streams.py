@@ -11,7 +11,7 @@ import pytest
 from cli_commands import Run
 
 import malamute
-from malamute.cli.pace import Pace
+from malamute.cli.pacing import Pacer
 from malamute.errors import NotFound
 from malamute.testing import Broker
 
@@ -179,7 +179,7 @@ def test_replay_keeps_the_pace_of_publishing() -> None:
         now += seconds
 
     messages = [SimpleNamespace(time_ns=int(t * 1e9)) for t in (5, 6, 6, 9)]
-    paced = Pace(2.0, clock=lambda: now, sleep=sleep).paced(messages)
+    paced = Pacer(2.0, clock=lambda: now, sleep=sleep).paced(messages)
     next(paced)
     now += 0.7
     assert len(list(paced)) == 3

@@ -261,7 +261,7 @@ def test_lines_and_tabs_stay_where_a_text_has_several_lines() -> None:
 
 @pytest.mark.parametrize("as_json", [False, True])
 def test_an_error_is_told_so_too(as_json: bool, capsys: pytest.CaptureFixture[str]) -> None:
-    from malamute.cli.trouble import tell
+    from malamute.cli.error_output import tell
 
     tell(MalamuteError(HOSTILE), as_json=as_json)
     shown = capsys.readouterr().err

@@ -10,7 +10,7 @@ from core_bench import Bench, items, publish, request, subscribe
 from malamute.core import chunk, dispatch, ready
 from malamute.core import stream as streams
 from malamute.core.chunk import Loaded, Part
-from malamute.matching import Index, Single
+from malamute.matching import CompiledSelector, Index
 from malamute.protocol.batch import pack_stream_payload
 from malamute.protocol.messages import Cancel, Change, Credit, Deliver, Gap, Publish, Switch
 
@@ -298,13 +298,13 @@ def replaying(readers: int = 30, batches: int = 1) -> Bench:
 
 def test_plain_readers_of_history_are_served_in_bounded_steps(monkeypatch):
     judged = [0]
-    fits = Single._fits
+    fits = CompiledSelector._fits
 
     def counted(single, subject):
         judged[0] += 1
         return fits(single, subject)
 
-    monkeypatch.setattr(Single, "_fits", counted)
+    monkeypatch.setattr(CompiledSelector, "_fits", counted)
     bench = replaying()
     iterations = 0
     while bench.core.turn.chores or bench.core.streams.active:

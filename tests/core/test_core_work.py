@@ -8,7 +8,7 @@ from core_bench import Bench, ack, items, offer, publish, request, subscribe
 from malamute.core import audience, ready, replay
 from malamute.core.delivery import Queue
 from malamute.core.delivery.dealing import SEARCH_MESSAGES
-from malamute.matching import Index, Single
+from malamute.matching import CompiledSelector, Index
 from malamute.protocol.batch import pack_record
 from malamute.protocol.messages import (
     VERSION,
@@ -157,7 +157,7 @@ def test_an_offer_that_is_cancelled_while_it_looks_looks_no_more():
 
 def test_costly_selectors_take_a_bounded_part_of_each_iteration_and_nobody_waits_for_them(monkeypatch):
     evaluated = [0]
-    match_many, places = Index.match_many, Single.places
+    match_many, places = Index.match_many, CompiledSelector.places
 
     def matching(index, subjects, *columns):
         evaluated[0] += len(subjects) * index.work
@@ -168,7 +168,7 @@ def test_costly_selectors_take_a_bounded_part_of_each_iteration_and_nobody_waits
         return places(single, subjects, *rest)
 
     monkeypatch.setattr(Index, "match_many", matching)
-    monkeypatch.setattr(Single, "places", placing)
+    monkeypatch.setattr(CompiledSelector, "places", placing)
     costly, messages = 20, 3_000
     bench = Bench()
     bench.open("plain", "costly", "alice")

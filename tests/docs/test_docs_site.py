@@ -17,7 +17,7 @@ import pytest
 from docs_blocks import ROOT
 
 from malamute.cli.root import cli
-from malamute.config.sections import SECTIONS, kinds_of
+from malamute.config.sections import SECTIONS, types_of
 from malamute.errors import BY_CODE
 
 DOCS = ROOT / "docs"
@@ -96,7 +96,7 @@ def test_every_error_and_every_option_has_its_place(site: Path) -> None:
     errors = _text(site / "reference" / "errors.html")
     assert sorted(map(int, re.findall(r"<td>(\d+)</td>", errors))) == sorted(BY_CODE)
     options = _text(site / "reference" / "configuration.html")
-    named = [option for section in SECTIONS.values() for option in kinds_of(section)]
+    named = [option for section in SECTIONS.values() for option in types_of(section)]
     assert [option for option in named if f"<td><code>{option}</code></td>" not in options] == []
 
 

@@ -13,7 +13,7 @@ import pytest
 
 import malamute
 from malamute.client.events import Event, Gap, Refusal
-from malamute.config import Config, Limits, Rule, Storage, Streams
+from malamute.config import Config, Limits, StorageConfig, StreamRule, StreamsConfig
 from malamute.errors import InternalError, StorageFull, StoreError, TimedOut, TryLater
 from malamute.journal.store import Store
 from malamute.server import daemon
@@ -83,8 +83,8 @@ def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
         return gates[-1]
 
     monkeypatch.setattr(daemon, "open_store", gated)
-    streams = Streams(rule=(Rule("live*", journal=False),))
-    config = Config(storage=Storage(size=32 * MIB), limits=LIMITS, streams=streams)
+    streams = StreamsConfig(rule=(StreamRule("live*", journal=False),))
+    config = Config(storage=StorageConfig(size=32 * MIB), limits=LIMITS, streams=streams)
     with Broker(tmp_path, config=config) as broker:
         yield Rig(broker, gates)
         gates[-1].fault = None

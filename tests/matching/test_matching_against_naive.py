@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from malamute.matching import Index, Selector, Single, parse
+from malamute.matching import CompiledSelector, Index, Selector, parse
 from malamute.matching.fields import Fields, Geo
 
 MORE = 8 if "MALAMUTE_EXAMPLES" in os.environ else 1
@@ -204,7 +204,7 @@ def test_where(trees, messages):
 @many_pairs(50)
 @given(tree=EXPRESSIONS, messages=st.lists(MESSAGES, min_size=30, max_size=40))
 def test_a_compiled_condition(tree, messages):
-    single = Single(Selector.parse([["all", ""]], oracle.text(tree)), refuse)
+    single = CompiledSelector(Selector.parse([["all", ""]], oracle.text(tree)), refuse)
     wanted = [at for at, message in enumerate(messages) if oracle.holds(tree, *message)]
     assert places(single, messages) == wanted
 
@@ -274,7 +274,7 @@ def parsed(selector):
 @given(selector=SELECTORS, messages=st.lists(MESSAGES, min_size=30, max_size=40))
 def test_a_single_selector_takes_what_the_index_finds_for_it(selector, messages):
     wanted = [at for at, message in enumerate(messages) if wants(selector, *message)]
-    single = Single(parsed(selector), refuse)
+    single = CompiledSelector(parsed(selector), refuse)
     assert places(single, messages) == wanted
     # What it remembers of subjects changes nothing.
     assert places(single, messages) == wanted
@@ -323,8 +323,8 @@ def assert_empty(index):
     """Nothing of what was filed is left behind, and the index costs what a new one costs."""
     assert len(index) == 0
     assert not index.needs_headers
-    assert not index._plain._families
-    assert not index._gated._families
+    assert not index._unconditional._families
+    assert not index._conditional._families
     conditions = index._conditions
     assert not conditions._root
     assert not any(

@@ -188,7 +188,7 @@ def test_wk2_add1_subjects_beyond_the_cache_keep_no_more_than_it_may_hold():
         index.match("a.often")
     assert index._groups_of.held <= 100
     assert len(index._results) == 1
-    assert len(index._plain._families["topic"]._shapes._plans) == 1
+    assert len(index._unconditional._families["topic"]._shapes._plans) == 1
 
 
 def test_many_different_results_are_forgotten_together(monkeypatch):

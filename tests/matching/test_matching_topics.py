@@ -168,7 +168,7 @@ def test_more_shapes_than_the_limit_go_to_the_constituent_tables(monkeypatch):
     index = Index()
     for key, pattern in enumerate(patterns):
         index.add(key, Selector.parse([["topic", pattern], ["topic", pattern + ".z"]]))
-    family = index._plain._families["topic"]
+    family = index._unconditional._families["topic"]
     assert family._tabled
     held = dict(enumerate(patterns))
     for _ in range(2):
@@ -192,7 +192,7 @@ def test_rq14_a_false_positive_of_the_rows_is_not_delivered():
     index = Index()
     index.add("floating", Selector.parse([["topic", "a.#.b.#.c"]]))
     assert floats(forms("topic", "a.#.b.#.c")[0])
-    family = index._plain._families["topic"]
+    family = index._unconditional._families["topic"]
     assert family._shapes.rows(["a", "x", "y", "z", "c"])
     assert index.match("a.x.y.z.c") == ()
     assert index.match("a.x.b.z.c") != ()

@@ -12,8 +12,8 @@ from history_files import EVIL, Sent, Whole, some_messages, write
 from quiet import quiet_broker
 
 from malamute.errors import NotInstalled
-from malamute.spark.analyze import Options, analyze
-from malamute.spark.scan import History
+from malamute.spark.analyze import AnalyzeOptions, analyze
+from malamute.spark.scan import ExportedHistory
 from malamute.spark.session import check_java, open_session
 from malamute.testing import Broker
 
@@ -62,8 +62,8 @@ def whole(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Whol
     write(root / "h", "s", messages[1700:], rows=400)
     bad = [Sent(n, f"a.{EVIL}.{n % 3}", headers={EVIL: EVIL}, sender=EVIL, seconds=n) for n in range(1, 50)]
     write(root / "h", EVIL, [*bad, Sent(60)])
-    options = Options(window=60, measures=("delay = sequence by stream = stream; s = sender",))
-    return Whole(messages, analyze(spark, History(str(root / "h")), str(root / "out"), options))
+    options = AnalyzeOptions(window_seconds=60, measures=("delay = sequence by stream = stream; s = sender",))
+    return Whole(messages, analyze(spark, ExportedHistory(str(root / "h")), str(root / "out"), options))
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from malamute.spark import columns, export, place
+from malamute.spark import columns, export, export_location
 from malamute.spark.history import open_history
 
 left = int(sys.argv[1])
@@ -28,9 +28,9 @@ def killing(real: Callable[..., Any]) -> Callable[..., Any]:
 
 
 columns.BATCH_ROWS = export.FILE_ROWS = 1000
-place.Sink.write = killing(place.Sink.write)  # type: ignore[method-assign]
-place.Place._sync = killing(place.Place._sync)  # type: ignore[method-assign]
+export_location.Sink.write = killing(export_location.Sink.write)  # type: ignore[method-assign]
+export_location.ExportLocation._sync = killing(export_location.ExportLocation._sync)  # type: ignore[method-assign]
 export.save = killing(export.save)  # type: ignore[attr-defined]
 
 with open_history(data=sys.argv[2]) as history:
-    export.export(history, "s", place.Place(sys.argv[3]))
+    export.export(history, "s", export_location.ExportLocation(sys.argv[3]))

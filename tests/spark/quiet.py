@@ -6,13 +6,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from malamute.config import Config
-from malamute.config.sections import Events
+from malamute.config.sections import EventsConfig
 from malamute.testing import Broker, small_config
 
 
 def quiet_config() -> Config:
     """What such a broker is configured with."""
-    return replace(small_config(), events=Events(lifecycle=False))
+    return replace(small_config(), events=EventsConfig(lifecycle=False))
 
 
 def quiet_broker(directory: Path) -> Broker:

@@ -17,11 +17,11 @@ from history_files import BEGIN, Sent, Whole, damage, some_messages, write
 from malamute.errors import InvalidValue, NotFound
 from malamute.protocol.batch import pack
 from malamute.spark import analyze as spark_analyze
-from malamute.spark import analyze_parts
-from malamute.spark.analyze import LATE, Measure, Options, analyze
+from malamute.spark import partial_aggregates
+from malamute.spark.analyze import LATE, AnalyzeOptions, Measure, analyze
 from malamute.spark.analyze import analysed as made
-from malamute.spark.analyze_parts import EACH_DOUBLING, VALUES_MAX, buckets, partial_tables
-from malamute.spark.scan import Bounds, History, Part, read
+from malamute.spark.partial_aggregates import EACH_DOUBLING, VALUES_MAX, buckets, partial_tables
+from malamute.spark.scan import ExportedHistory, HistoryBounds, HistoryPart, read
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -39,8 +39,8 @@ Analyse = Callable[..., Rows]
 def analysed(spark: SparkSession, tmp_path: Path) -> Analyse:
     """Some tables of the history in `h`, as rows; all of them when none is named."""
 
-    def run(*names: str, options: Options = Options()) -> Rows:  # noqa: B008  # it is a value
-        history = History(str(tmp_path / "h"), options.bounds)
+    def run(*names: str, options: AnalyzeOptions = AnalyzeOptions()) -> Rows:  # noqa: B008  # it is a value
+        history = ExportedHistory(str(tmp_path / "h"), options.bounds)
         if names:
             with made(spark, history, options) as tables:
                 return {name: rows_of(tables[name]) for name in names}
@@ -133,10 +133,10 @@ def test_a_task_hands_over_its_rows_before_they_are_too_many(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write(tmp_path / "h", "s", some_messages(500), rows=50)
-    history = History(str(tmp_path / "h"))
+    history = ExportedHistory(str(tmp_path / "h"))
 
     def summed() -> tuple[int, Counter[Any], Counter[Any]]:
-        found = read(history.location, history.pieces, analyze_parts.COLUMNS, history.bounds)
+        found = read(history.location, history.pieces, partial_aggregates.COLUMNS, history.bounds)
         tables = list(partial_tables(found, 60 * 10**9, 1))
         messages: Counter[Any] = Counter()
         size_bytes: Counter[Any] = Counter()
@@ -147,7 +147,7 @@ def test_a_task_hands_over_its_rows_before_they_are_too_many(
         return len(tables), messages, size_bytes
 
     batches, *sums = summed()
-    monkeypatch.setattr(analyze_parts, "ROWS_MAX", 400)
+    monkeypatch.setattr(partial_aggregates, "ROWS_MAX", 400)
     in_more, *same = summed()
     assert in_more > batches
     assert same == sums
@@ -199,7 +199,7 @@ def test_only_a_silence_of_a_window_or_more_is_late(
     moments = [n / 1000 for n in range(200)]
     moments.append(moments[-1] + silence)
     write(tmp_path / "h", "s", [Sent(n, sender="quick", seconds=at) for n, at in enumerate(moments, 1)])
-    [row] = analysed("senders", options=Options(window=1))["senders"]
+    [row] = analysed("senders", options=AnalyzeOptions(window_seconds=1))["senders"]
     assert row["longest_silence"] == pytest.approx(silence)
     assert row["longest_silence"] > LATE * row["p99"]
     assert row["late"] is late
@@ -209,29 +209,29 @@ def test_bounds(analysed: Analyse, tmp_path: Path) -> None:
     write(tmp_path / "h", "s", [Sent(n, seconds=n) for n in range(1, 101)], rows=10)
     write(tmp_path / "h", "other", [Sent(1)])
     until = BEGIN + 60 * 10**9
-    bounds = Bounds(("s",), since=BEGIN + 20 * 10**9, until=until, last=50)
-    tables = analysed("streams", options=Options(bounds))
+    bounds = HistoryBounds(("s",), since=BEGIN + 20 * 10**9, until=until, last=50)
+    tables = analysed("streams", options=AnalyzeOptions(bounds))
     [stream] = tables["streams"]
     assert (stream["stream"], stream["first"], stream["last"]) == ("s", 20, 50)
 
 
 def test_an_empty_range_has_empty_tables(analysed: Analyse, tmp_path: Path) -> None:
     write(tmp_path / "h", "s", [Sent(1)])
-    tables = analysed(options=Options(Bounds(first=100)))
+    tables = analysed(options=AnalyzeOptions(HistoryBounds(first=100)))
     assert all(rows == [] for rows in tables.values())
 
 
 def test_unknown_streams_and_places_are_errors(tmp_path: Path) -> None:
     write(tmp_path / "h", "s", [Sent(1)])
     with pytest.raises(NotFound, match="'nosuch'; it has s"):
-        History(str(tmp_path / "h"), Bounds(("nosuch",)))
+        ExportedHistory(str(tmp_path / "h"), HistoryBounds(("nosuch",)))
     with pytest.raises(NotFound):
-        History(str(tmp_path / "nowhere"))
+        ExportedHistory(str(tmp_path / "nowhere"))
     (tmp_path / "empty").mkdir()
     with pytest.raises(NotFound, match="no exported history"):
-        History(str(tmp_path / "empty"))
+        ExportedHistory(str(tmp_path / "empty"))
     with pytest.raises(InvalidValue, match="no path or URL"):
-        History("nosuch://x/y")
+        ExportedHistory("nosuch://x/y")
 
 
 def test_damage_is_told_and_the_rest_is_analysed(analysed: Analyse, tmp_path: Path) -> None:
@@ -265,13 +265,13 @@ def test_measures(analysed: Analyse, tmp_path: Path) -> None:
         "delay = headers['delay'].number by carrier = headers['carrier'].text;"
         " month = int(split(string(body), ',')[0])"
     )
-    found = analysed("measure_delay", options=Options(measures=(words,)))["measure_delay"]
+    found = analysed("measure_delay", options=AnalyzeOptions(measures=(words,)))["measure_delay"]
     assert [(r["carrier"], r["month"], r["messages"], r["total"]) for r in found] == [
         ("AA", 1, 2, 12.0),
         ("UA", 2, 1, -3.0),
     ]
     with pytest.raises(InvalidValue, match="measure 'x'"):
-        analysed("measure_x", options=Options(measures=("x = nosuch by s = sender",)))
+        analysed("measure_x", options=AnalyzeOptions(measures=("x = nosuch by s = sender",)))
 
 
 @pytest.mark.parametrize("words", ["", "x", "x = 1", "x by y = 1", "x = 1 by y"])
@@ -362,8 +362,8 @@ def test_values_beyond_the_limit_are_counted_and_bounded(tmp_path: Path) -> None
     counts = {f"v{n}": 1 for n in range(VALUES_MAX)} | {"often": 5}
     messages = [Sent(0, headers={"h": value}) for value, count in counts.items() for _ in range(count)]
     write(tmp_path / "h", "s", [m._replace(sequence=n) for n, m in enumerate(messages, 1)], rows=10_000)
-    history = History(str(tmp_path / "h"))
-    found = read(history.location, history.pieces, analyze_parts.COLUMNS, history.bounds)
+    history = ExportedHistory(str(tmp_path / "h"))
+    found = read(history.location, history.pieces, partial_aggregates.COLUMNS, history.bounds)
     tables = [table.to_pylist() for table in partial_tables(found, 60 * 10**9, 1)]
     values = [row for rows in tables for row in rows if row["kind"] == "value"]
     assert len(values) == VALUES_MAX
@@ -380,8 +380,8 @@ def test_the_rows_of_a_task_do_not_grow_with_the_messages(tmp_path: Path) -> Non
             Sent(n, f"a.{n % 20}", b"x", {"u": n % 3}, f"s{n % 5}", n * 0.01) for n in range(1, count + 1)
         ]
         write(tmp_path / str(count), "s", messages, rows=10_000)
-        history = History(str(tmp_path / str(count)))
-        found = list(read(history.location, history.pieces, analyze_parts.COLUMNS, history.bounds))
-        assert all(isinstance(part, Part) for part in found)
+        history = ExportedHistory(str(tmp_path / str(count)))
+        found = list(read(history.location, history.pieces, partial_aggregates.COLUMNS, history.bounds))
+        assert all(isinstance(part, HistoryPart) for part in found)
         sizes.append(sum(table.num_rows for table in partial_tables(iter(found), 3600 * 10**9, 1)))
     assert sizes[0] == sizes[1]

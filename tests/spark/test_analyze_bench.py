@@ -8,9 +8,10 @@ from unittest.mock import create_autospec
 
 import pytest
 
-from malamute.spark import analyze, bench
+from malamute.bench import spark as bench
+from malamute.spark import analyze
 from malamute.spark.match import match
-from malamute.spark.scan import History
+from malamute.spark.scan import ExportedHistory
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -24,7 +25,7 @@ def test_everything_is_measured(spark: SparkSession, tmp_path: Path, monkeypatch
     monkeypatch.setattr(analyze, "analyze", analysis)
     # Java need not be warm for what is looked at here.
     monkeypatch.setattr(bench, "WARM", 1)
-    rows = list(bench.measure(spark, bench.Options(COUNT, 20, 30, 1, 2, tmp_path)))
+    rows = list(bench.measure(spark, bench.SparkBenchOptions(COUNT, 20, 30, 1, 2, tmp_path)))
     assert list(tmp_path.iterdir()) == []
     whats = [row.what for row in rows]
     assert len(set(whats)) == len(whats) >= 9
@@ -52,7 +53,7 @@ def test_the_history_is_whole_and_both_count_the_same(
 ) -> None:
     monkeypatch.setattr(bench, "FILE_ROWS", 10_000)
     bench.make(tmp_path / "h", COUNT, 20)
-    history = History(str(tmp_path / "h"))
+    history = ExportedHistory(str(tmp_path / "h"))
     ours = analyze.volume(spark, history, bench.MINUTE)
     counted = {(r["subject"], int(r["window"].timestamp()) // 60, r["messages"]) for r in ours.collect()}
     plain = bench._plain_counts(analyze.messages(spark, history))

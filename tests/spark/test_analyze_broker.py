@@ -18,15 +18,16 @@ import malamute
 from malamute.client.events import Event, Gap
 from malamute.client.session.message import Mail
 from malamute.client.sync.client import Client
-from malamute.config import Config, Queues, Streams
-from malamute.config.sections import Events, Rule
-from malamute.spark.analyze import Options, analysed
-from malamute.spark.analyze_parts import EACH_DOUBLING
-from malamute.spark.analyze_whole import PERCENTILES, SECOND
+from malamute.config import Config, QueuesConfig, StreamsConfig
+from malamute.config.sections import EventsConfig, StreamRule
+from malamute.protocol.time_units import NS_PER_SECOND
+from malamute.spark.analyze import AnalyzeOptions, analysed
 from malamute.spark.export import export
+from malamute.spark.export_location import ExportLocation
+from malamute.spark.final_aggregates import PERCENTILES
 from malamute.spark.history import open_history
-from malamute.spark.place import Place
-from malamute.spark.scan import History
+from malamute.spark.partial_aggregates import EACH_DOUBLING
+from malamute.spark.scan import ExportedHistory
 from malamute.testing import Broker, small_config
 
 if TYPE_CHECKING:
@@ -48,9 +49,9 @@ def config() -> Config:
     """A broker that tells everything, gives up after three attempts, and keeps little of the news."""
     return replace(
         small_config(),
-        events=Events(settled=True),
-        queues=Queues(max_deliver=3, backoff=()),
-        streams=Streams(rule=(Rule(pattern="news", count=KEPT),)),
+        events=EventsConfig(settled=True),
+        queues=QueuesConfig(max_deliver=3, backoff=()),
+        streams=StreamsConfig(rule=(StreamRule(pattern="news", count=KEPT),)),
     )
 
 
@@ -189,13 +190,13 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[Measured, Path]:
         found = Measured(times, news(broker.url), service)
     with open_history(data=str(place / "data")) as history:
         for stream in history.streams():
-            export(history, stream, Place(str(place / "history")))
+            export(history, stream, ExportLocation(str(place / "history")))
     return found, place / "history"
 
 
 def test_what_the_clients_measured(spark: SparkSession, measured: tuple[Measured, Path]) -> None:
     clients, history = measured
-    with analysed(spark, History(str(history)), Options()) as tables:
+    with analysed(spark, ExportedHistory(str(history)), AnalyzeOptions()) as tables:
         names = ("queues", "queue_times", "consumers", "events")
         queues, times, consumers, events = (
             [row.asDict() for row in tables[name].collect()] for name in names
@@ -215,7 +216,11 @@ def test_what_the_clients_measured(spark: SparkSession, measured: tuple[Measured
             for share in PERCENTILES:
                 rank = ceil(share * len(seen)) - 1
                 seconds = told[queue, what][f"p{round(100 * share)}"]
-                assert least[rank] / BUCKET <= seconds * SECOND <= most[rank] * BUCKET, (queue, what, share)
+                assert least[rank] / BUCKET <= seconds * NS_PER_SECOND <= most[rank] * BUCKET, (
+                    queue,
+                    what,
+                    share,
+                )
     assert [(r["stream"], r["consumer"], r["fell_behind"], r["gaps"], r["missed"]) for r in consumers] == [
         ("news", "slow", 1, len(clients.gaps), sum(gap.last - gap.first + 1 for gap in clients.gaps))
     ]

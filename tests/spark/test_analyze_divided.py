@@ -14,11 +14,11 @@ import pyarrow as pa
 import pytest
 from history_files import Sent, write
 
-from malamute.spark import analyze, analyze_parts, scan
-from malamute.spark.analyze import Options
-from malamute.spark.analyze_parts import EACH_DOUBLING
-from malamute.spark.analyze_whole import PERCENTILES, PERCENTS, Known, whole
-from malamute.spark.scan import History, Part, Piece, deal, read
+from malamute.spark import analyze, partial_aggregates, scan
+from malamute.spark.analyze import AnalyzeOptions
+from malamute.spark.final_aggregates import PERCENTILES, PERCENTS, Known, whole
+from malamute.spark.partial_aggregates import EACH_DOUBLING
+from malamute.spark.scan import ExportedHistory, HistoryPart, Piece, deal, read
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -45,13 +45,13 @@ def messages_of(count: int) -> list[Sent]:
     return found
 
 
-def tables(hands: Sequence[Sequence[Piece]], history: History) -> list[dict[str, Any]]:
+def tables(hands: Sequence[Sequence[Piece]], history: ExportedHistory) -> list[dict[str, Any]]:
     """The rows of all tables, as tasks with these files make them."""
     parts = [
         batch
         for hand in hands
-        for batch in analyze_parts.partial_tables(
-            read(history.location, hand, analyze_parts.COLUMNS, history.bounds), WINDOW, 1
+        for batch in partial_aggregates.partial_tables(
+            read(history.location, hand, partial_aggregates.COLUMNS, history.bounds), WINDOW, 1
         )
     ]
     rows = [row for batch in parts for row in batch.to_pylist()]
@@ -76,7 +76,7 @@ def test_it_is_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
         write(tmp_path / "one", stream, messages)
         for start in range(0, count, 20):
             write(tmp_path / "many", stream, messages[start : start + 20], rows=6)
-    one, many = History(str(tmp_path / "one")), History(str(tmp_path / "many"))
+    one, many = ExportedHistory(str(tmp_path / "one")), ExportedHistory(str(tmp_path / "many"))
     monkeypatch.setattr(scan, "PART_ROWS", 1)  # each row group is a part
     monkeypatch.setattr(scan, "SHARE_BYTES", 1)
     expected = tables([one.pieces], one)
@@ -145,16 +145,16 @@ def test_interleaved_files_are_as_one(
     for file in range(3):
         each = [m for n, m in enumerate(messages) if (n // 50 if blocks else n) % 3 == file]
         write(tmp_path / "h", "s", each, rows=50)
-    history = History(str(tmp_path / "h"))
+    history = ExportedHistory(str(tmp_path / "h"))
     if blocks:
         monkeypatch.setattr(scan, "PART_ROWS", 1)  # each row group is a part
-    pieces = read(history.location, history.pieces, analyze_parts.COLUMNS, history.bounds)
-    batches = [*analyze_parts.partial_tables(pieces, WINDOW, 1)]
+    pieces = read(history.location, history.pieces, partial_aggregates.COLUMNS, history.bounds)
+    batches = [*partial_aggregates.partial_tables(pieces, WINDOW, 1)]
     Random(2).shuffle(batches)
     parts = spark.createDataFrame(pa.Table.from_batches(batches)).repartition(5)
     monkeypatch.setattr(analyze, "_parts", lambda *_: parts)
     monkeypatch.setattr(analyze, "ROWS_EACH", 200)
-    with analyze.analysed(spark, history, Options(window=WINDOW // 10**9)) as tables:
+    with analyze.analysed(spark, history, AnalyzeOptions(window_seconds=WINDOW // 10**9)) as tables:
         found = {name: tables[name].collect() for name in ("streams", "senders", "gaps")}
     plain = Plain.of(messages)
     [stream] = found["streams"]
@@ -176,11 +176,11 @@ def test_small_files_of_a_day_are_read_as_one(tmp_path: Path, monkeypatch: pytes
         numbers = range(10 * first, 10 * first + 10)
         write(tmp_path / "h", "s", [Sent(n, f"a.{n}", headers={"h": str(n)}, seconds=day) for n in numbers])
     write(tmp_path / "h", "t", [Sent(1)])
-    history = History(str(tmp_path / "h"))
+    history = ExportedHistory(str(tmp_path / "h"))
 
     def sizes() -> list[tuple[str, int]]:
         found = [*read(history.location, history.pieces, ("sequence", "subject", "headers"), history.bounds)]
-        parts = [part for part in found if isinstance(part, Part)]
+        parts = [part for part in found if isinstance(part, HistoryPart)]
         assert len(parts) == len(found)
         rows = [row for part in parts if part.stream == "s" for row in part.batch.to_pylist()]
         assert [row["sequence"] for row in rows] == [*range(10, 130)]
@@ -199,7 +199,7 @@ def test_small_files_of_a_day_are_read_as_one(tmp_path: Path, monkeypatch: pytes
 def test_small_files_that_overlap_are_exact_where_one_task_reads_them(tmp_path: Path) -> None:
     for numbers in ([1, 2, 5, 6], [2, 3, 6, 9]):
         write(tmp_path / "h", "s", [Sent(n) for n in numbers])
-    history = History(str(tmp_path / "h"))
+    history = ExportedHistory(str(tmp_path / "h"))
     found = tables([history.pieces], history)
     [stream] = [row for row in found if row["kind"] == "stream"]
     assert (stream["gaps"], stream["missing"], stream["doubles"], stream["crossed"]) == (2, 3, 2, False)

@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from malamute.matching import parse
-from malamute.matching.expression import Expression, Message, Predicate
+from malamute.matching.expression import Expression, MessageFields, Predicate
 from malamute.spark.conditions import _MASKS, Rows
 from malamute.spark.match import decoded
-from malamute.spark.scan import Bounds, History, read
+from malamute.spark.scan import ExportedHistory, HistoryBounds, read
 
 VALUES: list[Any] = [
     *("", "a", "ab", "b", "é", "1"),
@@ -28,7 +28,7 @@ SUBJECTS, SENDERS = ("a", "a.b", "ab.c", "1"), ("", "ann", "a")
 
 
 @pytest.fixture(scope="module")
-def batch(tmp_path_factory: pytest.TempPathFactory) -> tuple[Rows, list[Message]]:
+def batch(tmp_path_factory: pytest.TempPathFactory) -> tuple[Rows, list[MessageFields]]:
     """Messages as a row group, of which the first ones are left out, and as what expressions look at."""
     chance, directory = Random(1), tmp_path_factory.mktemp("history")
     messages = []
@@ -38,12 +38,14 @@ def batch(tmp_path_factory: pytest.TempPathFactory) -> tuple[Rows, list[Message]
         sent = headers if number % 50 else None
         messages.append(Sent(number, chance.choice(SUBJECTS), headers=sent, sender=chance.choice(SENDERS)))
     write(directory, "s", messages)
-    history = History(str(directory), Bounds(first=20))
+    history = ExportedHistory(str(directory), HistoryBounds(first=20))
     [part] = read(history.location, history.pieces, ("subject", "sender", "headers"), history.bounds)
     found = part.batch  # type: ignore[union-attr]
     headers_of = decoded(found.column("headers"))
     kept = messages[19:]
-    return Rows(found), [Message(m.subject, of, m.sender) for m, of in zip(kept, headers_of, strict=True)]
+    return Rows(found), [
+        MessageFields(m.subject, of, m.sender) for m, of in zip(kept, headers_of, strict=True)
+    ]
 
 
 def quoted(value: Any) -> str:
@@ -82,7 +84,7 @@ EXPRESSIONS = st.recursive(
 
 @given(words=EXPRESSIONS, step=st.integers(1, 3))
 def test_an_expression_means_the_same_over_columns(
-    batch: tuple[Rows, list[Message]], words: str, step: int
+    batch: tuple[Rows, list[MessageFields]], words: str, step: int
 ) -> None:
     rows, messages = batch
     expression = parse(words)

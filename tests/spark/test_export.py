@@ -32,10 +32,10 @@ from malamute.errors import (
 )
 from malamute.spark import export as exporting
 from malamute.spark.export import Exported, export
-from malamute.spark.history import Gap, Range, open_history
+from malamute.spark.export_location import TEMPORARY, ExportLocation, Sink
+from malamute.spark.history import ExportGap, SequenceRange, open_history
 from malamute.spark.layout import file_path, manifest_path, stream_directory
 from malamute.spark.manifest import exported_streams, load
-from malamute.spark.place import TEMPORARY, Place, Sink
 from malamute.spark.schema import arrow_schema, parse_promoted
 from malamute.spark.verify import verify
 from malamute.store.operations import Reserve
@@ -45,19 +45,19 @@ KILLED = Path(__file__).with_name("killed_export.py")
 
 def _export(data: Path, out: Path, stream: str = "s", **more: Any) -> Exported:
     with open_history(data=str(data)) as history:
-        return export(history, stream, Place(str(out)), **more)
+        return export(history, stream, ExportLocation(str(out)), **more)
 
 
 def _table(out: Path, stream: str = "s") -> pa.Table:
     """All that readers see of a stream, in the order of the files' names."""
-    place = Place(str(out))
+    place = ExportLocation(str(out))
     return pa.concat_tables(
         [pq.read_table(out / path, partitioning=None) for path in place.data_files(stream_directory(stream))]
     )
 
 
 def _faults(out: Path, data: Path | None = None, stream: str = "s") -> list[str]:
-    place = Place(str(out))
+    place = ExportLocation(str(out))
     if data is None:
         return [found.fault for found in verify(place, stream) if found.fault]
     with open_history(data=str(data)) as history:
@@ -176,10 +176,10 @@ def test_what_cannot_be_had_is_told_and_the_rest_is_exported(tmp_path: Path) -> 
     store(data, operations("s", 51, numbered(10, 51)))
     damage(data, 11)
     done = _export(data, out)
-    gaps = [Gap(11, 20, "corrupt"), Gap(31, 50, "restart")]
+    gaps = [ExportGap(11, 20, "corrupt"), ExportGap(31, 50, "restart")]
     assert done.gaps == gaps
     assert _table(out).column("sequence").to_pylist() == [*range(1, 11), *range(21, 31), *range(51, 61)]
-    manifest = load(Place(str(out)), "s")
+    manifest = load(ExportLocation(str(out)), "s")
     assert manifest is not None
     assert [gap for file in manifest.files for gap in file.part.gaps] == gaps
     assert _faults(out, data) == []
@@ -190,7 +190,7 @@ def test_a_payload_that_is_none_is_a_gap(tmp_path: Path) -> None:
     bad = bad._replace(chunk=bad.chunk._replace(payload=b"\xc1"), subjects=())
     store(tmp_path / "data", operations("s", 1, numbered(2)), bad, operations("s", 5, numbered(2, 5)))
     done = _export(tmp_path / "data", tmp_path / "out")
-    assert done.gaps == [Gap(3, 4, "malformed")]
+    assert done.gaps == [ExportGap(3, 4, "malformed")]
     assert done.messages == 4
 
 
@@ -201,7 +201,7 @@ def test_names_that_are_hard_on_a_file_system(tmp_path: Path) -> None:
     for name in streams:
         assert _export(data, out, name).messages == 1
         assert _faults(out, data, name) == []
-    assert sorted(exported_streams(Place(str(out)))) == sorted(streams)
+    assert sorted(exported_streams(ExportLocation(str(out)))) == sorted(streams)
     assert len([*out.iterdir()]) == len(streams) + 1
     store(data, operations("ø" * 116, 1, numbered(1)))
     with pytest.raises(InvalidName, match="too long for a directory"):
@@ -241,7 +241,7 @@ def test_an_unknown_stream_and_no_store(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="either a data directory or"):
         open_history()
     with pytest.raises(ConfigError, match="cannot use what://"):
-        Place("what://is/that")
+        ExportLocation("what://is/that")
 
 
 def test_an_empty_stream_is_exported_as_nothing(tmp_path: Path) -> None:
@@ -253,7 +253,7 @@ def test_an_empty_stream_is_exported_as_nothing(tmp_path: Path) -> None:
 def test_one_process_exports_a_stream_at_a_time(tmp_path: Path) -> None:
     store(tmp_path / "data", operations("s", 1, numbered(1)))
     with (
-        Place(str(tmp_path / "out")).lock("s"),
+        ExportLocation(str(tmp_path / "out")).lock("s"),
         pytest.raises(StoreLocked, match="another process exports 's'"),
     ):
         _export(tmp_path / "data", tmp_path / "out")
@@ -273,7 +273,7 @@ def test_a_fault_leaves_whole_files_only(tmp_path: Path, monkeypatch: pytest.Mon
     store(data, *(operations("s", first, numbered(5, first)) for first in (1, 6, 11)))
     for number in range(1, 20):
         out = tmp_path / str(number)
-        place, left = Place(str(out)), [number]
+        place, left = ExportLocation(str(out)), [number]
         real = place.system
 
         class Faulty:
@@ -378,8 +378,8 @@ def test_verify_compares_with_the_journal(tmp_path: Path) -> None:
     # What the journal does not have any more cannot be compared.
     store(tmp_path / "later", operations("s", 4, numbered(2, 4)))
     with open_history(data=str(tmp_path / "later")) as history:
-        assert history.streams()["s"] == Range(4, 5)
-        [found] = verify(Place(str(out)), "s", history)
+        assert history.streams()["s"] == SequenceRange(4, 5)
+        [found] = verify(ExportLocation(str(out)), "s", history)
     assert (found.compared, found.fault) == (2, "")
 
 
@@ -423,11 +423,13 @@ def test_a_live_broker_gives_the_same_as_its_directory(tmp_path: Path) -> None:
     damage(data, 11)
     _export(data, tmp_path / "one")
     with quiet_broker(data) as broker, open_history(url=broker.url) as history:
-        done = export(history, "s", Place(str(tmp_path / "two")))
-        assert done.gaps == [Gap(11, 20, "corrupt"), Gap(31, 50, "restart")]
-        assert export(history, "s", Place(str(tmp_path / "three")), since="2024-10-05").messages == 10
+        done = export(history, "s", ExportLocation(str(tmp_path / "two")))
+        assert done.gaps == [ExportGap(11, 20, "corrupt"), ExportGap(31, 50, "restart")]
+        assert (
+            export(history, "s", ExportLocation(str(tmp_path / "three")), since="2024-10-05").messages == 10
+        )
         with pytest.raises(NotFound):
-            export(history, "t", Place(str(tmp_path / "three")))
+            export(history, "t", ExportLocation(str(tmp_path / "three")))
     assert _table(tmp_path / "one").equals(_table(tmp_path / "two"))
 
 
@@ -504,7 +506,7 @@ def test_a_place_at_a_url(tmp_path: Path) -> None:
     store(data, operations("s", 1, numbered(10)))
     # A file system in memory stands for those that are not on this machine.
     for url in ("mock:///bucket/history", f"file://{tmp_path}/out"):
-        place = Place(url)
+        place = ExportLocation(url)
         with open_history(data=str(data)) as history:
             assert export(history, "s", place).messages == 10
             assert export(history, "s", place).messages == 0

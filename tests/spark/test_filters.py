@@ -30,11 +30,11 @@ from quiet import quiet_broker
 from malamute.errors import InvalidValue, NotFound
 from malamute.spark import reading
 from malamute.spark.export import export
+from malamute.spark.export_location import ExportLocation
 from malamute.spark.filters import Condition, conditions_of, wanted_of
 from malamute.spark.history import ALL, open_history
-from malamute.spark.options import Options
-from malamute.spark.place import Place
-from malamute.spark.reading import Lost, Query, Shape, Slice, cut, deal, read, slices
+from malamute.spark.options import SourceOptions
+from malamute.spark.reading import LostRange, ReadQuery, RequestedColumns, Slice, cut, deal, read, slices
 from malamute.spark.schema import Promoted
 from malamute.spark.writing import Target
 
@@ -53,30 +53,30 @@ MESSAGES = [
 
 
 @pytest.fixture(scope="module")
-def places(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Options]]:
+def places(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, SourceOptions]]:
     root = tmp_path_factory.mktemp("places")
     chunks = [operations("s", 1 + 10 * n, MESSAGES[10 * n : 10 * n + 10], START + n * DAY) for n in range(3)]
     for directory in ("data", "live"):
         store(root / directory, *chunks, operations("other", 1, numbered(3), START + 5 * DAY, sender="bob"))
     with open_history(data=str(root / "data")) as history:
         for stream in ("s", "other"):
-            export(history, stream, Place(str(root / "out")), promoted=PROMOTED)
+            export(history, stream, ExportLocation(str(root / "out")), promoted=PROMOTED)
     with quiet_broker(root / "live") as broker:
         yield {
-            "export": Options(path=str(root / "out")),
-            "store": Options(data=str(root / "data"), promote=PROMOTED),
-            "broker": Options(url=broker.url, promote=PROMOTED),
+            "export": SourceOptions(path=str(root / "out")),
+            "store": SourceOptions(data=str(root / "data"), promote=PROMOTED),
+            "broker": SourceOptions(url=broker.url, promote=PROMOTED),
         }
 
 
-def _read(options: Options, filters: list[spark.Filter]) -> list[dict[str, Any]]:
+def _read(options: SourceOptions, filters: list[spark.Filter]) -> list[dict[str, Any]]:
     """What the tasks of a query read, before Spark looks at it."""
     columns = ("sequence", "time_ns", "subject", "sender", *_PROMOTED)
-    query = Query(options, options.promoted(), conditions_of(filters), columns)
+    query = ReadQuery(options, options.promoted(), conditions_of(filters), columns)
     rows: list[dict[str, Any]] = []
     for piece in slices(query):
         for batch in read(query, piece):
-            assert not isinstance(batch, Lost)
+            assert not isinstance(batch, LostRange)
             rows += [{**row, "stream": piece.stream} for row in batch.select(columns).to_pylist()]
     return rows
 
@@ -142,7 +142,10 @@ CASES: list[tuple[spark.Filter, Callable[[dict[str, Any]], bool]]] = [
 @pytest.mark.parametrize("place", ["export", "store", "broker"])
 @pytest.mark.parametrize(("condition", "holds"), CASES, ids=[str(case[0]) for case in CASES])
 def test_a_condition_leaves_out_what_it_does_not_want(
-    places: dict[str, Options], place: str, condition: spark.Filter, holds: Callable[[dict[str, Any]], bool]
+    places: dict[str, SourceOptions],
+    place: str,
+    condition: spark.Filter,
+    holds: Callable[[dict[str, Any]], bool],
 ) -> None:
     everything = _read(places[place], [])
     assert len(everything) == 29
@@ -150,7 +153,7 @@ def test_a_condition_leaves_out_what_it_does_not_want(
     assert [repr(row) for row in _read(places[place], [condition])] == expected
 
 
-def test_the_date_rules_out_whole_days(places: dict[str, Options]) -> None:
+def test_the_date_rules_out_whole_days(places: dict[str, SourceOptions]) -> None:
     for options in places.values():
         for condition, days in (
             (spark.EqualTo(("date",), date(2024, 10, 5)), {1}),
@@ -162,7 +165,7 @@ def test_the_date_rules_out_whole_days(places: dict[str, Options]) -> None:
             assert {_day(row) for row in _read(options, [condition])} == days
 
 
-def test_what_is_not_understood_leaves_out_nothing(places: dict[str, Options]) -> None:
+def test_what_is_not_understood_leaves_out_nothing(places: dict[str, SourceOptions]) -> None:
     strange = [
         spark.Not(spark.EqualTo(("sequence",), 1)),
         spark.IsNull(("h_price",)),
@@ -173,10 +176,10 @@ def test_what_is_not_understood_leaves_out_nothing(places: dict[str, Options]) -
         assert len(_read(options, [*strange])) == 29
 
 
-def test_several_conditions_open_only_what_they_have_to(places: dict[str, Options]) -> None:
+def test_several_conditions_open_only_what_they_have_to(places: dict[str, SourceOptions]) -> None:
     several = [spark.GreaterThan(("sequence",), 12), spark.LessThan(("time",), _MOMENT + timedelta(days=1))]
     for options in places.values():
-        query = Query(
+        query = ReadQuery(
             options, PROMOTED, conditions_of([*several, spark.EqualTo(("stream",), "s")]), ("sequence",)
         )
         assert [(piece.first, piece.last) for piece in slices(query)] == [(13, 20)]
@@ -284,8 +287,8 @@ def test_only_row_groups_that_are_wanted_in_part_are_filtered(
 
     monkeypatch.setattr(reading, "_partly", noted)
     monkeypatch.setattr(reading, "BATCH_ROWS", 4)
-    query = Query(
-        Options(path=str(grouped.parent)),
+    query = ReadQuery(
+        SourceOptions(path=str(grouped.parent)),
         {"price": "number"},
         () if condition is None else (condition,),
         ("sequence", "h_price"),
@@ -305,7 +308,7 @@ def test_only_row_groups_that_are_wanted_in_part_are_filtered(
 
 def test_a_row_group_without_statistics_is_filtered(tmp_path: Path) -> None:
     pq.write_table(pa.table({"sequence": ALL_ROWS}), tmp_path / "f.parquet", write_statistics=False)
-    query = Query(Options(path=str(tmp_path)), {}, (), ("sequence",))
+    query = ReadQuery(SourceOptions(path=str(tmp_path)), {}, (), ("sequence",))
     [batch] = read(query, Slice("s", 3, 5, "f.parquet"))
     assert isinstance(batch, pa.RecordBatch)
     assert batch["sequence"].to_pylist() == [3, 4, 5]
@@ -314,37 +317,39 @@ def test_a_row_group_without_statistics_is_filtered(tmp_path: Path) -> None:
 def test_a_damaged_row_group_is_lost_as_far_as_it_is_in_the_slice(tmp_path: Path) -> None:
     path = write(tmp_path, "s", [Sent(n, seconds=n) for n in ALL_ROWS], rows=10)
     damage(path, 1, "body")
-    query = Query(Options(path=str(tmp_path)), {}, (), ("sequence", "body"))
+    query = ReadQuery(SourceOptions(path=str(tmp_path)), {}, (), ("sequence", "body"))
     name = str(path.relative_to(tmp_path))
     for first, last, lost, rows in (
         (1, 30, (11, 20), [*range(1, 11), *range(21, 31)]),
         (13, 25, (13, 20), [*range(21, 26)]),
     ):
         found = list(read(query, Slice("s", first, last, name)))
-        assert [item[1:3] for item in found if isinstance(item, Lost)] == [lost]
-        batches = [item for item in found if not isinstance(item, Lost)]
+        assert [item[1:3] for item in found if isinstance(item, LostRange)] == [lost]
+        batches = [item for item in found if not isinstance(item, LostRange)]
         assert [n for batch in batches for n in batch["sequence"].to_pylist()] == rows
 
 
 @pytest.mark.parametrize("shares", [1, 2, 3, 5])
 def test_each_row_group_is_in_one_share_and_what_is_lost_is_told_once(tmp_path: Path, shares: int) -> None:
     path = write(tmp_path, "s", [Sent(n, seconds=n) for n in ALL_ROWS], rows=10)
-    query = Query(Options(path=str(tmp_path)), {}, (), ("sequence", "body"))
+    query = ReadQuery(SourceOptions(path=str(tmp_path)), {}, (), ("sequence", "body"))
     name = str(path.relative_to(tmp_path))
 
-    def found() -> list[pa.RecordBatch | Lost]:
+    def found() -> list[pa.RecordBatch | LostRange]:
         pieces = [Slice("s", 3, 28, name, share, shares) for share in range(shares)]
         return [item for piece in pieces for item in read(query, piece)]
 
     def numbers() -> list[int]:
-        return [n for item in found() if not isinstance(item, Lost) for n in item["sequence"].to_pylist()]
+        return [
+            n for item in found() if not isinstance(item, LostRange) for n in item["sequence"].to_pylist()
+        ]
 
     assert numbers() == [*range(3, 29)]
     damage(path, 1, "body")
     assert numbers() == [*range(3, 11), *range(21, 29)]
-    assert [item[1:3] for item in found() if isinstance(item, Lost)] == [(11, 20)]
+    assert [item[1:3] for item in found() if isinstance(item, LostRange)] == [(11, 20)]
     path.write_bytes(b"nothing")
-    assert [item[1:3] for item in found() if isinstance(item, Lost)] == [(3, 28)]
+    assert [item[1:3] for item in found() if isinstance(item, LostRange)] == [(3, 28)]
 
 
 @pytest.mark.parametrize(
@@ -362,11 +367,11 @@ def test_each_row_group_is_in_one_share_and_what_is_lost_is_told_once(tmp_path: 
 )
 def test_wrong_options(options: dict[str, str], told: str) -> None:
     with pytest.raises(InvalidValue, match=told):
-        Options.parse({"path": "/a", **options})
+        SourceOptions.parse({"path": "/a", **options})
 
 
-def test_wrong_columns_and_points(places: dict[str, Options]) -> None:
-    assert Options.parse({"PATH": "/a", "Columns": "a, b"}).columns == ("a", "b")
+def test_wrong_columns_and_points(places: dict[str, SourceOptions]) -> None:
+    assert SourceOptions.parse({"PATH": "/a", "Columns": "a, b"}).columns == ("a", "b")
     with pytest.raises(InvalidValue, match="no column 'nothing': there are sequence, time"):
         places["export"]._replace(columns=("nothing",)).read_columns()
     with pytest.raises(InvalidValue, match="no column 'subject': there are stream, first, last"):
@@ -378,7 +383,7 @@ def test_wrong_columns_and_points(places: dict[str, Options]) -> None:
     with pytest.raises(NotFound, match="no stream 'nothing' was exported to"):
         places["export"]._replace(stream="nothing").promoted()
     with pytest.raises(NotFound, match="there is no stream 'nothing'"):
-        slices(Query(places["store"]._replace(stream="nothing"), PROMOTED, (), ()))
+        slices(ReadQuery(places["store"]._replace(stream="nothing"), PROMOTED, (), ()))
 
 
 @pytest.mark.parametrize(
@@ -390,19 +395,19 @@ def test_wrong_columns_and_points(places: dict[str, Options]) -> None:
         ("parts", ArrayType(LongType()), "'parts' is array<string>"),
     ],
 )
-def test_a_wrong_schema(places: dict[str, Options], name: str, kind: Any, told: str) -> None:
+def test_a_wrong_schema(places: dict[str, SourceOptions], name: str, kind: Any, told: str) -> None:
     with pytest.raises(InvalidValue, match=told):
-        Shape(StructType().add(name, kind), places["export"].all_columns())
+        RequestedColumns(StructType().add(name, kind), places["export"].all_columns())
 
 
 def test_headers_promoted_with_two_types(tmp_path: Path) -> None:
     store(tmp_path / "data", operations("s", 1, numbered(1)), operations("t", 1, numbered(1)))
     with open_history(data=str(tmp_path / "data")) as history:
-        export(history, "s", Place(str(tmp_path / "out")), promoted={"n": "integer"})
-        export(history, "t", Place(str(tmp_path / "out")), promoted={"n": "text"})
+        export(history, "s", ExportLocation(str(tmp_path / "out")), promoted={"n": "integer"})
+        export(history, "t", ExportLocation(str(tmp_path / "out")), promoted={"n": "text"})
     with pytest.raises(InvalidValue, match="the header 'n' was promoted with two types: name one stream"):
-        Options(path=str(tmp_path / "out")).promoted()
-    assert Options(path=str(tmp_path / "out"), stream="t").promoted() == {"n": "text"}
+        SourceOptions(path=str(tmp_path / "out")).promoted()
+    assert SourceOptions(path=str(tmp_path / "out"), stream="t").promoted() == {"n": "text"}
 
 
 _TEXT = ("subject", StringType())

@@ -14,8 +14,8 @@ from history_files import Sent, damage, write
 from malamute.errors import InvalidSelector, InvalidValue
 from malamute.matching import Index, Selector
 from malamute.spark import match as spark_match
-from malamute.spark.match import Plan, Wanted, decoded, header_names, load, match
-from malamute.spark.scan import Bounds, History, read
+from malamute.spark.match import MatchPlan, MatchSubscription, decoded, header_names, load, match
+from malamute.spark.scan import ExportedHistory, HistoryBounds, read
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -62,7 +62,7 @@ def history(directory: Path) -> list[tuple[str, Sent]]:
     return found
 
 
-def naive(messages: list[tuple[str, Sent]], wanted: list[Wanted]) -> Counter[tuple[str, str, str]]:
+def naive(messages: list[tuple[str, Sent]], wanted: list[MatchSubscription]) -> Counter[tuple[str, str, str]]:
     """Hits by subscription, stream and day, one message after the other."""
     hits: Counter[tuple[str, str, str]] = Counter()
     for one in wanted:
@@ -82,7 +82,7 @@ def test_as_the_broker_would(spark: SparkSession, tmp_path: Path, by_headers: bo
     wanted = load(tmp_path / "wanted.toml")
     if not by_headers:
         wanted = [one for one in wanted if not one.selector.where]
-    found = match(spark, History(str(tmp_path / "h")), wanted, examples=2)
+    found = match(spark, ExportedHistory(str(tmp_path / "h")), wanted, examples=2)
     hits = {(r["name"], r["stream"], r["date"]): r["messages"] for r in found.hits.collect()}
     assert hits == naive(messages, wanted)
     assert found.damage.collect() == []
@@ -117,9 +117,9 @@ def test_by_columns_and_by_message(
 ) -> None:
     monkeypatch.setattr(spark_match, "MESSAGES_EACH", messages_each)
     messages = history(tmp_path)
-    wanted = [Wanted(str(n), Selector.parse(*selector)) for n, selector in enumerate(MIXED)]
+    wanted = [MatchSubscription(str(n), Selector.parse(*selector)) for n, selector in enumerate(MIXED)]
     wanted += [wanted[0]._replace(name="again"), wanted[0]._replace(name="elsewhere", stream="other")]
-    plan, opened = Plan.of(wanted, 2), History(str(tmp_path))
+    plan, opened = MatchPlan.of(wanted, 2), ExportedHistory(str(tmp_path))
     found = spark_match._matches(plan, read(opened.location, opened.pieces, plan.columns, opened.bounds))
     rows = [row for table in found for row in table.to_pylist()]
     hits = {(wanted[r["subscription"]].name, r["stream"], r["date"]): r["messages"] for r in rows}
@@ -135,8 +135,8 @@ def test_by_columns_and_by_message(
 def test_bounds_and_damage(spark: SparkSession, tmp_path: Path) -> None:
     path = write(tmp_path / "h", "s", [Sent(n, f"a.{n % 90}") for n in range(1, 301)], rows=100)
     damage(path, 1, "sequence")
-    wanted = [Wanted("all", Selector.parse([["all", None]]))]
-    found = match(spark, History(str(tmp_path / "h"), Bounds(first=51)), wanted)
+    wanted = [MatchSubscription("all", Selector.parse([["all", None]]))]
+    found = match(spark, ExportedHistory(str(tmp_path / "h"), HistoryBounds(first=51)), wanted)
     assert [r["messages"] for r in found.hits.collect()] == [150]
     assert [(r["row_group"], r["messages"]) for r in found.damage.collect()] == [(1, 100)]
     found.release()
@@ -150,7 +150,7 @@ def test_what_is_decoded(tmp_path: Path) -> None:
         {"a": "", "b": 2**40},
     ]
     write(tmp_path / "h", "s", [Sent(n, headers=found) for n, found in enumerate(headers, 1)])
-    opened = History(str(tmp_path / "h"))
+    opened = ExportedHistory(str(tmp_path / "h"))
     [part] = read(opened.location, opened.pieces, ["headers"], opened.bounds)
     column = part.batch.column("headers")  # type: ignore[union-attr]
     assert decoded(column) == headers
@@ -162,7 +162,7 @@ def test_what_is_decoded(tmp_path: Path) -> None:
 
 def test_which_headers_are_needed() -> None:
     def names(criteria: list[Any], where: str = "") -> Any:
-        return header_names([Wanted("w", Selector.parse(criteria, where))])
+        return header_names([MatchSubscription("w", Selector.parse(criteria, where))])
 
     assert names([["topic", "a.*"]]) == ()
     assert names([["topic", "a.*"]], "price > 1 and subject prefix 'a' and exists urgent") == (

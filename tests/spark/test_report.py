@@ -12,7 +12,7 @@ from history_files import EVIL, Sent, Whole, write
 
 from malamute.spark.report import POINTS, Facts, page, save, width_of_points, window_of
 from malamute.spark.report_charts import SIZE, Tick, bars, columns, lines, nice_top, short
-from malamute.spark.scan import Bounds, History
+from malamute.spark.scan import ExportedHistory, HistoryBounds
 
 VOID = {"meta", "br"}
 
@@ -121,9 +121,9 @@ def test_the_length_of_a_history_is_that_of_all_its_streams_within_the_bounds(tm
     write(tmp_path / "h", "a", [Sent(n, seconds=n) for n in range(1, 50)], rows=10)
     write(tmp_path / "h", "a", [Sent(n, seconds=n) for n in range(50, 101)], rows=10)
     write(tmp_path / "h", "b", [Sent(1, seconds=0.5)])
-    assert History(str(tmp_path / "h")).seconds() == 99.5
-    assert History(str(tmp_path / "h"), Bounds(("b",))).seconds() == 0
-    assert History(str(tmp_path / "h"), Bounds(first=1000)).seconds() == 0
+    assert ExportedHistory(str(tmp_path / "h")).seconds() == 99.5
+    assert ExportedHistory(str(tmp_path / "h"), HistoryBounds(("b",))).seconds() == 0
+    assert ExportedHistory(str(tmp_path / "h"), HistoryBounds(first=1000)).seconds() == 0
 
 
 @pytest.mark.parametrize(

@@ -22,8 +22,17 @@ import malamute
 from malamute.cli.root import cli
 from malamute.errors import AddressTaken, ConnectTimeout, InvalidValue, NotFound, TimedOut, TryLater
 from malamute.spark import replay as module
-from malamute.spark.replay import Messages, Options, Pace, Plan, Source, Writer, plan, replay
-from malamute.spark.scan import Bounds, History
+from malamute.spark.replay import (
+    Messages,
+    ReplayPace,
+    ReplayPlan,
+    ReplaySettings,
+    ReplaySource,
+    ReplayWriter,
+    plan,
+    replay,
+)
+from malamute.spark.scan import ExportedHistory, HistoryBounds
 from malamute.testing import Broker
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "acceptance"))
@@ -70,8 +79,8 @@ def directory(tmp_path: Path) -> Path:
 
 
 def test_everything_comes_once_and_in_order(spark: SparkSession, directory: Path, broker: Broker) -> None:
-    history = History(str(directory))
-    options = Options(broker.url, name="r")
+    history = ExportedHistory(str(directory))
+    options = ReplaySettings(broker.url, name="r")
     rows = {row["stream"]: row for row in replay(spark, history, options)}
     assert {name: (row["published"], row["position"]) for name, row in rows.items()} == {
         "one": (800, 800),
@@ -93,28 +102,32 @@ def test_everything_comes_once_and_in_order(spark: SparkSession, directory: Path
     # The same again does nothing; under another name it is another replay.
     again = replay(spark, history, options)
     assert [(row["published"], row["position"]) for row in again] == [(0, 800), (0, 100)]
-    others = replay(spark, History(str(directory), Bounds(("two",))), options._replace(name="s", into="copy"))
+    others = replay(
+        spark,
+        ExportedHistory(str(directory), HistoryBounds(("two",))),
+        options._replace(name="s", into="copy"),
+    )
     assert [(row["target"], row["published"]) for row in others] == [("copy", 100)]
 
 
 def test_a_range_and_a_filter(spark: SparkSession, directory: Path, broker: Broker) -> None:
-    options = Options(broker.url, patterns=("a.0",), where="n > 600", name="r")
-    bounds = Bounds(("one",), first=100, last=620)
-    rows = replay(spark, History(str(directory), bounds), options)
+    options = ReplaySettings(broker.url, patterns=("a.0",), where="n > 600", name="r")
+    bounds = HistoryBounds(("one",), first=100, last=620)
+    rows = replay(spark, ExportedHistory(str(directory), bounds), options)
     assert [row["published"] for row in rows] == [6]
     assert origins(broker.url, "one") == [603, 606, 609, 612, 615, 618]
 
 
 def test_a_dry_run_changes_nothing(directory: Path, broker: Broker) -> None:
-    history = History(str(directory), Bounds(("one",)))
-    options = Options(broker.url, patterns=("a.1",), name="r")
+    history = ExportedHistory(str(directory), HistoryBounds(("one",)))
+    options = ReplaySettings(broker.url, patterns=("a.1",), name="r")
     wanted = [n for n in range(1, 801) if n % 3 == 1]
     [found] = plan(history, options)
-    assert found == Plan("one", "one", 0, len(wanted), sum(len(str(n)) for n in wanted), *found[5:])
+    assert found == ReplayPlan("one", "one", 0, len(wanted), sum(len(str(n)) for n in wanted), *found[5:])
     assert found.first_time == BEGIN + 10**9
     with malamute.connect(broker.url) as client:
         assert client.query("streams") == []
-    with Writer(broker.url, "one", "r") as writer:
+    with ReplayWriter(broker.url, "one", "r") as writer:
         writer.publish(messages_of(range(1, 101)))
         writer.mark()
     [found] = plan(history, options)
@@ -136,7 +149,7 @@ def test_the_broker_is_killed_on_the_way(tmp_path: Path) -> None:
         daemon.start()
 
     try:
-        with Writer(daemon.url, "t", "r") as writer:
+        with ReplayWriter(daemon.url, "t", "r") as writer:
             for number in range(12):
                 thread = threading.Thread(target=kill_and_start if number % 3 == 2 else int)
                 thread.start()
@@ -150,7 +163,7 @@ def test_the_broker_is_killed_on_the_way(tmp_path: Path) -> None:
 def test_a_confirmation_that_is_lost_is_no_second_copy(
     broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with Writer(broker.url, "t", "r") as writer:
+    with ReplayWriter(broker.url, "t", "r") as writer:
         writer.publish(messages_of([1, 2, 3]))
         client, _ = writer._linked()
         publish = client.publish_batch
@@ -167,9 +180,9 @@ def test_a_confirmation_that_is_lost_is_no_second_copy(
 
 
 def test_a_newer_writer_ends_the_older_one(broker: Broker) -> None:
-    with Writer(broker.url, "t", "r") as older:
+    with ReplayWriter(broker.url, "t", "r") as older:
         older.publish(messages_of([1, 2]))
-        with Writer(broker.url, "t", "r") as newer:
+        with ReplayWriter(broker.url, "t", "r") as newer:
             assert newer.position == 2
             newer.publish(messages_of([3]))
             with pytest.raises(AddressTaken):
@@ -182,7 +195,7 @@ def test_others_may_publish_into_the_target(broker: Broker, monkeypatch: pytest.
     monkeypatch.setattr(module, "CURSOR_EVERY", 4)
     with malamute.connect(broker.url) as other:
         for first in (1, 4, 7):
-            with Writer(broker.url, "t", "r") as writer:
+            with ReplayWriter(broker.url, "t", "r") as writer:
                 assert writer.position == first - 1
                 writer.publish(messages_of(range(first, first + 3)))
             for number in range(5):
@@ -195,36 +208,38 @@ def test_others_may_publish_into_the_target(broker: Broker, monkeypatch: pytest.
 
 def test_a_target_that_has_dropped_the_replay_is_told(tmp_path: Path) -> None:
     with quiet_broker(tmp_path / "data") as broker, malamute.connect(broker.url) as client:
-        with Writer(broker.url, "t", "r") as writer:
+        with ReplayWriter(broker.url, "t", "r") as writer:
             writer.publish(messages_of([1, 2, 3]))
         client.change("stream.retain", stream="t", count=1)
         for number in range(3):
             client.publish("t", "other", b"", {"n": number}, assurance="stored")
         with (
             pytest.raises(NotFound, match="dropped the messages of the replay"),
-            Writer(broker.url, "t", "r"),
+            ReplayWriter(broker.url, "t", "r"),
         ):
             pass
 
 
 def test_the_pace(spark: SparkSession, tmp_path: Path, broker: Broker) -> None:
     write(tmp_path / "h", "one", [Sent(n, seconds=n * 0.2) for n in range(1, 7)])
-    replay(spark, History(str(tmp_path / "h")), Options(broker.url, speed=2, name="r"))
+    replay(spark, ExportedHistory(str(tmp_path / "h")), ReplaySettings(broker.url, speed=2, name="r"))
     assert origins(broker.url, "one") == [1, 2, 3, 4, 5, 6]
     # Later than it was due a message may be, on a busy machine; never earlier.
-    pace = Pace(BEGIN, time.time(), 2)
+    pace = ReplayPace(BEGIN, time.time(), 2)
     write(tmp_path / "g", "one", [Sent(n, seconds=n * 0.2) for n in range(1, 7)])
-    source = Source("one", "two", tuple(History(str(tmp_path / "g")).pieces))
-    [row] = module._replay(History(str(tmp_path / "g")), source, Options(broker.url, name="r"), pace)
+    source = ReplaySource("one", "two", tuple(ExportedHistory(str(tmp_path / "g")).pieces))
+    [row] = module._replay(
+        ExportedHistory(str(tmp_path / "g")), source, ReplaySettings(broker.url, name="r"), pace
+    )
     assert row.to_pylist()[0]["published"] == 6
     messages = received(broker.url, "two")
     assert all(m.time_ns / 1e9 >= pace.due(m.headers["malamute.time"]) - 1e-3 for m in messages)
-    assert Pace(1000, 5.0, 2.0).due(1000 + 4 * 10**9) == 7.0
+    assert ReplayPace(1000, 5.0, 2.0).due(1000 + 4 * 10**9) == 7.0
 
 
 def test_several_streams_cannot_become_one(spark: SparkSession, directory: Path, broker: Broker) -> None:
     with pytest.raises(InvalidValue, match="2 streams"):
-        replay(spark, History(str(directory)), Options(broker.url, into="t"))
+        replay(spark, ExportedHistory(str(directory)), ReplaySettings(broker.url, into="t"))
 
 
 def test_what_cannot_be_read_is_told_and_the_rest_replayed(
@@ -232,16 +247,16 @@ def test_what_cannot_be_read_is_told_and_the_rest_replayed(
 ) -> None:
     path = write(tmp_path / "h", "one", [Sent(n, body=os.urandom(50)) for n in range(1, 301)], rows=100)
     damage(path, 1, "body")
-    rows = replay(spark, History(str(tmp_path / "h")), Options(broker.url, name="r"))
+    rows = replay(spark, ExportedHistory(str(tmp_path / "h")), ReplaySettings(broker.url, name="r"))
     assert [(r["row_group"], r["messages"]) for r in rows if r["path"]] == [(1, 100)]
     assert [r["published"] for r in rows if not r["path"]] == [200]
     assert origins(broker.url, "one") == [*range(1, 101), *range(201, 301)]
 
 
 def test_a_broker_that_is_away_is_an_error(spark: SparkSession, directory: Path) -> None:
-    options = Options("tcp://127.0.0.1:9", name="r", patience=0)
+    options = ReplaySettings("tcp://127.0.0.1:9", name="r", patience_seconds=0)
     with pytest.raises(ConnectTimeout):
-        replay(spark, History(str(directory)), options)
+        replay(spark, ExportedHistory(str(directory)), options)
 
 
 KILLED = """
@@ -325,7 +340,7 @@ def test_driver_and_executor_are_killed(
     seen(broker.url, "one", before + 50)
     kill(second)
     assert before + 50 < count
-    replay(spark, History(str(tmp_path / "h")), Options(broker.url, name="r"))
+    replay(spark, ExportedHistory(str(tmp_path / "h")), ReplaySettings(broker.url, name="r"))
     assert origins(broker.url, "one") == list(range(1, count + 1))
 
 
@@ -341,7 +356,7 @@ def test_the_command_tells_what_it_would_do(directory: Path, broker: Broker) -> 
 
 
 def test_a_look_that_failed_is_done_again(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
-    with Writer(broker.url, "t", "r") as writer:
+    with ReplayWriter(broker.url, "t", "r") as writer:
         writer.publish(messages_of([1, 2, 3]))
     look, failures = module._look, [TryLater("full"), TimedOut("slow")]
 
@@ -351,7 +366,7 @@ def test_a_look_that_failed_is_done_again(broker: Broker, monkeypatch: pytest.Mo
         return look(*arguments)
 
     monkeypatch.setattr(module, "_look", failing)
-    with Writer(broker.url, "t", "r") as writer:
+    with ReplayWriter(broker.url, "t", "r") as writer:
         assert writer.position == 3
         writer.publish(messages_of([3, 4]))
     assert origins(broker.url, "t") == [1, 2, 3, 4]

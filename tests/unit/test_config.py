@@ -13,8 +13,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from malamute.config import Config, Limits, Listen, Policy, Rule, Storage, Streams, kinds
-from malamute.config.sections import SECTIONS, kinds_of
+from malamute.config import (
+    Config,
+    Limits,
+    ListenConfig,
+    Policy,
+    StorageConfig,
+    StreamRule,
+    StreamsConfig,
+    option_types,
+)
+from malamute.config.sections import SECTIONS, types_of
 from malamute.errors import ConfigError
 
 SHIPPED = Path(__file__).parents[2] / "config" / "malamute.toml"
@@ -53,7 +62,7 @@ def test_the_shipped_file_has_every_option_with_a_comment_before_it() -> None:
     text = SHIPPED.read_text(encoding="utf-8")
     tables = tomllib.loads(text)
     for name, section in SECTIONS.items():
-        assert set(tables[name]) == set(kinds_of(section)) - {"rule"}
+        assert set(tables[name]) == set(types_of(section)) - {"rule"}
     options = re.findall(r"^(.*)\n(\w+ = .*)$", text, re.MULTILINE)
     assert len(options) >= sum(map(len, tables.values()))
     assert all(before.startswith("# ") for before, _ in options)
@@ -68,14 +77,16 @@ def test_the_example_of_a_rule_is_a_valid_one() -> None:
     start = lines.index("# [[streams.rule]]")
     end = lines.index("", start)
     rule = tomllib.loads("\n".join(line.removeprefix("# ") for line in lines[start:end]))
-    assert Streams(rule=tuple(rule["streams"]["rule"])).policy("metrics.cpu").age == 3600
+    assert StreamsConfig(rule=tuple(rule["streams"]["rule"])).policy("metrics.cpu").age == 3600
 
 
 def test_a_rendered_configuration_loads_as_it_was(load: Load) -> None:
     config = Config(
-        listen=Listen(endpoints=("ipc:///run/mala mute.sock",), heartbeat_interval=0.035),
-        storage=Storage(directory=Path('odd "name"\\\x7f\n'), size=2**31, streams_share=0.55),
-        streams=Streams(age=1.1, rule=(Rule("a.*", journal=False), Rule("b", bytes=123, count=7, age=0.5))),
+        listen=ListenConfig(endpoints=("ipc:///run/mala mute.sock",), heartbeat_interval=0.035),
+        storage=StorageConfig(directory=Path('odd "name"\\\x7f\n'), size=2**31, streams_share=0.55),
+        streams=StreamsConfig(
+            age=1.1, rule=(StreamRule("a.*", journal=False), StreamRule("b", bytes=123, count=7, age=0.5))
+        ),
         limits=Limits(sources=5, queue_bytes=100_000_001),
     )
     assert load(config.toml()) == config
@@ -110,8 +121,10 @@ def test_the_environment_sets_values_of_every_kind(load: Load) -> None:
     )
     assert config.listen.endpoints == ("tcp://*:9999", "ipc://@/other")
     assert config.listen.heartbeat_interval == 0.25
-    assert config.storage == Storage(directory=Path("/srv/malamute"), preallocate=False, streams_share=0.5)
-    assert config.streams.rule == (Rule("raw.*", journal=False),)
+    assert config.storage == StorageConfig(
+        directory=Path("/srv/malamute"), preallocate=False, streams_share=0.5
+    )
+    assert config.streams.rule == (StreamRule("raw.*", journal=False),)
     assert config.limits.sessions == 10
     assert config.log.level == "debug"
 
@@ -122,7 +135,7 @@ def test_variables_without_a_section_are_left_alone(load: Load) -> None:
 
 def test_a_home_directory_is_expanded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/home/ann")
-    assert Storage(directory=Path("~/data")).directory == Path("/home/ann/data")
+    assert StorageConfig(directory=Path("~/data")).directory == Path("/home/ann/data")
 
 
 # What is refused, and the words
@@ -243,7 +256,7 @@ def test_a_limit_that_is_not_allowed_is_refused() -> None:
     "value", ["tcp://[::1]:9999", "tcp://*:*", "tcp://eth0:0", "ipc:///run/malamute.sock"]
 )
 def test_an_endpoint_that_is_allowed(value: str) -> None:
-    assert Listen(endpoints=(value,)).endpoints == (value,)
+    assert ListenConfig(endpoints=(value,)).endpoints == (value,)
 
 
 # Options against each other
@@ -283,7 +296,7 @@ def test_options_that_contradict_each_other_are_refused(load: Load, text: str, w
 
 
 def test_what_the_words_of_a_refusal_propose_is_accepted() -> None:
-    storage = Storage(size=512 * 1024**2)
+    storage = StorageConfig(size=512 * 1024**2)
     mib = 1024**2
     limits = Limits(message_bytes=mib, queue_bytes=mib, queues_bytes=68 * mib)
     assert Config(storage=storage, limits=limits).limits == limits
@@ -293,20 +306,20 @@ def test_what_the_words_of_a_refusal_propose_is_accepted() -> None:
 
 def test_all_contradictions_are_told_at_once() -> None:
     with pytest.raises(ConfigError, match=r"queue_bytes .*; streams\.bytes "):
-        Config(limits=Limits(queue_bytes=2**40), streams=Streams(bytes=2**40))
+        Config(limits=Limits(queue_bytes=2**40), streams=StreamsConfig(bytes=2**40))
 
 
 # Streams
 
 
 def test_the_first_rule_that_fits_decides_and_the_rest_stays_default() -> None:
-    streams = Streams(
+    streams = StreamsConfig(
         bytes=1000,
         age=60.0,
         rule=(
-            Rule("metrics.cpu", count=5),
-            Rule("metrics.*", journal=False, age=0.0),
-            Rule("*.cpu", bytes=1),
+            StreamRule("metrics.cpu", count=5),
+            StreamRule("metrics.*", journal=False, age=0.0),
+            StreamRule("*.cpu", bytes=1),
         ),
     )
     assert streams.policy("metrics.cpu") == Policy(journal=True, bytes=1000, count=5, age=60.0)
@@ -315,7 +328,7 @@ def test_the_first_rule_that_fits_decides_and_the_rest_stays_default() -> None:
 
 
 def test_a_pattern_minds_the_case_of_letters() -> None:
-    streams = Streams(rule=(Rule("Logs", journal=False),))
+    streams = StreamsConfig(rule=(StreamRule("Logs", journal=False),))
     assert not streams.policy("Logs").journal
     assert streams.policy("logs").journal
 
@@ -336,7 +349,7 @@ def test_a_pattern_minds_the_case_of_letters() -> None:
     ],
 )
 def test_a_size_is_read(text: str, size_bytes: int) -> None:
-    assert kinds.parse_size(text) == size_bytes
+    assert option_types.parse_size(text) == size_bytes
 
 
 @pytest.mark.parametrize(
@@ -353,7 +366,7 @@ def test_a_size_is_read(text: str, size_bytes: int) -> None:
     ],
 )
 def test_a_duration_is_read(text: str, seconds: float) -> None:
-    assert kinds.parse_duration(text) == seconds
+    assert option_types.parse_duration(text) == seconds
 
 
 @pytest.mark.parametrize(
@@ -361,18 +374,18 @@ def test_a_duration_is_read(text: str, seconds: float) -> None:
     [(0, "0"), (0.5, "500ms"), (0.0005, "0.0005s"), (1.5, "1.5s"), (90, "90s"), (600, "10m"), (86_400, "1d")],
 )
 def test_a_duration_is_written_shortly(seconds: float, text: str) -> None:
-    assert kinds.format_duration(seconds) == text
+    assert option_types.format_duration(seconds) == text
 
 
 @given(st.integers(0, 2**63 - 1))
 def test_a_written_size_reads_back(size_bytes: int) -> None:
-    assert kinds.parse_size(kinds.format_size(size_bytes)) == size_bytes
+    assert option_types.parse_size(option_types.format_size(size_bytes)) == size_bytes
 
 
 @given(st.floats(0, 100 * 365 * 86400) | st.integers(0, 10**7).map(lambda ms: ms / 1000))
 def test_a_written_duration_reads_back(seconds: float) -> None:
-    assert kinds.parse_duration(kinds.format_duration(seconds)) == seconds
+    assert option_types.parse_duration(option_types.format_duration(seconds)) == seconds
 
 
 def test_a_section_made_in_a_program_reads_texts_too() -> None:
-    assert replace(Storage(), size="2GiB").size == 2 * 1024**3  # type: ignore[arg-type]
+    assert replace(StorageConfig(), size="2GiB").size == 2 * 1024**3  # type: ignore[arg-type]

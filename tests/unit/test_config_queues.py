@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from malamute.config import Config, QueueRule, Queues
+from malamute.config import Config, QueueRule, QueuesConfig
 from malamute.errors import ConfigError
 from malamute.server.daemon import _settings
 from malamute.store.policies import QueuePolicy
@@ -20,11 +20,11 @@ def load(tmp_path: Path, text: str) -> Config:
 def test_every_option_of_a_policy_is_one_of_the_file_with_the_same_default() -> None:
     options = set(tomllib.loads(Config().toml())["queues"])
     assert options == set(QueuePolicy._fields)
-    assert Queues().policy("mailbox", "bob") == QueuePolicy()
+    assert QueuesConfig().policy("mailbox", "bob") == QueuePolicy()
 
 
 def test_the_first_rule_that_fits_name_and_kind_is_taken() -> None:
-    queues = Queues(
+    queues = QueuesConfig(
         depth=7,
         rule=(
             QueueRule("print.*", kind="service", max_deliver=3),
@@ -63,7 +63,7 @@ def test_the_environment_configures_queues() -> None:
 
 
 def test_the_core_is_given_the_policies() -> None:
-    config = Config(queues=Queues(rule=(QueueRule("w", kind="service", max_deliver=2),)))
+    config = Config(queues=QueuesConfig(rule=(QueueRule("w", kind="service", max_deliver=2),)))
     assert _settings(config, []).queues("service", "w").max_deliver == 2
     assert _settings(config, []).queues("mailbox", "w").max_deliver == 20
 
@@ -72,7 +72,7 @@ def test_the_example_of_a_rule_is_a_valid_one() -> None:
     lines = Config().toml().splitlines()
     start = lines.index("# [[queues.rule]]")
     rule = tomllib.loads("\n".join(x.removeprefix("# ") for x in lines[start : lines.index("", start)]))
-    assert Queues(rule=tuple(rule["queues"]["rule"])).policy("service", "print.x").ack_timeout == 30
+    assert QueuesConfig(rule=tuple(rule["queues"]["rule"])).policy("service", "print.x").ack_timeout == 30
 
 
 @pytest.mark.parametrize(

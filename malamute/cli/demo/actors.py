@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from multiprocessing.synchronize import Barrier
 from typing import NamedTuple
 
-from malamute.cli.demo.tally import Topic
+from malamute.cli.demo.tally import DemoTopic
 from malamute.client.sync.client import connect
 from malamute.errors import MalamuteError
 
@@ -37,7 +37,7 @@ WORKERS = (WorkerKind("fast", 50), WorkerKind("medium", 400), WorkerKind("slow",
 class Listener(threading.Thread):
     """Counts the messages of one topic until the end. `error` is what went wrong."""
 
-    def __init__(self, url: str, topic: Topic) -> None:
+    def __init__(self, url: str, topic: DemoTopic) -> None:
         super().__init__(name=f"listener {topic.pattern}", daemon=True)
         self.topic = topic
         self.messages = 0

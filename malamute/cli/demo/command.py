@@ -13,8 +13,8 @@ import click
 
 from malamute.cli.demo.play import Advance, Files, Result, play
 from malamute.cli.demo.rows import FLIGHTS, weather_beside
-from malamute.cli.demo.tally import Tally, tally
-from malamute.cli.exits import ERROR
+from malamute.cli.demo.tally import DemoTally, tally
+from malamute.cli.exit_codes import ERROR
 from malamute.cli.options import examples, json_option
 from malamute.cli.printing import to_json
 from malamute.cli.signals import interruptible
@@ -62,7 +62,7 @@ def demo(data: Path, rows: int | None, seed: int, *, as_json: bool) -> None:
 
 
 @contextmanager
-def _progress(counted: Tally) -> Iterator[Advance]:
+def _progress(counted: DemoTally) -> Iterator[Advance]:
     """Bars on a terminal, and nothing elsewhere."""
     if not sys.stderr.isatty():
         yield lambda what, count: None
@@ -87,7 +87,7 @@ def _show_json(result: Result, *, equal: bool, seconds: float) -> None:
     click.echo(to_json(shown))
 
 
-def _show(result: Result, counted: Tally, *, equal: bool, seconds: float) -> None:
+def _show(result: Result, counted: DemoTally, *, equal: bool, seconds: float) -> None:
     columns = ("what", "sent", "received", "from the file", "")
     rows = [
         (line.what, *map(_number, (line.sent, line.received, line.counted)), "" if line.equal else "DIFFERS")

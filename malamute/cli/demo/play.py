@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 from malamute.cli.demo.actors import END, SERVICE, START_SECONDS, WAIT_SECONDS, WORKERS, Listener, working
 from malamute.cli.demo.rows import flights, weather
-from malamute.cli.demo.tally import TOPICS, Group, Tally
-from malamute.cli.payload import Row
+from malamute.cli.demo.tally import TOPICS, DemoTally, Group
+from malamute.cli.payload import OutgoingMessage
 from malamute.client.session.message import Mail
 from malamute.client.sync.client import Client, connect
 from malamute.client.sync.consumers import Replies
@@ -29,7 +29,7 @@ Advance = Callable[[str, int], object]
 """Told of progress: what, and how many more."""
 
 
-class Line(NamedTuple):
+class ResultLine(NamedTuple):
     """One line of the result. What does not apply is None; all others should be equal."""
 
     what: str
@@ -55,11 +55,11 @@ class Files(NamedTuple):
 class Result(NamedTuple):
     """What came of it. `shares` are the requests that each worker answered."""
 
-    lines: list[Line]
+    lines: list[ResultLine]
     shares: Mapping[str, int]
 
 
-def play(url: str, files: Files, counted: Tally, advance: Advance) -> Result:
+def play(url: str, files: Files, counted: DemoTally, advance: Advance) -> Result:
     """Let everybody act against the broker at `url`. Raises `MalamuteError` when it goes wrong."""
     with connect(url, address="demo", timeout=START_SECONDS) as client, working(url) as ready:
         streams = _streams(client, url, files, counted, advance)
@@ -69,17 +69,19 @@ def play(url: str, files: Files, counted: Tally, advance: Advance) -> Result:
     return Result([*streams, *reports, *requests], shares)
 
 
-def _streams(client: Client, url: str, files: Files, counted: Tally, advance: Advance) -> list[Line]:
+def _streams(
+    client: Client, url: str, files: Files, counted: DemoTally, advance: Advance
+) -> list[ResultLine]:
     with _listening(url) as listeners:
         sent, sent_bytes = _publish(client, "flights", flights(files.flights, files.rows), advance)
         values, _ = _publish(client, "weather", weather(files.weather), advance)
     everything = listeners[0]
     return [
-        Line("flights published", sent, everything.messages, counted.count("flights")),
-        Line("bytes of flights", sent_bytes, everything.size_bytes, counted.flight_bytes),
-        Line("weather published", values, None, counted.count("weather")),
-        *(Line(one.topic.name, None, one.messages, counted.of(one.topic)) for one in listeners),
-        Line("gaps told", None, sum(one.gaps for one in listeners), 0),
+        ResultLine("flights published", sent, everything.messages, counted.count("flights")),
+        ResultLine("bytes of flights", sent_bytes, everything.size_bytes, counted.flight_bytes),
+        ResultLine("weather published", values, None, counted.count("weather")),
+        *(ResultLine(one.topic.name, None, one.messages, counted.of(one.topic)) for one in listeners),
+        ResultLine("gaps told", None, sum(one.gaps for one in listeners), 0),
     ]
 
 
@@ -99,7 +101,9 @@ def _listening(url: str) -> Iterator[list[Listener]]:
             raise TimedOut(f"the subscriber of {listener.topic} has not seen the end")
 
 
-def _publish(client: Client, stream: str, rows: Iterator[Row], advance: Advance) -> tuple[int, int]:
+def _publish(
+    client: Client, stream: str, rows: Iterator[OutgoingMessage], advance: Advance
+) -> tuple[int, int]:
     """Publish all rows and the end, confirmed. Returns how many they were, and the bytes of their bodies."""
     messages = size_bytes = 0
     with client.publisher(stream) as out:
@@ -114,7 +118,7 @@ def _publish(client: Client, stream: str, rows: Iterator[Row], advance: Advance)
     return messages, size_bytes
 
 
-def _reports(client: Client, url: str, counted: Tally) -> list[Line]:
+def _reports(client: Client, url: str, counted: DemoTally) -> list[ResultLine]:
     """Send a report for each airport of departure to somebody who connects only afterwards."""
     for origin, departures in counted.origins.items():
         client.send(RECIPIENT, f"report.{origin}", json.dumps({"flights": departures}).encode())
@@ -124,14 +128,14 @@ def _reports(client: Client, url: str, counted: Tally) -> list[Line]:
             flights_told.append(json.loads(recipient.receive(timeout=WAIT_SECONDS).body)["flights"])
     reports = len(counted.origins)
     return [
-        Line(f"reports to {RECIPIENT}, who came later", reports, len(flights_told), reports),
-        Line("flights in the reports", None, sum(flights_told), counted.count("flights")),
+        ResultLine(f"reports to {RECIPIENT}, who came later", reports, len(flights_told), reports),
+        ResultLine("flights in the reports", None, sum(flights_told), counted.count("flights")),
     ]
 
 
 def _requests(
     client: Client, delays: Mapping[Group, list[int]], seed: int, advance: Advance
-) -> tuple[list[Line], Mapping[str, int]]:
+) -> tuple[list[ResultLine], Mapping[str, int]]:
     """Ask for the delays of each carrier, origin and month, a few at a time."""
     asked = sorted(delays)
     random.Random(seed).shuffle(asked)
@@ -142,9 +146,9 @@ def _requests(
         totals.update(replies=1, flights=answer["flights"], minutes=answer["minutes"])
         advance("requests", 1)
     lines = [
-        Line("requests answered", len(asked), totals["replies"], len(delays)),
-        Line("delays in the answers", None, totals["flights"], sum(map(len, delays.values()))),
-        Line("minutes late in the answers", None, totals["minutes"], sum(map(sum, delays.values()))),
+        ResultLine("requests answered", len(asked), totals["replies"], len(delays)),
+        ResultLine("delays in the answers", None, totals["flights"], sum(map(len, delays.values()))),
+        ResultLine("minutes late in the answers", None, totals["minutes"], sum(map(sum, delays.values()))),
     ]
     return lines, shares
 

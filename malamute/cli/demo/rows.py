@@ -13,8 +13,8 @@ from itertools import islice
 from pathlib import Path
 from typing import IO, NamedTuple
 
-from malamute.cli.payload import Row, Value
-from malamute.cli.trouble import BadInput
+from malamute.cli.error_output import BadInput
+from malamute.cli.payload import OutgoingMessage, Value
 
 SAMPLE = Path(__file__).parents[1] / "demo_data"
 FLIGHTS = SAMPLE / "flights.csv.gz"
@@ -38,7 +38,7 @@ _TYPES: Mapping[str, Callable[[str], Value]] = {
 Position = tuple[float, float]
 
 
-class Table(NamedTuple):
+class CsvFile(NamedTuple):
     """A file of comma-separated values, none of them quoted: the places of its columns, and its rows."""
 
     place: Mapping[str, int]
@@ -55,13 +55,13 @@ class Table(NamedTuple):
             yield line, [values[place] for place in places]
 
 
-def open_table(file: IO[str], columns: Sequence[str], most: int | None = None) -> Table:
+def open_table(file: IO[str], columns: Sequence[str], most: int | None = None) -> CsvFile:
     """Read the first line. Raises `BadInput` when a column is missing."""
     place = {name: number for number, name in enumerate(file.readline().rstrip("\r\n").split(","))}
     for column in columns:
         if column not in place:
             raise BadInput(f"there is no column {column!r}: is it a file of flights or weather?")
-    return Table(place, (line.rstrip("\r\n") for line in islice(file, most)))
+    return CsvFile(place, (line.rstrip("\r\n") for line in islice(file, most)))
 
 
 def open_text(path: Path) -> IO[str]:
@@ -80,7 +80,7 @@ def positions() -> dict[str, Position]:
         return {row["faa"]: (float(row["lat"]), float(row["lon"])) for row in csv.DictReader(file)}
 
 
-def flights(path: Path, most: int | None = None) -> Iterator[Row]:
+def flights(path: Path, most: int | None = None) -> Iterator[OutgoingMessage]:
     """Each flight as a message, up to `most`."""
     where = positions()
     with open_text(path) as file:
@@ -93,17 +93,17 @@ def flights(path: Path, most: int | None = None) -> Iterator[Row]:
             if position := where.get(values[2]):
                 headers["lat"], headers["lon"] = position
             carrier, origin, dest = values[:3]
-            yield Row(f"{origin}.{dest}.{carrier}", headers, line.encode())
+            yield OutgoingMessage(f"{origin}.{dest}.{carrier}", headers, line.encode())
 
 
-def weather(path: Path) -> Iterator[Row]:
+def weather(path: Path) -> Iterator[OutgoingMessage]:
     """Each value of the weather as a message."""
     columns = ("origin", "time_hour", *METRICS)
     with open_text(path) as file:
         for _, (origin, hour, *values) in open_table(file, columns).picked(columns):
             for metric, value in zip(METRICS, values, strict=True):
                 if value != MISSING:
-                    yield Row(f"{origin}.{metric}", {"hour": hour}, value.encode())
+                    yield OutgoingMessage(f"{origin}.{metric}", {"hour": hour}, value.encode())
 
 
 def weather_beside(path: Path) -> Path:

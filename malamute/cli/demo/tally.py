@@ -13,7 +13,7 @@ Group = tuple[str, str, str]
 """Carrier, origin and month: what one request asks about."""
 
 
-class Topic(NamedTuple):
+class DemoTopic(NamedTuple):
     """A subscription, and the values that the rows for it have; None is any value."""
 
     stream: str
@@ -31,17 +31,17 @@ class Topic(NamedTuple):
 
 
 TOPICS = (
-    Topic("flights", "#", (None, None, None)),
-    Topic("flights", "JFK.#", ("JFK", None, None)),
-    Topic("flights", "*.LAX.*", (None, "LAX", None)),
-    Topic("flights", "*.*.AA", (None, None, "AA")),
-    Topic("weather", "EWR.temp", ("EWR", "temp")),
-    Topic("weather", "*.wind_speed", (None, "wind_speed")),
+    DemoTopic("flights", "#", (None, None, None)),
+    DemoTopic("flights", "JFK.#", ("JFK", None, None)),
+    DemoTopic("flights", "*.LAX.*", (None, "LAX", None)),
+    DemoTopic("flights", "*.*.AA", (None, None, "AA")),
+    DemoTopic("weather", "EWR.temp", ("EWR", "temp")),
+    DemoTopic("weather", "*.wind_speed", (None, "wind_speed")),
 )
 """What subscribers want: flights by origin, destination and carrier; weather by origin and metric."""
 
 
-class Tally:
+class DemoTally:
     """What is in the files: rows by the values that make up their subject, bytes, and delays in minutes."""
 
     def __init__(self) -> None:
@@ -53,7 +53,7 @@ class Tally:
         """How many messages this stream gets."""
         return self.rows[stream].total()
 
-    def of(self, topic: Topic) -> int:
+    def of(self, topic: DemoTopic) -> int:
         """How many of them are for this subscription."""
         return sum(count for values, count in self.rows[topic.stream].items() if topic.wants(values))
 
@@ -66,15 +66,15 @@ class Tally:
         return flights
 
 
-def tally(flights: Path, weather: Path, most: int | None = None) -> Tally:
+def tally(flights: Path, weather: Path, most: int | None = None) -> DemoTally:
     """Count both files; of the flights no more than `most`."""
-    found = Tally()
+    found = DemoTally()
     _count_flights(found, flights, most)
     _count_weather(found, weather)
     return found
 
 
-def _count_flights(found: Tally, path: Path, most: int | None) -> None:
+def _count_flights(found: DemoTally, path: Path, most: int | None) -> None:
     columns = ("origin", "dest", "carrier", "month", "arr_delay")
     delays: defaultdict[Group, list[int]] = defaultdict(list)
     rows = found.rows["flights"]
@@ -87,7 +87,7 @@ def _count_flights(found: Tally, path: Path, most: int | None) -> None:
     found.delays = dict(delays)
 
 
-def _count_weather(found: Tally, path: Path) -> None:
+def _count_weather(found: DemoTally, path: Path) -> None:
     columns = ("origin", *METRICS)
     with open_text(path) as file:
         for _, (origin, *values) in open_table(file, columns).picked(columns):

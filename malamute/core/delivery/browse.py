@@ -12,7 +12,7 @@ from malamute.core.steps import GO_ON, Steps, proceed
 from malamute.errors import Malformed, NotFound
 from malamute.matching import message_test, parse
 from malamute.matching.compiled import MessageTest
-from malamute.matching.expression import Message as Matched
+from malamute.matching.expression import MessageFields
 from malamute.protocol.batch import unpack_record
 from malamute.store.operations import Frame, StoredMessage
 
@@ -191,10 +191,10 @@ def _test(where: str) -> MessageTest | None:
     return message_test(parse(where)) if where.strip() else None
 
 
-def _matched(item: Found) -> Matched:
+def _matched(item: Found) -> MessageFields:
     message = item.message
     properties = message.properties or {}
     known = {name: properties[name] for name in SEARCHABLE if name in properties}
     if "dead" in properties:
         known["reason"] = properties["dead"]["reason"]
-    return Matched(message.subject, {**known, **item.opened()[0]}, message.sender)
+    return MessageFields(message.subject, {**known, **item.opened()[0]}, message.sender)

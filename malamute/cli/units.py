@@ -7,7 +7,7 @@ import click
 
 def size(text: str) -> int:
     """A size in bytes. Raises `click.BadParameter`."""
-    from malamute.config.kinds import parse_size
+    from malamute.config.option_types import parse_size
 
     try:
         return parse_size(text)
@@ -17,7 +17,7 @@ def size(text: str) -> int:
 
 def duration(text: str) -> float:
     """A duration in seconds. Raises `click.BadParameter`."""
-    from malamute.config.kinds import parse_duration
+    from malamute.config.option_types import parse_duration
 
     try:
         return parse_duration(text)

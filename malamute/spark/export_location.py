@@ -25,7 +25,7 @@ TEMPORARY = "_writing."
 """Begins the names of files that are being written."""
 
 
-class Written(NamedTuple):
+class WrittenFile(NamedTuple):
     """What was written: its bytes, and their CRC32."""
 
     size: int
@@ -64,7 +64,7 @@ class Sink:
         self.closed = True
 
 
-class Place:
+class ExportLocation:
     """A directory, named by a path or a URL. Raises `ConfigError` for a URL that is none."""
 
     def __init__(self, target: str) -> None:
@@ -146,14 +146,14 @@ class Place:
             data: bytes = stream.read()
             return data
 
-    def measure(self, path: str) -> Written:
+    def measure(self, path: str) -> WrittenFile:
         """Read a whole file, and tell its size and CRC. Raises `StoreError`."""
         size = crc = 0
         with translated(path), self._system.open_input_stream(self.full(path), compression=None) as stream:
             while piece := stream.read(1 << 20):
                 crc = zlib.crc32(piece, crc)
                 size += len(piece)
-        return Written(size, crc)
+        return WrittenFile(size, crc)
 
     def write_json(self, path: str, value: Any) -> None:
         """Write a small file, or write it anew."""

@@ -33,7 +33,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from malamute.spark.scan import Damage, Part, places_by, sorted_places
+from malamute.spark.scan import ExportDamage, HistoryPart, places_by, sorted_places
 from malamute.spark.schema import KINDS
 
 COLUMNS = ("sequence", "time_ns", "sender", "subject", "headers", "size")
@@ -61,14 +61,18 @@ ROWS_MAX = 50_000
 Numbers = np.ndarray[Any, Any]
 
 
-def partial_tables(parts: Iterator[Part | Damage], window_ns: int, depth: int) -> Iterator[pa.RecordBatch]:
+def partial_tables(
+    parts: Iterator[HistoryPart | ExportDamage], window_ns: int, depth: int
+) -> Iterator[pa.RecordBatch]:
     """The rows of all row groups, added up. Prefixes of subjects have so many parts."""
     return added(_of_each(parts, window_ns, depth))
 
 
-def _of_each(parts: Iterator[Part | Damage], window_ns: int, depth: int) -> Iterator[pa.RecordBatch]:
+def _of_each(
+    parts: Iterator[HistoryPart | ExportDamage], window_ns: int, depth: int
+) -> Iterator[pa.RecordBatch]:
     for part in parts:
-        if isinstance(part, Damage):
+        if isinstance(part, ExportDamage):
             yield damage_row(part)
             continue
         part = _in_order(part)
@@ -78,7 +82,7 @@ def _of_each(parts: Iterator[Part | Damage], window_ns: int, depth: int) -> Iter
         yield from _headers(part)
 
 
-def _in_order(part: Part) -> Part:
+def _in_order(part: HistoryPart) -> HistoryPart:
     """By sequence, as all but files that overlap are anyway."""
     numbers = _ints(part.batch, "sequence")
     if (numbers[1:] >= numbers[:-1]).all():
@@ -117,7 +121,7 @@ def _sum(batches: Sequence[pa.RecordBatch]) -> pa.Table:
     ).combine_chunks()
 
 
-def damage_row(damage: Damage) -> pa.RecordBatch:
+def damage_row(damage: ExportDamage) -> pa.RecordBatch:
     """Tell what could not be read."""
     found = {"name": damage.path, "value": damage.reason, "slot": damage.row_group}
     columns = {column: [value] for column, value in found.items()}
@@ -173,12 +177,12 @@ def _counts(keys: Numbers, most: int, weights: Numbers | None) -> Numbers:
     return np.bincount(keys, weights, most).astype(np.int64)
 
 
-def volumes(part: Part, window_ns: int) -> pa.RecordBatch:
+def volumes(part: HistoryPart, window_ns: int) -> pa.RecordBatch:
     """How much, by window and subject."""
     return _by_window(part, window_ns, "subject", *_codes(part.batch, "subject"))
 
 
-def _volumes(part: Part, window_ns: int, depth: int) -> Iterator[pa.RecordBatch]:
+def _volumes(part: HistoryPart, window_ns: int, depth: int) -> Iterator[pa.RecordBatch]:
     """How much, by window and prefix, by window and sender, and by subject."""
     codes, names = _codes(part.batch, "subject")
     prefixes = pa.array([".".join(name.split(".", depth)[:depth]) for name in names.to_pylist()], pa.string())
@@ -194,7 +198,9 @@ def _volumes(part: Part, window_ns: int, depth: int) -> Iterator[pa.RecordBatch]
     yield rows("subject", part.stream, len(found), **told)
 
 
-def _by_window(part: Part, window_ns: int, kind: str, codes: Numbers, names: pa.Array) -> pa.RecordBatch:
+def _by_window(
+    part: HistoryPart, window_ns: int, kind: str, codes: Numbers, names: pa.Array
+) -> pa.RecordBatch:
     windows = _ints(part.batch, "time_ns") // window_ns
     begin = int(windows.min())
     keys = (windows - begin) * len(names) + codes
@@ -209,7 +215,7 @@ def _by_window(part: Part, window_ns: int, kind: str, codes: Numbers, names: pa.
     return rows(kind, part.stream, len(found), **columns)
 
 
-def _order(part: Part) -> Iterator[pa.RecordBatch]:
+def _order(part: HistoryPart) -> Iterator[pa.RecordBatch]:
     """Whether the sequences are without holes, and how far apart the messages are."""
     batch, stream = part.batch, part.stream
     numbers, times = _ints(batch, "sequence"), _ints(batch, "time_ns")
@@ -233,7 +239,7 @@ def _order(part: Part) -> Iterator[pa.RecordBatch]:
         yield rows("interval", stream, len(found), slot=found, messages=counts)
 
 
-def _senders(part: Part) -> Iterator[pa.RecordBatch]:
+def _senders(part: HistoryPart) -> Iterator[pa.RecordBatch]:
     """From when to when each sender was heard, how far apart, and its longest silence."""
     batch = part.batch
     codes, names = _codes(batch, "sender")
@@ -268,7 +274,7 @@ def _senders(part: Part) -> Iterator[pa.RecordBatch]:
     yield rows("interval", part.stream, len(found), name=names, slot=found % width, messages=counts)
 
 
-def _headers(part: Part) -> Iterator[pa.RecordBatch]:
+def _headers(part: HistoryPart) -> Iterator[pa.RecordBatch]:
     """What headers there are, of which types, and which values they have."""
     headers = part.batch.column("headers").drop_null()
     if not len(headers.keys):

@@ -1,6 +1,6 @@
 """What all row groups tell together: rows of partial sums become rows of the tables.
 
-A task gets rows of `analyze_parts` and `analyze_events` that belong together: all of a name in a stream,
+A task gets rows of `partial_aggregates` and `analyze_events` that belong together: all of a name in a stream,
 except of kinds that are only added up (`SPREAD`), of which those that are equal are enough. What has to be
 known of all rows is given (`Known`). It makes rows of these kinds:
 
@@ -27,10 +27,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from malamute.spark.analyze_parts import EACH_DOUBLING, SCHEMA, buckets
+from malamute.protocol.time_units import NS_PER_SECOND
+from malamute.spark.partial_aggregates import EACH_DOUBLING, SCHEMA, buckets
 from malamute.spark.schema import KINDS
 
-SECOND = 1_000_000_000
 PERCENTILES = (0.50, 0.95, 0.99)
 TYPES = (*KINDS, "none")
 
@@ -160,7 +160,7 @@ def _percentiles(counted: _Grouped) -> pa.Table:
     up_to -= counted.spread((up_to - messages)[counted.starts])
     total = counted.spread(counted.each(np.add, messages))
     slots = counted["slot"]
-    seconds = np.where(slots > 0, 2.0 ** ((slots - 0.5) / EACH_DOUBLING) / SECOND, 0.0)
+    seconds = np.where(slots > 0, 2.0 ** ((slots - 0.5) / EACH_DOUBLING) / NS_PER_SECOND, 0.0)
     places = np.arange(len(slots))
     found = {
         name: seconds[counted.each(np.minimum, np.where(up_to >= share * total, places, len(places)))]

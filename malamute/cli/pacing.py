@@ -6,11 +6,13 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
+from malamute.protocol.time_units import to_seconds
+
 if TYPE_CHECKING:
     from malamute.client.session.message import Message
 
 
-class Pace:
+class Pacer:
     """Hands messages out as far apart as they were published, `speed` times as fast.
 
     Who is behind catches up: the times count from the first message, not from the one before.
@@ -33,8 +35,8 @@ class Pace:
         for message in messages:
             if self._first is None:
                 self._first = message.time_ns, self._clock()
-            published, began = self._first
-            due = began + (message.time_ns - published) / 1e9 / self._speed
+            published_ns, began = self._first
+            due = began + to_seconds(message.time_ns - published_ns) / self._speed
             if (left := due - self._clock()) > 0:
                 self._sleep(left)
             yield message

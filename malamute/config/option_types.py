@@ -1,4 +1,4 @@
-"""The kinds of values that options take: what is allowed, how it is read, how it is written.
+"""The types of options: which values are allowed, how one is read, how it is written.
 
 A duration is a number of seconds or a text such as "500ms"; a size is a number of bytes or a text such as
 "64MiB". What is written reads back to exactly the same value.
@@ -54,8 +54,8 @@ _FLAGS = {
 }
 
 
-class Kind(NamedTuple):
-    """A kind of value.
+class OptionType(NamedTuple):
+    """The type of an option.
 
     `words` say what is allowed. `read` takes what TOML or the environment gives, or a value that it
     returned before, and raises ValueError for anything else. `write` makes TOML of a value. `example`
@@ -124,28 +124,28 @@ def _between(read: Callable[[Any], Any], low: float, high: float) -> Callable[[A
     return checked
 
 
-def count(low: int, high: int = NUMBER_MAX) -> Kind:
+def count(low: int, high: int = NUMBER_MAX) -> OptionType:
     """A whole number."""
     words = f"a whole number from {low} " + (f"to {high}" if high < NUMBER_MAX else "on")
-    return Kind(words, _between(lambda value: _whole(_quantity(value, _PLAIN)), low, high), str)
+    return OptionType(words, _between(lambda value: _whole(_quantity(value, _PLAIN)), low, high), str)
 
 
-def size(low: int, high: int = NUMBER_MAX) -> Kind:
+def size(low: int, high: int = NUMBER_MAX) -> OptionType:
     """A size in bytes."""
     words = f"a size from {format_size(low)} " + (f"to {format_size(high)}" if high < NUMBER_MAX else "on")
-    return Kind(words, _between(parse_size, low, high), _written(format_size), '"64MiB"')
+    return OptionType(words, _between(parse_size, low, high), _written(format_size), '"64MiB"')
 
 
-def duration(low: float, high: float) -> Kind:
+def duration(low: float, high: float) -> OptionType:
     """A duration in seconds."""
     words = f"a duration from {format_duration(low)} to {format_duration(high)}"
-    return Kind(words, _between(parse_duration, low, high), _written(format_duration), '"500ms"')
+    return OptionType(words, _between(parse_duration, low, high), _written(format_duration), '"500ms"')
 
 
-def durations(low: float, high: float) -> Kind:
+def durations(low: float, high: float) -> OptionType:
     """A list of durations in seconds."""
     one = duration(low, high)
-    return Kind(
+    return OptionType(
         f"a list, each {one.words}",
         lambda value: tuple(map(one.read, items(value))),
         lambda value: f"[{', '.join(map(one.write, value))}]",
@@ -153,13 +153,13 @@ def durations(low: float, high: float) -> Kind:
     )
 
 
-def share(low: float, high: float) -> Kind:
+def share(low: float, high: float) -> OptionType:
     """A part of a whole."""
     read = _between(lambda value: float(_quantity(value, _PLAIN)), low, high)
-    return Kind(f"a number from {low} to {high}", read, repr)
+    return OptionType(f"a number from {low} to {high}", read, repr)
 
 
-def choice(*values: str) -> Kind:
+def choice(*values: str) -> OptionType:
     """One of some words."""
 
     def read(value: Any) -> str:
@@ -167,7 +167,7 @@ def choice(*values: str) -> Kind:
             raise ValueError
         return str(value)
 
-    return Kind("one of " + ", ".join(map(quoted, values)), read, quoted)
+    return OptionType("one of " + ", ".join(map(quoted, values)), read, quoted)
 
 
 def quoted(value: Any) -> str:
@@ -232,10 +232,10 @@ def _is_endpoint(value: Any) -> bool:
     return path not in (value, "", "@") and len(path.encode()) <= _IPC_BYTES_MAX
 
 
-FLAG = Kind("true or false", _read_flag, lambda value: str(value).lower())
-PATH = Kind("a path", _read_path, quoted)
-PATTERN = Kind("a pattern of names", _read_text, quoted, '"metrics.*"')
-ENDPOINTS = Kind(
+FLAG = OptionType("true or false", _read_flag, lambda value: str(value).lower())
+PATH = OptionType("a path", _read_path, quoted)
+PATTERN = OptionType("a pattern of names", _read_text, quoted, '"metrics.*"')
+ENDPOINTS = OptionType(
     "a list of different endpoints, each `tcp://HOST:PORT` or `ipc://PATH`",
     _read_endpoints,
     lambda value: f"[{', '.join(map(quoted, value))}]",

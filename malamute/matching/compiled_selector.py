@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from malamute.matching.cache import SubjectCache
 from malamute.matching.compiled import compiled_test, message_test
 from malamute.matching.criteria import Criteria, Guard
-from malamute.matching.expression import Message
+from malamute.matching.expression import MessageFields
 from malamute.matching.family import Headers
 from malamute.matching.parser import parse_normal
 from malamute.matching.selector import Selector
@@ -27,7 +27,7 @@ HeadersOf = Callable[[Sequence[int]], Sequence[Headers]]
 """The headers of the messages at some places."""
 
 
-class Single:
+class CompiledSelector:
     """A selector, made ready for very many messages. `on_failure` is told when a family raises."""
 
     def __init__(self, selector: Selector, on_failure: Guard) -> None:
@@ -83,5 +83,5 @@ class Single:
         return [
             place
             for place, of in zip(places, headers, strict=True)
-            if condition(Message(subjects[place], of, senders[place]))
+            if condition(MessageFields(subjects[place], of, senders[place]))
         ]
