@@ -60,7 +60,7 @@ class Broker:
         except BaseException:
             self._context.term()
             raise
-        self._endpoint = self._loop.transport.endpoints[0]
+        self._endpoint = self._loop.endpoints[0]
         self._thread = threading.Thread(target=self._run, name="malamute-broker", daemon=True)
         self._thread.start()
         return self

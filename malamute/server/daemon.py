@@ -104,7 +104,7 @@ def open_broker(config: Config, context: zmq.Context[zmq.Socket[bytes]], files: 
         transport.close(0)
         store.close()
         raise
-    return Loop(core, store, transport, clock=clock, on_store_error=_on_store_error, on_notice=_on_notice)
+    return Loop(core, store, [transport], clock=clock, on_store_error=_on_store_error, on_notice=_on_notice)
 
 
 def _open_transport(config: Config, context: zmq.Context[zmq.Socket[bytes]], files: int) -> Transport:
@@ -178,7 +178,7 @@ def run(config: Config, started: Callable[[list[str]], None] = lambda endpoints:
     except BaseException:
         context.term()
         raise
-    endpoints = loop.transport.endpoints
+    endpoints = loop.endpoints
     with _signals(loop), _quiet_collector():
         log.info("started", endpoints=endpoints, directory=data_directory(config), pid=os.getpid())
         started(endpoints)

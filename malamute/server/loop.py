@@ -8,7 +8,7 @@ turn, not for a message, and the busier the broker is, the larger its turns are.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from time import monotonic
 from typing import Any
 
@@ -18,14 +18,11 @@ from malamute.core.broker import Core
 from malamute.core.ready import Append, Notice
 from malamute.errors import MalamuteError
 from malamute.journal.store import Store
+from malamute.protocol.messages import Hello, Message
 from malamute.server.clock import Clock
-from malamute.server.intake import IDLE_SECONDS, Intake
-from malamute.server.transport import Transport
+from malamute.server.edge import Edge
 from malamute.server.worker import Crashed, Damaged, Faulty, Found, Reader, Results, Writer, Written
 from malamute.store.operations import Backup
-
-RETRY_MS = 10
-"""How often full pipes are tried again, in milliseconds."""
 
 SUSPENDED_SECONDS = 2.0
 """What took this much longer than it should: the host or this process stood still, and what peers said
@@ -63,7 +60,7 @@ class Loop:
         self,
         core: Core,
         store: Store,
-        transport: Transport,
+        edges: Sequence[Edge],
         *,
         clock: Clock,
         timer: Callable[[], float] = monotonic,
@@ -72,7 +69,7 @@ class Loop:
     ) -> None:
         self.core = core
         self.store = store
-        self.transport = transport
+        self.edges = edges
         self.clock = clock
         self._timer = timer
         self._on_store_error = on_store_error
@@ -83,15 +80,21 @@ class Loop:
         # A backup takes long, and replay must not wait for it.
         self._copier = Reader("malamute-copier", store, self._results)
         self._poller = zmq.Poller()
-        self._poller.register(transport.socket, zmq.POLLIN)
         self._poller.register(self._results.fileno(), zmq.POLLIN)
-        self._poller.register(transport.guard.monitor, zmq.POLLIN)
+        for edge in edges:
+            for source in edge.inputs:
+                self._poller.register(source, zmq.POLLIN)
         self._held: list[Append] = []
         self._held_until = 0.0
         self._stopping = False
         self._again = False
         self._seen = clock()
         self._woken: float | None = None
+
+    @property
+    def endpoints(self) -> list[str]:
+        """Where it listens."""
+        return [endpoint for edge in self.edges for endpoint in edge.endpoints]
 
     def stop(self) -> None:
         """End `run` soon. May be called by any thread, and by a signal handler."""
@@ -113,12 +116,14 @@ class Loop:
     def _turn(self) -> None:
         before = self._look_at_clock(0.0)
         timeout_ms = self._timeout_ms(before)
-        changed = self._wait(timeout_ms)
+        ready = self._wait(timeout_ms)
         now = self._look_at_clock(timeout_ms / 1000)
-        self.transport.watch(now, changed=changed)
+        for edge in self.edges:
+            edge.watch(now, ready)
         # What was found out about a peer before is of the connection before a HELLO that is to be read now.
         self._take_peers(now)
-        self._take_in(now)
+        for edge in self.edges:
+            self._take_in(edge, now)
         self._take_results(now)
         if (step := self.clock.look(now)) is not None:
             self.core.clock(step, now)
@@ -126,17 +131,19 @@ class Loop:
             self.core.tick(now)
         self._flush(now)
 
-    def _take_in(self, now: float) -> None:
-        """Take in what peers have sent, as long as that may take.
+    def _take_in(self, edge: Edge, now: float) -> None:
+        """Take in what peers of an edge have sent, as long as that may take.
 
         The socket takes one command of each peer in turn. So what is left there when the time is over is that
         of peers who sent more than others, and whoever sent one waits for one of each of them at the most.
         """
         core, turn, timer = self.core, self.core.turn, self._timer
         at = timer()
-        ends = at + INTAKE_SECONDS
-        for peer, message in self.transport.receive():
-            if not isinstance(message, Exception):
+        ends = at + INTAKE_SECONDS / len(self.edges)
+        for peer, message in edge.receive():
+            if type(message) is Hello:
+                core.receive(peer, message, now, edge.principal(peer))
+            elif not isinstance(message, Exception):
                 core.receive(peer, message, now)
             elif isinstance(message, MalamuteError):
                 core.refuse(peer, message, now)
@@ -158,40 +165,44 @@ class Loop:
         """Whether everything was read that came while the host stood still: only then is anybody late."""
         if self._woken is not None:
             awake = now - self._woken
-            if awake >= WAKING_SECONDS_MAX or (awake >= WAKING_SECONDS and self.transport.drained):
+            if awake >= WAKING_SECONDS_MAX or (awake >= WAKING_SECONDS and self._drained):
                 self._woken = None
         return self._woken is None
 
-    def _wait(self, timeout_ms: float) -> bool:
-        """Wait for something to do. Returns whether it is that connections came or went."""
-        intake = self.transport.intake
-        if intake.resting:
-            timeout_ms = self._rest(intake, timeout_ms)
-        changed = False
-        for source, _ in self._poller.poll(int(timeout_ms)):
-            if source == self._results.fileno():
-                self._results.clear()
-            elif source is self.transport.guard.monitor:
-                changed = True
-        return changed
+    @property
+    def _drained(self) -> bool:
+        return all(edge.drained for edge in self.edges)
 
-    def _rest(self, intake: Intake, timeout_ms: float) -> float:
-        """Wait until there is something to do, or something comes on a connection.
+    def _wait(self, timeout_ms: float) -> list[Any]:
+        """Wait for something to do. Returns what has input."""
+        resting = {arrivals: edge for edge in self.edges if (arrivals := edge.arrivals()) >= 0}
+        if resting:
+            timeout_ms = self._rest(resting, timeout_ms)
+        ready = [source for source, _ in self._poller.poll(int(timeout_ms))]
+        if self._results.fileno() in ready:
+            self._results.clear()
+        return ready
 
-        Returns how long to wait for what that brings: libzmq tells when a command is complete, and what is
-        not is no reason for an iteration.
+    def _rest(self, resting: Mapping[int, Edge], timeout_ms: float) -> float:
+        """Wait until there is something to do, or something comes to an edge that rests until then.
+
+        Returns for how many milliseconds to wait for what that brings: a command that is not complete is no
+        reason for an iteration.
         """
-        arrivals, begun = intake.fileno(), self.clock()
-        self._poller.register(arrivals, zmq.POLLIN)
+        begun = self.clock()
+        for arrivals in resting:
+            self._poller.register(arrivals, zmq.POLLIN)
         try:
-            found = self._poller.poll(int(timeout_ms))
+            found = [source for source, _ in self._poller.poll(int(timeout_ms))]
         finally:
-            self._poller.unregister(arrivals)
-        if any(source == arrivals for source, _ in found):
-            now = self.clock()
-            intake.wake(now)
-            if len(found) == 1:
-                return max(0.0, min(timeout_ms - (now - begun) * 1000, IDLE_SECONDS * 1000))
+            for arrivals in resting:
+                self._poller.unregister(arrivals)
+        if not any(source in resting for source in found):
+            return 0
+        now = self.clock()
+        waits_ms = min(resting[source].arrived(now) for source in found if source in resting) * 1000
+        if all(source in resting for source in found):
+            return max(0.0, min(timeout_ms - (now - begun) * 1000, waits_ms))
         return 0
 
     def _timeout_ms(self, now: float) -> float:
@@ -201,9 +212,10 @@ class Loop:
         timeout_ms = 1_000.0 if deadline is None else min(max(deadline - now, 0.0) * 1000 + 1, 1_000.0)
         if self._held:
             timeout_ms = min(timeout_ms, max(self._held_until - now, 0.0) * 1000 + 1)
-        if (check := self.transport.next_check()) is not None:
-            timeout_ms = min(timeout_ms, max(check - now, 0.0) * 1000 + 1)
-        return min(timeout_ms, RETRY_MS) if self.transport.retrying else timeout_ms
+        for edge in self.edges:
+            if (check := edge.next_check(now)) is not None:
+                timeout_ms = min(timeout_ms, max(check - now, 0.0) * 1000 + 1)
+        return timeout_ms
 
     def _take_results(self, now: float) -> None:
         for result in self._results.take():
@@ -228,14 +240,15 @@ class Loop:
                 self.core.unstored(token, written.error, now)
 
     def _take_peers(self, now: float) -> None:
-        for peer in self.transport.retry():
-            self.core.unblocked(peer, now)
-        for peer in self.transport.take_lost():
-            self.core.lost(peer, now)
+        for edge in self.edges:
+            for peer in edge.retry():
+                self.core.unblocked(peer, now)
+            for peer in edge.take_lost():
+                self.core.lost(peer, now)
 
     def _flush(self, now: float) -> None:
         ready = self.core.ready()
-        send = self.transport.send
+        send = self.edges[0].send if len(self.edges) == 1 else self._send
         for peer, message in ready.sends:
             try:
                 if send(peer, message):
@@ -251,9 +264,16 @@ class Loop:
         for peer in ready.closed:
             # A client may have begun anew already.
             if peer not in self.core.sessions.by_peer:
-                self.transport.forget(peer)
+                self._edge_of(peer).forget(peer)
         # Peers that turned out to be gone leave work for others: do it now, not after the next message.
-        self._again = bool(self.transport.lost)
+        self._again = any(edge.lost for edge in self.edges)
+
+    def _send(self, peer: bytes, message: Message) -> bool:
+        return self._edge_of(peer).send(peer, message)
+
+    def _edge_of(self, peer: bytes) -> Edge:
+        """The edge that owns a peer; the first one has all others."""
+        return next((edge for edge in self.edges[1:] if edge.owns(peer)), self.edges[0])
 
     def _store(self, appends: Sequence[Append], now: float) -> None:
         """Give the writer what is to be stored, if somebody waits for it or it has waited enough.
@@ -290,7 +310,8 @@ class Loop:
         for worker in workers:
             worker.join()
         self._results.close()
-        self.transport.close(LINGER_MS)
+        for edge in self.edges:
+            edge.close(LINGER_MS)
         self.store.close()
 
 

@@ -11,23 +11,27 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from time import monotonic
 from typing import Any, cast
 
 import zmq
 
+from malamute.core.access import ANONYMOUS, Principal
 from malamute.errors import ConfigError, MalamuteError, TooLarge, UnexpectedCommand
 from malamute.protocol.codec import decode, encode
 from malamute.protocol.limits import BATCH_MESSAGES_MAX, RECORD_LARGE_BYTES
 from malamute.protocol.messages import BY_TYPE, Error, Frame, Hello, Message, Ping, Received, Welcome
 from malamute.server.flow import DEFAULT, Flows, Windows
 from malamute.server.guard import RULES, Guard, Rules
-from malamute.server.intake import ALLOWANCE, Allowance, Intake, size_of
+from malamute.server.intake import ALLOWANCE, IDLE_SECONDS, Allowance, Intake, size_of
 from malamute.server.stalls import CAN_TELL, FOR_EVER, Patience, Stalls
 
 TURN_MESSAGES = 2_000
 """Commands that one turn takes in."""
+
+RETRY_SECONDS = 0.010
+"""How often full pipes are tried again."""
 
 TURN_BYTES = 1 << 19
 """Bytes that one turn takes in; the command that passes it is the last."""
@@ -117,7 +121,7 @@ _GIVEN_UP = encode(Error(UnexpectedCommand.code, "too much was waiting for this 
 
 
 class Transport:
-    """The ROUTER socket. `lost` and `unblocked` gather what happened to peers until they are taken.
+    """The edge of the ROUTER socket. `lost` has the peers that turned out to be gone, until they are taken.
 
     Who takes nothing, or gives no sign of life, for longer than `patience` says, is cut off.
     """
@@ -193,18 +197,42 @@ class Transport:
         self.endpoints.append(endpoint if endpoint.startswith("ipc://@") else bound)
         return self.endpoints[-1]
 
-    def watch(self, now: float, *, changed: bool) -> None:
-        """Look after the connections. `changed` says that the monitor has something to tell."""
+    @property
+    def inputs(self) -> Sequence[Any]:
+        """The socket, and what tells of its connections."""
+        return self.socket, self.guard.monitor
+
+    def arrivals(self) -> int:
+        """A descriptor that has input when bytes come on any connection, while the intake rests; or -1."""
+        return self.intake.fileno() if self.intake.resting else -1
+
+    def arrived(self, now: float) -> float:
+        """Bytes have come. Returns for how many seconds at the most to wait for a command."""
+        self.intake.wake(now)
+        return IDLE_SECONDS
+
+    def watch(self, now: float, ready: Collection[Any]) -> None:
+        """Look after the connections. `ready` has the monitor if that has something to tell."""
         self._now = now
-        if changed:
+        if self.guard.monitor in ready:
             self._update()
         self.guard.check(now)
         self.intake.check(now)
 
-    def next_check(self) -> float | None:
-        """When to call `watch` though nothing happens; None for not at all."""
+    def next_check(self, now: float) -> float | None:
+        """When to call `watch` and `retry` though nothing happens; None for not at all."""
         due = [at for at in (self.guard.next_check(), self.intake.next_check()) if at is not None]
+        if self.retrying:
+            due.append(now + RETRY_SECONDS)
         return min(due, default=None)
+
+    def owns(self, peer: bytes) -> bool:
+        """Any routing id may be that of a connection to it."""
+        return True
+
+    def principal(self, peer: bytes) -> Principal:
+        """Nobody is asked who he is."""
+        return ANONYMOUS
 
     def _update(self) -> None:
         guard = self.guard

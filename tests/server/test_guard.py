@@ -84,7 +84,7 @@ class Stranger:
         """Wait until the broker has ended it."""
         while self.is_open:
             assert transport.guard.monitor.poll(PATIENCE * 1000)
-            transport.watch(now, changed=True)
+            transport.watch(now, [transport.guard.monitor])
 
     def close(self) -> None:
         self.socket.close()
@@ -112,10 +112,10 @@ def greet(transport: Transport, stranger: Stranger) -> None:
 def test_a_connection_without_hello_ends_at_its_deadline(make, place):
     transport = make(hello_seconds=10)
     stranger = arrive(transport, 100.0, place)
-    transport.watch(109.9, changed=False)
+    transport.watch(109.9, ())
     assert stranger.is_open
     assert transport.guard.waiting
-    transport.watch(110.0, changed=False)
+    transport.watch(110.0, ())
     assert not transport.guard.waiting
     stranger.until_ended(transport, 110.0)
     stranger.close()
@@ -125,7 +125,7 @@ def test_a_connection_with_a_session_stays(make):
     transport = make(hello_seconds=10)
     stranger = arrive(transport, 100.0)
     greet(transport, stranger)
-    transport.watch(1000.0, changed=False)
+    transport.watch(1000.0, ())
     assert stranger.is_open
     assert transport.guard.next_check() is None
     stranger.close()
@@ -135,11 +135,11 @@ def test_when_its_session_has_ended_a_connection_has_to_begin_another(make):
     transport = make(hello_seconds=10)
     stranger = arrive(transport, 100.0)
     greet(transport, stranger)
-    transport.watch(500.0, changed=False)
+    transport.watch(500.0, ())
     transport.forget(PEER)
-    transport.watch(509.9, changed=False)
+    transport.watch(509.9, ())
     assert stranger.is_open
-    transport.watch(510.0, changed=False)
+    transport.watch(510.0, ())
     stranger.until_ended(transport, 510.0)
     stranger.close()
 
@@ -155,7 +155,7 @@ def test_what_was_sent_on_a_connection_takes_no_room_when_it_has_ended(make, for
     stranger.close()
     while PEER in transport.flows:
         assert transport.guard.monitor.poll(PATIENCE * 1000)
-        transport.watch(101.0, changed=True)
+        transport.watch(101.0, [transport.guard.monitor])
     assert transport.flows.unread == 0
 
 
@@ -165,7 +165,7 @@ def test_a_hello_that_was_refused_is_none(make):
     stranger.say(*encode(Hello([2], "")))
     assert transport.socket.poll(PATIENCE * 1000)
     list(transport.receive())
-    transport.watch(110.0, changed=False)
+    transport.watch(110.0, ())
     stranger.until_ended(transport, 110.0)
     stranger.close()
 
@@ -176,7 +176,7 @@ def test_a_peer_that_connects_again_is_known_by_its_new_connection(make):
     greet(transport, old)
     new = arrive(transport, 200.0)
     greet(transport, new)
-    transport.watch(300.0, changed=False)
+    transport.watch(300.0, ())
     assert new.is_open
     old.close()
     new.close()
@@ -189,11 +189,11 @@ def test_frames_without_end_are_ended_after_so_many_bytes(make, monkeypatch):
     stranger = arrive(transport, 100.0)
     sent = len(GREETING) + 2 + len(READY)
     stranger.socket.sendall(MORE * ((HELLO_BYTES_MAX - sent) // 2))
-    transport.watch(101.0, changed=False)
+    transport.watch(101.0, ())
     assert transport.guard.waiting
     stranger.socket.sendall(MORE)
     while transport.guard.waiting:  # until the system counts it
-        transport.watch(102.0, changed=False)
+        transport.watch(102.0, ())
     stranger.until_ended(transport, 102.0)
     stranger.close()
 
@@ -206,19 +206,19 @@ def test_a_flood_on_a_local_connection_is_ended(make, monkeypatch):
     while transport.guard.waiting:
         with suppress(BlockingIOError):
             stranger.socket.send(MORE * 100_000)
-        transport.watch(101.0, changed=False)
+        transport.watch(101.0, ())
     stranger.close()
 
 
 def test_one_connection_too_many_ends_those_that_wait_for_long(make):
     transport = make(hello_seconds=10, waiting_max=2)
     strangers = [arrive(transport, 100.0 + second) for second in range(3)]
-    transport.watch(100.9, changed=False)
+    transport.watch(100.9, ())
     assert all(stranger.is_open for stranger in strangers)
-    transport.watch(101.0, changed=False)
+    transport.watch(101.0, ())
     assert len(transport.guard.waiting) == 2
     strangers[0].until_ended(transport, 101.0)
-    transport.watch(109.9, changed=False)
+    transport.watch(109.9, ())
     assert strangers[1].is_open
     for stranger in strangers:
         stranger.close()
@@ -227,10 +227,10 @@ def test_one_connection_too_many_ends_those_that_wait_for_long(make):
 def test_when_descriptors_run_out_those_that_wait_for_longest_go_at_once(make):
     transport = make(open_max=2)
     strangers = [arrive(transport, 100.0) for _ in range(2)]
-    transport.watch(100.0, changed=False)
+    transport.watch(100.0, ())
     assert len(transport.guard.waiting) == 2
     strangers.append(arrive(transport, 100.0))
-    transport.watch(100.0, changed=False)
+    transport.watch(100.0, ())
     strangers[0].until_ended(transport, 100.0)
     assert strangers[1].is_open
     assert strangers[2].is_open
@@ -245,7 +245,7 @@ def test_a_connection_that_goes_by_itself_is_forgotten(make):
     stranger.close()
     while PEER in transport.flows:
         assert transport.guard.monitor.poll(PATIENCE * 1000)
-        transport.watch(101.0, changed=True)
+        transport.watch(101.0, [transport.guard.monitor])
     assert not transport._peers
     assert not transport._descriptors
     assert not transport.guard.waiting
@@ -277,10 +277,10 @@ def test_one_too_many_for_the_limit_is_told_so(make, context):
     transport = make(hello_seconds=10)
     stranger = arrive(transport, 100.0)
     greet(transport, stranger)
-    transport.watch(100.0, changed=False)
+    transport.watch(100.0, ())
     transport.send(PEER, Ok(13, 0))
     transport.forget(PEER)
-    transport.watch(100.0 + module.CHECK_SECONDS, changed=False)
+    transport.watch(100.0 + module.CHECK_SECONDS, ())
     wanted = b"".join(encode(Ok(13, 0)))
     received = b""
     while wanted not in received:

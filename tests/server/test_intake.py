@@ -15,6 +15,7 @@ import zmq
 
 from malamute.server.intake import CHECK_SECONDS, GROWTH_BYTES, IDLE_SECONDS, Allowance, Intake
 from malamute.server.loop import Loop
+from malamute.server.transport import Transport
 
 PEER, OTHER = b"\x01" * 16, b"\x02" * 16
 PATIENCE_MS = 60_000
@@ -181,7 +182,10 @@ class Waiting:
 
     def __init__(self, world: World) -> None:
         self.loop = Loop.__new__(Loop)
-        self.loop.transport = SimpleNamespace(intake=world.intake)
+        transport = Transport.__new__(Transport)
+        transport.intake = world.intake
+        self.loop.edges = [transport]
+        self.loop._results = SimpleNamespace(fileno=lambda: -1)
         self.loop.clock = lambda: world.now
         self.polls: list[int] = []
         poller = zmq.Poller()

@@ -56,7 +56,7 @@ class Running:
         self.store = Disk()
         transport = Transport(context, {})
         clock = Clock()
-        self.loop = Loop(Core(clock()), self.store, transport, clock=clock)
+        self.loop = Loop(Core(clock()), self.store, [transport], clock=clock)
         endpoint = transport.bind("tcp://127.0.0.1:*")
         self.failure: BaseException | None = None
         self.thread = threading.Thread(target=self._run)
@@ -200,7 +200,7 @@ class Stepped:
         self.store = Disk()
         self.clock = Told(lambda: self.now)
         settings = Settings(queues=lambda kind, name: QueuePolicy(ack_timeout=ACK_TIMEOUT))
-        self.loop = Loop(Core(self.now, settings), self.store, self.transport, clock=self.clock)
+        self.loop = Loop(Core(self.now, settings), self.store, [self.transport], clock=self.clock)
         self.endpoint = self.transport.bind("tcp://127.0.0.1:*")
         for worker in (self.loop._writer, self.loop._reader, self.loop._copier):
             worker.start()

@@ -23,7 +23,8 @@ class Intake:
         self.turn = turn
         self.loop = Loop.__new__(Loop)
         self.loop.core = SimpleNamespace(turn=turn, receive=receive)
-        self.loop.transport = SimpleNamespace(receive=self.receive)
+        self.edge = SimpleNamespace(receive=self.receive)
+        self.loop.edges = [self.edge]
         self.loop._timer = lambda: self.now
 
     def receive(self):
@@ -33,7 +34,7 @@ class Intake:
     def iteration(self):
         self.taken.clear()
         self.turn.work = 1_000
-        self.loop._take_in(0.0)
+        self.loop._take_in(self.edge, 0.0)
         return len(self.taken)
 
 

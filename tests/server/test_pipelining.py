@@ -37,7 +37,7 @@ def test_it_is_not_cut_off_because_its_heartbeat_waits_behind_its_commands(conte
     client.send_multipart(encode(Hello([2], "")))
     while not client.poll(0):
         assert transport.socket.poll(PATIENCE_MS)
-        transport.watch(0.0, changed=True)
+        transport.watch(0.0, [transport.guard.monitor])
         for peer, _ in transport.receive():
             transport.send(peer, Welcome(2, b"s", b"b", False, "", {}))
             assert client.poll(PATIENCE_MS)

@@ -495,7 +495,7 @@ def test_nothing_is_kept_of_a_peer_whose_session_was_ended_when_its_connection_g
     client.close(0)
     while PEER in transport._stuck:
         assert transport.guard.monitor.poll(WAIT_MS)
-        transport.watch(0.0, changed=True)
+        transport.watch(0.0, [transport.guard.monitor])
     transport.retry()
     assert not transport.blocked
     transport.close(0)
