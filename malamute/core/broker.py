@@ -20,13 +20,16 @@ from malamute.core.access import ANONYMOUS, AccessControl, Permissions, Principa
 from malamute.core.admin import changes, queries
 from malamute.core.answers import Answers
 from malamute.core.chunk import MESSAGE_BYTES
-from malamute.core.delivery import Budget, Consumer, Queues, Trackers
-from malamute.core.delivery.entry import ENTRY_BYTES
 from malamute.core.doubt import Doubt, newest_time
 from malamute.core.events import Events, tell_worker
 from malamute.core.feed import Feeds, feed_name
 from malamute.core.health import Health
 from malamute.core.mailbox import Mailboxes
+from malamute.core.queue.consumer import Consumer
+from malamute.core.queue.entry import ENTRY_BYTES
+from malamute.core.queue.limits import QueueLimits
+from malamute.core.queue.table import QueueTable
+from malamute.core.queue.trackers import Trackers
 from malamute.core.ready import ClockStep, Ready, Turn
 from malamute.core.recovery import Recovery
 from malamute.core.selectors import OFFER_BYTES, SUBSCRIPTION_BYTES, SelectorBudget
@@ -150,12 +153,14 @@ class Core:
         )
         self.timers = Timers(partial(self.turn.fault, "a timer"))
         self.health = Health(self.turn, self.timers)
-        self.budget = Budget(self.turn, limits, self.timers, settings.queues, caches, recovered.incarnation)
+        self.queue_limits = QueueLimits(
+            self.turn, limits, self.timers, settings.queues, caches, recovered.incarnation
+        )
         self._newest = newest_time(recovered)
-        self.budget.doubt = Doubt(self.turn, self.timers, self._newest, self._give_time_back)
-        self.mailboxes = Mailboxes(self.budget)
-        self.budget.trackers = Trackers(self.mailboxes)
-        self.services = Services(self.budget, self.mailboxes)
+        self.queue_limits.doubt = Doubt(self.turn, self.timers, self._newest, self._give_time_back)
+        self.mailboxes = Mailboxes(self.queue_limits)
+        self.queue_limits.trackers = Trackers(self.mailboxes)
+        self.services = Services(self.queue_limits, self.mailboxes)
         self.sessions = Sessions(
             self.turn,
             limits,
@@ -178,7 +183,7 @@ class Core:
             self.turn,
             limits,
             self.streams,
-            self.budget.ledger,
+            self.queue_limits.settlement_log,
             lifecycle=settings.lifecycle_events,
             settled=settings.settled_events,
         )
@@ -227,7 +232,7 @@ class Core:
             take_up("feed", feed_name(service, name), self.feeds.restore, service, name, value)
         for table in (self.mailboxes, self.services):
             for name, here in table.by_name.items():
-                self.recovery.look_at_dead(table.kind, name, here.dead)
+                self.recovery.look_at_dead(table.kind, name, here.dead_letters)
         limits = self.settings.limits
         cursors = max((len(stream.cursors) for stream in self.streams.by_name.values()), default=0)
         self.recovery.report(
@@ -235,14 +240,14 @@ class Core:
                 "streams": (len(self.streams.by_name), limits.streams),
                 "cursors of a stream": (cursors, limits.cursors),
                 "sessions": (len(self.sessions.by_peer), limits.sessions),
-                "mailboxes and services": (self.budget.queues, limits.queues),
-                "queued messages": (self.budget.messages, limits.queues_messages),
-                "bytes of queued messages": (self.budget.bytes, limits.queues_bytes),
+                "mailboxes and services": (self.queue_limits.queues, limits.queues),
+                "queued messages": (self.queue_limits.messages, limits.queues_messages),
+                "bytes of queued messages": (self.queue_limits.bytes, limits.queues_bytes),
                 "feeds": (len(self.feeds.by_name), limits.feeds),
             }
         )
 
-    def queues_of(self, kind: str) -> Queues:
+    def queues_of(self, kind: str) -> QueueTable:
         """The mailboxes or the services."""
         return self.mailboxes if kind == "mailbox" else self.services
 
@@ -391,7 +396,7 @@ class Core:
         """The clock on the wall was set. What is counted goes on; the times that are told may follow."""
         self.turn.now = now
         self.turn.ahead = step.ahead
-        self.budget.doubt.note(step)
+        self.queue_limits.doubt.note(step)
         self._tell_clock(step.what, step.seconds)
 
     def _give_time_back(self, seconds: float) -> None:
@@ -426,7 +431,7 @@ class Core:
         self.feeds.wake()
         self.streams.flush()
         while True:
-            for session in self.budget.flush():
+            for session in self.queue_limits.flush():
                 self.sessions.watch(session)
             if not self._mend():
                 break
@@ -473,7 +478,7 @@ class Core:
         guard("the end of the streams", self.streams.close)
         for queues in (self.mailboxes, self.services):
             for queue in queues.by_name.values():
-                guard("the end of a queue", queue.marks.take_back)
+                guard("the end of a queue", queue.watermark.retract)
 
     @property
     def idle(self) -> bool:

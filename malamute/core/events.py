@@ -27,8 +27,8 @@ from malamute.protocol.limits import Limits
 from malamute.protocol.messages import MAILBOX
 
 if TYPE_CHECKING:
-    from malamute.core.delivery import Consumer
-    from malamute.core.ledger import Ledger
+    from malamute.core.queue.consumer import Consumer
+    from malamute.core.queue.settlement_log import SettlementLog
     from malamute.core.stream import Stream, Streams
 
 EVENTS = "$sys"
@@ -56,15 +56,22 @@ class Events:
     """
 
     def __init__(
-        self, turn: Turn, limits: Limits, streams: Streams, ledger: Ledger, *, lifecycle: bool, settled: bool
+        self,
+        turn: Turn,
+        limits: Limits,
+        streams: Streams,
+        settlement_log: SettlementLog,
+        *,
+        lifecycle: bool,
+        settled: bool,
     ) -> None:
         self.turn = turn
-        self.ledger = ledger
+        self.settlement_log = settlement_log
         self._backlog_bytes_max = limits.backlog_bytes
         self._stream: Stream | None = streams.keep(EVENTS) if lifecycle or settled else None
         self._failures = 0
         self._failed_at = self._tell_at = 0.0
-        ledger.on = settled
+        settlement_log.on = settled
         turn.events_max = EVENTS_MAX if lifecycle else 0
 
     def stop(self) -> None:
@@ -72,18 +79,18 @@ class Events:
         self.turn.event("broker.stopped")
         self.flush()
         self.turn.events_max = 0
-        self.ledger.on = False
+        self.settlement_log.on = False
 
     def flush(self) -> bool:
         """Publish the events of the turn. Returns whether there were any."""
         turn = self.turn
-        if self._stream is None or not (turn.events or turn.events_dropped or self.ledger.pending):
+        if self._stream is None or not (turn.events or turn.events_dropped or self.settlement_log.pending):
             return False
         if turn.backlog_bytes > self._backlog_bytes_max:
-            turn.events_dropped += len(turn.events) + self.ledger.forget()
+            turn.events_dropped += len(turn.events) + self.settlement_log.forget()
             turn.events.clear()
             return False
-        events, turn.events = [*turn.events, *self.ledger.take(EVENTS_MAX)], []
+        events, turn.events = [*turn.events, *self.settlement_log.pop_events(EVENTS_MAX)], []
         packed = [entry for entry in map(_packed, events) if entry is not None]
         turn.events_dropped += len(events) - len(packed)
         if turn.events_dropped:
@@ -95,7 +102,7 @@ class Events:
 
     def drop(self) -> None:
         """Drop the events of the turn: they cannot be told."""
-        self.turn.events_dropped += len(self.turn.events) + self.ledger.forget()
+        self.turn.events_dropped += len(self.turn.events) + self.settlement_log.forget()
         self.turn.events.clear()
 
     # The store
@@ -124,7 +131,7 @@ def tell_worker(what: str, offer: Consumer) -> None:
             f"service.worker-{what}.{offer.queue.name}",
             client=offer.session.ident,
             address=offer.session.address,
-            patterns=", ".join(str(pattern) for _, pattern in offer.line.group.selector.criteria),
+            patterns=", ".join(str(pattern) for _, pattern in offer.group.matched.selector.criteria),
         )
 
 

@@ -31,9 +31,9 @@ from math import inf
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from malamute.core.chunk import Part
-from malamute.core.delivery import ENTRY_BYTES, Entry, Queue
-from malamute.core.delivery.entry import PROPERTY_BYTES
 from malamute.core.kept import Kept
+from malamute.core.queue.entry import ENTRY_BYTES, PROPERTY_BYTES, Entry
+from malamute.core.queue.queue import Queue
 from malamute.core.recovery import Recovery
 from malamute.core.selectors import SelectorBudget
 from malamute.core.service import Services
@@ -175,7 +175,7 @@ class Feed(Reader):
     def _put(self, columns: Columns) -> None:
         sequences = columns.each_sequence()
         senders = columns.senders if isinstance(columns.senders, list) else [columns.senders] * len(columns)
-        first, time = self.queue.next, self.turn.time_ns
+        first, time = self.queue.next_sequence, self.turn.time_ns
         rows = zip(sequences, senders, columns.subjects, columns.records, strict=True)
         requests = [
             Entry((first + place, time, sender, subject, record, origin(self.stream.name, sequence)))
@@ -197,16 +197,16 @@ class Feed(Reader):
             self.stream.commit(self.name, first - 1)
             self.stream.replay.rewind(self, first)
             self.retry_at = self.turn.now + RETRY_SECONDS
-            self.queue.budget.timers.at(self.retry_at, self.unblock)
+            self.queue.limits.timers.at(self.retry_at, self.unblock)
         self.unblock()
 
     # Room
 
     def _fits(self, count: int, size_bytes: int, *, others: bool = True) -> bool:
         """Whether there is room for messages in the queue, and in all of them together if `others` count."""
-        budget = self.queue.budget
+        limits = self.queue.limits
         try:
-            (budget.check if others else budget.check_queue)(self.queue, count, size_bytes)
+            (limits.check if others else limits.check_queue)(self.queue, count, size_bytes)
         except TryLater:
             return False
         return True
@@ -257,7 +257,7 @@ class Feed(Reader):
     def fail(self, error: MalamuteError) -> None:
         """Try again a little later, from where it is."""
         self.retry_at = self.turn.now + RETRY_SECONDS
-        self.queue.budget.timers.at(self.retry_at, self.unblock)
+        self.queue.limits.timers.at(self.retry_at, self.unblock)
 
     def switched(self, state: str, sequence: int) -> None:
         """It falls behind whenever it waits for the disk, so it is nothing to tell."""
@@ -336,7 +336,7 @@ class Feeds:
         selector = Selector.parse(criteria, where)
         stream = self.streams.keep(stream_name)
         stream.check_known(CURSOR_PREFIX + service)
-        feed = self._add(self.services.keep(service), stream, selector)
+        feed = self._add(self.services.get_or_create(service), stream, selector)
         done = stream.cursors.get(feed.name, stream.next - 1)
         if done >= stream.next:
             # The disk did not reserve these sequences, so they are used again.
@@ -352,7 +352,7 @@ class Feeds:
 
         def stored(error: MalamuteError | None) -> None:
             if error is not None:
-                self.services.budget.timers.at(self.turn.now + RETRY_SECONDS, again)
+                self.services.limits.timers.at(self.turn.now + RETRY_SECONDS, again)
 
         def again() -> None:
             # Whatever was stored meanwhile is where it is.
@@ -529,7 +529,7 @@ class Feeds:
             self.turn.guard("a feed", feed.wake)
 
     def _keep_later(self) -> None:
-        self._keeper = self.services.budget.timers.at(self.turn.now + KEEP_SECONDS, self._keep)
+        self._keeper = self.services.limits.timers.at(self.turn.now + KEEP_SECONDS, self._keep)
 
     def _keep(self) -> None:
         self._keeper = None

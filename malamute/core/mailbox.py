@@ -7,7 +7,10 @@ address has a private mailbox, for the replies to its requests alone; it goes wi
 
 from __future__ import annotations
 
-from malamute.core.delivery import Consumer, Queue, Queues, take_in
+from malamute.core.queue.consumer import Consumer
+from malamute.core.queue.enqueue import enqueue
+from malamute.core.queue.queue import Queue
+from malamute.core.queue.table import QueueTable
 from malamute.core.session import Session
 from malamute.errors import MalamuteError, NotFound
 from malamute.matching import Criterion, Selector
@@ -17,7 +20,7 @@ from malamute.protocol.names import RESERVED_PREFIX
 EVERYTHING = Selector((Criterion("all", ""),))
 
 
-class Mailboxes(Queues):
+class Mailboxes(QueueTable):
     """All mailboxes by the addresses of their owners."""
 
     kind = "mailbox"
@@ -29,13 +32,13 @@ class Mailboxes(Queues):
             return mailbox
         if name.startswith(RESERVED_PREFIX) and not private:
             raise NotFound(f"there is no mailbox {name!r}, and it cannot be made by a message")
-        return self.make(name)
+        return self.create(name)
 
     def send(self, session: Session, message: Send) -> None:
-        """Put messages into a mailbox. Raises what `take_in` does, or `NotFound`."""
+        """Put messages into a mailbox. Raises what `enqueue` does, or `NotFound`."""
         mailbox = self.get(message.address)
         try:
-            take_in(mailbox, session, session.address, message)
+            enqueue(mailbox, session, session.address, message)
         except MalamuteError:
             mailbox.drop_unused(self.by_name)
             raise
@@ -53,5 +56,5 @@ class Mailboxes(Queues):
         mailbox = self.by_name.get(session.mailbox)
         if not session.address and mailbox is not None:
             del self.by_name[mailbox.name]
-            self.budget.release_queue(mailbox)
-            self.budget.delete(mailbox)
+            self.limits.release_queue(mailbox)
+            self.limits.delete(mailbox)

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from malamute.core.delivery.dead import DeadLetters
+    from malamute.core.queue.dead_letters import DeadLetters
     from malamute.core.ready import Turn
 
 TOLD_MAX = 20

@@ -16,9 +16,14 @@ from __future__ import annotations
 
 from collections.abc import Container, Sequence
 
-from malamute.core.delivery import ENTRY_BYTES, Budget, Consumer, Entry, Queue, Queues, size_of, take_in
-from malamute.core.delivery.options import is_address
 from malamute.core.mailbox import Mailboxes
+from malamute.core.queue.consumer import Consumer
+from malamute.core.queue.enqueue import enqueue
+from malamute.core.queue.entry import ENTRY_BYTES, Entry, size_of
+from malamute.core.queue.limits import QueueLimits
+from malamute.core.queue.options import is_address
+from malamute.core.queue.queue import Queue
+from malamute.core.queue.table import QueueTable
 from malamute.core.session import Session
 from malamute.errors import InvalidSelector, MalamuteError, NotFound, NotOutstanding, TryLater
 from malamute.matching import Selector
@@ -30,28 +35,28 @@ Post = tuple[Queue, list[Entry]]
 """Replies that go to one mailbox."""
 
 
-class Services(Queues):
+class Services(QueueTable):
     """All services by name."""
 
     kind = "service"
 
-    def __init__(self, budget: Budget, mailboxes: Mailboxes) -> None:
-        super().__init__(budget)
+    def __init__(self, limits: QueueLimits, mailboxes: Mailboxes) -> None:
+        super().__init__(limits)
         self.mailboxes = mailboxes
 
     def get(self, name: str) -> Queue:
         """The service of this name, made if needed. Raises `TryLater`."""
-        return self.by_name.get(name) or self.make(name)
+        return self.by_name.get(name) or self.create(name)
 
     def await_replies(self, requesters: Container[str]) -> None:
         """Have the mailboxes of these requesters there for the replies to what is queued."""
         for queue in self.by_name.values():
             for entry in queue.entries.values():
                 if entry.sender in requesters:
-                    self.mailboxes.keep(entry.sender)
+                    self.mailboxes.get_or_create(entry.sender)
 
     def request(self, session: Session, message: Request) -> None:
-        """Queue requests. Raises what `take_in` does."""
+        """Queue requests. Raises what `enqueue` does."""
         queue = self.get(message.service)
         mailboxes = self.mailboxes.by_name
         requesters = _requesters(session, message)
@@ -60,7 +65,7 @@ class Services(Queues):
             for name in requesters:
                 # The replies need a place that is there before the first of them.
                 self._check_answerable(self.mailboxes.get(name, private=True))
-            take_in(queue, session, session.mailbox, message)
+            enqueue(queue, session, session.mailbox, message)
         except MalamuteError:
             for name in absent:
                 if mailbox := mailboxes.get(name):
@@ -71,7 +76,7 @@ class Services(Queues):
     def _check_answerable(self, mailbox: Queue) -> None:
         """Raise `TryLater` if a mailbox is full: a reply to a request would have no room."""
         try:
-            self.budget.check_queue(mailbox, 1, ENTRY_BYTES)
+            self.limits.check_queue(mailbox, 1, ENTRY_BYTES)
         except TryLater as error:
             raise TryLater(f"no room for a reply: {error.text}") from None
 
@@ -98,7 +103,9 @@ class Services(Queues):
         self._check_room(posts)
         # A tracked request ends with its outcome stored, and its reply with it, or does not end. So does each
         # if the memory could not hold replies that the disk does not take.
-        bound = message.number > 0 or bool(offer.queue.ends.tracked(finals)) or self.budget.short_of_memory
+        bound = (
+            message.number > 0 or bool(offer.queue.settlement.tracked(finals)) or self.limits.short_of_memory
+        )
         for mailbox, messages in posts:
             mailbox.put(messages, confirmed=bound, reserved=True)
         if finals:
@@ -110,14 +117,14 @@ class Services(Queues):
         for mailbox, replies in posts:
             partial = [reply for reply in replies if not _is_final(reply)]
             if partial:
-                self.budget.check_queue(mailbox, len(partial), size_of(partial))
+                self.limits.check_queue(mailbox, len(partial), size_of(partial))
                 all_partial += partial
         if all_partial:
-            self.budget.check_all(len(all_partial), size_of(all_partial))
+            self.limits.check_all(len(all_partial), size_of(all_partial))
 
     def _posts(self, session: Session, service: str, requests: Sequence[Entry], reply: Reply) -> list[Post]:
         """The replies by the mailboxes that they go to, each ready to be put there."""
-        time = self.budget.turn.time_ns
+        time = self.limits.turn.time_ns
         posts: dict[str, Post] = {}
         records = join_large(reply.records, reply.large)
         for request, final, record in zip(requests, reply.finals, records, strict=True):
@@ -129,11 +136,11 @@ class Services(Queues):
             if name.startswith(RESERVED_PREFIX) and name not in self.mailboxes.by_name:
                 # The requester had no address and its session is over: nobody can ask for this reply.
                 continue
-            mailbox = self.mailboxes.keep(name)
+            mailbox = self.mailboxes.get_or_create(name)
             messages = posts.setdefault(mailbox.name, (mailbox, []))[1]
             about = {"correlation": asked["correlation"]} if "correlation" in asked else {}
             properties = {**about, "service": service, "final": final}
-            sequence = mailbox.next + len(messages)
+            sequence = mailbox.next_sequence + len(messages)
             messages.append(Entry((sequence, time, session.address, request.subject, record, properties)))
         return list(posts.values())
 

@@ -63,7 +63,7 @@ from malamute.protocol.names import RESERVED_PREFIX
 from malamute.store.operations import OUTCOMES, REFUSALS, DeleteSession, PutSession
 
 if TYPE_CHECKING:
-    from malamute.core.delivery import Consumer
+    from malamute.core.queue.consumer import Consumer
     from malamute.core.subscription import Subscription
 
 Numbered = Publish | Send | Request | Reply | Commit

@@ -39,7 +39,7 @@ from malamute.core.chunk import Loaded, Part, chunk_bytes
 from malamute.core.dispatch import Held, in_steps
 from malamute.core.holes import Holes, Missing
 from malamute.core.kept import Kept
-from malamute.core.measures import Rate
+from malamute.core.metrics import Rate
 from malamute.core.ready import Turn
 from malamute.core.replay import Replay
 from malamute.core.session import Session

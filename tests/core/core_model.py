@@ -16,7 +16,7 @@ from typing import Any
 
 from core_bench import Bench, Item, chunks, items, peer_id
 
-from malamute.core.delivery.line import order_of
+from malamute.core.queue.waiters import rank_of
 from malamute.core.session import Numbers, Session
 from malamute.journal.store import Retention
 from malamute.protocol.batch import pack_record
@@ -724,7 +724,7 @@ class World:
 
     def _order(self, key: tuple[str, str], sequence: int) -> int:
         priority = (self.queues[key][sequence].properties or {}).get("priority", 0)
-        return order_of(sequence, priority, PRIORITY_STEP)
+        return rank_of(sequence, priority, PRIORITY_STEP)
 
     def _queue(self, key: tuple[str, str]) -> Any:
         queues = self.bench.core.services if key == SERVICE else self.bench.core.mailboxes

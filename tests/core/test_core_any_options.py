@@ -8,7 +8,7 @@ from core_bench import Bench
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from malamute.core.delivery.entry import Entry, size_of
+from malamute.core.queue.entry import Entry, size_of
 from malamute.protocol.batch import pack_record
 from malamute.protocol.limits import Limits
 from malamute.protocol.messages import (
@@ -150,7 +150,7 @@ def check(bench):
     held = sum(len(s.outstanding) for queue in queues for s in queue.consumers.values())
     assert held == sum(session.holding for session in core.sessions.by_peer.values())
     # How many messages the room is for, and its bytes: an outcome that comes takes both.
-    rooms = core.budget.trackers._open
+    rooms = core.queue_limits.trackers._open
     # What is sent again has its room while its records are read.
     reading = bool(bench.reads)
     assert reading or sum(queue.reserved for queue in queues) == sum(kept for kept, _ in rooms.values())
@@ -164,18 +164,18 @@ def check(bench):
             for (sender, _), (_, room) in rooms.items()
             if queue.kind == "mailbox" and queue.name == sender
         )
-        assert reading or queue.bytes == sum(entry.size for entry in queue.entries.values()) + mine
-        assert reading or queue.cold == _cold(queue.entries) + mine
-        warm = [entry for entry in queue.entries.values() if not entry.cold]
-        assert all(entry.size == Entry(entry.message).size for entry in warm)
-        assert size_of(warm) == sum(entry.size for entry in warm)
-        assert queue.unsaved <= queue.entries.keys()
-        assert not any(queue.entries[sequence].cold for sequence in queue.unsaved)
-        dead = sum(entry.size for entry in queue.dead.entries.values())
-        assert queue.dead.cold == _cold(queue.dead.entries)
-        assert len(queue.dead.entries) <= POLICY.dead_letters
-        messages += len(queue.entries) + len(queue.dead.entries) + queue.reserved
-        cold += queue.cold + queue.dead.cold
+        assert reading or queue.bytes == sum(entry.size_bytes for entry in queue.entries.values()) + mine
+        assert reading or queue.paged_out_bytes == _cold(queue.entries) + mine
+        warm = [entry for entry in queue.entries.values() if not entry.paged_out]
+        assert all(entry.size_bytes == Entry(entry.message).size_bytes for entry in warm)
+        assert size_of(warm) == sum(entry.size_bytes for entry in warm)
+        assert queue.not_durable <= queue.entries.keys()
+        assert not any(queue.entries[sequence].paged_out for sequence in queue.not_durable)
+        dead = sum(entry.size_bytes for entry in queue.dead_letters.entries.values())
+        assert queue.dead_letters.paged_out_bytes == _cold(queue.dead_letters.entries)
+        assert len(queue.dead_letters.entries) <= POLICY.dead_letters
+        messages += len(queue.entries) + len(queue.dead_letters.entries) + queue.reserved
+        cold += queue.paged_out_bytes + queue.dead_letters.paged_out_bytes
         total += queue.bytes + dead
         states = [entry.state for entry in queue.entries.values()]
         assert states.count("waiting") == queue.waiting
@@ -184,13 +184,13 @@ def check(bench):
         outstanding = sum(len(consumer.outstanding) for consumer in queue.consumers.values())
         assert states.count("outstanding") == outstanding
         assert queue.options.keys() <= queue.entries.keys()
-        assert queue.marks.untouched <= queue.entries.keys()
-    assert total == core.budget.bytes
-    assert messages == core.budget.messages
-    assert cold == core.budget.memory.cold
-    assert reading or not core.budget.memory.ahead
-    assert core.budget.queues == len(queues)
+        assert queue.watermark.never_delivered <= queue.entries.keys()
+    assert total == core.queue_limits.bytes
+    assert messages == core.queue_limits.messages
+    assert cold == core.queue_limits.memory.paged_out_bytes
+    assert reading or not core.queue_limits.memory.prefetched_bytes
+    assert core.queue_limits.queues == len(queues)
 
 
 def _cold(entries):
-    return sum(entry.size for entry in entries.values() if entry.cold)
+    return sum(entry.size_bytes for entry in entries.values() if entry.paged_out)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from malamute.core.delivery.line import STALE_MIN, Backlog
+from malamute.core.queue.waiters import STALE_MIN, ReadyQueue
 
 
 @given(st.lists(st.integers(0, 20) | st.none()))
 def test_the_smallest_order_goes_first(steps):
-    backlog, naive = Backlog(), []
+    backlog, naive = ReadyQueue(), []
     for step in steps:
         if step is None:
             expected = min(naive, default=None)
@@ -26,18 +26,18 @@ def test_the_smallest_order_goes_first(steps):
 
 
 def test_all_is_taken_out():
-    backlog = Backlog()
+    backlog = ReadyQueue()
     for order in (3, 1, 2):
         backlog.add(order)
-    assert sorted(backlog.take()) == [1, 2, 3]
+    assert sorted(backlog.pop_all()) == [1, 2, 3]
     assert (len(backlog), backlog.pop()) == (0, None)
 
 
 def test_wp4_what_others_have_taken_does_not_gather():
-    backlog = Backlog()
+    backlog = ReadyQueue()
     for order in range(10 * STALE_MIN):
         last = -order if order % 2 else order
         backlog.add(last)
-        backlog.clean(1, lambda order, last=last: order == last)
+        backlog.compact(1, lambda order, last=last: order == last)
         assert len(backlog) <= STALE_MIN + 2
     assert backlog.pop() is not None

@@ -6,7 +6,7 @@ import pytest
 from core_bench import Bench, publish, request, send
 
 from malamute.core.chunk import MESSAGE_BYTES, chunk_bytes
-from malamute.core.delivery.entry import ENTRY_BYTES
+from malamute.core.queue.entry import ENTRY_BYTES
 from malamute.protocol.batch import pack_record
 from malamute.protocol.limits import Limits
 from malamute.protocol.messages import Error, Message, Stored

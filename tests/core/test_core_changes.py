@@ -9,7 +9,7 @@ import pytest
 from core_bench import START, Bench, chunks, offer, publish, request, send, subscribe
 
 from malamute.core.admin import changes
-from malamute.core.delivery import cold as cold_records
+from malamute.core.queue import paging
 from malamute.core.session import Numbers
 from malamute.errors import StorageFull
 from malamute.protocol.limits import CHANGES_MAX
@@ -342,20 +342,20 @@ def test_what_comes_behind_a_change_that_asks_the_store_does_not_wait_for_it(ben
 
 
 def test_a_redrive_of_several_commits_that_a_crash_interrupts_has_come_to_what_is_stored(bench, monkeypatch):
-    monkeypatch.setattr(cold_records, "RUN_MESSAGES", 2)
+    monkeypatch.setattr(paging, "RUN_MESSAGES", 2)
     bench.tell("alice", request(*[b"x"] * 5))
     bench.settle()
     bench.tell("carl", Reject(1, [[2, 6]], "no"))
     bench.settle()
     change = Change(1, "queue.redrive", CHANGES["queue.redrive"])
     bench.tell("op", change)
-    while len(bench.core.services.by_name["w"].dead.entries) > 4:
+    while len(bench.core.services.by_name["w"].dead_letters.entries) > 4:
         bench.commit() if bench.appends else bench.read()
     bench.crash()
     assert [m.value for m in again(bench, change)] == [
         {"kind": "service", "name": "w", "messages": 2, "partial": True}
     ]
-    assert len(bench.core.services.by_name["w"].dead.entries) == 4
+    assert len(bench.core.services.by_name["w"].dead_letters.entries) == 4
 
 
 def test_as_many_changes_may_wait_as_the_protocol_says_and_no_more(bench):

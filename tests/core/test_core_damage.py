@@ -46,7 +46,9 @@ def test_messages_that_cannot_be_read_are_dead_letters_when_the_broker_starts():
     queues = {**recovered.queues, name: recovered.queues[name]._replace(damaged=(1,))}
     again(bench, queues=queues)
     queue = bench.core.mailboxes.by_name["bob"]
-    assert [message.properties["dead"]["reason"] for message in queue.dead.entries.values()] == ["corrupt"]
+    assert [message.properties["dead"]["reason"] for message in queue.dead_letters.entries.values()] == [
+        "corrupt"
+    ]
     bench.settle()
     assert [*queue.entries] == [2]
 

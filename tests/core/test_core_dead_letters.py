@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from core_bench import Bench, ack, mail_credit, offer, request, send
 
-from malamute.core.delivery.browse import BODY_BYTES_MAX
+from malamute.core.queue.browse import BODY_BYTES_MAX
 from malamute.protocol.batch import pack_record
 from malamute.protocol.limits import ROWS_MAX, Limits
 from malamute.protocol.messages import Bye, Change, Error, Hello, Query, Recall, Reject, Send
@@ -250,7 +250,7 @@ def test_an_operator_drops_messages_wherever_they_are(bench):
     bench.wait(2)
     assert bench.got("bob") == []
     assert bench.store.recover().queues["service", "w"].messages == []
-    assert bench.core.budget.bytes == 0
+    assert bench.core.queue_limits.bytes == 0
 
 
 def test_a_delayed_message_is_cancelled_by_purging_it(bench):
@@ -264,7 +264,7 @@ def test_dead_letters_are_dropped(bench):
     assert change(bench, "queue.purge", **SERVICE, dead=True, sequences=[1, 3]) == 2
     assert [row["body"] for row in ask(bench, **SERVICE, dead=True)] == [b"2"]
     assert change(bench, "queue.purge", **SERVICE, dead=True) == 1
-    assert bench.core.budget.bytes == 0
+    assert bench.core.queue_limits.bytes == 0
     bench.crash()
     bench.open("op")
     assert ask(bench, **SERVICE, dead=True) == []
@@ -349,7 +349,7 @@ def test_an_empty_mailbox_that_nobody_uses_is_removed(bench):
     bench.settle()
     assert ("mailbox", "bob") not in bench.store.recover().queues
     assert "mailbox.collected.bob" in bench.events
-    assert bench.core.budget.queues == 0
+    assert bench.core.queue_limits.queues == 0
 
 
 def test_a_mailbox_found_empty_in_the_store_is_removed_too(bench):

@@ -86,7 +86,7 @@ def test_drain_and_cancel_at_once_end_an_offer_without_counting_what_was_on_its_
     bench.tell("bob", Drain(1, []), Cancel(1))
     bench.settle()
     assert attempts(bench) == [(1, 1), (2, 1), (3, 1)]
-    assert not bench.core.services.by_name["w"].dead.entries
+    assert not bench.core.services.by_name["w"].dead_letters.entries
 
 
 def test_cancel_alone_counts_what_was_sent():

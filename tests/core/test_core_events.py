@@ -508,7 +508,7 @@ def test_histories_are_off_unless_wanted(bench):
     bench.settle()
     bench.tell("bob", ack(0, (1, 1)))
     assert history(bench) == []
-    assert bench.core.budget.ledger.pending == {}
+    assert bench.core.queue_limits.settlement_log.pending == {}
 
 
 def test_more_queues_than_a_turn_may_tell_of_are_counted(monkeypatch):

@@ -10,8 +10,8 @@ from random import Random
 import pytest
 from core_bench import Bench, ack, offer, publish, reply, request, send, subscribe
 
-from malamute.core.delivery import ENTRY_BYTES
 from malamute.core.feed import FED_BYTES, KEEP_SECONDS, RETRY_SECONDS
+from malamute.core.queue.entry import ENTRY_BYTES
 from malamute.core.stream import RESERVE
 from malamute.errors import StoreError
 from malamute.journal.store import Retention

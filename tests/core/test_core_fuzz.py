@@ -434,14 +434,14 @@ class Fuzz(RuleBasedStateMachine):
     def the_accounts_are_right(self):
         core = self.bench.core
         queues = [queue for table in (core.mailboxes, core.services) for queue in table.by_name.values()]
-        dead = [entry for queue in queues for entry in queue.dead.entries.values()]
-        assert core.budget.queues == len(queues)
-        assert core.budget.bytes == sum(q.bytes for q in queues) + sum(e.size for e in dead)
+        dead = [entry for queue in queues for entry in queue.dead_letters.entries.values()]
+        assert core.queue_limits.queues == len(queues)
+        assert core.queue_limits.bytes == sum(q.bytes for q in queues) + sum(e.size_bytes for e in dead)
         held = sum(len(queue.entries) + queue.reserved for queue in queues)
-        assert core.budget.messages == held + len(dead)
+        assert core.queue_limits.messages == held + len(dead)
         for queue in queues:
             assert queue.waiting == sum(entry.where == "waiting" for entry in queue.entries.values())
-            assert queue.bytes >= sum(entry.size for entry in queue.entries.values())
+            assert queue.bytes >= sum(entry.size_bytes for entry in queue.entries.values())
         for session in core.sessions.by_peer.values():
             consumers = [source for source in session.sources.values() if hasattr(source, "outstanding")]
             assert session.holding == sum(len(consumer.outstanding) for consumer in consumers)

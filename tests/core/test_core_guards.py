@@ -12,9 +12,9 @@ from hypothesis import Phase, given, settings
 from malamute.core import stream as stream_module
 from malamute.core.admin import changes, queries
 from malamute.core.broker import STATES, UNATTACHED, Core
-from malamute.core.delivery import Budget
-from malamute.core.delivery.cold import RETRY_SECONDS
 from malamute.core.faults import PLACES_MAX, TELL_SECONDS, Faults
+from malamute.core.queue.limits import QueueLimits
+from malamute.core.queue.paging import RETRY_SECONDS
 from malamute.core.subscription import Subscription
 from malamute.errors import StoreError
 from malamute.matching import Index
@@ -196,7 +196,7 @@ def test_a_replay_that_raises_ends_that_subscription_and_no_other(bench, monkeyp
 
 def test_a_delivery_that_raises_gives_the_work_to_another(bench, monkeypatch):
     bench.tell("bob", offer(1, 1))
-    once(monkeypatch, Budget, "_columns")
+    once(monkeypatch, QueueLimits, "_columns")
     bench.tell("alice", request(b"1", number=1))
     bench.settle()
     assert errors(bench, "bob") == [(405, 0, 0)]
@@ -372,7 +372,7 @@ def test_dead_letters_that_cannot_be_read_stay_and_the_redrive_is_refused():
     bench.settle()
     assert [code for code, _, _ in errors(bench, "carl")] == [800]
     queue = bench.core.services.by_name["w"]
-    assert (queue.reserved, len(queue.dead.entries)) == (0, 1)
+    assert (queue.reserved, len(queue.dead_letters.entries)) == (0, 1)
     bench.tell("carl", Change(0, "queue.redrive", {"kind": "service", "name": "w"}))
     bench.settle()
     assert [m.value["messages"] for m in bench.sent("carl") if isinstance(m, (Answer, Ok))] == [1]

@@ -327,7 +327,7 @@ def test_a_restored_broker_goes_on_far_behind_all_that_it_may_have_given_out(ben
     sent = bench.sent("bob")
     assert gaps(sent) == [Gap(1, 2, had, "restored"), Gap(1, had + 1, incarnation, "restored")]
     assert sequences(sent) == [incarnation + 1]
-    assert {q.next for q in bench.core.services.by_name.values()} == {incarnation + 2}
+    assert {q.next_sequence for q in bench.core.services.by_name.values()} == {incarnation + 2}
 
 
 def test_every_restore_of_one_backup_is_another_incarnation(bench):

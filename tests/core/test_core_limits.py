@@ -8,7 +8,7 @@ import pytest
 from core_bench import Bench, mail_credit, offer, publish, request, send, subscribe
 
 from malamute.bench.attacks import CLAUSES
-from malamute.core.delivery import ENTRY_BYTES
+from malamute.core.queue.entry import ENTRY_BYTES
 from malamute.core.selectors import SUBSCRIPTION_BYTES
 from malamute.core.stream import cursor_bytes
 from malamute.matching import Selector

@@ -7,9 +7,9 @@ from itertools import pairwise
 import pytest
 from core_bench import START, Bench, ack, mail_credit, offer, reply, request, send
 
-from malamute.core.delivery.identities import IDENTITY_BYTES
-from malamute.core.delivery.keys import KEYS_MAX, Keys
-from malamute.core.delivery.line import order_of, sequence_of
+from malamute.core.queue.affinity import AFFINITY_KEYS_MAX, KeyAffinity
+from malamute.core.queue.deduplication import DEDUP_BYTES
+from malamute.core.queue.waiters import rank_of, sequence_of
 from malamute.protocol.limits import DURATION_MS_MAX, Limits
 from malamute.protocol.messages import (
     Cancel,
@@ -115,7 +115,7 @@ def test_an_option_past_its_limits_is_refused_and_nothing_else_happens(bench, co
     command = command._replace(number=1, properties=[options])
     [error] = bench.ask("alice", command)
     assert (error.code, error.ref) == (416, 1)
-    assert bench.core.budget.bytes == 0
+    assert bench.core.queue_limits.bytes == 0
     assert bench.core.mailboxes.by_name.keys() <= {"alice"}
     assert bench.core.services.by_name == {}
     assert bench.appends == type(bench.appends)()
@@ -172,7 +172,7 @@ def test_a_message_that_expires_before_it_is_stored_is_never_delivered(bench):
     bench.wait(2)
     assert taken(bench, "bob") == []
     assert rows(bench) == []
-    assert bench.core.budget.bytes == 0
+    assert bench.core.queue_limits.bytes == 0
 
 
 def test_a_time_to_live_goes_on_over_a_restart(bench):
@@ -314,15 +314,15 @@ def test_wp4_nothing_starves_behind_what_is_more_important():
 
 @pytest.mark.parametrize("step", [1, 10, 100_000, 2**40])
 def test_an_order_leads_back_to_its_message_and_no_two_are_one(step):
-    orders = {order_of(sequence, priority, step) for sequence in range(1, 300) for priority in range(10)}
+    orders = {rank_of(sequence, priority, step) for sequence in range(1, 300) for priority in range(10)}
     assert len(orders) == 299 * 10
     for sequence in (1, 7, 299, 2**48):
         for priority in range(10):
-            assert sequence_of(order_of(sequence, priority, step), step) == sequence
-    assert all(order_of(1, low + 1, step) < order_of(1, low, step) for low in range(9))
+            assert sequence_of(rank_of(sequence, priority, step), step) == sequence
+    assert all(rank_of(1, low + 1, step) < rank_of(1, low, step) for low in range(9))
 
 
-# Identities
+# DedupWindow
 
 
 def test_the_same_identity_is_taken_in_once_and_confirmed_twice(bench):
@@ -435,16 +435,16 @@ def test_an_identity_is_forgotten_after_the_window():
     assert taken(bench, "bob") == [b"1", b"3"]
     bench.wait(30)
     bench.settle()
-    assert bench.core.mailboxes.by_name["bob"].identities.known == {}
+    assert bench.core.mailboxes.by_name["bob"].dedup.known == {}
     assert bench.store.recover().queues["mailbox", "bob"].identities == {}
 
 
 def known(bench, queue):
-    return list(bench.core.mailboxes.by_name[queue].identities.known)
+    return list(bench.core.mailboxes.by_name[queue].dedup.known)
 
 
 def test_the_queue_with_most_identities_forgets_when_all_have_too_many_bytes():
-    size = IDENTITY_BYTES + len("bob") + 4
+    size = DEDUP_BYTES + len("bob") + 4
     bench = Bench(Limits(identities_bytes=20 * size))
     bench.open("alice")
     for number in range(1_000, 1_005):
@@ -461,14 +461,14 @@ def test_the_queue_with_most_identities_forgets_when_all_have_too_many_bytes():
     bench.settle()
     bench.crash()
     assert (len(known(bench, "ann")), known(bench, "bob")[0]) == (6, "1003")
-    room = bench.core.budget.identities
-    assert room.bytes == sum(bench.core.mailboxes.by_name[name].identities.bytes for name in ("ann", "bob"))
+    room = bench.core.queue_limits.dedup_quota
+    assert room.bytes == sum(bench.core.mailboxes.by_name[name].dedup.bytes for name in ("ann", "bob"))
 
 
 def test_of_queues_with_equally_many_the_first_forgets():
     """The same happens in the same order: what a broker does is told by what it is sent alone."""
     names = [f"box {letter}" for letter in "jihgfedcba"]
-    bench = Bench(Limits(identities_bytes=9 * (IDENTITY_BYTES + len("box a") + 2)))
+    bench = Bench(Limits(identities_bytes=9 * (DEDUP_BYTES + len("box a") + 2)))
     bench.open("alice")
     for name in names:
         bench.tell("alice", send(name, b"", id="id"))
@@ -486,7 +486,7 @@ def test_identities_are_in_their_budget_however_many_messages_come_and_go():
         bench.tell("bob", ack(0, (number + 1, number + 1)))
     bench.settle()
     assert not [error for error in bench.sent("alice") if isinstance(error, Error)]
-    assert 0 < bench.core.budget.identities.bytes <= 10_000
+    assert 0 < bench.core.queue_limits.dedup_quota.bytes <= 10_000
     kept = bench.store.recover().queues["mailbox", "bob"].identities
     assert sum(map(len, kept)) <= 10_000
 
@@ -498,7 +498,7 @@ def test_wp4_a_queue_remembers_so_many_identities():
         bench.wait(1)
         bench.tell("alice", send("bob", b"%d" % number, id=f"{number}"))
         bench.settle()
-    assert list(bench.core.mailboxes.by_name["bob"].identities.known) == ["2", "3", "4"]
+    assert list(bench.core.mailboxes.by_name["bob"].dedup.known) == ["2", "3", "4"]
     assert set(bench.store.recover().queues["mailbox", "bob"].identities) == {"2", "3", "4"}
 
 
@@ -526,7 +526,7 @@ def test_a_duplicate_is_not_confirmed_when_the_first_was_not_stored(bench):
     assert [m.code for m in bench.sent("carl") if isinstance(m, Error)] == [507]
 
 
-# Keys
+# KeyAffinity
 
 
 def test_requests_of_one_key_go_to_one_worker_while_it_lives(bench):
@@ -595,16 +595,16 @@ def test_a_bound_request_can_expire_and_be_withdrawn(bench):
 
 
 def test_wp4_so_many_keys_are_remembered_and_the_one_unused_for_longest_goes():
-    keys, one, other = Keys(), object(), object()
-    for number in range(KEYS_MAX):
+    keys, one, other = KeyAffinity(), object(), object()
+    for number in range(AFFINITY_KEYS_MAX):
         keys.bind(f"{number}", one)
     keys.bind("0", other)
-    assert keys.holder("0") is one, "a key keeps its holder"
+    assert keys.owner("0") is one, "a key keeps its holder"
     keys.bind("new", other)
-    assert keys.holder("1") is None
-    assert keys.holder("0") is one
-    keys.forget(one)
-    assert [keys.holder(key) for key in ("0", "2", "new")] == [None, None, other]
+    assert keys.owner("1") is None
+    assert keys.owner("0") is one
+    keys.release(one)
+    assert [keys.owner(key) for key in ("0", "2", "new")] == [None, None, other]
 
 
 # Immediate

@@ -132,7 +132,7 @@ def test_a_tracked_message_that_is_not_stored_is_refused_and_its_tracker_free(be
     bench.fail()
     bench.settle()
     assert [m.code for m in bench.sent("alice") if isinstance(m, Error)] == [507]
-    assert bench.core.budget.bytes == 0
+    assert bench.core.queue_limits.bytes == 0
     bench.tell("alice", send("bob", b"1", number=2, tracker="t"))
     bench.settle()
     assert Stored([[2, 2, 0]]) in bench.sent("alice")
@@ -144,10 +144,10 @@ def test_a_tracked_message_that_is_not_stored_is_refused_and_its_tracker_free(be
 def test_a_tracker_in_use_is_refused_and_nothing_else_happens(bench):
     bench.tell("alice", send("bob", b"1", number=1, tracker="t"))
     bench.settle()
-    held = bench.core.budget.bytes
+    held = bench.core.queue_limits.bytes
     [*_, error] = bench.ask("alice", send("carl", b"2", number=2, tracker="t"))
     assert (error.code, error.ref) == (422, 2)
-    assert bench.core.budget.bytes == held
+    assert bench.core.queue_limits.bytes == held
     assert "carl" not in bench.core.mailboxes.by_name
     bench.tell("carl", send("bob", b"3", number=1, tracker="t"))
     bench.settle()
@@ -156,7 +156,7 @@ def test_a_tracker_in_use_is_refused_and_nothing_else_happens(bench):
 
 def test_a_tracker_twice_in_a_batch_is_refused(bench):
     assert [m.code for m in bench.ask("alice", send("bob", b"1", b"2", number=1, tracker="t"))] == [422]
-    assert bench.core.budget.bytes == 0
+    assert bench.core.queue_limits.bytes == 0
 
 
 def test_a_tracker_is_in_use_over_a_restart_and_free_after_its_outcome(bench):
@@ -212,7 +212,7 @@ def test_a_message_to_oneself_can_be_tracked(bench):
     bench.tell("alice", ack(0, (1, 1)))
     bench.settle()
     assert [p["outcome"] for p in outcomes(bench)] == ["acknowledged"]
-    assert bench.core.budget.bytes == 0
+    assert bench.core.queue_limits.bytes == 0
 
 
 def test_what_ends_with_a_private_mailbox_is_told():
@@ -224,7 +224,7 @@ def test_what_ends_with_a_private_mailbox_is_told():
     bench.settle()
     bench.tell("anon", Bye())
     assert [p["outcome"] for p in outcomes(bench)] == ["purged"]
-    assert bench.core.budget.bytes == 0
+    assert bench.core.queue_limits.bytes == 0
 
 
 # Room
@@ -263,7 +263,7 @@ def test_wp4_all_room_comes_back(bench):
         tracked(tracked_bench, ttl=10_000)
         ENDS[outcome](tracked_bench)
         assert len(outcomes(tracked_bench)) == 1, number
-        assert tracked_bench.core.budget.bytes == 0
+        assert tracked_bench.core.queue_limits.bytes == 0
         assert tracked_bench.core.mailboxes.by_name["alice"].reserved == 0
 
 
@@ -271,9 +271,9 @@ def test_the_room_for_an_outcome_is_kept_over_a_restart():
     bench = Bench()
     bench.open("alice", "bob")
     tracked(bench)
-    held = bench.core.budget.bytes
+    held = bench.core.queue_limits.bytes
     bench.crash()
-    assert bench.core.budget.bytes == held
+    assert bench.core.queue_limits.bytes == held
 
 
 def test_an_outcome_has_the_subject_of_its_message_and_no_sender(bench):

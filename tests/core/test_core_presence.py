@@ -18,7 +18,7 @@ from core_bench import (
 )
 
 from malamute.core.admin.pages import DETAILS_MAX, PAGE_ROWS, ROW_WORK
-from malamute.core.measures import ERROR
+from malamute.core.metrics import ERROR
 from malamute.core.session import Session
 from malamute.protocol.messages import Answer, Commit, Credit, Error, Hello, Query
 
@@ -283,7 +283,7 @@ def test_a_queue_tells_its_depth_its_age_its_rates_and_how_long_work_takes(bench
         "delayed": 0,
         "outstanding": 0,
         "dead": 0,
-        "bytes": bench.core.budget.bytes - bench.core.mailboxes.by_name["alice"].bytes,
+        "bytes": bench.core.queue_limits.bytes - bench.core.mailboxes.by_name["alice"].bytes,
         "cold_bytes": 0,
         "consumers": 1,
         "oldest_age": 6.0,

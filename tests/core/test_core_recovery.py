@@ -85,7 +85,7 @@ def test_a_lower_limit_of_dead_letters_is_told_at_the_start_and_when_they_leave(
         "more dead letters than dead_letters allows: the oldest leave with the next one"
     ]
     assert status(bench)["dead_excess"] == 1
-    assert len(bench.core.services.by_name["w"].dead.entries) == 5
+    assert len(bench.core.services.by_name["w"].dead_letters.entries) == 5
     bench.notices.clear()
     bury(bench, 1)
     [notice] = bench.notices

@@ -86,7 +86,7 @@ def test_a_mailbox_goes_past_its_depth_by_the_answers_to_what_was_asked_before_a
     bench.tell("alice", request(b"4"))
     assert [code for code, _ in errors(bench, "alice")] == [503]
     assert len(bench.core.mailboxes.by_name["alice"].entries) == 6
-    assert bench.core.budget.messages == 6
+    assert bench.core.queue_limits.messages == 6
 
 
 def test_all_queues_together_get_no_more_messages_by_answers():
@@ -94,10 +94,10 @@ def test_all_queues_together_get_no_more_messages_by_answers():
     for _ in range(5):
         bench.tell("alice", request(b"1"))
         bench.settle()
-        last = bench.core.services.by_name["w"].next - 1
+        last = bench.core.services.by_name["w"].next_sequence - 1
         bench.tell("bob", reply(1, last))
         bench.settle()
-        assert bench.core.budget.messages <= 2
+        assert bench.core.queue_limits.messages <= 2
     assert [code for code, _ in errors(bench, "alice")] == [503] * 3
 
 
@@ -115,7 +115,7 @@ def test_a_refused_request_leaves_no_mailbox_behind():
     bench = working(Limits(queues=4))
     assert [m.code for m in bench.ask("alice", request(b"1", priority=10, reply_to="dora"))] == [416]
     assert {*bench.core.mailboxes.by_name} == set()
-    assert bench.core.budget.queues == 1
+    assert bench.core.queue_limits.queues == 1
 
 
 def test_a_reply_has_its_mailbox_even_past_the_limit_of_queues():
@@ -140,7 +140,7 @@ def short():
     bench.tell("carl", send("dora", b"x" * 300))
     bench.fail()
     bench.sent("bob")
-    assert bench.core.budget.short_of_memory
+    assert bench.core.queue_limits.short_of_memory
     return bench
 
 
@@ -159,8 +159,8 @@ def test_without_memory_a_final_reply_goes_to_the_disk(short, number):
 
 @pytest.mark.parametrize("number", [0, 1])
 def test_without_memory_and_without_a_disk_a_request_stays(short, number):
-    held = short.core.budget.bytes
+    held = short.core.queue_limits.bytes
     short.tell("bob", reply(1, 1, number=number))
     short.fail()
-    assert short.core.budget.bytes == held
+    assert short.core.queue_limits.bytes == held
     assert 1 in short.core.services.by_name["w"].entries

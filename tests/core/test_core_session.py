@@ -366,7 +366,7 @@ def test_an_anonymous_session_has_a_mailbox_for_replies_that_goes_with_it(bench)
     bench.tell("anon", Bye())
     bench.settle()
     assert bench.store.recover().queues.keys() == {("service", "w")}
-    assert bench.core.budget.bytes == 0
+    assert bench.core.queue_limits.bytes == 0
 
 
 def test_a_private_mailbox_that_goes_while_a_message_for_it_fails_leaves_no_trace(bench):
@@ -378,7 +378,7 @@ def test_a_private_mailbox_that_goes_while_a_message_for_it_fails_leaves_no_trac
     bench.tell("anon", Bye())
     request_bytes = bench.core.services.by_name["w"].bytes
     bench.fail()
-    assert bench.core.budget.bytes == request_bytes
+    assert bench.core.queue_limits.bytes == request_bytes
 
 
 def test_the_requester_without_an_address_gets_its_reply_after_a_crash(bench):

@@ -64,20 +64,20 @@ def test_what_was_not_sent_is_not_recalled(sent):
 def test_room_for_an_outcome_and_its_message_are_within_the_limit_together():
     most = 1_000
     bench = opened(limits=Limits(queues_bytes=most))
-    budget = bench.core.budget
+    limits = bench.core.queue_limits
     for number in range(1, 5):
         bench.tell("alice", send("bob", b"x" * 50, number=number, tracker=f"t{number}"))
-        assert budget.bytes <= most
+        assert limits.bytes <= most
     assert [error.code for error in answers(bench, "alice", Error)] == [503, 503, 503]
     bench.settle()
-    held = budget.bytes
+    held = limits.bytes
     bench.tell("bob", mail_credit())
     bench.settle()
     bench.tell("bob", ack(0, (1, 1)))
     # The outcome takes the room that was kept for it.
-    assert budget.bytes <= held
+    assert limits.bytes <= held
     bench.fail()
-    assert budget.bytes == held
+    assert limits.bytes == held
 
 
 def test_the_dead_letter_of_an_outcome_still_tells_whose_it_is():

@@ -349,7 +349,7 @@ def test_no_dead_letters_are_kept_where_none_are_wanted():
     bench.tell("bob", Reject(1, [[1, 1]]))
     bench.settle()
     assert dead(bench) == []
-    assert bench.core.budget.bytes == 0
+    assert bench.core.queue_limits.bytes == 0
     assert bench.store.recover().queues["service", "w"].messages == []
 
 
@@ -529,7 +529,7 @@ def test_a_report_counts_beside_what_was_recalled(bench):
 
 
 def test_a_consumer_remembers_so_many_recalls(bench, monkeypatch):
-    monkeypatch.setattr("malamute.core.delivery.consumer.RECALLED_MAX", 2)
+    monkeypatch.setattr("malamute.core.queue.consumer.RECALLED_MAX", 2)
     worker(bench, b"1", b"2", b"3")
     for correlation in range(3):
         bench.tell("alice", Withdraw(1, "service", "w", correlation))

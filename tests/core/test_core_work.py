@@ -6,8 +6,8 @@ import pytest
 from core_bench import Bench, ack, items, offer, publish, request, subscribe
 
 from malamute.core import audience, ready, replay
-from malamute.core.delivery import Queue
-from malamute.core.delivery.dealing import SEARCH_MESSAGES
+from malamute.core.queue.dispatch import SEARCH_MESSAGES
+from malamute.core.queue.queue import Queue
 from malamute.matching import CompiledSelector, Index
 from malamute.protocol.batch import pack_record
 from malamute.protocol.messages import (
@@ -289,7 +289,7 @@ def test_very_much_is_rejected_in_bounded_steps_and_becomes_dead_letters():
     bench.open("worker")
     bench.ask("worker", offer(1))
     bench.settle()
-    dead = bench.core.services.by_name["w"].dead
+    dead = bench.core.services.by_name["w"].dead_letters
     bench.tell("worker", Reject(1, [(1, 5_500)], "no"))
     steps = in_iterations(bench, lambda: len(dead.entries))
     # What is left of an iteration's work may be enough for one more step.
@@ -411,15 +411,15 @@ def test_the_private_mailbox_of_one_who_leaves_is_cleared_in_bounded_steps():
     sequences = [item.sequence for item in bench.got("worker")]
     bench.tell("worker", Reply(1, 1, sequences, [True] * 5_500, [pack_record(None, b"")] * 5_500))
     bench.settle()
-    budget = bench.core.budget
-    assert (budget.messages, len(bench.core.mailboxes.by_name)) == (5_500, 1)
+    limits = bench.core.queue_limits
+    assert (limits.messages, len(bench.core.mailboxes.by_name)) == (5_500, 1)
     bench.tell("asker", Bye())
     assert not bench.core.mailboxes.by_name
-    steps = in_iterations(bench, lambda: 5_500 - budget.messages)
+    steps = in_iterations(bench, lambda: 5_500 - limits.messages)
     # The iteration in which it begins ends with a step, too.
     assert max(steps) <= 2 * STEP
     assert (max(steps[1:]), sum(steps)) == (STEP, 5_500)
-    assert (budget.bytes, budget.memory.cold) == (0, 0)
+    assert (limits.bytes, limits.memory.paged_out_bytes) == (0, 0)
 
 
 def test_a_redrive_of_very_much_goes_on_in_bounded_steps():
@@ -429,7 +429,7 @@ def test_a_redrive_of_very_much_goes_on_in_bounded_steps():
     bench.settle()
     bench.ask("worker", Reject(1, [(1, 5_500)], "no"))
     bench.settle()
-    dead = bench.core.services.by_name["w"].dead
+    dead = bench.core.services.by_name["w"].dead_letters
     assert len(dead.entries) == 5_500
     bench.tell("alice", Change(0, "queue.redrive", {"kind": "service", "name": "w"}))
     steps = in_iterations(bench, lambda: 5_500 - len(dead.entries))

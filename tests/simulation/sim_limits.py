@@ -7,7 +7,8 @@ from sim_machine import KEPT_FOR_PEER, Machine
 from sim_origin import Violation
 
 from malamute.core.broker import Core
-from malamute.core.delivery import Consumer, Queue
+from malamute.core.queue.consumer import Consumer
+from malamute.core.queue.queue import Queue
 from malamute.core.refusals import RUNS_MAX
 from malamute.protocol.limits import Limits
 
@@ -29,7 +30,7 @@ def _check_selectors(core: Core) -> None:
 def check_limits(machine: Machine, limits: Limits) -> None:
     """Nothing that the broker keeps is larger than it may be."""
     core = machine.core
-    budget = core.budget
+    budget = core.queue_limits
     queues = [*core.mailboxes.by_name.values(), *core.services.by_name.values()]
     # What a failing disk did not remove comes back with a restart, beyond the limits.
     times = 2 if machine.disk.has_failed else 1
@@ -38,7 +39,7 @@ def check_limits(machine: Machine, limits: Limits) -> None:
     # When a mailbox is full, what was asked before is still answered.
     answers_max = len(SERVICES) * (messages_max + letters_max)
     # What dies is not refused for want of room: then nothing is taken in until there is some.
-    dead = sum(letter.size for queue in queues for letter in queue.dead.entries.values())
+    dead = sum(letter.size_bytes for queue in queues for letter in queue.dead_letters.entries.values())
     sizes = {
         "messages in a queue": (
             max((len(q.entries) - len(_answers(q)) for q in queues), default=0),
@@ -49,12 +50,12 @@ def check_limits(machine: Machine, limits: Limits) -> None:
             messages_max + answers_max,
         ),
         "dead letters": (
-            max((len(q.dead.entries.keys() - q.dead.going) for q in queues), default=0),
+            max((len(q.dead_letters.entries.keys() - q.dead_letters.going) for q in queues), default=0),
             letters_max,
         ),
         "room for outcomes and for what is sent again": (
             sum(q.reserved for q in queues),
-            len(core.budget.trackers._open) + sum(len(q.dead._leaving) for q in queues),
+            len(core.queue_limits.trackers._open) + sum(len(q.dead_letters._leaving) for q in queues),
         ),
         "bytes in queues": (budget.bytes - dead - sum(sum(_answers(q)) for q in queues), limits.queues_bytes),
         "bytes that wait for the disk": (
@@ -94,4 +95,4 @@ def check_limits(machine: Machine, limits: Limits) -> None:
 def _answers(queue: Queue) -> list[int]:
     """The sizes of the final replies, which have room where nothing else has."""
     messages = ((entry, entry.message.properties) for entry in queue.entries.values())
-    return [entry.size for entry, properties in messages if properties and properties.get("final")]
+    return [entry.size_bytes for entry, properties in messages if properties and properties.get("final")]

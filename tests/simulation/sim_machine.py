@@ -212,7 +212,7 @@ def narrowed(setup: Setup) -> Iterator[None]:
         "malamute.core.stream.RESERVE": setup.reserve,
         "malamute.core.replay.READ_BYTES": setup.read_bytes,
         "malamute.core.replay.READS_MAX": 2,
-        "malamute.core.delivery.line.STALE_MIN": 2,
+        "malamute.core.queue.waiters.STALE_MIN": 2,
         "malamute.server.transport.KEPT_MESSAGES": KEPT_FOR_PEER,
         "malamute.server.flow.PING_BYTES": PING_BYTES,
         "malamute.server.clock.HOLD_SECONDS": HOLD_SECONDS,

@@ -21,7 +21,7 @@ from sim_origin import Author, Key, Order, Violation, body_of
 from sim_puts import PutMessage
 
 from malamute.core.broker import Core
-from malamute.core.delivery import Consumer
+from malamute.core.queue.consumer import Consumer
 from malamute.core.ready import Append
 from malamute.protocol.batch import Columns
 from malamute.protocol.messages import Ranges

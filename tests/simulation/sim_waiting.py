@@ -16,7 +16,8 @@ from sim_origin import Violation
 from sim_wants import takes
 
 from malamute.core.broker import Core
-from malamute.core.delivery import Entry, Queue
+from malamute.core.queue.entry import Entry
+from malamute.core.queue.queue import Queue
 from malamute.store.policies import QueuePolicy
 
 Name = tuple[str, str]
@@ -66,7 +67,12 @@ class WaitingBook:
     def _check_idle(self, queue: Queue, waits: Waits, began: Began) -> None:
         for consumer in queue.consumers.values():
             # One whose records come from the disk takes more when they are there.
-            if consumer.drained or not consumer.credit.open or consumer.session.blocked or consumer.lacking:
+            if (
+                consumer.drained
+                or not consumer.credit.open
+                or consumer.session.blocked
+                or consumer.missing_bytes
+            ):
                 continue
             offer = began(consumer.session.peer, consumer.source)
             for sequence, entry in waits.entries.items():

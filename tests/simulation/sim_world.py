@@ -395,7 +395,7 @@ class World:
     def _without_room(self) -> set[tuple[str, str]]:
         """The feeds for which dead letters have left no room: those stay until an operator lets them go."""
         core = self.machine.core
-        free = self.machine.settings.limits.queues_bytes - core.budget.bytes
+        free = self.machine.settings.limits.queues_bytes - core.queue_limits.bytes
         return {name for name, feed in core.feeds.by_name.items() if feed.full > free}
 
     def _check_answers(self) -> None:
@@ -426,7 +426,7 @@ class World:
         core, queues = self.machine.core, self.book.queues
         for table in (core.mailboxes, core.services):
             for name, queue in table.by_name.items():
-                queues.dead.check_done((queue.dead.kind, name), queue.dead.entries)
+                queues.dead.check_done((queue.dead_letters.kind, name), queue.dead_letters.entries)
         if set(core.feeds.by_name) != set(queues.feeds.feeds):
             raise Violation("other feeds are there", feeds=[*core.feeds.by_name])
         cursors = {(s.name, c): at for s in core.streams.by_name.values() for c, at in s.cursors.items()}
@@ -435,7 +435,7 @@ class World:
         if dict(core.streams.retentions) != self.book.retentions:
             raise Violation("retentions are not those on the disk", retentions=core.streams.retentions)
         tracked = sum(bool(mail.wishes.tracker) for mail in queues.mail.values())
-        if len(core.budget.trackers._open) != tracked:
+        if len(core.queue_limits.trackers._open) != tracked:
             raise Violation("trackers are open that track nothing", tracked=tracked)
 
     def _check_trackings(self, client: Client) -> None:

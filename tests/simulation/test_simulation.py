@@ -18,10 +18,11 @@ from sim_shrink import KNOWN, failure_of, shrink
 from sim_wants import CRITERIA, HEADERS
 from sim_world import run
 
-from malamute.core.delivery import Budget, Consumer
-from malamute.core.delivery.dead import DeadLetters
-from malamute.core.delivery.ends import Ends
 from malamute.core.feed import Feed
+from malamute.core.queue.consumer import Consumer
+from malamute.core.queue.dead_letters import DeadLetters
+from malamute.core.queue.limits import QueueLimits
+from malamute.core.queue.settlement import Settlement
 from malamute.core.subscription import Position
 from malamute.matching import FAMILIES, Index, Selector
 from malamute.store.operations import DeleteMessages, MarkDelivered
@@ -89,8 +90,8 @@ def _told_of_nothing(trackers, queue, entries, outcome, reason, *, bound=True):
     """Outcomes are not told."""
 
 
-def _mark_in_memory_only(marks):
-    for entry in marks._queue.entries.values():
+def _mark_in_memory_only(watermark):
+    for entry in watermark._queue.entries.values():
         entry.marked = True
 
 
@@ -99,7 +100,7 @@ def _always_ready(queue, sequences, delay):
 
 
 def _forget_the_reason(dead, entries, records, reason):
-    _BURY(dead, entries, records, "")
+    _ADD_DEAD(dead, entries, records, "")
 
 
 def _keep_what_is_sent_again(dead, entries, records):
@@ -107,11 +108,11 @@ def _keep_what_is_sent_again(dead, entries, records):
         _PUT_BACK(dead, entries, records)
 
 
-def _spare_the_cold(ends, entries, outcome, reason, worker):
-    if outcome == "rejected" and any(entry.cold for entry in entries):
-        ends._queue.make_ready([entry.message.sequence for entry in entries])
+def _spare_the_paged_out(settlement, entries, outcome, reason, worker):
+    if outcome == "rejected" and any(entry.paged_out for entry in entries):
+        settlement._queue.make_ready([entry.message.sequence for entry in entries])
     else:
-        yield from _BURIAL(ends, entries, outcome, reason, worker)
+        yield from _DEAD_LETTER(settlement, entries, outcome, reason, worker)
 
 
 def _recall_as_purged(consumer, sequences, reason):
@@ -120,13 +121,13 @@ def _recall_as_purged(consumer, sequences, reason):
 
 def _needless(reason):
     """`Queue.used` without one of the reasons."""
-    reasons = {"entries", "consumers", "reserved", "feeds", "dead.entries", "identities.known"}
+    reasons = {"entries", "consumers", "reserved", "feeds", "dead_letters.entries", "dedup.known"}
     getters = [attrgetter(other) for other in sorted(reasons - {reason})]
     return property(lambda queue: any(get(queue) for get in getters))
 
 
-def _collect_early(budget, queue, table, seen):
-    _COLLECT(budget, queue, table, queue.next)
+def _collect_early(limits, queue, table, seen):
+    _COLLECT(limits, queue, table, queue.next_sequence)
 
 
 def _take_without_a_position(feed, columns):
@@ -146,11 +147,11 @@ def _is_impatient(feed):
     return feed.cursor <= feed.stream.replay.durable and not feed.full and feed.turn.now >= feed.retry_at
 
 
-_BURIAL = Ends._burial
-_BURY = DeadLetters.bury
+_DEAD_LETTER = Settlement._dead_letter_steps
+_ADD_DEAD = DeadLetters.add
 _PUT_BACK = DeadLetters._put_back
 _RECALLED = Consumer.recalled
-_COLLECT = Budget._collect_unless_used
+_COLLECT = QueueLimits._collect_unless_used
 _TAKE = Feed._put
 _SETTLED = Feed._settled
 
@@ -172,66 +173,72 @@ BROKEN = {
         _offer_at_once,
     ),
     "what a peer held is not given to others": (
-        "malamute.core.delivery.Queue.make_ready",
+        "malamute.core.queue.queue.Queue.make_ready",
         lambda *arguments: None,
     ),
-    "an outcome is not told": ("malamute.core.delivery.trackers.Trackers.post", _told_of_nothing),
-    "a tracker may be used twice": ("malamute.core.delivery.trackers.Trackers.check", _nothing),
-    "a tracker is never given free": ("malamute.core.delivery.trackers.Trackers.close", _nothing),
-    "a message outlives its time": ("malamute.core.delivery.schedule.Schedule._expire", _nothing),
+    "an outcome is not told": ("malamute.core.queue.trackers.Trackers.post", _told_of_nothing),
+    "a tracker may be used twice": ("malamute.core.queue.trackers.Trackers.check", _nothing),
+    "a tracker is never given free": ("malamute.core.queue.trackers.Trackers.close", _nothing),
+    "a message outlives its time": ("malamute.core.queue.schedule.Schedule._expire", _nothing),
     "a message comes before it is due": (
-        "malamute.core.delivery.schedule.Schedule.in_time",
+        "malamute.core.queue.schedule.Schedule.due",
         lambda schedule, sequences: sorted(sequences),
     ),
     "an identity is always new": (
-        "malamute.core.delivery.identities.Identities.has",
+        "malamute.core.queue.deduplication.DedupWindow.seen",
         lambda *arguments: False,
     ),
     "an identity does not survive a restart": (
-        "malamute.core.delivery.identities.Identities.restore",
+        "malamute.core.queue.deduplication.DedupWindow.restore",
         _nothing,
     ),
     "priority counts for nothing": (
-        "malamute.core.delivery.dealing.Dealing._order",
-        lambda dealing, sequence: sequence,
+        "malamute.core.queue.dispatch.Dispatcher._rank",
+        lambda dispatcher, sequence: sequence,
     ),
-    "a key belongs to nobody": ("malamute.core.delivery.keys.Keys.bind", _nothing),
+    "a key belongs to nobody": ("malamute.core.queue.affinity.KeyAffinity.bind", _nothing),
     "somebody is always there": (
-        "malamute.core.delivery.dealing.Dealing.has_consumer",
+        "malamute.core.queue.dispatch.Dispatcher.has_consumer",
         lambda *arguments: True,
     ),
-    "no delivery is ever late": ("malamute.core.delivery.Consumer.watch", _nothing),
-    "a report is not heard": ("malamute.core.delivery.Consumer.report", _nothing),
+    "no delivery is ever late": ("malamute.core.queue.consumer.Consumer.watch", _nothing),
+    "a report is not heard": ("malamute.core.queue.consumer.Consumer.report", _nothing),
     "what comes back does not wait and never dies": (
-        "malamute.core.delivery.Queue._requeue",
+        "malamute.core.queue.queue.Queue._requeue",
         _always_ready,
     ),
     "what is marked ahead is not stored": (
-        "malamute.core.delivery.marks.Marks.mark_ahead",
+        "malamute.core.queue.delivery_watermark.Watermark.advance_ahead",
         _mark_in_memory_only,
     ),
     "attempts are not stored": (
-        "malamute.core.delivery.budget.SetAttempts",
+        "malamute.core.queue.limits.SetAttempts",
         lambda kind, queue, sequence, attempts: MarkDelivered(kind, queue, sequence),
     ),
-    "what dies is not kept": ("malamute.core.delivery.dead.DeadLetters.bury", _nothing),
+    "what dies is not kept": ("malamute.core.queue.dead_letters.DeadLetters.add", _nothing),
     "what is rejected comes again if it is cold": (
-        "malamute.core.delivery.ends.Ends._burial",
-        _spare_the_cold,
+        "malamute.core.queue.settlement.Settlement._dead_letter_steps",
+        _spare_the_paged_out,
     ),
     "a dead letter does not say why": (
-        "malamute.core.delivery.dead.DeadLetters.bury",
+        "malamute.core.queue.dead_letters.DeadLetters.add",
         _forget_the_reason,
     ),
     "a dead letter that is sent again stays": (
-        "malamute.core.delivery.dead.DeadLetters._put_back",
+        "malamute.core.queue.dead_letters.DeadLetters._put_back",
         _keep_what_is_sent_again,
     ),
-    "dead letters are never too many": ("malamute.core.delivery.dead.DeadLetters._drop_oldest", _nothing),
-    "what was taken back is not told of": ("malamute.core.delivery.Consumer.recalled", _nothing),
-    "what has expired is called purged": ("malamute.core.delivery.Consumer.recalled", _recall_as_purged),
+    "dead letters are never too many": (
+        "malamute.core.queue.dead_letters.DeadLetters._drop_oldest",
+        _nothing,
+    ),
+    "what was taken back is not told of": ("malamute.core.queue.consumer.Consumer.recalled", _nothing),
+    "what has expired is called purged": (
+        "malamute.core.queue.consumer.Consumer.recalled",
+        _recall_as_purged,
+    ),
     "a request is done without its reply": ("malamute.core.service.Services._posts", lambda *arguments: []),
-    "whoever has credit is not served": ("malamute.core.delivery.dealing.Dealing.serve", _nothing),
+    "whoever has credit is not served": ("malamute.core.queue.dispatch.Dispatcher.serve", _nothing),
     "a change is made as often as it comes": (
         "malamute.core.session.Sessions.admit_change",
         lambda sessions, session, number: number not in session.numbers.outcomes.running,
@@ -255,23 +262,26 @@ BROKEN = {
     "a feed does not tell what it cannot have": ("malamute.core.feed.Feed.missed", _nothing),
     "a feed stays as it was": ("malamute.core.feed.Feed.change", _nothing),
     "a feed does not survive a restart": ("malamute.core.feed.Feeds.restore", _nothing),
-    "an idle queue stays": ("malamute.core.delivery.Budget.collect", _nothing),
-    "an idle queue stays on the disk": ("malamute.core.delivery.Budget.delete", _nothing),
-    "a queue is removed too early": ("malamute.core.delivery.Budget._collect_unless_used", _collect_early),
-    "a queue is removed with its messages": ("malamute.core.delivery.Queue.used", _needless("entries")),
-    "a queue is removed with its workers": ("malamute.core.delivery.Queue.used", _needless("consumers")),
+    "an idle queue stays": ("malamute.core.queue.limits.QueueLimits.collect", _nothing),
+    "an idle queue stays on the disk": ("malamute.core.queue.limits.QueueLimits.delete", _nothing),
+    "a queue is removed too early": (
+        "malamute.core.queue.limits.QueueLimits._collect_unless_used",
+        _collect_early,
+    ),
+    "a queue is removed with its messages": ("malamute.core.queue.queue.Queue.used", _needless("entries")),
+    "a queue is removed with its workers": ("malamute.core.queue.queue.Queue.used", _needless("consumers")),
     "a queue is removed though an outcome may come": (
-        "malamute.core.delivery.Queue.used",
+        "malamute.core.queue.queue.Queue.used",
         _needless("reserved"),
     ),
-    "a queue is removed that a stream feeds": ("malamute.core.delivery.Queue.used", _needless("feeds")),
+    "a queue is removed that a stream feeds": ("malamute.core.queue.queue.Queue.used", _needless("feeds")),
     "a queue is removed with its dead letters": (
-        "malamute.core.delivery.Queue.used",
-        _needless("dead.entries"),
+        "malamute.core.queue.queue.Queue.used",
+        _needless("dead_letters.entries"),
     ),
     "a queue is removed with its identities": (
-        "malamute.core.delivery.Queue.used",
-        _needless("identities.known"),
+        "malamute.core.queue.queue.Queue.used",
+        _needless("dedup.known"),
     ),
     "a start at a time is at the head": (
         "malamute.core.start.at_time",

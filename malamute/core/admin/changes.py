@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from malamute.core.admin.clients import session_of
 from malamute.core.admin.queues import queue_of
-from malamute.core.delivery.browse import choose
 from malamute.core.feed import no_feed
 from malamute.core.mailbox import EVERYTHING
+from malamute.core.queue.browse import choose
 from malamute.core.start import locate
 from malamute.core.subscription import Position
 from malamute.errors import (
@@ -301,7 +301,7 @@ def redrive(
             told(total)
             return
         try:
-            queue.dead.redrive(sequences, told, failed)
+            queue.dead_letters.redrive(sequences, told, failed)
         except MalamuteError as error:
             failed(error)
 
@@ -332,7 +332,7 @@ def purge(
         if dry_run:
             told(len(sequences))
         elif dead:
-            told(queue.dead.purge(sequences))
+            told(queue.dead_letters.purge(sequences))
         else:
             queue.purge(sequences, told, failed)
 

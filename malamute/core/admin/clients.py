@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from malamute.core.admin.pages import PAGE_ROWS, few, page
 from malamute.core.admin.queues import credit_row, holding_row, work_row
-from malamute.core.delivery import Consumer
+from malamute.core.queue.consumer import Consumer
 from malamute.core.subscription import Subscription
 from malamute.errors import NotFound
 from malamute.protocol.messages import MAILBOX

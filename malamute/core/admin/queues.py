@@ -10,20 +10,20 @@ from typing import TYPE_CHECKING, Any
 
 from malamute.core.admin import pages
 from malamute.core.admin.pages import PAGE_ROWS, few, page
-from malamute.core.delivery import Consumer
-from malamute.core.delivery.browse import ROWS_SHOWN, browse
-from malamute.core.measures import Measures
+from malamute.core.metrics import QueueMetrics
+from malamute.core.queue.browse import ROWS_SHOWN, browse
+from malamute.core.queue.consumer import Consumer
 from malamute.errors import NotFound
 from malamute.protocol.messages import UNLIMITED
 
 if TYPE_CHECKING:
     from malamute.core.broker import Core
     from malamute.core.credit import Credit
-    from malamute.core.delivery import Queue
+    from malamute.core.queue.queue import Queue
 
 Row = dict[str, Any]
 
-NOTHING_MEASURED = Measures().row(0.0)
+NOTHING_MEASURED = QueueMetrics().row(0.0)
 
 
 def mailboxes(core: Core, after_name: str = "", limit: int = PAGE_ROWS) -> list[Row]:
@@ -81,15 +81,15 @@ def queue_row(core: Core, queue: Queue) -> Row:
         "waiting": queue.waiting,
         "delayed": len(queue.schedule.delayed),
         "outstanding": sum(len(consumer.outstanding) for consumer in queue.consumers.values()),
-        "dead": len(queue.dead.entries),
+        "dead": len(queue.dead_letters.entries),
         "bytes": queue.bytes,
-        "cold_bytes": queue.cold,
+        "cold_bytes": queue.paged_out_bytes,
         "consumers": len(queue.consumers),
         "oldest_age": max(0.0, now + core.turn.ahead - oldest / 1e9) if oldest is not None else None,
         "expired": queue.counts["expired"],
         "timeouts": queue.counts["timeout"],
         "redelivered": queue.counts["redelivered"],
-        **(queue.measures.row(now) if queue.measures else NOTHING_MEASURED),
+        **(queue.metrics.row(now) if queue.metrics else NOTHING_MEASURED),
     }
 
 
@@ -103,7 +103,7 @@ def _service_details(core: Core, queue: Queue) -> Row:
 
 def work_row(offer: Consumer) -> Row:
     """What an offer takes, and what it holds."""
-    patterns = [str(pattern) for _, pattern in offer.line.group.selector.criteria]
+    patterns = [str(pattern) for _, pattern in offer.group.matched.selector.criteria]
     return {"patterns": patterns, **holding_row(offer)}
 
 

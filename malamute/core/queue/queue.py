@@ -9,24 +9,24 @@ from typing import TYPE_CHECKING, Protocol
 
 from pyroaring import BitMap64
 
-from malamute.core.delivery.cold import RUN_BYTES, RUNS_AHEAD, Ahead
-from malamute.core.delivery.correlations import Correlations
-from malamute.core.delivery.dead import UNREADABLE, DeadLetters
-from malamute.core.delivery.dealing import Dealing
-from malamute.core.delivery.ends import Ends
-from malamute.core.delivery.entry import AT_REST, Entry, puts, size_of
-from malamute.core.delivery.identities import Identities
-from malamute.core.delivery.marks import Marks
-from malamute.core.delivery.options import Options
-from malamute.core.delivery.schedule import Schedule
+from malamute.core.queue.correlations import Correlations
+from malamute.core.queue.dead_letters import UNREADABLE, DeadLetters
+from malamute.core.queue.deduplication import DedupWindow
+from malamute.core.queue.delivery_watermark import Watermark
+from malamute.core.queue.dispatch import Dispatcher
+from malamute.core.queue.entry import AT_REST, Entry, puts, size_of
+from malamute.core.queue.options import Options
+from malamute.core.queue.paging import RUN_BYTES, RUNS_AHEAD, Prefetch
+from malamute.core.queue.schedule import Schedule
+from malamute.core.queue.settlement import Settlement
 from malamute.core.steps import GO_ON, STORED, Steps, proceed
 from malamute.store.operations import QueueState
 
 if TYPE_CHECKING:
-    from malamute.core.delivery.budget import Budget
-    from malamute.core.delivery.consumer import Consumer
-    from malamute.core.delivery.line import Line
-    from malamute.core.measures import Measures
+    from malamute.core.metrics import QueueMetrics
+    from malamute.core.queue.consumer import Consumer
+    from malamute.core.queue.limits import QueueLimits
+    from malamute.core.queue.waiters import ConsumerGroup
     from malamute.core.ready import WhenStored
     from malamute.core.recovery import Recovery
     from malamute.core.timers import Timer
@@ -39,7 +39,7 @@ STEP_MESSAGES = 1_000
 """Messages that are given back or end in one iteration, of those that do so together."""
 
 
-class Purged(Protocol):
+class PurgeProgress(Protocol):
     """What a purge calls with how many messages were dropped, and how many before those of this commit."""
 
     def __call__(self, count: int, before: int, *, final: bool = True, partial: bool = False) -> None:
@@ -49,16 +49,16 @@ class Purged(Protocol):
 class Queue:
     """The messages of one mailbox or service, and the consumers that take them."""
 
-    def __init__(self, kind: BaseKind, name: str, budget: Budget) -> None:
+    def __init__(self, kind: BaseKind, name: str, limits: QueueLimits) -> None:
         self.kind: BaseKind = kind
         self.name = name
-        self.budget = budget
-        self.turn = budget.turn
-        self.policy = budget.policy_of(kind, name)
-        self.first = self.next = budget.incarnation + 1
+        self.limits = limits
+        self.turn = limits.turn
+        self.policy = limits.policy_of(kind, name)
+        self.first_sequence = self.next_sequence = limits.incarnation + 1
         self.delivered = 0
         self.bytes = 0
-        self.cold = 0
+        self.paged_out_bytes = 0
         """The part of them that takes no memory: records on the disk only, and room that is reserved."""
         self.reserved = 0
         """Outcomes that may still come, and have their room."""
@@ -70,29 +70,29 @@ class Queue:
         self.waiting = 0
         """How many of them wait for a consumer."""
         self.unstored = 0
-        self.unsaved: set[int] = set()
+        self.not_durable: set[int] = set()
         """Those that are in memory only, until the disk has them or for good."""
         self.feeds = 0
         """Streams that make requests of their messages for it."""
-        self.measures: Measures | None = None
+        self.metrics: QueueMetrics | None = None
         self.collector: Timer | None = None
         """Removes it when it is not used."""
         self.counts: Counter[str] = Counter()
-        self.aside = 0
+        self.set_aside = 0
         """Messages that are in the store, and that nobody gets."""
         self.consumers: dict[int, Consumer] = {}
         self._coming: deque[int] = deque()
-        """What is ready, and is dealt out in the next iterations."""
+        """What is ready, and is dispatched in the next iterations."""
         self._damaged: list[int] = []
         """Those that the store could not read, until they are dead letters."""
-        self.dead = DeadLetters(self)
-        self.identities = Identities(self)
-        self.ahead = Ahead(self)
-        self.marks = Marks(self)
+        self.dead_letters = DeadLetters(self)
+        self.dedup = DedupWindow(self)
+        self.prefetch = Prefetch(self)
+        self.watermark = Watermark(self)
         self.correlations = Correlations(self.entries)
         self.schedule = Schedule(self)
-        self.dealing = Dealing(self)
-        self.ends = Ends(self)
+        self.dispatcher = Dispatcher(self)
+        self.settlement = Settlement(self)
 
     # Messages in
 
@@ -111,31 +111,31 @@ class Queue:
         options = options or {}
         size_bytes = size_of(entries)
         if not reserved:
-            self.budget.check(self, len(entries), size_bytes)
-        self.budget.take(self, len(entries), size_bytes)
-        self.budget.ledger.arrived(self, len(entries))
-        sequences = range(self.next, self.next + len(entries))
-        self.next = sequences.stop
+            self.limits.check(self, len(entries), size_bytes)
+        self.limits.count(self, len(entries), size_bytes)
+        self.limits.settlement_log.enqueued(self, len(entries))
+        sequences = range(self.next_sequence, self.next_sequence + len(entries))
+        self.next_sequence = sequences.stop
         self.entries.update({entry.sequence: entry for entry in entries})
         self.sequences.add_range(sequences.start, sequences.stop)
         self.turn.store(*puts(self.kind, self.name, entries), size_bytes=size_bytes)
         delayed = [sequence for sequence, asked in options.items() if asked.due > self.turn.now]
-        if entries and not delayed and self.dealing.awaiting:
-            self.marks.mark_new(entries)
+        if entries and not delayed and self.dispatcher.awaiting:
+            self.watermark.advance_new(entries)
         for sequence, asked in options.items():
             if asked.identity:
-                self.identities.add(asked.identity, self.entries[sequence])
+                self.dedup.record(asked.identity, self.entries[sequence])
             if asked.lasting:
                 self._adopt(self.entries[sequence], asked)
         for sequence in delayed:
             # Others will be delivered, and marked, before it.
-            self.marks.count(self.entries[sequence])
+            self.watermark.store_attempts(self.entries[sequence])
         self.correlations.add(entries)
         if confirmed or self.unstored:
             self.unstored += len(sequences)
             self.turn.when_stored(lambda error: self._stored(sequences, error, confirmed))
         else:
-            self.unsaved.update(sequences)
+            self.not_durable.update(sequences)
             self.turn.when_stored(lambda error: self._saved(sequences, error), awaited=False)
             self.make_ready(sequences)
 
@@ -145,16 +145,16 @@ class Queue:
         if asked.expires:
             asked.timer = self.schedule.watch(message.sequence, asked.expires)
         if asked.tracker:
-            self.budget.trackers.open(self, message)
+            self.limits.trackers.open(self, message)
 
     def restore(self, state: QueueState) -> None:
         """Take up what the store kept. Every message up to `delivered` may have been delivered."""
-        self.next, self.delivered = max(state.next, self.first), state.delivered
+        self.next_sequence, self.delivered = max(state.next, self.first_sequence), state.delivered
         damaged = set(state.damaged)
         state.messages.reverse()
         while state.messages:
             message = state.messages.pop()
-            attempts = self.marks.restore(state, message.sequence)
+            attempts = self.watermark.restore(state, message.sequence)
             cold_bytes = state.cold.get(message.sequence, 0)
             if message.sequence in damaged:
                 message = message._replace(record=UNREADABLE)
@@ -162,12 +162,12 @@ class Queue:
             entry = Entry(message, attempts, marked=attempts > 0, cold_bytes=cold_bytes)
             entry.where = "settling"
             self.entries[message.sequence] = entry
-            self.budget.take(self, 1, entry.size)
+            self.limits.count(self, 1, entry.size_bytes)
             if cold_bytes:
-                self.budget.memory.count_cold(self, entry.size)
+                self.limits.memory.count_paged_out(self, entry.size_bytes)
         self.sequences.update(self.entries)
         self.schedule.restore(state.due, self.turn.time_ns)
-        self.identities.restore(state.identities)
+        self.dedup.restore(state.identities)
 
     def resume(self, recovery: Recovery) -> None:
         """Begin with what was restored, in this queue and in all others."""
@@ -185,30 +185,30 @@ class Queue:
         sequences = [entry.sequence for entry in restored if entry.sequence not in damaged]
         self._requeue(self.schedule.delay_again(sequences), 0.0)
         if damaged:
-            self.ends.corrupted(damaged)
+            self.settlement.dead_letter_unreadable(damaged)
         # The store counts records alone; all that messages take may be more than there is memory.
-        self.relieve(sequences)
+        self.evict_excess(sequences)
 
     def store_again(self, sequences: Iterable[int]) -> None:
         """The store has lost messages: those whose records are here are stored once more, others are dead."""
         here = [entry for sequence in sequences if (entry := self.entries.get(sequence)) is not None]
         for entry in here:
             if entry.record is not None and entry.where != "settling":
-                self.turn.store(*puts(self.kind, self.name, [entry]), size_bytes=entry.size)
-                self.marks.count(entry)
+                self.turn.store(*puts(self.kind, self.name, [entry]), size_bytes=entry.size_bytes)
+                self.watermark.store_attempts(entry)
         if lost := [entry.sequence for entry in here if entry.record is None and entry.where in AT_REST]:
-            self.ends.damaged(lost)
+            self.settlement.dead_letter_damaged(lost)
 
     def _leave_aside(self, entry: Entry) -> None:
         """A message is in the store, and nobody gets it."""
-        self.aside += 1
+        self.set_aside += 1
         del self.entries[entry.sequence]
         self.sequences.discard(entry.sequence)
         if (asked := self.options.pop(entry.sequence, None)) is not None:
-            self.budget.timers.cancel(asked.timer)
-        self.budget.take(self, -1, -entry.size)
-        if entry.cold:
-            self.budget.memory.count_cold(self, -entry.size)
+            self.limits.timers.cancel(asked.timer)
+        self.limits.count(self, -1, -entry.size_bytes)
+        if entry.paged_out:
+            self.limits.memory.count_paged_out(self, -entry.size_bytes)
 
     def _stored(self, sequences: Sequence[int], error: MalamuteError | None, confirmed: bool) -> None:
         self.unstored -= len(sequences)
@@ -216,31 +216,31 @@ class Queue:
         sequences = [sequence for sequence in sequences if sequence in self.entries]
         if error is not None and confirmed:
             # The sender learns it from its number; a message that is not on the disk must not be delivered.
-            for sequence in sequences if self.identities.known else ():
-                self.identities.take_back(self.entries[sequence])
-            self.ends.drop(sequences)
+            for sequence in sequences if self.dedup.known else ():
+                self.dedup.forget(self.entries[sequence])
+            self.settlement.drop(sequences)
             return
         self.make_ready(sequences)
         if error is None:
-            self.relieve(sequences)
+            self.evict_excess(sequences)
         else:
-            self.unsaved.update(sequences)
+            self.not_durable.update(sequences)
 
     def _saved(self, sequences: Sequence[int], error: MalamuteError | None) -> None:
         """The disk has what is ready already, or will never have it."""
         if error is None:
-            self.unsaved.difference_update(sequences)
-            self.relieve(sequences)
+            self.not_durable.difference_update(sequences)
+            self.evict_excess(sequences)
 
     def make_ready(self, sequences: Sequence[int]) -> None:
         """Let messages be delivered, as soon as it is time for them."""
         if self._coming and sequences and sequences[-1] > self._coming[0]:
             self._line_up(sequences)
-        elif len(sequences) > STEP_MESSAGES and self.dealing.awaiting:
+        elif len(sequences) > STEP_MESSAGES and self.dispatcher.awaiting:
             self._line_up(sequences)
             proceed(self.turn, self._come())
         else:
-            self.dealing.deal_out(self.schedule.in_time(sequences) if self.options else sequences)
+            self.dispatcher.dispatch(self.schedule.due(sequences) if self.options else sequences)
 
     def _line_up(self, sequences: Sequence[int]) -> None:
         for sequence in sequences:
@@ -248,26 +248,26 @@ class Queue:
         self._coming.extend(sequences)
 
     def _come(self) -> Steps:
-        """Deal out what is too much for one iteration."""
+        """Dispatch what is too much for one iteration."""
         while self._coming:
             some = [self._coming.popleft() for _ in range(min(STEP_MESSAGES, len(self._coming)))]
             self.turn.work -= len(some)
             # The queue may have been cleared meanwhile.
             here = [s for s in some if s in self.entries]
-            self.dealing.deal_out(self.schedule.in_time(here) if self.options else here)
-            if self.excess > 0:
-                self.relieve([s for s in here if s not in self.unsaved])
+            self.dispatcher.dispatch(self.schedule.due(here) if self.options else here)
+            if self.excess_bytes > 0:
+                self.evict_excess([s for s in here if s not in self.not_durable])
             if self._coming:
                 yield GO_ON
 
     # Memory
 
-    def relieve(self, sequences: Sequence[int]) -> None:
+    def evict_excess(self, sequences: Sequence[int]) -> None:
         """Let go the records of messages that the disk has and that are not about to be sent.
 
         No more than there is too much, and the last first.
         """
-        excess = self.excess
+        excess = self.excess_bytes
         if excess <= 0:
             return
         get = self.entries.get
@@ -277,42 +277,42 @@ class Queue:
             here = [e for s in sequences if s not in unsent and (e := get(s)) is not None]
             idle += [entry for entry in here if not isinstance(entry.where, str)]
         # What it lets go is free, for itself as for others.
-        self.budget.memory.let_go(self, idle, (excess + 1) // 2)
+        self.limits.memory.evict(self, idle, (excess + 1) // 2)
 
     @property
-    def excess(self) -> int:
+    def excess_bytes(self) -> int:
         """The bytes of records by which it has more than is free for all."""
-        return self.bytes - self.cold - self.budget.memory.free
+        return self.bytes - self.paged_out_bytes - self.limits.memory.free_bytes
 
     @property
-    def room_ahead(self) -> int:
+    def prefetch_bytes(self) -> int:
         """The bytes of records that it may bring from the disk before they are asked for."""
         # What comes into its memory is no longer free for all: it counts twice.
-        return (min(2 * (RUNS_AHEAD + 1) * RUN_BYTES, self.budget.memory.free) - self.excess) // 2
+        return (min(2 * (RUNS_AHEAD + 1) * RUN_BYTES, self.limits.memory.free_bytes) - self.excess_bytes) // 2
 
     @property
-    def lacking_max(self) -> int:
+    def missing_bytes_max(self) -> int:
         """The bytes of records that a consumer may wait for and still be given one message more."""
-        return min(RUN_BYTES, self.budget.memory.free)
+        return min(RUN_BYTES, self.limits.memory.free_bytes)
 
     # Consumers
 
-    def join(self, consumer: Consumer, selector: Selector) -> Line:
-        """Add a consumer to the line of its selector."""
+    def join(self, consumer: Consumer, selector: Selector) -> ConsumerGroup:
+        """Add a consumer to the group of its selector."""
         self.consumers[id(consumer)] = consumer
-        return self.dealing.join(consumer, selector)
+        return self.dispatcher.join(consumer, selector)
 
     def leave(self, consumer: Consumer) -> None:
         """Remove a consumer; what it held is ready again."""
         del self.consumers[id(consumer)]
-        held, waited = sorted(consumer.outstanding), self.dealing.leave(consumer)
+        held, waited = sorted(consumer.outstanding), self.dispatcher.leave(consumer)
         consumer.detach(held)
         consumer.unwatch()
         back = sorted({*held, *waited}) if waited else held
         self._in_steps(back, lambda some: self._requeue(some, 0.0))
         if not self.consumers:
-            self.ahead.clear()
-            self.marks.take_back()
+            self.prefetch.clear()
+            self.watermark.retract()
 
     # Messages out
 
@@ -322,13 +322,13 @@ class Queue:
         `confirmed` binds it to all that this turn stores: if that fails, they are ready again.
         """
         consumer.detach(sequences)
-        self.ends.end(sequences, "acknowledged", bound=confirmed, worker=consumer.session.address)
+        self.settlement.settle(sequences, "acknowledged", bound=confirmed, worker=consumer.session.address)
 
     def acknowledge(self, consumer: Consumer, sequences: Sequence[int]) -> None:
         """The same for what nothing else depends on, however much it is."""
         consumer.detach(sequences)
         worker = consumer.session.address
-        self._in_steps(sequences, lambda some: self.ends.end(some, "acknowledged", worker=worker))
+        self._in_steps(sequences, lambda some: self.settlement.settle(some, "acknowledged", worker=worker))
 
     def give_back(self, consumer: Consumer, sequences: Sequence[int], delay: float | None) -> None:
         """What a consumer held goes back after an attempt; without a delay, by the backoff."""
@@ -347,7 +347,7 @@ class Queue:
         waited: set[int] = set()
         take_back = self._taken_back(consumer, sequences, waited)
         # The keys of what it gives back are not its own any more.
-        waited.update(self.dealing.drain(consumer))
+        waited.update(self.dispatcher.drain(consumer))
         back = sorted({*sequences, *waited}) if waited else sorted(sequences)
         if not sequences:
             self._in_steps(back, self.make_ready)
@@ -381,7 +381,7 @@ class Queue:
                 entry = self.entries[sequence]
                 entry.attempts -= sequence not in unsent
                 # The disk may have been told of one that was about to be sent.
-                self.marks.count(entry)
+                self.watermark.store_attempts(entry)
             self.make_ready(some)
 
         return act
@@ -390,20 +390,24 @@ class Queue:
         """What a consumer held is dead."""
         consumer.detach(sequences)
         worker = consumer.session.address
-        self._in_steps(sorted(sequences), lambda some: self.ends.bury(some, "rejected", reason, worker))
+        self._in_steps(
+            sorted(sequences), lambda some: self.settlement.dead_letter(some, "rejected", reason, worker)
+        )
 
     def withdraw(
         self,
         sender: str,
         correlation: int | str,
-        told: Purged,
+        told: PurgeProgress,
         failed: Callable[[MalamuteError], None],
     ) -> None:
         """Remove the messages of a sender under a correlation, and tell as `purge` does."""
         sequences = self.correlations.of(sender, correlation)
         proceed(self.turn, self._purge(sequences, told, failed, "withdrawn"))
 
-    def purge(self, sequences: Sequence[int], told: Purged, failed: Callable[[MalamuteError], None]) -> None:
+    def purge(
+        self, sequences: Sequence[int], told: PurgeProgress, failed: Callable[[MalamuteError], None]
+    ) -> None:
         """Drop messages, if the disk lets it, and tell how many were to be had, or by `failed` why none.
 
         What does not fit one commit is told with each of them: one of the others may fail, or never come.
@@ -413,7 +417,7 @@ class Queue:
     def _purge(
         self,
         sequences: Sequence[int],
-        told: Purged,
+        told: PurgeProgress,
         failed: Callable[[MalamuteError], None],
         outcome: str = "purged",
     ) -> Steps:
@@ -421,7 +425,7 @@ class Queue:
         for start in range(0, max(len(sequences), 1), STEP_MESSAGES):
             before = count
             some = sequences[start : start + STEP_MESSAGES]
-            count += self.ends.end_early(some, outcome)
+            count += self.settlement.settle_early(some, outcome)
             self.turn.work -= len(some)
             if start + STEP_MESSAGES >= len(sequences):
                 told(count, before)
@@ -476,11 +480,11 @@ class Queue:
                 dead.append(sequence)
             elif wait_for > 0:
                 self.schedule.delay(sequence, now + wait_for)
-                self.marks.count(entry, now + wait_for)
+                self.watermark.store_attempts(entry, now + wait_for)
             else:
                 ready.append(sequence)
         if dead:
-            self.ends.bury(dead, "dead-lettered", "max-deliver")
+            self.settlement.dead_letter(dead, "dead-lettered", "max-deliver")
         if ready:
             self.make_ready(ready)
 
@@ -494,24 +498,24 @@ class Queue:
             or self.consumers
             or self.reserved
             or self.feeds
-            or self.dead.entries
-            or self.identities.known
-            or self.aside
+            or self.dead_letters.entries
+            or self.dedup.known
+            or self.set_aside
         )
 
     def drop_unused(self, queues: dict[str, Queue]) -> None:
         """Leave the table of queues, if nothing was ever in this one: a refused command changes nothing."""
-        if self.next == self.first and not self.used:
+        if self.next_sequence == self.first_sequence and not self.used:
             del queues[self.name]
-            self.budget.release_queue(self)
+            self.limits.release_queue(self)
 
     def clear(self) -> None:
         """Remove everything; there are no consumers. The memory of very much is free later."""
-        self.ends.tell_purged()
-        self._in_steps([*self.entries], self.ends.drop)
-        self.ahead.clear()
-        self.dead.clear()
-        self.identities.close()
+        self.settlement.post_purged()
+        self._in_steps([*self.entries], self.settlement.drop)
+        self.prefetch.clear()
+        self.dead_letters.clear()
+        self.dedup.close()
 
     def run_from(self, sequence: int, count: int) -> list[Entry]:
         """So many entries from a sequence on, in order."""
@@ -521,4 +525,4 @@ class Queue:
     @property
     def oldest(self) -> int | None:
         """The broker's time of the oldest message, in nanoseconds UTC."""
-        return next(iter(self.entries.values())).time if self.entries else None
+        return next(iter(self.entries.values())).time_ns if self.entries else None

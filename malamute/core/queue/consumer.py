@@ -8,14 +8,14 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from malamute.core.credit import Credit
-from malamute.core.delivery.entry import Entry, ranges_of, size_of
-from malamute.core.delivery.line import Backlog
+from malamute.core.queue.entry import Entry, ranges_of, size_of
+from malamute.core.queue.waiters import ReadyQueue
 from malamute.errors import NotOutstanding
 from malamute.protocol.messages import Ranges, Recall
 
 if TYPE_CHECKING:
-    from malamute.core.delivery.line import Line
-    from malamute.core.delivery.queue import Queue
+    from malamute.core.queue.queue import Queue
+    from malamute.core.queue.waiters import ConsumerGroup
     from malamute.core.ready import WhenStored
     from malamute.core.session import Session
     from malamute.core.timers import Timer
@@ -44,31 +44,31 @@ class Consumer:
         """What its selector takes of memory."""
         self.outstanding: dict[int, Entry] = {}
         self.unsent: list[Entry] = []
-        self.lacking = 0
+        self.missing_bytes = 0
         """Bytes of those unsent whose records are on the disk."""
         self.awaiting = 0
         """What the first of those unsent waits for: a mark, records, or both."""
-        self.own = Backlog()
-        """Orders of messages whose key is bound to it, and which wait for its credit."""
-        self.used = 0
+        self.own_ready = ReadyQueue()
+        """Ranks of messages whose key is bound to it, and which wait for its credit."""
+        self.last_used = 0
         self.joined = queue.turn.now
-        self.waits = False
-        """Whether it stands in its line."""
+        self.is_waiting = False
+        """Whether it waits in its group for a message."""
         self.drained = False
         """Whether it gets nothing more until it grants credit."""
-        self.searches = False
-        """Whether it waits for the work to look for what goes first in its line."""
+        self.is_searching = False
+        """Whether it waits for the work to look for what goes first in its group."""
         self._recalled: list[int] = []
         """In order of their sequences."""
         self._recalled_last: deque[int] = deque(maxlen=RECALLED_MAX)
         """In the order in which they were recalled."""
         self._alarm: Timer | None = None
-        self.line: Line = queue.join(self, selector)
+        self.group: ConsumerGroup = queue.join(self, selector)
 
     @property
     def ready(self) -> bool:
         """Whether it may be given a message."""
-        may_lack = not self.lacking or self.lacking < self.queue.lacking_max
+        may_lack = not self.missing_bytes or self.missing_bytes < self.queue.missing_bytes_max
         return self.credit.open and may_lack and not self.session.blocked and not self.drained
 
     def grant(self, messages: int, size_bytes: int) -> None:
@@ -77,15 +77,15 @@ class Consumer:
             self.credit.clear()
             self.drained = False
         self.credit.grant(messages, size_bytes)
-        self.queue.dealing.serve(self)
+        self.queue.dispatcher.serve(self)
 
     def block(self) -> None:
         """The peer can take no messages for now: others get what it would have got."""
-        self.queue.dealing.step_out(self)
+        self.queue.dispatcher.remove_waiter(self)
 
     def unblock(self) -> None:
         """The peer can take messages again."""
-        self.queue.dealing.serve(self)
+        self.queue.dispatcher.serve(self)
 
     # What can be said about deliveries. All raise `NotOutstanding`, and then nothing has happened. What was
     # recalled is passed over beside others: whoever spoke of it could not know.
@@ -185,13 +185,13 @@ class Consumer:
         for entry in done:
             entry.attempts -= 1
             self.credit.take(-1, -entry.bytes)
-        self.count_lacking()
+        self.count_missing()
 
-    def count_lacking(self) -> None:
+    def count_missing(self) -> None:
         """See how much it still waits for, and whether that lets it have more."""
-        self.lacking = size_of([entry for entry in self.unsent if entry.record is None])
-        if not self.waits and id(self) in self.queue.consumers:
-            self.queue.dealing.serve(self)
+        self.missing_bytes = size_of([entry for entry in self.unsent if entry.record is None])
+        if not self.is_waiting and id(self) in self.queue.consumers:
+            self.queue.dispatcher.serve(self)
 
     # Deadlines
 
@@ -199,11 +199,11 @@ class Consumer:
         """See to it that the first deadline is noticed."""
         if self._alarm is None and self.ack_timeout and self.outstanding:
             first = next(iter(self.outstanding.values()))
-            self._alarm = self.queue.budget.timers.at(first.since + self.ack_timeout, self._look)
+            self._alarm = self.queue.limits.timers.at(first.deadline_from + self.ack_timeout, self._look)
 
     def unwatch(self) -> None:
         """It holds nothing any more."""
-        self.queue.budget.timers.cancel(self._alarm)
+        self.queue.limits.timers.cancel(self._alarm)
         self._alarm = None
 
     def recalled(self, sequences: list[int], reason: str) -> None:
@@ -227,7 +227,7 @@ class Consumer:
         now = self.queue.turn.now
         late: list[int] = []
         for sequence, entry in self.outstanding.items():
-            if entry.since + self.ack_timeout > now:
+            if entry.deadline_from + self.ack_timeout > now:
                 break
             late.append(sequence)
         # What has not been sent cannot be late.
@@ -236,7 +236,7 @@ class Consumer:
         late = [sequence for sequence in late if sequence not in unsent]
         if late:
             self.recalled(late, "timeout")
-            self.queue.budget.note(self.queue, "timeout", len(late))
+            self.queue.limits.note(self.queue, "timeout", len(late))
             self.queue.give_back(self, late, None)
         self.watch()
 
@@ -248,4 +248,4 @@ class Consumer:
         else:
             entries = [*outstanding.values()]
         for entry in entries:
-            entry.since = now
+            entry.deadline_from = now

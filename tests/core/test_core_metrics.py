@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from malamute.core.measures import (
+from malamute.core.metrics import (
     ERROR,
     LONGEST,
     RATE_SECONDS,
     SHORTEST,
     WINDOW_SECONDS,
     Histogram,
-    Measures,
+    QueueMetrics,
     Rate,
 )
 
@@ -105,10 +105,10 @@ def test_a_rate_is_never_more_than_what_happened_lately(steps):
 
 
 def test_measures_tell_milliseconds_and_times_a_second():
-    measures = Measures()
+    measures = QueueMetrics()
     measures.arrivals.add(10, 0.0)
     measures.settlements.add(20, 0.0)
-    measures.held.add(0.25, 1, 0.0)
+    measures.processing_time.add(0.25, 1, 0.0)
     assert measures.row(0.0) == {
         "arrival_rate": 1.0,
         "settled_rate": 2.0,

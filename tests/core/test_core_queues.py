@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from core_bench import Bench, ack, mail_credit, offer, peer_id, publish, reply, request, send
 
-from malamute.core.delivery import STALE_MIN
+from malamute.core.queue.waiters import STALE_MIN
 from malamute.protocol.limits import Limits
 from malamute.protocol.messages import Cancel, Credit, Error, Hello, Stored
 
@@ -115,7 +115,7 @@ def test_what_is_acknowledged_makes_room():
     bench.tell("alice", send("bob", b"2", number=1))
     bench.settle()
     assert bench.sent("alice") == [Stored([[1, 1, 0]])]
-    assert bench.core.budget.bytes == bench.core.mailboxes.by_name["bob"].bytes > 0
+    assert bench.core.queue_limits.bytes == bench.core.mailboxes.by_name["bob"].bytes > 0
 
 
 def test_wp43_a_numbered_message_that_is_not_stored_is_never_delivered(bench):
@@ -124,7 +124,7 @@ def test_wp43_a_numbered_message_that_is_not_stored_is_never_delivered(bench):
     bench.fail()
     bench.settle()
     assert bench.got("bob") == []
-    assert bench.core.budget.bytes == 0
+    assert bench.core.queue_limits.bytes == 0
     assert [m.code for m in bench.sent("alice")] == [507]
 
 
@@ -334,8 +334,8 @@ def test_wp4_a_line_without_credit_does_not_gather_what_others_have_taken(bench)
         [item] = bench.got("carl")
         bench.tell("carl", ack(1, (item.sequence, item.sequence)), Cancel(1))
         bench.settle()
-    [line] = {consumer.line for consumer in bench.core.services.by_name["w"].consumers.values()}
-    assert len(line.waiting) <= STALE_MIN + 1
+    [group] = {consumer.group for consumer in bench.core.services.by_name["w"].consumers.values()}
+    assert len(group.ready) <= STALE_MIN + 1
 
 
 def test_a_reply_needs_an_offer(bench):

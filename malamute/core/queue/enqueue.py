@@ -1,4 +1,4 @@
-"""From a command into a queue: all of its messages are taken in, or none."""
+"""From a command into a queue: all of its messages are enqueued, or none."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ from collections.abc import Mapping, Sequence
 from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
-from malamute.core.delivery.entry import Entry
-from malamute.core.delivery.options import Options
+from malamute.core.queue.entry import Entry
+from malamute.core.queue.options import Options
 from malamute.errors import NoWorkers
 from malamute.protocol.batch import join_large
 from malamute.protocol.messages import Request, Send
 
 if TYPE_CHECKING:
-    from malamute.core.delivery.queue import Queue
+    from malamute.core.queue.queue import Queue
     from malamute.core.session import Session
 
 _NONE: Sequence[None] = ()
 
 
-def take_in(queue: Queue, session: Session, sender: str, command: Send | Request) -> None:
+def enqueue(queue: Queue, session: Session, sender: str, command: Send | Request) -> None:
     """Put the messages of a command into a queue.
 
     Raises `InvalidValue`, `NoWorkers`, `TrackerInUse` or `TryLater`; then nothing was changed.
@@ -29,14 +29,14 @@ def take_in(queue: Queue, session: Session, sender: str, command: Send | Request
     columns: Sequence[Mapping[str, Any] | None] = command.properties or [None] * len(records)
     options = [Options.parse(properties, time, ahead_ns) for properties in command.properties or _NONE]
     if not any(options):
-        numbers = range(queue.next, queue.next + len(records))
+        numbers = range(queue.next_sequence, queue.next_sequence + len(records))
         rows = zip(numbers, repeat(time), repeat(sender), command.subjects, records, columns)
         queue.put([*map(Entry, rows)], confirmed=command.number > 0)
         return
     places = _wanted(queue, command, options)
     entries = [
         Entry((number, time, sender, command.subjects[place], records[place], columns[place]))
-        for number, place in enumerate(places, queue.next)
+        for number, place in enumerate(places, queue.next_sequence)
     ]
     chosen = {
         entry.sequence: asked
@@ -45,7 +45,7 @@ def take_in(queue: Queue, session: Session, sender: str, command: Send | Request
     }
     tracked = [entry for entry in entries if entry.sequence in chosen and chosen[entry.sequence].tracker]
     if tracked:
-        queue.budget.trackers.check(session.address, queue, tracked, entries)
+        queue.limits.trackers.check(session.address, queue, tracked, entries)
     if entries:
         queue.put(entries, confirmed=command.number > 0, options=chosen)
 
@@ -56,15 +56,15 @@ def _wanted(queue: Queue, command: Send | Request, options: Sequence[Options | N
     places = []
     seen: set[str] = set()
     for place, asked in enumerate(options):
-        if asked is not None and asked.immediate and not queue.dealing.has_consumer(subjects[place]):
+        if asked is not None and asked.immediate and not queue.dispatcher.has_consumer(subjects[place]):
             raise NoWorkers(f"nobody takes {subjects[place]!r} from the {queue.kind} {queue.name!r} now")
         identity = asked.identity if asked is not None else ""
         if identity and queue.policy.dedup_window:
             if identity in seen:
                 continue
-            if queue.identities.has(identity):
+            if queue.dedup.seen(identity):
                 if command.number:
-                    queue.identities.confirm(identity)
+                    queue.dedup.confirm(identity)
                 continue
             seen.add(identity)
         places.append(place)

@@ -98,17 +98,17 @@ class Rate:
         self._since = self._since + RATE_SECONDS if recent else now
 
 
-class Measures:
+class QueueMetrics:
     """What is known of one queue: messages in and out a second, and how long they waited and were held."""
 
-    __slots__ = ("arrivals", "held", "settlements", "waited")
+    __slots__ = ("arrivals", "processing_time", "queue_time", "settlements")
 
     def __init__(self) -> None:
         self.arrivals = Rate()
         self.settlements = Rate()
-        self.waited = Histogram()
+        self.queue_time = Histogram()
         """From when a message came to its first delivery."""
-        self.held = Histogram()
+        self.processing_time = Histogram()
         """From its last delivery to the end."""
 
     def row(self, now: float) -> dict[str, Any]:
@@ -117,7 +117,7 @@ class Measures:
             "arrival_rate": self.arrivals.each_second(now),
             "settled_rate": self.settlements.each_second(now),
         }
-        for name, histogram in (("waited", self.waited), ("held", self.held)):
+        for name, histogram in (("waited", self.queue_time), ("held", self.processing_time)):
             p50, p99 = histogram.quantiles(0.5, 0.99, now=now)
             row[f"{name}_p50_ms"] = p50 * 1000 if p50 is not None else None
             row[f"{name}_p99_ms"] = p99 * 1000 if p99 is not None else None

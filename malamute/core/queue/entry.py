@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from malamute.store.operations import Frame, PutMessages, QueueKind, StoredMessage
 
 if TYPE_CHECKING:
-    from malamute.core.delivery.consumer import Consumer
+    from malamute.core.queue.consumer import Consumer
 
 ENTRY_BYTES = 64
 """What a queued message takes of the limits beyond its subject and its record."""
@@ -31,8 +31,8 @@ class Entry:
     """A queued message, where it is, and how often it was delivered.
 
     Its `record` is None while that is on the disk only. It is `marked` when the disk never holds it without
-    the mark that it may have been delivered. `since` is when whoever holds it got it, or last reported on it;
-    `first` and `given` are when it was delivered first and last, for the ledger. `bytes` are those of its
+    the mark that it may have been delivered. `deadline_from` is when its consumer got it, or last reported on
+    it; `first_delivered_at` and `last_delivered_at` are for the settlement log. `bytes` are those of its
     subject and its record, and what it takes of the credit of who gets it.
 
     There is one for each message that is queued anywhere, so it has nothing that can be told from the rest,
@@ -42,16 +42,16 @@ class Entry:
     __slots__ = (
         "attempts",
         "bytes",
-        "first",
-        "given",
+        "deadline_from",
+        "first_delivered_at",
+        "last_delivered_at",
         "marked",
         "properties",
         "record",
         "sender",
         "sequence",
-        "since",
         "subject",
-        "time",
+        "time_ns",
         "where",
     )
 
@@ -59,23 +59,23 @@ class Entry:
         self, message: StoredMessage | Row, attempts: int = 0, *, marked: bool = False, cold_bytes: int = 0
     ) -> None:
         """`cold_bytes` are those of a record that was left on the disk."""
-        self.sequence, self.time, self.sender, subject, record, self.properties = message
+        self.sequence, self.time_ns, self.sender, subject, record, self.properties = message
         self.subject = subject
         self.record: Frame | None = None if cold_bytes else record
         self.bytes = len(subject) + (cold_bytes or len(record))
         self.attempts = attempts
         self.marked = marked
         self.where: Consumer | Place = "unstored"
-        self.since = self.first = self.given = 0.0
+        self.deadline_from = self.first_delivered_at = self.last_delivered_at = 0.0
 
     @property
-    def size(self) -> int:
+    def size_bytes(self) -> int:
         """What it takes of the limits, in bytes."""
         properties = self.properties
         return self.bytes + ENTRY_BYTES + (PROPERTY_BYTES * len(properties) if properties else 0)
 
     @property
-    def cold(self) -> bool:
+    def paged_out(self) -> bool:
         """Whether its record is on the disk only."""
         return self.record is None
 
@@ -83,7 +83,7 @@ class Entry:
     def message(self) -> StoredMessage:
         """The message, as far as it is in memory."""
         return StoredMessage(
-            self.sequence, self.time, self.sender, self.subject, self.record or b"", self.properties
+            self.sequence, self.time_ns, self.sender, self.subject, self.record or b"", self.properties
         )
 
     @property
@@ -92,7 +92,7 @@ class Entry:
         return self.where if isinstance(self.where, str) else "outstanding"
 
 
-_bytes, _properties, _origin = attrgetter("bytes"), attrgetter("properties"), attrgetter("time", "sender")
+_bytes, _properties, _origin = attrgetter("bytes"), attrgetter("properties"), attrgetter("time_ns", "sender")
 
 
 def bytes_of(entries: Sequence[Entry]) -> int:

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from sys import maxsize
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from malamute.core.delivery.cold import RUN_MESSAGES, records_of, runs
-from malamute.core.delivery.entry import Entry
+from malamute.core.queue.entry import Entry
+from malamute.core.queue.paging import RUN_MESSAGES, records_of, runs
 from malamute.core.steps import GO_ON, Steps, proceed
 from malamute.errors import Malformed, NotFound
 from malamute.matching import message_test, parse
@@ -17,7 +17,7 @@ from malamute.protocol.batch import unpack_record
 from malamute.store.operations import Frame, StoredMessage
 
 if TYPE_CHECKING:
-    from malamute.core.delivery.queue import Queue
+    from malamute.core.queue.queue import Queue
 
 ROWS_SHOWN = 100
 """Rows of an answer when nobody says how many."""
@@ -102,7 +102,7 @@ def choose(
     if sequences is None:
         entries = _all(queue, dead)
     else:
-        known = {entry.sequence: entry for entry in queue.dead.here()} if dead else queue.entries
+        known = {entry.sequence: entry for entry in queue.dead_letters.here()} if dead else queue.entries
         entries = iter(_named(known, sequences))
     found: list[int] = []
     look = _Look(queue, dead, test, state, limit or maxsize, lambda item: found.append(item.message.sequence))
@@ -118,7 +118,7 @@ def _named(entries: Mapping[int, Entry], sequences: Sequence[int]) -> list[Entry
 
 def _all(queue: Queue, dead: bool, after: int = 0) -> Iterator[Entry]:
     if dead:
-        return (entry for entry in queue.dead.here() if entry.sequence > after)
+        return (entry for entry in queue.dead_letters.here() if entry.sequence > after)
     return _from(queue, after + 1)
 
 
@@ -151,7 +151,7 @@ class _Look:
     def steps(self, entries: Iterable[Entry], done: Callable[[], None], *, records: bool) -> Steps:
         """Look at these messages, with their `records` or without."""
         queue, dead = self._queue, self._dead
-        kind = queue.dead.kind if dead else queue.kind
+        kind = queue.dead_letters.kind if dead else queue.kind
         for run in runs(entries):
             if queue.turn.work <= 0:
                 yield GO_ON
@@ -160,7 +160,7 @@ class _Look:
                 run = [entry for entry in run if self._state_of(entry) == self._state]
             run = run[: self._limit] if self._test is None else run
             brought = (yield from records_of(kind, queue.name, run)) if records else {}
-            here = queue.dead.entries if dead else queue.entries
+            here = queue.dead_letters.entries if dead else queue.entries
             for entry in run:
                 sequence = entry.sequence
                 if self._limit and sequence in here:

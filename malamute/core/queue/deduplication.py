@@ -1,4 +1,4 @@
-"""What a queue has taken in already, by the identities that senders give to their messages.
+"""Deduplication: what a queue has enqueued already, by the identities that senders give to their messages.
 
 An identity is remembered for the window that is configured, on the disk too, and up to a number of them: the
 oldest is forgotten first. All of a queue have the same window, so they are in the order in which they end.
@@ -6,7 +6,7 @@ oldest is forgotten first. All of a queue have the same window, so they are in t
 All queues together have a limit in bytes. Past it, the queue that has most forgets its oldest, so that nobody
 makes another's queue forget.
 
-A double shares the fate of the first: it is confirmed when that is on the disk, and fails with it.
+A duplicate shares the fate of the first: it is confirmed when that is durable, and fails with it.
 """
 
 from __future__ import annotations
@@ -19,48 +19,48 @@ from malamute.errors import TryLater
 from malamute.store.operations import ForgetIdentities, PutIdentity
 
 if TYPE_CHECKING:
-    from malamute.core.delivery.entry import Entry
-    from malamute.core.delivery.queue import Queue
+    from malamute.core.queue.entry import Entry
+    from malamute.core.queue.queue import Queue
     from malamute.core.timers import Timer
 
 SWEEPS = 8
 """How often within a window the identities that have ended are dropped."""
 
 
-IDENTITY_BYTES = 128
+DEDUP_BYTES = 128
 """What an identity takes in memory and on the disk, besides its own bytes and the name of its queue."""
 
 SHRINK_SHARE = 16
 """The part of all that is forgotten at a time, so that looking for the largest queue is seldom."""
 
 
-class IdentityRoom:
-    """What the identities of all queues take."""
+class DedupQuota:
+    """What the deduplication windows of all queues take together, and the limit of that."""
 
     def __init__(self, bytes_max: int) -> None:
         self.bytes = 0
         self._bytes_max = bytes_max
         # In the order in which they came: which of two equals forgets is not left to chance.
-        self._holders: dict[Identities, None] = {}
+        self._holders: dict[DedupWindow, None] = {}
 
-    def take(self, identities: Identities, size_bytes: int) -> None:
+    def count(self, window: DedupWindow, size_bytes: int) -> None:
         """Count what the identities of a queue take, or give back if negative."""
-        identities.bytes += size_bytes
+        window.bytes += size_bytes
         self.bytes += size_bytes
-        if identities.bytes:
-            self._holders[identities] = None
+        if window.bytes:
+            self._holders[window] = None
         else:
-            self._holders.pop(identities, None)
+            self._holders.pop(window, None)
 
-    def relieve(self) -> None:
+    def evict(self) -> None:
         """Let the queues that have most forget their oldest until there is room."""
         while self.bytes > self._bytes_max:
-            largest = max(self._holders, key=lambda identities: identities.bytes)
-            largest.forget(self.bytes - self._bytes_max + self._bytes_max // SHRINK_SHARE)
+            largest = max(self._holders, key=lambda window: window.bytes)
+            largest.evict(self.bytes - self._bytes_max + self._bytes_max // SHRINK_SHARE)
 
 
-class Identities:
-    """The identities of one queue.
+class DedupWindow:
+    """The deduplication window of one queue.
 
     `known` tells the sequence of each message, until when it is remembered in ns, and the token of the append
     that had it, or 0.
@@ -71,7 +71,7 @@ class Identities:
         self.known: OrderedDict[str, tuple[int, int, int]] = OrderedDict()
         self.bytes = 0
         self._queue = queue
-        self._name_bytes = IDENTITY_BYTES + len(queue.name.encode())
+        self._name_bytes = DEDUP_BYTES + len(queue.name.encode())
         self._timer: Timer | None = None
         self._ahead_ns = 0
         """The least that the clock on the wall was ahead when any of them was stored, which has its time."""
@@ -84,23 +84,23 @@ class Identities:
         queue = self._queue
         most = queue.turn.now + queue.policy.dedup_window
         # Nobody knows how much of each window has gone by if it is in doubt what time it is.
-        least = min(queue.budget.doubt.until, most)
+        least = min(queue.limits.doubt.until, most)
         ending = sorted(identities.items(), key=lambda item: item[1][1])
         for identity, (sequence, stored) in ending:
             until = min(max(stored, int(least * 1e9)), int(most * 1e9))
             self._put(identity, (sequence, until, 0))
             if until < stored:
                 self._longer.add(identity)
-        queue.budget.identities.relieve()
+        queue.limits.dedup_quota.evict()
         self._sweep()
 
-    def has(self, identity: str) -> bool:
-        """Whether a message with this identity was taken in within the window that ends now."""
+    def seen(self, identity: str) -> bool:
+        """Whether a message with this identity was enqueued within the window that ends now."""
         found = self.known.get(identity)
         return found is not None and found[1] > int(self._queue.turn.now * 1e9)
 
-    def add(self, identity: str, message: Entry) -> None:
-        """A message with this identity is taken in."""
+    def record(self, identity: str, message: Entry) -> None:
+        """A message with this identity is enqueued."""
         queue, policy = self._queue, self._queue.policy
         if not policy.dedup_window:
             return
@@ -110,14 +110,14 @@ class Identities:
         stored = until + ahead_ns
         queue.turn.store(PutIdentity(queue.kind, queue.name, identity, message.sequence, stored))
         if len(self.known) > max(policy.dedup_count, 1):
-            self.forget(1)
-        queue.budget.identities.relieve()
+            self.evict(1)
+        queue.limits.dedup_quota.evict()
         self._watch()
 
     def _put(self, identity: str, known: tuple[int, int, int]) -> None:
         self._drop(identity)
         self.known[identity] = known
-        self._queue.budget.identities.take(self, self._bytes_of(identity))
+        self._queue.limits.dedup_quota.count(self, self._bytes_of(identity))
 
     def _drop(self, identity: str) -> int:
         """Forget one. Returns until when it was to be remembered, or 0 if it was not known."""
@@ -125,7 +125,7 @@ class Identities:
         if known is None:
             return 0
         self._longer.discard(identity)
-        self._queue.budget.identities.take(self, -self._bytes_of(identity))
+        self._queue.limits.dedup_quota.count(self, -self._bytes_of(identity))
         return known[1]
 
     def _end(self, identity: str) -> int:
@@ -140,18 +140,18 @@ class Identities:
         return len(identity.encode()) + self._name_bytes
 
     def confirm(self, identity: str) -> None:
-        """A double is to be confirmed like the first. Raises `TryLater` if the disk has refused that."""
+        """A duplicate is to be confirmed like the first. Raises `TryLater` if the disk has refused that."""
         sequence, _, token = self.known[identity]
-        if not self._queue.turn.rely_on(token) and sequence in self._queue.unsaved:
+        if not self._queue.turn.rely_on(token) and sequence in self._queue.not_durable:
             raise TryLater(f"the message with the identity {identity!r} is not on the disk")
 
-    def take_back(self, message: Entry) -> None:
+    def forget(self, message: Entry) -> None:
         """A message was not stored after all: it may be sent again."""
         identity = (message.properties or {}).get("id")
         if identity is not None and self.known.get(identity, (0, 0, 0))[0] == message.sequence:
             self._drop(identity)
 
-    def forget(self, size_bytes: int) -> None:
+    def evict(self, size_bytes: int) -> None:
         """Forget the oldest, of so many bytes at least."""
         gone = 0
         while self.known and size_bytes > 0:
@@ -172,7 +172,7 @@ class Identities:
         if self.known and self._timer is None:
             turn, policy = self._queue.turn, self._queue.policy
             due = max(next(iter(self.known.values()))[1] / 1e9, turn.now + policy.dedup_window / SWEEPS)
-            self._timer = self._queue.budget.timers.at(due, self._sweep)
+            self._timer = self._queue.limits.timers.at(due, self._sweep)
 
     def _sweep(self) -> None:
         self._timer = None
@@ -186,5 +186,5 @@ class Identities:
 
     def close(self) -> None:
         """The queue is gone."""
-        self._queue.budget.identities.take(self, -self.bytes)
-        self._queue.budget.timers.cancel(self._timer)
+        self._queue.limits.dedup_quota.count(self, -self.bytes)
+        self._queue.limits.timers.cancel(self._timer)

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from malamute.core.delivery.queue import Queue
+    from malamute.core.queue.queue import Queue
     from malamute.core.timers import Timer
 
 RETRY_SECONDS = 1.0
@@ -29,10 +29,11 @@ class Schedule:
         """Take up what the store kept: when messages come again, in ns. None came later than now."""
         entries = self._queue.entries
         self._due = {
-            sequence: (time - max(0, entries[sequence].time - now_ns)) / 1e9 for sequence, time in due.items()
+            sequence: (time - max(0, entries[sequence].time_ns - now_ns)) / 1e9
+            for sequence, time in due.items()
         }
 
-    def in_time(self, sequences: Iterable[int]) -> list[int]:
+    def due(self, sequences: Iterable[int]) -> list[int]:
         """Those whose time it is. The others wait for it, or are over."""
         queue = self._queue
         now = queue.turn.now
@@ -42,7 +43,7 @@ class Schedule:
             asked = queue.options.get(sequence)
             if asked is not None and asked.expires and asked.expires <= now:
                 if self._is_doubtful(sequence):
-                    self.delay(sequence, queue.budget.doubt.until)
+                    self.delay(sequence, queue.limits.doubt.until)
                 else:
                     over.append(sequence)
             elif asked is not None and asked.due > now:
@@ -50,24 +51,24 @@ class Schedule:
             else:
                 due.append(sequence)
         if over:
-            queue.budget.note(queue, "expired", len(over))
-            queue.ends.end(over, "expired")
+            queue.limits.note(queue, "expired", len(over))
+            queue.settlement.settle(over, "expired")
         return due
 
     def delay(self, sequence: int, due: float) -> None:
         """Let a message wait for a time."""
         self._queue.entries[sequence].where = "delayed"
-        self.delayed[sequence] = self._queue.budget.timers.at(due, lambda: self._undelay(sequence))
+        self.delayed[sequence] = self._queue.limits.timers.at(due, lambda: self._undelay(sequence))
 
     def _undelay(self, sequence: int) -> None:
         del self.delayed[sequence]
         self._queue.entries[sequence].where = "settling"
         self._queue.make_ready([sequence])
 
-    def seize(self, sequence: int) -> None:
+    def claim(self, sequence: int) -> None:
         """A message that is delayed is to leave. It is delayed again if the disk refuses that."""
         timer = self.delayed.pop(sequence)
-        self._queue.budget.timers.cancel(timer)
+        self._queue.limits.timers.cancel(timer)
         self._due[sequence] = timer.due
 
     def delay_again(self, sequences: Iterable[int]) -> list[int]:
@@ -93,35 +94,35 @@ class Schedule:
 
     def watch(self, sequence: int, expires: float) -> Timer:
         """End a message when its time is over."""
-        return self._queue.budget.timers.at(expires, lambda: self._expire(sequence))
+        return self._queue.limits.timers.at(expires, lambda: self._expire(sequence))
 
     def _is_doubtful(self, sequence: int) -> bool:
-        return self._queue.budget.doubt.holds(self._queue.entries[sequence].time)
+        return self._queue.limits.doubt.holds(self._queue.entries[sequence].time_ns)
 
     def _expire(self, sequence: int) -> None:
         queue = self._queue
         if self._is_doubtful(sequence):
-            until = queue.budget.doubt.until
+            until = queue.limits.doubt.until
             queue.options[sequence].timer = self.watch(sequence, until)
             # Whoever holds it goes on, and what is on its way from the disk is looked at when it is there.
             if queue.entries[sequence].where == "waiting":
-                queue.ends.seize([sequence], "expired")
+                queue.settlement.claim([sequence], "expired")
                 self.delay(sequence, until)
             return
         # What is on its way to or from the disk is looked at when the disk has answered.
-        queue.ends.end_early([sequence], "expired", bound=False)
+        queue.settlement.settle_early([sequence], "expired", bound=False)
 
     def give_time_back(self, seconds: float) -> None:
         """The clock was wrong by so much when the broker started: what was here before has longer."""
-        queue, doubt = self._queue, self._queue.budget.doubt
+        queue, doubt = self._queue, self._queue.limits.doubt
         for sequence, asked in queue.options.items():
-            if asked.expires and queue.entries[sequence].time < doubt.began:
+            if asked.expires and queue.entries[sequence].time_ns < doubt.began:
                 asked.expires += seconds
-                queue.budget.timers.cancel(asked.timer)
+                queue.limits.timers.cancel(asked.timer)
                 asked.timer = self.watch(sequence, asked.expires)
 
     def drop(self, sequences: Iterable[int]) -> None:
         """Messages are gone."""
         for sequence in sequences if self.delayed or self._due else ():
-            self._queue.budget.timers.cancel(self.delayed.pop(sequence, None))
+            self._queue.limits.timers.cancel(self.delayed.pop(sequence, None))
             self._due.pop(sequence, None)

@@ -12,16 +12,16 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Protocol
 
-from malamute.core.delivery.cold import Records, records_of, runs
-from malamute.core.delivery.entry import Entry, puts, ranges_of, size_of
-from malamute.core.delivery.options import Options
+from malamute.core.queue.entry import Entry, puts, ranges_of, size_of
+from malamute.core.queue.options import Options
+from malamute.core.queue.paging import Records, records_of, runs
 from malamute.core.steps import STORED, Steps, proceed
 from malamute.errors import MalamuteError
 from malamute.protocol.batch import pack_record
 from malamute.store.operations import DeleteMessages, QueueKind, QueueState, StoredMessage
 
 if TYPE_CHECKING:
-    from malamute.core.delivery.queue import Queue
+    from malamute.core.queue.queue import Queue
 
 LEFT_BEHIND = ("dead", "tracker", "delay", "at", "immediate")
 """Properties that a message does not have when it is sent again."""
@@ -30,7 +30,7 @@ UNREADABLE = pack_record(None, ())
 """The record of a dead letter whose own cannot be read."""
 
 
-class Told(Protocol):
+class RedriveProgress(Protocol):
     """What a redrive calls with how far it is."""
 
     def __call__(self, count: int, before: int = 0, *, final: bool = True) -> None:
@@ -42,8 +42,8 @@ class DeadLetters:
 
     def __init__(self, queue: Queue) -> None:
         self.kind: QueueKind = "mailbox-dead" if queue.kind == "mailbox" else "service-dead"
-        self.next = 1
-        self.cold = 0
+        self.next_sequence = 1
+        self.paged_out_bytes = 0
         # Its first entry is at hand, however many were taken out before it.
         self.entries: OrderedDict[int, Entry] = OrderedDict()
         self._queue = queue
@@ -51,13 +51,13 @@ class DeadLetters:
         """Those that are on their way back, until the disk knows."""
         self.going: set[int] = set()
         """Those that leave, back or for good, when the disk knows what it was told."""
-        self._coming: set[int] = set()
+        self._arriving: set[int] = set()
         """Those that are here when the disk knows: until then they may turn out to be in the queue still."""
 
     def restore(self, state: QueueState) -> None:
         """Take up what the store kept."""
-        memory = self._queue.budget.memory
-        self.next = state.next
+        memory = self._queue.limits.memory
+        self.next_sequence = state.next
         damaged = set(state.damaged)
         for message in state.messages:
             cold_bytes = state.cold.get(message.sequence, 0)
@@ -65,15 +65,15 @@ class DeadLetters:
                 message = message._replace(record=UNREADABLE)
             entry = self._add(message, cold_bytes)
             if cold_bytes:
-                memory.count_cold(self, entry.size)
+                memory.count_paged_out(self, entry.size_bytes)
             else:
-                memory.let_go(self, [entry])
+                memory.evict(self, [entry])
 
-    def bury(self, entries: Iterable[Entry], records: Records, reason: str) -> None:
+    def add(self, entries: Iterable[Entry], records: Records, reason: str) -> None:
         """Take messages in with these records, with all else of this turn or not at all."""
         queue = self._queue
         now = queue.turn.time_ns
-        buried = []
+        added = []
         for entry in entries:
             message = entry.message
             died = {
@@ -86,25 +86,25 @@ class DeadLetters:
             properties = _without(entry, ("tracker",))
             dead = self._add(
                 message._replace(
-                    sequence=self.next,
+                    sequence=self.next_sequence,
                     record=records.get(message.sequence, UNREADABLE),
                     properties={**properties, "dead": died},
                 )
             )
-            self.next += 1
-            buried.append(dead)
-        queue.turn.store(*puts(self.kind, queue.name, buried), size_bytes=size_of(buried))
-        self._coming.update(entry.sequence for entry in buried)
-        queue.turn.when_stored(lambda error: self._buried(buried, error))
-        self._drop_oldest(len(buried))
+            self.next_sequence += 1
+            added.append(dead)
+        queue.turn.store(*puts(self.kind, queue.name, added), size_bytes=size_of(added))
+        self._arriving.update(entry.sequence for entry in added)
+        queue.turn.when_stored(lambda error: self._added(added, error))
+        self._drop_oldest(len(added))
 
-    def _buried(self, buried: Sequence[Entry], error: MalamuteError | None) -> None:
-        self._coming.difference_update(entry.sequence for entry in buried)
-        here = [entry for entry in buried if entry.sequence in self.entries]
+    def _added(self, added: Sequence[Entry], error: MalamuteError | None) -> None:
+        self._arriving.difference_update(entry.sequence for entry in added)
+        here = [entry for entry in added if entry.sequence in self.entries]
         if error is not None:
             self._forget([entry.sequence for entry in here])
             return
-        self._queue.budget.memory.let_go(self, here)
+        self._queue.limits.memory.evict(self, here)
 
     @property
     def excess(self) -> int:
@@ -127,16 +127,16 @@ class DeadLetters:
             )
         if excess > 0:
             self._drop(list(islice((sequence for sequence in self.entries if sequence not in going), excess)))
-            self._queue.budget.note(self._queue, "dead-dropped", excess)
+            self._queue.limits.note(self._queue, "dead-dropped", excess)
 
     def here(self) -> list[Entry]:
         """Those that are not on their way here or back, in order."""
-        moving = self._leaving | self._coming | self.going
+        moving = self._leaving | self._arriving | self.going
         return [entry for sequence, entry in self.entries.items() if sequence not in moving]
 
     def purge(self, sequences: Sequence[int]) -> int:
         """Remove some for good, if the disk lets it. Returns how many were to be had."""
-        moving = self._leaving | self._coming | self.going
+        moving = self._leaving | self._arriving | self.going
         found = [s for s in sequences if s in self.entries and s not in moving]
         if found:
             self.going.update(found)
@@ -156,22 +156,26 @@ class DeadLetters:
         self._forget(sequences)
         self._queue.turn.store(self._removal(sequences))
 
-    def redrive(self, sequences: Sequence[int], told: Told, failed: Callable[[MalamuteError], None]) -> None:
+    def redrive(
+        self, sequences: Sequence[int], told: RedriveProgress, failed: Callable[[MalamuteError], None]
+    ) -> None:
         """Send some again, as new messages, and tell how many, or by `failed` why none.
 
         What does not fit one commit is told with each of them: one of the others may fail, or never come.
         Raises `TryLater` when the queue has no room for them all, and then nothing happens.
         """
-        moving = self._leaving | self._coming | self.going
+        moving = self._leaving | self._arriving | self.going
         entries = [self.entries[s] for s in sequences if s in self.entries and s not in moving]
         queue = self._queue
         size_bytes = size_of(entries)
-        queue.budget.check(queue, len(entries), size_bytes)
-        queue.budget.reserve(queue, len(entries), size_bytes)
+        queue.limits.check(queue, len(entries), size_bytes)
+        queue.limits.reserve(queue, len(entries), size_bytes)
         self._leaving.update(entry.sequence for entry in entries)
-        proceed(queue.turn, self._return(entries, told, failed))
+        proceed(queue.turn, self._redrive_steps(entries, told, failed))
 
-    def _return(self, entries: Sequence[Entry], told: Told, failed: Callable[[MalamuteError], None]) -> Steps:
+    def _redrive_steps(
+        self, entries: Sequence[Entry], told: RedriveProgress, failed: Callable[[MalamuteError], None]
+    ) -> Steps:
         queue = self._queue
         count = 0
         left = len(entries)
@@ -182,7 +186,7 @@ class DeadLetters:
                 records = {} if error else (yield from records_of(self.kind, queue.name, run))
             except MalamuteError as fault:
                 error = fault
-            queue.budget.reserve(queue, -len(run), -size_of(run))
+            queue.limits.reserve(queue, -len(run), -size_of(run))
             left -= len(run)
             # Those that were dropped meanwhile stay away, and those that cannot be read stay here.
             here = [e for e in run if e.sequence in self.entries and e.sequence in records]
@@ -210,7 +214,7 @@ class DeadLetters:
         queue = self._queue
         time = queue.turn.time_ns
         again = []
-        for sequence, entry in enumerate(entries, queue.next):
+        for sequence, entry in enumerate(entries, queue.next_sequence):
             properties = _without(entry, LEFT_BEHIND)
             record = records[entry.sequence]
             again.append(Entry((sequence, time, entry.sender, entry.subject, record, properties or None)))
@@ -233,17 +237,17 @@ class DeadLetters:
 
     def _add(self, message: StoredMessage, cold_bytes: int = 0) -> Entry:
         entry = self.entries[message.sequence] = Entry(message, cold_bytes=cold_bytes)
-        self._queue.budget.take_dead(1, entry.size)
+        self._queue.limits.count_dead(1, entry.size_bytes)
         return entry
 
     def _forget(self, sequences: Iterable[int]) -> None:
-        budget = self._queue.budget
+        limits = self._queue.limits
         for sequence in sequences:
             entry = self.entries.pop(sequence, None)
             if entry is not None:
-                budget.take_dead(-1, -entry.size)
-                if entry.cold:
-                    budget.memory.count_cold(self, -entry.size)
+                limits.count_dead(-1, -entry.size_bytes)
+                if entry.paged_out:
+                    limits.memory.count_paged_out(self, -entry.size_bytes)
 
 
 def _without(message: Entry, names: Sequence[str]) -> dict[str, Any]:

@@ -1,6 +1,6 @@
-"""The ledger of queued messages: when each came, was delivered and was settled.
+"""The settlement log of queued messages: when each came, was delivered and was settled.
 
-The delivery calls `arrived` and `settled`, and knows no more of it. Both feed the measures of the queue,
+A queue calls `enqueued` and `settled`, and knows no more of it. Both feed the metrics of the queue,
 which presence tells. If histories are switched on, what was settled in a turn becomes one event for each
 queue, `service.settled.NAME` or `mailbox.settled.NAME`, whose body is a msgpack map of columns:
 
@@ -21,20 +21,21 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from malamute.core.measures import Measures
+from malamute.core.metrics import QueueMetrics
 from malamute.core.ready import Event, Turn
 from malamute.protocol.batch import pack
 from malamute.protocol.names import RESERVED_PREFIX
 
 if TYPE_CHECKING:
-    from malamute.core.delivery import Entry, Queue
+    from malamute.core.queue.entry import Entry
+    from malamute.core.queue.queue import Queue
 
 
 SAMPLES = 32
 """Of more messages than this that are settled at once, some are measured for all."""
 
 
-class Ledger:
+class SettlementLog:
     """What came to and left the queues. Histories are made while it is `on`."""
 
     def __init__(self, turn: Turn) -> None:
@@ -42,31 +43,33 @@ class Ledger:
         self.on = False
         self.pending: dict[Queue, list[tuple[Sequence[Entry], str, str]]] = {}
 
-    def arrived(self, queue: Queue, count: int) -> None:
+    def enqueued(self, queue: Queue, count: int) -> None:
         """Messages come into a queue, which has none of them yet."""
-        if queue.next == queue.first and not queue.name.startswith(RESERVED_PREFIX):
+        if queue.next_sequence == queue.first_sequence and not queue.name.startswith(RESERVED_PREFIX):
             self.turn.event(f"{queue.kind}.created.{queue.name}")
-        if queue.measures is None:
-            queue.measures = Measures()
-        queue.measures.arrivals.add(count, self.turn.now)
+        if queue.metrics is None:
+            queue.metrics = QueueMetrics()
+        queue.metrics.arrivals.add(count, self.turn.now)
 
     def settled(self, queue: Queue, entries: Sequence[Entry], outcome: str, worker: str = "") -> None:
         """Messages have left a queue for good."""
         now, ahead = self.turn.now, self.turn.ahead
-        measures = queue.measures = queue.measures or Measures()
-        measures.settlements.add(len(entries), now)
+        metrics = queue.metrics = queue.metrics or QueueMetrics()
+        metrics.settlements.add(len(entries), now)
         step = 1 + len(entries) // SAMPLES
-        # All that was dealt out in one turn has one time, so there are few different ones.
-        times = Counter([(entry.time, entry.first, entry.given) for entry in entries[::step]])
+        # All that was dispatched in one turn has one time, so there are few different ones.
+        times = Counter(
+            [(entry.time_ns, entry.first_delivered_at, entry.last_delivered_at) for entry in entries[::step]]
+        )
         for (queued, first, given), count in times.items():
             if given:
-                measures.held.add(now - given, count, now)
+                metrics.processing_time.add(now - given, count, now)
             if first:
-                measures.waited.add(max(0.0, first + ahead - queued / 1e9), count, now)
+                metrics.queue_time.add(max(0.0, first + ahead - queued / 1e9), count, now)
         if self.on:
             self.pending.setdefault(queue, []).append((entries, outcome, worker))
 
-    def take(self, most: int) -> list[Event]:
+    def pop_events(self, most: int) -> list[Event]:
         """The histories of the turn, of so many queues at the most; the others are counted."""
         pending, self.pending = self.pending, {}
         queues = list(pending.items())
@@ -83,8 +86,8 @@ class Ledger:
         entries, ahead = [entry for run, _, _ in runs for entry in run], self.turn.ahead
         body = {
             "sequences": [entry.sequence for entry in entries],
-            "queued": _column([entry.time for entry in entries]),
-            "delivered": _column([int((entry.first + ahead) * 1e9) for entry in entries]),
+            "queued": _column([entry.time_ns for entry in entries]),
+            "delivered": _column([int((entry.first_delivered_at + ahead) * 1e9) for entry in entries]),
             "attempts": _column([entry.attempts for entry in entries]),
             "settled": self.turn.time_ns,
             "outcome": _column([outcome for run, outcome, _ in runs for _ in run]),

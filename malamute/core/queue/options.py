@@ -14,7 +14,7 @@ from malamute.protocol.limits import DURATION_MS_MAX, NUMBER_MAX, TEXT_BYTES_MAX
 from malamute.protocol.names import RESERVED_PREFIX, is_name
 
 if TYPE_CHECKING:
-    from malamute.core.delivery.entry import Entry
+    from malamute.core.queue.entry import Entry
     from malamute.core.timers import Timer
 
 PRIORITY_MAX = 9
@@ -88,7 +88,7 @@ class Options:
             or "service" in properties
         ):
             return None
-        options = cls(properties, min(message.time, now_ns), ahead_ns)
+        options = cls(properties, min(message.time_ns, now_ns), ahead_ns)
         # It was taken in once, and that is when the window of its identity began.
         options.identity = ""
         return options if options.lasting else None

@@ -8,10 +8,10 @@ from itertools import takewhile
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
-from malamute.core.delivery.cold import Memory
-from malamute.core.delivery.entry import Entry
-from malamute.core.delivery.identities import IdentityRoom
-from malamute.core.ledger import Ledger
+from malamute.core.queue.deduplication import DedupQuota
+from malamute.core.queue.entry import Entry
+from malamute.core.queue.paging import RecordMemory
+from malamute.core.queue.settlement_log import SettlementLog
 from malamute.core.timers import Timers
 from malamute.errors import MalamuteError, TryLater
 from malamute.protocol.batch import Columns, pack_queue_payload
@@ -20,10 +20,10 @@ from malamute.store.operations import DeleteQueue, SetAttempts
 from malamute.store.policies import BaseKind, PolicyOf, QueuePolicy
 
 if TYPE_CHECKING:
-    from malamute.core.delivery.consumer import Consumer
-    from malamute.core.delivery.queue import Queue
-    from malamute.core.delivery.trackers import Trackers
     from malamute.core.doubt import Doubt
+    from malamute.core.queue.consumer import Consumer
+    from malamute.core.queue.queue import Queue
+    from malamute.core.queue.trackers import Trackers
     from malamute.core.ready import Turn
     from malamute.core.session import Session
     from malamute.matching import CacheBudget
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 Table = dict[str, "Queue"]
 
 
-class Budget:
+class QueueLimits:
     """The room for queues, and what they hand over at the end of a turn."""
 
     trackers: Trackers
@@ -51,23 +51,23 @@ class Budget:
         self.incarnation = incarnation
         """The number up to which no sequence is given out, as it may have been before a restore."""
         self.turn = turn
-        self.limits = limits
+        self.configured = limits
         self.timers = timers
         self.policy = policy
         self.caches = caches
         """Shared by the indexes of all queues, and of streams."""
         self.messages = 0
-        self.ledger = Ledger(turn)
+        self.settlement_log = SettlementLog(turn)
         self.bytes = 0
         self.queues = 0
-        self.memory = Memory(self)
-        self.identities = IdentityRoom(limits.identities_bytes)
+        self.memory = RecordMemory(self)
+        self.dedup_quota = DedupQuota(limits.identities_bytes)
         self.deliveries: list[Consumer] = []
         self._noted: Counter[tuple[BaseKind, str, str]] = Counter()
 
     def policy_of(self, kind: BaseKind, name: str) -> QueuePolicy:
         """The policy of a queue, whose depth and bytes are within the limits of all queues."""
-        policy, limits = self.policy(kind, name), self.limits
+        policy, limits = self.policy(kind, name), self.configured
         return policy._replace(
             depth=min(policy.depth or limits.queue_messages, limits.queue_messages),
             bytes=min(policy.bytes or limits.queue_bytes, limits.queue_bytes),
@@ -88,9 +88,9 @@ class Budget:
 
     def check_all(self, messages: int, size_bytes: int) -> None:
         """Raise `TryLater` unless all queues together may have so many more messages and bytes."""
-        if self.messages + messages > self.limits.queues_messages:
+        if self.messages + messages > self.configured.queues_messages:
             raise TryLater(f"all mailboxes and services together hold {self.messages} messages")
-        if self.bytes + size_bytes > self.limits.queues_bytes:
+        if self.bytes + size_bytes > self.configured.queues_bytes:
             raise TryLater(f"all mailboxes and services together hold {self.bytes} bytes")
         if self.short_of_memory:
             raise TryLater("there is no memory for messages that are not on the disk")
@@ -99,14 +99,14 @@ class Budget:
     def short_of_memory(self) -> bool:
         """Whether there is too much in memory that the disk does not take."""
         # Of what the disk would not take and nobody waits for, the memory has the only copy.
-        return self.memory.free < -self.limits.backlog_bytes
+        return self.memory.free_bytes < -self.configured.backlog_bytes
 
-    def take(self, queue: Queue, messages: int, size_bytes: int) -> None:
+    def count(self, queue: Queue, messages: int, size_bytes: int) -> None:
         """Take room for messages of a queue, or give it back if negative."""
         queue.bytes += size_bytes
-        self.take_dead(messages, size_bytes)
+        self.count_dead(messages, size_bytes)
 
-    def take_dead(self, messages: int, size_bytes: int) -> None:
+    def count_dead(self, messages: int, size_bytes: int) -> None:
         """Take room for dead letters, which is no queue's own, or give it back."""
         self.messages += messages
         self.bytes += size_bytes
@@ -114,14 +114,15 @@ class Budget:
     def reserve(self, queue: Queue, messages: int, size_bytes: int) -> None:
         """Keep room for messages that may still come, or give it back if negative. It takes no memory."""
         queue.reserved += messages
-        self.take(queue, messages, size_bytes)
-        self.memory.count_cold(queue, size_bytes)
+        self.count(queue, messages, size_bytes)
+        self.memory.count_paged_out(queue, size_bytes)
 
     def check_queues(self) -> None:
         """Raise `TryLater` unless there may be one more queue: those that nobody uses are removed in time."""
-        if self.queues >= self.limits.queues:
+        if self.queues >= self.configured.queues:
+            most = self.configured.queues
             raise TryLater(
-                f"there are {self.limits.queues} mailboxes and services, and limits.queues allows no more; "
+                f"there are {most} mailboxes and services, and limits.queues allows no more; "
                 "those that are empty and unused leave by themselves"
             )
 
@@ -134,12 +135,12 @@ class Budget:
     def collect(self, queue: Queue, table: Table) -> None:
         """Remove a queue from a table when it was empty and unused for as long as is configured."""
         if queue.policy.idle:
-            seen = None if queue.used else queue.next
+            seen = None if queue.used else queue.next_sequence
             due = self.turn.now + queue.policy.idle
             queue.collector = self.timers.at(due, lambda: self._collect_unless_used(queue, table, seen))
 
     def _collect_unless_used(self, queue: Queue, table: Table, seen: int | None) -> None:
-        if queue.used or queue.next != seen:
+        if queue.used or queue.next_sequence != seen:
             self.collect(queue, table)
             return
         del table[queue.name]
@@ -150,8 +151,8 @@ class Budget:
     def delete(self, queue: Queue) -> None:
         """Let the store forget a queue and its dead letters."""
         self.turn.store(DeleteQueue(queue.kind, queue.name))
-        if queue.dead.next > 1:
-            self.turn.store(DeleteQueue(queue.dead.kind, queue.name))
+        if queue.dead_letters.next_sequence > 1:
+            self.turn.store(DeleteQueue(queue.dead_letters.kind, queue.name))
 
     def note(self, queue: Queue, what: str, count: int) -> None:
         """Something happened to messages of a queue: it is counted, and told once at the end of the turn."""
@@ -183,20 +184,20 @@ class Budget:
         """Send what may be sent, and see to it that the rest may be."""
         queue = consumer.queue
         entries = [*takewhile(attrgetter("marked"), consumer.unsent)]
-        if consumer.lacking:
+        if consumer.missing_bytes:
             entries = [*takewhile(lambda entry: entry.record is not None, entries)]
         if entries:
             consumer.unsent = consumer.unsent[len(entries) :]
             payload, large = pack_queue_payload(self._columns(queue, entries))
             self.turn.send(consumer.session.peer, Deliver(consumer.source, 0, payload, large))
             consumer.watch()
-            if queue.room_ahead < 0:
-                queue.relieve([e.sequence for e in entries if e.sequence not in queue.unsaved])
-            queue.ahead.read_on(entries[-1].sequence)
-            if consumer.line.takes_all:
-                queue.marks.mark_ahead()
-            if consumer.lacking:
-                consumer.count_lacking()
+            if queue.prefetch_bytes < 0:
+                queue.evict_excess([e.sequence for e in entries if e.sequence not in queue.not_durable])
+            queue.prefetch.advance(entries[-1].sequence)
+            if consumer.group.takes_all:
+                queue.watermark.advance_ahead()
+            if consumer.missing_bytes:
+                consumer.count_missing()
         if consumer.unsent and not consumer.awaiting:
             self._prepare(consumer)
 
@@ -211,7 +212,7 @@ class Budget:
                     self.turn.store(SetAttempts(queue.kind, queue.name, sequence, count))
         return Columns(
             sequences,
-            [entry.time for entry in entries],
+            [entry.time_ns for entry in entries],
             [entry.sender for entry in entries],
             [entry.subject for entry in entries],
             [entry.record or b"" for entry in entries],
@@ -222,7 +223,7 @@ class Budget:
     def _prepare(self, consumer: Consumer) -> None:
         """Bring the records of what is about to be delivered, tell the disk of it, and then go on."""
         queue, entries = consumer.queue, [*consumer.unsent]
-        asked = queue.marks.revocations
+        asked = queue.watermark.revocations
 
         def done() -> None:
             consumer.awaiting -= 1
@@ -233,12 +234,12 @@ class Budget:
 
         def marked(error: MalamuteError | None) -> None:
             # Without a disk there is no flag to be kept, and deliveries go on (promise 5).
-            queue.marks.known(entries, asked)
+            queue.watermark.confirm(entries, asked)
             done()
 
         if not all(entry.marked for entry in entries):
             consumer.awaiting += 1
-            queue.marks.mark(entries, marked)
-        if consumer.lacking and (cold := [entry for entry in entries if entry.record is None]):
+            queue.watermark.advance(entries, marked)
+        if consumer.missing_bytes and (missing := [entry for entry in entries if entry.record is None]):
             consumer.awaiting += 1
-            queue.ahead.bring(cold, done)
+            queue.prefetch.page_in(missing, done)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from core_bench import Bench, ack, items, mail_credit, offer, reply, request, send
 
-from malamute.core.delivery import ENTRY_BYTES
-from malamute.core.delivery import cold as cold_records
-from malamute.core.delivery.cold import RETRY_SECONDS
+from malamute.core.queue import paging
+from malamute.core.queue.entry import ENTRY_BYTES
+from malamute.core.queue.paging import RETRY_SECONDS
 from malamute.errors import StorageFull, StoreError
 from malamute.protocol.limits import Limits
 from malamute.protocol.messages import Change, Deliver, Error, Nak, Query, Recall, Reject, Release
@@ -51,7 +51,7 @@ def mailbox(bench, name="bob"):
 
 
 def cold(bench, name="bob"):
-    return [sequence for sequence, entry in mailbox(bench, name).entries.items() if entry.cold]
+    return [sequence for sequence, entry in mailbox(bench, name).entries.items() if entry.paged_out]
 
 
 def ask(bench, topic="messages", **arguments):
@@ -86,12 +86,18 @@ def accounts_hold(bench):
     core = bench.core
     queues = [*core.mailboxes.by_name.values(), *core.services.by_name.values()]
     for queue in queues:
-        found = sum(entry.size for entry in queue.entries.values() if entry.cold)
-        assert queue.cold == found, "no room is reserved in these tests"
-        assert queue.dead.cold == sum(entry.size for entry in queue.dead.entries.values() if entry.cold)
-        assert queue.bytes == sum(entry.size for entry in queue.entries.values())
-    assert core.budget.memory.cold == sum(queue.cold + queue.dead.cold for queue in queues)
-    assert core.budget.messages == sum(len(queue.entries) + len(queue.dead.entries) for queue in queues)
+        found = sum(entry.size_bytes for entry in queue.entries.values() if entry.paged_out)
+        assert queue.paged_out_bytes == found, "no room is reserved in these tests"
+        assert queue.dead_letters.paged_out_bytes == sum(
+            entry.size_bytes for entry in queue.dead_letters.entries.values() if entry.paged_out
+        )
+        assert queue.bytes == sum(entry.size_bytes for entry in queue.entries.values())
+    assert core.queue_limits.memory.paged_out_bytes == sum(
+        queue.paged_out_bytes + queue.dead_letters.paged_out_bytes for queue in queues
+    )
+    assert core.queue_limits.messages == sum(
+        len(queue.entries) + len(queue.dead_letters.entries) for queue in queues
+    )
 
 
 # What goes out of memory
@@ -166,13 +172,18 @@ def test_cold_messages_are_delivered_whole_and_in_order(bench):
     assert {item.attempt for item in got} == {1}
     bench.tell("bob", ack(0, (1, 10)))
     bench.settle()
-    assert bench.core.budget.bytes == bench.core.budget.memory.cold == bench.core.budget.memory.ahead == 0
+    assert (
+        bench.core.queue_limits.bytes
+        == bench.core.queue_limits.memory.paged_out_bytes
+        == bench.core.queue_limits.memory.prefetched_bytes
+        == 0
+    )
     accounts_hold(bench)
 
 
 def test_who_has_credit_waits_once_for_a_run(monkeypatch):
     bench = opened(Bench(Limits(queues_memory_bytes=100 * SIZE), queues=QueuePolicy(priority_step=1)))
-    monkeypatch.setattr(cold_records, "RUN_MESSAGES", 10)
+    monkeypatch.setattr(paging, "RUN_MESSAGES", 10)
     filled(bench, 90)
     first = cold(bench)[0]
     bench.tell("bob", mail_credit(first - 1))
@@ -228,7 +239,7 @@ def test_what_is_read_ahead_leaves_with_the_last_consumer(bench):
     bench.settle()
     bench.lost("bob")
     bench.settle()
-    assert bench.core.budget.memory.ahead == 0
+    assert bench.core.queue_limits.memory.prefetched_bytes == 0
     accounts_hold(bench)
 
 
@@ -239,8 +250,8 @@ def test_nobody_is_given_more_at_once_than_may_be_in_memory():
     most = 0
     while bench.appends or bench.reads:
         bench.commit() if bench.appends else bench.read()
-        most = max(most, bench.core.budget.memory.ahead)
-        assert mailbox(bench).bytes - mailbox(bench).cold <= 10 * SIZE
+        most = max(most, bench.core.queue_limits.memory.prefetched_bytes)
+        assert mailbox(bench).bytes - mailbox(bench).paged_out_bytes <= 10 * SIZE
     assert bench.bodies("bob") == bodies(*range(1, 101))
     assert 0 < most <= 10 * SIZE
 
@@ -272,12 +283,12 @@ def test_what_leaves_while_it_is_read_ahead_is_not_damaged(bench, is_read, is_to
     assert not bench.notices
     assert mailbox(bench).counts["damaged"] == 0
     accounts_hold(bench)
-    assert bench.core.budget.memory.ahead == 0
+    assert bench.core.queue_limits.memory.prefetched_bytes == 0
 
 
 def test_what_is_asked_for_twice_counts_once(monkeypatch):
     """A worker leaves while its records come, and the next one asks for what follows again."""
-    monkeypatch.setattr(cold_records, "RUN_MESSAGES", 4)
+    monkeypatch.setattr(paging, "RUN_MESSAGES", 4)
     bench = opened(Bench(Limits(queues_memory_bytes=20 * SIZE)))
     for number in range(1, 31):
         bench.tell("alice", request(body(number), number=number))
@@ -290,12 +301,12 @@ def test_what_is_asked_for_twice_counts_once(monkeypatch):
     bench.settle()
     assert {item.body for item in bench.got("op")} == {*bodies(*range(1, asked + 1))}
     accounts_hold(bench)
-    assert bench.core.budget.memory.ahead == 0
+    assert bench.core.queue_limits.memory.prefetched_bytes == 0
 
 
 def test_records_are_read_ahead_in_runs_however_small_the_credit(monkeypatch):
-    monkeypatch.setattr(cold_records, "RUN_MESSAGES", 10)
-    monkeypatch.setattr(cold_records, "RUN_BYTES", 20 * SIZE)
+    monkeypatch.setattr(paging, "RUN_MESSAGES", 10)
+    monkeypatch.setattr(paging, "RUN_BYTES", 20 * SIZE)
     bench = filled(opened(Bench(Limits(queues_memory_bytes=60 * SIZE))), 200)
     left = len(cold(bench))
     fetches = []
@@ -329,7 +340,7 @@ def test_what_waits_behind_a_cold_message_has_its_time_from_when_it_is_sent():
     policy = QueuePolicy(ack_timeout=10.0)
     bench = opened(Bench(Limits(queues_memory_bytes=4 * SIZE), queues=policy))
     filled(bench, 3)
-    bench.core.budget.memory.let_go(mailbox(bench), [mailbox(bench).entries[1]])
+    bench.core.queue_limits.memory.evict(mailbox(bench), [mailbox(bench).entries[1]])
     bench.tell("bob", mail_credit())
     bench.wait(4)
     bench.tell("alice", send("bob", body(4)))
@@ -368,7 +379,7 @@ def test_credit_in_bytes_counts_cold_records(bench):
     assert bench.bodies("bob") == bodies(1, 2, 3)
 
 
-# Ends
+# Settlement
 
 
 def test_a_cold_message_is_a_whole_dead_letter(bench):
@@ -384,7 +395,7 @@ def test_a_cold_message_is_a_whole_dead_letter(bench):
     bench.tell("bob", ack(0, (7, 12)))
     bench.settle()
     assert not mailbox(bench).entries
-    assert not mailbox(bench).dead.entries
+    assert not mailbox(bench).dead_letters.entries
     accounts_hold(bench)
 
 
@@ -460,7 +471,7 @@ def test_an_operator_sees_cold_messages_whole(bench):
 
 
 def test_a_page_of_many_is_all_that_is_brought(bench, monkeypatch):
-    monkeypatch.setattr(cold_records, "RUN_MESSAGES", 4)
+    monkeypatch.setattr(paging, "RUN_MESSAGES", 4)
     filled(bench, 20)
     bench.sent("op")
     bench.tell("op", Query(1, "messages", {"kind": "mailbox", "name": "bob", "after": 10, "limit": 3}))
@@ -469,7 +480,7 @@ def test_a_page_of_many_is_all_that_is_brought(bench, monkeypatch):
 
 
 def test_what_meets_an_expression_is_found_among_cold_messages(bench, monkeypatch):
-    monkeypatch.setattr(cold_records, "RUN_MESSAGES", 3)
+    monkeypatch.setattr(paging, "RUN_MESSAGES", 3)
     filled(bench, 10)
     assert len(ask(bench, where="subject = 'a'")) == 10
     assert ask(bench, where="subject = 'b'") == []
@@ -527,7 +538,7 @@ def test_a_damaged_dead_letter_is_not_sent_again(bench):
         s: m for s, m in read(kind, queue, wanted).items() if kind != "mailbox-dead" or s != 1
     }
     assert change(bench, "queue.redrive") == 1
-    assert [*mailbox(bench).dead.entries] == [1]
+    assert [*mailbox(bench).dead_letters.entries] == [1]
 
 
 # Restart
@@ -551,7 +562,7 @@ def test_small_messages_that_were_there_at_the_start_leave_room_for_others():
         bench.tell("alice", send("bob", b"", number=number))
         bench.settle()
     bench.crash()
-    assert mailbox(bench).excess <= 0
+    assert mailbox(bench).excess_bytes <= 0
     accounts_hold(bench)
     bench.open("alice")
     bench.tell("alice", send("carl", b"", number=11))
@@ -572,7 +583,7 @@ def test_a_broker_that_starts_knows_cold_dead_letters(bench):
 
 
 def test_a_redrive_of_which_a_part_is_not_stored_tells_it(bench, monkeypatch):
-    monkeypatch.setattr(cold_records, "RUN_MESSAGES", 2)
+    monkeypatch.setattr(paging, "RUN_MESSAGES", 2)
     filled(bench, 6)
     bench.tell("bob", mail_credit(6))
     bench.settle()
@@ -587,7 +598,7 @@ def test_a_redrive_of_which_a_part_is_not_stored_tells_it(bench, monkeypatch):
     bench.settle()
     [answer] = bench.sent("op")
     assert answer.value == {"kind": "mailbox", "name": "bob", "messages": 2, "partial": True}
-    assert [*mailbox(bench).dead.entries] == [3, 4, 5, 6]
+    assert [*mailbox(bench).dead_letters.entries] == [3, 4, 5, 6]
     assert [*mailbox(bench).entries] == [7, 8]
     accounts_hold(bench)
     assert change(bench, "queue.redrive") == 4

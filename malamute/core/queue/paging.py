@@ -1,16 +1,16 @@
-"""Records that stay on the disk, and how they come back.
+"""Paging: records that stay on the disk, and how they are paged in.
 
-What a queue has to know of a message to deal it out is small and always in memory. Its record is not: one
-that has to wait while there is no room for it is let go, as it is on the disk anyway. It is *cold* then.
+What a queue has to know of a message to dispatch it is small and always in memory. Its record is not: one
+that has to wait while there is no room for it is evicted, as it is on the disk anyway: it is *paged out*.
 
-Who may keep how much needs no list of what to let go: a queue keeps records as long as they take no more
+Who may keep how much needs no list of what to evict: a queue keeps records as long as they take no more
 than what is free of the memory of all queues. One alone has half of it, two have a third each, and however
-many there are, there is some room for one more. As messages come at the end, the cold ones are those
+many there are, there is some room for one more. As messages come at the end, those paged out are
 furthest from their delivery. (Choudhury and Hahne, "Dynamic queue length thresholds for shared-memory packet
 switches", 1998.)
 
-A cold message is given to a consumer as any other; it is sent when its record was brought. The records that
-follow are brought with it, and before they are asked for, a run at a time, since neighbours share a block
+A message that is paged out is dispatched as any other, and sent when its record is paged in. The records
+that follow are prefetched with it, before they are asked for, a run at a time, since neighbours share a block
 of the store: who has credit waits once for a run and not for each message. So a queue that is worked off may
 have some runs more than its share.
 
@@ -28,12 +28,12 @@ from math import inf
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Protocol
 
-from malamute.core.delivery.entry import Entry, bytes_of, size_of
+from malamute.core.queue.entry import Entry, bytes_of, size_of
 from malamute.store.operations import FetchRecords, Frame, QueueKind
 
 if TYPE_CHECKING:
-    from malamute.core.delivery.budget import Budget
-    from malamute.core.delivery.queue import Queue
+    from malamute.core.queue.limits import QueueLimits
+    from malamute.core.queue.queue import Queue
     from malamute.errors import MalamuteError
 
 RUN_MESSAGES = 1_000
@@ -41,13 +41,13 @@ RUN_BYTES = 1 << 20
 """What is asked for at once, at the most; a single message may be larger."""
 
 RUNS_AHEAD = 2
-"""Runs that are brought before they are asked for."""
+"""Runs that are prefetched."""
 
 RETRY_SECONDS = 1.0
 """How long records wait that could not be read for a reason that is not theirs."""
 
 TEXTS_MAX = 1_000
-"""Subjects of which cold messages share one copy."""
+"""Subjects of which messages that are paged out share one copy."""
 
 _sequence = attrgetter("sequence")
 
@@ -60,11 +60,11 @@ def runs(entries: Iterable[Entry]) -> Iterator[list[Entry]]:
     run: list[Entry] = []
     size_bytes = 0
     for entry in entries:
-        if run and (len(run) >= RUN_MESSAGES or size_bytes + entry.size > RUN_BYTES):
+        if run and (len(run) >= RUN_MESSAGES or size_bytes + entry.size_bytes > RUN_BYTES):
             yield run
             run, size_bytes = [], 0
         run.append(entry)
-        size_bytes += entry.size
+        size_bytes += entry.size_bytes
     if run:
         yield run
 
@@ -72,47 +72,51 @@ def runs(entries: Iterable[Entry]) -> Iterator[list[Entry]]:
 def records_of(kind: QueueKind, queue: str, run: Sequence[Entry]) -> Generator[FetchRecords, Any, Records]:
     """The records of a run by their sequences, as a step: without those that cannot be read."""
     records = {entry.sequence: entry.record for entry in run if entry.record is not None}
-    cold = tuple(entry.sequence for entry in run if entry.cold)
-    if cold:
-        records |= yield FetchRecords(kind, queue, cold)
+    missing = tuple(entry.sequence for entry in run if entry.paged_out)
+    if missing:
+        records |= yield FetchRecords(kind, queue, missing)
     return records
 
 
-class HasCold(Protocol):
-    """Whoever has messages. `cold` is the part of their bytes that takes no memory."""
+class RecordOwner(Protocol):
+    """Whoever has messages. `paged_out_bytes` is the part of their bytes that takes no memory."""
 
-    cold: int
+    paged_out_bytes: int
 
 
-class Memory:
+class RecordMemory:
     """The memory that the records of all queues share; sizes in bytes.
 
-    `cold` are the bytes of messages that it does not hold, and `ahead` those that were read ahead.
+    `paged_out_bytes` are those of messages that it does not hold, `prefetched_bytes` those on their way here.
     """
 
-    def __init__(self, budget: Budget) -> None:
-        self.cold = 0
-        self.ahead = 0
-        self._budget = budget
+    def __init__(self, limits: QueueLimits) -> None:
+        self.paged_out_bytes = 0
+        self.prefetched_bytes = 0
+        self._limits = limits
         self._texts: dict[str, str] = {}
 
     @property
-    def free(self) -> int:
+    def free_bytes(self) -> int:
         """What nobody has; less than 0 where more came than may stay."""
-        budget = self._budget
-        return budget.limits.queues_memory_bytes - (budget.bytes - self.cold) - self.ahead
+        limits = self._limits
+        return (
+            limits.configured.queues_memory_bytes
+            - (limits.bytes - self.paged_out_bytes)
+            - self.prefetched_bytes
+        )
 
-    def count_cold(self, owner: HasCold, size_bytes: int) -> None:
+    def count_paged_out(self, owner: RecordOwner, size_bytes: int) -> None:
         """So many more bytes, or less if negative, take no memory."""
-        owner.cold += size_bytes
-        self.cold += size_bytes
+        owner.paged_out_bytes += size_bytes
+        self.paged_out_bytes += size_bytes
 
-    def let_go(self, owner: HasCold, entries: Iterable[Entry], size_bytes: float = inf) -> None:
+    def evict(self, owner: RecordOwner, entries: Iterable[Entry], size_bytes: float = inf) -> None:
         """Forget records that are on the disk, until so many bytes less take memory."""
         warm = [entry for entry in entries if entry.record]
         gone = size_of(warm)
         if gone > size_bytes:
-            totals = [*accumulate(entry.size for entry in warm)]
+            totals = [*accumulate(entry.size_bytes for entry in warm)]
             last = bisect_left(totals, size_bytes)
             warm, gone = warm[: last + 1], totals[last]
         same = self._texts.setdefault
@@ -121,15 +125,15 @@ class Memory:
             entry.subject = same(entry.subject, entry.subject)
         if len(self._texts) > TEXTS_MAX:
             self._texts.clear()
-        self.count_cold(owner, gone)
+        self.count_paged_out(owner, gone)
 
 
-class Ahead:
+class Prefetch:
     """The records of one queue that are on their way to memory, for their delivery."""
 
     def __init__(self, queue: Queue) -> None:
         self._queue = queue
-        self._asked: list[Sequence[Entry]] = []
+        self._reading: list[Sequence[Entry]] = []
         """Runs on their way."""
         self._starts: deque[int] = deque()
         """Where runs begin that were read ahead, and of which nothing was delivered yet."""
@@ -137,35 +141,35 @@ class Ahead:
         """Nothing from here on was asked for; 0 while nobody takes messages."""
         self._awaiting: list[Awaiting] = []
 
-    def bring(self, entries: Sequence[Entry], then: Awaiting) -> None:
+    def page_in(self, entries: Sequence[Entry], then: Awaiting) -> None:
         """Bring records, and what follows them. Then look again: some more may be there, or all."""
         self._awaiting.append(then)
-        asked = set(chain.from_iterable(self._asked))
+        asked = set(chain.from_iterable(self._reading))
         for run in runs([entry for entry in entries if entry not in asked]):
             self._ask(run)
         last = max(map(_sequence, entries))
         self._read_to = max(self._read_to, last + 1)
-        self.read_on(last)
+        self.advance(last)
 
-    def read_on(self, sequence: int) -> None:
+    def advance(self, sequence: int) -> None:
         """The delivery has come this far: bring what comes next, as far as there is room."""
         starts = self._starts
         while starts and starts[0] <= sequence:
             starts.popleft()
-        while self._read_to and len(starts) < RUNS_AHEAD and (run := self._following()):
+        while self._read_to and len(starts) < RUNS_AHEAD and (run := self._next_run()):
             starts.append(run[0].sequence)
             self._ask(run)
 
-    def _following(self) -> list[Entry]:
+    def _next_run(self) -> list[Entry]:
         """What to bring next."""
         queue = self._queue
-        start, room = self._read_to, min(RUN_BYTES, queue.room_ahead)
+        start, room = self._read_to, min(RUN_BYTES, queue.prefetch_bytes)
         if room <= 0:
             return []
-        self._read_to = min(start + RUN_MESSAGES, queue.next)
+        self._read_to = min(start + RUN_MESSAGES, queue.next_sequence)
         there = map(queue.entries.get, range(start, self._read_to))
-        cold = [e for e in there if e is not None and e.record is None and e.where == "waiting"]
-        found = queue.dealing.with_consumers(cold)
+        missing = [e for e in there if e is not None and e.record is None and e.where == "waiting"]
+        found = queue.dispatcher.with_consumers(missing)
         if bytes_of(found) > room:
             fits = sum(total <= room for total in accumulate(entry.bytes for entry in found))
             self._read_to = found[fits].sequence
@@ -174,39 +178,39 @@ class Ahead:
 
     def _ask(self, run: Sequence[Entry]) -> None:
         queue, size_bytes = self._queue, bytes_of(run)
-        self._asked.append(run)
-        queue.budget.memory.ahead += size_bytes
+        self._reading.append(run)
+        queue.limits.memory.prefetched_bytes += size_bytes
 
         def brought(records: Records) -> None:
-            queue.budget.memory.ahead -= size_bytes
-            self._asked.remove(run)
-            self._take(run, records)
+            queue.limits.memory.prefetched_bytes -= size_bytes
+            self._reading.remove(run)
+            self._paged_in(run, records)
 
         def failed(error: MalamuteError) -> None:
             # They are on the disk, and are asked for again.
-            queue.budget.memory.ahead -= size_bytes
-            self._asked.remove(run)
-            queue.budget.timers.at(queue.turn.now + RETRY_SECONDS, lambda: self._again(run))
+            queue.limits.memory.prefetched_bytes -= size_bytes
+            self._reading.remove(run)
+            queue.limits.timers.at(queue.turn.now + RETRY_SECONDS, lambda: self._retry(run))
 
         queue.turn.ask(FetchRecords(queue.kind, queue.name, tuple(map(_sequence, run))), brought, failed)
 
-    def _again(self, run: Sequence[Entry]) -> None:
+    def _retry(self, run: Sequence[Entry]) -> None:
         if here := [e for e in run if e.record is None and e.sequence in self._queue.entries]:
             self._ask(here)
 
-    def _take(self, run: Sequence[Entry], records: Records) -> None:
+    def _paged_in(self, run: Sequence[Entry], records: Records) -> None:
         queue = self._queue
         # Some may have left meanwhile, or have come with another run.
         here = [entry for entry in run if entry.record is None and entry.sequence in queue.entries]
         back = here if len(records) == len(run) else [e for e in here if e.sequence in records]
         for entry in back:
             entry.record = records[entry.sequence]
-        queue.budget.memory.count_cold(queue, -size_of(back))
+        queue.limits.memory.count_paged_out(queue, -size_of(back))
         if len(back) < len(here):
             # Whoever reads ahead may meet what leaves just now; who was given it would know.
             lost = [e.sequence for e in here if e.record is None and not isinstance(e.where, str)]
             if lost:
-                queue.ends.damaged(sorted(lost))
+                queue.settlement.dead_letter_damaged(sorted(lost))
         awaiting, self._awaiting = self._awaiting, []
         for then in awaiting:
             then()

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from malamute.core.delivery.entry import Entry, size_of
+from malamute.core.queue.entry import Entry, size_of
 from malamute.errors import InvalidValue, MalamuteError, TrackerInUse, TryLater
 from malamute.protocol.batch import pack_record
 from malamute.protocol.limits import TEXT_BYTES_MAX
@@ -19,8 +19,8 @@ from malamute.protocol.names import ERROR_HEADER, RESERVED_PREFIX
 from malamute.store.policies import BaseKind
 
 if TYPE_CHECKING:
-    from malamute.core.delivery.queue import Queue
     from malamute.core.mailbox import Mailboxes
+    from malamute.core.queue.queue import Queue
 
 EMPTY = pack_record(None, ())
 
@@ -49,13 +49,13 @@ class Trackers:
         room = sum(_room(queue.kind, queue.name, message) for message in messages)
         mailbox = self._mailboxes.by_name.get(address)
         if mailbox is None:
-            self._mailboxes.budget.check_queues()
+            self._mailboxes.limits.check_queues()
             mailbox = self._mailboxes.new(address)
         size_bytes = size_of(arriving)
         own, own_bytes = (len(arriving), size_bytes) if mailbox is queue else (0, 0)
         try:
-            mailbox.budget.check_queue(mailbox, len(messages) + own, room + own_bytes)
-            mailbox.budget.check_all(len(messages) + len(arriving), room + size_bytes)
+            mailbox.limits.check_queue(mailbox, len(messages) + own, room + own_bytes)
+            mailbox.limits.check_all(len(messages) + len(arriving), room + size_bytes)
         except TryLater as error:
             raise TryLater(f"no room for an outcome: {error.text}") from None
 
@@ -63,14 +63,14 @@ class Trackers:
         """A tracked message is accepted, or found in the store: keep room for its outcome."""
         room = _room(queue.kind, queue.name, message)
         self._open[message.sender, _tracker(message)] = (1, room)
-        mailbox = self._mailboxes.keep(message.sender)
-        mailbox.budget.reserve(mailbox, 1, room)
+        mailbox = self._mailboxes.get_or_create(message.sender)
+        mailbox.limits.reserve(mailbox, 1, room)
 
     def close(self, message: Entry) -> None:
         """The outcome of a tracked message is stored, or its command was refused after all."""
         messages, room = self._open.pop((message.sender, _tracker(message)))
-        mailbox = self._mailboxes.keep(message.sender)
-        mailbox.budget.reserve(mailbox, -messages, -room)
+        mailbox = self._mailboxes.get_or_create(message.sender)
+        mailbox.limits.reserve(mailbox, -messages, -room)
 
     def post(
         self, queue: Queue, entries: Iterable[Entry], outcome: str, reason: str, *, bound: bool = True
@@ -78,13 +78,13 @@ class Trackers:
         """Put outcomes into the mailboxes of the senders, with all else of this turn."""
         time = queue.turn.time_ns
         for entry in entries:
-            mailbox = self._mailboxes.keep(entry.sender)
+            mailbox = self._mailboxes.get_or_create(entry.sender)
             properties = _properties(queue.kind, queue.name, entry, outcome, reason)
-            told = Entry((mailbox.next, time, "", entry.subject, EMPTY, properties))
+            told = Entry((mailbox.next_sequence, time, "", entry.subject, EMPTY, properties))
             mailbox.put([told], confirmed=bound, reserved=True)
-            self._use(entry, 1, told.size)
+            self._use(entry, 1, told.size_bytes)
             if bound:
-                queue.turn.when_stored(partial(self._told, entry, told.size))
+                queue.turn.when_stored(partial(self._told, entry, told.size_bytes))
 
     def answer(self, service: Queue, requests: Iterable[Entry], error: str) -> None:
         """End requests that nobody tracks: a final reply tells of an error, with all else of the turn."""
@@ -94,10 +94,10 @@ class Trackers:
             gone = name.startswith(RESERVED_PREFIX) and name not in self._mailboxes.by_name
             if "stream" in asked or "correlation" not in asked or gone:
                 continue
-            mailbox = self._mailboxes.keep(name)
+            mailbox = self._mailboxes.get_or_create(name)
             about = {"correlation": asked["correlation"], "service": service.name, "final": True}
             record = pack_record({ERROR_HEADER: error}, ())
-            told = Entry((mailbox.next, service.turn.time_ns, "", request.subject, record, about))
+            told = Entry((mailbox.next_sequence, service.turn.time_ns, "", request.subject, record, about))
             mailbox.put([told], confirmed=True, reserved=True)
 
     def _told(self, message: Entry, size_bytes: int, error: MalamuteError | None) -> None:
@@ -109,8 +109,8 @@ class Trackers:
         key = (message.sender, _tracker(message))
         kept, room = self._open[key]
         self._open[key] = (kept - messages, room - size_bytes)
-        mailbox = self._mailboxes.keep(message.sender)
-        mailbox.budget.reserve(mailbox, -messages, -size_bytes)
+        mailbox = self._mailboxes.get_or_create(message.sender)
+        mailbox.limits.reserve(mailbox, -messages, -size_bytes)
 
 
 def _tracker(message: Entry) -> str:
@@ -128,4 +128,4 @@ def _properties(kind: BaseKind, name: str, message: Entry, outcome: str, reason:
 
 def _room(kind: BaseKind, name: str, message: Entry) -> int:
     longest = _properties(kind, name, message, "", "x" * TEXT_BYTES_MAX)
-    return Entry((0, 0, "", message.subject, EMPTY, longest)).size
+    return Entry((0, 0, "", message.subject, EMPTY, longest)).size_bytes

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from malamute.core.delivery.entry import Entry
+    from malamute.core.queue.entry import Entry
 
 
 class Correlations:
