@@ -26,7 +26,8 @@ are names of the package too: `malamute.TimedOut`.
     │   └── NotInstalled       701      what only an extra needs
     └── StoreError             800      the data directory
         ├── StoreLocked        801      ├── StoreCorrupt        803
-        └── StoreTooNew        802      └── StoreLost           804
+        ├── StoreTooNew        802      ├── StoreLost           804
+        └── StoreTooOld        805
 """
 
 from __future__ import annotations
@@ -295,6 +296,13 @@ class StoreTooNew(StoreError):
 
     code = 802
     hint = "run the version of malamute that wrote it, or a later one"
+
+
+class StoreTooOld(StoreError):
+    """Raised when the store has a format that this version of Malamute does not read any more."""
+
+    code = 805
+    hint = "give it a new storage.directory; what is in the old one, the version that wrote it can export"
 
 
 class StoreCorrupt(StoreError):

@@ -110,10 +110,15 @@ def inspect(data: Path, stream: str | None, start: int, limit: int, *, as_json: 
 
 
 def _facts(store: DiskStore) -> dict[str, Any]:
+    from malamute.journal.format import VERSION
+    from malamute.store.tables import CURSORS, FEEDS
+
     recovered = store.recover(records_bytes=0)
     status = store.status()
     return {
         "broker_id": recovered.broker_id.hex(),
+        "format": VERSION,
+        "lsn": status.lsn,
         "size": status.size,
         "used": status.used,
         "streams_bytes": status.streams_bytes,
@@ -125,8 +130,8 @@ def _facts(store: DiskStore) -> dict[str, Any]:
         "queued_messages": sum(queue.count for (kind, _), queue in status.queues.items() if kind in LIVING),
         "dead_letters": sum(queue.count for (kind, _), queue in status.queues.items() if kind not in LIVING),
         "sessions": status.sessions,
-        "cursors": len(recovered.cursors),
-        "feeds": len(recovered.feeds),
+        "cursors": len(recovered.table(CURSORS)),
+        "feeds": len(recovered.table(FEEDS)),
     }
 
 

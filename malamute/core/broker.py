@@ -86,8 +86,9 @@ from malamute.protocol.messages import (
     Subscribe,
     Withdraw,
 )
-from malamute.store.operations import EMPTY, OUTCOMES, REFUSALS, Defect, Recovered, StoreRead, Stranded
-from malamute.store.policies import PolicyOf, QueuePolicy
+from malamute.store.operations import EMPTY, Defect, Recovered, StoreRead, Stranded
+from malamute.store.policies import PolicyOf, QueuePolicy, StreamRetention
+from malamute.store.tables import CURSORS, FEEDS, NUMBERS, OUTCOMES, REFUSALS, RETENTIONS, SESSIONS
 
 ROUTING_ID_BYTES = 16
 
@@ -210,25 +211,26 @@ class Core:
         take_up = self.recovery.take_up
         for name, stream in recovered.streams.items():
             take_up("stream", name, self.streams.restore, name, stream, recovered.refused.get(name, ()))
-        for (stream_name, cursor), sequence in recovered.cursors.items():
-            self.streams.keep(stream_name).cursors[cursor] = sequence
-        for stream_name, cursor in recovered.lost_cursors:
-            self.streams.keep(stream_name).lost_cursors.add(cursor)
-        for name, retention in recovered.retentions.items():
+        for (name, cursor), sequence in recovered.table(CURSORS).items():
+            self.streams.keep(name).cursors[cursor] = sequence
+        for name, cursor in recovered.lost_keys(CURSORS):
+            self.streams.keep(name).lost_cursors.add(cursor)
+        for (name,), retention in recovered.table(RETENTIONS).items():
             self.streams.keep(name)
-            self.streams.retentions[name] = retention
+            self.streams.retentions[name] = StreamRetention(*retention)
         for (kind, name), queue in recovered.queues.items():
             table = self.mailboxes if kind.startswith("mailbox") else self.services
             take_up(kind, name, table.restore, name, queue, kind.endswith("-dead"))
-        for peer, value in recovered.sessions.items():
-            parts = [recovered.session_parts.get((peer, part), b"") for part in (REFUSALS, OUTCOMES)]
-            doubtful = peer in recovered.doubtful
-            take_up("session", session_name(peer), self.sessions.restore, peer, value, *parts, doubtful)
+        sessions = recovered.table(SESSIONS)
+        for peer in [peer for peer, part in sessions if part == NUMBERS]:
+            parts = [sessions.get((peer, part), b"") for part in (NUMBERS, REFUSALS, OUTCOMES)]
+            doubtful = (SESSIONS, (peer, NUMBERS)) in recovered.doubtful
+            take_up("session", session_name(peer), self.sessions.restore, peer, *parts, doubtful)
         # Which of them are anonymous is not known; the others have no request under this name.
         self.services.await_replies({session.mailbox for session in self.sessions.by_peer.values()})
         self.mailboxes.resume(self.recovery)
         self.services.resume(self.recovery)
-        for (service, name), value in recovered.feeds.items():
+        for (name, service), value in recovered.table(FEEDS).items():
             take_up("feed", feed_name(service, name), self.feeds.restore, service, name, value)
         for table in (self.mailboxes, self.services):
             for name, here in table.by_name.items():
@@ -354,10 +356,10 @@ class Core:
             queue = self.queues_of(kind).by_name.get(name)
             if queue is not None and not kind.endswith("-dead"):
                 queue.store_again(sequences)
-        for peer in stranded.sessions:
+        for peer in {key[0] for table, key in stranded.values if table == SESSIONS}:
             self.sessions.store_again(peer)
-        for stream_name, cursor in stranded.cursors:
-            stream = self.streams.by_name.get(stream_name)
+        for name, cursor in [key for table, key in stranded.values if table == CURSORS]:
+            stream = self.streams.by_name.get(name)
             if stream is not None and cursor in stream.cursors:
                 stream.commit(cursor, stream.cursors[cursor])
 

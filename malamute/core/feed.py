@@ -45,7 +45,8 @@ from malamute.matching import Selector
 from malamute.protocol.batch import Columns, pack, unpack
 from malamute.protocol.limits import Limits
 from malamute.protocol.names import is_name
-from malamute.store.operations import DeleteCursor, DeleteFeed, PutCursor, PutFeed
+from malamute.store.operations import DeleteValue, PutValue
+from malamute.store.tables import CURSORS, FEEDS
 
 if TYPE_CHECKING:
     from malamute.core.timers import Timer
@@ -398,7 +399,7 @@ class Feeds:
                 feed.rely_on_last()
         for (service, name), value in self.values.items():
             if name == stream:
-                self.turn.store(PutFeed(service, name, value))
+                self.turn.store(PutValue(FEEDS, (name, service), value))
 
     def set(
         self,
@@ -440,7 +441,9 @@ class Feeds:
             position = Position(stream.cursors[cursor] + 1 if known else stream.next)
         done = stream.cursors[cursor] if position is None else position.first - 1
         head = stream.next
-        self.turn.store(PutFeed(*name, value), PutCursor(stream.name, cursor, done))
+        self.turn.store(
+            PutValue(FEEDS, (stream.name, queue.name), value), PutValue(CURSORS, (stream.name, cursor), done)
+        )
         created = name not in self.values
         told(done, created=created)
         error = yield STORED
@@ -497,8 +500,8 @@ class Feeds:
             self._end_change(name)
             failed(no_feed(*name))
             return
-        self.turn.store_bound(DeleteFeed(*name))
-        self.turn.store_bound(DeleteCursor(stream_name, cursor))
+        self.turn.store_bound(DeleteValue(FEEDS, (stream_name, service)))
+        self.turn.store_bound(DeleteValue(CURSORS, (stream_name, cursor)))
         told(self.position(*name), created=False)
         error = yield STORED
         self._end_change(name)

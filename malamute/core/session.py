@@ -60,7 +60,8 @@ from malamute.protocol.messages import (
     Welcome,
 )
 from malamute.protocol.names import RESERVED_PREFIX
-from malamute.store.operations import OUTCOMES, REFUSALS, DeleteSession, PutSession
+from malamute.store.operations import DeleteValue, PutValue
+from malamute.store.tables import NUMBERS, OUTCOMES, REFUSALS, SESSIONS
 
 if TYPE_CHECKING:
     from malamute.core.queue.consumer import Consumer
@@ -371,7 +372,7 @@ class Sessions:
         self._away.pop(session.peer, None)
         del self.by_peer[session.peer]
         if session.durable:
-            self.turn.store(DeleteSession(session.peer))
+            self.turn.store(DeleteValue(SESSIONS, (session.peer,)))
         self.turn.closed.append(session.peer)
 
     def _tell(self, what: str, session: Session, **details: Any) -> None:
@@ -535,14 +536,14 @@ class Sessions:
         if self._lives(session):
             session.durable = True
             numbers = session.numbers
-            self.turn.store(PutSession(session.peer, numbers.pack()))
+            self.turn.store(PutValue(SESSIONS, (session.peer, NUMBERS), numbers.pack()))
             if numbers.refused_changed:
                 numbers.refused_changed = False
-                self.turn.store(PutSession(session.peer, numbers.refused.pack(), REFUSALS))
+                self.turn.store(PutValue(SESSIONS, (session.peer, REFUSALS), numbers.refused.pack()))
                 self.turn.when_stored(lambda error: self._refusals_stored(numbers, error), awaited=False)
             if numbers.outcomes_changed:
                 numbers.outcomes.changed = False
-                self.turn.store(PutSession(session.peer, numbers.outcomes.pack(), OUTCOMES))
+                self.turn.store(PutValue(SESSIONS, (session.peer, OUTCOMES), numbers.outcomes.pack()))
                 self.turn.when_stored(lambda error: self._outcomes_stored(numbers, error), awaited=False)
 
     def store_again(self, peer: bytes) -> None:

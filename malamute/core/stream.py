@@ -56,15 +56,16 @@ from malamute.store.operations import (
     FLOOR,
     AppendChunk,
     Chunk,
-    DeleteCursor,
     DeleteStream,
+    DeleteValue,
     ForgetStream,
     NoteRefused,
-    PutCursor,
-    PutRetention,
+    PutValue,
     Reserve,
     StreamState,
 )
+from malamute.store.policies import StreamRetention
+from malamute.store.tables import CURSORS, RETENTIONS
 
 RESERVE = 1 << 18
 """Sequences reserved ahead of the last one with each commit."""
@@ -277,7 +278,7 @@ class Stream:
     def commit(self, cursor: str, sequence: int) -> None:
         """Store that the reader with this cursor is done with all up to a sequence."""
         self.cursors.put(cursor, sequence)
-        self.turn.store(PutCursor(self.name, cursor, sequence))
+        self.turn.store(PutValue(CURSORS, (self.name, cursor), sequence))
         if cursor in self.lost_cursors:
             self._find_again(cursor)
 
@@ -291,19 +292,19 @@ class Stream:
     def delete_cursor(self, cursor: str) -> None:
         """Forget a cursor, or one that is lost."""
         self.cursors.put(cursor, None)
-        self.turn.store(DeleteCursor(self.name, cursor))
+        self.turn.store(DeleteValue(CURSORS, (self.name, cursor)))
         if cursor in self.lost_cursors:
             self._find_again(cursor)
 
     @property
-    def retention(self) -> PutRetention | None:
+    def retention(self) -> StreamRetention | None:
         """How much of it is kept, if that was set at run time."""
         return self._retentions.get(self.name)
 
-    def retain(self, retention: PutRetention) -> None:
+    def retain(self, retention: StreamRetention) -> None:
         """Store how much of it is kept, in place of what the configuration says."""
         self._retentions.put(self.name, retention)
-        self.turn.store(retention)
+        self.turn.store(PutValue(RETENTIONS, (self.name,), retention))
 
     def purge(self, purged: Callable[[], None]) -> None:
         """Drop the history. Whoever reads it, and whatever was set for it, stays."""
@@ -581,7 +582,7 @@ class Streams:
         """What the cursors of all streams take."""
         self.by_name: dict[str, Stream] = {}
         self.active: dict[str, Stream] = {}
-        self.retentions: Kept[str, PutRetention] = Kept(turn)
+        self.retentions: Kept[str, StreamRetention] = Kept(turn)
         """How much of a stream is kept, where that was set at run time."""
 
     def restore(self, name: str, state: StreamState, refused: Sequence[NoteRefused] = ()) -> None:

@@ -4,7 +4,7 @@ Theory. LMDB can copy its file, in one read transaction. While that runs, no pag
 used again, and a ring that is full runs out of pages before the copy is done. So this copies values, in steps
 that each have a short transaction on both sides, and makes one moment out of them:
 
-1. The log of queues, sessions and cursors is copied forwards. Blocks never change and leave from the old end
+1. The log of queues and values is copied forwards. Blocks never change and leave from the old end
    only. If the writer drops blocks that were not copied yet, nothing in them or before them is needed any
    more, and the copy of the log begins anew. A writer that outruns this is followed until as much was copied
    as the store can hold; then one step takes all of it.
@@ -45,7 +45,7 @@ from malamute.journal.directory import (
     translated,
 )
 from malamute.journal.format import BLOCK, CARD, CHUNK, META, QUARANTINE, STREAM, Damaged, Stream, key
-from malamute.journal.states import Card, encode_card, read_states
+from malamute.journal.states import Card, encode_card, newest_lsn, read_states
 from malamute.journal.store import Copied
 from malamute.journal.walk import Walk
 from malamute.store.operations import Damage
@@ -137,7 +137,7 @@ class Copy:
                     found = read_states(cursor)
                     states, self._cards = found.streams, list(found.cards.values())
                     meta = read_meta(source)
-                    copied = meta._replace(version=codec.VERSION, copied=True)
+                    copied = meta._replace(lsn=newest_lsn(cursor, meta.lsn, found), copied=True)
                     return codec.encode_meta(copied), states
             self._progress(self._done)
 

@@ -28,9 +28,10 @@ from malamute.errors import (
     StoreLocked,
     StoreLost,
     StoreTooNew,
+    StoreTooOld,
 )
 from malamute.journal import format as codec
-from malamute.journal.entries import decode_block
+from malamute.journal.blocks import decode_block
 from malamute.journal.format import BLOCK, CHUNK, META, STREAM, Damaged, key
 
 PAGE = mmap.PAGESIZE
@@ -127,7 +128,7 @@ def _is_whole(environment: lmdb.Environment) -> bool:
         with environment.begin(write=True) as trial:  # looks at LMDB's list of free pages
             trial.put(key(META), b"")
             trial.abort()
-    except codec.TooNew:
+    except (codec.TooNew, codec.TooOld):
         return True  # it will be refused for that
     except (lmdb.Error, Damaged):
         return False
@@ -168,28 +169,30 @@ def put_meta(transaction: lmdb.Transaction, meta: codec.Meta) -> None:
 
 
 def read_meta(transaction: lmdb.Transaction) -> codec.Meta:
-    """The meta record, or its twin; StoreTooNew or StoreCorrupt if there is none that can be used."""
+    """The meta record, or its twin. Raises: StoreTooNew, StoreTooOld, StoreCorrupt."""
     value, twin = transaction.get(key(META)), transaction.get(META_TWIN)
     try:
         return decode_meta(None if value is None else bytes(value))
-    except (StoreCorrupt, StoreTooNew) as error:
-        # A wrong bit may say that it is newer.
-        is_newer = isinstance(error, StoreTooNew) and codec.is_whole_meta(bytes(value or b""))
-        if twin is None or is_newer:
+    except (StoreCorrupt, StoreTooNew, StoreTooOld) as error:
+        # A wrong bit may say that it has another format.
+        is_another = not isinstance(error, StoreCorrupt) and codec.is_whole_meta(bytes(value or b""))
+        if twin is None or is_another:
             raise
-        with suppress(StoreCorrupt, StoreTooNew):
+        with suppress(StoreCorrupt, StoreTooNew, StoreTooOld):
             return decode_meta(bytes(twin))
         raise
 
 
 def decode_meta(value: bytes | None) -> codec.Meta:
-    """The meta record; StoreTooNew or StoreCorrupt if this is none that can be used."""
+    """The meta record. Raises: StoreTooNew, StoreTooOld, StoreCorrupt."""
     if value is None:
         raise StoreCorrupt("the file is an LMDB store, and not one of Malamute")
     try:
         return codec.decode_meta(value)
     except codec.TooNew as error:
         raise StoreTooNew(str(error)) from error
+    except codec.TooOld as error:
+        raise StoreTooOld(str(error)) from error
     except Damaged as error:
         raise StoreCorrupt(str(error)) from error
 

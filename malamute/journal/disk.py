@@ -40,6 +40,7 @@ import lmdb
 from malamute.errors import StorageFull, StoreError, StoreLost
 from malamute.journal import format as codec
 from malamute.journal.backup import Copy
+from malamute.journal.blocks import decode_block, salvage, undeleted
 from malamute.journal.defects import Defects
 from malamute.journal.directory import (
     META_TWIN,
@@ -53,7 +54,6 @@ from malamute.journal.directory import (
     translated,
     used_bytes,
 )
-from malamute.journal.entries import Entry, decode_block, salvage, undeleted
 from malamute.journal.fetch import Fetcher
 from malamute.journal.format import (
     ASIDE,
@@ -77,10 +77,13 @@ from malamute.journal.states import (
     CEILING_STEP,
     Card,
     Mend,
-    Settings,
     changed,
     encode_card,
+    make_cards,
+    newest_lsn,
     read_states,
+    settle_by_cards,
+    stream_of,
 )
 from malamute.journal.store import (
     INCARNATIONS_MAX,
@@ -107,12 +110,14 @@ from malamute.store.operations import (
     Defect,
     Frame,
     Hole,
+    Key,
     Operation,
-    PutCursor,
+    PutValue,
     QueueKind,
     ReadResult,
     Recovered,
 )
+from malamute.store.tables import CURSORS, OF_STREAMS, RETENTIONS, SESSIONS
 
 STREAMS_SHARE = 0.7
 """The share of the file that streams may fill unless told otherwise."""
@@ -143,9 +148,6 @@ COMPACTIONS_MAX = 16
 """Compactions that are tried before a write is refused for lack of room."""
 
 ASIDE_WORDS = "put aside in the store: `malamute journal repair` moves it out"
-TWINS_VERSION = 5
-"""The format from which on there is a twin of the meta record."""
-
 STRANDED_WORDS = "what it held is stored again as far as it is in memory; the rest are dead letters"
 STATE_WORDS = "its state is written anew with the next message"
 
@@ -195,6 +197,7 @@ class DiskStore:
             self._mends += states.mends
             self._check_metas(transaction)
             self._check_aside(cursor)
+            self._lsn = newest_lsn(cursor, self._meta.lsn, states)
         for defect in states.defects:
             self._defects.add(defect)
         self._cards = {card.name: card for card in states.cards.values()}
@@ -269,7 +272,7 @@ class DiskStore:
         with self._gate, translated():
             log = Log(self._log_floor)
             values = Values(records_bytes)
-            lost: Set[tuple[str, str]] = set()
+            lost: Set[tuple[str, Key]] = set()
             for number, value in self._blocks():
                 try:
                     entries = decode_block(value)
@@ -277,53 +280,54 @@ class DiskStore:
                     salvaged = salvage(value)
                     puts = log.skip(number, len(value), undeleted(salvaged))
                     values.take_damaged(puts)
-                    lost |= {(e.stream, e.cursor) for e in salvaged if type(e) is PutCursor}
+                    lost |= {(e.table, e.key) for e in salvaged if type(e) is PutValue and e.table == CURSORS}
                     outcome = f"{error}; {sum(map(messages_in, puts))} messages of it are dead letters"
                     self._defects.add(Defect("block", "", number, number, outcome))
                 else:
                     log.apply(number, len(value), entries)
                     values.take(entries)
-            settings = Settings(
-                {(s, c): values.cursors[s, c] for s, cursors in log.cursors.items() for c in cursors},
-                {(f, s): values.feeds[f, s] for s, feeds in log.feeds.items() for f in feeds},
-                {name: values.retentions[name] for name in log.retentions},
-            )
             doubt = max([*log.unreadable, *self._quarantined], default=0)
-            settings, missing = settings.by_cards(self._cards, is_doubtful=doubt > 0)
-            lost = (
-                missing | {place for place in lost if place[0] not in self._cards} - settings.cursors.keys()
+            found, missing = settle_by_cards(
+                values.of_tables(log), self._cards.values(), is_doubtful=doubt > 0
             )
-            self._cards = settings.cards(self._cards)
-            for stream, cursor in sorted(lost):
-                self._defects.add(Defect("cursor", f"{stream} for {cursor}", 0, 0, "its position is lost"))
+            lost = missing | {
+                (table, key)
+                for table, key in lost
+                if key[0] not in self._cards and key not in found.get(table, {})
+            }
+            self._cards = make_cards(found, self._cards)
+            for _, (stream, cursor) in sorted(lost):
+                name = f"{stream!s} for {cursor!s}"
+                self._defects.add(Defect("cursor", name, 0, 0, "its position is lost"))
             self._log = log
             self._fetcher = Fetcher(log)
-            self._ring.restore(settings.retentions.values())
+            self._ring.restore(found.get(RETENTIONS, {}))
             is_restored = now is not None and self._meta.copied
             if now is not None and is_restored:
                 self._begin_incarnation(now)
             return Recovered(
-                self._meta.broker_id,
-                {s.name: stream_state(s) for s in self._ring.streams.values()},
-                values.queues(log),
-                values.sessions(log),
-                settings.cursors,
-                settings.retentions,
-                settings.feeds,
-                values.session_parts(log),
-                frozenset(lost),
-                frozenset(s for s, (block, _) in log.sessions.items() if block.number < doubt),
-                tuple(self._defects.take()),
-                self._meta.incarnations,
-                is_restored,
-                {card.name: card.notes for card in self._cards.values() if card.refused},
+                broker_id=self._meta.broker_id,
+                streams={s.name: stream_state(s) for s in self._ring.streams.values()},
+                queues=values.queues(log),
+                values=found,
+                lost=frozenset(lost),
+                doubtful=frozenset(
+                    (table, key)
+                    for table, key, (block, _) in log.places()
+                    if block.number < doubt and table not in OF_STREAMS
+                ),
+                defects=tuple(self._defects.take()),
+                incarnations=self._meta.incarnations,
+                restored=is_restored,
+                refused={card.name: card.notes for card in self._cards.values() if card.refused},
+                lsn=self._lsn,
             )
 
     def _begin_incarnation(self, now: float) -> None:
         queues = (queue.next for queue in self._recovered_log().queues.values())
         used = max([self._ring.used, *self._meta.incarnations, *queues])
         begun = (*self._meta.incarnations, next_incarnation(now, used, self._ring.newest))[-INCARNATIONS_MAX:]
-        meta = self._meta._replace(version=codec.VERSION, copied=False, incarnations=begun)
+        meta = self._meta._replace(lsn=self._lsn, copied=False, incarnations=begun)
         with self._environment.begin(write=True) as transaction:
             put_meta(transaction, meta)
         self._meta = meta
@@ -341,7 +345,7 @@ class DiskStore:
         value = codec.encode_meta(self._meta)
         for place in (key(META), META_TWIN):
             found = transaction.get(place)
-            if found is None and self._meta.version >= TWINS_VERSION:
+            if found is None:
                 self._mends.append(Mend(place, None, value))
             elif found is not None and found != value:
                 self._mends.append(Mend(place, bytes(found), value))
@@ -374,7 +378,7 @@ class DiskStore:
         with self._gate:
             self._clear_dead_readers()
             try:
-                plan = make_plan(operations, self._collector, self._block_bytes_max)
+                plan = make_plan(operations, self._collector, self._block_bytes_max, self._lsn + 1)
                 try:
                     self._write(plan)
                 except _OpenedAgain as again:
@@ -429,7 +433,8 @@ class DiskStore:
                 return
             if not log.is_wasteful(0) and not self._has_drops(1):
                 break
-            self._transact(make_plan((), self._collector, self._block_bytes_max), floor_bytes=0)
+            empty = make_plan((), self._collector, self._block_bytes_max, self._lsn)
+            self._transact(empty, floor_bytes=0)
         raise StorageFull(f"{plan.added} bytes do not fit beside {self._used()} used of {self._size}")
 
     def _relieve(self, added: int) -> None:
@@ -440,31 +445,33 @@ class DiskStore:
         """
         with self._settled:
             turn = self._ring.begin()
+            meta = self._meta._replace(lsn=self._lsn)
             try:
                 with self._writing(added) as transaction:
                     with transaction.cursor() as cursor:
                         turn.trim_to(max(0, self._ring.bytes - 2 * added), DiskShelf(cursor))
-                    self._put_states(transaction, turn)
+                    self._put_states(transaction, turn, self._lsn)
+                    put_meta(transaction, meta)
             except BaseException:
                 self._ring.abandon()
                 raise
             self._ring.commit(turn)
+            self._meta = meta
             with self._writing(0) as transaction:
-                put_meta(transaction, self._meta)
+                put_meta(transaction, meta)
 
     @contextmanager
     def _writing(self, added: int) -> Iterator[_Transaction]:
-        """A write transaction. The first one says that the newest format is in the store from now on.
+        """A write transaction.
 
         LMDB takes a write that was cut short, as on a full disk, for EIO. So the file is asked for room then,
         which raises StorageFull if there is none.
         """
-        meta = self._meta._replace(version=codec.VERSION)
         before, mends = self._environment.info()["last_txnid"], self._mends[:]
         try:
             with translated(), self._environment.begin(write=True, buffers=True) as transaction:
-                if meta != self._meta or self._failing:
-                    put_meta(transaction, meta)
+                if self._failing:
+                    put_meta(transaction, self._meta)
                 if mends:
                     self._put_aside(transaction, mends)
                 yield transaction
@@ -474,7 +481,6 @@ class DiskStore:
                     data = Path(self._environment.path()) / "data.mdb"
                     allocate(data, min(self._size, used_bytes(self._environment) + added))
                 raise
-        self._meta = meta
         if mends:
             self._aside_next += sum(mend.found is not None for mend in mends)
             del self._mends[: len(mends)]
@@ -528,6 +534,7 @@ class DiskStore:
     def _transact(self, plan: Plan, floor_bytes: int | None = None) -> None:
         log = self._recovered_log()
         turn = self._ring.begin()
+        meta = self._meta
         with self._settled:
             try:
                 with self._writing(plan.added) as transaction:
@@ -535,13 +542,19 @@ class DiskStore:
                         self._change_streams(transaction, turn, plan)
                     cards = self._put_cards(transaction, turn, plan)
                     outgoing = self._take_out(transaction, plan, floor_bytes)
-                    blocks = [*encode_blocks(outgoing.moved, self._block_bytes_max), *plan.blocks]
+                    moved = encode_blocks(outgoing.moved, self._block_bytes_max, plan.lsn)
+                    blocks = [*moved, *plan.blocks]
                     for number, (_, value) in enumerate(blocks, log.number_next):
                         transaction.put(key(BLOCK, 0, number), value)
+                    if not blocks and not turn.changed and meta.lsn < plan.lsn:
+                        # Whatever else says how far the log sequence numbers are may have left.
+                        meta = meta._replace(lsn=plan.lsn)
+                        put_meta(transaction, meta)
             except BaseException:
                 self._ring.abandon()
                 raise
             self._ring.commit(turn)
+            self._meta, self._lsn = meta, plan.lsn
             for name in turn.forgotten.keys() - cards.keys():
                 self._cards.pop(name, None)
             self._cards |= cards
@@ -559,14 +572,14 @@ class DiskStore:
                 turn.apply(operation)
         with transaction.cursor() as cursor:
             turn.trim(DiskShelf(cursor))
-        self._put_states(transaction, turn)
+        self._put_states(transaction, turn, plan.lsn)
 
-    def _put_states(self, transaction: _Transaction, turn: Turn) -> None:
+    def _put_states(self, transaction: _Transaction, turn: Turn, lsn: int) -> None:
         for stream in turn.changed.values():
-            transaction.put(key(STREAM, stream.identifier), codec.encode_stream(stream))
+            transaction.put(key(STREAM, stream.identifier), codec.encode_stream(stream, lsn))
         for stream in turn.gone():
             if stream.chunks:
-                transaction.put(key(STREAM, stream.identifier), codec.encode_stream(stream))
+                transaction.put(key(STREAM, stream.identifier), codec.encode_stream(stream, lsn))
             else:
                 transaction.delete(key(STREAM, stream.identifier))
         for before in turn.forgotten.values():
@@ -577,7 +590,7 @@ class DiskStore:
         """Store the cards that this transaction changes. Mostly there are none."""
         cards: dict[str, Card] = {}
         for setting in self._ring.clipped(plan.settings):
-            name = setting.stream
+            name = stream_of(setting)
             before = cards.get(name) or self._cards.get(name) or Card(0, name)
             after = changed(before, setting)
             if after is not before:
@@ -633,7 +646,7 @@ class DiskStore:
         dead = [block.size for block in takewhile(lambda block: not block.live, oldest)]
         return bool(dead) and (len(dead) >= least or sum(dead) >= self._block_bytes_max)
 
-    def _move(self, transaction: _Transaction, block: Block, moved: list[Entry]) -> bool:
+    def _move(self, transaction: _Transaction, block: Block, moved: list[Operation]) -> bool:
         """Collect what is live in a block; False if the block cannot be read any more."""
         log = self._recovered_log()
         try:
@@ -779,6 +792,7 @@ class DiskStore:
             log = self._log or Log(0)
             oldest = oldest_reader(self._environment)
             return Status(
+                lsn=self._lsn,
                 size=self._size,
                 used=self._used(),
                 high_water=used_bytes(self._environment),
@@ -788,7 +802,7 @@ class DiskStore:
                 log_bytes=log.bytes,
                 log_blocks=len(log.blocks),
                 log_unreadable=len(log.unreadable),
-                sessions=len(log.sessions),
+                sessions=len(log.values.get(SESSIONS, {})),
                 reader_pid=oldest.pid,
                 reader_lag=oldest.lag,
                 defects=self._defects.known.copy().values(),
@@ -856,7 +870,7 @@ class _Outgoing(NamedTuple):
     """The blocks that leave in a transaction, and the entries of them that are written again."""
 
     blocks: list[Block]
-    moved: list[Entry]
+    moved: list[Operation]
 
 
 def _is_block(value: Any) -> bool:

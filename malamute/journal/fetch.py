@@ -15,9 +15,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from itertools import groupby
 
-from malamute.journal.entries import BlockRecords, decode_records
+from malamute.journal.blocks import decode_records
 from malamute.journal.format import Damaged
 from malamute.journal.log import Log
+from malamute.store.codec import RecordsByQueue
 from malamute.store.operations import QueueKind
 
 CACHED_BLOCKS = 2
@@ -31,7 +32,7 @@ class Fetcher:
 
     def __init__(self, log: Log) -> None:
         self._log = log
-        self._cache: dict[int, BlockRecords] = {}
+        self._cache: dict[int, RecordsByQueue] = {}
 
     def fetch(
         self, get_block: GetBlock, kind: QueueKind, queue: str, sequences: Sequence[int]
@@ -63,7 +64,7 @@ class Fetcher:
                     blocks.setdefault(block.number, []).extend(sequences[start:end])
         return blocks
 
-    def _block(self, get_block: GetBlock, number: int) -> BlockRecords:
+    def _block(self, get_block: GetBlock, number: int) -> RecordsByQueue:
         """The records of a block; none if it is not there or cannot be read."""
         cache = self._cache
         records = cache.get(number)

@@ -6,7 +6,7 @@ so that the order of the bytes is the order of the numbers and one table serves 
     (META, 0, 0)                 who wrote the store, and in which format
     (STREAM, stream, 0)          the state of one stream, with its name
     (CHUNK, stream, first)       one chunk of a stream
-    (BLOCK, 0, number)           one block of the log of queues, sessions and cursors (`entries`)
+    (BLOCK, 0, number)           one block of the log of queues and values (`blocks`)
     (QUARANTINE, 0, number)      a block that could not be read, kept as it was found
     (CARD, stream, 0)            what is told of a stream once more (`states`)
     (ASIDE, 0, number)           any other value that could not be read, behind its key
@@ -31,19 +31,18 @@ import msgpack
 
 from malamute.store.operations import Chunk
 
-VERSION = 5
-"""The format that this code writes, and the newest that it reads."""
+VERSION = 6
+"""The format that this code writes, and the only one that it reads."""
 
 MAGIC = b"MALAMUTE"
 
 META, STREAM, CHUNK, BLOCK, QUARANTINE, CARD, ASIDE = range(1, 8)
 
 _KEY = struct.Struct(">BIQ")
-_META = struct.Struct(">8sI16s")
-_META_MORE = struct.Struct(">B3xI")
+_META = struct.Struct(">8sI16sQB3xI")
 _CHUNK = struct.Struct(">BB2xIQqIII")
 _INDEX = struct.Struct(">Q")
-_STREAM = struct.Struct(">B3xIQQQQQQqq")
+_STREAM = struct.Struct(">B3xIQQQQQQQqq")
 _CRC = struct.Struct(">I")
 
 STREAM_NAME_PLACE = _CRC.size + _STREAM.size
@@ -77,6 +76,10 @@ class TooNew(Damaged):
     """Raised when a value says that it was written by a newer format."""
 
 
+class TooOld(Damaged):
+    """Raised when a store says that it has a format that is not read any more."""
+
+
 def key(kind: int, identifier: int = 0, sequence: int = 0) -> bytes:
     """The 13 bytes of a key."""
     return _KEY.pack(kind, identifier, sequence)
@@ -93,24 +96,25 @@ def split_key(data: bytes | memoryview) -> tuple[int, int, int]:
 
 
 class Meta(NamedTuple):
-    """Who wrote the store: the newest format in it, and the broker's 16 random bytes.
+    """Who wrote the store: its format, and the broker's 16 random bytes.
 
-    A store that is `copied` was made by a backup, and no broker has begun on it. `incarnations` has a number
-    for each time that one has begun on a copy, in order.
+    `lsn` is the log sequence number that the store had when this was written; later ones are in what later
+    transactions wrote. A store that is `copied` was made by a backup, and no broker has begun on it.
+    `incarnations` has a number for each time that one has begun on a copy, in order.
     """
 
     version: int
     broker_id: bytes
+    lsn: int = 0
     copied: bool = False
     incarnations: tuple[int, ...] = ()
 
 
 def encode_meta(meta: Meta) -> bytes:
     """The bytes of the meta record."""
-    body = _META.pack(MAGIC, meta.version, meta.broker_id)
-    if meta.version >= 5:
-        count = len(meta.incarnations)
-        body += _META_MORE.pack(meta.copied, count) + struct.pack(f">{count}Q", *meta.incarnations)
+    count = len(meta.incarnations)
+    body = _META.pack(MAGIC, meta.version, meta.broker_id, meta.lsn, meta.copied, count)
+    body += struct.pack(f">{count}Q", *meta.incarnations)
     return body + _CRC.pack(crc32(body))
 
 
@@ -120,26 +124,26 @@ def is_whole_meta(data: bytes) -> bool:
 
 
 def decode_meta(data: bytes | memoryview) -> Meta:
-    """The meta record. `TooNew` comes before anything that a newer format may have changed."""
+    """The meta record. What tells the format comes before anything that another one may have otherwise.
+
+    Raises: TooNew, TooOld, Damaged.
+    """
     if len(data) < 12 or bytes(data[:8]) != MAGIC:
         raise Damaged("not a Malamute store")
     version = int.from_bytes(data[8:12], "big")
     if version > VERSION:
-        raise TooNew(f"the store has format {version}, this Malamute reads up to {VERSION}")
+        raise TooNew(f"the store has format {version}, this Malamute reads format {VERSION}")
+    if 0 < version < VERSION:
+        raise TooOld(f"the store has format {version}, this Malamute reads format {VERSION}")
     body = memoryview(data)[: -_CRC.size]
-    more = body[_META.size :]
-    if len(body) < _META.size or (version < 5 and len(more)):
-        raise Damaged(f"a meta record of {len(data)} bytes")
-    if _CRC.unpack(data[-_CRC.size :])[0] != crc32(body):
+    if not version or _CRC.unpack(data[-_CRC.size :])[0] != crc32(body):
         raise Damaged("wrong CRC of the meta record")
-    broker_id = bytes(body[_META.size - 16 : _META.size])
-    if version < 5:
-        return Meta(version, broker_id)
     try:
-        copied, count = _META_MORE.unpack_from(more)
-        return Meta(version, broker_id, copied == 1, struct.unpack(f">{count}Q", more[_META_MORE.size :]))
+        _, _, broker_id, lsn, copied, count = _META.unpack_from(body)
+        incarnations = struct.unpack(f">{count}Q", body[_META.size :])
     except struct.error as error:
         raise Damaged(f"a meta record of {len(data)} bytes") from error
+    return Meta(version, broker_id, lsn, copied == 1, incarnations)
 
 
 # --- chunks
@@ -278,31 +282,36 @@ class Stream(NamedTuple):
     last_time: int = 0
 
 
-def encode_stream(stream: Stream) -> bytes:
-    """The bytes of a stream's state."""
-    body = _STREAM.pack(VERSION, stream.identifier, *stream[2:]) + stream.name.encode()
+def encode_stream(stream: Stream, lsn: int = 0) -> bytes:
+    """The bytes of a stream's state that is written by the transaction of this log sequence number."""
+    body = _STREAM.pack(VERSION, stream.identifier, lsn, *stream[2:]) + stream.name.encode()
     return _CRC.pack(crc32(body)) + body
 
 
 def decode_stream(data: bytes | memoryview) -> Stream:
-    """A stream's state."""
+    """A stream's state. Raises: Damaged."""
+    return decode_stream_and_lsn(data)[0]
+
+
+def decode_stream_and_lsn(data: bytes | memoryview) -> tuple[Stream, int]:
+    """A stream's state, and the log sequence number of the transaction that wrote it. Raises: Damaged."""
     if len(data) < _CRC.size + _STREAM.size:
         raise Damaged(f"a stream's state of {len(data)} bytes")
     body = data[_CRC.size :]
     if _CRC.unpack_from(data)[0] != crc32(body):
         raise Damaged("wrong CRC of a stream's state")
     check_version(body[0])
-    _, identifier, *numbers = _STREAM.unpack_from(body)
+    _, identifier, lsn, *numbers = _STREAM.unpack_from(body)
     try:
         name = str(body[_STREAM.size :], "utf-8")
     except UnicodeDecodeError as error:
         raise Damaged("a stream's name is not UTF-8") from error
-    return Stream(identifier, name, *numbers)
+    return Stream(identifier, name, *numbers), lsn
 
 
 def check_version(version: int) -> None:
-    """Raise `TooNew` or `Damaged` unless this version of a value is one that can be read."""
-    if version == 0:
-        raise Damaged("no format version")
+    """Check that a value has the format of its store. Raises: TooNew, Damaged."""
     if version > VERSION:
-        raise TooNew(f"written in format {version}, this Malamute reads up to {VERSION}")
+        raise TooNew(f"written in format {version}, this Malamute reads format {VERSION}")
+    if version != VERSION:
+        raise Damaged(f"written in format {version}, in a store of format {VERSION}")

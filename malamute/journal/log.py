@@ -1,4 +1,4 @@
-"""The log of queues, sessions and cursors: what of it is still needed. Pure: the disk is elsewhere.
+"""The log of queues and values: what of it is still needed. Pure: the disk is elsewhere.
 
 Theory. Messages of queues are small, many, and mostly short-lived, and thousands of queues may be
 touched by one transaction. A table entry for each of them would cost an LMDB call each; every such
@@ -10,11 +10,11 @@ ever changed in place: deleting a message is another entry.
 What the log means is defined by `Log.apply`, called for every block in order, and by nothing else:
 recovery calls it for the blocks it finds, `write` for the blocks it has just committed.
 
-An entry is *live* while recovery would need it: a message until it is deleted, the newest value of
-each session, cursor, retention and feed, an identity until it is forgotten, the newest attempts of a
-message, and for each queue the newest entry that tells its `next`, the one that tells `delivered`, and one
-that makes the queue before that. Each block counts its live entries. Blocks leave from the old end only,
-so the entry that deletes a message never leaves before the message does.
+An entry is *live* while recovery would need it: a message until it is deleted, the newest value of each key
+of a table, an identity until it is forgotten, the newest attempts of a message, and for each queue the newest
+entry that tells its `next`, the one that tells `delivered`, and one that makes the queue before that. Each
+block counts its live entries. Blocks leave from the old end only, so the entry that deletes a message never
+leaves before the message does.
 
 - The oldest block without a live entry is simply dropped; queues that are worked off cost no more.
 - When dead entries take more than half as much as live ones (plus a floor), the oldest block is
@@ -31,28 +31,26 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
-from malamute.journal.entries import Entry, QueueCounters
 from malamute.journal.places import Block, Place, Places
 from malamute.store.operations import (
-    SESSION_PARTS,
-    DeleteCursor,
-    DeleteFeed,
     DeleteMessages,
     DeleteQueue,
-    DeleteSession,
     DeleteStream,
+    DeleteValue,
     ForgetIdentities,
+    Key,
     MarkDelivered,
-    PutCursor,
-    PutFeed,
+    Operation,
     PutIdentity,
     PutMessages,
-    PutRetention,
-    PutSession,
+    PutValue,
     QueueKind,
     SetAttempts,
+    SetCounters,
     Stranded,
+    Value,
 )
+from malamute.store.tables import OF_STREAMS, ON_CARDS
 
 BLOCK_ENTRIES_MAX = 1024
 """Entries in a block at most: what one damaged page can cost, and what compaction reads at once."""
@@ -105,11 +103,8 @@ class Log:
     def __init__(self, floor_bytes: int) -> None:
         self.blocks: deque[Block] = deque()
         self.queues: dict[tuple[QueueKind, str], Queue] = {}
-        self.sessions: dict[bytes, Place] = {}
-        self.session_parts: dict[tuple[bytes, int], Place] = {}
-        self.cursors: dict[str, dict[str, Place]] = {}
-        self.retentions: dict[str, Place] = {}
-        self.feeds: dict[str, dict[str, Place]] = {}
+        self.values: dict[str, dict[Any, dict[Key, Place]]] = {}
+        """Where the newest value of each key is: by its table, its owner and itself."""
         self.bytes = 0
         self.weight = 0
         self.live_weight = 0
@@ -126,21 +121,16 @@ class Log:
             DeleteMessages: self._delete_messages,
             MarkDelivered: self._mark_delivered,
             DeleteQueue: self._delete_queue,
-            PutSession: self._put_session,
-            DeleteSession: self._delete_session,
-            QueueCounters: self._queue_counters,
-            PutCursor: self._put_cursor,
-            DeleteCursor: self._delete_cursor,
-            PutRetention: self._put_retention,
+            PutValue: self._put_value,
+            DeleteValue: self._delete_value,
             DeleteStream: self._delete_stream,
+            SetCounters: self._set_counters,
             SetAttempts: self._set_attempts,
             PutIdentity: self._put_identity,
             ForgetIdentities: self._forget_identities,
-            PutFeed: self._put_feed,
-            DeleteFeed: self._delete_feed,
         }
 
-    def apply(self, number: int, size: int, entries: Sequence[Entry]) -> None:
+    def apply(self, number: int, size: int, entries: Sequence[Operation]) -> None:
         """Take over a block that is on the disk. Numbers ascend."""
         assert number >= self.number_next
         block = Block(number, size)
@@ -171,7 +161,7 @@ class Log:
         found: dict[tuple[QueueKind, str], list[int]] = {}
         for put in only_here:
             found.setdefault((put.kind, put.queue), []).extend(range(put.first, put.last + 1))
-        self._awaited[number] = Stranded(found, [], [])
+        self._awaited[number] = Stranded(found)
         for queue in self.queues.values():
             queue.next += BLOCK_ENTRIES_MAX
         return only_here
@@ -186,12 +176,10 @@ class Log:
             return None
         self.unreadable.add(number)
         messages = {name: queue.messages.in_block(block) for name, queue in self.queues.items()}
-        sessions = {s for s, place in self.sessions.items() if place[0] is block}
-        sessions |= {s for (s, _), place in self.session_parts.items() if place[0] is block}
-        cursors = [(s, c) for s, places in self.cursors.items() for c in places if places[c][0] is block]
-        stranded = Stranded(
-            {name: held for name, held in messages.items() if held}, sorted(sessions), cursors
-        )
+        values = [
+            (table, key) for table, key, place in self.places() if place[0] is block and table not in ON_CARDS
+        ]
+        stranded = Stranded({name: held for name, held in messages.items() if held}, values)
         self._awaited[number] = stranded
         return stranded
 
@@ -210,11 +198,14 @@ class Log:
                 if (queue := self.queues.get(name)) is not None
                 if (held := [s for s in sequences if queue.messages.block_of(s) is block])
             },
-            [session for session in awaited.sessions if self.sessions.get(session, (None,))[0] is block],
-            [],
+            [
+                (table, key)
+                for table, key in awaited.values
+                if table not in OF_STREAMS and self._block_of_value(table, key) is block
+            ],
         )
         self._asked[block.number] += 1
-        if (left.messages or left.sessions) and self._asked[block.number] < AWAITED_WRITES:
+        if (left.messages or left.values) and self._asked[block.number] < AWAITED_WRITES:
             self._awaited[block.number] = left
             return False
         del self._awaited[block.number], self._asked[block.number]
@@ -233,7 +224,7 @@ class Log:
         floor = self._floor_bytes if floor_bytes is None else floor_bytes
         return self.weight - self.live_weight > self.live_weight // 2 + floor
 
-    def live_entries(self, block: Block, entries: Iterable[Entry]) -> Iterator[Entry]:
+    def live_entries(self, block: Block, entries: Iterable[Operation]) -> Iterator[Operation]:
         """The entries that a compaction of this block must write again.
 
         What is told of a message follows it, wherever it was: recovery would not know whose it is.
@@ -249,12 +240,23 @@ class Log:
                 told.add(name)
                 yield from self._counters(block, name)
 
-    def counters(self) -> Iterator[QueueCounters]:
+    def places(self) -> Iterator[tuple[str, Key, Place]]:
+        """Where the newest value of each key of each table is."""
+        for table, owners in self.values.items():
+            for places in owners.values():
+                for key, place in places.items():
+                    yield table, key, place
+
+    def _block_of_value(self, table: str, key: Key) -> Block | None:
+        place = self.values.get(table, {}).get(key[0], {}).get(key)
+        return place[0] if place else None
+
+    def counters(self) -> Iterator[SetCounters]:
         """The counters of all queues: to be told again when it is not known what was told in a block."""
         for name, queue in self.queues.items():
-            yield QueueCounters(*name, queue.next, queue.delivered)
+            yield SetCounters(*name, queue.next, queue.delivered)
 
-    def _block_of(self, entry: Entry) -> Block | None:
+    def _block_of(self, entry: Operation) -> Block | None:
         """Where the newest entry of this kind about the same thing is; None if nothing needs any."""
         place: tuple[Block, *tuple[int, ...]] | None = None
         if isinstance(entry, SetAttempts | PutIdentity):
@@ -265,15 +267,8 @@ class Log:
                 place = queue.attempts.get(entry.sequence)
             elif type(entry) is PutIdentity:
                 place = queue.identities.get(entry.identity)
-        elif type(entry) is PutSession:
-            part = self.session_parts.get((entry.session, entry.part))
-            place = part if entry.part else self.sessions.get(entry.session)
-        elif type(entry) is PutCursor:
-            place = self.cursors.get(entry.stream, {}).get(entry.cursor)
-        elif type(entry) is PutRetention:
-            place = self.retentions.get(entry.stream)
-        elif type(entry) is PutFeed:
-            place = self.feeds.get(entry.stream, {}).get(entry.service)
+        elif type(entry) is PutValue:
+            return self._block_of_value(entry.table, entry.key)
         return place[0] if place else None
 
     def _live_messages(self, block: Block, entry: PutMessages) -> Iterator[PutMessages | SetAttempts]:
@@ -292,10 +287,10 @@ class Log:
                     if told and told[0] is not block:
                         yield SetAttempts(entry.kind, entry.queue, sequence, *told[1:])
 
-    def _counters(self, block: Block, name: tuple[QueueKind, str]) -> Iterator[QueueCounters]:
+    def _counters(self, block: Block, name: tuple[QueueKind, str]) -> Iterator[SetCounters]:
         queue = self.queues.get(name)
         if queue and block in (queue.next_in, queue.delivered_in, queue.made_in):
-            yield QueueCounters(*name, queue.next, queue.delivered)
+            yield SetCounters(*name, queue.next, queue.delivered)
 
     def _queue(self, block: Block, kind: QueueKind, name: str) -> Queue:
         """A queue by its name, made if it is not there."""
@@ -376,55 +371,31 @@ class Log:
             if told:
                 self._release(told, TOLD_WEIGHT)
 
-    def _put_session(self, block: Block, entry: PutSession) -> None:
-        if entry.part:
-            self._replace(self.session_parts, (entry.session, entry.part), block, len(entry.value))
-        else:
-            self._replace(self.sessions, entry.session, block, len(entry.value))
-
-    def _delete_session(self, block: Block, entry: DeleteSession) -> None:
-        self._remove(self.sessions, entry.session)
-        for part in SESSION_PARTS:
-            self._remove(self.session_parts, (entry.session, part))
-
-    def _put_cursor(self, block: Block, entry: PutCursor) -> None:
-        self._replace(self.cursors.setdefault(entry.stream, {}), entry.cursor, block, len(entry.cursor))
-
-    def _delete_cursor(self, block: Block, entry: DeleteCursor) -> None:
-        self._remove_of_stream(self.cursors, entry.stream, entry.cursor)
-
-    def _put_feed(self, block: Block, entry: PutFeed) -> None:
-        self._replace(self.feeds.setdefault(entry.stream, {}), entry.service, block, len(entry.value))
-
-    def _delete_feed(self, block: Block, entry: DeleteFeed) -> None:
-        self._remove_of_stream(self.feeds, entry.stream, entry.service)
-
-    def _remove_of_stream(self, all_places: dict[str, dict[str, Place]], stream: str, name: str) -> None:
-        places = all_places.get(stream, {})
-        self._remove(places, name)
-        if not places:
-            all_places.pop(stream, None)
-
-    def _put_retention(self, block: Block, entry: PutRetention) -> None:
-        self._replace(self.retentions, entry.stream, block, 0)
-
-    def _delete_stream(self, block: Block, entry: DeleteStream) -> None:
-        self._remove(self.retentions, entry.stream)
-        for all_places in (self.cursors, self.feeds):
-            for place in all_places.pop(entry.stream, {}).values():
-                self._release(*place)
-
-    def _replace(self, places: dict[Any, Place], name: Any, block: Block, size: int) -> None:
-        self._remove(places, name)
-        places[name] = (block, size + MESSAGE_WEIGHT)
-        self._hold(block, size + MESSAGE_WEIGHT)
-
-    def _remove(self, places: dict[Any, Place], name: Any) -> None:
-        before = places.pop(name, None)
+    def _put_value(self, block: Block, entry: PutValue) -> None:
+        places = self.values.setdefault(entry.table, {}).setdefault(entry.key[0], {})
+        before = places.get(entry.key)
         if before:
             self._release(*before)
+        weight = MESSAGE_WEIGHT + _size_of(entry.value)
+        places[entry.key] = block, weight
+        self._hold(block, weight)
 
-    def _queue_counters(self, block: Block, entry: QueueCounters) -> None:
+    def _delete_value(self, block: Block, entry: DeleteValue) -> None:
+        owners = self.values.get(entry.table, {})
+        places = owners.get(entry.key[0], {})
+        for key in [*places] if len(entry.key) == 1 else [entry.key]:
+            before = places.pop(key, None)
+            if before:
+                self._release(*before)
+        if not places:
+            owners.pop(entry.key[0], None)
+
+    def _delete_stream(self, block: Block, entry: DeleteStream) -> None:
+        for table in OF_STREAMS:
+            for place in self.values.get(table, {}).pop(entry.stream, {}).values():
+                self._release(*place)
+
+    def _set_counters(self, block: Block, entry: SetCounters) -> None:
         queue = self._queue(block, entry.kind, entry.queue)
         queue.next = max(queue.next, entry.next)
         queue.delivered = max(queue.delivered, entry.delivered)
@@ -464,7 +435,12 @@ class Log:
         self.live_weight -= weight
 
 
-def messages_in(entry: Entry) -> int:
+def _size_of(value: Value) -> int:
+    """About how many bytes a value takes, if it is large."""
+    return len(value) if isinstance(value, bytes | str) else 0
+
+
+def messages_in(entry: Operation) -> int:
     """How many an entry counts for in a block: one, or as many as it has messages."""
     return len(entry.records) if type(entry) is PutMessages else 1
 
@@ -476,7 +452,7 @@ def present(messages: Mapping[int, Any], first: int, last: int) -> list[int]:
     return [sequence for sequence in messages if first <= sequence <= last]
 
 
-def _queue_of(entry: Entry) -> tuple[QueueKind, str] | None:
-    if isinstance(entry, PutMessages | MarkDelivered | PutIdentity | QueueCounters):
+def _queue_of(entry: Operation) -> tuple[QueueKind, str] | None:
+    if isinstance(entry, PutMessages | MarkDelivered | PutIdentity | SetCounters):
         return entry.kind, entry.queue
     return None

@@ -1,7 +1,7 @@
 """The in-memory twin of the store on the disk: the same interface, the same answers.
 
 It is the plain statement of what a store does. The ring is the real one, since which chunks leave is
-part of the answer; queues and sessions are dictionaries, so that the log of the disk store is tested
+part of the answer; queues and values are dictionaries, so that the log of the disk store is tested
 against something simpler than itself. Chunks are kept encoded, so sizes are those of the disk.
 
 Nothing here survives the process. The object survives the core that used it, though: `recover` gives
@@ -43,37 +43,34 @@ from malamute.journal.store import (
 from malamute.journal.subjects import Collector, Search
 from malamute.journal.values import Records
 from malamute.store.operations import (
-    NUMBERS,
-    SESSION_PARTS,
     AppendChunk,
     Chunk,
     Damage,
     Defect,
-    DeleteCursor,
-    DeleteFeed,
     DeleteMessages,
     DeleteQueue,
-    DeleteSession,
     DeleteStream,
+    DeleteValue,
     ForgetIdentities,
     Frame,
     Hole,
+    Key,
     MarkDelivered,
     NoteRefused,
     Operation,
-    PutCursor,
-    PutFeed,
     PutIdentity,
     PutMessages,
-    PutRetention,
-    PutSession,
+    PutValue,
     QueueKind,
     QueueState,
     ReadResult,
     Recovered,
     SetAttempts,
+    SetCounters,
     StoredMessage,
+    Value,
 )
+from malamute.store.tables import OF_STREAMS, RETENTIONS, SESSIONS
 
 VERIFY_STEP_BYTES = 8 * 1024 * 1024
 """What `verify` reads in one step."""
@@ -82,7 +79,7 @@ VERIFY_STEP_BYTES = 8 * 1024 * 1024
 class MemoryStore:
     """A store that forgets everything when the process ends.
 
-    `size` bounds the bytes of chunks, records and sessions; `streams_budget` those of chunks.
+    `size` bounds the bytes of chunks, records and values; `streams_budget` those of chunks.
     """
 
     def __init__(
@@ -105,30 +102,24 @@ class MemoryStore:
         self._ring = Ring((), retention, budget, counted)
         self._shelf = _MemoryShelf()
         self._queues: dict[tuple[QueueKind, str], _Queue] = {}
-        self._sessions: dict[tuple[bytes, int], bytes] = {}
-        self._cursors: dict[tuple[str, str], int] = {}
-        self._retentions: dict[str, PutRetention] = {}
-        self._feeds: dict[tuple[str, str], bytes] = {}
+        self._lsn = 0
+        self._values: dict[str, dict[Key, Value]] = {}
         self._refused: dict[str, list[NoteRefused]] = {}
         self._collector = Collector()
         self._queues_bytes = 0
-        self._sessions_bytes = 0
+        self._values_bytes = 0
         self._appliers: dict[type[Any], Any] = {
             PutMessages: self._put_messages,
             DeleteMessages: self._delete_messages,
             MarkDelivered: self._mark_delivered,
             DeleteQueue: self._delete_queue,
-            PutSession: self._put_session,
-            DeleteSession: self._delete_session,
-            PutCursor: self._put_cursor,
-            DeleteCursor: self._delete_cursor,
-            PutRetention: self._put_retention,
+            PutValue: self._put_value,
+            DeleteValue: self._delete_value,
             DeleteStream: self._delete_stream,
+            SetCounters: self._set_counters,
             SetAttempts: self._set_attempts,
             PutIdentity: self._put_identity,
             ForgetIdentities: self._forget_identities,
-            PutFeed: self._put_feed,
-            DeleteFeed: self._delete_feed,
         }
 
     def recover(self, *, records_bytes: int | None = None, now: float | None = None) -> Recovered:
@@ -138,7 +129,7 @@ class MemoryStore:
             for name, queue in self._queues.items():
                 records.put(name, queue.messages.values())
             self._collector.clear()
-            self._ring.restore(self._retentions.values())
+            self._ring.restore(self._values.get(RETENTIONS, {}))
             is_restored = now is not None and self.copied
             if now is not None and is_restored:
                 queues = (queue.next for queue in self._queues.values())
@@ -148,17 +139,14 @@ class MemoryStore:
                 ]
                 self.copied = False
             return Recovered(
-                self._broker_id,
-                {s.name: stream_state(s) for s in self._ring.streams.values()},
-                {name: queue.state(*records.of(name)) for name, queue in self._queues.items()},
-                {session: value for (session, part), value in self._sessions.items() if part == NUMBERS},
-                dict(self._cursors),
-                dict(self._retentions),
-                dict(self._feeds),
-                {(session, part): v for (session, part), v in self._sessions.items() if part != NUMBERS},
+                broker_id=self._broker_id,
+                streams={s.name: stream_state(s) for s in self._ring.streams.values()},
+                queues={name: queue.state(*records.of(name)) for name, queue in self._queues.items()},
+                values={table: dict(values) for table, values in self._values.items() if values},
                 incarnations=self._incarnations,
                 restored=is_restored,
                 refused=dict(self._refused),
+                lsn=self._lsn,
             )
 
     def write(self, operations: Sequence[Operation]) -> None:
@@ -178,6 +166,7 @@ class MemoryStore:
                     self._appliers[type(operation)](operation)
             for note in notes:
                 self._refused[note.stream] = noted(self._refused.get(note.stream, ()), note)
+            self._lsn += 1
 
     def read(self, stream: str, start: int, *, bytes_max: int) -> ReadResult:
         """The chunks that hold `start` and what follows, in order, until `bytes_max` is reached."""
@@ -247,6 +236,7 @@ class MemoryStore:
         with self._open():
             used = self._used()
             return Status(
+                lsn=self._lsn,
                 size=self._size,
                 used=used,
                 high_water=used,
@@ -256,7 +246,7 @@ class MemoryStore:
                 log_bytes=used - self._ring.bytes,
                 log_blocks=0,
                 log_unreadable=0,
-                sessions=sum(part == NUMBERS for _, part in self._sessions),
+                sessions=len({key[0] for key in self._values.get(SESSIONS, {})}),
                 reader_pid=0,
                 reader_lag=0,
                 defects=(),
@@ -310,7 +300,7 @@ class MemoryStore:
         return _Opened(self._lock, self)
 
     def _used(self) -> int:
-        return self._ring.bytes + self._queues_bytes + self._sessions_bytes
+        return self._ring.bytes + self._queues_bytes + self._values_bytes
 
     def _refuse_if_full(self, operations: Sequence[Operation], values: Sequence[bytes]) -> None:
         added = sum(map(len, values))
@@ -319,7 +309,7 @@ class MemoryStore:
             if type(operation) is PutMessages:
                 added += sum(map(len, operation.records))
                 promised = max(0, self._ring.budget - self._ring.bytes)
-            elif type(operation) is PutSession:
+            elif type(operation) is PutValue and type(operation.value) is bytes:
                 added += len(operation.value)
                 promised = max(0, self._ring.budget - self._ring.bytes)
         if added and self._used() + added + promised > self._size:
@@ -338,7 +328,7 @@ class MemoryStore:
         turn.trim(self._shelf)
         self._ring.commit(turn)
 
-    def _queue(self, operation: PutMessages | PutIdentity) -> _Queue:
+    def _queue(self, operation: PutMessages | PutIdentity | SetCounters) -> _Queue:
         return self._queues.setdefault((operation.kind, operation.queue), _Queue())
 
     def _put_messages(self, operation: PutMessages) -> None:
@@ -383,48 +373,37 @@ class MemoryStore:
         queue = self._queues.pop((operation.kind, operation.queue), _Queue())
         self._queues_bytes -= queue.bytes
 
-    def _put_session(self, operation: PutSession) -> None:
-        name = operation.session, operation.part
-        self._sessions_bytes += len(operation.value) - len(self._sessions.get(name, b""))
-        self._sessions[name] = operation.value
+    def _set_counters(self, operation: SetCounters) -> None:
+        queue = self._queue(operation)
+        queue.next = max(queue.next, operation.next)
+        queue.delivered = max(queue.delivered, operation.delivered)
 
-    def _delete_session(self, operation: DeleteSession) -> None:
-        for part in SESSION_PARTS:
-            self._sessions_bytes -= len(self._sessions.pop((operation.session, part), b""))
+    def _put_value(self, operation: PutValue) -> None:
+        values = self._values.setdefault(operation.table, {})
+        self._values_bytes += _size_of(operation.value) - _size_of(values.get(operation.key))
+        values[operation.key] = operation.value
 
-    def _put_cursor(self, operation: PutCursor) -> None:
-        self._cursors[operation.stream, operation.cursor] = operation.sequence
-
-    def _delete_cursor(self, operation: DeleteCursor) -> None:
-        self._cursors.pop((operation.stream, operation.cursor), None)
-
-    def _put_feed(self, operation: PutFeed) -> None:
-        self._feeds[operation.service, operation.stream] = operation.value
-
-    def _delete_feed(self, operation: DeleteFeed) -> None:
-        self._feeds.pop((operation.service, operation.stream), None)
-
-    def _put_retention(self, operation: PutRetention) -> None:
-        self._retentions[operation.stream] = operation
+    def _delete_value(self, operation: DeleteValue) -> None:
+        values, wanted = self._values.get(operation.table, {}), operation.key
+        gone = [key for key in values if key[:1] == wanted] if len(wanted) == 1 else [wanted]
+        for key in gone:
+            self._values_bytes -= _size_of(values.pop(key, None))
 
     def _delete_stream(self, operation: DeleteStream) -> None:
         self._refused.pop(operation.stream, None)
-        self._retentions.pop(operation.stream, None)
-        self._cursors = {key: value for key, value in self._cursors.items() if key[0] != operation.stream}
-        self._feeds = {key: value for key, value in self._feeds.items() if key[1] != operation.stream}
+        for table in OF_STREAMS:
+            self._delete_value(DeleteValue(table, (operation.stream,)))
 
 
 _CONTENTS = (
     "_incarnations",
     "_shelf",
     "_queues",
-    "_sessions",
-    "_cursors",
-    "_retentions",
-    "_feeds",
+    "_values",
     "_refused",
     "_queues_bytes",
-    "_sessions_bytes",
+    "_values_bytes",
+    "_lsn",
 )
 """What a copy takes over, beside the ring."""
 
@@ -444,6 +423,10 @@ class _Queue:
         attempts = {sequence: count for sequence, (count, _) in self.attempts.items()}
         due = {sequence: due for sequence, (_, due) in self.attempts.items() if due}
         return QueueState(self.next, self.delivered, messages, attempts, dict(self.identities), cold, due)
+
+
+def _size_of(value: Value) -> int:
+    return len(value) if type(value) is bytes else 0
 
 
 class _MemoryShelf:

@@ -9,36 +9,36 @@ hundreds in each, so that a transaction costs a few calls of LMDB whatever it ho
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
-from malamute.journal import entries as log_codec
 from malamute.journal import format as codec
+from malamute.journal.blocks import encode_block
 from malamute.journal.directory import PAGE
-from malamute.journal.entries import Entry
 from malamute.journal.log import BLOCK_ENTRIES_MAX, messages_in
-from malamute.journal.states import SETTINGS, Setting
+from malamute.journal.states import Setting
 from malamute.journal.subjects import Collector
 from malamute.store.operations import (
     AppendChunk,
     DeleteStream,
+    DeleteValue,
     ForgetStream,
     NoteRefused,
     Operation,
-    PutCursor,
-    PutFeed,
     PutIdentity,
     PutMessages,
-    PutRetention,
-    PutSession,
+    PutValue,
     Reserve,
 )
+from malamute.store.tables import OF_STREAMS, RETENTIONS
 
-OfStream = AppendChunk | Reserve | PutRetention | DeleteStream | ForgetStream
-"""The operations that change the ring."""
+OfStream = AppendChunk | Reserve | PutValue | DeleteStream | ForgetStream
+"""The operations that change the ring; of values only the retention of a stream does."""
 
-_OF_STREAMS = frozenset((AppendChunk, Reserve, PutRetention, DeleteStream, ForgetStream))
+_OF_RING = frozenset((AppendChunk, Reserve, DeleteStream, ForgetStream))
+_OF_VALUES = frozenset((PutValue, DeleteValue))
+_OF_CARDS = frozenset((NoteRefused, DeleteStream))
 _NOT_OF_LOG = frozenset((AppendChunk, Reserve, ForgetStream, NoteRefused))
-_KEPT = frozenset((PutCursor, PutFeed, PutIdentity, PutRetention, PutSession))
+_KEPT = frozenset((PutIdentity, PutValue))
 """The operations that keep something in the log which is no message."""
 
 
@@ -46,37 +46,41 @@ class Plan(NamedTuple):
     """What one write is to do.
 
     `streams` are the operations on streams, each with the value of the chunk that it appends, and `settings`
-    those that may change a card. `added` bounds
-    the bytes of pages that all adds; `appending` says that chunks are among it, and `queued` that messages of
-    queues are. `keeping` says that sessions, cursors or the like are; most of them replace what was there.
+    those that may change a card. `added` bounds the bytes of pages that all adds; `appending` says that
+    chunks are among it, and `queued` that messages of queues are. `keeping` says that sessions, cursors or
+    the like are; most of them replace what was there. `lsn` is the log sequence number of the transaction.
     """
 
     streams: Sequence[tuple[OfStream, bytes]]
     settings: Sequence[Setting]
-    blocks: Sequence[tuple[Sequence[Entry], bytes]]
+    blocks: Sequence[tuple[Sequence[Operation], bytes]]
     added: int
     appending: bool
     queued: bool
-    keeping: bool = False
+    keeping: bool
+    lsn: int
 
 
-def make_plan(operations: Sequence[Operation], collector: Collector, block_bytes_max: int) -> Plan:
-    """Encode the operations. The collector takes note of the chunks, as if they were already stored."""
+def make_plan(operations: Sequence[Operation], collector: Collector, block_bytes_max: int, lsn: int) -> Plan:
+    """Encode the operations for the transaction of a log sequence number.
+
+    The collector takes note of the chunks, as if they were already stored.
+    """
     entries: Any = operations
     streams: Sequence[tuple[OfStream, bytes]] = ()
     kinds = set(map(type, operations))
-    if not kinds.isdisjoint(_OF_STREAMS):
+    settings: Sequence[Any] = ()
+    if not kinds.isdisjoint(_OF_CARDS) or not kinds.isdisjoint(_OF_VALUES):
+        settings = [operation for operation in operations if is_setting(operation)]
+    if not kinds.isdisjoint(_OF_RING) or any(map(is_retention, settings)):
         streams = encode_streams(operations, collector)
     if not kinds.isdisjoint(_NOT_OF_LOG):
         entries = [operation for operation in operations if type(operation) not in _NOT_OF_LOG]
-    settings: Sequence[Any] = ()
-    if not kinds.isdisjoint(SETTINGS):
-        settings = [operation for operation in operations if type(operation) in SETTINGS]
-    blocks = encode_blocks(entries, block_bytes_max)
+    blocks = encode_blocks(entries, block_bytes_max, lsn)
     added = sum(len(value) + 2 * PAGE for _, value in streams if value)
     added += sum(len(value) + 2 * PAGE for _, value in blocks)
     keeping = not kinds.isdisjoint(_KEPT)
-    return Plan(streams, settings, blocks, added, AppendChunk in kinds, PutMessages in kinds, keeping)
+    return Plan(streams, settings, blocks, added, AppendChunk in kinds, PutMessages in kinds, keeping, lsn)
 
 
 def encode_streams(operations: Sequence[Operation], collector: Collector) -> list[tuple[OfStream, bytes]]:
@@ -85,7 +89,7 @@ def encode_streams(operations: Sequence[Operation], collector: Collector) -> lis
     for operation in operations:
         if type(operation) is AppendChunk:
             streams.append((operation, codec.encode_chunk(operation.chunk, collector.take(operation))))
-        elif isinstance(operation, Reserve | PutRetention | ForgetStream):
+        elif isinstance(operation, Reserve | ForgetStream) or is_retention(operation):
             streams.append((operation, b""))
         elif type(operation) is DeleteStream:
             collector.forget(operation.stream)
@@ -93,9 +97,23 @@ def encode_streams(operations: Sequence[Operation], collector: Collector) -> lis
     return streams
 
 
-def encode_blocks(entries: Sequence[Entry], bytes_max: int) -> list[tuple[Sequence[Entry], bytes]]:
+def is_setting(operation: Operation) -> bool:
+    """Whether an operation may change a card."""
+    if isinstance(operation, PutValue | DeleteValue):
+        return operation.table in OF_STREAMS
+    return type(operation) in _OF_CARDS
+
+
+def is_retention(operation: Operation) -> TypeGuard[PutValue]:
+    """Whether an operation sets how much of a stream is kept."""
+    return type(operation) is PutValue and operation.table == RETENTIONS
+
+
+def encode_blocks(
+    entries: Sequence[Operation], bytes_max: int, lsn: int
+) -> list[tuple[Sequence[Operation], bytes]]:
     """The entries in blocks, each of a bounded number and, unless one alone is larger, of bounded size."""
-    blocks: list[list[Entry]] = []
+    blocks: list[list[Operation]] = []
     room = room_bytes = 0
     for entry in entries:
         for piece in _pieces(entry, bytes_max) if type(entry) is PutMessages else (entry,):
@@ -105,7 +123,7 @@ def encode_blocks(entries: Sequence[Entry], bytes_max: int) -> list[tuple[Sequen
                 room, room_bytes = BLOCK_ENTRIES_MAX, bytes_max
             blocks[-1].append(piece)
             room, room_bytes = room - number, room_bytes - size_bytes
-    return [(block, log_codec.encode_block(block)) for block in blocks]
+    return [(block, encode_block(block, lsn)) for block in blocks]
 
 
 def _pieces(entry: PutMessages, bytes_max: int) -> Iterator[PutMessages]:
@@ -118,5 +136,5 @@ def _pieces(entry: PutMessages, bytes_max: int) -> Iterator[PutMessages]:
         yield from _pieces(entry.part(number // 2, number), bytes_max)
 
 
-def _bytes_in(entry: Entry) -> int:
+def _bytes_in(entry: Operation) -> int:
     return sum(map(len, entry.records)) if type(entry) is PutMessages else 0

@@ -19,6 +19,7 @@ import lmdb
 
 from malamute.errors import StoreCorrupt, StoreError
 from malamute.journal import format as codec
+from malamute.journal.blocks import decode_block
 from malamute.journal.directory import (
     META_TWIN,
     put_meta,
@@ -28,9 +29,8 @@ from malamute.journal.directory import (
     translated,
     used_bytes,
 )
-from malamute.journal.entries import decode_block
 from malamute.journal.format import ASIDE, BLOCK, CHUNK, META, QUARANTINE, Damaged, key
-from malamute.journal.states import States, made_anew, read_states
+from malamute.journal.states import LSN_STEP, States, made_anew, newest_lsn, read_states
 from malamute.journal.store import Progress, no_progress
 
 DAMAGED = "damaged"
@@ -88,6 +88,8 @@ class _Repairing:
         self._progress = progress
         self._done: list[Repair] = []
         self._is_ours = False
+        self._lsn = 0
+        self._is_lsn_known = True
 
     def run(self) -> list[Repair]:
         """Look at everything, and mend what can be mended."""
@@ -96,6 +98,9 @@ class _Repairing:
             names = {stream.identifier: stream.name for stream in states.streams}
             chunks, moves = self._look(cursor, names)
             self._mend_states(cursor, states, chunks - names.keys())
+            self._lsn = newest_lsn(cursor, 0, states)
+            is_damaged = any(mend.place[0] == codec.STREAM for mend in states.mends)
+            self._is_lsn_known = not is_damaged and chunks <= names.keys()
         for place, value in moves:
             self._move_out(place, value)
             if not self._dry_run:
@@ -167,15 +172,19 @@ class _Repairing:
                 raise
             # It told up to where sequences were given out before a restore: as in a copy, nobody knows now.
             meta = codec.Meta(codec.VERSION, os.urandom(16), copied=True)
+            self._is_lsn_known = False
             reason = "it is lost with its twin: for clients this is another broker, restored, from now on"
         value = codec.encode_meta(meta)
         damaged = {place: old for place, old in found.items() if _fault(codec.decode_meta, old)}
-        if damaged or found.get(key(META)) != value:
+        if not self._is_lsn_known:
+            meta = meta._replace(lsn=max(meta.lsn, self._lsn) + LSN_STEP)
+        is_mended = bool(damaged) or found.get(key(META)) != value
+        if is_mended:
             self._done.append(Repair("meta", "", 0, 0, MADE_ANEW, reason))
             for place, old in damaged.items():
                 self._move_out(place, old)
-            if not self._dry_run:
-                put_meta(self._transaction, meta)
+        if not self._dry_run and (is_mended or not self._is_lsn_known):
+            put_meta(self._transaction, meta)
 
     def _put(self, place: bytes, value: bytes | None) -> None:
         if self._dry_run:

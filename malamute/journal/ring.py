@@ -34,7 +34,7 @@ forgotten by `Ring.abandon`.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from math import isfinite
 from typing import Any, NamedTuple, Protocol
 
@@ -45,10 +45,13 @@ from malamute.store.operations import (
     AppendChunk,
     DeleteStream,
     ForgetStream,
+    Key,
     NoteRefused,
-    PutRetention,
+    PutValue,
     Reserve,
+    Value,
 )
+from malamute.store.policies import StreamRetention
 
 STEP_CHUNKS = 64
 """Chunks that one transaction may drop besides two for each that it appends, unless the budget needs more."""
@@ -120,11 +123,11 @@ class Ring:
         """What is in force for a stream: what was set at run time, or what the configuration says."""
         return self.overrides.get(name) or self.retention_of(name)
 
-    def restore(self, overrides: Iterable[PutRetention]) -> None:
+    def restore(self, overrides: Mapping[Key, Value]) -> None:
         """A broker begins: take over what was set at run time before, and look who is over a limit."""
         self.began = self.counted() if self.counted else 0.0
         self.passed.clear()
-        self.overrides = {put.stream: retention_in(put) for put in overrides}
+        self.overrides = {str(key[0]): retention_in(value) for key, value in overrides.items()}
         self.late = {
             s.name for s in self.streams.values() if _is_over(s, self.retention(s.name), s.last_time)
         }
@@ -239,16 +242,17 @@ class Turn:
         self._steps += 2
         return stream.identifier
 
-    def apply(self, operation: Reserve | PutRetention | DeleteStream | ForgetStream) -> None:
+    def apply(self, operation: Reserve | PutValue | DeleteStream | ForgetStream) -> None:
         """Carry out what is no append."""
         if type(operation) is Reserve:
             name, reserved = operation
             stream = self._stream(name) or self._create(name)
             self.changed[name] = stream._replace(reserved=max(stream.last, reserved))
-        elif type(operation) is PutRetention:
-            self._own_overrides()[operation.stream] = retention_in(operation)
-            self.late.add(operation.stream)
-            self._wanted.add(operation.stream)
+        elif type(operation) is PutValue:
+            name = str(operation.key[0])
+            self._own_overrides()[name] = retention_in(operation.value)
+            self.late.add(name)
+            self._wanted.add(name)
         elif type(operation) is DeleteStream:
             self._delete(operation.stream)
         elif type(operation) is ForgetStream:
@@ -379,10 +383,11 @@ class Turn:
         return self.identifier_next - 1
 
 
-def retention_in(operation: PutRetention) -> Retention:
-    """The retention that an operation sets. An age that is none, of whatever wrote it, is no limit."""
-    age = operation.age if isfinite(operation.age) else 0.0
-    return Retention(operation.bytes, operation.count, int(min(age, AGE_SECONDS_MAX) * 1e9))
+def retention_in(value: Value) -> Retention:
+    """The retention that a value sets. An age that is none, of whatever wrote it, is no limit."""
+    kept = StreamRetention(*value)
+    age = kept.age_seconds if isfinite(kept.age_seconds) else 0.0
+    return Retention(kept.bytes_max, kept.messages_max, int(min(age, AGE_SECONDS_MAX) * 1e9))
 
 
 def _is_over(stream: Stream, retention: Retention, time: int) -> bool:

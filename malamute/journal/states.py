@@ -2,9 +2,9 @@
 
 The state of a stream changes with every commit, and everything hangs on it. What it says follows from the
 keys of the stream's chunks, but for two things: the name, and which sequences may have been used. These are
-on the stream's *card* once more, far away in the file, with what is set of a stream and seldom changes: its
-feeds, its retention, and the names of its cursors. A card is written when one of these changes. Its `ceiling`
-is ahead of all reserved sequences, so it changes once in a thousand million messages.
+on the stream's *card* once more, far away in the file, with the values of tables that belong to the stream;
+of those that change often, as cursors do, with their names alone. A card is written when one of these
+changes. Its `ceiling` is ahead of all reserved sequences, so it changes once in a thousand million messages.
 
 So a damaged state costs nothing but the numbers up to the ceiling, which are left out. And cards tell which
 cursors there must be, whatever has become of the log.
@@ -13,7 +13,7 @@ cursors there must be, whatever has become of the log.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import lmdb
@@ -21,18 +21,20 @@ import msgpack
 
 from malamute.errors import StoreTooNew
 from malamute.journal import format as codec
-from malamute.journal.format import CARD, CHUNK, STREAM, VERSION, Damaged, Stream, TooNew, crc32, key
+from malamute.journal.blocks import decode_lsn
+from malamute.journal.format import BLOCK, CARD, CHUNK, STREAM, VERSION, Damaged, Stream, TooNew, crc32, key
 from malamute.protocol.names import is_name
+from malamute.store.codec import plain
 from malamute.store.operations import (
     Defect,
-    DeleteCursor,
-    DeleteFeed,
     DeleteStream,
+    DeleteValue,
+    Key,
     NoteRefused,
-    PutCursor,
-    PutFeed,
-    PutRetention,
+    PutValue,
+    Value,
 )
+from malamute.store.tables import OF_STREAMS, PLAIN, TABLES
 
 CEILING_STEP = 1 << 30
 """How far a ceiling is ahead of what is reserved."""
@@ -40,29 +42,33 @@ CEILING_STEP = 1 << 30
 REFUSED_MAX = 100
 """Refused ranges that are remembered of a stream."""
 
+LSN_STEP = 1 << 32
+"""How far log sequence numbers go on behind the newest one found, if a damaged value may have had newer
+ones."""
+
 UNKNOWN_STEP = 1 << 40
 """How far a stream without a card goes on behind its last message."""
 
 _CARD = struct.Struct(">B3xQ")
 _CRC = struct.Struct(">I")
 
-Setting = PutCursor | DeleteCursor | PutFeed | DeleteFeed | PutRetention | NoteRefused | DeleteStream
+Setting = PutValue | DeleteValue | NoteRefused | DeleteStream
 """The operations that may change a card."""
 
-SETTINGS: frozenset[type[Any]] = frozenset(
-    (PutCursor, DeleteCursor, PutFeed, DeleteFeed, PutRetention, NoteRefused, DeleteStream)
-)
+Values = Mapping[str, Mapping[Key, Value]]
+"""The values of tables."""
 
 
 class Card(NamedTuple):
-    """What is told of a stream once more. `identifier` is that of its key, 0 if it is not stored."""
+    """What is told of a stream once more. `identifier` is that of its key, 0 if it is not stored.
+
+    `values` are by table and key; None stands for one that changes often.
+    """
 
     identifier: int
     name: str
     ceiling: int = 0
-    cursors: frozenset[str] = frozenset()
-    feeds: Mapping[str, bytes] = {}
-    retention: tuple[int, int, float] | None = None
+    values: Mapping[tuple[str, Key], Value] = {}
     refused: tuple[tuple[int, int, int], ...] = ()
     """The newest ranges that the disk has refused, each with the last sequence sent before that was told."""
 
@@ -70,6 +76,11 @@ class Card(NamedTuple):
     def notes(self) -> list[NoteRefused]:
         """The same as operations."""
         return [NoteRefused(self.name, *row) for row in self.refused]
+
+
+def stream_of(setting: Setting) -> str:
+    """The stream whose card an operation may change."""
+    return str(setting.key[0]) if isinstance(setting, PutValue | DeleteValue) else setting.stream
 
 
 def noted(known: Sequence[NoteRefused], note: NoteRefused) -> list[NoteRefused]:
@@ -80,8 +91,8 @@ def noted(known: Sequence[NoteRefused], note: NoteRefused) -> list[NoteRefused]:
 
 def encode_card(card: Card) -> bytes:
     """The bytes of a card."""
-    fields = card.name, sorted(card.cursors), card.feeds, card.retention, card.refused
-    packed: bytes = msgpack.packb(fields)
+    rows = [(table, key[1:], value) for (table, key), value in card.values.items()]
+    packed: bytes = msgpack.packb((card.name, rows, card.refused))
     body = _CARD.pack(VERSION, card.ceiling) + packed
     return _CRC.pack(crc32(body)) + body
 
@@ -94,10 +105,10 @@ def decode_card(identifier: int, data: bytes | memoryview) -> Card:
     codec.check_version(body[0])
     _, ceiling = _CARD.unpack_from(body)
     try:
-        name, cursors, feeds, retention, refused = msgpack.unpackb(body[_CARD.size :])
-        kept = retention and tuple(retention)
-        rows = tuple((first, last, sent) for first, last, sent in refused)
-        return Card(identifier, name, ceiling, frozenset(cursors), dict(feeds), kept, rows)
+        name, rows, refused = msgpack.unpackb(body[_CARD.size :], strict_map_key=False)
+        values = {(table, (name, *key)): plain(value) for table, key, value in rows}
+        notes = tuple((first, last, sent) for first, last, sent in refused)
+        return Card(identifier, name, ceiling, values, notes)
     except (ValueError, TypeError, msgpack.UnpackException) as error:
         raise Damaged(f"a card holds {error!r}") from error
 
@@ -105,22 +116,25 @@ def decode_card(identifier: int, data: bytes | memoryview) -> Card:
 def changed(card: Card, setting: Setting) -> Card:
     """A card after an operation; the same one if it says nothing new."""
     match setting:
-        case PutCursor(cursor=name) if name not in card.cursors:
-            return card._replace(cursors=card.cursors | {name})
-        case DeleteCursor(cursor=name) if name in card.cursors:
-            return card._replace(cursors=card.cursors - {name})
-        case PutFeed(service, _, value):
-            return card._replace(feeds={**card.feeds, service: value})
-        case DeleteFeed(service=service):
-            return card._replace(feeds={s: value for s, value in card.feeds.items() if s != service})
-        case PutRetention():
-            return card._replace(retention=(setting.bytes, setting.count, setting.age))
+        case PutValue(table, key, value):
+            value = None if TABLES.get(table, PLAIN).changes_often else value
+            if card.values.get((table, key), card) != value:
+                return card._replace(values={**card.values, (table, key): value})
+        case DeleteValue(table, key):
+            left = {place: value for place, value in card.values.items() if not _is_in(place, table, key)}
+            if len(left) < len(card.values):
+                return card._replace(values=left)
         case NoteRefused():
             notes = noted(card.notes, setting)
             return card._replace(refused=tuple((note.first, note.last, note.sent) for note in notes))
         case DeleteStream():
             return Card(card.identifier, card.name, card.ceiling)
     return card
+
+
+def _is_in(place: tuple[str, Key], table: str, key: Key) -> bool:
+    """Whether a value is the one of this key, or one of those of this owner."""
+    return place[0] == table and (place[1] == key or (len(key) == 1 and place[1][0] == key[0]))
 
 
 class Mend(NamedTuple):
@@ -138,11 +152,13 @@ class States(NamedTuple):
     cards: dict[int, Card]
     mends: list[Mend]
     defects: list[Defect]
+    lsns: list[int]
+    """The log sequence numbers of those that wrote the states."""
 
 
 def read_states(cursor: lmdb.Cursor) -> States:
     """Read all states and cards. What is damaged is made anew from the rest. Raises `StoreTooNew`."""
-    found = States([], {}, [], [])
+    found = States([], {}, [], [], [])
     damaged: dict[int, bytes | None] = {}
     cards: dict[int, bytes] = {}
     for place, value in _values(cursor, CARD):
@@ -156,7 +172,9 @@ def read_states(cursor: lmdb.Cursor) -> States:
     for place, value in _values(cursor, STREAM):
         identifier = codec.split_key(place)[1]
         try:
-            found.streams.append(codec.decode_stream(value))
+            stream, lsn = codec.decode_stream_and_lsn(value)
+            found.streams.append(stream)
+            found.lsns.append(lsn)
         except TooNew as error:
             raise StoreTooNew(str(error)) from error
         except Damaged:
@@ -175,6 +193,23 @@ def read_states(cursor: lmdb.Cursor) -> States:
         outcome = "its card is written anew with its next change"
         found.defects.append(Defect("card", names.get(identifier, ""), 0, 0, outcome))
     return found
+
+
+def newest_lsn(cursor: lmdb.Cursor, known: int, states: States) -> int:
+    """The log sequence number of the last transaction, where the meta record has a `known` one.
+
+    Each transaction writes it into the states of streams that it changes and into its blocks, or into the
+    meta record if there are neither. So the newest is in one of those, or was, if one of them is damaged.
+    """
+    newest = max([known, *states.lsns])
+    is_known = not any(mend.place[0] == STREAM for mend in states.mends)
+    found = cursor.prev() if cursor.set_range(key(BLOCK + 1)) else cursor.last()
+    if found and cursor.key()[0] == BLOCK:
+        try:
+            newest = max(newest, decode_lsn(cursor.value()))
+        except Damaged:
+            is_known = False
+    return newest if is_known else newest + LSN_STEP
 
 
 def _values(cursor: lmdb.Cursor, kind: int, identifier: int = 0) -> Iterator[tuple[bytes, Any]]:
@@ -218,39 +253,35 @@ def _name_in(identifier: int, known: States, damaged: bytes) -> str:
     return name if is_name(name) and "\ufffd" not in name and name not in taken else f"lost.{identifier}"
 
 
-class Settings(NamedTuple):
-    """What is set of streams, as the log has it: cursors by stream and name, feeds by service and stream."""
+def settle_by_cards(
+    found: Values, cards: Collection[Card], *, is_doubtful: bool
+) -> tuple[Values, frozenset[tuple[str, Key]]]:
+    """What is true of the values that the log has, by the cards; and which of them the log has lost.
 
-    cursors: dict[tuple[str, str], int]
-    feeds: dict[tuple[str, str], bytes]
-    retentions: dict[str, PutRetention]
+    Of a doubtful log only the cards know which values of their streams there are.
+    """
+    carded = {place: value for card in cards for place, value in card.values.items()}
+    often = {name for name, table in TABLES.items() if table.changes_often}
+    lost = frozenset((table, k) for table, k in carded if table in often and k not in found.get(table, {}))
+    if not is_doubtful:
+        return found, lost
+    names = {card.name for card in cards}
+    values = {table: dict(rows) for table, rows in found.items()}
+    for table in OF_STREAMS & values.keys():
+        rows = values[table].items()
+        values[table] = {k: value for k, value in rows if k[0] not in names or (table, k) in carded}
+    for (table, k), value in carded.items():
+        if table not in often:
+            values.setdefault(table, {})[k] = value
+    return {table: rows for table, rows in values.items() if rows}, lost
 
-    def by_cards(
-        self, cards: Mapping[str, Card], *, is_doubtful: bool
-    ) -> tuple[Settings, frozenset[tuple[str, str]]]:
-        """What is true of it by the cards, if the log is doubtful; and the cursors that the log has lost."""
-        lost = {(c.name, cursor) for c in cards.values() for cursor in c.cursors} - self.cursors.keys()
-        if not is_doubtful:
-            return self, frozenset(lost)
-        cursors = {
-            (stream, cursor): sequence
-            for (stream, cursor), sequence in self.cursors.items()
-            if stream not in cards or cursor in cards[stream].cursors
-        }
-        feeds = {place: value for place, value in self.feeds.items() if place[1] not in cards}
-        feeds |= {(f, card.name): value for card in cards.values() for f, value in card.feeds.items()}
-        kept = {name: put for name, put in self.retentions.items() if name not in cards}
-        kept |= {c.name: PutRetention(c.name, *c.retention) for c in cards.values() if c.retention}
-        return Settings(cursors, feeds, kept), frozenset(lost)
 
-    def cards(self, known: Mapping[str, Card]) -> dict[str, Card]:
-        """The cards that are known, and those of other streams that have something set."""
-        operations: list[Setting] = [PutCursor(*place, 0) for place in self.cursors]
-        operations += [PutFeed(*place, value) for place, value in self.feeds.items()]
-        operations += self.retentions.values()
-        cards = dict(known)
-        for operation in operations:
-            if operation.stream not in known:
-                card = cards.get(operation.stream) or Card(0, operation.stream)
-                cards[operation.stream] = changed(card, operation)
-        return cards
+def make_cards(found: Values, known: Mapping[str, Card]) -> dict[str, Card]:
+    """The cards that are known, and those of other streams that have values."""
+    cards = dict(known)
+    for table in OF_STREAMS:
+        for place, value in found.get(table, {}).items():
+            name = str(place[0])
+            if name not in known:
+                cards[name] = changed(cards.get(name) or Card(0, name), PutValue(table, place, value))
+    return cards

@@ -66,6 +66,7 @@ class QueueStatus(NamedTuple):
 class Status(NamedTuple):
     """How full a store is; sizes in bytes.
 
+    `lsn` is the log sequence number of the last transaction: they count up, over restarts too.
     `used` counts pages that hold data and `high_water` the pages ever used; neither goes over
     `size`. `streams_bytes` is what the ring holds against `streams_budget`; `leaving_bytes` of it are chunks
     of deleted streams, which leave with the next writes. `log_bytes` is what the
@@ -74,6 +75,7 @@ class Status(NamedTuple):
     pages since then cannot be used again. Both are 0 if nobody reads. `defects` are what was found damaged.
     """
 
+    lsn: int
     size: int
     used: int
     high_water: int

@@ -14,21 +14,19 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Sequence
 
-from malamute.journal.entries import Entry
 from malamute.journal.log import Log, Queue, present
 from malamute.store.operations import (
-    NUMBERS,
     DeleteMessages,
     DeleteQueue,
-    PutCursor,
-    PutFeed,
+    Key,
+    Operation,
     PutIdentity,
     PutMessages,
-    PutRetention,
-    PutSession,
+    PutValue,
     QueueKind,
     QueueState,
     StoredMessage,
+    Value,
 )
 
 Name = tuple[QueueKind, str]
@@ -95,13 +93,10 @@ class Records:
 
 
 class Values:
-    """The newest values that the log was seen to hold, needed or not."""
+    """What the log was seen to hold, needed or not: the newest values, and the messages."""
 
     def __init__(self, records_bytes: int | None) -> None:
-        self._sessions: dict[tuple[bytes, int], bytes] = {}
-        self.cursors: dict[tuple[str, str], int] = {}
-        self.retentions: dict[str, PutRetention] = {}
-        self.feeds: dict[tuple[str, str], bytes] = {}
+        self._values: dict[tuple[str, Key], Value] = {}
         self._records = Records(records_bytes)
         self._identities: dict[Name, dict[str, tuple[int, int]]] = {}
 
@@ -110,7 +105,7 @@ class Values:
         for put in puts:
             self._records.put_damaged(put)
 
-    def take(self, entries: Sequence[Entry]) -> None:
+    def take(self, entries: Sequence[Operation]) -> None:
         """Take note of the entries of a block."""
         for entry in entries:
             if type(entry) is PutMessages:
@@ -122,22 +117,15 @@ class Values:
             elif type(entry) is PutIdentity:
                 identities = self._identities.setdefault((entry.kind, entry.queue), {})
                 identities[entry.identity] = entry.sequence, entry.until
-            elif type(entry) is PutSession:
-                self._sessions[entry.session, entry.part] = entry.value
-            elif type(entry) is PutCursor:
-                self.cursors[entry.stream, entry.cursor] = entry.sequence
-            elif type(entry) is PutRetention:
-                self.retentions[entry.stream] = entry
-            elif type(entry) is PutFeed:
-                self.feeds[entry.service, entry.stream] = entry.value
+            elif type(entry) is PutValue:
+                self._values[entry.table, entry.key] = entry.value
 
-    def sessions(self, log: Log) -> dict[bytes, bytes]:
-        """The numbers of each session."""
-        return {session: self._sessions[session, NUMBERS] for session in log.sessions}
-
-    def session_parts(self, log: Log) -> dict[tuple[bytes, int], bytes]:
-        """All other parts of sessions."""
-        return {part: self._sessions[part] for part in log.session_parts}
+    def of_tables(self, log: Log) -> dict[str, dict[Key, Value]]:
+        """The values of each table, as the log says which there are."""
+        found: dict[str, dict[Key, Value]] = {}
+        for table, key, _ in log.places():
+            found.setdefault(table, {})[key] = self._values[table, key]
+        return found
 
     def queues(self, log: Log) -> dict[Name, QueueState]:
         """The queues as the log says that they are. To be called once."""

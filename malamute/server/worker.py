@@ -32,10 +32,9 @@ from malamute.store.operations import (
     AppendChunk,
     Backup,
     Defect,
-    DeleteFeed,
     DeleteMessages,
     DeleteQueue,
-    DeleteSession,
+    DeleteValue,
     FetchRecords,
     FindHole,
     FindTime,
@@ -44,20 +43,19 @@ from malamute.store.operations import (
     MarkDelivered,
     NoteRefused,
     Operation,
-    PutSession,
+    PutValue,
     ReadChunks,
     SetAttempts,
     StoreRead,
     StoreStats,
 )
+from malamute.store.tables import PLAIN, SESSIONS, TABLES
 
 Job = TypeVar("Job")
 
 SHRINKING = (
-    DeleteFeed,
     DeleteMessages,
     DeleteQueue,
-    DeleteSession,
     ForgetIdentities,
     MarkDelivered,
     SetAttempts,
@@ -67,7 +65,14 @@ SHRINKING = (
 
 def salvage(append: Append) -> list[Operation]:
     """What is to be done of an append that cannot be stored as a whole."""
-    return [o for o in append.operations if isinstance(o, SHRINKING) and o not in append.bound]
+    return [o for o in append.operations if gives_room(o) and o not in append.bound]
+
+
+def gives_room(operation: Operation) -> bool:
+    """Whether an operation gives room back, or only counts."""
+    if type(operation) is DeleteValue:
+        return TABLES.get(operation.table, PLAIN).gives_room
+    return isinstance(operation, SHRINKING)
 
 
 class Written(NamedTuple):
@@ -207,7 +212,7 @@ class Writer(Worker[Append]):
         super().__init__(name, store, results)
         self._refused: dict[str, NoteRefused] = {}
         """What the disk has refused of each stream, until it is stored with what comes next of it."""
-        self._failures: dict[bytes | int, Written] = {}
+        self._failures: dict[Any, Written] = {}
         """The last append of a session that failed, as long as the core may not know of it, and each that
         failed by its token, as long as another may need it."""
 
@@ -273,9 +278,13 @@ class Writer(Worker[Append]):
         return None
 
 
-def _sessions(append: Append) -> list[bytes]:
+def _sessions(append: Append) -> list[Any]:
     """The sessions whose numbers an append stores."""
-    return [operation.session for operation in append.operations if isinstance(operation, PutSession)]
+    return [
+        operation.key[0]
+        for operation in append.operations
+        if type(operation) is PutValue and operation.table == SESSIONS
+    ]
 
 
 class Reader(Worker[StoreRead]):

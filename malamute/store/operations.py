@@ -11,6 +11,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import count, repeat
 from typing import Any, Literal, NamedTuple
 
+Key = tuple[str | bytes | int, ...]
+"""What a value of a table is known by; the first of it is the owner."""
+
+Value = Any
+"""A plain value: None, a truth value, a number, a text, bytes, or a tuple of such."""
+
 Frame = bytes | memoryview
 """A body of bytes that travels without being copied."""
 
@@ -169,33 +175,6 @@ class DeleteQueue(NamedTuple):
     queue: str
 
 
-class PutCursor(NamedTuple):
-    """Set a named position of a stream: `sequence` is the last one that its reader is done with."""
-
-    stream: str
-    cursor: str
-    sequence: int
-
-
-class DeleteCursor(NamedTuple):
-    """Forget a named position."""
-
-    stream: str
-    cursor: str
-
-
-class PutRetention(NamedTuple):
-    """Set how much of a stream is kept, in place of what the configuration says; 0 is no limit.
-
-    `age` is in seconds. It holds from this commit on, over restarts.
-    """
-
-    stream: str
-    bytes: int
-    count: int  # type: ignore[assignment]  # no tuple here is searched by its `count` method
-    age: float
-
-
 class NoteRefused(NamedTuple):
     """Remember that a range of a stream was refused by the disk, though subscribers may have had it.
 
@@ -209,7 +188,7 @@ class NoteRefused(NamedTuple):
 
 
 class DeleteStream(NamedTuple):
-    """Remove a stream with its history, its cursors, its retention and the feeds from it.
+    """Remove a stream with its history and all values that belong to it.
 
     Its numbers stay known, so that no sequence is used twice, until `ForgetStream`.
     """
@@ -231,39 +210,36 @@ FLOOR = "$floor"
 Streams that are new begin behind it."""
 
 
-class PutFeed(NamedTuple):
-    """Feed a service from a stream. `value` is the core's own, opaque. Its position is a cursor."""
+class PutValue(NamedTuple):
+    """Set a value of a table (`store.tables`), in place of what it was.
 
-    service: str
-    stream: str
-    value: bytes
+    The key begins with the owner of the value. A value is plain: None, a truth value, a number, a text,
+    bytes, or a tuple of such.
+    """
 
-
-class DeleteFeed(NamedTuple):
-    """Feed a service from a stream no longer."""
-
-    service: str
-    stream: str
+    table: str
+    key: Key
+    value: Value
 
 
-NUMBERS, REFUSALS, OUTCOMES = 0, 1, 2
-"""The parts of what is stored of a session."""
+class DeleteValue(NamedTuple):
+    """Forget a value of a table; by the owner alone, all that the table has of it."""
 
-SESSION_PARTS = (NUMBERS, REFUSALS, OUTCOMES)
-
-
-class PutSession(NamedTuple):
-    """Remember one part of a session, in place of what that was. `value` is the core's own, opaque."""
-
-    session: bytes
-    value: bytes
-    part: int = NUMBERS
+    table: str
+    key: Key
 
 
-class DeleteSession(NamedTuple):
-    """Forget a session with all its parts."""
+class SetCounters(NamedTuple):
+    """Set what a queue remembers beside its messages, creating the queue if needed. None of it goes back.
 
-    session: bytes
+    `next` is the sequence of the next message, and messages up to `delivered` may have been delivered. The
+    store writes this for itself, where a message goes that told it.
+    """
+
+    kind: QueueKind
+    queue: str
+    next: int
+    delivered: int
 
 
 Operation = (
@@ -276,16 +252,12 @@ Operation = (
     | PutIdentity
     | ForgetIdentities
     | DeleteQueue
-    | PutCursor
-    | DeleteCursor
-    | PutRetention
     | NoteRefused
     | DeleteStream
     | ForgetStream
-    | PutFeed
-    | DeleteFeed
-    | PutSession
-    | DeleteSession
+    | PutValue
+    | DeleteValue
+    | SetCounters
 )
 
 
@@ -364,8 +336,7 @@ class Stranded(NamedTuple):
     """What is nowhere but in a block that cannot be read: whoever knows it is to store it again."""
 
     messages: Mapping[tuple[QueueKind, str], Sequence[int]]
-    sessions: Sequence[bytes]
-    cursors: Sequence[tuple[str, str]]
+    values: Sequence[tuple[str, tuple[Any, ...]]] = ()
 
 
 OPENED_AGAIN = "store"
@@ -442,28 +413,32 @@ class QueueState(NamedTuple):
 class Recovered(NamedTuple):
     """All that the core needs to go on from where the last process ended.
 
-    `sessions` are the numbers of each, `session_parts` its other parts. `cursors` are by stream and name,
-    `retentions` those that were set at run time, `feeds` by service and stream. Where something was
-    damaged, `lost_cursors` are those whose positions are not known, and of the sessions that are `doubtful`
-    newer numbers may be lost. `incarnations` has a number for each time that the store was restored from a
-    backup: nothing that is new since then has a sequence up to it. The newest begins now if it `restored`.
+    `values` are those of each table. Where something was damaged, `lost` are those of which only the name is
+    known, and of those that are `doubtful` newer ones may be lost. `incarnations` has a number for each time
+    that the store was restored from a backup: nothing that is new since then has a sequence up to it. The
+    newest begins now if it `restored`. `refused` is what the disk has refused of each stream, and is told to
+    who comes back. `lsn` is the log sequence number of the last transaction.
     """
 
     broker_id: bytes
     streams: Mapping[str, StreamState]
     queues: Mapping[tuple[QueueKind, str], QueueState]
-    sessions: Mapping[bytes, bytes]
-    cursors: Mapping[tuple[str, str], int] = {}
-    retentions: Mapping[str, PutRetention] = {}
-    feeds: Mapping[tuple[str, str], bytes] = {}
-    session_parts: Mapping[tuple[bytes, int], bytes] = {}
-    lost_cursors: frozenset[tuple[str, str]] = frozenset()
-    doubtful: frozenset[bytes] = frozenset()
+    values: Mapping[str, Mapping[Key, Value]] = {}
+    lost: frozenset[tuple[str, Key]] = frozenset()
+    doubtful: frozenset[tuple[str, Key]] = frozenset()
     defects: Sequence[Defect] = ()
     incarnations: Sequence[int] = ()
     restored: bool = False
     refused: Mapping[str, Sequence[NoteRefused]] = {}
-    """What the disk has refused of each stream, and is told to who comes back."""
+    lsn: int = 0
+
+    def table(self, name: str) -> Mapping[Any, Value]:
+        """The values of a table by their keys."""
+        return self.values.get(name, {})
+
+    def lost_keys(self, name: str) -> list[Any]:
+        """The keys of a table whose values are lost."""
+        return [key for table, key in self.lost if table == name]
 
     @property
     def incarnation(self) -> int:
@@ -471,4 +446,4 @@ class Recovered(NamedTuple):
         return self.incarnations[-1] if self.incarnations else 0
 
 
-EMPTY = Recovered(b"\0" * 16, {}, {}, {})
+EMPTY = Recovered(b"\0" * 16, {}, {})

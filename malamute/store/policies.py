@@ -8,6 +8,14 @@ from typing import Literal, NamedTuple
 BaseKind = Literal["mailbox", "service"]
 
 
+class StreamRetention(NamedTuple):
+    """How much of a stream is kept; 0 is no limit. Its bytes are those that it takes in the store."""
+
+    bytes_max: int = 0
+    messages_max: int = 0
+    age_seconds: float = 0.0
+
+
 class QueuePolicy(NamedTuple):
     """How one mailbox or service treats its messages. Times are in seconds; 0 is no limit of its own."""
 

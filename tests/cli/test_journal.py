@@ -15,7 +15,8 @@ from malamute.cli.journal import backup, journal
 from malamute.errors import MalamuteError, StoreCorrupt, StoreError, StoreLocked
 from malamute.journal.disk import DiskStore
 from malamute.journal.format import CHUNK, META, key
-from malamute.store.operations import AppendChunk, Chunk, PutCursor, PutFeed, PutMessages
+from malamute.store.operations import AppendChunk, Chunk, PutMessages, PutValue
+from malamute.store.tables import CURSORS, FEEDS
 
 Run = Callable[..., Result]
 TIME = 1_700_000_000_000_000_000
@@ -46,7 +47,9 @@ def data(tmp_path: Path) -> Path:
     appends = [AppendChunk("weather", Chunk(n, 10, TIME + n, b"payload"), n + 9) for n in range(1, 300, 10)]
     message = (1, TIME, "alice", ["subject"], [b"record"])
     queued = [PutMessages(kind, "bob", *message) for kind in ("mailbox", "mailbox-dead")]
-    store.write([*appends, *queued, PutCursor("weather", "c", 5), PutFeed("f", "weather", b"")])
+    store.write(
+        [*appends, *queued, PutValue(CURSORS, ("weather", "c"), 5), PutValue(FEEDS, ("weather", "f"), b"")]
+    )
     store.close()
     return tmp_path / "data"
 

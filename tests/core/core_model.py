@@ -47,6 +47,7 @@ from malamute.protocol.messages import (
     Withdraw,
 )
 from malamute.store.policies import QueuePolicy
+from malamute.store.tables import NUMBERS, SESSIONS
 
 NAMES = ("ann", "bob", "cat", "nobody")
 STREAMS = ("kept", "live")
@@ -767,7 +768,7 @@ class World:
             bodies = {body_of(m.record) for m in found_dead.messages} if found_dead else set()
             assert bodies == self.dead[key]
         for name in NAMES:
-            value = recovered.sessions.get(peer_id(name))
+            value = recovered.table(SESSIONS).get((peer_id(name), NUMBERS))
             assert (Numbers.unpack(value).next if value else 1) == self.durable_executed[name]
 
     # Material

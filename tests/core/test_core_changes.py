@@ -25,7 +25,8 @@ from malamute.protocol.messages import (
     Reject,
     Stored,
 )
-from malamute.store.operations import NUMBERS, PutSession
+from malamute.store.operations import PutValue
+from malamute.store.tables import CURSORS, FEEDS, NUMBERS, SESSIONS
 
 CHANGE = 15
 
@@ -253,7 +254,7 @@ def test_a_stream_that_is_made_twice_is_there_though_the_disk_refuses_the_first(
 def cursor(bench: Bench) -> int | None:
     """Where the cursor `old` is, and whether the disk says the same."""
     here = bench.core.streams.by_name["s"].cursors.get("old")
-    assert bench.store.recover().cursors.get(("s", "old")) == here
+    assert bench.store.recover().table(CURSORS).get(("s", "old")) == here
     return here
 
 
@@ -417,7 +418,12 @@ def test_outcomes_are_written_when_they_change_and_not_with_every_command(bench)
     bench.tell("op", Change(1, "stream.purge", {"stream": "s"}))
     bench.settle()
     bench.tell("op", publish(b"x", number=2))
-    parts = [o.part for a in bench.appends for o in a.operations if isinstance(o, PutSession)]
+    parts = [
+        o.key[1]
+        for a in bench.appends
+        for o in a.operations
+        if isinstance(o, PutValue) and o.table == SESSIONS
+    ]
     assert parts == [NUMBERS]
 
 
@@ -440,4 +446,4 @@ def test_a_stream_that_feeds_a_service_while_its_deletion_is_stored_stays(bench)
     bench.settle()
     assert [type(m) for m in bench.sent("op")] == [Ok, Ok]
     assert bench.core.streams.by_name["s"] is bench.core.feeds.by_name["w", "s"].stream
-    assert [*bench.store.recover().feeds][-1] == ("w", "s")
+    assert [*bench.store.recover().table(FEEDS)][-1] == ("s", "w")

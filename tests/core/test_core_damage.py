@@ -8,7 +8,8 @@ from malamute.core.broker import Core
 from malamute.core.health import PROBE_SECONDS
 from malamute.errors import CursorLost, StorageFull, StoreError
 from malamute.protocol.messages import Commit, Error, Hello, Welcome
-from malamute.store.operations import Defect, PutCursor, PutMessages, PutSession, Stranded
+from malamute.store.operations import Defect, PutMessages, PutValue, Stranded
+from malamute.store.tables import CURSORS, NUMBERS, SESSIONS
 
 
 def served(bench: Bench) -> Bench:
@@ -29,13 +30,15 @@ def again(bench: Bench, **changes) -> None:
 
 def test_what_was_in_a_block_that_cannot_be_read_is_stored_again_from_memory():
     bench = served(Bench())
-    stranded = Stranded({("mailbox", "bob"): [1, 7]}, [peer_id("alice"), b"nobody"], [("s", "c"), ("s", "d")])
+    values = [(SESSIONS, (peer_id("alice"), NUMBERS)), (SESSIONS, (b"nobody", NUMBERS))]
+    values += [(CURSORS, ("s", "c")), (CURSORS, ("s", "d"))]
+    stranded = Stranded({("mailbox", "bob"): [1, 7]}, values)
     bench.core.damaged([Defect("block", "", 3, 3, "told", stranded)], bench.now)
     operations = [o for append in bench.core.ready().appends for o in append.operations]
     puts = [(o.first, o.last) for o in operations if type(o) is PutMessages and o.queue == "bob"]
     assert puts == [(1, 1)]
-    assert PutCursor("s", "c", 1) in operations
-    assert {o.session for o in operations if type(o) is PutSession} == {peer_id("alice")}
+    assert PutValue(CURSORS, ("s", "c"), 1) in operations
+    assert {o.key[0] for o in operations if type(o) is PutValue and o.table == SESSIONS} == {peer_id("alice")}
     assert bench.core.health.damages == 1
 
 
@@ -90,7 +93,7 @@ def test_who_tracks_a_request_that_cannot_be_read_has_its_outcome_and_nothing_el
 
 def test_a_reader_of_a_lost_cursor_is_told_until_it_is_set():
     bench = served(Bench())
-    again(bench, cursors={}, lost_cursors=frozenset({("s", "c")}))
+    again(bench, values={}, lost=frozenset({(CURSORS, ("s", "c"))}))
     bench.open("bob")
     [told] = [m for m in bench.ask("bob", subscribe(1, cursor="c")) if isinstance(m, Error)]
     assert told.code == CursorLost.code
@@ -101,7 +104,7 @@ def test_a_reader_of_a_lost_cursor_is_told_until_it_is_set():
 
 def test_a_session_whose_numbers_may_be_lost_is_told_that_it_is_another_one():
     bench = served(Bench())
-    again(bench, doubtful=frozenset({peer_id("alice")}))
+    again(bench, doubtful=frozenset({(SESSIONS, (peer_id("alice"), NUMBERS))}))
     for resumed in (False, True):
         [welcome] = [m for m in bench.ask("alice", Hello([2], "alice")) if isinstance(m, Welcome)]
         assert welcome.resumed is resumed

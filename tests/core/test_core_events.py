@@ -44,6 +44,7 @@ from malamute.protocol.messages import (
 )
 from malamute.store.operations import OPENED_AGAIN, Defect
 from malamute.store.policies import QueuePolicy
+from malamute.store.tables import CURSORS
 
 
 class Told(NamedTuple):
@@ -197,7 +198,7 @@ def test_sys_has_cursors_like_any_stream_and_its_retention_is_not_for_clients(be
     last = bench.core.streams.by_name[EVENTS].last
     bench.tell("eve", Commit(EVENTS, 0, "mine", last), Change(0, "stream.retain", {"stream": EVENTS}))
     bench.settle()
-    assert bench.store.recover().cursors[EVENTS, "mine"] == last
+    assert bench.store.recover().table(CURSORS)[EVENTS, "mine"] == last
     (refused,) = bench.sent("eve")
     assert (refused.code, refused.about) == (401, 15)
 

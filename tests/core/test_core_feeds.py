@@ -30,8 +30,9 @@ from malamute.protocol.messages import (
     Reject,
     Stored,
 )
-from malamute.store.operations import PutCursor, PutFeed, PutMessages, Reserve
+from malamute.store.operations import PutMessages, PutValue, Reserve
 from malamute.store.policies import QueuePolicy
+from malamute.store.tables import CURSORS, FEEDS
 
 VECTORS = json.loads((Path(__file__).parents[1] / "data" / "vectors.json").read_text(encoding="utf-8"))
 
@@ -280,7 +281,7 @@ def test_a_feed_that_is_deleted_takes_no_more_and_leaves_what_it_made(bench):
     assert waiting(bench) == [1]
     assert rows(bench) == []
     recovered = bench.store.recover()
-    assert (recovered.feeds, recovered.cursors) == ({}, {})
+    assert (recovered.table(FEEDS), recovered.table(CURSORS)) == ({}, {})
 
 
 def test_feeds_tell_what_they_do():
@@ -341,7 +342,7 @@ def test_what_stands_against_a_feed_is_told_and_changes_nothing(arguments, code)
     assert (type(error), error.code, error.ref) == (Error, code, 0)
     assert bench.core.services.by_name == {}
     assert set(bench.core.streams.by_name) == {"$sys"}
-    assert bench.store.recover().feeds == {}
+    assert bench.store.recover().table(FEEDS) == {}
 
 
 def test_a_feed_whose_service_is_gone_when_its_start_is_known_needs_room_for_it():
@@ -573,13 +574,13 @@ def test_a_feed_takes_what_comes_under_sequences_that_are_used_again():
     bench = fed(Bench())
     asked(bench, "alice", publish(b"1"))
     # As if the disk had not reserved what was sent without it, and the feed had looked so far.
-    bench.store.write([PutCursor("s", "$feed/w", 2 * RESERVE), Reserve("s", 1)])
+    bench.store.write([PutValue(CURSORS, ("s", "$feed/w"), 2 * RESERVE), Reserve("s", 1)])
     bench.crash()
     bench.settle()
     bench.open("alice")
     asked(bench, "alice", publish(b"2"))
     assert waiting(bench) == [1, 2]
-    assert bench.store.recover().cursors["s", "$feed/w"] == 2
+    assert bench.store.recover().table(CURSORS)["s", "$feed/w"] == 2
 
 
 def test_room_that_is_kept_for_dead_letters_makes_no_message_too_large():
@@ -612,17 +613,17 @@ def test_messages_that_come_while_the_disk_works_wait_for_it_and_come_in_order(b
 def test_the_position_is_kept_though_nothing_matches():
     bench = fed(Bench(), criteria=[["exact", "x"]])
     asked(bench, "alice", publish(b"1", b"2"))
-    assert bench.store.recover().cursors["s", "$feed/w"] == 0
+    assert bench.store.recover().table(CURSORS)["s", "$feed/w"] == 0
     bench.wait(KEEP_SECONDS)
     bench.settle()
-    assert bench.store.recover().cursors["s", "$feed/w"] == 2
+    assert bench.store.recover().table(CURSORS)["s", "$feed/w"] == 2
 
 
 def test_a_position_that_the_disk_did_not_reserve_is_set_back_though_the_disk_refuses_that_at_first():
     """As when the disk refused what was published, and took a feed that begins with the last of it."""
     bench = Bench()
     value = pack(([["exact", "a"]], ""))
-    bench.store.write([PutFeed("w", "s", value), PutCursor("s", "$feed/w", 2)])
+    bench.store.write([PutValue(FEEDS, ("s", "w"), value), PutValue(CURSORS, ("s", "$feed/w"), 2)])
     bench.crash()
     bench.open("alice", "bob")
     while bench.appends:
@@ -630,7 +631,7 @@ def test_a_position_that_the_disk_did_not_reserve_is_set_back_though_the_disk_re
     # It goes on where it is, and that is before all that will come.
     (answer,) = asked(bench, "alice", feed(criteria=[["exact", "b"]]))
     assert answer.value["sequence"] == 0
-    assert bench.store.recover().cursors["s", "$feed/w"] == 0
+    assert bench.store.recover().table(CURSORS)["s", "$feed/w"] == 0
     bench.crash()
     bench.open("alice", "bob")
     asked(bench, "alice", publish(b"1", subject="b"))
@@ -639,7 +640,9 @@ def test_a_position_that_the_disk_did_not_reserve_is_set_back_though_the_disk_re
 
 def test_a_position_is_set_back_until_the_disk_takes_it():
     bench = Bench()
-    bench.store.write([PutFeed("w", "s", pack(([["exact", "a"]], ""))), PutCursor("s", "$feed/w", 2)])
+    bench.store.write(
+        [PutValue(FEEDS, ("s", "w"), pack(([["exact", "a"]], ""))), PutValue(CURSORS, ("s", "$feed/w"), 2)]
+    )
     bench.crash()
     bench.turn()
     for _ in range(2):
@@ -647,20 +650,20 @@ def test_a_position_is_set_back_until_the_disk_takes_it():
         assert not bench.appends
         bench.wait(RETRY_SECONDS)
     bench.settle()
-    assert bench.store.recover().cursors["s", "$feed/w"] == 0
+    assert bench.store.recover().table(CURSORS)["s", "$feed/w"] == 0
     bench.wait(RETRY_SECONDS)
     assert not bench.appends
 
 
 def test_a_feed_of_an_unknown_family_rests_and_the_broker_starts():
     bench = fed(Bench())
-    bench.store.write([PutFeed("v", "s", pack(([["gone", "x"]], "")))])
+    bench.store.write([PutValue(FEEDS, ("s", "v"), pack(([["gone", "x"]], "")))])
     bench.crash()
     bench.turn()
     [notice] = bench.notices
     assert notice.event == "not recovered, left in the store"
     assert (notice.details["kind"], notice.details["name"]) == ("feed", "v from s")
-    assert bench.store.recover().feeds.keys() == {("w", "s"), ("v", "s")}
+    assert bench.store.recover().table(FEEDS).keys() == {("s", "w"), ("s", "v")}
     assert set(bench.core.feeds.by_name) == {("w", "s")}
 
 
@@ -744,7 +747,7 @@ def test_every_message_is_one_request_whatever_happens(seed):
 def place(bench):
     """Where the one feed is, in the broker and on the disk."""
     found = bench.store.recover()
-    stored = {(f, s): found.cursors.get((s, f"$feed/{f}")) for f, s in found.feeds}
+    stored = {(f, s): found.table(CURSORS).get((s, f"$feed/{f}")) for s, f in found.table(FEEDS)}
     there = {(row["service"], row["stream"]): row["sequence"] for row in rows(bench)}
     return there, stored
 

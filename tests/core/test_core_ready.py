@@ -12,17 +12,18 @@ from malamute.core.broker import STATES
 from malamute.core.ready import Turn
 from malamute.errors import StorageFull
 from malamute.protocol.messages import SPECS, Pong
-from malamute.store.operations import DeleteSession, FindTime, LastPerSubject, PutSession, ReadChunks
+from malamute.store.operations import DeleteValue, FindTime, LastPerSubject, PutValue, ReadChunks
+from malamute.store.tables import NUMBERS, SESSIONS
 
 PROTOCOL = Path(__file__).parents[2] / "docs" / "protocol.md"
 
 
 def test_a_callback_waits_for_the_turn_that_it_was_made_in():
     turn, called = Turn(0.0), []
-    turn.store(DeleteSession(b"1"))
+    turn.store(DeleteValue(SESSIONS, (b"1",)))
     turn.when_stored(called.append)
     [first] = turn.finish().appends
-    turn.store(DeleteSession(b"2"))
+    turn.store(DeleteValue(SESSIONS, (b"2",)))
     [second] = turn.finish().appends
     turn.settle(second.token, None)
     assert called == []
@@ -34,19 +35,19 @@ def test_a_callback_waits_for_the_turn_that_it_was_made_in():
 def test_a_turn_is_handed_over_once():
     turn = Turn(0.0)
     turn.send(b"peer", Pong())
-    turn.store(DeleteSession(b"1"))
-    turn.store_bound(DeleteSession(b"2"))
+    turn.store(DeleteValue(SESSIONS, (b"1",)))
+    turn.store_bound(DeleteValue(SESSIONS, (b"2",)))
     [append] = turn.finish().appends
-    assert append.operations == [DeleteSession(b"1"), DeleteSession(b"2")]
-    assert append.bound == [DeleteSession(b"2")]
+    assert append.operations == [DeleteValue(SESSIONS, (b"1",)), DeleteValue(SESSIONS, (b"2",))]
+    assert append.bound == [DeleteValue(SESSIONS, (b"2",))]
     assert not any(turn.finish())
 
 
 def test_the_backlog_is_what_was_handed_over_and_not_settled():
     turn = Turn(0.0)
-    turn.store(PutSession(b"1", b""), size_bytes=10)
+    turn.store(PutValue(SESSIONS, (b"1", NUMBERS), b""), size_bytes=10)
     [append] = turn.finish().appends
-    turn.store(PutSession(b"2", b""), size_bytes=5)
+    turn.store(PutValue(SESSIONS, (b"2", NUMBERS), b""), size_bytes=5)
     assert turn.backlog_bytes == 15
     assert turn.unsettled
     turn.settle(append.token, StorageFull())

@@ -11,8 +11,9 @@ from malamute.core.recovery import TOLD_MAX
 from malamute.protocol.batch import pack
 from malamute.protocol.limits import Limits
 from malamute.protocol.messages import Answer, Change, Commit, Error, Ok, Query, Reject, Stored
-from malamute.store.operations import PutCursor, PutFeed, PutIdentity, PutMessages, PutRetention, PutSession
+from malamute.store.operations import PutIdentity, PutMessages, PutValue
 from malamute.store.policies import QueuePolicy
+from malamute.store.tables import CURSORS, FEEDS, NUMBERS, RETENTIONS, SESSIONS
 
 KEPT = "not recovered, left in the store"
 
@@ -41,7 +42,7 @@ def test_a_feed_that_could_not_be_taken_up_can_be_deleted_or_set_and_goes_on_whe
     bench.open("alice")
     bench.tell("alice", publish(b"1", b"2", b"3"))
     bench.settle()
-    bench.store.write([PutFeed("v", "s", value), PutCursor("s", "$feed/v", 1)])
+    bench.store.write([PutValue(FEEDS, ("s", "v"), value), PutValue(CURSORS, ("s", "$feed/v"), 1)])
     crashed(bench)
     assert status(bench)["not_recovered"] == 1
     (dry,) = feed_change(bench, topic, dry_run=True)
@@ -116,7 +117,7 @@ def status(bench: Bench) -> dict:
 def test_a_cursor_on_the_events_before_the_first_of_them(stop, lifecycle):
     bench = Bench(lifecycle=True)
     bench.settings = bench.settings._replace(lifecycle_events=lifecycle)
-    bench.store.write([PutCursor("$sys", "audit", 0)])
+    bench.store.write([PutValue(CURSORS, ("$sys", "audit"), 0)])
     getattr(bench, stop)()
     assert bench.core.streams.by_name["$sys"].cursors == {"audit": 0}
     assert notices(bench) == []
@@ -196,14 +197,14 @@ def test_a_session_that_nobody_can_decode_is_skipped_and_kept(value):
     bench.open("alice")
     bench.tell("alice", publish(b"1", number=1))
     bench.settle()
-    bench.store.write([PutSession(b"\1" * 16, value)])
+    bench.store.write([PutValue(SESSIONS, (b"\1" * 16, NUMBERS), value)])
     crashed(bench)
     assert [kind for kind, _ in skipped(bench)] == ["session"]
     assert len(bench.core.sessions.by_peer) == 1
     assert status(bench)["not_recovered"] == 1
     bench.wait(10_000)
     bench.settle()
-    assert bench.store.recover().sessions == {b"\1" * 16: value}
+    assert bench.store.recover().table(SESSIONS) == {(b"\1" * 16, NUMBERS): value}
 
 
 @pytest.mark.parametrize("value", [*JUNK, pack([[["all", 1, 2]], ""]), pack([[["topic", "a"]], 5])])
@@ -212,10 +213,10 @@ def test_a_feed_that_nobody_can_decode_is_skipped_and_kept(value):
     bench.open("alice")
     bench.tell("alice", publish(b"1"))
     bench.settle()
-    bench.store.write([PutFeed("v", "s", value)])
+    bench.store.write([PutValue(FEEDS, ("s", "v"), value)])
     crashed(bench)
     assert skipped(bench) == [("feed", "v from s")]
-    assert bench.store.recover().feeds == {("v", "s"): value}
+    assert bench.store.recover().table(FEEDS) == {("s", "v"): value}
     # And it may be set anew.
     bench.open("alice")
     bench.tell(
@@ -253,7 +254,7 @@ def test_a_retention_of_no_sense_is_no_limit(age):
     bench.open("alice")
     bench.tell("alice", publish(b"1"))
     bench.settle()
-    bench.store.write([PutRetention("s", 0, 0, age)])
+    bench.store.write([PutValue(RETENTIONS, ("s",), (0, 0, age))])
     crashed(bench)
     bench.open("alice")
     bench.tell("alice", publish(b"2", number=1))
@@ -265,7 +266,11 @@ def test_a_retention_of_no_sense_is_no_limit(age):
 def test_what_nothing_is_known_of_is_no_trouble():
     bench = Bench()
     bench.store.write(
-        [PutIdentity("service", "w", "1", 5, 1), PutCursor("new", "c", 900), PutRetention("kept", 1, 1, 1.0)]
+        [
+            PutIdentity("service", "w", "1", 5, 1),
+            PutValue(CURSORS, ("new", "c"), 900),
+            PutValue(RETENTIONS, ("kept",), (1, 1, 1.0)),
+        ]
     )
     crashed(bench)
     assert notices(bench) == []
@@ -274,7 +279,7 @@ def test_what_nothing_is_known_of_is_no_trouble():
 
 def test_only_so_many_are_told_one_by_one():
     bench = Bench()
-    bench.store.write([PutFeed(f"v{n}", "s", b"") for n in range(TOLD_MAX + 3)])
+    bench.store.write([PutValue(FEEDS, ("s", f"v{n}"), b"") for n in range(TOLD_MAX + 3)])
     crashed(bench)
     assert notices(bench) == [KEPT] * TOLD_MAX + ["more was not recovered"]
     assert bench.notices[-1].details == {"count": 3}

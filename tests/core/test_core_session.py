@@ -21,7 +21,8 @@ from malamute.protocol.messages import (
     Stored,
     Welcome,
 )
-from malamute.store.operations import NUMBERS, REFUSALS, PutSession
+from malamute.store.operations import PutValue
+from malamute.store.tables import NUMBERS, REFUSALS, SESSIONS
 
 
 def refusal(number, code=503, text="full"):
@@ -105,10 +106,10 @@ def test_refusals_have_a_limit_and_the_oldest_go():
 
 def stored_parts(bench):
     return [
-        (operation.part, len(operation.value))
+        (operation.key[1], len(operation.value))
         for append in bench.appends
         for operation in append.operations
-        if isinstance(operation, PutSession)
+        if isinstance(operation, PutValue) and operation.table == SESSIONS
     ]
 
 
@@ -312,10 +313,10 @@ def test_a_session_away_for_too_long_is_forgotten_on_the_disk_too(bench):
     bench.lost("alice")
     assert bench.core.next_deadline() == bench.now + 600
     bench.wait(599)
-    assert bench.store.recover().sessions
+    assert bench.store.recover().table(SESSIONS)
     bench.wait(1)
     bench.settle()
-    assert bench.store.recover().sessions == {}
+    assert bench.store.recover().table(SESSIONS) == {}
     assert bench.core.next_deadline() is None
 
 

@@ -25,6 +25,7 @@ from malamute.protocol.messages import (
     Stored,
     Switch,
 )
+from malamute.store.tables import CURSORS
 
 
 @pytest.fixture
@@ -281,7 +282,7 @@ def test_a_purge_takes_the_history_and_nothing_else(bench):
     assert change(bench, "stream.purge", stream="s") == told
     assert [*chunks(bench.store)] == []
     assert bench.core.streams.by_name["s"].cursors == {"c": 2}
-    assert bench.store.recover().cursors == {("s", "c"): 2}
+    assert bench.store.recover().table(CURSORS) == {("s", "c"): 2}
     bench.tell("alice", publish(b"after"))
     bench.settle()
     assert seen(bench.sent("bob")) == [7]

@@ -17,27 +17,22 @@ from malamute.journal.disk import DiskStore
 from malamute.journal.format import VERSION
 from malamute.protocol.batch import Columns, pack_record, pack_stream_payload
 from malamute.store.operations import (
-    REFUSALS,
     AppendChunk,
     Chunk,
-    DeleteCursor,
-    DeleteFeed,
     DeleteMessages,
     DeleteQueue,
-    DeleteSession,
     DeleteStream,
+    DeleteValue,
     ForgetIdentities,
     MarkDelivered,
     NoteRefused,
-    PutCursor,
-    PutFeed,
     PutIdentity,
     PutMessages,
-    PutRetention,
-    PutSession,
+    PutValue,
     Reserve,
     SetAttempts,
 )
+from malamute.store.tables import CURSORS, FEEDS, NUMBERS, REFUSALS, RETENTIONS, SESSIONS
 
 TIME = 1_700_000_000_000_000_000
 DATA = Path(__file__).parent / "data"
@@ -64,26 +59,31 @@ def operations():
     yield [chunk("weather", 1, "oslo", "rome"), chunk("weather", 3, "oslo"), Reserve("bare", 77)]
     yield [chunk("weather", n, "rome") for n in range(10, 14)]
     yield [chunk("weather", 20, "bern", "large", sizes=(5, 70_000)), chunk("trimmed", 1, "a", "b")]
-    yield [chunk("trimmed", n, "a") for n in range(3, 9)] + [PutRetention("trimmed", 0, 3, 0.5)]
+    yield [chunk("trimmed", n, "a") for n in range(3, 9)] + [PutValue(RETENTIONS, ("trimmed",), (0, 3, 0.5))]
     yield [put("mailbox", "bob", 1, {"tracker": "t", "deep": [1, None]}, count=3)]
     yield [put("service", "printer", 5), put("mailbox", "gone", 1), DeleteQueue("mailbox", "gone")]
     yield [DeleteMessages("mailbox", "bob", [(2, 2)]), MarkDelivered("mailbox", "bob", 1)]
-    yield [PutSession(b"s" * 16, b"value"), PutSession(b"t" * 16, b"value"), DeleteSession(b"t" * 16)]
-    yield [PutCursor("weather", "mine", 11), PutCursor("weather", "gone", 1), DeleteCursor("weather", "gone")]
-    yield [chunk("deleted", n, "x") for n in range(1, 9)] + [PutCursor("deleted", "c", 1)]
-    # Since version 2.
+    yield [
+        PutValue(SESSIONS, (b"s" * 16, NUMBERS), b"value"),
+        PutValue(SESSIONS, (b"t" * 16, NUMBERS), b"value"),
+        DeleteValue(SESSIONS, (b"t" * 16,)),
+    ]
+    yield [
+        PutValue(CURSORS, ("weather", "mine"), 11),
+        PutValue(CURSORS, ("weather", "gone"), 1),
+        DeleteValue(CURSORS, ("weather", "gone")),
+    ]
+    yield [chunk("deleted", n, "x") for n in range(1, 9)] + [PutValue(CURSORS, ("deleted", "c"), 1)]
     yield [put("mailbox", "ann", n) for n in (1, 2)] + [SetAttempts("mailbox", "ann", 1, 3)]
     yield [DeleteMessages("mailbox", "ann", [(2, 2)]), put("mailbox-dead", "ann", 1, {"dead": {}})]
     yield [put("service-dead", "printer", 9), SetAttempts("service-dead", "printer", 9, 1)]
     yield [PutIdentity("mailbox", "ann", f"id{n}", n, TIME + n) for n in (1, 2, 3)]
     yield [ForgetIdentities("mailbox", "ann", TIME + 2)]
-    yield [PutFeed("printer", "weather", b"feed"), PutFeed("gone", "weather", b"")]
-    yield [DeleteFeed("gone", "weather")]
-    # Since version 3.
+    yield [PutValue(FEEDS, ("weather", "printer"), b"feed"), PutValue(FEEDS, ("weather", "gone"), b"")]
+    yield [DeleteValue(FEEDS, ("weather", "gone"))]
     yield [put("service", "late", 1, count=2)]
     yield [SetAttempts("service", "late", 1, 2, TIME + 9), SetAttempts("service", "late", 2, 1)]
-    # Since version 5.
-    yield [PutSession(b"s" * 16, b"refusals", REFUSALS), NoteRefused("weather", 5, 6, 13)]
+    yield [PutValue(SESSIONS, (b"s" * 16, REFUSALS), b"refusals"), NoteRefused("weather", 5, 6, 13)]
     # Last, since its chunks leave with what follows.
     yield [DeleteStream("deleted")]
 

@@ -12,7 +12,8 @@ from malamute.journal import backup as backup_module
 from malamute.journal.disk import DiskStore
 from malamute.journal.memory import MemoryStore
 from malamute.journal.store import next_incarnation
-from malamute.store.operations import Damage, DeleteStream, PutCursor, PutRetention, PutSession
+from malamute.store.operations import Damage, DeleteStream, PutValue
+from malamute.store.tables import CURSORS, NUMBERS, RETENTIONS, SESSIONS
 
 NOW = 1_700_000_000.0
 
@@ -43,8 +44,16 @@ def test_a_backup_is_a_data_directory_with_all_of_it(disk, target):
     store.write(
         [append(n, count=10, reserved=99) for n in (1, 11, 21)] + [append(1, stream="t", large=(b"x",))]
     )
-    store.write([put(1), put(2), delete((1, 1)), PutSession(b"s", b"1"), PutCursor("s", "c", 4)])
-    store.write([PutRetention("s", 0, 30, 2), append(1, stream="gone"), DeleteStream("gone")])
+    store.write(
+        [
+            put(1),
+            put(2),
+            delete((1, 1)),
+            PutValue(SESSIONS, (b"s", NUMBERS), b"1"),
+            PutValue(CURSORS, ("s", "c"), 4),
+        ]
+    )
+    store.write([PutValue(RETENTIONS, ("s",), (0, 30, 2)), append(1, stream="gone"), DeleteStream("gone")])
     told = []
     copied = store.backup(target, lambda done, total: told.append((done, total)))
     assert copied[:2] == (3, 4)
@@ -132,7 +141,7 @@ def test_the_streams_are_those_of_one_moment_as_far_as_the_ring_kept_them(disk, 
 
     def change(number):  # the first step reaches the end of the log, so it is the moment
         if number:
-            store.write([append(20 + number), PutRetention("s", 0, 12, 0), put(1 + number)])
+            store.write([append(20 + number), PutValue(RETENTIONS, ("s",), (0, 12, 0)), put(1 + number)])
         if number == 6:
             store.write([DeleteStream("t")])
 
@@ -156,7 +165,7 @@ def test_a_log_that_is_dropped_meanwhile_is_copied_anew(disk, target, steps, mon
         if number == 2:
             store.write([delete((1, 5)), put(6)])
             for _ in range(3):
-                store.write([PutSession(b"s", b"%d" % number)])
+                store.write([PutValue(SESSIONS, (b"s", NUMBERS), b"%d" % number)])
 
     between_steps(store, monkeypatch, change)
     store.backup(target)
@@ -172,7 +181,12 @@ def test_beside_a_writer_every_backup_is_whole(disk, target, steps):
 
     def write(n):
         store.write(
-            [append(n, payload=bytes(20_000)), put(n), delete((n - 3, n - 3)), PutCursor("s", "c", n)]
+            [
+                append(n, payload=bytes(20_000)),
+                put(n),
+                delete((n - 3, n - 3)),
+                PutValue(CURSORS, ("s", "c"), n),
+            ]
         )
 
     for n in range(1, 60):
@@ -187,7 +201,7 @@ def test_beside_a_writer_every_backup_is_whole(disk, target, steps):
         copy, recovered = opened(target / str(number))
         state = recovered.streams["s"]
         assert firsts(copy) == list(range(state.first, state.last + 1))
-        assert recovered.cursors == {("s", "c"): state.last}
+        assert recovered.table(CURSORS) == {("s", "c"): state.last}
         kept = [m.sequence for m in recovered.queues["mailbox", "q"].messages]
         assert kept == list(range(state.last - 2, state.last + 1))
         copy.close()

@@ -7,44 +7,58 @@ from stores import append, chunk_size, firsts, put, size_of_a_chunk
 
 from malamute.journal import ring
 from malamute.journal.store import Retention
-from malamute.store.operations import (
-    DeleteCursor,
-    DeleteStream,
-    PutCursor,
-    PutRetention,
-    PutSession,
-    StreamState,
-)
+from malamute.store.operations import DeleteStream, DeleteValue, PutValue, StreamState
+from malamute.store.tables import CURSORS, NUMBERS, RETENTIONS, SESSIONS
 
 # --- cursors
 
 
 def test_the_newest_position_of_a_cursor_counts(make):
     store = make()
-    store.write([append(1), PutCursor("s", "a", 1), PutCursor("s", "b", 1), PutCursor("t", "a", 7)])
-    store.write([PutCursor("s", "a", 5), DeleteCursor("s", "b"), DeleteCursor("s", "none")])
-    store.write([PutCursor("s", "a", 3)])
+    store.write(
+        [
+            append(1),
+            PutValue(CURSORS, ("s", "a"), 1),
+            PutValue(CURSORS, ("s", "b"), 1),
+            PutValue(CURSORS, ("t", "a"), 7),
+        ]
+    )
+    store.write(
+        [
+            PutValue(CURSORS, ("s", "a"), 5),
+            DeleteValue(CURSORS, ("s", "b")),
+            DeleteValue(CURSORS, ("s", "none")),
+        ]
+    )
+    store.write([PutValue(CURSORS, ("s", "a"), 3)])
     make()
-    assert make.recovered.cursors == {("s", "a"): 3, ("t", "a"): 7}
+    assert make.recovered.table(CURSORS) == {("s", "a"): 3, ("t", "a"): 7}
 
 
 def test_cursors_go_with_their_stream_and_may_come_again(make):
     store = make()
-    store.write([append(1), PutCursor("s", "a", 1), PutCursor("s", "b", 1), PutCursor("t", "a", 1)])
-    store.write([PutCursor("s", "c", 1), DeleteStream("s"), PutCursor("s", "b", 9)])
+    store.write(
+        [
+            append(1),
+            PutValue(CURSORS, ("s", "a"), 1),
+            PutValue(CURSORS, ("s", "b"), 1),
+            PutValue(CURSORS, ("t", "a"), 1),
+        ]
+    )
+    store.write([PutValue(CURSORS, ("s", "c"), 1), DeleteStream("s"), PutValue(CURSORS, ("s", "b"), 9)])
     make()
-    assert make.recovered.cursors == {("s", "b"): 9, ("t", "a"): 1}
+    assert make.recovered.table(CURSORS) == {("s", "b"): 9, ("t", "a"): 1}
 
 
 def test_cursors_that_are_set_often_take_no_room(make):
     store = make()
-    store.write([PutCursor("s", "still", 1), PutRetention("s", 0, 5, 0)])
+    store.write([PutValue(CURSORS, ("s", "still"), 1), PutValue(RETENTIONS, ("s",), (0, 5, 0))])
     for n in range(200):
-        store.write([PutCursor("s", f"c{i}", n) for i in range(100)])
+        store.write([PutValue(CURSORS, ("s", f"c{i}"), n) for i in range(100)])
     assert store.status().log_bytes < 500_000
     make()
-    assert make.recovered.cursors == {("s", "still"): 1} | {("s", f"c{i}"): 199 for i in range(100)}
-    assert make.recovered.retentions == {"s": PutRetention("s", 0, 5, 0)}
+    assert make.recovered.table(CURSORS) == {("s", "still"): 1} | {("s", f"c{i}"): 199 for i in range(100)}
+    assert make.recovered.table(RETENTIONS) == {("s",): (0, 5, 0)}
 
 
 # --- retention
@@ -55,11 +69,11 @@ def test_a_retention_comes_before_the_configured_one_and_is_kept(make):
     store.write([append(n) for n in range(1, 5)])
     assert firsts(store) == [3, 4]
     assert store.retention("s") == Retention(count=2)
-    store.write([PutRetention("s", 0, 3, 1.5)])
+    store.write([PutValue(RETENTIONS, ("s",), (0, 3, 1.5))])
     store.write([append(5), append(1, stream="t"), append(2, stream="t"), append(3, stream="t")])
     assert (firsts(store), firsts(store, "t")) == ([3, 4, 5], [2, 3])
     store = make(retention=lambda _: Retention(count=2))
-    assert make.recovered.retentions == {"s": PutRetention("s", 0, 3, 1.5)}
+    assert make.recovered.table(RETENTIONS) == {("s",): (0, 3, 1.5)}
     assert store.retention("s") == Retention(count=3, age=1_500_000_000)
     store.write([append(6)])
     assert firsts(store) == [4, 5, 6]
@@ -69,16 +83,18 @@ def test_a_retention_comes_before_the_configured_one_and_is_kept(make):
 def test_smaller_limits_trim_in_the_same_commit(make, over):
     store = make()
     store.write([append(1 + 10 * n, count=10, time=n) for n in range(5)])
-    store.write([PutRetention("s", 0, 30 - over, 0), PutRetention("unknown", 1, 1, 1)])
+    store.write(
+        [PutValue(RETENTIONS, ("s",), (0, 30 - over, 0)), PutValue(RETENTIONS, ("unknown",), (1, 1, 1))]
+    )
     assert firsts(store) == ([31, 41] if over else [21, 31, 41])
-    store.write([PutRetention("s", 0, 0, 1e-9)])
+    store.write([PutValue(RETENTIONS, ("s",), (0, 0, 1e-9))])
     assert firsts(store) == [31, 41]
-    store.write([PutRetention("s", chunk_size(store), 0, 0)])
+    store.write([PutValue(RETENTIONS, ("s",), (chunk_size(store), 0, 0))])
     assert firsts(store) == [41]
 
 
 def test_a_retention_set_before_the_stream_is_there_holds(make):
-    make().write([PutRetention("s", 0, 1, 0)])
+    make().write([PutValue(RETENTIONS, ("s",), (0, 1, 0))])
     store = make()
     store.write([append(1), append(2)])
     assert firsts(store) == [2]
@@ -89,7 +105,7 @@ def test_much_leaves_in_steps(make, monkeypatch):
     monkeypatch.setattr(ring, "STEP_CHUNKS", 3)
     store = make()
     store.write([append(n) for n in range(1, 21)])
-    store.write([PutRetention("s", 0, 2, 0)])
+    store.write([PutValue(RETENTIONS, ("s",), (0, 2, 0))])
     assert firsts(store)[0] == 4
     store.write([])
     assert firsts(store)[0] == 7
@@ -116,7 +132,7 @@ def test_a_configuration_made_smaller_holds_from_the_first_commit(disk):
 def test_a_deleted_stream_keeps_its_numbers_and_nothing_else(make):
     store = make()
     store.write([append(n, reserved=50) for n in (1, 2, 3)] + [append(1, stream="t")])
-    store.write([PutCursor("s", "c", 2), PutRetention("s", 0, 2, 0)])
+    store.write([PutValue(CURSORS, ("s", "c"), 2), PutValue(RETENTIONS, ("s",), (0, 2, 0))])
     store.write([DeleteStream("s"), DeleteStream("unknown")])
     assert (firsts(store), firsts(store, "t")) == ([], [1])
     assert store.read("s", 1, bytes_max=1).first == 4
@@ -126,8 +142,8 @@ def test_a_deleted_stream_keeps_its_numbers_and_nothing_else(make):
     assert store.retention("s") == Retention()
     store = make()
     assert make.recovered.streams == {"s": StreamState(4, 3, 50), "t": StreamState(1, 1, 1, time=1)}
-    assert make.recovered.cursors == {}
-    assert make.recovered.retentions == {}
+    assert make.recovered.table(CURSORS) == {}
+    assert make.recovered.table(RETENTIONS) == {}
     store.write([append(51), append(52), append(53)])
     assert firsts(store) == [51, 52, 53]
 
@@ -136,7 +152,7 @@ def test_a_stream_deleted_and_made_again_in_one_transaction(make):
     store = make(retention=lambda _: Retention(count=4))
     store.write([append(n) for n in (1, 2)])
     store.write(
-        [append(3), PutRetention("s", 0, 1, 0), DeleteStream("s"), append(4), DeleteStream("s")]
+        [append(3), PutValue(RETENTIONS, ("s",), (0, 1, 0)), DeleteStream("s"), append(4), DeleteStream("s")]
         + [append(n) for n in (5, 6)]
     )
     make(retention=lambda _: Retention(count=4))
@@ -178,5 +194,7 @@ def test_the_budget_takes_deleted_streams_first(make, monkeypatch):
     assert store.status().leaving_bytes == 0
     store.write([append(n, stream="new", time=n, payload=bytes(1000)) for n in (9, 10)])
     assert (firsts(store, "old"), firsts(store, "new")) == ([1], [6, 7, 8, 9, 10])
-    store.write([append(11, stream="new", time=11, payload=bytes(1000)), PutSession(b"s", b"")])
+    store.write(
+        [append(11, stream="new", time=11, payload=bytes(1000)), PutValue(SESSIONS, (b"s", NUMBERS), b"")]
+    )
     assert (firsts(store, "old"), firsts(store, "new")) == ([], [6, 7, 8, 9, 10, 11])

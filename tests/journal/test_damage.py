@@ -7,21 +7,13 @@ import pytest
 from stores import MIB, append, delete, firsts, put
 
 from malamute.journal import format as codec
+from malamute.journal.blocks import BLOCK_HEADER_SIZE, decode_block, encode_block, salvage, undeleted
 from malamute.journal.directory import META_TWIN
-from malamute.journal.entries import decode_block, encode_block, salvage, undeleted
 from malamute.journal.format import key
 from malamute.journal.log import AWAITED_WRITES
 from malamute.journal.states import CEILING_STEP, UNKNOWN_STEP, decode_card
-from malamute.store.operations import (
-    DeleteCursor,
-    DeleteFeed,
-    DeleteStream,
-    PutCursor,
-    PutFeed,
-    PutRetention,
-    PutSession,
-    StreamState,
-)
+from malamute.store.operations import DeleteStream, DeleteValue, PutValue, StreamState
+from malamute.store.tables import CURSORS, FEEDS, NUMBERS, RETENTIONS, SESSIONS
 
 NAME = "mailbox", "q"
 
@@ -135,14 +127,14 @@ def test_a_state_damaged_while_it_is_in_use_is_no_end_of_reading(disk):
 
 @WAYS
 def test_a_damaged_card_costs_nothing_and_is_written_anew(disk, way):
-    disk().write([append(1, stream="weather"), PutCursor("weather", "slow", 1)])
+    disk().write([append(1, stream="weather"), PutValue(CURSORS, ("weather", "slow"), 1)])
     damage(disk, key(codec.CARD, 1), way)
     store = disk()
     assert kinds(disk) == ([] if way is gone else ["card"])
-    assert disk.recovered.cursors == {("weather", "slow"): 1}
+    assert disk.recovered.table(CURSORS) == {("weather", "slow"): 1}
     store.write([append(2, stream="weather")])
     card = decode_card(1, values(disk)[key(codec.CARD, 1)])
-    assert (card.name, card.cursors) == ("weather", {"slow"})
+    assert (card.name, card.values) == ("weather", {(CURSORS, ("weather", "slow")): None})
 
 
 def test_a_card_follows_what_is_set_of_its_stream(disk):
@@ -152,14 +144,28 @@ def test_a_card_follows_what_is_set_of_its_stream(disk):
         identifier = codec.split_key(place)[1]
         found = decode_card(identifier, values(disk)[place])
         disk()
-        return sorted(found.cursors), found.feeds, found.retention
+        return found.values
 
-    disk().write([append(1), PutCursor("s", "a", 1), PutCursor("s", "b", 1), PutFeed("f", "s", b"x")])
-    assert card() == (["a", "b"], {"f": b"x"}, None)
-    disk.store.write([PutRetention("s", 1, 2, 3.0), DeleteCursor("s", "a"), DeleteFeed("f", "s")])
-    assert card() == (["b"], {}, (1, 2, 3.0))
-    disk.store.write([DeleteStream("s"), PutCursor("s", "c", 1)])
-    assert card() == (["c"], {}, None)
+    disk().write(
+        [
+            append(1),
+            PutValue(CURSORS, ("s", "a"), 1),
+            PutValue(CURSORS, ("s", "b"), 1),
+            PutValue(FEEDS, ("s", "f"), b"x"),
+        ]
+    )
+    a, b, c = [(CURSORS, ("s", name)) for name in "abc"]
+    assert card() == {a: None, b: None, (FEEDS, ("s", "f")): b"x"}
+    disk.store.write(
+        [
+            PutValue(RETENTIONS, ("s",), (1, 2, 3.0)),
+            DeleteValue(CURSORS, ("s", "a")),
+            DeleteValue(FEEDS, ("s", "f")),
+        ]
+    )
+    assert card() == {b: None, (RETENTIONS, ("s",)): (1, 2, 3.0)}
+    disk.store.write([DeleteStream("s"), PutValue(CURSORS, ("s", "c"), 1)])
+    assert card() == {c: None}
 
 
 # --- the meta record
@@ -186,11 +192,18 @@ def test_a_damaged_meta_record_is_made_anew_from_its_twin(disk, way, place):
 @pytest.fixture
 def three(disk):
     """Three blocks; the second has two messages, a cursor, a session, a feed and a retention."""
-    disk().write([append(1), put(1), PutSession(b"old", b"1"), PutCursor("s", "kept", 1)])
-    second = [put(2), put(3), PutCursor("s", "slow", 1), PutSession(b"new", b"1")]
-    settings = [PutFeed("f", "s", b"x"), PutRetention("s", 0, 5, 0.0)]
+    disk().write(
+        [append(1), put(1), PutValue(SESSIONS, (b"old", NUMBERS), b"1"), PutValue(CURSORS, ("s", "kept"), 1)]
+    )
+    second = [
+        put(2),
+        put(3),
+        PutValue(CURSORS, ("s", "slow"), 1),
+        PutValue(SESSIONS, (b"new", NUMBERS), b"1"),
+    ]
+    settings = [PutValue(FEEDS, ("s", "f"), b"x"), PutValue(RETENTIONS, ("s",), (0, 5, 0.0))]
     disk.store.write([*second, *settings])
-    disk.store.write([put(4), delete((3, 3)), PutSession(b"newest", b"1")])
+    disk.store.write([put(4), delete((3, 3)), PutValue(SESSIONS, (b"newest", NUMBERS), b"1")])
     return disk
 
 
@@ -205,13 +218,13 @@ def test_what_a_damaged_block_had_is_told(three, way):
     assert readable == [1, 4]
     assert set(queue.damaged) <= {2}
     # The cursor is known to be lost, and what is set of streams is still known.
-    assert recovered.cursors == {("s", "kept"): 1}
-    assert recovered.lost_cursors == {("s", "slow")}
-    assert recovered.feeds == {("f", "s"): b"x"}
-    assert recovered.retentions == {"s": PutRetention("s", 0, 5, 0.0)}
+    assert recovered.table(CURSORS) == {("s", "kept"): 1}
+    assert recovered.lost == {(CURSORS, ("s", "slow"))}
+    assert recovered.table(FEEDS) == {("s", "f"): b"x"}
+    assert recovered.table(RETENTIONS) == {("s",): (0, 5, 0.0)}
     # Numbers that were stored after the first block may be lost.
-    assert recovered.doubtful == {b"old"}
-    assert set(recovered.sessions) == {b"old", b"newest"}
+    assert recovered.doubtful == {(SESSIONS, (b"old", NUMBERS))}
+    assert set(recovered.table(SESSIONS)) == {(b"old", NUMBERS), (b"newest", NUMBERS)}
 
 
 def test_messages_that_can_be_told_apart_are_known_to_be_damaged(three):
@@ -228,20 +241,27 @@ def test_a_lost_cursor_stays_lost_until_it_is_set_or_deleted(three):
     damage(three, key(codec.BLOCK, 0, 2), zero)
     three().write([put(9)])
     three()
-    assert three.recovered.lost_cursors == {("s", "slow")}
-    three.store.write([PutCursor("s", "slow", 1)])
+    assert three.recovered.lost == {(CURSORS, ("s", "slow"))}
+    three.store.write([PutValue(CURSORS, ("s", "slow"), 1)])
     three()
-    assert (three.recovered.lost_cursors, three.recovered.cursors["s", "slow"]) == (set(), 1)
+    assert (three.recovered.lost, three.recovered.table(CURSORS)["s", "slow"]) == (set(), 1)
 
 
 def test_what_was_deleted_in_a_damaged_block_does_not_come_again(disk):
-    disk().write([append(1), PutCursor("s", "a", 1), PutFeed("f", "s", b"x"), PutRetention("s", 0, 5, 0.0)])
-    disk.store.write([DeleteStream("s"), PutCursor("s", "b", 1)])
+    disk().write(
+        [
+            append(1),
+            PutValue(CURSORS, ("s", "a"), 1),
+            PutValue(FEEDS, ("s", "f"), b"x"),
+            PutValue(RETENTIONS, ("s",), (0, 5, 0.0)),
+        ]
+    )
+    disk.store.write([DeleteStream("s"), PutValue(CURSORS, ("s", "b"), 1)])
     damage(disk, key(codec.BLOCK, 0, 2), zero)
     disk()
     recovered = disk.recovered
-    assert (recovered.cursors, recovered.feeds, recovered.retentions) == ({}, {}, {})
-    assert recovered.lost_cursors == {("s", "b")}
+    assert recovered.values == {}
+    assert recovered.lost == {(CURSORS, ("s", "b"))}
 
 
 def test_a_block_damaged_while_it_is_in_use_tells_what_is_to_be_stored_again(three):
@@ -251,31 +271,35 @@ def test_a_block_damaged_while_it_is_in_use_tells_what_is_to_be_stored_again(thr
     assert store.fetch(*NAME, [1, 2, 4]) == {1: b"record", 4: b"record"}
     (defect,) = store.take_defects()
     assert defect[:4] == ("block", "", 2, 2)
-    assert defect.stranded == ({NAME: [2]}, [b"new"], [("s", "slow")])
+    values = [(SESSIONS, (b"new", NUMBERS)), (CURSORS, ("s", "slow"))]
+    assert (defect.stranded.messages, sorted(defect.stranded.values)) == ({NAME: [2]}, sorted(values))
     assert store.fetch(*NAME, [2]) == {}
     assert store.take_defects() == []
-    store.write([put(2), PutSession(b"new", b"2"), PutCursor("s", "slow", 1)])
+    store.write([put(2), PutValue(SESSIONS, (b"new", NUMBERS), b"2"), PutValue(CURSORS, ("s", "slow"), 1)])
     three()
     assert three.recovered.queues[NAME].damaged == ()
     assert [message.sequence for message in three.recovered.queues[NAME].messages] == [1, 2, 4]
-    assert three.recovered.lost_cursors == set()
+    assert three.recovered.lost == set()
 
 
 def wrong_crc(store):
     """The second block cannot be read, though all of it is there, while the store is in use."""
     with store._environment.begin(write=True) as transaction:
         value = bytes(transaction.get(key(codec.BLOCK, 0, 2)))
-        transaction.put(key(codec.BLOCK, 0, 2), value[:8] + bytes(4) + value[12:])
+        broken = value[: BLOCK_HEADER_SIZE - 4] + bytes(4) + value[BLOCK_HEADER_SIZE:]
+        transaction.put(key(codec.BLOCK, 0, 2), broken)
     assert store.fetch(*NAME, [2]) == {}
     # So it is the oldest of those that are there.
-    store.write([delete((1, 1)), PutSession(b"old", b"2"), PutCursor("s", "kept", 2)])
+    store.write(
+        [delete((1, 1)), PutValue(SESSIONS, (b"old", NUMBERS), b"2"), PutValue(CURSORS, ("s", "kept"), 2)]
+    )
 
 
 def test_what_a_damaged_block_held_is_told_by_a_start_before_it_was_stored_again(three):
     """The broker dies before it has stored it again, and then before it has made dead letters of it."""
     wrong_crc(three.store)
     for _ in range(2):
-        three.store.write([PutSession(b"other", b"1")])
+        three.store.write([PutValue(SESSIONS, (b"other", NUMBERS), b"1")])
         three()
         assert three.recovered.queues[NAME].damaged == (2,)
     for _ in range(3):
@@ -283,13 +307,13 @@ def test_what_a_damaged_block_held_is_told_by_a_start_before_it_was_stored_again
     assert three.store.status().log_unreadable == 0
 
 
-@pytest.mark.parametrize("part", [[put(2)], [PutSession(b"new", b"2")], []])
+@pytest.mark.parametrize("part", [[put(2)], [PutValue(SESSIONS, (b"new", NUMBERS), b"2")], []])
 def test_a_damaged_block_is_put_aside_when_all_of_it_is_stored_again(three, part):
     wrong_crc(three.store)
     three.store.write(part)
     three.store.write([])
     assert three.store.status().log_unreadable == 1
-    three.store.write([put(2), PutSession(b"new", b"2")])
+    three.store.write([put(2), PutValue(SESSIONS, (b"new", NUMBERS), b"2")])
     three.store.write([])
     assert three.store.status().log_unreadable == 0
     three()
@@ -313,9 +337,9 @@ def test_a_damaged_block_that_nobody_stores_again_is_not_awaited_for_ever(three)
 
 
 def test_all_is_salvaged_of_a_block_whose_crc_alone_is_wrong():
-    entries = [put(1, count=3), delete((2, 2)), PutCursor("s", "c", 1)]
-    value = encode_block(entries)
-    broken = value[:8] + bytes(4) + value[12:]
+    entries = [put(1, count=3), delete((2, 2)), PutValue(CURSORS, ("s", "c"), 1)]
+    value = encode_block(entries, 1)
+    broken = value[: BLOCK_HEADER_SIZE - 4] + bytes(4) + value[BLOCK_HEADER_SIZE:]
     assert salvage(broken) == decode_block(value)
     assert [message.first for message in undeleted(salvage(broken))] == [1, 3]
 
@@ -325,7 +349,7 @@ def test_salvaging_any_bytes_gives_entries_and_raises_nothing(seed):
     import random
 
     chance = random.Random(seed)
-    value = bytearray(encode_block([put(n, count=3) for n in range(1, 40, 3)]))
+    value = bytearray(encode_block([put(n, count=3) for n in range(1, 40, 3)], 1))
     for _ in range(chance.randrange(1, 40)):
         value[chance.randrange(len(value))] = chance.randrange(256)
     cut_at = chance.randrange(len(value))

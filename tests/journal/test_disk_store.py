@@ -14,23 +14,25 @@ import lmdb
 import pytest
 from stores import MIB, append, delete, fill, firsts, put
 
-from malamute.errors import StorageFull, StoreCorrupt, StoreError, StoreLocked, StoreTooNew
+from malamute.errors import StorageFull, StoreCorrupt, StoreError, StoreLocked, StoreTooNew, StoreTooOld
 from malamute.journal import disk as disk_module
 from malamute.journal import format as codec
 from malamute.journal import ring
 from malamute.journal.directory import META_TWIN
 from malamute.journal.disk import DROPS_MIN, DiskStore
+from malamute.journal.plan import make_plan
+from malamute.journal.states import LSN_STEP
 from malamute.store.operations import (
     Chunk,
     Damage,
-    DeleteSession,
+    DeleteQueue,
     DeleteStream,
+    DeleteValue,
     MarkDelivered,
-    PutCursor,
     PutIdentity,
-    PutRetention,
-    PutSession,
+    PutValue,
 )
+from malamute.store.tables import CURSORS, FEEDS, NUMBERS, RETENTIONS, SESSIONS
 
 
 def poke(disk, key, change):
@@ -114,18 +116,18 @@ def test_damaged_headers_do_not_stop_the_ring_or_the_search(disk):
 def test_a_damaged_block_is_put_aside_and_the_others_are_kept(disk):
     store = disk()
     for n in (1, 2, 3):
-        store.write([put(n), PutSession(b"%d" % n, b"")])
+        store.write([put(n), PutValue(SESSIONS, (b"%d" % n, NUMBERS), b"")])
     poke(disk, codec.key(codec.BLOCK, 0, 2), flip(20))
     store = disk()
     queue = disk.recovered.queues["mailbox", "q"]
     assert [message.sequence for message in queue.messages] == [1, 3]
-    assert set(disk.recovered.sessions) == {b"1", b"3"}
+    assert set(disk.recovered.table(SESSIONS)) == {(b"1", NUMBERS), (b"3", NUMBERS)}
     assert queue.next > 4
     assert store.status().log_unreadable == 1
     assert [step.damages for step in store.verify()] == [[Damage(2, 2, "corrupt")]]
-    store.write([delete((1, 1)), PutSession(b"1", b"new"), put(queue.next)])
+    store.write([delete((1, 1)), PutValue(SESSIONS, (b"1", NUMBERS), b"new"), put(queue.next)])
     for n in range(9):
-        store.write([PutSession(b"9", b"%d" % n)])
+        store.write([PutValue(SESSIONS, (b"9", NUMBERS), b"%d" % n)])
     assert store.status().log_unreadable == 0
     damages = [d for step in store.verify() for d in step.damages]
     assert damages == [Damage(2, 2, "quarantined")]
@@ -147,9 +149,23 @@ def test_a_newer_format_is_refused_and_untouched(disk):
     assert data_file(disk).read_bytes() == before
 
 
-def test_a_wrong_bit_that_makes_a_format_newer_is_damage(disk):
+@pytest.mark.parametrize("version", range(1, codec.VERSION))
+def test_an_older_format_is_refused_and_untouched(disk, version):
+    disk()
+    value = codec.MAGIC + version.to_bytes(4, "big") + bytes(16)
+    value += codec.crc32(value).to_bytes(4, "big")
+    poke(disk, codec.key(codec.META), lambda _: value)
+    before = data_file(disk).read_bytes()
+    with pytest.raises(StoreTooOld, match=f"the store has format {version}") as refused:
+        disk(size=8 * MIB)
+    assert "storage.directory" in refused.value.hint
+    assert data_file(disk).read_bytes() == before
+
+
+@pytest.mark.parametrize("bit", [0x40, 0x02])
+def test_a_wrong_bit_that_makes_another_format_is_damage(disk, bit):
     disk().write([append(1)])
-    poke(disk, codec.key(codec.META), lambda value: value[:11] + bytes([value[11] ^ 0x40]) + value[12:])
+    poke(disk, codec.key(codec.META), lambda value: value[:11] + bytes([value[11] ^ bit]) + value[12:])
     assert firsts(disk()) == [1]
     assert [defect.kind for defect in disk.recovered.defects] == ["meta"]
 
@@ -305,7 +321,9 @@ def test_full_queues_do_not_starve_the_ring(disk):
     store = disk(size=4 * MIB, streams_budget=2 * MIB)
     assert fill(store, lambda n: [put(n, record=bytes(9000))]) > 100
     for n in range(1, 200):
-        store.write([append(n, time=n, payload=bytes(50_000)), PutSession(b"s", b"%d" % n)])
+        store.write(
+            [append(n, time=n, payload=bytes(50_000)), PutValue(SESSIONS, (b"s", NUMBERS), b"%d" % n)]
+        )
     assert store.status().streams_bytes > 2 * MIB - 60_000
     assert store.status().log_bytes > MIB
 
@@ -356,7 +374,7 @@ def test_an_error_of_lmdb_is_told_by_its_kind_and_leaves_the_store_usable(disk, 
     store = disk()
     store.write([append(1), put(1)])
 
-    def failing(chunk):
+    def failing(stream, lsn):
         raise fault
 
     with monkeypatch.context() as patch:
@@ -400,8 +418,8 @@ def test_deletes_one_by_one_work_on_a_full_store_with_a_reader_in_between(disk):
 @pytest.mark.parametrize(
     "keep",
     [
-        lambda n: PutSession(b"%16d" % n, bytes(10_000)),
-        lambda n: PutCursor("other", f"{n:0>200}", n),
+        lambda n: PutValue(SESSIONS, (b"%16d" % n, NUMBERS), bytes(10_000)),
+        lambda n: PutValue(CURSORS, ("other", f"{n:0>200}"), n),
         lambda n: PutIdentity("mailbox", "q", f"{n:0>200}", n, 1 << 60),
     ],
     ids=["sessions", "cursors", "identities"],
@@ -429,28 +447,35 @@ def test_what_is_kept_of_sessions_and_the_like_takes_no_stream_its_history(disk,
 
 def test_a_message_that_stays_does_not_hold_the_log(disk):
     store = disk()
-    store.write([put(1, queue="old", record=b"stays"), PutSession(b"s", b"stays")])
+    store.write([put(1, queue="old", record=b"stays"), PutValue(SESSIONS, (b"s", NUMBERS), b"stays")])
     for n in range(1, 3000, 10):
         store.write([put(n + i, record=bytes(1000)) for i in range(10)])
         store.write([delete((n, n + 9))])
     assert store.status().log_bytes < MIB // 2
     disk()
     assert [m.record for m in disk.recovered.queues["mailbox", "old"].messages] == [b"stays"]
-    assert disk.recovered.sessions == {b"s": b"stays"}
+    assert disk.recovered.table(SESSIONS) == {(b"s", NUMBERS): b"stays"}
     assert disk.recovered.queues["mailbox", "q"].next == 3001
 
 
 def test_what_is_deleted_while_its_block_is_compacted_stays_deleted(disk):
     store = disk()
-    store.write([put(1, queue="old"), put(2, queue="old"), PutSession(b"s", b"1"), PutSession(b"t", b"1")])
+    store.write(
+        [
+            put(1, queue="old"),
+            put(2, queue="old"),
+            PutValue(SESSIONS, (b"s", NUMBERS), b"1"),
+            PutValue(SESSIONS, (b"t", NUMBERS), b"1"),
+        ]
+    )
     store.write([put(n, record=bytes(3000)) for n in range(1, 101)])
     store.write([delete((1, 100))])
     blocks = store.status().log_blocks
-    store.write([delete((1, 1), queue="old"), DeleteSession(b"s")])
+    store.write([delete((1, 1), queue="old"), DeleteValue(SESSIONS, (b"s",))])
     assert store.status().log_blocks <= blocks
     disk()
     assert [m.sequence for m in disk.recovered.queues["mailbox", "old"].messages] == [2]
-    assert disk.recovered.sessions == {b"t": b"1"}
+    assert disk.recovered.table(SESSIONS) == {(b"t", NUMBERS): b"1"}
 
 
 # --- threads and processes
@@ -523,8 +548,8 @@ def child(task, directory):
 CHILD = """
 import sys
 from malamute.store.operations import (
-    AppendChunk, Chunk, DeleteMessages, DeleteStream, ForgetIdentities, PutCursor, PutFeed,
-    PutIdentity, PutMessages, PutRetention, PutSession, SetAttempts
+    AppendChunk, Chunk, DeleteMessages, DeleteStream, ForgetIdentities, PutIdentity, PutMessages,
+    PutValue, SetAttempts
 )
 from malamute.journal.disk import DROPS_MIN, DiskStore
 task, directory = sys.argv[1:]
@@ -564,12 +589,12 @@ while True:
         DeleteMessages("mailbox-dead", "q", [(-4, number - 9)]),
         PutIdentity("mailbox", "q", str(number), number, number),
         ForgetIdentities("mailbox", "q", number - 3),
-        PutFeed("f", "s", b"%d" % number),
-        PutSession(b"session", b"%d" % number),
-        PutCursor("s", "cursor", number),
-        PutRetention("s", 0, 200 + number, 0),
+        PutValue("feeds", ("s", "f"), b"%d" % number),
+        PutValue("sessions", (b"session", 0), b"%d" % number),
+        PutValue("cursors", ("s", "cursor"), number),
+        PutValue("retentions", ("s",), (0, 200 + number, 0)),
         AppendChunk("gone", Chunk(number, 1, number, b"g"), number),
-        *([DeleteStream("gone"), PutCursor("gone", "cursor", number)] if number % 5 == 0 else []),
+        *([DeleteStream("gone"), PutValue("cursors", ("gone", "cursor"), number)] if number % 5 == 0 else []),
     ])
     print(number, flush=True)
 """
@@ -595,11 +620,11 @@ def test_what_was_written_survives_a_kill(disk):
         assert queue.identities == {str(n): (n, n) for n in range(max(1, last - 2), last + 1)}
         dead = disk.recovered.queues["mailbox-dead", "q"]  # sequences from -4 on
         assert [m.sequence for m in dead.messages] == list(range(last - 8, last - 4))
-        assert disk.recovered.feeds == {("f", "s"): b"%d" % last}
-        assert disk.recovered.sessions == {b"session": b"%d" % last}
+        assert disk.recovered.table(FEEDS) == {("s", "f"): b"%d" % last}
+        assert disk.recovered.table(SESSIONS) == {(b"session", NUMBERS): b"%d" % last}
         fives = {("gone", "cursor"): last // 5 * 5} if last >= 5 else {}
-        assert disk.recovered.cursors == {("s", "cursor"): last} | fives
-        assert disk.recovered.retentions == {"s": PutRetention("s", 0, 200 + last, 0)}
+        assert disk.recovered.table(CURSORS) == {("s", "cursor"): last} | fives
+        assert disk.recovered.table(RETENTIONS) == {("s",): (0, 200 + last, 0)}
         assert firsts(store, "gone") == list(range(last // 5 * 5 + 1, last + 1))
         assert disk.recovered.streams["gone"].last == last
         assert not [d for step in store.verify() for d in step.damages]
@@ -643,3 +668,45 @@ def test_blocks_that_nothing_needs_give_way_to_what_comes(disk):
     assert store.status().log_blocks > held - 3
     store.write([put(held + 1, record=record)])
     assert not [number for number in (1, 2, 3) if number in store.fetch("mailbox", "q", (number,))]
+
+
+# --- log sequence numbers
+
+
+def test_the_log_sequence_number_outlives_the_blocks_that_told_it(disk):
+    store = disk()
+    for n in range(1, 41):
+        store.write([put(n)])
+    store.write([DeleteQueue("mailbox", "q")])
+    empty = make_plan((), store._collector, 1 << 20, store._lsn)
+    store._transact(empty, floor_bytes=0)
+    store._transact(empty, floor_bytes=0)
+    assert not store.status().log_blocks
+    disk()
+    assert disk.recovered.lsn == 41
+    store = disk.store
+    store.write([put(41)])
+    assert store.status().lsn == 42
+
+
+@pytest.mark.parametrize("place", [codec.key(codec.STREAM, 1), codec.key(codec.BLOCK, 0, 1)])
+def test_log_sequence_numbers_leave_a_gap_where_the_newest_may_be_damaged(disk, place):
+    disk().write([append(1)] if place[0] == codec.STREAM else [put(1)])
+    poke(disk, place, lambda value: value[:-1] + bytes([value[-1] ^ 1]))
+    store = disk()
+    assert disk.recovered.lsn >= LSN_STEP
+    store.write([append(2), put(2)])
+    disk()
+    assert disk.recovered.lsn == LSN_STEP + 1
+
+
+def test_a_copy_goes_on_with_the_log_sequence_number_of_its_moment(disk, tmp_path):
+    store = disk()
+    store.write([append(1)])
+    store.write([put(1)])
+    store.backup(tmp_path / "copy")
+    store.write([put(2)])
+    disk.close()
+    disk.directory = tmp_path / "copy"
+    disk()
+    assert disk.recovered.lsn == 2

@@ -11,26 +11,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from malamute.journal import entries as log_codec
+from malamute.journal import blocks
 from malamute.journal import format as codec
 from malamute.store.operations import (
-    SESSION_PARTS,
     Chunk,
-    DeleteCursor,
-    DeleteFeed,
     DeleteMessages,
     DeleteQueue,
-    DeleteSession,
     DeleteStream,
+    DeleteValue,
     ForgetIdentities,
     MarkDelivered,
-    PutCursor,
-    PutFeed,
     PutIdentity,
     PutMessages,
-    PutRetention,
-    PutSession,
+    PutValue,
     SetAttempts,
+    SetCounters,
 )
 
 U32, U64 = st.integers(0, 2**32 - 1), st.integers(0, 2**64 - 1)
@@ -62,18 +57,13 @@ ENTRIES = st.one_of(
     st.builds(DeleteMessages, KINDS, NAMES, st.lists(st.tuples(SEQUENCES, SEQUENCES))),
     st.builds(MarkDelivered, KINDS, NAMES, SEQUENCES),
     st.builds(DeleteQueue, KINDS, NAMES),
-    st.builds(PutSession, st.binary(), st.binary(), st.sampled_from(SESSION_PARTS)),
-    st.builds(DeleteSession, st.binary()),
-    st.builds(PutCursor, NAMES, NAMES, SEQUENCES),
-    st.builds(DeleteCursor, NAMES, NAMES),
-    st.builds(PutRetention, NAMES, SEQUENCES, SEQUENCES, st.integers(0, 9) | st.floats(0, 1e9)),
+    st.builds(PutValue, NAMES, st.tuples(NAMES, SEQUENCES), st.binary()),
+    st.builds(DeleteValue, NAMES, st.tuples(NAMES)),
     st.builds(DeleteStream, NAMES),
     st.builds(SetAttempts, KINDS, NAMES, SEQUENCES, SEQUENCES, TIMES),
     st.builds(PutIdentity, KINDS, NAMES, NAMES, SEQUENCES, TIMES),
     st.builds(ForgetIdentities, KINDS, NAMES, TIMES),
-    st.builds(PutFeed, NAMES, NAMES, st.binary()),
-    st.builds(DeleteFeed, NAMES, NAMES),
-    st.builds(log_codec.QueueCounters, KINDS, NAMES, SEQUENCES, SEQUENCES),
+    st.builds(SetCounters, KINDS, NAMES, SEQUENCES, SEQUENCES),
 )
 STREAMS = st.builds(codec.Stream, U32, NAMES, U64, U64, U64, U64, U64, U64, TIMES, TIMES)
 DECODERS = (
@@ -83,8 +73,9 @@ DECODERS = (
     codec.decode_chunk,
     codec.decode_index,
     codec.decode_stream,
-    log_codec.decode_block,
-    log_codec.decode_records,
+    blocks.decode_block,
+    blocks.decode_lsn,
+    blocks.decode_records,
 )
 
 
@@ -112,20 +103,24 @@ def test_an_index_that_is_none_is_a_damage(index):
         codec.decode_index(codec.encode_chunk(Chunk(1, 1, 1, b"p"), index))
 
 
-@given(st.lists(ENTRIES, max_size=8))
-def test_a_block_round_trips(entries):
-    decoded = log_codec.decode_block(log_codec.encode_block(entries))
+@given(st.lists(ENTRIES, max_size=8), U64)
+def test_a_block_round_trips(entries, lsn):
+    value = blocks.encode_block(entries, lsn)
+    assert blocks.decode_lsn(value) == lsn
+    decoded = blocks.decode_block(value)
     assert decoded == entries
     assert list(map(type, decoded)) == list(map(type, entries))
     put = [entry for entry in entries if type(entry) is PutMessages]
     records = {(e.kind, e.queue, message.sequence): message.record for e in put for message in e.messages()}
-    found = log_codec.decode_records(log_codec.encode_block(entries))
+    found = blocks.decode_records(value)
     assert {(*name, n): record for name, held in found.items() for n, record in held.items()} == records
 
 
-@given(STREAMS)
-def test_a_stream_round_trips(stream):
-    assert codec.decode_stream(codec.encode_stream(stream)) == stream
+@given(STREAMS, U64)
+def test_a_stream_round_trips(stream, lsn):
+    value = codec.encode_stream(stream, lsn)
+    assert codec.decode_stream(value) == stream
+    assert codec.decode_stream_and_lsn(value) == (stream, lsn)
 
 
 @given(U32.filter(lambda n: n > 0), U64, U64)
@@ -145,18 +140,18 @@ def test_any_bytes_give_a_value_or_a_damage(decode, data):
 
 @given(body=st.binary(max_size=100), count=U32)
 def test_a_block_of_any_content_with_a_good_crc_gives_entries_or_a_damage(body, count):
-    header = struct.pack(">B3xI", codec.VERSION, count)
+    header = struct.pack(">B3xIQ", codec.VERSION, count, 7)
     value = header + struct.pack(">I", codec.crc32(body, codec.crc32(header))) + body
     with suppress(codec.Damaged):
-        log_codec.decode_block(value)
+        blocks.decode_block(value)
     with suppress(codec.Damaged):
-        log_codec.decode_records(value)
+        blocks.decode_records(value)
 
 
 def test_a_record_that_is_none_is_a_damage():
     entry = PutMessages("mailbox", "q", 1, 0, "alice", ["a"], [None])
     with pytest.raises(codec.Damaged):
-        log_codec.decode_records(log_codec.encode_block([entry]))
+        blocks.decode_records(blocks.encode_block([entry], 1))
 
 
 @given(CHUNKS, st.data())
@@ -181,6 +176,17 @@ def test_the_crc_is_the_usual_one(size):
     assert codec.crc32(data[:size], 7) == codec.zlib_crc32(data[:size], 7)
 
 
+@pytest.mark.parametrize("version", range(1, codec.VERSION))
+def test_an_older_format_is_told_from_damage(version):
+    older = codec.encode_meta(codec.Meta(version, bytes(16)))
+    with pytest.raises(codec.TooOld, match=f"format {version}"):
+        codec.decode_meta(older)
+    chunk = bytearray(codec.encode_chunk(Chunk(1, 1, 1, b"")))
+    chunk[0] = version
+    with pytest.raises(codec.Damaged, match=f"format {version}"):
+        codec.decode_chunk(bytes(chunk))
+
+
 def test_a_newer_format_is_told_from_damage():
     newer = codec.encode_meta(codec.Meta(codec.VERSION + 1, bytes(16)))
     with pytest.raises(codec.TooNew, match=f"format {codec.VERSION + 1}"):
@@ -195,7 +201,7 @@ def test_a_newer_format_is_told_from_damage():
 
 EXAMPLES = {
     "meta": (
-        codec.Meta(5, bytes(range(16)), copied=True, incarnations=(500_380_467_200_000,)),
+        codec.Meta(6, bytes(range(16)), 1234, copied=True, incarnations=(500_380_467_200_000,)),
         codec.encode_meta,
         codec.decode_meta,
     ),
@@ -203,7 +209,7 @@ EXAMPLES = {
         codec.Stream(
             1, "weather", 7, 9, 1000, 49, 3, 1, 1_700_000_000_000_000_000, 1_700_000_000_000_000_000
         ),
-        codec.encode_stream,
+        lambda stream: codec.encode_stream(stream, 1234),
         codec.decode_stream,
     ),
     "chunk": (
@@ -221,8 +227,8 @@ EXAMPLES = {
             PutMessages("mailbox", "bob", 4, 1_700_000_000_000_000_000, "alice", ["hello"], [b"\x90"]),
             DeleteMessages("mailbox", "bob", [(1, 3)]),
         ],
-        log_codec.encode_block,
-        log_codec.decode_block,
+        lambda entries: blocks.encode_block(entries, 1234),
+        blocks.decode_block,
     ),
 }
 
@@ -244,19 +250,9 @@ def test_the_documented_key():
     assert codec.key(codec.CHUNK, 1, 7) == documented()["key"]
 
 
-@pytest.mark.parametrize("version", range(1, 5))
-def test_the_meta_record_of_an_older_version_is_read_and_has_nothing_behind_it(version):
-    meta = codec.Meta(version, bytes(range(16)))
-    value = codec.encode_meta(meta)
-    assert len(value) == 32
-    assert codec.decode_meta(value) == meta
-    with pytest.raises(codec.Damaged):
-        codec.decode_meta(value[:-4] + bytes(8) + value[-4:])
-
-
-@given(st.booleans(), st.lists(U64, max_size=5).map(tuple), st.integers(1, 8))
-def test_a_meta_record_that_was_cut_is_damaged(copied, incarnations, cut):
-    meta = codec.Meta(codec.VERSION, bytes(16), copied, incarnations)
+@given(U64, st.booleans(), st.lists(U64, max_size=5).map(tuple), st.integers(1, 8))
+def test_a_meta_record_that_was_cut_is_damaged(lsn, copied, incarnations, cut):
+    meta = codec.Meta(codec.VERSION, bytes(16), lsn, copied, incarnations)
     value = codec.encode_meta(meta)
     assert codec.decode_meta(value) == meta
     with pytest.raises(codec.Damaged):

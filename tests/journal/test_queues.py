@@ -16,17 +16,17 @@ from malamute.journal.disk import BLOCK_BYTES_MAX
 from malamute.journal.log import BLOCK_ENTRIES_MAX
 from malamute.store.operations import (
     Damage,
-    DeleteFeed,
     DeleteQueue,
     DeleteStream,
+    DeleteValue,
     ForgetIdentities,
     MarkDelivered,
-    PutFeed,
     PutIdentity,
-    PutSession,
+    PutValue,
     QueueState,
     SetAttempts,
 )
+from malamute.store.tables import FEEDS, NUMBERS, SESSIONS
 
 
 def attempts(sequence, count, *, due=0, queue="q", kind="mailbox"):
@@ -54,7 +54,7 @@ def crumble(store):
     waste = [put(n, queue="churn", record=bytes(15_000)) for n in range(1, 20)]
     store.write([*waste, delete((1, 19), queue="churn")])
     for n in range(20):
-        store.write([PutSession(b"crumble", b"%d" % n)])
+        store.write([PutValue(SESSIONS, (b"crumble", NUMBERS), b"%d" % n)])
 
 
 def state(make, kind="mailbox", queue="q"):
@@ -180,24 +180,37 @@ def test_identities_that_come_and_go_take_no_room(make):
 
 def test_the_newest_value_of_a_feed_counts(make):
     store = make()
-    store.write([PutFeed("f", "s", b"1"), PutFeed("g", "s", b"1"), PutFeed("f", "t", b"1")])
-    store.write([PutFeed("f", "s", b"2"), DeleteFeed("g", "s"), DeleteFeed("f", "none")])
+    store.write(
+        [
+            PutValue(FEEDS, ("s", "f"), b"1"),
+            PutValue(FEEDS, ("s", "g"), b"1"),
+            PutValue(FEEDS, ("t", "f"), b"1"),
+        ]
+    )
+    store.write(
+        [PutValue(FEEDS, ("s", "f"), b"2"), DeleteValue(FEEDS, ("s", "g")), DeleteValue(FEEDS, ("none", "f"))]
+    )
     make()
-    expected = {("f", "s"): b"2", ("f", "t"): b"1"}
-    assert make.recovered.feeds == expected
+    expected = {("s", "f"): b"2", ("t", "f"): b"1"}
+    assert make.recovered.table(FEEDS) == expected
     churn(make.store)
     make()
-    assert make.recovered.feeds == expected
+    assert make.recovered.table(FEEDS) == expected
 
 
 def test_feeds_go_with_their_stream_and_stay_without_their_queue(make):
     store = make()
     store.write(
-        [append(1), PutFeed("f", "s", b"1"), PutFeed("f", "t", b"1"), put(1, kind="service", queue="f")]
+        [
+            append(1),
+            PutValue(FEEDS, ("s", "f"), b"1"),
+            PutValue(FEEDS, ("t", "f"), b"1"),
+            put(1, kind="service", queue="f"),
+        ]
     )
     store.write([DeleteStream("s"), DeleteQueue("service", "f")])
     make()
-    assert make.recovered.feeds == {("f", "t"): b"1"}
+    assert make.recovered.table(FEEDS) == {("t", "f"): b"1"}
 
 
 # --- moving a message
@@ -316,10 +329,10 @@ def test_a_damaged_block_is_left_out_of_a_fetch_and_reported(disk):
     assert store.status().log_unreadable == 1
     assert [step.damages for step in store.verify()] == [[Damage(2, 2, "corrupt")]]
     store.write([delete((1, 1)), attempts(2, 1)])
-    store.write([PutSession(b"s", b"")])
+    store.write([PutValue(SESSIONS, (b"s", NUMBERS), b"")])
     assert store.status().log_unreadable == 1  # until it is known what became of its message
     store.write([delete((2, 2))])
-    store.write([PutSession(b"s", b"")])
+    store.write([PutValue(SESSIONS, (b"s", NUMBERS), b"")])
     assert store.status().log_unreadable == 0
     assert sorted(store.fetch("mailbox", "q", (1, 2, 3))) == [3]
     assert store.status().log_unreadable == 0

@@ -12,14 +12,15 @@ from malamute.journal import format as codec
 from malamute.journal.directory import META_TWIN
 from malamute.journal.format import key
 from malamute.journal.repair import LEFT, MADE_ANEW, MOVED_OUT, repair
-from malamute.store.operations import PutCursor
+from malamute.store.operations import PutValue
+from malamute.store.tables import CURSORS
 
 
 @pytest.fixture
 def filled(disk):
     """A store with something of every kind."""
     disk().write([append(1, stream="weather"), append(2, stream="weather"), put(1)])
-    disk.store.write([PutCursor("weather", "slow", 1), put(2)])
+    disk.store.write([PutValue(CURSORS, ("weather", "slow"), 1), put(2)])
     disk.close()
     return disk
 
@@ -100,7 +101,7 @@ def test_what_the_broker_has_put_aside_moves_out_and_a_lost_cursor_stays_lost(fi
     assert moved_out(filled) == {key(codec.QUARANTINE, 0, 2): damaged}
     filled()
     assert [defect.kind for defect in filled.recovered.defects] == ["cursor"]
-    assert filled.recovered.lost_cursors == {("weather", "slow")}
+    assert filled.recovered.lost == {(CURSORS, ("weather", "slow"))}
 
 
 def test_a_key_that_is_none_moves_out(filled):

@@ -17,22 +17,17 @@ from malamute.journal.format import encode_chunk
 from malamute.journal.memory import MemoryStore
 from malamute.journal.store import Retention
 from malamute.store.operations import (
-    SESSION_PARTS,
-    DeleteCursor,
-    DeleteFeed,
     DeleteQueue,
-    DeleteSession,
     DeleteStream,
+    DeleteValue,
     ForgetIdentities,
     ForgetStream,
     MarkDelivered,
-    PutCursor,
-    PutFeed,
     PutIdentity,
-    PutRetention,
-    PutSession,
+    PutValue,
     SetAttempts,
 )
+from malamute.store.tables import CURSORS, FEEDS, RETENTIONS, SESSIONS
 
 RETENTION = {"short": Retention(count=40), "small": Retention(bytes=900), "young": Retention(age=25)}
 STREAMS = ("short", "small", "young", "long")
@@ -49,11 +44,7 @@ class Model:
         self.chunks = {}
         self.last = {}
         self.queues = {}
-        self.sessions = {}
-        self.session_parts = {}
-        self.cursors = {}
-        self.retentions = {}
-        self.feeds = {}
+        self.values = {}
 
     def queue(self, name):
         empty = {"next": 1, "delivered": 0, "messages": {}, "attempts": {}, "due": {}, "identities": {}}
@@ -91,13 +82,11 @@ class Model:
     def delete(self, stream):
         if stream in self.chunks:
             self.chunks[stream] = []
-        self.retentions.pop(stream, None)
-        self.cursors = {place: n for place, n in self.cursors.items() if place[0] != stream}
-        self.feeds = {place: value for place, value in self.feeds.items() if place[1] != stream}
+        self.values = {place: v for place, v in self.values.items() if place[1][0] != stream}
 
     def limits(self, stream):
-        put = self.retentions.get(stream)
-        return Retention(put.bytes, put.count, put.age * 10**9) if put else RETENTION.get(stream, Retention())
+        put = self.values.get((RETENTIONS, (stream,)))
+        return Retention(put[0], put[1], put[2] * 10**9) if put else RETENTION.get(stream, Retention())
 
     def _size(self, *streams):
         return sum(len(encode_chunk(chunk)) for name in streams for chunk in self.chunks[name])
@@ -227,11 +216,11 @@ class Stores(RuleBasedStateMachine):
     )
     def feed(self, service, stream, value):
         if value is None:
-            self.write([DeleteFeed(service, stream)])
-            self.model.feeds.pop((service, stream), None)
+            self.write([DeleteValue(FEEDS, (stream, service))])
+            self.model.values.pop((FEEDS, (stream, service)), None)
         else:
-            self.write([PutFeed(service, stream, value)])
-            self.model.feeds[service, stream] = value
+            self.write([PutValue(FEEDS, (stream, service), value)])
+            self.model.values[FEEDS, (stream, service)] = value
 
     @rule(queue=QUEUES, sequences=st.lists(st.integers(0, 150), max_size=20))
     def fetch(self, queue, sequences):
@@ -254,30 +243,25 @@ class Stores(RuleBasedStateMachine):
     @rule(
         session=st.sampled_from([b"a", b"b"]),
         value=st.none() | st.binary(max_size=300),
-        part=st.sampled_from(SESSION_PARTS),
+        part=st.integers(0, 2),
     )
     def remember(self, session, value, part):
-        parts = self.model.session_parts
         if value is None:
-            self.write([DeleteSession(session)])
-            self.model.sessions.pop(session, None)
-            for each in SESSION_PARTS:
-                parts.pop((session, each), None)
+            self.write([DeleteValue(SESSIONS, (session,))])
+            for each in range(3):
+                self.model.values.pop((SESSIONS, (session, each)), None)
         else:
-            self.write([PutSession(session, value, part)])
-            if part:
-                parts[session, part] = value
-            else:
-                self.model.sessions[session] = value
+            self.write([PutValue(SESSIONS, (session, part), value)])
+            self.model.values[SESSIONS, (session, part)] = value
 
     @rule(stream=st.sampled_from(STREAMS), cursor=st.sampled_from("cd"), sequence=st.none() | SMALL)
     def point(self, stream, cursor, sequence):
         if sequence is None:
-            self.write([DeleteCursor(stream, cursor)])
-            self.model.cursors.pop((stream, cursor), None)
+            self.write([DeleteValue(CURSORS, (stream, cursor))])
+            self.model.values.pop((CURSORS, (stream, cursor)), None)
         else:
-            self.write([PutCursor(stream, cursor, sequence)])
-            self.model.cursors[stream, cursor] = sequence
+            self.write([PutValue(CURSORS, (stream, cursor), sequence)])
+            self.model.values[CURSORS, (stream, cursor)] = sequence
 
     @rule(
         stream=st.sampled_from(STREAMS),
@@ -286,9 +270,8 @@ class Stores(RuleBasedStateMachine):
         age=st.sampled_from([0, 1e-8]),
     )
     def limit(self, stream, size, count, age):
-        put = PutRetention(stream, size, count, age)
-        self.write([put])
-        self.model.retentions[stream] = put
+        self.write([PutValue(RETENTIONS, (stream,), (size, count, age))])
+        self.model.values[RETENTIONS, (stream,)] = size, count, age
         self.model.trim(stream)
 
     @rule(stream=st.sampled_from(STREAMS))
@@ -307,10 +290,10 @@ class Stores(RuleBasedStateMachine):
     def forget_stream_and_make_it_again(self, stream):
         self.now += 1
         chunk = append(1, stream=stream, time=self.now)
-        self.write([DeleteStream(stream), ForgetStream(stream), chunk, PutCursor(stream, "c", 1)])
+        self.write([DeleteStream(stream), ForgetStream(stream), chunk, PutValue(CURSORS, (stream, "c"), 1)])
         self.model.delete(stream)
         self.model.append([chunk])
-        self.model.cursors[stream, "c"] = 1
+        self.model.values[CURSORS, (stream, "c")] = 1
 
     @rule(records=st.none() | st.integers(0, 20_000))
     def restart(self, records):
@@ -321,9 +304,8 @@ class Stores(RuleBasedStateMachine):
         self.compare_cold(twin, records)
         found, twin = self.warmed(found, self.disk), self.warmed(twin, self.memory)
         assert found[1:] == twin[1:]
-        assert (found.sessions, found.session_parts) == (self.model.sessions, self.model.session_parts)
-        assert (found.cursors, found.retentions) == (self.model.cursors, self.model.retentions)
-        assert found.feeds == self.model.feeds
+        values = {(table, key): v for table, rows in found.values.items() for key, v in rows.items()}
+        assert values == self.model.values
         assert {
             name: {
                 "next": q.next,

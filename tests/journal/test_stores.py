@@ -10,21 +10,24 @@ from malamute.journal.store import QueueStatus, Retention
 from malamute.store.operations import (
     Chunk,
     DeleteQueue,
-    DeleteSession,
+    DeleteStream,
+    DeleteValue,
+    ForgetStream,
     Hole,
     MarkDelivered,
-    PutSession,
+    PutValue,
     QueueState,
     Reserve,
     StreamState,
 )
+from malamute.store.tables import NUMBERS, SESSIONS
 
 
 def test_a_new_store_is_empty(make):
     make()
     assert make.recovered.streams == {}
     assert make.recovered.queues == {}
-    assert make.recovered.sessions == {}
+    assert make.recovered.table(SESSIONS) == {}
     assert len(make.recovered.broker_id) == 16
 
 
@@ -276,10 +279,22 @@ def test_a_range_may_be_far_wider_than_the_queue(make):
 
 def test_the_newest_value_of_a_session_counts(make):
     store = make()
-    store.write([PutSession(b"a", b"1"), PutSession(b"b", b"1"), PutSession(b"c", b"1")])
-    store.write([PutSession(b"a", b"2"), DeleteSession(b"b"), DeleteSession(b"unknown")])
+    store.write(
+        [
+            PutValue(SESSIONS, (b"a", NUMBERS), b"1"),
+            PutValue(SESSIONS, (b"b", NUMBERS), b"1"),
+            PutValue(SESSIONS, (b"c", NUMBERS), b"1"),
+        ]
+    )
+    store.write(
+        [
+            PutValue(SESSIONS, (b"a", NUMBERS), b"2"),
+            DeleteValue(SESSIONS, (b"b",)),
+            DeleteValue(SESSIONS, (b"unknown",)),
+        ]
+    )
     make()
-    assert make.recovered.sessions == {b"a": b"2", b"c": b"1"}
+    assert make.recovered.table(SESSIONS) == {(b"a", NUMBERS): b"2", (b"c", NUMBERS): b"1"}
 
 
 def test_queues_that_are_worked_off_take_no_room(make):
@@ -373,3 +388,33 @@ def test_a_sequence_between_two_chunks_lies_in_a_hole(make):
     assert {s for s, hole in found.items() if hole == Hole(13, 19)} == {*range(13, 20)}
     assert {s for s, hole in found.items() if hole is None} == {4, 5, 6, 10, 11, 12, 20, 21}
     assert store.find_hole("unknown", 1) is None
+
+
+# --- log sequence numbers
+
+
+def test_each_transaction_has_the_next_log_sequence_number(make):
+    store = make()
+    assert make.recovered.lsn == store.status().lsn == 0
+    writes = [
+        [append(1)],
+        [put(1)],
+        [append(2), put(2), PutValue(SESSIONS, (b"s", NUMBERS), b"1")],
+        [],
+        [delete((1, 2))],
+        [DeleteStream("s"), ForgetStream("s")],
+        [Reserve("other", 5)],
+    ]
+    for number, operations in enumerate(writes, 1):
+        store.write(operations)
+        assert store.status().lsn == number
+        store = make()
+        assert make.recovered.lsn == store.status().lsn == number
+
+
+def test_a_transaction_that_fails_has_no_log_sequence_number(make):
+    store = make()
+    store.write([put(1)])
+    with pytest.raises(StorageFull):
+        store.write([put(2, record=bytes(1 << 30))])
+    assert store.status().lsn == 1

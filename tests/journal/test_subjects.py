@@ -13,7 +13,8 @@ from malamute.journal import format as codec
 from malamute.journal import subjects as index
 from malamute.journal.memory import MemoryStore
 from malamute.protocol.batch import Columns, pack_stream_payload
-from malamute.store.operations import DeleteStream, PutRetention
+from malamute.store.operations import DeleteStream, PutValue
+from malamute.store.tables import RETENTIONS
 
 
 def say(first, *subjects, size=10, stream="s", told=True):
@@ -53,7 +54,7 @@ def test_a_rare_subject_is_found_behind_many_ranges(make, small):
     store.write([say(63, "x"), say(64, "often")])
     assert list(store.last_per_subject("s", limit=9)) == ["often", "x", "rare"]
     make()
-    make.store.write([say(65, "rare"), PutRetention("s", 0, 30, 0)])
+    make.store.write([say(65, "rare"), PutValue(RETENTIONS, ("s",), (0, 30, 0))])
     assert make.store.last_per_subject("s", limit=9) == {"rare": 65, "often": 64, "x": 63}
 
 

@@ -14,21 +14,20 @@ from malamute.server.worker import Crashed, Faulty, Found, Reader, Results, Work
 from malamute.store.operations import (
     AppendChunk,
     Chunk,
-    DeleteFeed,
     DeleteMessages,
-    DeleteSession,
+    DeleteValue,
     FetchRecords,
     FindTime,
     ForgetIdentities,
     NoteRefused,
-    PutFeed,
     PutIdentity,
     PutMessages,
-    PutSession,
+    PutValue,
     QueueState,
     ReadChunks,
     SetAttempts,
 )
+from malamute.store.tables import FEEDS, NUMBERS, SESSIONS
 
 WAIT_SECONDS = 60
 
@@ -48,7 +47,7 @@ class Disk(MemoryStore):
         super().write(operations)
 
 
-BAD = PutSession(b"bad", b"")
+BAD = PutValue(SESSIONS, (b"bad", NUMBERS), b"")
 
 
 def put(sequence: int) -> PutMessages:
@@ -115,20 +114,24 @@ def test_an_append_that_fails_is_not_tried_twice(results):
 
 def test_what_gives_room_back_is_done_even_if_the_rest_fails(results):
     store = Disk()
-    store.write([put(1), put(2), PutSession(b"old", b"")])
-    write(store, results, Append(1, [delete(1), DeleteSession(b"old"), put(3), BAD]))
+    store.write([put(1), put(2), PutValue(SESSIONS, (b"old", NUMBERS), b"")])
+    write(store, results, Append(1, [delete(1), DeleteValue(SESSIONS, (b"old",)), put(3), BAD]))
     assert kept(store) == [2]
-    assert store.recover().sessions == {}
+    assert store.recover().table(SESSIONS) == {}
 
 
 def test_what_delivery_no_longer_needs_is_forgotten_even_if_the_rest_fails(results):
     store = Disk()
-    store.write([put(1), PutIdentity("mailbox", "bob", "id", 1, 5), PutFeed("f", "s", b"")])
+    store.write([put(1), PutIdentity("mailbox", "bob", "id", 1, 5), PutValue(FEEDS, ("s", "f"), b"")])
     told = SetAttempts("mailbox", "bob", 1, 2)
-    write(store, results, Append(1, [told, ForgetIdentities("mailbox", "bob", 5), DeleteFeed("f", "s"), BAD]))
+    write(
+        store,
+        results,
+        Append(1, [told, ForgetIdentities("mailbox", "bob", 5), DeleteValue(FEEDS, ("s", "f")), BAD]),
+    )
     found = store.recover()
     assert found.queues == {("mailbox", "bob"): QueueState(2, 0, [*put(1).messages()], {1: 2})}
-    assert found.feeds == {}
+    assert found.table(FEEDS) == {}
 
 
 def test_what_is_bound_to_the_rest_is_not_done_without_it(results):

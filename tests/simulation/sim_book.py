@@ -11,7 +11,7 @@ from typing import Any
 
 from sim_clock import MailTimes, Wall
 from sim_credit import CreditBook, Grant
-from sim_feeds import FeedBook
+from sim_feeds import FeedBook, is_put
 from sim_machine import AUDITOR, NO_JOURNAL
 from sim_origin import Author, Order, Violation, body_of, mailbox_of
 from sim_puts import Puts
@@ -55,18 +55,15 @@ from malamute.protocol.messages import (
 )
 from malamute.store.operations import (
     FLOOR,
-    OUTCOMES,
     AppendChunk,
-    DeleteCursor,
     DeleteStream,
+    DeleteValue,
     Operation,
-    PutCursor,
-    PutRetention,
-    PutSession,
     Recovered,
     Reserve,
 )
-from malamute.store.policies import QueuePolicy
+from malamute.store.policies import QueuePolicy, StreamRetention
+from malamute.store.tables import CURSORS, OUTCOMES, RETENTIONS, SESSIONS
 
 SUBSCRIBE = 6
 CHANGE = 15
@@ -113,7 +110,7 @@ class Book:
         """What changes were answered."""
         self._unnoted: set[bytes] = set()
         """Sessions whose outcomes of changes the disk has refused, and does not have since."""
-        self.retentions: dict[str, PutRetention] = {}
+        self.retentions: dict[str, tuple[int, int, float]] = {}
         """Those on the disk."""
         self.recent: dict[tuple[str, str], set[int | None]] = {}
         """What was committed in this turn; None is anywhere."""
@@ -133,10 +130,11 @@ class Book:
         """A broker starts on what the disk holds."""
         self.streams.started(recovered)
         self.queues.started(recovered)
-        if dict(recovered.retentions) != self.retentions:
-            raise Violation("a retention was lost", found=dict(recovered.retentions))
-        if dict(recovered.cursors) != self.cursors_stored:
-            raise Violation("a committed cursor was lost", found=dict(recovered.cursors))
+        retentions = {name: value for (name,), value in recovered.table(RETENTIONS).items()}
+        if retentions != self.retentions:
+            raise Violation("a retention was lost", found=retentions)
+        if dict(recovered.table(CURSORS)) != self.cursors_stored:
+            raise Violation("a committed cursor was lost", found=dict(recovered.table(CURSORS)))
         self.cursors = dict(self.cursors_stored)
 
     def died(self) -> None:
@@ -320,10 +318,10 @@ class Book:
         for operation in append.operations:
             if isinstance(operation, AppendChunk):
                 self.streams.handed_out(operation)
-            elif isinstance(operation, PutCursor):
-                self.cursors[operation.stream, operation.cursor] = operation.sequence
-            elif isinstance(operation, DeleteCursor):
-                self.cursors.pop((operation.stream, operation.cursor), None)
+            elif is_put(operation, CURSORS):
+                self.cursors[operation.key] = operation.value
+            elif isinstance(operation, DeleteValue) and operation.table == CURSORS:
+                self.cursors.pop(operation.key, None)
             elif isinstance(operation, Reserve) and operation.stream == FLOOR:
                 self.streams.floor = max(self.streams.floor, operation.reserved)
             elif isinstance(operation, DeleteStream):
@@ -334,18 +332,18 @@ class Book:
         """The disk has committed something."""
         self.queues.disk_failed = self.has_failed()
         for operation in operations:
-            if isinstance(operation, PutSession) and operation.part == OUTCOMES:
-                self._unnoted.discard(operation.session)
+            if is_put(operation, SESSIONS) and operation.key[1] == OUTCOMES:
+                self._unnoted.discard(operation.key[0])
             elif isinstance(operation, AppendChunk):
                 self.streams.committed(operation)
-            elif isinstance(operation, PutCursor):
-                self.cursors_stored[operation.stream, operation.cursor] = operation.sequence
-                self.cursors_ever.add(operation)
-            elif isinstance(operation, DeleteCursor):
-                self.cursors_stored.pop((operation.stream, operation.cursor), None)
-            elif isinstance(operation, PutRetention):
-                self.retentions[operation.stream] = operation
-                self.streams.retained(operation)
+            elif is_put(operation, CURSORS):
+                self.cursors_stored[operation.key] = operation.value
+                self.cursors_ever.add((*operation.key, operation.value))
+            elif isinstance(operation, DeleteValue) and operation.table == CURSORS:
+                self.cursors_stored.pop(operation.key, None)
+            elif is_put(operation, RETENTIONS):
+                self.retentions[operation.key[0]] = operation.value
+                self.streams.retained(operation.key[0], StreamRetention(*operation.value))
             elif isinstance(operation, DeleteStream):
                 self.streams.purged(operation.stream)
                 self.cursors_stored = _without(self.cursors_stored, operation.stream)
@@ -358,8 +356,8 @@ class Book:
         for operation in append.operations:
             if isinstance(operation, AppendChunk | Reserve):
                 self.streams.failed(operation)
-            elif isinstance(operation, PutSession) and operation.part == OUTCOMES:
-                self._unnoted.add(operation.session)
+            elif is_put(operation, SESSIONS) and operation.key[1] == OUTCOMES:
+                self._unnoted.add(operation.key[0])
         self.queues.failed(self._puts.of(append))
         self._puts.forget(append.operations)
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Collection, Mapping
 from math import inf
-from typing import Any
+from typing import Any, TypeGuard
 
 from sim_origin import Author, Origin, Violation, body_of
 from sim_puts import PutMessage
@@ -20,16 +20,8 @@ from sim_wants import WANTS, Wants, key_of
 
 from malamute.core.ready import Append
 from malamute.protocol.batch import unpack
-from malamute.store.operations import (
-    DeleteCursor,
-    DeleteFeed,
-    DeleteStream,
-    Operation,
-    PutCursor,
-    PutFeed,
-    Recovered,
-    StoredMessage,
-)
+from malamute.store.operations import DeleteStream, DeleteValue, Operation, PutValue, Recovered, StoredMessage
+from malamute.store.tables import CURSORS, FEEDS
 
 PREFIX = "$feed/"
 
@@ -76,6 +68,16 @@ class Feed:
         self.course = course
 
 
+def is_put(operation: Operation, table: str) -> TypeGuard[PutValue]:
+    """Whether an operation sets a value of a table."""
+    return isinstance(operation, PutValue) and operation.table == table
+
+
+def name_of(operation: PutValue | DeleteValue) -> Name:
+    """The feed that an operation on it or on its cursor is about."""
+    return operation.key[1].removeprefix(PREFIX), operation.key[0]
+
+
 class FeedBook:
     """All feeds."""
 
@@ -98,7 +100,7 @@ class FeedBook:
         """What a feed is again if the disk refuses an operation, by its identity."""
         self._changed: list[tuple[Name, Wants, Wants]] = []
         """Changes on the disk, which the broker makes when it learns that: the criteria before and after."""
-        self._began: PutFeed | None = None
+        self._began: PutValue | None = None
         self._last: dict[tuple[str, str], int] = {}
         """The last of an append that tells of each cursor, by its identity."""
         self._reserved: dict[str, int] = {}
@@ -118,39 +120,39 @@ class FeedBook:
 
     def begin(self, append: Append) -> None:
         """The broker wants to store all of this."""
-        self._last = {(o.stream, o.cursor): id(o) for o in append.operations if isinstance(o, PutCursor)}
+        self._last = {o.key: id(o) for o in append.operations if is_put(o, CURSORS)}
 
     def handed_out(self, operation: Operation) -> None:
         """The broker wants to store something, in this order. Requests come by `take`."""
         began, self._began = self._began, None
-        if isinstance(operation, PutFeed):
+        if is_put(operation, FEEDS):
             self._put(operation)
-        elif isinstance(operation, DeleteFeed):
-            name = operation.service, operation.stream
+        elif isinstance(operation, DeleteValue) and operation.table == FEEDS:
+            name = name_of(operation)
             if name not in self.feeds:
                 raise Violation("a feed was deleted that is not there", feed=operation)
             self._undone[id(operation)] = name, self.feeds.pop(name)
-        elif isinstance(operation, PutCursor) and operation.cursor.startswith(PREFIX):
-            name = operation.cursor.removeprefix(PREFIX), operation.stream
+        elif is_put(operation, CURSORS) and operation.key[1].startswith(PREFIX):
+            name = name_of(operation)
             if name not in self.feeds:
                 raise Violation("a cursor of a feed that is not there", cursor=operation)
-            if began is None and self._last[operation.stream, operation.cursor] != id(operation):
+            if began is None and self._last[operation.key] != id(operation):
                 # A purge stores where it was; what the disk refused meanwhile comes behind that.
                 return
-            if began is not None and self._begins(name, operation.sequence):
-                self._begin(name, operation.sequence)
+            if began is not None and self._begins(name, operation.value):
+                self._begin(name, operation.value)
             else:
-                self._advance(name, operation.sequence)
+                self._advance(name, operation.value)
                 if began is not None and self._has_start(name):
                     # It may have begun anew where it was: what goes before it has had that is not told.
                     self._course(name).head = self._head(name)
             self._wanted[id(operation)] = name, self.feeds[name].course
 
-    def _put(self, put: PutFeed) -> None:
-        name = put.service, put.stream
+    def _put(self, put: PutValue) -> None:
+        name = name_of(put)
         criteria, where = unpack(put.value)
         key = key_of(criteria, where)
-        if put.stream == self.no_journal or key not in [asked for asked, _ in self._asked.get(name, ())]:
+        if name[1] == self.no_journal or key not in [asked for asked, _ in self._asked.get(name, ())]:
             raise Violation("a feed that nobody asked for", feed=name, criteria=key)
         wants = WANTS[key]
         before = self.feeds.get(name)
@@ -284,8 +286,8 @@ class FeedBook:
     def committed(self, operation: Operation) -> None:
         """It is on the disk."""
         _, before = self._undone.pop(id(operation), (None, None))
-        if isinstance(operation, DeleteFeed):
-            self._stored.pop((operation.service, operation.stream), None)
+        if isinstance(operation, DeleteValue) and operation.table == FEEDS:
+            self._stored.pop(name_of(operation), None)
             return
         if isinstance(operation, DeleteStream):
             self._stored = {
@@ -293,13 +295,14 @@ class FeedBook:
             }
             self._cursors = {name: at for name, at in self._cursors.items() if name[1] != operation.stream}
             return
-        if isinstance(operation, DeleteCursor) and operation.cursor.startswith(PREFIX):
-            self._cursors.pop((operation.cursor.removeprefix(PREFIX), operation.stream), None)
+        if isinstance(operation, DeleteValue) and operation.table == CURSORS:
+            if operation.key[1].startswith(PREFIX):
+                self._cursors.pop(name_of(operation), None)
             return
         name, meant = self._wanted.pop(id(operation), (None, None))
         if name is None:
             return
-        if isinstance(operation, PutFeed):
+        if is_put(operation, FEEDS):
             self._stored[name] = meant
             if before is not None:
                 self._changed.append((name, before.wants, meant))
@@ -308,8 +311,8 @@ class FeedBook:
             course.under_way -= 1
             course.stored.add(taken)
             self.requests += 1
-        elif isinstance(operation, PutCursor):
-            self._cursors[name] = meant, operation.sequence
+        elif is_put(operation, CURSORS):
+            self._cursors[name] = meant, operation.value
 
     def failed(self, append: Append) -> None:
         """It could not be stored: the feed is where it was."""
@@ -326,14 +329,14 @@ class FeedBook:
                 course.under_way -= 1
                 course.made.discard(taken)
                 course.position = min(course.position, taken[0] - 1)
-            elif isinstance(operation, PutCursor) and meant is not None:
+            elif is_put(operation, CURSORS) and meant is not None:
                 self._go_back(meant, operation)
 
-    def _go_back(self, course: Course, refused: PutCursor) -> None:
+    def _go_back(self, course: Course, refused: PutValue) -> None:
         """It has looked as far as the disk has it, if that was refused and nothing came behind it."""
-        name = refused.cursor.removeprefix(PREFIX), refused.stream
+        name = name_of(refused)
         stored, position = self._cursors.get(name, (course, course.start))
-        if course.position == refused.sequence and stored is course:
+        if course.position == refused.value and stored is course:
             course.position = min(course.position, position)
 
     def died(self) -> None:
@@ -364,7 +367,8 @@ class FeedBook:
 
     def started(self, recovered: Recovered) -> None:
         """A broker starts on what the disk holds. A stream may have gone back: see `StreamBook.started`."""
-        found = {name: recovered.cursors.get((name[1], PREFIX + name[0])) for name in recovered.feeds}
+        cursors = recovered.table(CURSORS)
+        found = {(f, s): cursors.get((s, PREFIX + f)) for s, f in recovered.table(FEEDS)}
         if found != {name: self._cursors.get(name, (None, None))[1] for name in self._stored}:
             raise Violation("a feed was lost", found=found)
         self._reserved = {name: state.reserved for name, state in recovered.streams.items()}

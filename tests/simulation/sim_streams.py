@@ -21,7 +21,8 @@ from malamute.client.session.sources import StreamSource
 from malamute.journal.memory import MemoryStore
 from malamute.protocol.batch import Columns, unpack_payload
 from malamute.protocol.messages import RESTART, RESTORED, TAKEN_BACK, Deliver, Gap, Message
-from malamute.store.operations import FLOOR, AppendChunk, Chunk, PutRetention, Recovered, Reserve
+from malamute.store.operations import FLOOR, AppendChunk, Chunk, Recovered, Reserve
+from malamute.store.policies import StreamRetention
 
 
 class Place:
@@ -136,10 +137,10 @@ class StreamBook:
         stored = [sequence for sequence, place in self.places.get(stream, {}).items() if place.stored]
         self._dropped[stream] = max(stored, default=0)
 
-    def retained(self, retention: PutRetention) -> None:
+    def retained(self, stream: str, retention: StreamRetention) -> None:
         """A stream keeps as much as this."""
-        if retention.count:
-            self.counts[retention.stream] = min(retention.count, self.counts.get(retention.stream, maxsize))
+        if retention.messages_max:
+            self.counts[stream] = min(retention.messages_max, self.counts.get(stream, maxsize))
 
     def _lose(self, stream: str, sequences: Sequence[int]) -> None:
         for sequence in sequences:

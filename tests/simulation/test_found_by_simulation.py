@@ -15,7 +15,8 @@ from malamute.protocol import messages as wire
 from malamute.protocol.batch import Columns, pack_record, pack_stream_payload, unpack_payload
 from malamute.protocol.codec import encode
 from malamute.server.worker import ANSWERS, Writer, Written
-from malamute.store.operations import PutMessages, PutSession
+from malamute.store.operations import PutMessages, PutValue
+from malamute.store.tables import NUMBERS, SESSIONS
 
 ANN, BOB = b"\x01ann".ljust(16, b"."), b"\x01bob".ljust(16, b".")
 START = 1_700_000_000.0
@@ -87,27 +88,32 @@ def test_what_tells_of_a_failed_number_as_stored_is_not_stored() -> None:
     store, results = Fails(2), []
     results_of = type("Results", (), {"put": lambda self, result: results.append(result)})()
     writer = Writer("writer", store, results_of)
-    writer.work([Append(1, [put, PutSession(ANN, b"2")])])
-    writer.work([Append(2, [PutSession(ANN, b"3")]), Append(3, [PutSession(BOB, b"2")])])
+    writer.work([Append(1, [put, PutValue(SESSIONS, (ANN, NUMBERS), b"2")])])
+    writer.work(
+        [
+            Append(2, [PutValue(SESSIONS, (ANN, NUMBERS), b"3")]),
+            Append(3, [PutValue(SESSIONS, (BOB, NUMBERS), b"2")]),
+        ]
+    )
     # Now the core knows, so this one tells the truth.
-    writer.work([Append(4, [PutSession(ANN, b"4")], known=1)])
+    writer.work([Append(4, [PutValue(SESSIONS, (ANN, NUMBERS), b"4")], known=1)])
     told = [(written.tokens, written.error is None) for written in results if isinstance(written, Written)]
     assert told == [([1], False), ([2], False), ([3], True), ([4], False)]
-    writer.work([Append(5, [PutSession(ANN, b"5")], known=4)])
-    assert store.recover().sessions == {ANN: b"5", BOB: b"2"}
+    writer.work([Append(5, [PutValue(SESSIONS, (ANN, NUMBERS), b"5")], known=4)])
+    assert store.recover().table(SESSIONS) == {(ANN, NUMBERS): b"5", (BOB, NUMBERS): b"2"}
 
 
 def test_what_needs_a_failed_append_is_not_stored() -> None:
     store, results = Fails(2), []
     results_of = type("Results", (), {"put": lambda self, result: results.append(result)})()
     writer = Writer("writer", store, results_of)
-    writer.work([Append(1, [PutSession(ANN, b"1")])])
+    writer.work([Append(1, [PutValue(SESSIONS, (ANN, NUMBERS), b"1")])])
     # The core has learned of the failure in the turn that needs it, so it knows of it when that is over.
-    writer.work([Append(2, [PutSession(BOB, b"2")], known=1, needs=frozenset((1,)))])
-    writer.work([Append(3, [PutSession(BOB, b"3")], known=2)])
+    writer.work([Append(2, [PutValue(SESSIONS, (BOB, NUMBERS), b"2")], known=1, needs=frozenset((1,)))])
+    writer.work([Append(3, [PutValue(SESSIONS, (BOB, NUMBERS), b"3")], known=2)])
     told = [(written.tokens, written.error is None) for written in results if isinstance(written, Written)]
     assert told == [([1], False), ([2], False), ([3], True)]
-    assert store.recover().sessions == {BOB: b"3"}
+    assert store.recover().table(SESSIONS) == {(BOB, NUMBERS): b"3"}
     assert not writer._failures
 
 

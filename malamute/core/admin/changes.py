@@ -45,7 +45,8 @@ from malamute.protocol.messages import (
     Rule,
 )
 from malamute.protocol.start import LAST_PER_SUBJECT, Start
-from malamute.store.operations import Backup, PutRetention, Reserve
+from malamute.store.operations import Backup, Reserve
+from malamute.store.policies import StreamRetention
 
 if TYPE_CHECKING:
     from malamute.core.broker import Core
@@ -130,7 +131,7 @@ def create_stream(
     core: Core, answered: Answered, failed: Failed, stream: str, dry_run: bool, **limits: float
 ) -> None:
     """Make a stream, and set how much of it is kept if any limit is given; 0 is no limit."""
-    kept = _retention(core, stream, limits)
+    kept = _retention(limits)
     found = core.streams.by_name.get(stream)
     if found is not None:
         found.flush()
@@ -148,19 +149,19 @@ def set_retention(
     core: Core, answered: Answered, failed: Failed, stream: str, dry_run: bool, **limits: float
 ) -> None:
     """Set how much of a stream is kept, making the stream if needed; 0 is no limit."""
-    kept = _retention(core, stream, limits)
+    kept = _retention(limits)
     if not dry_run:
         _made(core, stream).retain(kept)
     answered({"stream": stream, **_limits(kept)})
 
 
-def _retention(core: Core, stream: str, limits: Mapping[str, float]) -> PutRetention:
+def _retention(limits: Mapping[str, float]) -> StreamRetention:
     kept = {"bytes": 0, "count": 0, "age": 0.0, **limits}
-    return PutRetention(stream, int(kept["bytes"]), int(kept["count"]), float(kept["age"]))
+    return StreamRetention(int(kept["bytes"]), int(kept["count"]), float(kept["age"]))
 
 
-def _limits(kept: PutRetention) -> dict[str, float]:
-    return {"bytes": kept.bytes, "count": kept.count, "age": kept.age}
+def _limits(kept: StreamRetention) -> dict[str, float]:
+    return {"bytes": kept.bytes_max, "count": kept.messages_max, "age": kept.age_seconds}
 
 
 def _made(core: Core, stream: str) -> Stream:

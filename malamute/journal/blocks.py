@@ -1,0 +1,85 @@
+"""The blocks of the log on the disk. Pure; `docs/journal-format.md` is the specification.
+
+A block is a run of operations as `store.codec` encodes them, behind a header with the format, their number
+and the log sequence number of the transaction that wrote it. `log` says what they mean.
+
+Decoding any bytes gives operations or raises `Damaged`, and nothing else.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Sequence
+
+from malamute.errors import Malformed
+from malamute.journal.format import VERSION, Damaged, check_version, crc32
+from malamute.store import codec
+from malamute.store.codec import RecordsByQueue
+from malamute.store.operations import DeleteMessages, DeleteQueue, Operation, PutMessages, QueueKind
+
+_BLOCK = struct.Struct(">B3xIQ")
+_CRC = struct.Struct(">I")
+
+BLOCK_HEADER_SIZE = _BLOCK.size + _CRC.size
+
+
+def encode_block(operations: Sequence[Operation], lsn: int) -> bytes:
+    """The value of a block that is written by the transaction of this log sequence number."""
+    header = _BLOCK.pack(VERSION, len(operations), lsn)
+    body = codec.encode(operations)
+    return b"".join((header, _CRC.pack(crc32(body, crc32(header))), body))
+
+
+def decode_block(data: bytes | memoryview) -> list[Operation]:
+    """The operations of a block, in order. Raises: Damaged."""
+    _check(data)
+    try:
+        return codec.decode(memoryview(data)[BLOCK_HEADER_SIZE:])
+    except Malformed as error:
+        raise Damaged(f"a block holds {error.text}") from error
+
+
+def decode_lsn(data: bytes | memoryview) -> int:
+    """The log sequence number of the transaction that wrote a block. Raises: Damaged."""
+    _check(data)
+    return int(_BLOCK.unpack_from(data)[2])
+
+
+def decode_records(data: bytes | memoryview) -> RecordsByQueue:
+    """The records in a block by queue and sequence, of each message the last one. Raises: Damaged."""
+    _check(data)
+    try:
+        return codec.decode_records(memoryview(data)[BLOCK_HEADER_SIZE:])
+    except Malformed as error:
+        raise Damaged(f"a block holds {error.text}") from error
+
+
+def salvage(data: bytes | memoryview) -> list[Operation]:
+    """The operations of a damaged block that can still be told apart. What is in them may be wrong."""
+    return codec.salvage(memoryview(data)[BLOCK_HEADER_SIZE:])
+
+
+def undeleted(operations: Iterable[Operation]) -> list[PutMessages]:
+    """The messages that are put and not deleted among these operations, one by one."""
+    there: dict[tuple[QueueKind, str], dict[int, PutMessages]] = {}
+    for operation in operations:
+        if type(operation) is PutMessages:
+            queue = there.setdefault((operation.kind, operation.queue), {})
+            queue |= {operation.first + i: operation.part(i, i + 1) for i in range(len(operation.records))}
+        elif type(operation) is DeleteMessages:
+            queue = there.get((operation.kind, operation.queue), {})
+            for sequence in [s for s in queue if any(a <= s <= b for a, b in operation.ranges)]:
+                del queue[sequence]
+        elif type(operation) is DeleteQueue:
+            there.pop((operation.kind, operation.queue), None)
+    return [put for queue in there.values() for put in queue.values()]
+
+
+def _check(data: bytes | memoryview) -> None:
+    if len(data) < BLOCK_HEADER_SIZE:
+        raise Damaged(f"a block of {len(data)} bytes")
+    check_version(data[0])
+    view = memoryview(data)
+    header, body = view[: _BLOCK.size], view[BLOCK_HEADER_SIZE:]
+    if _CRC.unpack_from(data, _BLOCK.size)[0] != crc32(body, crc32(header)):
+        raise Damaged("wrong CRC of a block")

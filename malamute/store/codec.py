@@ -1,0 +1,267 @@
+"""Operations as bytes: one codec for all of them, which is the same on the disk and wherever else they go.
+
+Theory. Operations are tuples, and msgpack takes a list of tuples in one step. So the encoding of a run of
+operations is the msgpack of two things: a byte for the kind of each, and the list of them as they are.
+Decoding any bytes gives operations or raises `Malformed`, and nothing else. A kind keeps its byte for good.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from itertools import count
+from typing import Any, get_args
+
+import msgpack
+
+from malamute.errors import Malformed
+from malamute.store.operations import (
+    AppendChunk,
+    Chunk,
+    DeleteMessages,
+    DeleteQueue,
+    DeleteStream,
+    DeleteValue,
+    ForgetIdentities,
+    ForgetStream,
+    Key,
+    MarkDelivered,
+    NoteRefused,
+    Operation,
+    PutIdentity,
+    PutMessages,
+    PutValue,
+    QueueKind,
+    Reserve,
+    SetAttempts,
+    SetCounters,
+)
+
+CODES: Mapping[type[Any], int] = {
+    AppendChunk: 1,
+    Reserve: 2,
+    PutMessages: 3,
+    DeleteMessages: 4,
+    MarkDelivered: 5,
+    SetAttempts: 6,
+    PutIdentity: 7,
+    ForgetIdentities: 8,
+    DeleteQueue: 9,
+    NoteRefused: 10,
+    DeleteStream: 11,
+    ForgetStream: 12,
+    PutValue: 13,
+    DeleteValue: 14,
+    SetCounters: 15,
+}
+"""The byte of each kind of operation."""
+
+VALUE_DEPTH_MAX = 8
+"""How deep tuples may be in each other in a value."""
+
+_PUT_MESSAGES = CODES[PutMessages]
+_FAULTS = (ValueError, TypeError, LookupError, OverflowError, RecursionError)
+
+RecordsByQueue = Mapping[tuple[QueueKind, str], Mapping[int, bytes]]
+
+
+def encode(operations: Sequence[Operation]) -> bytes:
+    """The bytes of operations, in their order."""
+    codes = bytes(map(CODES.__getitem__, map(type, operations)))
+    packed: bytes = msgpack.packb((codes, operations))
+    return packed
+
+
+def decode(data: bytes | memoryview) -> list[Operation]:
+    """The operations, in their order. Raises: Malformed."""
+    codes, rows = _unpack(data)
+    try:
+        return [_DECODERS[code](row) for code, row in zip(codes, rows, strict=True)]
+    except _FAULTS as error:
+        raise _malformed(error) from error
+
+
+def salvage(data: bytes | memoryview) -> list[Operation]:
+    """The operations of damaged bytes that can still be told apart. What is in them may be wrong."""
+    found: list[Operation] = []
+    unpacker = msgpack.Unpacker(strict_map_key=False, max_buffer_size=max(1, len(data)))
+    try:
+        unpacker.feed(data)
+        unpacker.read_array_header()
+        codes = unpacker.unpack()
+        _expect(bytes, codes)
+        unpacker.read_array_header()
+        for code in codes:
+            row = unpacker.unpack()
+            with suppress(*_FAULTS):
+                found.append(_DECODERS[code](row))
+    except (*_FAULTS, msgpack.UnpackException):
+        pass  # from here on nothing can be told apart
+    return found
+
+
+def decode_records(data: bytes | memoryview) -> RecordsByQueue:
+    """The records that are put, by queue and sequence; of each message the last one. Raises: Malformed."""
+    codes, rows = _unpack(data)
+    records: dict[tuple[QueueKind, str], dict[int, bytes]] = {}
+    try:
+        for code, row in zip(codes, rows, strict=True):
+            if code == _PUT_MESSAGES:
+                kind, queue, first, _, _, _, found, _ = row
+                records.setdefault((kind, queue), {}).update(zip(count(first), found))
+        for held in records.values():
+            if not {bytes}.issuperset(map(type, held.values())):
+                raise TypeError("a record of a message")
+    except _FAULTS as error:
+        raise _malformed(error) from error
+    return records
+
+
+def _unpack(data: bytes | memoryview) -> tuple[bytes, list[Any]]:
+    """The codes and the fields of operations, with nothing checked but that they are such."""
+    try:
+        codes, rows = msgpack.unpackb(data, strict_map_key=False)
+        _expect(bytes, codes)
+        _expect(list, rows)
+    except (*_FAULTS, msgpack.UnpackException) as error:
+        raise _malformed(error) from error
+    return codes, rows
+
+
+def _malformed(error: Exception) -> Malformed:
+    return Malformed(f"no operations: {error!r}")
+
+
+def _append_chunk(row: Sequence[Any]) -> AppendChunk:
+    stream, (first, number, time, payload, large), reserved, subjects = row
+    _expect(int, first, number, time, reserved)
+    _expect(bytes, payload, *large)
+    _expect(list, large)
+    _expect(list, subjects)
+    _expect(str, *subjects)
+    chunk = Chunk(first, number, time, payload, tuple(large))
+    return AppendChunk(_name(stream), chunk, reserved, subjects)
+
+
+def _put_messages(row: Sequence[Any]) -> PutMessages:
+    kind, queue, first, time, sender, subjects, records, properties = row
+    _expect(int, first, time)
+    _expect_column({str}, subjects, records)
+    _expect_column({bytes}, records, subjects)
+    if properties is not None:
+        _expect_column({dict, type(None)}, properties, records)
+    return PutMessages(_kind(kind), _name(queue), first, time, _name(sender), subjects, records, properties)
+
+
+def _expect_column(kinds: set[type], column: Any, other: Any) -> None:
+    _expect(list, column)
+    if not kinds.issuperset(map(type, column)) or not 0 < len(column) == len(other):
+        raise TypeError("a column of messages")
+
+
+def _delete_messages(row: Sequence[Any]) -> DeleteMessages:
+    kind, queue, ranges = row
+    _expect(list, ranges)
+    pairs = [(first, last) for first, last in ranges]
+    for pair in pairs:
+        _expect(int, *pair)
+    return DeleteMessages(_kind(kind), _name(queue), pairs)
+
+
+def _put_identity(row: Sequence[Any]) -> PutIdentity:
+    kind, queue, identity, sequence, until = row
+    _expect(int, sequence, until)
+    return PutIdentity(_kind(kind), _name(queue), _name(identity), sequence, until)
+
+
+def _of_queue(make: Callable[..., Operation], numbers: int) -> Callable[[Sequence[Any]], Operation]:
+    """A decoder of an operation on a queue with so many numbers."""
+
+    def decoder(row: Sequence[Any]) -> Operation:
+        kind, queue, *rest = row
+        return make(_kind(kind), _name(queue), *_numbers(rest, numbers))
+
+    return decoder
+
+
+def _of_stream(make: Callable[..., Operation], numbers: int) -> Callable[[Sequence[Any]], Operation]:
+    """A decoder of an operation on a stream with so many numbers."""
+
+    def decoder(row: Sequence[Any]) -> Operation:
+        stream, *rest = row
+        return make(_name(stream), *_numbers(rest, numbers))
+
+    return decoder
+
+
+def _numbers(values: Sequence[Any], number: int) -> Sequence[int]:
+    if len(values) != number:
+        raise ValueError(f"{len(values)} numbers instead of {number}")
+    _expect(int, *values)
+    return values
+
+
+def _put_value(row: Sequence[Any]) -> PutValue:
+    table, key, value = row
+    return PutValue(_name(table), _key(key), plain(value))
+
+
+def _delete_value(row: Sequence[Any]) -> DeleteValue:
+    table, key = row
+    return DeleteValue(_name(table), _key(key))
+
+
+def _key(value: Any) -> Key:
+    _expect(list, value)
+    if not value or not {str, bytes, int}.issuperset(map(type, value)):
+        raise TypeError("a key of a table")
+    return tuple(value)
+
+
+def plain(value: Any, depth: int = 0) -> Any:
+    """A value as it was before it was encoded: with tuples. Raises: TypeError if it is not plain."""
+    if type(value) is list and depth < VALUE_DEPTH_MAX:
+        return tuple([plain(item, depth + 1) for item in value])
+    if value is not None and type(value) not in (bool, int, float, str, bytes):
+        raise TypeError(f"{type(value).__name__} in a value")
+    return value
+
+
+_DECODERS: Mapping[int, Callable[[Sequence[Any]], Operation]] = {
+    CODES[AppendChunk]: _append_chunk,
+    CODES[Reserve]: _of_stream(Reserve, 1),
+    CODES[PutMessages]: _put_messages,
+    CODES[DeleteMessages]: _delete_messages,
+    CODES[MarkDelivered]: _of_queue(MarkDelivered, 1),
+    CODES[SetAttempts]: _of_queue(SetAttempts, 3),
+    CODES[PutIdentity]: _put_identity,
+    CODES[ForgetIdentities]: _of_queue(ForgetIdentities, 1),
+    CODES[DeleteQueue]: _of_queue(DeleteQueue, 0),
+    CODES[NoteRefused]: _of_stream(NoteRefused, 3),
+    CODES[DeleteStream]: _of_stream(DeleteStream, 0),
+    CODES[ForgetStream]: _of_stream(ForgetStream, 0),
+    CODES[PutValue]: _put_value,
+    CODES[DeleteValue]: _delete_value,
+    CODES[SetCounters]: _of_queue(SetCounters, 2),
+}
+
+_KINDS: Mapping[str, QueueKind] = {kind: kind for kind in get_args(QueueKind)}
+
+
+def _expect(wanted: type[Any], *values: Any) -> None:
+    for value in values:
+        if type(value) is not wanted:
+            raise TypeError(f"{type(value).__name__} instead of {wanted.__name__}")
+
+
+def _kind(value: Any) -> QueueKind:
+    kind = _KINDS.get(value)
+    if kind is None:
+        raise ValueError("an unknown kind of queue")
+    return kind
+
+
+def _name(value: Any) -> str:
+    if type(value) is not str:
+        raise TypeError(f"{type(value).__name__} for a name")
+    return value

@@ -1,0 +1,57 @@
+"""The tables of durable values: what is kept by a name, and is nothing but its newest value.
+
+A table is a name, and a value in it is named by a key: its *owner*, and what else tells it from others of the
+same owner. `PutValue` sets a value and `DeleteValue` forgets it; nothing else is needed for another durable
+thing but its table here, and whoever uses it. The store knows no more of a table than what it says here.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Table(NamedTuple):
+    """What a store has to know of the values in a table.
+
+    Values `of_stream` have a stream for their owner, and leave with it. They are on its card as well, which
+    is for the case that the log is damaged; of those that change `often` the card has the keys alone. To
+    forget one that `gives_room` is done even if the disk refuses what came with it.
+    """
+
+    of_stream: bool = False
+    changes_often: bool = False
+    gives_room: bool = False
+
+
+CURSORS = "cursors"
+"""Of (stream, cursor): the last sequence that its reader is done with."""
+
+RETENTIONS = "retentions"
+"""Of (stream,): how much of it is kept, in place of what the configuration says: a `StreamRetention`."""
+
+FEEDS = "feeds"
+"""Of (stream, service): what makes requests of its messages. The value is the core's own; its position is a
+cursor."""
+
+SESSIONS = "sessions"
+"""Of (session, part): what the broker must know of a client after a restart. The values are the core's
+own."""
+
+NUMBERS, REFUSALS, OUTCOMES = 0, 1, 2
+"""The parts of a session."""
+
+TABLES = {
+    CURSORS: Table(of_stream=True, changes_often=True),
+    RETENTIONS: Table(of_stream=True),
+    FEEDS: Table(of_stream=True, gives_room=True),
+    SESSIONS: Table(gives_room=True),
+}
+
+OF_STREAMS = frozenset(name for name, table in TABLES.items() if table.of_stream)
+"""The tables whose values belong to streams."""
+
+ON_CARDS = frozenset(name for name, table in TABLES.items() if table.of_stream and not table.changes_often)
+"""The tables whose values are on the cards of streams as well."""
+
+PLAIN = Table()
+"""What a store takes a table for that it does not know: a later version of Malamute has written it."""
