@@ -49,9 +49,11 @@ from malamute.errors import (
 )
 
 if TYPE_CHECKING:
-    from malamute.client.session.message import Mail, Message, Request
-    from malamute.client.session.receipts import Receipt
-    from malamute.client.sync.client import Client, Sent, connect
+    from malamute.client.session.message import Mail, Message
+    from malamute.client.sync.client import Client, connect
+    from malamute.client.sync.consumers import Mailbox, Replies, Request, Subscription, Work
+    from malamute.client.sync.publisher import Publisher
+    from malamute.client.sync.receipts import Receipt, Sent
     from malamute.protocol.names import Uri
 
 __version__ = "0.1.0"
@@ -73,6 +75,7 @@ __all__ = [
     "InvalidValue",
     "LinkError",
     "Mail",
+    "Mailbox",
     "MalamuteError",
     "Malformed",
     "Message",
@@ -82,8 +85,10 @@ __all__ = [
     "NotOutstanding",
     "NumberTooOld",
     "OutOfSockets",
+    "Publisher",
     "Receipt",
     "Refused",
+    "Replies",
     "Request",
     "Sent",
     "StorageFull",
@@ -93,6 +98,7 @@ __all__ = [
     "StoreLost",
     "StoreTooNew",
     "StoreTooOld",
+    "Subscription",
     "TimedOut",
     "TooLarge",
     "TooMany",
@@ -102,6 +108,7 @@ __all__ = [
     "UnknownCommand",
     "UnsupportedVersion",
     "Uri",
+    "Work",
     "__version__",
     "connect",
 ]
@@ -109,11 +116,16 @@ __all__ = [
 _HOMES = {
     "Client": "malamute.client.sync.client",
     "Mail": "malamute.client.session.message",
+    "Mailbox": "malamute.client.sync.consumers",
     "Message": "malamute.client.session.message",
-    "Receipt": "malamute.client.session.receipts",
-    "Request": "malamute.client.session.message",
-    "Sent": "malamute.client.sync.client",
+    "Publisher": "malamute.client.sync.publisher",
+    "Receipt": "malamute.client.sync.receipts",
+    "Replies": "malamute.client.sync.consumers",
+    "Request": "malamute.client.sync.consumers",
+    "Sent": "malamute.client.sync.receipts",
+    "Subscription": "malamute.client.sync.consumers",
     "Uri": "malamute.protocol.names",
+    "Work": "malamute.client.sync.consumers",
     "connect": "malamute.client.sync.client",
 }
 

@@ -1,8 +1,9 @@
 """The client for asyncio programs: the names of `malamute`, awaited. See `malamute.client.aio.client`."""
 
-from malamute.client.aio.client import Client, Sent, connect
+from malamute.client.aio.client import Client, connect
 from malamute.client.aio.consumers import Mailbox, Replies, Request, Subscription, Work
-from malamute.client.aio.publisher import Publisher, Receipt
+from malamute.client.aio.publisher import Publisher
+from malamute.client.aio.receipts import Receipt, Sent
 from malamute.client.session.message import Mail, Message
 
 __all__ = [

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 
 from malamute.bench.processes import Measured
 from malamute.client.session.message import Message
-from malamute.client.session.receipts import Receipt
 from malamute.client.sync.client import connect
+from malamute.client.sync.receipts import Receipt
 from malamute.protocol.batch import Headers
 
 STAMP_EVERY = 100

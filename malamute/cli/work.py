@@ -20,7 +20,7 @@ from malamute.cli.signals import until_stopped
 from malamute.errors import TooLarge
 
 if TYPE_CHECKING:
-    from malamute.client.session.message import Request
+    from malamute.client.sync.consumers import Request
 
 COMMAND = "malamute.command"
 """The key of `click.Context.meta` for the words after `--`."""

@@ -17,7 +17,8 @@ from malamute.cli.payload import OutgoingMessage, chunks_of_lines, parse_header,
 from malamute.cli.printing import as_body, as_format, as_json, as_line, as_raw
 from malamute.cli.tables import cell, show_rows
 from malamute.cli.work import environment
-from malamute.client.session.message import Message, Request
+from malamute.client.session.message import Message
+from malamute.client.sync.consumers import Request
 from malamute.errors import InvalidName
 from malamute.protocol.batch import Headers, pack_record
 

@@ -105,8 +105,8 @@ def test_what_a_program_uses_is_described(site: Path) -> None:
     for name in (
         "sync.client.connect",
         "sync.client.Client.publish",
-        "session.message.Request.reply",
-        "session.receipts.Receipt",
+        "sync.consumers.Request.reply",
+        "sync.receipts.Receipt",
     ):
         assert f'id="malamute.client.{name}"' in page
 

@@ -31,6 +31,7 @@ from malamute.client.aio.consumers import Mailbox, Opening, Replies, Request, Su
 from malamute.client.aio.driver import AioDriver
 from malamute.client.aio.handler_pool import serve
 from malamute.client.aio.publisher import Publisher
+from malamute.client.aio.receipts import Sent
 from malamute.client.link.client import (
     BATCH_MESSAGES,
     CREDIT,
@@ -50,8 +51,6 @@ from malamute.client.link.link import AnyContext
 from malamute.client.options import RequestOptions, SendOptions, Span, When
 from malamute.client.session.inbox import Criteria
 from malamute.client.session.message import Mail, Message
-from malamute.client.session.outbox import Command
-from malamute.client.session.receipts import Delivery, Tracking
 from malamute.protocol.batch import Body, Headers
 from malamute.protocol.messages import UNLIMITED
 
@@ -105,20 +104,6 @@ def connect(
             context=context,
         )
     )
-
-
-class Sent(Delivery):
-    """What became of a message to a mailbox. Made by `Client.send`."""
-
-    __slots__ = ("_client",)
-
-    def __init__(self, command: Command, tracking: Tracking | None, client: Client) -> None:
-        super().__init__(command, tracking)
-        self._client = client
-
-    async def wait(self, timeout: float | None = None) -> str:
-        """Wait for the outcome, `timeout` seconds at most (None: without end), and tell it."""
-        return await self._client._wait_for_outcome(self, timeout)
 
 
 class Client(ClientBase):
@@ -223,7 +208,7 @@ class Client(ClientBase):
         command, tracking = await self._send(
             address, subject, body, headers, assurance=assurance, timeout=timeout, options=options
         )
-        return Sent(command, tracking, self)
+        return Sent(command, tracking, self._wait_for_outcome)
 
     async def withdraw(
         self, kind: str, name: str, correlation: int | str, *, timeout: float | None = None

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Generator
 from types import TracebackType
 from typing import Any, Generic, Protocol, Self, TypeVar
 
-from malamute.client.aio.publisher import Receipt
+from malamute.client.aio.receipts import Receipt
 from malamute.client.link.consumers import MailboxBase, ReplyStream, SubscriptionBase, WorkerBase
 from malamute.client.session.message import Mail, Message, ServiceRequest
 from malamute.errors import Closed

@@ -2,36 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Self
 
+from malamute.client.aio.receipts import Receipt
 from malamute.client.link.publisher import PublisherBase
-from malamute.client.session.outbox import Command
-from malamute.client.session.receipts import Confirmation
 from malamute.errors import MalamuteError
 from malamute.protocol.batch import Body, Headers
-
-
-class Receipt(Confirmation):
-    """What became of one message. Receipts are cheap: keep those that matter, drop the others."""
-
-    __slots__ = ("_wait",)
-
-    def __init__(
-        self, command: Command, place: int, wait: Callable[[Command, float | None], Awaitable[None]]
-    ) -> None:
-        super().__init__(command, place)
-        self._wait = wait
-
-    async def wait(self, timeout: float | None = None) -> int:
-        """Wait for the answer, `timeout` seconds at most; the result is `sequence`.
-
-        Raises the error of a message that was refused, and `TimedOut`.
-        """
-        if not self._command.done:
-            await self._wait(self._command, timeout)
-        return self.sequence
 
 
 class Publisher(PublisherBase):

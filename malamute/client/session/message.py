@@ -8,15 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from malamute.client.options import Span, milliseconds
 from malamute.errors import InvalidValue, NotOutstanding
-from malamute.protocol.batch import Body, Frame, Headers, unpack_record
+from malamute.protocol.batch import Frame, unpack_record
 from malamute.protocol.limits import TEXT_BYTES_MAX
-
-if TYPE_CHECKING:
-    from malamute.client.session.receipts import Receipt
 
 Value = TypeVar("Value", str, int, float, bool)
 
@@ -182,14 +179,9 @@ class Mail(Message):
 
 
 class ServiceRequest(Mail):
-    """A request to a service. `sender` is where the replies go."""
+    """A request to a service; `sender` is where the replies go. What both edges share of it."""
 
     __slots__ = ()
-
-    @property
-    def finished(self) -> bool:
-        """Whether it was settled, by a final reply or otherwise."""
-        return self._owner is None
 
     def check_open(self) -> None:
         """Raise `NotOutstanding` when it was completed."""
@@ -199,44 +191,3 @@ class ServiceRequest(Mail):
     def completed(self) -> None:
         """It has its final reply. To be called by its owner."""
         self._owner = None
-
-
-class Worker(Owner, Protocol):
-    """Whoever handed out a request to a blocking program."""
-
-    def answer(
-        self, request: Request, body: Body, headers: Headers | None, *, final: bool, assurance: str
-    ) -> Receipt:
-        """Send a reply to it."""
-
-
-class Request(ServiceRequest):
-    """A request to a service. `sender` is where the replies go."""
-
-    __slots__ = ("_worker",)
-
-    def __init__(self, *columns: Any) -> None:
-        super().__init__(*columns)
-        self._worker: Worker = columns[-1]
-
-    def reply(
-        self,
-        body: Body = b"",
-        headers: Headers | None = None,
-        *,
-        final: bool = True,
-        assurance: str = "none",
-    ) -> Receipt:
-        """Send a reply; a final one completes the request, any number of others may come before it.
-
-        It does not wait. The broker removes the request and stores the reply in one step, so a reply that
-        is lost on the way means that the request is delivered again, to this worker or another. With the
-        assurance `stored` the receipt tells when the reply is stored; that takes the requester the time of
-        a disk write. A refusal is an event too. Raises `NotOutstanding` when the request was completed
-        before, and `InvalidValue` for headers or a body that cannot be sent.
-        """
-        self.check_open()
-        receipt = self._worker.answer(self, body, headers, final=final, assurance=assurance)
-        if final:
-            self.completed()
-        return receipt

@@ -6,14 +6,12 @@ counting.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from malamute.client.session.outbox import Command
 from malamute.errors import MalamuteError
 
 
 class Confirmation:
-    """What became of one message of a command, at a place in it."""
+    """What became of one message of a command, at a place in it. What the receipts of both edges share."""
 
     __slots__ = ("_command", "_place")
 
@@ -46,25 +44,6 @@ class Confirmation:
         if self.error is not None:
             return f"<Receipt refused: {self.error}>"
         return f"<Receipt {'stored' if self.done else 'open'} {self._command.sequence and self.sequence}>"
-
-
-class Receipt(Confirmation):
-    """What became of one message. Receipts are cheap: keep those that matter, drop the others."""
-
-    __slots__ = ("_wait",)
-
-    def __init__(self, command: Command, place: int, wait: Callable[[Command, float | None], None]) -> None:
-        super().__init__(command, place)
-        self._wait = wait
-
-    def wait(self, timeout: float | None = None) -> int:
-        """Wait for the answer, `timeout` seconds at most; the result is `sequence`.
-
-        Raises the error of a message that was refused, and `TimedOut`.
-        """
-        if not self._command.done:
-            self._wait(self._command, timeout)
-        return self.sequence
 
 
 class Tracking:

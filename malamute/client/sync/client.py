@@ -29,13 +29,13 @@ from malamute.client.link.client import (
 from malamute.client.link.link import AnyContext
 from malamute.client.options import RequestOptions, SendOptions, Span, When
 from malamute.client.session.inbox import Criteria
-from malamute.client.session.message import Mail, Message, Request
-from malamute.client.session.outbox import Command
-from malamute.client.session.receipts import Delivery, Tracking
-from malamute.client.sync.consumers import Mailbox, Replies, Subscription, Work
+from malamute.client.session.message import Mail, Message
+from malamute.client.session.receipts import Delivery
+from malamute.client.sync.consumers import Mailbox, Replies, Request, Subscription, Work
 from malamute.client.sync.driver import BlockingDriver, run
 from malamute.client.sync.handler_pool import HandlerPool, HandlerSlot
 from malamute.client.sync.publisher import Publisher
+from malamute.client.sync.receipts import Sent
 from malamute.protocol.batch import Body, Headers
 from malamute.protocol.messages import UNLIMITED
 from malamute.protocol.names import ERROR_HEADER
@@ -81,24 +81,6 @@ def connect(
         context=context,
     )
     return Client(run(opening))
-
-
-class Sent(Delivery):
-    """What became of a message to a mailbox. Made by `Client.send`."""
-
-    __slots__ = ("_client",)
-
-    def __init__(self, command: Command, tracking: Tracking | None, client: Client) -> None:
-        super().__init__(command, tracking)
-        self._client = client
-
-    def wait(self, timeout: float | None = None) -> str:
-        """Wait for the outcome, `timeout` seconds at most (None: without end), and tell it.
-
-        Raises the error of a message that was refused, and `TimedOut`. Without the assurance `confirmed`
-        there is nothing to wait for, and the result is empty.
-        """
-        return self._client._driver.run(self._client._wait_for_outcome(self, timeout))
 
 
 class Client(ClientBase):
@@ -246,7 +228,10 @@ class Client(ClientBase):
         command, tracking = self._driver.run(
             self._send(address, subject, body, headers, assurance=assurance, timeout=timeout, options=options)
         )
-        return Sent(command, tracking, self)
+        return Sent(command, tracking, self._outcome)
+
+    def _outcome(self, delivery: Delivery, timeout: float | None) -> str:
+        return self._driver.run(self._wait_for_outcome(delivery, timeout))
 
     def withdraw(self, kind: str, name: str, correlation: int | str, *, timeout: float | None = None) -> int:
         """Take back what this client sent under a correlation, as far as nobody has settled it.
@@ -419,7 +404,7 @@ class Client(ClientBase):
         slots = [HandlerSlot(handling, handling.open()) for handling in self._handlers]
         self._pool = self._driver.pool = pool = HandlerPool(self._driver, slots)
         try:
-            pool.serve()
+            self._driver.do(pool.serve)
         finally:
             self._pool = self._driver.pool = None
             pool.close()
@@ -440,7 +425,10 @@ class Client(ClientBase):
         the rest. It may be called by a handler and by a signal handler, and does nothing when the client has
         ended.
         """
-        self._driver.do(super().drain)
+        if self._driver.is_owner:
+            super().drain()  # not by `do`, which would be a call under way
+        else:
+            self._driver.do(super().drain)
         self.stop()
 
     # The connection

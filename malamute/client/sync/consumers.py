@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from malamute.client.link.consumers import (
     MailboxBase,
@@ -17,18 +17,16 @@ from malamute.client.link.consumers import (
     SubscriptionBase,
     WorkerBase,
 )
-from malamute.client.session.message import Mail, Message, Request
+from malamute.client.session.message import Mail, Message, ServiceRequest
 from malamute.client.session.outbox import Command
-from malamute.client.session.receipts import Receipt
 from malamute.client.sync.driver import BlockingDriver
+from malamute.client.sync.receipts import Receipt
 from malamute.errors import Closed
 from malamute.protocol.batch import Body, Columns, Headers
 
 
 class _Scope:
     """A context manager that cancels at the end of the block."""
-
-    _driver: BlockingDriver
 
     def cancel(self) -> None:
         """End it."""
@@ -40,7 +38,7 @@ class _Scope:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._driver.do(self.cancel)
+        self.cancel()
 
 
 class _Queue(QueueConsumer):
@@ -140,6 +138,10 @@ class Subscription(SubscriptionBase, _Scope):
         """
         self._driver.run(self._commit(message, timeout))
 
+    def cancel(self) -> None:
+        """End the subscription. What has come already can still be taken."""
+        self._driver.do(super().cancel)
+
 
 class Mailbox(_Queue, MailboxBase, _Scope):
     """The mail of the client's address, in order. Made by `Client.mailbox`.
@@ -171,10 +173,50 @@ class Mailbox(_Queue, MailboxBase, _Scope):
         """For handlers: the message that is here."""
         return Mail(*self._source.hand_out(), self)
 
+    def cancel(self) -> None:
+        """End it, or the block: acknowledge what was handed out last, and give back the rest."""
+        self._driver.do(super().cancel)
+
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._driver.do(lambda: self._leave(failed=kind is not None))
+
+
+class Request(ServiceRequest):
+    """A request to a service. `sender` is where the replies go."""
+
+    __slots__ = ("_work",)
+
+    def __init__(self, *columns: Any) -> None:
+        super().__init__(*columns)
+        self._work: Work = columns[-1]
+
+    def reply(
+        self,
+        body: Body = b"",
+        headers: Headers | None = None,
+        *,
+        final: bool = True,
+        assurance: str = "none",
+    ) -> Receipt:
+        """Send a reply; a final one completes the request, any number of others may come before it.
+
+        It does not wait. The broker removes the request and stores the reply in one step, so a reply that
+        is lost on the way means that the request is delivered again, to this worker or another. With the
+        assurance `stored` the receipt tells when the reply is stored; that takes the requester the time of
+        a disk write. A refusal is an event too.
+
+        Raises:
+            NotOutstanding: The request was completed before.
+            InvalidValue: The headers or the body cannot be sent.
+
+        """
+        self.check_open()
+        receipt = self._work.answer(self, body, headers, final=final, assurance=assurance)
+        if final:
+            self.completed()
+        return receipt
 
 
 class Work(_Queue, WorkerBase, _Scope):
@@ -214,6 +256,10 @@ class Work(_Queue, WorkerBase, _Scope):
         command = self._driver.run(self._answer(request, body, headers, final=final, assurance=assurance))
         return Receipt(command, 0, self._wait_for)
 
+    def cancel(self) -> None:
+        """Work no more: requests that are not finished go back to the queue."""
+        self._driver.do(super().cancel)
+
     def _wait_for(self, command: Command, timeout: float | None) -> None:
         self._driver.run(self._wait(command, timeout))
 
@@ -244,3 +290,7 @@ class Replies(ReplyStream, _Scope):
         that was refused, and `TimedOut`. Without the assurance `confirmed` the result is empty.
         """
         return self._driver.run(self._outcome(timeout))
+
+    def cancel(self) -> None:
+        """Wait for no more replies: what still comes is dropped."""
+        self._driver.do(super().cancel)

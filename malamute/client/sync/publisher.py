@@ -8,8 +8,8 @@ from typing import Self
 
 from malamute.client.link.publisher import PublisherBase
 from malamute.client.session.outbox import Command
-from malamute.client.session.receipts import Receipt
 from malamute.client.sync.driver import BlockingDriver
+from malamute.client.sync.receipts import Receipt
 from malamute.errors import MalamuteError
 from malamute.protocol.batch import Body, Headers
 

@@ -193,7 +193,7 @@ def test_cancelled_requests_and_workers_leave_the_client_as_it_was(play, steps):
                 request = await work.receive(PATIENCE)
             await cut(anext(replies), 0)
             await cut(request.reply(b"!"), answered)
-            if not request.finished:
+            if not request.settled:
                 await request.reply(b"!")
             if not (reply := await cut(anext(replies), taken)):
                 reply = await anext(replies)

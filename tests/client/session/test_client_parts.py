@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 from malamute import errors
 from malamute.client.events import Gap, Refusal, log_event
 from malamute.client.session.batch import Batch, check_subject, record_of, records_of, split_evenly
-from malamute.client.session.message import Mail, Message, Request
+from malamute.client.session.message import Mail, Message
 from malamute.client.session.outbox import Command
-from malamute.client.session.receipts import Receipt
 from malamute.client.session.window import Window
+from malamute.client.sync.consumers import Request
+from malamute.client.sync.receipts import Receipt
 from malamute.protocol.batch import pack_record, unpack_record
 
 HEADERS = st.dictionaries(
@@ -163,7 +164,7 @@ def test_a_request_has_one_final_reply():
     request = Request(1, 0, "bob", "a", pack_record(None, b""), 2, None, owner)
     request.reply(b"1", final=False)
     request.reply(b"2")
-    assert request.finished
+    assert request.settled
     with pytest.raises(errors.NotOutstanding):
         request.reply(b"3")
     request.ack()

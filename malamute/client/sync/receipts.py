@@ -1,0 +1,57 @@
+"""What a blocking program is handed for what it sent: receipts of messages, and the outcome of mail."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from malamute.client.session.outbox import Command
+from malamute.client.session.receipts import Confirmation, Delivery, Tracking
+
+
+class Receipt(Confirmation):
+    """What became of one message. Receipts are cheap: keep those that matter, drop the others."""
+
+    __slots__ = ("_wait",)
+
+    def __init__(self, command: Command, place: int, wait: Callable[[Command, float | None], None]) -> None:
+        super().__init__(command, place)
+        self._wait = wait
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for the broker's answer, and return `sequence`. `timeout` is in seconds; None is without end.
+
+        Raises:
+            TimedOut: No answer came in time.
+            MalamuteError: The broker refused the message with this error.
+
+        """
+        if not self._command.done:
+            self._wait(self._command, timeout)
+        return self.sequence
+
+
+class Sent(Delivery):
+    """What became of a message to a mailbox. Made by `Client.send`."""
+
+    __slots__ = ("_wait",)
+
+    def __init__(
+        self,
+        command: Command,
+        tracking: Tracking | None,
+        wait: Callable[[Delivery, float | None], str],
+    ) -> None:
+        super().__init__(command, tracking)
+        self._wait = wait
+
+    def wait(self, timeout: float | None = None) -> str:
+        """Wait for the outcome, and return it. `timeout` is in seconds; None is without end.
+
+        Without the assurance `confirmed` there is nothing to wait for, and the result is empty.
+
+        Raises:
+            TimedOut: The outcome did not come in time.
+            MalamuteError: The broker refused the message with this error.
+
+        """
+        return self._wait(self, timeout)
