@@ -98,7 +98,7 @@ class AioDriver(Driver):
             self._watched = None
 
     def drain(self) -> None:
-        """Drain the session, and wake the loop up even if a signal interrupted its sleep."""
+        """Drain the session in the next pass of the loop, and wake it if a signal interrupted its sleep."""
         super().drain()
         self._loop.call_soon_threadsafe(self._look)
 

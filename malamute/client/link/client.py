@@ -165,11 +165,10 @@ class ClientBase:
             return False
         outbox = self._session.outbox
         outbox.check()
-        if not outbox.clear:
-            return False
         check_subject(subject)
         record = record_of(headers, body)
-        if len(record) >= RECORD_LARGE_BYTES:
+        # The outbox last of all: a signal handler that drains the client may change it at any moment.
+        if len(record) >= RECORD_LARGE_BYTES or not outbox.clear:
             return False
         self._fast_path_left -= 1
         return driver.send_unqueued(pack((_PUBLISH, stream, 0, (subject,), (record,))))

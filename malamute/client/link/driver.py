@@ -12,12 +12,10 @@ refused, because a socket has one owner.
 from __future__ import annotations
 
 import os
-import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
 from time import monotonic
-from types import FrameType
 from weakref import WeakSet
 
 from malamute.client.events import Connected, Event, log_event
@@ -33,7 +31,6 @@ command. If the connection was replaced in that time, the broker refuses the num
 session mends it."""
 
 _FORKED = -1
-_OURS = "malamute.client."
 
 
 class Driver:
@@ -131,10 +128,8 @@ class Driver:
         self.send()
 
     def drain(self) -> None:
-        """Drain the session: now, or in the next turn if a signal interrupted the client at work."""
+        """Drain the session in a turn that comes soon. A signal handler may ask for it at any moment."""
         self.drain_due = True
-        if not self.closed and not _is_interrupted():
-            self.turn()
 
     # Waiting
 
@@ -204,16 +199,6 @@ class Driver:
         self.closed = True
         self.session.end(Closed("this client is closed"))
         self.connection.close()
-
-
-def _is_interrupted() -> bool:
-    """Whether a call of the client is under way below the one that asks."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_globals["__name__"].startswith(_OURS):
-        frame = frame.f_back
-    while frame is not None and not frame.f_globals["__name__"].startswith(_OURS):
-        frame = frame.f_back
-    return frame is not None
 
 
 _drivers: WeakSet[Driver] = WeakSet()

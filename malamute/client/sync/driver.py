@@ -57,24 +57,52 @@ class BlockingDriver(Driver):
 
     pool: OwnerCalls | None = None
     _suspends = False
+    _depth = 0
+    """How many calls of the owner are under way, one within the other: a signal handler, or the user's
+    handler of events, may call the client while it is at work. The session is changed in such calls alone."""
 
     def run(self, call: Coroutine[Any, Any, T]) -> T:
-        """Do what a call says; for a thread of the pool, in the owner's thread."""
-        pool = self.pool
-        if pool is not None and pool.has(get_ident()):
-            result: T = pool.owner_call(call)
-            return result
+        """Do what a call says; for a thread of the pool, in the owner's thread.
+
+        Raises:
+            LinkError: the caller is another thread, or the process was forked.
+
+        """
+        if not self.is_owner:
+            pool = self.pool
+            if pool is not None and pool.has(get_ident()):
+                result: T = pool.owner_call(call)
+                return result
+            call.close()
+            self.check_owner()
         suspends, self._suspends = self._suspends, False
+        self._depth += 1
         try:
             return run(call)
         finally:
+            self._depth -= 1
             self._suspends = suspends
 
     def do(self, function: Callable[..., T], *arguments: Any) -> T:
-        """Call a function that does not wait; for a thread of the pool, in the owner's thread."""
-        if self.pool is None or self.is_owner:
+        """Call a function that does not wait; for a thread of the pool, in the owner's thread.
+
+        Raises:
+            LinkError: the caller is another thread, or the process was forked.
+
+        """
+        if not self.is_owner:
+            return self.run(_do(function, arguments))
+        self._depth += 1
+        try:
             return function(*arguments)
-        return self.run(_do(function, arguments))
+        finally:
+            self._depth -= 1
+
+    def drain(self) -> None:
+        """Drain the session: now, or in the next turn if a call of the owner is under way."""
+        super().drain()
+        if not self.closed and not self._depth:
+            self.do(self.turn)
 
     @contextmanager
     def suspending(self) -> Iterator[None]:
