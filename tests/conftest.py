@@ -11,8 +11,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadScopeScheduling
 
-import malamute
-import malamute.aio
+from malamute.client.link.client import open_driver
 
 PATIENCE = 60.0
 """Seconds."""
@@ -31,8 +30,7 @@ multiprocessing.set_forkserver_preload(["malamute.server.daemon", "malamute.clie
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # No test is about how fast the machine is: where one says no time-out, a busy machine is waited for.
-for connect in (malamute.connect, malamute.aio.connect):
-    connect.__kwdefaults__["timeout"] = PATIENCE
+open_driver.__kwdefaults__["timeout"] = PATIENCE
 
 TOGETHER = ("tests/spark/", "tests/docs/test_docs_site.py")
 """One session of Spark, and one build of the site, for all tests there."""

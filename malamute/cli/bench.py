@@ -31,7 +31,7 @@ from malamute.cli.options import examples, json_option
 from malamute.cli.printing import to_json
 from malamute.cli.signals import interruptible
 from malamute.cli.tables import show_map, show_table
-from malamute.client.link.client import HEARTBEAT
+from malamute.client.options import HEARTBEAT_SECONDS
 
 DURABILITY = "fsync before each confirmation; deliveries of streams do not wait for it"
 
@@ -360,7 +360,7 @@ def queues_command(as_json: bool, **given: Any) -> None:
 def idle_command(as_json: bool, **given: Any) -> None:
     """Clients that are connected and do nothing: how many hold, and what each costs the broker."""
     options = idle.IdleOptions(**given)
-    _measure_alone(options, idle.measure(options), {"heartbeat": f"{HEARTBEAT:g} s"}, as_json=as_json)
+    _measure_alone(options, idle.measure(options), {"heartbeat": f"{HEARTBEAT_SECONDS:g} s"}, as_json=as_json)
 
 
 @bench.command("start")

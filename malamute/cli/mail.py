@@ -109,14 +109,14 @@ def recv(
     A message is acknowledged once it is printed, and leaves the mailbox by that. Two programs cannot have one
     mailbox: the newest one gets it. A line has the sequence, the subject, the body and the headers.
     """
-    from malamute.client.link.client import MAIL_CREDIT
+    from malamute.client.options import MAIL_CREDIT_MESSAGES as CREDIT_MESSAGES
 
     if not mailbox and not connection.address:
         raise click.UsageError("which MAILBOX?")
     connection, mailbox = connection.to(mailbox or connection.address, "mailbox")
     with until_stopped(), replace(connection, address=mailbox).open() as client:
         # No more than what is asked for: what is delivered and not acknowledged counts as an attempt.
-        mails = client.mailbox(auto_ack=False, credit=min(count or MAIL_CREDIT, MAIL_CREDIT))
+        mails = client.mailbox(auto_ack=False, credit=min(count or CREDIT_MESSAGES, CREDIT_MESSAGES))
         for _ in range(count or sys.maxsize):
             try:
                 mail = mails.receive(timeout=wait_seconds)

@@ -14,7 +14,7 @@ from malamute.cli.printing import Render, as_line, prints_messages, show
 from malamute.cli.signals import until_stopped
 
 if TYPE_CHECKING:
-    from malamute.client.session.inbox import Criteria
+    from malamute.client.options import Criteria
     from malamute.client.sync.consumers import Subscription
 
 CHUNK = 1000
@@ -94,9 +94,9 @@ def sub(
 
 def window(count: int | None) -> int:
     """The credit for so many messages: no more than are wanted."""
-    from malamute.client.link.client import CREDIT
+    from malamute.client.options import CREDIT_MESSAGES
 
-    return CREDIT if count is None else min(count, CREDIT)
+    return CREDIT_MESSAGES if count is None else min(count, CREDIT_MESSAGES)
 
 
 def follow(

@@ -18,7 +18,7 @@ from malamute.cli.subscribe import window
 from malamute.cli.tables import show_rows
 
 if TYPE_CHECKING:
-    from malamute.client.session.inbox import Criteria
+    from malamute.client.options import Criteria
     from malamute.client.session.message import Message
     from malamute.client.sync.client import Client
     from malamute.client.sync.consumers import Subscription

@@ -32,27 +32,20 @@ from malamute.client.aio.driver import AioDriver
 from malamute.client.aio.handler_pool import serve
 from malamute.client.aio.publisher import Publisher
 from malamute.client.aio.receipts import Sent
-from malamute.client.link.client import (
-    BATCH_MESSAGES,
-    CREDIT,
-    CREDIT_BYTES,
-    DEFAULT_TIMEOUT,
+from malamute.client.link.client import ClientBase, ConnectOptions, open_driver
+from malamute.client.options import (
     DEFAULT_URL,
-    HEARTBEAT,
-    LINGER,
-    MAIL_CREDIT,
-    PUBLISHER_TIMEOUT,
-    ClientBase,
+    HandlerOptions,
+    MailboxOptions,
+    PublisherOptions,
+    RequestOptions,
+    SendOptions,
+    ServiceOptions,
     SubscribeOptions,
-    criteria_of,
-    open_driver,
+    WorkOptions,
 )
-from malamute.client.link.link import AnyContext
-from malamute.client.options import RequestOptions, SendOptions, Span, When
-from malamute.client.session.inbox import Criteria
 from malamute.client.session.message import Mail, Message
 from malamute.protocol.batch import Body, Headers
-from malamute.protocol.messages import UNLIMITED
 
 ServiceHandler = TypeVar("ServiceHandler", bound=Callable[[Request], Awaitable[Body | None]])
 MailHandler = TypeVar("MailHandler", bound=Callable[[Mail], Awaitable[object]])
@@ -83,27 +76,9 @@ class Connecting:
         await self._client.__aexit__(kind, error, trace)
 
 
-def connect(
-    url: str | Sequence[str] = DEFAULT_URL,
-    *,
-    address: str = "",
-    timeout: float = DEFAULT_TIMEOUT,
-    software: str = "",
-    heartbeat: float = HEARTBEAT,
-    context: AnyContext | None = None,
-) -> Connecting:
+def connect(url: str | Sequence[str] = DEFAULT_URL, **options: Unpack[ConnectOptions]) -> Connecting:
     """Connect to a broker, and wait until it has answered. As `malamute.connect`."""
-    return Connecting(
-        open_driver(
-            AioDriver,
-            url,
-            address=address,
-            timeout=timeout,
-            software=software,
-            heartbeat=heartbeat,
-            context=context,
-        )
-    )
+    return Connecting(open_driver(AioDriver, url, **options))
 
 
 class Client(ClientBase):
@@ -145,48 +120,15 @@ class Client(ClientBase):
         """Publish messages as one command; when it is stored, the sequence of the first one."""
         return await self._publish_batch(stream, subjects, bodies, headers_list, timeout)
 
-    def publisher(
-        self,
-        stream: str,
-        *,
-        assurance: str = "stored",
-        batch: int = BATCH_MESSAGES,
-        linger: float = LINGER,
-        timeout: float = PUBLISHER_TIMEOUT,
-    ) -> Publisher:
+    def publisher(self, stream: str, **options: Unpack[PublisherOptions]) -> Publisher:
         """Publish many messages to one stream: batched, pipelined, and confirmed with `stored`."""
-        carry = self._to_stream(stream)
-        return Publisher(
-            self._driver, carry, assurance=assurance, batch=batch, linger=linger, timeout=timeout
-        )
+        return Publisher(self._driver, self._to_stream(stream), **options)
 
     def subscribe(
-        self,
-        stream: str,
-        *patterns: str,
-        where: str = "",
-        start: When = "new",
-        cursor: str = "",
-        committed: bool = False,
-        family: str = "topic",
-        criteria: Criteria | None = None,
-        credit: int = CREDIT,
-        credit_bytes: int = CREDIT_BYTES,
-        timeout: float | None = None,
+        self, stream: str, *patterns: str, **options: Unpack[SubscribeOptions]
     ) -> Opening[Subscription, Message]:
         """Subscribe to the messages of a stream whose subject meets any of the patterns."""
-        call = self._subscribe(
-            stream,
-            criteria_of(patterns, family, criteria),
-            where=where,
-            start=start,
-            cursor=cursor,
-            committed=committed,
-            credit=credit,
-            credit_bytes=credit_bytes,
-            timeout=timeout,
-        )
-        return Opening(self._subscription(call))
+        return Opening(self._subscription(self._subscribe(stream, patterns, **options)))
 
     async def _subscription(self, call: Coroutine[Any, Any, Any]) -> Subscription:
         return Subscription(self._driver, await call)
@@ -216,26 +158,13 @@ class Client(ClientBase):
         """Take back what this client sent under a correlation, as far as nobody has settled it."""
         return await self._withdraw(kind, name, correlation, timeout)
 
-    def sender(
-        self,
-        address: str,
-        *,
-        assurance: str = "stored",
-        batch: int = BATCH_MESSAGES,
-        linger: float = LINGER,
-        timeout: float = PUBLISHER_TIMEOUT,
-    ) -> Publisher:
+    def sender(self, address: str, **options: Unpack[PublisherOptions]) -> Publisher:
         """Send many messages to one mailbox, as `publisher` does to a stream."""
-        carry = self._to_mailbox(address)
-        return Publisher(
-            self._driver, carry, assurance=assurance, batch=batch, linger=linger, timeout=timeout
-        )
+        return Publisher(self._driver, self._to_mailbox(address), **options)
 
-    def mailbox(
-        self, *, auto_ack: bool = True, credit: int = MAIL_CREDIT, credit_bytes: int = CREDIT_BYTES
-    ) -> Mailbox:
+    def mailbox(self, *, auto_ack: bool = True, **options: Unpack[MailboxOptions]) -> Mailbox:
         """The mail of this client's address. There is one, so later calls return it again."""
-        source = self._open_mailbox(credit, credit_bytes)
+        source = self._open_mailbox(**options)
         if self._mailbox is None:
             self._mailbox = Mailbox(self._driver, source, auto_ack=auto_ack)
         self._mailbox.auto_ack = auto_ack
@@ -273,28 +202,9 @@ class Client(ClientBase):
     async def _replies(self, call: Coroutine[Any, Any, Any], timeout: float | None) -> Replies:
         return Replies(self._driver, await call, self._driver.timeout if timeout is None else timeout)
 
-    def work(
-        self,
-        service: str,
-        *patterns: str,
-        family: str = "topic",
-        criteria: Criteria | None = None,
-        credit: int = 1,
-        credit_bytes: int = UNLIMITED,
-        ack_timeout: Span | None = None,
-        timeout: float | None = None,
-    ) -> Opening[Work, Request]:
+    def work(self, service: str, *patterns: str, **options: Unpack[WorkOptions]) -> Opening[Work, Request]:
         """Offer to work on the requests to a service whose subject meets any of the patterns."""
-        chosen = criteria_of(patterns, family, criteria)
-        call = self._offer(
-            service,
-            chosen,
-            credit=credit,
-            credit_bytes=credit_bytes,
-            ack_timeout=ack_timeout,
-            timeout=timeout,
-        )
-        return Opening(self._work(call))
+        return Opening(self._work(self._offer(service, patterns, **options)))
 
     async def _work(self, call: Coroutine[Any, Any, Any]) -> Work:
         return Work(self._driver, await call)
@@ -302,20 +212,10 @@ class Client(ClientBase):
     # Handlers
 
     def service(
-        self,
-        name: str,
-        *patterns: str,
-        credit: int = 1,
-        concurrency: int = 1,
-        ack_timeout: Span | None = None,
-        on_error: str = "nak",
+        self, name: str, *patterns: str, **options: Unpack[ServiceOptions]
     ) -> Callable[[ServiceHandler], ServiceHandler]:
         """Decorate a coroutine function that answers requests, `concurrency` at a time at most."""
-        return self._handler(
-            lambda: self.work(name, *patterns, credit=max(credit, concurrency), ack_timeout=ack_timeout),
-            concurrency=concurrency,
-            on_error=on_error,
-        )
+        return self._service_handler(self.work, name, patterns, **options)
 
     def subscription(
         self, stream: str, *patterns: str, **options: Unpack[SubscribeOptions]
@@ -323,15 +223,13 @@ class Client(ClientBase):
         """Decorate a coroutine function that takes the messages of a subscription, in order."""
         return self._handler(lambda: self.subscribe(stream, *patterns, **options))
 
-    def on_mail(
-        self, *, credit: int = MAIL_CREDIT, concurrency: int = 1, on_error: str = "nak"
-    ) -> Callable[[MailHandler], MailHandler]:
+    def on_mail(self, **options: Unpack[HandlerOptions]) -> Callable[[MailHandler], MailHandler]:
         """Decorate a coroutine function that takes the mail of this client's address."""
 
-        async def open_mailbox() -> Mailbox:
+        async def open_mailbox(credit: int) -> Mailbox:
             return await self.mailbox(auto_ack=False, credit=credit).__aenter__()
 
-        return self._handler(open_mailbox, concurrency=concurrency, on_error=on_error)
+        return self._mail_handler(open_mailbox, **options)
 
     async def run(self) -> None:
         """Call the decorated functions with what comes, until `stop` is called, or this is cancelled.

@@ -20,6 +20,12 @@ from malamute.client.link.handlers import Registration, registration
 from malamute.client.link.link import HEARTBEAT_MAX, HEARTBEAT_MIN, AnyContext, shared_context
 from malamute.client.link.publisher import Carry
 from malamute.client.options import (
+    CREDIT_BYTES,
+    CREDIT_MESSAGES,
+    HEARTBEAT_SECONDS,
+    MAIL_CREDIT_MESSAGES,
+    TIMEOUT_SECONDS,
+    Criteria,
     RequestOptions,
     SendOptions,
     Span,
@@ -29,7 +35,6 @@ from malamute.client.options import (
     start_words,
 )
 from malamute.client.session.batch import check_subject, check_subjects, is_stored, record_of, records_of
-from malamute.client.session.inbox import Criteria
 from malamute.client.session.outbox import Command
 from malamute.client.session.questions import Change, Query
 from malamute.client.session.receipts import Delivery, Tracking
@@ -43,31 +48,25 @@ from malamute.protocol.batch import Body, Headers, pack
 from malamute.protocol.limits import RECORD_LARGE_BYTES
 from malamute.protocol.messages import BY_TYPE, UNLIMITED, Publish
 
-DEFAULT_URL = "tcp://127.0.0.1:9999"
-DEFAULT_TIMEOUT = 5.0
-HEARTBEAT = 5.0
-CREDIT = 10_000
-CREDIT_BYTES = 8 * 1024 * 1024
-MAIL_CREDIT = 1000
-BATCH_MESSAGES = 1000
-LINGER = 0.005
-PUBLISHER_TIMEOUT = 30.0
 FAST_PATH_MESSAGES_MAX = 64
 """Messages published one by one before a look at what the broker says."""
 
 
-class SubscribeOptions(TypedDict, total=False):
-    """The options of `subscribe`, for a handler."""
+class ConnectOptions(TypedDict, total=False):
+    """The options of `connect`."""
 
-    where: str
-    start: When
-    cursor: str
-    committed: bool
-    family: str
-    criteria: Criteria | None
-    credit: int
-    credit_bytes: int
-    timeout: float | None
+    address: str
+    """The name of the client's mailbox, and what it is known by as a sender. Default: it is anonymous."""
+    timeout: float
+    """How long to wait for the broker, in seconds: when connecting, and in every later call that waits for it
+    and is not given another. Default: 5."""
+    software: str
+    """What the broker shows as the name of the program. Default: `malamute-python` and its version."""
+    heartbeat: float
+    """How often a thread of the library asks the broker for a sign of life, in seconds; both take the
+    connection for broken when nothing has come for three of them. Default: 5."""
+    context: AnyContext | None
+    """The context of ZeroMQ to open sockets in. Default: one that the clients of the process share."""
 
 
 AnyDriver = TypeVar("AnyDriver", bound=Driver)
@@ -80,11 +79,11 @@ async def open_driver(
     make: Callable[[Session, Connection, float], AnyDriver],
     url: str | Sequence[str],
     *,
-    address: str,
-    timeout: float,
-    software: str,
-    heartbeat: float,
-    context: AnyContext | None,
+    address: str = "",
+    timeout: float = TIMEOUT_SECONDS,
+    software: str = "",
+    heartbeat: float = HEARTBEAT_SECONDS,
+    context: AnyContext | None = None,
 ) -> AnyDriver:
     """Connect, and wait until the broker has answered. Raises as `connect` does."""
     # The first byte of a routing id must not be 0: such ids belong to ZeroMQ.
@@ -298,20 +297,22 @@ class ClientBase:
     async def _subscribe(
         self,
         stream: str,
-        criteria: Criteria,
+        patterns: Sequence[str],
         *,
-        where: str,
-        start: When,
-        cursor: str,
-        committed: bool,
-        credit: float,
-        credit_bytes: float,
-        timeout: float | None,
+        family: str = "topic",
+        criteria: Criteria | None = None,
+        where: str = "",
+        start: When = "new",
+        cursor: str = "",
+        committed: bool = False,
+        credit: float = CREDIT_MESSAGES,
+        credit_bytes: float = CREDIT_BYTES,
+        timeout: float | None = None,
     ) -> StreamSource:
         self._driver.check()
         source = self._session.inbox.subscribe(
             stream,
-            criteria,
+            _criteria_of(patterns, family, criteria),
             where=where,
             start=start_words(start),
             cursor=cursor,
@@ -325,17 +326,19 @@ class ClientBase:
     async def _offer(
         self,
         service: str,
-        criteria: Criteria,
+        patterns: Sequence[str],
         *,
-        credit: float,
-        credit_bytes: float,
-        ack_timeout: Span | None,
-        timeout: float | None,
+        family: str = "topic",
+        criteria: Criteria | None = None,
+        credit: float = 1,
+        credit_bytes: float = UNLIMITED,
+        ack_timeout: Span | None = None,
+        timeout: float | None = None,
     ) -> QueueSource:
         self._driver.check()
         source = self._session.inbox.offer(
             service,
-            criteria,
+            _criteria_of(patterns, family, criteria),
             credit=_window(credit),
             credit_bytes=_window(credit_bytes),
             ack_timeout=0 if ack_timeout is None else milliseconds(ack_timeout),
@@ -353,7 +356,9 @@ class ClientBase:
         if source.error is not None:
             raise source.error
 
-    def _open_mailbox(self, credit: float, credit_bytes: float) -> QueueSource:
+    def _open_mailbox(
+        self, credit: float = MAIL_CREDIT_MESSAGES, credit_bytes: float = CREDIT_BYTES
+    ) -> QueueSource:
         self._driver.check()
         if not self.address:
             raise InvalidValue("a client without an address has no mailbox: connect with one")
@@ -362,6 +367,30 @@ class ClientBase:
         return source
 
     # Handlers
+
+    def _service_handler(
+        self,
+        work: Callable[..., Any],
+        name: str,
+        patterns: Sequence[str],
+        *,
+        credit: int = 1,
+        concurrency: int = 1,
+        ack_timeout: Span | None = None,
+        on_error: str = "nak",
+    ) -> Callable[[Any], Any]:
+        open_ = partial(work, name, *patterns, credit=max(credit, concurrency), ack_timeout=ack_timeout)
+        return self._handler(open_, concurrency=concurrency, on_error=on_error)
+
+    def _mail_handler(
+        self,
+        open_mailbox: Callable[[int], Any],
+        *,
+        credit: int = MAIL_CREDIT_MESSAGES,
+        concurrency: int = 1,
+        on_error: str = "nak",
+    ) -> Callable[[Any], Any]:
+        return self._handler(partial(open_mailbox, credit), concurrency=concurrency, on_error=on_error)
 
     def _handler(
         self, open_: Callable[[], Any], *, concurrency: int = 1, on_error: str = "nak"
@@ -461,7 +490,7 @@ class ClientBase:
         return f"<Client{name} at {self.url} {self._session.state.value}>"
 
 
-def criteria_of(patterns: Sequence[str], family: str, criteria: Criteria | None) -> Criteria:
+def _criteria_of(patterns: Sequence[str], family: str, criteria: Criteria | None) -> Criteria:
     """The criteria of patterns of one family, and others in addition; all messages when there are none."""
     together = [(family, pattern) for pattern in patterns] + [*(criteria or ())]
     return together or [("all", "")]

@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from time import monotonic
 
 from malamute.client.link.driver import Driver
+from malamute.client.options import BATCH_MESSAGES, LINGER_SECONDS, PUBLISHER_TIMEOUT_SECONDS
 from malamute.client.session.batch import Batch, check_subjects, is_stored, records_of, split_evenly
 from malamute.client.session.outbox import Command
 from malamute.errors import Closed, InvalidValue, MalamuteError
@@ -33,7 +34,14 @@ class PublisherBase:
     """Messages to one stream, or to one mailbox. `linger` and `timeout` are in seconds."""
 
     def __init__(
-        self, driver: Driver, carry: Carry, *, assurance: str, batch: int, linger: float, timeout: float
+        self,
+        driver: Driver,
+        carry: Carry,
+        *,
+        assurance: str = "stored",
+        batch: int = BATCH_MESSAGES,
+        linger: float = LINGER_SECONDS,
+        timeout: float = PUBLISHER_TIMEOUT_SECONDS,
     ) -> None:
         self._driver = driver
         self._carry = carry

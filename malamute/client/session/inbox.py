@@ -6,10 +6,11 @@ session is not open nothing is told: `resume` sets every source up again, from w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from malamute.client.events import Event, Gap, Recalled, Slow, Switched
+from malamute.client.options import Criteria
 from malamute.client.session.outbox import Outbox
 from malamute.client.session.replies import PendingReplies
 from malamute.client.session.sources import QueueSource, Source, StreamSource, ranges_of
@@ -20,8 +21,6 @@ from malamute.protocol.batch import Columns, unpack_payload
 from malamute.protocol.limits import CRITERIA_MAX, PATTERN_BYTES_MAX
 from malamute.protocol.messages import MAILBOX
 from malamute.protocol.names import is_name
-
-Criteria = Sequence[tuple[str, Any]]
 
 
 class Inbox:

@@ -7,28 +7,21 @@ connection is not seen by a call that waits: it goes on when the connection is m
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
 
-from malamute.client.link.client import (
-    BATCH_MESSAGES,
-    CREDIT,
-    CREDIT_BYTES,
-    DEFAULT_TIMEOUT,
+from malamute.client.link.client import ClientBase, ConnectOptions, open_driver
+from malamute.client.options import (
     DEFAULT_URL,
-    HEARTBEAT,
-    LINGER,
-    MAIL_CREDIT,
-    PUBLISHER_TIMEOUT,
-    ClientBase,
+    HandlerOptions,
+    MailboxOptions,
+    PublisherOptions,
+    RequestOptions,
+    SendOptions,
+    ServiceOptions,
     SubscribeOptions,
-    criteria_of,
-    open_driver,
+    WorkOptions,
 )
-from malamute.client.link.link import AnyContext
-from malamute.client.options import RequestOptions, SendOptions, Span, When
-from malamute.client.session.inbox import Criteria
 from malamute.client.session.message import Mail, Message
 from malamute.client.session.receipts import Delivery
 from malamute.client.sync.consumers import Mailbox, Replies, Request, Subscription, Work
@@ -37,25 +30,13 @@ from malamute.client.sync.handler_pool import HandlerPool, HandlerSlot
 from malamute.client.sync.publisher import Publisher
 from malamute.client.sync.receipts import Sent
 from malamute.protocol.batch import Body, Headers
-from malamute.protocol.messages import UNLIMITED
-from malamute.protocol.names import ERROR_HEADER
-
-__all__ = ["CREDIT", "DEFAULT_URL", "ERROR_HEADER", "MAIL_CREDIT", "Client", "connect"]
 
 ServiceHandler = TypeVar("ServiceHandler", bound=Callable[[Request], Body | None])
 MailHandler = TypeVar("MailHandler", bound=Callable[[Mail], object])
 MessageHandler = TypeVar("MessageHandler", bound=Callable[[Message], object])
 
 
-def connect(
-    url: str | Sequence[str] = DEFAULT_URL,
-    *,
-    address: str = "",
-    timeout: float = DEFAULT_TIMEOUT,
-    software: str = "",
-    heartbeat: float = HEARTBEAT,
-    context: AnyContext | None = None,
-) -> Client:
+def connect(url: str | Sequence[str] = DEFAULT_URL, **options: Unpack[ConnectOptions]) -> Client:
     """Connect to a broker, and wait until it has answered.
 
     `url` is a ZeroMQ address such as `tcp://host:9999` or `ipc:///run/malamute.sock`, or a URI such as
@@ -71,16 +52,7 @@ def connect(
     Raises `ConnectTimeout` when no broker answers, `InvalidValue` or `InvalidName` for a wrong URL or
     address, `OutOfSockets` when the process can open no more, and what the broker refuses the session with.
     """
-    opening = open_driver(
-        BlockingDriver,
-        url,
-        address=address,
-        timeout=timeout,
-        software=software,
-        heartbeat=heartbeat,
-        context=context,
-    )
-    return Client(run(opening))
+    return Client(run(open_driver(BlockingDriver, url, **options)))
 
 
 class Client(ClientBase):
@@ -135,38 +107,16 @@ class Client(ClientBase):
         """
         return self._driver.run(self._publish_batch(stream, subjects, bodies, headers_list, timeout))
 
-    def publisher(
-        self,
-        stream: str,
-        *,
-        assurance: str = "stored",
-        batch: int = BATCH_MESSAGES,
-        linger: float = LINGER,
-        timeout: float = PUBLISHER_TIMEOUT,
-    ) -> Publisher:
+    def publisher(self, stream: str, **options: Unpack[PublisherOptions]) -> Publisher:
         """Publish many messages to one stream: batched, pipelined, and confirmed with `stored`.
 
         `batch` is the most messages in a command (64 KiB end one too), `linger` in seconds how long a message
         may wait for others (0: each goes at once), `timeout` in seconds how long to wait for a broker that
         does not confirm.
         """
-        make = partial(Publisher, assurance=assurance, batch=batch, linger=linger, timeout=timeout)
-        return self._driver.do(lambda: make(self._driver, self._to_stream(stream)))
+        return self._driver.do(lambda: Publisher(self._driver, self._to_stream(stream), **options))
 
-    def subscribe(
-        self,
-        stream: str,
-        *patterns: str,
-        where: str = "",
-        start: When = "new",
-        cursor: str = "",
-        committed: bool = False,
-        family: str = "topic",
-        criteria: Criteria | None = None,
-        credit: int = CREDIT,
-        credit_bytes: int = CREDIT_BYTES,
-        timeout: float | None = None,
-    ) -> Subscription:
+    def subscribe(self, stream: str, *patterns: str, **options: Unpack[SubscribeOptions]) -> Subscription:
         """Subscribe to the messages of a stream whose subject meets any of the patterns.
 
         Without patterns all messages come. `family` says how the patterns are to be read: `topic`,
@@ -186,19 +136,7 @@ class Client(ClientBase):
 
         Raises `InvalidName`, `InvalidSelector`, `InvalidValue`, `TooMany`, `TimedOut`.
         """
-        source = self._driver.run(
-            self._subscribe(
-                stream,
-                criteria_of(patterns, family, criteria),
-                where=where,
-                start=start,
-                cursor=cursor,
-                committed=committed,
-                credit=credit,
-                credit_bytes=credit_bytes,
-                timeout=timeout,
-            )
-        )
+        source = self._driver.run(self._subscribe(stream, patterns, **options))
         return Subscription(self._driver, source)
 
     # Mailboxes
@@ -241,28 +179,17 @@ class Client(ClientBase):
         """
         return self._driver.run(self._withdraw(kind, name, correlation, timeout))
 
-    def sender(
-        self,
-        address: str,
-        *,
-        assurance: str = "stored",
-        batch: int = BATCH_MESSAGES,
-        linger: float = LINGER,
-        timeout: float = PUBLISHER_TIMEOUT,
-    ) -> Publisher:
+    def sender(self, address: str, **options: Unpack[PublisherOptions]) -> Publisher:
         """Send many messages to one mailbox, as `publisher` does to a stream."""
-        make = partial(Publisher, assurance=assurance, batch=batch, linger=linger, timeout=timeout)
-        return self._driver.do(lambda: make(self._driver, self._to_mailbox(address)))
+        return self._driver.do(lambda: Publisher(self._driver, self._to_mailbox(address), **options))
 
-    def mailbox(
-        self, *, auto_ack: bool = True, credit: int = MAIL_CREDIT, credit_bytes: int = CREDIT_BYTES
-    ) -> Mailbox:
+    def mailbox(self, *, auto_ack: bool = True, **options: Unpack[MailboxOptions]) -> Mailbox:
         """The mail of this client's address. There is one, so later calls return it again.
 
         `credit` and `credit_bytes` are how much may be here unacknowledged.
         Raises `InvalidValue` for a client without an address.
         """
-        source = self._driver.do(self._open_mailbox, credit, credit_bytes)
+        source = self._driver.do(lambda: self._open_mailbox(**options))
         if self._mailbox is None:
             self._mailbox = Mailbox(self._driver, source, auto_ack=auto_ack)
         self._mailbox.auto_ack = auto_ack
@@ -312,46 +239,20 @@ class Client(ClientBase):
         )
         return Replies(self._driver, pending, self._driver.timeout if timeout is None else timeout)
 
-    def work(
-        self,
-        service: str,
-        *patterns: str,
-        family: str = "topic",
-        criteria: Criteria | None = None,
-        credit: int = 1,
-        credit_bytes: int = UNLIMITED,
-        ack_timeout: Span | None = None,
-        timeout: float | None = None,
-    ) -> Work:
+    def work(self, service: str, *patterns: str, **options: Unpack[WorkOptions]) -> Work:
         """Offer to work on the requests to a service whose subject meets any of the patterns.
 
         `credit` is how many requests may be here unfinished. One that is neither settled nor reported on
         within `ack_timeout` (seconds or a timedelta; None is what the broker is configured for) is given to
         the next worker. Raises as `subscribe` does.
         """
-        chosen = criteria_of(patterns, family, criteria)
-        source = self._driver.run(
-            self._offer(
-                service,
-                chosen,
-                credit=credit,
-                credit_bytes=credit_bytes,
-                ack_timeout=ack_timeout,
-                timeout=timeout,
-            )
-        )
+        source = self._driver.run(self._offer(service, patterns, **options))
         return Work(self._driver, source)
 
     # Handlers
 
     def service(
-        self,
-        name: str,
-        *patterns: str,
-        credit: int = 1,
-        concurrency: int = 1,
-        ack_timeout: Span | None = None,
-        on_error: str = "nak",
+        self, name: str, *patterns: str, **options: Unpack[ServiceOptions]
     ) -> Callable[[ServiceHandler], ServiceHandler]:
         """Decorate a function that answers requests; `run` calls it with each.
 
@@ -364,11 +265,7 @@ class Client(ClientBase):
         At most `concurrency` calls are under way at a time, each in a thread of its own; `credit` is how many
         requests may be here, or `concurrency` if that is more.
         """
-        return self._handler(
-            lambda: self.work(name, *patterns, credit=max(credit, concurrency), ack_timeout=ack_timeout),
-            concurrency=concurrency,
-            on_error=on_error,
-        )
+        return self._service_handler(self.work, name, patterns, **options)
 
     def subscription(
         self, stream: str, *patterns: str, **options: Unpack[SubscribeOptions]
@@ -380,18 +277,14 @@ class Client(ClientBase):
         """
         return self._handler(lambda: self.subscribe(stream, *patterns, **options))
 
-    def on_mail(
-        self, *, credit: int = MAIL_CREDIT, concurrency: int = 1, on_error: str = "nak"
-    ) -> Callable[[MailHandler], MailHandler]:
+    def on_mail(self, **options: Unpack[HandlerOptions]) -> Callable[[MailHandler], MailHandler]:
         """Decorate a function that takes the mail of this client's address; `run` calls it with each.
 
         A message is acknowledged when it returns. `concurrency` and `on_error` are those of `service`, but
         that there is nothing to reply to: `reply` acknowledges it.
         """
-        return self._handler(
-            lambda: self.mailbox(auto_ack=False, credit=credit).__enter__(),
-            concurrency=concurrency,
-            on_error=on_error,
+        return self._mail_handler(
+            lambda credit: self.mailbox(auto_ack=False, credit=credit).__enter__(), **options
         )
 
     def run(self) -> None:
