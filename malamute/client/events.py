@@ -1,6 +1,6 @@
-"""What a session tells its user besides messages: small values, handed to `client.on_event`.
+"""What a session reports to its program besides messages: small values, handed to `client.on_event`.
 
-Without a handler of the user's own, `log_event` writes them to the standard logger `malamute`.
+Without a handler of the program's own, `log_event` writes them to the standard logger `malamute`.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ _logger = logging.getLogger("malamute")
 
 
 class Connected(NamedTuple):
-    """The session is open. `resumed` tells that the broker still knew it from an earlier connection."""
+    """The session is open. `resumed`: the broker still knew it from an earlier connection."""
 
     broker: str
     resumed: bool
 
 
 class Lost(NamedTuple):
-    """The connection broke, or the session has to be opened anew. It mends by itself."""
+    """The connection broke, or the session has to be opened anew. The client reconnects by itself."""
 
     reason: str
 
@@ -29,17 +29,17 @@ class Lost(NamedTuple):
 class Restored(NamedTuple):
     """The broker was restored from a backup since this session was last connected.
 
-    What was confirmed after the backup was made may be no more. Subscriptions are told by a `Gap` each.
+    What was confirmed after the backup was made may be lost. Each subscription gets a `Gap`.
     """
 
     broker: str
 
 
 class Gap(NamedTuple):
-    """The messages of a stream from `first` to `last` cannot be had by one subscription, and why.
+    """The messages of a stream from `first` to `last` are unavailable to one subscription; `reason` is why.
 
-    With the reason `taken-back`, and with `restored` up to the last message that came, the subscription has
-    had them: the broker has lost them since.
+    With the reason `taken-back`, and with `restored` up to the last message that was delivered, the
+    subscription has had them: the broker has lost them since.
     """
 
     stream: str
@@ -57,16 +57,16 @@ class Switched(NamedTuple):
 
 
 class Slow(NamedTuple):
-    """A subscription fell behind: it was live, and `waiting` messages are here that nobody takes."""
+    """A subscription fell behind: it was live, and `waiting` messages are here that nobody consumes."""
 
     stream: str
     waiting: int
 
 
 class Recalled(NamedTuple):
-    """The broker took mail or requests back that are not finished, and why.
+    """The broker took back mail or requests that are not settled; `reason` is why.
 
-    `queue` is the service, or the address of the mailbox. With the reason `timeout` they come again, to
+    `queue` is the service, or the address of the mailbox. With the reason `timeout` they are redelivered to
     whoever is next; with `expired`, `withdrawn` and `purged` they are over.
     """
 
@@ -96,10 +96,10 @@ _LEVELS: dict[type, int] = {
 
 
 def log_event(event: Event) -> None:
-    """Write an event to the logger `malamute`: warnings for what went wrong, information for the rest.
+    """Write an event to the logger `malamute`: as a warning when something went wrong, else as information.
 
-    The record has the fields of the event as attributes of its own, besides its words, so that a formatter
-    for programs, such as `structlog.stdlib.ProcessorFormatter` behind `ExtraAdder`, shows them one by one.
+    The record has the fields of the event as attributes of its own, so that a formatter for programs, such as
+    `structlog.stdlib.ProcessorFormatter` behind `ExtraAdder`, shows them one by one.
     """
     fields = {name: str(value) if name == "error" else value for name, value in event._asdict().items()}
     _logger.log(_LEVELS[type(event)], "%s", event, extra={"event_type": type(event).__name__, **fields})

@@ -154,7 +154,12 @@ class RequestOptions(MessageOptions, total=False):
 
 
 def milliseconds(span: Span) -> int:
-    """A span on the wire; a part of a millisecond counts as a whole. Raises `InvalidValue`."""
+    """Return a duration in milliseconds, as the protocol has it; a part of a millisecond counts as a whole.
+
+    Raises:
+        InvalidValue: it is no duration, or negative.
+
+    """
     if not isinstance(span, timedelta):
         if isinstance(span, bool) or not isinstance(span, int | float):
             raise InvalidValue(f"a time is seconds or a timedelta, not {span!r}")
@@ -168,7 +173,12 @@ def milliseconds(span: Span) -> int:
 
 
 def nanoseconds(moment: datetime) -> int:
-    """A moment on the wire, counted from 1970. Raises `InvalidValue`."""
+    """Return a moment in nanoseconds since 1970, as the protocol has it.
+
+    Raises:
+        InvalidValue: it is no datetime.
+
+    """
     if not isinstance(moment, datetime):
         raise InvalidValue(f"a moment is a datetime, not {moment!r}")
     moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
@@ -183,9 +193,13 @@ _CONVERT: dict[str, Callable[[Any], Any]] = {
 
 
 def properties_of(options: Any) -> dict[str, Any]:
-    """The properties of a message with these options. Raises `InvalidValue` for what cannot be told.
+    """Return the properties of a message with these options.
 
-    Whether a value is within its range is for the broker to say.
+    Whether a value is in its range is for the broker to say.
+
+    Raises:
+        InvalidValue: an option is of the wrong type, or two exclude each other.
+
     """
     if "delay" in options and "at" in options:
         raise InvalidValue("a message has a delay or a moment (at), not both")
@@ -197,7 +211,12 @@ def properties_of(options: Any) -> dict[str, Any]:
 
 
 def start_words(when: When) -> str:
-    """The words of the protocol for a start. Raises `InvalidValue` when it is none."""
+    """Return a start in the words of the protocol.
+
+    Raises:
+        InvalidValue: it is no start.
+
+    """
     if isinstance(when, datetime):
         words = f"time:{nanoseconds(when)}"
     elif isinstance(when, timedelta):

@@ -77,12 +77,15 @@ class Connecting:
 
 
 def connect(url: str | Sequence[str] = DEFAULT_URL, **options: Unpack[ConnectOptions]) -> Connecting:
-    """Connect to a broker, and wait until it has answered. As `malamute.connect`."""
+    """Connect to a broker, as `malamute.connect`. To be awaited, or used in `async with`."""
     return Connecting(open_driver(AioDriver, url, **options))
 
 
 class Client(ClientBase):
-    """A connection to a broker. Made by `connect`; a context manager that closes it at the end."""
+    """A connection to a broker. Made by `connect`; a context manager that closes it at the end.
+
+    The calls, their options, results and errors are those of `malamute.Client`.
+    """
 
     _driver: AioDriver
     _mailbox: Mailbox | None
@@ -103,7 +106,7 @@ class Client(ClientBase):
         assurance: str = "none",
         timeout: float | None = None,
     ) -> int:
-        """Publish one message; with the assurance `stored`, wait until it is, and tell its sequence."""
+        """Publish one message, and return its sequence; with the assurance `stored`, when it is durable."""
         if assurance == "none" and self._publish_fast_path(stream, subject, body, headers):
             return 0
         return await self._publish(stream, subject, body, headers, assurance=assurance, timeout=timeout)
@@ -117,17 +120,17 @@ class Client(ClientBase):
         *,
         timeout: float | None = None,
     ) -> int:
-        """Publish messages as one command; when it is stored, the sequence of the first one."""
+        """Publish messages as one command, stored as a whole or not at all; return the first sequence."""
         return await self._publish_batch(stream, subjects, bodies, headers_list, timeout)
 
     def publisher(self, stream: str, **options: Unpack[PublisherOptions]) -> Publisher:
-        """Publish many messages to one stream: batched, pipelined, and confirmed with `stored`."""
+        """Return a publisher of many messages to one stream: batched and pipelined."""
         return Publisher(self._driver, self._to_stream(stream), **options)
 
     def subscribe(
         self, stream: str, *patterns: str, **options: Unpack[SubscribeOptions]
     ) -> Opening[Subscription, Message]:
-        """Subscribe to the messages of a stream whose subject meets any of the patterns."""
+        """Subscribe to the messages of a stream whose subject matches any of the patterns."""
         return Opening(self._subscription(self._subscribe(stream, patterns, **options)))
 
     async def _subscription(self, call: Coroutine[Any, Any, Any]) -> Subscription:
@@ -146,7 +149,7 @@ class Client(ClientBase):
         timeout: float | None = None,
         **options: Unpack[SendOptions],
     ) -> Sent:
-        """Send one message to a mailbox, whether its owner is there or not."""
+        """Send one message to a mailbox, whether its owner is connected or not."""
         command, tracking = await self._send(
             address, subject, body, headers, assurance=assurance, timeout=timeout, options=options
         )
@@ -155,15 +158,15 @@ class Client(ClientBase):
     async def withdraw(
         self, kind: str, name: str, correlation: int | str, *, timeout: float | None = None
     ) -> int:
-        """Take back what this client sent under a correlation, as far as nobody has settled it."""
+        """Withdraw the messages that this client sent under a correlation and that are not settled."""
         return await self._withdraw(kind, name, correlation, timeout)
 
     def sender(self, address: str, **options: Unpack[PublisherOptions]) -> Publisher:
-        """Send many messages to one mailbox, as `publisher` does to a stream."""
+        """Return a publisher of many messages to one mailbox, as `publisher` does for a stream."""
         return Publisher(self._driver, self._to_mailbox(address), **options)
 
     def mailbox(self, *, auto_ack: bool = True, **options: Unpack[MailboxOptions]) -> Mailbox:
-        """The mail of this client's address. There is one, so later calls return it again."""
+        """Return the mailbox of this client's address. There is one: later calls return it again."""
         source = self._open_mailbox(**options)
         if self._mailbox is None:
             self._mailbox = Mailbox(self._driver, source, auto_ack=auto_ack)
@@ -171,7 +174,7 @@ class Client(ClientBase):
         return self._mailbox
 
     async def receive(self, timeout: float | None = None) -> Mail:
-        """The next mail, acknowledged when the one after it is asked for or the client is closed."""
+        """Return the next mail. It is acknowledged when the one after it is asked for."""
         mailbox = self._mailbox
         if mailbox is None or mailbox.closed:
             mailbox = self.mailbox()
@@ -190,9 +193,10 @@ class Client(ClientBase):
         assurance: str = "stored",
         **options: Unpack[RequestOptions],
     ) -> Opening[Replies, Mail]:
-        """Ask a service. The result is the iterator of the replies, and it ends after the final one.
+        """Send a request to a service.
 
-        It is asked when this is awaited or entered, or when the first reply is asked for.
+        The result is the iterator of its replies, which ends after the final one. The request is sent when
+        the result is awaited or entered, or when the first reply is asked for.
         """
         call = self._request(
             service, subject, body, headers, assurance=assurance, timeout=timeout, options=options
@@ -203,7 +207,7 @@ class Client(ClientBase):
         return Replies(self._driver, await call, self._driver.timeout if timeout is None else timeout)
 
     def work(self, service: str, *patterns: str, **options: Unpack[WorkOptions]) -> Opening[Work, Request]:
-        """Offer to work on the requests to a service whose subject meets any of the patterns."""
+        """Offer to work on the requests to a service whose subject matches any of the patterns."""
         return Opening(self._work(self._offer(service, patterns, **options)))
 
     async def _work(self, call: Coroutine[Any, Any, Any]) -> Work:
@@ -220,11 +224,11 @@ class Client(ClientBase):
     def subscription(
         self, stream: str, *patterns: str, **options: Unpack[SubscribeOptions]
     ) -> Callable[[MessageHandler], MessageHandler]:
-        """Decorate a coroutine function that takes the messages of a subscription, in order."""
+        """Decorate a coroutine function that handles the messages of a subscription, in order."""
         return self._handler(lambda: self.subscribe(stream, *patterns, **options))
 
     def on_mail(self, **options: Unpack[HandlerOptions]) -> Callable[[MailHandler], MailHandler]:
-        """Decorate a coroutine function that takes the mail of this client's address."""
+        """Decorate a coroutine function that handles the mail of this client's address."""
 
         async def open_mailbox(credit: int) -> Mailbox:
             return await self.mailbox(auto_ack=False, credit=credit).__aenter__()
@@ -232,9 +236,9 @@ class Client(ClientBase):
         return self._mail_handler(open_mailbox, **options)
 
     async def run(self) -> None:
-        """Call the decorated functions with what comes, until `stop` is called, or this is cancelled.
+        """Call the decorated functions with what is delivered, until `stop` is called, or this is cancelled.
 
-        Handlers at work when `stop` is called are waited for.
+        Returns when the handlers that were at work have returned. Raises as `malamute.Client.run`.
         """
         self._driver.check()
         self._stopped = asyncio.Event()
@@ -246,14 +250,14 @@ class Client(ClientBase):
             self._stopped.set()
 
     def drain(self) -> None:
-        """Take nothing more, so that the program can come to its end. It does not wait; `run` returns too."""
+        """Begin a graceful shutdown: consume no more messages. It does not wait; `run` returns, too."""
         super().drain()
         self.stop()
 
     # The connection
 
     async def query(self, topic: str, *, timeout: float | None = None, **arguments: Any) -> Any:
-        """Ask the broker about itself. docs/protocol.md lists the topics."""
+        """Query the broker. docs/protocol.md lists the topics."""
         return await self._ask(topic, arguments, timeout, change=False)
 
     async def change(self, topic: str, *, timeout: float | None = None, **arguments: Any) -> Any:

@@ -1,7 +1,7 @@
-"""What an asyncio program takes messages from: subscriptions, the mailbox, replies, and requests to work on.
+"""What an asyncio program receives from: subscriptions, the mailbox, replies, and requests to work on.
 
-As `malamute.client.sync.consumers` has them: what waits is awaited, and what does not is not. Several tasks
-may take from one subscription or offer, and each message goes to one of them.
+As in `malamute.client.sync.consumers`: what waits is awaited, and what does not is not. Several tasks may
+receive from one subscription or offer, and each message goes to one of them.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ class _Scope:
 
 
 class Subscription(SubscriptionBase, _Scope):
-    """The messages of a stream that meet the criteria, in order. Made by `Client.subscribe`."""
+    """The messages of a stream that match the patterns, in order. Made by `Client.subscribe`."""
 
     def __aiter__(self) -> Self:
-        """Every message as it comes, waiting without end. It stops when the subscription is cancelled."""
+        """Yield every message as it is delivered. It stops when the subscription is cancelled."""
         return self
 
     async def __anext__(self) -> Message:
@@ -49,25 +49,41 @@ class Subscription(SubscriptionBase, _Scope):
         raise StopAsyncIteration
 
     async def receive(self, timeout: float | None = None) -> Message:
-        """The next message. Raises `TimedOut` after `timeout` seconds (None: it waits without end)."""
+        """Return the next message. `timeout` is in seconds; None waits without end.
+
+        Raises:
+            TimedOut: no message came in time.
+            Closed: the subscription is cancelled, and nothing is left of it.
+
+        """
         return await self._receive(timeout)
 
     async def take(self, most: int, timeout: float | None = None) -> list[Message]:
-        """Up to `most` of the next messages: what is there, after waiting for one at least."""
+        """Return up to `most` of the next messages: those that are here, after waiting for one at least.
+
+        The list is empty when none came within `timeout` seconds (None waits without end), or when the
+        subscription is cancelled.
+        """
         return await self._take(most, timeout)
 
     def batches(self, most: int = 1000) -> Batches:
-        """Lists of up to `most` messages as they come. It stops when the subscription is cancelled."""
+        """Yield lists of up to `most` messages. It stops when the subscription is cancelled."""
         return Batches(self, most)
 
     async def columns(
         self, timeout: float | None = None, *, enough: Callable[[], object] = bool
     ) -> Columns | None:
-        """The next run of messages by columns; None at the end, or when `enough()` says so."""
+        """Return the next run of messages as columns; None at the end, or when `enough()` is true."""
         return await self._columns(timeout, enough)
 
     async def commit(self, message: Message | int, *, timeout: float | None = None) -> None:
-        """Tell the broker to keep, under the subscription's cursor, that all up to a message is done with."""
+        """Advance the subscription's cursor on the broker behind a message, and wait until that is durable.
+
+        Raises:
+            InvalidValue: the subscription has no cursor.
+            TimedOut: the confirmation did not come in time.
+
+        """
         await self._commit(message, timeout)
 
 
@@ -90,9 +106,9 @@ class Batches:
 class Mailbox(MailboxBase, _Scope):
     """The mail of the client's address, in order. Made by `Client.mailbox`.
 
-    With `auto_ack` a message is acknowledged when the next one is asked for: that is for one task. Without,
-    several may take from it, and each acknowledges its own. At the end of the last of its blocks it is
-    closed: what came and was not taken goes back as if it had never been delivered.
+    With `auto_ack` a message is acknowledged when the next one is asked for: that is for one task. Without
+    it, several may receive from the mailbox, and each acknowledges its own messages. It is closed at the end
+    of the last of its blocks: mail that was not handed out goes back as if it had never been delivered.
     """
 
     async def __aenter__(self) -> Self:
@@ -100,14 +116,20 @@ class Mailbox(MailboxBase, _Scope):
         return self
 
     def __aiter__(self) -> Self:
-        """Every message as it comes, waiting without end."""
+        """Yield every message as it is delivered."""
         return self
 
     async def __anext__(self) -> Mail:
         return await self._receive(None)
 
     async def receive(self, timeout: float | None = None) -> Mail:
-        """The next message. Raises `TimedOut` after `timeout` seconds (None: it waits without end)."""
+        """Return the next message. `timeout` is in seconds; None waits without end.
+
+        Raises:
+            TimedOut: no mail came in time.
+            Closed: the mailbox is closed.
+
+        """
         return await self._receive(timeout)
 
     async def __aexit__(
@@ -133,7 +155,14 @@ class Request(ServiceRequest):
         final: bool = True,
         assurance: str = "none",
     ) -> Receipt:
-        """Send a reply; a final one completes the request, any number of others may come before it."""
+        """Send a reply. A final one completes the request; any number of others may come before it.
+
+        Raises:
+            NotOutstanding: the request is completed already.
+            InvalidValue: a header or the body cannot be sent.
+            TooLarge: the reply exceeds a limit.
+
+        """
         return await self._work.answer(self, body, headers, final=final, assurance=assurance)
 
 
@@ -141,7 +170,7 @@ class Work(WorkerBase, _Scope):
     """Requests to a service, each to be answered. Made by `Client.work`."""
 
     def __aiter__(self) -> Self:
-        """Every request as it comes, waiting without end. It stops when the offer is cancelled."""
+        """Yield every request as it is delivered. It stops when the offer is cancelled."""
         return self
 
     async def __anext__(self) -> Request:
@@ -151,7 +180,13 @@ class Work(WorkerBase, _Scope):
         return Request(*item, self)
 
     async def receive(self, timeout: float | None = None) -> Request:
-        """The next request. Raises `TimedOut` after `timeout` seconds (None: it waits without end)."""
+        """Return the next request. `timeout` is in seconds; None waits without end.
+
+        Raises:
+            TimedOut: no request came in time.
+            Closed: the offer is cancelled.
+
+        """
         item = await self._next(timeout, "no request")
         if item is None:
             raise Closed("the offer to work is cancelled")
@@ -166,7 +201,7 @@ class Work(WorkerBase, _Scope):
 
 
 class Replies(ReplyStream, _Scope):
-    """The replies to one request, as they come. Made by `Client.request`."""
+    """The replies to one request, as they are delivered. Made by `Client.request`."""
 
     def __aiter__(self) -> Self:
         return self
@@ -178,7 +213,13 @@ class Replies(ReplyStream, _Scope):
         return reply
 
     async def wait(self, timeout: float | None = None) -> str:
-        """Wait for the outcome of a request with the assurance `confirmed`, and tell it."""
+        """Wait for the outcome of a request with the assurance `confirmed`, and return it.
+
+        Raises:
+            TimedOut: the outcome did not come in time.
+            MalamuteError: the broker refused the request with this error.
+
+        """
         return await self._outcome(timeout)
 
 

@@ -13,13 +13,13 @@ from malamute.protocol.batch import Body, Headers
 
 
 class Publisher(PublisherBase):
-    """As `malamute.client.sync.publisher.Publisher`, with a timer that sends what lingers."""
+    """As `malamute.Publisher`, with a timer that sends what lingers."""
 
     async def publish(self, subject: str, body: Body, headers: Headers | None = None) -> Receipt:
-        """Publish one message. It does not wait, unless the window is full.
+        """Publish one message, and return its receipt. The call does not wait, unless the window is full.
 
-        Raises as in blocking programs. When it raises, or is cancelled before it returns, and the message
-        was not refused, it is published or not as a whole.
+        Raises as `malamute.Publisher.publish`. When it raises, or is cancelled before it returns, and the
+        message was not refused, the message is published or not as a whole.
         """
         command, place = await self._publish(subject, body, headers)
         if self._batch.records:
@@ -32,15 +32,15 @@ class Publisher(PublisherBase):
         bodies: Sequence[Body],
         headers_list: Sequence[Headers | None] | None = None,
     ) -> None:
-        """Publish many messages, given as columns of one length. `flush` tells when they are stored."""
+        """Publish many messages, given as columns of one length. `flush` waits until they are durable."""
         await self._publish_many(subjects, bodies, headers_list)
 
     async def flush(self, timeout: float | None = None) -> None:
-        """Send what is left, and wait until all of it is confirmed if that was asked for."""
+        """Send what is left, and wait until all of it is confirmed, with the assurance `stored`."""
         await self._flush(timeout)
 
     async def close(self) -> None:
-        """Flush, for the last time. Raises as `flush` does."""
+        """Flush for the last time. Raises as `flush`."""
         await self._close()
 
     async def __aenter__(self) -> Self:

@@ -1,6 +1,6 @@
 """The calls of a client, written once for both edges: what is asked of the session, and what is waited for.
 
-`sync` and `aio` add their signatures, and the kinds of consumers and publishers that they hand out.
+`sync` and `aio` add their signatures, and the consumers and publishers that they hand out.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def _software() -> str:
 
 
 class ClientBase:
-    """A connection to a broker."""
+    """A connection to a broker. What both edges share of it."""
 
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
@@ -124,7 +124,7 @@ class ClientBase:
 
     @property
     def url(self) -> str:
-        """Where it is connected to, or tries to be."""
+        """The URL that it is connected to, or tries to connect to."""
         return self._driver.connection.url
 
     @property
@@ -144,10 +144,11 @@ class ClientBase:
 
     @property
     def on_event(self) -> Callable[[Event], object]:
-        """What is called with each event, in the client's thread, from within whatever call is under way.
+        """The function that is called with each event, in the client's thread.
 
-        An exception that it raises comes out of that call; on an event loop it goes to the loop's handler
-        where no call is under way. By default events go to the logger `malamute`.
+        It is called within the call that is under way, which raises what it raises; on an event loop an
+        exception goes to the loop's handler where no call is under way. By default events go to the logger
+        `malamute`.
         """
         return self._driver.on_event
 
@@ -463,11 +464,12 @@ class ClientBase:
             driver.close()
 
     def drain(self) -> None:
-        """Take nothing more, so that the program can come to its end. It does not wait.
+        """Begin a graceful shutdown: consume no more messages. The call does not wait.
 
-        Subscriptions end after what has come; requests that wait here go back untouched, and mail does so at
-        the end. What is in hand can still be settled, and everything can still be published. `close` does
-        the rest. It may be called by a signal handler, and does nothing when the client has ended.
+        Subscriptions end after what was already delivered. Requests that wait here go back unread, and so
+        does mail when its block ends. What is in hand can still be settled, and everything can still be
+        published; `close` does the rest. It may be called by a signal handler, and does nothing once the
+        client has ended.
         """
         self._driver.check_owner()
         self._driver.drain()

@@ -1,7 +1,7 @@
-"""What a consumer holds in its hands: one message.
+"""The messages that a program is handed: `Message`, `Mail`, and what both edges share of a request.
 
-A message is made by column, at about a tenth of a microsecond; its headers and body stay packed until
-somebody looks at them. Mail and requests have somebody to answer to: the owner that handed them out.
+A message is made from columns, in about a tenth of a microsecond; its headers and body stay packed until they
+are read. Mail and requests are settled through their *owner*, the consumer that handed them out.
 """
 
 from __future__ import annotations
@@ -21,7 +21,11 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class Message:
-    """One message: `sequence`, `time_ns` (the broker's, UTC), `sender`, `subject`, `headers`, `body`."""
+    """One message.
+
+    `sequence` is its number in the stream or queue, `time_ns` when the broker accepted it, in nanoseconds
+    since 1970 (UTC), `sender` the address of its sender or empty, `subject` its subject.
+    """
 
     __slots__ = ("_opened", "_record", "sender", "sequence", "subject", "time_ns")
 
@@ -40,14 +44,23 @@ class Message:
 
     @property
     def headers(self) -> dict[str, Any]:
-        """The headers; empty when there are none. Raises `Malformed` when the record is none."""
+        """The headers; empty when there are none.
+
+        Raises:
+            Malformed: the record is damaged.
+
+        """
         return self._open()[0]
 
     def header(self, name: str, kind: type[Value], default: Value | None = None) -> Value:
-        """One header that has to be of a type: `str`, `int`, `float` (an int will do) or `bool`.
+        """Return one header, which has to be of a type: `str`, `int`, `float` (an int will do) or `bool`.
 
-        Without it the result is the default. Raises `InvalidValue` when it is of another type, or is not
-        there and has no default.
+        `default` is the result when the header is missing.
+
+        Raises:
+            InvalidValue: the header is of another type, or is missing and has no default.
+            Malformed: the record is damaged.
+
         """
         value = self._open()[0].get(name, default)
         if type(value) is int and kind is float:
@@ -63,13 +76,13 @@ class Message:
 
     @property
     def body(self) -> bytes:
-        """The body as one piece of bytes; its frames joined when there are several."""
+        """The body as one piece; its frames are joined when there are several."""
         frames = self._open()[1]
         return frames[0] if len(frames) == 1 else b"".join(frames)
 
     @property
     def time(self) -> datetime:
-        """When the broker accepted it, in UTC and to the microsecond; `time_ns` has the nanoseconds."""
+        """When the broker accepted it, in UTC, to the microsecond; `time_ns` has the nanoseconds."""
         return _EPOCH + timedelta(microseconds=self.time_ns // 1000)
 
     def __repr__(self) -> str:
@@ -78,23 +91,26 @@ class Message:
 
 
 class Owner(Protocol):
-    """Whoever handed out mail or a request, and is told what became of it."""
+    """The consumer that handed out mail or a request, and settles it on the wire."""
 
     def finish(self, message: Mail, reason: str | None = None) -> None:
-        """It is done with: acknowledge it, or reject it with a reason."""
+        """Acknowledge it, or reject it with a reason."""
 
     def give_back(self, message: Mail, delay: int) -> None:
-        """It is to come again, after `delay` milliseconds; -1 is for the broker to say."""
+        """Have it redelivered after `delay` milliseconds; with -1 after the broker's backoff."""
 
     def release(self, message: Mail) -> None:
-        """It was not looked at."""
+        """Have it redelivered at once, as if it had never been delivered."""
 
     def report(self, message: Mail) -> None:
-        """It is still worked on."""
+        """Report that it is still worked on."""
 
 
 class Mail(Message):
-    """A message of a mailbox, or a reply. `attempts` counts its deliveries, this one included."""
+    """A message of a mailbox, or a reply. `attempts` counts its deliveries, this one included.
+
+    `properties` are what the broker delivered beside the record.
+    """
 
     __slots__ = ("_owner", "attempts", "properties")
 
@@ -121,7 +137,7 @@ class Mail(Message):
 
     @property
     def correlation(self) -> int | str | None:
-        """What its sender or the request gave to find it by; None when there is nothing."""
+        """The correlation that its sender or the request gave it; None when there is none."""
         return self.properties.get("correlation")
 
     @property
@@ -131,45 +147,54 @@ class Mail(Message):
 
     @property
     def outcome(self) -> str:
-        """For word of what became of a tracked message: how it ended. `Delivery.outcome` has the words."""
+        """For the report of a tracked message: how that was settled. `Delivery.outcome` has the words."""
         return str(self.properties.get("outcome", ""))
 
     @property
     def settled(self) -> bool:
-        """Whether it was acknowledged, given back, rejected, or answered for good."""
+        """Whether it was acknowledged, given back, rejected, or answered with a final reply."""
         return self._owner is None
 
     # What can be said of a message. None of it waits, and only the first settles it.
 
     def ack(self) -> None:
-        """Acknowledge it: the broker removes it. Acknowledging twice does nothing."""
+        """Acknowledge it: the broker removes it. A duplicate acknowledgement does nothing."""
         if owner := self._settle():
             owner.finish(self)
 
     def nak(self, delay: Span | None = None) -> None:
-        """Give it back: it comes again, to whoever is next, after `delay` (seconds, or a timedelta).
+        """Give it back to be redelivered, to whoever is next, after `delay` (seconds, or a timedelta).
 
-        Without a delay the broker waits longer from attempt to attempt, and after the last one that it is
-        configured for the message becomes a dead letter.
+        Without a delay the broker's backoff grows with each attempt; after the last attempt that the broker
+        is configured for, the message becomes a dead letter.
+
+        Raises:
+            InvalidValue: the delay is no duration.
+
         """
         wait = -1 if delay is None else milliseconds(delay)
         if owner := self._settle():
             owner.give_back(self, wait)
 
     def reject(self, reason: str = "") -> None:
-        """Refuse it for good: it becomes a dead letter. Its sender can learn the reason."""
+        """Reject it for good: it becomes a dead letter. A sender that tracks it is given the reason.
+
+        Raises:
+            InvalidValue: the reason is no text, or too long.
+
+        """
         if not isinstance(reason, str) or len(reason.encode()) > TEXT_BYTES_MAX:
             raise InvalidValue(f"a reason is text of at most {TEXT_BYTES_MAX} bytes")
         if owner := self._settle():
             owner.finish(self, reason)
 
     def release(self) -> None:
-        """Give it back untouched: it comes again at once, and this does not count as an attempt."""
+        """Give it back unread: it is redelivered at once, and this does not count as an attempt."""
         if owner := self._settle():
             owner.release(self)
 
     def in_progress(self) -> None:
-        """Report that it is still worked on: the time that it may take begins anew."""
+        """Report that it is still worked on: its ack timeout begins anew."""
         if self._owner is not None:
             self._owner.report(self)
 
@@ -184,10 +209,15 @@ class ServiceRequest(Mail):
     __slots__ = ()
 
     def check_open(self) -> None:
-        """Raise `NotOutstanding` when it was completed."""
+        """Check that it has no final reply yet.
+
+        Raises:
+            NotOutstanding: it is completed.
+
+        """
         if self._owner is None:
             raise NotOutstanding(f"the request {self.sequence} has its final reply already")
 
     def completed(self) -> None:
-        """It has its final reply. To be called by its owner."""
+        """Mark it as completed by its final reply. To be called by its owner."""
         self._owner = None

@@ -1,7 +1,7 @@
-"""What became of a message, for those who sent it: receipts, and the outcomes of what is tracked.
+"""What became of a message, for its sender: receipts, and the outcomes of tracked messages.
 
-A receipt is a command and a place in it. The sequence of a message follows from the first of its command by
-counting.
+A receipt is a command and a place in it. The sequence of a message follows from the first one of its command
+by counting.
 """
 
 from __future__ import annotations
@@ -26,15 +26,18 @@ class Confirmation:
 
     @property
     def error(self) -> MalamuteError | None:
-        """Why it was refused; None while there is no answer, or when it is stored."""
+        """Why the broker refused it; None while there is no answer, and when it is durable."""
         return self._command.error
 
     @property
     def sequence(self) -> int:
-        """Its sequence in the stream; 0 as long as it is not confirmed, or where there is none to tell.
+        """Its sequence in the stream; 0 until it is confirmed, and where there is none.
 
-        None is told of mail and requests, and of a publish that was confirmed again after a broken
-        connection. Raises the error of a message that was refused.
+        There is none for mail and requests, and for a publish that was confirmed again after a reconnect.
+
+        Raises:
+            MalamuteError: the broker refused the message with this error.
+
         """
         if self._command.error is not None:
             raise self._command.error
@@ -47,7 +50,7 @@ class Confirmation:
 
 
 class Tracking:
-    """A message whose sender wants to know its end: the name it goes by, and the outcome when it is known."""
+    """A message whose sender waits for its outcome: the name it goes by, and the outcome once it is known."""
 
     __slots__ = ("command", "outcome", "reason", "tracker")
 
@@ -64,7 +67,7 @@ class Tracking:
 
 
 class Delivery:
-    """What became of a message to a mailbox, or of a request. What both edges share."""
+    """What became of a message to a mailbox, or of a request. What both edges share of it."""
 
     __slots__ = ("_command", "_tracking")
 
@@ -74,7 +77,7 @@ class Delivery:
 
     @property
     def done(self) -> bool:
-        """Whether there is nothing more to be known: with `confirmed` the outcome, else the confirmation."""
+        """Whether nothing more will be known: with `confirmed` the outcome is, else the confirmation."""
         return self._command.done if self._tracking is None else self._tracking.done
 
     @property
@@ -84,15 +87,19 @@ class Delivery:
 
     @property
     def error(self) -> MalamuteError | None:
-        """Why the broker refused it; None while there is no answer, or when it was taken."""
+        """Why the broker refused it; None while there is no answer, and when it was accepted."""
         return self._command.error
 
     @property
     def outcome(self) -> str:
-        """How it ended: `acknowledged`, `expired`, `rejected`, `dead-lettered`, `withdrawn` or `purged`.
+        """How it was settled.
 
-        Empty as long as that is not known, and without the assurance `confirmed`. Raises the error of a
-        message that was refused.
+        `acknowledged`, `expired`, `rejected`, `dead-lettered`, `withdrawn` or `purged`. Empty until that is
+        known, and without the assurance `confirmed`.
+
+        Raises:
+            MalamuteError: the broker refused the message with this error.
+
         """
         if self._command.error is not None:
             raise self._command.error
@@ -100,7 +107,7 @@ class Delivery:
 
     @property
     def reason(self) -> str:
-        """The words that came with the outcome, such as those of a rejection."""
+        """The reason that came with the outcome, such as that of a rejection."""
         return "" if self._tracking is None else self._tracking.reason
 
     def __repr__(self) -> str:

@@ -1,7 +1,7 @@
 """The edge for blocking programs: `connect` and `Client`.
 
-Every call is one thing asked of the pure session and, where the answer matters, a wait for it. A broken
-connection is not seen by a call that waits: it goes on when the connection is mended, until its time is over.
+Every call asks one thing of the pure session and waits for the answer where it matters. A call that waits
+does not notice a broken connection: it goes on when the client has reconnected, until its time is over.
 """
 
 from __future__ import annotations
@@ -40,23 +40,28 @@ def connect(url: str | Sequence[str] = DEFAULT_URL, **options: Unpack[ConnectOpt
     """Connect to a broker, and wait until it has answered.
 
     `url` is a ZeroMQ address such as `tcp://host:9999` or `ipc:///run/malamute.sock`, or a URI such as
-    `malamute://host`; or several, as a sequence or with commas between them, which are tried in this order,
-    now and whenever the connection has broken. A URI may go on with `/stream/NAME`, `/mailbox/NAME` or
-    `/service/NAME`: it leads to the broker that has it, and `malamute.Uri.parse` tells the name.
-    `address` is the name of the client's mailbox and what it is known by as a sender; without one it is
-    anonymous. `timeout` is in seconds, for connecting and for every later call that waits for the broker and
-    is not given another. `software` is what the broker shows as the client's name.
-    Every `heartbeat` seconds a thread of the library asks the broker for a sign of life; both take the
-    connection for broken when nothing has come for three of them.
+    `malamute://host`. Several of them, as a sequence or separated by commas, are tried in this order, now and
+    at every reconnect. A URI may end with `/stream/NAME`, `/mailbox/NAME` or `/service/NAME`: only its broker
+    counts here, and `malamute.Uri.parse` returns the name. `ConnectOptions` describes the options.
 
-    Raises `ConnectTimeout` when no broker answers, `InvalidValue` or `InvalidName` for a wrong URL or
-    address, `OutOfSockets` when the process can open no more, and what the broker refuses the session with.
+    Raises:
+        ConnectTimeout: no broker answered in time.
+        InvalidValue: a URL or an option is wrong.
+        InvalidName: the address or a URI is wrong.
+        OutOfSockets: the process can open no more sockets.
+        Refused: the broker refused the session.
+
     """
     return Client(run(open_driver(BlockingDriver, url, **options)))
 
 
 class Client(ClientBase):
-    """A connection to a broker. Made by `connect`; a context manager that closes it at the end."""
+    """A connection to a broker. Made by `connect`; a context manager that closes it at the end.
+
+    A client belongs to the thread that made it. Every call raises `Closed` when the client is closed, the
+    error that ended the session when one did, and `LinkError` in another thread or after a fork. A `timeout`
+    is in seconds; None is the client's own.
+    """
 
     _driver: BlockingDriver
     _mailbox: Mailbox | None
@@ -77,13 +82,20 @@ class Client(ClientBase):
         assurance: str = "none",
         timeout: float | None = None,
     ) -> int:
-        """Publish one message.
+        """Publish one message, and return its sequence.
 
-        With the assurance `none` it is sent and forgotten: a refusal is an event, and the result is 0.
-        With `stored` the call returns when the message is on the broker's disk, and tells its sequence (0 if
-        it was confirmed over a broken connection). `publisher` is much faster for many messages.
+        `assurance` is `none` or `stored`. With `none` the call does not wait: a refusal is an event, and the
+        result is 0. With `stored` it returns when the message is durable; the result is 0 only if it was
+        confirmed again after a reconnect. `publisher` is much faster for many messages.
 
-        Raises `InvalidValue`, `InvalidName`, `TooLarge`, `TimedOut`, and what the broker refuses it with.
+        Raises:
+            InvalidName: the stream is no valid name.
+            InvalidValue: the subject, a header or the body cannot be sent.
+            TooLarge: the subject or the message exceeds a limit.
+            TimedOut: the confirmation did not come in time.
+            TryLater: the window of unconfirmed commands is full, or the broker is.
+            ConnectionLost: the broker is away, and no more can be kept for it.
+
         """
         if assurance == "none" and self._publish_fast_path(stream, subject, body, headers):
             return 0
@@ -100,41 +112,45 @@ class Client(ClientBase):
         *,
         timeout: float | None = None,
     ) -> int:
-        """Publish messages as one command, which is stored as a whole or not at all. Returns when it is.
+        """Publish messages as one command, stored as a whole or not at all, and wait until it is durable.
 
-        It tells the sequence of the first message; the others follow it. Raises as `publish` does.
-        `publisher` is faster: it does not wait for a batch before it sends the next.
+        Returns the sequence of the first message; the others follow it without a gap. `publisher` is faster
+        where messages need not be stored together: it sends the next batch before the last one is confirmed.
+
+        Raises:
+            InvalidValue: the columns are empty or differ in length, or a message cannot be sent.
+            InvalidName, TooLarge, TimedOut, TryLater, ConnectionLost: as `publish`.
+
         """
         return self._driver.run(self._publish_batch(stream, subjects, bodies, headers_list, timeout))
 
     def publisher(self, stream: str, **options: Unpack[PublisherOptions]) -> Publisher:
-        """Publish many messages to one stream: batched, pipelined, and confirmed with `stored`.
+        """Return a publisher of many messages to one stream: batched, pipelined, and confirmed with `stored`.
 
-        `batch` is the most messages in a command (64 KiB end one too), `linger` in seconds how long a message
-        may wait for others (0: each goes at once), `timeout` in seconds how long to wait for a broker that
-        does not confirm.
+        Raises:
+            InvalidValue: an option is wrong.
+
         """
         return self._driver.do(lambda: Publisher(self._driver, self._to_stream(stream), **options))
 
     def subscribe(self, stream: str, *patterns: str, **options: Unpack[SubscribeOptions]) -> Subscription:
-        """Subscribe to the messages of a stream whose subject meets any of the patterns.
+        """Subscribe to the messages of a stream whose subject matches any of the patterns.
 
-        Without patterns all messages come. `family` says how the patterns are to be read: `topic`,
-        `topic-amqp`, `exact`, `prefix`, `regex`, or one of a plug-in. `criteria` are pairs of a family and
-        a pattern, in addition: also of `fields` and `geo`, whose patterns are more than text. `where` is a
-        match expression on the headers. `credit` and `credit_bytes` are how much may wait here at most, in
-        messages and in bytes; -1 is without limit.
+        Without patterns it is all messages. Returns when the broker has accepted it. `SubscribeOptions`
+        describes the options: which messages, from where on, and how many may wait here.
 
-        `start` is `new`, `first`, `last`, `last-per-subject`, `seq:N`, `time:T` or `since:1h`; a sequence, a
-        datetime (UTC if it does not say otherwise), or a timedelta that reaches back. `cursor` names a
-        position that the broker keeps: a known one is where it begins, a new one is set at `start`, and
-        `Subscription.commit` moves it.
+        Messages are delivered while the broker still writes them to its disk. If it is killed before a
+        message is durable, the message is lost though it was delivered: the event `Gap` reports that with the
+        reason `taken-back`. With `committed` only durable messages are delivered, and none is ever taken
+        back.
 
-        Messages come while the broker still writes them to its disk. If it is killed then, those that it did
-        not confirm to their publisher may be no more: the event `Gap` tells of them, with the reason
-        `taken-back`. With `committed` a message comes when it is on the disk, and none is ever taken back.
+        Raises:
+            InvalidName: the stream or the cursor is no valid name.
+            InvalidSelector: a pattern or the match expression is wrong.
+            InvalidValue: another option is wrong.
+            TooMany: a limit on subscriptions or patterns is reached.
+            TimedOut: the broker did not answer in time.
 
-        Raises `InvalidName`, `InvalidSelector`, `InvalidValue`, `TooMany`, `TimedOut`.
         """
         source = self._driver.run(self._subscribe(stream, patterns, **options))
         return Subscription(self._driver, source)
@@ -152,16 +168,17 @@ class Client(ClientBase):
         timeout: float | None = None,
         **options: Unpack[SendOptions],
     ) -> Sent:
-        """Send one message to a mailbox, whether its owner is there or not.
+        """Send one message to a mailbox, whether its owner is connected or not.
 
-        With the assurance `stored` the call returns when it is on the broker's disk; with `none` at once, and
-        a refusal is an event. With `confirmed` it returns as with `stored`, and the result tells, when the
-        recipient has settled the message or nobody can any more, which of it happened.
+        `assurance` is `none`, `stored` or `confirmed`. With `stored` the call returns when the message is
+        durable; with `none` at once, and a refusal is an event. With `confirmed` it returns as with `stored`,
+        and the result has the outcome later: `Sent.wait` waits until the message is settled. That needs a
+        client with an address. `SendOptions` describes the options.
 
-        `options` are `correlation`, `id`, `ttl`, `priority`, `delay`, `at`, `immediate`, `reply_to` and
-        `tracker`, as `malamute.client.options` has them; times are seconds or a timedelta.
+        Raises:
+            TryLater: the mailbox is full, or as `publish`.
+            InvalidName, InvalidValue, TooLarge, TimedOut, ConnectionLost: as `publish`.
 
-        Raises `TryLater` when the mailbox is full, and as `publish` does.
         """
         command, tracking = self._driver.run(
             self._send(address, subject, body, headers, assurance=assurance, timeout=timeout, options=options)
@@ -172,22 +189,37 @@ class Client(ClientBase):
         return self._driver.run(self._wait_for_outcome(delivery, timeout))
 
     def withdraw(self, kind: str, name: str, correlation: int | str, *, timeout: float | None = None) -> int:
-        """Take back what this client sent under a correlation, as far as nobody has settled it.
+        """Withdraw the messages that this client sent under a correlation and that are not settled.
 
-        `kind` is `mailbox` or `service`, `name` the address or the service. Returns how many messages were
-        taken back. Raises `NotFound` when there were none.
+        `kind` is `mailbox` or `service`, `name` the address or the service. Returns how many were withdrawn.
+
+        Raises:
+            NotFound: there were none.
+            ConnectionLost: the connection broke before the answer, and what was done is not known.
+            TimedOut: the broker did not answer in time.
+
         """
         return self._driver.run(self._withdraw(kind, name, correlation, timeout))
 
     def sender(self, address: str, **options: Unpack[PublisherOptions]) -> Publisher:
-        """Send many messages to one mailbox, as `publisher` does to a stream."""
+        """Return a publisher of many messages to one mailbox, as `publisher` does for a stream.
+
+        Raises:
+            InvalidValue: an option is wrong.
+
+        """
         return self._driver.do(lambda: Publisher(self._driver, self._to_mailbox(address), **options))
 
     def mailbox(self, *, auto_ack: bool = True, **options: Unpack[MailboxOptions]) -> Mailbox:
-        """The mail of this client's address. There is one, so later calls return it again.
+        """Return the mailbox of this client's address.
 
-        `credit` and `credit_bytes` are how much may be here unacknowledged.
-        Raises `InvalidValue` for a client without an address.
+        There is one: later calls return it again, with its new options. With `auto_ack` a message is
+        acknowledged when the next one is asked for. `MailboxOptions` says how many messages may be here
+        unacknowledged.
+
+        Raises:
+            InvalidValue: the client has no address, or an option is wrong.
+
         """
         source = self._driver.do(lambda: self._open_mailbox(**options))
         if self._mailbox is None:
@@ -196,9 +228,15 @@ class Client(ClientBase):
         return self._mailbox
 
     def receive(self, timeout: float | None = None) -> Mail:
-        """The next mail, acknowledged when the one after it is asked for or the client is closed.
+        """Return the next mail.
 
-        Raises `TimedOut` after `timeout` seconds (None: it waits without end).
+        It is acknowledged when the one after it is asked for, or the client is closed. `timeout` is in
+        seconds; None waits without end.
+
+        Raises:
+            TimedOut: no mail came in time.
+            InvalidValue: the client has no address.
+
         """
         mailbox = self._mailbox
         if mailbox is None or mailbox.closed:
@@ -218,19 +256,23 @@ class Client(ClientBase):
         assurance: str = "stored",
         **options: Unpack[RequestOptions],
     ) -> Replies:
-        """Ask a service. The result is the iterator of the replies, and it ends after the final one.
+        """Send a request to a service. Returns the iterator of its replies, which ends after the final one.
 
-        It does not wait before the first reply is asked for: to have several requests under way, make them
-        all and then take their replies. `timeout` is for all the replies together, in seconds from now.
-        `options` are `id`, `ttl`, `priority`, `delay`, `at`, `immediate`, `key` and `tracker`, as
-        `malamute.client.options` has them.
+        The call does not wait for a reply: to have several requests under way, make them all and then iterate
+        over their replies. `timeout` is for all replies together, in seconds from now. `RequestOptions`
+        describes the other options.
 
-        With the assurance `stored` the broker has the request on its disk before it refuses or keeps it, and
-        with `none` a refusal is an event. With `confirmed` the result tells too how the request ended:
-        the iterator ends when it has expired, say, `outcome` is how, and `wait` waits for that. This needs
-        a client with an address.
+        `assurance` is `none`, `stored` or `confirmed`. With `stored` the request is sent again after a
+        reconnect until it is durable on the broker, once; with `none` it may be lost, and a refusal is an
+        event. With `confirmed` the result reports how the request ended, too: the iterator ends when the
+        request has expired, say, `outcome` says so, and `wait` waits for it. That needs a client with an
+        address.
 
-        The iterator raises `TimedOut`, and what the broker refuses the request with.
+        The iterator raises `TimedOut`, and the error that the broker refused the request with.
+
+        Raises:
+            InvalidName, InvalidValue, TooLarge, TryLater, ConnectionLost: as `publish`.
+
         """
         pending = self._driver.run(
             self._request(
@@ -240,11 +282,18 @@ class Client(ClientBase):
         return Replies(self._driver, pending, self._driver.timeout if timeout is None else timeout)
 
     def work(self, service: str, *patterns: str, **options: Unpack[WorkOptions]) -> Work:
-        """Offer to work on the requests to a service whose subject meets any of the patterns.
+        """Offer to work on the requests to a service whose subject matches any of the patterns.
 
-        `credit` is how many requests may be here unfinished. One that is neither settled nor reported on
-        within `ack_timeout` (seconds or a timedelta; None is what the broker is configured for) is given to
-        the next worker. Raises as `subscribe` does.
+        Without patterns it is all requests. Returns when the broker has accepted the offer. `WorkOptions`
+        describes the options.
+
+        Raises:
+            InvalidName: the service is no valid name.
+            InvalidSelector: a pattern is wrong.
+            InvalidValue: another option is wrong.
+            TooMany: a limit on offers or patterns is reached.
+            TimedOut: the broker did not answer in time.
+
         """
         source = self._driver.run(self._offer(service, patterns, **options))
         return Work(self._driver, source)
@@ -254,44 +303,53 @@ class Client(ClientBase):
     def service(
         self, name: str, *patterns: str, **options: Unpack[ServiceOptions]
     ) -> Callable[[ServiceHandler], ServiceHandler]:
-        """Decorate a function that answers requests; `run` calls it with each.
+        """Decorate a function that answers requests; `run` calls it with each, in a thread of its own.
 
-        What it returns is the body of the final reply (None is an empty one), unless it has settled the
-        request itself. While it works the broker is told so, every third of the ack timeout. When it raises
-        an exception, which is logged, the request is given back to be tried again later, and is a dead letter
-        in the end; with `on_error="reject"` it is one at once, and with `on_error="reply"` the final reply
-        has an empty body and the header `malamute.error` with the words of the exception.
+        What it returns is the body of the final reply (None is an empty one), unless it settled the request
+        itself. While it works, progress is reported every third of the ack timeout. An exception is logged,
+        and the request is redelivered after a backoff until it is a dead letter; `on_error` of
+        `ServiceOptions` changes that.
 
-        At most `concurrency` calls are under way at a time, each in a thread of its own; `credit` is how many
-        requests may be here, or `concurrency` if that is more.
+        Raises:
+            InvalidValue: an option is wrong.
+
         """
         return self._service_handler(self.work, name, patterns, **options)
 
     def subscription(
         self, stream: str, *patterns: str, **options: Unpack[SubscribeOptions]
     ) -> Callable[[MessageHandler], MessageHandler]:
-        """Decorate a function that takes the messages of a subscription; `run` calls it with each, in order.
+        """Decorate a function that handles the messages of a subscription.
 
-        `options` are those of `subscribe`. With a `cursor`, that moves behind the messages that it is done
-        with. An exception that it raises comes out of `run`, and the cursor stays before that message.
+        `run` calls it with each, in order. `options` are those of `subscribe`. A `cursor` advances behind the
+        messages that were handled. An exception of the function is raised by `run`, and the cursor stays
+        before that message.
         """
         return self._handler(lambda: self.subscribe(stream, *patterns, **options))
 
     def on_mail(self, **options: Unpack[HandlerOptions]) -> Callable[[MailHandler], MailHandler]:
-        """Decorate a function that takes the mail of this client's address; `run` calls it with each.
+        """Decorate a function that handles the mail of this client's address; `run` calls it with each.
 
-        A message is acknowledged when it returns. `concurrency` and `on_error` are those of `service`, but
-        that there is nothing to reply to: `reply` acknowledges it.
+        A message is acknowledged when the function returns. `HandlerOptions` describes the options.
+
+        Raises:
+            InvalidValue: an option is wrong.
+
         """
         return self._mail_handler(
             lambda credit: self.mailbox(auto_ack=False, credit=credit).__enter__(), **options
         )
 
     def run(self) -> None:
-        """Call the decorated functions with what comes, until `stop` is called.
+        """Call the decorated functions with what is delivered, until `stop` is called.
 
-        They run in threads of their own, while this one keeps the session going: they may take as long as
-        they need, and use this client. Handlers at work when `stop` is called are waited for.
+        They run in threads of their own while this one keeps the session going: they may take as long as they
+        need, and use this client. Returns when the handlers that were at work have returned.
+
+        Raises:
+            Exception: a handler of a subscription raised it.
+            MalamuteError: the error that ended the session, or that a consumer could not be opened with.
+
         """
         self._driver.check()
         slots = [HandlerSlot(handling, handling.open()) for handling in self._handlers]
@@ -311,12 +369,12 @@ class Client(ClientBase):
             pool.stop()
 
     def drain(self) -> None:
-        """Take nothing more, so that the program can come to its end. It does not wait; `run` returns too.
+        """Begin a graceful shutdown: consume no more messages. The call does not wait; `run` returns, too.
 
-        Subscriptions end after what has come; requests that wait here go back untouched, and mail does so at
-        the end. What is in hand can still be settled, and everything can still be published. `close` does
-        the rest. It may be called by a handler and by a signal handler, and does nothing when the client has
-        ended.
+        Subscriptions end after what was already delivered. Requests that wait here go back unread, and so
+        does mail when its block ends. What is in hand can still be settled, and everything can still be
+        published; `close` does the rest. It may be called by a handler and by a signal handler, and does
+        nothing once the client has ended.
         """
         if self._driver.is_owner:
             super().drain()  # not by `do`, which would be a call under way
@@ -327,32 +385,55 @@ class Client(ClientBase):
     # The connection
 
     def query(self, topic: str, *, timeout: float | None = None, **arguments: Any) -> Any:
-        """Ask the broker about itself: `status`, `storage`, `streams`, `stream`, `clients` and more.
+        """Query the broker.
 
-        docs/protocol.md lists the topics. Raises `TimedOut`, and what the broker refuses it with.
+        Topics are `status`, `storage`, `streams`, `stream`, `clients` and more, as docs/protocol.md lists
+        them with their `arguments`. A list is returned whole, all pages of it.
+
+        Raises:
+            TimedOut: the broker did not answer in time.
+            Refused: the broker refused the query.
+
         """
         return self._driver.run(self._ask(topic, arguments, timeout, change=False))
 
     def change(self, topic: str, *, timeout: float | None = None, **arguments: Any) -> Any:
-        """Change something in the broker: `cursor.set`, `stream.retain`, … With `dry_run=True` just ask.
+        """Change something in the broker.
 
-        Returns what was done, when it is stored. docs/protocol.md lists the topics. Raises `TimedOut`, and
-        what the broker refuses it with.
+        Topics are `cursor.set`, `stream.retain` and more, as docs/protocol.md lists them with their
+        `arguments`; with `dry_run=True` nothing is changed. Returns what was done, once it is durable. The
+        change is made once, however often the connection breaks.
+
+        Raises:
+            TimedOut: the broker did not answer in time. The change was made before that, or is not made at
+                all.
+            ConnectionLost: the broker has forgotten this session, and whether the change was made is not
+                known.
+            Refused: the broker refused the change.
+
         """
         return self._driver.run(self._ask(topic, arguments, timeout, change=True))
 
     def flush(self, timeout: float | None = None) -> None:
-        """Wait until the broker has everything that was given to this client, confirmed where asked for.
+        """Wait until the broker has everything that this client was given, confirmed where asked for.
 
-        What was refused is told by receipts and events, not here. Raises `TimedOut`.
+        Refusals are reported by receipts and events, not here.
+
+        Raises:
+            TimedOut: the broker did not answer in time.
+
         """
         self._driver.run(self._flush(timeout))
 
     def close(self, timeout: float | None = None) -> None:
         """Wait until everything is confirmed, end the session, and close the connection.
 
-        Closing twice does nothing. Raises `TimedOut` when the broker did not answer within `timeout` seconds
-        (None: the client's own): what was not confirmed then may be lost.
+        Closing twice does nothing.
+
+        Raises:
+            TimedOut: the broker did not answer in time. The connection is closed, and what was not confirmed
+                may be lost.
+
         """
         self._driver.run(self._close(timeout))
 

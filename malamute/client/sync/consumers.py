@@ -1,4 +1,4 @@
-"""What a blocking program takes messages from: subscriptions, the mailbox, replies, and requests to work on.
+"""What a blocking program receives from: subscriptions, the mailbox, replies, and requests to work on.
 
 All of them are iterators and context managers, cancelled at the end of the block. `link/consumers` has how
 they work.
@@ -70,13 +70,18 @@ class _Queue(QueueConsumer):
 
 
 class Subscription(SubscriptionBase, _Scope):
-    """The messages of a stream that meet the criteria, in order. Made by `Client.subscribe`."""
+    """The messages of a stream that match the patterns, in order. Made by `Client.subscribe`."""
 
     _driver: BlockingDriver
     _peeked: Message | None = None
 
     def has_one(self) -> bool:
-        """For handlers: whether a message is here. Raises what ended the subscription."""
+        """For handlers: return whether a message is here.
+
+        Raises:
+            MalamuteError: the error that ended the subscription.
+
+        """
         if self._peeked is None:
             self._peeked = next(self._ready, None)
         if self._peeked is None:
@@ -86,55 +91,70 @@ class Subscription(SubscriptionBase, _Scope):
         return self._peeked is not None
 
     def take_one(self) -> Message:
-        """For handlers: that message."""
+        """For handlers: return that message."""
         message, self._peeked = self._peeked, None
         assert message is not None
         return message
 
     def __iter__(self) -> Iterator[Message]:
-        """Every message as it comes, waiting without end. It stops when the subscription is cancelled.
+        """Yield every message as it is delivered, waiting without end.
 
-        Raises what ended the session or the subscription.
+        It stops when the subscription is cancelled.
+
+        Raises:
+            MalamuteError: the error that ended the session or the subscription.
+
         """
         yield from self._ready
         while self._driver.run(self._fill(None)):
             yield from self._ready
 
     def receive(self, timeout: float | None = None) -> Message:
-        """The next message. Raises `TimedOut` after `timeout` seconds (None: it waits without end).
+        """Return the next message. `timeout` is in seconds; None waits without end.
 
-        Raises `Closed` when the subscription is cancelled and nothing is left of it.
+        Raises:
+            TimedOut: no message came in time.
+            Closed: the subscription is cancelled, and nothing is left of it.
+
         """
         for message in self._ready:
             return message
         return self._driver.run(self._receive(timeout))
 
     def take(self, most: int, timeout: float | None = None) -> list[Message]:
-        """Up to `most` of the next messages: what is there, after waiting for one at least.
+        """Return up to `most` of the next messages: those that are here, after waiting for one at least.
 
-        The list is empty when none came within `timeout` seconds (None: it waits without end), or when
-        the subscription is cancelled.
+        The list is empty when none came within `timeout` seconds (None waits without end), or when the
+        subscription is cancelled.
         """
         return self._driver.run(self._take(most, timeout))
 
     def batches(self, most: int = 1000) -> Iterator[list[Message]]:
-        """Lists of up to `most` messages as they come. It stops when the subscription is cancelled."""
+        """Yield lists of up to `most` messages. It stops when the subscription is cancelled."""
         while batch := self.take(most):
             yield batch
 
     def columns(self, timeout: float | None = None, *, enough: Callable[[], object] = bool) -> Columns | None:
-        """The next run of messages by columns, without an object for each.
+        """Return the next run of messages as columns, without an object for each.
 
-        None when the subscription is cancelled, or when nothing is there and `enough()` says that no more is
-        wanted. Raises `TimedOut` after `timeout` seconds (None: it waits without end). What was begun with
-        the other ways to take messages is not in it.
+        None when the subscription is cancelled, or when nothing is here and `enough()` is true. `timeout` is
+        in seconds; None waits without end. What another call has begun to hand out is not in it.
+
+        Raises:
+            TimedOut: no message came in time.
+
         """
         return self._driver.run(self._columns(timeout, enough))
 
     def commit(self, message: Message | int, *, timeout: float | None = None) -> None:
-        """Tell the broker to keep, under the subscription's cursor, that all up to a message is done with.
+        """Advance the subscription's cursor on the broker behind a message: all up to it is done with.
 
-        Returns when that is on the broker's disk. Raises `InvalidValue` for a subscription without a cursor.
+        `message` is a message or its sequence. Returns when the position is durable.
+
+        Raises:
+            InvalidValue: the subscription has no cursor.
+            TimedOut: the confirmation did not come in time.
+
         """
         self._driver.run(self._commit(message, timeout))
 
@@ -147,11 +167,11 @@ class Mailbox(_Queue, MailboxBase, _Scope):
     """The mail of the client's address, in order. Made by `Client.mailbox`.
 
     With `auto_ack` a message is acknowledged when the next one is asked for, and the last one when the
-    mailbox or the client is closed. Otherwise each has to be acknowledged with its `ack()`; the broker sends
-    no more than the window while they are not.
+    mailbox or the client is closed. Otherwise each has to be acknowledged with its `ack()`; the broker
+    delivers no more than the credit while they are not.
 
-    It is closed at the end of its block: what came and was not taken goes back as if it had never been
-    delivered, and what was taken can still be settled. `Client.mailbox` opens it again.
+    It is closed at the end of its block: mail that was not handed out goes back as if it had never been
+    delivered, and what was handed out can still be settled. `Client.mailbox` opens it again.
     """
 
     _driver: BlockingDriver
@@ -161,20 +181,26 @@ class Mailbox(_Queue, MailboxBase, _Scope):
         return self
 
     def __iter__(self) -> Iterator[Mail]:
-        """Every message as it comes, waiting without end."""
+        """Yield every message as it is delivered, waiting without end."""
         while True:
             yield self.receive()
 
     def receive(self, timeout: float | None = None) -> Mail:
-        """The next message. Raises `TimedOut` after `timeout` seconds (None: it waits without end)."""
+        """Return the next message. `timeout` is in seconds; None waits without end.
+
+        Raises:
+            TimedOut: no mail came in time.
+            Closed: the mailbox is closed.
+
+        """
         return self._driver.run(self._receive(timeout))
 
     def take_one(self) -> Mail:
-        """For handlers: the message that is here."""
+        """For handlers: return the message that is here."""
         return Mail(*self._source.hand_out(), self)
 
     def cancel(self) -> None:
-        """End it, or the block: acknowledge what was handed out last, and give back the rest."""
+        """Close the mailbox, or the block: acknowledge what was handed out last, and give back the rest."""
         self._driver.do(super().cancel)
 
     def __exit__(
@@ -200,16 +226,17 @@ class Request(ServiceRequest):
         final: bool = True,
         assurance: str = "none",
     ) -> Receipt:
-        """Send a reply; a final one completes the request, any number of others may come before it.
+        """Send a reply. A final one completes the request; any number of others may come before it.
 
-        It does not wait. The broker removes the request and stores the reply in one step, so a reply that
-        is lost on the way means that the request is delivered again, to this worker or another. With the
-        assurance `stored` the receipt tells when the reply is stored; that takes the requester the time of
-        a disk write. A refusal is an event too.
+        The call does not wait. The broker removes the request and stores the reply in one transaction: if the
+        reply is lost on the way, the request is redelivered, to this worker or another. With the assurance
+        `stored` the receipt reports when the reply is durable, and the requester waits for that disk write,
+        too. A refusal is an event.
 
         Raises:
-            NotOutstanding: The request was completed before.
-            InvalidValue: The headers or the body cannot be sent.
+            NotOutstanding: the request is completed already.
+            InvalidValue: a header or the body cannot be sent.
+            TooLarge: the reply exceeds a limit.
 
         """
         self.check_open()
@@ -222,26 +249,32 @@ class Request(ServiceRequest):
 class Work(_Queue, WorkerBase, _Scope):
     """Requests to a service, each to be answered. Made by `Client.work`.
 
-    The window is the number of requests that may be unfinished here; the credit of one is given back when it
-    is completed, by its final reply or its `ack()`.
+    The credit is the number of requests that may be unfinished here; a request is finished by its final reply
+    or its `ack()`.
     """
 
     _driver: BlockingDriver
 
     def __iter__(self) -> Iterator[Request]:
-        """Every request as it comes, waiting without end. It stops when the offer is cancelled."""
+        """Yield every request as it is delivered. It stops when the offer is cancelled."""
         while (item := self._driver.run(self._next(None, "no request"))) is not None:
             yield Request(*item, self)
 
     def receive(self, timeout: float | None = None) -> Request:
-        """The next request. Raises `TimedOut` after `timeout` seconds (None: it waits without end)."""
+        """Return the next request. `timeout` is in seconds; None waits without end.
+
+        Raises:
+            TimedOut: no request came in time.
+            Closed: the offer is cancelled.
+
+        """
         item = self._driver.run(self._next(timeout, "no request"))
         if item is None:
             raise Closed("the offer to work is cancelled")
         return Request(*item, self)
 
     def take_one(self) -> Request:
-        """For handlers: the request that is here."""
+        """For handlers: return the request that is here."""
         return Request(*self._source.hand_out(), self)
 
     @property
@@ -257,7 +290,7 @@ class Work(_Queue, WorkerBase, _Scope):
         return Receipt(command, 0, self._wait_for)
 
     def cancel(self) -> None:
-        """Work no more: requests that are not finished go back to the queue."""
+        """Cancel the offer: requests that are not finished go back to the queue."""
         self._driver.do(super().cancel)
 
     def _wait_for(self, command: Command, timeout: float | None) -> None:
@@ -265,11 +298,11 @@ class Work(_Queue, WorkerBase, _Scope):
 
 
 class Replies(ReplyStream, _Scope):
-    """The replies to one request, as they come. Made by `Client.request`.
+    """The replies to one request, as they are delivered. Made by `Client.request`.
 
-    It ends after the final reply, and with the assurance `confirmed` also when the request has ended without
-    one: `outcome` tells how. Raises `TimedOut` when neither has come in time, and what the broker refused the
-    request with. The time counts from the request on.
+    The iterator ends after the final reply, and with the assurance `confirmed` also when the request has
+    ended without one: `outcome` says how. It raises `TimedOut` when neither has happened in time, counted
+    from the request on, and the error that the broker refused the request with.
     """
 
     _driver: BlockingDriver
@@ -284,13 +317,18 @@ class Replies(ReplyStream, _Scope):
         return reply
 
     def wait(self, timeout: float | None = None) -> str:
-        """Wait for the outcome, `timeout` seconds at most (None: without end), and tell it.
+        """Wait for the outcome of the request, and return it.
 
-        Replies are not waited for, and those that come meanwhile are not lost. Raises the error of a request
-        that was refused, and `TimedOut`. Without the assurance `confirmed` the result is empty.
+        `timeout` is in seconds; None waits without end. Replies are not waited for, and those that come
+        meanwhile are not lost. Without the assurance `confirmed` the result is empty.
+
+        Raises:
+            TimedOut: the outcome did not come in time.
+            MalamuteError: the broker refused the request with this error.
+
         """
         return self._driver.run(self._outcome(timeout))
 
     def cancel(self) -> None:
-        """Wait for no more replies: what still comes is dropped."""
+        """Wait for no more replies: those that still come are dropped."""
         self._driver.do(super().cancel)

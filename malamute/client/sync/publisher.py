@@ -17,17 +17,21 @@ from malamute.protocol.batch import Body, Headers
 class Publisher(PublisherBase):
     """Messages to one stream, or to one mailbox. Made by `Client.publisher` and `Client.sender`.
 
-    As a context manager it flushes at the end. `batch` is the most messages in a batch, `linger` in seconds,
-    `timeout` how long to wait for the broker, in seconds.
+    A context manager, which flushes at the end of the block and raises the first refusal.
     """
 
     _driver: BlockingDriver
 
     def publish(self, subject: str, body: Body, headers: Headers | None = None) -> Receipt:
-        """Publish one message. It does not wait, unless the window is full.
+        """Publish one message, and return its receipt. The call does not wait, unless the window is full.
 
-        Raises `InvalidValue` or `TooLarge` for a message that cannot be sent, and `TryLater` or
-        `ConnectionLost` when the window stays full for the publisher's time-out: it is not published then.
+        Raises:
+            InvalidValue: the subject, a header or the body cannot be sent.
+            TooLarge: the subject or the message exceeds a limit.
+            TryLater: the window stayed full for the publisher's timeout. The message is not published.
+            ConnectionLost: the broker was away for that time. The message is not published.
+            Closed: the publisher is closed.
+
         """
         if self._is_due() or not self._driver.is_owner:
             command, place = self._driver.run(self._publish(subject, body, headers))
@@ -43,22 +47,32 @@ class Publisher(PublisherBase):
         bodies: Sequence[Body],
         headers_list: Sequence[Headers | None] | None = None,
     ) -> None:
-        """Publish many messages, given as columns of one length. `flush` tells when they are stored.
+        """Publish many messages, given as columns of one length. `flush` waits until they are durable.
 
-        Raises as `publish` does. When a message cannot be sent, none of them is; when the window stays full,
-        those of the batches before are published.
+        When a message cannot be sent, none of them is; when the window stays full, the batches before are
+        published.
+
+        Raises:
+            InvalidValue: the columns differ in length, or a message cannot be sent.
+            TooLarge, TryLater, ConnectionLost, Closed: as `publish`.
+
         """
         self._driver.run(self._publish_many(subjects, bodies, headers_list))
 
     def flush(self, timeout: float | None = None) -> None:
-        """Send what is left, and wait until all of it is confirmed if that was asked for.
+        """Send what is left, and wait until all of it is confirmed, with the assurance `stored`.
 
-        Raises the error of the first batch that was refused since the last flush, and `TimedOut`.
+        `timeout` is in seconds; None is the publisher's own.
+
+        Raises:
+            TimedOut: the confirmations did not come in time.
+            MalamuteError: the error of the first batch that was refused since the last flush.
+
         """
         self._driver.run(self._flush(timeout))
 
     def close(self) -> None:
-        """Flush, for the last time. Raises as `flush` does."""
+        """Flush for the last time. Raises as `flush`."""
         self._driver.run(self._close())
 
     def __enter__(self) -> Self:
