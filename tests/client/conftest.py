@@ -33,7 +33,7 @@ class Dialogue:
         self.session.connected()
         self.told(WELCOME)
         self.said()
-        self.session.take_events()
+        self.session.pop_events()
 
     def broken(self) -> None:
         self.session.disconnected()

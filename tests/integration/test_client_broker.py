@@ -264,7 +264,7 @@ def test_an_outage_is_bridged_up_to_a_bound(broker):
         subscription = client.subscribe("s")
         broker.stop()
         while client.connected:
-            client._driver.turn()
+            client._driver.iterate()
         client._session.outbox.window_bytes = 1000
         sent = 0
         refusal = None

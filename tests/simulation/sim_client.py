@@ -121,7 +121,7 @@ class Client:
         while taken < most and (frames := link.receive(choice)) is not None:
             self._receive(frames)
             taken += 1
-        session.take_events()
+        session.pop_events()
         self.send()
         return taken
 
@@ -311,7 +311,7 @@ class Client:
         if not sources:
             return ""
         source = sources[a % len(sources)]
-        taken = [message.sequence for message in source.take()]
+        taken = [message.sequence for message in source.pop_messages()]
         self.readers[source.number].taken(taken)
         source.consume()
         self.session.inbox.refill(source)
@@ -454,7 +454,7 @@ class Client:
         if not waiting:
             return ""
         asked = waiting[a % len(waiting)]
-        item = self.session.sending.take_reply(asked.pending)
+        item = self.session.sending.pop_reply(asked.pending)
         if "outcome" in (item.properties or {}):
             return f"takes the outcome of {asked.body!r}"
         origin = self.book.author.origin(item.record)

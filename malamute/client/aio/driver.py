@@ -1,12 +1,12 @@
 """The way an asyncio program waits: the event loop watches the socket, and every wait is one future.
 
-The loop calls `_look` when the socket shows that something changed. That is one turn, after which every wait
-whose condition has become true goes on. So what one wake-up of the loop brings, however many messages, costs
-one call; a future is made by whoever has to wait, and never for a message.
+The loop calls `_look` when the socket shows that something changed. That is one iteration, after which every
+wait whose condition has become true goes on. So what one wake-up of the loop brings, however many messages,
+costs one call; a future is made by whoever has to wait, and never for a message.
 
 A ZeroMQ socket shows a change by a file that is edge-triggered, and sending may swallow the sign. So after
-each turn the socket is asked whether there is more, and after each send another look is taken, once per pass
-of the loop.
+each iteration the socket is asked whether there is more, and after each send another look is taken, once per
+pass of the loop.
 
 A wait that is cancelled leaves nothing behind: what came in stays with the session until somebody takes it,
 and taking never waits.
@@ -36,7 +36,7 @@ class AioDriver(Driver):
         self._waits: dict[asyncio.Future[None], Callable[[], object]] = {}
         self._looking = False
         self._sending: asyncio.TimerHandle | None = None
-        self._mending: asyncio.TimerHandle | None = None
+        self._reconnecting: asyncio.TimerHandle | None = None
         self._watched: tuple[Link, tuple[int, int]] | None = None
         self.connection.before_close = self._unwatch
         self._watch()
@@ -48,21 +48,21 @@ class AioDriver(Driver):
         if self.closed:
             return
         try:
-            super().turn()
+            super().iterate()
         finally:
-            self._after_turn()
+            self._after_iteration()
             if self.link.pending:
                 self._look_soon()
 
-    def turn(self) -> None:
-        """Take a turn within somebody's call, and let the others know."""
+    def iterate(self) -> None:
+        """Iterate within somebody's call, and let the others know."""
         try:
-            super().turn()
+            super().iterate()
         finally:
-            self._after_turn()
+            self._after_iteration()
             self._look_soon()
 
-    def _after_turn(self) -> None:
+    def _after_iteration(self) -> None:
         self._watch()
         self._wake()
 
@@ -85,11 +85,13 @@ class AioDriver(Driver):
             for file in link.files:
                 self._loop.add_reader(file, self._look)
             self._look_soon()
-        if self._mending is not None:
-            self._mending.cancel()
-            self._mending = None
+        if self._reconnecting is not None:
+            self._reconnecting.cancel()
+            self._reconnecting = None
         if self.connection.due != inf:
-            self._mending = self._loop.call_later(max(0.0, self.connection.due - monotonic()), self._look)
+            self._reconnecting = self._loop.call_later(
+                max(0.0, self.connection.due - monotonic()), self._look
+            )
 
     def _unwatch(self) -> None:
         if self._watched is not None:
@@ -127,7 +129,7 @@ class AioDriver(Driver):
                 raise self.session.error
             self.prepare()
             if deadline <= monotonic():
-                self.turn()
+                self.iterate()
                 if not done():
                     raise self.session.error or TimedOut(f"{what}: nothing within {timeout} s")
                 return
@@ -162,7 +164,7 @@ class AioDriver(Driver):
 
     def close(self) -> None:
         """Close the connection; everybody who waits is told."""
-        for handle in (self._sending, self._mending):
+        for handle in (self._sending, self._reconnecting):
             if handle is not None:
                 handle.cancel()
         super().close()

@@ -1,11 +1,11 @@
-"""A connection that mends: one link after the other, by the URLs and at the times that the route tells.
+"""A connection that reconnects: one link after the other, by the URLs and the backoff of the route.
 
-    TRYING ──it stands──▶ UP
+    TRYING ──connected──▶ UP
        │ ▲                 │
        ▼ └───its time──┐   ▼
     (no answer) ─────▶ BROKEN
 
-There is no thread and no timer in it: whoever waits wakes up at `due`, and asks for the `changes`.
+There is no thread and no timer in it: the edge wakes up at `due`, and asks for the `changes`.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ class _Phase(enum.Enum):
 class Connection:
     """The links of one client.
 
-    Raises `InvalidValue` for a URL that is none, when its turn comes, and `OutOfSockets`.
+    Raises `InvalidValue` for a URL that is none, when it is tried, and `OutOfSockets`.
     """
 
     def __init__(self, context: AnyContext, route: Route, identity: bytes, heartbeat: float) -> None:
         self.route = route
         self.before_close: Callable[[], None] = lambda: None
-        """Called before the socket of a link is closed; whoever watches its files lets go of them."""
+        """Called before the socket of a link is closed, so that its files are not watched any more."""
         self._context = context
         self._identity = identity
         self._heartbeat = heartbeat

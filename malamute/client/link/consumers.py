@@ -1,4 +1,4 @@
-"""Where messages are taken from: subscriptions, the mailbox, replies, and requests. What both edges share.
+"""The consumers: subscriptions, the mailbox, replies, and requests. What both edges share of them.
 
 All of them hand out messages from a filled buffer; the connection is asked only when the buffer is empty.
 Nothing that was taken out of a buffer is ever held over a wait, so a wait that fails or is cancelled loses no
@@ -29,7 +29,7 @@ ACK_DELAY = 0.1
 
 
 PROGRESS_SECONDS = 5.0
-"""How often progress is reported to a broker that tells no ack timeout."""
+"""How often progress is reported to a broker that names no ack timeout."""
 
 
 class SubscriptionBase:
@@ -50,17 +50,17 @@ class SubscriptionBase:
     @property
     def first(self) -> int:
         """The first sequence that could come, where the subscription began."""
-        assert self._source.first is not None, "the broker tells it before the subscription is handed out"
+        assert self._source.first is not None, "the broker names it before the subscription is handed out"
         return self._source.first
 
     @property
     def last(self) -> int | None:
-        """The last sequence that has come, or was told to be missing; None before the first is known."""
+        """The last sequence that was delivered, or reported as a gap; None before the first is known."""
         return self._source.last
 
     @property
     def gaps(self) -> int:
-        """How many times messages were told to be missing. `Client.on_event` has each with its range."""
+        """How many gaps were reported. `Client.on_event` has each with its range."""
         return self._source.gaps
 
     async def _fill(self, timeout: float | None) -> bool:
@@ -92,7 +92,7 @@ class SubscriptionBase:
             if source.error is not None:
                 raise source.error
             return False
-        self._ready = source.take()
+        self._ready = source.pop_messages()
         self._fills += 1
         return True
 
@@ -128,7 +128,7 @@ class SubscriptionBase:
             if source.error is not None:
                 raise source.error
             return None
-        return source.take_columns()
+        return source.pop_columns()
 
     def handled(self, message: Message) -> None:
         """A handler is done with this message: the cursor is to move behind it, when somebody waits."""
@@ -187,7 +187,7 @@ class QueueConsumer:
 
     @property
     def report_seconds(self) -> float:
-        """How often the broker has to be told of a message that is still worked on."""
+        """How often to report progress on a message that is still worked on, in seconds."""
         return self._source.ack_timeout / 3 or PROGRESS_SECONDS
 
     # To be called by the messages themselves.
@@ -233,7 +233,7 @@ class QueueConsumer:
                 lambda: source.waiting or source.ended or source.draining or source.closed, timeout, what
             )
         if driver.drain_due:
-            driver.turn()
+            driver.iterate()
         if source.has_one:
             return source.hand_out()
         if source.error is not None:
@@ -245,7 +245,7 @@ class MailboxBase(QueueConsumer):
     """The mail of the client's address, in order.
 
     With `auto_ack` a message is acknowledged when the next one is asked for. It is closed at the end of the
-    last of its blocks: what came and was not taken goes back to the broker as if it had never been delivered.
+    last of its blocks: mail that was not handed out goes back as if it had never been delivered.
     """
 
     def __init__(self, driver: Driver, source: QueueSource, *, auto_ack: bool) -> None:
@@ -371,7 +371,7 @@ class ReplyStream(Delivery):
             if isinstance(error, TimedOut):
                 raise TimedOut(f"no final reply within {self._timeout} s") from None
             raise
-        reply = Mail(*driver.session.sending.take_reply(pending), None)
+        reply = Mail(*driver.session.sending.pop_reply(pending), None)
         if reply.final:
             self.cancel()
         return reply

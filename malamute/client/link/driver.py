@@ -1,9 +1,9 @@
-"""The turn: what both edges do with a session and its socket.
+"""The driver: what both edges do with a session and its socket, in *iterations*.
 
-A turn takes what happened to the connection and what came in, tells the user's event handler, and sends what
-the session has to say. The edges differ in one thing, how they wait: `sync/driver` polls in the caller's
-thread, `aio/driver` lets an event loop watch the socket. So everything that waits is written once, as
-coroutines over `Driver.wait`. On the blocking edge such a coroutine is never suspended.
+An iteration takes what happened to the connection and what was received, calls the program's event handler,
+and sends what the session has to say. The edges differ in one thing, how they wait: `sync/driver` polls in
+the caller's thread, `aio/driver` lets an event loop watch the socket. So everything that waits is written
+once, as coroutines over `Driver.wait`. On the blocking edge such a coroutine is never suspended.
 
 Nothing is shared between threads and nothing is locked: a call from another thread or from a forked child is
 refused, because a socket has one owner.
@@ -25,10 +25,10 @@ from malamute.client.session.session import Session, State
 from malamute.errors import Closed, ConnectionLost, InvalidValue, LinkError, TimedOut, TryLater
 from malamute.protocol.batch import Frame
 
-TURN_SECONDS = 0.001
-"""How long commands may be given without a look at what came in. A turn takes longer than sending a small
-command. If the connection was replaced in that time, the broker refuses the number that left a hole, and the
-session mends it."""
+ITERATION_SECONDS = 0.001
+"""How long commands may be given without a look at what was received. An iteration takes longer than sending
+a small command. If the connection was replaced in that time, the broker refuses the number that left a gap,
+and the session resyncs."""
 
 _FORKED = -1
 
@@ -46,7 +46,7 @@ class Driver:
         self.closed = False
         self.drain_due = False
         """Whether the session is to be drained when it is in nobody's hands."""
-        self._turn_due = 0.0
+        self._iteration_due = 0.0
         self._owner = threading.get_ident()
         _drivers.add(self)
 
@@ -76,30 +76,30 @@ class Driver:
         """The process was forked, and this is the child."""
         self._owner = _FORKED
 
-    # The turn
+    # The iteration
 
-    def turn(self) -> None:
+    def iterate(self) -> None:
         """Take what is there and send what is to be sent, without waiting."""
         session = self.session
         now = monotonic()
-        self._turn_due = now + TURN_SECONDS
+        self._iteration_due = now + ITERATION_SECONDS
         # First of all: on a new connection nothing may go before HELLO.
         if session.error is None:
-            self._mend(now)
+            self._reconnect(now)
         if self.drain_due:
             self.drain_due = False
             session.inbox.drain()
         self.send()
         for frames in self.link.receive():
             session.receive(frames)
-        for event in session.take_events():
+        for event in session.pop_events():
             if type(event) is Connected:
                 # Not before: one that cannot serve us must not be tried again and again at once.
                 self.connection.route.arrived()
             self.on_event(event)
         self.send()
 
-    def _mend(self, now: float) -> None:
+    def _reconnect(self, now: float) -> None:
         try:
             for up in self.connection.changes(now):
                 if up:
@@ -128,28 +128,28 @@ class Driver:
         self.send()
 
     def drain(self) -> None:
-        """Drain the session in a turn that comes soon. A signal handler may ask for it at any moment."""
+        """Drain the session in the next iteration. A signal handler may ask for it at any moment."""
         self.drain_due = True
 
     # Waiting
 
     async def wait(self, done: Callable[[], object], timeout: float | None, what: str) -> None:
-        """Take turns until `done()`, which is true when this returns.
+        """Iterate until `done()`, which is true when this returns.
 
-        Raises `TimedOut` after `timeout` seconds (None: never), and what has ended the session as it is.
+        Raises `TimedOut` after `timeout` seconds (None: never), and the error that ended the session.
         """
         raise NotImplementedError
 
     async def pause(self) -> None:
-        """Let others go on, where there are others."""
+        """Let other tasks go on, where there are any."""
         raise NotImplementedError
 
     def changed(self) -> None:
-        """What somebody may wait for was changed by another call than a turn."""
+        """What somebody may wait for was changed by another call than an iteration."""
         raise NotImplementedError
 
     def within(self, seconds: float) -> None:
-        """See that what waits for others is sent within this time, if there is anybody to do it."""
+        """Send what waits for others within this time, where anything runs while the caller is busy."""
         raise NotImplementedError
 
     async def wait_for_broker(self, done: Callable[[], object], timeout: float | None, what: str) -> None:
@@ -183,10 +183,10 @@ class Driver:
 
         If it does not in that time, the command goes first later, and there is no room for another before.
         """
-        if monotonic() < self._turn_due:
+        if monotonic() < self._iteration_due:
             self.send()
         else:
-            self.turn()
+            self.iterate()
             await self.pause()
         outbox = self.session.outbox
         if not outbox.blocked:

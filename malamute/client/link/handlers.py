@@ -2,13 +2,13 @@
 
 When a handler returns, its message is settled: a request is answered with what it returned, mail is
 acknowledged, and a cursor moves behind a message of a stream. When it raises an exception, a request or mail
-is given back, to be tried again later, until the broker has a dead letter of it; `on_error` says otherwise.
+is redelivered after a backoff, until it is a dead letter; `on_error` says otherwise.
 What a handler settled itself stays as it is. For a message of a stream there is no second try: the exception
 comes out of `run`, and the cursor stays before that message.
 
-While a handler is at work, the broker is told so every third of the ack timeout, so that it may take as long
-as it needs; a handler that is gone with its program is noticed by the broken connection, and one
-that hangs has to be ended by its author.
+While a handler is at work, progress is reported every third of the ack timeout, so that it may take as long
+as it needs; a handler that dies with its program is noticed by the broken connection, and one that hangs has
+to be ended by its author.
 
 What nobody handled to its end goes back as if it had never been delivered: what waits when `run` ends, and
 what is in the hands of a handler that KeyboardInterrupt or the end of `run` breaks off, since the message

@@ -1,9 +1,10 @@
-"""The socket: one DEALER for one connection, and the monitor that tells when it stands and when it broke.
+"""The socket.
 
-libzmq makes the connection and keeps heartbeats going in its own thread, so a program that is busy with a
-message stays connected. It does not reconnect: every attempt is a link of its own, to the URL whose turn it
-is, and nothing of an older connection can turn up on it. `IMMEDIATE` keeps frames out of a connection that
-does not stand yet, where they would overtake HELLO.
+One DEALER for one connection, and the monitor that reports when it is connected and when it broke. libzmq
+makes the connection and keeps heartbeats going in its own thread, so a program that is busy with a message
+stays connected. It does not reconnect: every attempt is a link of its own, to the URL that is next, and
+nothing of an older connection can turn up on it. `IMMEDIATE` keeps frames out of a connection that is not
+made yet, where they would overtake HELLO.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ WAIT_MAX_MS = 500
 SOCKETS_MAX = 16_384
 """Sockets in the context that clients share, three for each. libzmq's own 1023 are for 341 clients."""
 RECEIVE_COMMANDS = 200
-"""Commands taken from the socket in one go, so that sending and events get their turn."""
+"""Commands taken from the socket in one go, so that sending and events are not starved."""
 
 _OPTIONS = {
     zmq.LINGER: 0,
@@ -115,8 +116,8 @@ class Link:
     def pending(self) -> bool:
         """Whether there is something to take.
 
-        The files are edge-triggered: they become readable when something changes, and any look at the
-        socket, even sending, may take that sign away. So whoever watches them has to ask here afterwards.
+        The files are edge-triggered: they become readable when something changes, and any look at the socket,
+        even sending, may take that sign away. So the one that watches them has to ask here afterwards.
         """
         return any(int(socket.get(zmq.EVENTS)) & zmq.POLLIN for socket in (self.socket, self._monitor))
 

@@ -154,7 +154,7 @@ class PublisherBase:
             self._hand_over()
 
     def _hand_over(self) -> None:
-        subjects, records = self._batch.take()
+        subjects, records = self._batch.pop()
         commands, self._commands = self._commands, []
         for first, command in zip(range(0, len(records), self._most), commands, strict=True):
             last = first + self._most

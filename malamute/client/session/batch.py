@@ -117,7 +117,7 @@ class Batch:
         """Whether one more message makes it full, if not more than that."""
 
     def add(self, subject: str, body: Body, headers: Headers | None) -> int:
-        """Add a message and tell its place. Raises `InvalidValue` or `TooLarge`, and adds nothing then."""
+        """Add a message, and return its place. Raises `InvalidValue` or `TooLarge`, and adds nothing then."""
         if type(subject) is not str or len(subject) > _SUBJECT_SAFE:
             check_subject(subject)
         record = record_of(headers, body)
@@ -131,8 +131,8 @@ class Batch:
             self.full = self.size_bytes >= BATCH_BYTES or place + 1 >= self.most
         return place
 
-    def take(self) -> tuple[list[str], list[Frame]]:
-        """Its subjects and records, and begin anew."""
+    def pop(self) -> tuple[list[str], list[Frame]]:
+        """Return its subjects and records, and empty it."""
         taken = self.subjects, self.records
         self.subjects, self.records, self.size_bytes = [], [], 0
         self.full, self.last = False, self.most == 1

@@ -1,7 +1,7 @@
 """The sources of one session: its subscriptions, its offers to work and its mailbox, and what they deliver.
 
-Each source keeps its own account (`sources`); what it has to tell the broker goes to the outbox. While the
-session is not open nothing is told: `resume` sets every source up again, from where it was.
+Each source counts for itself (`sources`); what the broker has to know goes to the outbox. Nothing is said
+while the session is not open: `resume` sets every source up again, from where it was.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from malamute.protocol.names import is_name
 
 
 class Inbox:
-    """The sources of one session. Events go to `tell`; replies and outcomes to whoever awaits them."""
+    """The sources of one session. Events go to `emit`, replies and outcomes to `pending_replies`."""
 
     def __init__(
         self,
         address: str,
         outbox: Outbox,
         pending_replies: PendingReplies,
-        tell: Callable[[Event], None],
+        emit: Callable[[Event], None],
     ) -> None:
         self.mailbox: QueueSource | None = None
         self._address = address
         self._outbox = outbox
         self._pending_replies = pending_replies
-        self._tell = tell
+        self._emit = emit
         self._sources: dict[int, Source] = {}
         self._next_source = MAILBOX + 1
         self._closing = False
@@ -128,16 +128,17 @@ class Inbox:
             self._outbox.say(wire.Credit(MAILBOX, *mailbox.window.grant()))
 
     def close_mailbox(self) -> None:
-        """Take no more mail. What was not handed out goes back untouched, as soon as nothing is awaited.
+        """Consume no more mail.
 
-        Until then it would only come again, since replies and outcomes stand behind it.
+        What was not handed out is released, as soon as no reply or outcome is awaited. Until then it would
+        only be redelivered, since replies and outcomes stand behind it.
         """
         if self.mailbox is not None and not self.mailbox.closed:
             self.mailbox.closed = self._mail_unread = True
             self.return_mail()
 
     def return_mail(self) -> None:
-        """Give back untouched the mail that nobody takes, if that is due."""
+        """Release the mail that nobody consumes, if that is due."""
         if self._mail_unread and not self._pending_replies and not self._closing:
             assert self.mailbox is not None
             self._mail_unread = False
@@ -154,10 +155,10 @@ class Inbox:
             self._outbox.say(wire.Cancel(source.number))
 
     def drain(self) -> None:
-        """Take nothing more: end subscriptions, and give back untouched the requests that wait.
+        """Consume nothing more: end subscriptions, and release the requests that wait.
 
-        What has come of a stream can still be taken, and what is held can still be settled. Mail stays here
-        until its block is left, or until the end. A session that ends takes nothing anyway.
+        What was delivered of a stream can still be read, and what is held can still be settled. Mail stays
+        here until its block is left, or until the end. A session that has ended has nothing to drain.
         """
         if self._outbox.refusal is not None:
             return
@@ -169,7 +170,7 @@ class Inbox:
             source.draining = True
 
     def close(self) -> None:
-        """The session comes to its end: what was not handed out goes back untouched, mail too."""
+        """Prepare the end of the session: what was not handed out is released, mail too."""
         self._closing = True
         for source in self._all():
             source.draining = True
@@ -182,7 +183,10 @@ class Inbox:
             self._outbox.say(wire.Drain(source.number, source.give_up()))
 
     def drained(self, number: int) -> None:
-        """Nothing more comes from a source, and what went back is where it was."""
+        """The broker has confirmed a drain.
+
+        Nothing more is delivered to the source, and what it had is back.
+        """
         source = self.mailbox if number == MAILBOX else self._sources.get(number)
         if source is None or not source.drains:
             return
@@ -201,7 +205,7 @@ class Inbox:
         mailbox = [] if self.mailbox is None else [self.mailbox]
         return [*self._sources.values(), *mailbox]
 
-    # What is told of messages
+    # What is said about messages
 
     def refill(self, source: Source) -> None:
         """Grant what is due, if anything is. To be called when something was consumed."""
@@ -214,7 +218,7 @@ class Inbox:
             self._outbox.say(wire.Credit(source.number, *grant))
 
     def let_past(self) -> None:
-        """Let replies and outcomes come past mail that nobody takes."""
+        """Let replies and outcomes be delivered past mail that nobody consumes."""
         if self.mailbox is not None:
             self.mailbox.release()
             if self.mailbox.paused:
@@ -225,7 +229,7 @@ class Inbox:
     def acknowledge(self, source: QueueSource) -> None:
         """Send the acknowledgements that wait at a source."""
         if self._outbox.ready and source.acks:
-            for ack in source.take_acks():
+            for ack in source.pop_acks():
                 self._outbox.say(ack)
 
     def acknowledge_all(self) -> None:
@@ -235,7 +239,7 @@ class Inbox:
                 self.acknowledge(source)
 
     def give_back(self, source: QueueSource, sequence: int, delay: int) -> None:
-        """Give a message back, to come again after `delay` milliseconds; -1 is for the broker to say."""
+        """Have a message redelivered after `delay` milliseconds; with -1 after the broker's backoff."""
         if source.give_back(sequence):
             self._outbox.say(wire.Nak(source.number, [[sequence, sequence]], delay))
         self.refill(source)
@@ -280,7 +284,7 @@ class Inbox:
         awaited = bool(self._pending_replies)
         acks = source.acks
         for item in source.arrive(columns, counted=not (mailbox and awaited)):
-            if not (mailbox and self._pending_replies.take(source, item)):
+            if not (mailbox and self._pending_replies.accept(source, item)):
                 source.waiting.append(item)
         if source.acks > acks:
             # It was finished before it came again: nobody will ask for more because of it.
@@ -293,23 +297,23 @@ class Inbox:
         if isinstance(source, QueueSource):
             taken = source.recall(recall.ranges, comes_again=recall.reason == "timeout")
             if taken:
-                self._tell(Recalled(source.name or self._address, tuple(taken), recall.reason))
+                self._emit(Recalled(source.name or self._address, tuple(taken), recall.reason))
             self.refill(source)
 
     def gap(self, gap: wire.Gap) -> None:
-        """Go on behind what cannot be had."""
+        """Go on behind messages that are unavailable."""
         source = self._sources.get(gap.source)
         if isinstance(source, StreamSource) and source.open and source.gap(gap.first, gap.last):
-            self._tell(Gap(source.stream, gap.first, gap.last, gap.reason))
+            self._emit(Gap(source.stream, gap.first, gap.last, gap.reason))
 
     def switch(self, switch: wire.Switch) -> None:
-        """Tell that a subscription is live, or in replay."""
+        """Report that a subscription is live, or in replay."""
         source = self._sources.get(switch.source)
         if isinstance(source, StreamSource):
-            self._tell(Switched(source.stream, switch.state, switch.sequence))
+            self._emit(Switched(source.stream, switch.state, switch.sequence))
             if switch.state == "replay" and source.window.spent:
-                # It was live until its credit was used up: whoever takes its messages is too slow.
-                self._tell(Slow(source.stream, source.waiting))
+                # It was live until its credit was used up: its consumer is too slow.
+                self._emit(Slow(source.stream, source.waiting))
 
     def opened(self, number: int, value: Any) -> None:
         """The broker accepted a subscription or an offer."""
@@ -324,10 +328,10 @@ class Inbox:
         return source is not None
 
     def reply_refused(self, completes: tuple[int, int] | None) -> None:
-        """A final reply was refused, so that its request is to be done again when it comes again.
+        """A final reply was refused: its request has to be answered again when it is redelivered.
 
-        None is one without a number. Nobody can tell which that was, and one error may stand for several: so
-        whatever comes again is to be done again.
+        None stands for a reply without a number. It is not known which one that was, and one error may stand
+        for several: so every request that is redelivered is answered again.
         """
         if completes is not None:
             number, sequence = completes
@@ -353,7 +357,7 @@ class Inbox:
                 offer.answered.add(sequence)
 
     def resume(self, mail_timeout: float) -> None:
-        """The session is open: begin everything again where it was. The ack timeout of mail is in seconds."""
+        """The session is open: set everything up again where it was. `mail_timeout` is in seconds."""
         if self._closing:
             return
         for source in self._sources.values():
@@ -367,7 +371,7 @@ class Inbox:
                 self._fund_mailbox()
 
     def fail(self, error: MalamuteError) -> None:
-        """The session is over: nothing will come any more."""
+        """The session has ended: nothing more is delivered."""
         for source in self._all():
             source.end(error)
 

@@ -1,9 +1,9 @@
-"""What a session has to say: commands on their way to the socket, and kept until they are answered.
+"""The outbox of a session: commands on their way, retried over reconnects until they are answered.
 
 A command that asks for a confirmation gets the next number of the session, and is kept with its frames until
 the broker has answered that number: stored, or refused. After every (re)connection all unsettled commands are
-sent again, in order and with their old numbers; the broker stores each once. So a confirmed command is never
-lost and never doubled, whatever happens to the connection. HELLO tells which numbers between them are
+sent again, in order and with their old numbers; the broker deduplicates them. So a confirmed command is never
+lost and never stored twice, whatever happens to the connection. HELLO says which numbers between them are
 settled: a broker that was killed may know nothing of one that it had refused.
 
 The window bounds what is kept, in commands and in bytes. Commands without a number are kept only while there
@@ -101,7 +101,7 @@ class Outbox:
 
     @property
     def clear(self) -> bool:
-        """Whether a command may go to the socket at once: the session is open, and nothing goes before it."""
+        """Whether a command may be sent at once: the session is open, and nothing waits before it."""
         return self.ready and not self._queue
 
     @property
@@ -167,7 +167,7 @@ class Outbox:
         self._queue.clear()
 
     def begin(self, hello: Message) -> None:
-        """Say HELLO, the one thing that goes before the session is open."""
+        """Send HELLO, the one command that is sent before the session is open."""
         self._queue.append((encode(hello), None))
 
     def send_again(self) -> None:

@@ -1,7 +1,7 @@
-"""Questions to the broker, changes asked of it, and pings: those that have no answer yet.
+"""Queries to the broker, changes asked of it, withdrawals and pings: those that have no answer yet.
 
-A question is asked again on a new connection, but not a withdrawal that the broker may have: it would take
-back what was sent since, and be told that nothing is there where it has found something.
+A question is retried on a new connection, but not a withdrawal that the broker may have: it would withdraw
+what was sent since, and be answered that nothing is there although the first attempt has found something.
 
 A change is a command with a number, kept in the outbox: however often it is sent, the broker makes it once
 and answers it with what it came to. Nobody must be surprised by a change that is made late, so one whose

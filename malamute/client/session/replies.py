@@ -1,13 +1,13 @@
-"""What comes as mail and is none: replies to our requests, and the outcomes of what we sent.
+"""Replies to our requests, and the outcomes of what we sent: what is delivered as mail and is none.
 
-Both are told from mail by what they answer, a correlation or a tracker that this session has made, and by
-what only the broker writes, the service that replied or the outcome. They go to whoever waits for them,
-and are not seen by those who take mail.
+Both are distinguished from mail by what they answer, a correlation or a tracker that this session has made,
+and by what only the broker writes, the service that replied or the outcome. Consumers of mail do not see
+them.
 
-Whoever works for a service knows the correlations of its requests, and may send what he likes with them:
-as mail, or as the reply of another service to a request of his own. So a reply counts only if it comes
-from the service that was asked, and a correlation is made from the name of the service and the secret of
-the session: nobody who was not asked can name one, and none of them tells anything of the routing id.
+A worker of a service knows the correlations of its requests, and may send anything with them: as mail, or as
+the reply of another service to a request of its own. So a reply counts only if it is from the service that
+was asked, and a correlation is made from the name of the service and the secret of the session: no other
+service can name one, and none of them reveals the routing id.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ MARKS_MAX = 1_000
 
 
 class PendingRequest:
-    """A request to a service and the replies to it.
+    """A request to a service, until its final reply, and the replies that wait here.
 
-    `command` tells whether the request itself was taken, and `tracking`, if it is tracked, how it ended.
+    `command` says whether the request itself was accepted, and `tracking`, if it is tracked, how it was
+    settled.
     """
 
     __slots__ = ("command", "complete", "correlation", "last", "service", "tracking", "waiting")
@@ -63,7 +64,7 @@ class PendingReplies:
         return bool(self._requests) or self.outcomes > 0
 
     def new_request(self, service: str) -> PendingRequest:
-        """For a request to a service that is about to be made."""
+        """Return a pending request to a service; it counts from `begin` on."""
         return PendingRequest(service, f"{self._mark(service)}-{self._number()}")
 
     def new_tracker(self) -> str:
@@ -76,33 +77,33 @@ class PendingReplies:
         return number
 
     def begin(self, pending: PendingRequest) -> bool:
-        """The request was made: replies may come. Returns whether it is the only one now."""
+        """The request was sent: replies may be delivered. Returns whether it is the only one now."""
         self._requests[pending.correlation] = pending
         return len(self._requests) == 1
 
     def track(self, tracking: Tracking) -> None:
-        """The message was sent: its outcome may come."""
+        """The message was sent: its outcome may be delivered."""
         self._trackings[tracking.tracker] = tracking
 
     def forget(self, pending: PendingRequest) -> bool:
-        """Nobody waits for its replies any more. Returns whether somebody did."""
+        """Drop a pending request. Returns whether its replies were awaited."""
         return self._requests.pop(pending.correlation, None) is not None
 
     def refused(self, command: Command | None) -> None:
-        """What a command was to send was refused: no outcome will come."""
+        """The message of this command was refused: it has no outcome."""
         for tracker in [t for t, tracking in self._trackings.items() if tracking.command is command]:
             del self._trackings[tracker]
 
     def fail(self, error: MalamuteError) -> None:
-        """Nothing will come any more."""
+        """The session has ended: nothing more is delivered."""
         for tracking in self._trackings.values():
             tracking.command.error = tracking.command.error or error
 
-    def take(self, mailbox: QueueSource, item: Item) -> bool:
-        """Take what came if it is a reply or an outcome. Returns whether it was."""
-        return self._take_reply(mailbox, item) or self._take_outcome(mailbox, item)
+    def accept(self, mailbox: QueueSource, item: Item) -> bool:
+        """Accept an item if it is a reply or an outcome. Returns whether it was one."""
+        return self._accept_reply(mailbox, item) or self._accept_outcome(mailbox, item)
 
-    def _take_reply(self, mailbox: QueueSource, item: Item) -> bool:
+    def _accept_reply(self, mailbox: QueueSource, item: Item) -> bool:
         properties = item.properties or {}
         service, correlation = properties.get("service"), properties.get("correlation")
         if not isinstance(service, str) or not isinstance(correlation, str):
@@ -122,7 +123,7 @@ class PendingReplies:
         pending.waiting.append(item)
         return True
 
-    def _take_outcome(self, mailbox: QueueSource, item: Item) -> bool:
+    def _accept_outcome(self, mailbox: QueueSource, item: Item) -> bool:
         properties = item.properties or {}
         tracking = (
             self._trackings.pop(properties.get("tracker", ""), None) if "outcome" in properties else None

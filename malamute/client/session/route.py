@@ -1,9 +1,9 @@
-"""The way to the broker: which URL to try next, and how long to wait before.
+"""The URLs to connect to, and the backoff of reconnects: which URL is next, and how long to wait before.
 
-URLs are tried in the order given, one after the other; after the last comes the first again, a *round*
-later. The first round begins at once, every later one after a wait that doubles from round to round. A loss
-counts as the end of a first round. The waits are spread by chance, which is the edge's to give, so that the
-clients of a broker that was restarted do not all come back in the same instant.
+URLs are tried in the order given, one after the other; after the last comes the first again, a *round* later.
+The first round begins at once, every later one after a backoff that doubles from round to round. A lost
+connection counts as the end of a first round. The waits have jitter, by a random number of the edge, so that
+the clients of a broker that was restarted do not all reconnect in the same instant.
 """
 
 from __future__ import annotations

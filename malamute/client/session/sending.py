@@ -29,7 +29,7 @@ REPLIES_CREDIT_BYTES = 8 * 1024 * 1024
 
 
 class Sending:
-    """What one session sends. `limits` are those that the broker told."""
+    """What one session sends. `limits` are those of the broker."""
 
     def __init__(self, address: str, outbox: Outbox, inbox: Inbox, pending_replies: PendingReplies) -> None:
         self.limits = Limits()
@@ -120,7 +120,7 @@ class Sending:
     def _open_mailbox(self) -> None:
         self._inbox.open_for_replies(REPLIES_CREDIT, REPLIES_CREDIT_BYTES)
 
-    def take_reply(self, pending: PendingRequest) -> Item:
+    def pop_reply(self, pending: PendingRequest) -> Item:
         """The next reply to a request. It is acknowledged: nobody else could use it."""
         item = pending.waiting.popleft()
         mailbox = self._inbox.mailbox
@@ -133,7 +133,7 @@ class Sending:
         """Nobody waits for these replies any more: what still comes is acknowledged and dropped."""
         if self._pending_replies.forget(pending):
             while pending.waiting:
-                self.take_reply(pending)
+                self.pop_reply(pending)
             self._inbox.return_mail()
 
     def reply(

@@ -1,15 +1,15 @@
 """The session: the whole mind of a client, without a socket, a clock, a thread or chance.
 
-An edge owns one session and one DEALER socket whose routing id is the session's `identity`. It tells what
-happens to the connection (`connected`, `disconnected`) and what comes in (`receive`), and after each of these
-and after each command it has to
+An edge owns one session and one DEALER socket whose routing id is the session's `identity`. It reports what
+happens to the connection (`connected`, `disconnected`) and what is received (`receive`), and after each of
+these and after each command it has to
 
     - send what `outbox.next_to_send` shows, calling `outbox.sent` for each that the socket took;
-    - hand `take_events` to the user;
+    - hand `pop_events` to the user;
     - look again at whatever it waits for.
 
-Here is the life of a session, from one connection to the next, and who is told what the broker says. What a
-client can do is in its parts, each of which knows only those before it:
+Here is the life of a session, from one connection to the next, and the dispatch of what the broker says. What
+a client can do is in its parts, each of which knows only those before it:
 
     outbox           commands on their way, and kept until they are answered
     pending_replies  who waits for a reply, or for an outcome
@@ -91,15 +91,15 @@ class Session:
         self.sending = Sending(address, self.outbox, self.inbox, self.pending_replies)
         self.questions = Questions(self.outbox)
 
-    # What the edge tells
+    # What the edge reports
 
     def connected(self) -> None:
-        """The transport stands, anew or for the first time: say HELLO."""
+        """The transport is connected, anew or for the first time: send HELLO."""
         if self.state is not State.ENDED:
             self._hello("the connection to the broker was replaced")
 
     def disconnected(self) -> None:
-        """The transport broke. It will be mended by itself."""
+        """The transport broke. The edge reconnects by itself."""
         if self.state in (State.OPENING, State.READY):
             self._drop("the connection to the broker broke")
             self.state = State.LOST
@@ -116,7 +116,7 @@ class Session:
         except MalamuteError as error:
             self._events.append(Refusal(error))
 
-    def take_events(self) -> Sequence[Event]:
+    def pop_events(self) -> Sequence[Event]:
         """What happened since the last call."""
         if not self._events:
             return ()
@@ -270,7 +270,7 @@ class Session:
         self.pending_replies.refused(command)
         if command is None or command.completes:
             self.inbox.reply_refused(None if command is None else command.completes)
-        # Workers seldom look at the receipts of their replies, so those are told as an event too.
+        # Workers seldom look at the receipts of their replies, so those are reported as an event too.
         return command is not None and error.about != _REPLY
 
     def _source_refused(self, error: MalamuteError) -> bool:
@@ -312,7 +312,7 @@ _REFUSED: dict[int, Callable[[Session, MalamuteError], bool]] = {
     _DRAIN: Session._drain_refused,
     _WITHDRAW: Session._query_refused,
 }
-"""Who is told of a refusal, by the command that it is about."""
+"""What handles a refusal, by the command that it is about."""
 
 _Handlers = dict[type[Any], Callable[[Session, Any], None]]
 

@@ -1,10 +1,10 @@
-"""Where deliveries come from, seen by the client: streams, and queues (the mailbox, and offers to work).
+"""The sources of deliveries, seen by the client: streams, and queues (the mailbox, and offers to work).
 
-A *stream source* has a position, `last`. Every delivery names the one before it (`after`); if that is not
-the position, something was lost on the way and the session resumes. A GAP moves the position and is an event;
-one that lies behind the position tells that the broker has lost what had come.
-Batches stay columns until a consumer takes a chunk of them; a chunk counts as consumed, and its credit is due
-again, when the next one is taken. So a slow consumer holds one window, and a fast one is never paused.
+A *stream source* has a position, `last`. Every delivery names the one before it (`after`); if that is not the
+position, something was lost on the way and the session resumes. A GAP moves the position and is an event; one
+that lies behind the position says that the broker has lost what it had delivered. Batches stay columns until
+a consumer pops a chunk of them; a chunk is consumed, and its credit due again, when the next one is popped.
+So a slow consumer holds one window, and a fast one is never paused.
 
 A *queue source* hands out single messages, each to be finished (acknowledged, or answered). A message is
 
@@ -12,12 +12,12 @@ A *queue source* hands out single messages, each to be finished (acknowledged, o
     held         handed out, and not finished
     outstanding  delivered on this connection and not finished: what the broker lets us acknowledge
 
-When the connection breaks the broker takes back what is outstanding, and delivers it again later. What was
-waiting here is dropped; what is held stays in its owner's hands, so its redelivery is not handed out a second
-time; and what was finished in between, acknowledged or rejected, is so as soon as it comes back. What was
-given back in between is where it belongs. A RECALL takes back single messages in the same way.
+When the connection breaks the broker takes back what is outstanding, and redelivers it later. What was
+waiting here is dropped. What is held stays with its consumer, so its redelivery is a duplicate and not handed
+out again. What was finished in between, acknowledged or rejected, is settled as soon as it is redelivered.
+What was given back in between is where it belongs. A RECALL takes back single messages in the same way.
 
-A request is completed by a reply, which may cross its own redelivery on the way. The order of the wire tells
+A request is completed by a reply, which may cross its own redelivery on the way. The order of the wire says
 which came first at the broker: if the reply did, it is refused before the redelivery arrives, and the request
 has to be done again; if not, the reply is good, and the redelivery that arrives afterwards is dropped.
 """
@@ -41,10 +41,12 @@ CHUNK_MESSAGES = 1000
 """Messages taken out of a window at once, at most."""
 
 FINISHED_MAX = 100_000
-"""Messages remembered as finished while they could not be acknowledged. Past it they may come twice."""
+"""Messages remembered as finished while they could not be acknowledged. Past it they may be handed out
+again."""
 
-TOLD_MAX = 100
-"""Gaps remembered as told that lie in what has come. Past it the oldest may be told again."""
+REPORTED_GAPS_MAX = 100
+"""Gaps within what was delivered that are remembered as reported. Past it the oldest may be reported
+again."""
 
 _UNCOUNTED = -1
 """In place of the size of an outstanding message that is not counted as held."""
@@ -96,7 +98,7 @@ class StreamSource(Source):
         """The last message that has come; 0 before there is one."""
         self.waiting = 0
         self.gaps = 0
-        self._told: list[tuple[int, int]] = []
+        self._reported: list[tuple[int, int]] = []
         """The gaps in what had come, with no two that touch."""
         self._batches: deque[Columns] = deque()
         self._offset = 0
@@ -120,7 +122,7 @@ class StreamSource(Source):
         self.open = False
 
     def opened(self, value: Any) -> None:
-        """Take the position that the broker told, if there is none yet.
+        """Take the position that the broker names, if there is none yet.
 
         A first sequence below what was asked for means that the broker has lost its store: all of it is new.
         One beyond means that there never was anything before it: the stream was made anew.
@@ -131,10 +133,10 @@ class StreamSource(Source):
         if type(value) is int and (self.last is None or value < self._asked or value > self.last + 1):
             self.last = value - 1
             self.had = 0
-            self._told.clear()
+            self._reported.clear()
 
     def deliver(self, after: int, columns: Columns) -> bool:
-        """Take a delivery. Returns False, and takes nothing, if it does not follow the one before it."""
+        """Accept a delivery. Returns False, and changes nothing, if it does not follow the one before."""
         if after != self.last or not len(columns):
             return False
         self.last = self.had = columns.each_sequence()[-1]
@@ -144,9 +146,9 @@ class StreamSource(Source):
         return True
 
     def gap(self, first: int, last: int) -> bool:
-        """These messages cannot be had. Returns False if that is known already.
+        """These messages are unavailable. Returns False if that is known already.
 
-        What lies at the position or before it has come, and was taken back.
+        What lies at the position or before it was delivered, and was taken back.
         """
         if self.last is None or last > self.last:
             self.last = last
@@ -156,22 +158,22 @@ class StreamSource(Source):
         return True
 
     def _is_news(self, first: int, last: int) -> bool:
-        """Whether a gap in what has come was not told yet. It is from now on."""
-        near = [told for told in self._told if told[0] <= last + 1 and first <= told[1] + 1]
-        if any(told[0] <= first and last <= told[1] for told in near):
+        """Whether a gap in what was delivered was not reported yet. It is from now on."""
+        near = [gap for gap in self._reported if gap[0] <= last + 1 and first <= gap[1] + 1]
+        if any(gap[0] <= first and last <= gap[1] for gap in near):
             return False
-        rest = [told for told in self._told if told not in near]
+        rest = [gap for gap in self._reported if gap not in near]
         firsts, lasts = zip((first, last), *near, strict=True)
-        self._told = [*rest, (min(firsts), max(lasts))][-TOLD_MAX:]
+        self._reported = [*rest, (min(firsts), max(lasts))][-REPORTED_GAPS_MAX:]
         return True
 
     def consume(self) -> None:
-        """What was taken is consumed."""
+        """Count the last chunk as consumed."""
         self.window.consumed(*self._chunk)
         self._chunk = (0, 0)
 
-    def take(self) -> Iterator[Message]:
-        """The next chunk of messages. It counts as held until `consume`.
+    def pop_messages(self) -> Iterator[Message]:
+        """Pop the next chunk of messages. It counts as held until `consume`.
 
         They are made while the iterator is driven: a message that is dropped at once costs no memory.
         """
@@ -184,8 +186,8 @@ class StreamSource(Source):
         self.waiting -= most - left
         return parts[0] if len(parts) == 1 else chain.from_iterable(parts)
 
-    def take_columns(self) -> Columns:
-        """A run of messages as they came, when some are waiting. It counts as held until `consume`."""
+    def pop_columns(self) -> Columns:
+        """Pop a run of messages as columns, when some are waiting. It counts as held until `consume`."""
         part = self._cut(self._chunk_messages())
         self.waiting -= len(part)
         return part
@@ -277,14 +279,14 @@ class QueueSource(Source):
         return self._offer._replace(credit=credit, credit_bytes=credit_bytes)
 
     def opened(self, value: Any) -> None:
-        """The broker accepted the offer, and told the ack timeout in force."""
+        """The broker accepted the offer, and named the ack timeout in force."""
         super().opened(value)
         self.ack_timeout = value / 1000 if type(value) is int else 0.0
 
     def give_up(self) -> Ranges:
-        """Nothing more is to come, and what was not handed out goes back. The result is what is still held.
+        """Expect nothing more, and release what was not handed out. Returns what is still held, as ranges.
 
-        There may be more holes in that than a command can tell of: the last range goes past some then.
+        There may be more gaps in that than a command can name: the last range spans some of them then.
         """
         self.waiting.clear()
         for sequence in [*self._outstanding.keys() - self._held]:
@@ -356,7 +358,7 @@ class QueueSource(Source):
         return item
 
     def finish(self, sequence: int, *, acknowledge: bool = True, reason: str | None = None) -> None:
-        """A message is done with. It is acknowledged, or rejected with a reason, now or when it comes again.
+        """Acknowledge a message, or reject it with a reason, now or when it is redelivered.
 
         Not to `acknowledge` is for a request that is completed by its reply.
         """
@@ -372,7 +374,7 @@ class QueueSource(Source):
             self._acks.append(sequence)
 
     def give_back(self, sequence: int) -> bool:
-        """A message goes back to the queue. Returns whether the broker has still to be told."""
+        """Give a message back to the queue. Returns whether the broker has it still outstanding here."""
         return self._drop(sequence)
 
     def _drop(self, sequence: int) -> bool:
@@ -386,7 +388,7 @@ class QueueSource(Source):
     def recall(self, ranges: Ranges, *, comes_again: bool) -> list[int]:
         """The broker took these back. The result is those that it had from here.
 
-        What is held stays in its owner's hands, since it may come again while he works on it.
+        What is held stays in its owner's hands, since it may be redelivered while its handler is at work.
         """
         taken = [s for first, last in ranges for s in self._within(first, last)]
         held = self._held.intersection(taken) if comes_again else ()
@@ -419,7 +421,7 @@ class QueueSource(Source):
         """How many acknowledgements and rejections wait to be sent."""
         return len(self._acks) + len(self._rejects)
 
-    def take_acks(self) -> list[Ack | Reject]:
+    def pop_acks(self) -> list[Ack | Reject]:
         """The acknowledgements as few commands, and the rejections."""
         acks = [Ack(self.number, ranges) for ranges in ranges_of(self._acks)]
         rejects = [Reject(self.number, [[s, s]], reason) for s, reason in self._rejects.items()]

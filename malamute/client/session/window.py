@@ -1,4 +1,4 @@
-"""Credit: how many messages a source may still send, in messages and in bytes.
+"""The window of a source: how much credit the broker has there, in messages and in bytes.
 
 A window has a size. At every moment `open` (granted, not yet arrived) and `held` (arrived, not yet consumed)
 together are at most that size, so the memory of a slow consumer is bounded by what it chose. When half of the
@@ -49,11 +49,11 @@ class Window:
         self._held_bytes -= size_bytes
 
     def forget(self) -> None:
-        """Count nothing as held: what was held goes back to the broker."""
+        """Count nothing as held: the broker takes back what was."""
         self._held = self._held_bytes = 0
 
     def resize(self, messages: int, size_bytes: int) -> tuple[int, int]:
-        """Change the size, and tell what to grant at once. A window without limit stays so."""
+        """Change the size, and return the credit to grant at once. A window without limit stays so."""
         grant = _growth(self.messages, messages), _growth(self.bytes, size_bytes)
         if self.messages != UNLIMITED:
             self.messages = messages

@@ -90,7 +90,7 @@ class Subscription(SubscriptionBase, _Scope):
                 self._peeked = next(self._ready)
         return self._peeked is not None
 
-    def take_one(self) -> Message:
+    def pop_one(self) -> Message:
         """For handlers: return that message."""
         message, self._peeked = self._peeked, None
         assert message is not None
@@ -195,7 +195,7 @@ class Mailbox(_Queue, MailboxBase, _Scope):
         """
         return self._driver.run(self._receive(timeout))
 
-    def take_one(self) -> Mail:
+    def pop_one(self) -> Mail:
         """For handlers: return the message that is here."""
         return Mail(*self._source.hand_out(), self)
 
@@ -273,7 +273,7 @@ class Work(_Queue, WorkerBase, _Scope):
             raise Closed("the offer to work is cancelled")
         return Request(*item, self)
 
-    def take_one(self) -> Request:
+    def pop_one(self) -> Request:
         """For handlers: return the request that is here."""
         return Request(*self._source.hand_out(), self)
 

@@ -1,4 +1,4 @@
-"""The way a blocking program waits: turns in the caller's own thread, with a poll between them."""
+"""The way a blocking program waits: iterations in the caller's own thread, with a poll between them."""
 
 from __future__ import annotations
 
@@ -99,10 +99,10 @@ class BlockingDriver(Driver):
             self._depth -= 1
 
     def drain(self) -> None:
-        """Drain the session: now, or in the next turn if a call of the owner is under way."""
+        """Drain the session: now, or in the next iteration if a call of the owner is under way."""
         super().drain()
         if not self.closed and not self._depth:
-            self.do(self.turn)
+            self.do(self.iterate)
 
     @contextmanager
     def suspending(self) -> Iterator[None]:
@@ -114,7 +114,7 @@ class BlockingDriver(Driver):
             self._suspends = False
 
     async def wait(self, done: Callable[[], object], timeout: float | None, what: str) -> None:
-        """Take turns until `done()`, with a poll between them."""
+        """Iterate until `done()`, with a poll between the iterations."""
         if self._suspends:
             self.prepare()
             waiting = Waiting(done, timeout, what)
@@ -132,7 +132,7 @@ class BlockingDriver(Driver):
             sending = self.session.outbox.next_to_send() is not None
             wake_fd = None if self.pool is None else self.pool.wake_fd
             self.link.wait(None if until == inf else max(0.0, until - now), sending=sending, wake_fd=wake_fd)
-            self.turn()
+            self.iterate()
             if deadline <= now and not done():
                 raise self.session.error or Waiting(done, timeout, what).late()
 

@@ -1,11 +1,11 @@
 """Handlers in blocking programs: they run on threads of a pool, and the owner of the client serves them.
 
-The owner's thread takes turns of the session all the while: it hands messages to threads that are free,
+The owner's thread keeps the session going all the while: it hands messages to threads that are free,
 reports progress on what takes long, and settles what is done. So a handler may block for as long as it needs.
 
 A handler may use its client. Whatever it calls becomes an *owner call*: the coroutine of the call goes to the
 owner's thread, is driven there, and the handler waits for its result. An owner call that has to wait is
-suspended and goes on in a later turn, so that one never holds up another.
+suspended and goes on in a later iteration, so that one never holds up another.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ class HandlerSlot:
         """Whether a message waits and a thread is free."""
         return self.free > 0 and self.consumer.has_one()
 
-    def take(self) -> Message:
+    def pop(self) -> Message:
         """The next message."""
         self.free -= 1
-        return self.consumer.take_one()
+        return self.consumer.pop_one()
 
 
 class Job(NamedTuple):
@@ -163,7 +163,7 @@ class HandlerPool:
     def _hand_out(self) -> None:
         for slot in self._slots:
             while slot.ready:
-                job = Job(slot, slot.take(), Future())
+                job = Job(slot, slot.pop(), Future())
                 # It is known before it begins: what it does may interrupt this thread at once.
                 self._jobs[job] = self._next_report(job)
                 job.result.add_done_callback(lambda _: self.wake_owner())

@@ -75,7 +75,7 @@ def test_a_batch_is_full_by_messages_or_by_bytes():
     assert not batch.full
     assert batch.add("b", b"", None) == 1
     assert batch.full
-    assert batch.take()[0] == ["a", "b"]
+    assert batch.pop()[0] == ["a", "b"]
     assert not batch.full
     batch.add("c", b"x" * 65_536, None)
     assert batch.full

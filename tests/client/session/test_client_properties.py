@@ -86,7 +86,7 @@ def test_a_subscriber_sees_each_message_once_in_order_and_never_more_than_its_wi
             session.connected()
         else:
             source.consume()
-            chunk = [message.sequence for message in source.take()]
+            chunk = [message.sequence for message in source.pop_messages()]
             held = len(chunk)
             seen += chunk
             session.inbox.refill(source)

@@ -6,7 +6,7 @@ from malamute import errors
 from malamute.client.events import Connected, Gap, Lost, Refusal, Switched
 from malamute.client.session.outbox import Command
 from malamute.client.session.session import RESYNCS_MAX, State
-from malamute.client.session.sources import TOLD_MAX
+from malamute.client.session.sources import REPORTED_GAPS_MAX
 from malamute.protocol import messages as wire
 from malamute.protocol.batch import pack_record, unpack_payload
 from malamute.protocol.limits import CHANGES_MAX, SETTLED_MAX
@@ -39,7 +39,7 @@ def test_hello_comes_first_and_the_session_is_ready_after_welcome(new_dialogue):
     assert dialogue.session.state is State.OPENING
     dialogue.told(WELCOME)
     assert dialogue.session.state is State.READY
-    assert dialogue.session.take_events() == [Connected(b"broker".hex(), True)]
+    assert dialogue.session.pop_events() == [Connected(b"broker".hex(), True)]
     assert dialogue.said() == []
 
 
@@ -117,7 +117,7 @@ def test_one_refused_number_among_many_is_the_only_one_with_an_error(dialogue):
         "NoneType",
         "NoneType",
     ]
-    assert dialogue.session.take_events() == ()
+    assert dialogue.session.pop_events() == ()
 
 
 def test_unsettled_numbers_are_sent_again_in_order_and_settled_ones_are_not(dialogue):
@@ -237,7 +237,7 @@ def test_a_resync_that_helps_nothing_ends_the_session(dialogue):
 def test_an_unconfirmed_publish_that_is_refused_is_an_event(dialogue):
     dialogue.session.sending.publish("s", ["a"], [RECORD])
     dialogue.told(Error(503, "full", 2, 0))
-    [event] = dialogue.session.take_events()
+    [event] = dialogue.session.pop_events()
     assert isinstance(event, Refusal)
     assert isinstance(event.error, errors.TryLater)
 
@@ -248,7 +248,7 @@ def test_a_refused_reply_is_told_by_its_receipt_and_by_an_event(dialogue):
     dialogue.session.sending.reply(offer, 1, RECORD, command, final=True)
     dialogue.told(Error(420, "not yours", 5, 1))
     assert isinstance(command.error, errors.NotOutstanding)
-    assert len(dialogue.session.take_events()) == 1
+    assert len(dialogue.session.pop_events()) == 1
 
 
 def test_large_records_travel_as_frames_of_their_own(dialogue):
@@ -283,7 +283,7 @@ def test_a_subscription_goes_on_behind_the_last_sequence_with_the_same_source(di
     dialogue.told(delivery(1, 8, [9]), WELCOME)
     assert dialogue.said()[-1] == wire.Subscribe(1, "s", EVERYTHING, "", "seq:9", 7, 1000 - 3 * SIZE, had=8)
     dialogue.told(Ok(6, 1, 9), delivery(1, 8, [9]))
-    assert [m.sequence for m in source.take()] == [5, 7]
+    assert [m.sequence for m in source.pop_messages()] == [5, 7]
     assert source.last == 9
 
 
@@ -310,8 +310,9 @@ def test_a_hole_resumes_and_the_delivery_behind_it_is_not_taken(dialogue, delive
     dialogue.told(WELCOME)
     assert dialogue.said()[-1].start == "seq:2"
     dialogue.told(Ok(6, 1, 2), delivery(1, 1, [3, 4, 5]))
-    assert [m.sequence for m in source.take()] + [m.sequence for m in source.take()] == [1, 3, 4, 5]
-    assert isinstance(dialogue.session.take_events()[0], Lost)
+    chunks = [*source.pop_messages()], [*source.pop_messages()]
+    assert [message.sequence for chunk in chunks for message in chunk] == [1, 3, 4, 5]
+    assert isinstance(dialogue.session.pop_events()[0], Lost)
 
 
 def test_a_gap_is_an_event_and_moves_the_position(dialogue, delivery):
@@ -319,7 +320,7 @@ def test_a_gap_is_an_event_and_moves_the_position(dialogue, delivery):
     dialogue.told(Ok(6, 1, 1), wire.Gap(1, 1, 99, "overwritten"), delivery(1, 99, [100]))
     assert source.last == 100
     assert source.gaps == 1
-    assert dialogue.session.take_events() == [Gap("s", 1, 99, "overwritten")]
+    assert dialogue.session.pop_events() == [Gap("s", 1, 99, "overwritten")]
 
 
 def test_each_gap_in_what_has_come_is_an_event_and_the_same_one_comes_once(dialogue, delivery):
@@ -330,19 +331,19 @@ def test_each_gap_in_what_has_come_is_an_event_and_the_same_one_comes_once(dialo
     dialogue.told(refused, later, refused, between, backup, copy, later, copy)
     assert source.last == 9
     assert source.gaps == 4
-    assert [(e.first, e.last) for e in dialogue.session.take_events()] == [(2, 3), (7, 8), (4, 6), (1, 3)]
+    assert [(e.first, e.last) for e in dialogue.session.pop_events()] == [(2, 3), (7, 8), (4, 6), (1, 3)]
 
 
 def test_of_gaps_in_what_has_come_the_newest_are_known_again(dialogue, delivery):
     source = subscribe(dialogue, start="seq:1")
-    dialogue.told(Ok(6, 1, 1), delivery(1, 0, [5 * TOLD_MAX]))
-    gaps = [wire.Gap(1, first, first, "taken-back") for first in range(1, 2 * TOLD_MAX + 2, 2)]
-    dialogue.told(*gaps[:TOLD_MAX], *gaps[:TOLD_MAX])
-    assert source.gaps == TOLD_MAX
-    dialogue.told(gaps[TOLD_MAX], *gaps[1:])
-    assert source.gaps == TOLD_MAX + 1
+    dialogue.told(Ok(6, 1, 1), delivery(1, 0, [5 * REPORTED_GAPS_MAX]))
+    gaps = [wire.Gap(1, first, first, "taken-back") for first in range(1, 2 * REPORTED_GAPS_MAX + 2, 2)]
+    dialogue.told(*gaps[:REPORTED_GAPS_MAX], *gaps[:REPORTED_GAPS_MAX])
+    assert source.gaps == REPORTED_GAPS_MAX
+    dialogue.told(gaps[REPORTED_GAPS_MAX], *gaps[1:])
+    assert source.gaps == REPORTED_GAPS_MAX + 1
     dialogue.told(gaps[0])
-    assert source.gaps == TOLD_MAX + 2
+    assert source.gaps == REPORTED_GAPS_MAX + 2
 
 
 def test_a_broker_that_lost_its_store_starts_the_subscription_at_its_head(dialogue, delivery):
@@ -365,7 +366,7 @@ def test_a_stream_that_was_made_anew_starts_the_subscription_at_its_head(dialogu
 def test_a_switch_is_an_event(dialogue):
     subscribe(dialogue)
     dialogue.told(wire.Switch(1, "replay", 7))
-    assert dialogue.session.take_events() == [Switched("s", "replay", 7)]
+    assert dialogue.session.pop_events() == [Switched("s", "replay", 7)]
 
 
 def test_a_refused_subscription_has_the_error_and_is_not_resumed(dialogue):
@@ -397,7 +398,7 @@ def test_credit_is_granted_again_at_half_the_window(dialogue, delivery):
     dialogue.said()
     granted = []
     for _ in range(4):
-        assert len([*source.take()]) == 2
+        assert len([*source.pop_messages()]) == 2
         source.consume()
         dialogue.session.inbox.refill(source)
         granted.append(dialogue.said())
@@ -409,7 +410,7 @@ def test_damaged_payloads_and_foreign_commands_are_events_and_nothing_else(dialo
     dialogue.told(Ok(6, 1, 1))
     for frames in ([b"\xc1"], [b"\x93\x01\x02\x03"], [b"\x93\x45\x01\x00", b"junk"], [b"\x91\x0d"]):
         dialogue.session.receive(frames)
-    events = dialogue.session.take_events()
+    events = dialogue.session.pop_events()
     assert [type(event) for event in events] == [Refusal] * 4
     assert dialogue.session.error is None
 
@@ -531,7 +532,7 @@ def test_replies_go_to_the_exchange_that_asked_and_mail_to_the_mailbox(dialogue,
     assert [item.sequence for item in dialogue.session.inbox.mailbox.waiting] == [2]
     assert first.complete
     for pending in (first, second, second):
-        dialogue.session.sending.take_reply(pending)
+        dialogue.session.sending.pop_reply(pending)
     dialogue.session.inbox.acknowledge_all()
     assert dialogue.said() == [Ack(0, [[1, 1], [3, 4]])]
 
@@ -591,7 +592,7 @@ def test_late_replies_are_acknowledged_and_dropped(dialogue, mail):
 def test_a_reply_that_was_taken_is_not_taken_again_after_a_resume(dialogue, mail):
     pending = request(dialogue)
     dialogue.told(mail(0, [1], properties=reply(pending, final=False)))
-    dialogue.session.sending.take_reply(pending)
+    dialogue.session.sending.pop_reply(pending)
     dialogue.broken()
     dialogue.told(WELCOME)
     dialogue.told(mail(0, [1], attempts=2, properties=reply(pending, final=False)))
@@ -604,7 +605,7 @@ def test_replies_that_waited_come_again_after_a_resume(dialogue, mail):
     dialogue.broken()
     dialogue.told(WELCOME, mail(0, [1], attempts=2, properties=reply(pending)))
     assert [item.sequence for item in pending.waiting] == [1]
-    dialogue.session.sending.take_reply(pending)
+    dialogue.session.sending.pop_reply(pending)
     dialogue.session.inbox.acknowledge_all()
     assert dialogue.said()[-1] == Ack(0, [[1, 1]])
 

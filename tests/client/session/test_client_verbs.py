@@ -104,7 +104,7 @@ def test_a_rejection_that_was_not_sent_yet_outlives_a_cut(alice, box, mail):
 def test_a_recall_takes_what_waits_and_leaves_what_is_held(alice, box, mail):
     alice.told(mail(0, [5, 6]))
     alice.told(Recall(0, [[1, 2], [5, 9]], "timeout"))
-    assert alice.session.take_events() == [Recalled("alice", (1, 2, 5, 6), "timeout")]
+    assert alice.session.pop_events() == [Recalled("alice", (1, 2, 5, 6), "timeout")]
     assert not box.waiting
     # 1 is finished meanwhile, and 2 is still held: neither is handed out a second time.
     box.finish(1)
@@ -117,14 +117,14 @@ def test_a_recall_takes_what_waits_and_leaves_what_is_held(alice, box, mail):
 
 def test_what_is_recalled_for_good_is_held_no_more(alice, box, mail):
     alice.told(Recall(0, [[1, wire.limits.NUMBER_MAX]], "purged"))
-    assert alice.session.take_events() == [Recalled("alice", (1, 2, 3, 4), "purged")]
+    assert alice.session.pop_events() == [Recalled("alice", (1, 2, 3, 4), "purged")]
     alice.told(mail(0, [1], attempts=2))
     assert [item.sequence for item in box.waiting] == [1]
 
 
 def test_a_recall_of_what_is_not_here_is_nothing(alice, box):
     alice.told(Recall(0, [[7, 9]], "timeout"), Recall(5, [[1, 1]], "timeout"))
-    assert alice.session.take_events() == ()
+    assert alice.session.pop_events() == ()
 
 
 def test_an_outcome_comes_to_its_tracking_and_to_nobody_else(alice, box, mail):
@@ -233,7 +233,7 @@ def test_a_withdrawal_that_the_broker_may_have_is_not_asked_again(alice):
 
 def test_an_error_about_a_verb_is_an_event(alice, box):
     alice.told(Error(420, "not outstanding", 16, 0))
-    (event,) = alice.session.take_events()
+    (event,) = alice.session.pop_events()
     assert isinstance(event, Refusal)
 
 
@@ -251,7 +251,7 @@ def test_a_drained_client_takes_nothing_more(alice, box, mail, delivery):
     alice.said()
     session.inbox.drain()
     assert alice.said() == [wire.Cancel(1), Drain(2, [[1, 1]])]
-    assert [message.sequence for message in stream.take()] == [1, 2]
+    assert [message.sequence for message in stream.pop_messages()] == [1, 2]
     # What was on its way is the broker's again: it is neither taken nor spoken of.
     alice.told(mail(2, [3]), Ok(21, 2))
     assert alice.said() == []
@@ -342,7 +342,7 @@ def test_mail_in_front_of_a_reply_goes_back_when_nobody_waits_for_the_reply_any_
     assert not any(isinstance(said, Drain) for said in alice.said())
     reply = {"service": "svc", "correlation": pending.correlation, "final": True}
     alice.told(mail(0, [7], properties=reply))
-    assert session.sending.take_reply(pending).sequence == 7
+    assert session.sending.pop_reply(pending).sequence == 7
     session.sending.forget(pending)
     assert alice.said()[-2:] == [Ack(0, [[7, 7]]), Drain(0, [[1, 4]])]
 
@@ -394,9 +394,9 @@ def test_what_is_held_with_too_many_holes_for_one_command_is_held_from_the_last_
 def test_a_subscription_that_used_up_its_credit_is_slow_and_one_that_begins_behind_is_not(alice, delivery):
     alice.session.inbox.subscribe("s", [("all", "")], where="", start="new", credit=3, credit_bytes=-1)
     alice.told(Ok(6, 1, 1), wire.Switch(1, "replay", 1))
-    assert alice.session.take_events() == [Switched("s", "replay", 1)]
+    assert alice.session.pop_events() == [Switched("s", "replay", 1)]
     alice.told(delivery(1, 0, [1, 2, 3]), wire.Switch(1, "replay", 4))
-    assert alice.session.take_events() == [Switched("s", "replay", 4), Slow("s", 3)]
+    assert alice.session.pop_events() == [Switched("s", "replay", 4), Slow("s", 3)]
 
 
 @pytest.mark.parametrize(
