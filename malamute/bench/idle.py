@@ -157,7 +157,7 @@ def _occupy_workers(url: str) -> int:
         attempts = [int(worker.get()["attempts"]) for worker in workers.values()]
         client.flush()
         for other in others.values():
-            while other.ready:
+            while other.waiting:
                 request = other.receive()
                 attempts.append(request.attempts)
                 request.reply()

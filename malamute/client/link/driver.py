@@ -87,8 +87,7 @@ class Driver:
         if session.error is None:
             self._reconnect(now)
         if self.drain_due:
-            self.drain_due = False
-            session.inbox.drain()
+            self._drain_session()
         self.send()
         for frames in self.link.receive():
             session.receive(frames)
@@ -130,6 +129,10 @@ class Driver:
     def drain(self) -> None:
         """Drain the session in the next iteration. A signal handler may ask for it at any moment."""
         self.drain_due = True
+
+    def _drain_session(self) -> None:
+        self.drain_due = False
+        self.session.inbox.drain()
 
     # Waiting
 

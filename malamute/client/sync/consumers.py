@@ -277,11 +277,6 @@ class Work(_Queue, WorkerBase, _Scope):
         """For handlers: return the request that is here."""
         return Request(*self._source.hand_out(), self)
 
-    @property
-    def ready(self) -> bool:
-        """Whether `receive` returns, or raises, without waiting."""
-        return bool(self._source.waiting) or self._source.ended
-
     def answer(
         self, request: Request, body: Body, headers: Headers | None, *, final: bool, assurance: str
     ) -> Receipt:

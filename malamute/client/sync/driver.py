@@ -102,7 +102,9 @@ class BlockingDriver(Driver):
         """Drain the session: now, or in the next iteration if a call of the owner is under way."""
         super().drain()
         if not self.closed and not self._depth:
-            self.do(self.iterate)
+            # Without a look at what was received: a handler of events could publish into what is interrupted.
+            self.do(self._drain_session)
+            self.do(self.send)
 
     @contextmanager
     def suspending(self) -> Iterator[None]:
