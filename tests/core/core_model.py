@@ -715,7 +715,7 @@ class World:
         for key, source, sequence in self.delivered:
             queue = self._queue(key)
             for earlier, entry in queue.entries.items() if (key, sequence) not in self.given else ():
-                if entry.where != "waiting":
+                if entry.state != "waiting":
                     continue
                 message = self.queues[key][earlier]
                 order, mine = self._order(key, earlier), self._order(key, sequence)

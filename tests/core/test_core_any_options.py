@@ -177,10 +177,11 @@ def check(bench):
         messages += len(queue.entries) + len(queue.dead_letters.entries) + queue.reserved
         cold += queue.paged_out_bytes + queue.dead_letters.paged_out_bytes
         total += queue.bytes + dead
+        queue.states.assert_these(queue.entries.values())
         states = [entry.state for entry in queue.entries.values()]
-        assert states.count("waiting") == queue.waiting
+        assert states.count("waiting") == queue.states.counts["waiting"]
         assert states.count("delayed") == len(queue.schedule.delayed)
-        assert states.count("unstored") == queue.unstored
+        assert states.count("unstored") == queue.uncommitted
         outstanding = sum(len(consumer.outstanding) for consumer in queue.consumers.values())
         assert states.count("outstanding") == outstanding
         assert queue.options.keys() <= queue.entries.keys()

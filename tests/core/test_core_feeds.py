@@ -146,7 +146,7 @@ def test_xu2_a_queue_with_a_ready_worker_holds_nothing_back(bench):
     bench.tell("alice", publish(b"1"))
     bench.settle()
     assert bench.bodies("bob") == [b"1"]
-    assert not bench.core.services.by_name["w"].waiting
+    assert not bench.core.services.by_name["w"].states.counts["waiting"]
 
 
 def test_zn20_ten_equal_workers_get_a_tenth_each():

@@ -440,7 +440,9 @@ class Fuzz(RuleBasedStateMachine):
         held = sum(len(queue.entries) + queue.reserved for queue in queues)
         assert core.queue_limits.messages == held + len(dead)
         for queue in queues:
-            assert queue.waiting == sum(entry.where == "waiting" for entry in queue.entries.values())
+            assert queue.states.counts["waiting"] == sum(
+                entry.state == "waiting" for entry in queue.entries.values()
+            )
             assert queue.bytes >= sum(entry.size_bytes for entry in queue.entries.values())
         for session in core.sessions.by_peer.values():
             consumers = [source for source in session.sources.values() if hasattr(source, "outstanding")]

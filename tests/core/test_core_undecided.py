@@ -155,4 +155,4 @@ def test_what_was_delayed_and_has_left_is_forgotten(way):
     bench.settle()
     queue = bench.core.mailboxes.by_name["bob"]
     assert (bench.bodies("bob"), queue.entries, queue.schedule.delayed) == ([], {}, {})
-    assert queue.schedule._due == {}
+    assert queue.schedule.claimed == {}

@@ -41,7 +41,7 @@ PATIENCE = 120
 ADDRESS = "127.0.0.1:9999"
 """Where the broker of the documents listens; the one of a test has another port."""
 
-NOT_RUN = frozenset({"", "bash", "py", "c"})
+NOT_RUN = frozenset({"", "bash", "py", "c", "mermaid"})
 
 _BLOCK = re.compile(r"^```(\w*)(?: title=\"([^\"\n]+)\")?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 

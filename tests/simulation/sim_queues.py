@@ -21,7 +21,7 @@ from sim_origin import Author, Key, Order, Violation, body_of
 from sim_puts import PutMessage
 
 from malamute.core.broker import Core
-from malamute.core.queue.consumer import Consumer
+from malamute.core.queue.state import DELIVERED
 from malamute.core.ready import Append
 from malamute.protocol.batch import Columns
 from malamute.protocol.messages import Ranges
@@ -538,8 +538,11 @@ class QueueBook:
         for name, queue in core.services.by_name.items():
             for sequence, asked in queue.options.items():
                 entry = queue.entries.get(sequence)
-                if asked.key and entry is not None and isinstance(entry.where, Consumer):
-                    key, holder = ("service", name, sequence), (entry.where.session.peer, entry.where.source)
+                if asked.key and entry is not None and entry.state == DELIVERED:
+                    key, holder = (
+                        ("service", name, sequence),
+                        (entry.consumer.session.peer, entry.consumer.source),
+                    )
                     known = self._chosen.get(key)
                     chosen[key] = known if known and known[0] == holder else (holder, self.moment)
                     if chosen[key] is not known:

@@ -18,6 +18,7 @@ from sim_wants import takes
 from malamute.core.broker import Core
 from malamute.core.queue.entry import Entry
 from malamute.core.queue.queue import Queue
+from malamute.core.queue.state import DELIVERED, READY
 from malamute.store.policies import QueuePolicy
 
 Name = tuple[str, str]
@@ -91,9 +92,9 @@ class WaitingBook:
         ]
         for sequence, entry in before.entries.items():
             # It may have ended when it came back from one who came and went in this turn.
-            if isinstance(entry.where, str) or id(entry.where) not in after.consumers:
+            if entry.state != DELIVERED or id(entry.consumer) not in after.consumers:
                 continue
-            offer = began(entry.where.session.peer, entry.where.source)
+            offer = began(entry.consumer.session.peer, entry.consumer.source)
             place = self._place(sequence, entry)
             for other, waits in passed:
                 if other < place and takes(offer, waits.message.subject):
@@ -106,6 +107,7 @@ class WaitingBook:
 
 
 def _waits(queue: Queue) -> Waits:
-    entries = {sequence: entry for sequence, entry in queue.entries.items() if entry.where == "waiting"}
+    queue.states.assert_these(queue.entries.values())
+    entries = {sequence: entry for sequence, entry in queue.entries.items() if entry.state == READY}
     attempts = {sequence: entry.attempts for sequence, entry in entries.items()}
     return Waits(entries, attempts, frozenset(queue.consumers))

@@ -110,6 +110,7 @@ def _keep_what_is_sent_again(dead, entries, records):
 
 def _spare_the_paged_out(settlement, entries, outcome, reason, worker):
     if outcome == "rejected" and any(entry.paged_out for entry in entries):
+        settlement._queue.states.refuse(entries)
         settlement._queue.make_ready([entry.message.sequence for entry in entries])
     else:
         yield from _DEAD_LETTER(settlement, entries, outcome, reason, worker)

@@ -13,6 +13,7 @@ from malamute.core.admin.pages import PAGE_ROWS, few, page
 from malamute.core.metrics import QueueMetrics
 from malamute.core.queue.browse import ROWS_SHOWN, browse
 from malamute.core.queue.consumer import Consumer
+from malamute.core.queue.state import DELAYED, READY
 from malamute.errors import NotFound
 from malamute.protocol.messages import UNLIMITED
 
@@ -78,8 +79,8 @@ def queue_row(core: Core, queue: Queue) -> Row:
     return {
         "name": queue.name,
         "messages": len(queue.entries),
-        "waiting": queue.waiting,
-        "delayed": len(queue.schedule.delayed),
+        "waiting": queue.states.counts[READY],
+        "delayed": queue.states.counts[DELAYED],
         "outstanding": sum(len(consumer.outstanding) for consumer in queue.consumers.values()),
         "dead": len(queue.dead_letters.entries),
         "bytes": queue.bytes,

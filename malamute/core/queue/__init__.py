@@ -8,12 +8,7 @@ ever has both a waiting message and a waiting consumer, and a consumer that brin
 its own group. Work per message depends on the groups that match it, not on how many consumers or messages
 there are.
 
-The life of a message, as `Entry.where` has it:
-
-    unstored ──stored──▶ waiting ──credit──▶ (a consumer) ──ack, final reply──▶ settling ──stored──▶ gone
-                │           ▲ ▲                  │  │
-                │     time  │ └───release, lost──┘  └──reject, too many attempts──▶ a dead letter
-                └───────▶ delayed ◀──nak, timeout──
+The life of a message is the table in `malamute.core.queue.state`, which alone changes a state.
 
 Its settlement (`Settlement.settle`) is one transaction with all that follows from it: the outcome for who
 tracks it, the dead letter, the reply. If the disk refuses that, the message is where it was before.
@@ -32,6 +27,7 @@ queue without any asks one question for a whole batch.
     queue          the messages, from put to done     enqueue             from a command into a queue
     dispatch       choosing a consumer for each       waiters             consumer groups, ready queues
     consumer       who takes messages                 affinity            keys that stay with a worker
+    state          the states of a message, and what changes them
     schedule       from when and until when           settlement          what messages end with
     entry          one message                        options             what a sender may ask for
     deduplication  what was enqueued already          trackers            outcomes, and room for them

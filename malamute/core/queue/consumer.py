@@ -167,12 +167,8 @@ class Consumer:
         self.queue.leave(self)
 
     def detach(self, sequences: Sequence[int]) -> None:
-        """Take deliveries away from it; they are nowhere now."""
-        if len(sequences) == len(self.outstanding):
-            self.outstanding = {}
-        for sequence in sequences if self.outstanding else ():
-            del self.outstanding[sequence]
-        self.session.holding -= len(sequences)
+        """Take deliveries away from it. The caller says where they are now."""
+        self.queue.states.detach(self, sequences)
         if self.unsent:
             self._unsend(set(sequences))
 

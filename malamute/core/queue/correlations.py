@@ -19,36 +19,36 @@ class Correlations:
     def __init__(self, entries: Mapping[int, Entry]) -> None:
         """`entries` are those of the queue, as they come and go."""
         self._entries = entries
-        self._known: dict[tuple[str, int | str], set[int]] | None = None
+        self.known: dict[tuple[str, int | str], set[int]] | None = None
 
     def of(self, sender: str, correlation: int | str) -> list[int]:
         """The sequences of a sender's messages under a correlation."""
-        if self._known is None:
-            self._known = {}
+        if self.known is None:
+            self.known = {}
             self.add(self._entries.values())
-        return sorted(self._known.get((sender, correlation), ()))
+        return sorted(self.known.get((sender, correlation), ()))
 
     def add(self, entries: Iterable[Entry]) -> None:
         """Messages came into the queue."""
-        if self._known is None:
+        if self.known is None:
             return
         for entry in entries:
             properties = entry.properties
             # The correlation of a reply is the requester's word, not that of its sender.
             if properties and "correlation" in properties and "service" not in properties:
                 key = (entry.sender, properties["correlation"])
-                self._known.setdefault(key, set()).add(entry.sequence)
+                self.known.setdefault(key, set()).add(entry.sequence)
 
     def remove(self, entries: Iterable[Entry]) -> None:
         """Messages have left the queue."""
-        if self._known is None:
+        if self.known is None:
             return
         for entry in entries:
             key = (entry.sender, (entry.properties or {}).get("correlation", ""))
-            found = self._known.get(key)
+            found = self.known.get(key)
             if found is not None:
                 found.discard(entry.sequence)
                 if not found:
-                    del self._known[key]
+                    del self.known[key]
         if not self._entries:
-            self._known = None
+            self.known = None

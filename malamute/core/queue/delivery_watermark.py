@@ -15,6 +15,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from malamute.core.queue.entry import Entry
+from malamute.core.queue.state import DELAYED, READY
 from malamute.store.operations import MarkDelivered, QueueState, SetAttempts
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ class Watermark:
         self.never_delivered: set[int] = set()
         """Those that the store has as never delivered, wherever the watermark is."""
         self.revocations = 0
-        self._revoked: dict[int, int] = {}
+        self.revoked: dict[int, int] = {}
         """Those that were taken back before they were looked at, and when: a mark of before says nothing."""
         self._queue = queue
         self._upto = 0
@@ -84,7 +85,8 @@ class Watermark:
     def advance_ahead(self) -> None:
         """Tell the disk that those that come next are about to be delivered: as many as consumers hold."""
         queue = self._queue
-        held = len(queue.entries) - queue.waiting - queue.unstored - len(queue.schedule.delayed)
+        counts = queue.states.counts
+        held = len(queue.entries) - counts[READY] - queue.uncommitted - counts[DELAYED]
         ahead = min(held, AHEAD_MAX)
         first = max(self._upto, queue.delivered) + 1
         upto = min(queue.delivered + ahead, queue.next_sequence - 1)
@@ -106,15 +108,15 @@ class Watermark:
     def confirm(self, entries: Iterable[Entry], asked: int) -> None:
         """The disk has a mark of these that was made after so many revocations."""
         for entry in entries:
-            if self._revoked.get(entry.sequence, 0) <= asked:
+            if self.revoked.get(entry.sequence, 0) <= asked:
                 entry.marked = True
-                self._revoked.pop(entry.sequence, None)
+                self.revoked.pop(entry.sequence, None)
 
     def forget(self, sequences: Iterable[int]) -> None:
         """They are gone."""
         self.never_delivered.difference_update(sequences)
-        for sequence in sequences if self._revoked else ():
-            self._revoked.pop(sequence, None)
+        for sequence in sequences if self.revoked else ():
+            self.revoked.pop(sequence, None)
 
     def retract(self) -> None:
         """Nobody is about to take what was marked ahead: tell the disk that it was not delivered."""
@@ -136,7 +138,7 @@ class Watermark:
             entry.marked = False
             self.never_delivered.add(sequence)
             self.revocations += 1
-            self._revoked[sequence] = self.revocations
+            self.revoked[sequence] = self.revocations
 
     def _there(self, first: int, last: int) -> Iterable[Entry]:
         return filter(None, map(self._queue.entries.get, range(first, last + 1)))

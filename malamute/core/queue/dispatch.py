@@ -7,6 +7,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from malamute.core.queue.affinity import KeyAffinity
+from malamute.core.queue.state import READY
 from malamute.core.queue.waiters import ConsumerGroup, ConsumerGroups, Rank, Search, rank_of, sequence_of
 
 if TYPE_CHECKING:
@@ -60,14 +61,14 @@ class Dispatcher:
     def join(self, consumer: Consumer, selector: Selector) -> ConsumerGroup:
         """Add a consumer to the group of its selector."""
         group, is_new = self._groups.join(consumer, selector)
-        if is_new and self._queue.waiting:
+        if is_new and self._queue.states.counts[READY]:
             group.search = Search(self._queue.next_sequence)
         return group
 
     def _search(self, group: ConsumerGroup, search: Search) -> bool:
         """Look on until it is known what goes first in a group. False when no work is left for that."""
         queue, ready, match = self._queue, group.ready, self._groups.match
-        # Without options an rank is the sequence itself, and the first one that is found goes first.
+        # Without options a rank is the sequence itself, and the first one that is found goes first.
         step = self._step if self._options else 0
         while not search.knows(ready.first, step):
             if queue.turn.work <= 0:
@@ -77,7 +78,7 @@ class Dispatcher:
             for entry in run:
                 if entry.sequence >= search.end:
                     break
-                if entry.where == "waiting" and (group.takes_all or group.matched in match(entry.subject)):
+                if entry.state == READY and (group.takes_all or group.matched in match(entry.subject)):
                     ready.add(self._rank(entry.sequence) if self._options else entry.sequence)
             search.place = run[-1].sequence + 1 if run else search.end
         if search.done:
@@ -104,26 +105,34 @@ class Dispatcher:
 
     def _unbind(self, consumer: Consumer) -> list[int]:
         self._affinity.release(consumer)
-        own = {sequence_of(rank, self._step) for rank in consumer.own_ready.pop_all() if self._waits(rank)}
-        self._queue.waiting -= len(own)
-        return list(own)
+        ranks = consumer.own_ready.pop_all()
+        return [*{sequence_of(rank, self._step) for rank in ranks if self._waits(rank)}]
 
     def serve(self, consumer: Consumer) -> None:
         """Give a consumer with credit what waits for it, or let it wait in its group itself."""
         if not consumer.ready:
             return
+        self._give_ready(consumer)
+        if consumer.ready and not (consumer.is_waiting or consumer.is_searching):
+            consumer.is_waiting = True
+            consumer.group.waiting.append(consumer)
+
+    def _give_ready(self, consumer: Consumer) -> None:
+        """Give a consumer what waits for it, as long as it has credit and there is work left."""
         ready, own, entries = consumer.group.ready, consumer.own_ready, self._entries
         bound = len(own) > 0
         # Asking `ready` for each message would be a fifth of the work.
         queue = self._queue
-        credit, lacking_max = consumer.credit, queue.missing_bytes_max
+        credit, missing_bytes_max = consumer.credit, queue.missing_bytes_max
         given: list[Entry] = []
-        group = consumer.group
-        while credit.open and (not consumer.missing_bytes or consumer.missing_bytes < lacking_max):
+        count = 0
+        last: Rank | None = None
+        group, options = consumer.group, self._options
+        while credit.open and (not consumer.missing_bytes or consumer.missing_bytes < missing_bytes_max):
             if group.search is not None and not self._search(group, group.search):
                 self._serve_later(consumer)
                 break
-            if len(given) >= SHARE_MESSAGES:
+            if count >= SHARE_MESSAGES:
                 queue.turn.work -= SHARE_MESSAGES
                 self._serve_later(consumer)
                 break
@@ -132,19 +141,22 @@ class Dispatcher:
                 break
             sequence = rank if type(rank) is int else sequence_of(rank, self._step)
             entry = entries.get(sequence)
-            # Another group may have taken it: ready queues are not searched when that happens.
-            if entry is None or entry.where != "waiting":
+            # Another group may have taken it: ready queues are not searched when that happens. What came back
+            # from there stands here twice.
+            if entry is None or entry.state != READY or rank == last:
                 continue
-            if self._options and self._belongs_to_another(sequence, rank, consumer):
+            if options and self._belongs_to_another(sequence, rank, consumer):
                 continue
-            self._assign(consumer, entry)
-            given.append(entry)
+            last = rank
+            self._choose(consumer, entry)
+            count += 1
+            if options:
+                # Who is served between this one and the next must see that it is taken.
+                self._deliver(consumer, [entry])
+            else:
+                given.append(entry)
         if given:
-            queue.waiting -= len(given)
             self._deliver(consumer, given)
-        if consumer.ready and not (consumer.is_waiting or consumer.is_searching):
-            consumer.is_waiting = True
-            consumer.group.waiting.append(consumer)
 
     def _serve_later(self, consumer: Consumer) -> None:
         if not consumer.is_searching:
@@ -168,59 +180,96 @@ class Dispatcher:
         """Give each message to a consumer that waits for it, or let it wait for one."""
         queue, entries = self._queue, self._entries
         if not queue.consumers:
-            for sequence in sequences:
-                entries[sequence].where = "waiting"
-                queue.waiting += 1
-            return
-        plain = not self._options
-        match = self._groups.match
+            queue.states.wait([entries[sequence] for sequence in sequences])
+        elif self._options:
+            self._dispatch_by_options(sequences)
+        else:
+            self._dispatch_in_order(sequences)
+
+    def _dispatch_in_order(self, sequences: Iterable[int]) -> None:
+        """The same where no message has options: all that goes to one consumer goes at once."""
+        entries, match = self._entries, self._groups.match
         found: dict[Groups, list[ConsumerGroup]] = {}
-        for sequence in sequences if plain else sorted(sequences, key=self._rank):
+        given: dict[Consumer, list[Entry]] = {}
+        waiting: list[Entry] = []
+        for sequence in sequences:
             entry = entries[sequence]
             matched = match(entry.subject)
             groups = found.get(matched)
             if groups is None:
                 groups = found[matched] = self._groups.of(matched)
-            if not plain and self._dispatch_by_key(sequence, entry, groups):
+            consumer = self._pop_waiter(groups)
+            if consumer is not None:
+                self._choose(consumer, entry)
+                self._wait_again(consumer)
+                given.setdefault(consumer, []).append(entry)
                 continue
-            free = [group.waiting[0] for group in groups if group.waiting]
-            if free:
-                self._deliver_to_first(min(free, key=_last_used) if len(free) > 1 else free[0], entry)
-                continue
-            entry.where = "waiting"
-            queue.waiting += 1
-            rank = sequence if plain else self._rank(sequence)
+            waiting.append(entry)
             for group in groups:
-                group.ready.add(rank)
+                group.ready.add(sequence)
+        for consumer, theirs in given.items():
+            self._deliver(consumer, theirs)
+        if waiting:
+            self._queue.states.wait(waiting)
+            self._compact(found)
+
+    def _dispatch_by_options(self, sequences: Iterable[int]) -> None:
+        """The same where some have a priority or a key: each message by itself, the smallest rank first."""
+        queue, entries, match = self._queue, self._entries, self._groups.match
+        found: dict[Groups, list[ConsumerGroup]] = {}
+        for sequence in sorted(sequences, key=self._rank):
+            entry = entries[sequence]
+            matched = match(entry.subject)
+            groups = found.get(matched)
+            if groups is None:
+                groups = found[matched] = self._groups.of(matched)
+            if self._dispatch_by_key(sequence, entry, groups):
+                continue
+            consumer = self._pop_waiter(groups)
+            if consumer is not None:
+                self._choose(consumer, entry)
+                self._deliver(consumer, [entry])
+                self._wait_again(consumer)
+                continue
+            queue.states.wait([entry])
+            for group in groups:
+                group.ready.add(self._rank(sequence))
+        self._compact(found)
+
+    def _compact(self, found: dict[Groups, list[ConsumerGroup]]) -> None:
+        ready = self._queue.states.counts[READY]
         for groups in found.values():
             for group in groups:
-                group.ready.compact(queue.waiting, self._waits)
+                group.ready.compact(ready, self._waits)
+
+    def _pop_waiter(self, groups: Sequence[ConsumerGroup]) -> Consumer | None:
+        """The consumer that waits longest in these groups; it is not in its group until `_wait_again`."""
+        free = [group.waiting[0] for group in groups if group.waiting]
+        if not free:
+            return None
+        consumer = min(free, key=_last_used) if len(free) > 1 else free[0]
+        consumer.group.waiting.popleft()
+        self._clock += 1
+        consumer.last_used = self._clock
+        return consumer
+
+    def _wait_again(self, consumer: Consumer) -> None:
+        """A consumer that got a message goes to the end of its group, if it may have another one."""
+        if consumer.ready:
+            consumer.group.waiting.append(consumer)
+        else:
+            consumer.is_waiting = False
 
     def _waits(self, rank: Rank) -> bool:
         entry = self._entries.get(sequence_of(rank, self._step))
-        return entry is not None and entry.where == "waiting"
+        return entry is not None and entry.state == READY
 
     def _rank(self, sequence: int) -> Rank:
         asked = self._options.get(sequence)
         return rank_of(sequence, asked.priority if asked else 0, self._step)
 
-    def _deliver_to_first(self, consumer: Consumer, entry: Entry) -> None:
-        # It stands first in its group, and goes to the end.
-        consumers = consumer.group.waiting
-        consumers.popleft()
-        self._deliver_one(consumer, entry)
-        if consumer.ready:
-            consumers.append(consumer)
-        else:
-            consumer.is_waiting = False
-
-    def _deliver_one(self, consumer: Consumer, entry: Entry) -> None:
-        self._assign(consumer, entry)
-        self._deliver(consumer, [entry])
-
-    def _assign(self, consumer: Consumer, entry: Entry) -> None:
+    def _choose(self, consumer: Consumer, entry: Entry) -> None:
         """A message goes to a consumer: what the choice of the next one depends on."""
-        entry.where = consumer
         consumer.credit.take(1, entry.bytes)
         if entry.record is None:
             consumer.missing_bytes += entry.size_bytes
@@ -232,21 +281,13 @@ class Dispatcher:
         queue = self._queue
         self._clock += 1
         consumer.last_used = self._clock
-        consumer.session.holding += len(entries)
+        queue.states.assign(consumer, entries, queue.turn.now)
         if not consumer.unsent:
             queue.limits.deliveries.append(consumer)
         consumer.unsent += entries
-        now, outstanding, delivered = queue.turn.now, consumer.outstanding, queue.delivered
-        for entry in entries:
-            sequence = entry.sequence
-            outstanding[sequence] = entry
-            entry.attempts += 1
-            entry.deadline_from = entry.last_delivered_at = now
-            if entry.attempts == 1:
-                entry.first_delivered_at = now
-            if sequence > delivered:
-                delivered = sequence
-        queue.delivered = delivered
+        last = entries[0].sequence if len(entries) == 1 else max([entry.sequence for entry in entries])
+        if last > queue.delivered:
+            queue.delivered = last
 
     # Key affinity
 
@@ -263,17 +304,17 @@ class Dispatcher:
             return False
         if holder.is_waiting:
             self.remove_waiter(holder)
-            self._deliver_one(holder, entry)
+            self._choose(holder, entry)
+            self._deliver(holder, [entry])
             self.serve(holder)
         else:
-            entry.where = "waiting"
-            self._queue.waiting += 1
+            self._queue.states.wait([entry])
             self._wait_for_owner(holder, self._rank(sequence))
         return True
 
     def _wait_for_owner(self, holder: Consumer, rank: Rank) -> None:
         holder.own_ready.add(rank)
-        holder.own_ready.compact(self._queue.waiting, self._waits)
+        holder.own_ready.compact(self._queue.states.counts[READY], self._waits)
 
     def _belongs_to_another(self, sequence: int, rank: Rank, consumer: Consumer) -> bool:
         """Whether the key of a message now belongs to another consumer, for which it waits from now on."""

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any
 
+from malamute.core.queue.state import PENDING, Holder, State
 from malamute.store.operations import Frame, PutMessages, QueueKind, StoredMessage
-
-if TYPE_CHECKING:
-    from malamute.core.queue.consumer import Consumer
 
 ENTRY_BYTES = 64
 """What a queued message takes of the limits beyond its subject and its record."""
@@ -18,17 +16,15 @@ ENTRY_BYTES = 64
 PROPERTY_BYTES = 64
 """What each of its properties takes."""
 
-Place = Literal["unstored", "waiting", "delayed", "settling"]
-
-AT_REST = frozenset[Any](("waiting", "delayed"))
-"""Where messages are that nobody has, and nothing is under way with."""
-
 Row = tuple[int, int, str, str, Frame, Mapping[str, Any] | None]
 """The fields of a message: a tuple made by `zip` takes a third of the time of a `StoredMessage`."""
 
 
 class Entry:
-    """A queued message, where it is, and how often it was delivered.
+    """A queued message, its state, and how often it was delivered.
+
+    It is born PENDING; from then on `malamute.core.queue.state` alone changes its state. `consumer` is who
+    has it, or had it when its settlement began.
 
     Its `record` is None while that is on the disk only. It is `marked` when the disk never holds it without
     the mark that it may have been delivered. `deadline_from` is when its consumer got it, or last reported on
@@ -42,6 +38,7 @@ class Entry:
     __slots__ = (
         "attempts",
         "bytes",
+        "consumer",
         "deadline_from",
         "first_delivered_at",
         "last_delivered_at",
@@ -50,9 +47,9 @@ class Entry:
         "record",
         "sender",
         "sequence",
+        "state",
         "subject",
         "time_ns",
-        "where",
     )
 
     def __init__(
@@ -65,7 +62,8 @@ class Entry:
         self.bytes = len(subject) + (cold_bytes or len(record))
         self.attempts = attempts
         self.marked = marked
-        self.where: Consumer | Place = "unstored"
+        self.state: State = PENDING
+        self.consumer: Holder | None = None
         self.deadline_from = self.first_delivered_at = self.last_delivered_at = 0.0
 
     @property
@@ -85,11 +83,6 @@ class Entry:
         return StoredMessage(
             self.sequence, self.time_ns, self.sender, self.subject, self.record or b"", self.properties
         )
-
-    @property
-    def state(self) -> str:
-        """Where it is, for people."""
-        return self.where if isinstance(self.where, str) else "outstanding"
 
 
 _bytes, _properties, _origin = attrgetter("bytes"), attrgetter("properties"), attrgetter("time_ns", "sender")

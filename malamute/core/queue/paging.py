@@ -29,6 +29,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Protocol
 
 from malamute.core.queue.entry import Entry, bytes_of, size_of
+from malamute.core.queue.state import DELIVERED, READY
 from malamute.store.operations import FetchRecords, Frame, QueueKind
 
 if TYPE_CHECKING:
@@ -168,7 +169,7 @@ class Prefetch:
             return []
         self._read_to = min(start + RUN_MESSAGES, queue.next_sequence)
         there = map(queue.entries.get, range(start, self._read_to))
-        missing = [e for e in there if e is not None and e.record is None and e.where == "waiting"]
+        missing = [e for e in there if e is not None and e.record is None and e.state == READY]
         found = queue.dispatcher.with_consumers(missing)
         if bytes_of(found) > room:
             fits = sum(total <= room for total in accumulate(entry.bytes for entry in found))
@@ -208,7 +209,7 @@ class Prefetch:
         queue.limits.memory.count_paged_out(queue, -size_of(back))
         if len(back) < len(here):
             # Whoever reads ahead may meet what leaves just now; who was given it would know.
-            lost = [e.sequence for e in here if e.record is None and not isinstance(e.where, str)]
+            lost = [e.sequence for e in here if e.record is None and e.state == DELIVERED]
             if lost:
                 queue.settlement.dead_letter_damaged(sorted(lost))
         awaiting, self._awaiting = self._awaiting, []

@@ -14,11 +14,12 @@ from malamute.core.queue.dead_letters import UNREADABLE, DeadLetters
 from malamute.core.queue.deduplication import DedupWindow
 from malamute.core.queue.delivery_watermark import Watermark
 from malamute.core.queue.dispatch import Dispatcher
-from malamute.core.queue.entry import AT_REST, Entry, puts, size_of
+from malamute.core.queue.entry import Entry, puts, size_of
 from malamute.core.queue.options import Options
 from malamute.core.queue.paging import RUN_BYTES, RUNS_AHEAD, Prefetch
 from malamute.core.queue.schedule import Schedule
 from malamute.core.queue.settlement import Settlement
+from malamute.core.queue.state import AT_REST, DELAYED, DELIVERED, READY, SETTLING, MessageStates
 from malamute.core.steps import GO_ON, STORED, Steps, proceed
 from malamute.store.operations import QueueState
 
@@ -67,9 +68,11 @@ class Queue:
         """Of all entries: where a look at them can go on that was broken off."""
         self.options: dict[int, Options] = {}
         """Of those that have any."""
-        self.waiting = 0
-        """How many of them wait for a consumer."""
-        self.unstored = 0
+        self.states = MessageStates()
+        self.uncommitted = 0
+        """How many were put and wait for their commit."""
+        self._restored: list[Entry] = []
+        """What the store kept, until `resume`."""
         self.not_durable: set[int] = set()
         """Those that are in memory only, until the disk has them or for good."""
         self.feeds = 0
@@ -108,7 +111,6 @@ class Queue:
 
         `options` are by sequence. Messages whose room is `reserved` always fit.
         """
-        options = options or {}
         size_bytes = size_of(entries)
         if not reserved:
             self.limits.check(self, len(entries), size_bytes)
@@ -118,26 +120,34 @@ class Queue:
         self.next_sequence = sequences.stop
         self.entries.update({entry.sequence: entry for entry in entries})
         self.sequences.add_range(sequences.start, sequences.stop)
+        self.states.enqueue(len(entries))
         self.turn.store(*puts(self.kind, self.name, entries), size_bytes=size_bytes)
-        delayed = [sequence for sequence, asked in options.items() if asked.due > self.turn.now]
-        if entries and not delayed and self.dispatcher.awaiting:
+        is_delayed = options and any(asked.due > self.turn.now for asked in options.values())
+        if entries and not is_delayed and self.dispatcher.awaiting:
             self.watermark.advance_new(entries)
-        for sequence, asked in options.items():
-            if asked.identity:
-                self.dedup.record(asked.identity, self.entries[sequence])
-            if asked.lasting:
-                self._adopt(self.entries[sequence], asked)
-        for sequence in delayed:
-            # Others will be delivered, and marked, before it.
-            self.watermark.store_attempts(self.entries[sequence])
-        self.correlations.add(entries)
-        if confirmed or self.unstored:
-            self.unstored += len(sequences)
+        if options:
+            self._heed(options)
+        if self.correlations.known is not None:
+            self.correlations.add(entries)
+        if confirmed or self.uncommitted:
+            self.uncommitted += len(sequences)
             self.turn.when_stored(lambda error: self._stored(sequences, error, confirmed))
         else:
             self.not_durable.update(sequences)
             self.turn.when_stored(lambda error: self._saved(sequences, error), awaited=False)
             self.make_ready(sequences)
+
+    def _heed(self, options: Mapping[int, Options]) -> None:
+        """See to what messages that came now ask for."""
+        for sequence, asked in options.items():
+            if asked.identity:
+                self.dedup.record(asked.identity, self.entries[sequence])
+            if asked.lasting:
+                self._adopt(self.entries[sequence], asked)
+        for sequence, asked in options.items():
+            if asked.due > self.turn.now:
+                # Others will be delivered, and the watermark be past it, before it.
+                self.watermark.store_attempts(self.entries[sequence])
 
     def _adopt(self, message: Entry, asked: Options) -> None:
         """Remember what a message asks for, and see to it."""
@@ -160,19 +170,19 @@ class Queue:
                 message = message._replace(record=UNREADABLE)
                 self._damaged.append(message.sequence)
             entry = Entry(message, attempts, marked=attempts > 0, cold_bytes=cold_bytes)
-            entry.where = "settling"
             self.entries[message.sequence] = entry
+            self._restored.append(entry)
             self.limits.count(self, 1, entry.size_bytes)
             if cold_bytes:
                 self.limits.memory.count_paged_out(self, entry.size_bytes)
         self.sequences.update(self.entries)
+        self.states.enqueue(len(self._restored))
         self.schedule.restore(state.due, self.turn.time_ns)
         self.dedup.restore(state.identities)
 
     def resume(self, recovery: Recovery) -> None:
         """Begin with what was restored, in this queue and in all others."""
-        # Another queue may have put an outcome here meanwhile, which is not stored yet.
-        restored = [entry for entry in self.entries.values() if entry.where == "settling"]
+        restored, self._restored = self._restored, []
         for entry in restored:
             try:
                 if (asked := Options.of(entry, self.turn.time_ns, self.turn.ahead_ns)) is not None:
@@ -193,10 +203,10 @@ class Queue:
         """The store has lost messages: those whose records are here are stored once more, others are dead."""
         here = [entry for sequence in sequences if (entry := self.entries.get(sequence)) is not None]
         for entry in here:
-            if entry.record is not None and entry.where != "settling":
+            if entry.record is not None and entry.state != SETTLING:
                 self.turn.store(*puts(self.kind, self.name, [entry]), size_bytes=entry.size_bytes)
                 self.watermark.store_attempts(entry)
-        if lost := [entry.sequence for entry in here if entry.record is None and entry.where in AT_REST]:
+        if lost := [entry.sequence for entry in here if entry.record is None and entry.state in AT_REST]:
             self.settlement.dead_letter_damaged(lost)
 
     def _leave_aside(self, entry: Entry) -> None:
@@ -204,6 +214,7 @@ class Queue:
         self.set_aside += 1
         del self.entries[entry.sequence]
         self.sequences.discard(entry.sequence)
+        self.states.remove([entry])
         if (asked := self.options.pop(entry.sequence, None)) is not None:
             self.limits.timers.cancel(asked.timer)
         self.limits.count(self, -1, -entry.size_bytes)
@@ -211,7 +222,7 @@ class Queue:
             self.limits.memory.count_paged_out(self, -entry.size_bytes)
 
     def _stored(self, sequences: Sequence[int], error: MalamuteError | None, confirmed: bool) -> None:
-        self.unstored -= len(sequences)
+        self.uncommitted -= len(sequences)
         # A private mailbox may have been cleared meanwhile.
         sequences = [sequence for sequence in sequences if sequence in self.entries]
         if error is not None and confirmed:
@@ -235,17 +246,12 @@ class Queue:
     def make_ready(self, sequences: Sequence[int]) -> None:
         """Let messages be delivered, as soon as it is time for them."""
         if self._coming and sequences and sequences[-1] > self._coming[0]:
-            self._line_up(sequences)
+            self._coming.extend(sequences)
         elif len(sequences) > STEP_MESSAGES and self.dispatcher.awaiting:
-            self._line_up(sequences)
+            self._coming.extend(sequences)
             proceed(self.turn, self._come())
         else:
             self.dispatcher.dispatch(self.schedule.due(sequences) if self.options else sequences)
-
-    def _line_up(self, sequences: Sequence[int]) -> None:
-        for sequence in sequences:
-            self.entries[sequence].where = "unstored"
-        self._coming.extend(sequences)
 
     def _come(self) -> Steps:
         """Dispatch what is too much for one iteration."""
@@ -271,11 +277,11 @@ class Queue:
         if excess <= 0:
             return
         get = self.entries.get
-        idle = [e for s in reversed(sequences) if (e := get(s)) is not None and e.where in AT_REST]
+        idle = [e for s in reversed(sequences) if (e := get(s)) is not None and e.state in AT_REST]
         if len(idle) < len(sequences):
             unsent = {entry.sequence for consumer in self.consumers.values() for entry in consumer.unsent}
             here = [e for s in sequences if s not in unsent and (e := get(s)) is not None]
-            idle += [entry for entry in here if not isinstance(entry.where, str)]
+            idle += [entry for entry in here if entry.state == DELIVERED]
         # What it lets go is free, for itself as for others.
         self.limits.memory.evict(self, idle, (excess + 1) // 2)
 
@@ -309,6 +315,7 @@ class Queue:
         consumer.detach(held)
         consumer.unwatch()
         back = sorted({*held, *waited}) if waited else held
+        self._take_back(back)
         self._in_steps(back, lambda some: self._requeue(some, 0.0))
         if not self.consumers:
             self.prefetch.clear()
@@ -327,12 +334,16 @@ class Queue:
     def acknowledge(self, consumer: Consumer, sequences: Sequence[int]) -> None:
         """The same for what nothing else depends on, however much it is."""
         consumer.detach(sequences)
+        if len(sequences) > STEP_MESSAGES:
+            # Nobody takes them before it is their turn.
+            self._take_back(sequences)
         worker = consumer.session.address
         self._in_steps(sequences, lambda some: self.settlement.settle(some, "acknowledged", worker=worker))
 
     def give_back(self, consumer: Consumer, sequences: Sequence[int], delay: float | None) -> None:
         """What a consumer held goes back after an attempt; without a delay, by the backoff."""
         consumer.detach(sequences)
+        self._take_back(sequences)
         self._in_steps(sorted(sequences), lambda some: self._requeue(some, delay))
 
     def release(self, consumer: Consumer, sequences: Sequence[int]) -> None:
@@ -349,6 +360,7 @@ class Queue:
         # The keys of what it gives back are not its own any more.
         waited.update(self.dispatcher.drain(consumer))
         back = sorted({*sequences, *waited}) if waited else sorted(sequences)
+        self._take_back(waited.difference(sequences))
         if not sequences:
             self._in_steps(back, self.make_ready)
             told(None)
@@ -373,6 +385,7 @@ class Queue:
         """
         unsent = {entry.sequence for entry in consumer.unsent}
         consumer.detach(sequences)
+        self._take_back(sequences)
 
         def act(some: Sequence[int]) -> None:
             for sequence in some:
@@ -389,6 +402,7 @@ class Queue:
     def reject(self, consumer: Consumer, sequences: Sequence[int], reason: str) -> None:
         """What a consumer held is dead."""
         consumer.detach(sequences)
+        self._take_back(sequences)
         worker = consumer.session.address
         self._in_steps(
             sorted(sequences), lambda some: self.settlement.dead_letter(some, "rejected", reason, worker)
@@ -438,13 +452,17 @@ class Queue:
                     failed(error)
                 return
 
+    def _take_back(self, sequences: Iterable[int]) -> None:
+        """Nobody has these any more, nor may take them yet."""
+        self.states.take_back([*map(self.entries.__getitem__, sequences)])
+
     def _in_steps(
         self,
         sequences: Sequence[int],
         act: Callable[[Sequence[int]], None],
         done: Callable[[], None] = lambda: None,
     ) -> None:
-        """Do something with messages that are nowhere now: the first at once, and so many in an iteration.
+        """Do something with messages that nobody takes: the first at once, and so many in an iteration.
 
         `done` is called with the last of them.
         """
@@ -452,9 +470,6 @@ class Queue:
             act(sequences)
             done()
             return
-        for entry in map(self.entries.__getitem__, sequences):
-            # As if the disk did not know them yet: nobody takes them before it is their turn.
-            entry.where = "unstored"
         proceed(self.turn, self._steps(sequences, act, done))
 
     def _steps(
@@ -512,6 +527,10 @@ class Queue:
     def clear(self) -> None:
         """Remove everything; there are no consumers. The memory of very much is free later."""
         self.settlement.post_purged()
+        # Nothing comes of them any more while they are removed.
+        self.schedule.drop(self.entries)
+        self.states.due([entry for entry in self.entries.values() if entry.state == DELAYED])
+        self.states.take_back([entry for entry in self.entries.values() if entry.state == READY])
         self._in_steps([*self.entries], self.settlement.drop)
         self.prefetch.clear()
         self.dead_letters.clear()

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
+from malamute.core.queue.state import READY
+
 if TYPE_CHECKING:
     from malamute.core.queue.queue import Queue
     from malamute.core.timers import Timer
@@ -22,13 +24,13 @@ class Schedule:
     def __init__(self, queue: Queue) -> None:
         self.delayed: dict[int, Timer] = {}
         self._queue = queue
-        self._due: dict[int, float] = {}
+        self.claimed: dict[int, float] = {}
         """When those come again that were delayed before they were to leave, or before a restart."""
 
     def restore(self, due: Mapping[int, int], now_ns: int) -> None:
         """Take up what the store kept: when messages come again, in ns. None came later than now."""
         entries = self._queue.entries
-        self._due = {
+        self.claimed = {
             sequence: (time - max(0, entries[sequence].time_ns - now_ns)) / 1e9
             for sequence, time in due.items()
         }
@@ -57,25 +59,25 @@ class Schedule:
 
     def delay(self, sequence: int, due: float) -> None:
         """Let a message wait for a time."""
-        self._queue.entries[sequence].where = "delayed"
+        self._queue.states.delay(self._queue.entries[sequence])
         self.delayed[sequence] = self._queue.limits.timers.at(due, lambda: self._undelay(sequence))
 
     def _undelay(self, sequence: int) -> None:
         del self.delayed[sequence]
-        self._queue.entries[sequence].where = "settling"
+        self._queue.states.due([self._queue.entries[sequence]])
         self._queue.make_ready([sequence])
 
     def claim(self, sequence: int) -> None:
         """A message that is delayed is to leave. It is delayed again if the disk refuses that."""
         timer = self.delayed.pop(sequence)
         self._queue.limits.timers.cancel(timer)
-        self._due[sequence] = timer.due
+        self.claimed[sequence] = timer.due
 
     def delay_again(self, sequences: Iterable[int]) -> list[int]:
         """Delay those that were delayed before, unless their time has come. Returns the others."""
         others: list[int] = []
         for sequence in sequences:
-            due = self._due.pop(sequence, 0.0)
+            due = self.claimed.pop(sequence, 0.0)
             if due > self._queue.turn.now:
                 self.delay(sequence, due)
             else:
@@ -89,7 +91,7 @@ class Schedule:
         for sequence in sequences:
             asked = queue.options.get(sequence)
             if asked is not None and 0 < asked.expires <= now:
-                self._due[sequence] = now + RETRY_SECONDS
+                self.claimed[sequence] = now + RETRY_SECONDS
         return self.delay_again(sequences)
 
     def watch(self, sequence: int, expires: float) -> Timer:
@@ -105,8 +107,8 @@ class Schedule:
             until = queue.limits.doubt.until
             queue.options[sequence].timer = self.watch(sequence, until)
             # Whoever holds it goes on, and what is on its way from the disk is looked at when it is there.
-            if queue.entries[sequence].where == "waiting":
-                queue.settlement.claim([sequence], "expired")
+            if (entry := queue.entries[sequence]).state == READY:
+                queue.states.take_back([entry])
                 self.delay(sequence, until)
             return
         # What is on its way to or from the disk is looked at when the disk has answered.
@@ -123,6 +125,6 @@ class Schedule:
 
     def drop(self, sequences: Iterable[int]) -> None:
         """Messages are gone."""
-        for sequence in sequences if self.delayed or self._due else ():
+        for sequence in sequences:
             self._queue.limits.timers.cancel(self.delayed.pop(sequence, None))
-            self._due.pop(sequence, None)
+            self.claimed.pop(sequence, None)

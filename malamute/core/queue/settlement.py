@@ -14,6 +14,7 @@ from pyroaring import BitMap64
 
 from malamute.core.queue.entry import Entry, ranges_of, size_of
 from malamute.core.queue.paging import RETRY_SECONDS, records_of, runs
+from malamute.core.queue.state import DELAYED, DELIVERED, PENDING, SETTLING
 from malamute.core.steps import GO_ON, Steps, proceed
 from malamute.errors import MalamuteError
 from malamute.store.operations import DeleteMessages
@@ -75,26 +76,25 @@ class Settlement:
         What is on its way to or from the disk is not.
         """
         queue, entries = self._queue, self._queue.entries
-        claimed: list[int] = []
+        claimed: list[Entry] = []
         held: dict[int, list[int]] = {}
-        for sequence in sequences:
-            where = entries[sequence].where if sequence in entries else "settling"
-            if where == "waiting":
-                queue.waiting -= 1
-            elif where == "delayed":
-                queue.schedule.claim(sequence)
-            elif isinstance(where, str):
+        for sequence in dict.fromkeys(sequences):
+            entry = entries.get(sequence)
+            if entry is None or entry.state in (PENDING, SETTLING):
                 continue
-            else:
-                held.setdefault(id(where), []).append(sequence)
-            claimed.append(sequence)
-            entries[sequence].where = "settling"
+            if entry.state == DELAYED:
+                queue.schedule.claim(sequence)
+            elif entry.state == DELIVERED:
+                held.setdefault(id(entry.consumer), []).append(sequence)
+            claimed.append(entry)
+        # Whoever loses some may be served at once, and must not get others of them.
+        queue.states.settle(claimed)
         for identifier, theirs in held.items():
             consumer = queue.consumers[identifier]
             if told:
                 consumer.recalled(theirs, reason)
             consumer.detach(theirs)
-        return claimed
+        return [entry.sequence for entry in claimed]
 
     # Dead letters
 
@@ -119,8 +119,7 @@ class Settlement:
         queue = self._queue
         queue.limits.note(queue, "dead", len(sequences))
         entries = [queue.entries[sequence] for sequence in sequences]
-        for entry in entries:
-            entry.where = "settling"
+        queue.states.settle(entries)
         self._dead_letter(entries, outcome, reason, worker)
 
     def _dead_letter(self, entries: Sequence[Entry], outcome: str, reason: str, worker: str) -> None:
@@ -162,8 +161,7 @@ class Settlement:
             queue.turn.store(removal)
             self._settled(sequences, outcome, worker)
             return
-        for sequence in sequences:
-            queue.entries[sequence].where = "settling"
+        queue.states.settle(map(queue.entries.__getitem__, sequences))
         queue.turn.store_bound(removal)
         queue.turn.when_stored(lambda error: self._removed(sequences, outcome, worker, error))
 
@@ -175,6 +173,7 @@ class Settlement:
         if error is None:
             self._settled(here, outcome, worker)
         else:
+            queue.states.refuse([queue.entries[sequence] for sequence in here])
             queue.make_ready(sorted(queue.schedule.put_back(here)))
 
     def _settled(self, sequences: Sequence[int], outcome: str, worker: str) -> None:
@@ -190,17 +189,21 @@ class Settlement:
             queue.sequences.discard(sequences[0])
         else:
             queue.sequences -= BitMap64(sequences)
-        for entry in entries:
-            if entry.where == "waiting":
-                queue.waiting -= 1
-            if queue.options:
+        queue.states.remove(entries)
+        if queue.options:
+            for entry in entries:
                 self._forget_options(entry)
-        queue.schedule.drop(sequences)
-        queue.correlations.remove(entries)
-        queue.not_durable.difference_update(sequences)
-        queue.watermark.forget(sequences)
+        if queue.schedule.delayed or queue.schedule.claimed:
+            queue.schedule.drop(sequences)
+        if queue.correlations.known is not None:
+            queue.correlations.remove(entries)
+        if queue.not_durable:
+            queue.not_durable.difference_update(sequences)
+        if queue.watermark.never_delivered or queue.watermark.revoked:
+            queue.watermark.forget(sequences)
         queue.limits.count(queue, -len(sequences), -size_of(entries))
-        queue.limits.memory.count_paged_out(queue, -size_of([e for e in entries if e.record is None]))
+        if paged_out := [entry for entry in entries if entry.record is None]:
+            queue.limits.memory.count_paged_out(queue, -size_of(paged_out))
 
     def _forget_options(self, entry: Entry) -> None:
         queue = self._queue
@@ -214,7 +217,7 @@ class Settlement:
         """The queue is gone: whatever becomes of this turn, all of its messages end."""
         entries = self._queue.entries
         # Others have their outcome.
-        if tracked := [s for s in self.tracked(entries) if entries[s].where != "settling"]:
+        if tracked := [s for s in self.tracked(entries) if entries[s].state != SETTLING]:
             self._post_outcomes(tracked, "purged", "the mailbox is gone", bound=False)
 
     def _post_outcomes(

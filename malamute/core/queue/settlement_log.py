@@ -17,7 +17,6 @@ A column is a list, or one value that all of them share.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -58,9 +57,10 @@ class SettlementLog:
         metrics.settlements.add(len(entries), now)
         step = 1 + len(entries) // SAMPLES
         # All that was dispatched in one turn has one time, so there are few different ones.
-        times = Counter(
-            [(entry.time_ns, entry.first_delivered_at, entry.last_delivered_at) for entry in entries[::step]]
-        )
+        times: dict[tuple[int, float, float], int] = {}
+        for entry in entries[::step]:
+            key = (entry.time_ns, entry.first_delivered_at, entry.last_delivered_at)
+            times[key] = times.get(key, 0) + 1
         for (queued, first, given), count in times.items():
             if given:
                 metrics.processing_time.add(now - given, count, now)

@@ -152,7 +152,10 @@ class ConsumerGroups:
     @property
     def awaiting(self) -> bool:
         """Whether any consumer waits for a message."""
-        return any(line.waiting for line in self._groups.values())
+        for group in self._groups.values():  # noqa: SIM110 — `any` takes three times as long
+            if group.waiting:
+                return True
+        return False
 
     def of(self, groups: Groups) -> list[ConsumerGroup]:
         """The lines of these groups."""

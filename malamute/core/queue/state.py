@@ -1,0 +1,197 @@
+"""The states of a queued message: a table, and the only code that changes a state or what is counted by it.
+
+`TRANSITIONS` is all there is to know: which events a message may meet in each state, and its next state. What
+is not in the table cannot happen: `MessageStates` raises instead, and the fault ends one operation. The
+diagram in docs/architecture.md is made from the table.
+
+The values of the states are the words that operators see (`malamute queue browse --state`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any, Final, Literal, Protocol
+
+State = Literal["unstored", "waiting", "delayed", "outstanding", "settling", "settled"]
+
+PENDING: Final = "unstored"
+"""It is in the queue, and nobody may have it yet: it waits for its commit, or for its turn in a long piece of
+work."""
+READY: Final = "waiting"
+"""It waits in ready queues for a consumer."""
+DELAYED: Final = "delayed"
+"""It waits for a time."""
+DELIVERED: Final = "outstanding"
+"""A consumer has it, or will be sent it as soon as its record and the watermark are there."""
+SETTLING: Final = "settling"
+"""Its settlement is on its way to the disk: it is back where it was if the disk refuses that."""
+SETTLED: Final = "settled"
+"""It has left the queue."""
+
+Event = Literal["wait", "assign", "delay", "due", "take back", "settle", "refuse", "remove"]
+
+TRANSITIONS: Mapping[State, Mapping[Event, State]] = {
+    PENDING: {
+        "wait": READY,  # it may be delivered, and no consumer has credit
+        "assign": DELIVERED,  # a consumer has credit
+        "delay": DELAYED,  # it is not due yet, or has to wait after an attempt
+        "settle": SETTLING,
+        "remove": SETTLED,  # it was refused by the disk, or its settlement need not wait for anything
+    },
+    READY: {
+        "assign": DELIVERED,
+        "take back": PENDING,  # its key belonged to a consumer that leaves, or its time is in doubt
+        "settle": SETTLING,
+        "remove": SETTLED,
+    },
+    DELAYED: {
+        "due": PENDING,
+        "settle": SETTLING,
+        "remove": SETTLED,
+    },
+    DELIVERED: {
+        "take back": PENDING,  # given back, released, late, or its consumer is lost
+        "settle": SETTLING,
+        "remove": SETTLED,  # acknowledged, and nothing else hangs on it
+    },
+    SETTLING: {
+        "refuse": PENDING,  # the disk did not take its settlement
+        "remove": SETTLED,
+    },
+    SETTLED: {},
+}
+
+AT_REST: Final = frozenset[str]((READY, DELAYED))
+"""The states of messages that nobody has, and that nothing is under way with."""
+
+_NEXT: dict[Event, dict[State, State]] = {
+    event: {state: following[event] for state, following in TRANSITIONS.items() if event in following}
+    for event in Event.__args__  # type: ignore[attr-defined]
+}
+
+
+class Holding(Protocol):
+    """A session, as far as it is counted what it holds."""
+
+    holding: int
+
+
+class Holder(Protocol):
+    """Who can have messages: a consumer."""
+
+    @property
+    def session(self) -> Holding:
+        """To whom it belongs."""
+
+    outstanding: dict[int, Any]
+    """What it has, by sequence, in the order of its deadlines."""
+
+
+class Stateful(Protocol):
+    """A queued message, as far as its state and its deliveries go."""
+
+    sequence: int
+    state: State
+    consumer: Holder | None
+    attempts: int
+    deadline_from: float
+    first_delivered_at: float
+    last_delivered_at: float
+
+
+class MessageStates:
+    """The states of the messages of one queue. `counts` tells how many are in each."""
+
+    __slots__ = ("counts",)
+
+    def __init__(self) -> None:
+        self.counts: dict[State, int] = dict.fromkeys(TRANSITIONS, 0)
+
+    def enqueue(self, count: int) -> None:
+        """So many messages came into the queue: they are PENDING."""
+        self.counts[PENDING] += count
+
+    def wait(self, messages: Sequence[Stateful]) -> None:
+        """They wait for a consumer."""
+        self._move("wait", messages)
+
+    def assign(self, holder: Holder, messages: Sequence[Stateful], now: float) -> None:
+        """A consumer gets them, at a time in seconds since the epoch: an attempt of each."""
+        self._move("assign", messages)
+        outstanding = holder.outstanding
+        count = len(outstanding) + len(messages)
+        for message in messages:
+            outstanding[message.sequence] = message
+            message.consumer = holder
+            message.deadline_from = message.last_delivered_at = now
+            message.attempts += 1
+            if message.attempts == 1:
+                message.first_delivered_at = now
+        assert len(outstanding) == count, "a consumer gets a message that it has"
+        holder.session.holding += len(messages)
+
+    def detach(self, holder: Holder, sequences: Sequence[int]) -> None:
+        """A consumer has these no more. What comes next says where they are."""
+        outstanding = holder.outstanding
+        count = len(outstanding) - len(sequences)
+        if count:
+            for sequence in sequences:
+                del outstanding[sequence]
+            assert len(outstanding) == count, "a consumer loses a message twice"
+        else:
+            holder.outstanding = {}
+        holder.session.holding -= len(sequences)
+
+    def delay(self, message: Stateful) -> None:
+        """It waits for a time."""
+        self._move("delay", (message,))
+
+    def due(self, messages: Sequence[Stateful]) -> None:
+        """The time that they waited for has come."""
+        self._move("due", messages)
+
+    def take_back(self, messages: Sequence[Stateful]) -> None:
+        """They are to be dispatched again: nobody has them, and nobody may yet."""
+        self._move("take back", messages)
+        for message in messages:
+            message.consumer = None
+
+    def settle(self, messages: Iterable[Stateful]) -> None:
+        """Their settlement is on its way. Those whose settlement has begun before go on with it."""
+        self._move("settle", [message for message in messages if message.state is not SETTLING])
+
+    def refuse(self, messages: Sequence[Stateful]) -> None:
+        """The disk did not take their settlement."""
+        self._move("refuse", messages)
+        for message in messages:
+            message.consumer = None
+
+    def remove(self, messages: Sequence[Stateful]) -> None:
+        """They have left the queue."""
+        self._move("remove", messages)
+
+    def _move(self, event: Event, messages: Sequence[Stateful]) -> None:
+        """Apply an event. Most messages of a batch are in one state, so a run of them is counted at once."""
+        step, counts = _NEXT[event], self.counts
+        before: State = PENDING
+        after: State = PENDING
+        count = 0
+        for message in messages:
+            if message.state is not before or not count:
+                counts[before] -= count
+                counts[after] += count
+                count = 0
+                before = message.state
+                after = step[before]
+            message.state = after
+            count += 1
+        counts[before] -= count
+        counts[after] += count
+        assert counts[before] >= 0, f"fewer than no messages are {before}"
+
+    def assert_these(self, messages: Collection[Stateful]) -> None:
+        """Assert that these are all messages that the queue has, and that they are counted right."""
+        counts = dict.fromkeys(TRANSITIONS, 0)
+        for message in messages:
+            counts[message.state] += 1
+        assert counts == {**self.counts, SETTLED: 0}, f"{self.counts} are counted, and there are {counts}"
