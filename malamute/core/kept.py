@@ -6,7 +6,7 @@ outcome of the last change of a name is known, its value is the newest that the 
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 if TYPE_CHECKING:
@@ -20,10 +20,12 @@ V = TypeVar("V")
 class _Pending(Generic[V]):
     """The changes of one name that the disk has not answered."""
 
-    __slots__ = ("count", "stored")
+    __slots__ = ("count", "removed", "stored")
 
     def __init__(self, stored: V | None) -> None:
         self.count = 0
+        self.removed = 0
+        """The token of what removes it, the last time."""
         self.stored = stored
 
 
@@ -43,8 +45,19 @@ class Kept(dict[K, V]):
         if pending is None:
             pending = self._pending[name] = _Pending(self.get(name))
         pending.count += 1
+        if value is None:
+            pending.removed = self._turn.token
         self._become(name, value)
         self._turn.when_stored(lambda error: self._settled(name, value, pending, error), awaited=False)
+
+    def rely_on_removals(self, concerned: Callable[[K], bool]) -> None:
+        """Store this turn only if those of these names are removed whose removal is under way.
+
+        For whoever stores all that there is anew, in place of what the disk has.
+        """
+        for name, pending in self._pending.items():
+            if pending.removed and concerned(name):
+                self._turn.rely_on(pending.removed)
 
     def _settled(self, name: K, value: V | None, pending: _Pending[V], error: MalamuteError | None) -> None:
         pending.count -= 1

@@ -7,9 +7,10 @@ from core_bench import Bench, chunks, publish, subscribe
 
 from malamute.core.stream import RESERVE
 from malamute.errors import StorageFull
+from malamute.protocol.batch import pack
 from malamute.protocol.limits import Limits
 from malamute.protocol.messages import Change, Deliver, Error, Gap, Ok
-from malamute.store.operations import FLOOR
+from malamute.store.operations import FLOOR, PutCursor, PutFeed, PutRetention
 
 STREAMS = 3
 
@@ -162,3 +163,43 @@ def test_what_comes_while_a_stream_is_being_deleted_is_not_sent_before_it_is_res
     bench.crash()
     bench.open("alice", "bob")
     assert put(bench, "a") > last
+
+
+KEPT = {
+    "retention": PutRetention("s", bytes=0, count=5, age=0.0),
+    "cursor": PutCursor("s", "c", 1),
+    # One whose criteria mean nothing here is kept all the same.
+    "feed": PutFeed("w", "s", pack(([["none-such", ""]], ""))),
+}
+
+
+def kept(bench: Bench) -> dict[str, int]:
+    """How much of each is kept of a stream."""
+    stream = bench.core.streams.by_name["s"]
+    return {
+        "retention": int(stream.retention is not None),
+        "cursor": len(stream.cursors),
+        "feed": len(bench.core.feeds.values),
+    }
+
+
+@pytest.mark.parametrize("what", KEPT)
+@pytest.mark.parametrize("removal", ["stream.delete", "cursor.delete"])
+def test_a_purge_does_not_remove_what_the_disk_refused_to(bench, what, removal):
+    """It stores again all that is set, and what is being removed is not there then."""
+    put(bench, "s")
+    bench.store.write([KEPT[what]])
+    bench.crash()
+    bench.open("alice")
+    bench.settle()
+    before = kept(bench)
+    assert before[what] == 1
+    bench.sent("alice")
+    cursor = {"cursor": "c"} if removal == "cursor.delete" else {}
+    bench.tell("alice", Change(0, removal, {"stream": "s", **cursor}))
+    bench.tell("alice", Change(0, "stream.purge", {"stream": "s"}))
+    bench.fail()
+    bench.settle()
+    assert kept(bench) == before
+    bench.crash()
+    assert kept(bench) == before
