@@ -314,7 +314,8 @@ class Stream:
         # removes the retention whether there is one or not, so it stands for all else that goes with it.
         self.cursors.rely_on_removals(lambda cursor: True)
         self._retentions.rely_on_removals(lambda stream: stream == self.name)
-        for cursor, sequence in [*self.cursors.items()]:
+        # Nobody knows where the lost ones stood: their readers are told that all is gone.
+        for cursor, sequence in [*self.cursors.items(), *((cursor, 0) for cursor in self.lost_cursors)]:
             self.commit(cursor, sequence)
         if self.retention is not None:
             self.retain(self.retention)

@@ -7,7 +7,7 @@ from core_bench import Bench, mail_credit, peer_id, publish, request, send, subs
 from malamute.core.broker import Core
 from malamute.core.health import PROBE_SECONDS
 from malamute.errors import CursorLost, StorageFull, StoreError
-from malamute.protocol.messages import Commit, Error, Hello, Welcome
+from malamute.protocol.messages import Change, Commit, Error, Gap, Hello, Welcome
 from malamute.store.operations import Defect, PutMessages, PutValue, Stranded
 from malamute.store.tables import CURSORS, NUMBERS, SESSIONS
 
@@ -100,6 +100,22 @@ def test_a_reader_of_a_lost_cursor_is_told_until_it_is_set():
     bench.tell("bob", Commit("s", 1, "c", 1))
     bench.settle()
     assert not [m for m in bench.ask("bob", subscribe(1, cursor="c")) if isinstance(m, Error)]
+
+
+def test_a_reader_of_a_lost_cursor_is_told_what_a_purge_has_dropped():
+    """The disk knows of the cursor by what it had of the stream, which is gone with the purge."""
+    bench = served(Bench())
+    bench.tell("alice", publish(b"1", b"2"))
+    bench.settle()
+    again(bench, values={}, lost=frozenset({(CURSORS, ("s", "c"))}))
+    bench.open("alice", "bob")
+    bench.tell("alice", Change(0, "stream.purge", {"stream": "s"}))
+    bench.restart()
+    bench.open("bob")
+    bench.tell("bob", subscribe(1, cursor="c"))
+    bench.settle()
+    gaps = [message for message in bench.sent("bob") if isinstance(message, Gap)]
+    assert Gap(1, 1, 3, "overwritten") in gaps
 
 
 def test_a_session_whose_numbers_may_be_lost_is_told_that_it_is_another_one():

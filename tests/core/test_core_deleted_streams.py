@@ -10,7 +10,9 @@ from malamute.errors import StorageFull
 from malamute.protocol.batch import pack
 from malamute.protocol.limits import Limits
 from malamute.protocol.messages import Change, Deliver, Error, Gap, Ok
-from malamute.store.operations import FLOOR, PutCursor, PutFeed, PutRetention
+from malamute.store.operations import FLOOR, PutValue
+from malamute.store.policies import StreamRetention
+from malamute.store.tables import CURSORS, FEEDS, RETENTIONS
 
 STREAMS = 3
 
@@ -166,10 +168,10 @@ def test_what_comes_while_a_stream_is_being_deleted_is_not_sent_before_it_is_res
 
 
 KEPT = {
-    "retention": PutRetention("s", bytes=0, count=5, age=0.0),
-    "cursor": PutCursor("s", "c", 1),
+    "retention": PutValue(RETENTIONS, ("s",), StreamRetention(messages_max=5)),
+    "cursor": PutValue(CURSORS, ("s", "c"), 1),
     # One whose criteria mean nothing here is kept all the same.
-    "feed": PutFeed("w", "s", pack(([["none-such", ""]], ""))),
+    "feed": PutValue(FEEDS, ("s", "w"), pack(([["none-such", ""]], ""))),
 }
 
 
