@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from sim_answers import NO_OUTCOME, AnswerBook
 from sim_clock import MailTimes, Wall
 from sim_credit import CreditBook, Grant
 from sim_feeds import FeedBook, is_put
@@ -42,12 +43,14 @@ from malamute.protocol.messages import (
     Offer,
     Ok,
     Progress,
+    Publish,
     Ranges,
     Recall,
     Reject,
     Release,
     Reply,
     Request,
+    Send,
     Stored,
     Subscribe,
     Welcome,
@@ -67,7 +70,6 @@ from malamute.store.tables import CURSORS, OUTCOMES, RETENTIONS, SESSIONS
 
 SUBSCRIBE = 6
 CHANGE = 15
-NO_OUTCOME = frozenset((405, 421))
 NO_DISK = "the disk does not keep up"
 """What may be said against a final reply that comes at a bad time."""
 
@@ -95,6 +97,7 @@ class Book:
         self.offers: dict[tuple[bytes, int], Offer] = {}
         """Those that may stand."""
         self.credit = CreditBook()
+        self._answers = AnswerBook()
         self.orders: dict[bytes, dict[int, Order]] = {}
         self.cursors: dict[tuple[str, str], int] = {}
         self.cursors_stored: dict[tuple[str, str], int] = {}
@@ -143,6 +146,7 @@ class Book:
         self.queues.died()
         self._puts = Puts()
         self.credit.died()
+        self._answers.died()
         self.offers.clear()
         self.waiting.died()
         self.recent.clear()
@@ -161,6 +165,7 @@ class Book:
             # It comes from a connection that has lost its routing id to a newer one, and is refused.
             return
         self.credit.received(peer, message)
+        self._answers.received(peer, message)
         self.queues.heard.add(peer)
         if handler := _READ.get(type(message)):
             handler(self, peer, message)
@@ -175,7 +180,9 @@ class Book:
 
     def _withdraw(self, peer: bytes, message: Withdraw) -> None:
         sender = self.mailboxes.get(peer, "")
-        self.queues.withdrawn.add(((message.kind, message.name), sender, message.correlation))
+        asked = ((message.kind, message.name), sender, message.correlation)
+        self.queues.withdrawn.add(asked)
+        self._answers.withdraws(peer, message, asked)
 
     def _change(self, peer: bytes, message: Change) -> None:
         if message.arguments.get("dry_run"):
@@ -327,6 +334,8 @@ class Book:
             elif isinstance(operation, DeleteStream):
                 self.cursors = _without(self.cursors, operation.stream)
         self.queues.handed_out(self._puts.of(append))
+        self._answers.handed_out(self.queues.ends.withdrawn)
+        self.queues.ends.withdrawn.clear()
 
     def committed(self, operations: Sequence[Operation]) -> None:
         """The disk has committed something."""
@@ -372,6 +381,7 @@ class Book:
                 raise Violation("a connection that has lost its routing id was heard", message=message)
             if peer != AUDITOR:
                 self.credit.sent(peer, message)
+                self._answers.sent(peer, message)
                 if handler := _SENT.get(type(message)):
                     handler(self, peer, message, peer in blocked)
         self.recent.clear()
@@ -381,6 +391,7 @@ class Book:
         grant = self.credit.grant(peer, message.source)
         grant.take(columns)
         if isinstance(grant.began, Subscribe):
+            grant.move(message.after, columns.each_sequence()[-1])
             self.streams.told(grant.began.stream, columns.each_sequence()[-1])
             if grant.began.committed:
                 self.streams.check_committed(grant.began.stream, columns.each_sequence())
@@ -408,8 +419,20 @@ class Book:
     def turned(self, core: Core) -> None:
         """A turn is over, and the broker stands as it stands."""
         self.queues.turn_over()
+        self._answers.turned(self._has, {*core.sessions.by_peer})
         self.choosing(core)
         self.waiting.turned(core, lambda peer, source: self.credit.began(peer, source))
+
+    def _has(self, message: Publish | Send | Request, place: int) -> bool:
+        """Whether a message of a command is in its stream or its queue, or need not be.
+
+        It need not where an earlier one had its identity. The stream without a journal may have to wait.
+        """
+        body = body_of(message.records[place])
+        if isinstance(message, Publish):
+            return message.stream == NO_JOURNAL or self.streams.has(body)
+        asked = message.properties[place] if message.properties else None
+        return "id" in (asked or {}) or self.queues.has(body)
 
     def _queue(self, peer: bytes, grant: Grant) -> tuple[str, str]:
         if isinstance(grant.began, Offer):
@@ -427,6 +450,7 @@ class Book:
         began = self.credit.began(peer, message.ref) if message.about == SUBSCRIBE else None
         if began is None:
             return
+        self.credit.grant(peer, message.ref).position = message.value - 1
         self.streams.heads[peer, message.ref] = self.streams.last(began.stream) + 1
         if began.start.startswith("time:") and not began.cursor:
             there = range(self.streams.first_kept(began.stream), self.ends[peer, message.ref] + 1)
@@ -438,7 +462,8 @@ class Book:
             )
 
     def _gap(self, peer: bytes, message: Gap, blocked: bool) -> None:
-        began = self.credit.grant(peer, message.source).began
+        grant = self.credit.grant(peer, message.source)
+        grant.position, began = max(message.last, grant.position or 0), grant.began
         assert isinstance(began, Subscribe)
         self.streams.told(began.stream, message.last)
         self.streams.check_gap(began.stream, wants_of(began), message)

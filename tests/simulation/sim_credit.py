@@ -34,12 +34,14 @@ HELLO, CANCEL = 1, 8
 class Grant:
     """What is left of one source, and the command that began it."""
 
-    __slots__ = ("began", "bytes", "messages")
+    __slots__ = ("began", "bytes", "messages", "position")
 
     def __init__(self, began: Subscribe | Offer | None) -> None:
         self.began = began
         self.messages: float = 0
         self.bytes: float = 0
+        self.position: int | None = None
+        """Of a subscription: the last sequence that its client was told of."""
         if began is not None:
             self.add(began.credit, began.credit_bytes)
 
@@ -47,6 +49,12 @@ class Grant:
         """Grant more."""
         self.messages = inf if messages < 0 else self.messages + messages
         self.bytes = inf if size_bytes < 0 else self.bytes + size_bytes
+
+    def move(self, after: int, last: int) -> None:
+        """Messages were sent up to a sequence, `after` one that the client knows."""
+        if after != self.position:
+            raise Violation("a delivery follows on another", after=after, position=self.position)
+        self.position = last
 
     def drain(self) -> None:
         """Nothing is left of it."""

@@ -62,6 +62,8 @@ class Ends:
         self.now = times.now
         self.dead = dead
         self.counts: Counter[str] = Counter()
+        self.withdrawn: Counter[tuple[tuple[str, str], str, int | str]] = Counter()
+        """Of the append that is looked at: the queue, the sender, and the correlation."""
 
     def judge(self, key: Key, mail: Mail, said: Said, facts: Facts, began: float) -> str:
         """How a message that is removed has ended."""
@@ -80,6 +82,9 @@ class Ends:
         if told is not None:
             self._check_outcome(key, mail, told, end, reason)
         self.counts[end] += 1
+        if end == "withdrawn":
+            asked = mail.message.properties or {}
+            self.withdrawn[key[:2], mail.message.sender, asked.get("correlation", "")] += 1
         return end
 
     def _guess(self, mail: Mail, said: Said, letter: StoredMessage | None) -> str:

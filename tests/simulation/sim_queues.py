@@ -321,6 +321,10 @@ class QueueBook:
             if self.finals[order.request] > max(1, self.stored_requests[order.request]):
                 raise Violation("a request has two final replies", request=order.request, reply=mail.body)
 
+    def has(self, body: bytes) -> bool:
+        """Whether a message has ever been in a queue."""
+        return body in self._found
+
     def has_taken_in(self, identity: tuple[str, str, str]) -> bool:
         """Whether a message under this identity of a queue was stored, or has ended before it could be."""
         known = self.identities.get(identity)
@@ -405,15 +409,7 @@ class QueueBook:
     def started(self, recovered: Recovered) -> None:
         """What a broker finds is what was committed."""
         self.feeds.started(recovered)
-        found = {
-            (kind, name, message.sequence): body_of(message.record)
-            for (kind, name), state in recovered.queues.items()
-            for message in state.messages
-        }
-        expected = {key: body_of(mail.message.record) for key, mail in self.mail.items()}
-        expected |= {key: body_of(letter.message.record) for key, letter in self.dead.letters.items()}
-        if found != expected:
-            raise Violation("the queues on the disk are not what was committed", found=found)
+        self.check_store(recovered)
         self._begin_times(recovered)
         for (kind, name), state in recovered.queues.items():
             for message in () if is_dead(kind) else state.messages:
@@ -424,6 +420,18 @@ class QueueBook:
                 self._remembered(key, attempts)
                 # A mark may stand for others too, and an attempt is stored before it is made.
                 self.mail[key].delivered |= attempts > 0
+
+    def check_store(self, recovered: Recovered) -> None:
+        """What is on the disk is what was committed, when nothing waits to be written."""
+        found = {
+            (kind, name, message.sequence): body_of(message.record)
+            for (kind, name), state in recovered.queues.items()
+            for message in state.messages
+        }
+        expected = {key: body_of(mail.message.record) for key, mail in self.mail.items()}
+        expected |= {key: body_of(letter.message.record) for key, letter in self.dead.letters.items()}
+        if found != expected:
+            raise Violation("the queues on the disk are not what was committed", found=found)
 
     def _begin_times(self, recovered: Recovered) -> None:
         """The times of what is there are those of the clock on the wall, which may have been set."""

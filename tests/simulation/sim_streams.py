@@ -194,6 +194,10 @@ class StreamBook:
 
     # What may be asked
 
+    def has(self, body: bytes) -> bool:
+        """Whether a message has ever had a sequence."""
+        return body in self._found
+
     def owed(self, stream: str, wants: Wants, first: int, last: int) -> list[int]:
         """The sequences from `first` to `last` that somebody with these wishes is to have, or told of."""
         order = self.order.get(stream, [])

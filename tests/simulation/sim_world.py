@@ -390,6 +390,7 @@ class World:
         self.book.queues.feeds.check_done(self._without_room())
         self._check_broker()
         self.book.streams.check_store(self.setup.kept_messages)
+        self.book.queues.check_store(self.disk.store.recover())
         self._check_outcomes()
 
     def _without_room(self) -> set[tuple[str, str]]:

@@ -22,8 +22,10 @@ from malamute.core.feed import Feed
 from malamute.core.queue.consumer import Consumer
 from malamute.core.queue.dead_letters import DeadLetters
 from malamute.core.queue.limits import QueueLimits
+from malamute.core.queue.queue import Queue
 from malamute.core.queue.settlement import Settlement
-from malamute.core.subscription import Position
+from malamute.core.session import Sessions
+from malamute.core.subscription import Position, Subscription
 from malamute.matching import FAMILIES, Index, Selector
 from malamute.store.operations import DeleteMessages, MarkDelivered
 
@@ -131,6 +133,23 @@ def _collect_early(limits, queue, table, seen):
     _COLLECT(limits, queue, table, queue.next_sequence)
 
 
+def _confirm_twice(sessions, confirmations, error):
+    _CONFIRM(sessions, confirmations, error)
+    _CONFIRM(sessions, confirmations, error)
+
+
+def _send_behind_another(subscription, part):
+    subscription.after -= 1
+    _SEND(subscription, part)
+
+
+def _tell_of_one_more(queue, sender, correlation, told, failed):
+    def more(count, before, **how):
+        told(count + bool(count), before, **how)
+
+    _WITHDRAW(queue, sender, correlation, more, failed)
+
+
 def _take_without_a_position(feed, columns):
     with patch.object(feed.stream, "commit", _nothing):
         _TAKE(feed, columns)
@@ -154,6 +173,9 @@ _PUT_BACK = DeadLetters._put_back
 _RECALLED = Consumer.recalled
 _COLLECT = QueueLimits._collect_unless_used
 _TAKE = Feed._put
+_CONFIRM = Sessions._confirm
+_SEND = Subscription._send
+_WITHDRAW = Queue.withdraw
 _SETTLED = Feed._settled
 
 
@@ -245,6 +267,9 @@ BROKEN = {
         lambda sessions, session, number: number not in session.numbers.outcomes.running,
     ),
     "what the disk refuses of a change stays": ("malamute.core.kept.Kept._settled", _nothing),
+    "a number is answered twice": ("malamute.core.session.Sessions._confirm", _confirm_twice),
+    "a delivery follows on another": ("malamute.core.subscription.Subscription._send", _send_behind_another),
+    "a withdrawal is told of too much": ("malamute.core.queue.queue.Queue.withdraw", _tell_of_one_more),
     "a number is always new": ("malamute.core.session.Sessions.admit", lambda *arguments: True),
     "a client never says what it has got": (
         "malamute.client.session.inbox.Inbox.acknowledge",

@@ -1,0 +1,111 @@
+"""The book of answers: each command is answered as often as it is sent at the most, and with what came of it.
+
+A command with a number has its answer when it is stored or refused. One without a number has none but a
+refusal, so what the broker neither stores nor refuses within the turn was lost without a word. Who takes back
+what he sent is told how much of it was there.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+
+from sim_origin import Violation
+
+from malamute.protocol.messages import (
+    Commit,
+    Error,
+    Message,
+    Ok,
+    Publish,
+    Reply,
+    Request,
+    Send,
+    Stored,
+    Withdraw,
+)
+
+NO_OUTCOME = frozenset((405, 421))
+"""Refusals of whoever has no session, and of numbers that are out of order."""
+
+ABOUT: Mapping[type[Message], int] = {Publish: 2, Send: 3, Request: 4, Reply: 5, Commit: 14}
+"""The commands that may have a number, and how an answer names each."""
+
+WITHDRAW = 20
+
+Asked = tuple[tuple[str, str], str, int | str]
+"""A queue, the sender of messages in it, and their correlation."""
+
+
+class AnswerBook:
+    """What was asked, and how often it was answered."""
+
+    def __init__(self) -> None:
+        self._sent: Counter[tuple[bytes, int]] = Counter()
+        self._answered: Counter[tuple[bytes, int]] = Counter()
+        self._unnumbered: list[tuple[bytes, Publish | Send | Request]] = []
+        self._refused: set[bytes] = set()
+        """Who was refused something in this turn; of what has no number, one refusal may stand for others."""
+        self._withdrawals: dict[Asked, tuple[bytes, int]] = {}
+        """The first of this turn for each."""
+        self._withdrawn: dict[tuple[bytes, int], int] = {}
+        """How many messages each took back."""
+
+    def received(self, peer: bytes, message: Message) -> None:
+        """The broker is about to read a command."""
+        if type(message) not in ABOUT:
+            return
+        if message.number:
+            self._sent[peer, message.number] += 1
+        elif isinstance(message, Publish | Send | Request):
+            self._unnumbered.append((peer, message))
+
+    def withdraws(self, peer: bytes, message: Withdraw, asked: Asked) -> None:
+        """Somebody takes back what he sent."""
+        self._withdrawn[peer, message.ref] = 0
+        self._withdrawals.setdefault(asked, (peer, message.ref))
+
+    def handed_out(self, withdrawn: Mapping[Asked, int]) -> None:
+        """The broker wants to store what it has done; so many messages may have been withdrawn."""
+        for asked, count in withdrawn.items():
+            if asked in self._withdrawals:
+                self._withdrawn[self._withdrawals[asked]] += count
+
+    def sent(self, peer: bytes, message: Message) -> None:
+        """The broker sends an answer."""
+        if isinstance(message, Stored):
+            for first, last, _ in message.ranges:
+                for number in range(first, last + 1):
+                    self._answer(peer, number)
+        elif isinstance(message, Error):
+            self._refused.add(peer)
+            if message.about in ABOUT.values() and message.ref and message.code not in NO_OUTCOME:
+                self._answer(peer, message.ref)
+        elif isinstance(message, Ok) and message.about == WITHDRAW:
+            most = self._withdrawn.get((peer, message.ref), 0)
+            if not 1 <= message.value <= most:
+                raise Violation("a withdrawal is told of other messages", told=message.value, most=most)
+
+    def _answer(self, peer: bytes, number: int) -> None:
+        self._answered[peer, number] += 1
+        if self._answered[peer, number] > self._sent[peer, number]:
+            raise Violation("a number was answered more often than it was sent", peer=peer, number=number)
+
+    def turned(self, has: Callable[[Publish | Send | Request, int], bool], open_: set[bytes]) -> None:
+        """A turn is over: what was read in it and has no number is about to be stored, or was refused."""
+        for peer, message in self._unnumbered:
+            if peer not in open_ or peer in self._refused:
+                continue
+            for place in range(len(message.records)):
+                if not has(message, place):
+                    raise Violation("a command was lost without a word", peer=peer, command=message)
+        self._unnumbered.clear()
+        self._refused.clear()
+        self._withdrawals.clear()
+
+    def died(self) -> None:
+        """The broker is killed: what it read and did not answer it need not answer."""
+        self._unnumbered.clear()
+        self._refused.clear()
+        self._withdrawals.clear()
+        self._withdrawn.clear()
