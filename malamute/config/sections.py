@@ -138,9 +138,8 @@ class SessionConfig(_Section):
     expiry: float = _option(10 * _MINUTE, option_types.duration(1, 30 * _DAY))
     """How long a session may be resumed after its connection broke. Its work goes to others at once."""
     probe_interval: float = _option(0.5, option_types.duration(0.01, _HOUR))
-    """How often to probe a session that holds work and says nothing."""
-    probe_interval_idle: float = _option(15.0, option_types.duration(0.01, _DAY))
-    """How often to probe a session that holds none."""
+    """How often to probe a session that holds work and says nothing. One that holds none is probed thirty
+    times as seldom."""
 
 
 class Policy(NamedTuple):
@@ -264,10 +263,6 @@ class QueuesConfig(_Section):
     backoff: tuple[float, ...] = _option(_QUEUE.backoff, option_types.durations(0, _YEAR))
     """How long a message waits that came back after its first attempt, its second and so on. The last one
     holds for all that follow; none at all means at once."""
-    depth: int = _option(_QUEUE.depth, _ANY_COUNT)
-    """Messages in one queue; 0 is as many as `queue_messages` of [limits] allows."""
-    bytes: int = _option(_QUEUE.bytes, _ANY_SIZE)
-    """Bytes in one queue; 0 is as many as `queue_bytes` of [limits] allows."""
     priority_step: int = _option(_QUEUE.priority_step, option_types.count(1, 2**40))
     """One step of priority puts a message ahead of those that came up to so many messages before it."""
     dedup_window: float = _option(_QUEUE.dedup_window, option_types.duration(0, _YEAR))
@@ -280,7 +275,8 @@ class QueuesConfig(_Section):
     """After how long without use an empty mailbox or service is removed; 0 is never."""
     rule: tuple[QueueRule, ...] = _option((), QUEUE_RULES)
     """What differs for some of them, by the pattern of their names as for streams, and by their `kind` if
-    it is given. The first rule that fits is taken."""
+    it is given. The first rule that fits is taken. `depth` and `bytes` of a rule are less than the limits
+    `queue_messages` and `queue_bytes`, which hold for every queue."""
 
     def policy(self, kind: BaseKind, name: str) -> QueuePolicy:
         """How the mailbox or service of this name treats its messages."""
@@ -288,8 +284,13 @@ class QueuesConfig(_Section):
             rule for rule in self.rule if rule.kind in (None, kind) and fnmatchcase(name, rule.pattern)
         )
         rule = next(fitting, None)
-        values = ((getattr(rule, option, None), getattr(self, option)) for option in QueuePolicy._fields)
-        return QueuePolicy(*(default if own is None else own for own, default in values))
+        chosen = {
+            option: value
+            for section in (self, rule)
+            for option in QueuePolicy._fields
+            if (value := getattr(section, option, None)) is not None
+        }
+        return QueuePolicy(**chosen)
 
 
 @dataclass(frozen=True)

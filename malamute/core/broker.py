@@ -111,7 +111,6 @@ class Settings(NamedTuple):
     limits: Limits = Limits()
     session_expiry: float = 600.0
     probe_interval: float = 0.5
-    probe_interval_idle: float = 15.0
     journaled: Callable[[str], bool] = lambda stream: True
     unjournaled: bool = False
     """Whether there may be a stream without a journal."""
@@ -170,7 +169,6 @@ class Core:
             software=settings.software,
             expiry=settings.session_expiry,
             probe=settings.probe_interval,
-            probe_idle=settings.probe_interval_idle,
             release=self._take_back,
             forget=self.mailboxes.forget,
             ack_timeout=lambda address: settings.queues("mailbox", address).ack_timeout,

@@ -240,7 +240,6 @@ class Sessions:
         software: str,
         expiry: float,
         probe: float,
-        probe_idle: float,
         release: Callable[[Session], None],
         forget: Callable[[Session], None],
         ack_timeout: Callable[[str], float],
@@ -258,7 +257,7 @@ class Sessions:
         self._ack_timeout = ack_timeout
         self._away: OrderedDict[bytes, float] = OrderedDict()
         self._confirmations: dict[Session, list[Run]] = {}
-        self._probes = (Probes(probe), Probes(probe_idle))
+        self._probes = (Probes(probe), Probes(probe * IDLE_PROBES))
 
     def restore(
         self,
@@ -586,6 +585,9 @@ class Sessions:
 PROBES_TOGETHER = 1 / 64
 """Sessions that are to be probed within this part of the interval are probed together: with thousands of
 them, waking up for each would cost several times what its probe does."""
+
+IDLE_PROBES = 30
+"""A session that holds no work is probed so many times as seldom as one that holds some."""
 
 
 class Probes:

@@ -130,7 +130,6 @@ def _settings(config: Config, endpoints: list[str]) -> Settings:
         limits=config.limits,
         session_expiry=config.session.expiry,
         probe_interval=config.session.probe_interval,
-        probe_interval_idle=config.session.probe_interval_idle,
         journaled=lambda stream: config.streams.policy(stream).journal,
         unjournaled=not all(
             [config.streams.journal, *(rule.journal is not False for rule in config.streams.rule)]

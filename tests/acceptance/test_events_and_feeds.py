@@ -23,7 +23,7 @@ def test_who_comes_and_goes_is_told_live_and_to_those_who_ask_later(
 ) -> None:
     """WP12."""
     config = small()
-    daemon = new_daemon(replace(config, session=replace(config.session, probe_interval_idle=0.5))).start()
+    daemon = new_daemon(replace(config, session=replace(config.session, probe_interval=0.02))).start()
     watch = connect_to(daemon.url).subscribe(EVENTS, "client.#", "service.#", start="first")
     worker = run(WORKER, daemon.url, "svc", "doomed")
     assert worker.line() == ["ready"]

@@ -197,7 +197,7 @@ def test_clients_that_do_nothing_keep_their_connections(
     They come more often than by default, where that takes half a minute.
     """
     config = small()
-    session = replace(config.session, probe_interval_idle=1.0)
+    session = replace(config.session, probe_interval=1 / 30)
     daemon = new_daemon(replace(config, session=session)).start()
     events: list[Event] = []
     clients = [closing.enter_context(malamute.connect(daemon.url, heartbeat=1.0)) for _ in range(100)]

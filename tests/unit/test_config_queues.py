@@ -1,6 +1,7 @@
 """How mailboxes and services are configured."""
 
 import tomllib
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,8 @@ from malamute.config import Config, QueueRule, QueuesConfig
 from malamute.errors import ConfigError
 from malamute.server.daemon import _settings
 from malamute.store.policies import QueuePolicy
+
+_OF_RULES = {option.name for option in fields(QueueRule)} - {"pattern", "kind"}
 
 
 def load(tmp_path: Path, text: str) -> Config:
@@ -19,13 +22,14 @@ def load(tmp_path: Path, text: str) -> Config:
 
 def test_every_option_of_a_policy_is_one_of_the_file_with_the_same_default() -> None:
     options = set(tomllib.loads(Config().toml())["queues"])
-    assert options == set(QueuePolicy._fields)
+    assert options | {"depth", "bytes"} == set(QueuePolicy._fields) == set(_OF_RULES)
+    assert not options & {"depth", "bytes"}, "these are limits of one queue: [limits] has them for all"
     assert QueuesConfig().policy("mailbox", "bob") == QueuePolicy()
 
 
 def test_the_first_rule_that_fits_name_and_kind_is_taken() -> None:
     queues = QueuesConfig(
-        depth=7,
+        dead_letters=7,
         rule=(
             QueueRule("print.*", kind="service", max_deliver=3),
             QueueRule("print.*", ack_timeout=5, backoff=()),
@@ -33,7 +37,7 @@ def test_the_first_rule_that_fits_name_and_kind_is_taken() -> None:
         ),
     )
     service, mailbox = queues.policy("service", "print.a"), queues.policy("mailbox", "print.a")
-    assert (service.max_deliver, service.depth, service.ack_timeout) == (3, 7, QueuePolicy().ack_timeout)
+    assert (service.max_deliver, service.dead_letters, service.depth) == (3, 7, 0)
     assert (mailbox.max_deliver, mailbox.ack_timeout, mailbox.backoff) == (20, 5.0, ())
     assert queues.policy("service", "scan").depth == 9
 
