@@ -431,7 +431,7 @@ class Core:
         self.feeds.wake()
         self.streams.flush()
         while True:
-            for session in self.queue_limits.flush():
+            for session in self.queue_limits.flush.send():
                 self.sessions.watch(session)
             if not self._mend():
                 break

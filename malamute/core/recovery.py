@@ -8,15 +8,26 @@ all the same, as it was promised something; only new ones are refused.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sized
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from malamute.core.queue.dead_letters import DeadLetters
     from malamute.core.ready import Turn
 
 TOLD_MAX = 20
 """Skipped things that are logged one by one."""
+
+
+class Excess(Protocol):
+    """Dead letters, as far as they may be too many."""
+
+    @property
+    def entries(self) -> Sized:
+        """All of them."""
+
+    @property
+    def excess(self) -> int:
+        """How many more there are than configured."""
 
 
 class Recovery:
@@ -26,7 +37,7 @@ class Recovery:
         self.skipped = 0
         self._turn = turn
         self._feeds: set[str] = set()
-        self._dead: list[DeadLetters] = []
+        self._dead: list[Excess] = []
 
     def take_up(self, kind: str, name: str, action: Callable[..., object], *arguments: Any) -> None:
         """Take up one thing, or skip it."""
@@ -50,7 +61,7 @@ class Recovery:
             self._feeds.discard(name)
             self.skipped -= 1
 
-    def look_at_dead(self, kind: str, name: str, dead: DeadLetters) -> None:
+    def look_at_dead(self, kind: str, name: str, dead: Excess) -> None:
         """Report dead letters that are more than configured: the limit was lowered."""
         if not dead.excess:
             return

@@ -13,7 +13,7 @@ from malamute.core import stream as stream_module
 from malamute.core.admin import changes, queries
 from malamute.core.broker import STATES, UNATTACHED, Core
 from malamute.core.faults import PLACES_MAX, TELL_SECONDS, Faults
-from malamute.core.queue.limits import QueueLimits
+from malamute.core.queue.flush import QueueFlush
 from malamute.core.queue.paging import RETRY_SECONDS
 from malamute.core.subscription import Subscription
 from malamute.errors import StoreError
@@ -196,7 +196,7 @@ def test_a_replay_that_raises_ends_that_subscription_and_no_other(bench, monkeyp
 
 def test_a_delivery_that_raises_gives_the_work_to_another(bench, monkeypatch):
     bench.tell("bob", offer(1, 1))
-    once(monkeypatch, QueueLimits, "_columns")
+    once(monkeypatch, QueueFlush, "_columns")
     bench.tell("alice", request(b"1", number=1))
     bench.settle()
     assert errors(bench, "bob") == [(405, 0, 0)]

@@ -92,8 +92,8 @@ def _told_of_nothing(trackers, queue, entries, outcome, reason, *, bound=True):
     """Outcomes are not told."""
 
 
-def _mark_in_memory_only(watermark):
-    for entry in watermark._queue.entries.values():
+def _mark_in_memory_only(watermark, held, last):
+    for entry in watermark._entries.values():
         entry.marked = True
 
 
@@ -235,7 +235,7 @@ BROKEN = {
         _mark_in_memory_only,
     ),
     "attempts are not stored": (
-        "malamute.core.queue.limits.SetAttempts",
+        "malamute.core.queue.flush.SetAttempts",
         lambda kind, queue, sequence, attempts: MarkDelivered(kind, queue, sequence),
     ),
     "what dies is not kept": ("malamute.core.queue.dead_letters.DeadLetters.add", _nothing),

@@ -35,7 +35,7 @@ queue without any asks one question for a whole batch.
     paging         records that stay on the disk      delivery_watermark  what may have been delivered
     browse         looking into a queue               policy              what is configured
     table          all queues of one kind             limits              what all queues share
-    settlement_log the history of outcomes
+    settlement_log the history of outcomes            flush               what is handed over at the end
 
 Source: the MOVE selectors of the Xump notes: the first selector with credit gets the message and goes
 to the end of the list.

@@ -63,7 +63,7 @@ class Consumer:
         self._recalled_last: deque[int] = deque(maxlen=RECALLED_MAX)
         """In the order in which they were recalled."""
         self._alarm: Timer | None = None
-        self.group: ConsumerGroup = queue.join(self, selector)
+        self.group: ConsumerGroup[Consumer] = queue.join(self, selector)
 
     @property
     def ready(self) -> bool:
@@ -232,7 +232,7 @@ class Consumer:
         late = [sequence for sequence in late if sequence not in unsent]
         if late:
             self.recalled(late, "timeout")
-            self.queue.limits.note(self.queue, "timeout", len(late))
+            self.queue.limits.flush.note(self.queue, "timeout", len(late))
             self.queue.give_back(self, late, None)
         self.watch()
 

@@ -127,7 +127,7 @@ class DeadLetters:
             )
         if excess > 0:
             self._drop(list(islice((sequence for sequence in self.entries if sequence not in going), excess)))
-            self._queue.limits.note(self._queue, "dead-dropped", excess)
+            self._queue.limits.flush.note(self._queue, "dead-dropped", excess)
 
     def here(self) -> list[Entry]:
         """Those that are not on their way here or back, in order."""

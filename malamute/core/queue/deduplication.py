@@ -12,7 +12,7 @@ A duplicate shares the fate of the first: it is confirmed when that is durable, 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import TYPE_CHECKING
 
 from malamute.errors import TryLater
@@ -20,8 +20,10 @@ from malamute.store.operations import ForgetIdentities, PutIdentity
 
 if TYPE_CHECKING:
     from malamute.core.queue.entry import Entry
-    from malamute.core.queue.queue import Queue
-    from malamute.core.timers import Timer
+    from malamute.core.ready import Turn
+    from malamute.core.timers import Timer, Timers
+    from malamute.store.operations import QueueKind
+    from malamute.store.policies import QueuePolicy
 
 SWEEPS = 8
 """How often within a window the identities that have ended are dropped."""
@@ -66,12 +68,18 @@ class DedupWindow:
     that had it, or 0.
     """
 
-    def __init__(self, queue: Queue) -> None:
+    def __init__(self, turn: Turn, timers: Timers, quota: DedupQuota, kind: QueueKind, name: str) -> None:
         # Its first entry is at hand, however many were taken out before it.
         self.known: OrderedDict[str, tuple[int, int, int]] = OrderedDict()
         self.bytes = 0
-        self._queue = queue
-        self._name_bytes = DEDUP_BYTES + len(queue.name.encode())
+        self._turn = turn
+        self._timers = timers
+        self._quota = quota
+        self._kind = kind
+        self._name = name
+        self._name_bytes = DEDUP_BYTES + len(name.encode())
+        self._window_seconds = 0.0
+        """The window of what was enqueued last."""
         self._timer: Timer | None = None
         self._ahead_ns = 0
         """The least that the clock on the wall was ahead when any of them was stored, which has its time."""
@@ -79,45 +87,50 @@ class DedupWindow:
         """Those that the store has for longer, as the clock was set back before the start. It has them until
         their windows are over: this clock may be the wrong one, and set right at the next start."""
 
-    def restore(self, identities: Mapping[str, tuple[int, int]]) -> None:
-        """Take up what the store kept."""
-        queue = self._queue
-        most = queue.turn.now + queue.policy.dedup_window
-        # Nobody knows how much of each window has gone by if it is in doubt what time it is.
-        least = min(queue.limits.doubt.until, most)
+    def restore(
+        self, identities: Mapping[str, tuple[int, int]], policy: QueuePolicy, doubtful_until: float
+    ) -> None:
+        """Take up what the store kept.
+
+        Nobody knows how much of each window has gone by if it is in doubt what time it is: then none ends
+        before `doubtful_until`, in seconds since the epoch.
+        """
+        self._window_seconds = policy.dedup_window
+        most = self._turn.now + policy.dedup_window
+        least = min(doubtful_until, most)
         ending = sorted(identities.items(), key=lambda item: item[1][1])
         for identity, (sequence, stored) in ending:
             until = min(max(stored, int(least * 1e9)), int(most * 1e9))
             self._put(identity, (sequence, until, 0))
             if until < stored:
                 self._longer.add(identity)
-        queue.limits.dedup_quota.evict()
+        self._quota.evict()
         self._sweep()
 
     def seen(self, identity: str) -> bool:
         """Whether a message with this identity was enqueued within the window that ends now."""
         found = self.known.get(identity)
-        return found is not None and found[1] > int(self._queue.turn.now * 1e9)
+        return found is not None and found[1] > int(self._turn.now * 1e9)
 
-    def record(self, identity: str, message: Entry) -> None:
+    def record(self, identity: str, sequence: int, policy: QueuePolicy) -> None:
         """A message with this identity is enqueued."""
-        queue, policy = self._queue, self._queue.policy
         if not policy.dedup_window:
             return
-        until, ahead_ns = int((queue.turn.now + policy.dedup_window) * 1e9), queue.turn.ahead_ns
+        turn, self._window_seconds = self._turn, policy.dedup_window
+        until, ahead_ns = int((turn.now + policy.dedup_window) * 1e9), turn.ahead_ns
         self._ahead_ns = min(self._ahead_ns, ahead_ns) if self.known else ahead_ns
-        self._put(identity, (message.sequence, until, queue.turn.token))
+        self._put(identity, (sequence, until, turn.token))
         stored = until + ahead_ns
-        queue.turn.store(PutIdentity(queue.kind, queue.name, identity, message.sequence, stored))
+        turn.store(PutIdentity(self._kind, self._name, identity, sequence, stored))
         if len(self.known) > max(policy.dedup_count, 1):
             self.evict(1)
-        queue.limits.dedup_quota.evict()
+        self._quota.evict()
         self._watch()
 
     def _put(self, identity: str, known: tuple[int, int, int]) -> None:
         self._drop(identity)
         self.known[identity] = known
-        self._queue.limits.dedup_quota.count(self, self._bytes_of(identity))
+        self._quota.count(self, self._bytes_of(identity))
 
     def _drop(self, identity: str) -> int:
         """Forget one. Returns until when it was to be remembered, or 0 if it was not known."""
@@ -125,24 +138,24 @@ class DedupWindow:
         if known is None:
             return 0
         self._longer.discard(identity)
-        self._queue.limits.dedup_quota.count(self, -self._bytes_of(identity))
+        self._quota.count(self, -self._bytes_of(identity))
         return known[1]
 
     def _end(self, identity: str) -> int:
         """The window of one is over. Returns until when it was to be remembered."""
         sequence, until, _ = self.known[identity]
         if identity in self._longer:
-            queue = self._queue
-            queue.turn.store(PutIdentity(queue.kind, queue.name, identity, sequence, until + self._ahead_ns))
+            stored = until + self._ahead_ns
+            self._turn.store(PutIdentity(self._kind, self._name, identity, sequence, stored))
         return self._drop(identity)
 
     def _bytes_of(self, identity: str) -> int:
         return len(identity.encode()) + self._name_bytes
 
-    def confirm(self, identity: str) -> None:
-        """A duplicate is to be confirmed like the first. Raises `TryLater` if the disk has refused that."""
+    def confirm(self, identity: str, not_durable: Container[int]) -> None:
+        """A duplicate is to be confirmed like the first. Raises `TryLater` if that is `not_durable`."""
         sequence, _, token = self.known[identity]
-        if not self._queue.turn.rely_on(token) and sequence in self._queue.not_durable:
+        if not self._turn.rely_on(token) and sequence in not_durable:
             raise TryLater(f"the message with the identity {identity!r} is not on the disk")
 
     def forget(self, message: Entry) -> None:
@@ -165,18 +178,17 @@ class DedupWindow:
 
     def _forget_up_to(self, until: int) -> None:
         """Have the store forget what was to be remembered until then, and nothing else."""
-        queue = self._queue
-        queue.turn.store(ForgetIdentities(queue.kind, queue.name, until + self._ahead_ns))
+        self._turn.store(ForgetIdentities(self._kind, self._name, until + self._ahead_ns))
 
     def _watch(self) -> None:
         if self.known and self._timer is None:
-            turn, policy = self._queue.turn, self._queue.policy
-            due = max(next(iter(self.known.values()))[1] / 1e9, turn.now + policy.dedup_window / SWEEPS)
-            self._timer = self._queue.limits.timers.at(due, self._sweep)
+            first = next(iter(self.known.values()))[1] / 1e9
+            due = max(first, self._turn.now + self._window_seconds / SWEEPS)
+            self._timer = self._timers.at(due, self._sweep)
 
     def _sweep(self) -> None:
         self._timer = None
-        now = int(self._queue.turn.now * 1e9)
+        now = int(self._turn.now * 1e9)
         before = len(self.known)
         while self.known and next(iter(self.known.values()))[1] <= now:
             self._end(next(iter(self.known)))
@@ -186,5 +198,5 @@ class DedupWindow:
 
     def close(self) -> None:
         """The queue is gone."""
-        self._queue.limits.dedup_quota.count(self, -self.bytes)
-        self._queue.limits.timers.cancel(self._timer)
+        self._quota.count(self, -self.bytes)
+        self._timers.cancel(self._timer)

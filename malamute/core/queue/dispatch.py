@@ -33,8 +33,8 @@ class Dispatcher:
         self._entries = queue.entries
         self._options = queue.options
         self._step = queue.policy.priority_step
-        self._groups = ConsumerGroups(self._family_failed, queue.limits.caches)
-        self._affinity = KeyAffinity()
+        self._groups: ConsumerGroups[Consumer] = ConsumerGroups(self._family_failed, queue.limits.caches)
+        self._affinity: KeyAffinity[Consumer] = KeyAffinity()
         self._clock = 0
 
     def _family_failed(self, family: str, error: Exception) -> None:
@@ -58,14 +58,14 @@ class Dispatcher:
 
     # Consumers
 
-    def join(self, consumer: Consumer, selector: Selector) -> ConsumerGroup:
+    def join(self, consumer: Consumer, selector: Selector) -> ConsumerGroup[Consumer]:
         """Add a consumer to the group of its selector."""
         group, is_new = self._groups.join(consumer, selector)
         if is_new and self._queue.states.counts[READY]:
             group.search = Search(self._queue.next_sequence)
         return group
 
-    def _search(self, group: ConsumerGroup, search: Search) -> bool:
+    def _search(self, group: ConsumerGroup[Consumer], search: Search) -> bool:
         """Look on until it is known what goes first in a group. False when no work is left for that."""
         queue, ready, match = self._queue, group.ready, self._groups.match
         # Without options a rank is the sequence itself, and the first one that is found goes first.
@@ -88,7 +88,7 @@ class Dispatcher:
     def leave(self, consumer: Consumer) -> list[int]:
         """Remove a consumer. Returns the messages that waited for it alone."""
         self.remove_waiter(consumer)
-        self._groups.leave(consumer)
+        self._groups.leave(consumer, consumer.group)
         return self._unbind(consumer)
 
     def drain(self, consumer: Consumer) -> list[int]:
@@ -189,7 +189,7 @@ class Dispatcher:
     def _dispatch_in_order(self, sequences: Iterable[int]) -> None:
         """The same where no message has options: all that goes to one consumer goes at once."""
         entries, match = self._entries, self._groups.match
-        found: dict[Groups, list[ConsumerGroup]] = {}
+        found: dict[Groups, list[ConsumerGroup[Consumer]]] = {}
         given: dict[Consumer, list[Entry]] = {}
         waiting: list[Entry] = []
         for sequence in sequences:
@@ -216,7 +216,7 @@ class Dispatcher:
     def _dispatch_by_options(self, sequences: Iterable[int]) -> None:
         """The same where some have a priority or a key: each message by itself, the smallest rank first."""
         queue, entries, match = self._queue, self._entries, self._groups.match
-        found: dict[Groups, list[ConsumerGroup]] = {}
+        found: dict[Groups, list[ConsumerGroup[Consumer]]] = {}
         for sequence in sorted(sequences, key=self._rank):
             entry = entries[sequence]
             matched = match(entry.subject)
@@ -236,13 +236,13 @@ class Dispatcher:
                 group.ready.add(self._rank(sequence))
         self._compact(found)
 
-    def _compact(self, found: dict[Groups, list[ConsumerGroup]]) -> None:
+    def _compact(self, found: dict[Groups, list[ConsumerGroup[Consumer]]]) -> None:
         ready = self._queue.states.counts[READY]
         for groups in found.values():
             for group in groups:
                 group.ready.compact(ready, self._waits)
 
-    def _pop_waiter(self, groups: Sequence[ConsumerGroup]) -> Consumer | None:
+    def _pop_waiter(self, groups: Sequence[ConsumerGroup[Consumer]]) -> Consumer | None:
         """The consumer that waits longest in these groups; it is not in its group until `_wait_again`."""
         free = [group.waiting[0] for group in groups if group.waiting]
         if not free:
@@ -283,21 +283,23 @@ class Dispatcher:
         consumer.last_used = self._clock
         queue.states.assign(consumer, entries, queue.turn.now)
         if not consumer.unsent:
-            queue.limits.deliveries.append(consumer)
+            queue.limits.flush.consumers.append(consumer)
         consumer.unsent += entries
         last = entries[0].sequence if len(entries) == 1 else max([entry.sequence for entry in entries])
-        if last > queue.delivered:
-            queue.delivered = last
+        if last > queue.watermark.last_delivered:
+            queue.watermark.last_delivered = last
 
     # Key affinity
 
-    def _key_owner(self, sequence: int, groups: Sequence[ConsumerGroup]) -> Consumer | None:
+    def _key_owner(self, sequence: int, groups: Sequence[ConsumerGroup[Consumer]]) -> Consumer | None:
         """The consumer that the message's key belongs to, if it takes its subject."""
         asked = self._options.get(sequence)
         holder = self._affinity.owner(asked.key) if asked is not None and asked.key else None
         return holder if holder is not None and holder.group in groups else None
 
-    def _dispatch_by_key(self, sequence: int, entry: Entry, groups: Sequence[ConsumerGroup]) -> bool:
+    def _dispatch_by_key(
+        self, sequence: int, entry: Entry, groups: Sequence[ConsumerGroup[Consumer]]
+    ) -> bool:
         """Give a message to whom its key belongs to, or let it wait for its credit. False: to anybody."""
         holder = self._key_owner(sequence, groups)
         if holder is None:

@@ -64,7 +64,7 @@ def _wanted(queue: Queue, command: Send | Request, options: Sequence[Options | N
                 continue
             if queue.dedup.seen(identity):
                 if command.number:
-                    queue.dedup.confirm(identity)
+                    queue.dedup.confirm(identity, queue.not_durable)
                 continue
             seen.add(identity)
         places.append(place)

@@ -2,30 +2,22 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
-from itertools import takewhile
-from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from malamute.core.queue.deduplication import DedupQuota
-from malamute.core.queue.entry import Entry
+from malamute.core.queue.flush import QueueFlush
 from malamute.core.queue.paging import RecordMemory
 from malamute.core.queue.settlement_log import SettlementLog
 from malamute.core.timers import Timers
-from malamute.errors import MalamuteError, TryLater
-from malamute.protocol.batch import Columns, pack_queue_payload
-from malamute.protocol.messages import Deliver
-from malamute.store.operations import DeleteQueue, SetAttempts
+from malamute.errors import TryLater
+from malamute.store.operations import DeleteQueue
 from malamute.store.policies import BaseKind, PolicyOf, QueuePolicy
 
 if TYPE_CHECKING:
     from malamute.core.doubt import Doubt
-    from malamute.core.queue.consumer import Consumer
     from malamute.core.queue.queue import Queue
     from malamute.core.queue.trackers import Trackers
     from malamute.core.ready import Turn
-    from malamute.core.session import Session
     from malamute.matching import CacheBudget
     from malamute.protocol.limits import Limits
 
@@ -33,7 +25,7 @@ Table = dict[str, "Queue"]
 
 
 class QueueLimits:
-    """The room for queues, and what they hand over at the end of a turn."""
+    """The room for queues, and all else that they share."""
 
     trackers: Trackers
     doubt: Doubt
@@ -62,8 +54,7 @@ class QueueLimits:
         self.queues = 0
         self.memory = RecordMemory(self)
         self.dedup_quota = DedupQuota(limits.identities_bytes)
-        self.deliveries: list[Consumer] = []
-        self._noted: Counter[tuple[BaseKind, str, str]] = Counter()
+        self.flush = QueueFlush(turn)
 
     def policy_of(self, kind: BaseKind, name: str) -> QueuePolicy:
         """The policy of a queue, whose depth and bytes are within the limits of all queues."""
@@ -146,100 +137,10 @@ class QueueLimits:
         del table[queue.name]
         self.release_queue(queue)
         self.delete(queue)
-        self.note(queue, "collected", 1)
+        self.flush.note(queue, "collected", 1)
 
     def delete(self, queue: Queue) -> None:
         """Let the store forget a queue and its dead letters."""
         self.turn.store(DeleteQueue(queue.kind, queue.name))
         if queue.dead_letters.next_sequence > 1:
             self.turn.store(DeleteQueue(queue.dead_letters.kind, queue.name))
-
-    def note(self, queue: Queue, what: str, count: int) -> None:
-        """Something happened to messages of a queue: it is counted, and told once at the end of the turn."""
-        queue.counts[what] += count
-        self._noted[queue.kind, what, queue.name] += count
-
-    def flush(self) -> list[Session]:
-        """Send what the consumers were given: one delivery for each of them.
-
-        Returns the sessions that now hold messages.
-        """
-        given: dict[int, Session] = {}
-        while self.deliveries:
-            deliveries, self.deliveries = self.deliveries, []
-            for consumer in deliveries:
-                given[id(consumer.session)] = consumer.session
-                try:
-                    self._deliver(consumer)
-                except Exception as error:
-                    self.turn.fault("a delivery", error)
-                    self.turn.broken[consumer.session.peer] = None
-        if self._noted:
-            for (kind, what, name), count in self._noted.items():
-                self.turn.event(f"{kind}.{what}.{name}", count=count)
-            self._noted.clear()
-        return list(given.values())
-
-    def _deliver(self, consumer: Consumer) -> None:
-        """Send what may be sent, and see to it that the rest may be."""
-        queue = consumer.queue
-        entries = [*takewhile(attrgetter("marked"), consumer.unsent)]
-        if consumer.missing_bytes:
-            entries = [*takewhile(lambda entry: entry.record is not None, entries)]
-        if entries:
-            consumer.unsent = consumer.unsent[len(entries) :]
-            payload, large = pack_queue_payload(self._columns(queue, entries))
-            self.turn.send(consumer.session.peer, Deliver(consumer.source, 0, payload, large))
-            consumer.watch()
-            if queue.prefetch_bytes < 0:
-                queue.evict_excess([e.sequence for e in entries if e.sequence not in queue.not_durable])
-            queue.prefetch.advance(entries[-1].sequence)
-            if consumer.group.takes_all:
-                queue.watermark.advance_ahead()
-            if consumer.missing_bytes:
-                consumer.count_missing()
-        if consumer.unsent and not consumer.awaiting:
-            self._prepare(consumer)
-
-    def _columns(self, queue: Queue, entries: Sequence[Entry]) -> Columns:
-        sequences = [entry.sequence for entry in entries]
-        properties = [entry.properties for entry in entries]
-        attempts = [entry.attempts for entry in entries]
-        if attempts.count(1) < len(attempts):
-            self.note(queue, "redelivered", len(attempts) - attempts.count(1))
-            for sequence, count in zip(sequences, attempts, strict=True):
-                if count > 1:
-                    self.turn.store(SetAttempts(queue.kind, queue.name, sequence, count))
-        return Columns(
-            sequences,
-            [entry.time_ns for entry in entries],
-            [entry.sender for entry in entries],
-            [entry.subject for entry in entries],
-            [entry.record or b"" for entry in entries],
-            attempts,
-            properties if any(properties) else None,
-        )
-
-    def _prepare(self, consumer: Consumer) -> None:
-        """Bring the records of what is about to be delivered, tell the disk of it, and then go on."""
-        queue, entries = consumer.queue, [*consumer.unsent]
-        asked = queue.watermark.revocations
-
-        def done() -> None:
-            consumer.awaiting -= 1
-            if not consumer.awaiting:
-                # With what it was given meanwhile, which goes with these.
-                consumer.sent_late(consumer.unsent)
-                self.deliveries.append(consumer)
-
-        def marked(error: MalamuteError | None) -> None:
-            # Without a disk there is no flag to be kept, and deliveries go on (promise 5).
-            queue.watermark.confirm(entries, asked)
-            done()
-
-        if not all(entry.marked for entry in entries):
-            consumer.awaiting += 1
-            queue.watermark.advance(entries, marked)
-        if consumer.missing_bytes and (missing := [entry for entry in entries if entry.record is None]):
-            consumer.awaiting += 1
-            queue.prefetch.page_in(missing, done)

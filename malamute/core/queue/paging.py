@@ -33,9 +33,9 @@ from malamute.core.queue.state import DELIVERED, READY
 from malamute.store.operations import FetchRecords, Frame, QueueKind
 
 if TYPE_CHECKING:
-    from malamute.core.queue.limits import QueueLimits
     from malamute.core.queue.queue import Queue
     from malamute.errors import MalamuteError
+    from malamute.protocol.limits import Limits
 
 RUN_MESSAGES = 1_000
 RUN_BYTES = 1 << 20
@@ -85,13 +85,20 @@ class RecordOwner(Protocol):
     paged_out_bytes: int
 
 
+class MemoryLimits(Protocol):
+    """How much memory there is for records, and what all messages take."""
+
+    configured: Limits
+    bytes: int
+
+
 class RecordMemory:
     """The memory that the records of all queues share; sizes in bytes.
 
     `paged_out_bytes` are those of messages that it does not hold, `prefetched_bytes` those on their way here.
     """
 
-    def __init__(self, limits: QueueLimits) -> None:
+    def __init__(self, limits: MemoryLimits) -> None:
         self.paged_out_bytes = 0
         self.prefetched_bytes = 0
         self._limits = limits

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from pyroaring import BitMap64
 
+from malamute.core.metrics import QueueMetrics
 from malamute.core.queue.correlations import Correlations
 from malamute.core.queue.dead_letters import UNREADABLE, DeadLetters
 from malamute.core.queue.deduplication import DedupWindow
@@ -21,10 +22,10 @@ from malamute.core.queue.schedule import Schedule
 from malamute.core.queue.settlement import Settlement
 from malamute.core.queue.state import AT_REST, DELAYED, DELIVERED, READY, SETTLING, MessageStates
 from malamute.core.steps import GO_ON, STORED, Steps, proceed
+from malamute.protocol.names import RESERVED_PREFIX
 from malamute.store.operations import QueueState
 
 if TYPE_CHECKING:
-    from malamute.core.metrics import QueueMetrics
     from malamute.core.queue.consumer import Consumer
     from malamute.core.queue.limits import QueueLimits
     from malamute.core.queue.waiters import ConsumerGroup
@@ -57,7 +58,6 @@ class Queue:
         self.turn = limits.turn
         self.policy = limits.policy_of(kind, name)
         self.first_sequence = self.next_sequence = limits.incarnation + 1
-        self.delivered = 0
         self.bytes = 0
         self.paged_out_bytes = 0
         """The part of them that takes no memory: records on the disk only, and room that is reserved."""
@@ -89,9 +89,9 @@ class Queue:
         self._damaged: list[int] = []
         """Those that the store could not read, until they are dead letters."""
         self.dead_letters = DeadLetters(self)
-        self.dedup = DedupWindow(self)
+        self.dedup = DedupWindow(self.turn, limits.timers, limits.dedup_quota, kind, name)
         self.prefetch = Prefetch(self)
-        self.watermark = Watermark(self)
+        self.watermark = Watermark(self.turn, kind, name, self.entries)
         self.correlations = Correlations(self.entries)
         self.schedule = Schedule(self)
         self.dispatcher = Dispatcher(self)
@@ -115,7 +115,11 @@ class Queue:
         if not reserved:
             self.limits.check(self, len(entries), size_bytes)
         self.limits.count(self, len(entries), size_bytes)
-        self.limits.settlement_log.enqueued(self, len(entries))
+        if self.next_sequence == self.first_sequence and not self.name.startswith(RESERVED_PREFIX):
+            self.turn.event(f"{self.kind}.created.{self.name}")
+        if self.metrics is None:
+            self.metrics = QueueMetrics()
+        self.metrics.arrivals.add(len(entries), self.turn.now)
         sequences = range(self.next_sequence, self.next_sequence + len(entries))
         self.next_sequence = sequences.stop
         self.entries.update({entry.sequence: entry for entry in entries})
@@ -123,7 +127,7 @@ class Queue:
         self.states.enqueue(len(entries))
         self.turn.store(*puts(self.kind, self.name, entries), size_bytes=size_bytes)
         is_delayed = options and any(asked.due > self.turn.now for asked in options.values())
-        if entries and not is_delayed and self.dispatcher.awaiting:
+        if entries and not is_delayed and self.dispatcher.awaiting and not self.is_exact:
             self.watermark.advance_new(entries)
         if options:
             self._heed(options)
@@ -141,7 +145,7 @@ class Queue:
         """See to what messages that came now ask for."""
         for sequence, asked in options.items():
             if asked.identity:
-                self.dedup.record(asked.identity, self.entries[sequence])
+                self.dedup.record(asked.identity, sequence, self.policy)
             if asked.lasting:
                 self._adopt(self.entries[sequence], asked)
         for sequence, asked in options.items():
@@ -159,12 +163,13 @@ class Queue:
 
     def restore(self, state: QueueState) -> None:
         """Take up what the store kept. Every message up to `delivered` may have been delivered."""
-        self.next_sequence, self.delivered = max(state.next, self.first_sequence), state.delivered
+        self.next_sequence = max(state.next, self.first_sequence)
+        self.watermark.last_delivered = state.delivered
         damaged = set(state.damaged)
         state.messages.reverse()
         while state.messages:
             message = state.messages.pop()
-            attempts = self.watermark.restore(state, message.sequence)
+            attempts = self.watermark.restore(state, message.sequence, exact=self.is_exact)
             cold_bytes = state.cold.get(message.sequence, 0)
             if message.sequence in damaged:
                 message = message._replace(record=UNREADABLE)
@@ -178,7 +183,7 @@ class Queue:
         self.sequences.update(self.entries)
         self.states.enqueue(len(self._restored))
         self.schedule.restore(state.due, self.turn.time_ns)
-        self.dedup.restore(state.identities)
+        self.dedup.restore(state.identities, self.policy, self.limits.doubt.until)
 
     def resume(self, recovery: Recovery) -> None:
         """Begin with what was restored, in this queue and in all others."""
@@ -303,7 +308,7 @@ class Queue:
 
     # Consumers
 
-    def join(self, consumer: Consumer, selector: Selector) -> ConsumerGroup:
+    def join(self, consumer: Consumer, selector: Selector) -> ConsumerGroup[Consumer]:
         """Add a consumer to the group of its selector."""
         self.consumers[id(consumer)] = consumer
         return self.dispatcher.join(consumer, selector)
@@ -504,6 +509,19 @@ class Queue:
             self.make_ready(ready)
 
     # The queue itself
+
+    def advance_ahead(self) -> None:
+        """Messages were delivered to a consumer that takes all: those that come next are delivered soon."""
+        # Where some are more important than others, nobody knows which come next.
+        if not self.options and not self.is_exact:
+            counts = self.states.counts
+            held = len(self.entries) - counts[READY] - self.uncommitted - counts[DELAYED]
+            self.watermark.advance_ahead(held, self.next_sequence - 1)
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether it has to be stored of each message by itself that it may have been delivered."""
+        return self.policy.max_deliver == 1
 
     @property
     def used(self) -> bool:

@@ -53,7 +53,7 @@ class Schedule:
             else:
                 due.append(sequence)
         if over:
-            queue.limits.note(queue, "expired", len(over))
+            queue.limits.flush.note(queue, "expired", len(over))
             queue.settlement.settle(over, "expired")
         return due
 

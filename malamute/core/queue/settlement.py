@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from pyroaring import BitMap64
 
+from malamute.core.metrics import QueueMetrics
 from malamute.core.queue.entry import Entry, ranges_of, size_of
 from malamute.core.queue.paging import RETRY_SECONDS, records_of, runs
 from malamute.core.queue.state import DELAYED, DELIVERED, PENDING, SETTLING
@@ -66,7 +67,7 @@ class Settlement:
         """End messages wherever they are. Returns how many were to be had."""
         found = self.claim(sequences, outcome)
         if found:
-            self._queue.limits.note(self._queue, outcome, len(found))
+            self._queue.limits.flush.note(self._queue, outcome, len(found))
             self.settle(found, outcome, bound=bound)
         return len(found)
 
@@ -111,13 +112,13 @@ class Settlement:
             name=queue.name,
             sequences=ranges_of(sequences),
         )
-        queue.limits.note(queue, "damaged", len(sequences))
+        queue.limits.flush.note(queue, "damaged", len(sequences))
         self.dead_letter(sequences, "dead-lettered", CORRUPT)
 
     def dead_letter(self, sequences: Sequence[int], outcome: str, reason: str, worker: str = "") -> None:
         """Make dead letters of messages that are nowhere else."""
         queue = self._queue
-        queue.limits.note(queue, "dead", len(sequences))
+        queue.limits.flush.note(queue, "dead", len(sequences))
         entries = [queue.entries[sequence] for sequence in sequences]
         queue.states.settle(entries)
         self._dead_letter(entries, outcome, reason, worker)
@@ -178,7 +179,10 @@ class Settlement:
 
     def _settled(self, sequences: Sequence[int], outcome: str, worker: str) -> None:
         queue = self._queue
-        queue.limits.settlement_log.settled(queue, [queue.entries[s] for s in sequences], outcome, worker)
+        metrics = queue.metrics = queue.metrics or QueueMetrics()
+        entries = [*map(queue.entries.__getitem__, sequences)]
+        log = queue.limits.settlement_log
+        log.settled((queue.kind, queue.name), metrics, entries, outcome, worker)
         self.drop(sequences)
 
     def drop(self, sequences: Sequence[int]) -> None:

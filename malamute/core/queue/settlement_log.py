@@ -1,8 +1,8 @@
 """The settlement log of queued messages: when each came, was delivered and was settled.
 
-A queue calls `enqueued` and `settled`, and knows no more of it. Both feed the metrics of the queue,
-which presence tells. If histories are switched on, what was settled in a turn becomes one event for each
-queue, `service.settled.NAME` or `mailbox.settled.NAME`, whose body is a msgpack map of columns:
+A queue calls `settled`, and knows no more of it. It feeds the metrics of the queue. If histories are switched
+on, what was settled in an iteration becomes one event for each queue, `service.settled.NAME` or
+`mailbox.settled.NAME`, whose body is a msgpack map of columns:
 
     sequences   of the messages
     queued      when each came, in nanoseconds UTC
@@ -18,17 +18,18 @@ A column is a list, or one value that all of them share.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from malamute.core.metrics import QueueMetrics
+from malamute.core.queue.entry import Entry
 from malamute.core.ready import Event, Turn
 from malamute.protocol.batch import pack
-from malamute.protocol.names import RESERVED_PREFIX
 
-if TYPE_CHECKING:
-    from malamute.core.queue.entry import Entry
-    from malamute.core.queue.queue import Queue
+QueueName = tuple[str, str]
+"""The kind and the name of a queue."""
 
+Settled = tuple[Sequence[Entry], str, str]
+"""Messages that were settled together, their outcome, and the address of who settled them."""
 
 SAMPLES = 32
 """Of more messages than this that are settled at once, some are measured for all."""
@@ -40,20 +41,13 @@ class SettlementLog:
     def __init__(self, turn: Turn) -> None:
         self.turn = turn
         self.on = False
-        self.pending: dict[Queue, list[tuple[Sequence[Entry], str, str]]] = {}
+        self.pending: dict[QueueName, list[Settled]] = {}
 
-    def enqueued(self, queue: Queue, count: int) -> None:
-        """Messages come into a queue, which has none of them yet."""
-        if queue.next_sequence == queue.first_sequence and not queue.name.startswith(RESERVED_PREFIX):
-            self.turn.event(f"{queue.kind}.created.{queue.name}")
-        if queue.metrics is None:
-            queue.metrics = QueueMetrics()
-        queue.metrics.arrivals.add(count, self.turn.now)
-
-    def settled(self, queue: Queue, entries: Sequence[Entry], outcome: str, worker: str = "") -> None:
-        """Messages have left a queue for good."""
+    def settled(
+        self, queue: QueueName, metrics: QueueMetrics, entries: Sequence[Entry], outcome: str, worker: str
+    ) -> None:
+        """Messages have left a queue for good: count them in its metrics, and keep their history."""
         now, ahead = self.turn.now, self.turn.ahead
-        metrics = queue.metrics = queue.metrics or QueueMetrics()
         metrics.settlements.add(len(entries), now)
         step = 1 + len(entries) // SAMPLES
         # All that was dispatched in one turn has one time, so there are few different ones.
@@ -82,7 +76,7 @@ class SettlementLog:
         self.pending = {}
         return count
 
-    def _event(self, queue: Queue, runs: list[tuple[Sequence[Entry], str, str]]) -> Event:
+    def _event(self, queue: QueueName, runs: list[Settled]) -> Event:
         entries, ahead = [entry for run, _, _ in runs for entry in run], self.turn.ahead
         body = {
             "sequences": [entry.sequence for entry in entries],
@@ -93,7 +87,8 @@ class SettlementLog:
             "outcome": _column([outcome for run, outcome, _ in runs for _ in run]),
             "worker": _column([worker for run, _, worker in runs for _ in run]),
         }
-        return Event(f"{queue.kind}.settled.{queue.name}", pack(body), {"count": len(entries)})
+        kind, name = queue
+        return Event(f"{kind}.settled.{name}", pack(body), {"count": len(entries)})
 
 
 def _column(values: list[Any]) -> Any:

@@ -13,12 +13,11 @@ from collections import deque
 from collections.abc import Callable
 from heapq import heappop, heappush
 from math import floor, inf
-from typing import TYPE_CHECKING
+from typing import Generic, TypeVar
 
 from malamute.matching import CacheBudget, Group, Groups, Index, Selector
 
-if TYPE_CHECKING:
-    from malamute.core.queue.consumer import Consumer
+C = TypeVar("C")
 
 STALE_MIN = 100
 """Messages taken by others that a ready queue may hold before it is compacted."""
@@ -117,7 +116,7 @@ class Search:
         return self.done or rank < self.place - (PRIORITIES - 1) * step
 
 
-class ConsumerGroup:
+class ConsumerGroup(Generic[C]):
     """The consumers with one selector, and what waits for them: one of the two is always empty.
 
     Most take everything, and their messages need not be matched one by one. While there is a `search`, what
@@ -129,19 +128,19 @@ class ConsumerGroup:
     def __init__(self, group: Group) -> None:
         self.matched = group
         self.takes_all = any(criterion.family == "all" for criterion in group.selector.criteria)
-        self.waiting: deque[Consumer] = deque()
+        self.waiting: deque[C] = deque()
         self.ready = ReadyQueue()
         self.search: Search | None = None
 
 
-class ConsumerGroups:
+class ConsumerGroups(Generic[C]):
     """All consumer groups of a queue. There is one for each selector, as long as it has a consumer."""
 
     def __init__(self, on_failure: OnFailure, caches: CacheBudget) -> None:
         """`on_failure` is told of a family of the index that fails."""
         self._on_failure = on_failure
         self._caches = caches
-        self._groups: dict[int, ConsumerGroup] = {}
+        self._groups: dict[int, ConsumerGroup[C]] = {}
         self.takes_all = False
         """Whether any consumer takes everything."""
         # Most mailboxes of absent owners never have a consumer: no index for them.
@@ -157,30 +156,30 @@ class ConsumerGroups:
                 return True
         return False
 
-    def of(self, groups: Groups) -> list[ConsumerGroup]:
-        """The lines of these groups."""
+    def of(self, groups: Groups) -> list[ConsumerGroup[C]]:
+        """The consumer groups of these groups."""
         return [self._groups[group.number] for group in groups]
 
-    def join(self, consumer: Consumer, selector: Selector) -> tuple[ConsumerGroup, bool]:
-        """The line of a consumer that comes, and whether it is new."""
+    def join(self, consumer: C, selector: Selector) -> tuple[ConsumerGroup[C], bool]:
+        """The group of a consumer that comes, and whether it is new."""
         if self._index is None:
             self._index = Index(on_failure=self._on_failure, caches=self._caches)
             self.match = self._index.match
         group = self._index.add(id(consumer), selector, consumer)
         is_new = group.number not in self._groups
         if is_new:
-            line = self._groups[group.number] = ConsumerGroup(group)
-            self.takes_all |= line.takes_all
+            new = self._groups[group.number] = ConsumerGroup(group)
+            self.takes_all |= new.takes_all
         return self._groups[group.number], is_new
 
-    def leave(self, consumer: Consumer) -> None:
-        """A consumer goes."""
+    def leave(self, consumer: C, group: ConsumerGroup[C]) -> None:
+        """A consumer leaves its group."""
         assert self._index is not None
         self._index.remove(id(consumer))
-        if not consumer.group.matched.members:
-            del self._groups[consumer.group.matched.number]
-            if consumer.group.takes_all:
-                self.takes_all = any(line.takes_all for line in self._groups.values())
+        if not group.matched.members:
+            del self._groups[group.matched.number]
+            if group.takes_all:
+                self.takes_all = any(other.takes_all for other in self._groups.values())
 
 
 def _nobody(subject: str) -> Groups:
