@@ -20,13 +20,13 @@ V = TypeVar("V")
 class _Pending(Generic[V]):
     """The changes of one name that the disk has not answered."""
 
-    __slots__ = ("count", "removed", "stored")
+    __slots__ = ("count", "stored", "token")
 
     def __init__(self, stored: V | None) -> None:
         self.count = 0
-        self.removed = 0
-        """The token of what removes it, the last time."""
         self.stored = stored
+        self.token = 0
+        """The append that has the last of them."""
 
 
 class Kept(dict[K, V]):
@@ -45,19 +45,19 @@ class Kept(dict[K, V]):
         if pending is None:
             pending = self._pending[name] = _Pending(self.get(name))
         pending.count += 1
-        if value is None:
-            pending.removed = self._turn.token
+        pending.token = self._turn.token
         self._become(name, value)
         self._turn.when_stored(lambda error: self._settled(name, value, pending, error), awaited=False)
 
-    def rely_on_removals(self, concerned: Callable[[K], bool]) -> None:
-        """Store this turn only if those of these names are removed whose removal is under way.
+    def rely_on_changes(self, concerned: Callable[[K], bool]) -> None:
+        """Store this turn only if the changes of these names are stored that are under way.
 
-        For whoever stores all that there is anew, in place of what the disk has.
+        For whoever stores all that there is anew, in place of what the disk has: what the disk refuses of it
+        must not be stored with that, nor must go with it what the disk refuses to remove.
         """
         for name, pending in self._pending.items():
-            if pending.removed and concerned(name):
-                self._turn.rely_on(pending.removed)
+            if concerned(name):
+                self._turn.rely_on(pending.token)
 
     def _settled(self, name: K, value: V | None, pending: _Pending[V], error: MalamuteError | None) -> None:
         pending.count -= 1

@@ -310,10 +310,9 @@ class Stream:
         """Drop the history. Whoever reads it, and whatever was set for it, stays."""
         # For the store it is another stream of the same name, which goes on with the old numbers.
         self.turn.store(DeleteStream(self.name))
-        # What is being removed is there again if the disk refuses that: it must not go with this. A deletion
-        # removes the retention whether there is one or not, so it stands for all else that goes with it.
-        self.cursors.rely_on_removals(lambda cursor: True)
-        self._retentions.rely_on_removals(lambda stream: stream == self.name)
+        # A deletion changes the retention, be there one or not: it stands for all that goes with it.
+        self.cursors.rely_on_changes(lambda cursor: True)
+        self._retentions.rely_on_changes(lambda stream: stream == self.name)
         # Nobody knows where the lost ones stood: their readers are told that all is gone.
         for cursor, sequence in [*self.cursors.items(), *((cursor, 0) for cursor in self.lost_cursors)]:
             self.commit(cursor, sequence)

@@ -205,3 +205,19 @@ def test_a_purge_does_not_remove_what_the_disk_refused_to(bench, what, removal):
     assert kept(bench) == before
     bench.crash()
     assert kept(bench) == before
+
+
+@pytest.mark.parametrize("change", ["stream.retain", "cursor.set"])
+def test_a_purge_does_not_store_what_the_disk_refused(bench, change):
+    put(bench, "s")
+    before = kept(bench)
+    cursor = {"cursor": "c", "start": "first"} if change == "cursor.set" else {"count": 5}
+    bench.tell("alice", Change(0, change, {"stream": "s", **cursor}))
+    assert kept(bench) != before
+    bench.tell("alice", Change(0, "stream.purge", {"stream": "s"}))
+    bench.fail()
+    bench.settle()
+    assert [answer.code for answer in bench.sent("alice")] == [507, 507]
+    assert kept(bench) == before
+    bench.crash()
+    assert kept(bench) == before
