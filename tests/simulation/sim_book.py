@@ -313,7 +313,11 @@ class Book:
         self.credit.closed(peer)
 
     def ending(self, peer: bytes) -> None:
-        """The broker forgets a session: what it had no answer for may be executed again."""
+        """The broker forgets a session: what it had no answer for may be executed again.
+
+        What was taken back from it before, in this turn, it is told all the same.
+        """
+        self.queues.heard.add(peer)
         self._taken_back(peer)
         self.ended.add(peer)
         for order in self.orders.get(peer, {}).values():

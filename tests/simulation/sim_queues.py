@@ -74,7 +74,7 @@ class QueueBook:
         self.withdrawn: set[tuple[Name, str, int | str]] = set()
         """What operators and senders took back in this turn."""
         self.heard: set[bytes] = set()
-        """Who said anything in this turn."""
+        """Who said anything in this turn, or went."""
         self._given_back: dict[Key, tuple[Holder, int, float]] = {}
         """What was given back in this turn: who had it, and its attempts and its time before that."""
         self._noted: dict[Key, int] = {}
