@@ -17,37 +17,13 @@ from typing import Any, NamedTuple
 from malamute.core.faults import Faults
 from malamute.errors import InternalError, MalamuteError
 from malamute.protocol.messages import Message
+from malamute.store.commit import Append
 from malamute.store.operations import Operation, StoreRead
 
 WhenStored = Callable[[MalamuteError | None], None]
 
 WORK_MAX = 4_000
 """What one iteration may spend on work that can go on in the next, in units of about a microsecond."""
-
-
-class Append(NamedTuple):
-    """Operations to commit together, and the token to name them by afterwards.
-
-    If that fails, those that only give room back are still to be done, but not the `bound` ones: the
-    completion of a request whose reply could not be stored would lose it.
-
-    `known` is the token of the last append whose outcome was known when this one was made. It may tell of
-    the numbers in those between as stored, so it must not be stored if one of them was not.
-
-    If it is not `awaited`, nobody waits for it, and it may be stored a little later together with others.
-
-    `needs` are the tokens of those without which it must not be stored either: it confirms what they have.
-
-    With a `fault` it must not be stored: the iteration could not be completed, and nobody knows what lacks.
-    """
-
-    token: int
-    operations: Sequence[Operation]
-    bound: Sequence[Operation] = ()
-    known: int = 0
-    awaited: bool = True
-    needs: frozenset[int] = frozenset()
-    fault: MalamuteError | None = None
 
 
 Then = Callable[[Any], None]

@@ -42,6 +42,7 @@ from malamute.journal.store import (
 )
 from malamute.journal.subjects import Collector, Search
 from malamute.journal.values import Records
+from malamute.store.commit import KEEPING, QUEUED
 from malamute.store.operations import (
     AppendChunk,
     Chunk,
@@ -308,9 +309,9 @@ class MemoryStore:
         for operation in operations:
             if type(operation) is PutMessages:
                 added += sum(map(len, operation.records))
-                promised = max(0, self._ring.budget - self._ring.bytes)
-            elif type(operation) is PutValue and type(operation.value) is bytes:
-                added += len(operation.value)
+            elif type(operation) is PutValue:
+                added += _size_of(operation.value)
+            if type(operation) in QUEUED or type(operation) in KEEPING:
                 promised = max(0, self._ring.budget - self._ring.bytes)
         if added and self._used() + added + promised > self._size:
             raise StorageFull(f"{added} bytes do not fit: {self._used()} of {self._size} are used")

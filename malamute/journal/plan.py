@@ -17,6 +17,7 @@ from malamute.journal.directory import PAGE
 from malamute.journal.log import BLOCK_ENTRIES_MAX, messages_in
 from malamute.journal.states import Setting
 from malamute.journal.subjects import Collector
+from malamute.store.commit import APPENDING, KEEPING, QUEUED
 from malamute.store.operations import (
     AppendChunk,
     DeleteStream,
@@ -24,7 +25,6 @@ from malamute.store.operations import (
     ForgetStream,
     NoteRefused,
     Operation,
-    PutIdentity,
     PutMessages,
     PutValue,
     Reserve,
@@ -38,8 +38,6 @@ _OF_RING = frozenset((AppendChunk, Reserve, DeleteStream, ForgetStream))
 _OF_VALUES = frozenset((PutValue, DeleteValue))
 _OF_CARDS = frozenset((NoteRefused, DeleteStream))
 _NOT_OF_LOG = frozenset((AppendChunk, Reserve, ForgetStream, NoteRefused))
-_KEPT = frozenset((PutIdentity, PutValue))
-"""The operations that keep something in the log which is no message."""
 
 
 class Plan(NamedTuple):
@@ -79,8 +77,16 @@ def make_plan(operations: Sequence[Operation], collector: Collector, block_bytes
     blocks = encode_blocks(entries, block_bytes_max, lsn)
     added = sum(len(value) + 2 * PAGE for _, value in streams if value)
     added += sum(len(value) + 2 * PAGE for _, value in blocks)
-    keeping = not kinds.isdisjoint(_KEPT)
-    return Plan(streams, settings, blocks, added, AppendChunk in kinds, PutMessages in kinds, keeping, lsn)
+    return Plan(
+        streams,
+        settings,
+        blocks,
+        added,
+        appending=not kinds.isdisjoint(APPENDING),
+        queued=not kinds.isdisjoint(QUEUED),
+        keeping=not kinds.isdisjoint(KEEPING),
+        lsn=lsn,
+    )
 
 
 def encode_streams(operations: Sequence[Operation], collector: Collector) -> list[tuple[OfStream, bytes]]:

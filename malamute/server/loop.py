@@ -15,13 +15,14 @@ from typing import Any
 import zmq
 
 from malamute.core.broker import Core
-from malamute.core.ready import Append, Notice
+from malamute.core.ready import Notice
 from malamute.errors import MalamuteError
 from malamute.journal.store import Store
 from malamute.protocol.messages import Hello, Message
 from malamute.server.clock import Clock
 from malamute.server.edge import Edge
-from malamute.server.worker import Crashed, Damaged, Faulty, Found, Reader, Results, Writer, Written
+from malamute.server.worker import Crashed, Damaged, Faulty, Found, Reader, Results, Writer
+from malamute.store.commit import Append, Written
 from malamute.store.operations import Backup
 
 SUSPENDED_SECONDS = 2.0

@@ -16,7 +16,6 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from malamute.core.ready import Append
 from malamute.errors import (
     AccessRefused,
     InternalError,
@@ -28,58 +27,21 @@ from malamute.errors import (
 )
 from malamute.journal.disk import DiskStore
 from malamute.journal.store import Retention, Store
+from malamute.store.commit import Append, Committer, Written
 from malamute.store.operations import (
-    AppendChunk,
     Backup,
     Defect,
-    DeleteMessages,
-    DeleteQueue,
-    DeleteValue,
     FetchRecords,
     FindHole,
     FindTime,
-    ForgetIdentities,
     LastPerSubject,
-    MarkDelivered,
-    NoteRefused,
     Operation,
-    PutValue,
     ReadChunks,
-    SetAttempts,
     StoreRead,
     StoreStats,
 )
-from malamute.store.tables import PLAIN, SESSIONS, TABLES
 
 Job = TypeVar("Job")
-
-SHRINKING = (
-    DeleteMessages,
-    DeleteQueue,
-    ForgetIdentities,
-    MarkDelivered,
-    SetAttempts,
-)
-"""Operations that give room back, or only count: done even if what came with them cannot be, unless bound."""
-
-
-def salvage(append: Append) -> list[Operation]:
-    """What is to be done of an append that cannot be stored as a whole."""
-    return [o for o in append.operations if gives_room(o) and o not in append.bound]
-
-
-def gives_room(operation: Operation) -> bool:
-    """Whether an operation gives room back, or only counts."""
-    if type(operation) is DeleteValue:
-        return TABLES.get(operation.table, PLAIN).gives_room
-    return isinstance(operation, SHRINKING)
-
-
-class Written(NamedTuple):
-    """Appends were stored, or not for the reason given."""
-
-    tokens: Sequence[int]
-    error: MalamuteError | None = None
 
 
 class Found(NamedTuple):
@@ -201,74 +163,20 @@ class Worker(threading.Thread, Generic[Job]):
 
 
 class Writer(Worker[Append]):
-    """Commits appends, as many as wait in one transaction.
-
-    What a session has stored is one record, up to a number. So when an append fails, those of the same
-    sessions fail too that were made before the core knew of it: they would tell of its numbers as stored,
-    and after a crash the broker would confirm what is not there. And so do those that need it.
-    """
+    """Commits appends, by the rules of `store.commit`."""
 
     def __init__(self, name: str, store: Store, results: Results) -> None:
         super().__init__(name, store, results)
-        self._refused: dict[str, NoteRefused] = {}
-        """What the disk has refused of each stream, until it is stored with what comes next of it."""
-        self._failures: dict[Any, Written] = {}
-        """The last append of a session that failed, as long as the core may not know of it, and each that
-        failed by its token, as long as another may need it."""
+        self._committer = Committer(self._write)
 
     def work(self, jobs: Sequence[Append]) -> None:
         """Commit all of them, or find out which of them cannot be."""
-        if self._failures or any(job.fault for job in jobs):
-            self._one_by_one(jobs)
-            return
-        error = self._try([operation for job in jobs for operation in job.operations])
-        if error is not None:
-            self._one_by_one(jobs, error)
-        else:
-            self._results.put(Written([job.token for job in jobs]))
-
-    def _one_by_one(self, jobs: Sequence[Append], error: MalamuteError | None = None) -> None:
-        for job in jobs:
-            reason = job.fault or self._doubt(job)
-            if reason is None:
-                reason = error if error and len(jobs) == 1 else self._try(job.operations)
-            written = Written([job.token], reason)
-            if reason is not None:
-                self._note_refused(job.operations)
-                self._try(salvage(job))
-                self._failures.update(dict.fromkeys([job.token, *_sessions(job)], written))
+        for written in self._committer.commit(jobs):
             self._results.put(written)
-            # What is made later was begun when the core knew all that it knew when it made this one.
-            self._failures = {k: fault for k, fault in self._failures.items() if fault.tokens[0] > job.known}
 
-    def _doubt(self, job: Append) -> MalamuteError | None:
-        """The error of an earlier append that this one needs, or would tell of as stored."""
-        found = [self._failures[token] for token in job.needs if token in self._failures]
-        told = [self._failures[session] for session in _sessions(job) if session in self._failures]
-        found += [failed for failed in told if failed.tokens[0] > job.known]
-        return found[0].error if found else None
-
-    def _note_refused(self, operations: Sequence[Operation]) -> None:
-        """Have it noted with what comes next of a stream what was refused: subscribers may have had it.
-
-        Nothing behind it is stored without that. So one range is enough for each stream.
-        """
-        for operation in operations:
-            if type(operation) is AppendChunk:
-                stream, chunk = operation.stream, operation.chunk
-                known = self._refused.get(stream)
-                self._refused[stream] = NoteRefused(stream, known.first if known else chunk.first, chunk.last)
-
-    def _notes_for(self, operations: Sequence[Operation]) -> list[NoteRefused]:
-        appended = {o.stream for o in operations if type(o) is AppendChunk}
-        return [note for stream, note in self._refused.items() if stream in appended]
-
-    def _try(self, operations: Sequence[Operation]) -> MalamuteError | None:
+    def _write(self, operations: Sequence[Operation]) -> MalamuteError | None:
         try:
-            notes = self._notes_for(operations) if self._refused else []
-            self._store.write([*notes, *operations] if notes else operations)
-            for note in notes:
-                self._refused.pop(note.stream, None)
+            self._store.write(operations)
         except StoreLost:
             raise
         except (StoreError, StorageFull) as error:
@@ -276,15 +184,6 @@ class Writer(Worker[Append]):
         except Exception as error:
             return self.failed("writing", error)
         return None
-
-
-def _sessions(append: Append) -> list[Any]:
-    """The sessions whose numbers an append stores."""
-    return [
-        operation.key[0]
-        for operation in append.operations
-        if type(operation) is PutValue and operation.table == SESSIONS
-    ]
 
 
 class Reader(Worker[StoreRead]):

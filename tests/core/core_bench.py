@@ -12,7 +12,7 @@ from itertools import repeat
 from typing import Any, NamedTuple
 
 from malamute.core.broker import Core, Settings
-from malamute.core.ready import Append, Notice
+from malamute.core.ready import Notice
 from malamute.errors import MalamuteError, StorageFull
 from malamute.journal.memory import MemoryStore
 from malamute.journal.store import Retention
@@ -33,7 +33,8 @@ from malamute.protocol.messages import (
     Send,
     Subscribe,
 )
-from malamute.server.worker import ANSWERS, salvage
+from malamute.server.worker import ANSWERS
+from malamute.store.commit import Append, done_anyway
 from malamute.store.operations import ReadChunks
 from malamute.store.policies import QueuePolicy
 
@@ -222,7 +223,7 @@ class Bench:
         """Fail what was handed out first, as the writer does: what gives room back is done."""
         append = self.appends.popleft()
         self._failed.add(append.token)
-        self.store.write(salvage(append))
+        self.store.write(done_anyway(append))
         self.core.unstored(append.token, error or StorageFull("the disk is full"), self.now)
         self.turn()
 

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from malamute.core.ready import Append
 from malamute.errors import InternalError, MalamuteError, StorageFull, StoreError, StoreLost
 from malamute.journal.memory import MemoryStore
-from malamute.server.worker import Crashed, Faulty, Found, Reader, Results, Worker, Writer, Written, salvage
+from malamute.server.worker import Crashed, Faulty, Found, Reader, Results, Worker, Writer
+from malamute.store.commit import Append, Written, done_anyway
 from malamute.store.operations import (
     AppendChunk,
     Chunk,
@@ -139,7 +139,7 @@ def test_what_is_bound_to_the_rest_is_not_done_without_it(results):
     store.write([put(1), put(2)])
     write(store, results, Append(1, [delete(1), delete(2), BAD], [delete(2)]))
     assert kept(store) == [2]
-    assert salvage(Append(1, [delete(1), delete(2)], [delete(2)])) == [delete(1)]
+    assert done_anyway(Append(1, [delete(1), delete(2)], [delete(2)])) == [delete(1)]
 
 
 def test_a_fault_of_the_disk_is_told_like_a_full_one(results):

@@ -22,7 +22,7 @@ from sim_waiting import WaitingBook
 from sim_wants import takes, wants_of
 
 from malamute.core.broker import Core
-from malamute.core.ready import Append, ClockStep
+from malamute.core.ready import ClockStep
 from malamute.core.refusals import TEXT as REFUSED_BEFORE
 from malamute.errors import TryLater
 from malamute.journal.memory import MemoryStore
@@ -56,6 +56,7 @@ from malamute.protocol.messages import (
     Welcome,
     Withdraw,
 )
+from malamute.store.commit import Append
 from malamute.store.operations import (
     FLOOR,
     AppendChunk,

@@ -10,7 +10,7 @@ from sim_mail import Mail
 from sim_origin import Key, Violation, body_of
 from sim_puts import PutMessage
 
-from malamute.core.ready import Append
+from malamute.store.commit import Append
 from malamute.store.operations import DeleteMessages, DeleteQueue, Operation, StoredMessage
 from malamute.store.policies import QueuePolicy
 

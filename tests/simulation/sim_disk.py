@@ -11,11 +11,11 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from malamute.core.ready import Append
 from malamute.errors import StorageFull, StoreError
 from malamute.journal.format import CHUNK_HEADER_SIZE, decode_chunk_header
 from malamute.journal.memory import MemoryStore
-from malamute.server.worker import ANSWERS, Found, Writer, Written
+from malamute.server.worker import ANSWERS, Found, Writer
+from malamute.store.commit import Append, Written
 from malamute.store.operations import Operation, StoreRead
 
 

@@ -17,7 +17,7 @@ from sim_mail import MOMENT, Mail
 from sim_origin import Key, Violation
 from sim_puts import PutMessage
 
-from malamute.core.ready import Append
+from malamute.store.commit import Append
 from malamute.store.operations import StoredMessage
 from malamute.store.policies import QueuePolicy
 

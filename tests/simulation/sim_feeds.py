@@ -18,8 +18,8 @@ from sim_puts import PutMessage
 from sim_streams import Place, StreamBook
 from sim_wants import WANTS, Wants, key_of
 
-from malamute.core.ready import Append
 from malamute.protocol.batch import unpack
+from malamute.store.commit import Append
 from malamute.store.operations import DeleteStream, DeleteValue, Operation, PutValue, Recovered, StoredMessage
 from malamute.store.tables import CURSORS, FEEDS
 

@@ -18,12 +18,13 @@ from sim_network import PING_BYTES, Router
 from sim_plan import Setup
 
 from malamute.core.broker import Core, Settings
-from malamute.core.ready import Append, ClockStep
+from malamute.core.ready import ClockStep
 from malamute.errors import MalamuteError
 from malamute.protocol.limits import Limits
 from malamute.protocol.messages import VERSION, Bye, Cancel, Drain, Hello, Message, Subscribe
 from malamute.server.clock import Clock
-from malamute.server.worker import Found, Written
+from malamute.server.worker import Found
+from malamute.store.commit import Append, Written
 from malamute.store.operations import Recovered
 
 START = 1_700_000_000.0

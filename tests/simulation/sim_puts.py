@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from malamute.core.ready import Append
+from malamute.store.commit import Append
 from malamute.store.operations import Operation, PutMessages, QueueKind, StoredMessage
 
 

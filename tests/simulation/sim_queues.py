@@ -22,9 +22,9 @@ from sim_puts import PutMessage
 
 from malamute.core.broker import Core
 from malamute.core.queue.state import DELIVERED
-from malamute.core.ready import Append
 from malamute.protocol.batch import Columns
 from malamute.protocol.messages import Ranges
+from malamute.store.commit import Append
 from malamute.store.operations import (
     DeleteMessages,
     DeleteQueue,

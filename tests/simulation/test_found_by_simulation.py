@@ -7,14 +7,14 @@ from typing import Any
 from malamute.client.session.outbox import Command
 from malamute.client.session.session import Session
 from malamute.core.broker import Core
-from malamute.core.ready import Append
 from malamute.errors import StorageFull
 from malamute.journal.memory import MemoryStore
 from malamute.journal.store import Retention
 from malamute.protocol import messages as wire
 from malamute.protocol.batch import Columns, pack_record, pack_stream_payload, unpack_payload
 from malamute.protocol.codec import encode
-from malamute.server.worker import ANSWERS, Writer, Written
+from malamute.server.worker import ANSWERS, Writer
+from malamute.store.commit import Append, Written
 from malamute.store.operations import PutMessages, PutValue
 from malamute.store.tables import NUMBERS, SESSIONS
 
@@ -114,7 +114,7 @@ def test_what_needs_a_failed_append_is_not_stored() -> None:
     told = [(written.tokens, written.error is None) for written in results if isinstance(written, Written)]
     assert told == [([1], False), ([2], False), ([3], True)]
     assert store.recover().table(SESSIONS) == {(BOB, NUMBERS): b"3"}
-    assert not writer._failures
+    assert not writer._committer._failures
 
 
 def test_a_request_that_is_answered_before_it_is_sent_again_is_not_sent() -> None:

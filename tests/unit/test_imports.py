@@ -25,7 +25,12 @@ def _modules_of_malamute_loaded_by(module: str) -> set[str]:
 
 
 @pytest.mark.parametrize(
-    "module", ["malamute.store", "malamute.store.operations", "malamute.store.policies", "malamute.journal"]
+    "module",
+    [
+        "malamute.store",
+        "malamute.store.operations, malamute.store.codec, malamute.store.commit, malamute.store.policies",
+        "malamute.journal",
+    ],
 )
 def test_the_ground_floor_of_the_store_is_light(module: str) -> None:
     assert len(_modules_of_malamute_loaded_by(module)) <= STORE_MODULES_MAX
