@@ -7,7 +7,7 @@ fsyncs again; so a process or a machine that dies finds either the old root or t
 nothing to repair when a store is opened. The environment is always opened with sync on.
 
 What the process keeps in memory (`Ring`, `Log`) changes only after the commit. If a transaction
-fails, its `Turn` is forgotten and memory and disk still agree.
+fails, its `RingTransaction` is forgotten and memory and disk still agree.
 
 The file has its full size from the beginning and the table never needs more. Messages are refused
 when they would take the room that was promised to the ring, or a reserve; the reserve is for what
@@ -16,9 +16,9 @@ while older ones can make room.
 
 The threads: LMDB allows one write transaction at a time and a read transaction for each thread.
 Each call here begins and ends its own, so nobody pins old pages for longer than one bounded step.
-py-lmdb must not be closed under a running call: `Gate` counts them, and `close` waits. A write error on
+py-lmdb must not be closed under a running call: `CallGuard` counts them, and `close` waits. A write error on
 LMDB's root pages breaks the environment: it is closed then, opened anew, and the write is made once more,
-while the gate keeps the readers out. Every LMDB call
+while the guard keeps the readers out. Every LMDB call
 gives up the interpreter's lock, which is dear beside a busy thread; so few calls matter more than
 few bytes (`log` has the figures).
 """
@@ -40,7 +40,9 @@ import lmdb
 from malamute.errors import StorageFull, StoreError, StoreLost
 from malamute.journal import format as codec
 from malamute.journal.backup import Copy
+from malamute.journal.block_map import Block
 from malamute.journal.blocks import decode_block, salvage, undeleted
+from malamute.journal.call_guard import CallGuard
 from malamute.journal.defects import Defects
 from malamute.journal.directory import (
     META_TWIN,
@@ -67,12 +69,10 @@ from malamute.journal.format import (
     Stream,
     key,
 )
-from malamute.journal.gate import Gate
 from malamute.journal.log import Log, messages_in
-from malamute.journal.places import Block
 from malamute.journal.plan import Plan, encode_blocks, make_plan
 from malamute.journal.readers import oldest_reader
-from malamute.journal.ring import Counted, Ring, Turn
+from malamute.journal.ring import Counted, Ring, RingTransaction
 from malamute.journal.states import (
     CEILING_STEP,
     Card,
@@ -102,7 +102,7 @@ from malamute.journal.store import (
 )
 from malamute.journal.subjects import Collector, Search
 from malamute.journal.values import Values
-from malamute.journal.walk import DiskShelf, Walk
+from malamute.journal.walk import DiskChunkDeleter, Walk
 from malamute.store.operations import (
     OPENED_AGAIN,
     AppendChunk,
@@ -177,7 +177,7 @@ class DiskStore:
         """Used by `open`; the arguments are checked there."""
         self._environment = environment
         self._lock = lock
-        self._gate = Gate()
+        self._calls = CallGuard()
         self._size = size
         self._page_size: int = environment.stat()["psize"]
         self._reserve = max(size // 32, 32 * self._page_size)
@@ -269,7 +269,7 @@ class DiskStore:
         With `now`, a broker begins on it: another incarnation if it is a copy. No more than `records_bytes`
         bytes of records are brought into memory; None is no limit.
         """
-        with self._gate, translated():
+        with self._calls, translated():
             log = Log(self._log_floor)
             values = Values(records_bytes)
             lost: Set[tuple[str, Key]] = set()
@@ -286,9 +286,9 @@ class DiskStore:
                 else:
                     log.apply(number, len(value), entries)
                     values.take(entries)
-            doubt = max([*log.unreadable, *self._quarantined], default=0)
+            suspect = max([*log.unreadable, *self._quarantined], default=0)
             found, missing = settle_by_cards(
-                values.of_tables(log), self._cards.values(), is_doubtful=doubt > 0
+                values.of_tables(log), self._cards.values(), is_suspect=suspect > 0
             )
             lost = missing | {
                 (table, key)
@@ -314,7 +314,7 @@ class DiskStore:
                 doubtful=frozenset(
                     (table, key)
                     for table, key, (block, _) in log.places()
-                    if block.number < doubt and table not in OF_STREAMS
+                    if block.number < suspect and table not in OF_STREAMS
                 ),
                 defects=tuple(self._defects.take()),
                 incarnations=self._meta.incarnations,
@@ -375,7 +375,7 @@ class DiskStore:
 
         Raises StorageFull when there is no room, StoreError for other faults of the disk.
         """
-        with self._gate:
+        with self._calls:
             self._clear_dead_readers()
             try:
                 plan = make_plan(operations, self._collector, self._block_bytes_max, self._lsn + 1)
@@ -444,18 +444,18 @@ class DiskStore:
         transaction frees serve the one after the next, so a second transaction follows.
         """
         with self._settled:
-            turn = self._ring.begin()
+            changes = self._ring.begin()
             meta = self._meta._replace(lsn=self._lsn)
             try:
                 with self._writing(added) as transaction:
                     with transaction.cursor() as cursor:
-                        turn.trim_to(max(0, self._ring.bytes - 2 * added), DiskShelf(cursor))
-                    self._put_states(transaction, turn, self._lsn)
+                        changes.trim_to(max(0, self._ring.bytes - 2 * added), DiskChunkDeleter(cursor))
+                    self._put_states(transaction, changes, self._lsn)
                     put_meta(transaction, meta)
             except BaseException:
                 self._ring.abandon()
                 raise
-            self._ring.commit(turn)
+            self._ring.commit(changes)
             self._meta = meta
             with self._writing(0) as transaction:
                 put_meta(transaction, meta)
@@ -511,7 +511,7 @@ class DiskStore:
             pass
         except lmdb.Error:
             return False
-        with self._gate.alone():
+        with self._calls.alone():
             self._environment = open_again(self._environment)
             is_there = bool(self._environment.info()["last_txnid"] > before)
             try:
@@ -533,29 +533,29 @@ class DiskStore:
 
     def _transact(self, plan: Plan, floor_bytes: int | None = None) -> None:
         log = self._recovered_log()
-        turn = self._ring.begin()
+        changes = self._ring.begin()
         meta = self._meta
         with self._settled:
             try:
                 with self._writing(plan.added) as transaction:
                     if plan.streams or self._ring.is_behind():
-                        self._change_streams(transaction, turn, plan)
-                    cards = self._put_cards(transaction, turn, plan)
+                        self._change_streams(transaction, changes, plan)
+                    cards = self._put_cards(transaction, changes, plan)
                     outgoing = self._take_out(transaction, plan, floor_bytes)
                     moved = encode_blocks(outgoing.moved, self._block_bytes_max, plan.lsn)
                     blocks = [*moved, *plan.blocks]
                     for number, (_, value) in enumerate(blocks, log.number_next):
                         transaction.put(key(BLOCK, 0, number), value)
-                    if not blocks and not turn.changed and meta.lsn < plan.lsn:
+                    if not blocks and not changes.changed and meta.lsn < plan.lsn:
                         # Whatever else says how far the log sequence numbers are may have left.
                         meta = meta._replace(lsn=plan.lsn)
                         put_meta(transaction, meta)
             except BaseException:
                 self._ring.abandon()
                 raise
-            self._ring.commit(turn)
+            self._ring.commit(changes)
             self._meta, self._lsn = meta, plan.lsn
-            for name in turn.forgotten.keys() - cards.keys():
+            for name in changes.forgotten.keys() - cards.keys():
                 self._cards.pop(name, None)
             self._cards |= cards
             for entries, value in blocks:
@@ -563,30 +563,30 @@ class DiskStore:
             for block in outgoing.blocks:
                 log.dropped(block)
 
-    def _change_streams(self, transaction: _Transaction, turn: Turn, plan: Plan) -> None:
+    def _change_streams(self, transaction: _Transaction, changes: RingTransaction, plan: Plan) -> None:
         for operation, value in plan.streams:
             if isinstance(operation, AppendChunk):
-                identifier = turn.append(operation, len(value))
+                identifier = changes.append(operation, len(value))
                 transaction.put(key(CHUNK, identifier, operation.chunk.first), value)
             else:
-                turn.apply(operation)
+                changes.apply(operation)
         with transaction.cursor() as cursor:
-            turn.trim(DiskShelf(cursor))
-        self._put_states(transaction, turn, plan.lsn)
+            changes.trim(DiskChunkDeleter(cursor))
+        self._put_states(transaction, changes, plan.lsn)
 
-    def _put_states(self, transaction: _Transaction, turn: Turn, lsn: int) -> None:
-        for stream in turn.changed.values():
+    def _put_states(self, transaction: _Transaction, changes: RingTransaction, lsn: int) -> None:
+        for stream in changes.changed.values():
             transaction.put(key(STREAM, stream.identifier), codec.encode_stream(stream, lsn))
-        for stream in turn.gone():
+        for stream in changes.gone():
             if stream.chunks:
                 transaction.put(key(STREAM, stream.identifier), codec.encode_stream(stream, lsn))
             else:
                 transaction.delete(key(STREAM, stream.identifier))
-        for before in turn.forgotten.values():
-            if before is not None and before.identifier not in turn.leaving:
+        for before in changes.forgotten.values():
+            if before is not None and before.identifier not in changes.leaving:
                 transaction.delete(key(STREAM, before.identifier))
 
-    def _put_cards(self, transaction: _Transaction, turn: Turn, plan: Plan) -> dict[str, Card]:
+    def _put_cards(self, transaction: _Transaction, changes: RingTransaction, plan: Plan) -> dict[str, Card]:
         """Store the cards that this transaction changes. Mostly there are none."""
         cards: dict[str, Card] = {}
         for setting in self._ring.clipped(plan.settings):
@@ -595,14 +595,14 @@ class DiskStore:
             after = changed(before, setting)
             if after is not before:
                 cards[name] = after
-        for stream in turn.changed.values():
+        for stream in changes.changed.values():
             card = cards.get(stream.name) or self._cards.get(stream.name) or Card(0, stream.name)
             if card.ceiling < stream.reserved or card.identifier != stream.identifier:
                 ceiling = max(card.ceiling, stream.reserved + CEILING_STEP)
                 cards[stream.name] = card._replace(ceiling=ceiling)
-        self._forget_cards(transaction, turn, cards)
+        self._forget_cards(transaction, changes, cards)
         for name, card in cards.items():
-            state = turn.changed.get(name) or self._ring.streams.get(name)
+            state = changes.changed.get(name) or self._ring.streams.get(name)
             if state is not None:
                 if card.identifier not in (0, state.identifier):
                     transaction.delete(key(CARD, card.identifier))
@@ -610,12 +610,14 @@ class DiskStore:
                 transaction.put(key(CARD, card.identifier), encode_card(card))
         return cards
 
-    def _forget_cards(self, transaction: _Transaction, turn: Turn, cards: dict[str, Card]) -> None:
-        for name in turn.forgotten:
+    def _forget_cards(
+        self, transaction: _Transaction, changes: RingTransaction, cards: dict[str, Card]
+    ) -> None:
+        for name in changes.forgotten:
             card = self._cards.get(name)
             if card is not None and card.identifier:
                 transaction.delete(key(CARD, card.identifier))
-            if name not in turn.changed:
+            if name not in changes.changed:
                 cards.pop(name, None)
 
     def _take_out(self, transaction: _Transaction, plan: Plan, floor_bytes: int | None) -> _Outgoing:
@@ -652,7 +654,7 @@ class DiskStore:
         try:
             entries = decode_block(transaction.get(key(BLOCK, 0, block.number), b""))
         except Damaged:
-            self._doubt(block.number)
+            self._mark_suspect(block.number)
             return False
         moved += log.live_entries(block, entries)
         return True
@@ -718,13 +720,13 @@ class DiskStore:
             with self._settled:
                 again, damaged = self._fetch(kind, queue, missing)
                 for number in self._fetcher.blocks(kind, queue, damaged):
-                    self._doubt(number)
+                    self._mark_suspect(number)
             found |= again
         return found
 
-    def _doubt(self, number: int) -> None:
+    def _mark_suspect(self, number: int) -> None:
         """Take note of a block that turned out to be unreadable. No write is under way, or this is it."""
-        stranded = self._recovered_log().doubt(number)
+        stranded = self._recovered_log().mark_suspect(number)
         if stranded is not None:
             self._defects.add(Defect("block", "", number, number, STRANDED_WORDS, stranded))
 
@@ -761,7 +763,7 @@ class DiskStore:
 
     @contextmanager
     def _reading(self) -> Iterator[_Transaction]:
-        with self._gate, translated():
+        with self._calls, translated():
             try:
                 transaction = self._environment.begin(buffers=True)
             except lmdb.PanicError:
@@ -771,7 +773,7 @@ class DiskStore:
                     yield transaction
                 return
         # The writer has broken the environment, and opens it anew before it lets go.
-        with self._settled, self._gate, translated(), self._environment.begin(buffers=True) as transaction:
+        with self._settled, self._calls, translated(), self._environment.begin(buffers=True) as transaction:
             yield transaction
 
     # --- inspecting
@@ -788,7 +790,7 @@ class DiskStore:
 
     def status(self) -> Status:
         """How full the store is. Queues and sessions are counted once `recover` was called."""
-        with self._gate, translated():
+        with self._calls, translated():
             log = self._log or Log(0)
             oldest = oldest_reader(self._environment)
             return Status(
@@ -859,7 +861,7 @@ class DiskStore:
 
     def close(self) -> None:
         """Release the file and the lock. Waits for calls under way; may be called again."""
-        if self._gate.close():
+        if self._calls.close():
             with suppress(lmdb.Error):  # it is closed already if it could not be opened again
                 lengthen(self._environment)
             self._environment.close()

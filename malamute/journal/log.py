@@ -31,7 +31,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
-from malamute.journal.places import Block, Place, Places
+from malamute.journal.block_map import Block, BlockMap, Place
 from malamute.store.operations import (
     DeleteMessages,
     DeleteQueue,
@@ -85,7 +85,7 @@ class Queue:
     )
 
     def __init__(self, made_in: Block) -> None:
-        self.messages = Places()
+        self.messages = BlockMap()
         self.attempts: dict[int, tuple[Block, int, int]] = {}
         self.identities: dict[str, tuple[Block, int]] = {}
         self.untils: list[tuple[int, str]] = []
@@ -166,7 +166,7 @@ class Log:
             queue.next += BLOCK_ENTRIES_MAX
         return only_here
 
-    def doubt(self, number: int) -> Stranded | None:
+    def mark_suspect(self, number: int) -> Stranded | None:
         """A block turned out to be unreadable. It will be put aside when it is the oldest.
 
         Returns what was live in it, if that is news.

@@ -101,7 +101,7 @@ class MemoryStore:
         self._incarnations: tuple[int, ...] = ()
         budget = int(size * 0.7) if streams_budget is None else streams_budget
         self._ring = Ring((), retention, budget, counted)
-        self._shelf = _MemoryShelf()
+        self._chunks = _MemoryChunks()
         self._queues: dict[tuple[QueueKind, str], _Queue] = {}
         self._lsn = 0
         self._values: dict[str, dict[Key, Value]] = {}
@@ -177,7 +177,7 @@ class MemoryStore:
                 return ReadResult((), 1)
             found: list[Chunk | Damage] = []
             size = 0
-            for first, value, following in self._shelf.walk(state, start):
+            for first, value, following in self._chunks.walk(state, start):
                 item = _decode(value, first, following - 1)
                 if item.last < start:
                     continue
@@ -193,7 +193,7 @@ class MemoryStore:
             state = self._ring.streams.get(stream)
             if state is None:
                 return 1
-            for first, value, _ in self._shelf.walk(state, state.first):
+            for first, value, _ in self._chunks.walk(state, state.first):
                 header = _header(value)
                 if header and header.time >= time_ns:
                     return first
@@ -205,7 +205,7 @@ class MemoryStore:
             state = self._ring.streams.get(stream)
             if state is None or not state.first <= sequence <= state.last:
                 return None
-            first, value, following = next(self._shelf.walk(state, sequence))
+            first, value, following = next(self._chunks.walk(state, sequence))
             header = _header(value)
             if header is None or first > sequence or header.last >= sequence:
                 return None
@@ -216,7 +216,7 @@ class MemoryStore:
         search = Search(limit)
         with self._open():
             state = self._ring.streams.get(stream, Stream(0, stream))
-            for first, value, _ in reversed(list(self._shelf.walk(state, state.first))):
+            for first, value, _ in reversed(list(self._chunks.walk(state, state.first))):
                 item = _decode(value, first, first)
                 if isinstance(item, Chunk) and not search.is_done:
                     search.add(item)
@@ -317,17 +317,17 @@ class MemoryStore:
             raise StorageFull(f"{added} bytes do not fit: {self._used()} of {self._size} are used")
 
     def _change_streams(self, streams: Sequence[tuple[OfStream, bytes]]) -> None:
-        turn = self._ring.begin()
+        changes = self._ring.begin()
         appended = []
         for operation, value in streams:
             if isinstance(operation, AppendChunk):
-                appended.append((turn.append(operation, len(value)), operation.chunk.first, value))
+                appended.append((changes.append(operation, len(value)), operation.chunk.first, value))
             else:
-                turn.apply(operation)
+                changes.apply(operation)
         for place in appended:
-            self._shelf.put(*place)
-        turn.trim(self._shelf)
-        self._ring.commit(turn)
+            self._chunks.put(*place)
+        changes.trim(self._chunks)
+        self._ring.commit(changes)
 
     def _queue(self, operation: PutMessages | PutIdentity | SetCounters) -> _Queue:
         return self._queues.setdefault((operation.kind, operation.queue), _Queue())
@@ -398,7 +398,7 @@ class MemoryStore:
 
 _CONTENTS = (
     "_incarnations",
-    "_shelf",
+    "_chunks",
     "_queues",
     "_values",
     "_refused",
@@ -430,7 +430,7 @@ def _size_of(value: Value) -> int:
     return len(value) if type(value) is bytes else 0
 
 
-class _MemoryShelf:
+class _MemoryChunks:
     """The encoded chunks of each stream, and their first sequences in order."""
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""The ring: which chunks leave when new ones come. Pure: it decides, a `Shelf` carries it out.
+"""The ring: which chunks leave when new ones come. Pure: it decides, a `ChunkDeleter` carries it out.
 
 Theory. Every stream has a state record (first, last, bytes, count, ...), so what a stream costs is
 known without reading it. Appending adds to the state; then, in the same transaction,
@@ -27,8 +27,8 @@ and also while no broker runs. So for the limit by age no time passes faster tha
 is counted: of the time that a chunk had left, half is left to it at least. A limit that an operator sets at
 run time holds at once.
 
-A transaction may fail, so its changes are gathered in a `Turn` and are taken over by `Ring.commit` or
-forgotten by `Ring.abandon`.
+A transaction may fail, so its changes are gathered in a `RingTransaction` and are taken over by `Ring.commit`
+or forgotten by `Ring.abandon`.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Dropped(NamedTuple):
     time: int
 
 
-class Shelf(Protocol):
+class ChunkDeleter(Protocol):
     """Where the chunks are."""
 
     def drop(self, stream: Stream) -> Dropped | None:
@@ -171,22 +171,22 @@ class Ring:
         """Whether chunks wait to leave, for which any transaction will do."""
         return bool(self.late or self.leaving)
 
-    def begin(self) -> Turn:
+    def begin(self) -> RingTransaction:
         """Gather the changes of one transaction."""
-        return Turn(self)
+        return RingTransaction(self)
 
-    def commit(self, turn: Turn) -> None:
+    def commit(self, changes: RingTransaction) -> None:
         """Take over the changes of a transaction that is durable."""
-        for name in turn.forgotten:
+        for name in changes.forgotten:
             self.streams.pop(name, None)
-        self.streams.update(turn.changed)
-        self.leaving = {number: stream for number, stream in turn.leaving.items() if stream.chunks}
-        self.bytes = turn.bytes
-        self.identifier_next = turn.identifier_next
-        self.overrides = turn.overrides
-        self.late = turn.late
-        self.passed |= turn.passed
-        for name, stream in turn.changed.items():
+        self.streams.update(changes.changed)
+        self.leaving = {number: stream for number, stream in changes.leaving.items() if stream.chunks}
+        self.bytes = changes.bytes
+        self.identifier_next = changes.identifier_next
+        self.overrides = changes.overrides
+        self.late = changes.late
+        self.passed |= changes.passed
+        for name, stream in changes.changed.items():
             if stream.chunks and name not in self.in_heap:
                 self.in_heap.add(name)
                 heapq.heappush(self.heap, (stream.first_time, name))
@@ -201,7 +201,7 @@ class Ring:
         heapq.heapify(self.heap)
 
 
-class Turn:
+class RingTransaction:
     """The changes that one transaction makes to the ring."""
 
     def __init__(self, ring: Ring) -> None:
@@ -282,16 +282,16 @@ class Turn:
             self.overrides = dict(self.overrides)
         return self.overrides
 
-    def trim(self, shelf: Shelf) -> None:
+    def trim(self, deleter: ChunkDeleter) -> None:
         """Drop what is over the retention, what was deleted, and then what is over the budget."""
         for name in dict.fromkeys((*self.changed, *sorted(self.late))):
-            self._trim_stream(name, shelf)
+            self._trim_stream(name, deleter)
         for identifier in sorted(self.leaving) if self._steps > 0 else ():
             while self._steps > 0 and self.leaving[identifier].chunks:
-                self._drop_deleted(identifier, shelf)
-        self.trim_to(self._ring.budget, shelf)
+                self._drop_deleted(identifier, deleter)
+        self.trim_to(self._ring.budget, deleter)
 
-    def _trim_stream(self, name: str, shelf: Shelf) -> None:
+    def _trim_stream(self, name: str, deleter: ChunkDeleter) -> None:
         self.late.discard(name)
         retention = self.overrides.get(name) or self._ring.retention_of(name)
         time = self._time_passed(name, retention.age) if retention.age else 0
@@ -300,7 +300,7 @@ class Turn:
                 self.late.add(name)
                 break
             self._steps -= 1
-            self._drop(name, shelf)
+            self._drop(name, deleter)
 
     def _time_passed(self, name: str, age: int) -> int:
         stream = self._stream(name)
@@ -312,14 +312,14 @@ class Turn:
         self.passed[name] = time, now
         return time
 
-    def trim_to(self, budget: int, shelf: Shelf) -> None:
+    def trim_to(self, budget: int, deleter: ChunkDeleter) -> None:
         """Drop the oldest chunks while all take more than `budget` bytes; those of deleted streams first."""
         for identifier in sorted(self.leaving) if self.bytes > budget else ():
             while self.bytes > budget and self.leaving[identifier].chunks:
-                self._drop_deleted(identifier, shelf)
-        self._trim_oldest(budget, shelf)
+                self._drop_deleted(identifier, deleter)
+        self._trim_oldest(budget, deleter)
 
-    def _trim_oldest(self, budget: int, shelf: Shelf) -> None:
+    def _trim_oldest(self, budget: int, deleter: ChunkDeleter) -> None:
         heap = self._ring.heap
         spared = []
         while self.bytes > budget and heap:
@@ -333,21 +333,21 @@ class Turn:
             elif stream.first_time != time:
                 heapq.heapreplace(heap, (stream.first_time, name))
             else:
-                self._drop(name, shelf)
+                self._drop(name, deleter)
         for entry in spared:
             heapq.heappush(heap, entry)
 
-    def _drop(self, name: str, shelf: Shelf) -> None:
+    def _drop(self, name: str, deleter: ChunkDeleter) -> None:
         stream = self._stream(name)
         assert stream is not None
-        self.changed[name] = self._without_oldest(stream, shelf)
+        self.changed[name] = self._without_oldest(stream, deleter)
 
-    def _drop_deleted(self, identifier: int, shelf: Shelf) -> None:
+    def _drop_deleted(self, identifier: int, deleter: ChunkDeleter) -> None:
         self._steps -= 1
-        self.leaving[identifier] = self._without_oldest(self.leaving[identifier], shelf)
+        self.leaving[identifier] = self._without_oldest(self.leaving[identifier], deleter)
 
-    def _without_oldest(self, stream: Stream, shelf: Shelf) -> Stream:
-        gone = shelf.drop(stream)
+    def _without_oldest(self, stream: Stream, deleter: ChunkDeleter) -> Stream:
+        gone = deleter.drop(stream)
         if gone is None or gone.first is None:
             left = stream._replace(first=stream.last + 1, bytes=0, count=0, chunks=0)
         else:

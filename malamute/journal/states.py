@@ -254,7 +254,7 @@ def _name_in(identifier: int, known: States, damaged: bytes) -> str:
 
 
 def settle_by_cards(
-    found: Values, cards: Collection[Card], *, is_doubtful: bool
+    found: Values, cards: Collection[Card], *, is_suspect: bool
 ) -> tuple[Values, frozenset[tuple[str, Key]]]:
     """What is true of the values that the log has, by the cards; and which of them the log has lost.
 
@@ -263,7 +263,7 @@ def settle_by_cards(
     carded = {place: value for card in cards for place, value in card.values.items()}
     often = {name for name, table in TABLES.items() if table.changes_often}
     lost = frozenset((table, k) for table, k in carded if table in often and k not in found.get(table, {}))
-    if not is_doubtful:
+    if not is_suspect:
         return found, lost
     names = {card.name for card in cards}
     values = {table: dict(rows) for table, rows in found.items()}

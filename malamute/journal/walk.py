@@ -20,7 +20,7 @@ from malamute.store.operations import Chunk, Damage, Hole
 _Cursor = lmdb.Cursor
 
 
-class DiskShelf:
+class DiskChunkDeleter:
     """Drops chunks through a cursor of the write transaction."""
 
     def __init__(self, cursor: _Cursor) -> None:

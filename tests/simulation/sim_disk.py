@@ -52,7 +52,7 @@ class Disk:
         state = self.store.status().streams.get(stream)
         if state is None or not state.chunks:
             return range(0)
-        shelf = self.store._shelf
+        shelf = self.store._chunks
         chunks = list(shelf.walk(state, state.first))
         first, value, _ = chunks[choice % len(chunks)]
         shelf._values[state.identifier, first] = value[:CHUNK_HEADER_SIZE].ljust(len(value), b"\0")

@@ -33,7 +33,7 @@ Place = tuple[Block, int]
 """The block that an entry is live in, and its bytes or weight."""
 
 
-class Places:
+class BlockMap:
     """The places of messages by their sequences.
 
     One thread may change them while others look for blocks: what is moved is never missing meanwhile.

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from malamute.journal.places import PAGE, Block, Places
+from malamute.journal.block_map import PAGE, Block, BlockMap
 
 BLOCKS = [Block(number, 0) for number in range(3)]
 
@@ -14,7 +14,7 @@ sequences = st.one_of(st.integers(1, 4 * PAGE), st.sampled_from([PAGE - 1, PAGE,
 class PlacesModel(RuleBasedStateMachine):
     def __init__(self):
         super().__init__()
-        self.places = Places()
+        self.places = BlockMap()
         self.model = {}
 
     @rule(
@@ -64,7 +64,7 @@ TestPlaces = PlacesModel.TestCase
 @pytest.mark.parametrize("first", [0, 1, PAGE - 1, PAGE])
 @pytest.mark.parametrize("count", [1, PAGE - 1, PAGE, PAGE + 1])
 def test_a_run_is_put_and_taken_whatever_pages_it_touches(first, count):
-    places = Places()
+    places = BlockMap()
     run = [(BLOCKS[0], n) for n in range(count)]
     assert places.put(first, run) == []
     assert first - 1 not in places

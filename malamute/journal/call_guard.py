@@ -1,4 +1,4 @@
-"""The gate of a store: it counts the calls under way, so that closing can wait for them."""
+"""The guard of a store's calls: closing waits for those under way, and nothing begins behind it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from malamute.errors import StoreError
 
 
-class Gate:
+class CallGuard:
     """Counts the calls under way, so that closing can wait for them."""
 
     def __init__(self) -> None:
