@@ -11,13 +11,13 @@ from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 from malamute.config import option_types
 from malamute.config.option_types import OptionType
 from malamute.errors import ConfigError
 from malamute.protocol.limits import Limits
-from malamute.store.policies import BaseKind, QueuePolicy
+from malamute.store.policies import BaseKind, QueuePolicy, StreamPolicy, StreamRetention
 
 _MINUTE, _HOUR, _DAY, _YEAR = 60.0, 3600.0, 86400.0, 365 * 86400.0
 _ANY_SIZE, _ANY_COUNT, _ANY_AGE = (
@@ -142,16 +142,6 @@ class SessionConfig(_Section):
     times as seldom."""
 
 
-class Policy(NamedTuple):
-    """How one stream is kept. 0 is no limit of its own. `age` is in seconds."""
-
-    journal: bool
-    bytes: int
-    count: int  # type: ignore[assignment]  # no policy is searched by its `count` method
-    age: float
-    committed: bool = False
-
-
 @dataclass(frozen=True)
 class StreamRule(_Section):
     """What differs for the streams with a name of this pattern. An option that is None does not differ."""
@@ -239,11 +229,16 @@ class StreamsConfig(_Section):
     """What differs for some streams, by the pattern of their names: `*` is any characters, `?` is one,
     `[ab]` is one of these. The first rule with a pattern that fits is taken."""
 
-    def policy(self, stream: str) -> Policy:
+    def policy(self, stream: str) -> StreamPolicy:
         """How the stream of this name is kept."""
         rule = next((rule for rule in self.rule if fnmatchcase(stream, rule.pattern)), None)
-        values = ((getattr(rule, name, None), getattr(self, name)) for name in Policy._fields)
-        return Policy(*(default if own is None else own for own, default in values))
+
+        def value(option: str) -> Any:
+            own = getattr(rule, option, None)
+            return getattr(self, option) if own is None else own
+
+        retention = StreamRetention(value("bytes"), value("count"), value("age"))
+        return StreamPolicy(value("journal"), value("committed"), retention)
 
 
 _QUEUE = QueuePolicy()

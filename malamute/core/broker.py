@@ -87,7 +87,7 @@ from malamute.protocol.messages import (
     Withdraw,
 )
 from malamute.store.operations import EMPTY, Defect, Recovered, StoreRead, Stranded
-from malamute.store.policies import PolicyOf, QueuePolicy, StreamRetention
+from malamute.store.policies import PolicyOf, QueuePolicy, StreamPolicy, StreamPolicyOf, StreamRetention
 from malamute.store.tables import CURSORS, FEEDS, NUMBERS, OUTCOMES, REFUSALS, RETENTIONS, SESSIONS
 
 ROUTING_ID_BYTES = 16
@@ -111,11 +111,9 @@ class Settings(NamedTuple):
     limits: Limits = Limits()
     session_expiry: float = 600.0
     probe_interval: float = 0.5
-    journaled: Callable[[str], bool] = lambda stream: True
+    streams: StreamPolicyOf = lambda stream: StreamPolicy()
     unjournaled: bool = False
     """Whether there may be a stream without a journal."""
-    committed: Callable[[str], bool] = lambda stream: False
-    """Whether the subscriptions of a stream get only what is on the disk."""
     queues: PolicyOf = lambda kind, name: QueuePolicy()
     lifecycle_events: bool = False
     """Whether `$sys` tells what happens to clients, streams, queues and the store."""
@@ -145,9 +143,8 @@ class Core:
         self.streams = Streams(
             self.turn,
             limits,
-            settings.journaled,
+            settings.streams,
             caches,
-            settings.committed,
             recovered.incarnations,
             unjournaled=settings.unjournaled,
         )
@@ -215,7 +212,7 @@ class Core:
             self.streams.keep(name).lost_cursors.add(cursor)
         for (name,), retention in recovered.table(RETENTIONS).items():
             self.streams.keep(name)
-            self.streams.retentions[name] = StreamRetention(*retention)
+            self.streams.retentions[name] = StreamRetention.of(retention)
         for (kind, name), queue in recovered.queues.items():
             table = self.mailboxes if kind.startswith("mailbox") else self.services
             take_up(kind, name, table.restore, name, queue, kind.endswith("-dead"))

@@ -62,9 +62,10 @@ from malamute.store.operations import (
     NoteRefused,
     PutValue,
     Reserve,
+    Retain,
     StreamState,
 )
-from malamute.store.policies import StreamRetention
+from malamute.store.policies import KEEP_ALL, StreamPolicyOf, StreamRetention
 from malamute.store.tables import CURSORS, RETENTIONS
 
 RESERVE = 1 << 18
@@ -154,10 +155,11 @@ class Stream:
         self.own = name.startswith(RESERVED_PREFIX)
         """Whether it is the broker's: who reads it makes no events by that."""
         self.turn = owner.turn
-        self.journaled: bool = owner.journaled(name)
+        self.policy = owner.policy_of(name)
+        self.journaled: bool = self.policy.journal
         self._active = owner.active
         self._cursors_max = owner.limits.cursors
-        self.committed: bool = owner.committed(name)
+        self.committed = self.policy.committed
         """Whether its subscriptions get only what is on the disk, unless they say so themselves."""
         self.audience = Audience(self._family_failed, owner.caches)
         begin = state.reserved if state else owner.floor
@@ -373,7 +375,13 @@ class Stream:
         if self.journaled:
             self.replay.unstored.append(loaded)
             self.turn.store(
-                AppendChunk(self.name, loaded.chunk, last + RESERVE, loaded.columns.subjects),
+                AppendChunk(
+                    self.name,
+                    loaded.chunk,
+                    last + RESERVE,
+                    loaded.columns.subjects,
+                    self.policy.retention,
+                ),
                 size_bytes=size_bytes,
             )
             held = last > self.reserved
@@ -562,18 +570,16 @@ class Streams:
         self,
         turn: Turn,
         limits: Limits,
-        journaled: Callable[[str], bool],
+        policy_of: StreamPolicyOf,
         caches: CacheBudget,
-        committed: Callable[[str], bool],
         incarnations: Sequence[int] = (),
         *,
         unjournaled: bool = False,
     ) -> None:
         self.turn = turn
         self.limits = limits
-        self.journaled = journaled
+        self.policy_of = policy_of
         self.caches = caches
-        self.committed = committed
         self.incarnations = incarnations
         self.incarnation = incarnations[-1] if incarnations else 0
         self.floor = 0
@@ -596,6 +602,8 @@ class Streams:
         else:
             stream = self.by_name[name] = Stream(name, self, state)
             stream.holes.restore(refused)
+            if stream.policy.retention != KEEP_ALL:
+                self.turn.store(Retain(name, stream.policy.retention))
 
     def delete(self, stream: Stream, deleted: Callable[[], None]) -> None:
         """Remove a stream that nobody reads. Its name is free then; its sequences are never used again."""

@@ -91,11 +91,8 @@ from malamute.journal.store import (
     Copied,
     Progress,
     QueueStatus,
-    Retention,
-    RetentionOf,
     Status,
     checked,
-    keep_all,
     next_incarnation,
     no_progress,
     stream_state,
@@ -117,6 +114,7 @@ from malamute.store.operations import (
     ReadResult,
     Recovered,
 )
+from malamute.store.policies import StreamRetention
 from malamute.store.tables import CURSORS, OF_STREAMS, RETENTIONS, SESSIONS
 
 STREAMS_SHARE = 0.7
@@ -170,7 +168,6 @@ class DiskStore:
         lock: int,
         *,
         size: int,
-        retention: RetentionOf,
         streams_budget: int,
         counted: Counted | None,
     ) -> None:
@@ -201,7 +198,7 @@ class DiskStore:
         for defect in states.defects:
             self._defects.add(defect)
         self._cards = {card.name: card for card in states.cards.values()}
-        self._ring = Ring(states.streams, retention, streams_budget, counted)
+        self._ring = Ring(states.streams, streams_budget, counted)
 
     @classmethod
     def open(
@@ -210,7 +207,6 @@ class DiskStore:
         *,
         size: int,
         preallocate: bool = True,
-        retention: RetentionOf = keep_all,
         streams_budget: int | None = None,
         counted: Counted | None = None,
     ) -> DiskStore:
@@ -241,7 +237,6 @@ class DiskStore:
                 environment,
                 lock,
                 size=size,
-                retention=retention,
                 streams_budget=streams_budget,
                 counted=counted,
             )
@@ -778,8 +773,8 @@ class DiskStore:
 
     # --- inspecting
 
-    def retention(self, stream: str) -> Retention:
-        """What is in force for a stream: set at run time, or else given by the configuration."""
+    def retention(self, stream: str) -> StreamRetention:
+        """What is in force for a stream: set at run time, or else given with its chunks."""
         return self._ring.retention(stream)
 
     def headers(self, stream: str, start: int, *, count_max: int) -> Sequence[codec.ChunkHeader | Damage]:

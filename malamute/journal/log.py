@@ -48,7 +48,6 @@ from malamute.store.operations import (
     SetAttempts,
     SetCounters,
     Stranded,
-    Value,
 )
 from malamute.store.tables import OF_STREAMS, ON_CARDS
 
@@ -372,12 +371,15 @@ class Log:
                 self._release(told, TOLD_WEIGHT)
 
     def _put_value(self, block: Block, entry: PutValue) -> None:
-        places = self.values.setdefault(entry.table, {}).setdefault(entry.key[0], {})
-        before = places.get(entry.key)
-        if before:
+        table, key, value = entry
+        try:
+            places = self.values[table][key[0]]
+        except KeyError:
+            places = self.values.setdefault(table, {}).setdefault(key[0], {})
+        if before := places.get(key):
             self._release(*before)
-        weight = MESSAGE_WEIGHT + _size_of(entry.value)
-        places[entry.key] = block, weight
+        weight = MESSAGE_WEIGHT + (len(value) if type(value) is bytes else 0)
+        places[key] = block, weight
         self._hold(block, weight)
 
     def _delete_value(self, block: Block, entry: DeleteValue) -> None:
@@ -433,11 +435,6 @@ class Log:
     def _release(self, block: Block, weight: int, number: int = 1) -> None:
         block.live -= number
         self.live_weight -= weight
-
-
-def _size_of(value: Value) -> int:
-    """About how many bytes a value takes, if it is large."""
-    return len(value) if isinstance(value, bytes | str) else 0
 
 
 def messages_in(entry: Operation) -> int:

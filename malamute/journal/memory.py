@@ -31,11 +31,8 @@ from malamute.journal.store import (
     Copied,
     Progress,
     QueueStatus,
-    Retention,
-    RetentionOf,
     Status,
     checked,
-    keep_all,
     next_incarnation,
     no_progress,
     stream_state,
@@ -71,6 +68,7 @@ from malamute.store.operations import (
     StoredMessage,
     Value,
 )
+from malamute.store.policies import StreamRetention
 from malamute.store.tables import OF_STREAMS, RETENTIONS, SESSIONS
 
 VERIFY_STEP_BYTES = 8 * 1024 * 1024
@@ -87,7 +85,6 @@ class MemoryStore:
         self,
         *,
         size: int = 1 << 30,
-        retention: RetentionOf = keep_all,
         streams_budget: int | None = None,
         broker_id: bytes = b"\0" * 16,
         counted: Counted | None = None,
@@ -100,7 +97,7 @@ class MemoryStore:
         """Whether a backup has made it, and no broker has begun on it."""
         self._incarnations: tuple[int, ...] = ()
         budget = int(size * 0.7) if streams_budget is None else streams_budget
-        self._ring = Ring((), retention, budget, counted)
+        self._ring = Ring((), budget, counted)
         self._chunks = _MemoryChunks()
         self._queues: dict[tuple[QueueKind, str], _Queue] = {}
         self._lsn = 0
@@ -228,8 +225,8 @@ class MemoryStore:
             messages = self._queues.get((kind, queue), _Queue()).messages
             return {sequence: messages[sequence].record for sequence in sequences if sequence in messages}
 
-    def retention(self, stream: str) -> Retention:
-        """What is in force for a stream: set at run time, or else given by the configuration."""
+    def retention(self, stream: str) -> StreamRetention:
+        """What is in force for a stream: set at run time, or else given with its chunks."""
         return self._ring.retention(stream)
 
     def status(self) -> Status:
@@ -277,13 +274,11 @@ class MemoryStore:
             ring = self._ring
             twin = MemoryStore(
                 size=self._size,
-                retention=ring.retention_of,
                 streams_budget=ring.budget,
                 broker_id=self._broker_id,
             )
             twin._ring = Ring(
                 [*ring.streams.values(), *ring.leaving.values()],
-                ring.retention_of,
                 ring.budget,
                 ring.counted,
             )

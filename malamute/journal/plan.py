@@ -28,16 +28,18 @@ from malamute.store.operations import (
     PutMessages,
     PutValue,
     Reserve,
+    Retain,
 )
 from malamute.store.tables import OF_STREAMS, RETENTIONS
 
-OfStream = AppendChunk | Reserve | PutValue | DeleteStream | ForgetStream
+OfStream = AppendChunk | Reserve | Retain | PutValue | DeleteStream | ForgetStream
 """The operations that change the ring; of values only the retention of a stream does."""
 
-_OF_RING = frozenset((AppendChunk, Reserve, DeleteStream, ForgetStream))
-_OF_VALUES = frozenset((PutValue, DeleteValue))
-_OF_CARDS = frozenset((NoteRefused, DeleteStream))
-_NOT_OF_LOG = frozenset((AppendChunk, Reserve, ForgetStream, NoteRefused))
+_OF_RING = frozenset((AppendChunk, Reserve, Retain, DeleteStream, ForgetStream))
+_OF_VALUES: frozenset[type[Any]] = frozenset((PutValue, DeleteValue))
+_OF_CARDS: frozenset[type[Any]] = frozenset((NoteRefused, DeleteStream))
+_MAY_SET = _OF_CARDS | _OF_VALUES
+_NOT_OF_LOG = frozenset((AppendChunk, Reserve, Retain, ForgetStream, NoteRefused))
 
 
 class Plan(NamedTuple):
@@ -68,25 +70,19 @@ def make_plan(operations: Sequence[Operation], collector: Collector, block_bytes
     streams: Sequence[tuple[OfStream, bytes]] = ()
     kinds = set(map(type, operations))
     settings: Sequence[Any] = ()
-    if not kinds.isdisjoint(_OF_CARDS) or not kinds.isdisjoint(_OF_VALUES):
-        settings = [operation for operation in operations if is_setting(operation)]
-    if not kinds.isdisjoint(_OF_RING) or any(map(is_retention, settings)):
+    if not kinds.isdisjoint(_MAY_SET):
+        settings = [
+            o for o in entries if type(o) in _OF_CARDS or (type(o) in _OF_VALUES and o.table in OF_STREAMS)
+        ]
+    if not kinds.isdisjoint(_OF_RING) or (settings and any(map(is_retention, settings))):
         streams = encode_streams(operations, collector)
     if not kinds.isdisjoint(_NOT_OF_LOG):
         entries = [operation for operation in operations if type(operation) not in _NOT_OF_LOG]
     blocks = encode_blocks(entries, block_bytes_max, lsn)
     added = sum(len(value) + 2 * PAGE for _, value in streams if value)
     added += sum(len(value) + 2 * PAGE for _, value in blocks)
-    return Plan(
-        streams,
-        settings,
-        blocks,
-        added,
-        appending=not kinds.isdisjoint(APPENDING),
-        queued=not kinds.isdisjoint(QUEUED),
-        keeping=not kinds.isdisjoint(KEEPING),
-        lsn=lsn,
-    )
+    appending, queued = not kinds.isdisjoint(APPENDING), not kinds.isdisjoint(QUEUED)
+    return Plan(streams, settings, blocks, added, appending, queued, not kinds.isdisjoint(KEEPING), lsn)
 
 
 def encode_streams(operations: Sequence[Operation], collector: Collector) -> list[tuple[OfStream, bytes]]:
@@ -95,19 +91,12 @@ def encode_streams(operations: Sequence[Operation], collector: Collector) -> lis
     for operation in operations:
         if type(operation) is AppendChunk:
             streams.append((operation, codec.encode_chunk(operation.chunk, collector.take(operation))))
-        elif isinstance(operation, Reserve | ForgetStream) or is_retention(operation):
+        elif isinstance(operation, Reserve | Retain | ForgetStream) or is_retention(operation):
             streams.append((operation, b""))
         elif type(operation) is DeleteStream:
             collector.forget(operation.stream)
             streams.append((operation, b""))
     return streams
-
-
-def is_setting(operation: Operation) -> bool:
-    """Whether an operation may change a card."""
-    if isinstance(operation, PutValue | DeleteValue):
-        return operation.table in OF_STREAMS
-    return type(operation) in _OF_CARDS
 
 
 def is_retention(operation: Operation) -> TypeGuard[PutValue]:

@@ -39,8 +39,8 @@ from math import isfinite
 from typing import Any, NamedTuple, Protocol
 
 from malamute.journal.format import Stream
-from malamute.journal.store import Retention, RetentionOf
 from malamute.protocol.limits import AGE_SECONDS_MAX
+from malamute.protocol.time_units import to_ns
 from malamute.store.operations import (
     AppendChunk,
     DeleteStream,
@@ -49,9 +49,10 @@ from malamute.store.operations import (
     NoteRefused,
     PutValue,
     Reserve,
+    Retain,
     Value,
 )
-from malamute.store.policies import StreamRetention
+from malamute.store.policies import KEEP_ALL, StreamRetention
 
 STEP_CHUNKS = 64
 """Chunks that one transaction may drop besides two for each that it appends, unless the budget needs more."""
@@ -88,7 +89,6 @@ class Ring:
     def __init__(
         self,
         streams: Iterable[Stream],
-        retention_of: RetentionOf,
         budget: int,
         counted: Counted | None = None,
     ) -> None:
@@ -98,11 +98,13 @@ class Ring:
         self.bytes = sum(stream.bytes for stream in found)
         self.budget = budget
         self.identifier_next = max((s.identifier for s in found), default=0) + 1
-        self.overrides: dict[str, Retention] = {}
+        self.overrides: dict[str, StreamRetention] = {}
+        """What was set at run time."""
+        self.given: dict[str, StreamRetention] = {}
+        """What else is to hold, as it came with the last chunk."""
         self.late: set[str] = set()
         self.heap: list[tuple[int, str]] = []
         self.in_heap: set[str] = set()
-        self.retention_of = retention_of
         self.counted = counted
         self.began = 0.0
         self.passed: dict[str, tuple[int, float]] = {}
@@ -119,15 +121,15 @@ class Ring:
         """The time of the newest chunk of all, in nanoseconds UTC."""
         return max((stream.last_time for stream in self.streams.values()), default=0)
 
-    def retention(self, name: str) -> Retention:
-        """What is in force for a stream: what was set at run time, or what the configuration says."""
-        return self.overrides.get(name) or self.retention_of(name)
+    def retention(self, name: str) -> StreamRetention:
+        """What is in force for a stream: what was set at run time, or what came with its chunks."""
+        return self.overrides.get(name) or self.given.get(name) or KEEP_ALL
 
     def restore(self, overrides: Mapping[Key, Value]) -> None:
         """A broker begins: take over what was set at run time before, and look who is over a limit."""
         self.began = self.counted() if self.counted else 0.0
         self.passed.clear()
-        self.overrides = {str(key[0]): retention_in(value) for key, value in overrides.items()}
+        self.overrides = {str(key[0]): StreamRetention.of(value) for key, value in overrides.items()}
         self.late = {
             s.name for s in self.streams.values() if _is_over(s, self.retention(s.name), s.last_time)
         }
@@ -179,6 +181,8 @@ class Ring:
         """Take over the changes of a transaction that is durable."""
         for name in changes.forgotten:
             self.streams.pop(name, None)
+            self.given.pop(name, None)
+        self.given |= changes.given
         self.streams.update(changes.changed)
         self.leaving = {number: stream for number, stream in changes.leaving.items() if stream.chunks}
         self.bytes = changes.bytes
@@ -211,6 +215,7 @@ class RingTransaction:
         """The names that are free now, and what had them before this transaction."""
         self.leaving = dict(ring.leaving)
         self.overrides = ring.overrides
+        self.given: dict[str, StreamRetention] = {}
         self.late = set(ring.late)
         self.passed: dict[str, tuple[int, float]] = {}
         self._wanted: set[str] = set()
@@ -221,7 +226,7 @@ class RingTransaction:
 
     def append(self, operation: AppendChunk, size: int) -> int:
         """Add a chunk of `size` stored bytes to its stream; returns the stream's identifier."""
-        name, chunk, reserved, _ = operation
+        name, chunk, reserved, _, retention = operation
         stream = self._stream(name) or self._create(name)
         assert chunk.count > 0, f"a chunk of {name} without messages"
         assert chunk.first > stream.last, f"{name} goes from {stream.last} back to {chunk.first}"
@@ -238,19 +243,27 @@ class RingTransaction:
             chunk.time if empty else stream.first_time,
             chunk.time,
         )
+        if retention is not self._ring.given.get(name):
+            self.given[name] = retention
         self.bytes += size
         self._steps += 2
         return stream.identifier
 
-    def apply(self, operation: Reserve | PutValue | DeleteStream | ForgetStream) -> None:
+    def apply(self, operation: Reserve | Retain | PutValue | DeleteStream | ForgetStream) -> None:
         """Carry out what is no append."""
         if type(operation) is Reserve:
             name, reserved = operation
             stream = self._stream(name) or self._create(name)
             self.changed[name] = stream._replace(reserved=max(stream.last, reserved))
+        elif type(operation) is Retain:
+            name, retention = operation
+            self.given[name] = retention
+            known = self._stream(name)
+            if known is not None and _is_over(known, retention, known.last_time):
+                self.late.add(name)
         elif type(operation) is PutValue:
             name = str(operation.key[0])
-            self._own_overrides()[name] = retention_in(operation.value)
+            self._own_overrides()[name] = StreamRetention.of(operation.value)
             self.late.add(name)
             self._wanted.add(name)
         elif type(operation) is DeleteStream:
@@ -277,7 +290,7 @@ class RingTransaction:
             identifier = self._new_identifier()
         self.changed[name] = Stream(identifier, name, stream.last + 1, stream.last, stream.reserved)
 
-    def _own_overrides(self) -> dict[str, Retention]:
+    def _own_overrides(self) -> dict[str, StreamRetention]:
         if self.overrides is self._ring.overrides:
             self.overrides = dict(self.overrides)
         return self.overrides
@@ -293,8 +306,9 @@ class RingTransaction:
 
     def _trim_stream(self, name: str, deleter: ChunkDeleter) -> None:
         self.late.discard(name)
-        retention = self.overrides.get(name) or self._ring.retention_of(name)
-        time = self._time_passed(name, retention.age) if retention.age else 0
+        retention = self.overrides.get(name) or self.given.get(name) or self._ring.given.get(name) or KEEP_ALL
+        age_ns = _age_ns(retention)
+        time = self._time_passed(name, age_ns) if age_ns else 0
         while (stream := self._stream(name)) and _is_over(stream, retention, time):
             if self._steps <= 0:
                 self.late.add(name)
@@ -383,16 +397,21 @@ class RingTransaction:
         return self.identifier_next - 1
 
 
-def retention_in(value: Value) -> Retention:
-    """The retention that a value sets. An age that is none, of whatever wrote it, is no limit."""
-    kept = StreamRetention(*value)
-    age = kept.age_seconds if isfinite(kept.age_seconds) else 0.0
-    return Retention(kept.bytes_max, kept.messages_max, int(min(age, AGE_SECONDS_MAX) * 1e9))
-
-
-def _is_over(stream: Stream, retention: Retention, time: int) -> bool:
+def _is_over(stream: Stream, retention: StreamRetention, time: int) -> bool:
     """Whether a stream is over its retention when its time has passed up to `time`."""
     if stream.chunks <= 1:
         return False
-    size, count, age = retention
-    return 0 < size < stream.bytes or 0 < count < stream.count or 0 < age < time - stream.first_time
+    size, count, _ = retention
+    return (
+        0 < size < stream.bytes
+        or 0 < count < stream.count
+        or 0 < _age_ns(retention) < time - stream.first_time
+    )
+
+
+def _age_ns(retention: StreamRetention) -> int:
+    """The limit by age in nanoseconds. One that makes no sense, of whatever wrote it, is no limit."""
+    age_seconds = retention.age_seconds
+    if not age_seconds or not isfinite(age_seconds):
+        return 0
+    return to_ns(min(age_seconds, AGE_SECONDS_MAX))

@@ -29,31 +29,7 @@ from malamute.store.operations import (
     Recovered,
     StreamState,
 )
-
-
-class Retention(NamedTuple):
-    """How much of a stream is kept at most; 0 = no limit.
-
-    `bytes` counts stored bytes, `count` messages. `age` is in nanoseconds between the oldest and the
-    newest chunk, so that a stream at rest keeps what it has. Whole chunks leave until every limit
-    holds; the newest chunk stays even if it is over a limit by itself. Where many have to leave at once,
-    some do so with each of the following writes (`ring`).
-    """
-
-    bytes: int = 0
-    count: int = 0  # type: ignore[assignment]  # tuple.count is not used
-    age: int = 0
-
-
-UNLIMITED = Retention()
-
-RetentionOf = Callable[[str], Retention]
-"""Gives the retention of a stream by its name; asked at each append, so it may change at any time."""
-
-
-def keep_all(stream: str) -> Retention:
-    """No stream has a limit of its own."""
-    return UNLIMITED
+from malamute.store.policies import StreamRetention
 
 
 class QueueStatus(NamedTuple):
@@ -216,8 +192,8 @@ class Store(Protocol):
         What cannot be read is left out. Costs least when the sequences are near each other.
         """
 
-    def retention(self, stream: str) -> Retention:
-        """What is in force for a stream: set at run time, or else given by the configuration."""
+    def retention(self, stream: str) -> StreamRetention:
+        """What is in force for a stream: set at run time, or else given with its chunks."""
 
     def status(self) -> Status:
         """How full the store is, at a moment between two writes. Costs the number of streams and queues."""

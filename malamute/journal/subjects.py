@@ -68,7 +68,7 @@ class Collector:
 
     def take(self, operation: AppendChunk) -> bytes:
         """Take note of a chunk. Returns the index that it has to carry, mostly none."""
-        name, chunk, _, subjects = operation
+        name, chunk, _, subjects, _ = operation
         if len(subjects) != chunk.count:
             self.forget(name)
             return b""

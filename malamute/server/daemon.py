@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import FrameType
 
@@ -25,7 +26,7 @@ from malamute.core.ready import Notice
 from malamute.errors import MalamuteError
 from malamute.journal.disk import DiskStore
 from malamute.journal.memory import MemoryStore
-from malamute.journal.store import Retention, Store
+from malamute.journal.store import Store
 from malamute.matching import load_plugins
 from malamute.protocol.limits import Limits
 from malamute.server.clock import Clock, counted
@@ -35,6 +36,7 @@ from malamute.server.intake import Allowance
 from malamute.server.loop import Loop, socket_options
 from malamute.server.stalls import FOR_EVER, Patience
 from malamute.server.transport import Transport
+from malamute.store.policies import StreamPolicy
 
 SOFTWARE = f"malamute {__version__}"
 
@@ -60,18 +62,11 @@ log = structlog.get_logger("malamute")
 
 def open_store(config: Config) -> Store:
     """The store that the configuration names. Raises `StoreError`."""
-
-    def retention(stream: str) -> Retention:
-        policy = config.streams.policy(stream)
-        size_bytes = policy.bytes or (config.events.bytes if stream == EVENTS else 0)
-        return Retention(size_bytes, policy.count, int(policy.age * 1e9))
-
     storage = config.storage
     budget = int(storage.size * storage.streams_share)
     if storage.kind == "memory":
         return MemoryStore(
             size=storage.size,
-            retention=retention,
             streams_budget=budget,
             broker_id=os.urandom(16),
             counted=counted,
@@ -80,7 +75,6 @@ def open_store(config: Config) -> Store:
         storage.directory,
         size=storage.size,
         preallocate=storage.preallocate,
-        retention=retention,
         streams_budget=budget,
         counted=counted,
     )
@@ -130,11 +124,10 @@ def _settings(config: Config, endpoints: list[str]) -> Settings:
         limits=config.limits,
         session_expiry=config.session.expiry,
         probe_interval=config.session.probe_interval,
-        journaled=lambda stream: config.streams.policy(stream).journal,
+        streams=partial(_stream_policy, config),
         unjournaled=not all(
             [config.streams.journal, *(rule.journal is not False for rule in config.streams.rule)]
         ),
-        committed=lambda stream: config.streams.policy(stream).committed,
         queues=config.queues.policy,
         lifecycle_events=config.events.lifecycle,
         settled_events=config.events.settled,
@@ -147,6 +140,13 @@ def _settings(config: Config, endpoints: list[str]) -> Settings:
             "pid": os.getpid(),
         },
     )
+
+
+def _stream_policy(config: Config, stream: str) -> StreamPolicy:
+    policy = config.streams.policy(stream)
+    if stream != EVENTS or policy.retention.bytes_max:
+        return policy
+    return policy._replace(retention=policy.retention._replace(bytes_max=config.events.bytes))
 
 
 def data_directory(config: Config) -> str:

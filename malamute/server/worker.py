@@ -26,7 +26,7 @@ from malamute.errors import (
     StoreLost,
 )
 from malamute.journal.disk import DiskStore
-from malamute.journal.store import Retention, Store
+from malamute.journal.store import Store
 from malamute.store.commit import Append, Committer, Written
 from malamute.store.operations import (
     Backup,
@@ -40,6 +40,7 @@ from malamute.store.operations import (
     StoreRead,
     StoreStats,
 )
+from malamute.store.policies import StreamRetention
 
 Job = TypeVar("Job")
 
@@ -225,10 +226,13 @@ def _survey(store: Store) -> Any:
     return {**sizes, "streams": rows, "damages": damages}
 
 
-def _retained(retention: Retention) -> dict[str, float]:
-    """A retention for people, who count in seconds."""
-    age = retention.age / 1e9
-    return {"retain_bytes": retention.bytes, "retain_count": retention.count, "retain_age": age}
+def _retained(retention: StreamRetention) -> dict[str, float]:
+    """A retention for people."""
+    return {
+        "retain_bytes": retention.bytes_max,
+        "retain_count": retention.messages_max,
+        "retain_age": retention.age_seconds,
+    }
 
 
 ANSWERS: dict[type[Any], Callable[[Store, Any], Any]] = {

@@ -33,9 +33,11 @@ from malamute.store.operations import (
     PutValue,
     QueueKind,
     Reserve,
+    Retain,
     SetAttempts,
     SetCounters,
 )
+from malamute.store.policies import StreamRetention
 
 CODES: Mapping[type[Any], int] = {
     AppendChunk: 1,
@@ -53,6 +55,7 @@ CODES: Mapping[type[Any], int] = {
     PutValue: 13,
     DeleteValue: 14,
     SetCounters: 15,
+    Retain: 16,
 }
 """The byte of each kind of operation."""
 
@@ -133,14 +136,27 @@ def _malformed(error: Exception) -> Malformed:
 
 
 def _append_chunk(row: Sequence[Any]) -> AppendChunk:
-    stream, (first, number, time, payload, large), reserved, subjects = row
+    stream, (first, number, time, payload, large), reserved, subjects, retention = row
     _expect(int, first, number, time, reserved)
     _expect(bytes, payload, *large)
     _expect(list, large)
     _expect(list, subjects)
     _expect(str, *subjects)
     chunk = Chunk(first, number, time, payload, tuple(large))
-    return AppendChunk(_name(stream), chunk, reserved, subjects)
+    return AppendChunk(_name(stream), chunk, reserved, subjects, _retention(retention))
+
+
+def _retain(row: Sequence[Any]) -> Retain:
+    stream, retention = row
+    return Retain(_name(stream), _retention(retention))
+
+
+def _retention(row: Sequence[Any]) -> StreamRetention:
+    size, number, age = row
+    _expect(int, size, number)
+    if type(age) is not int:
+        _expect(float, age)
+    return StreamRetention(size, number, age)
 
 
 def _put_messages(row: Sequence[Any]) -> PutMessages:
@@ -230,6 +246,7 @@ def plain(value: Any, depth: int = 0) -> Any:
 _DECODERS: Mapping[int, Callable[[Sequence[Any]], Operation]] = {
     CODES[AppendChunk]: _append_chunk,
     CODES[Reserve]: _of_stream(Reserve, 1),
+    CODES[Retain]: _retain,
     CODES[PutMessages]: _put_messages,
     CODES[DeleteMessages]: _delete_messages,
     CODES[MarkDelivered]: _of_queue(MarkDelivered, 1),

@@ -38,6 +38,7 @@ from malamute.store.operations import (
     PutIdentity,
     PutMessages,
     PutValue,
+    Retain,
     SetAttempts,
 )
 from malamute.store.tables import PLAIN, SESSIONS, TABLES
@@ -52,7 +53,7 @@ KEEPING: frozenset[type[Any]] = frozenset((PutIdentity, PutValue))
 """Operations that leave the ring its room."""
 
 GIVING: frozenset[type[Any]] = frozenset(
-    (DeleteMessages, DeleteQueue, ForgetIdentities, MarkDelivered, SetAttempts)
+    (DeleteMessages, DeleteQueue, ForgetIdentities, MarkDelivered, Retain, SetAttempts)
 )
 """Operations that give room back, or only count. Deleting values is one for some tables (`gives_room`)."""
 

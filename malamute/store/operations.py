@@ -11,6 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import count, repeat
 from typing import Any, Literal, NamedTuple
 
+from malamute.store.policies import KEEP_ALL, StreamRetention
+
 Key = tuple[str | bytes | int, ...]
 """What a value of a table is known by; the first of it is the owner."""
 
@@ -60,13 +62,15 @@ class AppendChunk(NamedTuple):
 
     `reserved` is the highest sequence that may be in use before the next commit: after a crash the
     stream goes on behind it. `subjects` are those of the messages in order, for the store's index; it
-    may be left out, which makes finding the last message of each subject slower.
+    may be left out, which makes finding the last message of each subject slower. `retention` is what holds
+    for the stream from now on, unless another one was set for it at run time.
     """
 
     stream: str
     chunk: Chunk
     reserved: int
     subjects: Sequence[str] = ()
+    retention: StreamRetention = KEEP_ALL
 
 
 class Reserve(NamedTuple):
@@ -78,6 +82,13 @@ class Reserve(NamedTuple):
 
     stream: str
     reserved: int
+
+
+class Retain(NamedTuple):
+    """Hold a stream to a retention, as its next chunk would. It is not stored: each start gives it again."""
+
+    stream: str
+    retention: StreamRetention
 
 
 class PutMessages(NamedTuple):
@@ -245,6 +256,7 @@ class SetCounters(NamedTuple):
 Operation = (
     AppendChunk
     | Reserve
+    | Retain
     | PutMessages
     | DeleteMessages
     | MarkDelivered

@@ -1,19 +1,48 @@
-"""What is configured for queues, as values."""
+"""What is configured for streams and queues, as values."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 BaseKind = Literal["mailbox", "service"]
 
 
 class StreamRetention(NamedTuple):
-    """How much of a stream is kept; 0 is no limit. Its bytes are those that it takes in the store."""
+    """How much of a stream is kept; 0 is no limit. Its bytes are those that it takes in the store.
+
+    The age is that of the oldest message beside the newest, so that a stream at rest keeps what it has. Whole
+    chunks leave until every limit holds; the newest chunk stays even if it is over a limit by itself.
+    """
 
     bytes_max: int = 0
     messages_max: int = 0
     age_seconds: float = 0.0
+
+    @classmethod
+    def of(cls, value: Any) -> StreamRetention:
+        """The retention that a value of the table of them stands for. What is none, is no limit."""
+        try:
+            size, count, age = value
+            return cls(int(size), int(count), float(age))
+        except (TypeError, ValueError, OverflowError):
+            return KEEP_ALL
+
+
+KEEP_ALL = StreamRetention()
+
+
+class StreamPolicy(NamedTuple):
+    """How one stream is treated, unless an operator or a subscriber says otherwise."""
+
+    journal: bool = True
+    """Whether it is stored at all."""
+    committed: bool = False
+    """Whether subscribers get only what is durable."""
+    retention: StreamRetention = KEEP_ALL
+
+
+StreamPolicyOf = Callable[[str], StreamPolicy]
 
 
 class QueuePolicy(NamedTuple):

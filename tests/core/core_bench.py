@@ -15,7 +15,6 @@ from malamute.core.broker import Core, Settings
 from malamute.core.ready import Notice
 from malamute.errors import MalamuteError, StorageFull
 from malamute.journal.memory import MemoryStore
-from malamute.journal.store import Retention
 from malamute.protocol.batch import pack_record, unpack_payload, unpack_record
 from malamute.protocol.codec import decode, encode
 from malamute.protocol.limits import Limits
@@ -36,7 +35,7 @@ from malamute.protocol.messages import (
 from malamute.server.worker import ANSWERS
 from malamute.store.commit import Append, done_anyway
 from malamute.store.operations import ReadChunks
-from malamute.store.policies import QueuePolicy
+from malamute.store.policies import KEEP_ALL, QueuePolicy, StreamPolicy, StreamRetention
 
 START = 1_700_000_000.0
 
@@ -84,7 +83,7 @@ class Bench:
         self,
         limits: Limits | None = None,
         *,
-        retention: Retention | None = None,
+        retention: StreamRetention | None = None,
         no_journal: tuple[str, ...] = (),
         expiry: float = 600.0,
         store_bytes: int = 1 << 30,
@@ -97,7 +96,9 @@ class Bench:
         self.settings = Settings(
             limits=limits or Limits(),
             session_expiry=expiry,
-            journaled=lambda stream: stream not in no_journal,
+            streams=lambda stream: StreamPolicy(
+                journal=stream not in no_journal, retention=retention or KEEP_ALL
+            ),
             unjournaled=unjournaled,
             queues=lambda kind, name: queues or QueuePolicy(),
             lifecycle_events=lifecycle,
@@ -109,7 +110,6 @@ class Bench:
         """Seconds by which the clock was set while no broker ran; all others were counted."""
         self.store = MemoryStore(
             size=store_bytes,
-            retention=lambda stream: retention or Retention(),
             counted=lambda: self.now - self.set_by,
         )
         self.appends: deque[Append] = deque()

@@ -7,10 +7,9 @@ from core_bench import START, Bench, mail_credit, offer, publish, request, send,
 
 from malamute.core.doubt import DOUBT_SECONDS
 from malamute.core.ready import ClockStep
-from malamute.journal.store import Retention
 from malamute.protocol.messages import Change, Nak, Recall
 from malamute.store.operations import Chunk
-from malamute.store.policies import QueuePolicy
+from malamute.store.policies import QueuePolicy, StreamRetention
 
 HOUR = 3_600.0
 
@@ -76,7 +75,7 @@ def test_a_start_at_a_time_is_right_though_the_clock_was_set_back(bench):
 
 
 def test_retention_by_age_goes_on_though_the_clock_was_set_back():
-    bench = Bench(retention=Retention(age=int(100e9)))
+    bench = Bench(retention=StreamRetention(age_seconds=100.0))
     bench.open("alice", "bob")
     tell(bench, b"1")
     restart(bench, -HOUR)
@@ -395,7 +394,7 @@ def test_the_store_forgets_no_identity_within_its_window_when_the_clock_was_set_
 
 def aged():
     """A broker that keeps 100 s, and has ten messages of the last 100 s."""
-    bench = Bench(retention=Retention(age=int(100e9)))
+    bench = Bench(retention=StreamRetention(age_seconds=100.0))
     bench.open("alice", "bob")
     for number in range(11):
         tell(bench, b"%d" % number)
@@ -425,7 +424,7 @@ def test_no_jump_of_the_clock_drops_a_history(jump):
 
 @pytest.mark.parametrize("jump", [jump_at_a_start, jump_while_it_runs])
 def test_what_is_not_old_yet_has_its_time_after_a_jump(jump):
-    bench = Bench(retention=Retention(age=int(100e9)))
+    bench = Bench(retention=StreamRetention(age_seconds=100.0))
     bench.open("alice", "bob")
     tell(bench, b"1")
     bench.now += 20

@@ -26,7 +26,6 @@ from malamute.core.doubt import DOUBT_SECONDS
 from malamute.core.events import EVENTS, EVENTS_MAX, PART_BYTES_MAX, TROUBLE_SECONDS, subject_part
 from malamute.core.ready import ClockStep
 from malamute.errors import StoreError
-from malamute.journal.store import Retention
 from malamute.protocol.batch import unpack, unpack_payload, unpack_record
 from malamute.protocol.limits import SUBJECT_BYTES_MAX, Limits
 from malamute.protocol.messages import (
@@ -43,7 +42,7 @@ from malamute.protocol.messages import (
     Withdraw,
 )
 from malamute.store.operations import OPENED_AGAIN, Defect
-from malamute.store.policies import QueuePolicy
+from malamute.store.policies import QueuePolicy, StreamRetention
 from malamute.store.tables import CURSORS
 
 
@@ -262,7 +261,7 @@ def test_slow_consumers_are_told_when_they_fall_behind_and_when_they_are_back(be
 
 
 def test_a_gap_is_told_with_its_range_and_reason():
-    bench = listening(Bench(lifecycle=True, retention=Retention(count=1)), "subscription.gap.*")
+    bench = listening(Bench(lifecycle=True, retention=StreamRetention(messages_max=1)), "subscription.gap.*")
     bench.open("alice")
     for body in (b"1", b"2", b"3"):
         bench.tell("alice", publish(body))
@@ -391,7 +390,7 @@ def test_an_event_that_cannot_be_packed_is_counted(bench):
 
 
 def test_a_slow_reader_of_the_events_makes_no_events():
-    bench = Bench(lifecycle=True, retention=Retention(count=3))
+    bench = Bench(lifecycle=True, retention=StreamRetention(messages_max=3))
     bench.open("eve")
     bench.tell("eve", subscribe(1, stream=EVENTS, start="first", credit=1))
     bench.settle()
@@ -593,7 +592,11 @@ def everything_happens_to_messages(kind):
 def everything_happens():
     """A broker to which all happens that is an event."""
     bench = Bench(
-        Limits(queue_messages=2), lifecycle=True, settled=True, expiry=5.0, retention=Retention(count=100)
+        Limits(queue_messages=2),
+        lifecycle=True,
+        settled=True,
+        expiry=5.0,
+        retention=StreamRetention(messages_max=100),
     )
     bench.open("alice", "bob")
     bench.tell("alice", Change(0, "feed.set", {"service": "w", "stream": "s"}))

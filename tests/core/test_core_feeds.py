@@ -14,7 +14,6 @@ from malamute.core.feed import FED_BYTES, KEEP_SECONDS, RETRY_SECONDS
 from malamute.core.queue.entry import ENTRY_BYTES
 from malamute.core.stream import RESERVE
 from malamute.errors import StoreError
-from malamute.journal.store import Retention
 from malamute.protocol.batch import pack, pack_record
 from malamute.protocol.limits import Limits
 from malamute.protocol.messages import (
@@ -31,7 +30,7 @@ from malamute.protocol.messages import (
     Stored,
 )
 from malamute.store.operations import PutMessages, PutValue, Reserve
-from malamute.store.policies import QueuePolicy
+from malamute.store.policies import QueuePolicy, StreamRetention
 from malamute.store.tables import CURSORS, FEEDS
 
 VECTORS = json.loads((Path(__file__).parents[1] / "data" / "vectors.json").read_text(encoding="utf-8"))
@@ -452,7 +451,7 @@ def test_a_message_that_never_fits_is_left_out_and_told():
 
 
 def test_what_the_ring_has_dropped_is_told_and_the_rest_goes_on():
-    bench = full(1, retention=Retention(count=2))
+    bench = full(1, retention=StreamRetention(messages_max=2))
     bench.tell("carl", subscribe(1, stream="$sys", criteria=[["topic", "feed.*.*"]]))
     for number in range(1, 7):
         asked(bench, "alice", publish(b"%d" % number))

@@ -20,7 +20,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from malamute.errors import InternalError, StorageFull, StoreError
-from malamute.journal.store import Retention
 from malamute.protocol.batch import pack_record
 from malamute.protocol.codec import encode
 from malamute.protocol.limits import Limits
@@ -49,7 +48,7 @@ from malamute.protocol.messages import (
     Spec,
     Subscribe,
 )
-from malamute.store.policies import QueuePolicy
+from malamute.store.policies import QueuePolicy, StreamRetention
 
 CLIENTS = ("ann", "bob", "cat")
 COMMANDS = [spec for spec in SPECS if spec.opcode < 64]
@@ -271,7 +270,7 @@ class Fuzz(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.bench = Bench(
-            retention=Retention(count=6),
+            retention=StreamRetention(messages_max=6),
             no_journal=("live",),
             lifecycle=True,
             settled=True,

@@ -8,9 +8,10 @@ from core_bench import START, Bench, items, publish, request, send, subscribe
 from malamute.core.broker import Core, Settings
 from malamute.core.stream import RESERVE
 from malamute.errors import StoreError
-from malamute.journal.store import Retention, next_incarnation
+from malamute.journal.store import next_incarnation
 from malamute.protocol.messages import Credit, Deliver, Gap, Hello, Ok, Switch, Welcome
 from malamute.store.operations import Recovered, StreamState
+from malamute.store.policies import StreamPolicy, StreamRetention
 
 
 def gaps(messages):
@@ -129,7 +130,7 @@ def test_who_had_what_is_still_there_is_told_of_nothing(bench):
 
 
 def test_who_had_what_the_ring_has_dropped_is_told_of_nothing_but_that():
-    bench = Bench(retention=Retention(count=1))
+    bench = Bench(retention=StreamRetention(messages_max=1))
     bench.open("alice", "bob")
     for body in (b"1", b"2", b"3", b"4"):
         bench.tell("alice", publish(body))
@@ -292,7 +293,7 @@ def test_it_may_begin_with_the_last_of_each_subject_before_that_is_on_the_disk(b
 
 
 def test_a_stream_may_have_it_for_all_of_its_subscriptions(bench):
-    bench.settings = bench.settings._replace(committed=lambda stream: stream == "s")
+    bench.settings = bench.settings._replace(streams=lambda stream: StreamPolicy(committed=stream == "s"))
     crash(bench)
     bench.tell("bob", subscribe(), subscribe(source=2, stream="t"))
     bench.tell("alice", publish(b"1"))

@@ -9,7 +9,6 @@ from core_bench import Bench, chunks, items, publish, subscribe
 
 from malamute.core.start import SUBJECTS_MAX
 from malamute.errors import StorageFull
-from malamute.journal.store import Retention
 from malamute.protocol.limits import Limits
 from malamute.protocol.messages import (
     Answer,
@@ -25,6 +24,7 @@ from malamute.protocol.messages import (
     Stored,
     Switch,
 )
+from malamute.store.policies import StreamRetention
 from malamute.store.tables import CURSORS
 
 
@@ -135,7 +135,7 @@ def test_single_messages_come_within_credit_and_then_what_is_new(bench):
 
 
 def test_what_the_ring_dropped_before_the_start_is_not_told_and_what_it_drops_later_is():
-    bench = Bench(retention=Retention(count=2))
+    bench = Bench(retention=StreamRetention(messages_max=2))
     bench.open("alice", "bob")
     for _ in range(3):
         bench.tell("alice", publish(b"1", b"2"))
@@ -313,7 +313,7 @@ def test_a_stream_is_made_with_its_retention_and_survives_a_restart(bench):
     assert change(bench, "stream.create", stream="new", count=2) == told
     bench.crash()
     assert {"new", "plain"} <= bench.core.streams.by_name.keys()
-    assert bench.store.retention("new") == Retention(count=2)
+    assert bench.store.retention("new") == StreamRetention(messages_max=2)
 
 
 def test_a_stream_that_was_deleted_can_be_made_again_and_its_numbers_go_on(bench):

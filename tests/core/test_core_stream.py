@@ -7,9 +7,9 @@ from core_bench import Bench, chunks, items, publish, subscribe
 
 from malamute.core.stream import RESERVE
 from malamute.errors import StoreError
-from malamute.journal.store import Retention
 from malamute.protocol.messages import Cancel, Credit, Deliver, Error, Gap, Hello, Ok, Stored, Switch
 from malamute.store.operations import Damage, ReadResult
+from malamute.store.policies import StreamRetention
 
 
 def gaps(messages):
@@ -138,7 +138,7 @@ def test_wp29_resuming_after_the_last_received_leaves_no_gap_and_no_duplicate(be
 
 
 def test_what_the_ring_has_dropped_is_a_gap():
-    bench = Bench(retention=Retention(count=2))
+    bench = Bench(retention=StreamRetention(messages_max=2))
     bench.open("alice", "bob")
     for place in range(5):
         bench.tell("alice", publish(b"%d" % place))
@@ -151,7 +151,7 @@ def test_what_the_ring_has_dropped_is_a_gap():
 
 
 def test_a_start_at_the_first_is_not_told_of_what_the_ring_has_dropped():
-    bench = Bench(retention=Retention(count=2))
+    bench = Bench(retention=StreamRetention(messages_max=2))
     bench.open("alice", "bob")
     for place in range(5):
         bench.tell("alice", publish(b"%d" % place))

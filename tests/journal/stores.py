@@ -6,7 +6,7 @@ from malamute.errors import StorageFull
 from malamute.journal.disk import DiskStore
 from malamute.journal.format import encode_chunk
 from malamute.journal.memory import MemoryStore
-from malamute.store.operations import AppendChunk, Chunk, DeleteMessages, PutMessages
+from malamute.store.operations import AppendChunk, Chunk, DeleteMessages, PutMessages, Retain
 
 KINDS = ("disk", "memory")
 MIB = 1 << 20
@@ -20,14 +20,28 @@ class Maker:
         self.directory = directory
         self.store = None
 
-    def __call__(self, *, size=4 * MIB, records_bytes=None, **options):
+    def __call__(self, *, size=4 * MIB, records_bytes=None, retention=None, **options):
+        """`retention` tells what is configured for a stream: the store is given it as the core does."""
         if self.kind == "disk":
             self.close()
             self.store = DiskStore.open(self.directory, size=size, **options)
         elif self.store is None:
             self.store = MemoryStore(size=size, **options)
         self.recovered = self.store.recover(records_bytes=records_bytes)
+        vars(self.store).pop("write", None)
+        if retention is not None:
+            self._hold_to(retention)
         return self.store
+
+    def _hold_to(self, retention):
+        write = self.store.write
+        first = [Retain(name, retention(name)) for name in self.recovered.streams]
+
+        def held(operations):
+            write([*first, *held_to(retention, operations)])
+            first.clear()
+
+        self.store.write = held
 
     def close(self):
         if self.store is not None and self.kind == "disk":
@@ -42,6 +56,11 @@ def append(first, *, stream="s", count=1, time=None, payload=b"p", large=(), res
 def put(first, *, count=1, queue="q", kind="mailbox", record=b"record", properties=None):
     columns = ["subject"] * count, [record] * count, properties and [properties] * count
     return PutMessages(kind, queue, first, 7, "alice", *columns)
+
+
+def held_to(retention, operations):
+    """The operations, with the retention of its stream in each chunk, as the core gives it."""
+    return [o._replace(retention=retention(o.stream)) if type(o) is AppendChunk else o for o in operations]
 
 
 def delete(*ranges, queue="q", kind="mailbox"):

@@ -6,8 +6,8 @@ import pytest
 from stores import append, chunk_size, firsts, put, size_of_a_chunk
 
 from malamute.journal import ring
-from malamute.journal.store import Retention
 from malamute.store.operations import DeleteStream, DeleteValue, PutValue, StreamState
+from malamute.store.policies import StreamRetention
 from malamute.store.tables import CURSORS, NUMBERS, RETENTIONS, SESSIONS
 
 # --- cursors
@@ -65,16 +65,16 @@ def test_cursors_that_are_set_often_take_no_room(make):
 
 
 def test_a_retention_comes_before_the_configured_one_and_is_kept(make):
-    store = make(retention=lambda _: Retention(count=2))
+    store = make(retention=lambda _: StreamRetention(messages_max=2))
     store.write([append(n) for n in range(1, 5)])
     assert firsts(store) == [3, 4]
-    assert store.retention("s") == Retention(count=2)
+    assert store.retention("s") == StreamRetention(messages_max=2)
     store.write([PutValue(RETENTIONS, ("s",), (0, 3, 1.5))])
     store.write([append(5), append(1, stream="t"), append(2, stream="t"), append(3, stream="t")])
     assert (firsts(store), firsts(store, "t")) == ([3, 4, 5], [2, 3])
-    store = make(retention=lambda _: Retention(count=2))
+    store = make(retention=lambda _: StreamRetention(messages_max=2))
     assert make.recovered.table(RETENTIONS) == {("s",): (0, 3, 1.5)}
-    assert store.retention("s") == Retention(count=3, age=1_500_000_000)
+    assert store.retention("s") == StreamRetention(messages_max=3, age_seconds=1.5)
     store.write([append(6)])
     assert firsts(store) == [4, 5, 6]
 
@@ -121,7 +121,7 @@ def test_much_leaves_in_steps(make, monkeypatch):
 
 def test_a_configuration_made_smaller_holds_from_the_first_commit(disk):
     disk().write([append(n, stream=name) for name in "ab" for n in (1, 2, 3)])
-    store = disk(retention=lambda _: Retention(count=2))
+    store = disk(retention=lambda _: StreamRetention(messages_max=2))
     store.write([append(4, stream="a")])
     assert (firsts(store, "a"), firsts(store, "b")) == ([3, 4], [2, 3])
 
@@ -139,7 +139,7 @@ def test_a_deleted_stream_keeps_its_numbers_and_nothing_else(make):
     assert store.find_time("s", 0) == 4
     assert store.last_per_subject("s", limit=9) == {}
     assert store.status().streams_bytes == size_of_a_chunk()
-    assert store.retention("s") == Retention()
+    assert store.retention("s") == StreamRetention()
     store = make()
     assert make.recovered.streams == {"s": StreamState(4, 3, 50), "t": StreamState(1, 1, 1, time=1)}
     assert make.recovered.table(CURSORS) == {}
@@ -149,13 +149,13 @@ def test_a_deleted_stream_keeps_its_numbers_and_nothing_else(make):
 
 
 def test_a_stream_deleted_and_made_again_in_one_transaction(make):
-    store = make(retention=lambda _: Retention(count=4))
+    store = make(retention=lambda _: StreamRetention(messages_max=4))
     store.write([append(n) for n in (1, 2)])
     store.write(
         [append(3), PutValue(RETENTIONS, ("s",), (0, 1, 0)), DeleteStream("s"), append(4), DeleteStream("s")]
         + [append(n) for n in (5, 6)]
     )
-    make(retention=lambda _: Retention(count=4))
+    make(retention=lambda _: StreamRetention(messages_max=4))
     assert make.recovered.streams == {"s": StreamState(5, 6, 6, time=6)}
     assert firsts(make.store) == [5, 6]
     assert make.store.status().leaving_bytes == 0

@@ -5,7 +5,6 @@ from __future__ import annotations
 from stores import append
 
 from malamute.journal.ring import Dropped, Ring
-from malamute.journal.store import keep_all
 
 
 class ChunkDeleter:
@@ -35,7 +34,7 @@ def kept(shelf):
 
 
 def test_a_failed_turn_changes_no_later_decision():
-    ring, shelf = Ring((), keep_all, 30), ChunkDeleter()
+    ring, shelf = Ring((), 30), ChunkDeleter()
     ring.commit(turn(ring, shelf, ("silent", 1), ("a", 2), ("b", 3)))
     before = {name: list(chunks) for name, chunks in shelf.chunks.items()}
     turn(ring, shelf, ("a", 4), ("a", 5), ("b", 6), ("b", 7))
@@ -51,7 +50,7 @@ def test_a_failed_turn_changes_no_later_decision():
 
 
 def test_a_stream_that_was_spared_once_leaves_later():
-    ring, shelf = Ring((), keep_all, 10), ChunkDeleter()
+    ring, shelf = Ring((), 10), ChunkDeleter()
     ring.commit(turn(ring, shelf, ("a", 1)))
     ring.commit(turn(ring, shelf, ("a", 2), ("a", 3)))
     assert kept(shelf) == {"a": [2, 3]}
@@ -60,7 +59,7 @@ def test_a_stream_that_was_spared_once_leaves_later():
 
 
 def test_an_emptied_stream_comes_back():
-    ring, shelf = Ring((), keep_all, 10), ChunkDeleter()
+    ring, shelf = Ring((), 10), ChunkDeleter()
     for stream, first in (("a", 1), ("b", 2), ("a", 3), ("b", 4)):
         ring.commit(turn(ring, shelf, (stream, first)))
     assert kept(shelf) == {"a": [], "b": [4]}

@@ -9,13 +9,12 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
-from stores import MIB, append, delete, put
+from stores import MIB, append, delete, held_to, put
 
 from malamute.journal import ring
 from malamute.journal.disk import DiskStore
 from malamute.journal.format import encode_chunk
 from malamute.journal.memory import MemoryStore
-from malamute.journal.store import Retention
 from malamute.store.operations import (
     DeleteQueue,
     DeleteStream,
@@ -27,9 +26,14 @@ from malamute.store.operations import (
     PutValue,
     SetAttempts,
 )
+from malamute.store.policies import KEEP_ALL, StreamRetention
 from malamute.store.tables import CURSORS, FEEDS, RETENTIONS, SESSIONS
 
-RETENTION = {"short": Retention(count=40), "small": Retention(bytes=900), "young": Retention(age=25)}
+RETENTION = {
+    "short": StreamRetention(messages_max=40),
+    "small": StreamRetention(bytes_max=900),
+    "young": StreamRetention(age_seconds=25e-9),
+}
 STREAMS = ("short", "small", "young", "long")
 BUDGET = 6000
 SMALL = st.integers(1, 12)
@@ -86,7 +90,7 @@ class Model:
 
     def limits(self, stream):
         put = self.values.get((RETENTIONS, (stream,)))
-        return Retention(put[0], put[1], put[2] * 10**9) if put else RETENTION.get(stream, Retention())
+        return StreamRetention(*put) if put else RETENTION.get(stream, StreamRetention())
 
     def _size(self, *streams):
         return sum(len(encode_chunk(chunk)) for name in streams for chunk in self.chunks[name])
@@ -94,9 +98,9 @@ class Model:
     def _over(self, stream):
         kept, limits = self.chunks[stream], self.limits(stream)
         return (
-            (limits.bytes and self._size(stream) > limits.bytes)
-            or (limits.count and sum(chunk.count for chunk in kept) > limits.count)
-            or (limits.age and kept[-1].time - kept[0].time > limits.age)
+            (limits.bytes_max and self._size(stream) > limits.bytes_max)
+            or (limits.messages_max and sum(chunk.count for chunk in kept) > limits.messages_max)
+            or (limits.age_seconds and kept[-1].time - kept[0].time > round(limits.age_seconds * 1e9))
         )
 
 
@@ -110,25 +114,22 @@ class Stores(RuleBasedStateMachine):
         self.directory = tempfile.TemporaryDirectory()
         self.model = Model()
         self.now = 0
-        self.memory = MemoryStore(size=MIB, streams_budget=BUDGET, retention=self.retention)
+        self.memory = MemoryStore(size=MIB, streams_budget=BUDGET)
         self.disk = self.opened()
         self.disk.recover()
-
-    def retention(self, name):
-        return RETENTION.get(name, Retention())
 
     def opened(self):
         disk = DiskStore.open(
             Path(self.directory.name),
             size=MIB,
             streams_budget=BUDGET,
-            retention=self.retention,
             preallocate=False,
         )
         disk._log_floor = 500  # so that the log is compacted often
         return disk
 
     def write(self, operations):
+        operations = held_to(lambda name: RETENTION.get(name, KEEP_ALL), operations)
         self.disk.write(operations)
         self.memory.write(operations)
 

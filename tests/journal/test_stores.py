@@ -6,7 +6,7 @@ import pytest
 from stores import append, chunk_size, delete, fill, firsts, put, size_of_a_chunk
 
 from malamute.errors import StorageFull, StoreError
-from malamute.journal.store import QueueStatus, Retention
+from malamute.journal.store import QueueStatus
 from malamute.store.operations import (
     Chunk,
     DeleteQueue,
@@ -20,6 +20,7 @@ from malamute.store.operations import (
     Reserve,
     StreamState,
 )
+from malamute.store.policies import StreamRetention
 from malamute.store.tables import NUMBERS, SESSIONS
 
 
@@ -127,7 +128,7 @@ def test_a_time_is_found_between_holes(make):
 
 @pytest.mark.parametrize("over", [0, 1])
 def test_retention_by_count_at_the_limit_and_one_past_it(make, over):
-    store = make(retention=lambda _: Retention(count=30))
+    store = make(retention=lambda _: StreamRetention(messages_max=30))
     store.write([append(1 + 10 * n, count=10) for n in range(3)])
     if over:
         store.write([append(31, count=1)])
@@ -136,20 +137,20 @@ def test_retention_by_count_at_the_limit_and_one_past_it(make, over):
 
 
 def test_retention_by_bytes_at_the_limit_and_one_past_it(make):
-    limit = Retention()
+    limit = StreamRetention()
     store = make(retention=lambda _: limit)
     store.write([append(1)])
     size = chunk_size(store)
-    limit = Retention(bytes=3 * size)
+    limit = StreamRetention(bytes_max=3 * size)
     store.write([append(2), append(3)])
     assert firsts(store) == [1, 2, 3]
-    limit = Retention(bytes=4 * size - 1)
+    limit = StreamRetention(bytes_max=4 * size - 1)
     store.write([append(4)])
     assert firsts(store) == [2, 3, 4]
 
 
 def test_retention_by_age_at_the_limit_and_one_past_it(make):
-    store = make(retention=lambda _: Retention(age=100))
+    store = make(retention=lambda _: StreamRetention(age_seconds=100e-9))
     store.write([append(1, time=1000), append(2, time=1001), append(3, time=1100)])
     assert firsts(store) == [1, 2, 3]
     store.write([append(4, time=1101)])
@@ -157,7 +158,7 @@ def test_retention_by_age_at_the_limit_and_one_past_it(make):
 
 
 def test_the_newest_chunk_stays_whatever_its_size(make):
-    store = make(retention=lambda _: Retention(bytes=10, count=1))
+    store = make(retention=lambda _: StreamRetention(bytes_max=10, messages_max=1))
     store.write([append(1, count=5, payload=bytes(1000))])
     assert firsts(store) == [1]
     store.write([append(6, count=5, payload=bytes(1000))])
@@ -165,7 +166,7 @@ def test_the_newest_chunk_stays_whatever_its_size(make):
 
 
 def test_retention_is_asked_for_by_name(make):
-    store = make(retention=lambda name: Retention(count=1 if name == "short" else 0))
+    store = make(retention=lambda name: StreamRetention(messages_max=1 if name == "short" else 0))
     for n in (1, 2, 3):
         store.write([append(n, stream="short"), append(n, stream="long")])
     assert (firsts(store, "short"), firsts(store, "long")) == ([3], [1, 2, 3])
@@ -213,7 +214,7 @@ def test_the_budget_spares_what_the_same_transaction_has_appended(make):
 
 
 def test_the_state_of_a_stream_adds_up(make):
-    store = make(retention=lambda _: Retention(count=25))
+    store = make(retention=lambda _: StreamRetention(messages_max=25))
     for n in range(8):
         store.write([append(1 + 10 * n, count=10, time=n, payload=bytes(n))])
     state = store.status().streams["s"]

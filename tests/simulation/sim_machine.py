@@ -12,7 +12,7 @@ from random import Random
 from typing import Any, Protocol
 from unittest.mock import patch
 
-from sim_clock import HOLD_SECONDS, Wall
+from sim_clock import AGE_SECONDS, HOLD_SECONDS, Wall
 from sim_disk import Disk, PowerLost, Workers
 from sim_network import PING_BYTES, Router
 from sim_plan import Setup
@@ -26,6 +26,7 @@ from malamute.server.clock import Clock
 from malamute.server.worker import Found
 from malamute.store.commit import Append, Written
 from malamute.store.operations import Recovered
+from malamute.store.policies import StreamPolicy, StreamRetention
 
 START = 1_700_000_000.0
 EXPIRY = 60.0
@@ -63,6 +64,8 @@ class Machine:
         self.disk = disk
         self.watch = watch
         self.deaths = 0
+        age_seconds = AGE_SECONDS if setup.clocks else 0.0
+        retention = StreamRetention(messages_max=setup.kept_messages, age_seconds=age_seconds)
         self.settings = Settings(
             limits=Limits(
                 unconfirmed=setup.unconfirmed,
@@ -73,7 +76,7 @@ class Machine:
                 backlog_bytes=setup.backlog_bytes,
             ),
             session_expiry=EXPIRY,
-            journaled=lambda stream: stream != NO_JOURNAL,
+            streams=lambda stream: StreamPolicy(stream != NO_JOURNAL, retention=retention),
             queues=lambda kind, name: setup.queues,
             lifecycle_events=setup.events,
             settled_events=setup.events,

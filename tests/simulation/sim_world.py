@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from sim_client import ADDRESSES, HABITS, SERVICES, STREAMS, Client
-from sim_clock import AGE_SECONDS, Wall
+from sim_clock import Wall
 from sim_dead import base_of
 from sim_disk import Disk
 from sim_limits import check_limits
@@ -22,7 +22,6 @@ from sim_story import Story
 
 from malamute.client.session.session import State
 from malamute.journal.memory import MemoryStore
-from malamute.journal.store import Retention
 
 ROUNDS_MAX = 300
 WIDE = 100_000
@@ -34,11 +33,8 @@ class World:
     def __init__(self, plan: Plan, log: Callable[[str], None] | None = None) -> None:
         self.setup = plan.setup
         self.log = log
-        retention = Retention(
-            count=plan.setup.kept_messages, age=int(AGE_SECONDS * 1e9) if plan.setup.clocks else 0
-        )
         wall = Wall(START)
-        store = MemoryStore(retention=lambda stream: retention, counted=wall.monotonic)
+        store = MemoryStore(counted=wall.monotonic)
         self.book = Story(store, lambda: self.disk.has_failed, plan.setup.queues, wall, log)
         self.disk = Disk(store, self.book.committed)
         self.machine = Machine(plan.setup, self.disk, self.book, wall)

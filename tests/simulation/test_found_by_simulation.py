@@ -6,16 +6,16 @@ from typing import Any
 
 from malamute.client.session.outbox import Command
 from malamute.client.session.session import Session
-from malamute.core.broker import Core
+from malamute.core.broker import Core, Settings
 from malamute.errors import StorageFull
 from malamute.journal.memory import MemoryStore
-from malamute.journal.store import Retention
 from malamute.protocol import messages as wire
 from malamute.protocol.batch import Columns, pack_record, pack_stream_payload, unpack_payload
 from malamute.protocol.codec import encode
 from malamute.server.worker import ANSWERS, Writer
 from malamute.store.commit import Append, Written
 from malamute.store.operations import PutMessages, PutValue
+from malamute.store.policies import KEEP_ALL, StreamPolicy, StreamRetention
 from malamute.store.tables import NUMBERS, SESSIONS
 
 ANN, BOB = b"\x01ann".ljust(16, b"."), b"\x01bob".ljust(16, b".")
@@ -26,9 +26,10 @@ ALL = [["all", ""]]
 class Broker:
     """A core and its store. `sent` gathers what it sends."""
 
-    def __init__(self, retention: Retention | None = None) -> None:
-        self.store = MemoryStore(retention=lambda stream: retention or Retention())
-        self.core = Core(START, recovered=self.store.recover())
+    def __init__(self, retention: StreamRetention | None = None) -> None:
+        self.store = MemoryStore()
+        settings = Settings(streams=lambda stream: StreamPolicy(retention=retention or KEEP_ALL))
+        self.core = Core(START, settings, self.store.recover())
         self.sent: list[Any] = []
         self.questions: list[Any] = []
         for peer in (ANN, BOB):
@@ -131,7 +132,7 @@ def test_a_request_that_is_answered_before_it_is_sent_again_is_not_sent() -> Non
 
 
 def test_what_follows_single_messages_comes_if_the_ring_has_passed_them() -> None:
-    broker = Broker(Retention(count=3))
+    broker = Broker(StreamRetention(messages_max=3))
     broker.tell(ANN, publish("a", "b", "a"))
     broker.tell(ANN, wire.Subscribe(1, "s", ALL, start="last-per-subject", credit=-1))
     question = broker.questions.pop()

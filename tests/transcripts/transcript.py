@@ -21,10 +21,9 @@ from typing import Any
 from core_bench import Bench, items, pack_record
 
 from malamute.errors import BY_CODE, StoreError
-from malamute.journal.store import Retention
 from malamute.protocol.limits import Limits
 from malamute.protocol.messages import BY_OPCODE, BY_TYPE, Deliver, Error, Stored, Welcome
-from malamute.store.policies import QueuePolicy
+from malamute.store.policies import QueuePolicy, StreamRetention
 
 COMMANDS = {spec.name: spec for spec in BY_TYPE.values()}
 NAMED_FIRST = {"PUBLISH": "stream", "SEND": "address", "REQUEST": "service"}
@@ -92,7 +91,9 @@ class Stage:
         if "no_journal" in bench:
             bench["no_journal"] = (bench["no_journal"],)
         self.bench = Bench(
-            Limits()._replace(**options), retention=Retention(count=kept) if kept else None, **bench
+            Limits()._replace(**options),
+            retention=StreamRetention(messages_max=kept) if kept else None,
+            **bench,
         )
 
     def commit(self) -> None:

@@ -17,7 +17,6 @@ from malamute.config import (
     Config,
     Limits,
     ListenConfig,
-    Policy,
     StorageConfig,
     StreamRule,
     StreamsConfig,
@@ -25,6 +24,7 @@ from malamute.config import (
 )
 from malamute.config.sections import SECTIONS, types_of
 from malamute.errors import ConfigError
+from malamute.store.policies import StreamPolicy, StreamRetention
 
 SHIPPED = Path(__file__).parents[2] / "config" / "malamute.toml"
 
@@ -77,7 +77,9 @@ def test_the_example_of_a_rule_is_a_valid_one() -> None:
     start = lines.index("# [[streams.rule]]")
     end = lines.index("", start)
     rule = tomllib.loads("\n".join(line.removeprefix("# ") for line in lines[start:end]))
-    assert StreamsConfig(rule=tuple(rule["streams"]["rule"])).policy("metrics.cpu").age == 3600
+    assert (
+        StreamsConfig(rule=tuple(rule["streams"]["rule"])).policy("metrics.cpu").retention.age_seconds == 3600
+    )
 
 
 def test_a_rendered_configuration_loads_as_it_was(load: Load) -> None:
@@ -322,9 +324,9 @@ def test_the_first_rule_that_fits_decides_and_the_rest_stays_default() -> None:
             StreamRule("*.cpu", bytes=1),
         ),
     )
-    assert streams.policy("metrics.cpu") == Policy(journal=True, bytes=1000, count=5, age=60.0)
-    assert streams.policy("metrics.disk") == Policy(journal=False, bytes=1000, count=0, age=0.0)
-    assert streams.policy("other") == Policy(journal=True, bytes=1000, count=0, age=60.0)
+    assert streams.policy("metrics.cpu") == StreamPolicy(True, False, StreamRetention(1000, 5, 60.0))
+    assert streams.policy("metrics.disk") == StreamPolicy(False, False, StreamRetention(1000, 0, 0.0))
+    assert streams.policy("other") == StreamPolicy(True, False, StreamRetention(1000, 0, 60.0))
 
 
 def test_a_pattern_minds_the_case_of_letters() -> None:

@@ -29,9 +29,11 @@ from malamute.store.operations import (
     PutValue,
     QueueKind,
     Reserve,
+    Retain,
     SetAttempts,
     SetCounters,
 )
+from malamute.store.policies import StreamRetention
 
 NAMES = st.text(min_size=1, max_size=20)
 KINDS = st.sampled_from(get_args(QueueKind))
@@ -41,6 +43,7 @@ BODIES = st.binary(max_size=50)
 CHUNKS = st.builds(Chunk, NUMBERS, NUMBERS, TIMES, BODIES, st.lists(BODIES, max_size=3).map(tuple))
 PROPERTIES = st.none() | st.dictionaries(st.text(max_size=5), st.none() | st.booleans() | NUMBERS | NAMES)
 ROWS = st.lists(st.tuples(NAMES, BODIES, PROPERTIES), min_size=1, max_size=5)
+RETENTIONS = st.builds(StreamRetention, NUMBERS, NUMBERS, st.floats(0, 1e9))
 KEYS = st.lists(NAMES | BODIES | NUMBERS, min_size=1, max_size=3).map(tuple)
 VALUES = st.recursive(
     st.none() | st.booleans() | TIMES | st.floats(allow_nan=False) | NAMES | BODIES,
@@ -55,7 +58,8 @@ def puts(kind, queue, first, sender, rows, *, plain):
 
 
 OF_EACH_KIND = {
-    AppendChunk: st.builds(AppendChunk, NAMES, CHUNKS, NUMBERS, st.lists(NAMES, max_size=3)),
+    AppendChunk: st.builds(AppendChunk, NAMES, CHUNKS, NUMBERS, st.lists(NAMES, max_size=3), RETENTIONS),
+    Retain: st.builds(Retain, NAMES, RETENTIONS),
     Reserve: st.builds(Reserve, NAMES, NUMBERS),
     PutMessages: st.builds(puts, KINDS, NAMES, NUMBERS, NAMES, ROWS, plain=st.booleans()),
     DeleteMessages: st.builds(DeleteMessages, KINDS, NAMES, st.lists(st.tuples(NUMBERS, NUMBERS))),

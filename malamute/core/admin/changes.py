@@ -262,7 +262,7 @@ def set_feed(
 def _check_feed(core: Core, service: str, stream: str, criteria: Sequence[Any], where: str) -> None:
     core.feeds.check(service, stream)
     core.selectors.check(Selector.parse(criteria, where))
-    if not core.settings.journaled(stream):
+    if not core.settings.streams(stream).journal:
         raise InvalidValue(f"the stream {stream!r} has no journal to feed a service from")
 
 
