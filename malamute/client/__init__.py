@@ -23,7 +23,7 @@
         with client.sender("bob") as out: ...                 # many: as a publisher, to one mailbox
         message = client.receive(timeout=1.0)                 # acknowledged when the next is asked for
         for message in client.mailbox(auto_ack=False): message.ack()
-        # or .nak(delay) to have it again, .reject(reason), .release(), .in_progress()
+        # or .nak(delay) to have it redelivered, .reject(reason), .release(), .in_progress()
 
         for reply in client.request("printer", "bw.A4", b"...", timeout=5): ...   # ends after the final one
         with client.work("printer", "bw.*", credit=1) as requests:
@@ -31,16 +31,16 @@
                                                              # assurance="stored" gives a receipt to wait for
 
         @client.service("printer", "bw.*")
-        def printer(request): return b"done"         # in a thread of its own; tried again if it raises
+        def printer(request): return b"done"         # in a thread of its own; redelivered if it raises
         client.run()                                 # until client.stop(), or KeyboardInterrupt
 
-        client.query("status")                       # what the broker tells of itself
+        client.query("status")                       # the state of the broker
         client.flush(timeout=5.0)                    # until everything numbered has its answer
-        client.drain()                               # take nothing more, and come to an end
+        client.drain()                               # graceful shutdown: consume no more
         client.on_event = print                      # Connected, Lost, Gap, Recalled and others
 
-A client belongs to the thread that made it. A broken connection mends by itself: subscriptions go on where
-they were, confirmed commands are sent again and stored once. Every error is one of `malamute.errors`.
+A client belongs to the thread that made it. It reconnects by itself: subscriptions go on where they
+were, confirmed commands are retried and stored once. Every error is one of `malamute.errors`.
 
 `malamute.aio` has the same names for asyncio programs.
 

@@ -67,7 +67,7 @@ class Recalled(NamedTuple):
     """The broker took back mail or requests that are not settled; `reason` is why.
 
     `queue` is the service, or the address of the mailbox. With the reason `timeout` they are redelivered to
-    whoever is next; with `expired`, `withdrawn` and `purged` they are over.
+    the next consumer; with `expired`, `withdrawn` and `purged` they are over.
     """
 
     queue: str

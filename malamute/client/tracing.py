@@ -14,8 +14,8 @@
     def printer(request): ...                    # an `async def` is traced as well
 
 The headers are those of the W3C, `traceparent` and `tracestate`, or whatever propagator the program has set.
-It needs the package `opentelemetry-api`, which `pip install malamute[otel]` brings; the SDK is told by the
-program where spans go. Nothing is traced by itself, and nothing costs time that is not asked for.
+It needs the package `opentelemetry-api`, which `pip install malamute[otel]` brings; where spans go
+is set in the SDK. Nothing is traced by itself, and nothing costs time that is not asked for.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 The loop calls `_look` when the socket shows that something changed. That is one iteration, after which every
 wait whose condition has become true goes on. So what one wake-up of the loop brings, however many messages,
-costs one call; a future is made by whoever has to wait, and never for a message.
+costs one call; a future is made for each wait, and never for a message.
 
 A ZeroMQ socket shows a change by a file that is edge-triggered, and sending may swallow the sign. So after
 each iteration the socket is asked whether there is more, and after each send another look is taken, once per
@@ -163,7 +163,7 @@ class AioDriver(Driver):
             self.prepare()
 
     def close(self) -> None:
-        """Close the connection; everybody who waits is told."""
+        """Close the connection; every call that waits is woken up."""
         for handle in (self._sending, self._reconnecting):
             if handle is not None:
                 handle.cancel()

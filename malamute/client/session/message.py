@@ -163,7 +163,7 @@ class Mail(Message):
             owner.finish(self)
 
     def nak(self, delay: Span | None = None) -> None:
-        """Give it back to be redelivered, to whoever is next, after `delay` (seconds, or a timedelta).
+        """Give it back to be redelivered, to the next consumer, after `delay` (seconds, or a timedelta).
 
         Without a delay the broker's backoff grows with each attempt; after the last attempt that the broker
         is configured for, the message becomes a dead letter.

@@ -57,9 +57,9 @@ class BlockingDriver(Driver):
 
     pool: OwnerCalls | None = None
     _suspends = False
-    _depth = 0
-    """How many calls of the owner are under way, one within the other: a signal handler, or the user's
-    handler of events, may call the client while it is at work. The session is changed in such calls alone."""
+    _busy = False
+    """Whether a call of the owner is under way. A signal handler, or the user's handler of events, may call
+    the client then; each call restores what it found. The session is changed in such calls alone."""
 
     def run(self, call: Coroutine[Any, Any, T]) -> T:
         """Do what a call says; for a thread of the pool, in the owner's thread.
@@ -68,7 +68,7 @@ class BlockingDriver(Driver):
             LinkError: the caller is another thread, or the process was forked.
 
         """
-        if not self.is_owner:
+        if get_ident() != self._owner:
             pool = self.pool
             if pool is not None and pool.has(get_ident()):
                 result: T = pool.owner_call(call)
@@ -76,11 +76,11 @@ class BlockingDriver(Driver):
             call.close()
             self.check_owner()
         suspends, self._suspends = self._suspends, False
-        self._depth += 1
+        busy, self._busy = self._busy, True
         try:
             return run(call)
         finally:
-            self._depth -= 1
+            self._busy = busy
             self._suspends = suspends
 
     def do(self, function: Callable[..., T], *arguments: Any) -> T:
@@ -90,18 +90,18 @@ class BlockingDriver(Driver):
             LinkError: the caller is another thread, or the process was forked.
 
         """
-        if not self.is_owner:
+        if get_ident() != self._owner:
             return self.run(_do(function, arguments))
-        self._depth += 1
+        busy, self._busy = self._busy, True
         try:
             return function(*arguments)
         finally:
-            self._depth -= 1
+            self._busy = busy
 
     def drain(self) -> None:
         """Drain the session: now, or in the next iteration if a call of the owner is under way."""
         super().drain()
-        if not self.closed and not self._depth:
+        if not self.closed and not self._busy:
             # Without a look at what was received: a handler of events could publish into what is interrupted.
             self.do(self._drain_session)
             self.do(self.send)
@@ -127,7 +127,7 @@ class BlockingDriver(Driver):
         while not done():
             if self.session.error is not None:
                 raise self.session.error
-            # Whoever waits has looked at all there was: what he acknowledged can go.
+            # A caller that waits has looked at all there was: its acknowledgements can be sent.
             self.prepare()
             now = monotonic()
             until = min(deadline, self.connection.due)
