@@ -18,8 +18,9 @@ import zmq
 from malamute.bench.processes import Measured
 from malamute.bench.raw_peer import RawPeer
 from malamute.errors import MalamuteError, TimedOut, UnexpectedCommand
-from malamute.protocol.batch import pack_record, unpack_payload
+from malamute.protocol.batch import pack, pack_record, unpack_payload
 from malamute.protocol.messages import (
+    BY_TYPE,
     Cancel,
     Change,
     Deliver,
@@ -291,9 +292,8 @@ def strangers_names(attacker: Attacker) -> None:
 def small_frames(attacker: Attacker) -> None:
     """Small records, each of them a frame of its own, that the broker has to keep."""
     for number in range(1, 11):
-        records = [None] * 1_000
-        large = [b"\x92\xc0\xc4\x01x"] * 1_000
-        attacker.tell(Request(attacker.name, number, ["a"] * 1_000, records, None, large))
+        command = pack((BY_TYPE[Request].opcode, attacker.name, number, ["a"] * 1_000, [None] * 1_000))
+        attacker.peer.tell_frames(command, *[b"\x92\xc0\xc4\x01x"] * 1_000)
     attacker.settle()
 
 

@@ -12,8 +12,8 @@ from collections import Counter
 from malamute.core.ready import Turn
 from malamute.core.session import Session
 from malamute.errors import TryLater
-from malamute.protocol.codec import encode
-from malamute.protocol.messages import Answer, Packed
+from malamute.protocol.batch import pack
+from malamute.protocol.messages import Answer, PackedAnswer
 
 ASKED_BYTES = 64 * 1024
 """What an answer counts for that the store was asked for."""
@@ -48,9 +48,9 @@ class Answers:
 
     def give(self, session: Session, answer: Answer) -> None:
         """Send an answer at the end of the iteration."""
-        frames = encode(answer)
-        self._given[session] += sum(map(len, frames))
-        self._turn.send(session.peer, Packed(frames))
+        value = pack(answer.value)
+        self._given[session] += len(value)
+        self._turn.send(session.peer, PackedAnswer(answer.ref, value))
 
     def flush(self) -> None:
         """All that was given has left."""

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from malamute.core.access import ANONYMOUS, AccessControl, Permissions, Principal
 from malamute.core.admin import changes, queries
 from malamute.core.answers import Answers
-from malamute.core.chunk import MESSAGE_BYTES
+from malamute.core.chunk import MESSAGE_BYTES, large_bytes
 from malamute.core.doubt import Doubt, newest_time
 from malamute.core.events import Events, tell_worker
 from malamute.core.feed import Feeds, feed_name
@@ -52,9 +52,8 @@ from malamute.errors import (
     UnexpectedCommand,
 )
 from malamute.matching import CacheBudget, Selector
-from malamute.protocol.batch import Frame, join_large
-from malamute.protocol.codec import error_message
-from malamute.protocol.limits import Limits
+from malamute.protocol.batch import Frame
+from malamute.protocol.limits import RECORD_LARGE_BYTES, Limits
 from malamute.protocol.messages import (
     BY_TYPE,
     MAILBOX,
@@ -85,12 +84,11 @@ from malamute.protocol.messages import (
     Send,
     Subscribe,
     Withdraw,
+    error_message,
 )
 from malamute.store.operations import EMPTY, Defect, Recovered, StoreRead, Stranded
 from malamute.store.policies import PolicyOf, QueuePolicy, StreamPolicy, StreamPolicyOf, StreamRetention
 from malamute.store.tables import CURSORS, FEEDS, NUMBERS, OUTCOMES, REFUSALS, RETENTIONS, SESSIONS
-
-ROUTING_ID_BYTES = 16
 
 CLOCK_WORDS = {
     "stepped": "the clock on the wall was set; the times of messages follow when it has stood for a while",
@@ -489,20 +487,17 @@ class Core:
     # Handlers
 
     def _hello(self, peer: bytes, session: Session | None, message: Hello) -> None:
-        if len(peer) != ROUTING_ID_BYTES or not peer[0]:
-            raise InvalidValue(f"a routing id is {ROUTING_ID_BYTES} random bytes, the first of them not 0")
         self.sessions.hello(peer, message, self._sender)
 
     def _publish(self, peer: bytes, session: Session, message: Publish) -> None:
         if message.number and not self.sessions.admit(session, message.number):
             return
-        records = join_large(message.records, message.large)
+        records = message.records
         size_bytes = self._check_size(records)
         stream = self.streams.by_name.get(message.stream)
         if stream is None or stream.journaled or stream.next > stream.reserved:
-            large = message.large
             taken = 2 * size_bytes + MESSAGE_BYTES * len(records)
-            self._hold(session, taken - sum(map(len, large)) if large else taken)
+            self._hold(session, taken - large_bytes(records) if size_bytes >= RECORD_LARGE_BYTES else taken)
             stream = stream or self.streams.get(message.stream)
         first = stream.publish(session.address, message.subjects, records)
         if message.number:
@@ -520,7 +515,7 @@ class Core:
     def _numbered(self, session: Session, message: Any, execute: Callable[[Session, Any], None]) -> None:
         if message.number and not self.sessions.admit(session, message.number):
             return
-        records = join_large(message.records, message.large)
+        records = message.records
         self._hold(session, self._check_size(records) + ENTRY_BYTES * len(records))
         execute(session, message)
         if message.number:

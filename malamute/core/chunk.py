@@ -15,9 +15,10 @@ from malamute.protocol.batch import (
     Frame,
     Headers,
     headers_of,
-    pack_stream_payload,
     unpack_payload,
 )
+from malamute.protocol.limits import RECORD_LARGE_BYTES
+from malamute.protocol.part import DeliveryPart
 from malamute.store.operations import Chunk
 
 if TYPE_CHECKING:
@@ -42,6 +43,11 @@ def chunk_bytes(count: int, size_bytes: int, large: Sequence[Frame]) -> int:
     return 2 * size_bytes - sum(map(len, large)) + MESSAGE_BYTES * count
 
 
+def large_bytes(records: Sequence[Frame]) -> int:
+    """What those of the records take that are large."""
+    return sum(size for size in map(len, records) if size >= RECORD_LARGE_BYTES)
+
+
 class Loaded:
     """A chunk with its columns: on its way in, or read back from the journal."""
 
@@ -50,10 +56,10 @@ class Loaded:
     def __init__(self, chunk: Chunk, columns: Columns) -> None:
         self.chunk = chunk
         self.columns = columns
-        self.later: dict[int, tuple[Reader, Part]] = {}
+        self.later: dict[int, tuple[Reader, ChunkPart]] = {}
         """Who is to get which part of it when it is on the disk."""
-        self._whole: Part | None = None
-        self._parts: dict[tuple[int, ...], Part] = {}
+        self._whole: ChunkPart | None = None
+        self._parts: dict[tuple[int, ...], ChunkPart] = {}
         self._spent = 0
         self._places: dict[tuple[CompiledSelector, int, int], Sequence[int]] = {}
 
@@ -90,20 +96,20 @@ class Loaded:
         found = selector.places(subjects, senders, headers)
         return [start + place for place in found] if start else found
 
-    def part(self, places: Sequence[int] | None = None) -> Part:
+    def part(self, places: Sequence[int] | None = None) -> ChunkPart:
         """The messages at these places; all of them is the chunk as it is. Equal parts are one."""
         if places is not None and len(places) < self.chunk.count:
             return self._encoded(tuple(places))
         if self._whole is None:
-            self._whole = Part(self.columns, self.chunk.payload, self.chunk.large)
+            self._whole = ChunkPart(self.columns, (self.chunk.payload, *self.chunk.large))
         return self._whole
 
-    def _encoded(self, places: tuple[int, ...]) -> Part:
+    def _encoded(self, places: tuple[int, ...]) -> ChunkPart:
         part = self._parts.get(places)
         if part is None:
             if len(self._parts) >= PARTS_MAX:
                 self._parts.clear()
-            part = self._parts[places] = Part.encode(self.columns.take(places))
+            part = self._parts[places] = ChunkPart(self.columns.take(places))
             self._spent += ENCODE_WORK + len(places) // 2
         return part
 
@@ -113,23 +119,16 @@ class Loaded:
         return spent
 
 
-class Part:
-    """The messages of a chunk that one set of subscriptions gets, encoded once for all of them."""
+class ChunkPart(DeliveryPart):
+    """The messages of a chunk that one set of subscriptions gets."""
 
-    __slots__ = ("columns", "count", "large", "payload", "size_bytes", "time")
+    __slots__ = ("count", "size_bytes", "time")
 
-    def __init__(self, columns: Columns, payload: bytes, large: tuple[Frame, ...]) -> None:
-        self.columns = columns
-        self.payload = payload
-        self.large = large
+    def __init__(self, columns: Columns, stored: Sequence[Frame] | None = None) -> None:
+        super().__init__(columns, stored)
         self.count = len(columns.subjects)
         self.time = columns.times if isinstance(columns.times, int) else columns.times[-1]
         self.size_bytes = sum(map(len, columns.subjects)) + sum(map(len, columns.records))
-
-    @classmethod
-    def encode(cls, columns: Columns) -> Part:
-        """A part with just these messages."""
-        return cls(columns, *pack_stream_payload(columns))
 
     def sizes(self) -> list[int]:
         """What each message takes of the credit in bytes."""

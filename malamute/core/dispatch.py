@@ -15,7 +15,7 @@ from itertools import chain, islice
 from typing import TYPE_CHECKING
 
 from malamute.core.audience import Audience
-from malamute.core.chunk import Loaded, Part
+from malamute.core.chunk import ChunkPart, Loaded
 from malamute.core.ready import Turn
 from malamute.matching import Group, Groups
 
@@ -37,7 +37,7 @@ REFERENCES = 16
 PARTS_BYTES = 1 << 20
 """Bytes of parts that are kept for who else gets the same."""
 
-Offer = Callable[[Loaded, Part, Sequence["Reader"]], None]
+Offer = Callable[[Loaded, ChunkPart, Sequence["Reader"]], None]
 
 
 class Held(deque[Loaded]):
@@ -111,10 +111,10 @@ class _Parts:
     def __init__(self, turn: Turn, loaded: Loaded) -> None:
         self._turn = turn
         self._loaded = loaded
-        self._kept: dict[tuple[int, ...], Part] = {}
+        self._kept: dict[tuple[int, ...], ChunkPart] = {}
         self._kept_bytes = 0
 
-    def get(self, runs: list[list[int]]) -> Part:
+    def get(self, runs: list[list[int]]) -> ChunkPart:
         """The messages at all of these places. The same runs are the same part."""
         same = tuple(map(id, runs))
         part = self._kept.get(same)
@@ -125,9 +125,9 @@ class _Parts:
         self._turn.work -= len(runs) // REFERENCES + self._loaded.take_spent()
         return part
 
-    def _keep(self, same: tuple[int, ...], part: Part) -> None:
+    def _keep(self, same: tuple[int, ...], part: ChunkPart) -> None:
         if self._kept_bytes > PARTS_BYTES:
             self._kept.clear()
             self._kept_bytes = 0
         self._kept[same] = part
-        self._kept_bytes += len(part.payload)
+        self._kept_bytes += part.size_bytes

@@ -30,7 +30,7 @@ from itertools import accumulate
 from math import inf
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from malamute.core.chunk import Part
+from malamute.core.chunk import ChunkPart
 from malamute.core.kept import Kept
 from malamute.core.queue.entry import ENTRY_BYTES, PROPERTY_BYTES, Entry
 from malamute.core.queue.queue import Queue
@@ -148,7 +148,7 @@ class Feed(Reader):
         self.resting = False
         self.unblock()
 
-    def offer(self, part: Part) -> int:
+    def offer(self, part: ChunkPart) -> int:
         """Put as much of a part into the queue as there is room for."""
         columns = part.columns
         sequences = columns.each_sequence()

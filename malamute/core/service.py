@@ -27,7 +27,6 @@ from malamute.core.queue.table import QueueTable
 from malamute.core.session import Session
 from malamute.errors import InvalidSelector, MalamuteError, NotFound, NotOutstanding, TryLater
 from malamute.matching import Selector
-from malamute.protocol.batch import join_large
 from malamute.protocol.messages import Offer, Reply, Request
 from malamute.protocol.names import RESERVED_PREFIX
 
@@ -126,8 +125,7 @@ class Services(QueueTable):
         """The replies by the mailboxes that they go to, each ready to be put there."""
         time = self.limits.turn.time_ns
         posts: dict[str, Post] = {}
-        records = join_large(reply.records, reply.large)
-        for request, final, record in zip(requests, reply.finals, records, strict=True):
+        for request, final, record in zip(requests, reply.finals, reply.records, strict=True):
             asked = request.properties or {}
             if "stream" in asked:
                 # A feed made the request: its sender published a message, and waits for no reply.

@@ -39,7 +39,6 @@ from malamute.errors import (
     UnsupportedVersion,
 )
 from malamute.protocol.batch import pack, unpack
-from malamute.protocol.codec import error_message
 from malamute.protocol.limits import CHANGES_MAX, Limits
 from malamute.protocol.messages import (
     BY_TYPE,
@@ -58,6 +57,7 @@ from malamute.protocol.messages import (
     Send,
     Stored,
     Welcome,
+    error_message,
 )
 from malamute.protocol.names import RESERVED_PREFIX
 from malamute.store.operations import DeleteValue, PutValue

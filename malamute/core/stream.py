@@ -35,7 +35,7 @@ from sys import maxsize
 from typing import Any
 
 from malamute.core.audience import Audience
-from malamute.core.chunk import Loaded, Part, chunk_bytes
+from malamute.core.chunk import ChunkPart, Loaded, chunk_bytes
 from malamute.core.dispatch import Held, in_steps
 from malamute.core.holes import Holes, Missing
 from malamute.core.kept import Kept
@@ -507,7 +507,7 @@ class Stream:
             reader.switch(max(reader.start, sequence, reader.after + 1))
             reader.unblock()
 
-    def _offer(self, loaded: Loaded, part: Part, readers: Iterable[Reader]) -> None:
+    def _offer(self, loaded: Loaded, part: ChunkPart, readers: Iterable[Reader]) -> None:
         """Offer messages of a chunk to those whom they are for."""
         for subscription in readers:
             start = subscription.start
@@ -548,7 +548,7 @@ class Stream:
             except Exception as error:
                 reader.fail(self.turn.fault("a delivery", error))
 
-    def _parts(self, loaded: Loaded, matches: Sequence[Groups]) -> list[tuple[Group, Part]]:
+    def _parts(self, loaded: Loaded, matches: Sequence[Groups]) -> list[tuple[Group, ChunkPart]]:
         """Who gets what of a chunk."""
         if len(matches) == loaded.chunk.count and len(set(map(id, matches))) == 1:
             part = loaded.part() if matches[0] else None
@@ -557,7 +557,7 @@ class Stream:
         for place, groups in enumerate(matches):
             for group in groups:
                 places.setdefault(group, []).append(place)
-        parts: dict[tuple[int, ...], Part] = {}
+        parts: dict[tuple[int, ...], ChunkPart] = {}
         for taken in set(map(tuple, places.values())):
             parts[taken] = loaded.part(taken)
         return [(group, parts[tuple(taken)]) for group, taken in places.items()]

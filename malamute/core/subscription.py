@@ -11,20 +11,20 @@ from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from malamute.core.chunk import Part
+from malamute.core.chunk import ChunkPart
 from malamute.core.credit import Credit
 from malamute.core.session import Session
 from malamute.matching import Group, Selector
-from malamute.protocol.codec import error_message
 from malamute.protocol.messages import (
     BY_TYPE,
     NOT_STORED,
     TAKEN_BACK,
-    Deliver,
+    Delivery,
     Gap,
     Ranges,
     Subscribe,
     Switch,
+    error_message,
 )
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ class Reader:
         """Whether it may be given a message."""
         raise NotImplementedError
 
-    def offer(self, part: Part) -> int:
+    def offer(self, part: ChunkPart) -> int:
         """Take as much of a part as there is room for. Returns the first sequence left out, or 0."""
         raise NotImplementedError
 
@@ -115,7 +115,7 @@ class Reader:
         """Learn that messages cannot be had."""
         raise NotImplementedError
 
-    def refused(self, part: Part, *, sent: bool) -> None:
+    def refused(self, part: ChunkPart, *, sent: bool) -> None:
         """Learn that the disk has refused what it has had of a part that was `sent`, or would have had.
 
         While it is in REPLAY it learns that when it comes there.
@@ -234,7 +234,7 @@ class Subscription(Reader):
     def block(self) -> None:
         """Nothing to do: each delivery asks whether it is `ready`."""
 
-    def offer(self, part: Part) -> int:
+    def offer(self, part: ChunkPart) -> int:
         """Send as much of a part as there is credit for. Returns the first sequence left out, or 0."""
         credit = self.credit
         if self.session.blocked:
@@ -247,18 +247,17 @@ class Subscription(Reader):
             self._send(part)
             return 0
         if room:
-            self._send(Part.encode(part.columns.take(range(room))))
+            self._send(ChunkPart(part.columns.take(range(room))))
         return part.columns.each_sequence()[room]
 
-    def _send(self, part: Part) -> None:
+    def _send(self, part: ChunkPart) -> None:
         self.credit.take(part.count, part.size_bytes)
         self.delivered += part.count
-        message = Deliver(self.source, self.after, part.payload, part.large)
-        self.stream.turn.send(self.session.peer, message)
+        self.stream.turn.send(self.session.peer, Delivery(self.source, self.after, part))
         self.after = part.columns.each_sequence()[-1]
         self.time = part.time
 
-    def refused(self, part: Part, *, sent: bool) -> None:
+    def refused(self, part: ChunkPart, *, sent: bool) -> None:
         """Tell the client what it has had in vain, or will not get."""
         sequences = part.columns.each_sequence()
         if sent and not self.committed:

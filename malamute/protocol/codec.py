@@ -1,4 +1,6 @@
-"""Messages to frames and back.
+"""Messages to frames and back: the codec of protocol 2, and what a codec of another protocol has to be.
+
+A record of 64 KiB or more travels as a frame of its own; in a message it is in its place.
 
 `decode` takes whatever bytes a peer sent: the result is a message, or one of `Malformed`, `TooLarge` and
 `UnknownCommand`, and nothing else. Such an error says which command and which number or source it is about,
@@ -8,38 +10,106 @@ as far as the bytes told, so that the answer reaches the right waiter on the oth
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
-from malamute.errors import MalamuteError, Malformed, TooLarge, UnknownCommand
-from malamute.protocol.batch import pack, unpack
-from malamute.protocol.limits import WHERE_BYTES_MAX
+from malamute.errors import InvalidValue, MalamuteError, Malformed, TooLarge, UnknownCommand
+from malamute.protocol.batch import (
+    join_large,
+    pack,
+    pack_queue_payload,
+    pack_stream_payload,
+    split_large,
+    unpack,
+)
+from malamute.protocol.limits import RECORD_LARGE_BYTES
 from malamute.protocol.messages import (
     BY_OPCODE,
     BY_TYPE,
     OPCODE,
     REF,
+    VERSION,
+    Answer,
     Deliver,
-    Error,
+    Delivery,
     Frame,
+    Hello,
     Message,
-    Packed,
+    PackedAnswer,
     Spec,
 )
+from malamute.protocol.part import DeliveryPart
 
-__all__ = ["decode", "encode", "error_message"]
+__all__ = ["PROTOCOL_2", "Codec", "decode", "encode"]
+
+ROUTING_ID_BYTES = 16
+
+
+class Codec(Protocol):
+    """A protocol, from the broker's side: what peers send becomes messages, and messages become frames.
+
+    A peer is one of this protocol if what it sends begins with `signature`.
+    """
+
+    signature: bytes
+
+    def check_hello(self, peer: bytes, hello: Hello) -> None:
+        """Check the id of a peer that says HELLO.
+
+        Raises:
+            InvalidValue: no session can have that id.
+        """
+        ...
+
+    def decode(self, frames: Sequence[Frame]) -> Message:
+        """The message that the frames hold.
+
+        Raises:
+            Malformed, TooLarge, UnknownCommand: they hold none.
+        """
+        ...
+
+    def encode(self, message: Message) -> Sequence[Frame]:
+        """The frames of a message. What it has made of a part of a `Delivery` it leaves there."""
+        ...
 
 
 def encode(message: Message) -> list[Frame]:
     """The frames of a message: the command, and what travels beside it. The ranges are not checked here."""
+    if isinstance(message, Delivery):
+        return [pack((_DELIVER, message.source, message.after)), *_payload(message.part)]
+    spec = BY_TYPE.get(type(message))
+    if spec is None:
+        assert isinstance(message, PackedAnswer)
+        return [_ANSWER + pack(message.ref) + message.value]
+    if not spec.frames:
+        return [pack((spec.opcode, *message))]
     if isinstance(message, Deliver):
         return [pack((_DELIVER, message.source, message.after)), message.payload, *message.large]
-    if isinstance(message, Packed):
-        return [*message.frames]
-    spec = BY_TYPE[type(message)]
-    if spec.frames:
-        fields: tuple[Any, ...] = message
-        return [pack((spec.opcode, *fields[:-1])), *fields[-1]]
-    return [pack((spec.opcode, *message))]
+    return _with_records(spec, message)
+
+
+def _payload(part: DeliveryPart) -> Sequence[Frame]:
+    """The columns of a part, encoded by whoever comes first."""
+    frames = part.stored or part.encoded.get(VERSION)
+    if frames is None:
+        payload, large = (pack_queue_payload if part.queued else pack_stream_payload)(part.columns)
+        frames = part.encoded[VERSION] = (payload, *large)
+    return frames
+
+
+def _with_records(spec: Spec, message: tuple[Any, ...]) -> list[Frame]:
+    place = spec.records
+    records = message[place]
+    frame = b""
+    if not records or len(records[0]) < RECORD_LARGE_BYTES:
+        # Most commands are small as a whole: to look at each record would take as long as packing it.
+        frame = pack((spec.opcode, *message))
+        if len(frame) < RECORD_LARGE_BYTES or len(records) <= 1:
+            return [frame]
+    inline, large = split_large(records)
+    if not large:
+        return [frame]
+    return [pack((spec.opcode, *message[:place], inline, *message[place + 1 :])), *large]
 
 
 def decode(frames: Sequence[Frame]) -> Message:
@@ -88,13 +158,14 @@ def _with_frames(spec: Spec, fields: list[Any], frames: Sequence[Frame]) -> Mess
             raise _fault(
                 spec, fields, Malformed(f"{spec.name} has {len(large)} frames for its large records")
             )
-        message: Message = spec.message(*fields, large=tuple(large))
-    else:
-        message = spec.message(*fields)
+        fields[spec.records] = join_large(records, large)
+    message: Message = spec.message(*fields)
     return message
 
 
 _DELIVER = BY_TYPE[Deliver].opcode
+_ANSWER = b"\x93" + pack(BY_TYPE[Answer].opcode)
+"""How the array of an ANSWER begins, before its ref and its value."""
 
 
 def _broken_rule(spec: Spec, fields: list[Any]) -> MalamuteError:
@@ -115,7 +186,24 @@ def _fault(spec: Spec, fields: list[Any], error: MalamuteError) -> MalamuteError
     return error
 
 
-def error_message(error: MalamuteError, about: int = 0, ref: int = 0) -> Error:
-    """The ERROR that tells a peer of `error`. Words that are too long for it are cut."""
-    text = (error.text or str(error)).encode("utf-8", "replace")[:WHERE_BYTES_MAX].decode("utf-8", "ignore")
-    return Error(error.code, text, error.about or about, error.ref or ref)
+class Protocol2:
+    """The codec of protocol 2. It is that of each peer whose first bytes belong to no other."""
+
+    signature = b""
+    decode = staticmethod(decode)
+    encode = staticmethod(encode)
+
+    @staticmethod
+    def check_hello(peer: bytes, hello: Hello) -> None:
+        """Check the routing id, which the client has chosen.
+
+        Raises:
+            InvalidValue: it is not what a client would choose.
+        """
+        if len(peer) != ROUTING_ID_BYTES or not peer[0]:
+            error = InvalidValue(f"a routing id is {ROUTING_ID_BYTES} random bytes, the first of them not 0")
+            error.about, error.ref = BY_TYPE[Hello].opcode, hello.attempt
+            raise error
+
+
+PROTOCOL_2: Codec = Protocol2()

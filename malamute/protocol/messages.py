@@ -11,9 +11,11 @@ from collections.abc import Callable, Mapping, Sequence
 from operator import call
 from typing import Any, NamedTuple
 
+from malamute.errors import MalamuteError
 from malamute.protocol import limits
 from malamute.protocol.batch import is_plain, is_properties
 from malamute.protocol.names import is_name
+from malamute.protocol.part import DeliveryPart
 
 Frame = bytes | memoryview
 Ranges = Sequence[Sequence[int]]
@@ -49,8 +51,7 @@ class Publish(NamedTuple):
     stream: str
     number: int
     subjects: Sequence[str]
-    records: Sequence[Frame | None]
-    large: Sequence[Frame] = ()
+    records: Sequence[Frame]
 
 
 class Send(NamedTuple):
@@ -59,9 +60,8 @@ class Send(NamedTuple):
     address: str
     number: int
     subjects: Sequence[str]
-    records: Sequence[Frame | None]
+    records: Sequence[Frame]
     properties: Sequence[Mapping[str, Any] | None] | None = None
-    large: Sequence[Frame] = ()
 
 
 class Request(NamedTuple):
@@ -70,9 +70,8 @@ class Request(NamedTuple):
     service: str
     number: int
     subjects: Sequence[str]
-    records: Sequence[Frame | None]
+    records: Sequence[Frame]
     properties: Sequence[Mapping[str, Any] | None] | None = None
-    large: Sequence[Frame] = ()
 
 
 class Reply(NamedTuple):
@@ -82,8 +81,7 @@ class Reply(NamedTuple):
     number: int
     sequences: Sequence[int]
     finals: Sequence[bool]
-    records: Sequence[Frame | None]
-    large: Sequence[Frame] = ()
+    records: Sequence[Frame]
 
 
 class Subscribe(NamedTuple):
@@ -278,12 +276,20 @@ class Stored(NamedTuple):
 
 
 class Deliver(NamedTuple):
-    """Messages from a source. `after` is the last sequence that the delivery before it carried."""
+    """Messages from a source, as they come in. `after` is the last sequence that the delivery before had."""
 
     source: int
     after: int
     payload: Frame
     large: Sequence[Frame] = ()
+
+
+class Delivery(NamedTuple):
+    """The same as they go out: nobody has encoded them yet, or somebody has, and left that in the part."""
+
+    source: int
+    after: int
+    part: DeliveryPart
 
 
 class Gap(NamedTuple):
@@ -323,10 +329,11 @@ class Answer(NamedTuple):
     value: Any
 
 
-class Packed(NamedTuple):
-    """A message that is encoded already: whoever made it had to know how large it is."""
+class PackedAnswer(NamedTuple):
+    """An ANSWER whose value is packed already: whoever made it had to know how large it is."""
 
-    frames: Sequence[Frame]
+    ref: int
+    value: bytes
 
 
 class Pong(NamedTuple):
@@ -369,11 +376,12 @@ Message = (
     | Error
     | Stored
     | Deliver
+    | Delivery
     | Gap
     | Switch
     | Answer
     | Pong
-    | Packed
+    | PackedAnswer
     | Recall
 )
 
@@ -604,3 +612,10 @@ SPECS: tuple[Spec, ...] = (
 BY_OPCODE: dict[int, Spec] = {spec.opcode: spec for spec in SPECS}
 BY_TYPE: dict[type[Any], Spec] = {spec.message: spec for spec in SPECS}
 _CHECKS = {spec.opcode: tuple(rule.holds for rule in spec.rules) for spec in SPECS}
+
+
+def error_message(error: MalamuteError, about: int = 0, ref: int = 0) -> Error:
+    """The ERROR that tells a peer of `error`. Words that are too long for it are cut."""
+    text = error.text or str(error)
+    words = text.encode("utf-8", "replace")[: limits.WHERE_BYTES_MAX].decode("utf-8", "ignore")
+    return Error(error.code, words, error.about or about, error.ref or ref)

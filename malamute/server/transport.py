@@ -19,7 +19,7 @@ import zmq
 
 from malamute.core.access import ANONYMOUS, Principal
 from malamute.errors import ConfigError, MalamuteError, TooLarge, UnexpectedCommand
-from malamute.protocol.codec import decode, encode
+from malamute.protocol.codec import PROTOCOL_2, Codec
 from malamute.protocol.limits import BATCH_MESSAGES_MAX, RECORD_LARGE_BYTES
 from malamute.protocol.messages import BY_TYPE, Error, Frame, Hello, Message, Ping, Received, Welcome
 from malamute.server.flow import DEFAULT, Flows, Windows
@@ -117,13 +117,14 @@ def _descriptor(part: Any) -> int:
         return -1
 
 
-_GIVEN_UP = encode(Error(UnexpectedCommand.code, "too much was waiting for this client: say HELLO again"))
+_GIVEN_UP = Error(UnexpectedCommand.code, "too much was waiting for this client: say HELLO again")
 
 
 class Transport:
     """The edge of the ROUTER socket. `lost` has the peers that turned out to be gone, until they are taken.
 
-    Who takes nothing, or gives no sign of life, for longer than `patience` says, is cut off.
+    Who takes nothing, or gives no sign of life, for longer than `patience` says, is cut off. The first of the
+    `codecs` is that of each peer whose first bytes are the signature of none of the others.
     """
 
     def __init__(
@@ -134,8 +135,9 @@ class Transport:
         rules: Rules = RULES,
         patience: Patience = FOR_EVER,
         allowance: Allowance = ALLOWANCE,
+        codecs: Sequence[Codec] = (PROTOCOL_2,),
     ) -> None:
-        self._begin(windows, patience, allowance)
+        self._begin(windows, patience, allowance, codecs)
         self.socket = context.socket(zmq.ROUTER)
         self.socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self.socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
@@ -149,9 +151,17 @@ class Transport:
         """Whether the rest of a command is still to be taken, and passed over."""
 
     def _begin(
-        self, windows: Windows, patience: Patience = FOR_EVER, allowance: Allowance = ALLOWANCE
+        self,
+        windows: Windows,
+        patience: Patience = FOR_EVER,
+        allowance: Allowance = ALLOWANCE,
+        codecs: Sequence[Codec] = (PROTOCOL_2,),
     ) -> None:
         """Begin without any peer."""
+        self._codec, *self._codecs = codecs
+        self._encode_most = self._codec.encode
+        self._chosen: dict[bytes, Codec] = {}
+        """The codec of each peer that has another one than most."""
         self.drained = True
         """Whether `receive` found no more last time."""
         self._stalls = Stalls(patience)
@@ -251,6 +261,7 @@ class Transport:
         self._stalls.forget(peer)
         self.flows.close(peer)
         self._stuck.discard(peer)
+        self._chosen.pop(peer, None)
 
     def receive(self) -> Iterator[tuple[bytes, Message | Exception]]:  # noqa: C901  # a call would cost
         """What peers have sent, up to the limits of a turn: messages, or the error that they are.
@@ -258,6 +269,7 @@ class Transport:
         An error that is no `MalamuteError` is a fault of the decoder.
         """
         receive, descriptors, taken = self.socket.recv, self._descriptors, self.intake.taken
+        decode, choose = self._codec.decode, bool(self._codecs)
         size_bytes = 0
         self.drained = False
         self._hellos.clear()
@@ -287,15 +299,16 @@ class Transport:
             if peer in taken:
                 taken[peer] += size
             try:
-                message = decode(frames)
+                message = self._choose(peer, frames[0]).decode(frames) if choose else decode(frames)
             except Exception as error:
                 yield peer, error
             else:
                 if type(message) in _OF_CONNECTIONS:
-                    self._heard(peer, message, part)
-                elif peer not in descriptors and peer in self.flows:
-                    self._connected(peer, _descriptor(part))
-                yield peer, message
+                    yield peer, self._heard(peer, message, part)
+                else:
+                    if peer not in descriptors and peer in self.flows:
+                        self._connected(peer, _descriptor(part))
+                    yield peer, message
             if size_bytes >= TURN_BYTES:
                 return
 
@@ -317,15 +330,21 @@ class Transport:
                 return True
         return False
 
-    def _heard(self, peer: bytes, message: Message, part: Any) -> None:
+    def _heard(self, peer: bytes, message: Message, part: Any) -> Message | MalamuteError:
+        """A peer speaks of its connection. Returns the message, or what is wrong with it."""
         if isinstance(message, Received):
             self.received(peer, message.token)
-            return
+            return message
         # The monitor has told of the connection before this came; it has to be known first.
         self._update()
         if isinstance(message, Hello):
+            try:
+                self._codec_of(peer).check_hello(peer, message)
+            except MalamuteError as error:
+                return error
             self._promises[peer] = message.heartbeat / 1000
         self._hellos[peer] = _descriptor(part)
+        return message
 
     def _connected(self, peer: bytes, descriptor: int) -> None:
         """A session was opened on this connection."""
@@ -336,31 +355,49 @@ class Transport:
             if self.guard.is_tcp(descriptor):
                 self.intake.begin(peer, descriptor, self._now)
 
+    def _choose(self, peer: bytes, first: bytes) -> Codec:
+        """The codec of what a peer has sent."""
+        chosen = self._chosen.get(peer)
+        if chosen is None:
+            chosen = next((codec for codec in self._codecs if first.startswith(codec.signature)), None)
+            if chosen is None:
+                return self._codec
+            self._chosen[peer] = chosen
+        return chosen
+
+    def _codec_of(self, peer: bytes) -> Codec:
+        return self._chosen.get(peer, self._codec)
+
+    def _encode(self, peer: bytes, message: Message) -> Sequence[Frame]:
+        return self._codec_of(peer).encode(message)
+
     def send(self, peer: bytes, message: Message) -> bool:
         """Send a message, or keep it if the peer takes none. Returns whether the peer blocks since now."""
         kept = self.blocked.get(peer)
         if type(message) is Ping:
             self._probe(peer)
         if type(message) is Welcome:
-            return self._welcome(peer, encode(message))
+            return self._welcome(peer, self._encode(peer, message))
         if kept is None:
-            frames = encode(message)
+            frames = (
+                self._chosen[peer].encode(message) if peer in self._chosen else self._encode_most(message)
+            )
             if self._pass_on(peer, frames):
                 return peer in self.blocked
             kept = self.blocked[peer] = Kept(self.kept)
         elif type(message) is Ping:
             # A probe finds out whether the peer is there. One that waited in line would not.
-            self._transmit(peer, encode(message))
+            self._transmit(peer, self._encode(peer, message))
             return False
         else:
-            frames = encode(message)
+            frames = self._encode(peer, message)
         kept.add(frames, message)
         if kept.too_large:
             # The connection is still there. When it has room, the peer learns why its session has ended, or
             # that it has to begin anew, but behind the WELCOME that it may wait for: what comes before that
             # it passes over.
             first = self._first.get(peer) or deque()
-            last_word = kept.farewell or _GIVEN_UP
+            last_word = kept.farewell or self._encode(peer, _GIVEN_UP)
             self._give_up(peer)
             if last_word not in first:
                 first.append(last_word)
@@ -399,7 +436,7 @@ class Transport:
 
     def _ask(self, peer: bytes, token: int) -> None:
         """Ask a peer what it has received; if its window is full, nothing more is sent before its answer."""
-        if self._send_first(peer, encode(Ping(token))) and self.flows.is_full(peer):
+        if self._send_first(peer, self._encode(peer, Ping(token))) and self.flows.is_full(peer):
             self.blocked.setdefault(peer, Kept(self.kept))
             self._stuck.add(peer)
 
@@ -470,6 +507,7 @@ class Transport:
             self._stuck.discard(peer)
         self._stalls.forget(peer)
         self._heartbeats.pop(peer, None)
+        self._chosen.pop(peer, None)
         self.intake.forget(peer)
         descriptor = self._descriptors.pop(peer, -1)
         if descriptor >= 0:
@@ -512,6 +550,7 @@ class Transport:
     def _gone(self, peer: bytes) -> None:
         """A peer has no connection any more, and what was in it takes no room."""
         self.flows.close(peer)
+        self._chosen.pop(peer, None)
         self._give_up(peer)
 
     def _give_up(self, peer: bytes) -> None:

@@ -135,7 +135,7 @@ def test_commands_that_never_end_are_bounded_together(broker: Daemon) -> None:
 
 def test_whoever_sends_faster_than_it_is_taken_is_bounded(broker: Daemon) -> None:
     before = broker.anonymous_mib
-    command = encode(Publish("s", 0, ["a"], [None], (pack_record(None, bytes(MIB)),)))
+    command = encode(Publish("s", 0, ["a"], [pack_record(None, bytes(MIB))]))
     data = zmtp(command[0], more=True) + zmtp(bytes(command[1]))
     with session(broker) as hostile:
         most = most_until_ended(broker, [hostile], data, 512 * MIB)
@@ -149,7 +149,7 @@ def test_whoever_sends_much_that_is_taken_is_not_ended(broker: Daemon) -> None:
     with peer(broker.url) as client:
         client.open()
         for number in range(1, 301):
-            client.send(Publish("s", number, ["a"], [None], (pack_record(None, bytes(MIB)),)))
+            client.send(Publish("s", number, ["a"], [pack_record(None, bytes(MIB))]))
             if not number % 10:
                 client.answers()
         assert isinstance(client.ask(Query(1, "status", {})), Answer)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from core_bench import Bench, publish
 
 from malamute.errors import TryLater
-from malamute.protocol.codec import encode
+from malamute.protocol.batch import pack
 from malamute.protocol.limits import Limits
 from malamute.protocol.messages import Answer, Error, Query
 
@@ -14,7 +14,7 @@ STATUS = Query(1, "status", {})
 
 def answer_bytes(bench: Bench) -> int:
     (answer,) = bench.ask("ann", STATUS)
-    return sum(map(len, encode(answer)))
+    return len(pack(answer.value))
 
 
 def kinds(messages) -> list[type]:

@@ -7,10 +7,11 @@ from collections import Counter
 import pytest
 from core_bench import Bench, items, publish, request, subscribe
 
-from malamute.core import chunk, dispatch, ready
+from malamute.core import dispatch, ready
 from malamute.core import stream as streams
-from malamute.core.chunk import Loaded, Part
+from malamute.core.chunk import Loaded
 from malamute.matching import CompiledSelector, Index
+from malamute.protocol import codec
 from malamute.protocol.batch import pack_stream_payload
 from malamute.protocol.messages import Cancel, Change, Credit, Deliver, Gap, Publish, Switch
 
@@ -214,24 +215,23 @@ def test_how_much_waits_is_counted_and_not_summed_up_for_each_chunk_that_comes(m
     assert stream._held.size_bytes == len(stream._held) == 0
 
 
-def test_what_is_kept_of_the_parts_is_counted_and_not_summed_up_for_each_part(monkeypatch):
-    measured: Counter[str] = Counter()
+def test_what_is_kept_of_the_parts_is_counted_and_bounded(monkeypatch):
+    kept: list[int] = []
 
-    class Payload(bytes):
-        def __len__(self):
-            measured["parts"] += 1
-            return super().__len__()
+    class Parts(dispatch._Parts):
+        def _keep(self, same, part):
+            super()._keep(same, part)
+            kept.append(self._kept_bytes)
+            assert self._kept_bytes == sum(part.size_bytes for part in self._kept.values())
 
-    def packed(columns):
-        payload, large = pack_stream_payload(columns)
-        return Payload(payload), large
-
+    monkeypatch.setattr(dispatch, "_Parts", Parts)
+    monkeypatch.setattr(dispatch, "PARTS_BYTES", 2_000)
     bench = reading()
     bench.tell("alice", batch())
-    monkeypatch.setattr(chunk, "pack_stream_payload", packed)
     bench.settle()
     assert len(got(bench)) == READERS
-    assert READERS <= measured["parts"] <= 3 * READERS
+    assert len(kept) == READERS
+    assert 2_000 < max(kept) < 2_000 + 1_000
 
 
 def test_a_feed_that_is_changed_while_a_chunk_is_dispatched_makes_each_request_once():
@@ -318,13 +318,12 @@ def test_plain_readers_of_history_are_served_in_bounded_steps(monkeypatch):
 
 def test_equal_readers_of_history_share_what_is_found_and_encoded(monkeypatch):
     encoded: list[int] = []
-    encode = Part.encode
 
-    def counted(columns):
+    def packed(columns):
         encoded.append(len(columns))
-        return encode(columns)
+        return pack_stream_payload(columns)
 
-    monkeypatch.setattr(Part, "encode", counted)
+    monkeypatch.setattr(codec, "pack_stream_payload", packed)
     bench = Bench()
     bench.open("reader", "alice")
     bench.tell("alice", batch())

@@ -12,8 +12,7 @@ from malamute.core.queue.entry import ENTRY_BYTES
 from malamute.core.selectors import SUBSCRIPTION_BYTES
 from malamute.core.stream import cursor_bytes
 from malamute.matching import Selector
-from malamute.protocol.batch import pack_record
-from malamute.protocol.codec import encode
+from malamute.protocol.batch import pack, pack_record
 from malamute.protocol.limits import Limits
 from malamute.protocol.messages import (
     Bye,
@@ -225,7 +224,7 @@ def answers_bytes() -> Case:
     bench = Bench()
     bench.open("alice")
     (answer,) = bench.ask("alice", Query(1, "streams", {}))
-    bench = Bench(Limits(answers_bytes=2 * len(encode(answer)[0])))
+    bench = Bench(Limits(answers_bytes=2 * len(pack(answer.value))))
     bench.open("alice")
     two = [Query(1, "streams", {}), Query(2, "streams", {})]
     yield bench.ask("alice", *two)

@@ -229,14 +229,6 @@ def test_one_refusal_a_turn_for_who_asked_for_no_answer(bench):
 # Connections
 
 
-def test_a_routing_id_has_sixteen_bytes_and_the_first_is_not_zero(bench):
-    for peer in (b"", b"short", b"\0" * 16, b"x" * 17):
-        bench.core.receive(peer, Hello([2], "alice"), bench.now)
-        [(to, error)] = bench.core.ready().sends
-        assert (to, error.code) == (peer, 416)
-    assert bench.core.sessions.by_peer == {}
-
-
 def test_hello_takes_back_all_that_belongs_to_a_connection(bench):
     bench.open("alice", "bob")
     bench.tell("alice", publish(b"0"), send("bob", b"1"), request(b"2"))

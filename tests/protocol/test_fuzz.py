@@ -26,9 +26,9 @@ from malamute.protocol.batch import (
     unpack_payload,
     unpack_record,
 )
-from malamute.protocol.codec import decode, encode, error_message
+from malamute.protocol.codec import decode, encode
 from malamute.protocol.limits import NUMBER_MAX
-from malamute.protocol.messages import BY_TYPE, SPECS
+from malamute.protocol.messages import BY_TYPE, SPECS, error_message
 from malamute.protocol.names import Kind, Uri, is_name
 
 FAULTS = (Malformed, TooLarge, UnknownCommand)

@@ -5,9 +5,9 @@ import pytest
 
 from malamute import errors
 from malamute.errors import Failed, InvalidSelector, MalamuteError, Refused, from_wire
-from malamute.protocol.codec import decode, encode, error_message
+from malamute.protocol.codec import decode, encode
 from malamute.protocol.limits import WHERE_BYTES_MAX
-from malamute.protocol.messages import Error
+from malamute.protocol.messages import Error, error_message
 
 CLASSES = [
     error for error in vars(errors).values() if isinstance(error, type) and issubclass(error, MalamuteError)

@@ -374,10 +374,12 @@ def test_large_records_travel_through_a_command_and_a_payload() -> None:
         b"",
         record_of(RECORD_LARGE_BYTES + 1),
     ]
-    inline, large = split_large(records)
-    message = decode(encode(Publish("weather", 1, ["s"] * 4, inline, large)))
+    frames = encode(Publish("weather", 1, ["s"] * 4, records))
+    assert [*map(len, frames[1:])] == [RECORD_LARGE_BYTES, RECORD_LARGE_BYTES + 1]
+    assert len(frames[0]) < RECORD_LARGE_BYTES + 100
+    message = decode(frames)
     assert isinstance(message, Publish)
-    assert join_large(message.records, message.large) == records
+    assert message.records == records
     payload, large = pack_stream_payload(Columns(1, 1, "", ["s"] * 4, records))
     assert len(payload) < RECORD_LARGE_BYTES + 100
     delivery = decode(encode(Deliver(1, 0, payload, large)))

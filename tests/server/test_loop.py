@@ -14,7 +14,7 @@ from malamute.core.ready import ClockStep
 from malamute.journal.memory import MemoryStore
 from malamute.protocol.arguments import Arguments
 from malamute.protocol.batch import pack_record
-from malamute.protocol.codec import decode, encode
+from malamute.protocol.codec import Protocol2, decode, encode
 from malamute.protocol.messages import (
     MAILBOX,
     Credit,
@@ -134,7 +134,7 @@ def test_a_worker_that_is_no_more_ends_the_loop_with_its_error(running):
 
 
 def test_a_fault_of_the_decoder_is_an_error_and_the_broker_goes_on(running, monkeypatch):
-    monkeypatch.setattr("malamute.server.transport.decode", lambda frames: 1 // 0)
+    monkeypatch.setattr(Protocol2, "decode", staticmethod(lambda frames: 1 // 0))
     running.say(Hello([2], "alice"))
     assert running.hear().code == 500
     monkeypatch.undo()

@@ -13,9 +13,9 @@ from collections.abc import Iterator
 import pytest
 import zmq
 
-from malamute.errors import ConfigError, Malformed, UnexpectedCommand
+from malamute.errors import ConfigError, InvalidValue, Malformed, UnexpectedCommand
 from malamute.protocol.batch import pack
-from malamute.protocol.codec import decode, encode
+from malamute.protocol.codec import PROTOCOL_2, decode, encode
 from malamute.protocol.messages import (
     BY_TYPE,
     Deliver,
@@ -101,7 +101,7 @@ def test_large_records_come_as_frames_of_their_own(transport, context):
     client.send_multipart([pack((2, "s", 0, ["a", "b"], [None, b"x"])), b"y" * 100_000])
     [(_, message)] = transport.receive()
     assert isinstance(message, Publish)
-    assert [bytes(frame) for frame in message.large] == [b"y" * 100_000]
+    assert [bytes(record) for record in message.records] == [b"y" * 100_000, b"x"]
 
 
 def test_a_turn_ends_after_its_messages(transport, context, monkeypatch):
@@ -418,7 +418,7 @@ def test_a_small_frame_does_not_hold_on_to_the_buffer_it_was_read_into(transport
     client = connect(transport, context)
     client.send_multipart([pack((2, "s", 0, ["a", "b"], [None, None])), b"y" * 65_535, b"z" * 65_536])
     [(_, message)] = transport.receive()
-    assert [type(frame) for frame in message.large] == [bytes, memoryview]
+    assert [type(record) for record in message.records] == [bytes, memoryview]
 
 
 def test_a_welcomed_peer_that_breaks_its_promise_of_heartbeats_is_cut_off(context, monkeypatch):
@@ -540,3 +540,52 @@ def test_refusals_that_are_too_many_do_not_hide_it_either(transport, context, mo
     transport.forget(PEER)
     refuse(transport, 3)
     assert take(transport, client, sent + 1)[sent:] == [ENDED]
+
+
+class Plain:
+    """Another protocol, whose peers say what begins with its signature."""
+
+    signature = b"\xaa\xa8"
+
+    def check_hello(self, peer, hello):
+        raise AssertionError("it has no HELLO")
+
+    def decode(self, frames):
+        return Ping() if frames[0] == b"\xaa\xa8ping" else Pong()
+
+    def encode(self, message):
+        return [b"\xaa\xa8" + type(message).__name__.encode()]
+
+
+def test_each_peer_has_the_codec_of_its_first_bytes(context):
+    transport = Transport(context, {}, codecs=(PROTOCOL_2, Plain()))
+    transport.bind("tcp://127.0.0.1:*")
+    plain, other = connect(transport, context), connect(transport, context, OTHER)
+    plain.send(b"\xaa\xa8ping")
+    other.send_multipart(encode(Ping()))
+    came: list = []
+    while len(came) < 2:
+        assert transport.socket.poll(WAIT_MS)
+        came += transport.receive()
+    assert sorted(came) == [(PEER, Ping()), (OTHER, Ping())]
+    for peer in (PEER, OTHER):
+        transport.send(peer, Pong())
+    assert plain.recv() == b"\xaa\xa8Pong"
+    assert decode(other.recv_multipart()) == Pong()
+    # Another connection with its routing id may speak the other protocol.
+    transport.forget(PEER)
+    plain.send_multipart(encode(Ping()))
+    assert transport.socket.poll(WAIT_MS)
+    assert [*transport.receive()] == [(PEER, Ping())]
+    transport.send(PEER, Pong())
+    assert decode(plain.recv_multipart()) == Pong()
+    transport.close(0)
+
+
+def test_a_hello_with_an_id_that_no_client_chooses_is_refused(transport, context):
+    client = connect(transport, context, b"short")
+    client.send_multipart(encode(Hello([2], "alice", attempt=3)))
+    assert transport.socket.poll(WAIT_MS)
+    [(peer, error)] = transport.receive()
+    assert peer == b"short"
+    assert (type(error), error.about, error.ref) == (InvalidValue, 1, 3)

@@ -26,14 +26,13 @@ from malamute.core.ready import ClockStep
 from malamute.core.refusals import TEXT as REFUSED_BEFORE
 from malamute.errors import TryLater
 from malamute.journal.memory import MemoryStore
-from malamute.protocol.batch import unpack_payload
 from malamute.protocol.messages import (
     Ack,
     Bye,
     Cancel,
     Change,
     Commit,
-    Deliver,
+    Delivery,
     Drain,
     Error,
     Gap,
@@ -379,8 +378,8 @@ class Book:
         """The broker sends messages, in this order."""
         for peer, message in sends:
             # What the auditor is told gives messages their sequences.
-            if peer == AUDITOR and isinstance(message, Deliver):
-                self.streams.assign(NO_JOURNAL, unpack_payload(message.payload, message.large))
+            if peer == AUDITOR and isinstance(message, Delivery):
+                self.streams.assign(NO_JOURNAL, message.part.columns)
         for peer, message in sends:
             if not peer[0] and not isinstance(message, Error):
                 raise Violation("a connection that has lost its routing id was heard", message=message)
@@ -391,8 +390,8 @@ class Book:
                     handler(self, peer, message, peer in blocked)
         self.recent.clear()
 
-    def _deliver(self, peer: bytes, message: Deliver, blocked: bool) -> None:
-        columns = unpack_payload(message.payload, message.large)
+    def _deliver(self, peer: bytes, message: Delivery, blocked: bool) -> None:
+        columns = message.part.columns
         grant = self.credit.grant(peer, message.source)
         grant.take(columns)
         if isinstance(grant.began, Subscribe):
@@ -556,7 +555,7 @@ _READ: dict[type[Any], Any] = {
 }
 _KINDS = {"send": "mailbox", "request": "service"}
 _SENT: dict[type[Any], Any] = {
-    Deliver: Book._deliver,
+    Delivery: Book._deliver,
     Welcome: Book._welcome,
     Ok: Book._ok,
     Gap: Book._gap,

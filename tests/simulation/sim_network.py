@@ -12,8 +12,8 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 
 from malamute.errors import MalamuteError
-from malamute.protocol.codec import decode
-from malamute.protocol.messages import Frame, Message, Received
+from malamute.protocol.codec import PROTOCOL_2
+from malamute.protocol.messages import Frame, Hello, Message, Received
 from malamute.server.flow import Windows
 from malamute.server.transport import Transport
 
@@ -103,7 +103,7 @@ class Router(Transport):
             if not pipes:
                 return
             connection = pipes[(choice + place) % len(pipes)]
-            message = _decoded(connection.up.popleft())
+            message = _decoded(connection.peer, connection.up.popleft())
             if isinstance(message, Received):
                 self.received(connection.peer, message.token)
             yield connection.peer, message
@@ -134,8 +134,11 @@ def cut(connection: Connection, arrived_up: int, arrived_down: int) -> None:
             pipe.pop()
 
 
-def _decoded(frames: Frames) -> Message | MalamuteError:
+def _decoded(peer: bytes, frames: Frames) -> Message | MalamuteError:
     try:
-        return decode(frames)
+        message = PROTOCOL_2.decode(frames)
+        if isinstance(message, Hello):
+            PROTOCOL_2.check_hello(peer, message)
+        return message
     except MalamuteError as error:
         return error

@@ -10,8 +10,7 @@ from sim_machine import AUDITOR
 from sim_origin import body_of
 
 from malamute.journal.memory import MemoryStore
-from malamute.protocol.batch import unpack_payload
-from malamute.protocol.messages import Deliver, Message, Welcome
+from malamute.protocol.messages import Delivery, Message, Welcome
 from malamute.store.policies import QueuePolicy
 
 
@@ -54,10 +53,10 @@ def _shown(message: Message) -> str:
     name, fields = type(message).__name__.upper(), message._asdict()
     if isinstance(message, Welcome):
         return f"{name} resumed={message.resumed}"
-    if isinstance(message, Deliver):
-        columns = unpack_payload(message.payload, message.large)
+    if isinstance(message, Delivery):
+        columns = message.part.columns
         rows = zip(
             columns.each_sequence(), map(body_of, columns.records), columns.each_attempt(), strict=False
         )
         return f"{name} {message.source} after {message.after}: {[*rows]}"
-    return f"{name} " + ", ".join(f"{k}={v!r}" for k, v in fields.items() if k not in ("records", "large"))
+    return f"{name} " + ", ".join(f"{k}={v!r}" for k, v in fields.items() if k != "records")

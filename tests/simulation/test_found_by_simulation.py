@@ -10,7 +10,7 @@ from malamute.core.broker import Core, Settings
 from malamute.errors import StorageFull
 from malamute.journal.memory import MemoryStore
 from malamute.protocol import messages as wire
-from malamute.protocol.batch import Columns, pack_record, pack_stream_payload, unpack_payload
+from malamute.protocol.batch import Columns, pack_record, pack_stream_payload
 from malamute.protocol.codec import encode
 from malamute.server.worker import ANSWERS, Writer
 from malamute.store.commit import Append, Written
@@ -58,8 +58,8 @@ class Broker:
             self.turn()
 
     def sequences(self) -> list[int]:
-        found = [message for message in self.sent if isinstance(message, wire.Deliver)]
-        return [s for d in found for s in unpack_payload(d.payload, d.large).each_sequence()]
+        found = [message for message in self.sent if isinstance(message, wire.Delivery)]
+        return [s for d in found for s in d.part.columns.each_sequence()]
 
 
 def records(count: int) -> list[bytes]:

@@ -17,9 +17,8 @@ from malamute.client.session.replies import PendingReplies, PendingRequest
 from malamute.client.session.sources import Item, QueueSource
 from malamute.errors import InvalidName, InvalidValue, TooLarge
 from malamute.protocol import messages as wire
-from malamute.protocol.batch import split_large
 from malamute.protocol.codec import encode
-from malamute.protocol.limits import RECORD_LARGE_BYTES, Limits
+from malamute.protocol.limits import Limits
 from malamute.protocol.messages import Frame
 from malamute.protocol.names import is_name
 
@@ -150,9 +149,8 @@ class Sending:
         A final reply completes the request, and frees its credit.
         """
         self._check_size(len(record))
-        inline, large = split_large([record])
         number = 0 if command is None else self._outbox.next_number
-        frames = encode(wire.Reply(offer.number, number, [sequence], [final], inline, large))
+        frames = encode(wire.Reply(offer.number, number, [sequence], [final], [record]))
         numbered, command = command is not None, command or Command()
         command.completes = (offer.number, sequence) if final else None
         self._outbox.submit(command, frames, len(record), numbered=numbered)
@@ -180,10 +178,8 @@ class Sending:
         self._check_size(size_bytes)
         if not is_name(target):
             raise InvalidName(f"no valid name: {target!r}")
-        # Most commands have nothing large, and looking for it would take as long as encoding them.
-        inline, large = split_large(records) if size_bytes >= RECORD_LARGE_BYTES else (records, ())
         number = 0 if command is None else self._outbox.next_number
-        message = kind(target, number, subjects, inline, *more, large)
+        message = kind(target, number, subjects, records, *more)
         self._outbox.submit(command or Command(), encode(message), size_bytes, numbered=command is not None)
 
     def _check_size(self, size_bytes: int) -> None:

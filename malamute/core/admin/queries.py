@@ -13,8 +13,18 @@ from malamute.core.admin.queues import mailboxes, messages, service, services
 from malamute.core.admin.streams import cursors, explain, feeds, stream, streams
 from malamute.errors import InvalidValue, MalamuteError
 from malamute.protocol.arguments import HEADERS, ROWS, STATE, SUBJECT, Arguments
-from malamute.protocol.codec import error_message
-from malamute.protocol.messages import ADDRESS, BOOLEAN, BY_TYPE, KIND, NAME, NUMBER, TEXT, Answer, Query
+from malamute.protocol.messages import (
+    ADDRESS,
+    BOOLEAN,
+    BY_TYPE,
+    KIND,
+    NAME,
+    NUMBER,
+    TEXT,
+    Answer,
+    Query,
+    error_message,
+)
 from malamute.store.operations import StoreStats
 
 if TYPE_CHECKING:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from malamute.core.queue.entry import Entry
 from malamute.core.queue.options import Options
 from malamute.errors import NoWorkers
-from malamute.protocol.batch import join_large
 from malamute.protocol.messages import Request, Send
 
 if TYPE_CHECKING:
@@ -24,7 +23,7 @@ def enqueue(queue: Queue, session: Session, sender: str, command: Send | Request
 
     Raises `InvalidValue`, `NoWorkers`, `TrackerInUse` or `TryLater`; then nothing was changed.
     """
-    records = join_large(command.records, command.large)
+    records = command.records
     time, ahead_ns = queue.turn.time_ns, queue.turn.ahead_ns
     columns: Sequence[Mapping[str, Any] | None] = command.properties or [None] * len(records)
     options = [Options.parse(properties, time, ahead_ns) for properties in command.properties or _NONE]

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING
 
 from malamute.core.queue.entry import Entry
 from malamute.errors import MalamuteError
-from malamute.protocol.batch import Columns, pack_queue_payload
-from malamute.protocol.messages import Deliver
+from malamute.protocol.batch import Columns
+from malamute.protocol.messages import Delivery
+from malamute.protocol.part import QueuePart
 from malamute.store.operations import SetAttempts
 
 if TYPE_CHECKING:
@@ -69,8 +70,8 @@ class QueueFlush:
             entries = [*takewhile(lambda entry: entry.record is not None, entries)]
         if entries:
             consumer.unsent = consumer.unsent[len(entries) :]
-            payload, large = pack_queue_payload(self._columns(queue, entries))
-            self.turn.send(consumer.session.peer, Deliver(consumer.source, 0, payload, large))
+            part = QueuePart(self._columns(queue, entries))
+            self.turn.send(consumer.session.peer, Delivery(consumer.source, 0, part))
             consumer.watch()
             if queue.prefetch_bytes < 0:
                 queue.evict_excess([e.sequence for e in entries if e.sequence not in queue.not_durable])

@@ -1,0 +1,33 @@
+"""Messages that go out together, as values: encoded once by each codec, however many peers get them."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+
+from malamute.protocol.batch import Columns, Frame
+
+
+class DeliveryPart:
+    """Messages of a stream for all who take just these.
+
+    `stored` are the frames of it as they are on the disk, if it is there as it is. `encoded` is the slot of
+    the codecs: each keeps there what it has made of the columns, under a key of its own.
+    """
+
+    __slots__ = ("columns", "encoded", "stored")
+
+    queued = False
+    """Whether they come from a queue, so that attempts and properties belong to them."""
+
+    def __init__(self, columns: Columns, stored: Sequence[Frame] | None = None) -> None:
+        self.columns = columns
+        self.stored = stored
+        self.encoded: dict[Hashable, Sequence[Frame]] = {}
+
+
+class QueuePart(DeliveryPart):
+    """Messages of a mailbox or a service, for one consumer."""
+
+    __slots__ = ()
+
+    queued = True
