@@ -709,6 +709,11 @@ class QueueBook:
         self._noted.clear()
         self._given_back.clear()
 
+    @property
+    def all_stored(self) -> bool:
+        """Whether all that the queues hold is on the disk."""
+        return all(mail.stored for mail in self.mail.values())
+
     def check_done(self, queues: set[Name]) -> None:
         """At the end of a run nothing is left where somebody takes everything."""
         # What a failing disk did not remove comes again after a restart.

@@ -390,10 +390,15 @@ class World:
         self._check_outcomes()
 
     def _without_room(self) -> set[tuple[str, str]]:
-        """The feeds for which dead letters have left no room: those stay until an operator lets them go."""
-        core = self.machine.core
-        free = self.machine.settings.limits.queues_bytes - core.queue_limits.bytes
-        return {name for name, feed in core.feeds.by_name.items() if feed.full > free}
+        """The feeds for which all queues together leave no room.
+
+        Dead letters stay until an operator lets them go, and of mail that the disk has refused, and that
+        nobody was told is stored, the memory has the only copy.
+        """
+        limits, feeds = self.machine.core.queue_limits, self.machine.core.feeds.by_name
+        lasting = limits.short_of_memory and not self.book.queues.all_stored
+        free_bytes = limits.configured.queues_bytes - limits.bytes
+        return {name for name, feed in feeds.items() if feed.full and (lasting or feed.full > free_bytes)}
 
     def _check_answers(self) -> None:
         for client in self.clients:
