@@ -54,7 +54,7 @@ def test_the_history_is_whole_and_both_count_the_same(
     monkeypatch.setattr(bench, "FILE_ROWS", 10_000)
     bench.make(tmp_path / "h", COUNT, 20)
     history = ExportedHistory(str(tmp_path / "h"))
-    ours = analyze.volume(spark, history, bench.MINUTE)
+    ours = analyze.volume(spark, history, bench.MINUTE_SECONDS)
     counted = {(r["subject"], int(r["window"].timestamp()) // 60, r["messages"]) for r in ours.collect()}
     plain = bench._plain_counts(analyze.messages(spark, history))
     assert counted == {(r["subject"], r["minute"], r["count(1)"]) for r in plain.collect()}

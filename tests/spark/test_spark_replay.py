@@ -261,11 +261,12 @@ def test_a_broker_that_is_away_is_an_error(spark: SparkSession, directory: Path)
 
 KILLED = """
 import sys
-from malamute.spark.replay import Options, replay
-from malamute.spark.scan import History
+from malamute.spark.replay import ReplaySettings, replay
+from malamute.spark.scan import ExportedHistory
 from malamute.spark.session import open_session
 
-replay(open_session("killed", "local[2,4]"), History(sys.argv[1]), Options(sys.argv[2], name="r", speed=1))
+settings = ReplaySettings(sys.argv[2], name="r", speed=1)
+replay(open_session("killed", "local[2,4]"), ExportedHistory(sys.argv[1]), settings)
 """
 
 
