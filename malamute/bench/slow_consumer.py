@@ -27,6 +27,7 @@ from malamute.bench.processes import Measured, WorkloadProcess
 from malamute.bench.workloads import BATCH, PATTERN, QUIET_SECONDS, TIMEOUT_SECONDS, Begin, Workload
 from malamute.client.sync.client import Client, connect
 from malamute.errors import TimedOut
+from malamute.protocol.admin import StreamQuery
 
 STREAM, THE_ONE = "shared", "the-one"
 READS, USED_UP, STOPPED = "reads", "window used up", "stopped"
@@ -235,5 +236,5 @@ def _await_readers(workload: Workload, *, behind: bool) -> None:
 
 
 def _are_there(client: Client, workload: Workload, *, behind: bool) -> bool:
-    readers = client.query("stream", name=workload.name)["readers"]
-    return all((r["state"] == "replay") == (behind and r["address"] == THE_ONE) for r in readers)
+    readers = client.query(StreamQuery(name=workload.name)).readers
+    return all((r.state == "replay") == (behind and r.address == THE_ONE) for r in readers)

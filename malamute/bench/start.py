@@ -16,6 +16,7 @@ from malamute.bench import workspace
 from malamute.bench.figures import extent, middle
 from malamute.bench.workloads import BATCH, HEADERS, SUBJECTS, TIMEOUT_SECONDS
 from malamute.client.sync.client import connect
+from malamute.protocol.admin import StatusQuery, StreamsQuery
 from malamute.protocol.batch import Columns, pack_record, pack_stream_payload
 from malamute.server.process import BrokerProcess
 from malamute.store.operations import AppendChunk, Chunk
@@ -103,9 +104,9 @@ def _start(place: Path, size: int, *, cold: bool) -> tuple[float, int]:
     begin = time.monotonic()
     options = workspace.set_options(f"storage.size={size}")
     with BrokerProcess(place, *options) as broker, connect(broker.url, timeout=TIMEOUT_SECONDS) as client:
-        client.query("status")
+        client.query(StatusQuery())
         seconds = time.monotonic() - begin
-        last = {stream["name"]: stream["last"] for stream in client.query("streams")}
+        last = {stream.name: stream.last for stream in client.query(StreamsQuery())}
         return seconds, last.get(STREAM, 0)
 
 

@@ -103,14 +103,16 @@ def status(connection: ConnectionOptions, *, as_json: bool) -> None:
     The exit code is 0 when it answers, 1 when it answers and its store takes nothing, and 2 when it does not
     answer. Times are in seconds, sizes in bytes.
     """
+    from malamute.protocol import admin
+
     try:
         with connection.open() as client:
-            fields = client.query("status")
+            found = client.query(admin.StatusQuery())
     except ConnectTimeout as error:
         tell(error, as_json=as_json)
         raise click.exceptions.Exit(UNREACHABLE) from None
-    show_map({"url": connection.url, **fields}, as_json=as_json)
-    if fields["store_error"]:
+    show_map({"url": connection.url, **found.as_map()}, as_json=as_json)
+    if found.store_error:
         raise click.exceptions.Exit(ERROR)
 
 
@@ -126,6 +128,10 @@ def backup(directory: str, *, dry_run: bool, connection: ConnectionOptions, as_j
     goes on meanwhile; a backup is a data directory, which `malamute journal restore` or `broker run --data`
     takes.
     """
+    from malamute.protocol import admin
+
     with connection.open() as client, bar("backup", "seconds"):
-        copied = client.change("journal.backup", timeout=BACKUP_SECONDS, directory=directory, dry_run=dry_run)
-    show_map(copied, as_json=as_json)
+        made = client.change(
+            admin.JournalBackup(directory=directory, dry_run=dry_run), timeout=BACKUP_SECONDS
+        )
+    show_map(made.as_map(), as_json=as_json)

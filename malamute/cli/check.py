@@ -19,6 +19,7 @@ from malamute.errors import ConnectTimeout, MalamuteError
 
 if TYPE_CHECKING:
     from malamute.client.sync.client import Client
+    from malamute.protocol import admin
 
 
 class PluginState(IntEnum):
@@ -114,50 +115,51 @@ def judge(name: str, figure: Figure, bounds: CheckBounds) -> Finding:
     return Finding(name, figure, bounds, PluginState.OK)
 
 
-def faults(status: Mapping[str, Any]) -> list[tuple[PluginState, str]]:
+def faults(status: admin.BrokerStatus) -> list[tuple[PluginState, str]]:
     """What is wrong with a broker whatever its figures are."""
     found = []
-    if status["store_error"]:
-        found.append((PluginState.CRITICAL, f"the store takes nothing: {printable(status['store_error'])}"))
-    if status["damages"]:
-        words = f"{status['damages']} parts of the store are damaged; `malamute journal verify` tells them"
+    if status.store_error:
+        found.append((PluginState.CRITICAL, f"the store takes nothing: {printable(status.store_error)}"))
+    if status.damages:
+        words = f"{status.damages} parts of the store are damaged; `malamute journal verify` tells them"
         found.append((PluginState.WARNING, words))
     return found
 
 
-def measure(client: Client, status: Mapping[str, Any]) -> dict[str, Figure]:
+def measure(client: Client, status: admin.BrokerStatus) -> dict[str, Figure]:
     """Ask a broker for all the figures."""
-    storage = client.query("storage")
-    reader = f"process {storage['reader_pid']}" if storage["reader_pid"] else ""
-    queues = [
-        (f"{kind} {row['name']}", row)
-        for kind, topic in (("mailbox", "mailboxes"), ("service", "services"))
-        for row in client.query(topic)
-    ]
-    dead = [Figure(row.get("dead") or 0, where) for where, row in queues]
+    from malamute.protocol import admin
+
+    storage = client.query(admin.StorageQuery())
+    reader = f"process {storage.reader_pid}" if storage.reader_pid else ""
+    queues = [(f"mailbox {row.name}", row) for row in client.query(admin.MailboxesQuery())]
+    queues += [(f"service {row.name}", row) for row in client.query(admin.ServicesQuery())]
+    dead = [Figure(row.dead, where) for where, row in queues]
     return {
         "lag": _worst(_lags(client)),
-        "depth": _worst(Figure(row["messages"], where) for where, row in queues),
-        "oldest": _worst(Figure(row["oldest_age"] or 0.0, where) for where, row in queues),
+        "depth": _worst(Figure(row.messages, where) for where, row in queues),
+        "oldest": _worst(Figure(row.oldest_age or 0.0, where) for where, row in queues),
         "dead": Figure(sum(figure.value for figure in dead), _worst(dead).where),
-        "fill": Figure(100 * storage["used"] / storage["size"]),
-        "reader": Figure(storage["reader_lag"], reader),
-        "uptime": Figure(status["uptime"]),
-        "faults": Figure(status.get("faults", 0)),
-        "unrecovered": Figure(status.get("not_recovered", 0)),
-        "surplus": Figure(status.get("dead_excess", 0)),
+        "fill": Figure(100 * storage.used / storage.size),
+        "reader": Figure(storage.reader_lag, reader),
+        "uptime": Figure(status.uptime),
+        "faults": Figure(status.faults),
+        "unrecovered": Figure(status.not_recovered),
+        "surplus": Figure(status.dead_excess),
     }
 
 
 def _lags(client: Client) -> Iterable[Figure]:
-    for row in client.query("cursors"):
-        if row["lag"] is None:
-            continue  # it is lost, which is a damage of the store
-        yield Figure(row["lag"], f"{row['stream']} for {row['name']}")
-    for row in client.query("streams"):
-        if row["selectors"]:
-            for reader in client.query("stream", name=row["name"])["readers"]:
-                yield Figure(reader["lag"], f"{row['name']} for {reader['address'] or reader['client']}")
+    from malamute.protocol import admin
+
+    for cursor in client.query(admin.CursorsQuery()):
+        # One without a lag is lost, which is a damage of the store.
+        if cursor.lag is not None:
+            yield Figure(cursor.lag, f"{cursor.stream} for {cursor.name}")
+    for stream in client.query(admin.StreamsQuery()):
+        if stream.selectors:
+            for reader in client.query(admin.StreamQuery(name=stream.name)).readers:
+                yield Figure(reader.lag, f"{stream.name} for {reader.address or reader.client}")
 
 
 def _worst(figures: Iterable[Figure]) -> Figure:
@@ -237,9 +239,11 @@ def check(*, connection: ConnectionOptions, as_json: bool, **bounds: CheckBounds
     worst of all streams and queues that counts. A single fault, or thing of the store that could not be taken
     up, is a warning unless other bounds are given.
     """
+    from malamute.protocol import admin
+
     try:
         with connection.open() as client:
-            status = client.query("status")
+            status = client.query(admin.StatusQuery())
             wrong, figures = faults(status), measure(client, status)
     except MalamuteError as error:
         state = PluginState.CRITICAL if isinstance(error, ConnectTimeout) else PluginState.UNKNOWN

@@ -33,8 +33,10 @@ def listing(*, connection: ConnectionOptions, as_json: bool) -> None:
 @json_option
 def show(name: str, *, connection: ConnectionOptions, as_json: bool) -> None:
     """Show one client, by its id or its address: whether it is there, what it reads and what it offers."""
+    from malamute.protocol import admin
+
     with connection.open() as asking:
-        found = asking.query("client", id=name)
+        found = asking.query(admin.ClientQuery(id=name)).as_map()
     mailbox = found.pop("mailbox")
     show_whole({**found, "mailbox": [mailbox] if mailbox else []}, as_json=as_json)
 
@@ -50,5 +52,7 @@ def disconnect(name: str, *, dry_run: bool, yes: bool, connection: ConnectionOpt
 
     What it holds goes back to the queues. It is told why, and does not connect again by itself.
     """
+    from malamute.protocol import admin
+
     confirm(f"End the session of {name}?", yes=yes, dry_run=dry_run)
-    make_change(connection, "client.disconnect", as_json=as_json, id=name, dry_run=dry_run)
+    make_change(connection, admin.ClientDisconnect(id=name, dry_run=dry_run), as_json=as_json)

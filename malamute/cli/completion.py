@@ -41,16 +41,18 @@ def completion(ctx: click.Context, shell: str, *, as_json: bool) -> None:
 def names(topic: str, *columns: str) -> Complete:
     """What completes a parameter that names something: the rows of a query, if a broker answers fast."""
     named = columns or ("name",)
-    return _completing(topic, lambda rows, ctx: [row[column] for column in named for row in rows])
+    return _completing(topic, lambda rows, ctx: [getattr(row, column) for column in named for row in rows])
 
 
-def _completing(topic: str, pick: Callable[[list[dict[str, Any]], click.Context], Iterable[Any]]) -> Complete:
+def _completing(topic: str, pick: Callable[[list[Any], click.Context], Iterable[Any]]) -> Complete:
     def complete(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
         # There is nobody to tell of an error: the line is still being typed.
+        from malamute.protocol.admin import QUERIES
+
         with suppress(MalamuteError):
             connection = replace(connection_of(ctx), address="", timeout_seconds=PATIENCE_SECONDS)
             with connection.open() as client:
-                found = sorted(map(str, pick(client.query(topic), ctx)))
+                found = sorted(map(str, pick(client.query(QUERIES[topic]()), ctx)))
             return [name for name in found if name and name.startswith(incomplete)]
         return []
 
@@ -58,6 +60,6 @@ def _completing(topic: str, pick: Callable[[list[dict[str, Any]], click.Context]
 
 
 cursors = _completing(
-    "cursors", lambda rows, ctx: [row["name"] for row in rows if row["stream"] == ctx.params.get("name")]
+    "cursors", lambda rows, ctx: [row.name for row in rows if row.stream == ctx.params.get("name")]
 )
 """Completes the name of a cursor of the stream that was named before it."""

@@ -23,9 +23,11 @@ def cursor() -> None:
 @json_option
 def listing(name: str, *, connection: ConnectionOptions, as_json: bool) -> None:
     """List the cursors of STREAM, or of all streams: the last sequence done with, and the lag in messages."""
+    from malamute.protocol import admin
+
     connection, name = connection.to(name, "stream") if name else (connection, "")
     with connection.open() as client:
-        rows = client.query("cursors", stream=name)
+        rows = [row.as_map() for row in client.query(admin.CursorsQuery(stream=name))]
     show_found(rows, "cursors", as_json=as_json)
 
 
@@ -42,9 +44,11 @@ def reset(
     name: str, cursor_name: str, *, start: str, dry_run: bool, connection: ConnectionOptions, as_json: bool
 ) -> None:
     """Set a cursor so that its reader goes on at START; one that is not there is made."""
+    from malamute.protocol import admin
+
     connection, name = connection.to(name, "stream")
-    arguments = {"stream": name, "cursor": cursor_name, "start": start}
-    make_change(connection, "cursor.set", as_json=as_json, dry_run=dry_run, **arguments)
+    change = admin.CursorSet(stream=name, cursor=cursor_name, start=start, dry_run=dry_run)
+    make_change(connection, change, as_json=as_json)
 
 
 @cursor.command("delete")
@@ -57,6 +61,8 @@ def forget(
     name: str, cursor_name: str, *, dry_run: bool, connection: ConnectionOptions, as_json: bool
 ) -> None:
     """Forget a cursor."""
+    from malamute.protocol import admin
+
     connection, name = connection.to(name, "stream")
-    arguments = {"stream": name, "cursor": cursor_name}
-    make_change(connection, "cursor.delete", as_json=as_json, dry_run=dry_run, **arguments)
+    change = admin.CursorDelete(stream=name, cursor=cursor_name, dry_run=dry_run)
+    make_change(connection, change, as_json=as_json)

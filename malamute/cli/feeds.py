@@ -47,15 +47,19 @@ def feed(
     Without a pattern, all messages do. Subscriptions of the stream get their copies as ever. When the queue
     of the service is full, the messages wait in the journal of the stream.
     """
+    from malamute.protocol import admin
+
     connection, name = connection.to(name, "service")
     connection, stream = connection.to(stream, "stream")
     if delete and (criteria != criteria_of("", ()) or where or start):
         raise click.UsageError("a feed is deleted as a whole")
-    arguments: dict[str, Any] = {"service": name, "stream": stream, "dry_run": dry_run}
-    if not delete:
-        arguments |= {"criteria": [[*criterion] for criterion in criteria], "where": where}
-        arguments |= {"start": start} if start else {}
-    make_change(connection, "feed.delete" if delete else "feed.set", as_json=as_json, **arguments)
+    if delete:
+        change: admin.Change[Any] = admin.FeedDelete(service=name, stream=stream, dry_run=dry_run)
+    else:
+        change = admin.FeedSet(
+            service=name, stream=stream, criteria=criteria, where=where, start=start, dry_run=dry_run
+        )
+    make_change(connection, change, as_json=as_json)
 
 
 @service.command("feeds")
@@ -63,6 +67,8 @@ def feed(
 @json_option
 def feeds(connection: ConnectionOptions, *, as_json: bool) -> None:
     """List the feeds: which streams make requests to which services, and where each stands."""
+    from malamute.protocol import admin
+
     with connection.open() as client:
-        rows = client.query("feeds")
+        rows = [row.as_map() for row in client.query(admin.FeedsQuery())]
     show_found(rows if as_json else list(map(criteria_words, rows)), "feeds", as_json=as_json)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -13,6 +13,7 @@ from malamute.errors import NotFound
 
 if TYPE_CHECKING:
     from malamute.client.sync.client import Client
+    from malamute.protocol import admin
 
 dry_run_option = click.option("--dry-run", is_flag=True, help="Only tell what would be done.")
 yes_option = click.option("--yes", "-y", is_flag=True, help="Do not ask.")
@@ -27,34 +28,38 @@ def show_list(
     columns: Sequence[str] = (),
 ) -> None:
     """Print the rows of a query, sorted by a column. In a table they may have only some of their columns."""
+    from malamute.protocol.admin import QUERIES
+
     with connection.open() as client:
-        rows = sorted(client.query(topic), key=lambda row: str(row[column]))
+        found: list[admin.Row] = client.query(QUERIES[topic]())
+    rows = [row.as_map() for row in sorted(found, key=lambda row: str(getattr(row, column)))]
     if columns and not as_json:
         rows = [{name: row[name] for name in columns} for row in rows]
     show_found(rows, topic, as_json=as_json)
 
 
-def show_found(rows: list[dict[str, Any]], what: str, *, as_json: bool) -> None:
+def show_found(rows: Sequence[Mapping[str, Any]], what: str, *, as_json: bool) -> None:
     """Print rows, or tell people that there are none."""
     if not rows and not as_json:
         click.echo(f"no {what}", err=True)
     show_rows(rows, as_json=as_json)
 
 
-def find(client: Client, topic: str, name: str, what: str) -> dict[str, Any]:
-    """The row of a query that has this name. Raises `NotFound`."""
-    for row in client.query(topic):
-        if row["name"] == name:
-            return dict(row)
-    raise NotFound(f"there is no {what} {name!r}")
+def find_mailbox(client: Client, name: str) -> admin.QueueRow:
+    """The row of a mailbox. Raises `NotFound`."""
+    from malamute.protocol import admin
+
+    for row in client.query(admin.MailboxesQuery()):
+        if row.name == name:
+            return row
+    raise NotFound(f"there is no mailbox {name!r}")
 
 
-def make_change(connection: ConnectionOptions, topic: str, *, as_json: bool, **arguments: Any) -> None:
-    """Change something, and print what was done. Arguments that are None are left out."""
-    given = {name: value for name, value in arguments.items() if value is not None}
+def make_change(connection: ConnectionOptions, change: admin.Change[Any], *, as_json: bool) -> None:
+    """Change something, and print what was done."""
     with connection.open() as client:
-        done = client.change(topic, **given)
-    show_map(done, as_json=as_json)
+        done: admin.Row = client.change(change)
+    show_map(done.as_map(), as_json=as_json)
 
 
 def confirm(question: str, *, yes: bool, dry_run: bool) -> None:

@@ -16,7 +16,7 @@ from malamute.cli import completion
 from malamute.cli.inspection import (
     confirm,
     dry_run_option,
-    find,
+    find_mailbox,
     make_change,
     show_found,
     show_list,
@@ -30,6 +30,7 @@ from malamute.protocol.time_units import to_seconds
 
 if TYPE_CHECKING:
     from malamute.client.sync.client import Client
+    from malamute.protocol import admin
 
 PAGE = 100
 """Messages that are asked for at a time."""
@@ -68,7 +69,10 @@ MAILBOXES = QueueKind(
     "mailbox", "mailboxes", "what waits in each, in messages and bytes; ages in seconds.", "bob"
 )
 SERVICES = QueueKind(
-    "service", "services", "what waits in each, and how many work for it; ages in seconds.", "printer"
+    "service",
+    "services",
+    "what waits in each, and how many work for it; ages in seconds.",
+    "printer",
 )
 
 where_option = click.option(
@@ -109,13 +113,15 @@ def _show(queues: QueueKind) -> click.Command:
     @connects
     @json_option
     def show(name: str, *, connection: ConnectionOptions, as_json: bool) -> None:
+        from malamute.protocol import admin
+
         connection, name = connection.to(name, queues.kind)
         with connection.open() as client:
             if queues.kind == "service":
-                found = client.query("service", name=name)
+                found: admin.QueueRow = client.query(admin.ServiceQuery(name=name))
             else:
-                found = find(client, queues.topic, name, queues.kind)
-        show_whole(found, as_json=as_json)
+                found = find_mailbox(client, name)
+        show_whole(found.as_map(), as_json=as_json)
 
     return show
 
@@ -152,45 +158,46 @@ def _reading(queues: QueueKind, verb: str, words: str, *, dead: bool) -> click.C
     return read
 
 
-def _messages(client: Client, *, limit: int, after: int, **selection: Any) -> Iterator[dict[str, Any]]:
+def _messages(client: Client, *, limit: int, after: int, **selection: Any) -> Iterator[admin.MessageRow]:
+    from malamute.protocol import admin
+
     while limit > 0:
-        rows = client.query("messages", after=after, limit=min(limit, PAGE), **selection)
+        rows = client.query(admin.MessagesQuery(after=after, limit=min(limit, PAGE), **selection))
         yield from rows
         if len(rows) < PAGE:
             return
         limit -= len(rows)
-        after = rows[-1]["sequence"]
+        after = rows[-1].sequence
 
 
-def _time(row: dict[str, Any]) -> datetime:
-    return datetime.fromtimestamp(to_seconds(row["time"]), UTC)
+def _time(row: admin.MessageRow) -> datetime:
+    return datetime.fromtimestamp(to_seconds(row.time), UTC)
 
 
-def _fields(row: dict[str, Any]) -> dict[str, Any]:
+def _fields(row: admin.MessageRow) -> dict[str, Any]:
     """A message for JSON."""
-    fields = {name: value for name, value in row.items() if name not in ("headers", "body")}
-    headers = plain_headers(row["headers"] or {})
-    return {**fields, "time": _time(row).isoformat(), "headers": headers, **body_fields(row["body"])}
+    fields = {name: value for name, value in vars(row).items() if name not in ("headers", "body")}
+    headers = plain_headers(row.headers)
+    return {**fields, "time": _time(row).isoformat(), "headers": headers, **body_fields(row.body)}
 
 
-def _row(row: dict[str, Any]) -> dict[str, Any]:
+def _row(row: admin.MessageRow) -> dict[str, Any]:
     """A message for a table. Of a dead letter the reason stands there, and otherwise its state."""
-    properties = row["properties"] or {}
-    died = properties.get("dead")
+    died = row.properties.get("dead")
     fields = {
-        "sequence": row["sequence"],
+        "sequence": row.sequence,
         "time": _time(row),
-        "sender": row["sender"],
-        "subject": row["subject"],
-        "attempts": died["attempts"] if died else row["attempts"],
-        "reason" if died else "state": died["reason"] if died else row["state"],
+        "sender": row.sender,
+        "subject": row.subject,
+        "attempts": died["attempts"] if died else row.attempts,
+        "reason" if died else "state": died["reason"] if died else row.state,
     }
-    return {**fields, **excerpt(row["headers"] or {}, row["body"])}
+    return {**fields, **excerpt(row.headers, row.body)}
 
 
 def _chosen(options: dict[str, Any]) -> dict[str, Any]:
-    """The options that choose messages, as the broker wants them; None where one was not given."""
-    return {**options, "sequences": [*options["sequences"]] or None, "where": options["where"] or None}
+    """The options that choose messages, as the broker wants them."""
+    return {**options, "sequences": [*options["sequences"]] or None}
 
 
 def _redrive(queues: QueueKind) -> click.Command:
@@ -207,9 +214,14 @@ def _redrive(queues: QueueKind) -> click.Command:
     @dry_run_option
     @connects
     @json_option
-    def redrive(name: str, *, dry_run: bool, connection: ConnectionOptions, **more: Any) -> None:
+    def redrive(
+        name: str, *, dry_run: bool, connection: ConnectionOptions, as_json: bool, **more: Any
+    ) -> None:
+        from malamute.protocol import admin
+
         connection, name = connection.to(name, kind)
-        make_change(connection, "queue.redrive", kind=kind, name=name, dry_run=dry_run, **_chosen(more))
+        change = admin.QueueRedrive(kind=kind, name=name, dry_run=dry_run, **_chosen(more))
+        make_change(connection, change, as_json=as_json)
 
     return redrive
 
@@ -231,14 +243,23 @@ def _purge(queues: QueueKind) -> click.Command:
     @connects
     @json_option
     def purge(
-        name: str, *, dead: bool, yes: bool, dry_run: bool, connection: ConnectionOptions, **more: Any
+        name: str,
+        *,
+        dead: bool,
+        yes: bool,
+        dry_run: bool,
+        connection: ConnectionOptions,
+        as_json: bool,
+        **more: Any,
     ) -> None:
+        from malamute.protocol import admin
+
         connection, name = connection.to(name, kind)
         some = more["sequences"] or more["where"] or more["limit"]
         what = "dead letters" if dead else "messages"
         confirm(f"Remove {'some' if some else 'all'} {what} of the {kind} {name}?", yes=yes, dry_run=dry_run)
-        chosen = {"dead": dead, "dry_run": dry_run, **_chosen(more)}
-        make_change(connection, "queue.purge", kind=kind, name=name, **chosen)
+        change = admin.QueuePurge(kind=kind, name=name, dead=dead, dry_run=dry_run, **_chosen(more))
+        make_change(connection, change, as_json=as_json)
 
     return purge
 

@@ -15,6 +15,8 @@ from malamute.cli.tables import cell
 if TYPE_CHECKING:
     from rich.console import Group
 
+    from malamute.protocol import admin
+
 Rows = list[dict[str, Any]]
 
 HEADING_LINES = 6
@@ -25,15 +27,17 @@ class Snapshot(NamedTuple):
     """What a broker told at one moment, in seconds of any clock."""
 
     at_seconds: float
-    status: Mapping[str, Any]
-    streams: Sequence[Mapping[str, Any]]
-    mailboxes: Sequence[Mapping[str, Any]]
-    services: Sequence[Mapping[str, Any]]
-    clients: Sequence[Mapping[str, Any]]
+    status: admin.BrokerStatus
+    streams: Sequence[admin.StreamRow]
+    mailboxes: Sequence[admin.QueueRow]
+    services: Sequence[admin.QueueRow]
+    clients: Sequence[admin.ClientRow | admin.ClientDetails]
 
+    def as_map(self) -> dict[str, Any]:
+        """All of it for JSON."""
+        from malamute.protocol import admin
 
-TOPICS = Snapshot._fields[1:]
-"""What the broker is asked for a snapshot."""
+        return {name: admin.encode(value) for name, value in self._asdict().items()}
 
 
 class Look(NamedTuple):
@@ -47,14 +51,14 @@ class Look(NamedTuple):
 
 
 def _streams(now: Snapshot, before: Snapshot | None) -> Rows:
-    earlier = {row["name"]: row["published"] for row in before.streams} if before else {}
+    earlier = {row.name: row.published for row in before.streams} if before else {}
     return [
         {
-            "stream": row["name"],
-            "messages/s": rate(row["published"], earlier.get(row["name"]), now, before),
-            "last": row["last"],
-            "kept from": row["first"],
-            "selectors": row["selectors"],
+            "stream": row.name,
+            "messages/s": rate(row.published, earlier.get(row.name), now, before),
+            "last": row.last,
+            "kept from": row.first,
+            "selectors": row.selectors,
         }
         for row in now.streams
     ]
@@ -63,13 +67,13 @@ def _streams(now: Snapshot, before: Snapshot | None) -> Rows:
 def _queues(now: Snapshot, before: Snapshot | None) -> Rows:
     return [
         {
-            "queue": f"{kind} {row['name']}",
-            "messages": row["messages"],
-            "waiting": row["waiting"],
-            "consumers": row["consumers"],
-            "dead": row.get("dead"),
-            "oldest s": row["oldest_age"],
-            "bytes": row["bytes"],
+            "queue": f"{kind} {row.name}",
+            "messages": row.messages,
+            "waiting": row.waiting,
+            "consumers": row.consumers,
+            "dead": row.dead,
+            "oldest s": row.oldest_age,
+            "bytes": row.bytes,
         }
         for kind, rows in (("mailbox", now.mailboxes), ("service", now.services))
         for row in rows
@@ -79,12 +83,12 @@ def _queues(now: Snapshot, before: Snapshot | None) -> Rows:
 def _clients(now: Snapshot, before: Snapshot | None) -> Rows:
     return [
         {
-            "client": row["address"] or row["id"],
-            "connected": row["connected"],
-            "subscriptions": row["subscriptions"],
-            "offers": row["offers"],
-            "holding": row["holding"],
-            "software": row["software"],
+            "client": row.address or row.id,
+            "connected": row.connected,
+            "subscriptions": row.subscriptions,
+            "offers": row.offers,
+            "holding": row.holding,
+            "software": row.software,
         }
         for row in now.clients
     ]
@@ -146,12 +150,12 @@ HELP = "1 2 3 Tab view   ← → s sort   r reverse   ↑ ↓ scroll   space pau
 def summary(now: Snapshot, before: Snapshot | None) -> str:
     """The broker in a line."""
     status = now.status
-    name = "messages_published"
-    speed = rate(status[name], before.status[name] if before else None, now, before)
+    earlier = before.status.messages_published if before else None
+    speed = rate(status.messages_published, earlier, now, before)
     return (
-        f"up {_span(status['uptime'])}   {status['clients']} clients   "
+        f"up {_span(status.uptime)}   {status.clients} clients   "
         f"{'-' if speed is None else f'{speed:,.0f}'} messages/s   "
-        f"queues {status['queue_bytes']:,} B   backlog {status['backlog_bytes']:,} B"
+        f"queues {status.queue_bytes:,} B   backlog {status.backlog_bytes:,} B"
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -22,6 +22,10 @@ from malamute.cli.payload import headers_option
 from malamute.cli.tables import criteria_words, show_map, show_whole
 from malamute.cli.units import duration, size
 from malamute.cli.view import view
+
+if TYPE_CHECKING:
+    from malamute.client.sync.client import Client
+    from malamute.protocol import admin
 
 KEPT = {"bytes": "retain_bytes", "count": "retain_count", "age": "retain_age"}
 """The limits of a retention, and how the store calls those in force."""
@@ -77,17 +81,22 @@ def show(name: str, *, connection: ConnectionOptions, as_json: bool) -> None:
     are how often a reader has come to the head of the stream, or fallen behind it; failures are those of
     families of patterns that are plug-ins.
     """
+    from malamute.protocol import admin
+
     connection, name = connection.to(name, "stream")
     with connection.open() as client:
-        found = client.query("stream", name=name)
-        kept = _stored(client, name)
+        found = client.query(admin.StreamQuery(name=name)).as_map()
+        stored = _stored(client, name)
+    kept = vars(stored) if stored else {}
     found |= {what: kept.get(what) for what in ("bytes", "chunks", *KEPT.values())}
     show_whole(found, as_json=as_json)
 
 
-def _stored(client: Any, name: str) -> dict[str, Any]:
-    """What the store has of a stream; empty if it has nothing."""
-    return next((row for row in client.query("storage")["streams"] if row["name"] == name), {})
+def _stored(client: Client, name: str) -> admin.StoredStream | None:
+    """What the store has of a stream."""
+    from malamute.protocol import admin
+
+    return next(iter(client.query(admin.StoredQuery(stream=name, limit=1))), None)
 
 
 @stream.command(epilog=examples("malamute stream create orders --age 7d --bytes 10GiB"))
@@ -97,14 +106,16 @@ def _stored(client: Any, name: str) -> dict[str, Any]:
 @connects
 @json_option
 def create(
-    name: str, *, limits: dict[str, float], dry_run: bool, connection: ConnectionOptions, as_json: bool
+    name: str, *, limits: dict[str, Any], dry_run: bool, connection: ConnectionOptions, as_json: bool
 ) -> None:
     """Make a stream, and say how much of it is kept; without that the broker's configuration does.
 
     Publishing or subscribing makes a stream as well. One that is in use is refused.
     """
+    from malamute.protocol import admin
+
     connection, name = connection.to(name, "stream")
-    make_change(connection, "stream.create", as_json=as_json, stream=name, dry_run=dry_run, **limits)
+    make_change(connection, admin.StreamCreate(stream=name, dry_run=dry_run, **limits), as_json=as_json)
 
 
 @stream.command(
@@ -116,21 +127,23 @@ def create(
 @connects
 @json_option
 def edit(
-    name: str, *, limits: dict[str, float], dry_run: bool, connection: ConnectionOptions, as_json: bool
+    name: str, *, limits: dict[str, Any], dry_run: bool, connection: ConnectionOptions, as_json: bool
 ) -> None:
     """Set how much of a stream is kept. What is not named stays as it is.
 
     It takes the place of what the configuration says. What is over it is dropped at once.
     """
+    from malamute.protocol import admin
+
     if not limits:
         raise click.UsageError("edit what? give --bytes, --count or --age")
     connection, name = connection.to(name, "stream")
     with connection.open() as client:
-        client.query("stream", name=name)
-        kept = _stored(client, name)
-        before = {limit: kept[column] for limit, column in KEPT.items() if column in kept}
-        done = client.change("stream.retain", stream=name, dry_run=dry_run, **{**before, **limits})
-    show_map(done, as_json=as_json)
+        client.query(admin.StreamQuery(name=name))
+        stored = _stored(client, name)
+        before = {limit: getattr(stored, column) for limit, column in KEPT.items()} if stored else {}
+        done = client.change(admin.StreamRetain(stream=name, dry_run=dry_run, **{**before, **limits}))
+    show_map(done.as_map(), as_json=as_json)
 
 
 @stream.command("purge")
@@ -141,9 +154,11 @@ def edit(
 @json_option
 def purge(name: str, *, dry_run: bool, yes: bool, connection: ConnectionOptions, as_json: bool) -> None:
     """Drop all messages of a stream. Its readers, cursors and retention stay, and its sequences go on."""
+    from malamute.protocol import admin
+
     connection, name = connection.to(name, "stream")
     confirm(f"Drop all messages of the stream {name}?", yes=yes, dry_run=dry_run)
-    make_change(connection, "stream.purge", as_json=as_json, stream=name, dry_run=dry_run)
+    make_change(connection, admin.StreamPurge(stream=name, dry_run=dry_run), as_json=as_json)
 
 
 @stream.command("delete")
@@ -154,9 +169,11 @@ def purge(name: str, *, dry_run: bool, yes: bool, connection: ConnectionOptions,
 @json_option
 def delete(name: str, *, dry_run: bool, yes: bool, connection: ConnectionOptions, as_json: bool) -> None:
     """Remove a stream that nobody reads, with its history, its cursors and its retention."""
+    from malamute.protocol import admin
+
     connection, name = connection.to(name, "stream")
     confirm(f"Remove the stream {name} with all that is in it?", yes=yes, dry_run=dry_run)
-    make_change(connection, "stream.delete", as_json=as_json, stream=name, dry_run=dry_run)
+    make_change(connection, admin.StreamDelete(stream=name, dry_run=dry_run), as_json=as_json)
 
 
 @stream.command(
@@ -180,8 +197,10 @@ def explain(
     as_json: bool,
 ) -> None:
     """Tell which subscriptions of a stream would get a message, and of the others what failed first."""
+    from malamute.protocol import admin
+
     connection, name = connection.to(name, "stream")
     with connection.open() as client:
-        rows = client.query("explain", stream=name, subject=subject, headers=headers, sender=sender)
-    rows = [row for row in rows if not (failed and row["matched"])]
+        query = admin.ExplainQuery(stream=name, subject=subject, headers=headers, sender=sender)
+        rows = [row.as_map() for row in client.query(query) if not (failed and row.matched)]
     show_found(rows if as_json else list(map(criteria_words, rows)), "subscription", as_json=as_json)

@@ -12,7 +12,7 @@ import click
 from malamute.cli.keyboard import keys, pressed
 from malamute.cli.options import ConnectionOptions, connects, examples, json_option
 from malamute.cli.printing import printable, to_json
-from malamute.cli.screen import TOPICS, VIEWS, Look, Snapshot, arranged, picture, press, summary
+from malamute.cli.screen import VIEWS, Look, Snapshot, arranged, picture, press, summary
 from malamute.cli.signals import until_stopped
 from malamute.cli.tables import show_rows
 from malamute.errors import TimedOut
@@ -50,7 +50,7 @@ def top(
     with until_stopped(), connection.open() as client:
         if as_json:
             for now in _snapshots(client, interval_seconds, count):
-                click.echo(to_json(now._asdict()))
+                click.echo(to_json(now.as_map()))
         elif sys.stdin.isatty() and sys.stdout.isatty():
             _watch(client, look, interval_seconds, count)
         else:
@@ -59,7 +59,16 @@ def top(
 
 def take(client: Client, timeout: float | None = None) -> Snapshot:
     """Ask a broker how it is. Raises `TimedOut`."""
-    return Snapshot(time.monotonic(), *(client.query(topic, timeout=timeout) for topic in TOPICS))
+    from malamute.protocol import admin
+
+    return Snapshot(
+        time.monotonic(),
+        client.query(admin.StatusQuery(), timeout=timeout),
+        client.query(admin.StreamsQuery(), timeout=timeout),
+        client.query(admin.MailboxesQuery(), timeout=timeout),
+        client.query(admin.ServicesQuery(), timeout=timeout),
+        client.query(admin.ClientsQuery(), timeout=timeout),
+    )
 
 
 def _snapshots(client: Client, interval_seconds: float, count: int | None) -> Iterator[Snapshot]:

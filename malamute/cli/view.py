@@ -98,8 +98,9 @@ def pages(
 ) -> Iterator[list[Message]]:
     """Lists of `size` messages that a stream holds now, the last one shorter; `limit` in all."""
     from malamute.client.events import Switched
+    from malamute.protocol import admin
 
-    head = client.query("stream", name=name)["last"]
+    head = client.query(admin.StreamQuery(name=name)).last
     left = limit or head
     source: Subscription | None = None
     live, told = False, client.on_event

@@ -42,6 +42,7 @@ from malamute.core.stream import Stream, Streams
 from malamute.core.subscription import Position, Reader
 from malamute.errors import InvalidName, MalamuteError, NotFound, TooMany, TryLater
 from malamute.matching import Selector
+from malamute.protocol.admin import FeedRow
 from malamute.protocol.batch import Columns, pack, unpack
 from malamute.protocol.limits import Limits
 from malamute.protocol.names import is_name
@@ -97,9 +98,9 @@ class Feed(Reader):
         return CURSOR_PREFIX + self.queue.name
 
     @property
-    def owner_row(self) -> dict[str, Any]:
-        """Who it is, for a list of readers."""
-        return {"client": "", "address": self.name}
+    def read_by(self) -> tuple[str, str]:
+        """No client, and the name of its cursor."""
+        return "", self.name
 
     @property
     def ready(self) -> bool:
@@ -263,22 +264,22 @@ class Feed(Reader):
     def switched(self, state: str, sequence: int) -> None:
         """It falls behind whenever it waits for the disk, so it is nothing to tell."""
 
-    def row(self) -> dict[str, Any]:
+    def row(self) -> FeedRow:
         """What it does and where it stands, for people."""
         stream, selector = self.stream, self.group.selector
         # What is not on the disk is none of its business yet.
         lag = max(0, stream.replay.durable + 1 - self.cursor) if self.cursor else 0
-        return {
-            "service": self.queue.name,
-            "stream": stream.name,
-            "criteria": [[*criterion] for criterion in selector.criteria],
-            "where": selector.where,
-            "state": "full" if self.full else "replay" if lag else "live",
-            "sequence": stream.cursors.get(self.name, 0),
-            "lag": lag,
-            "requests": self.delivered,
-            "skipped": self.skipped,
-        }
+        return FeedRow(
+            service=self.queue.name,
+            stream=stream.name,
+            criteria=[[*criterion] for criterion in selector.criteria],
+            where=selector.where,
+            state="full" if self.full else "replay" if lag else "live",
+            sequence=stream.cursors.get(self.name, 0),
+            lag=lag,
+            requests=self.delivered,
+            skipped=self.skipped,
+        )
 
 
 def feed_name(service: str, stream: str) -> str:

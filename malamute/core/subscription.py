@@ -98,8 +98,8 @@ class Reader:
     """Whether it has not ended."""
 
     @property
-    def owner_row(self) -> dict[str, Any]:
-        """Who it is, for a list of readers."""
+    def read_by(self) -> tuple[str, str]:
+        """Whose it is: the id of a client, and an address."""
         raise NotImplementedError
 
     @property
@@ -207,9 +207,9 @@ class Subscription(Reader):
         super().__init__(stream, selector)
 
     @property
-    def owner_row(self) -> dict[str, Any]:
-        """Whose it is, for a list of readers."""
-        return {"client": self.session.ident, "address": self.session.address}
+    def read_by(self) -> tuple[str, str]:
+        """Whose it is: the id of the client, and its address."""
+        return self.session.ident, self.session.address
 
     @property
     def open(self) -> bool:  # type: ignore[override]  # the session knows it

@@ -17,20 +17,6 @@ from malamute.protocol import limits
 from malamute.protocol.batch import are_headers
 from malamute.protocol.messages import ADDRESS, NAME, Rule
 
-PAGED = {
-    "clients": "id",
-    "cursors": "stream",
-    "explain": "id",
-    "feeds": "service",
-    "mailboxes": "name",
-    "services": "name",
-    "streams": "name",
-}
-"""The lists that come in pages, each with the field of its rows by which they are in order."""
-
-PAGING = {"after_name", "limit"}
-"""The arguments that ask for a page."""
-
 MESSAGE_STATES = ("unstored", "waiting", "delayed", "outstanding", "settling", "dead")
 """What the state of a queued message may be."""
 

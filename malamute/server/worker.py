@@ -12,6 +12,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from heapq import nsmallest
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -26,7 +27,9 @@ from malamute.errors import (
     StoreLost,
 )
 from malamute.journal.disk import DiskStore
+from malamute.journal.format import Stream
 from malamute.journal.store import Store
+from malamute.protocol.admin import BackupMade, StoreDamage, StoredStream, StoreUsage
 from malamute.store.commit import Append, Committer, Written
 from malamute.store.operations import (
     Backup,
@@ -39,6 +42,7 @@ from malamute.store.operations import (
     ReadChunks,
     StoreRead,
     StoreStats,
+    StreamStats,
 )
 from malamute.store.policies import StreamRetention
 
@@ -206,33 +210,47 @@ class Reader(Worker[StoreRead]):
             return self.failed(f"reading ({type(question).__name__})", error)
 
 
-def _back_up(store: Store, backup: Backup) -> dict[str, Any] | MalamuteError:
+def _back_up(store: Store, backup: Backup) -> BackupMade | MalamuteError:
     if not isinstance(store, DiskStore):
         return InvalidValue("a store in memory has no backup")
     below, directory = Path(backup.below).resolve(), Path(backup.directory).resolve()
     if not directory.is_relative_to(below) or directory == below:
         return AccessRefused(f"a backup goes below {below}, where {backup.directory} leads to {directory}")
-    return store.backup(directory)._asdict()
+    copied = store.backup(directory)
+    return BackupMade(
+        directory=backup.directory,
+        streams=copied.streams,
+        chunks=copied.chunks,
+        bytes=copied.bytes,
+        blocks=copied.blocks,
+        damages=[*copied.damages],
+    )
 
 
-def _survey(store: Store) -> Any:
+def _usage(store: Store) -> StoreUsage:
     status = store.status()
-    rows = [
-        {"name": name, **state._asdict(), **_retained(store.retention(name))}
-        for name, state in status.streams.items()
-    ]
     sizes = {name: value for name, value in status._asdict().items() if isinstance(value, int)}
-    damages = [{k: v for k, v in defect._asdict().items() if k != "stranded"} for defect in status.defects]
-    return {**sizes, "streams": rows, "damages": damages}
+    damages = [
+        StoreDamage(kind=one.kind, name=one.name, first=one.first, last=one.last, outcome=one.outcome)
+        for one in status.defects
+    ]
+    return StoreUsage(**sizes, damages=damages)
 
 
-def _retained(retention: StreamRetention) -> dict[str, float]:
-    """A retention for people."""
-    return {
-        "retain_bytes": retention.bytes_max,
-        "retain_count": retention.messages_max,
-        "retain_age": retention.age_seconds,
-    }
+def _stored_streams(store: Store, asked: StreamStats) -> list[StoredStream]:
+    streams = store.status().streams
+    names = [asked.stream] if asked.stream else streams
+    page = nsmallest(asked.limit, (name for name in names if name in streams and name > asked.after))
+    return [_stored(streams[name], store.retention(name)) for name in page]
+
+
+def _stored(stream: Stream, retention: StreamRetention) -> StoredStream:
+    return StoredStream(
+        **stream._asdict(),
+        retain_bytes=retention.bytes_max,
+        retain_count=retention.messages_max,
+        retain_age=retention.age_seconds,
+    )
 
 
 ANSWERS: dict[type[Any], Callable[[Store, Any], Any]] = {
@@ -241,6 +259,7 @@ ANSWERS: dict[type[Any], Callable[[Store, Any], Any]] = {
     FindTime: lambda store, q: store.find_time(q.stream, q.time),
     LastPerSubject: lambda store, q: store.last_per_subject(q.stream, limit=q.limit),
     FetchRecords: lambda store, q: store.fetch(q.kind, q.queue, q.sequences),
-    StoreStats: lambda store, q: _survey(store),
+    StoreStats: lambda store, q: _usage(store),
+    StreamStats: _stored_streams,
     Backup: _back_up,
 }

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from malamute.client import events
 from malamute.errors import ConfigError, Malformed, NotFound, TimedOut
+from malamute.protocol.admin import StatusQuery, StreamsQuery
 from malamute.protocol.batch import Columns, unpack_payload
 from malamute.protocol.start import SEQ, SINCE, TIME, Start
 from malamute.store.operations import Damage
@@ -177,8 +178,8 @@ class BrokerHistory:
 
     def streams(self) -> Mapping[str, SequenceRange]:
         """Each stream, and what is there of it on the disk."""
-        rows = self._client.query("streams")
-        return {row["name"]: SequenceRange(row["first"], row["stored"]) for row in rows if row["journaled"]}
+        rows = self._client.query(StreamsQuery())
+        return {row.name: SequenceRange(row.first, row.stored) for row in rows if row.journaled}
 
     def find_time(self, stream: str, time_ns: int) -> int:
         """The first sequence at or after a time; one past the last if there is none."""
@@ -209,7 +210,7 @@ class BrokerHistory:
             return subscription.columns(TIMEOUT_SECONDS, enough=reading.has_news)
         except TimedOut:
             # A broker that looks for rare messages may be silent for long; one that is gone does not answer.
-            self._client.query("status", timeout=TIMEOUT_SECONDS)
+            self._client.query(StatusQuery(), timeout=TIMEOUT_SECONDS)
             return None
 
     def close(self) -> None:

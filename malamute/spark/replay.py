@@ -54,6 +54,7 @@ from malamute.errors import (
     from_wire,
 )
 from malamute.matching import Index, Selector, load_plugins
+from malamute.protocol.admin import CursorsQuery, StreamQuery
 from malamute.protocol.time_units import to_seconds
 from malamute.spark.match import decoded
 from malamute.spark.scan import ExportDamage, ExportedHistory, HistoryBounds, HistoryPart, Piece, read, run
@@ -182,8 +183,8 @@ def _position(client: Client, source: ReplaySource, options: ReplaySettings) -> 
 
 def known_cursor(client: Client, target: str, name: str) -> int | None:
     """Where the cursor of a replay is; None if there is none yet."""
-    cursors = client.query("cursors", stream=target, timeout=TIMEOUT_SECONDS)
-    return next((row["sequence"] for row in cursors if row["name"] == _cursor(name)), None)
+    cursors = client.query(CursorsQuery(stream=target), timeout=TIMEOUT_SECONDS)
+    return next((row.sequence for row in cursors if row.name == _cursor(name)), None)
 
 
 def replay(
@@ -503,7 +504,7 @@ def _look(client: Client, target: str, name: str, begin: int | None) -> int:
 
     Raises `NotFound` when the target has dropped them: then nobody can tell how far the replay has come.
     """
-    last = 0 if begin is None else client.query("stream", name=target, timeout=TIMEOUT_SECONDS)["last"]
+    last = 0 if begin is None else client.query(StreamQuery(name=target), timeout=TIMEOUT_SECONDS).last
     if begin is None or last <= begin:
         return 0
     found, gaps = 0, []

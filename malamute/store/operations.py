@@ -319,11 +319,19 @@ class FetchRecords(NamedTuple):
 
 
 class StoreStats(NamedTuple):
-    """Measure how full the store is: a map for people."""
+    """Measure how full the store is: a `protocol.admin.StoreUsage`."""
+
+
+class StreamStats(NamedTuple):
+    """Measure the streams behind a name, or one: `limit` values of `protocol.admin.StoredStream`."""
+
+    stream: str
+    after: str
+    limit: int
 
 
 class Backup(NamedTuple):
-    """Copy the store into a directory, however long it takes; a map of what was copied, or an error.
+    """Copy the store into a directory, however long it takes; a `protocol.admin.BackupMade`, or an error.
 
     The directory has to be below another one, which the links on the way are followed for.
     """
@@ -332,7 +340,9 @@ class Backup(NamedTuple):
     below: str
 
 
-StoreRead = ReadChunks | FindTime | LastPerSubject | FindHole | FetchRecords | StoreStats | Backup
+StoreRead = (
+    ReadChunks | FindTime | LastPerSubject | FindHole | FetchRecords | StoreStats | StreamStats | Backup
+)
 """What the store is asked. Each is answered by `Core.answered`, in any order."""
 
 

@@ -20,9 +20,9 @@ from rig_peer import Peer, peer
 from rig_waiting import PATIENCE, eventually
 
 import malamute
-from malamute.core.admin import changes, queries
 from malamute.errors import InvalidName, InvalidValue, MalamuteError
 from malamute.protocol import messages
+from malamute.protocol.admin import CHANGES, QUERIES
 from malamute.protocol.codec import decode, encode
 from malamute.protocol.messages import BY_TYPE, Error, Hello
 
@@ -40,9 +40,9 @@ def argument_faults() -> list[tuple[str, str, str, Any]]:
     """For each argument of each topic values that it must not have."""
     return [
         (method, topic, name, value)
-        for method, topics in (("query", queries.TOPICS), ("change", changes.TOPICS))
-        for topic, (_, takes) in topics.items()
-        for name, rule in takes.rules.items()
+        for method, topics in (("query", QUERIES), ("change", CHANGES))
+        for topic, kind in topics.items()
+        for name, rule in kind.rules.rules.items()
         for value in (inf, -inf, nan, 1e300, -1, 2**64 - 1, "/a\0b", "x" * 5000, [nan], {"a": [1]}, None)
         if not rule.holds(value)
     ]

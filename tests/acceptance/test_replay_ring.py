@@ -69,8 +69,8 @@ def publish(out: Publisher, batches: int) -> int:
 
 def kept(client: malamute.Client, stream: str = "s") -> dict[str, Any]:
     """What the store says of a stream."""
-    rows: Sequence[dict[str, Any]] = client.query("storage")["streams"]
-    return next(row for row in rows if row["name"] == stream)
+    rows: Sequence[dict[str, Any]] = client.query("stored", stream=stream)
+    return rows[0]
 
 
 def room_on_disk(daemon: Daemon) -> tuple[int, int]:

@@ -11,6 +11,7 @@ from cli_commands import Run
 
 import malamute
 from malamute.cli.check import MEASURES, CheckBounds, Figure, PluginState, judge
+from malamute.protocol.admin import BrokerStatus
 
 CHECK = ("broker", "check")
 
@@ -41,9 +42,9 @@ def test_a_single_one_of_what_should_never_be_is_a_warning(
 ) -> None:
     real = malamute.Client.query
 
-    def query(self: malamute.Client, topic: str, **arguments: Any) -> Any:
-        answer = real(self, topic, **arguments)
-        return {**answer, key: 1} if topic == "status" else answer
+    def query(self: malamute.Client, topic: Any) -> Any:
+        answer = real(self, topic)
+        return BrokerStatus(**{**vars(answer), key: 1}) if isinstance(answer, BrokerStatus) else answer
 
     monkeypatch.setattr(malamute.Client, "query", query)
     assert f"{name} 1 is at or over 1" in run(*CHECK, exit_code=1).stdout

@@ -13,6 +13,7 @@ import termios
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from fcntl import ioctl
+from typing import TypeVar
 
 import pytest
 from cli_commands import ROOT, TIMEOUT, Run
@@ -20,18 +21,26 @@ from rich.console import Console
 
 import malamute
 from malamute.cli.screen import HELP, VIEWS, Look, Snapshot, arranged, picture, press, rate, summary
+from malamute.protocol.admin import BrokerStatus, QueueRow, StreamRow
 from malamute.testing import Broker
+
+AnyRow = TypeVar("AnyRow")
 
 STATUS = {"uptime": 90061.0, "clients": 2, "messages_published": 100, "queue_bytes": 5, "backlog_bytes": 0}
 
 
-def _stream(name: str, published: int) -> dict[str, object]:
-    return {"name": name, "published": published, "last": published, "first": 1, "selectors": 0}
+def _row(kind: Callable[..., AnyRow], **given: object) -> AnyRow:
+    """A row with 0 in all other fields."""
+    return kind(**{**dict.fromkeys(kind.__annotations__, 0), **given})
+
+
+def _stream(name: str, published: int) -> StreamRow:
+    return _row(StreamRow, name=name, published=published, last=published, first=1)
 
 
 def _snapshot(time: float, **published: int) -> Snapshot:
-    status = {**STATUS, "messages_published": sum(published.values())}
-    queue = {"name": "bob", "messages": 2, "waiting": 1, "consumers": 0, "oldest_age": None, "bytes": 9}
+    status = _row(BrokerStatus, **{**STATUS, "messages_published": sum(published.values())})
+    queue = _row(QueueRow, name="bob", messages=2, waiting=1, oldest_age=None, bytes=9)
     return Snapshot(time, status, [_stream(n, p) for n, p in published.items()], [queue], [], [])
 
 

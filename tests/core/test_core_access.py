@@ -10,9 +10,9 @@ from core_bench import Bench, ack, mail_credit, offer, peer_id, publish, request
 
 from malamute.core import access
 from malamute.core.access import ACCESS, ANONYMOUS, CHANGES, AccessControl, Principal
-from malamute.core.admin import changes
 from malamute.core.broker import STATES
 from malamute.errors import AccessRefused
+from malamute.protocol import admin
 from malamute.protocol.messages import Change, Commit, Error, Hello, Ok, Query, Stored, Subscribe, Welcome
 
 ANN, BOB = Principal("ann", frozenset(("staff",)), "password", "tcp://*:1"), Principal("bob")
@@ -38,9 +38,9 @@ def test_every_command_has_a_line_in_the_table_of_access():
 
 
 def test_every_change_has_a_line_too_and_names_its_own_arguments():
-    assert set(changes.TOPICS) == set(CHANGES)
-    for topic, (_, arguments) in changes.TOPICS.items():
-        taken = {*arguments.required, *arguments.optional}
+    assert set(admin.CHANGES) == set(CHANGES)
+    for topic, kind in admin.CHANGES.items():
+        taken = kind.rules.rules.keys()
         for line in CHANGES[topic]:
             assert line.field in taken
             assert line.kind or "kind" in taken
@@ -55,8 +55,8 @@ def test_the_lines_name_fields_that_the_commands_have():
 
 def test_every_argument_that_holds_a_name_is_in_the_line_of_its_change():
     of_things = {"stream", "service", "cursor", "name", "id"}
-    for topic, (_, arguments) in changes.TOPICS.items():
-        named = of_things & {*arguments.required, *arguments.optional}
+    for topic, kind in admin.CHANGES.items():
+        named = of_things & kind.rules.rules.keys()
         assert named == {line.field for line in CHANGES[topic]}, topic
 
 

@@ -12,6 +12,8 @@ from malamute.core.admin import changes
 from malamute.core.queue import paging
 from malamute.core.session import Numbers
 from malamute.errors import StorageFull
+from malamute.protocol import admin
+from malamute.protocol.admin import BackupMade
 from malamute.protocol.limits import CHANGES_MAX
 from malamute.protocol.messages import (
     VERSION,
@@ -75,8 +77,8 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
         return call
 
-    for topic, (handler, *rest) in changes.TOPICS.items():
-        monkeypatch.setitem(changes.TOPICS, topic, (counted(topic, handler), *rest))
+    for topic, handler in changes.MAKING.items():
+        monkeypatch.setitem(changes.MAKING, topic, counted(topic, handler))
     return calls
 
 
@@ -84,7 +86,9 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
     import malamute.server.worker as worker
 
-    monkeypatch.setitem(worker.ANSWERS, worker.Backup, lambda store, question: {"bytes": 1})
+    monkeypatch.setitem(
+        worker.ANSWERS, worker.Backup, lambda store, backup: BackupMade(directory=backup.directory, bytes=1)
+    )
     bench = Bench()
     furnished(bench)
     return bench
@@ -100,7 +104,7 @@ def again(bench: Bench, change: Change) -> list[Any]:
 
 
 def test_there_is_an_example_of_every_change():
-    assert CHANGES.keys() == changes.TOPICS.keys()
+    assert CHANGES.keys() == admin.CHANGES.keys() == changes.MAKING.keys()
 
 
 @by_topic

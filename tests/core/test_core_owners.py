@@ -7,9 +7,9 @@ from itertools import product
 import pytest
 from core_bench import Bench, mail_credit, offer, peer_id, publish, reply, request, send, subscribe
 
-from malamute.core.admin import changes, queries
 from malamute.core.events import EVENTS
 from malamute.core.session import session_name
+from malamute.protocol.admin import CHANGES, QUERIES
 from malamute.protocol.codec import encode
 from malamute.protocol.messages import Change, Hello, Query, Welcome
 
@@ -29,11 +29,7 @@ VALUES = {
 READERS = {"cursor.set", "cursor.delete"}
 """Changes of a position that a reader keeps; the stream stays as it is."""
 
-OF_STREAMS = [
-    topic
-    for topic, (_, arguments) in changes.TOPICS.items()
-    if {"stream", "service"} & {*arguments.required, *arguments.optional}
-]
+OF_STREAMS = [topic for topic, kind in CHANGES.items() if {"stream", "service"} & kind.rules.rules.keys()]
 
 
 def test_there_are_changes_of_streams_to_try():
@@ -49,8 +45,7 @@ def test_no_client_changes_the_stream_of_the_broker(topic, dry_run):
     stream = bench.core.streams.by_name[EVENTS]
     before = stream.first_kept, stream.last, stream.retention
     assert stream.last >= 1
-    _, arguments = changes.TOPICS[topic]
-    given = {name: VALUES[name] for name in arguments.required} | {"dry_run": dry_run}
+    given = {name: VALUES[name] for name in CHANGES[topic].rules.required} | {"dry_run": dry_run}
     bench.tell("alice", Change(0, topic, given))
     bench.settle()
     (answer,) = bench.sent("alice")
@@ -88,7 +83,8 @@ def test_what_is_sent_to_anybody_never_tells_a_routing_id():
     bench.settle()
     bench.tell("peer-two", reply(3, 1))
     values = {"name": "svc", "stream": "s", "kind": "service", "id": "two"}
-    for ref, (topic, (_, arguments)) in enumerate(queries.TOPICS.items(), 1):
+    for ref, (topic, kind) in enumerate(QUERIES.items(), 1):
+        arguments = kind.rules
         details = {"details": True} if "details" in arguments.optional else {}
         bench.tell("peer-two", Query(ref, topic, {n: values[n] for n in arguments.required} | details))
         bench.tell("peer-one", Query(ref, topic, {"no": "such argument"}))

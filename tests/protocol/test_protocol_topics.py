@@ -7,12 +7,12 @@ import re
 import page
 import pytest
 
-from malamute.core.admin import changes, queries
+from malamute.protocol.admin import CHANGES, QUERIES
 from malamute.protocol.arguments import Arguments
 
 TOPICS = {
-    "QUERY (11)": {topic: takes for topic, (_, takes) in queries.TOPICS.items()},
-    "CHANGE (15)": {topic: takes for topic, (_, takes) in changes.TOPICS.items()},
+    "QUERY (11)": {topic: kind.rules for topic, kind in QUERIES.items()},
+    "CHANGE (15)": {topic: kind.rules for topic, kind in CHANGES.items()},
 }
 
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from malamute.core.admin import changes, queries
 from malamute.protocol import limits
+from malamute.protocol.admin import CHANGES, QUERIES
 from malamute.protocol.arguments import MESSAGE_STATES, Arguments
 from malamute.protocol.messages import SPECS, Change, Deliver, Query, Rule, Spec
 from malamute.protocol.names import is_name
@@ -98,9 +98,9 @@ def messages(draw: st.DrawFn, spec: Spec) -> Any:
 
 
 ARGUMENTS: dict[tuple[type[Query | Change], str], Arguments] = {
-    (command, topic): takes
-    for command, topics in ((Query, queries.TOPICS), (Change, changes.TOPICS))
-    for topic, (_, takes) in topics.items()
+    (command, topic): kind.rules
+    for command, topics in ((Query, QUERIES), (Change, CHANGES))
+    for topic, kind in topics.items()
 }
 """What each topic takes."""
 

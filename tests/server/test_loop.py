@@ -12,7 +12,6 @@ from malamute.core.admin import queries
 from malamute.core.broker import Core, Settings
 from malamute.core.ready import ClockStep
 from malamute.journal.memory import MemoryStore
-from malamute.protocol.arguments import Arguments
 from malamute.protocol.batch import pack_record
 from malamute.protocol.codec import Protocol2, decode, encode
 from malamute.protocol.messages import (
@@ -145,7 +144,7 @@ def test_a_fault_of_the_decoder_is_an_error_and_the_broker_goes_on(running, monk
 def test_what_cannot_be_encoded_is_an_error_and_the_broker_goes_on(running, monkeypatch):
     running.say(Hello([2], "alice"))
     assert isinstance(running.hear(), Welcome)
-    monkeypatch.setitem(queries.TOPICS, "status", (lambda core: 2**80, Arguments()))
+    monkeypatch.setitem(queries.TELLING, "status", lambda core, query: 2**80)
     running.say(Query(5, "status", {}))
     error = running.hear()
     assert (error.code, error.about, error.ref) == (500, 11, 5)

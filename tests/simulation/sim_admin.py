@@ -11,9 +11,8 @@ from typing import Any
 
 from sim_wants import CRITERIA
 
-from malamute.core.admin import changes
-from malamute.core.admin.queries import TOPICS
 from malamute.core.events import EVENTS
+from malamute.protocol.admin import CHANGES, QUERIES
 from malamute.protocol.arguments import MESSAGE_STATES
 
 VALUES: Mapping[str, tuple[Any, ...]] = {
@@ -37,9 +36,10 @@ VALUES: Mapping[str, tuple[Any, ...]] = {
 
 def question(a: int, b: int, c: int) -> tuple[str, dict[str, Any]]:
     """A topic with the arguments that it needs, and some of those that it may have."""
-    topic, (_, takes) = [*TOPICS.items()][a % len(TOPICS)]
+    topic, kind = [*QUERIES.items()][a % len(QUERIES)]
+    takes = kind.rules
     wanted = [*takes.required, *(name for place, name in enumerate(takes.optional) if b >> place & 1)]
-    bits = a // len(TOPICS) + c
+    bits = a // len(QUERIES) + c
     return topic, {
         name: VALUES[name][(bits >> place) % len(VALUES[name])] for place, name in enumerate(wanted)
     }
@@ -68,12 +68,11 @@ CHANGED: Mapping[str, tuple[Any, ...]] = {
 LEFT_OUT = {("queue.purge", "where"), ("queue.redrive", "where")}
 """What only the disk can tell is decided in a later iteration, and the book dates a purge by its own."""
 
-CHANGES = changes.TOPICS
-
 
 def changing(a: int, b: int, c: int) -> tuple[str, dict[str, Any]]:
     """A topic of CHANGE with the arguments that it needs, and some of those that it may have."""
-    topic, (_, takes) = [*CHANGES.items()][a % len(CHANGES)]
+    topic, kind = [*CHANGES.items()][a % len(CHANGES)]
+    takes = kind.rules
     wanted = [*takes.required, *(name for place, name in enumerate(takes.optional) if b >> place & 1)]
     bits = a // len(CHANGES) + c
     arguments = {

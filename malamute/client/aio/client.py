@@ -25,7 +25,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
 from types import TracebackType
-from typing import Any, Self, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack, overload
 
 from malamute.client.aio.consumers import Mailbox, Opening, Replies, Request, Subscription, Work
 from malamute.client.aio.driver import AioDriver
@@ -47,9 +47,13 @@ from malamute.client.options import (
 from malamute.client.session.message import Mail, Message
 from malamute.protocol.batch import Body, Headers
 
+Answer = TypeVar("Answer")
 ServiceHandler = TypeVar("ServiceHandler", bound=Callable[[Request], Awaitable[Body | None]])
 MailHandler = TypeVar("MailHandler", bound=Callable[[Mail], Awaitable[object]])
 MessageHandler = TypeVar("MessageHandler", bound=Callable[[Message], Awaitable[object]])
+
+if TYPE_CHECKING:
+    from malamute.protocol import admin
 
 
 class Connecting:
@@ -256,11 +260,27 @@ class Client(ClientBase):
 
     # The connection
 
-    async def query(self, topic: str, *, timeout: float | None = None, **arguments: Any) -> Any:
+    @overload
+    async def query(self, topic: admin.Query[Answer], *, timeout: float | None = None) -> Answer: ...
+
+    @overload
+    async def query(self, topic: str, *, timeout: float | None = None, **arguments: Any) -> Any: ...
+
+    async def query(
+        self, topic: str | admin.Query[Any], *, timeout: float | None = None, **arguments: Any
+    ) -> Any:
         """Query the broker. docs/protocol.md lists the topics."""
         return await self._ask(topic, arguments, timeout, change=False)
 
-    async def change(self, topic: str, *, timeout: float | None = None, **arguments: Any) -> Any:
+    @overload
+    async def change(self, topic: admin.Change[Answer], *, timeout: float | None = None) -> Answer: ...
+
+    @overload
+    async def change(self, topic: str, *, timeout: float | None = None, **arguments: Any) -> Any: ...
+
+    async def change(
+        self, topic: str | admin.Change[Any], *, timeout: float | None = None, **arguments: Any
+    ) -> Any:
         """Change something in the broker. docs/protocol.md lists the topics."""
         return await self._ask(topic, arguments, timeout, change=True)
 

@@ -10,7 +10,7 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from math import inf
-from typing import Any, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 
 from malamute.client.events import Event
 from malamute.client.link.connection import Connection
@@ -43,10 +43,12 @@ from malamute.client.session.route import Route, urls_of
 from malamute.client.session.session import Session, State
 from malamute.client.session.sources import QueueSource, Source, StreamSource
 from malamute.errors import ConnectTimeout, InvalidValue, MalamuteError, TimedOut
-from malamute.protocol.arguments import PAGED, PAGING
 from malamute.protocol.batch import Body, Headers, pack
 from malamute.protocol.limits import RECORD_LARGE_BYTES
 from malamute.protocol.messages import BY_TYPE, UNLIMITED, Publish
+
+if TYPE_CHECKING:
+    from malamute.protocol.admin import Topic
 
 FAST_PATH_MESSAGES_MAX = 64
 """Messages published one by one before a look at what the broker says."""
@@ -407,8 +409,11 @@ class ClientBase:
     # The connection
 
     async def _ask(
-        self, topic: str, arguments: dict[str, Any], timeout: float | None, *, change: bool
+        self, topic: str | Topic[Any], arguments: dict[str, Any], timeout: float | None, *, change: bool
     ) -> Any:
+        if not isinstance(topic, str):
+            value = await self._ask(topic.topic, topic.as_map(), timeout, change=change)
+            return topic.decode_answer(value)
         self._driver.check()
         questions = self._session.questions
         what = f"no answer about {topic!r}"
@@ -419,13 +424,17 @@ class ClientBase:
 
     async def _query(self, topic: str, arguments: dict[str, Any], timeout: float | None, what: str) -> Any:
         query = self._session.questions.query
-        if topic not in PAGED or PAGING & arguments.keys():
+        # Not before somebody asks: most programs never do.
+        from malamute.protocol.admin import QUERIES
+
+        key = QUERIES[topic].page_key if topic in QUERIES else ""
+        if not key or arguments.keys() & {"after_name", "limit"}:
             return await self._answered(query(topic, arguments), timeout, what)
         # A list comes in pages, and the last one is empty.
         rows: list[dict[str, Any]] = []
         while found := await self._answered(query(topic, arguments), timeout, what):
             rows += found
-            arguments = {**arguments, "after_name": found[-1][PAGED[topic]]}
+            arguments = {**arguments, "after_name": found[-1][key]}
         return rows
 
     async def _answered(self, query: Query | Change, timeout: float | None, what: str) -> Any:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Any, Self, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack, overload
 
 from malamute.client.link.client import ClientBase, ConnectOptions, open_driver
 from malamute.client.options import (
@@ -31,6 +31,10 @@ from malamute.client.sync.publisher import Publisher
 from malamute.client.sync.receipts import Sent
 from malamute.protocol.batch import Body, Headers
 
+if TYPE_CHECKING:
+    from malamute.protocol import admin
+
+Answer = TypeVar("Answer")
 ServiceHandler = TypeVar("ServiceHandler", bound=Callable[[Request], Body | None])
 MailHandler = TypeVar("MailHandler", bound=Callable[[Mail], object])
 MessageHandler = TypeVar("MessageHandler", bound=Callable[[Message], object])
@@ -384,11 +388,18 @@ class Client(ClientBase):
 
     # The connection
 
-    def query(self, topic: str, *, timeout: float | None = None, **arguments: Any) -> Any:
+    @overload
+    def query(self, topic: admin.Query[Answer], *, timeout: float | None = None) -> Answer: ...
+
+    @overload
+    def query(self, topic: str, *, timeout: float | None = None, **arguments: Any) -> Any: ...
+
+    def query(self, topic: str | admin.Query[Any], *, timeout: float | None = None, **arguments: Any) -> Any:
         """Query the broker.
 
         Topics are `status`, `storage`, `streams`, `stream`, `clients` and more, as docs/protocol.md lists
-        them with their `arguments`. A list is returned whole, all pages of it.
+        them with their `arguments`. A list is returned whole, all pages of it. A value of
+        `malamute.protocol.admin` such as `StreamQuery(name="weather")` does as well; it returns values then.
 
         Raises:
             TimedOut: the broker did not answer in time.
@@ -397,7 +408,15 @@ class Client(ClientBase):
         """
         return self._driver.run(self._ask(topic, arguments, timeout, change=False))
 
-    def change(self, topic: str, *, timeout: float | None = None, **arguments: Any) -> Any:
+    @overload
+    def change(self, topic: admin.Change[Answer], *, timeout: float | None = None) -> Answer: ...
+
+    @overload
+    def change(self, topic: str, *, timeout: float | None = None, **arguments: Any) -> Any: ...
+
+    def change(
+        self, topic: str | admin.Change[Any], *, timeout: float | None = None, **arguments: Any
+    ) -> Any:
         """Change something in the broker.
 
         Topics are `cursor.set`, `stream.retain` and more, as docs/protocol.md lists them with their

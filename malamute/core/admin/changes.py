@@ -1,7 +1,7 @@
-"""What an operator may change while the broker runs: the commands of CHANGE.
+"""What an operator may change while the broker runs: the topics of CHANGE.
 
-Each takes named arguments and answers a map of what it did, when that is stored. With `dry_run` it answers
-what it would do, and does nothing.
+A change is a value of `protocol.admin`, and so is what it is answered: what it did, when that is stored. With
+`dry_run` that is what it would do, and nothing is done.
 
 What a change stores goes into the turn in which it calls `answered`, so that its outcome is stored with it.
 One that takes several commits tells at each of them what it has come to, with `final=False`, and what it has
@@ -10,40 +10,48 @@ come to `otherwise`, should this one fail.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from posixpath import join, normpath
 from typing import TYPE_CHECKING, Any, Protocol
 
 from malamute.core.admin.clients import session_of
 from malamute.core.admin.queues import queue_of
+from malamute.core.admin.streams import stream_of
 from malamute.core.feed import no_feed
 from malamute.core.mailbox import EVERYTHING
 from malamute.core.queue.browse import choose
 from malamute.core.start import locate
 from malamute.core.subscription import Position
-from malamute.errors import (
-    AccessRefused,
-    Disconnected,
-    InvalidValue,
-    MalamuteError,
-    NotFound,
-    TryLater,
-)
+from malamute.errors import AccessRefused, Disconnected, InvalidValue, MalamuteError, NotFound, TryLater
 from malamute.matching import Group, Selector
-from malamute.protocol.arguments import PATH, SECONDS, STATE, Arguments
-from malamute.protocol.messages import (
-    BOOLEAN,
-    CRITERIA,
-    KIND,
-    NAME,
-    NUMBER,
-    SEQUENCE,
-    SEQUENCES,
-    TEXT,
-    WORDS,
-    Change,
-    Rule,
+from malamute.protocol.admin import (
+    CHANGES,
+    BackupMade,
+    ClientDisconnect,
+    ClientDisconnected,
+    CursorChanged,
+    CursorDelete,
+    CursorDeleted,
+    CursorSet,
+    FeedChanged,
+    FeedDelete,
+    FeedDeleted,
+    FeedSet,
+    JournalBackup,
+    QueueChanged,
+    QueuePurge,
+    QueueRedrive,
+    Row,
+    StreamCreate,
+    StreamDelete,
+    StreamDeleted,
+    StreamKept,
+    StreamPurge,
+    StreamPurged,
+    StreamRetain,
+    encode,
 )
+from malamute.protocol.messages import Change
 from malamute.protocol.start import LAST_PER_SUBJECT, Start
 from malamute.store.operations import Backup, Reserve
 from malamute.store.policies import StreamRetention
@@ -59,109 +67,101 @@ Failed = Callable[[MalamuteError], None]
 class Answered(Protocol):
     """What a change calls with what it did."""
 
-    def __call__(
-        self, value: dict[str, Any], *, final: bool = True, otherwise: dict[str, Any] | None = None
-    ) -> None:
+    def __call__(self, value: Row, *, final: bool = True, otherwise: Row | None = None) -> None:
         """It has done this, with all that this turn stores."""
 
 
 def change(core: Core, session: Session, message: Change) -> None:
     """Make a change, unless it was made before. A refused one changes nothing.
 
-    `TOPICS` says what each of them takes.
+    Raises:
+        InvalidValue: the topic or an argument is not what it may be, or `InvalidName`.
+        MalamuteError: what stands against the change.
+
     """
     sessions, number = core.sessions, message.number
     if number and not sessions.admit_change(session, number):
         return
-    if message.topic not in TOPICS:
-        raise InvalidValue(f"there is no change {message.topic!r}, but {', '.join(TOPICS)}")
-    topic, arguments = TOPICS[message.topic]
-    arguments.check(message.topic, message.arguments)
+    if message.topic not in CHANGES:
+        raise InvalidValue(f"unknown change {message.topic!r}: expected one of {', '.join(CHANGES)}")
+    wanted = CHANGES[message.topic].parse(message.arguments)
 
     if number:
         sessions.begin_change(session, number)
 
-    def answered(
-        value: dict[str, Any], *, final: bool = True, otherwise: dict[str, Any] | None = None
-    ) -> None:
-        sessions.decide_change(session, number, value, final=final, otherwise=otherwise)
+    def answered(value: Row, *, final: bool = True, otherwise: Row | None = None) -> None:
+        sessions.decide_change(session, number, encode(value), final=final, otherwise=encode(otherwise))
 
     def failed(error: MalamuteError) -> None:
         sessions.fail_change(session, number, error)
 
     with core.turn.failing(failed):
-        topic(core, answered, failed, **{"dry_run": False, **message.arguments})
+        MAKING[message.topic](core, wanted, answered, failed)
 
 
-def set_cursor(
-    core: Core, answered: Answered, failed: Failed, stream: str, cursor: str, start: str, dry_run: bool
-) -> None:
+def set_cursor(core: Core, wanted: CursorSet, answered: Answered, failed: Failed) -> None:
     """Set a cursor so that its reader goes on at `start`."""
-    found = _stream(core, stream)
-    found.check_cursor(cursor)
-    where = _one_position(start, "a cursor is")
-    found.flush()
+    name, cursor = wanted.stream, wanted.cursor
+    stream = stream_of(core, name)
+    stream.check_cursor(cursor)
+    where = _one_position(wanted.start, "a cursor is")
+    stream.flush()
 
     def located(position: Position) -> None:
-        if core.streams.by_name.get(stream) is not found:
-            failed(_removed(stream))
+        if core.streams.by_name.get(name) is not stream:
+            failed(_removed(name))
             return
-        before = found.cursors.get(cursor)
-        if not dry_run:
-            found.commit(cursor, position.first - 1)
-        answered({"stream": stream, "cursor": cursor, "before": before, "sequence": position.first - 1})
+        before, sequence = stream.cursors.get(cursor), position.first - 1
+        if not wanted.dry_run:
+            stream.commit(cursor, sequence)
+        answered(CursorChanged(stream=name, cursor=cursor, before=before, sequence=sequence))
 
-    locate(found, where, Group(0, EVERYTHING), located)
+    locate(stream, where, Group(0, EVERYTHING), located)
 
 
-def delete_cursor(
-    core: Core, answered: Answered, failed: Failed, stream: str, cursor: str, dry_run: bool
-) -> None:
+def delete_cursor(core: Core, wanted: CursorDelete, answered: Answered, failed: Failed) -> None:
     """Forget a cursor."""
-    found = _stream(core, stream)
-    if cursor not in found.cursors and cursor not in found.lost_cursors:
-        raise NotFound(f"the stream {stream!r} has no cursor {cursor!r}")
-    before = found.cursors.get(cursor)
-    if not dry_run:
-        found.delete_cursor(cursor)
-    answered({"stream": stream, "cursor": cursor, "before": before})
+    stream, cursor = stream_of(core, wanted.stream), wanted.cursor
+    if cursor not in stream.cursors and cursor not in stream.lost_cursors:
+        raise NotFound(f"the stream {wanted.stream!r} has no cursor {cursor!r}")
+    before = stream.cursors.get(cursor)
+    if not wanted.dry_run:
+        stream.delete_cursor(cursor)
+    answered(CursorDeleted(stream=wanted.stream, cursor=cursor, before=before))
 
 
-def create_stream(
-    core: Core, answered: Answered, failed: Failed, stream: str, dry_run: bool, **limits: float
-) -> None:
+def create_stream(core: Core, wanted: StreamCreate, answered: Answered, failed: Failed) -> None:
     """Make a stream, and set how much of it is kept if any limit is given; 0 is no limit."""
-    kept = _retention(limits)
-    found = core.streams.by_name.get(stream)
+    name = wanted.stream
+    kept = _retention(wanted)
+    limited = (wanted.bytes, wanted.count, wanted.age) != (None, None, None)
+    found = core.streams.by_name.get(name)
     if found is not None:
         found.flush()
         if not found.unused:
-            raise InvalidValue(f"the stream {stream!r} is in use: it has messages, readers or cursors")
-    if not dry_run:
-        made = _made(core, stream)
-        core.turn.store(Reserve(stream, made.reserved))
-        if limits:
+            raise InvalidValue(f"the stream {name!r} is in use: it has messages, readers or cursors")
+    if not wanted.dry_run:
+        made = _made(core, name)
+        core.turn.store(Reserve(name, made.reserved))
+        if limited:
             made.retain(kept)
-    answered({"stream": stream, **(_limits(kept) if limits else {})})
+    answered(_kept(name, kept) if limited else StreamKept(stream=name))
 
 
-def set_retention(
-    core: Core, answered: Answered, failed: Failed, stream: str, dry_run: bool, **limits: float
-) -> None:
+def set_retention(core: Core, wanted: StreamRetain, answered: Answered, failed: Failed) -> None:
     """Set how much of a stream is kept, making the stream if needed; 0 is no limit."""
-    kept = _retention(limits)
-    if not dry_run:
-        _made(core, stream).retain(kept)
-    answered({"stream": stream, **_limits(kept)})
+    kept = _retention(wanted)
+    if not wanted.dry_run:
+        _made(core, wanted.stream).retain(kept)
+    answered(_kept(wanted.stream, kept))
 
 
-def _retention(limits: Mapping[str, float]) -> StreamRetention:
-    kept = {"bytes": 0, "count": 0, "age": 0.0, **limits}
-    return StreamRetention(int(kept["bytes"]), int(kept["count"]), float(kept["age"]))
+def _retention(wanted: StreamCreate | StreamRetain) -> StreamRetention:
+    return StreamRetention(wanted.bytes or 0, wanted.count or 0, float(wanted.age or 0))
 
 
-def _limits(kept: StreamRetention) -> dict[str, float]:
-    return {"bytes": kept.bytes_max, "count": kept.messages_max, "age": kept.age_seconds}
+def _kept(stream: str, kept: StreamRetention) -> StreamKept:
+    return StreamKept(stream=stream, bytes=kept.bytes_max, count=kept.messages_max, age=kept.age_seconds)
 
 
 def _made(core: Core, stream: str) -> Stream:
@@ -180,81 +180,74 @@ def _made(core: Core, stream: str) -> Stream:
     return found
 
 
-def purge_stream(core: Core, answered: Answered, failed: Failed, stream: str, dry_run: bool) -> None:
+def purge_stream(core: Core, wanted: StreamPurge, answered: Answered, failed: Failed) -> None:
     """Drop the history of a stream. Its readers, its cursors, its retention and its sequences go on."""
-    found = _stream(core, stream)
-    core.feeds.check_stream(stream)
-    found.flush()
-    value = {"stream": stream, "first": found.first_kept, "last": found.last}
-    if not dry_run:
-        what = f"stream.purged.{stream}"
-        found.purge(lambda: core.turn.event(what, first=value["first"], last=value["last"]))
-        core.feeds.put_again(stream)
-    answered(value)
+    name = wanted.stream
+    stream = stream_of(core, name)
+    core.feeds.check_stream(name)
+    stream.flush()
+    purged = StreamPurged(stream=name, first=stream.first_kept, last=stream.last)
+    if not wanted.dry_run:
+        what = f"stream.purged.{name}"
+        stream.purge(lambda: core.turn.event(what, first=purged.first, last=purged.last))
+        core.feeds.put_again(name)
+    answered(purged)
 
 
-def delete_stream(core: Core, answered: Answered, failed: Failed, stream: str, dry_run: bool) -> None:
+def delete_stream(core: Core, wanted: StreamDelete, answered: Answered, failed: Failed) -> None:
     """Remove a stream that nobody reads, with its history and its cursors."""
-    found = _stream(core, stream)
-    core.feeds.check_stream(stream)
-    found.flush()
-    if len(found.audience):
-        raise InvalidValue(f"the stream {stream!r} has readers: {len(found.audience)} selectors")
-    value = {"stream": stream, "first": found.first_kept, "last": found.last, "cursors": len(found.cursors)}
-    if not dry_run:
-        what = f"stream.deleted.{stream}"
-        core.streams.delete(found, lambda: core.turn.event(what, first=value["first"], last=value["last"]))
-        core.feeds.forget(stream)
-    answered(value)
+    name = wanted.stream
+    stream = stream_of(core, name)
+    core.feeds.check_stream(name)
+    stream.flush()
+    if len(stream.audience):
+        raise InvalidValue(f"the stream {name!r} has readers: {len(stream.audience)} selectors")
+    gone = StreamDeleted(stream=name, first=stream.first_kept, last=stream.last, cursors=len(stream.cursors))
+    if not wanted.dry_run:
+        what = f"stream.deleted.{name}"
+        core.streams.delete(stream, lambda: core.turn.event(what, first=gone.first, last=gone.last))
+        core.feeds.forget(name)
+    answered(gone)
 
 
-def set_feed(
-    core: Core,
-    answered: Answered,
-    failed: Failed,
-    service: str,
-    stream: str,
-    dry_run: bool,
-    criteria: Sequence[Any] = (("all", ""),),
-    where: str = "",
-    start: str = "",
-) -> None:
+def set_feed(core: Core, wanted: FeedSet, answered: Answered, failed: Failed) -> None:
     """Feed a service from a stream, or change how; without a `start` it goes on, or begins at the head."""
-    _check_feed(core, service, stream, criteria, where)
-    begin = _one_position(start, "a feed begins at") if start else None
-    value = {"service": service, "stream": stream}
-    if dry_run:
-        answered({**value, "created": (service, stream) not in core.feeds.values})
+    service, name, criteria, where = wanted.service, wanted.stream, wanted.criteria, wanted.where
+    _check_feed(core, service, name, criteria, where)
+    begin = _one_position(wanted.start, "a feed begins at") if wanted.start else None
+    if wanted.dry_run:
+        created = (service, name) not in core.feeds.values
+        answered(FeedChanged(service=service, stream=name, created=created))
         return
     queue = core.services.get(service)
-    made = stream not in core.streams.by_name
+    made = name not in core.streams.by_name
     try:
-        found = core.streams.get(stream)
+        stream = core.streams.get(name)
     except MalamuteError:
         queue.drop_unused(core.services.by_name)
         raise
-    found.flush()
+    stream.flush()
 
     def told(sequence: int, *, created: bool) -> None:
-        answered({**value, "created": created, "sequence": sequence})
+        answered(FeedChanged(service=service, stream=name, created=created, sequence=sequence))
         core.turn.when_stored(undone)
 
     def undone(error: MalamuteError | None) -> None:
         # This change is still under way.
-        if error is not None and made and core.feeds.changes(stream) <= 1:
-            core.streams.drop_untouched(found)
+        if error is not None and made and core.feeds.changes(name) <= 1:
+            core.streams.drop_untouched(stream)
 
     def located(position: Position | None) -> None:
         try:
-            core.feeds.check(service, stream)
-            if core.streams.by_name.get(stream) is not found:
-                raise _removed(stream)
-            core.feeds.set(service, found, criteria, where, position, told)
+            core.feeds.check(service, name)
+            if core.streams.by_name.get(name) is not stream:
+                raise _removed(name)
+            core.feeds.set(service, stream, criteria, where, position, told)
         except MalamuteError as error:
             failed(error)
 
     if begin:
-        locate(found, begin, Group(0, EVERYTHING), located)
+        locate(stream, begin, Group(0, EVERYTHING), located)
     else:
         located(None)
 
@@ -266,15 +259,14 @@ def _check_feed(core: Core, service: str, stream: str, criteria: Sequence[Any], 
         raise InvalidValue(f"the stream {stream!r} has no journal to feed a service from")
 
 
-def delete_feed(
-    core: Core, answered: Answered, failed: Failed, service: str, stream: str, dry_run: bool
-) -> None:
+def delete_feed(core: Core, wanted: FeedDelete, answered: Answered, failed: Failed) -> None:
     """Feed a service from a stream no longer; the requests that came of it stay."""
+    service, stream = wanted.service, wanted.stream
 
     def told(sequence: int, *, created: bool = False) -> None:
-        answered({"service": service, "stream": stream, "sequence": sequence})
+        answered(FeedDeleted(service=service, stream=stream, sequence=sequence))
 
-    if not dry_run:
+    if not wanted.dry_run:
         core.feeds.delete(service, stream, told, failed)
     elif (service, stream) not in core.feeds.values:
         raise no_feed(service, stream)
@@ -282,23 +274,20 @@ def delete_feed(
         told(core.feeds.position(service, stream))
 
 
-def redrive(
-    core: Core, answered: Answered, failed: Failed, kind: str, name: str, dry_run: bool, **chosen: Any
-) -> None:
+def redrive(core: Core, wanted: QueueRedrive, answered: Answered, failed: Failed) -> None:
     """Send dead letters again, as new messages: those that are named or found, or all."""
-    queue = queue_of(core, kind, name)
-
-    def value(count: int, total: int) -> dict[str, Any]:
-        partial = {} if count == total else {"partial": True}
-        return {"kind": kind, "name": name, "messages": count, **partial}
+    queue = queue_of(core, wanted.kind, wanted.name)
 
     def found(sequences: list[int]) -> None:
         total = len(sequences)
 
-        def told(count: int, before: int = 0, *, final: bool = True) -> None:
-            answered(value(count, total), final=final, otherwise=value(before, total) if before else None)
+        def value(count: int) -> QueueChanged:
+            return _queue_changed(wanted, count, partial=count != total)
 
-        if dry_run:
+        def told(count: int, before: int = 0, *, final: bool = True) -> None:
+            answered(value(count), final=final, otherwise=value(before) if before else None)
+
+        if wanted.dry_run:
             told(total)
             return
         try:
@@ -306,77 +295,68 @@ def redrive(
         except MalamuteError as error:
             failed(error)
 
-    choose(queue, found, dead=True, **chosen)
+    choose(queue, found, dead=True, sequences=wanted.sequences, where=wanted.where, limit=wanted.limit)
 
 
-def purge(
-    core: Core,
-    answered: Answered,
-    failed: Failed,
-    kind: str,
-    name: str,
-    dry_run: bool,
-    dead: bool = False,
-    **chosen: Any,
-) -> None:
+def purge(core: Core, wanted: QueuePurge, answered: Answered, failed: Failed) -> None:
     """Drop messages of a queue, or dead letters: those that are named or found, or all."""
-    queue = queue_of(core, kind, name)
-
-    def value(count: int, *, partial: bool = False) -> dict[str, Any]:
-        return {"kind": kind, "name": name, "messages": count, **({"partial": True} if partial else {})}
+    queue = queue_of(core, wanted.kind, wanted.name)
 
     def told(count: int, before: int = 0, *, final: bool = True, partial: bool = False) -> None:
-        otherwise = value(before, partial=True) if before else None
-        answered(value(count, partial=partial or not final), final=final, otherwise=otherwise)
+        otherwise = _queue_changed(wanted, before, partial=True) if before else None
+        value = _queue_changed(wanted, count, partial=partial or not final)
+        answered(value, final=final, otherwise=otherwise)
 
     def found(sequences: list[int]) -> None:
-        if dry_run:
+        if wanted.dry_run:
             told(len(sequences))
-        elif dead:
+        elif wanted.dead:
             told(queue.dead_letters.purge(sequences))
         else:
             queue.purge(sequences, told, failed)
 
-    choose(queue, found, dead=dead, **chosen)
+    choose(
+        queue,
+        found,
+        dead=wanted.dead,
+        sequences=wanted.sequences,
+        where=wanted.where,
+        state=wanted.state,
+        limit=wanted.limit,
+    )
 
 
-def disconnect(
-    core: Core,
-    answered: Answered,
-    failed: Failed,
-    id: str,  # noqa: A002  # its name on the wire
-    dry_run: bool,
-) -> None:
+def _queue_changed(wanted: QueueRedrive | QueuePurge, messages: int, *, partial: bool) -> QueueChanged:
+    return QueueChanged(kind=wanted.kind, name=wanted.name, messages=messages, partial=partial)
+
+
+def disconnect(core: Core, wanted: ClientDisconnect, answered: Answered, failed: Failed) -> None:
     """End a session; what it holds goes back to the queues, and its client does not come back by itself."""
-    session = session_of(core, id)
-    value = {
-        "id": session.ident,
-        "address": session.address,
-        "connected": session.open,
-        "holding": session.holding,
-    }
-    if not dry_run:
+    session = session_of(core, wanted.id)
+    value = ClientDisconnected(
+        id=session.ident, address=session.address, connected=session.open, holding=session.holding
+    )
+    if not wanted.dry_run:
         core.sessions.dismiss(session, Disconnected("an operator has ended this session"), "operator")
     # It has ended, whether the disk takes that or not.
     answered(value, otherwise=value)
 
 
-def back_up(core: Core, answered: Answered, failed: Failed, directory: str, dry_run: bool) -> None:
+def back_up(core: Core, wanted: JournalBackup, answered: Answered, failed: Failed) -> None:
     """Copy the store into a new directory below that of the backups, while the broker runs."""
     below = core.settings.backups
     if not below:
         raise InvalidValue("this broker keeps nothing on a disk that could be copied")
-    place = normpath(join(below, directory))
+    place = normpath(join(below, wanted.directory))
     if not place.startswith(below.rstrip("/") + "/"):
         raise AccessRefused(f"a backup goes below {below} (the option storage.backups), not to {place}")
 
-    def copied(result: dict[str, Any]) -> None:
-        value = {"directory": place, **result}
+    def copied(made: BackupMade) -> None:
         # It is there, whether the disk takes the answer or not.
-        answered(value, otherwise=value)
+        answered(made, otherwise=made)
 
-    if dry_run:
-        answered({"directory": place})
+    if wanted.dry_run:
+        answered(BackupMade(directory=place))
     else:
         core.turn.ask(Backup(place, below), copied)
 
@@ -392,43 +372,18 @@ def _removed(stream: str) -> TryLater:
     return TryLater(f"the stream {stream!r} was removed meanwhile")
 
 
-def _stream(core: Core, name: str) -> Stream:
-    stream = core.streams.by_name.get(name)
-    if stream is None:
-        raise NotFound(f"there is no stream {name!r}")
-    return stream
-
-
-def _takes(required: Mapping[str, Rule], optional: Mapping[str, Rule] = {}) -> Arguments:
-    return Arguments(required, {**optional, "dry_run": BOOLEAN})
-
-
-_RETENTION = {"bytes": NUMBER, "count": NUMBER, "age": SECONDS}
-
-TOPICS: dict[str, tuple[Callable[..., None], Arguments]] = {
-    "cursor.set": (set_cursor, _takes({"stream": NAME, "cursor": NAME, "start": WORDS})),
-    "cursor.delete": (delete_cursor, _takes({"stream": NAME, "cursor": NAME})),
-    "stream.create": (create_stream, _takes({"stream": NAME}, _RETENTION)),
-    "stream.retain": (set_retention, _takes({"stream": NAME}, _RETENTION)),
-    "stream.purge": (purge_stream, _takes({"stream": NAME})),
-    "stream.delete": (delete_stream, _takes({"stream": NAME})),
-    "feed.set": (
-        set_feed,
-        _takes({"service": NAME, "stream": NAME}, {"criteria": CRITERIA, "where": TEXT, "start": WORDS}),
-    ),
-    "feed.delete": (delete_feed, _takes({"service": NAME, "stream": NAME})),
-    "queue.redrive": (
-        redrive,
-        _takes({"kind": KIND, "name": NAME}, {"sequences": SEQUENCES, "where": TEXT, "limit": SEQUENCE}),
-    ),
-    "queue.purge": (
-        purge,
-        _takes(
-            {"kind": KIND, "name": NAME},
-            {"dead": BOOLEAN, "sequences": SEQUENCES, "where": TEXT, "state": STATE, "limit": SEQUENCE},
-        ),
-    ),
-    "client.disconnect": (disconnect, _takes({"id": NAME})),
-    "journal.backup": (back_up, _takes({"directory": PATH})),
+MAKING: dict[str, Callable[[Core, Any, Answered, Failed], None]] = {
+    "cursor.set": set_cursor,
+    "cursor.delete": delete_cursor,
+    "stream.create": create_stream,
+    "stream.retain": set_retention,
+    "stream.purge": purge_stream,
+    "stream.delete": delete_stream,
+    "feed.set": set_feed,
+    "feed.delete": delete_feed,
+    "queue.redrive": redrive,
+    "queue.purge": purge,
+    "client.disconnect": disconnect,
+    "journal.backup": back_up,
 }
-"""Each change, with the arguments that it takes."""
+"""What makes each change."""

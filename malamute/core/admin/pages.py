@@ -29,9 +29,12 @@ Item = TypeVar("Item")
 
 
 def page(
-    turn: Turn, items: Iterable[Item], key: Callable[[Item], str], after: str, limit: int = PAGE_ROWS
+    turn: Turn, items: Iterable[Item], key: Callable[[Item], str], after: str, limit: int | None = None
 ) -> list[Item]:
-    """The items whose keys come next after one, in their order. It counts as work of the iteration."""
+    """The items whose keys come next after one, in their order. It counts as work of the iteration.
+
+    `limit` is of rows; a page has `PAGE_ROWS` at the most.
+    """
     looked_at = 0
 
     def behind() -> Iterable[tuple[str, Item]]:
@@ -41,7 +44,7 @@ def page(
             if (own := key(item)) > after:
                 yield own, item
 
-    rows = nsmallest(min(limit, PAGE_ROWS), behind(), key=_key)
+    rows = nsmallest(min(limit or PAGE_ROWS, PAGE_ROWS), behind(), key=_key)
     turn.work -= looked_at // LOOKED_AT + ROW_WORK * len(rows)
     return [item for _, item in rows]
 

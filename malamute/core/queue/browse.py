@@ -13,14 +13,12 @@ from malamute.errors import Malformed, NotFound
 from malamute.matching import message_test, parse
 from malamute.matching.compiled import MessageTest
 from malamute.matching.expression import MessageFields
+from malamute.protocol.admin import MESSAGE_ROWS, MessageRow
 from malamute.protocol.batch import unpack_record
 from malamute.store.operations import Frame, StoredMessage
 
 if TYPE_CHECKING:
     from malamute.core.queue.queue import Queue
-
-ROWS_SHOWN = 100
-"""Rows of an answer when nobody says how many."""
 
 BODY_BYTES_MAX = 4_096
 """Bytes of a body that an answer shows."""
@@ -38,23 +36,23 @@ class Found(NamedTuple):
     attempts: int
     state: str
 
-    def row(self) -> dict[str, Any]:
+    def row(self) -> MessageRow:
         """What people are told."""
         message = self.message
         headers, body = self.opened()
-        return {
-            "sequence": message.sequence,
-            "time": message.time,
-            "sender": message.sender,
-            "subject": message.subject,
-            "headers": dict(headers),
-            "body": body[:BODY_BYTES_MAX],
-            "size": self.size,
-            "properties": dict(message.properties or {}),
-            "attempts": self.attempts,
-            "state": self.state,
-            "damaged": self.record is None,
-        }
+        return MessageRow(
+            sequence=message.sequence,
+            time=message.time,
+            sender=message.sender,
+            subject=message.subject,
+            headers=dict(headers),
+            body=body[:BODY_BYTES_MAX],
+            size=self.size,
+            properties=dict(message.properties or {}),
+            attempts=self.attempts,
+            state=self.state,
+            damaged=self.record is None,
+        )
 
     def opened(self) -> tuple[Mapping[str, Any], bytes]:
         """Headers and body. Nobody has looked into a record before: it may be anything."""
@@ -69,17 +67,17 @@ class Found(NamedTuple):
 
 def browse(
     queue: Queue,
-    then: Callable[[list[dict[str, Any]]], None],
+    then: Callable[[list[MessageRow]], None],
     *,
     dead: bool = False,
     after: int = 0,
-    limit: int = ROWS_SHOWN,
+    limit: int = MESSAGE_ROWS,
     where: str = "",
     state: str = "",
 ) -> None:
     """Call back with the rows of some messages. Raises `InvalidSelector`."""
     entries = _all(queue, dead, after)
-    found: list[dict[str, Any]] = []
+    found: list[MessageRow] = []
     look = _Look(queue, dead, _test(where), state, limit, lambda item: found.append(item.row()))
     proceed(queue.turn, look.steps(entries, lambda: then(found), records=True))
 

@@ -1,0 +1,102 @@
+"""Queries, changes and their answers as values: what travels is what was made."""
+
+from __future__ import annotations
+
+from typing import Any, get_args, get_origin
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from malamute.core.admin import changes, queries
+from malamute.errors import Malformed
+from malamute.protocol import admin
+from malamute.protocol.admin import CHANGES, QUERIES, Row, Value, decode, encode
+from malamute.protocol.batch import pack, unpack
+
+ROWS = [
+    kind
+    for kind in vars(admin).values()
+    if isinstance(kind, type) and issubclass(kind, Row) and kind._defaults
+]
+LISTS = {topic: kind for topic, kind in QUERIES.items() if get_origin(admin._answer_of(kind)) is list}
+
+PLAIN: dict[Any, st.SearchStrategy[Any]] = {
+    int: st.integers(0, 2**63),
+    float: st.floats(allow_nan=False),
+    str: st.text(max_size=5),
+    bool: st.booleans(),
+    bytes: st.binary(max_size=5),
+    type(None): st.none(),
+    Any: st.integers(0, 9) | st.text(max_size=3),
+}
+
+
+def values(kind: Any) -> st.SearchStrategy[Any]:
+    """Any value of a type."""
+    origin, inner = get_origin(kind), get_args(kind)
+    if isinstance(kind, type) and issubclass(kind, Row):
+        hints = admin._hints(kind)
+        return st.fixed_dictionaries(
+            {n: values(hint) for n, hint in hints.items() if n in kind._defaults}
+        ).map(lambda given: kind(**given))
+    if origin is list:
+        return st.lists(values(inner[0]), max_size=3)
+    if origin is dict:
+        return st.dictionaries(st.text(max_size=3), PLAIN[Any], max_size=2)
+    if origin is not None and type(None) not in inner and origin.__name__ == "Sequence":
+        return st.lists(values(inner[0]), max_size=3)
+    if inner:
+        return st.one_of(*map(values, inner))
+    return PLAIN[kind]
+
+
+def test_there_are_rows() -> None:
+    assert len(ROWS) > 25
+
+
+@pytest.mark.parametrize("kind", ROWS, ids=lambda kind: kind.__name__)
+@given(data=st.data())
+def test_a_row_comes_back_as_it_was(kind: type[Row], data: st.DataObject) -> None:
+    row = data.draw(values(kind))
+    travelled = unpack(pack(encode(row)))
+    assert decode(kind, travelled) == row
+    assert decode(kind, {**travelled, "of a newer broker": 1}) == row
+    assert decode(kind | None, travelled) == row
+
+
+@pytest.mark.parametrize("kind", ROWS, ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("value", [{}, [], None, "x"])
+def test_what_lacks_a_field_is_refused(kind: type[Row], value: Any) -> None:
+    with pytest.raises(Malformed, match="another version"):
+        decode(kind, value)
+
+
+def test_every_topic_has_one_handler() -> None:
+    assert {*QUERIES} == {*queries.TELLING} | {*queries.ASKING}
+    assert not {*queries.TELLING} & {*queries.ASKING}
+    assert {*CHANGES} == {*changes.MAKING}
+
+
+def test_every_list_comes_in_pages() -> None:
+    assert {"streams", "stored", "cursors", "feeds", "mailboxes", "services", "clients"} < {*LISTS}
+    for topic, kind in LISTS.items():
+        assert "limit" in kind.rules.optional, topic
+        (row,) = {*get_args(admin._answer_of(kind))} if topic not in ("services", "clients") else {Row}
+        behind = "after" if topic == "messages" else "after_name"
+        assert behind in kind.rules.optional, topic
+        assert topic == "messages" or row is Row or kind.page_key in row._defaults
+
+
+def test_a_value_is_frozen_and_made_with_all_that_it_needs() -> None:
+    query = QUERIES["stream"].parse({"name": "s"})
+    assert repr(query) == "StreamQuery(name='s')"
+    assert query == admin.StreamQuery(name="s") != admin.StreamQuery(name="t")
+    assert query.as_map() == {"name": "s"}
+    with pytest.raises(AttributeError):
+        query.name = "t"  # type: ignore[attr-defined]  # that is the point
+    made: Any = admin.StreamQuery
+    for given_ in ({}, {"name": "s", "other": 1}):
+        with pytest.raises(TypeError, match="StreamQuery"):
+            made(**given_)
+    assert isinstance(query, Value)
