@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,7 @@ from malamute import __version__
 from malamute.cli.check import check
 from malamute.cli.error_output import tell
 from malamute.cli.exit_codes import ERROR, UNREACHABLE
+from malamute.cli.inspection import make_change
 from malamute.cli.options import URL, ConnectionOptions, connects, examples, json_option
 from malamute.cli.printing import to_json
 from malamute.cli.progress import bar
@@ -43,13 +45,16 @@ broker.add_command(check)
 )
 @configured
 @json_option
-def run(config: Config, *, as_json: bool) -> None:
+def run(read: Callable[[], Config], *, as_json: bool) -> None:
     """Run a broker until SIGTERM or SIGINT.
 
     It listens on tcp://127.0.0.1:9999 and keeps its data in ./malamute-data, unless it is told otherwise.
-    When clients can connect it prints where, with --json as one line. Its log goes to standard error.
+    When clients can connect it prints where, with --json as one line. Its log goes to standard error. SIGHUP,
+    and `malamute broker reload`, have it read its configuration again.
     """
     from malamute.server import daemon
+
+    config = read()
 
     def started(endpoints: list[str]) -> None:
         directory = daemon.data_directory(config)
@@ -64,7 +69,7 @@ def run(config: Config, *, as_json: bool) -> None:
         else:
             click.echo(greeting(endpoints, directory, program()))
 
-    daemon.run(config, started)
+    daemon.run(config, started, read)
 
 
 def greeting(endpoints: list[str], directory: str, command: str) -> str:
@@ -114,6 +119,21 @@ def status(connection: ConnectionOptions, *, as_json: bool) -> None:
     show_map({"url": connection.url, **found.as_map()}, as_json=as_json)
     if found.store_error:
         raise click.exceptions.Exit(ERROR)
+
+
+@broker.command(epilog=examples("malamute broker reload --dry-run", "malamute broker reload"))
+@click.option("--dry-run", is_flag=True, help="Only tell what would be done.")
+@connects
+@json_option
+def reload(*, dry_run: bool, connection: ConnectionOptions, as_json: bool) -> None:
+    """Have a broker read its configuration again: the file and the options that it was started with.
+
+    It is checked as a whole first; if it cannot be used, error 700 tells why, and the broker goes on with the
+    one that it has. What a running broker cannot change is named, and waits for the next start.
+    """
+    from malamute.protocol import admin
+
+    make_change(connection, admin.BrokerReload(dry_run=dry_run), as_json=as_json)
 
 
 @broker.command(epilog=examples("malamute broker backup monday", "malamute broker backup $(date +%F) --json"))

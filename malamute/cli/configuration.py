@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,8 +40,9 @@ def check(file: Path | None, *, as_json: bool) -> None:
 @config.command()
 @configured
 @json_option
-def show(config: Config, *, as_json: bool) -> None:
+def show(read: Callable[[], Config], *, as_json: bool) -> None:
     """Show every option with the value that a broker would use, as TOML or as JSON."""
+    config = read()
     if as_json:
         click.echo(to_json({name: _plain(section) for name, section in vars(config).items()}))
     else:

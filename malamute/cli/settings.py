@@ -53,7 +53,7 @@ def _parse_settings(ctx: click.Context, parameter: click.Parameter, texts: Seque
 
 
 def configured(function: Function) -> Function:
-    """Add the options of a broker; the command gets what they say as `config`."""
+    """Add the options of a broker; the command gets `read`, which reads what they say."""
 
     @click.option(
         "--config",
@@ -89,6 +89,6 @@ def configured(function: Function) -> Function:
             "storage.kind": "memory" if memory else None,
         }
         options = {**settings, **{option: value for option, value in given.items() if value is not None}}
-        return function(*args, config=load(path, options), **more)
+        return function(*args, read=functools.partial(load, path, options), **more)
 
     return command  # type: ignore[return-value]  # the wrapper takes the place of what it wraps

@@ -11,7 +11,7 @@ import click
 
 from malamute.cli.printing import printable, to_json
 
-TIMES = frozenset({"since", "last_heard"})
+TIMES = frozenset({"since", "last_heard", "configured_at"})
 """Columns in seconds since the epoch."""
 
 GAP = "  "

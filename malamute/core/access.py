@@ -120,6 +120,7 @@ CHANGES: dict[str, tuple[Access, ...]] = {
     "feed.delete": _FEED,
     "queue.redrive": _QUEUE,
     "queue.purge": _QUEUE,
+    "broker.reload": (),
     "client.disconnect": (Access("change", "client", "id"),),
     "journal.backup": (),
 }

@@ -30,7 +30,7 @@ from malamute.core.queue.entry import ENTRY_BYTES
 from malamute.core.queue.limits import QueueLimits
 from malamute.core.queue.table import QueueTable
 from malamute.core.queue.trackers import Trackers
-from malamute.core.ready import ClockStep, Ready, Turn
+from malamute.core.ready import ClockStep, LoadConfiguration, Question, Ready, Turn
 from malamute.core.recovery import Recovery
 from malamute.core.selectors import OFFER_BYTES, SUBSCRIPTION_BYTES, SelectorBudget
 from malamute.core.service import Services
@@ -86,7 +86,7 @@ from malamute.protocol.messages import (
     Withdraw,
     error_message,
 )
-from malamute.store.operations import EMPTY, Defect, Recovered, StoreRead, Stranded
+from malamute.store.operations import EMPTY, Defect, Recovered, Stranded
 from malamute.store.policies import PolicyOf, QueuePolicy, StreamPolicy, StreamPolicyOf, StreamRetention
 from malamute.store.tables import CURSORS, FEEDS, NUMBERS, OUTCOMES, REFUSALS, RETENTIONS, SESSIONS
 
@@ -96,6 +96,8 @@ CLOCK_WORDS = {
     "corrected": "the clock on the wall was wrong at the start: what had ended by it goes on",
     "followed": "the times of messages follow the clock on the wall from now on",
 }
+
+CONFIGURED = "the configuration was loaded"
 
 RESTORED_WORDS = "the store was restored: sequences begin far beyond all that may have been used"
 
@@ -124,6 +126,20 @@ class Settings(NamedTuple):
     """What `status` tells beyond what the core knows."""
 
 
+class ConfigurationLoaded(NamedTuple):
+    """A configuration that was read and found good.
+
+    `settings` is what of it a running broker can go by, `changed` the options that differ from what was in
+    force, and `waiting` those that wait for the next start.
+    """
+
+    settings: Settings
+    changed: tuple[str, ...] = ()
+    waiting: tuple[str, ...] = ()
+    edge: Any = None
+    """What those go by who gave it to the core."""
+
+
 class Core:
     """The broker without its edges. `now` is always seconds since the epoch, UTC, and never goes back."""
 
@@ -135,7 +151,11 @@ class Core:
         self.answers = Answers(self.turn, limits.answers_bytes)
         self._message_bytes_max = limits.message_bytes
         self._backlog_bytes_max = limits.backlog_bytes
-        self.started = now
+        self.started = self.configured_at = now
+        self.waiting_options: tuple[str, ...] = ()
+        """Options of the configuration that was loaded last, which wait for the next start."""
+        self.config_error = ""
+        """Why the configuration that was to be loaded last was refused."""
         self.selectors = SelectorBudget(limits)
         caches = CacheBudget(limits.caches_bytes)
         self.streams = Streams(
@@ -166,7 +186,7 @@ class Core:
             probe=settings.probe_interval,
             release=self._take_back,
             forget=self.mailboxes.forget,
-            ack_timeout=lambda address: settings.queues("mailbox", address).ack_timeout,
+            ack_timeout=lambda address: self.settings.queues("mailbox", address).ack_timeout,
         )
         self.recovery = Recovery(self.turn)
         self.feeds = Feeds(limits, self.streams, self.services, self.selectors, self.recovery)
@@ -331,10 +351,43 @@ class Core:
         self.events.unstored(error)
         self.health.unstored(error)
 
-    def answered(self, question: StoreRead, result: Any, now: float) -> None:
+    def answered(self, question: Question, result: Any, now: float) -> None:
         """The store has answered a question."""
         self.turn.now = now
+        if isinstance(question, LoadConfiguration) and not question.dry_run:
+            self._loaded(result)
         self.turn.answer(question, result)
+
+    def reload(self, now: float) -> None:
+        """Have the configuration read again, and go by it if it is good."""
+        self.turn.now = now
+        self.turn.ask(LoadConfiguration(), lambda loaded: None, lambda error: None)
+
+    def _loaded(self, result: ConfigurationLoaded | MalamuteError) -> None:
+        if isinstance(result, MalamuteError):
+            self.config_error = str(result)
+            self.turn.notice("the configuration is refused", error=str(result), code=result.code)
+            return
+        self.configure(result.settings, self.turn.now)
+        self.config_error = ""
+        self.configured_at, self.waiting_options = self.turn.now, result.waiting
+        changed, waiting = list(result.changed), list(result.waiting)
+        self.turn.notice(CONFIGURED, changed=changed, waiting_for_restart=waiting)
+        self.turn.event("broker.configured", changed=" ".join(changed), waiting=" ".join(waiting))
+
+    def configure(self, settings: Settings, now: float) -> None:
+        """Go by other settings from now on.
+
+        Limits may be lower than what is there: it stays, and nothing is added until there is room again.
+        """
+        self.turn.now = now
+        self.settings, limits = settings, settings.limits
+        self.streams.configure(settings.streams, limits)
+        self.queue_limits.configure(settings.queues, limits)
+        for table in (self.mailboxes, self.services):
+            for queue in table.by_name.values():
+                queue.configure()
+        self.sessions.limits = self.feeds.limits = self.selectors.limits = limits
 
     def damaged(self, defects: Sequence[Defect], now: float) -> None:
         """The store has met something that it cannot read. What is known here as well is stored again."""

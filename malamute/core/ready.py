@@ -30,6 +30,19 @@ Then = Callable[[Any], None]
 Failed = Callable[[MalamuteError], None]
 
 
+class LoadConfiguration(NamedTuple):
+    """Read the configuration and check it: a `broker.ConfigurationLoaded`, or why it is refused.
+
+    With `dry_run` nobody is to go by it.
+    """
+
+    dry_run: bool = False
+
+
+Question = StoreRead | LoadConfiguration
+"""What the core asks for. Each is answered by `Core.answered`, in any order."""
+
+
 class Event(NamedTuple):
     """Something that happened to the broker, for the stream of its own events.
 
@@ -72,7 +85,7 @@ class Ready(NamedTuple):
     """All there is to do after a turn. `closed` are the peers whose sessions ended."""
 
     appends: Sequence[Append]
-    reads: Sequence[StoreRead]
+    reads: Sequence[Question]
     sends: Sequence[tuple[bytes, Message]]
     closed: Sequence[bytes]
     notices: Sequence[Notice] = ()
@@ -89,7 +102,7 @@ class Turn:
         self.now = now
         self.ahead = 0.0
         self.sends: list[tuple[bytes, Message]] = []
-        self.reads: list[StoreRead] = []
+        self.reads: list[Question] = []
         self.closed: list[bytes] = []
         self.notices: list[Notice] = []
         self.events: list[Event] = []
@@ -116,7 +129,7 @@ class Turn:
         self.chores: deque[tuple[Callable[[], None], Failed | None]] = deque()
         """What goes on in the next iterations, one after the other."""
         # Tuples of two types can be equal.
-        self._asked: dict[tuple[type[StoreRead], StoreRead], list[tuple[Then, Failed | None]]] = {}
+        self._asked: dict[tuple[type[Question], Question], list[tuple[Then, Failed | None]]] = {}
         self._callbacks: list[WhenStored] = []
         self._awaited = False
         self._bytes = 0
@@ -158,7 +171,7 @@ class Turn:
             self._needs.add(token)
         return token in self._waiting or token == self.token
 
-    def ask(self, read: StoreRead, then: Then, failed: Failed | None = None) -> None:
+    def ask(self, read: Question, then: Then, failed: Failed | None = None) -> None:
         """Ask the store, and call back with its answer, or with why there is none.
 
         Whoever asks the same meanwhile shares the answer.
@@ -168,7 +181,7 @@ class Turn:
         if len(waiting) == 1:
             self.reads.append(read)
 
-    def answer(self, read: StoreRead, result: Any) -> None:
+    def answer(self, read: Question, result: Any) -> None:
         """The store has answered, or could not."""
         for then, failed in self._asked.pop((type(read), read)):
             if not isinstance(result, MalamuteError):

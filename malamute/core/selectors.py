@@ -26,11 +26,11 @@ class SelectorBudget:
 
     def __init__(self, limits: Limits) -> None:
         self.used_bytes = 0
-        self._limits = limits
+        self.limits = limits
 
     def check(self, selector: Selector, session: Session | None = None, beside: int = 0) -> int:
         """The cost of a selector and of what has it. Raises `InvalidSelector` or `TooMany` without room."""
-        cost, limits = selector.cost_bytes, self._limits
+        cost, limits = selector.cost_bytes, self.limits
         if cost > limits.selector_bytes:
             raise InvalidSelector(
                 f"the selector takes {cost} bytes of memory, and one may take {limits.selector_bytes}:"

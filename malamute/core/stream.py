@@ -65,7 +65,7 @@ from malamute.store.operations import (
     Retain,
     StreamState,
 )
-from malamute.store.policies import KEEP_ALL, StreamPolicyOf, StreamRetention
+from malamute.store.policies import KEEP_ALL, StreamPolicy, StreamPolicyOf, StreamRetention
 from malamute.store.tables import CURSORS, RETENTIONS
 
 RESERVE = 1 << 18
@@ -155,7 +155,7 @@ class Stream:
         self.own = name.startswith(RESERVED_PREFIX)
         """Whether it is the broker's: who reads it makes no events by that."""
         self.turn = owner.turn
-        self.policy = owner.policy_of(name)
+        self.policy = owner.policy(name)
         self.journaled: bool = self.policy.journal
         self._active = owner.active
         self._cursors_max = owner.limits.cursors
@@ -297,6 +297,12 @@ class Stream:
         self.turn.store(DeleteValue(CURSORS, (self.name, cursor)))
         if cursor in self.lost_cursors:
             self._find_again(cursor)
+
+    def configure(self, policy: StreamPolicy) -> None:
+        """Go by another policy from now on."""
+        if policy.retention != self.policy.retention:
+            self.turn.store(Retain(self.name, policy.retention))
+        self.policy, self.committed = policy, policy.committed
 
     @property
     def retention(self) -> StreamRetention | None:
@@ -578,7 +584,7 @@ class Streams:
     ) -> None:
         self.turn = turn
         self.limits = limits
-        self.policy_of = policy_of
+        self._policy_of = self._started_with = policy_of
         self.caches = caches
         self.incarnations = incarnations
         self.incarnation = incarnations[-1] if incarnations else 0
@@ -594,6 +600,16 @@ class Streams:
         self.active: dict[str, Stream] = {}
         self.retentions: Kept[str, StreamRetention] = Kept(turn)
         """How much of a stream is kept, where that was set at run time."""
+
+    def policy(self, name: str) -> StreamPolicy:
+        """The policy of a stream. Whether it has a journal is as it was when the broker started."""
+        return self._policy_of(name)._replace(journal=self._started_with(name).journal)
+
+    def configure(self, policy_of: StreamPolicyOf, limits: Limits) -> None:
+        """Go by other policies and limits from now on."""
+        self._policy_of, self.limits = policy_of, limits
+        for stream in self.by_name.values():
+            stream.configure(self.policy(stream.name))
 
     def restore(self, name: str, state: StreamState, refused: Sequence[NoteRefused] = ()) -> None:
         """Take up a stream that the store kept, and what the disk had `refused` of it."""

@@ -228,7 +228,11 @@ class Change(Topic[Answer]):
 
 
 class BrokerStatus(Row):
-    """The broker as a whole. `faults` are of its own, `damages` parts of its store."""
+    """The broker as a whole. `faults` are of its own, `damages` parts of its store.
+
+    Its configuration was loaded at `configured_at`, and these options of it are `waiting_for_restart`. A
+    `config_error` tells why the one that was to be loaded last was refused.
+    """
 
     software: str
     uptime: float
@@ -247,6 +251,9 @@ class BrokerStatus(Row):
     store_error: str
     damages: int
     faults: int
+    configured_at: float
+    waiting_for_restart: list[str]
+    config_error: str
     endpoints: Sequence[str] = ()
     storage: str = ""
     directory: str = ""
@@ -639,6 +646,19 @@ class ClientQuery(Query[ClientDetails]):
 
 
 # Changes
+
+
+class BrokerReloaded(Row):
+    """The options that are other than before, and those that wait for the next start."""
+
+    changed: list[str]
+    waiting_for_restart: list[str]
+
+
+class BrokerReload(Change[BrokerReloaded]):
+    """Read the configuration again, and go by it if it is good as a whole."""
+
+    topic = "broker.reload"
 
 
 class CursorChanged(Row):

@@ -19,11 +19,12 @@ import zmq
 
 from malamute import __version__
 from malamute.config import Config, LogConfig
-from malamute.core.broker import Core, Settings
+from malamute.config.reload import reloaded
+from malamute.core.broker import CONFIGURED, ConfigurationLoaded, Core, Settings
 from malamute.core.events import EVENTS
 from malamute.core.faults import FAULT
 from malamute.core.ready import Notice
-from malamute.errors import MalamuteError
+from malamute.errors import ConfigError, MalamuteError
 from malamute.journal.disk import DiskStore
 from malamute.journal.memory import MemoryStore
 from malamute.journal.store import Store
@@ -36,6 +37,7 @@ from malamute.server.intake import Allowance
 from malamute.server.loop import Loop, socket_options
 from malamute.server.stalls import FOR_EVER, Patience
 from malamute.server.transport import Transport
+from malamute.server.worker import no_configuration
 from malamute.store.policies import StreamPolicy
 
 SOFTWARE = f"malamute {__version__}"
@@ -80,10 +82,38 @@ def open_store(config: Config) -> Store:
     )
 
 
-def open_broker(config: Config, context: zmq.Context[zmq.Socket[bytes]], files: int = sys.maxsize) -> Loop:
+class Configuration:
+    """The configuration that a broker goes by, and how it is read again."""
+
+    def __init__(self, config: Config, read: Callable[[], Config], endpoints: list[str]) -> None:
+        self._running = config
+        self._read = read
+        self._endpoints = endpoints
+
+    def load(self) -> ConfigurationLoaded | MalamuteError:
+        """Read it and check it as a whole. Any thread may call this: it changes nothing."""
+        try:
+            config, changed, waiting = reloaded(self._running, self._read())
+        except ConfigError as error:
+            return error
+        return ConfigurationLoaded(_settings(config, self._endpoints), changed, waiting, config)
+
+    def apply(self, loaded: ConfigurationLoaded) -> None:
+        """Go by it, in all that the core does not know of."""
+        before, self._running = self._running, loaded.edge
+        if self._running.log != before.log:
+            configure_logs(self._running.log)
+
+
+def open_broker(
+    config: Config,
+    context: zmq.Context[zmq.Socket[bytes]],
+    files: int = sys.maxsize,
+    read: Callable[[], Config] | None = None,
+) -> Loop:
     """A broker that listens and has its store open; `run` it. Raises `ConfigError` or `StoreError`.
 
-    `files` is how many files the process may open.
+    `files` is how many files the process may open, and `read` reads the configuration again.
     """
     store = open_store(config)
     transport = _open_transport(config, context, files)
@@ -98,7 +128,17 @@ def open_broker(config: Config, context: zmq.Context[zmq.Socket[bytes]], files: 
         transport.close(0)
         store.close()
         raise
-    return Loop(core, store, [transport], clock=clock, on_store_error=_on_store_error, on_notice=_on_notice)
+    configuration = Configuration(config, read, transport.endpoints) if read else None
+    return Loop(
+        core,
+        store,
+        [transport],
+        clock=clock,
+        on_store_error=_on_store_error,
+        on_notice=_on_notice,
+        load=configuration.load if configuration else no_configuration,
+        on_loaded=configuration.apply if configuration else lambda loaded: None,
+    )
 
 
 def _open_transport(config: Config, context: zmq.Context[zmq.Socket[bytes]], files: int) -> Transport:
@@ -160,10 +200,15 @@ def backup_directory(config: Config) -> str:
     return "" if storage.kind == "memory" else str((Path(storage.directory) / storage.backups).resolve())
 
 
-def run(config: Config, started: Callable[[list[str]], None] = lambda endpoints: None) -> None:
+def run(
+    config: Config,
+    started: Callable[[list[str]], None] = lambda endpoints: None,
+    read: Callable[[], Config] | None = None,
+) -> None:
     """Run a broker in this process until SIGTERM or SIGINT. Raises `ConfigError` or `StoreError`.
 
-    `started` is called with the endpoints once clients can connect.
+    `started` is called with the endpoints once clients can connect. `read` reads the configuration again, on
+    SIGHUP and when an operator asks for it.
     """
     configure_logs(config.log)
     files = raise_file_limit()
@@ -173,7 +218,7 @@ def run(config: Config, started: Callable[[list[str]], None] = lambda endpoints:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(config.listen.io_threads)
     context.set(zmq.MAX_SOCKETS, 1024)
     try:
-        loop = open_broker(config, context, files)
+        loop = open_broker(config, context, files, read and (lambda: _within_files(read(), files)))
     except BaseException:
         context.term()
         raise
@@ -208,7 +253,7 @@ def _on_store_error(error: MalamuteError) -> None:
 
 
 def _on_notice(notice: Notice) -> None:
-    tell = log.error if notice.event == FAULT else log.warning
+    tell = log.error if notice.event == FAULT else log.info if notice.event == CONFIGURED else log.warning
     tell(notice.event, **notice.details)
 
 
@@ -249,7 +294,11 @@ def _signals(loop: Loop) -> Iterator[None]:
         log.info("stopping", signal=signal.Signals(number).name)
         loop.stop()
 
-    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
+    def reload(number: int, frame: FrameType | None) -> None:
+        loop.reload()
+
+    handlers = {signal.SIGTERM: stop, signal.SIGINT: stop, signal.SIGHUP: reload}
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     try:
         yield
     finally:

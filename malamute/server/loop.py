@@ -14,14 +14,24 @@ from typing import Any
 
 import zmq
 
-from malamute.core.broker import Core
-from malamute.core.ready import Notice
+from malamute.core.broker import ConfigurationLoaded, Core
+from malamute.core.ready import LoadConfiguration, Notice
 from malamute.errors import MalamuteError
 from malamute.journal.store import Store
 from malamute.protocol.messages import Hello, Message
 from malamute.server.clock import Clock
 from malamute.server.edge import Edge
-from malamute.server.worker import Crashed, Damaged, Faulty, Found, Reader, Results, Writer
+from malamute.server.worker import (
+    Crashed,
+    Damaged,
+    Faulty,
+    Found,
+    Load,
+    Reader,
+    Results,
+    Writer,
+    no_configuration,
+)
 from malamute.store.commit import Append, Written
 from malamute.store.operations import Backup
 
@@ -52,6 +62,7 @@ LINGER_MS = 2_000
 
 OnStoreError = Callable[[MalamuteError], None]
 OnNotice = Callable[[Notice], None]
+OnLoaded = Callable[[ConfigurationLoaded], None]
 
 
 class Loop:
@@ -67,6 +78,8 @@ class Loop:
         timer: Callable[[], float] = monotonic,
         on_store_error: OnStoreError = lambda error: None,
         on_notice: OnNotice = lambda notice: None,
+        load: Load = no_configuration,
+        on_loaded: OnLoaded = lambda loaded: None,
     ) -> None:
         self.core = core
         self.store = store
@@ -75,9 +88,10 @@ class Loop:
         self._timer = timer
         self._on_store_error = on_store_error
         self._on_notice = on_notice
+        self._on_loaded = on_loaded
         self._results = Results()
         self._writer = Writer("malamute-writer", store, self._results)
-        self._reader = Reader("malamute-reader", store, self._results)
+        self._reader = Reader("malamute-reader", store, self._results, load)
         # A backup takes long, and replay must not wait for it.
         self._copier = Reader("malamute-copier", store, self._results)
         self._poller = zmq.Poller()
@@ -88,6 +102,7 @@ class Loop:
         self._held: list[Append] = []
         self._held_until = 0.0
         self._stopping = False
+        self._reloading = False
         self._again = False
         self._seen = clock()
         self._woken: float | None = None
@@ -100,6 +115,11 @@ class Loop:
     def stop(self) -> None:
         """End `run` soon. May be called by any thread, and by a signal handler."""
         self._stopping = True
+        self._results.wake()
+
+    def reload(self) -> None:
+        """Have the configuration read again soon. May be called by any thread, and by a signal handler."""
+        self._reloading = True
         self._results.wake()
 
     def run(self) -> None:
@@ -128,6 +148,9 @@ class Loop:
         self._take_results(now)
         if (step := self.clock.look(now)) is not None:
             self.core.clock(step, now)
+        if self._reloading:
+            self._reloading = False
+            self.core.reload(now)
         if self._awake(now):
             self.core.tick(now)
         self._flush(now)
@@ -221,7 +244,7 @@ class Loop:
     def _take_results(self, now: float) -> None:
         for result in self._results.take():
             if isinstance(result, Found):
-                self.core.answered(result.question, result.result, now)
+                self._answered(result, now)
             elif isinstance(result, Damaged):
                 self.core.damaged(result.defects, now)
             elif isinstance(result, Faulty):
@@ -230,6 +253,12 @@ class Loop:
                 raise result.error
             else:
                 self._settle(result, now)
+
+    def _answered(self, found: Found, now: float) -> None:
+        question, result = found
+        if isinstance(result, ConfigurationLoaded) and question == LoadConfiguration():
+            self._on_loaded(result)
+        self.core.answered(question, result, now)
 
     def _settle(self, written: Written, now: float) -> None:
         if written.error is not None:

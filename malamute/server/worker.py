@@ -17,8 +17,11 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, Generic, NamedTuple, TypeVar
 
+from malamute.core.broker import ConfigurationLoaded
+from malamute.core.ready import LoadConfiguration, Question
 from malamute.errors import (
     AccessRefused,
+    ConfigError,
     InternalError,
     InvalidValue,
     MalamuteError,
@@ -40,7 +43,6 @@ from malamute.store.operations import (
     LastPerSubject,
     Operation,
     ReadChunks,
-    StoreRead,
     StoreStats,
     StreamStats,
 )
@@ -52,7 +54,7 @@ Job = TypeVar("Job")
 class Found(NamedTuple):
     """The store has answered."""
 
-    question: StoreRead
+    question: Question
     result: Any
 
 
@@ -191,16 +193,30 @@ class Writer(Worker[Append]):
         return None
 
 
-class Reader(Worker[StoreRead]):
-    """Answers what the core asks of the store."""
+Load = Callable[[], ConfigurationLoaded | MalamuteError]
 
-    def work(self, jobs: Sequence[StoreRead]) -> None:
+
+def no_configuration() -> MalamuteError:
+    """What a broker answers that was given its configuration by a program."""
+    return ConfigError("there is no configuration to read again: this broker runs inside a program")
+
+
+class Reader(Worker[Question]):
+    """Answers what the core asks of the store. `load` reads and checks the configuration."""
+
+    def __init__(self, name: str, store: Store, results: Results, load: Load = no_configuration) -> None:
+        super().__init__(name, store, results)
+        self._load = load
+
+    def work(self, jobs: Sequence[Question]) -> None:
         """Answer each question."""
         for question in jobs:
             self._results.put(Found(question, self._answer(question)))
 
-    def _answer(self, question: StoreRead) -> Any:
+    def _answer(self, question: Question) -> Any:
         try:
+            if type(question) is LoadConfiguration:
+                return self._load()
             return ANSWERS[type(question)](self._store, question)
         except StoreLost:
             raise
@@ -262,4 +278,5 @@ ANSWERS: dict[type[Any], Callable[[Store, Any], Any]] = {
     StoreStats: lambda store, q: _usage(store),
     StreamStats: _stored_streams,
     Backup: _back_up,
+    LoadConfiguration: lambda store, q: no_configuration(),
 }

@@ -6,6 +6,7 @@ import resource
 import signal
 import socket
 from dataclasses import replace
+from functools import partial
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
@@ -56,7 +57,8 @@ def serve(file: Path, log: Path, ready: Connection, files: int) -> None:
         os.dup2(errors.fileno(), 2)
     if files:
         resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
-    run(Config.load(file, {}), ready.send)
+    read = partial(Config.load, file, {})
+    run(read(), ready.send, read)
 
 
 class Daemon:

@@ -22,9 +22,10 @@ from core_bench import (
     subscribe,
 )
 
+from malamute.core.broker import ConfigurationLoaded
 from malamute.core.doubt import DOUBT_SECONDS
 from malamute.core.events import EVENTS, EVENTS_MAX, PART_BYTES_MAX, TROUBLE_SECONDS, subject_part
-from malamute.core.ready import ClockStep
+from malamute.core.ready import ClockStep, LoadConfiguration
 from malamute.errors import StoreError
 from malamute.protocol.batch import unpack, unpack_payload, unpack_record
 from malamute.protocol.limits import SUBJECT_BYTES_MAX, Limits
@@ -631,6 +632,11 @@ def everything_happens():
     bench.tell("alice", Change(0, "stream.delete", {"stream": "s"}))
     bench.settle()
     bench.core.turn.event("events.odd", value=2**70)
+    bench.core.reload(bench.now)
+    bench.turn()
+    bench.reads.clear()
+    bench.core.answered(LoadConfiguration(), ConfigurationLoaded(bench.settings), bench.now)
+    bench.settle()
     defects = [Defect("chunk", "s", 1, 2, "told"), Defect(OPENED_AGAIN, "", 1, 1, "a write failed")]
     bench.core.damaged(defects, bench.now)
     bench.lost("bob")

@@ -20,6 +20,7 @@ from malamute.core.admin.streams import stream_of
 from malamute.core.feed import no_feed
 from malamute.core.mailbox import EVERYTHING
 from malamute.core.queue.browse import choose
+from malamute.core.ready import LoadConfiguration
 from malamute.core.start import locate
 from malamute.core.subscription import Position
 from malamute.errors import AccessRefused, Disconnected, InvalidValue, MalamuteError, NotFound, TryLater
@@ -27,6 +28,8 @@ from malamute.matching import Group, Selector
 from malamute.protocol.admin import (
     CHANGES,
     BackupMade,
+    BrokerReload,
+    BrokerReloaded,
     ClientDisconnect,
     ClientDisconnected,
     CursorChanged,
@@ -57,7 +60,7 @@ from malamute.store.operations import Backup, Reserve
 from malamute.store.policies import StreamRetention
 
 if TYPE_CHECKING:
-    from malamute.core.broker import Core
+    from malamute.core.broker import ConfigurationLoaded, Core
     from malamute.core.session import Session
     from malamute.core.stream import Stream
 
@@ -255,7 +258,7 @@ def set_feed(core: Core, wanted: FeedSet, answered: Answered, failed: Failed) ->
 def _check_feed(core: Core, service: str, stream: str, criteria: Sequence[Any], where: str) -> None:
     core.feeds.check(service, stream)
     core.selectors.check(Selector.parse(criteria, where))
-    if not core.settings.streams(stream).journal:
+    if not core.streams.policy(stream).journal:
         raise InvalidValue(f"the stream {stream!r} has no journal to feed a service from")
 
 
@@ -361,6 +364,17 @@ def back_up(core: Core, wanted: JournalBackup, answered: Answered, failed: Faile
         core.turn.ask(Backup(place, below), copied)
 
 
+def reload(core: Core, wanted: BrokerReload, answered: Answered, failed: Failed) -> None:
+    """Read the configuration again, and go by it if it is good as a whole."""
+
+    def loaded(result: ConfigurationLoaded) -> None:
+        value = BrokerReloaded(changed=[*result.changed], waiting_for_restart=[*result.waiting])
+        # It is in force, whether the disk takes the answer or not.
+        answered(value, otherwise=value)
+
+    core.turn.ask(LoadConfiguration(wanted.dry_run), loaded)
+
+
 def _one_position(start: str, what: str) -> Start:
     found = Start.parse(start)
     if found.kind == LAST_PER_SUBJECT:
@@ -383,6 +397,7 @@ MAKING: dict[str, Callable[[Core, Any, Answered, Failed], None]] = {
     "feed.delete": delete_feed,
     "queue.redrive": redrive,
     "queue.purge": purge,
+    "broker.reload": reload,
     "client.disconnect": disconnect,
     "journal.backup": back_up,
 }

@@ -93,6 +93,9 @@ def status(core: Core, query: StatusQuery) -> BrokerStatus:
         store_error=core.health.error,
         damages=core.health.damages,
         faults=core.turn.faults.count,
+        configured_at=core.configured_at + core.turn.ahead,
+        waiting_for_restart=[*core.waiting_options],
+        config_error=core.config_error,
     )
 
 

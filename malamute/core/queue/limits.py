@@ -56,6 +56,10 @@ class QueueLimits:
         self.dedup_quota = DedupQuota(limits.identities_bytes)
         self.flush = QueueFlush(turn)
 
+    def configure(self, policy: PolicyOf, limits: Limits) -> None:
+        """Go by other policies and limits; the queues are told by `Queue.configure`."""
+        self.policy, self.configured = policy, limits
+
     def policy_of(self, kind: BaseKind, name: str) -> QueuePolicy:
         """The policy of a queue, whose depth and bytes are within the limits of all queues."""
         policy, limits = self.policy(kind, name), self.configured

@@ -488,6 +488,15 @@ class Queue:
             act([s for s in sequences[start : start + STEP_MESSAGES] if s in self.entries])
         done()
 
+    def configure(self) -> None:
+        """Go by another policy from now on, but for what its data structures were made for."""
+        policy, before = self.limits.policy_of(self.kind, self.name), self.policy
+        self.policy = policy._replace(
+            priority_step=before.priority_step,
+            dedup_window=before.dedup_window,
+            dedup_count=before.dedup_count,
+        )
+
     def _requeue(self, sequences: Sequence[int], delay: float | None) -> None:
         """Let messages that come back wait again, unless they had their attempts."""
         now, most = self.turn.now, self.policy.max_deliver

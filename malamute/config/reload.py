@@ -1,0 +1,85 @@
+"""Which options a running broker can go by when its configuration is read again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import fields, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from malamute.config.sections import SECTIONS, types_of
+
+if TYPE_CHECKING:
+    from malamute.config import Config
+
+RELOADED: Mapping[str, frozenset[str]] = {
+    "storage": frozenset({"backups"}),
+    "streams": frozenset({"committed", "bytes", "count", "age", "rule"}),
+    "queues": frozenset(option.name for option in fields(SECTIONS["queues"])),
+    "events": frozenset({"bytes"}),
+    "limits": frozenset(
+        {
+            "streams",
+            "feeds",
+            "sessions",
+            "sources",
+            "selector_bytes",
+            "session_selector_bytes",
+            "selectors_bytes",
+            "queues",
+            "queue_messages",
+            "queue_bytes",
+            "queues_messages",
+            "queues_bytes",
+        }
+    ),
+    "log": frozenset({"level", "format"}),
+}
+"""The options of each section that a reload takes. All others wait for the next start."""
+
+
+class Reloaded(NamedTuple):
+    """What a running broker goes by from now on, and the options that changed or wait for a restart."""
+
+    config: Config
+    changed: tuple[str, ...]
+    waiting: tuple[str, ...]
+
+
+def reloaded(running: Config, read: Config) -> Reloaded:
+    """What becomes of a configuration that was read anew.
+
+    Raises:
+        ConfigError: it contradicts what has to stay as it is until the next start.
+    """
+    changed: list[str] = []
+    waiting: list[str] = []
+    sections: dict[str, Any] = {}
+    for section, options in _different(running, read):
+        taken = {name: value for name, value in options.items() if name in RELOADED.get(section, ())}
+        before = getattr(running, section)
+        sections[section] = before._replace(**taken) if section == "limits" else replace(before, **taken)
+        changed += (f"{section}.{name}" for name in taken)
+        waiting += (f"{section}.{name}" for name in options if name not in taken)
+    if "streams.rule" in changed and _journals(running) != _journals(read):
+        waiting.append("streams.rule.journal")
+    return Reloaded(replace(running, **sections), tuple(changed), tuple(waiting))
+
+
+def _different(one: Config, other: Config) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The sections that differ, each with its options that do and what the other one has for them."""
+    for section, kind in SECTIONS.items():
+        before, after = getattr(one, section), getattr(other, section)
+        options = {name: getattr(after, name) for name in types_of(kind)}
+        changed = {name: value for name, value in options.items() if value != getattr(before, name)}
+        if changed:
+            yield section, changed
+
+
+def _journals(config: Config) -> list[tuple[str, bool]]:
+    """Which streams have a journal, as far as a rule says it: that is settled when the broker starts."""
+    streams = config.streams
+    if streams.journal and all(rule.journal is not False for rule in streams.rule):
+        return []
+    return [
+        (rule.pattern, streams.journal if rule.journal is None else rule.journal) for rule in streams.rule
+    ]

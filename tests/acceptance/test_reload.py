@@ -1,0 +1,100 @@
+"""A configuration that is read again by a broker that runs: by SIGHUP, and by `malamute broker reload`."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from rig_daemon import Daemon, environment
+from rig_waiting import PATIENCE, eventually
+
+import malamute
+from malamute.errors import ConfigError, TooMany
+from malamute.protocol.admin import StatusQuery, StoredQuery
+
+Connect = Callable[..., malamute.Client]
+
+
+def command(daemon: Daemon, *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "malamute", *words, "--url", daemon.url, "--json"],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+    )
+
+
+def changed(daemon: Daemon, **sections: dict[str, Any]) -> None:
+    """Write a configuration that differs in these options."""
+    config = daemon.config
+    for section, options in sections.items():
+        before = getattr(config, section)
+        after = before._replace(**options) if hasattr(before, "_replace") else replace(before, **options)
+        config = replace(config, **{section: after})
+    daemon.configure(config)
+
+
+def test_sighup_loads_a_good_configuration_and_names_what_waits(daemon: Daemon, connect: Connect) -> None:
+    client = connect("op")
+    before = client.query(StatusQuery())
+    client.publish("one", "a", b"1", assurance="stored")
+    taken: dict[str, Any] = {"limits": {"streams": 3}, "streams": {"count": 5}, "log": {"level": "debug"}}
+    changed(daemon, **taken, listen={"hello_queue": 77})
+    os.kill(daemon.pid, signal.SIGHUP)
+    eventually(lambda: client.query(StatusQuery()).configured_at > before.configured_at, "the configuration")
+    status = client.query(StatusQuery())
+    assert (status.pid, status.config_error) == (before.pid, "")
+    assert status.waiting_for_restart == ["listen.hello_queue"]
+    eventually(lambda: client.query(StoredQuery(stream="one"))[0].retain_count == 5, "the retention")
+    client.publish("two", "a", b"1", assurance="stored")
+    with pytest.raises(TooMany):
+        client.publish("three", "a", b"1", assurance="stored")
+    assert "the configuration was loaded" in daemon.log
+    daemon.stop()
+    daemon.start()
+    assert connect("again").query(StatusQuery()).waiting_for_restart == []
+
+
+def test_a_broken_configuration_is_refused_and_the_old_one_stays(daemon: Daemon, connect: Connect) -> None:
+    client = connect("op")
+    before = client.query(StatusQuery())
+    text = daemon.file.read_text()
+    daemon.file.write_text(text.replace("max_deliver = 20", "max_deliver = 3") + "\n[limits]\nstreams = 1\n")
+    os.kill(daemon.pid, signal.SIGHUP)
+    eventually(lambda: client.query(StatusQuery()).config_error, "the refusal")
+    status = client.query(StatusQuery())
+    assert status.configured_at == before.configured_at
+    assert str(daemon.file) in status.config_error
+    with pytest.raises(ConfigError, match="is not TOML") as caught:
+        client.change("broker.reload")
+    assert caught.value.code == 700
+    done = command(daemon, "broker", "reload")
+    assert done.returncode == 1
+    assert json.loads(done.stderr)["error"]["code"] == 700
+    daemon.file.write_text(text)
+    assert client.change("broker.reload") == {"changed": [], "waiting_for_restart": []}
+    assert client.query(StatusQuery()).config_error == ""
+
+
+def test_the_command_tells_what_changes_before_it_does(daemon: Daemon, connect: Connect) -> None:
+    client = connect("op")
+    changed(daemon, queues={"max_deliver": 3}, session={"expiry": 60.0})
+    expected = {"changed": ["queues.max_deliver"], "waiting_for_restart": ["session.expiry"]}
+    tried = command(daemon, "broker", "reload", "--dry-run")
+    assert json.loads(tried.stdout) == expected, tried.stderr
+    assert client.query(StatusQuery()).waiting_for_restart == []
+    assert json.loads(command(daemon, "broker", "reload").stdout) == expected
+    assert client.query(StatusQuery()).waiting_for_restart == ["session.expiry"]
+    shown = json.loads(command(daemon, "broker", "status").stdout)
+    assert shown["waiting_for_restart"] == ["session.expiry"]
+    # What changed is in force and differs no more; what waits is told until the restart.
+    assert json.loads(command(daemon, "broker", "reload").stdout) == {**expected, "changed": []}

@@ -1,0 +1,135 @@
+"""Other settings while the broker runs."""
+
+from __future__ import annotations
+
+from core_bench import Bench, offer, publish, request, send, subscribe
+
+from malamute.core.broker import CONFIGURED, ConfigurationLoaded
+from malamute.core.ready import LoadConfiguration
+from malamute.errors import ConfigError
+from malamute.protocol.limits import Limits
+from malamute.protocol.messages import Change, Error, Ok, Query
+from malamute.store.policies import QueuePolicy, StreamPolicy
+
+
+def configure(bench, **settings):
+    bench.core.configure(bench.settings._replace(**settings), bench.now)
+    bench.settle()
+
+
+def status(bench):
+    (answer,) = bench.ask("op", Query(1, "status", {}))
+    return answer.value
+
+
+def test_queues_that_are_there_go_by_another_policy_but_for_what_they_were_made_for():
+    bench = Bench()
+    bench.open("alice")
+    bench.tell("alice", request(b"1", service="w"))
+    bench.settle()
+    queue = bench.core.services.by_name["w"]
+    configure(
+        bench,
+        queues=lambda kind, name: QueuePolicy(max_deliver=2, depth=1, dedup_window=1.0, priority_step=7),
+    )
+    assert (queue.policy.max_deliver, queue.policy.depth) == (2, 1)
+    assert queue.policy.dedup_window == QueuePolicy().dedup_window
+    assert queue.policy.priority_step == QueuePolicy().priority_step
+    (refused,) = bench.ask("alice", request(b"2", service="w"))
+    assert isinstance(refused, Error)
+    bench.tell("alice", request(b"1", service="new"))
+    assert bench.core.services.by_name["new"].policy.priority_step == 7
+
+
+def test_an_offer_that_comes_later_has_the_other_time():
+    bench = Bench(queues=QueuePolicy(ack_timeout=10.0))
+    bench.open("alice", "bob")
+    assert [m.value for m in bench.ask("alice", offer()) if isinstance(m, Ok)] == [10_000]
+    configure(bench, queues=lambda kind, name: QueuePolicy(ack_timeout=20.0))
+    assert [m.value for m in bench.ask("bob", offer()) if isinstance(m, Ok)] == [20_000]
+
+
+def test_lower_limits_take_nothing_away_and_let_nothing_in():
+    bench = Bench()
+    bench.open("alice")
+    bench.tell("alice", publish(b"1", stream="one"), publish(b"2", stream="two"), send("bob", b"m"))
+    bench.settle()
+    configure(bench, limits=Limits(streams=1, queues=1))
+    assert len(bench.core.streams.by_name) == 2
+    bench.tell("alice", publish(b"3", stream="one", number=1), publish(b"4", stream="three", number=2))
+    bench.settle()
+    assert [m.code for m in bench.sent("alice") if isinstance(m, Error)] == [429]
+    configure(bench, limits=Limits())
+    bench.tell("alice", publish(b"4", stream="three", number=3))
+    bench.settle()
+    assert not [m for m in bench.sent("alice") if isinstance(m, Error)]
+
+
+def test_streams_go_by_another_policy_but_for_their_journal():
+    bench = Bench()
+    bench.open("alice")
+    bench.tell("alice", subscribe())
+    bench.settle()
+    configure(bench, streams=lambda name: StreamPolicy(journal=False, committed=True))
+    stream = bench.core.streams.by_name["s"]
+    assert (stream.committed, stream.journaled) == (True, True)
+    bench.tell("alice", publish(b"1", stream="t"))
+    assert (bench.core.streams.by_name["t"].committed, bench.core.streams.by_name["t"].journaled) == (
+        True,
+        True,
+    )
+
+
+def test_a_reload_is_asked_for_and_told_and_remembered():
+    bench = Bench(lifecycle=True)
+    bench.open("op")
+    bench.now += 5
+    bench.core.reload(bench.now)
+    bench.turn()
+    bench.reads.clear()
+    loaded = ConfigurationLoaded(
+        bench.settings._replace(limits=Limits(streams=3)), ("limits.streams",), ("listen.endpoints",)
+    )
+    bench.core.answered(LoadConfiguration(), loaded, bench.now)
+    bench.settle()
+    told = status(bench)
+    assert told["waiting_for_restart"] == ["listen.endpoints"]
+    assert (told["configured_at"], told["config_error"]) == (bench.now, "")
+    assert bench.core.streams.limits.streams == 3
+    assert "broker.configured" in bench.events
+    assert [n.event for n in bench.notices] == [CONFIGURED]
+
+
+def test_a_configuration_that_is_refused_changes_nothing_and_is_told():
+    bench = Bench()
+    bench.open("op")
+    started = status(bench)["configured_at"]
+    bench.now += 5
+    bench.tell("op", Change(1, "broker.reload", {}))
+    bench.core.answered(LoadConfiguration(), ConfigError("limits.streams = 'x' is no number"), bench.now)
+    bench.reads.clear()
+    bench.settle()
+    (refused,) = bench.sent("op")
+    assert (refused.code, refused.text) == (700, "limits.streams = 'x' is no number")
+    told = status(bench)
+    assert told["configured_at"] == started
+    assert "limits.streams" in told["config_error"]
+    bench.core.reload(bench.now)
+    bench.core.answered(LoadConfiguration(), ConfigurationLoaded(bench.settings), bench.now)
+    assert status(bench)["config_error"] == ""
+
+
+def test_a_dry_run_tells_and_changes_nothing():
+    bench = Bench()
+    bench.open("op")
+    bench.tell("op", Change(1, "broker.reload", {"dry_run": True}))
+    other = ConfigurationLoaded(
+        bench.settings._replace(limits=Limits(streams=3)), ("limits.streams",), ("listen.x",)
+    )
+    bench.core.answered(LoadConfiguration(dry_run=True), other, bench.now)
+    bench.reads.clear()
+    bench.settle()
+    (done,) = bench.sent("op")
+    assert done.value == {"changed": ["limits.streams"], "waiting_for_restart": ["listen.x"]}
+    assert bench.core.streams.limits.streams == Limits().streams
+    assert status(bench)["waiting_for_restart"] == []

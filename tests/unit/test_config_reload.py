@@ -1,0 +1,68 @@
+"""What a running broker takes of a configuration that is read again."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from malamute.config import (
+    Config,
+    Limits,
+    ListenConfig,
+    LogConfig,
+    QueuesConfig,
+    StorageConfig,
+    StreamsConfig,
+)
+from malamute.config.reload import RELOADED, reloaded
+from malamute.config.sections import SECTIONS, QueueRule, StreamRule, types_of
+from malamute.errors import ConfigError
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_what_can_change_changes_and_what_cannot_is_named() -> None:
+    read = Config(
+        listen=ListenConfig(endpoints=("tcp://127.0.0.1:1",), hello_queue=7),
+        queues=QueuesConfig(max_deliver=3, rule=(QueueRule("w", depth=9),)),
+        limits=Limits(sessions=5, message_bytes=1000),
+        log=LogConfig(level="debug"),
+    )
+    found = reloaded(Config(), read)
+    assert found.changed == ("queues.max_deliver", "queues.rule", "limits.sessions", "log.level")
+    assert found.waiting == ("listen.endpoints", "listen.hello_queue", "limits.message_bytes")
+    assert found.config == replace(Config(), queues=read.queues, log=read.log, limits=Limits(sessions=5))
+
+
+def test_the_same_configuration_changes_nothing() -> None:
+    assert reloaded(Config(), Config()) == (Config(), (), ())
+
+
+def test_what_is_loaded_has_to_fit_what_stays() -> None:
+    read = Config(storage=StorageConfig(size=2**40), streams=StreamsConfig(bytes=2**38), limits=Limits())
+    with pytest.raises(ConfigError, match=r"streams\.bytes .* is too large"):
+        reloaded(Config(), read)
+
+
+@pytest.mark.parametrize("journal", [None, True])
+def test_a_rule_that_says_nothing_new_of_the_journal_waits_for_nothing(journal: bool | None) -> None:
+    read = Config(streams=StreamsConfig(rule=(StreamRule("a", journal=journal, bytes=1000),)))
+    assert reloaded(Config(), read).waiting == ()
+
+
+def test_a_rule_without_a_journal_waits_for_the_next_start() -> None:
+    read = Config(streams=StreamsConfig(rule=(StreamRule("a", journal=False),)))
+    assert reloaded(Config(), read).waiting == ("streams.rule.journal",)
+    assert reloaded(read, Config()).waiting == ("streams.rule.journal",)
+    assert reloaded(Config(), Config(streams=StreamsConfig(journal=False))).waiting == ("streams.journal",)
+
+
+def test_there_are_such_options_and_the_documentation_has_them_all() -> None:
+    for section, options in RELOADED.items():
+        assert options <= types_of(SECTIONS[section]).keys()
+    text = (ROOT / "docs/operations/reload.md").read_text()
+    for section, options in RELOADED.items():
+        (line,) = (line for line in text.splitlines() if line.startswith(f"| `[{section}]`"))
+        assert all(f"`{option}`" in line for option in options) or "all" in line
