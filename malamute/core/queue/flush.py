@@ -75,7 +75,8 @@ class QueueFlush:
             consumer.watch()
             if queue.prefetch_bytes < 0:
                 queue.evict_excess([e.sequence for e in entries if e.sequence not in queue.not_durable])
-            queue.prefetch.advance(entries[-1].sequence)
+            if queue.prefetch.read_to:
+                queue.prefetch.advance(entries[-1].sequence)
             if consumer.group.takes_all:
                 queue.advance_ahead()
             if consumer.missing_bytes:

@@ -33,9 +33,11 @@ from malamute.core.queue.state import DELIVERED, READY
 from malamute.store.operations import FetchRecords, Frame, QueueKind
 
 if TYPE_CHECKING:
-    from malamute.core.queue.queue import Queue
+    from malamute.core.ready import Turn
+    from malamute.core.timers import Timers
     from malamute.errors import MalamuteError
     from malamute.protocol.limits import Limits
+    from malamute.store.policies import BaseKind
 
 RUN_MESSAGES = 1_000
 RUN_BYTES = 1 << 20
@@ -83,6 +85,22 @@ class RecordOwner(Protocol):
     """Whoever has messages. `paged_out_bytes` is the part of their bytes that takes no memory."""
 
     paged_out_bytes: int
+
+
+class PagedQueue(RecordOwner, Protocol):
+    """A queue, as far as its records are read ahead of their delivery."""
+
+    kind: BaseKind
+    name: str
+    next_sequence: int
+    entries: dict[int, Entry]
+
+    @property
+    def prefetch_bytes(self) -> int:
+        """The bytes of records that it may bring from the disk before they are asked for."""
+
+    def with_consumers(self, entries: list[Entry]) -> list[Entry]:
+        """Those of some messages that anybody takes."""
 
 
 class MemoryLimits(Protocol):
@@ -139,14 +157,26 @@ class RecordMemory:
 class Prefetch:
     """The records of one queue that are on their way to memory, for their delivery."""
 
-    def __init__(self, queue: Queue) -> None:
+    def __init__(
+        self,
+        turn: Turn,
+        timers: Timers,
+        memory: RecordMemory,
+        queue: PagedQueue,
+        lost: Callable[[list[int]], None],
+    ) -> None:
+        """`lost` is called with messages of consumers whose records cannot be read."""
+        self._turn = turn
+        self._timers = timers
+        self._memory = memory
         self._queue = queue
+        self._lost = lost
         self._reading: list[Sequence[Entry]] = []
         """Runs on their way."""
         self._starts: deque[int] = deque()
         """Where runs begin that were read ahead, and of which nothing was delivered yet."""
-        self._read_to = 0
-        """Nothing from here on was asked for; 0 while nobody takes messages."""
+        self.read_to = 0
+        """Nothing from here on was asked for; 0 while nobody takes messages that are paged out."""
         self._awaiting: list[Awaiting] = []
 
     def page_in(self, entries: Sequence[Entry], then: Awaiting) -> None:
@@ -156,7 +186,7 @@ class Prefetch:
         for run in runs([entry for entry in entries if entry not in asked]):
             self._ask(run)
         last = max(map(_sequence, entries))
-        self._read_to = max(self._read_to, last + 1)
+        self.read_to = max(self.read_to, last + 1)
         self.advance(last)
 
     def advance(self, sequence: int) -> None:
@@ -164,43 +194,43 @@ class Prefetch:
         starts = self._starts
         while starts and starts[0] <= sequence:
             starts.popleft()
-        while self._read_to and len(starts) < RUNS_AHEAD and (run := self._next_run()):
+        while self.read_to and len(starts) < RUNS_AHEAD and (run := self._next_run()):
             starts.append(run[0].sequence)
             self._ask(run)
 
     def _next_run(self) -> list[Entry]:
         """What to bring next."""
         queue = self._queue
-        start, room = self._read_to, min(RUN_BYTES, queue.prefetch_bytes)
+        start, room = self.read_to, min(RUN_BYTES, queue.prefetch_bytes)
         if room <= 0:
             return []
-        self._read_to = min(start + RUN_MESSAGES, queue.next_sequence)
-        there = map(queue.entries.get, range(start, self._read_to))
+        self.read_to = min(start + RUN_MESSAGES, queue.next_sequence)
+        there = map(queue.entries.get, range(start, self.read_to))
         missing = [e for e in there if e is not None and e.record is None and e.state == READY]
-        found = queue.dispatcher.with_consumers(missing)
+        found = queue.with_consumers(missing)
         if bytes_of(found) > room:
             fits = sum(total <= room for total in accumulate(entry.bytes for entry in found))
-            self._read_to = found[fits].sequence
+            self.read_to = found[fits].sequence
             del found[fits:]
         return found
 
     def _ask(self, run: Sequence[Entry]) -> None:
-        queue, size_bytes = self._queue, bytes_of(run)
+        queue, memory, size_bytes = self._queue, self._memory, bytes_of(run)
         self._reading.append(run)
-        queue.limits.memory.prefetched_bytes += size_bytes
+        memory.prefetched_bytes += size_bytes
 
         def brought(records: Records) -> None:
-            queue.limits.memory.prefetched_bytes -= size_bytes
+            memory.prefetched_bytes -= size_bytes
             self._reading.remove(run)
             self._paged_in(run, records)
 
         def failed(error: MalamuteError) -> None:
             # They are on the disk, and are asked for again.
-            queue.limits.memory.prefetched_bytes -= size_bytes
+            memory.prefetched_bytes -= size_bytes
             self._reading.remove(run)
-            queue.limits.timers.at(queue.turn.now + RETRY_SECONDS, lambda: self._retry(run))
+            self._timers.at(self._turn.now + RETRY_SECONDS, lambda: self._retry(run))
 
-        queue.turn.ask(FetchRecords(queue.kind, queue.name, tuple(map(_sequence, run))), brought, failed)
+        self._turn.ask(FetchRecords(queue.kind, queue.name, tuple(map(_sequence, run))), brought, failed)
 
     def _retry(self, run: Sequence[Entry]) -> None:
         if here := [e for e in run if e.record is None and e.sequence in self._queue.entries]:
@@ -213,18 +243,18 @@ class Prefetch:
         back = here if len(records) == len(run) else [e for e in here if e.sequence in records]
         for entry in back:
             entry.record = records[entry.sequence]
-        queue.limits.memory.count_paged_out(queue, -size_of(back))
+        self._memory.count_paged_out(queue, -size_of(back))
         if len(back) < len(here):
             # Whoever reads ahead may meet what leaves just now; who was given it would know.
             lost = [e.sequence for e in here if e.record is None and e.state == DELIVERED]
             if lost:
-                queue.settlement.dead_letter_damaged(sorted(lost))
+                self._lost(sorted(lost))
         awaiting, self._awaiting = self._awaiting, []
         for then in awaiting:
             then()
 
     def clear(self) -> None:
         """Nobody takes messages any more."""
-        self._read_to = 0
+        self.read_to = 0
         self._starts.clear()
         self._awaiting.clear()

@@ -90,12 +90,14 @@ class Queue:
         """Those that the store could not read, until they are dead letters."""
         self.dead_letters = DeadLetters(self)
         self.dedup = DedupWindow(self.turn, limits.timers, limits.dedup_quota, kind, name)
-        self.prefetch = Prefetch(self)
         self.watermark = Watermark(self.turn, kind, name, self.entries)
         self.correlations = Correlations(self.entries)
         self.schedule = Schedule(self)
         self.dispatcher = Dispatcher(self)
         self.settlement = Settlement(self)
+        self.prefetch = Prefetch(
+            self.turn, limits.timers, limits.memory, self, self.settlement.dead_letter_damaged
+        )
 
     # Messages in
 
@@ -289,6 +291,10 @@ class Queue:
             idle += [entry for entry in here if entry.state == DELIVERED]
         # What it lets go is free, for itself as for others.
         self.limits.memory.evict(self, idle, (excess + 1) // 2)
+
+    def with_consumers(self, entries: list[Entry]) -> list[Entry]:
+        """Those of some messages that anybody takes, with or without credit."""
+        return self.dispatcher.with_consumers(entries)
 
     @property
     def excess_bytes(self) -> int:
