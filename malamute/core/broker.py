@@ -479,8 +479,9 @@ class Core:
         self.feeds.wake()
         self.streams.flush()
         while True:
-            for session in self.queue_limits.flush.send():
-                self.sessions.watch(session)
+            for peer in self.queue_limits.flush.send():
+                if (session := self.sessions.by_peer.get(peer)) is not None:
+                    self.sessions.watch(session)
             if not self._mend():
                 break
         if not self.turn.guard("the broker's own events", self._flush_events):

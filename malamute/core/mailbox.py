@@ -38,7 +38,7 @@ class Mailboxes(QueueTable):
         """Put messages into a mailbox. Raises what `enqueue` does, or `NotFound`."""
         mailbox = self.get(message.address)
         try:
-            enqueue(mailbox, session, session.address, message)
+            enqueue(mailbox, session.address, session.address, message)
         except MalamuteError:
             mailbox.drop_unused(self.by_name)
             raise

@@ -64,7 +64,7 @@ class Services(QueueTable):
             for name in requesters:
                 # The replies need a place that is there before the first of them.
                 self._check_answerable(self.mailboxes.get(name, private=True))
-            enqueue(queue, session, session.mailbox, message)
+            enqueue(queue, session.address, session.mailbox, message)
         except MalamuteError:
             for name in absent:
                 if mailbox := mailboxes.get(name):

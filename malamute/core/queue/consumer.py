@@ -5,10 +5,11 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from malamute.core.credit import Credit
 from malamute.core.queue.entry import Entry, ranges_of, size_of
+from malamute.core.queue.state import Holding
 from malamute.core.queue.waiters import ReadyQueue
 from malamute.errors import NotOutstanding
 from malamute.protocol.messages import Ranges, Recall
@@ -17,12 +18,25 @@ if TYPE_CHECKING:
     from malamute.core.queue.queue import Queue
     from malamute.core.queue.waiters import ConsumerGroup
     from malamute.core.ready import WhenStored
-    from malamute.core.session import Session
     from malamute.core.timers import Timer
     from malamute.matching import Selector
 
 RECALLED_MAX = 1_000
 """Recalled deliveries that a consumer remembers, since something about them may be on its way."""
+
+
+class Owner(Holding, Protocol):
+    """A session, as far as it consumes."""
+
+    peer: bytes
+    blocked: bool
+    """Whether it can be sent nothing for now."""
+
+    address: str
+
+    @property
+    def ident(self) -> str:
+        """What people call it."""
 
 
 class Consumer:
@@ -33,7 +47,7 @@ class Consumer:
     """
 
     def __init__(
-        self, session: Session, source: int, queue: Queue, selector: Selector, ack_timeout: float = 0.0
+        self, session: Owner, source: int, queue: Queue, selector: Selector, ack_timeout: float = 0.0
     ) -> None:
         self.session = session
         self.source = source

@@ -13,13 +13,12 @@ from malamute.protocol.messages import Request, Send
 
 if TYPE_CHECKING:
     from malamute.core.queue.queue import Queue
-    from malamute.core.session import Session
 
 _NONE: Sequence[None] = ()
 
 
-def enqueue(queue: Queue, session: Session, sender: str, command: Send | Request) -> None:
-    """Put the messages of a command into a queue.
+def enqueue(queue: Queue, address: str, sender: str, command: Send | Request) -> None:
+    """Put the messages of a command into a queue. Outcomes go to the `address`; none are sent without one.
 
     Raises `InvalidValue`, `NoWorkers`, `TrackerInUse` or `TryLater`; then nothing was changed.
     """
@@ -44,7 +43,7 @@ def enqueue(queue: Queue, session: Session, sender: str, command: Send | Request
     }
     tracked = [entry for entry in entries if entry.sequence in chosen and chosen[entry.sequence].tracker]
     if tracked:
-        queue.limits.trackers.check(session.address, queue, tracked, entries)
+        queue.limits.trackers.check(address, queue, tracked, entries)
     if entries:
         queue.put(entries, confirmed=command.number > 0, options=chosen)
 

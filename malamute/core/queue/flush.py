@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from malamute.core.queue.consumer import Consumer
     from malamute.core.queue.queue import Queue
     from malamute.core.ready import Turn
-    from malamute.core.session import Session
     from malamute.store.policies import BaseKind
 
 
@@ -41,16 +40,16 @@ class QueueFlush:
         queue.counts[what] += count
         self._noted[queue.kind, what, queue.name] += count
 
-    def send(self) -> list[Session]:
+    def send(self) -> list[bytes]:
         """Send what the consumers were given: one delivery for each of them.
 
-        Returns the sessions that now hold messages.
+        Returns the peers that now hold messages.
         """
-        given: dict[int, Session] = {}
+        given: dict[bytes, None] = {}
         while self.consumers:
             deliveries, self.consumers = self.consumers, []
             for consumer in deliveries:
-                given[id(consumer.session)] = consumer.session
+                given[consumer.session.peer] = None
                 try:
                     self._deliver(consumer)
                 except Exception as error:
@@ -60,7 +59,7 @@ class QueueFlush:
             for (kind, what, name), count in self._noted.items():
                 self.turn.event(f"{kind}.{what}.{name}", count=count)
             self._noted.clear()
-        return list(given.values())
+        return list(given)
 
     def _deliver(self, consumer: Consumer) -> None:
         """Send what may be sent, and see to it that the rest may be."""

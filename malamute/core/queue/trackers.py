@@ -19,8 +19,8 @@ from malamute.protocol.names import ERROR_HEADER, RESERVED_PREFIX
 from malamute.store.policies import BaseKind
 
 if TYPE_CHECKING:
-    from malamute.core.mailbox import Mailboxes
     from malamute.core.queue.queue import Queue
+    from malamute.core.queue.table import QueueTable
 
 EMPTY = pack_record(None, ())
 
@@ -28,7 +28,7 @@ EMPTY = pack_record(None, ())
 class Trackers:
     """The tracked messages that have no outcome yet, by sender and tracker, with the room that each has."""
 
-    def __init__(self, mailboxes: Mailboxes) -> None:
+    def __init__(self, mailboxes: QueueTable) -> None:
         self._mailboxes = mailboxes
         self._open: dict[tuple[str, str], tuple[int, int]] = {}
         """The room that is still kept for each, in messages and bytes."""
