@@ -470,7 +470,7 @@ class Feeds:
         if feed is not None:
             feed.resume()
         else:
-            queue.drop_unused(self.services.by_name)
+            self.services.drop_unused(queue)
 
     def _begin_change(self, name: tuple[str, str]) -> Generator[Literal["stored"], Any, Feed | None]:
         """Wait for the change of this feed before, and for the outcome of what it has put; it rests then."""

@@ -40,7 +40,7 @@ class Mailboxes(QueueTable):
         try:
             enqueue(mailbox, session.address, session.address, message)
         except MalamuteError:
-            mailbox.drop_unused(self.by_name)
+            self.drop_unused(mailbox)
             raise
 
     def consumer(self, session: Session) -> Consumer:
@@ -55,6 +55,4 @@ class Mailboxes(QueueTable):
         """Remove the private mailbox of a session that ends or gets an address."""
         mailbox = self.by_name.get(session.mailbox)
         if not session.address and mailbox is not None:
-            del self.by_name[mailbox.name]
-            self.limits.release_queue(mailbox)
-            self.limits.delete(mailbox)
+            self.remove(mailbox)

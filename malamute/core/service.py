@@ -68,8 +68,8 @@ class Services(QueueTable):
         except MalamuteError:
             for name in absent:
                 if mailbox := mailboxes.get(name):
-                    mailbox.drop_unused(mailboxes)
-            queue.drop_unused(self.by_name)
+                    self.mailboxes.drop_unused(mailbox)
+            self.drop_unused(queue)
             raise
 
     def _check_answerable(self, mailbox: Queue) -> None:

@@ -21,9 +21,9 @@ from sim_world import run
 from malamute.core.feed import Feed
 from malamute.core.queue.consumer import Consumer
 from malamute.core.queue.dead_letters import DeadLetters
-from malamute.core.queue.limits import QueueLimits
 from malamute.core.queue.queue import Queue
 from malamute.core.queue.settlement import Settlement
+from malamute.core.queue.table import QueueTable
 from malamute.core.session import Sessions
 from malamute.core.subscription import Position, Subscription
 from malamute.matching import FAMILIES, Index, Selector
@@ -129,8 +129,8 @@ def _needless(reason):
     return property(lambda queue: any(get(queue) for get in getters))
 
 
-def _collect_early(limits, queue, table, seen):
-    _COLLECT(limits, queue, table, queue.next_sequence)
+def _collect_early(table, queue, seen):
+    _COLLECT(table, queue, queue.next_sequence)
 
 
 def _confirm_twice(sessions, confirmations, error):
@@ -171,7 +171,7 @@ _DEAD_LETTER = Settlement._dead_letter_steps
 _ADD_DEAD = DeadLetters.add
 _PUT_BACK = DeadLetters._put_back
 _RECALLED = Consumer.recalled
-_COLLECT = QueueLimits._collect_unless_used
+_COLLECT = QueueTable._collect_unless_used
 _TAKE = Feed._put
 _CONFIRM = Sessions._confirm
 _SEND = Subscription._send
@@ -288,10 +288,10 @@ BROKEN = {
     "a feed does not tell what it cannot have": ("malamute.core.feed.Feed.missed", _nothing),
     "a feed stays as it was": ("malamute.core.feed.Feed.change", _nothing),
     "a feed does not survive a restart": ("malamute.core.feed.Feeds.restore", _nothing),
-    "an idle queue stays": ("malamute.core.queue.limits.QueueLimits.collect", _nothing),
-    "an idle queue stays on the disk": ("malamute.core.queue.limits.QueueLimits.delete", _nothing),
+    "an idle queue stays": ("malamute.core.queue.table.QueueTable._collect", _nothing),
+    "an idle queue stays on the disk": ("malamute.core.queue.table.QueueTable._delete", _nothing),
     "a queue is removed too early": (
-        "malamute.core.queue.limits.QueueLimits._collect_unless_used",
+        "malamute.core.queue.table.QueueTable._collect_unless_used",
         _collect_early,
     ),
     "a queue is removed with its messages": ("malamute.core.queue.queue.Queue.used", _needless("entries")),

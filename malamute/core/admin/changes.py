@@ -227,7 +227,7 @@ def set_feed(core: Core, wanted: FeedSet, answered: Answered, failed: Failed) ->
     try:
         stream = core.streams.get(name)
     except MalamuteError:
-        queue.drop_unused(core.services.by_name)
+        core.services.drop_unused(queue)
         raise
     stream.flush()
 

@@ -2,26 +2,39 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sized
+from typing import TYPE_CHECKING, Protocol
 
 from malamute.core.queue.deduplication import DedupQuota
 from malamute.core.queue.flush import QueueFlush
-from malamute.core.queue.paging import RecordMemory
+from malamute.core.queue.paging import RecordMemory, RecordOwner
 from malamute.core.queue.settlement_log import SettlementLog
 from malamute.core.timers import Timers
 from malamute.errors import TryLater
-from malamute.store.operations import DeleteQueue
 from malamute.store.policies import BaseKind, PolicyOf, QueuePolicy
 
 if TYPE_CHECKING:
     from malamute.core.doubt import Doubt
-    from malamute.core.queue.queue import Queue
     from malamute.core.queue.trackers import Trackers
     from malamute.core.ready import Turn
     from malamute.matching import CacheBudget
     from malamute.protocol.limits import Limits
 
-Table = dict[str, "Queue"]
+
+class LimitedQueue(RecordOwner, Protocol):
+    """A queue, as far as it is limited."""
+
+    kind: BaseKind
+    name: str
+    policy: QueuePolicy
+    bytes: int
+    """What all of its messages take, with the room that is reserved."""
+    reserved: int
+    """Messages that may still come, and have their room."""
+
+    @property
+    def entries(self) -> Sized:
+        """Its messages."""
 
 
 class QueueLimits:
@@ -68,12 +81,12 @@ class QueueLimits:
             bytes=min(policy.bytes or limits.queue_bytes, limits.queue_bytes),
         )
 
-    def check(self, queue: Queue, messages: int, size_bytes: int) -> None:
+    def check(self, queue: LimitedQueue, messages: int, size_bytes: int) -> None:
         """Raise `TryLater` unless there is room for messages in a queue."""
         self.check_queue(queue, messages, size_bytes)
         self.check_all(messages, size_bytes)
 
-    def check_queue(self, queue: Queue, messages: int, size_bytes: int) -> None:
+    def check_queue(self, queue: LimitedQueue, messages: int, size_bytes: int) -> None:
         """Raise `TryLater` unless a queue may have so many more messages and bytes."""
         held = len(queue.entries) + queue.reserved
         if held + messages > queue.policy.depth:
@@ -96,7 +109,7 @@ class QueueLimits:
         # Of what the disk would not take and nobody waits for, the memory has the only copy.
         return self.memory.free_bytes < -self.configured.backlog_bytes
 
-    def count(self, queue: Queue, messages: int, size_bytes: int) -> None:
+    def count(self, queue: LimitedQueue, messages: int, size_bytes: int) -> None:
         """Take room for messages of a queue, or give it back if negative."""
         queue.bytes += size_bytes
         self.count_dead(messages, size_bytes)
@@ -106,7 +119,7 @@ class QueueLimits:
         self.messages += messages
         self.bytes += size_bytes
 
-    def reserve(self, queue: Queue, messages: int, size_bytes: int) -> None:
+    def reserve(self, queue: LimitedQueue, messages: int, size_bytes: int) -> None:
         """Keep room for messages that may still come, or give it back if negative. It takes no memory."""
         queue.reserved += messages
         self.count(queue, messages, size_bytes)
@@ -120,31 +133,3 @@ class QueueLimits:
                 f"there are {most} mailboxes and services, and limits.queues allows no more; "
                 "those that are empty and unused leave by themselves"
             )
-
-    def release_queue(self, queue: Queue) -> None:
-        """A queue is gone, with all that was in it."""
-        self.queues -= 1
-        self.timers.cancel(queue.collector)
-        queue.clear()
-
-    def collect(self, queue: Queue, table: Table) -> None:
-        """Remove a queue from a table when it was empty and unused for as long as is configured."""
-        if queue.policy.idle:
-            seen = None if queue.used else queue.next_sequence
-            due = self.turn.now + queue.policy.idle
-            queue.collector = self.timers.at(due, lambda: self._collect_unless_used(queue, table, seen))
-
-    def _collect_unless_used(self, queue: Queue, table: Table, seen: int | None) -> None:
-        if queue.used or queue.next_sequence != seen:
-            self.collect(queue, table)
-            return
-        del table[queue.name]
-        self.release_queue(queue)
-        self.delete(queue)
-        self.flush.note(queue, "collected", 1)
-
-    def delete(self, queue: Queue) -> None:
-        """Let the store forget a queue and its dead letters."""
-        self.turn.store(DeleteQueue(queue.kind, queue.name))
-        if queue.dead_letters.next_sequence > 1:
-            self.turn.store(DeleteQueue(queue.dead_letters.kind, queue.name))

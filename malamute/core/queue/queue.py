@@ -551,12 +551,6 @@ class Queue:
             or self.set_aside
         )
 
-    def drop_unused(self, queues: dict[str, Queue]) -> None:
-        """Leave the table of queues, if nothing was ever in this one: a refused command changes nothing."""
-        if self.next_sequence == self.first_sequence and not self.used:
-            del queues[self.name]
-            self.limits.release_queue(self)
-
     def clear(self) -> None:
         """Remove everything; there are no consumers. The memory of very much is free later."""
         self.settlement.post_purged()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 from malamute.core.queue.limits import QueueLimits
 from malamute.core.queue.queue import Queue
 from malamute.protocol.names import RESERVED_PREFIX
-from malamute.store.operations import QueueState
+from malamute.store.operations import DeleteQueue, QueueState
 from malamute.store.policies import BaseKind
 
 if TYPE_CHECKING:
@@ -45,9 +45,46 @@ class QueueTable:
         self.limits.queues += 1
         return queue
 
+    def drop_unused(self, queue: Queue) -> None:
+        """Remove a queue if nothing was ever in it: a refused command changes nothing."""
+        if queue.next_sequence == queue.first_sequence and not queue.used:
+            self._release(queue)
+
+    def remove(self, queue: Queue) -> None:
+        """Remove a queue, with all that is in it."""
+        self._release(queue)
+        self._delete(queue)
+
     def _watch(self, queue: Queue) -> None:
         if not queue.name.startswith(RESERVED_PREFIX):
-            self.limits.collect(queue, self.by_name)
+            self._collect(queue)
+
+    def _collect(self, queue: Queue) -> None:
+        """Remove a queue when it was empty and unused for as long as is configured."""
+        if queue.policy.idle:
+            seen = None if queue.used else queue.next_sequence
+            due = self.limits.turn.now + queue.policy.idle
+            queue.collector = self.limits.timers.at(due, lambda: self._collect_unless_used(queue, seen))
+
+    def _collect_unless_used(self, queue: Queue, seen: int | None) -> None:
+        if queue.used or queue.next_sequence != seen:
+            self._collect(queue)
+            return
+        self.remove(queue)
+        self.limits.flush.note(queue, "collected", 1)
+
+    def _release(self, queue: Queue) -> None:
+        del self.by_name[queue.name]
+        self.limits.queues -= 1
+        self.limits.timers.cancel(queue.collector)
+        queue.clear()
+
+    def _delete(self, queue: Queue) -> None:
+        """Let the store forget a queue and its dead letters."""
+        turn = self.limits.turn
+        turn.store(DeleteQueue(queue.kind, queue.name))
+        if queue.dead_letters.next_sequence > 1:
+            turn.store(DeleteQueue(queue.dead_letters.kind, queue.name))
 
     def restore(self, name: str, state: QueueState, dead: bool) -> None:
         """Take up a queue, or its dead letters, that the store kept."""
