@@ -202,10 +202,10 @@ BROKEN = {
     "an outcome is not told": ("malamute.core.queue.trackers.Trackers.post", _told_of_nothing),
     "a tracker may be used twice": ("malamute.core.queue.trackers.Trackers.check", _nothing),
     "a tracker is never given free": ("malamute.core.queue.trackers.Trackers.close", _nothing),
-    "a message outlives its time": ("malamute.core.queue.schedule.Schedule._expire", _nothing),
+    "a message outlives its time": ("malamute.core.queue.queue.Queue._expire", _nothing),
     "a message comes before it is due": (
-        "malamute.core.queue.schedule.Schedule.due",
-        lambda schedule, sequences: sorted(sequences),
+        "malamute.core.queue.queue.Queue._in_time",
+        lambda queue, sequences: sorted(sequences),
     ),
     "an identity is always new": (
         "malamute.core.queue.deduplication.DedupWindow.seen",

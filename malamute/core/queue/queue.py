@@ -18,7 +18,7 @@ from malamute.core.queue.dispatch import Dispatcher
 from malamute.core.queue.entry import Entry, puts, size_of
 from malamute.core.queue.options import Options
 from malamute.core.queue.paging import RUN_BYTES, RUNS_AHEAD, Prefetch
-from malamute.core.queue.schedule import Schedule
+from malamute.core.queue.schedule import Schedule, Times
 from malamute.core.queue.settlement import Settlement
 from malamute.core.queue.state import AT_REST, DELAYED, DELIVERED, READY, SETTLING, MessageStates
 from malamute.core.steps import GO_ON, STORED, Steps, proceed
@@ -92,7 +92,15 @@ class Queue:
         self.dedup = DedupWindow(self.turn, limits.timers, limits.dedup_quota, kind, name)
         self.watermark = Watermark(self.turn, kind, name, self.entries)
         self.correlations = Correlations(self.entries)
-        self.schedule = Schedule(self)
+        self.schedule = Schedule(
+            self.turn,
+            limits.timers,
+            limits.doubt,
+            self.entries,
+            self.options,
+            due=self._undelay,
+            over=self._expire,
+        )
         self.dispatcher = Dispatcher(self)
         self.settlement = Settlement(self)
         self.prefetch = Prefetch(
@@ -159,7 +167,7 @@ class Queue:
         """Remember what a message asks for, and see to it."""
         self.options[message.sequence] = asked
         if asked.expires:
-            asked.timer = self.schedule.watch(message.sequence, asked.expires)
+            self.schedule.watch(message.sequence, asked.expires)
         if asked.tracker:
             self.limits.trackers.open(self, message)
 
@@ -200,7 +208,7 @@ class Queue:
         restored = [entry for entry in restored if entry.sequence in self.entries]
         damaged, self._damaged = [s for s in self._damaged if s in self.entries], []
         sequences = [entry.sequence for entry in restored if entry.sequence not in damaged]
-        self._requeue(self.schedule.delay_again(sequences), 0.0)
+        self._requeue(self._delay_all(self.schedule.returning(sequences)), 0.0)
         if damaged:
             self.settlement.dead_letter_unreadable(damaged)
         # The store counts records alone; all that messages take may be more than there is memory.
@@ -258,7 +266,7 @@ class Queue:
             self._coming.extend(sequences)
             proceed(self.turn, self._come())
         else:
-            self.dispatcher.dispatch(self.schedule.due(sequences) if self.options else sequences)
+            self.dispatcher.dispatch(self._in_time(sequences) if self.options else sequences)
 
     def _come(self) -> Steps:
         """Dispatch what is too much for one iteration."""
@@ -267,11 +275,52 @@ class Queue:
             self.turn.work -= len(some)
             # The queue may have been cleared meanwhile.
             here = [s for s in some if s in self.entries]
-            self.dispatcher.dispatch(self.schedule.due(here) if self.options else here)
+            self.dispatcher.dispatch(self._in_time(here) if self.options else here)
             if self.excess_bytes > 0:
                 self.evict_excess([s for s in here if s not in self.not_durable])
             if self._coming:
                 yield GO_ON
+
+    # Times
+
+    def _in_time(self, sequences: Iterable[int]) -> list[int]:
+        """Those whose time it is. The others wait for it, or are over."""
+        times = self.schedule.times_of(sequences)
+        if times.over:
+            self.limits.flush.note(self, "expired", len(times.over))
+            self.settlement.settle(times.over, "expired")
+        return self._delay_all(times)
+
+    def _delay_all(self, times: Times) -> list[int]:
+        """Delay what may be delivered later only. Returns the others."""
+        for sequence, due in times.later:
+            self._delay(sequence, due)
+        return times.ready
+
+    def _delay(self, sequence: int, due: float) -> None:
+        self.states.delay(self.entries[sequence])
+        self.schedule.delay(sequence, due)
+
+    def _undelay(self, sequence: int) -> None:
+        self.states.due([self.entries[sequence]])
+        self.make_ready([sequence])
+
+    def _expire(self, sequence: int) -> None:
+        entry = self.entries[sequence]
+        if not self.schedule.is_doubtful(sequence):
+            # What is on its way to or from the disk is looked at when the disk has answered.
+            self.settlement.settle_early([sequence], "expired", bound=False)
+            return
+        until = self.schedule.watch_doubtful(sequence)
+        # Whoever holds it goes on, and what is on its way from the disk is looked at when it is there.
+        if entry.state == READY:
+            self.states.take_back([entry])
+            self._delay(sequence, until)
+
+    def refuse(self, sequences: Sequence[int]) -> None:
+        """The disk did not take the settlement of messages: they are where they were before."""
+        self.states.refuse([*map(self.entries.__getitem__, sequences)])
+        self.make_ready(sorted(self._delay_all(self.schedule.refused(sequences))))
 
     # Memory
 
@@ -514,7 +563,7 @@ class Queue:
             if 0 < most <= entry.attempts:
                 dead.append(sequence)
             elif wait_for > 0:
-                self.schedule.delay(sequence, now + wait_for)
+                self._delay(sequence, now + wait_for)
                 self.watermark.store_attempts(entry, now + wait_for)
             else:
                 ready.append(sequence)

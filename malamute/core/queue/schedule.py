@@ -5,126 +5,141 @@ While it is in doubt what time it is (`malamute.core.doubt`), what would be over
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING
-
-from malamute.core.queue.state import READY
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from malamute.core.queue.queue import Queue
-    from malamute.core.timers import Timer
+    from malamute.core.doubt import Doubt
+    from malamute.core.queue.entry import Entry
+    from malamute.core.queue.options import Options
+    from malamute.core.ready import Turn
+    from malamute.core.timers import Timer, Timers
 
 RETRY_SECONDS = 1.0
 """How long a message whose time is over is kept, when the disk would not let it go."""
 
 
-class Schedule:
-    """The times of one queue's messages."""
+class Times(NamedTuple):
+    """Messages by what their times say; `later` with when each may be delivered, in seconds since 1970."""
 
-    def __init__(self, queue: Queue) -> None:
+    ready: list[int]
+    later: list[tuple[int, float]]
+    over: list[int]
+
+
+class Schedule:
+    """The times of one queue's messages. It sets timers; what becomes of a message is for others to do."""
+
+    def __init__(
+        self,
+        turn: Turn,
+        timers: Timers,
+        doubt: Doubt,
+        entries: Mapping[int, Entry],
+        options: Mapping[int, Options],
+        *,
+        due: Callable[[int], None],
+        over: Callable[[int], None],
+    ) -> None:
+        """`due` is called with a message whose delay is over, and `over` with one whose time is."""
         self.delayed: dict[int, Timer] = {}
-        self._queue = queue
         self.claimed: dict[int, float] = {}
         """When those come again that were delayed before they were to leave, or before a restart."""
+        self._turn = turn
+        self._timers = timers
+        self._doubt = doubt
+        self._entries = entries
+        self._options = options
+        self._due = due
+        self._over = over
 
     def restore(self, due: Mapping[int, int], now_ns: int) -> None:
         """Take up what the store kept: when messages come again, in ns. None came later than now."""
-        entries = self._queue.entries
+        entries = self._entries
         self.claimed = {
             sequence: (time - max(0, entries[sequence].time_ns - now_ns)) / 1e9
             for sequence, time in due.items()
         }
 
-    def due(self, sequences: Iterable[int]) -> list[int]:
-        """Those whose time it is. The others wait for it, or are over."""
-        queue = self._queue
-        now = queue.turn.now
-        due: list[int] = []
-        over: list[int] = []
+    def times_of(self, sequences: Iterable[int]) -> Times:
+        """Which of some messages may be delivered now."""
+        now = self._turn.now
+        times = Times([], [], [])
         for sequence in sequences:
-            asked = queue.options.get(sequence)
+            asked = self._options.get(sequence)
             if asked is not None and asked.expires and asked.expires <= now:
-                if self._is_doubtful(sequence):
-                    self.delay(sequence, queue.limits.doubt.until)
+                if self.is_doubtful(sequence):
+                    times.later.append((sequence, self._doubt.until))
                 else:
-                    over.append(sequence)
+                    times.over.append(sequence)
             elif asked is not None and asked.due > now:
-                self.delay(sequence, asked.due)
+                times.later.append((sequence, asked.due))
             else:
-                due.append(sequence)
-        if over:
-            queue.limits.flush.note(queue, "expired", len(over))
-            queue.settlement.settle(over, "expired")
-        return due
+                times.ready.append(sequence)
+        return times
+
+    def is_doubtful(self, sequence: int) -> bool:
+        """Whether nobody knows if the time of a message is over."""
+        return self._doubt.holds(self._entries[sequence].time_ns)
+
+    # Delays
 
     def delay(self, sequence: int, due: float) -> None:
-        """Let a message wait for a time."""
-        self._queue.states.delay(self._queue.entries[sequence])
-        self.delayed[sequence] = self._queue.limits.timers.at(due, lambda: self._undelay(sequence))
+        """Let a message wait for a time, in seconds since the epoch."""
+        self.delayed[sequence] = self._timers.at(due, lambda: self._end_delay(sequence))
 
-    def _undelay(self, sequence: int) -> None:
+    def _end_delay(self, sequence: int) -> None:
         del self.delayed[sequence]
-        self._queue.states.due([self._queue.entries[sequence]])
-        self._queue.make_ready([sequence])
+        self._due(sequence)
 
     def claim(self, sequence: int) -> None:
         """A message that is delayed is to leave. It is delayed again if the disk refuses that."""
         timer = self.delayed.pop(sequence)
-        self._queue.limits.timers.cancel(timer)
+        self._timers.cancel(timer)
         self.claimed[sequence] = timer.due
 
-    def delay_again(self, sequences: Iterable[int]) -> list[int]:
-        """Delay those that were delayed before, unless their time has come. Returns the others."""
-        others: list[int] = []
+    def returning(self, sequences: Iterable[int]) -> Times:
+        """Which of some messages were delayed before, and their time has not come."""
+        times = Times([], [], [])
         for sequence in sequences:
             due = self.claimed.pop(sequence, 0.0)
-            if due > self._queue.turn.now:
-                self.delay(sequence, due)
+            if due > self._turn.now:
+                times.later.append((sequence, due))
             else:
-                others.append(sequence)
-        return others
+                times.ready.append(sequence)
+        return times
 
-    def put_back(self, sequences: Iterable[int]) -> list[int]:
-        """Delay what could not leave: what was delayed before, and what is over. Returns the others."""
-        queue = self._queue
-        now = queue.turn.now
+    def refused(self, sequences: Iterable[int]) -> Times:
+        """The same of messages that could not leave: those that are over are delayed as well."""
+        now = self._turn.now
         for sequence in sequences:
-            asked = queue.options.get(sequence)
+            asked = self._options.get(sequence)
             if asked is not None and 0 < asked.expires <= now:
                 self.claimed[sequence] = now + RETRY_SECONDS
-        return self.delay_again(sequences)
+        return self.returning(sequences)
 
-    def watch(self, sequence: int, expires: float) -> Timer:
-        """End a message when its time is over."""
-        return self._queue.limits.timers.at(expires, lambda: self._expire(sequence))
+    # Expiry
 
-    def _is_doubtful(self, sequence: int) -> bool:
-        return self._queue.limits.doubt.holds(self._queue.entries[sequence].time_ns)
+    def watch(self, sequence: int, expires: float) -> None:
+        """See to it that the end of a message's time is noticed, in seconds since the epoch."""
+        self._options[sequence].timer = self._timers.at(expires, lambda: self._over(sequence))
 
-    def _expire(self, sequence: int) -> None:
-        queue = self._queue
-        if self._is_doubtful(sequence):
-            until = queue.limits.doubt.until
-            queue.options[sequence].timer = self.watch(sequence, until)
-            # Whoever holds it goes on, and what is on its way from the disk is looked at when it is there.
-            if (entry := queue.entries[sequence]).state == READY:
-                queue.states.take_back([entry])
-                self.delay(sequence, until)
-            return
-        # What is on its way to or from the disk is looked at when the disk has answered.
-        queue.settlement.settle_early([sequence], "expired", bound=False)
+    def watch_doubtful(self, sequence: int) -> float:
+        """The time of a message may be over: look again when that is known. Returns when that is."""
+        until = self._doubt.until
+        self.watch(sequence, until)
+        return until
 
     def give_time_back(self, seconds: float) -> None:
         """The clock was wrong by so much when the broker started: what was here before has longer."""
-        queue, doubt = self._queue, self._queue.limits.doubt
-        for sequence, asked in queue.options.items():
-            if asked.expires and queue.entries[sequence].time_ns < doubt.began:
+        for sequence, asked in self._options.items():
+            if asked.expires and self._entries[sequence].time_ns < self._doubt.began:
                 asked.expires += seconds
-                queue.limits.timers.cancel(asked.timer)
-                asked.timer = self.watch(sequence, asked.expires)
+                self._timers.cancel(asked.timer)
+                self.watch(sequence, asked.expires)
 
     def drop(self, sequences: Iterable[int]) -> None:
         """Messages are gone."""
         for sequence in sequences:
-            self._queue.limits.timers.cancel(self.delayed.pop(sequence, None))
+            self._timers.cancel(self.delayed.pop(sequence, None))
             self.claimed.pop(sequence, None)

@@ -174,8 +174,7 @@ class Settlement:
         if error is None:
             self._settled(here, outcome, worker)
         else:
-            queue.states.refuse([queue.entries[sequence] for sequence in here])
-            queue.make_ready(sorted(queue.schedule.put_back(here)))
+            queue.refuse(here)
 
     def _settled(self, sequences: Sequence[int], outcome: str, worker: str) -> None:
         queue = self._queue
