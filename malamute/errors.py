@@ -13,8 +13,8 @@ are names of the package too: `malamute.TimedOut`.
     │   ├── UnsupportedVersion 406      ├── NumberTooOld        421
     │   ├── AddressTaken       409      ├── TrackerInUse        422
     │   ├── Disconnected       410      ├── CursorLost          424
-    │   ├── TooLarge           413      ├── TooMany             429
-    │   └── UnknownCommand     501
+    │   ├── NotAsExpected      412      ├── TooMany             429
+    │   ├── TooLarge           413      └── UnknownCommand      501
     ├── Failed                      the broker could not do it now; the same command may succeed later
     │   ├── InternalError      500      ├── NoWorkers           504
     │   ├── TryLater           503      └── StorageFull         507
@@ -107,6 +107,13 @@ class Disconnected(Refused):
 
     code = 410
     hint = "ask who runs the broker, before you connect again"
+
+
+class NotAsExpected(Refused):
+    """Raised when something was changed by another one since it was looked at."""
+
+    code = 412
+    hint = "look at it again, and change it if that is still wanted"
 
 
 class TooLarge(Refused):

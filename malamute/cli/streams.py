@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -52,6 +52,19 @@ def limits_options(function: Function) -> Function:
         return function(*args, limits=limits, **more)
 
     return command  # type: ignore[return-value]  # the wrapper takes the place of what it wraps
+
+
+def _parse_expected(ctx: click.Context, parameter: click.Parameter, texts: Sequence[str]) -> dict[str, Any]:
+    """The limits that are expected, as arguments of the change."""
+    expected = {}
+    for text in texts:
+        limit, equals, value = text.partition("=")
+        if not equals or limit not in KEPT:
+            raise click.BadParameter(
+                f"{text!r}: expected LIMIT=VALUE, where LIMIT is one of {', '.join(KEPT)}"
+            )
+        expected[f"expect_{limit}"] = duration(value) if limit == "age" else size(value)
+    return expected
 
 
 @click.group("stream")
@@ -119,19 +132,35 @@ def create(
 
 
 @stream.command(
-    epilog=examples("malamute stream edit orders --age 30d", "malamute stream edit orders --bytes 0")
+    epilog=examples(
+        "malamute stream edit orders --age 30d", "malamute stream edit orders --bytes 0 --expect bytes=1GiB"
+    )
 )
 @name_argument
 @limits_options
+@click.option(
+    "--expect",
+    multiple=True,
+    metavar="LIMIT=VALUE",
+    callback=_parse_expected,
+    help="Only if it is so now, as in age=7d; may be repeated.",
+)
 @dry_run_option
 @connects
 @json_option
 def edit(
-    name: str, *, limits: dict[str, Any], dry_run: bool, connection: ConnectionOptions, as_json: bool
+    name: str,
+    *,
+    limits: dict[str, Any],
+    expect: dict[str, Any],
+    dry_run: bool,
+    connection: ConnectionOptions,
+    as_json: bool,
 ) -> None:
     """Set how much of a stream is kept. What is not named stays as it is.
 
-    It takes the place of what the configuration says. What is over it is dropped at once.
+    It takes the place of what the configuration says. What is over it is dropped at once. With --expect,
+    error 412 refuses it if another one has changed that meanwhile.
     """
     from malamute.protocol import admin
 
@@ -140,9 +169,7 @@ def edit(
     connection, name = connection.to(name, "stream")
     with connection.open() as client:
         client.query(admin.StreamQuery(name=name))
-        stored = _stored(client, name)
-        before = {limit: getattr(stored, column) for limit, column in KEPT.items()} if stored else {}
-        done = client.change(admin.StreamRetain(stream=name, dry_run=dry_run, **{**before, **limits}))
+        done = client.change(admin.StreamRetain(stream=name, dry_run=dry_run, **limits, **expect))
     show_map(done.as_map(), as_json=as_json)
 
 

@@ -605,6 +605,10 @@ class Streams:
         """The policy of a stream. Whether it has a journal is as it was when the broker started."""
         return self._policy_of(name)._replace(journal=self._started_with(name).journal)
 
+    def retention(self, name: str) -> StreamRetention:
+        """How much of a stream is kept: as it was set at run time, or else as it is configured."""
+        return self.retentions.get(name) or self.policy(name).retention
+
     def configure(self, policy_of: StreamPolicyOf, limits: Limits) -> None:
         """Go by other policies and limits from now on."""
         self._policy_of, self.limits = policy_of, limits

@@ -718,7 +718,10 @@ class StreamCreate(Change[StreamKept]):
 
 
 class StreamRetain(Change[StreamKept]):
-    """Set how much of a stream is kept, making the stream if needed; 0 is no limit."""
+    """Set how much of a stream is kept, making the stream if needed; 0 is no limit.
+
+    What is None stays as it is. If anything is not as expected, nothing is changed.
+    """
 
     topic = "stream.retain"
 
@@ -726,6 +729,9 @@ class StreamRetain(Change[StreamKept]):
     bytes: int | None = argument(NUMBER, default=None)
     count: int | None = argument(NUMBER, default=None)
     age: float | None = argument(SECONDS, default=None)
+    expect_bytes: int | None = argument(NUMBER, default=None)
+    expect_count: int | None = argument(NUMBER, default=None)
+    expect_age: float | None = argument(SECONDS, default=None)
 
 
 class StreamPurged(Row):

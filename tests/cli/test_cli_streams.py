@@ -61,6 +61,9 @@ def test_retention_is_edited_and_a_dry_run_only_tells(run: Run) -> None:
 
 
 def test_what_cannot_be_edited(run: Run) -> None:
+    edit = ("stream", "edit", "weather")
+    assert "error 412" in run(*edit, "--count", "8", "--expect", "count=123", exit_code=1).stderr
+    assert "LIMIT=VALUE" in run(*edit, "--count", "8", "--expect", "size=1", exit_code=2).stderr
     run("stream", "edit", "weather", exit_code=2)
     run("stream", "edit", "nothing", "--count", "1", exit_code=1)
     assert "no duration" in run("stream", "edit", "weather", "--age", "long", exit_code=2).stderr

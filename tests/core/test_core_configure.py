@@ -9,7 +9,7 @@ from malamute.core.ready import LoadConfiguration
 from malamute.errors import ConfigError
 from malamute.protocol.limits import Limits
 from malamute.protocol.messages import Change, Error, Ok, Query
-from malamute.store.policies import QueuePolicy, StreamPolicy
+from malamute.store.policies import QueuePolicy, StreamPolicy, StreamRetention
 
 
 def configure(bench, **settings):
@@ -133,3 +133,45 @@ def test_a_dry_run_tells_and_changes_nothing():
     assert done.value == {"changed": ["limits.streams"], "waiting_for_restart": ["listen.x"]}
     assert bench.core.streams.limits.streams == Limits().streams
     assert status(bench)["waiting_for_restart"] == []
+
+
+def retain(bench, name, **arguments):
+    """What an operator is answered who sets how much of a stream is kept."""
+    bench.sent(name)
+    bench.tell(name, Change(0, "stream.retain", {"stream": "s", **arguments}))
+    bench.settle()
+    (answer,) = bench.sent(name)
+    return answer.value if isinstance(answer, Ok) else answer.code
+
+
+def test_two_operators_who_set_different_limits_lose_nothing():
+    bench = Bench(retention=StreamRetention(bytes_max=1000))
+    bench.open("one", "two")
+    bench.receive("one", Change(0, "stream.retain", {"stream": "s", "count": 5}))
+    bench.receive("two", Change(0, "stream.retain", {"stream": "s", "age": 60}))
+    bench.settle()
+    assert retain(bench, "one", dry_run=True) == {"stream": "s", "bytes": 1000, "count": 5, "age": 60.0}
+
+
+def test_of_two_operators_who_race_for_one_limit_the_second_is_refused():
+    bench = Bench(retention=StreamRetention(messages_max=10))
+    bench.open("one", "two")
+    bench.receive("one", Change(0, "stream.retain", {"stream": "s", "count": 5, "expect_count": 10}))
+    bench.receive("two", Change(0, "stream.retain", {"stream": "s", "count": 20, "expect_count": 10}))
+    bench.settle()
+    assert [m.value["count"] for m in bench.sent("one") if isinstance(m, Ok)] == [5]
+    (refused,) = bench.sent("two")
+    assert (refused.code, "count 5" in refused.text) == (412, True)
+    assert retain(bench, "two", count=20, expect_count=5)["count"] == 20
+    assert retain(bench, "two", count=7, expect_age=1, dry_run=True) == 412
+
+
+def test_what_the_disk_refused_is_not_expected():
+    bench = Bench()
+    bench.open("one")
+    bench.receive("one", Change(0, "stream.retain", {"stream": "s", "count": 5}))
+    bench.turn()
+    bench.fail()
+    bench.settle()
+    bench.sent("one")
+    assert retain(bench, "one", count=7, expect_count=0)["count"] == 7

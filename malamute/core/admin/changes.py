@@ -23,7 +23,15 @@ from malamute.core.queue.browse import choose
 from malamute.core.ready import LoadConfiguration
 from malamute.core.start import locate
 from malamute.core.subscription import Position
-from malamute.errors import AccessRefused, Disconnected, InvalidValue, MalamuteError, NotFound, TryLater
+from malamute.errors import (
+    AccessRefused,
+    Disconnected,
+    InvalidValue,
+    MalamuteError,
+    NotAsExpected,
+    NotFound,
+    TryLater,
+)
 from malamute.matching import Group, Selector
 from malamute.protocol.admin import (
     CHANGES,
@@ -152,14 +160,27 @@ def create_stream(core: Core, wanted: StreamCreate, answered: Answered, failed: 
 
 
 def set_retention(core: Core, wanted: StreamRetain, answered: Answered, failed: Failed) -> None:
-    """Set how much of a stream is kept, making the stream if needed; 0 is no limit."""
-    kept = _retention(wanted)
+    """Set how much of a stream is kept, making the stream if needed; 0 is no limit.
+
+    Raises:
+        NotAsExpected: another one has changed it meanwhile.
+    """
+    before = core.streams.retention(wanted.stream)
+    expected = (wanted.expect_bytes, wanted.expect_count, wanted.expect_age)
+    if any(one is not None and one != own for one, own in zip(expected, before, strict=True)):
+        raise NotAsExpected(f"retention of {wanted.stream!r} was changed: it is {_in_words(before)} now")
+    given = (wanted.bytes, wanted.count, wanted.age)
+    kept = StreamRetention.of([own if one is None else one for one, own in zip(given, before, strict=True)])
     if not wanted.dry_run:
         _made(core, wanted.stream).retain(kept)
     answered(_kept(wanted.stream, kept))
 
 
-def _retention(wanted: StreamCreate | StreamRetain) -> StreamRetention:
+def _in_words(kept: StreamRetention) -> str:
+    return f"bytes {kept.bytes_max}, count {kept.messages_max}, age {kept.age_seconds:g} s"
+
+
+def _retention(wanted: StreamCreate) -> StreamRetention:
     return StreamRetention(wanted.bytes or 0, wanted.count or 0, float(wanted.age or 0))
 
 
