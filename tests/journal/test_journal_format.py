@@ -235,7 +235,7 @@ EXAMPLES = {
 
 def documented():
     text = (Path(__file__).parents[2] / "docs" / "journal-format.md").read_text(encoding="utf-8")
-    blocks = re.findall(r"```hex (\w+)\n(.*?)```", text, re.DOTALL)
+    blocks = re.findall(r'```hex title="(\w+)"\n(.*?)```', text, re.DOTALL)
     return {name: bytes.fromhex(re.sub(r"#.*", "", body)) for name, body in blocks}
 
 
