@@ -1,0 +1,36 @@
+"""The glossary is in order, and each entry says where its word is met."""
+
+from __future__ import annotations
+
+import re
+
+import click
+import pytest
+from docs_blocks import ROOT
+
+from malamute.cli.root import cli
+
+PAGE = (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8")
+ENTRIES: dict[str, str] = dict(re.findall(r"^## (.+)\n\n((?:.+\n)+)", PAGE, re.MULTILINE))
+
+
+def test_the_entries_are_in_order_and_each_is_there_once() -> None:
+    words = re.findall(r"^## (.+)$", PAGE, re.MULTILINE)
+    assert words == sorted(set(words), key=str.lower)
+    assert words == list(ENTRIES), "an entry is one paragraph"
+
+
+@pytest.mark.parametrize("word", ENTRIES)
+def test_an_entry_has_a_meaning_and_a_place(word: str) -> None:
+    meaning, place = ENTRIES[word].strip().split("\n*See* ")
+    assert meaning.endswith(".")
+    assert re.fullmatch(r"(?:\[[^]]+\]\([^)]+\)|`[^`]+`)(?:, (?:\[[^]]+\]\([^)]+\)|`[^`]+`))*\.", place)
+
+
+@pytest.mark.parametrize("command", sorted(set(re.findall(r"`malamute ([a-z -]+)`", PAGE))))
+def test_a_command_that_is_named_exists(command: str) -> None:
+    group: click.Command | None = cli
+    for word in command.split():
+        assert isinstance(group, click.Group)
+        group = group.get_command(click.Context(group), word)
+        assert group is not None
