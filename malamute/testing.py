@@ -73,7 +73,7 @@ class Broker:
             self._failure = error
 
     def stop(self) -> None:
-        """Stop it in good order. Raises what went wrong in it, if anything did."""
+        """Shut it down cleanly. Raises what went wrong in it, if anything did."""
         if self._thread is None or self._loop is None or self._context is None:
             return
         self._loop.stop()

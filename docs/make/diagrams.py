@@ -38,9 +38,9 @@ def overview() -> Drawing:
     return d
 
 
-def rooms() -> Drawing:
-    """Who imports whom: an arrow points from the room that is used to the one that uses it."""
-    d = Drawing("The rooms, and the direction of imports", 820, 314)
+def packages() -> Drawing:
+    """The imports: an arrow points from the package that is used to the one that uses it."""
+    d = Drawing("The packages, and the direction of imports", 820, 314)
     errors = d.box(14, 126, 84, 44, "errors", kind="pure")
     protocol = d.box(146, 60, 104, 44, "protocol", "the wire", kind="pure")
     matching = d.box(146, 192, 104, 44, "matching", "the index", kind="pure")
@@ -79,9 +79,9 @@ def rooms() -> Drawing:
     return d
 
 
-def turn() -> Drawing:
-    """The turn of the loop, and the threads beside it."""
-    d = Drawing("The turn of the loop", 820, 300)
+def iteration() -> Drawing:
+    """One iteration of the loop, and the threads beside it."""
+    d = Drawing("One iteration of the loop", 820, 300)
     d.box(196, 14, 410, 272, "the loop: one thread", kind="frame")
     wait = d.box(220, 48, 362, 42, "1  wait", "for the socket, a thread, or core.next_deadline()")
     take = d.box(220, 122, 362, 58, "2  take in", "receive · stored · answered · lost · tick", kind="pure")
@@ -104,7 +104,7 @@ def message() -> Drawing:
     publisher, core, writer, subscriber = d.lifelines(kinds, 100, 206, 318)
     steps = [
         (publisher, core, "PUBLISH number 7"),
-        (core, core, "index, batch of this turn"),
+        (core, core, "index, batch of this iteration"),
         (core, writer, "append"),
         (core, subscriber, "DELIVER, without waiting for the disk"),
         (writer, writer, "commit, fsync"),
@@ -127,7 +127,7 @@ def subscription() -> Drawing:
     """The states of a subscription."""
     d = Drawing("The states of a subscription", 820, 200)
     start = d.box(14, 74, 120, 50, "SUBSCRIBE")
-    live = d.box(300, 14, 200, 58, "live", "gets each turn's messages", kind="pure")
+    live = d.box(300, 14, 200, 58, "live", "gets what is published", kind="pure")
     replay = d.box(300, 128, 200, 58, "replay", "from memory or the journal", kind="disk")
     gap = d.box(660, 128, 146, 58, "GAP", "first, last, reason", kind="net")
     d.arrow(start.side("r-0.4"), live.side("l"), "start = new")
@@ -155,7 +155,7 @@ def request() -> Drawing:
 
 
 DIAGRAMS: dict[str, Callable[[], Drawing]] = {
-    f"{make.__name__}.svg": make for make in (overview, rooms, turn, message, subscription, request)
+    f"{make.__name__}.svg": make for make in (overview, packages, iteration, message, subscription, request)
 }
 
 if __name__ == "__main__":

@@ -104,7 +104,7 @@ def export(
     """Write history to Parquet files, by stream and date, and go on where the last export ended.
 
     The data directory is only read, so the broker may be running. Files appear whole, and an interrupted
-    export goes on when it is run again. What cannot be had is told, and the rest is exported.
+    export goes on when it is run again. What is unavailable is reported, and the rest is exported.
     """
     if ctx.invoked_subcommand is not None:
         if any(ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE for name in ctx.params):

@@ -70,7 +70,7 @@ def sub(
     """Subscribe to STREAM, and print each message whose subject meets any PATTERN; without one, all.
 
     A line has the sequence, the subject, the body and the headers, with tabs between them. It ends with
-    SIGINT, SIGTERM, or when nobody reads its output. Messages that cannot be had any more, and what happens
+    SIGINT, SIGTERM, or when nobody reads its output. Messages that are unavailable, and what happens
     to the connection, are told on standard error.
     """
     connection, stream = connection.to(stream, "stream")

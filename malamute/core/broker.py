@@ -91,10 +91,10 @@ from malamute.store.policies import PolicyOf, QueuePolicy, StreamPolicy, StreamP
 from malamute.store.tables import CURSORS, FEEDS, NUMBERS, OUTCOMES, REFUSALS, RETENTIONS, SESSIONS
 
 CLOCK_WORDS = {
-    "stepped": "the clock on the wall was set; the times of messages follow when it has stood for a while",
-    "returned": "the clock on the wall was set back to where it was",
-    "corrected": "the clock on the wall was wrong at the start: what had ended by it goes on",
-    "followed": "the times of messages follow the clock on the wall from now on",
+    "stepped": "the wall clock was set; the times of messages follow when it has stood for a while",
+    "returned": "the wall clock was set back to where it was",
+    "corrected": "the wall clock was wrong at the start: what had ended by it goes on",
+    "followed": "the times of messages follow the wall clock from now on",
 }
 
 CONFIGURED = "the configuration was loaded"
@@ -441,7 +441,7 @@ class Core:
                 self._guard_source(session, source.unblock)
 
     def clock(self, step: ClockStep, now: float) -> None:
-        """The clock on the wall was set. What is counted goes on; the times that are told may follow."""
+        """The wall clock was set. What is counted goes on; the times that are told may follow."""
         self.turn.now = now
         self.turn.ahead = step.ahead
         self.queue_limits.doubt.note(step)

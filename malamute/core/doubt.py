@@ -1,4 +1,4 @@
-"""Whether the clock on the wall may have been wrong when the broker started, and what must not hang on it.
+"""Whether the wall clock may have been wrong when the broker started, and what must not hang on it.
 
 While a broker runs its durations are counted (`malamute/server/clock.py`), and no step of the clock ends any.
 Over a restart there is nothing to count by: the times that were stored are compared with what the clock says.
@@ -47,7 +47,7 @@ class Doubt:
         return self.until > 0 and time < self.began
 
     def note(self, step: ClockStep) -> None:
-        """The clock on the wall was set."""
+        """The wall clock was set."""
         self._stepped = step.seconds if step.what == "stepped" else 0.0
 
     def _end(self) -> None:

@@ -26,7 +26,7 @@ REFUSED_MAX = 100
 
 
 class Missing(NamedTuple):
-    """Messages that cannot be had, and why."""
+    """Unavailable messages, and why."""
 
     first: int
     last: int

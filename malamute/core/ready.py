@@ -55,7 +55,7 @@ class Event(NamedTuple):
 
 
 class ClockStep(NamedTuple):
-    """The clock on the wall was set by `seconds`: it has `stepped`, `returned`, or is `followed` from now on.
+    """The wall clock was set by `seconds`: it has `stepped`, `returned`, or is `followed` from now on.
 
     `ahead` is how far the times that are told are ahead of those that are counted.
     """
@@ -95,7 +95,7 @@ class Turn:
     """The turn under way: the engines' shared note pad.
 
     `now` is seconds since the epoch, UTC, as they were counted since the start: durations go by it. `ahead`
-    is how far the clock on the wall was set ahead of it meanwhile.
+    is how far the wall clock was set ahead of it meanwhile.
     """
 
     def __init__(self, now: float) -> None:
@@ -142,7 +142,7 @@ class Turn:
 
     @property
     def time_ns(self) -> int:
-        """What the clock on the wall says, in nanoseconds UTC: the time that is told and stored."""
+        """What the wall clock says, in nanoseconds UTC: the time that is told and stored."""
         return int((self.now + self.ahead) * 1e9)
 
     @property

@@ -166,7 +166,7 @@ class Stream:
         self.reserved = max(begin, owner.incarnation)
         self.next: int = self.reserved + 1
         self._given_back = self.next if self.journaled and not state else 0
-        """Where it goes on if the broker ends in good order and no more is stored of it."""
+        """Where it goes on if the broker shuts down cleanly and no more is stored of it."""
         self.next_dispatch = self.next
         self.last_stored = state.last if state else 0
         self.first_kept = state.first if state else begin + 1

@@ -112,7 +112,7 @@ class Reader:
         raise NotImplementedError
 
     def missed(self, first: int, last: int, reason: str) -> None:
-        """Learn that messages cannot be had."""
+        """Learn that messages are unavailable."""
         raise NotImplementedError
 
     def refused(self, part: ChunkPart, *, sent: bool) -> None:
@@ -164,7 +164,7 @@ class Reader:
         return self.wanted[0] if self.wanted else sequence
 
     def skip(self, last: int, reason: str) -> None:
-        """Move the cursor past `last`, and tell that the messages up to it cannot be had."""
+        """Move the cursor past `last`, and tell that the messages up to it are unavailable."""
         if self.quiet:
             self.cursor = self._following(max(self.cursor, min(last + 1, self.head)))
         if self.cursor > last:
@@ -282,7 +282,7 @@ class Subscription(Reader):
             self.stream.turn.send(self.session.peer, error_message(error, _SUBSCRIBE, self.source))
 
     def missed(self, first: int, last: int, reason: str) -> None:
-        """Tell the client that messages cannot be had."""
+        """Tell the client that messages are unavailable."""
         self.stream.turn.send(self.session.peer, Gap(self.source, first, last, reason))
         self._tell("gap", first=first, last=last, reason=reason)
 

@@ -65,7 +65,7 @@ class Queue:
     """Where the messages of one queue are, and where the newest of all else was told of it.
 
     `messages` and `attempts` are by sequence, `identities` by name; with the attempts of a message goes when
-    it comes again, or 0, and with each identity the time until which to remember it. `untils` has them in
+    it is redelivered, or 0, and with each identity the time until which to remember it. `untils` has them in
     that order, with some that are outdated. `made_in` is a block that made the queue before `delivered` was
     told, which means nothing without one.
     """

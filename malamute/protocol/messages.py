@@ -293,7 +293,7 @@ class Delivery(NamedTuple):
 
 
 class Gap(NamedTuple):
-    """The messages of a subscription from `first` to `last` cannot be had, and why.
+    """The messages of a subscription from `first` to `last` are unavailable, and why.
 
     Up to the last message that came, it is of those that the subscription has had: they are no more.
     """

@@ -2,7 +2,7 @@
 
 Two things are asked of a clock: how long something takes, and what time it is. Durations (time to live, ack
 deadlines, the expiry of sessions) go by seconds that are counted since the start, also while the host is
-suspended; they begin with what the clock on the wall says then. What time it is says the clock on the wall,
+suspended; they begin with what the wall clock says then. What time it is says the wall clock,
 which somebody may set, and may set wrong. So a step of it is told at once and believed when it has stood for
 `HOLD_SECONDS`; from then on the times of messages go by it. A wrong step that is mended before changes
 nothing. No step, wrong or right, ends a duration.
@@ -15,7 +15,7 @@ import time
 from malamute.core.ready import ClockStep
 
 STEP_MAX = 1.0
-"""Seconds that the clock on the wall may differ before that is a step."""
+"""Seconds that the wall clock may differ before that is a step."""
 
 HOLD_SECONDS = 600.0
 """How long a step must stand before it is believed."""
@@ -30,7 +30,7 @@ def counted() -> float:
 
 
 class Clock:
-    """Call it for the time now; `look` now and then at the clock on the wall."""
+    """Call it for the time now; `look` now and then at the wall clock."""
 
     def __init__(self) -> None:
         self._offset = time.time() - counted()
@@ -44,7 +44,7 @@ class Clock:
         return counted() + self._offset
 
     def look(self, now: float) -> ClockStep | None:
-        """What there is to tell of the clock on the wall."""
+        """What there is to tell of the wall clock."""
         differs = time.time() - now - self._ahead
         if abs(differs) <= STEP_MAX:
             if self._seen is None:

@@ -48,7 +48,7 @@ Progress = Callable[[int, int], None]
 
 
 class Exported(NamedTuple):
-    """What one export of a stream has done: the messages and files added, and what could not be had."""
+    """What one export of a stream has done: the messages and files added, and what was unavailable."""
 
     stream: str
     first: int

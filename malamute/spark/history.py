@@ -1,7 +1,7 @@
 """Where history comes from: a data directory, or a broker. Both are read in the same four ways.
 
-A *run* is some messages that follow each other, as columns; a *gap* is a range of sequences that cannot be
-had, and why. `read` gives both in order, so that whoever reads knows of every sequence what became of it.
+A *run* is some messages that follow each other, as columns; a *gap* is a range of sequences that are
+unavailable, and why. `read` gives both in order, so that a reader knows what became of every sequence.
 
 The directory may be in use by a broker: it is opened for reading only. A broker is asked to replay; it is as
 far away as its clients are, and serves only what it would serve any slow subscriber.
@@ -35,7 +35,7 @@ TIMEOUT_SECONDS = 30.0
 
 
 class ExportGap(NamedTuple):
-    """Sequences, both ends included, that cannot be had, and why."""
+    """Sequences, both ends included, that are unavailable, and why."""
 
     first: int
     last: int

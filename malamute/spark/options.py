@@ -8,8 +8,8 @@
     until      nothing from then on
     columns    names between commas, in place of all columns
     promote    NAME:TYPE between commas: headers with columns of their own; an export has its own
-    table      `gaps` for what cannot be had in place of messages
-    lost       `report` goes on behind what cannot be had, with a warning; `fail` ends the query
+    table      `gaps` for what is unavailable in place of messages
+    lost       `report` goes on behind what is unavailable, with a warning; `fail` ends the query
     rows       about how many messages a task reads; for a stream of Spark, how many a micro-batch has
 
 Spark tells a source in Python nothing of the columns that a query needs (SPARK-51713 asks for that). So

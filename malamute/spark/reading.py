@@ -1,4 +1,4 @@
-"""What the tasks of a query read: slices of streams, as Arrow batches, and what could not be had of them.
+"""What the tasks of a query read: slices of streams, as Arrow batches, and what was unavailable of them.
 
 A *slice* is a range of sequences of one stream at the source, or a share of the row groups of an exported
 file. The driver cuts what there is into slices, leaving out what the conditions rule out; a task reads its
@@ -57,7 +57,7 @@ class Slice(InputPartition):
 
 
 class LostRange(NamedTuple):
-    """Messages that cannot be had: where, and why. The path is empty for what is in no file."""
+    """Unavailable messages: where, and why. The path is empty for what is in no file."""
 
     stream: str
     first: int

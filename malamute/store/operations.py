@@ -76,7 +76,7 @@ class AppendChunk(NamedTuple):
 class Reserve(NamedTuple):
     """Set the reserved sequence of a stream without appending, creating the stream if needed.
 
-    So a stream without a journal reserves its numbers, and a broker that ends in good order gives back those
+    So a stream without a journal reserves its numbers, and a broker that shuts down cleanly gives back those
     that it has not used: it may be lower than before, though never below the last message.
     """
 
@@ -147,8 +147,8 @@ class MarkDelivered(NamedTuple):
 class SetAttempts(NamedTuple):
     """Remember how often a message was delivered, more exactly than `MarkDelivered` does.
 
-    `due` is when it comes again, in nanoseconds UTC, or 0. All this goes with its message, and when that is
-    put again.
+    `due` is when it is redelivered, in nanoseconds UTC, or 0. All this goes with its message, and when
+    that is put again.
     """
 
     kind: QueueKind
@@ -418,8 +418,8 @@ class QueueState(NamedTuple):
     `attempts` tells of some how often. `identities` are those of accepted messages, each with the sequence
     and the time until which to remember it. `cold` are the sequences whose records were left on the disk,
     with their size in bytes; their messages here have an empty record, and `FetchRecords` brings it. `due`
-    tells of some messages when they come again, in nanoseconds UTC. The records of `damaged` ones cannot be
-    read.
+    tells of some messages when they are redelivered, in nanoseconds UTC. The records of `damaged` ones cannot
+    be read.
     """
 
     next: int

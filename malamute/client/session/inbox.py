@@ -287,7 +287,7 @@ class Inbox:
             if not (mailbox and self._pending_replies.accept(source, item)):
                 source.waiting.append(item)
         if source.acks > acks:
-            # It was finished before it came again: nobody will ask for more because of it.
+            # It was finished before it was redelivered: nobody will ask for more because of it.
             self.acknowledge(source)
         self.refill(source)
 

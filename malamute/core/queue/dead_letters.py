@@ -48,11 +48,11 @@ class DeadLetters:
         self.entries: OrderedDict[int, Entry] = OrderedDict()
         self._queue = queue
         self._leaving: set[int] = set()
-        """Those that are on their way back, until the disk knows."""
+        """Those that are on their way back, until that is durable."""
         self.going: set[int] = set()
-        """Those that leave, back or for good, when the disk knows what it was told."""
+        """Those that leave, back or for good, when that is durable."""
         self._arriving: set[int] = set()
-        """Those that are here when the disk knows: until then they may turn out to be in the queue still."""
+        """Those that are here when that is durable: until then they may turn out to be in the queue still."""
 
     def restore(self, state: QueueState) -> None:
         """Take up what the store kept."""
@@ -135,7 +135,7 @@ class DeadLetters:
         return [entry for sequence, entry in self.entries.items() if sequence not in moving]
 
     def purge(self, sequences: Sequence[int]) -> int:
-        """Remove some for good, if the disk lets it. Returns how many were to be had."""
+        """Remove some for good, if the disk lets it. Returns how many were there."""
         moving = self._leaving | self._arriving | self.going
         found = [s for s in sequences if s in self.entries and s not in moving]
         if found:

@@ -82,7 +82,7 @@ class DedupWindow:
         """The window of what was enqueued last."""
         self._timer: Timer | None = None
         self._ahead_ns = 0
-        """The least that the clock on the wall was ahead when any of them was stored, which has its time."""
+        """The least that the wall clock was ahead when any of them was stored, which has its time."""
         self._longer: set[str] = set()
         """Those that the store has for longer, as the clock was set back before the start. It has them until
         their windows are over: this clock may be the wrong one, and set right at the next start."""

@@ -119,7 +119,7 @@ class Watermark:
                 self.store_attempts(entry)
 
     def store_attempts(self, entry: Entry, due: float = 0.0) -> None:
-        """Tell the disk how often a message was delivered, and when it comes again.
+        """Tell the disk how often a message was delivered, and when it is redelivered.
 
         If it never was, that holds whatever mark of it is on its way.
         """

@@ -33,7 +33,7 @@ class Options:
     def __init__(self, properties: Mapping[str, Any], time: int, ahead_ns: int = 0) -> None:
         get = properties.get
         delay, ttl = get("delay"), get("ttl")
-        # A duration begins now, whatever the clock on the wall says; a moment is for that clock to say.
+        # A duration begins now, whatever the wall clock says; a moment is for that clock to say.
         time -= ahead_ns
         at = get("at", 0)
         self.due: float = (

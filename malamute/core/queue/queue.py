@@ -482,7 +482,7 @@ class Queue:
     def purge(
         self, sequences: Sequence[int], told: PurgeProgress, failed: Callable[[MalamuteError], None]
     ) -> None:
-        """Drop messages, if the disk lets it, and tell how many were to be had, or by `failed` why none.
+        """Drop messages, if the disk lets it, and tell how many were there, or by `failed` why none.
 
         What does not fit one commit is told with each of them: one of the others may fail, or never come.
         """

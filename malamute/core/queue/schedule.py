@@ -44,7 +44,7 @@ class Schedule:
         """`due` is called with a message whose delay is over, and `over` with one whose time is."""
         self.delayed: dict[int, Timer] = {}
         self.claimed: dict[int, float] = {}
-        """When those come again that were delayed before they were to leave, or before a restart."""
+        """When those are redelivered that were delayed before they were to leave, or before a restart."""
         self._turn = turn
         self._timers = timers
         self._doubt = doubt
@@ -54,7 +54,7 @@ class Schedule:
         self._over = over
 
     def restore(self, due: Mapping[int, int], now_ns: int) -> None:
-        """Take up what the store kept: when messages come again, in ns. None came later than now."""
+        """Take up what the store kept: when messages are redelivered, in ns. None came later than now."""
         entries = self._entries
         self.claimed = {
             sequence: (time - max(0, entries[sequence].time_ns - now_ns)) / 1e9

@@ -64,7 +64,7 @@ class Settlement:
         return [s for s in sequences if (asked := options.get(s)) is not None and asked.tracker]
 
     def settle_early(self, sequences: Iterable[int], outcome: str, *, bound: bool = True) -> int:
-        """End messages wherever they are. Returns how many were to be had."""
+        """End messages wherever they are. Returns how many were there."""
         found = self.claim(sequences, outcome)
         if found:
             self._queue.limits.flush.note(self._queue, outcome, len(found))
@@ -72,7 +72,7 @@ class Settlement:
         return len(found)
 
     def claim(self, sequences: Iterable[int], reason: str, *, told: bool = True) -> list[int]:
-        """Take messages from where they are, and tell who holds them. Returns those that were to be had.
+        """Take messages from where they are, and tell who holds them. Returns those that were there.
 
         What is on its way to or from the disk is not.
         """
