@@ -110,10 +110,10 @@ class _Given(NamedTuple):
 
 def _from_file(path: Path) -> Iterator[_Given]:
     tables = _tables(path)
-    refuse_unknown(tables, SECTIONS, f"{path}: the configuration")
+    refuse_unknown(tables, SECTIONS, f"{path}: unknown section")
     for section, options in tables.items():
         if not isinstance(options, dict):
-            raise ConfigError(f"{path}: {section} = {options!r} is not a table, as in [{section}]")
+            raise ConfigError(f"{path}: {section} = {options!r}: expected a table, as in [{section}]")
         yield from (_Given(path, section, option, value) for option, value in options.items())
 
 
@@ -123,7 +123,7 @@ def _tables(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
     except ValueError as error:
-        raise ConfigError(f"{path}: is not TOML: {error}") from None
+        raise ConfigError(f"{path}: invalid TOML: {error}") from None
 
 
 def _from_environment(environ: Mapping[str, str]) -> Iterator[_Given]:
@@ -136,9 +136,9 @@ def _from_environment(environ: Mapping[str, str]) -> Iterator[_Given]:
 
 def _checked(given: _Given) -> Any:
     place, section, option, value = given
-    refuse_unknown([section], SECTIONS, f"{place}: the configuration")
+    refuse_unknown([section], SECTIONS, f"{place}: unknown section")
     type_of = types_of(SECTIONS[section])
-    refuse_unknown([option], type_of, f"{place}: [{section}]")
+    refuse_unknown([option], type_of, f"{place}: [{section}]: unknown option")
     return read(type_of[option], value, f"{place}: {section}.{option}")
 
 

@@ -39,17 +39,17 @@ def read(option_type: OptionType, value: Any, option: str) -> Any:
         raise ConfigError(f"{option}: {error.text}") from None
     except (ValueError, ArithmeticError):
         example = f", such as {option_type.example}" if option_type.example else ""
-        raise ConfigError(f"{option} = {value!r} is not {option_type.words}{example}") from None
+        raise ConfigError(f"{option} = {value!r}: expected {option_type.words}{example}") from None
 
 
-def refuse_unknown(names: Iterable[str], known: Iterable[str], where: str) -> None:
-    """Raise ConfigError for the first name that is not known, with the one that may be meant."""
+def refuse_unknown(names: Iterable[str], known: Iterable[str], fault: str) -> None:
+    """Raise ConfigError for the first name that is not known, behind `fault`, with the likely one."""
     known = list(known)
     for name in names:
         if name not in known:
             close = get_close_matches(name, known, n=1)
-            advice = f"did you mean {close[0]!r}?" if close else f"it has {', '.join(known)}"
-            raise ConfigError(f"{where} has no {name!r}; {advice}")
+            advice = f"did you mean {close[0]!r}?" if close else f"expected {', '.join(known)}"
+            raise ConfigError(f"{fault} {name!r}: {advice}")
 
 
 class _Section:
@@ -194,7 +194,7 @@ def _rules(table: str, rule: type[AnyRule]) -> OptionType:
             return value
         if not isinstance(value, dict):
             raise ValueError
-        refuse_unknown(value, types_of(rule), "a rule")
+        refuse_unknown(value, types_of(rule), "unknown option")
         return rule(**value)
 
     return OptionType(

@@ -45,7 +45,7 @@ class Criteria:
             self._undo(number, selector, done)
             if isinstance(error, InvalidSelector):
                 raise
-            raise InvalidSelector(f"family {done[-1]!r} could not add its pattern: {error}") from error
+            raise InvalidSelector(f"pattern refused by family {done[-1]!r}: {error}") from error
 
     def remove(self, number: int, selector: Selector) -> None:
         """Take a selector's criteria out again."""

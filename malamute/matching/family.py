@@ -163,9 +163,13 @@ def discard(rows: dict[Any, Bitmap], term: Hashable, number: int) -> None:
 def checked_text(family: str, pattern: Any) -> str:
     """The pattern if it is text within the limit; raises InvalidSelector."""
     if not isinstance(pattern, str):
-        raise InvalidSelector(f"a pattern of family {family!r} is text, not {type(pattern).__name__}")
+        raise InvalidSelector(
+            f"invalid pattern of family {family!r}: expected text, found {type(pattern).__name__}"
+        )
     if len(pattern) > PATTERN_CHARACTERS_MAX:
-        raise InvalidSelector(f"pattern over {PATTERN_CHARACTERS_MAX} characters", PATTERN_CHARACTERS_MAX)
+        raise InvalidSelector(
+            f"pattern too long: expected at most {PATTERN_CHARACTERS_MAX} characters", PATTERN_CHARACTERS_MAX
+        )
     return pattern
 
 
@@ -193,5 +197,5 @@ def family_named(name: Any) -> type[Family]:
     """The family of this name; raises InvalidSelector when there is none."""
     family = FAMILIES.get(name) if isinstance(name, str) else None
     if family is None:
-        raise InvalidSelector(f"unknown family {name!r}; known are {', '.join(sorted(FAMILIES))}")
+        raise InvalidSelector(f"unknown family {name!r}: expected {', '.join(sorted(FAMILIES))}")
     return family

@@ -123,12 +123,12 @@ class Fields(ExpressionFamily):
         fields: dict[str, list[Any] | None] = {}
         for name, values in _items(request):
             if not isinstance(name, str) or not name:
-                raise InvalidSelector("a field has a name, which is text")
+                raise InvalidSelector("invalid field name: expected text")
             known = fields.setdefault(name, [])
             # Presence takes any value, so it makes the values named beside it pointless.
             fields[name] = None if known is None or not values else [*known, *values]
         if not 0 < len(fields) <= FIELDS_MAX:
-            raise InvalidSelector(f"a request names 1 to {FIELDS_MAX} fields, not {len(fields)}")
+            raise InvalidSelector(f"{len(fields)} fields: expected 1 to {FIELDS_MAX}")
         return mode, tuple((name, *_values(name, fields[name])) for name in sorted(fields))
 
     @classmethod
@@ -171,7 +171,9 @@ def _items(request: Any) -> Iterable[tuple[Any, list[Any]]]:
         return [(name, _listed(values)) for name, values in request.items()]
     if isinstance(request, list | tuple):
         return [_item(item) for item in request]
-    raise InvalidSelector(f"fields are text, a list or a mapping, not {type(request).__name__}")
+    raise InvalidSelector(
+        f"invalid fields: expected text, a list or a mapping, found {type(request).__name__}"
+    )
 
 
 def _item(item: Any) -> tuple[Any, list[Any]]:
@@ -180,7 +182,7 @@ def _item(item: Any) -> tuple[Any, list[Any]]:
         return name.strip(), [value.strip()] if sign else []
     normal = isinstance(item, list | tuple) and list(map(type, item[1:])) in ([list] * 2, [tuple] * 2)
     if not isinstance(item, list | tuple) or not (1 <= len(item) <= 2 or normal):
-        raise InvalidSelector("a field is [name] or [name, value]")
+        raise InvalidSelector("invalid field: expected [name] or [name, value]")
     return item[0], [value for values in item[1:] for value in _listed(values)]
 
 
@@ -193,10 +195,12 @@ def _listed(values: Any) -> list[Any]:
 def _values(name: str, values: list[Any] | None) -> tuple[tuple[Scalar, ...], tuple[bool, ...]]:
     values = values or []
     if len(values) > FIELDS_MAX:
-        raise InvalidSelector(f"field {name!r} has over {FIELDS_MAX} values")
+        raise InvalidSelector(f"too many values of field {name!r}: expected at most {FIELDS_MAX}")
     for value in values:
         if kind_of(value) is None:
-            raise InvalidSelector(f"field {name!r}: {value!r} is no text, number, true or false")
+            raise InvalidSelector(
+                f"invalid value {value!r} of field {name!r}: expected text, a number, true or false"
+            )
     ordered = OneOf.of(name, values).values
     booleans = tuple(value for value in ordered if isinstance(value, bool))
     return tuple(value for value in ordered if not isinstance(value, bool)), booleans
@@ -214,9 +218,9 @@ class Geo(ExpressionFamily):
         shape, numbers, latitude, longitude = cls._parts(pattern)
         sizes = {"circle": 3, "box": 4}
         if not isinstance(shape, str) or sizes.get(shape) != len(numbers):
-            raise InvalidSelector("an area is a circle of 3 numbers or a box of 4")
+            raise InvalidSelector("invalid area: expected a circle of 3 numbers or a box of 4")
         if not all(isinstance(name, str) and name for name in (latitude, longitude)):
-            raise InvalidSelector("'lat' and 'lon' name headers")
+            raise InvalidSelector("invalid 'lat' or 'lon': expected the name of a header")
         try:
             return shape, area_of(numbers).numbers(), latitude, longitude
         except ValueError as error:
@@ -231,7 +235,9 @@ class Geo(ExpressionFamily):
                 return only[0], only[1], latitude, longitude
         if isinstance(pattern, list | tuple) and len(pattern) == 4 and isinstance(pattern[1], list | tuple):
             return pattern[0], pattern[1], pattern[2], pattern[3]
-        raise InvalidSelector("a geo pattern is a mapping with 'circle' or 'box', and perhaps 'lat', 'lon'")
+        raise InvalidSelector(
+            "invalid geo pattern: expected a mapping with 'circle' or 'box', and perhaps 'lat', 'lon'"
+        )
 
     @classmethod
     def expression(cls, pattern: Any) -> Expression:

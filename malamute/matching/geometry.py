@@ -76,17 +76,19 @@ def area_of(numbers: Sequence[Any]) -> Area:
     Raises ValueError, with words for people, when they are none.
     """
     if len(numbers) not in (3, 4) or not all(map(_is_number, numbers)):
-        raise ValueError("an area is latitude, longitude, radius in km; or south, west, north, east")
+        raise ValueError(
+            "invalid area: expected latitude, longitude, radius in km; or south, west, north, east"
+        )
     values = [float(number) for number in numbers]
     parallels = values[:1] if len(values) == 3 else values[0::2]
     if not all(-90 <= latitude <= 90 for latitude in parallels):
-        raise ValueError("a latitude is from -90 to 90 degrees")
+        raise ValueError("invalid latitude: expected -90 to 90 degrees")
     if len(values) == 3:
         if values[2] < 0:
-            raise ValueError("a radius is not negative")
+            raise ValueError("invalid radius: expected 0 km or more")
         return Circle(*values)
     if values[0] > values[2]:
-        raise ValueError("the south of a box is not north of its north")
+        raise ValueError("invalid box: expected its south to be south of its north")
     return Box(*values)
 
 

@@ -86,7 +86,8 @@ def parse(text: str) -> Expression:
     """The expression of a text; raises InvalidSelector with the position of the fault."""
     if len(text) > EXPRESSION_CHARACTERS_MAX:
         raise InvalidSelector(
-            f"expression over {EXPRESSION_CHARACTERS_MAX} characters", EXPRESSION_CHARACTERS_MAX
+            f"expression too long: expected at most {EXPRESSION_CHARACTERS_MAX} characters",
+            EXPRESSION_CHARACTERS_MAX,
         )
     return parse_normal(text)
 
@@ -159,7 +160,9 @@ class _Parser:
     def _negation(self) -> Expression:
         self._depth += 1
         if self._depth > DEPTH_MAX:
-            raise InvalidSelector(f"nested deeper than {DEPTH_MAX}", self._next.position)
+            raise InvalidSelector(
+                f"nested too deep: expected at most {DEPTH_MAX} levels", self._next.position
+            )
         item = _negated(self._negation()) if self._take("not") else self._primary()
         self._depth -= 1
         return item
@@ -212,7 +215,7 @@ class _Parser:
         position = self._next.position
         high = self._ordered_value()
         if kind_of(low) != kind_of(high):
-            raise InvalidSelector("'between' takes two numbers or two texts", position)
+            raise InvalidSelector("invalid bounds of 'between': expected two numbers or two texts", position)
         return Range(name, Bound(low, 0), Bound(high, 1))
 
     def _prefix(self, name: Attribute) -> Expression:
@@ -272,7 +275,7 @@ class _Parser:
         token = self._next
         value = self._value()
         if isinstance(value, bool):
-            raise InvalidSelector("true and false have no order", token.position)
+            raise InvalidSelector("true and false have no order: expected a number or text", token.position)
         return value
 
     @property
@@ -324,9 +327,9 @@ def _number(token: Token) -> int | float:
     except ValueError:
         value = float(token.text)
     if not isfinite(value):
-        raise InvalidSelector("number out of range", token.position)
+        raise InvalidSelector("number out of range: expected a finite one", token.position)
     return value
 
 
 def _unexpected(wanted: str, token: Token) -> InvalidSelector:
-    return InvalidSelector(f"expected {wanted}, found {token.text!r}", token.position)
+    return InvalidSelector(f"unexpected {token.text!r}: expected {wanted}", token.position)

@@ -44,9 +44,9 @@ def checked_pattern(dialect: str, pattern: Any) -> str:
     position = 0
     for part in text.split("."):
         if not part:
-            raise InvalidSelector("empty part in a topic pattern", position)
+            raise InvalidSelector("empty part in a topic pattern: expected text, * or #", position)
         if part not in WILDCARDS and ("*" in part or "#" in part):
-            raise InvalidSelector(f"a wildcard must be a whole part, not {part!r}", position)
+            raise InvalidSelector(f"invalid part {part!r}: expected a wildcard to be a whole part", position)
         position += len(part) + 1
     return text
 

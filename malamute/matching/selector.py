@@ -55,7 +55,7 @@ class Criterion(NamedTuple):
         except InvalidSelector:
             raise
         except Exception as error:  # a family from outside may raise anything
-            raise InvalidSelector(f"family {family!r} refused the pattern: {error}") from error
+            raise InvalidSelector(f"pattern refused by family {family!r}: {error}") from error
         return cls(kind.name, normal)
 
 
@@ -69,18 +69,18 @@ class Selector(NamedTuple):
     def parse(cls, criteria: Iterable[Any], where: str = "") -> Selector:
         """The normalised selector of pairs [family, pattern]; raises InvalidSelector."""
         if isinstance(criteria, str) or not isinstance(criteria, Iterable):
-            raise InvalidSelector("criteria are a list of pairs of a family and a pattern")
+            raise InvalidSelector("invalid criteria: expected a list of pairs of a family and a pattern")
         parsed: dict[Criterion, None] = {}
         for pair in criteria:
             if not isinstance(pair, (list, tuple)) or len(pair) != 2:
-                raise InvalidSelector("a criterion is a pair of a family and a pattern")
+                raise InvalidSelector("invalid criterion: expected a pair of a family and a pattern")
             parsed[Criterion.parse(*pair)] = None
         if not isinstance(where, str):
-            raise InvalidSelector(f"a match expression is text, not {type(where).__name__}")
+            raise InvalidSelector(f"invalid match expression: expected text, found {type(where).__name__}")
         if not parsed:
-            raise InvalidSelector("a selector needs at least one criterion")
+            raise InvalidSelector("no criterion: expected at least one")
         if len(parsed) > CRITERIA_MAX:
-            raise InvalidSelector(f"more than {CRITERIA_MAX} criteria")
+            raise InvalidSelector(f"too many criteria: expected at most {CRITERIA_MAX}")
         return cls(tuple(sorted(parsed, key=repr)), str(parse(where)) if where.strip() else "")
 
     @property

@@ -28,7 +28,7 @@ class All(TermFamily):
     def normalise(cls, pattern: Any) -> str:
         """Empty text; None stands for it. Raises InvalidSelector for anything else."""
         if pattern not in ("", None):
-            raise InvalidSelector("family 'all' takes no pattern", 0)
+            raise InvalidSelector("invalid pattern of family 'all': expected none", 0)
         return ""
 
     @classmethod

@@ -86,13 +86,15 @@ class Arguments(NamedTuple):
         for name, value in given.items():
             rule = self.required.get(name) or self.optional.get(name)
             if rule is None:
-                raise InvalidValue(f"{topic} takes no argument {_SHORT.repr(name)}{self._instead()}")
+                raise InvalidValue(
+                    f"unknown argument {_SHORT.repr(name)} of {topic}: expected {self._known()}"
+                )
             if not rule.holds(value):
                 fault = InvalidName if rule in (NAME, ADDRESS) and type(value) is str else InvalidValue
                 raise fault(f"{topic}: invalid {name} {_SHORT.repr(value)}: expected {EXPECTED[rule.words]}")
         for name, rule in self.required.items():
             if name not in given:
-                raise InvalidValue(f"{topic} needs the argument {name!r}: {EXPECTED[rule.words]}")
+                raise InvalidValue(f"missing argument {name!r} of {topic}: expected {EXPECTED[rule.words]}")
 
-    def _instead(self) -> str:
-        return f": expected {', '.join(self.rules)}" if self.rules else ""
+    def _known(self) -> str:
+        return ", ".join(self.rules) or "none"

@@ -65,7 +65,7 @@ def _load(data: Frame, items_max: int = ITEMS_MAX) -> Any:
     """
     if len(data) > SCANNED_BYTES and items_max < len(data):
         if has_too_many_values(data):
-            raise TooLarge(f"a frame of so many bytes holds {VALUES_MAX} values at the most")
+            raise TooLarge(f"too many values in one frame: expected at most {VALUES_MAX}")
     else:
         unpacker = msgpack.Unpacker(max_buffer_size=len(data))
         unpacker.feed(data)
@@ -114,16 +114,18 @@ def pack_record(headers: Headers | None, body: Body) -> bytes:
         if headers:
             headers = headers if type(headers) is dict else dict(headers)
             if not are_headers(headers):
-                raise InvalidValue("a header is text with a value of str, int, float, bool or None")
+                raise InvalidValue(
+                    "invalid header: expected text with a value of str, int, float, bool or None"
+                )
         if isinstance(body, _FRAME_TYPES):
             record: bytes = pack((headers or None, body))
         else:
             frames = tuple(body)
             if not all(isinstance(frame, _FRAME_TYPES) for frame in frames):
-                raise InvalidValue("a body is bytes, or a sequence of bytes")
+                raise InvalidValue("invalid body: expected bytes, or a sequence of bytes")
             record = pack((headers or None, *frames))
     except (TypeError, ValueError, OverflowError, AttributeError) as error:
-        raise InvalidValue(f"headers or body that cannot be packed: {error}") from error
+        raise InvalidValue(f"invalid headers or body: {error}") from error
     return record
 
 
@@ -143,12 +145,12 @@ def unpack_record(record: Frame) -> tuple[dict[str, Any], list[bytes]]:
     """The headers and the body frames of a record. Raises `Malformed` when it is none."""
     body = unpack(record)
     if type(body) is not list or not body:
-        raise Malformed("a record is an array of headers and body frames")
+        raise Malformed("invalid record: expected an array of headers and body frames")
     headers = body.pop(0)
     if not _BODY.issuperset(map(type, body)) or not (headers is None or type(headers) is dict):
-        raise Malformed("a record is an array of headers and body frames")
+        raise Malformed("invalid record: expected an array of headers and body frames")
     if headers and not are_headers(headers):
-        raise Malformed("a header is text with a value of str, int, float, bool or nil")
+        raise Malformed("invalid header: expected text with a value of str, int, float, bool or nil")
     return headers or {}, body
 
 
@@ -220,9 +222,9 @@ def join_large(records: Sequence[Frame | None], large: Sequence[Frame]) -> Seque
     try:
         whole = [next(frames) if record is None else record for record in records]
     except StopIteration:
-        raise Malformed("a large record has no frame") from None
+        raise Malformed("missing frame: expected one for each large record") from None
     if next(frames, None) is not None:
-        raise Malformed("there are more frames than large records")
+        raise Malformed("too many frames: expected one for each large record")
     return whole
 
 
@@ -297,14 +299,14 @@ def unpack_payload(payload: Frame, large: Sequence[Frame] = ()) -> Columns:
     """Read a payload of either kind. Raises `Malformed` for anything else."""
     fields = unpack(payload, items_max=len(payload))
     if not isinstance(fields, list) or len(fields) not in (5, 7):
-        raise Malformed("a payload is an array of 5 or 7 columns")
+        raise Malformed("invalid payload: expected an array of 5 or 7 columns")
     subjects, records = fields[3:5]
     if not isinstance(subjects, list) or not isinstance(records, list) or not subjects:
-        raise Malformed("the columns of subjects and records have to be lists, and not empty")
+        raise Malformed("invalid payload: expected non-empty lists of subjects and records")
     if len(fields) == 7 and not (fields[6] is None or is_properties(fields[6])):
-        raise Malformed("the properties of a payload are nil or a list of nil and maps")
+        raise Malformed("invalid payload: expected properties of nil, or a list of nil and maps")
     if not all(map(_is_column, fields, _COLUMN_TYPES, repeat(len(subjects)))):
-        raise Malformed("a column of a payload has a wrong type or length")
+        raise Malformed("invalid payload: expected columns of the right type and of one length")
     fields[4] = join_large(records, large)
     return Columns(*fields)
 

@@ -115,30 +115,33 @@ def _with_records(spec: Spec, message: tuple[Any, ...]) -> list[Frame]:
 def decode(frames: Sequence[Frame]) -> Message:
     """The message that the frames hold. Raises `Malformed`, `TooLarge` or `UnknownCommand`."""
     if not frames:
-        raise Malformed("a command without a frame")
+        raise Malformed("invalid command: expected at least one frame")
     fields = unpack(frames[0])
     if type(fields) is not list or not fields or type(fields[0]) is not int:
-        raise Malformed("a command is an array that starts with its opcode")
+        raise Malformed("invalid command: expected an array that begins with an opcode")
     spec = BY_OPCODE.get(fields[0])
     if spec is None:
         raise _unknown(fields[0])
     del fields[0]
     if not spec.required <= len(fields) <= len(spec.rules):
-        raise _fault(spec, fields, Malformed(f"{spec.name} has {len(spec.rules)} fields, not {len(fields)}"))
+        counts = (
+            f"{spec.required} to {len(spec.rules)}" if spec.required < len(spec.rules) else f"{spec.required}"
+        )
+        raise _fault(spec, fields, Malformed(f"{spec.name}: {len(fields)} fields: expected {counts}"))
     if not spec.hold(fields):
         raise _broken_rule(spec, fields)
     return _with_frames(spec, fields, frames) if spec.frames else _plain(spec, fields, frames)
 
 
 def _unknown(opcode: int) -> MalamuteError:
-    error = UnknownCommand(f"there is no command {opcode}")
+    error = UnknownCommand(f"unknown command {opcode}: expected an opcode of protocol 2")
     error.about = opcode if OPCODE.holds(opcode) else 0
     return error
 
 
 def _plain(spec: Spec, fields: list[Any], frames: Sequence[Frame]) -> Message:
     if len(frames) > 1:
-        raise _fault(spec, fields, Malformed(f"{spec.name} is one frame, not {len(frames)}"))
+        raise _fault(spec, fields, Malformed(f"{spec.name}: {len(frames)} frames: expected 1"))
     message: Message = spec.message(*fields)
     return message
 
@@ -146,17 +149,23 @@ def _plain(spec: Spec, fields: list[Any], frames: Sequence[Frame]) -> Message:
 def _with_frames(spec: Spec, fields: list[Any], frames: Sequence[Frame]) -> Message:
     if spec.frames == "payload":
         if len(frames) < 2:
-            raise _fault(spec, fields, Malformed(f"{spec.name} has no payload"))
+            raise _fault(spec, fields, Malformed(f"{spec.name}: missing payload: expected a second frame"))
         return Deliver(fields[0], fields[1], frames[1], tuple(frames[2:]))
     records = fields[spec.records]
     for place in spec.columns:
         if place < len(fields) and fields[place] and len(fields[place]) != len(records):
-            raise _fault(spec, fields, Malformed(f"the columns of {spec.name} differ in length"))
+            raise _fault(
+                spec, fields, Malformed(f"{spec.name}: columns of different lengths: expected one length")
+            )
     large = frames[1:]
     if large or None in records:
         if records.count(None) != len(large):
             raise _fault(
-                spec, fields, Malformed(f"{spec.name} has {len(large)} frames for its large records")
+                spec,
+                fields,
+                Malformed(
+                    f"{spec.name}: {len(large)} frames for large records: expected {records.count(None)}"
+                ),
             )
         fields[spec.records] = join_large(records, large)
     message: Message = spec.message(*fields)
@@ -173,9 +182,11 @@ def _broken_rule(spec: Spec, fields: list[Any]) -> MalamuteError:
         if not rule.holds(value):
             if rule.is_over(value):
                 return _fault(
-                    spec, fields, TooLarge(f"{spec.name}: {name} is over the limit for {rule.words}")
+                    spec, fields, TooLarge(f"{spec.name}: {name} is too large: expected at most {rule.most}")
                 )
-            return _fault(spec, fields, Malformed(f"{spec.name}: {name} is not of the type {rule.words}"))
+            return _fault(
+                spec, fields, Malformed(f"{spec.name}: invalid {name}: expected the type {rule.words!r}")
+            )
     raise AssertionError("one rule was broken a moment ago")
 
 
@@ -201,7 +212,9 @@ class Protocol2:
             InvalidValue: it is not what a client would choose.
         """
         if len(peer) != ROUTING_ID_BYTES or not peer[0]:
-            error = InvalidValue(f"a routing id is {ROUTING_ID_BYTES} random bytes, the first of them not 0")
+            error = InvalidValue(
+                f"invalid routing id: expected {ROUTING_ID_BYTES} random bytes, the first of them not 0"
+            )
             error.about, error.ref = BY_TYPE[Hello].opcode, hello.attempt
             raise error
 

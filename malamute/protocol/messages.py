@@ -404,6 +404,12 @@ class Rule(NamedTuple):
             return 0 < self.items_max < len(value) or any(map(self._is_long, value))
         return self._is_long(value)
 
+    @property
+    def most(self) -> str:
+        """The limits in words, for an error."""
+        counts = {"items": self.items_max, "bytes": self.bytes_max}
+        return " of ".join(f"{count} {unit}" for unit, count in counts.items() if count)
+
     def _is_long(self, value: Any) -> bool:
         return type(value) is str and 0 < self.bytes_max < len(value.encode())
 

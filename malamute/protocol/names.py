@@ -22,6 +22,7 @@ Kind = Literal["stream", "mailbox", "service"]
 DEFAULT_PORT = 9999
 PORT_MAX = 65_535
 SCHEME = "malamute://"
+FORM = "malamute://host[:port], and perhaps /stream/NAME, /mailbox/NAME or /service/NAME"
 RESERVED_PREFIX = "$"
 
 ERROR_HEADER = "malamute.error"
@@ -57,15 +58,19 @@ class Uri(NamedTuple):
         """Read a `malamute://` URI. Raises `InvalidName` when it is none."""
         parts = _parts(text)
         if parts["kind"] is None:
-            raise InvalidName(f"the URI names no stream, mailbox or service: {text!r}")
+            raise InvalidName(
+                f"invalid URI {text!r}: expected /stream/NAME, /mailbox/NAME or /service/NAME at its end"
+            )
         if parts["kind"] not in get_args(Kind):
-            raise InvalidName(f"not a malamute URI: {text!r}")
+            raise InvalidName(f"invalid URI {text!r}: expected {FORM}")
         try:
             name = unquote(parts["name"], errors="strict")
         except UnicodeDecodeError:
             name = ""
         if not is_name(name):
-            raise InvalidName(f"no valid name in the URI {text!r}")
+            raise InvalidName(
+                f"invalid name in the URI {text!r}: expected a name of 1 to {NAME_BYTES_MAX} bytes"
+            )
         return cls(*_place(parts), parts["kind"], name)  # type: ignore[arg-type]  # checked above
 
     @property
@@ -90,9 +95,9 @@ def endpoint_of(text: str) -> str:
 def _parts(text: str) -> re.Match[str]:
     parts = _URI.fullmatch(text)
     if parts is None:
-        raise InvalidName(f"not a malamute URI: {text!r}")
+        raise InvalidName(f"invalid URI {text!r}: expected {FORM}")
     if not 1 <= int(parts["port"] or DEFAULT_PORT) <= PORT_MAX:
-        raise InvalidName(f"no valid port in the URI {text!r}")
+        raise InvalidName(f"invalid port in the URI {text!r}: expected 1 to {PORT_MAX}")
     return parts
 
 

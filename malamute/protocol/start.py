@@ -45,7 +45,8 @@ class Start(NamedTuple):
         value = read(rest) if read and colon else None
         if value is None or value > NUMBER_MAX:
             raise InvalidValue(
-                f"a start is new, first, last, last-per-subject, seq:N, time:T or since:1h, not {text!r}"
+                f"invalid start {text!r}: expected new, first, last, last-per-subject, "
+                "seq:N, time:T or since:1h"
             )
         return cls(kind, value)
 

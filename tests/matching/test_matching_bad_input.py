@@ -81,7 +81,7 @@ def test_too_many_criteria_are_refused():
 
 
 def test_an_unknown_family_is_told_what_there_is():
-    with pytest.raises(InvalidSelector, match=r"known are .*topic, topic-amqp"):
+    with pytest.raises(InvalidSelector, match=r"expected .*topic, topic-amqp"):
         Selector.parse([["topics", "a"]])
 
 

@@ -73,5 +73,5 @@ def test_a_cover_is_small_and_holds_the_area(centre, radius_km):
 def test_an_area_is_made_of_three_or_four_numbers():
     assert area_of([1, 2, 3]).numbers() == (1, 2, 3)
     assert area_of([1, 2, 3, 4]).numbers() == (1, 2, 3, 4)
-    with pytest.raises(ValueError, match="an area is"):
+    with pytest.raises(ValueError, match="invalid area"):
         area_of([1, 2])

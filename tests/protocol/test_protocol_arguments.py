@@ -93,9 +93,9 @@ def test_an_age_is_finite_and_within_its_range(value: Any) -> None:
 
 def test_what_is_needed_is_asked_for_and_what_is_unknown_is_told() -> None:
     takes = Arguments({"stream": messages.NAME}, {"dead": messages.BOOLEAN})
-    with pytest.raises(InvalidValue, match="x needs the argument 'stream': a name"):
+    with pytest.raises(InvalidValue, match="missing argument 'stream' of x: expected a name"):
         takes.check("x", {"dead": True})
-    with pytest.raises(InvalidValue, match="x takes no argument 'colour': expected stream, dead"):
+    with pytest.raises(InvalidValue, match="unknown argument 'colour' of x: expected stream, dead"):
         takes.check("x", {"stream": "s", "colour": 1})
     with pytest.raises(InvalidName, match=r"x: invalid stream '': expected a name"):
         takes.check("x", {"stream": ""})

@@ -84,8 +84,8 @@ def test_a_wrong_field_tells_the_command_and_its_ref(fields: tuple[Any, ...], pl
 
 
 def test_a_fault_names_the_first_field_that_is_wrong() -> None:
-    assert fault(2, "a", 7, "subjects", "records").text.startswith("PUBLISH: subjects ")
-    assert fault(9, -1, -2).text.startswith("CREDIT: source ")
+    assert fault(2, "a", 7, "subjects", "records").text.startswith("PUBLISH: invalid subjects: ")
+    assert fault(9, -1, -2).text.startswith("CREDIT: invalid source: ")
 
 
 @pytest.mark.parametrize("ref", [True, -1, NUMBER_MAX + 1, "7", None, 7.0])

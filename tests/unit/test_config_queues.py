@@ -82,15 +82,15 @@ def test_the_example_of_a_rule_is_a_valid_one() -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("[queues]\nbackoff = 5", "queues.backoff = 5 is not a list"),
-        ('[queues]\nbackoff = ["x"]', "queues.backoff = \\['x'\\] is not a list"),
-        ("[queues]\nack_timeout = -1", "queues.ack_timeout = -1 is not a duration"),
-        ("[queues]\npriority_step = 0", "queues.priority_step = 0 is not a whole number"),
-        ("[queues]\ndedup_count = 0", "queues.dedup_count = 0 is not a whole number"),
-        ("[queues]\nmax_deliveries = 1", "has no 'max_deliveries'; did you mean 'max_deliver'"),
-        ("[[queues.rule]]\npattern = 'a'\nkind = 'stream'", "rule.kind = 'stream' is not one of"),
-        ("[[queues.rule]]\npattern = 'a'\njournal = true", "a rule has no 'journal'"),
-        ("[[queues.rule]]\nkind = 'mailbox'", "rule.pattern = '' is not a pattern"),
+        ("[queues]\nbackoff = 5", "queues.backoff = 5: expected a list"),
+        ('[queues]\nbackoff = ["x"]', "queues.backoff = \\['x'\\]: expected a list"),
+        ("[queues]\nack_timeout = -1", "queues.ack_timeout = -1: expected a duration"),
+        ("[queues]\npriority_step = 0", "queues.priority_step = 0: expected a whole number"),
+        ("[queues]\ndedup_count = 0", "queues.dedup_count = 0: expected a whole number"),
+        ("[queues]\nmax_deliveries = 1", "unknown option 'max_deliveries': did you mean 'max_deliver'"),
+        ("[[queues.rule]]\npattern = 'a'\nkind = 'stream'", "rule.kind = 'stream': expected one of"),
+        ("[[queues.rule]]\npattern = 'a'\njournal = true", "unknown option 'journal': expected"),
+        ("[[queues.rule]]\nkind = 'mailbox'", "rule.pattern = '': expected a pattern"),
     ],
 )
 def test_what_cannot_be_used_is_refused(tmp_path: Path, text: str, words: str) -> None:

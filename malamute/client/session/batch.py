@@ -47,7 +47,7 @@ def record_of(headers: Headers | None, body: Body) -> bytes:
         else:
             record = pack((dict(headers) if headers else None, *_frames(body)))
     except (TypeError, ValueError, OverflowError) as error:
-        raise InvalidValue(f"headers or body that cannot be packed: {error}") from error
+        raise InvalidValue(f"invalid headers or body: {error}") from error
     return record
 
 
@@ -62,7 +62,7 @@ def _frames(body: Any) -> list[bytes]:
         raise InvalidValue("a body is bytes; encode text first")
     frames = list(body)
     if not all(isinstance(frame, bytes | bytearray | memoryview) for frame in frames):
-        raise InvalidValue("a body is bytes, or a sequence of bytes")
+        raise InvalidValue("invalid body: expected bytes, or a sequence of bytes")
     return [bytes(frame) for frame in frames]
 
 
@@ -81,7 +81,7 @@ def records_of(headers_list: Sequence[Headers | None] | None, bodies: Sequence[B
     try:
         return [*map(pack, zip(headers_list or repeat(None), bodies, strict=False))]
     except (TypeError, ValueError, OverflowError) as error:
-        raise InvalidValue(f"headers or body that cannot be packed: {error}") from error
+        raise InvalidValue(f"invalid headers or body: {error}") from error
 
 
 def _plain(headers_list: Sequence[Headers | None]) -> bool:
