@@ -162,7 +162,9 @@ class Permissions:
 
     def _decide(self, action: str, kind: str, name: str) -> None:
         if self._control.is_reserved(action, kind, name):
-            raise AccessRefused(f"the name {name!r} is reserved for the broker")
+            raise AccessRefused(
+                f"the name {name!r} is reserved for the broker: expected one without '$' at its beginning"
+            )
         self._control.count()
         self._names(action, kind).add(name)
 

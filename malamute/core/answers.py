@@ -31,10 +31,10 @@ class Answers:
     def check(self, session: Session) -> None:
         """Raise `TryLater` if a session may ask no more for now."""
         if session.blocked:
-            raise TryLater("what this client was sent is not read yet: no answer would reach it")
+            raise TryLater("client does not read: read what was sent, then retry")
         under_way = self._given[session] + self._asked[session]
         if under_way >= self._bytes_max:
-            raise TryLater(f"answers of {under_way} bytes are under way to this client: ask again later")
+            raise TryLater(f"answers of {under_way} bytes are under way to this client: retry later")
 
     def ask(self, session: Session) -> None:
         """The answer to a session has to come from the store."""

@@ -578,7 +578,9 @@ class Core:
     def _check_size(self, records: Sequence[Frame]) -> int:
         size_bytes = sum(map(len, records))
         if size_bytes > self._message_bytes_max:
-            raise TooLarge(f"{size_bytes} bytes in one command; {self._message_bytes_max} are allowed")
+            raise TooLarge(
+                f"command of {size_bytes} bytes is too large: expected at most {self._message_bytes_max}"
+            )
         return size_bytes
 
     def _hold(self, session: Session, size_bytes: int) -> None:
@@ -598,9 +600,12 @@ class Core:
 
     def _check_backlog(self, held: int) -> None:
         if self.turn.backlog_bytes > self._backlog_bytes_max:
-            raise TryLater("the disk does not keep up")
+            raise TryLater("write backlog is full: the disk is slower than the publishers; retry later")
         if held:
-            raise TryLater(f"the disk does not keep up, and has {held} bytes of this session to store")
+            raise TryLater(
+                f"write backlog is full: the disk is slower than the publishers, "
+                f"and {held} bytes of this session wait; retry later"
+            )
 
     def _subscribe(self, peer: bytes, session: Session, message: Subscribe) -> None:
         self._check_source(session, message.source)
@@ -641,9 +646,11 @@ class Core:
 
     def _check_source(self, session: Session, source: int) -> None:
         if source in session.sources:
-            raise InvalidValue(f"source {source} is in use")
+            raise InvalidValue(f"source {source} is in use: expected a new id")
         if len(session.sources) - (MAILBOX in session.sources) >= self.settings.limits.sources:
-            raise TooMany(f"a session has {self.settings.limits.sources} sources at the most")
+            raise TooMany(
+                f"too many sources: expected at most {self.settings.limits.sources} for each session"
+            )
 
     def _cancel(self, peer: bytes, session: Session, message: Cancel) -> None:
         source = session.source(message.source)
@@ -689,7 +696,7 @@ class Core:
         sender = session.address if message.kind == "mailbox" else session.mailbox
         queue = table.by_name.get(message.name)
         opcode = BY_TYPE[Withdraw].opcode
-        nothing = NotFound(f"nothing of yours with the correlation {message.correlation!r} is there")
+        nothing = NotFound(f"no message of this sender has the correlation {message.correlation!r}")
 
         def refused(error: MalamuteError) -> None:
             self.turn.send(peer, error_message(error, opcode, message.ref))
@@ -780,15 +787,15 @@ NUMBERED = frozenset(BY_TYPE[message].opcode for message in (Publish, Send, Requ
 def _consumer(session: Session, source_id: int) -> Consumer:
     source = session.source(source_id)
     if not isinstance(source, Consumer):
-        raise NotFound(f"source {source_id} is a subscription: nothing to acknowledge")
+        raise NotFound(f"source {source_id} is a subscription: expected the mailbox or an offer")
     return source
 
 
 def _unexpected(state: str, message: Message) -> MalamuteError:
     name = type(message).__name__.upper()
     if state == "open":
-        return UnexpectedCommand(f"{name} is not for a client to send")
-    return UnexpectedCommand(f"{name} came before HELLO")
+        return UnexpectedCommand(f"{name} from a client: only the broker sends it")
+    return UnexpectedCommand(f"{name} before HELLO: expected HELLO first")
 
 
 def _about(error: MalamuteError, message: Message) -> MalamuteError:

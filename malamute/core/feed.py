@@ -289,7 +289,7 @@ def feed_name(service: str, stream: str) -> str:
 
 def no_feed(service: str, stream: str) -> NotFound:
     """The error for a feed that is not there."""
-    return NotFound(f"the stream {stream!r} does not feed the service {service!r}")
+    return NotFound(f"there is no feed from the stream {stream!r} to the service {service!r}")
 
 
 class Told(Protocol):
@@ -369,12 +369,12 @@ class Feeds:
             raise InvalidName(f"the name of a service with feeds is at most 249 bytes: {service!r}")
         feeds = self.by_name.keys() | self.changing.keys()
         if (service, stream) not in feeds and len(feeds) >= self.limits.feeds:
-            raise TooMany(f"there are {self.limits.feeds} feeds already")
+            raise TooMany(f"too many feeds: expected at most {self.limits.feeds}")
 
     def check_stream(self, stream: str) -> None:
         """Raise `TryLater` while a feed from this stream is being changed."""
         if self.changes(stream):
-            raise TryLater(f"a feed from the stream {stream!r} is being changed: wait for the answer")
+            raise TryLater(f"a feed from the stream {stream!r} is being changed: retry after its answer")
 
     def changes(self, stream: str) -> int:
         """How many changes of feeds from this stream are under way."""

@@ -31,7 +31,9 @@ class Mailboxes(QueueTable):
         if mailbox is not None:
             return mailbox
         if name.startswith(RESERVED_PREFIX) and not private:
-            raise NotFound(f"there is no mailbox {name!r}, and it cannot be made by a message")
+            raise NotFound(
+                f"there is no mailbox {name!r}: expected the name of one, or one without '$' at its beginning"
+            )
         return self.create(name)
 
     def send(self, session: Session, message: Send) -> None:

@@ -33,18 +33,19 @@ class SelectorBudget:
         cost, limits = selector.cost_bytes, self.limits
         if cost > limits.selector_bytes:
             raise InvalidSelector(
-                f"the selector takes {cost} bytes of memory, and one may take {limits.selector_bytes}:"
+                f"selector of {cost} bytes of memory is too large: expected at most {limits.selector_bytes};"
                 " ask for less, or in several subscriptions"
             )
         cost += beside
         if session is not None and session.selector_bytes + cost > limits.session_selector_bytes:
             raise TooMany(
-                f"the selectors of this session take {session.selector_bytes} bytes of memory, and this one"
-                f" {cost} more; all of them may take {limits.session_selector_bytes}"
+                f"selectors of this session are too large: {session.selector_bytes} bytes of memory, "
+                f"and {cost} more; expected at most {limits.session_selector_bytes}"
             )
         if self.used_bytes + cost > limits.selectors_bytes:
             raise TooMany(
-                f"all selectors take {self.used_bytes} bytes of memory, and may take {limits.selectors_bytes}"
+                f"selectors of all sessions are too large: {self.used_bytes} bytes of memory, "
+                f"and {cost} more; expected at most {limits.selectors_bytes}"
             )
         return cost
 

@@ -77,12 +77,14 @@ class Services(QueueTable):
         try:
             self.limits.check_queue(mailbox, 1, ENTRY_BYTES)
         except TryLater as error:
-            raise TryLater(f"no room for a reply: {error.text}") from None
+            raise TryLater(f"no space for the reply: {error.text}") from None
 
     def offer(self, session: Session, message: Offer, selector: Selector) -> Consumer:
         """Begin to work for a service. Raises `InvalidSelector` or `TryLater`."""
         if selector.needs_headers:
-            raise InvalidSelector("an offer goes by the subjects of requests, not by their headers")
+            raise InvalidSelector(
+                "invalid criteria of an offer: expected families of subjects, not of headers"
+            )
         queue = self.get(message.service)
         return Consumer(session, message.source, queue, selector, message.ack_timeout / 1000)
 
@@ -93,11 +95,11 @@ class Services(QueueTable):
         """
         offer = session.source(message.source)
         if not isinstance(offer, Consumer):
-            raise NotFound(f"source {message.source} is no offer")
+            raise NotFound(f"source {message.source} is not an offer")
         requests = [_outstanding(offer, sequence) for sequence in message.sequences]
         finals = [s for s, final in zip(message.sequences, message.finals, strict=True) if final]
         if len(set(finals)) < len(finals):
-            raise NotOutstanding("a request has one final reply")
+            raise NotOutstanding("two final replies to one request: expected one")
         posts = self._posts(session, offer.queue.name, requests, message)
         self._check_room(posts)
         # A tracked request ends with its outcome stored, and its reply with it, or does not end. So does each

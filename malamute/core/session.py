@@ -143,7 +143,7 @@ class Numbers:
         """Read the stored form: all that it tells of is durable."""
         next_number, floor, *later = unpack(value)
         if not NUMBER.holds(next_number) or not NUMBER.holds(floor):
-            raise Malformed("the numbers of a session are integers")
+            raise Malformed("invalid numbers of a session: expected integers")
         old, user = [*later, (), ""][:2] if len(later) < 2 else later
         numbers = cls(next_number, user)
         if refused:
@@ -286,7 +286,7 @@ class Sessions:
             TooMany: there are as many sessions as may be.
         """
         if VERSION not in hello.versions:
-            raise UnsupportedVersion(f"this broker speaks version {VERSION} of the protocol")
+            raise UnsupportedVersion(f"unsupported version: expected {VERSION} among the versions")
         session = self.by_peer.get(peer)
         user = may.principal.user
         if session is not None and session.numbers.user != user:
@@ -299,7 +299,7 @@ class Sessions:
         resumed = session is not None and not session.doubtful
         if session is None:
             if len(self.by_peer) >= self.limits.sessions:
-                raise TooMany(f"there are {self.limits.sessions} sessions already")
+                raise TooMany(f"too many sessions: expected at most {self.limits.sessions}")
             session = self.by_peer[peer] = Session(peer, Numbers(hello.unsettled, user), self.turn.now)
         elif session.open:
             self._leave(session)
@@ -332,7 +332,7 @@ class Sessions:
     def _take_address(self, session: Session, address: str) -> None:
         older = self.by_address.get(address) if address else None
         if older is not None and older is not session:
-            error = AddressTaken(f"a newer session has taken the address {address!r}")
+            error = AddressTaken(f"address {address!r} was taken over by a newer session")
             self.dismiss(older, error, "takeover")
         if session.address != address:
             self._forget(session)
@@ -414,9 +414,9 @@ class Sessions:
         if number == numbers.next:
             return True
         if number > numbers.next:
-            raise NumberTooOld(f"number {number} leaves a hole: {numbers.next} comes next")
+            raise NumberTooOld(f"number {number} leaves a hole: expected {numbers.next}")
         if number < max(numbers.floor, numbers.next - self.limits.unconfirmed):
-            raise NumberTooOld(f"number {number} is too far behind {numbers.next - 1}")
+            raise NumberTooOld(f"number {number} is too old: the newest is {numbers.next - 1}")
         if refusal := numbers.refused.answer(number):
             self.turn.send(session.peer, refusal)
         elif number <= numbers.stored:
@@ -465,10 +465,14 @@ class Sessions:
         if number in outcomes.undecided:
             return True
         if number < session.numbers.next and session.numbers.refused.answer(number) is None:
-            raise NumberTooOld(f"the outcome of change {number} is not kept: {CHANGES_MAX} are")
+            raise NumberTooOld(
+                f"outcome of change {number} is no longer kept: expected one of the last {CHANGES_MAX}"
+            )
         if self.admit(session, number):
             if len(outcomes.undecided) >= CHANGES_MAX:
-                raise TooMany(f"{CHANGES_MAX} changes of this session are under way: wait for their answers")
+                raise TooMany(
+                    f"too many changes: {CHANGES_MAX} of this session are under way; wait for their answers"
+                )
             return True
         return False
 

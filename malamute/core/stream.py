@@ -268,14 +268,18 @@ class Stream:
     def check_cursor(self, name: str) -> None:
         """Raise `TooMany` unless there is a cursor of this name, or room for one."""
         if name not in self.cursors and len(self.cursors) + len(self.lost_cursors) >= self._cursors_max:
-            raise TooMany(f"the stream {self.name!r} has {self._cursors_max} cursors already")
+            raise TooMany(
+                f"too many cursors of the stream {self.name!r}: expected at most {self._cursors_max}"
+            )
         if name not in self.cursors and self._tally.bytes + cursor_bytes(name) > self._cursors_bytes_max:
-            raise TooMany(f"the cursors of all streams take {self._tally.bytes} bytes already")
+            raise TooMany(f"too many cursors: those of all streams take {self._tally.bytes} bytes")
 
     def check_known(self, cursor: str) -> None:
         """Raise `CursorLost` if there is a cursor of this name, and nobody knows where it stands."""
         if cursor in self.lost_cursors:
-            raise CursorLost(f"the position of {cursor!r} in the stream {self.name!r} was lost by the disk")
+            raise CursorLost(
+                f"position of the cursor {cursor!r} in the stream {self.name!r} was lost: set it again"
+            )
 
     def commit(self, cursor: str, sequence: int) -> None:
         """Store that the reader with this cursor is done with all up to a sequence."""
@@ -667,7 +671,9 @@ class Streams:
         stream.check_cursor(message.cursor)
         stream.flush()
         if message.sequence >= stream.next:
-            raise InvalidValue(f"sequence {message.sequence} is beyond the head, {stream.next - 1}")
+            raise InvalidValue(
+                f"sequence {message.sequence} is beyond the head: expected at most {stream.next - 1}"
+            )
         stream.commit(message.cursor, message.sequence)
 
     def get(self, name: str) -> Stream:
@@ -675,7 +681,7 @@ class Streams:
         stream = self.by_name.get(name)
         if stream is None:
             if len(self.by_name) >= self.limits.streams:
-                raise TooMany(f"there are {self.limits.streams} streams already")
+                raise TooMany(f"too many streams: expected at most {self.limits.streams}")
             stream = self.by_name[name] = Stream(name, self)
             self.turn.event(f"stream.created.{name}")
         return stream

@@ -72,7 +72,9 @@ def test_whoever_has_no_room_for_an_answer_asks_in_vain():
     bench.sent("alice")
     assert bench.core.mailboxes.by_name["alice"].policy.depth == 2
     bench.tell("alice", request(b"3", number=3))
-    assert errors(bench, "alice") == [(503, "no room for a reply: the mailbox 'alice' holds 2 messages")]
+    assert errors(bench, "alice") == [
+        (503, "no space for the reply: mailbox 'alice' is full: it holds 2 messages; retry later")
+    ]
     bench.tell("alice", mail_credit(1), ack(0, (1, 1)), request(b"3", number=4))
     bench.settle()
     assert Stored([[4, 4, 0]]) in bench.sent("alice")
@@ -105,7 +107,9 @@ def test_a_full_mailbox_that_replies_are_to_go_to_refuses_the_request():
     bench = working(queues=QueuePolicy(depth=1))
     bench.tell("carl", send("dora", b"x"))
     bench.tell("alice", request(b"1", number=1, reply_to="dora"))
-    assert errors(bench, "alice") == [(503, "no room for a reply: the mailbox 'dora' holds 1 messages")]
+    assert errors(bench, "alice") == [
+        (503, "no space for the reply: mailbox 'dora' is full: it holds 1 messages; retry later")
+    ]
     bench.tell("alice", request(b"1", number=2))
     bench.settle()
     assert Stored([[2, 2, 0]]) in bench.sent("alice")
@@ -147,7 +151,10 @@ def short():
 @pytest.mark.parametrize("number", [0, 1])
 def test_without_memory_a_final_reply_goes_to_the_disk(short, number):
     [error] = short.ask("bob", reply(1, 1, final=False, number=number))
-    assert (error.code, error.text) == (503, "there is no memory for messages that are not on the disk")
+    assert (error.code, error.text) == (
+        503,
+        "memory for messages that are not durable is used up: retry later",
+    )
     short.tell("alice", mail_credit())
     assert errors(short, "bob") == []
     short.tell("bob", reply(1, 1, number=2 * number))

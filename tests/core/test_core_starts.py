@@ -205,7 +205,7 @@ def test_a_stream_has_so_many_cursors_and_no_more():
     bench.tell("alice", Commit("s", 1, "one", 1), Commit("s", 2, "two", 1), Commit("s", 3, "one", 0))
     bench.settle()
     assert bench.sent("alice") == [
-        Error(429, "the stream 's' has 1 cursors already", 14, 2),
+        Error(429, "too many cursors of the stream 's': expected at most 1", 14, 2),
         Stored([[1, 1, 0], [3, 3, 0]]),
     ]
 

@@ -501,8 +501,8 @@ def test_nothing_is_kept_of_a_peer_whose_session_was_ended_when_its_connection_g
     transport.close(0)
 
 
-ENDED = Error(410, "an operator has ended this session", BY_TYPE[Hello].opcode)
-REFUSED = Error(405, "PUBLISH came before HELLO", BY_TYPE[Publish].opcode)
+ENDED = Error(410, "session ended by an operator", BY_TYPE[Hello].opcode)
+REFUSED = Error(405, "PUBLISH before HELLO: expected HELLO first", BY_TYPE[Publish].opcode)
 
 
 def refuse(transport: Transport, times: int = 1) -> None:

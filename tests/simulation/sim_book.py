@@ -70,7 +70,7 @@ from malamute.store.tables import CURSORS, OUTCOMES, RETENTIONS, SESSIONS
 
 SUBSCRIBE = 6
 CHANGE = 15
-NO_DISK = "the disk does not keep up"
+NO_DISK = "write backlog is full"
 """What may be said against a final reply that comes at a bad time."""
 
 

@@ -134,7 +134,7 @@ def delete_cursor(core: Core, wanted: CursorDelete, answered: Answered, failed: 
     """Forget a cursor."""
     stream, cursor = stream_of(core, wanted.stream), wanted.cursor
     if cursor not in stream.cursors and cursor not in stream.lost_cursors:
-        raise NotFound(f"the stream {wanted.stream!r} has no cursor {cursor!r}")
+        raise NotFound(f"there is no cursor {cursor!r} in the stream {wanted.stream!r}")
     before = stream.cursors.get(cursor)
     if not wanted.dry_run:
         stream.delete_cursor(cursor)
@@ -150,7 +150,9 @@ def create_stream(core: Core, wanted: StreamCreate, answered: Answered, failed: 
     if found is not None:
         found.flush()
         if not found.unused:
-            raise InvalidValue(f"the stream {name!r} is in use: it has messages, readers or cursors")
+            raise InvalidValue(
+                f"stream {name!r} is in use: expected one without messages, readers and cursors"
+            )
     if not wanted.dry_run:
         made = _made(core, name)
         core.turn.store(Reserve(name, made.reserved))
@@ -280,7 +282,7 @@ def _check_feed(core: Core, service: str, stream: str, criteria: Sequence[Any], 
     core.feeds.check(service, stream)
     core.selectors.check(Selector.parse(criteria, where))
     if not core.streams.policy(stream).journal:
-        raise InvalidValue(f"the stream {stream!r} has no journal to feed a service from")
+        raise InvalidValue(f"stream {stream!r} has no journal: a feed needs one")
 
 
 def delete_feed(core: Core, wanted: FeedDelete, answered: Answered, failed: Failed) -> None:
@@ -361,7 +363,7 @@ def disconnect(core: Core, wanted: ClientDisconnect, answered: Answered, failed:
         id=session.ident, address=session.address, connected=session.open, holding=session.holding
     )
     if not wanted.dry_run:
-        core.sessions.dismiss(session, Disconnected("an operator has ended this session"), "operator")
+        core.sessions.dismiss(session, Disconnected("session ended by an operator"), "operator")
     # It has ended, whether the disk takes that or not.
     answered(value, otherwise=value)
 
@@ -370,7 +372,7 @@ def back_up(core: Core, wanted: JournalBackup, answered: Answered, failed: Faile
     """Copy the store into a new directory below that of the backups, while the broker runs."""
     below = core.settings.backups
     if not below:
-        raise InvalidValue("this broker keeps nothing on a disk that could be copied")
+        raise InvalidValue("no store to copy: this broker keeps everything in memory")
     place = normpath(join(below, wanted.directory))
     if not place.startswith(below.rstrip("/") + "/"):
         raise AccessRefused(f"a backup goes below {below} (the option storage.backups), not to {place}")
@@ -404,7 +406,7 @@ def _one_position(start: str, what: str) -> Start:
 
 
 def _removed(stream: str) -> TryLater:
-    return TryLater(f"the stream {stream!r} was removed meanwhile")
+    return TryLater(f"stream {stream!r} was removed meanwhile: retry later")
 
 
 MAKING: dict[str, Callable[[Core, Any, Answered, Failed], None]] = {

@@ -151,7 +151,7 @@ class Consumer:
                 self._check_recalled(first, last)
             held += found
         if not held:
-            raise NotOutstanding("nothing of that is outstanding here any more")
+            raise NotOutstanding("no such delivery is outstanding here any more: it was settled or recalled")
         return held if len(ranges) == 1 else list(dict.fromkeys(held))
 
     def _held_within(self, ranges: Ranges) -> list[int]:
@@ -167,14 +167,14 @@ class Consumer:
             held += ordered[max(start, done) : end]
             done = max(done, end)
         if not held:
-            raise NotOutstanding("nothing of that is outstanding here any more")
+            raise NotOutstanding("no such delivery is outstanding here any more: it was settled or recalled")
         return held
 
     def _check_recalled(self, first: int, last: int) -> None:
         recalled = self._recalled
         place = bisect_left(recalled, first)
         if place == len(recalled) or recalled[place] > last:
-            raise NotOutstanding(f"nothing from {first} to {last} is outstanding here")
+            raise NotOutstanding(f"no delivery from {first} to {last} is outstanding here")
 
     def cancel(self) -> None:
         """End it: what it holds is ready for others."""

@@ -156,7 +156,7 @@ class DedupWindow:
         """A duplicate is to be confirmed like the first. Raises `TryLater` if that is `not_durable`."""
         sequence, _, token = self.known[identity]
         if not self._turn.rely_on(token) and sequence in not_durable:
-            raise TryLater(f"the message with the identity {identity!r} is not on the disk")
+            raise TryLater(f"message with the identity {identity!r} is not durable: retry later")
 
     def forget(self, message: Entry) -> None:
         """A message was not stored after all: it may be sent again."""

@@ -90,18 +90,18 @@ class QueueLimits:
         """Raise `TryLater` unless a queue may have so many more messages and bytes."""
         held = len(queue.entries) + queue.reserved
         if held + messages > queue.policy.depth:
-            raise TryLater(f"the {queue.kind} {queue.name!r} holds {held} messages")
+            raise TryLater(f"{queue.kind} {queue.name!r} is full: it holds {held} messages; retry later")
         if queue.bytes + size_bytes > queue.policy.bytes:
-            raise TryLater(f"the {queue.kind} {queue.name!r} holds {queue.bytes} bytes")
+            raise TryLater(f"{queue.kind} {queue.name!r} is full: it holds {queue.bytes} bytes; retry later")
 
     def check_all(self, messages: int, size_bytes: int) -> None:
         """Raise `TryLater` unless all queues together may have so many more messages and bytes."""
         if self.messages + messages > self.configured.queues_messages:
-            raise TryLater(f"all mailboxes and services together hold {self.messages} messages")
+            raise TryLater(f"queues are full: all together hold {self.messages} messages; retry later")
         if self.bytes + size_bytes > self.configured.queues_bytes:
-            raise TryLater(f"all mailboxes and services together hold {self.bytes} bytes")
+            raise TryLater(f"queues are full: all together hold {self.bytes} bytes; retry later")
         if self.short_of_memory:
-            raise TryLater("there is no memory for messages that are not on the disk")
+            raise TryLater("memory for messages that are not durable is used up: retry later")
 
     @property
     def short_of_memory(self) -> bool:
@@ -130,6 +130,6 @@ class QueueLimits:
         if self.queues >= self.configured.queues:
             most = self.configured.queues
             raise TryLater(
-                f"there are {most} mailboxes and services, and limits.queues allows no more; "
-                "those that are empty and unused leave by themselves"
+                f"too many queues: expected at most {most} mailboxes and services (limits.queues); "
+                "those that are empty and unused are removed in time"
             )

@@ -62,16 +62,16 @@ class Options:
             return None  # What most requests have needs no closer look.
         for name, value in properties.items():
             if name not in OPTIONS:
-                raise InvalidValue(f"there is no message option {name!r}")
+                raise InvalidValue(f"unknown option {name!r}: expected {', '.join(OPTIONS)}")
             holds, words = OPTIONS[name]
             if not holds(value):
-                raise InvalidValue(f"the option {name!r} is {words}")
+                raise InvalidValue(f"invalid option {name!r}: expected {words}")
         if properties.keys() <= _PLAIN:
             return None
         if "delay" in properties and "at" in properties:
-            raise InvalidValue("a message has the option 'delay' or 'at', not both")
+            raise InvalidValue("options 'delay' and 'at' together: expected one of them")
         if properties.get("at", 0) > time + DURATION_MS_MAX * 1_000_000:
-            raise InvalidValue("the option 'at' is more than ten years ahead")
+            raise InvalidValue("invalid option 'at': expected at most ten years ahead")
         return cls(properties, time, ahead_ns)
 
     @classmethod

@@ -39,12 +39,12 @@ class Trackers:
         `messages` are the tracked ones among those that are `arriving` in the queue, which need room too.
         """
         if not address:
-            raise InvalidValue("a tracker needs a sender with an address")
+            raise InvalidValue("tracker of an anonymous session: expected one with an address")
         wanted: set[str] = set()
         for message in messages:
             tracker = _tracker(message)
             if (address, tracker) in self._open or tracker in wanted:
-                raise TrackerInUse(f"the tracker {tracker!r} is that of an unfinished message")
+                raise TrackerInUse(f"tracker {tracker!r} is in use: expected one of no unsettled message")
             wanted.add(tracker)
         room = sum(_room(queue.kind, queue.name, message) for message in messages)
         mailbox = self._mailboxes.by_name.get(address)
@@ -57,7 +57,7 @@ class Trackers:
             mailbox.limits.check_queue(mailbox, len(messages) + own, room + own_bytes)
             mailbox.limits.check_all(len(messages) + len(arriving), room + size_bytes)
         except TryLater as error:
-            raise TryLater(f"no room for an outcome: {error.text}") from None
+            raise TryLater(f"no space for the outcome: {error.text}") from None
 
     def open(self, queue: Queue, message: Entry) -> None:
         """A tracked message is accepted, or found in the store: keep room for its outcome."""
