@@ -243,6 +243,20 @@ class StreamsConfig(_Section):
 
 _QUEUE = QueuePolicy()
 
+POLICY_FIELDS = {
+    "ack_timeout": "ack_timeout_seconds",
+    "max_deliver": "attempts_max",
+    "backoff": "backoff_seconds",
+    "depth": "messages_max",
+    "bytes": "bytes_max",
+    "priority_step": "priority_step_messages",
+    "dedup_window": "dedup_window_seconds",
+    "dedup_count": "dedup_ids_max",
+    "dead_letters": "dead_letters_max",
+    "idle": "idle_seconds",
+}
+"""The options of queues, each with the field of a `QueuePolicy` that it sets."""
+
 
 @dataclass(frozen=True)
 class QueuesConfig(_Section):
@@ -250,23 +264,23 @@ class QueuesConfig(_Section):
 
     table = "queues"
 
-    ack_timeout: float = _option(_QUEUE.ack_timeout, _ANY_AGE)
+    ack_timeout: float = _option(_QUEUE.ack_timeout_seconds, _ANY_AGE)
     """How long whoever got a message may neither settle it nor report on it, before it goes to another one;
     0 is for ever. An offer may set its own."""
-    max_deliver: int = _option(_QUEUE.max_deliver, _ANY_COUNT)
+    max_deliver: int = _option(_QUEUE.attempts_max, _ANY_COUNT)
     """After so many attempts a message that comes back becomes a dead letter; 0 is never."""
-    backoff: tuple[float, ...] = _option(_QUEUE.backoff, option_types.durations(0, _YEAR))
+    backoff: tuple[float, ...] = _option(_QUEUE.backoff_seconds, option_types.durations(0, _YEAR))
     """How long a message waits that came back after its first attempt, its second and so on. The last one
     holds for all that follow; none at all means at once."""
-    priority_step: int = _option(_QUEUE.priority_step, option_types.count(1, 2**40))
+    priority_step: int = _option(_QUEUE.priority_step_messages, option_types.count(1, 2**40))
     """One step of priority puts a message ahead of those that came up to so many messages before it."""
-    dedup_window: float = _option(_QUEUE.dedup_window, option_types.duration(0, _YEAR))
+    dedup_window: float = _option(_QUEUE.dedup_window_seconds, option_types.duration(0, _YEAR))
     """How long a message with the same `id` is known as the same message; 0 is not at all."""
-    dedup_count: int = _option(_QUEUE.dedup_count, option_types.count(1))
+    dedup_count: int = _option(_QUEUE.dedup_ids_max, option_types.count(1))
     """How many identities one queue remembers."""
-    dead_letters: int = _option(_QUEUE.dead_letters, _ANY_COUNT)
+    dead_letters: int = _option(_QUEUE.dead_letters_max, _ANY_COUNT)
     """Dead letters that one queue keeps; the oldest leave when more come. 0 keeps none."""
-    idle: float = _option(_QUEUE.idle, _ANY_AGE)
+    idle: float = _option(_QUEUE.idle_seconds, _ANY_AGE)
     """After how long without use an empty mailbox or service is removed; 0 is never."""
     rule: tuple[QueueRule, ...] = _option((), QUEUE_RULES)
     """What differs for some of them, by the pattern of their names as for streams, and by their `kind` if
@@ -280,9 +294,9 @@ class QueuesConfig(_Section):
         )
         rule = next(fitting, None)
         chosen = {
-            option: value
+            field: value
             for section in (self, rule)
-            for option in QueuePolicy._fields
+            for option, field in POLICY_FIELDS.items()
             if (value := getattr(section, option, None)) is not None
         }
         return QueuePolicy(**chosen)

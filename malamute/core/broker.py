@@ -186,7 +186,7 @@ class Core:
             probe=settings.probe_interval,
             release=self._take_back,
             forget=self.mailboxes.forget,
-            ack_timeout=lambda address: self.settings.queues("mailbox", address).ack_timeout,
+            ack_timeout=lambda address: self.settings.queues("mailbox", address).ack_timeout_seconds,
         )
         self.recovery = Recovery(self.turn)
         self.feeds = Feeds(limits, self.streams, self.services, self.selectors, self.recovery)

@@ -222,7 +222,7 @@ class Feed(Reader):
 
     def _never_fits(self, size_bytes: int) -> bool:
         """Whether not even an empty queue has room for such a message."""
-        return size_bytes > self.queue.policy.bytes
+        return size_bytes > self.queue.policy.bytes_max
 
     def _wait_for_room(self, size_bytes: int) -> None:
         self.full = size_bytes

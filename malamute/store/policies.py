@@ -46,30 +46,31 @@ StreamPolicyOf = Callable[[str], StreamPolicy]
 
 
 class QueuePolicy(NamedTuple):
-    """How one mailbox or service treats its messages. Times are in seconds; 0 is no limit of its own."""
+    """How one mailbox or service treats its messages; 0 is no limit of its own."""
 
-    ack_timeout: float = 1800.0
+    ack_timeout_seconds: float = 1800.0
     """How long a delivery may be neither settled nor reported on; 0 is for ever."""
-    max_deliver: int = 20
+    attempts_max: int = 20
     """Attempts, the last of which makes a dead letter of a message that comes back; 0 is any number."""
-    backoff: tuple[float, ...] = (1.0, 5.0, 30.0, 120.0)
+    backoff_seconds: tuple[float, ...] = (1.0, 5.0, 30.0, 120.0)
     """How long a message waits that came back after its first attempt, its second and so on; the last one
     holds for all that follow, and none means at once."""
-    depth: int = 0
-    bytes: int = 0
-    priority_step: int = 100_000
+    messages_max: int = 0
+    bytes_max: int = 0
+    priority_step_messages: int = 100_000
     """How many messages that came before it one step of priority puts a message ahead of."""
-    dedup_window: float = 120.0
+    dedup_window_seconds: float = 120.0
     """How long the identity of a message is remembered; 0 is not at all."""
-    dedup_count: int = 100_000
-    dead_letters: int = 10_000
+    dedup_ids_max: int = 100_000
+    dead_letters_max: int = 10_000
     """Dead letters that are kept; 0 keeps none."""
-    idle: float = 86_400.0
+    idle_seconds: float = 86_400.0
     """After how long without use an empty queue is removed; 0 is never."""
 
     def delay(self, attempts: int) -> float:
-        """How long a message waits that came back after so many attempts."""
-        return self.backoff[min(max(attempts, 1), len(self.backoff)) - 1] if self.backoff else 0.0
+        """How many seconds a message waits that came back after so many attempts."""
+        steps = self.backoff_seconds
+        return steps[min(max(attempts, 1), len(steps)) - 1] if steps else 0.0
 
 
 PolicyOf = Callable[[BaseKind, str], QueuePolicy]

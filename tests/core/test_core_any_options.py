@@ -33,15 +33,15 @@ from malamute.store.policies import QueuePolicy
 EXAMPLES = int(os.environ.get("MALAMUTE_EXAMPLES", "300"))
 NAMES = ("ann", "bob")
 POLICY = QueuePolicy(
-    ack_timeout=4.0,
-    max_deliver=2,
-    backoff=(1.0,),
-    depth=8,
-    priority_step=2,
-    dedup_window=5.0,
-    dedup_count=2,
-    dead_letters=2,
-    idle=6.0,
+    ack_timeout_seconds=4.0,
+    attempts_max=2,
+    backoff_seconds=(1.0,),
+    messages_max=8,
+    priority_step_messages=2,
+    dedup_window_seconds=5.0,
+    dedup_ids_max=2,
+    dead_letters_max=2,
+    idle_seconds=6.0,
 )
 RECORD = pack_record(None, (b"body",))
 KINDS = st.sampled_from(["mailbox", "service"])
@@ -158,7 +158,7 @@ def check(bench):
     for queue in queues:
         # A final reply has room where nothing else has.
         answers = sum(bool((e.message.properties or {}).get("final")) for e in queue.entries.values())
-        assert len(queue.entries) - answers + queue.reserved <= POLICY.depth
+        assert len(queue.entries) - answers + queue.reserved <= POLICY.messages_max
         mine = sum(
             room
             for (sender, _), (_, room) in rooms.items()
@@ -173,7 +173,7 @@ def check(bench):
         assert not any(queue.entries[sequence].paged_out for sequence in queue.not_durable)
         dead = sum(entry.size_bytes for entry in queue.dead_letters.entries.values())
         assert queue.dead_letters.paged_out_bytes == _cold(queue.dead_letters.entries)
-        assert len(queue.dead_letters.entries) <= POLICY.dead_letters
+        assert len(queue.dead_letters.entries) <= POLICY.dead_letters_max
         messages += len(queue.entries) + len(queue.dead_letters.entries) + queue.reserved
         cold += queue.paged_out_bytes + queue.dead_letters.paged_out_bytes
         total += queue.bytes + dead

@@ -39,7 +39,9 @@ def step(bench, seconds):
 
 @pytest.fixture
 def bench():
-    bench = Bench(queues=QueuePolicy(ack_timeout=60.0, dedup_window=120.0), lifecycle=True, expiry=600.0)
+    bench = Bench(
+        queues=QueuePolicy(ack_timeout_seconds=60.0, dedup_window_seconds=120.0), lifecycle=True, expiry=600.0
+    )
     bench.open("alice", "bob")
     return bench
 
@@ -242,7 +244,7 @@ def test_what_waits_when_its_time_is_over_in_doubt_is_kept_back(bench):
 
 
 def test_what_somebody_holds_is_not_recalled_in_doubt():
-    bench = Bench(queues=QueuePolicy(ack_timeout=2 * HOUR))
+    bench = Bench(queues=QueuePolicy(ack_timeout_seconds=2 * HOUR))
     bench.open("alice", "bob")
     bench.tell("alice", send("bob", b"ttl", ttl=int((HOUR + 60) * 1000)))
     bench.settle()

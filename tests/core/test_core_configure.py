@@ -30,22 +30,24 @@ def test_queues_that_are_there_go_by_another_policy_but_for_what_they_were_made_
     queue = bench.core.services.by_name["w"]
     configure(
         bench,
-        queues=lambda kind, name: QueuePolicy(max_deliver=2, depth=1, dedup_window=1.0, priority_step=7),
+        queues=lambda kind, name: QueuePolicy(
+            attempts_max=2, messages_max=1, dedup_window_seconds=1.0, priority_step_messages=7
+        ),
     )
-    assert (queue.policy.max_deliver, queue.policy.depth) == (2, 1)
-    assert queue.policy.dedup_window == QueuePolicy().dedup_window
-    assert queue.policy.priority_step == QueuePolicy().priority_step
+    assert (queue.policy.attempts_max, queue.policy.messages_max) == (2, 1)
+    assert queue.policy.dedup_window_seconds == QueuePolicy().dedup_window_seconds
+    assert queue.policy.priority_step_messages == QueuePolicy().priority_step_messages
     (refused,) = bench.ask("alice", request(b"2", service="w"))
     assert isinstance(refused, Error)
     bench.tell("alice", request(b"1", service="new"))
-    assert bench.core.services.by_name["new"].policy.priority_step == 7
+    assert bench.core.services.by_name["new"].policy.priority_step_messages == 7
 
 
 def test_an_offer_that_comes_later_has_the_other_time():
-    bench = Bench(queues=QueuePolicy(ack_timeout=10.0))
+    bench = Bench(queues=QueuePolicy(ack_timeout_seconds=10.0))
     bench.open("alice", "bob")
     assert [m.value for m in bench.ask("alice", offer()) if isinstance(m, Ok)] == [10_000]
-    configure(bench, queues=lambda kind, name: QueuePolicy(ack_timeout=20.0))
+    configure(bench, queues=lambda kind, name: QueuePolicy(ack_timeout_seconds=20.0))
     assert [m.value for m in bench.ask("bob", offer()) if isinstance(m, Ok)] == [20_000]
 
 

@@ -174,7 +174,7 @@ def test_a_redrive_outlives_the_broker(bench):
 @pytest.mark.parametrize("options", [{}, {"priority": 3}])
 def test_a_message_that_is_sent_again_was_accepted_once(options):
     """The window of its identity began then, whatever else it asks for."""
-    bench = Bench(queues=QueuePolicy(dedup_window=10.0))
+    bench = Bench(queues=QueuePolicy(dedup_window_seconds=10.0))
     bench.open("alice", "bob", "op")
     rejected(bench, b"1", id="x", **options)
     bench.wait(6)
@@ -310,7 +310,7 @@ def test_a_change_with_no_sense_is_refused_and_nothing_is_changed(bench, topic, 
 
 
 def test_wp10_a_queue_of_its_own_depth_refuses_past_it():
-    bench = Bench(queues=QueuePolicy(depth=2))
+    bench = Bench(queues=QueuePolicy(messages_max=2))
     bench.open("alice", "bob")
     bench.tell("alice", *[send("bob", b"x", number=number) for number in (1, 2, 3)])
     bench.settle()
@@ -318,7 +318,7 @@ def test_wp10_a_queue_of_its_own_depth_refuses_past_it():
 
 
 def test_wp10_a_queue_of_its_own_bytes_refuses_past_them():
-    bench = Bench(queues=QueuePolicy(bytes=200))
+    bench = Bench(queues=QueuePolicy(bytes_max=200))
     bench.open("alice", "bob")
     bench.tell("alice", *[send("bob", b"x", number=number) for number in (1, 2, 3)])
     bench.settle()
@@ -327,7 +327,7 @@ def test_wp10_a_queue_of_its_own_bytes_refuses_past_them():
 
 
 def test_a_policy_is_within_the_limits_of_all_queues():
-    bench = Bench(Limits(queue_messages=1), queues=QueuePolicy(depth=5))
+    bench = Bench(Limits(queue_messages=1), queues=QueuePolicy(messages_max=5))
     bench.open("alice")
     bench.tell("alice", send("bob", b"1", number=1))
     assert [m.code for m in bench.ask("alice", send("bob", b"2", number=2))] == [503]
@@ -366,7 +366,7 @@ def test_a_mailbox_found_empty_in_the_store_is_removed_too(bench):
 
 @pytest.mark.parametrize("use", ["a message", "an owner", "a dead letter", "a tracker", "an identity"])
 def test_a_mailbox_in_use_is_kept(use):
-    bench = Bench(queues=QueuePolicy(idle=100.0, dedup_window=1000.0, ack_timeout=0))
+    bench = Bench(queues=QueuePolicy(idle_seconds=100.0, dedup_window_seconds=1000.0, ack_timeout_seconds=0))
     bench.open("alice", "bob", "carl")
     number = 1 + 2 * (use == "a tracker")
     if use == "a tracker":
@@ -400,7 +400,7 @@ def test_an_idle_service_is_removed(bench):
 
 
 def test_a_mailbox_that_has_just_become_empty_is_not_removed():
-    bench = Bench(queues=QueuePolicy(idle=100.0))
+    bench = Bench(queues=QueuePolicy(idle_seconds=100.0))
     bench.open("alice", "bob")
     bench.tell("alice", send("bob", b"1"))
     bench.wait(100)

@@ -31,7 +31,7 @@ def attempts(bench, name="carl"):
 
 @pytest.mark.parametrize("most", [0, 1, 3])
 def test_what_is_not_held_goes_back_in_its_place_and_counts_nothing_after_a_restart_either(most):
-    bench = working(max_deliver=most)
+    bench = working(attempts_max=most)
     bench.tell("bob", Drain(1, [[2, 2]]))
     assert bench.sent("bob") == []
     bench.settle()
@@ -56,7 +56,7 @@ def test_others_get_it_at_once_and_what_is_held_can_be_settled():
 
 def test_what_was_recalled_and_is_about_to_come_again_is_not_held():
     """The program still has it as it came before; it must not come after the answer."""
-    bench = working(1, Limits(queues_memory_bytes=50), ack_timeout=10.0, backoff=())
+    bench = working(1, Limits(queues_memory_bytes=50), ack_timeout_seconds=10.0, backoff_seconds=())
     bench.tell("bob", Credit(1, 5, -1))
     bench.wait(11)
     # For the second attempt its record comes from the disk.
@@ -82,7 +82,7 @@ def test_nothing_comes_before_new_credit_and_the_old_is_gone():
 
 
 def test_drain_and_cancel_at_once_end_an_offer_without_counting_what_was_on_its_way():
-    bench = working(max_deliver=1)
+    bench = working(attempts_max=1)
     bench.tell("bob", Drain(1, []), Cancel(1))
     bench.settle()
     assert attempts(bench) == [(1, 1), (2, 1), (3, 1)]
@@ -96,7 +96,7 @@ def test_cancel_alone_counts_what_was_sent():
 
 
 def test_what_waits_for_its_mark_is_not_sent_and_counts_nothing():
-    bench = Bench(queues=QueuePolicy(max_deliver=1))
+    bench = Bench(queues=QueuePolicy(attempts_max=1))
     bench.open("alice", "bob", "carl")
     bench.tell("alice", request(b"1"))
     bench.settle()

@@ -557,7 +557,9 @@ def documented():
 
 def everything_happens_to_messages(kind):
     """A broker to which all happens that is told of the messages of queues."""
-    policy = QueuePolicy(ack_timeout=1.0, max_deliver=2, backoff=(), dead_letters=1, idle=50.0)
+    policy = QueuePolicy(
+        ack_timeout_seconds=1.0, attempts_max=2, backoff_seconds=(), dead_letters_max=1, idle_seconds=50.0
+    )
     bench = Bench(lifecycle=True, queues=policy)
     bench.open("alice", "bob")
     name, source = ("bob", 0) if kind == "mailbox" else ("w", 1)

@@ -345,7 +345,7 @@ def test_what_stands_against_a_feed_is_told_and_changes_nothing(arguments, code)
 
 
 def test_a_feed_whose_service_is_gone_when_its_start_is_known_needs_room_for_it():
-    bench = Bench(Limits(queues=1), queues=QueuePolicy(idle=1.0))
+    bench = Bench(Limits(queues=1), queues=QueuePolicy(idle_seconds=1.0))
     bench.open("alice")
     asked(bench, "alice", publish(b"1"))
     bench.tell("alice", feed(start="since:1s"))
@@ -667,7 +667,7 @@ def test_a_feed_of_an_unknown_family_rests_and_the_broker_starts():
 
 
 def test_a_queue_that_is_fed_is_not_removed_though_it_is_empty_for_long():
-    bench = fed(Bench(queues=QueuePolicy(idle=10.0)))
+    bench = fed(Bench(queues=QueuePolicy(idle_seconds=10.0)))
     for _ in range(3):
         bench.wait(10.0)
         bench.settle()

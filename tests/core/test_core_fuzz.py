@@ -180,8 +180,21 @@ LIMITS = st.sampled_from(
 POLICIES = st.sampled_from(
     [
         QueuePolicy(),
-        QueuePolicy(ack_timeout=2.0, max_deliver=1, backoff=(1.0,), idle=5.0, dead_letters=2),
-        QueuePolicy(ack_timeout=0, max_deliver=0, dedup_window=3.0, dedup_count=1, dead_letters=0, depth=2),
+        QueuePolicy(
+            ack_timeout_seconds=2.0,
+            attempts_max=1,
+            backoff_seconds=(1.0,),
+            idle_seconds=5.0,
+            dead_letters_max=2,
+        ),
+        QueuePolicy(
+            ack_timeout_seconds=0,
+            attempts_max=0,
+            dedup_window_seconds=3.0,
+            dedup_ids_max=1,
+            dead_letters_max=0,
+            messages_max=2,
+        ),
     ]
 )
 FEW_RECORDS = st.lists(RECORDS, min_size=1, max_size=3)
@@ -275,7 +288,9 @@ class Fuzz(RuleBasedStateMachine):
             lifecycle=True,
             settled=True,
             expiry=20.0,
-            queues=QueuePolicy(ack_timeout=2.0, max_deliver=3, backoff=(1.0,), idle=30.0),
+            queues=QueuePolicy(
+                ack_timeout_seconds=2.0, attempts_max=3, backoff_seconds=(1.0,), idle_seconds=30.0
+            ),
         )
 
     def hello(self, name: str, address: str = "") -> None:

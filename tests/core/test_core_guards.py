@@ -309,7 +309,7 @@ def test_a_question_that_the_store_cannot_answer_is_refused(bench, no_answers, m
 
 def cold_bench() -> Bench:
     """Two requests, and one dead letter, whose records are on the disk only."""
-    bench = Bench(Limits(queues_memory_bytes=1), queues=QueuePolicy(max_deliver=1, ack_timeout=0))
+    bench = Bench(Limits(queues_memory_bytes=1), queues=QueuePolicy(attempts_max=1, ack_timeout_seconds=0))
     bench.faulty = True
     bench.open("alice", "bob", "carl")
     bench.tell("alice", request(b"x" * 1000, b"y" * 1000, b"z" * 1000))

@@ -303,7 +303,7 @@ def test_priority_holds_over_a_restart(bench):
 
 def test_wp4_nothing_starves_behind_what_is_more_important():
     step = 10
-    bench = Bench(queues=QueuePolicy(priority_step=step))
+    bench = Bench(queues=QueuePolicy(priority_step_messages=step))
     bench.open("alice", "bob")
     bench.tell("alice", request(b"low"))
     for _ in range(5 * step):
@@ -423,7 +423,7 @@ def test_queues_do_not_share_identities(bench):
 
 
 def test_an_identity_is_forgotten_after_the_window():
-    bench = Bench(queues=QueuePolicy(dedup_window=10.0))
+    bench = Bench(queues=QueuePolicy(dedup_window_seconds=10.0))
     bench.open("alice", "bob")
     bench.tell("alice", send("bob", b"1", id="x"))
     bench.settle()
@@ -492,7 +492,7 @@ def test_identities_are_in_their_budget_however_many_messages_come_and_go():
 
 
 def test_wp4_a_queue_remembers_so_many_identities():
-    bench = Bench(queues=QueuePolicy(dedup_count=3))
+    bench = Bench(queues=QueuePolicy(dedup_ids_max=3))
     bench.open("alice", "bob")
     for number in range(5):
         bench.wait(1)
@@ -503,7 +503,7 @@ def test_wp4_a_queue_remembers_so_many_identities():
 
 
 def test_a_window_of_nothing_takes_in_everything():
-    bench = Bench(queues=QueuePolicy(dedup_window=0))
+    bench = Bench(queues=QueuePolicy(dedup_window_seconds=0))
     bench.open("alice", "bob")
     bench.tell("alice", send("bob", b"1", id="x"), send("bob", b"2", id="x"))
     bench.tell("bob", mail_credit())

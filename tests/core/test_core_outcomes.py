@@ -22,7 +22,7 @@ from malamute.store.policies import QueuePolicy
 
 @pytest.fixture
 def bench():
-    bench = Bench(queues=QueuePolicy(max_deliver=1))
+    bench = Bench(queues=QueuePolicy(attempts_max=1))
     bench.open("alice", "bob", "carl")
     return bench
 
@@ -258,7 +258,7 @@ def test_wp10_a_tracked_message_is_refused_when_there_is_no_room_for_its_outcome
 
 def test_wp4_all_room_comes_back(bench):
     for number, outcome in enumerate(ENDS, 1):
-        tracked_bench = Bench(queues=QueuePolicy(max_deliver=1, dead_letters=0))
+        tracked_bench = Bench(queues=QueuePolicy(attempts_max=1, dead_letters_max=0))
         tracked_bench.open("alice", "bob", "carl")
         tracked(tracked_bench, ttl=10_000)
         ENDS[outcome](tracked_bench)

@@ -182,7 +182,9 @@ def test_cold_messages_are_delivered_whole_and_in_order(bench):
 
 
 def test_who_has_credit_waits_once_for_a_run(monkeypatch):
-    bench = opened(Bench(Limits(queues_memory_bytes=100 * SIZE), queues=QueuePolicy(priority_step=1)))
+    bench = opened(
+        Bench(Limits(queues_memory_bytes=100 * SIZE), queues=QueuePolicy(priority_step_messages=1))
+    )
     monkeypatch.setattr(paging, "RUN_MESSAGES", 10)
     filled(bench, 90)
     first = cold(bench)[0]
@@ -337,7 +339,7 @@ def recalls(bench):
 
 
 def test_what_waits_behind_a_cold_message_has_its_time_from_when_it_is_sent():
-    policy = QueuePolicy(ack_timeout=10.0)
+    policy = QueuePolicy(ack_timeout_seconds=10.0)
     bench = opened(Bench(Limits(queues_memory_bytes=4 * SIZE), queues=policy))
     filled(bench, 3)
     bench.core.queue_limits.memory.evict(mailbox(bench), [mailbox(bench).entries[1]])

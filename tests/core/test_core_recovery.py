@@ -62,7 +62,7 @@ def test_a_feed_that_could_not_be_taken_up_can_be_deleted_or_set_and_goes_on_whe
 
 def lowered(bench: Bench, dead_letters: int) -> Bench:
     bench.settings = bench.settings._replace(
-        queues=lambda kind, name: QueuePolicy(max_deliver=1, dead_letters=dead_letters)
+        queues=lambda kind, name: QueuePolicy(attempts_max=1, dead_letters_max=dead_letters)
     )
     return crashed(bench)
 

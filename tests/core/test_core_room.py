@@ -28,8 +28,8 @@ def working(limits=None, queues=None):
 FULL = {
     "all queues, by number": lambda: working(Limits(queues_messages=2)),
     "all queues, by bytes": lambda: working(Limits(queues_bytes=2 * REQUEST_BYTES)),
-    "the mailbox, by number": lambda: working(queues=QueuePolicy(depth=2)),
-    "the mailbox, by bytes": lambda: working(queues=QueuePolicy(bytes=2 * REQUEST_BYTES)),
+    "the mailbox, by number": lambda: working(queues=QueuePolicy(messages_max=2)),
+    "the mailbox, by bytes": lambda: working(queues=QueuePolicy(bytes_max=2 * REQUEST_BYTES)),
 }
 
 
@@ -53,7 +53,7 @@ def test_a_final_reply_has_room_where_nothing_else_has(full, numbered):
 
 
 def test_a_final_reply_does_not_take_one_that_is_not_final_with_it():
-    bench = working(queues=QueuePolicy(depth=1))
+    bench = working(queues=QueuePolicy(messages_max=1))
     bench.tell("alice", request(b"1"))
     bench.tell("carl", send("alice", b"x"))
     both = reply(1, 1, 1)._replace(finals=[False, True])
@@ -63,14 +63,14 @@ def test_a_final_reply_does_not_take_one_that_is_not_final_with_it():
 
 
 def test_whoever_has_no_room_for_an_answer_asks_in_vain():
-    bench = working(queues=QueuePolicy(depth=2))
+    bench = working(queues=QueuePolicy(messages_max=2))
     for number in (1, 2):
         bench.tell("alice", request(b"1", number=number))
         bench.settle()
         bench.tell("bob", reply(1, number))
         bench.settle()
     bench.sent("alice")
-    assert bench.core.mailboxes.by_name["alice"].policy.depth == 2
+    assert bench.core.mailboxes.by_name["alice"].policy.messages_max == 2
     bench.tell("alice", request(b"3", number=3))
     assert errors(bench, "alice") == [
         (503, "no space for the reply: mailbox 'alice' is full: it holds 2 messages; retry later")
@@ -81,7 +81,7 @@ def test_whoever_has_no_room_for_an_answer_asks_in_vain():
 
 
 def test_a_mailbox_goes_past_its_depth_by_the_answers_to_what_was_asked_before_and_no_further():
-    bench = working(queues=QueuePolicy(depth=3))
+    bench = working(queues=QueuePolicy(messages_max=3))
     bench.tell("alice", request(b"1", b"2", b"3"))
     bench.tell("carl", send("alice", b"x", b"y", b"z"))
     bench.tell("bob", reply(1, 1, 2, 3))
@@ -104,7 +104,7 @@ def test_all_queues_together_get_no_more_messages_by_answers():
 
 
 def test_a_full_mailbox_that_replies_are_to_go_to_refuses_the_request():
-    bench = working(queues=QueuePolicy(depth=1))
+    bench = working(queues=QueuePolicy(messages_max=1))
     bench.tell("carl", send("dora", b"x"))
     bench.tell("alice", request(b"1", number=1, reply_to="dora"))
     assert errors(bench, "alice") == [
@@ -123,7 +123,7 @@ def test_a_refused_request_leaves_no_mailbox_behind():
 
 
 def test_a_reply_has_its_mailbox_even_past_the_limit_of_queues():
-    bench = working(Limits(queues=3), QueuePolicy(idle=10.0, ack_timeout=0))
+    bench = working(Limits(queues=3), QueuePolicy(idle_seconds=10.0, ack_timeout_seconds=0))
     bench.tell("alice", request(b"1", reply_to="dora"))
     bench.settle()
     bench.wait(11)

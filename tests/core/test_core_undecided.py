@@ -21,7 +21,7 @@ def answers(bench, name, kind):
 
 
 def test_a_dead_letter_is_not_sent_again_before_it_is_stored():
-    bench = opened(queues=QueuePolicy(backoff=()))
+    bench = opened(queues=QueuePolicy(backoff_seconds=()))
     bench.tell("bob", offer())
     bench.tell("alice", request(b"1", number=1))
     bench.settle()
@@ -35,7 +35,7 @@ def test_a_dead_letter_is_not_sent_again_before_it_is_stored():
 
 
 def test_the_deadline_of_a_delivery_begins_when_it_is_sent():
-    bench = opened(queues=QueuePolicy(ack_timeout=1.0))
+    bench = opened(queues=QueuePolicy(ack_timeout_seconds=1.0))
     bench.tell("alice", send("bob", b"1", number=1))
     bench.settle()
     bench.tell("bob", mail_credit())
@@ -81,7 +81,7 @@ def test_room_for_an_outcome_and_its_message_are_within_the_limit_together():
 
 
 def test_the_dead_letter_of_an_outcome_still_tells_whose_it_is():
-    bench = opened(queues=QueuePolicy(max_deliver=1))
+    bench = opened(queues=QueuePolicy(attempts_max=1))
     bench.tell("alice", send("bob", b"1", number=1, tracker="t"), mail_credit())
     bench.tell("bob", mail_credit())
     bench.settle()

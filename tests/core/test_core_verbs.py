@@ -20,7 +20,7 @@ from malamute.protocol.messages import (
 )
 from malamute.store.policies import QueuePolicy
 
-POLICY = QueuePolicy(ack_timeout=60.0, max_deliver=3, backoff=(1.0, 5.0))
+POLICY = QueuePolicy(ack_timeout_seconds=60.0, attempts_max=3, backoff_seconds=(1.0, 5.0))
 
 
 @pytest.fixture
@@ -95,7 +95,7 @@ def test_what_is_delayed_goes_back_to_its_old_place(bench):
 
 
 def test_a_nak_with_no_backoff_configured_is_at_once():
-    bench = Bench(queues=POLICY._replace(backoff=()))
+    bench = Bench(queues=POLICY._replace(backoff_seconds=()))
     bench.open("alice", "bob")
     worker(bench, b"1")
     bench.tell("bob", Nak(1, [[1, 1]]))
@@ -165,7 +165,7 @@ def test_what_is_delayed_over_a_restart_expires_in_its_time(bench):
 
 def test_wp31_a_request_that_fails_too_often_is_a_dead_letter(bench):
     worker(bench, b"1")
-    for _ in range(POLICY.max_deliver):
+    for _ in range(POLICY.attempts_max):
         bench.tell("bob", Nak(1, [[1, 1]], 0))
         bench.settle()
     assert [attempt for _, attempt in taken(bench, "bob")] == [2, 3]
@@ -181,7 +181,7 @@ def test_wp31_a_request_that_fails_too_often_is_a_dead_letter(bench):
 
 def test_wp31_a_request_that_kills_its_workers_is_a_dead_letter(bench):
     bench.tell("alice", request(b"poison"))
-    for _ in range(POLICY.max_deliver):
+    for _ in range(POLICY.attempts_max):
         bench.open("bob")
         bench.tell("bob", offer())
         bench.settle()
@@ -191,7 +191,7 @@ def test_wp31_a_request_that_kills_its_workers_is_a_dead_letter(bench):
 
 
 def test_attempts_without_limit_are_never_dead():
-    bench = Bench(queues=POLICY._replace(max_deliver=0))
+    bench = Bench(queues=POLICY._replace(attempts_max=0))
     bench.open("alice", "bob", "carl")
     worker(bench, b"1")
     for _ in range(50):
@@ -200,7 +200,7 @@ def test_attempts_without_limit_are_never_dead():
     assert taken(bench, "bob")[-1] == (1, 51)
 
 
-ONCE = POLICY._replace(max_deliver=1)
+ONCE = POLICY._replace(attempts_max=1)
 
 
 def test_what_was_passed_over_has_its_one_attempt_after_a_restart():
@@ -296,7 +296,7 @@ def test_a_message_whose_dead_letter_is_not_stored_is_still_in_the_queue(bench):
 
 
 def test_the_oldest_dead_letter_leaves_when_there_are_too_many():
-    bench = Bench(queues=POLICY._replace(dead_letters=2))
+    bench = Bench(queues=POLICY._replace(dead_letters_max=2))
     bench.open("alice", "bob", "carl")
     worker(bench, b"1", b"2", b"3")
     bench.tell("bob", Reject(1, [[1, 2]]))
@@ -314,7 +314,7 @@ def test_the_oldest_dead_letter_leaves_when_there_are_too_many():
 
 def test_what_is_sent_again_costs_no_dead_letter_its_place():
     """Of those that are kept, one is on its way to the queue when another comes."""
-    bench = Bench(queues=POLICY._replace(dead_letters=2))
+    bench = Bench(queues=POLICY._replace(dead_letters_max=2))
     bench.open("alice", "bob", "carl")
     worker(bench, b"1", b"2", b"3")
     bench.tell("bob", Reject(1, [[1, 2]]))
@@ -328,7 +328,7 @@ def test_what_is_sent_again_costs_no_dead_letter_its_place():
 
 def test_what_comes_back_among_the_dead_letters_is_the_first_to_leave():
     """What was to be sent again was not stored, and another has come meanwhile."""
-    bench = Bench(queues=POLICY._replace(dead_letters=2))
+    bench = Bench(queues=POLICY._replace(dead_letters_max=2))
     bench.open("alice", "bob", "carl")
     worker(bench, b"1", b"2", b"3")
     bench.tell("bob", Reject(1, [[1, 2]]))
@@ -343,7 +343,7 @@ def test_what_comes_back_among_the_dead_letters_is_the_first_to_leave():
 
 
 def test_no_dead_letters_are_kept_where_none_are_wanted():
-    bench = Bench(queues=POLICY._replace(dead_letters=0))
+    bench = Bench(queues=POLICY._replace(dead_letters_max=0))
     bench.open("alice", "bob", "carl")
     worker(bench, b"1")
     bench.tell("bob", Reject(1, [[1, 1]]))
@@ -374,7 +374,7 @@ def test_the_configured_ack_timeout_holds_for_mailboxes(bench):
     bench.tell("bob", mail_credit(1))
     bench.settle()
     bench.sent("bob")
-    bench.wait(POLICY.ack_timeout)
+    bench.wait(POLICY.ack_timeout_seconds)
     assert Recall(0, [[1, 1]], "timeout") in bench.sent("bob")
     bench.tell("bob", mail_credit(1))
     bench.wait(1)
@@ -421,7 +421,7 @@ def test_what_was_not_sent_yet_is_not_late(bench):
 
 
 def test_a_deadline_of_nothing_is_for_ever():
-    bench = Bench(queues=POLICY._replace(ack_timeout=0, idle=0))
+    bench = Bench(queues=POLICY._replace(ack_timeout_seconds=0, idle_seconds=0))
     bench.open("alice", "bob")
     worker(bench, b"1")
     for _ in range(10):

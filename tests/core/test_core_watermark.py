@@ -214,7 +214,7 @@ def test_what_comes_again_was_marked_before(bench):
 
 @pytest.mark.parametrize(
     ("policy", "options"),
-    [(QueuePolicy(max_deliver=1), {}), (QueuePolicy(), {"priority": 1})],
+    [(QueuePolicy(attempts_max=1), {}), (QueuePolicy(), {"priority": 1})],
     ids=["one attempt", "priorities"],
 )
 def test_nothing_is_marked_ahead_where_a_doubt_costs_too_much(policy, options):

@@ -299,7 +299,7 @@ def test_very_much_is_rejected_in_bounded_steps_and_becomes_dead_letters():
 
 @pytest.mark.parametrize("reported", [[(1, 30)], [(11, 20)], [(21, 30), (1, 10)]])
 def test_what_is_reported_on_is_late_after_the_rest(reported):
-    bench = Bench(queues=QueuePolicy(ack_timeout=10.0))
+    bench = Bench(queues=QueuePolicy(ack_timeout_seconds=10.0))
     bench.open("alice", "worker")
     bench.ask("worker", offer(1, credit=30))
     bench.tell("alice", request(*[b"x"] * 30))

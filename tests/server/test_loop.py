@@ -198,7 +198,7 @@ class Stepped:
         self.transport = Transport(context, {})
         self.store = Disk()
         self.clock = Told(lambda: self.now)
-        settings = Settings(queues=lambda kind, name: QueuePolicy(ack_timeout=ACK_TIMEOUT))
+        settings = Settings(queues=lambda kind, name: QueuePolicy(ack_timeout_seconds=ACK_TIMEOUT))
         self.loop = Loop(Core(self.now, settings), self.store, [self.transport], clock=self.clock)
         self.endpoint = self.transport.bind("tcp://127.0.0.1:*")
         for worker in (self.loop._writer, self.loop._reader, self.loop._copier):

@@ -129,7 +129,7 @@ class DeadBook:
         name = name_of(key[1], letter.message)
         if name in sent:
             self.again.setdefault(name, []).append(letter.message)
-        elif not purged and (len(here) <= self.policy.dead_letters or key != min(here)):
+        elif not purged and (len(here) <= self.policy.dead_letters_max or key != min(here)):
             raise Violation("a dead letter was dropped", key=key)
         letter.leaving = True
 

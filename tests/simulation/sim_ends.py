@@ -91,7 +91,7 @@ class Ends:
         dead = ("rejected", "dead-lettered")
         if letter is None:
             # An acknowledgement may have been refused, so it comes last.
-            ends = (*TAKEN_BACK, *(dead if not self.policy.dead_letters else ()), "acknowledged")
+            ends = (*TAKEN_BACK, *(dead if not self.policy.dead_letters_max else ()), "acknowledged")
         elif (letter.properties or {})["dead"]["reason"] == "max-deliver":
             # Somebody may have rejected it too late.
             ends = dead[::-1]
@@ -104,11 +104,11 @@ class Ends:
         if end == "expired":
             return self.now() >= mail.wishes.expires - MOMENT and not self.times.holds(mail.message)
         if end == "dead-lettered":
-            return 0 < self.policy.max_deliver <= mail.attempts
+            return 0 < self.policy.attempts_max <= mail.attempts
         return end in said
 
     def _leaves_nothing(self, end: str) -> bool:
-        return end in QUIET or not self.policy.dead_letters
+        return end in QUIET or not self.policy.dead_letters_max
 
     def _check_outcome(self, key: Key, mail: Mail, told: StoredMessage, end: str, reason: str) -> None:
         asked: Mapping[str, Any] = mail.message.properties or {}

@@ -34,7 +34,7 @@ def check_limits(machine: Machine, limits: Limits) -> None:
     queues = [*core.mailboxes.by_name.values(), *core.services.by_name.values()]
     # What a failing disk did not remove comes back with a restart, beyond the limits.
     times = 2 if machine.disk.has_failed else 1
-    letters_max = machine.settings.queues("mailbox", "").dead_letters * times
+    letters_max = machine.settings.queues("mailbox", "").dead_letters_max * times
     messages_max = limits.queue_messages * times
     # When a mailbox is full, what was asked before is still answered.
     answers_max = len(SERVICES) * (messages_max + letters_max)

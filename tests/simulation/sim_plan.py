@@ -181,13 +181,13 @@ def plan_of(seed: int, theme: frozenset[str] | None = None) -> Plan:
 
 def _policy(chance: Random) -> QueuePolicy:
     return QueuePolicy(
-        ack_timeout=chance.choice((0.5, 1.0, 1800.0)),
-        max_deliver=chance.choice((1, 2, 3, 20, 0)),
-        backoff=chance.choice(((), (0.3,), (0.1, 1.0))),
-        priority_step=chance.choice((2, 100_000)),
-        dedup_window=chance.choice((1.0, 120.0)),
-        dead_letters=chance.choice((0, 1, 1_000)),
-        idle=chance.choice((0.5, 2.0, 10.0, 86_400.0)),
+        ack_timeout_seconds=chance.choice((0.5, 1.0, 1800.0)),
+        attempts_max=chance.choice((1, 2, 3, 20, 0)),
+        backoff_seconds=chance.choice(((), (0.3,), (0.1, 1.0))),
+        priority_step_messages=chance.choice((2, 100_000)),
+        dedup_window_seconds=chance.choice((1.0, 120.0)),
+        dead_letters_max=chance.choice((0, 1, 1_000)),
+        idle_seconds=chance.choice((0.5, 2.0, 10.0, 86_400.0)),
     )
 
 

@@ -173,7 +173,7 @@ class QueueBook:
         if not name.startswith("$"):
             if reason := self.need_for((base_of(kind), name)):
                 raise Violation("a queue was removed that is needed", queue=(kind, name), reason=reason)
-            if now < self._used.get((kind, name), 0.0) + self.policy.idle - MOMENT:
+            if now < self._used.get((kind, name), 0.0) + self.policy.idle_seconds - MOMENT:
                 raise Violation("a queue was removed too early", queue=(kind, name), now=now)
         if is_dead(kind):
             self.dead.removed(removal)
@@ -259,7 +259,7 @@ class QueueBook:
 
     def _is_known(self, first: Mail) -> bool:
         """Whether the identity of a message must be known: its window is not over."""
-        return first.wishes.came + self.policy.dedup_window > self.now() + MOMENT
+        return first.wishes.came + self.policy.dedup_window_seconds > self.now() + MOMENT
 
     def committed(self, operations: Sequence[Operation]) -> None:
         """These are on the disk, all at once."""
@@ -415,7 +415,7 @@ class QueueBook:
             for message in () if is_dead(kind) else state.messages:
                 key = (kind, name, message.sequence)
                 # With one attempt only, each that is made is stored by itself.
-                marked = int(message.sequence <= state.delivered and self.policy.max_deliver != 1)
+                marked = int(message.sequence <= state.delivered and self.policy.attempts_max != 1)
                 attempts = state.attempts.get(message.sequence, marked)
                 self._remembered(key, attempts)
                 # A mark may stand for others too, and an attempt is stored before it is made.
@@ -478,7 +478,7 @@ class QueueBook:
             if mail.holder is not None:
                 raise Violation("a message was given to two", key=key, holders=(mail.holder, holder))
             mail.attempts = attempts
-            mail.hold(holder, self.now(), timeout or self.policy.ack_timeout)
+            mail.hold(holder, self.now(), timeout or self.policy.ack_timeout_seconds)
             mail.replied = ""
             mail.rejected = None
 
@@ -501,7 +501,7 @@ class QueueBook:
             raise Violation("a message was sent before the disk knew that it may have been", key=key)
         if attempts > 1 and self._noted.get(key) != attempts:
             raise Violation("an attempt was not noted", key=key, attempts=attempts)
-        if 0 < self.policy.max_deliver < attempts and not mail.spared:
+        if 0 < self.policy.attempts_max < attempts and not mail.spared:
             raise Violation("a message was tried too often", key=key, attempts=attempts)
         if now < max(mail.wishes.due, mail.not_before) - MOMENT:
             raise Violation("a message came too early", key=key, now=now, due=mail.wishes.due)
@@ -516,7 +516,7 @@ class QueueBook:
             return True
         if key in self._kept:
             return self._kept[key] > 0
-        return self.policy.max_deliver != 1 and self._marks.get(queue, 0) >= key[2]
+        return self.policy.attempts_max != 1 and self._marks.get(queue, 0) >= key[2]
 
     def check_binding(
         self, holder: Holder, queue: Name, columns: Columns, takes: Callable[..., bool]
@@ -629,9 +629,9 @@ class QueueBook:
 
     def _due(self, mail: Mail, delay: float | None) -> float:
         """When a message comes again; without a delay, by the backoff."""
-        if 0 < self.policy.max_deliver <= mail.attempts:
+        if 0 < self.policy.attempts_max <= mail.attempts:
             return 0.0  # It is dead, and if the disk does not let it go, it comes at once.
-        steps = self.policy.backoff
+        steps = self.policy.backoff_seconds
         backoff = steps[min(mail.attempts, len(steps)) - 1] if steps else 0.0
         return self.now() + (backoff if delay is None else delay)
 

@@ -103,7 +103,7 @@ class WaitingBook:
                     )
 
     def _place(self, sequence: int, entry: Entry) -> int:
-        return sequence - Wishes(entry.message).priority * self.policy.priority_step
+        return sequence - Wishes(entry.message).priority * self.policy.priority_step_messages
 
 
 def _waits(queue: Queue) -> Waits:

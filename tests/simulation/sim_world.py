@@ -450,13 +450,13 @@ class World:
 
     def leave(self) -> None:
         """Let everybody go, until the broker has forgotten them and what nobody needs any more."""
-        idle = self.setup.queues.idle
+        idle = self.setup.queues.idle_seconds
         for client in self.clients:
             self.cut(client.place, 0, 0)
         for seconds in (
             EXPIRY,
             EXPIRY,
-            self.setup.queues.dedup_window,
+            self.setup.queues.dedup_window_seconds,
             *([idle] * 4 if idle <= EXPIRY else ()),
         ):
             self.machine.now += seconds
@@ -469,7 +469,7 @@ class World:
         core, queues = self.machine.core, self.book.queues
         here = {(table.kind, name) for table in (core.mailboxes, core.services) for name in table.by_name}
         needed = {queue for queue in here if queues.need_for(queue)}
-        idle = self.setup.queues.idle <= EXPIRY
+        idle = self.setup.queues.idle_seconds <= EXPIRY
         if here != needed and idle:
             raise Violation("an idle queue stays", queues=here - needed)
         stored = {(base_of(kind), name) for kind, name in self.disk.store.recover().queues}

@@ -47,7 +47,9 @@ PRESSED = (
 def pressed(seed):
     """The run of a seed in a world of few habits: most messages ask for something, and much has to wait."""
     plan = plan_of(seed, PRESSED[seed % len(PRESSED)])
-    queues = plan.setup.queues._replace(ack_timeout=1.0, priority_step=100_000, max_deliver=0, idle=0.5)
+    queues = plan.setup.queues._replace(
+        ack_timeout_seconds=1.0, priority_step_messages=100_000, attempts_max=0, idle_seconds=0.5
+    )
     setup = plan.setup._replace(clients=4, wishes=40, queue_messages=100, unconfirmed=1_000, queues=queues)
     return plan._replace(setup=setup)
 

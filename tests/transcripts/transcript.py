@@ -20,6 +20,7 @@ from typing import Any
 
 from core_bench import Bench, items, pack_record
 
+from malamute.config.sections import POLICY_FIELDS
 from malamute.errors import BY_CODE, StoreError
 from malamute.protocol.limits import Limits
 from malamute.protocol.messages import BY_OPCODE, BY_TYPE, Deliver, Error, Stored, Welcome
@@ -85,7 +86,7 @@ class Stage:
         options = dict(_pair(word) for word in words)
         kept = options.pop("retention", None)
         bench = {name: options.pop(name) for name in BENCH_OPTIONS if name in options}
-        queues = {name: options.pop(name) for name in QueuePolicy._fields if name in options}
+        queues = {field: options.pop(name) for name, field in POLICY_FIELDS.items() if name in options}
         if queues:
             bench["queues"] = QueuePolicy(**queues)
         if "no_journal" in bench:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from malamute.config import Config, QueueRule, QueuesConfig
+from malamute.config.sections import POLICY_FIELDS
 from malamute.errors import ConfigError
 from malamute.server.daemon import _settings
 from malamute.store.policies import QueuePolicy
@@ -22,7 +23,8 @@ def load(tmp_path: Path, text: str) -> Config:
 
 def test_every_option_of_a_policy_is_one_of_the_file_with_the_same_default() -> None:
     options = set(tomllib.loads(Config().toml())["queues"])
-    assert options | {"depth", "bytes"} == set(QueuePolicy._fields) == set(_OF_RULES)
+    assert options | {"depth", "bytes"} == set(POLICY_FIELDS) == set(_OF_RULES)
+    assert [*POLICY_FIELDS.values()] == [*QueuePolicy._fields]
     assert not options & {"depth", "bytes"}, "these are limits of one queue: [limits] has them for all"
     assert QueuesConfig().policy("mailbox", "bob") == QueuePolicy()
 
@@ -37,9 +39,9 @@ def test_the_first_rule_that_fits_name_and_kind_is_taken() -> None:
         ),
     )
     service, mailbox = queues.policy("service", "print.a"), queues.policy("mailbox", "print.a")
-    assert (service.max_deliver, service.dead_letters, service.depth) == (3, 7, 0)
-    assert (mailbox.max_deliver, mailbox.ack_timeout, mailbox.backoff) == (20, 5.0, ())
-    assert queues.policy("service", "scan").depth == 9
+    assert (service.attempts_max, service.dead_letters_max, service.messages_max) == (3, 7, 0)
+    assert (mailbox.attempts_max, mailbox.ack_timeout_seconds, mailbox.backoff_seconds) == (20, 5.0, ())
+    assert queues.policy("service", "scan").messages_max == 9
 
 
 def test_a_file_configures_queues_and_is_written_as_it_was(tmp_path: Path) -> None:
@@ -57,7 +59,7 @@ def test_a_file_configures_queues_and_is_written_as_it_was(tmp_path: Path) -> No
         """,
     )
     assert config.queues.backoff == (0.1, 2.0)
-    assert config.queues.policy("mailbox", "bulk.x").bytes == 1024**2
+    assert config.queues.policy("mailbox", "bulk.x").bytes_max == 1024**2
     assert load(tmp_path, config.toml()) == config
 
 
@@ -68,15 +70,18 @@ def test_the_environment_configures_queues() -> None:
 
 def test_the_core_is_given_the_policies() -> None:
     config = Config(queues=QueuesConfig(rule=(QueueRule("w", kind="service", max_deliver=2),)))
-    assert _settings(config, []).queues("service", "w").max_deliver == 2
-    assert _settings(config, []).queues("mailbox", "w").max_deliver == 20
+    assert _settings(config, []).queues("service", "w").attempts_max == 2
+    assert _settings(config, []).queues("mailbox", "w").attempts_max == 20
 
 
 def test_the_example_of_a_rule_is_a_valid_one() -> None:
     lines = Config().toml().splitlines()
     start = lines.index("# [[queues.rule]]")
     rule = tomllib.loads("\n".join(x.removeprefix("# ") for x in lines[start : lines.index("", start)]))
-    assert QueuesConfig(rule=tuple(rule["queues"]["rule"])).policy("service", "print.x").ack_timeout == 30
+    assert (
+        QueuesConfig(rule=tuple(rule["queues"]["rule"])).policy("service", "print.x").ack_timeout_seconds
+        == 30
+    )
 
 
 @pytest.mark.parametrize(

@@ -52,7 +52,7 @@ class Consumer:
         self.session = session
         self.source = source
         self.queue = queue
-        self.ack_timeout = ack_timeout or queue.policy.ack_timeout
+        self.ack_timeout = ack_timeout or queue.policy.ack_timeout_seconds
         self.credit = Credit()
         self.cost_bytes = 0
         """What its selector takes of memory."""

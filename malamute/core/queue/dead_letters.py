@@ -110,7 +110,7 @@ class DeadLetters:
     def excess(self) -> int:
         """How many more there are than configured; the oldest of them leave with the next one that comes."""
         going = self.going & self.entries.keys()
-        return max(0, len(self.entries) - len(going) - self._queue.policy.dead_letters)
+        return max(0, len(self.entries) - len(going) - self._queue.policy.dead_letters_max)
 
     def _drop_oldest(self, expected: int = 0) -> None:
         """Drop what is too much: in a full list, one for each that has come."""
@@ -123,7 +123,7 @@ class DeadLetters:
                 kind=queue.kind,
                 name=queue.name,
                 count=excess,
-                limit=queue.policy.dead_letters,
+                limit=queue.policy.dead_letters_max,
             )
         if excess > 0:
             self._drop(list(islice((sequence for sequence in self.entries if sequence not in going), excess)))

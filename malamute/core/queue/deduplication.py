@@ -95,8 +95,8 @@ class DedupWindow:
         Nobody knows how much of each window has gone by if it is in doubt what time it is: then none ends
         before `doubtful_until`, in seconds since the epoch.
         """
-        self._window_seconds = policy.dedup_window
-        most = self._turn.now + policy.dedup_window
+        self._window_seconds = policy.dedup_window_seconds
+        most = self._turn.now + policy.dedup_window_seconds
         least = min(doubtful_until, most)
         ending = sorted(identities.items(), key=lambda item: item[1][1])
         for identity, (sequence, stored) in ending:
@@ -114,15 +114,15 @@ class DedupWindow:
 
     def record(self, identity: str, sequence: int, policy: QueuePolicy) -> None:
         """A message with this identity is enqueued."""
-        if not policy.dedup_window:
+        if not policy.dedup_window_seconds:
             return
-        turn, self._window_seconds = self._turn, policy.dedup_window
-        until, ahead_ns = int((turn.now + policy.dedup_window) * 1e9), turn.ahead_ns
+        turn, self._window_seconds = self._turn, policy.dedup_window_seconds
+        until, ahead_ns = int((turn.now + policy.dedup_window_seconds) * 1e9), turn.ahead_ns
         self._ahead_ns = min(self._ahead_ns, ahead_ns) if self.known else ahead_ns
         self._put(identity, (sequence, until, turn.token))
         stored = until + ahead_ns
         turn.store(PutIdentity(self._kind, self._name, identity, sequence, stored))
-        if len(self.known) > max(policy.dedup_count, 1):
+        if len(self.known) > max(policy.dedup_ids_max, 1):
             self.evict(1)
         self._quota.evict()
         self._watch()

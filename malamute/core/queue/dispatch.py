@@ -32,7 +32,7 @@ class Dispatcher:
         self._queue = queue
         self._entries = queue.entries
         self._options = queue.options
-        self._step = queue.policy.priority_step
+        self._step = queue.policy.priority_step_messages
         self._groups: ConsumerGroups[Consumer] = ConsumerGroups(self._family_failed, queue.limits.caches)
         self._affinity: KeyAffinity[Consumer] = KeyAffinity()
         self._clock = 0

@@ -57,7 +57,7 @@ def _wanted(queue: Queue, command: Send | Request, options: Sequence[Options | N
         if asked is not None and asked.immediate and not queue.dispatcher.has_consumer(subjects[place]):
             raise NoWorkers(f"no consumer takes {subjects[place]!r} from the {queue.kind} {queue.name!r} now")
         identity = asked.identity if asked is not None else ""
-        if identity and queue.policy.dedup_window:
+        if identity and queue.policy.dedup_window_seconds:
             if identity in seen:
                 continue
             if queue.dedup.seen(identity):

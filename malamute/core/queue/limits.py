@@ -77,8 +77,8 @@ class QueueLimits:
         """The policy of a queue, whose depth and bytes are within the limits of all queues."""
         policy, limits = self.policy(kind, name), self.configured
         return policy._replace(
-            depth=min(policy.depth or limits.queue_messages, limits.queue_messages),
-            bytes=min(policy.bytes or limits.queue_bytes, limits.queue_bytes),
+            messages_max=min(policy.messages_max or limits.queue_messages, limits.queue_messages),
+            bytes_max=min(policy.bytes_max or limits.queue_bytes, limits.queue_bytes),
         )
 
     def check(self, queue: LimitedQueue, messages: int, size_bytes: int) -> None:
@@ -89,9 +89,9 @@ class QueueLimits:
     def check_queue(self, queue: LimitedQueue, messages: int, size_bytes: int) -> None:
         """Raise `TryLater` unless a queue may have so many more messages and bytes."""
         held = len(queue.entries) + queue.reserved
-        if held + messages > queue.policy.depth:
+        if held + messages > queue.policy.messages_max:
             raise TryLater(f"{queue.kind} {queue.name!r} is full: it holds {held} messages; retry later")
-        if queue.bytes + size_bytes > queue.policy.bytes:
+        if queue.bytes + size_bytes > queue.policy.bytes_max:
             raise TryLater(f"{queue.kind} {queue.name!r} is full: it holds {queue.bytes} bytes; retry later")
 
     def check_all(self, messages: int, size_bytes: int) -> None:

@@ -547,14 +547,14 @@ class Queue:
         """Go by another policy from now on, but for what its data structures were made for."""
         policy, before = self.limits.policy_of(self.kind, self.name), self.policy
         self.policy = policy._replace(
-            priority_step=before.priority_step,
-            dedup_window=before.dedup_window,
-            dedup_count=before.dedup_count,
+            priority_step_messages=before.priority_step_messages,
+            dedup_window_seconds=before.dedup_window_seconds,
+            dedup_ids_max=before.dedup_ids_max,
         )
 
     def _requeue(self, sequences: Sequence[int], delay: float | None) -> None:
         """Let messages that come back wait again, unless they had their attempts."""
-        now, most = self.turn.now, self.policy.max_deliver
+        now, most = self.turn.now, self.policy.attempts_max
         ready: list[int] = []
         dead: list[int] = []
         for sequence in sequences:
@@ -585,7 +585,7 @@ class Queue:
     @property
     def is_exact(self) -> bool:
         """Whether it has to be stored of each message by itself that it may have been delivered."""
-        return self.policy.max_deliver == 1
+        return self.policy.attempts_max == 1
 
     @property
     def used(self) -> bool:

@@ -132,7 +132,7 @@ class Settlement:
             if queue.turn.work <= 0:
                 yield GO_ON
             queue.turn.work -= 2 * len(run)
-            kept = queue.policy.dead_letters > 0
+            kept = queue.policy.dead_letters_max > 0
             try:
                 records = (yield from records_of(queue.kind, queue.name, run)) if kept else {}
             except MalamuteError:

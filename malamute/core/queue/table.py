@@ -61,9 +61,9 @@ class QueueTable:
 
     def _collect(self, queue: Queue) -> None:
         """Remove a queue when it was empty and unused for as long as is configured."""
-        if queue.policy.idle:
+        if queue.policy.idle_seconds:
             seen = None if queue.used else queue.next_sequence
-            due = self.limits.turn.now + queue.policy.idle
+            due = self.limits.turn.now + queue.policy.idle_seconds
             queue.collector = self.limits.timers.at(due, lambda: self._collect_unless_used(queue, seen))
 
     def _collect_unless_used(self, queue: Queue, seen: int | None) -> None:
