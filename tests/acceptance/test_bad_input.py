@@ -211,12 +211,13 @@ def test_commands_of_the_broker_are_not_for_a_client_to_send(daemon: Daemon, bad
 
 def test_before_hello_every_command_is_unexpected(daemon: Daemon) -> None:
     """WP21, WP28."""
-    # A connection with many bytes before HELLO is ended.
+    # A connection with many bytes before HELLO is ended, and so is one that takes long: each has its own.
     small = [m for m in VALID if not isinstance(m, Hello) and not getattr(m, "large", ())]
-    with conversation(daemon) as watcher, peer(daemon.url) as stranger:
+    with conversation(daemon) as watcher:
         before = state_of(watcher)
         for message in small:
-            answer = stranger.ask(message)
+            with peer(daemon.url) as stranger:
+                answer = stranger.ask(message)
             assert isinstance(answer, Error), message
             assert answer.code == 405, message
         assert state_of(watcher) == before
