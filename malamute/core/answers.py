@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from malamute.core.ready import Turn
+from malamute.core.effects import Effects
 from malamute.core.session import Session
 from malamute.errors import TryLater
 from malamute.protocol.batch import pack
@@ -22,8 +22,8 @@ ASKED_BYTES = 64 * 1024
 class Answers:
     """What each session has under way, in bytes."""
 
-    def __init__(self, turn: Turn, bytes_max: int) -> None:
-        self._turn = turn
+    def __init__(self, effects: Effects, bytes_max: int) -> None:
+        self._effects = effects
         self._bytes_max = bytes_max
         self._given: Counter[Session] = Counter()
         self._asked: Counter[Session] = Counter()
@@ -50,7 +50,7 @@ class Answers:
         """Send an answer at the end of the iteration."""
         value = pack(answer.value)
         self._given[session] += len(value)
-        self._turn.send(session.peer, PackedAnswer(answer.ref, value))
+        self._effects.send(session.peer, PackedAnswer(answer.ref, value))
 
     def flush(self) -> None:
         """All that was given has left."""

@@ -1,10 +1,10 @@
 """The core: every command in, everything to be done out, and no word to a socket, a disk or a clock.
 
-The edge calls `receive` for each message (or `refuse` for bytes that were none), `stored` and `unstored`
+The edge calls `receive` for each message (or `refuse` for bytes that were none), `stored` and `store_failed`
 when the writer is done, `answered` with what the store found, `lost` when a peer cannot be reached, `blocked`
 and `unblocked` when its pipe is full and not full any more, and `tick` as time goes by. None of them
 raises for a peer's fault: the peer is told by a numbered ERROR, and nothing is changed. At the end of each
-turn the edge calls `ready` and does what it says.
+iteration the edge calls `ready` and does what it says.
 
 `STATES` is the protocol: which commands a session may send in which state, and what handles them.
 An absent key is an error of the protocol. `access.ACCESS` beside it says what each of them needs.
@@ -21,6 +21,7 @@ from malamute.core.admin import changes, queries
 from malamute.core.answers import Answers
 from malamute.core.chunk import MESSAGE_BYTES, large_bytes
 from malamute.core.doubt import Doubt, newest_time
+from malamute.core.effects import ClockStep, Effects, LoadConfiguration, Question, Ready
 from malamute.core.events import Events, tell_worker
 from malamute.core.feed import Feeds, feed_name
 from malamute.core.health import Health
@@ -30,7 +31,6 @@ from malamute.core.queue.entry import ENTRY_BYTES
 from malamute.core.queue.limits import QueueLimits
 from malamute.core.queue.table import QueueTable
 from malamute.core.queue.trackers import Trackers
-from malamute.core.ready import ClockStep, LoadConfiguration, Question, Ready, Turn
 from malamute.core.recovery import Recovery
 from malamute.core.selectors import OFFER_BYTES, SUBSCRIPTION_BYTES, SelectorBudget
 from malamute.core.service import Services
@@ -146,9 +146,9 @@ class Core:
     def __init__(self, now: float, settings: Settings | None = None, recovered: Recovered = EMPTY) -> None:
         self.settings = settings = settings or Settings()
         limits = settings.limits
-        self.turn = Turn(now)
+        self.effects = Effects(now)
         self._told: set[bytes] = set()
-        self.answers = Answers(self.turn, limits.answers_bytes)
+        self.answers = Answers(self.effects, limits.answers_bytes)
         self._message_bytes_max = limits.message_bytes
         self._backlog_bytes_max = limits.backlog_bytes
         self.started = self.configured_at = now
@@ -159,25 +159,25 @@ class Core:
         self.selectors = SelectorBudget(limits)
         caches = CacheBudget(limits.caches_bytes)
         self.streams = Streams(
-            self.turn,
+            self.effects,
             limits,
             settings.streams,
             caches,
             recovered.incarnations,
             unjournaled=settings.unjournaled,
         )
-        self.timers = Timers(partial(self.turn.fault, "a timer"))
-        self.health = Health(self.turn, self.timers)
+        self.timers = Timers(partial(self.effects.fault, "a timer"))
+        self.health = Health(self.effects, self.timers)
         self.queue_limits = QueueLimits(
-            self.turn, limits, self.timers, settings.queues, caches, recovered.incarnation
+            self.effects, limits, self.timers, settings.queues, caches, recovered.incarnation
         )
         self._newest = newest_time(recovered)
-        self.queue_limits.doubt = Doubt(self.turn, self.timers, self._newest, self._give_time_back)
+        self.queue_limits.doubt = Doubt(self.effects, self.timers, self._newest, self._give_time_back)
         self.mailboxes = Mailboxes(self.queue_limits)
         self.queue_limits.trackers = Trackers(self.mailboxes)
         self.services = Services(self.queue_limits, self.mailboxes)
         self.sessions = Sessions(
-            self.turn,
+            self.effects,
             limits,
             broker_id=recovered.broker_id,
             incarnation=recovered.incarnation,
@@ -188,13 +188,13 @@ class Core:
             forget=self.mailboxes.forget,
             ack_timeout=lambda address: self.settings.queues("mailbox", address).ack_timeout_seconds,
         )
-        self.recovery = Recovery(self.turn)
+        self.recovery = Recovery(self.effects)
         self.feeds = Feeds(limits, self.streams, self.services, self.selectors, self.recovery)
         self._restore(recovered)
         if settings.unjournaled:
             self.streams.begin_epoch()
         self.events = Events(
-            self.turn,
+            self.effects,
             limits,
             self.streams,
             self.queue_limits.settlement_log,
@@ -206,19 +206,19 @@ class Core:
         self._sender = self.access.of(ANONYMOUS)
         """Who said HELLO last, and what he may do."""
         self.health.damaged(recovered.defects)
-        self.turn.event("broker.started", software=settings.software, pid=settings.facts.get("pid"))
+        self.effects.event("broker.started", software=settings.software, pid=settings.facts.get("pid"))
         if recovered.restored:
-            self.turn.notice(RESTORED_WORDS, incarnation=recovered.incarnation)
-            self.turn.event("broker.restored", incarnation=recovered.incarnation)
+            self.effects.notice(RESTORED_WORDS, incarnation=recovered.incarnation)
+            self.effects.event("broker.restored", incarnation=recovered.incarnation)
         self._check_clock()
 
     def _check_clock(self) -> None:
         """Tell if the clock is not where the newest messages were left: it may be wrong now, or was then."""
-        seconds = self.turn.now - self._newest / 1e9
+        seconds = self.effects.now - self._newest / 1e9
         if self._newest and not -CLOCK_BEHIND_MAX <= seconds <= CLOCK_AHEAD_MAX:
             what = "behind" if seconds < 0 else "ahead"
-            self.turn.notice(f"the clock is {what} of the newest message", seconds=abs(seconds))
-            self.turn.event(f"clock.{what}", seconds=abs(seconds))
+            self.effects.notice(f"the clock is {what} of the newest message", seconds=abs(seconds))
+            self.effects.event(f"clock.{what}", seconds=abs(seconds))
 
     def _restore(self, recovered: Recovered) -> None:
         take_up = self.recovery.take_up
@@ -273,7 +273,7 @@ class Core:
 
         What comes later on this connection is his too, and need not say so.
         """
-        self.turn.now = now
+        self.effects.now = now
         command = type(message)
         session = self.sessions.by_peer.get(peer)
         state = "absent" if session is None else "open" if session.open else "away"
@@ -293,7 +293,7 @@ class Core:
         except MalamuteError as error:
             self.refuse(peer, _about(error, message), now)
         except Exception as error:
-            fault = self.turn.fault(command.__name__.upper(), error)
+            fault = self.effects.fault(command.__name__.upper(), error)
             self.refuse(peer, _about(fault, message), now)
             if command not in UNATTACHED:
                 self._begin_anew(peer)
@@ -318,16 +318,16 @@ class Core:
 
     def refuse(self, peer: bytes, error: MalamuteError, now: float) -> None:
         """Tell a peer that what it sent was refused. Nothing else happens."""
-        self.turn.now = now
+        self.effects.now = now
         answer = error_message(error)
         if answer.about in NUMBERED and not self._note_refusal(peer, answer):
             return
-        self.turn.send(peer, answer)
+        self.effects.send(peer, answer)
 
     def _note_refusal(self, peer: bytes, answer: Error) -> bool:
         """Remember how a number was refused. Returns whether the peer is to be told."""
         if not answer.ref:
-            # Whoever floods the broker without asking for answers gets one for all of a turn.
+            # Whoever floods the broker without asking for answers gets one for all of an iteration.
             told = peer in self._told
             self._told.add(peer)
             return not told
@@ -339,48 +339,48 @@ class Core:
 
     def stored(self, token: int, now: float) -> None:
         """What `token` names is committed and fsynced."""
-        self.turn.now = now
-        self.turn.settle(token, None)
+        self.effects.now = now
+        self.effects.settle(token, None)
         self.events.stored()
         self.health.stored()
 
-    def unstored(self, token: int, error: MalamuteError, now: float) -> None:
+    def store_failed(self, token: int, error: MalamuteError, now: float) -> None:
         """What `token` names could not be stored."""
-        self.turn.now = now
-        self.turn.settle(token, error if isinstance(error, Failed) else InternalError(str(error)))
-        self.events.unstored(error)
-        self.health.unstored(error)
+        self.effects.now = now
+        self.effects.settle(token, error if isinstance(error, Failed) else InternalError(str(error)))
+        self.events.store_failed(error)
+        self.health.store_failed(error)
 
     def answered(self, question: Question, result: Any, now: float) -> None:
         """The store has answered a question."""
-        self.turn.now = now
+        self.effects.now = now
         if isinstance(question, LoadConfiguration) and not question.dry_run:
             self._loaded(result)
-        self.turn.answer(question, result)
+        self.effects.answer(question, result)
 
     def reload(self, now: float) -> None:
         """Have the configuration read again, and go by it if it is good."""
-        self.turn.now = now
-        self.turn.ask(LoadConfiguration(), lambda loaded: None, lambda error: None)
+        self.effects.now = now
+        self.effects.ask(LoadConfiguration(), lambda loaded: None, lambda error: None)
 
     def _loaded(self, result: ConfigurationLoaded | MalamuteError) -> None:
         if isinstance(result, MalamuteError):
             self.config_error = str(result)
-            self.turn.notice("the configuration is refused", error=str(result), code=result.code)
+            self.effects.notice("the configuration is refused", error=str(result), code=result.code)
             return
-        self.configure(result.settings, self.turn.now)
+        self.configure(result.settings, self.effects.now)
         self.config_error = ""
-        self.configured_at, self.waiting_options = self.turn.now, result.waiting
+        self.configured_at, self.waiting_options = self.effects.now, result.waiting
         changed, waiting = list(result.changed), list(result.waiting)
-        self.turn.notice(CONFIGURED, changed=changed, waiting_for_restart=waiting)
-        self.turn.event("broker.configured", changed=" ".join(changed), waiting=" ".join(waiting))
+        self.effects.notice(CONFIGURED, changed=changed, waiting_for_restart=waiting)
+        self.effects.event("broker.configured", changed=" ".join(changed), waiting=" ".join(waiting))
 
     def configure(self, settings: Settings, now: float) -> None:
         """Go by other settings from now on.
 
         Limits may be lower than what is there: it stays, and nothing is added until there is room again.
         """
-        self.turn.now = now
+        self.effects.now = now
         self.settings, limits = settings, settings.limits
         self.streams.configure(settings.streams, limits)
         self.queue_limits.configure(settings.queues, limits)
@@ -391,7 +391,7 @@ class Core:
 
     def damaged(self, defects: Sequence[Defect], now: float) -> None:
         """The store has met something that it cannot read. What is known here as well is stored again."""
-        self.turn.now = now
+        self.effects.now = now
         self.health.damaged(defects)
         for defect in defects:
             if defect.stranded is not None:
@@ -411,17 +411,17 @@ class Core:
 
     def lost(self, peer: bytes, now: float) -> None:
         """The peer cannot be reached."""
-        self.turn.now = now
-        self.turn.guard("the loss of a connection", self.sessions.lost, peer)
+        self.effects.now = now
+        self.effects.guard("the loss of a connection", self.sessions.lost, peer)
 
     def unsent(self, peer: bytes, message: Message, error: Exception, now: float) -> None:
         """What the core wanted to be sent could not be encoded."""
-        self.turn.now = now
-        fault = self.turn.fault(f"sending {type(message).__name__.upper()}", error)
+        self.effects.now = now
+        fault = self.effects.fault(f"sending {type(message).__name__.upper()}", error)
         if isinstance(message, Answer):
-            self.turn.send(peer, error_message(fault, BY_TYPE[Query].opcode, message.ref))
+            self.effects.send(peer, error_message(fault, BY_TYPE[Query].opcode, message.ref))
         else:
-            self.turn.broken[peer] = None
+            self.effects.broken[peer] = None
 
     def blocked(self, peer: bytes) -> None:
         """The peer takes no more messages for now: as if none of its sources had credit."""
@@ -433,7 +433,7 @@ class Core:
 
     def unblocked(self, peer: bytes, now: float) -> None:
         """The peer takes messages again."""
-        self.turn.now = now
+        self.effects.now = now
         session = self.sessions.by_peer.get(peer)
         if session is not None and session.blocked:
             session.blocked = False
@@ -442,8 +442,8 @@ class Core:
 
     def clock(self, step: ClockStep, now: float) -> None:
         """The wall clock was set. What is counted goes on; the times that are told may follow."""
-        self.turn.now = now
-        self.turn.ahead = step.ahead
+        self.effects.now = now
+        self.effects.ahead = step.ahead
         self.queue_limits.doubt.note(step)
         self._tell_clock(step.what, step.seconds)
 
@@ -455,27 +455,27 @@ class Core:
                 queue.schedule.give_time_back(seconds)
 
     def _tell_clock(self, what: str, seconds: float) -> None:
-        self.turn.notice(CLOCK_WORDS[what], seconds=seconds)
-        self.turn.event(f"clock.{what}", seconds=seconds)
+        self.effects.notice(CLOCK_WORDS[what], seconds=seconds)
+        self.effects.event(f"clock.{what}", seconds=seconds)
 
     def tick(self, now: float) -> None:
         """Do what has become due."""
-        self.turn.now = now
-        self.turn.guard("a look at the sessions", self.sessions.tick)
+        self.effects.now = now
+        self.effects.guard("a look at the sessions", self.sessions.tick)
         self.timers.run(now)
 
     # What there is to do
 
     def next_deadline(self) -> float | None:
-        """When `tick` has something to do; `now` or earlier if the next turn has."""
-        if self.streams.active or self.turn.chores:
-            return self.turn.now
+        """When `tick` has something to do; `now` or earlier if the next iteration has."""
+        if self.streams.active or self.effects.chores:
+            return self.effects.now
         deadlines = (self.sessions.next_deadline(), self.timers.next_deadline())
         return min((deadline for deadline in deadlines if deadline is not None), default=None)
 
     def ready(self) -> Ready:
-        """End the turn: what is to be stored, read and sent."""
-        self.turn.go_on()
+        """End the iteration: what is to be stored, read and sent."""
+        self.effects.go_on()
         self.feeds.wake()
         self.streams.flush()
         while True:
@@ -484,22 +484,22 @@ class Core:
                     self.sessions.watch(session)
             if not self._mend():
                 break
-        if not self.turn.guard("the broker's own events", self._flush_events):
+        if not self.effects.guard("the broker's own events", self._flush_events):
             self.events.drop()
         self.sessions.flush()
         self._told.clear()
         self.answers.flush()
-        return self.turn.finish()
+        return self.effects.finish()
 
     # Faults
 
     def _mend(self) -> bool:
         """Take apart what a fault has left half done. Returns whether there was anything."""
-        turn = self.turn
-        broken, turn.broken = turn.broken, {}
-        ended, turn.ended = turn.ended, []
+        effects = self.effects
+        broken, effects.broken = effects.broken, {}
+        ended, effects.ended = effects.ended, []
         for source in ended:
-            turn.guard("the end of a subscription", self._end_source, source.session, source)
+            effects.guard("the end of a subscription", self._end_source, source.session, source)
         for peer in broken:
             self._begin_anew(peer)
         return bool(broken)
@@ -511,16 +511,16 @@ class Core:
         """
         session = self.sessions.by_peer.get(peer)
         if session is not None and session.open:
-            self.turn.guard("the end of a connection", self.sessions.lost, peer)
-            self.turn.send(peer, _BEGIN_ANEW)
+            self.effects.guard("the end of a connection", self.sessions.lost, peer)
+            self.effects.send(peer, _BEGIN_ANEW)
 
     def _guard_source(self, session: Session, action: Callable[[], None]) -> None:
-        if not self.turn.guard("a full pipe", action):
-            self.turn.broken[session.peer] = None
+        if not self.effects.guard("a full pipe", action):
+            self.effects.broken[session.peer] = None
 
     def close(self) -> None:
         """Give back the sequences that were reserved and not used; the last `ready` is to follow."""
-        guard = self.turn.guard
+        guard = self.effects.guard
         guard("the end of the events", self.events.stop)
         self.streams.flush()
         self.feeds.keep()
@@ -532,7 +532,7 @@ class Core:
     @property
     def idle(self) -> bool:
         """Whether nothing waits for the writer."""
-        return not self.turn.unsettled
+        return not self.effects.unsettled
 
     def _flush_events(self) -> None:
         if self.events.flush():
@@ -589,17 +589,17 @@ class Core:
         What a session has there may be as much as what it leaves to others, so whoever has least gets through
         whatever another one sends. Who has nothing there may send one command.
         """
-        turn = self.turn
+        effects = self.effects
         held = session.backlog_bytes + size_bytes
-        if turn.backlog_bytes + held + size_bytes > self._backlog_bytes_max:
+        if effects.backlog_bytes + held + size_bytes > self._backlog_bytes_max:
             self._check_backlog(session.backlog_bytes)
         session.backlog_bytes = held
         if not session.new_bytes:
-            turn.holders.append(session)
+            effects.holders.append(session)
         session.new_bytes += size_bytes
 
     def _check_backlog(self, held: int) -> None:
-        if self.turn.backlog_bytes > self._backlog_bytes_max:
+        if self.effects.backlog_bytes > self._backlog_bytes_max:
             raise TryLater("write backlog is full: the disk is slower than the publishers; retry later")
         if held:
             raise TryLater(
@@ -621,7 +621,7 @@ class Core:
         offer = session.sources[message.source] = self.services.offer(session, message, selector)
         self._take_selector(session, message.source, cost)
         ack_timeout_ms = round(offer.ack_timeout * 1000)
-        self.turn.send(session.peer, Ok(BY_TYPE[Offer].opcode, message.source, ack_timeout_ms))
+        self.effects.send(session.peer, Ok(BY_TYPE[Offer].opcode, message.source, ack_timeout_ms))
         tell_worker("joined", offer)
         offer.grant(message.credit, message.credit_bytes)
 
@@ -634,7 +634,7 @@ class Core:
         sources = list(session.sources.values())
         session.sources.clear()
         for source in sources:
-            self.turn.guard("the end of a source", self._end_source, session, source)
+            self.effects.guard("the end of a source", self._end_source, session, source)
 
     def _end_source(self, session: Session, source: Subscription | Consumer) -> None:
         if isinstance(source, Consumer):
@@ -656,7 +656,7 @@ class Core:
         source = session.source(message.source)
         del session.sources[message.source]
         self._end_source(session, source)
-        self.turn.send(peer, Ok(BY_TYPE[Cancel].opcode, message.source))
+        self.effects.send(peer, Ok(BY_TYPE[Cancel].opcode, message.source))
 
     def _credit(self, peer: bytes, session: Session, message: Credit) -> None:
         mailbox = message.source == MAILBOX
@@ -684,7 +684,7 @@ class Core:
 
         def told(error: MalamuteError | None) -> None:
             # What was taken back counts no attempt over a crash either.
-            self.turn.send(peer, error_message(error, answer.about, answer.ref) if error else answer)
+            self.effects.send(peer, error_message(error, answer.about, answer.ref) if error else answer)
 
         if message.source == MAILBOX and MAILBOX not in session.sources:
             told(None)
@@ -699,21 +699,21 @@ class Core:
         nothing = NotFound(f"no message of this sender has the correlation {message.correlation!r}")
 
         def refused(error: MalamuteError) -> None:
-            self.turn.send(peer, error_message(error, opcode, message.ref))
+            self.effects.send(peer, error_message(error, opcode, message.ref))
 
         def told(count: int, before: int, *, final: bool = True, partial: bool = False) -> None:
             if partial:
-                self.turn.send(peer, Ok(opcode, message.ref, count))
+                self.effects.send(peer, Ok(opcode, message.ref, count))
             elif final and not count:
                 refused(nothing)
             elif final:
-                self.turn.when_stored(lambda error: withdrawn(count if error is None else before, error))
+                self.effects.when_stored(lambda error: withdrawn(count if error is None else before, error))
 
         def withdrawn(count: int, error: MalamuteError | None) -> None:
             if error is not None and not count:
                 refused(error)
             else:
-                self.turn.send(peer, Ok(opcode, message.ref, count))
+                self.effects.send(peer, Ok(opcode, message.ref, count))
 
         if queue is not None and sender:
             queue.withdraw(sender, message.correlation, told, refused)
@@ -734,13 +734,13 @@ class Core:
             self.sessions.accept(session, message, 0, 0)
 
     def _ping(self, peer: bytes, session: Session, message: Ping) -> None:
-        self.turn.send(peer, Pong())
+        self.effects.send(peer, Pong())
 
     def _received(self, peer: bytes, session: Session, message: Received) -> None:
         """Nothing to do: that it was heard is noted, and its window is the transport's."""
 
     def _bye(self, peer: bytes, session: Session, message: Bye) -> None:
-        self.turn.send(peer, Ok(BY_TYPE[Bye].opcode, 0))
+        self.effects.send(peer, Ok(BY_TYPE[Bye].opcode, 0))
         self.sessions.end(session, "bye")
 
 

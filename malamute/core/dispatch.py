@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from malamute.core.audience import Audience
 from malamute.core.chunk import ChunkPart, Loaded
-from malamute.core.ready import Turn
+from malamute.core.effects import Effects
 from malamute.matching import Group, Groups
 
 if TYPE_CHECKING:
@@ -59,40 +59,40 @@ class Held(deque[Loaded]):
         return loaded
 
 
-def in_steps(turn: Turn, audience: Audience, loaded: Loaded, offer: Offer) -> Iterator[None]:
+def in_steps(effects: Effects, audience: Audience, loaded: Loaded, offer: Offer) -> Iterator[None]:
     """Dispatch a chunk to plain readers, and yield whenever the work of an iteration is used up.
 
     `offer` is called for some readers at a time. Those who come meanwhile are none of its business.
     """
     found: dict[int, tuple[Groups, list[int]]] = {}
-    for _ in _look_up(turn, audience, loaded, found):
+    for _ in _look_up(effects, audience, loaded, found):
         yield
     by_group: dict[Group, list[list[int]]] = {}
     for groups, places in found.values():
         for group in groups:
             by_group.setdefault(group, []).append(places)
-        turn.work -= 1 + len(groups) // REFERENCES
-        if turn.work <= 0:
+        effects.work -= 1 + len(groups) // REFERENCES
+        if effects.work <= 0:
             yield
-    parts = _Parts(turn, loaded)
+    parts = _Parts(effects, loaded)
     for group, runs in by_group.items():
         part = parts.get(runs)
         readers = iter([*group.members.values()])
         while some := [*islice(readers, STEP_READERS)]:
             offer(loaded, part, [reader for reader in some if reader.open])
-            turn.work -= OFFER_WORK * len(some)
-            if turn.work <= 0:
+            effects.work -= OFFER_WORK * len(some)
+            if effects.work <= 0:
                 yield
 
 
 def _look_up(
-    turn: Turn, audience: Audience, loaded: Loaded, found: dict[int, tuple[Groups, list[int]]]
+    effects: Effects, audience: Audience, loaded: Loaded, found: dict[int, tuple[Groups, list[int]]]
 ) -> Iterator[None]:
     """Find the places of each distinct result. Equal results are one object, until a selector changes."""
     stop, count = 0, loaded.chunk.count
     while stop < count:
         # So many that all of them could be new.
-        step = max(turn.work // (2 + len(audience) // REFERENCES), STEP_MESSAGES)
+        step = max(effects.work // (2 + len(audience) // REFERENCES), STEP_MESSAGES)
         start, stop = stop, min(stop + step, count)
         for place, groups in enumerate(audience.match(loaded.columns, start, stop), start):
             known = found.get(id(groups))
@@ -100,16 +100,16 @@ def _look_up(
                 known[1].append(place)
             elif groups:
                 found[id(groups)] = (groups, [place])
-        turn.work -= (stop - start) // REFERENCES + audience.take_work()
-        if turn.work <= 0:
+        effects.work -= (stop - start) // REFERENCES + audience.take_work()
+        if effects.work <= 0:
             yield
 
 
 class _Parts:
     """The parts of a chunk; some of them are kept for who else gets the same."""
 
-    def __init__(self, turn: Turn, loaded: Loaded) -> None:
-        self._turn = turn
+    def __init__(self, effects: Effects, loaded: Loaded) -> None:
+        self._effects = effects
         self._loaded = loaded
         self._kept: dict[tuple[int, ...], ChunkPart] = {}
         self._kept_bytes = 0
@@ -122,7 +122,7 @@ class _Parts:
             places = runs[0] if len(runs) == 1 else sorted(chain.from_iterable(runs))
             part = self._loaded.part(places)
             self._keep(same, part)
-        self._turn.work -= len(runs) // REFERENCES + self._loaded.take_spent()
+        self._effects.work -= len(runs) // REFERENCES + self._loaded.take_spent()
         return part
 
     def _keep(self, same: tuple[int, ...], part: ChunkPart) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from malamute.core.ready import ClockStep, Turn
+from malamute.core.effects import ClockStep, Effects
 from malamute.core.timers import Timers
 from malamute.store.operations import Recovered
 
@@ -30,16 +30,16 @@ def newest_time(recovered: Recovered) -> int:
 class Doubt:
     """The doubt in the clock of one start. It is over at `until`, in seconds; 0 if there was none."""
 
-    def __init__(self, turn: Turn, timers: Timers, newest: int, over: Callable[[float], None]) -> None:
+    def __init__(self, effects: Effects, timers: Timers, newest: int, over: Callable[[float], None]) -> None:
         """`newest` is the newest time that was stored; `over` is told by how many seconds it was wrong."""
         self.until = 0.0
-        self._turn = turn
-        self.began = turn.time_ns
+        self._effects = effects
+        self.began = effects.time_ns
         self._over = over
         self._stepped = 0.0
         """The step of the clock that is not believed yet."""
-        if newest and turn.now - newest / 1e9 > DOUBT_SECONDS:
-            self.until = turn.now + DOUBT_SECONDS
+        if newest and effects.now - newest / 1e9 > DOUBT_SECONDS:
+            self.until = effects.now + DOUBT_SECONDS
             timers.at(self.until, self._end)
 
     def holds(self, time: int) -> bool:
@@ -52,6 +52,6 @@ class Doubt:
 
     def _end(self) -> None:
         self.until = 0.0
-        wrong = -(self._turn.ahead + self._stepped)
+        wrong = -(self._effects.ahead + self._stepped)
         if wrong > 0:
             self._over(wrong)

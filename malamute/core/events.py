@@ -1,15 +1,15 @@
 """The broker's own events: the stream `$sys`.
 
-What happens to clients, streams, queues and the store is told by `Turn.event`, wherever it happens. At the
-end of the turn the events become one chunk of the stream `$sys`, from the sender `$broker`. It is a stream
-like any other (journaled, replayed, kept within its retention), but clients cannot publish to it.
+What happens to clients, streams, queues and the store is told by `Effects.event`, wherever it happens. At the
+end of the iteration the events become one chunk of the stream `$sys`, from the sender `$broker`. It is a
+stream like any other (journaled, replayed, kept within its retention), but clients cannot publish to it.
 
 The subject of an event is `kind.what.NAME`, such as `client.connected.alice`. A name may hold dots and
 anything else, so the subject has it with `_` for every character that is no letter, digit or hyphen, and
 the header `name` has it as it is. The details are headers; the body is empty unless the event has columns.
 
 Events never feed upon themselves: what happens to the readers of `$sys` is no event, `$sys` cannot feed a
-service, and trouble with the store is told once for a while, since telling it is more trouble. One turn
+service, and trouble with the store is told once for a while, since telling it is more trouble. One iteration
 has `EVENTS_MAX` events at the most, and none while the disk does not keep up: the others are counted and
 told as one `events.dropped`. If `$sys` cannot be stored, it has a gap like any stream.
 """
@@ -20,7 +20,7 @@ import re
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from malamute.core.ready import Event, Turn
+from malamute.core.effects import Effects, Event
 from malamute.errors import InvalidValue, MalamuteError
 from malamute.protocol.batch import pack_record
 from malamute.protocol.limits import Limits
@@ -37,7 +37,7 @@ EVENTS = "$sys"
 SENDER = "$broker"
 
 EVENTS_MAX = 1_000
-"""Events of one turn."""
+"""Events of one iteration."""
 
 PART_BYTES_MAX = 200
 """What a name may take of a subject, in bytes of UTF-8."""
@@ -50,14 +50,14 @@ _PLAIN = frozenset({str, int, float, bool, type(None)})
 
 
 class Events:
-    """The events of each turn on their way into `$sys`.
+    """The events of each iteration on their way into `$sys`.
 
     `lifecycle` and `settled` say which there are: what happens, and the history of every queued message.
     """
 
     def __init__(
         self,
-        turn: Turn,
+        effects: Effects,
         limits: Limits,
         streams: Streams,
         settlement_log: SettlementLog,
@@ -65,69 +65,71 @@ class Events:
         lifecycle: bool,
         settled: bool,
     ) -> None:
-        self.turn = turn
+        self.effects = effects
         self.settlement_log = settlement_log
         self._backlog_bytes_max = limits.backlog_bytes
         self._stream: Stream | None = streams.keep(EVENTS) if lifecycle or settled else None
         self._failures = 0
         self._failed_at = self._tell_at = 0.0
         settlement_log.on = settled
-        turn.events_max = EVENTS_MAX if lifecycle else 0
+        effects.events_max = EVENTS_MAX if lifecycle else 0
 
     def stop(self) -> None:
         """The broker ends: take the last event, and no more."""
-        self.turn.event("broker.stopped")
+        self.effects.event("broker.stopped")
         self.flush()
-        self.turn.events_max = 0
+        self.effects.events_max = 0
         self.settlement_log.on = False
 
     def flush(self) -> bool:
-        """Publish the events of the turn. Returns whether there were any."""
-        turn = self.turn
-        if self._stream is None or not (turn.events or turn.events_dropped or self.settlement_log.pending):
+        """Publish the events of the iteration. Returns whether there were any."""
+        effects = self.effects
+        if self._stream is None or not (
+            effects.events or effects.events_dropped or self.settlement_log.pending
+        ):
             return False
-        if turn.backlog_bytes > self._backlog_bytes_max:
-            turn.events_dropped += len(turn.events) + self.settlement_log.forget()
-            turn.events.clear()
+        if effects.backlog_bytes > self._backlog_bytes_max:
+            effects.events_dropped += len(effects.events) + self.settlement_log.forget()
+            effects.events.clear()
             return False
-        events, turn.events = [*turn.events, *self.settlement_log.pop_events(EVENTS_MAX)], []
+        events, effects.events = [*effects.events, *self.settlement_log.pop_events(EVENTS_MAX)], []
         packed = [entry for entry in map(_packed, events) if entry is not None]
-        turn.events_dropped += len(events) - len(packed)
-        if turn.events_dropped:
-            packed.append(_record("events.dropped", b"", {"count": turn.events_dropped}))
-            turn.events_dropped = 0
+        effects.events_dropped += len(events) - len(packed)
+        if effects.events_dropped:
+            packed.append(_record("events.dropped", b"", {"count": effects.events_dropped}))
+            effects.events_dropped = 0
         subjects, records = zip(*packed, strict=True)
         self._stream.publish(SENDER, subjects, records)
         return True
 
     def drop(self) -> None:
-        """Drop the events of the turn: they cannot be told."""
-        self.turn.events_dropped += len(self.turn.events) + self.settlement_log.forget()
-        self.turn.events.clear()
+        """Drop the events of the iteration: they cannot be told."""
+        self.effects.events_dropped += len(self.effects.events) + self.settlement_log.forget()
+        self.effects.events.clear()
 
     # The store
 
     def stored(self) -> None:
         """Something was stored: if nothing has failed for a while, the trouble is over."""
-        if self._failed_at and self.turn.now >= self._failed_at + TROUBLE_SECONDS:
+        if self._failed_at and self.effects.now >= self._failed_at + TROUBLE_SECONDS:
             self._failed_at = 0.0
-            self.turn.event("store.recovered", failures=self._failures)
+            self.effects.event("store.recovered", failures=self._failures)
             self._failures = 0
 
-    def unstored(self, error: MalamuteError) -> None:
+    def store_failed(self, error: MalamuteError) -> None:
         """Something could not be stored: tell it, though not every time."""
-        now = self.turn.now
+        now = self.effects.now
         self._failures += 1
         if not self._failed_at or now >= self._tell_at:
             self._tell_at = now + TROUBLE_SECONDS
-            self.turn.event("store.failed", error=str(error), code=error.code, failures=self._failures)
+            self.effects.event("store.failed", error=str(error), code=error.code, failures=self._failures)
         self._failed_at = now
 
 
 def tell_worker(what: str, offer: Consumer) -> None:
     """Tell that a worker has joined a service, or left it. The owner of a mailbox is no worker."""
     if offer.source != MAILBOX:
-        offer.queue.turn.event(
+        offer.queue.effects.event(
             f"service.worker-{what}.{offer.queue.name}",
             client=offer.session.ident,
             address=offer.session.address,

@@ -8,8 +8,8 @@ queue is full, the feed falls into REPLAY and goes on out of the ring when there
 is never slowed. What the ring has dropped meanwhile is told by the event `feed.gap`.
 
 A feed takes a message when it is on the disk: what could not be stored must not become a request. And it
-waits for the outcome of what it has put before it puts more in a later turn. So when the disk refuses it,
-it goes back to the first of these messages, and nothing behind them is in the queue yet.
+waits for the outcome of what it has put before it puts more in a later iteration. So when the disk refuses
+it, it goes back to the first of these messages, and nothing behind them is in the queue yet.
 
 What an operator does to a feed is done when it is on the disk: until then it rests, and if the disk refuses,
 it goes on as it was. A feed and its position are stored and deleted together. So a feed on the disk has its
@@ -37,9 +37,9 @@ from malamute.core.queue.queue import Queue
 from malamute.core.recovery import Recovery
 from malamute.core.selectors import SelectorBudget
 from malamute.core.service import Services
-from malamute.core.steps import STORED, Steps, proceed
 from malamute.core.stream import Stream, Streams
 from malamute.core.subscription import Position, Reader
+from malamute.core.workflow import STORED, Workflow, run_workflow
 from malamute.errors import InvalidName, MalamuteError, NotFound, TooMany, TryLater
 from malamute.matching import Selector
 from malamute.protocol.admin import FeedRow
@@ -75,7 +75,7 @@ class Feed(Reader):
 
     def __init__(self, owner: Feeds, stream: Stream, queue: Queue, selector: Selector) -> None:
         self.owner = owner
-        self.turn = stream.turn
+        self.effects = stream.effects
         self.queue = queue
         self.open = True
         self.resting = False
@@ -109,8 +109,8 @@ class Feed(Reader):
             self.cursor <= self.stream.replay.durable
             and not self.resting
             and not self.full
-            and self.turn.now >= self.retry_at
-            and self._token in (0, self.turn.token)
+            and self.effects.now >= self.retry_at
+            and self._token in (0, self.effects.token)
         )
 
     @property
@@ -119,9 +119,9 @@ class Feed(Reader):
         return self._first > 0
 
     def rely_on_last(self) -> None:
-        """Store this turn only if what it has put last is stored."""
+        """Store this iteration only if what it has put last is stored."""
         if self._token:
-            self.turn.rely_on(self._token)
+            self.effects.rely_on(self._token)
 
     def cancel(self) -> None:
         """End it."""
@@ -177,7 +177,7 @@ class Feed(Reader):
     def _put(self, columns: Columns) -> None:
         sequences = columns.each_sequence()
         senders = columns.senders if isinstance(columns.senders, list) else [columns.senders] * len(columns)
-        first, time = self.queue.next_sequence, self.turn.time_ns
+        first, time = self.queue.next_sequence, self.effects.time_ns
         rows = zip(sequences, senders, columns.subjects, columns.records, strict=True)
         requests = [
             Entry((first + place, time, sender, subject, record, origin(self.stream.name, sequence)))
@@ -188,8 +188,8 @@ class Feed(Reader):
         self.delivered += len(requests)
         self._first = self._first or sequences[0]
         if not self._token:
-            self._token = self.turn.token
-            self.turn.when_stored(self._settled)
+            self._token = self.effects.token
+            self.effects.when_stored(self._settled)
 
     def _settled(self, error: MalamuteError | None) -> None:
         first, self._first, self._token = self._first, 0, 0
@@ -198,7 +198,7 @@ class Feed(Reader):
         if error is not None and first:
             self.stream.commit(self.name, first - 1)
             self.stream.replay.rewind(self, first)
-            self.retry_at = self.turn.now + RETRY_SECONDS
+            self.retry_at = self.effects.now + RETRY_SECONDS
             self.queue.limits.timers.at(self.retry_at, self.unblock)
         self.unblock()
 
@@ -230,7 +230,7 @@ class Feed(Reader):
         held = len(self.queue.entries)
         self._resume_at = inf if self._fits(1, size_bytes, others=False) else held * 7 // 8
         self.owner.waiting[id(self)] = self
-        self.turn.event(f"feed.full.{self.queue.name}", stream=self.stream.name, messages=held)
+        self.effects.event(f"feed.full.{self.queue.name}", stream=self.stream.name, messages=held)
 
     def wake(self) -> None:
         """Go on if there is room again."""
@@ -238,7 +238,7 @@ class Feed(Reader):
         if has_room or self._never_fits(self.full):
             self.full = 0
             del self.owner.waiting[id(self)]
-            self.turn.event(f"feed.resumed.{self.queue.name}", stream=self.stream.name)
+            self.effects.event(f"feed.resumed.{self.queue.name}", stream=self.stream.name)
             self.unblock()
 
     # Where it stands
@@ -252,13 +252,13 @@ class Feed(Reader):
 
     def missed(self, first: int, last: int, reason: str) -> None:
         """Tell that messages could not be made requests."""
-        self.turn.event(
+        self.effects.event(
             f"feed.gap.{self.queue.name}", stream=self.stream.name, first=first, last=last, reason=reason
         )
 
     def fail(self, error: MalamuteError) -> None:
         """Try again a little later, from where it is."""
-        self.retry_at = self.turn.now + RETRY_SECONDS
+        self.retry_at = self.effects.now + RETRY_SECONDS
         self.queue.limits.timers.at(self.retry_at, self.unblock)
 
     def switched(self, state: str, sequence: int) -> None:
@@ -293,7 +293,7 @@ def no_feed(service: str, stream: str) -> NotFound:
 
 
 class Told(Protocol):
-    """What a change of a feed calls in the turn in which it is stored."""
+    """What a change of a feed calls in the iteration in which it is stored."""
 
     def __call__(self, sequence: int, *, created: bool) -> None:
         """Its position is this."""
@@ -310,14 +310,14 @@ class Feeds:
         selectors: SelectorBudget,
         recovery: Recovery,
     ) -> None:
-        self.turn = streams.turn
+        self.effects = streams.effects
         self.limits = limits
         self.streams = streams
         self.services = services
         self.selectors = selectors
         self.recovery = recovery
         self.by_name: dict[tuple[str, str], Feed] = {}
-        self.values: Kept[tuple[str, str], bytes] = Kept(self.turn)
+        self.values: Kept[tuple[str, str], bytes] = Kept(self.effects)
         """What the store has of each, and of those that could not be taken up."""
         self.waiting: dict[int, Feed] = {}
         """Those that wait for room."""
@@ -354,14 +354,14 @@ class Feeds:
 
         def stored(error: MalamuteError | None) -> None:
             if error is not None:
-                self.services.limits.timers.at(self.turn.now + RETRY_SECONDS, again)
+                self.services.limits.timers.at(self.effects.now + RETRY_SECONDS, again)
 
         def again() -> None:
             # Whatever was stored meanwhile is where it is.
             if feed.open and not feed.resting and cursors.get(feed.name) == done:
                 self._set_back(feed, done)
 
-        self.turn.when_stored(stored)
+        self.effects.when_stored(stored)
 
     def check(self, service: str, stream: str) -> None:
         """Raise what stands against a feed."""
@@ -386,7 +386,7 @@ class Feeds:
         return found.cursors.get(CURSOR_PREFIX + service, 0) if found is not None else 0
 
     def forget(self, stream: str) -> None:
-        """A stream is gone with this turn, and with it the feeds from it that could not be taken up."""
+        """A stream is gone with this iteration, and with it the feeds from it that could not be taken up."""
         for name in [name for name in self.values if name[1] == stream]:
             self.values.put(name, None)
 
@@ -400,7 +400,7 @@ class Feeds:
                 feed.rely_on_last()
         for (service, name), value in self.values.items():
             if name == stream:
-                self.turn.store(PutValue(FEEDS, (name, service), value))
+                self.effects.store(PutValue(FEEDS, (name, service), value))
 
     def set(
         self,
@@ -413,14 +413,14 @@ class Feeds:
     ) -> None:
         """Make a feed, or change it. Without a position it goes on where it is, or begins at the head.
 
-        `told` is called in the turn that stores it; when that is done, it is in force.
+        `told` is called in the iteration that stores it; when that is done, it is in force.
         """
         selector = Selector.parse(criteria, where)
         self.selectors.check(selector)
         if position is None and (service, stream.name) not in self.by_name:
             stream.check_known(CURSOR_PREFIX + service)
         queue, value = self.services.get(service), pack((criteria, where))
-        proceed(self.turn, self._set(queue, stream, selector, value, position, told))
+        run_workflow(self.effects, self._set(queue, stream, selector, value, position, told))
 
     def _set(
         self,
@@ -430,7 +430,7 @@ class Feeds:
         value: bytes,
         position: Position | None,
         told: Told,
-    ) -> Steps:
+    ) -> Workflow:
         name = queue.name, stream.name
         cursor = CURSOR_PREFIX + queue.name
         queue.feeds += 1  # so that it is not removed meanwhile
@@ -442,7 +442,7 @@ class Feeds:
             position = Position(stream.cursors[cursor] + 1 if known else stream.next)
         done = stream.cursors[cursor] if position is None else position.first - 1
         head = stream.next
-        self.turn.store(
+        self.effects.store(
             PutValue(FEEDS, (stream.name, queue.name), value), PutValue(CURSORS, (stream.name, cursor), done)
         )
         created = name not in self.values
@@ -466,7 +466,7 @@ class Feeds:
                 # What has come since and is gone already is told.
                 feed.head = head
             if created:
-                self.turn.event(f"feed.created.{queue.name}", stream=stream.name)
+                self.effects.event(f"feed.created.{queue.name}", stream=stream.name)
         if feed is not None:
             feed.resume()
         else:
@@ -491,9 +491,9 @@ class Feeds:
 
     def delete(self, service: str, stream: str, told: Told, failed: Callable[[MalamuteError], None]) -> None:
         """End a feed; the requests that it made stay. `told` is as for `set`."""
-        proceed(self.turn, self._delete((service, stream), told, failed))
+        run_workflow(self.effects, self._delete((service, stream), told, failed))
 
-    def _delete(self, name: tuple[str, str], told: Told, failed: Callable[[MalamuteError], None]) -> Steps:
+    def _delete(self, name: tuple[str, str], told: Told, failed: Callable[[MalamuteError], None]) -> Workflow:
         service, stream_name = name
         cursor = CURSOR_PREFIX + service
         feed = yield from self._begin_change(name)
@@ -501,8 +501,8 @@ class Feeds:
             self._end_change(name)
             failed(no_feed(*name))
             return
-        self.turn.store_bound(DeleteValue(FEEDS, (stream_name, service)))
-        self.turn.store_bound(DeleteValue(CURSORS, (stream_name, cursor)))
+        self.effects.store_bound(DeleteValue(FEEDS, (stream_name, service)))
+        self.effects.store_bound(DeleteValue(CURSORS, (stream_name, cursor)))
         told(self.position(*name), created=False)
         error = yield STORED
         self._end_change(name)
@@ -519,7 +519,7 @@ class Feeds:
         if (stream := self.streams.by_name.get(stream_name)) is not None:
             stream.cursors.pop(cursor, None)
             stream.lost_cursors.discard(cursor)
-        self.turn.event(f"feed.deleted.{service}", stream=stream_name)
+        self.effects.event(f"feed.deleted.{service}", stream=stream_name)
 
     def _add(self, queue: Queue, stream: Stream, selector: Selector) -> Feed:
         feed = self.by_name[queue.name, stream.name] = Feed(self, stream, queue, selector)
@@ -530,10 +530,10 @@ class Feeds:
     def wake(self) -> None:
         """Let those go on for which there is room again."""
         for feed in [*self.waiting.values()]:
-            self.turn.guard("a feed", feed.wake)
+            self.effects.guard("a feed", feed.wake)
 
     def _keep_later(self) -> None:
-        self._keeper = self.services.limits.timers.at(self.turn.now + KEEP_SECONDS, self._keep)
+        self._keeper = self.services.limits.timers.at(self.effects.now + KEEP_SECONDS, self._keep)
 
     def _keep(self) -> None:
         self._keeper = None
@@ -544,4 +544,4 @@ class Feeds:
     def keep(self) -> None:
         """Store how far each has looked."""
         for feed in self.by_name.values():
-            self.turn.guard("a feed", feed.keep)
+            self.effects.guard("a feed", feed.keep)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from malamute.core.ready import Turn
+from malamute.core.effects import Effects
 from malamute.core.timers import Timers
 from malamute.errors import MalamuteError, StorageFull
 from malamute.store.operations import OPENED_AGAIN, Defect
@@ -28,10 +28,10 @@ class Health:
     `error` tells why it takes nothing, or is empty. `damages` is how many things in it were found damaged.
     """
 
-    def __init__(self, turn: Turn, timers: Timers) -> None:
+    def __init__(self, effects: Effects, timers: Timers) -> None:
         self.error = ""
         self.damages = 0
-        self._turn = turn
+        self._effects = effects
         self._timers = timers
         self._probing = False
 
@@ -39,35 +39,35 @@ class Health:
         """Something was stored."""
         self.error = ""
 
-    def unstored(self, error: MalamuteError) -> None:
+    def store_failed(self, error: MalamuteError) -> None:
         """Something could not be stored."""
         if isinstance(error, StorageFull):
             return
         self.error = str(error)
         if not self._probing:
             self._probing = True
-            self._timers.at(self._turn.now + PROBE_SECONDS, self._probe)
+            self._timers.at(self._effects.now + PROBE_SECONDS, self._probe)
 
     def damaged(self, defects: Sequence[Defect]) -> None:
         """Something in the store was found damaged: tell of it, of many alike the first ones."""
         told = Counter[str]()
         for defect in defects:
             if defect.kind == OPENED_AGAIN:
-                self._turn.notice("the store was opened again", reason=defect.outcome)
-                self._turn.event("store.opened-again", reason=defect.outcome)
+                self._effects.notice("the store was opened again", reason=defect.outcome)
+                self._effects.event("store.opened-again", reason=defect.outcome)
                 continue
             self.damages += 1
             told[defect.kind] += 1
             if told[defect.kind] <= TOLD_MAX:
                 details = defect._asdict()
                 del details["stranded"]
-                self._turn.notice("the store is damaged", **details)
-                self._turn.event("store.damaged", **details)
+                self._effects.notice("the store is damaged", **details)
+                self._effects.event("store.damaged", **details)
         for kind, count in told.items():
             if count > TOLD_MAX:
-                self._turn.notice("more of the store is damaged", kind=kind, count=count - TOLD_MAX)
+                self._effects.notice("more of the store is damaged", kind=kind, count=count - TOLD_MAX)
 
     def _probe(self) -> None:
         self._probing = False
         if self.error:
-            self._turn.when_stored(lambda error: None)
+            self._effects.when_stored(lambda error: None)

@@ -61,7 +61,7 @@ class Holes:
             sent = note.sent or stream.last_stored
             self._refused.append(Refused(note.first, note.last, sent))
             if not note.sent:
-                stream.turn.store(note._replace(sent=sent))
+                stream.effects.store(note._replace(sent=sent))
 
     def refuse(self, first: int, last: int) -> None:
         """The disk has refused a chunk."""
@@ -88,7 +88,7 @@ class Holes:
         elif had > stream.last_stored:
             then(self._before(had, None))
         else:
-            stream.turn.ask(FindHole(stream.name, had), lambda hole: then(self._before(had, hole)))
+            stream.effects.ask(FindHole(stream.name, had), lambda hole: then(self._before(had, hole)))
 
     def _before(self, had: int, hole: Hole | None) -> list[Missing]:
         refused = [

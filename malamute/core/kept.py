@@ -10,7 +10,7 @@ from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 if TYPE_CHECKING:
-    from malamute.core.ready import Turn
+    from malamute.core.effects import Effects
     from malamute.errors import MalamuteError
 
 K = TypeVar("K", bound=Hashable)
@@ -32,32 +32,32 @@ class _Pending(Generic[V]):
 class Kept(dict[K, V]):
     """What the store keeps of one kind. What it has already is set as in any dict."""
 
-    __slots__ = ("_pending", "_turn")
+    __slots__ = ("_effects", "_pending")
 
-    def __init__(self, turn: Turn) -> None:
+    def __init__(self, effects: Effects) -> None:
         super().__init__()
-        self._turn = turn
+        self._effects = effects
         self._pending: dict[K, _Pending[V]] = {}
 
     def put(self, name: K, value: V | None) -> None:
-        """Change a value, or remove it with None. Whoever calls this stores it in the same turn."""
+        """Change a value, or remove it with None. Whoever calls this stores it in the same iteration."""
         pending = self._pending.get(name)
         if pending is None:
             pending = self._pending[name] = _Pending(self.get(name))
         pending.count += 1
-        pending.token = self._turn.token
+        pending.token = self._effects.token
         self._become(name, value)
-        self._turn.when_stored(lambda error: self._settled(name, value, pending, error), awaited=False)
+        self._effects.when_stored(lambda error: self._settled(name, value, pending, error), awaited=False)
 
     def rely_on_changes(self, concerned: Callable[[K], bool]) -> None:
-        """Store this turn only if the changes of these names are stored that are under way.
+        """Store this iteration only if the changes of these names are stored that are under way.
 
         For whoever stores all that there is anew, in place of what the disk has: what the disk refuses of it
         must not be stored with that, nor must go with it what the disk refuses to remove.
         """
         for name, pending in self._pending.items():
             if concerned(name):
-                self._turn.rely_on(pending.token)
+                self._effects.rely_on(pending.token)
 
     def _settled(self, name: K, value: V | None, pending: _Pending[V], error: MalamuteError | None) -> None:
         pending.count -= 1

@@ -6,7 +6,7 @@ the connection or the broker. Its answer is a value, so it has to be kept until 
     begin ──▶ undecided ──decide──▶ decided, stored with what it changed ──▶ the answer
                   └─────drop──────▶ refused, and nothing was changed
 
-A change may take more than one turn, since it may have to ask the store. Meanwhile others behind it are
+A change may take more than one iteration, since it may have to ask the store. Meanwhile others behind it are
 executed. So what is undecided is stored, too: after a crash it is to be executed, though its number is not
 the next one. A change of several commits has an outcome from the first of them on, which grows.
 """

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sized
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from malamute.core.ready import Turn
+    from malamute.core.effects import Effects
 
 TOLD_MAX = 20
 """Skipped things that are logged one by one."""
@@ -33,9 +33,9 @@ class Excess(Protocol):
 class Recovery:
     """What became of the things that the store kept."""
 
-    def __init__(self, turn: Turn) -> None:
+    def __init__(self, effects: Effects) -> None:
         self.skipped = 0
-        self._turn = turn
+        self._effects = effects
         self._feeds: set[str] = set()
         self._dead: list[Excess] = []
 
@@ -53,7 +53,7 @@ class Recovery:
             self._feeds.add(name)
         if self.skipped <= TOLD_MAX:
             reason = f"{type(error).__name__}: {error}"
-            self._turn.notice("not recovered, left in the store", kind=kind, name=name, reason=reason)
+            self._effects.notice("not recovered, left in the store", kind=kind, name=name, reason=reason)
 
     def feed_settled(self, name: str) -> None:
         """An operator has set or deleted a feed, which may be one that was skipped."""
@@ -68,7 +68,7 @@ class Recovery:
         self._dead.append(dead)
         if len(self._dead) <= TOLD_MAX:
             what = "more dead letters than dead_letters allows: the oldest leave with the next one"
-            self._turn.notice(what, kind=kind, name=name, count=len(dead.entries), excess=dead.excess)
+            self._effects.notice(what, kind=kind, name=name, count=len(dead.entries), excess=dead.excess)
 
     @property
     def dead_excess(self) -> int:
@@ -78,7 +78,7 @@ class Recovery:
     def report(self, counts: dict[str, tuple[int, int]]) -> None:
         """Tell how many were skipped, and what is past its limit: `counts` are those there, and the limit."""
         if self.skipped > TOLD_MAX:
-            self._turn.notice("more was not recovered", count=self.skipped - TOLD_MAX)
+            self._effects.notice("more was not recovered", count=self.skipped - TOLD_MAX)
         for what, (there, limit) in counts.items():
             if there > limit:
-                self._turn.notice("more than the limit was recovered", what=what, count=there, limit=limit)
+                self._effects.notice("more than the limit was recovered", what=what, count=there, limit=limit)

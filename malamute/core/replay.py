@@ -1,9 +1,9 @@
 """Replay: serving the subscriptions of a stream that are behind.
 
-A subscription that is behind and has credit *wakes*. At the end of the turn it is served from where its
+A subscription that is behind and has credit *wakes*. At the end of the iteration it is served from where its
 cursor is: out of the chunks that wait for the disk, which are in memory, or by a read from the journal, whose
-result comes in a later turn. Who waits at the same place shares a read. A read is bounded, and so is the
-number of reads in one turn, so readers take turns and memory stays within bounds however many there are.
+result comes in a later iteration. Who waits at the same place shares a read. A read is bounded, and so is the
+number of reads in one iteration, so readers take turns and memory stays within bounds however many there are.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from malamute.core.chunk import Loaded
-from malamute.core.steps import GO_ON, Steps, proceed
 from malamute.core.subscription import Reader
+from malamute.core.workflow import GO_ON, Workflow, run_workflow
 from malamute.errors import MalamuteError
 from malamute.matching import CompiledSelector, Group
 from malamute.protocol.messages import NO_JOURNAL, OVERWRITTEN
@@ -28,7 +28,7 @@ READ_BYTES = 1 << 20
 """How much of the journal one read brings."""
 
 READS_MAX = 16
-"""Reads that are handed out in one turn, with those whose results are still being served."""
+"""Reads that are handed out in one iteration, with those whose results are still being served."""
 
 STEP = 2_000
 """Work between two looks at whether there is some left, in expressions to evaluate."""
@@ -59,7 +59,7 @@ class Replay:
         """Those who are served what a read has found."""
 
     def wake(self, subscription: Reader) -> None:
-        """Serve a subscription that is behind and has credit, at the end of this turn."""
+        """Serve a subscription that is behind and has credit, at the end of this iteration."""
         self.waking[id(subscription)] = subscription
         self.stream.activate()
 
@@ -83,7 +83,7 @@ class Replay:
     def advance(self) -> None:
         """Serve those that woke up, from memory or with a read from the journal."""
         for subscription in list(self.waking.values()):
-            if self.stream.turn.replay_work <= 0:
+            if self.stream.effects.replay_work <= 0:
                 return
             try:
                 self._advance(subscription)
@@ -93,7 +93,7 @@ class Replay:
     def _fail(self, subscription: Reader, error: Exception) -> None:
         """A fault ends the one subscription that met it."""
         self.waking.pop(id(subscription), None)
-        subscription.fail(self.stream.turn.fault("replay", error))
+        subscription.fail(self.stream.effects.fault("replay", error))
 
     def stored(self) -> None:
         """The oldest chunk that waited for the disk is on it."""
@@ -126,12 +126,12 @@ class Replay:
         if subscription.committed:
             head = min(head, self.known + 1)
         while subscription.ready and subscription.cursor < head:
-            if stream.turn.replay_work <= 0:
+            if stream.effects.replay_work <= 0:
                 # The others have their turn before it goes on.
                 self.waking[id(subscription)] = self.waking.pop(id(subscription))
                 return
             if subscription.cursor <= stream.last_stored:
-                if len(stream.turn.reads) + stream.turn.replaying < READS_MAX:
+                if len(stream.effects.reads) + stream.effects.replaying < READS_MAX:
                     del self.waking[id(subscription)]
                     self._read(subscription)
                 return
@@ -185,7 +185,7 @@ class Replay:
             size_bytes = 1 if subscription.wanted else READ_BYTES
             read = ReadChunks(self.stream.name, subscription.cursor, size_bytes)
             # What is stored while it is under way, the read may not have seen.
-            self.stream.turn.ask(
+            self.stream.effects.ask(
                 read,
                 partial(self.replayed, read.start, self.stream.last_stored),
                 partial(self.not_replayed, read.start),
@@ -195,10 +195,10 @@ class Replay:
         """Serve what a read found to those who waited for it; `last` was on the disk when it was asked."""
         self.stream.first_kept = max(self.stream.first_kept, result.first)
         readers = {id(reader): reader for reader in self._readers.pop(start, ()) if reader.open}
-        self.stream.turn.replaying += 1
-        proceed(self.stream.turn, self._replay(readers, last, result))
+        self.stream.effects.replaying += 1
+        run_workflow(self.stream.effects, self._replay(readers, last, result))
 
-    def _replay(self, readers: dict[int, Reader], last: int, result: ReadResult) -> Steps:
+    def _replay(self, readers: dict[int, Reader], last: int, result: ReadResult) -> Workflow:
         """Serve the readers of one read, as far as there is work in each iteration."""
         going = readers.copy()
         self._serving += readers, going
@@ -215,7 +215,7 @@ class Replay:
                         del going[id(subscription)]
         finally:
             self._serving = [some for some in self._serving if some is not readers and some is not going]
-            self.stream.turn.replaying -= 1
+            self.stream.effects.replaying -= 1
         for subscription in readers.values():
             if not subscription.open:
                 continue
@@ -231,7 +231,7 @@ class Replay:
                 subscription.reading = False
                 subscription.fail(error)
 
-    def _serve_all(self, going: dict[int, Reader], chunk: Chunk) -> Steps:
+    def _serve_all(self, going: dict[int, Reader], chunk: Chunk) -> Workflow:
         """Serve a chunk to those who are ready for it."""
         loaded = Loaded.read(chunk)
         for subscription in [*going.values()]:
@@ -240,7 +240,7 @@ class Replay:
                 while id(subscription) in going and subscription.open and subscription.ready:
                     if subscription.cursor > chunk.last:
                         break
-                    if self.stream.turn.replay_work > 0:
+                    if self.stream.effects.replay_work > 0:
                         self._serve(subscription, loaded)
                     else:
                         yield GO_ON
@@ -263,7 +263,7 @@ class Replay:
 
     def _charge(self, selector: CompiledSelector, loaded: Loaded) -> None:
         """What it took to find the messages of a reader, and to encode them; others may share both."""
-        self.stream.turn.replay_work -= SERVE_WORK + selector.take_spent() + loaded.take_spent()
+        self.stream.effects.replay_work -= SERVE_WORK + selector.take_spent() + loaded.take_spent()
 
     def _selector(self, group: Group) -> CompiledSelector:
         selector = self._selectors.get(group)

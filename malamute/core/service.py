@@ -125,7 +125,7 @@ class Services(QueueTable):
 
     def _posts(self, session: Session, service: str, requests: Sequence[Entry], reply: Reply) -> list[Post]:
         """The replies by the mailboxes that they go to, each ready to be put there."""
-        time = self.limits.turn.time_ns
+        time = self.limits.effects.time_ns
         posts: dict[str, Post] = {}
         for request, final, record in zip(requests, reply.finals, reply.records, strict=True):
             asked = request.properties or {}

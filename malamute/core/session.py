@@ -25,8 +25,8 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from malamute.core.access import Permissions
+from malamute.core.effects import Effects, Holder
 from malamute.core.outcomes import Outcomes
-from malamute.core.ready import Holder, Turn
 from malamute.core.refusals import Refusals
 from malamute.errors import (
     AccessRefused,
@@ -232,7 +232,7 @@ class Sessions:
 
     def __init__(
         self,
-        turn: Turn,
+        effects: Effects,
         limits: Limits,
         *,
         broker_id: bytes,
@@ -244,7 +244,7 @@ class Sessions:
         forget: Callable[[Session], None],
         ack_timeout: Callable[[str], float],
     ) -> None:
-        self.turn = turn
+        self.effects = effects
         self.limits = limits
         self.by_peer: dict[bytes, Session] = {}
         self.by_address: dict[str, Session] = {}
@@ -271,11 +271,11 @@ class Sessions:
 
         If it is doubtful what it had stored last, its client is told that the session is another one.
         """
-        session = Session(peer, Numbers.unpack(value, refused, outcomes), self.turn.now)
+        session = Session(peer, Numbers.unpack(value, refused, outcomes), self.effects.now)
         session.durable = True
         session.doubtful = doubtful
         self.by_peer[peer] = session
-        self._away[peer] = self.turn.now + self._expiry
+        self._away[peer] = self.effects.now + self._expiry
 
     def hello(self, peer: bytes, hello: Hello, may: Permissions) -> Session:
         """Open a session for whom these are the permissions, or open it again.
@@ -300,7 +300,7 @@ class Sessions:
         if session is None:
             if len(self.by_peer) >= self.limits.sessions:
                 raise TooMany(f"too many sessions: expected at most {self.limits.sessions}")
-            session = self.by_peer[peer] = Session(peer, Numbers(hello.unsettled, user), self.turn.now)
+            session = self.by_peer[peer] = Session(peer, Numbers(hello.unsettled, user), self.effects.now)
         elif session.open:
             self._leave(session)
         session.doubtful = False
@@ -310,7 +310,7 @@ class Sessions:
         session.may = may
         session.open = True
         session.software = hello.software
-        session.since = self.turn.now
+        session.since = self.effects.now
         self._away.pop(peer, None)
         self.watch(session)
         self._tell("connected", session, software=session.software, resumed=resumed)
@@ -326,7 +326,7 @@ class Sessions:
             hello.attempt,
             self._incarnation,
         )
-        self.turn.send(peer, welcome)
+        self.effects.send(peer, welcome)
         return session
 
     def _take_address(self, session: Session, address: str) -> None:
@@ -345,7 +345,7 @@ class Sessions:
         session = self.by_peer.get(peer)
         if session is not None and session.open:
             self._leave(session)
-            self._away[peer] = self.turn.now + self._expiry
+            self._away[peer] = self.effects.now + self._expiry
             self._tell("left", session, reason="lost")
 
     def _leave(self, session: Session) -> None:
@@ -359,7 +359,7 @@ class Sessions:
     def dismiss(self, session: Session, error: MalamuteError, reason: str) -> None:
         """End a session that its client has not ended, and tell the client why if it is there."""
         if session.open:
-            self.turn.send(session.peer, Error(error.code, error.text, BY_TYPE[Hello].opcode))
+            self.effects.send(session.peer, Error(error.code, error.text, BY_TYPE[Hello].opcode))
         self.end(session, reason)
 
     def end(self, session: Session, reason: str) -> None:
@@ -371,31 +371,31 @@ class Sessions:
         self._away.pop(session.peer, None)
         del self.by_peer[session.peer]
         if session.durable:
-            self.turn.store(DeleteValue(SESSIONS, (session.peer,)))
-        self.turn.closed.append(session.peer)
+            self.effects.store(DeleteValue(SESSIONS, (session.peer,)))
+        self.effects.closed.append(session.peer)
 
     def _tell(self, what: str, session: Session, **details: Any) -> None:
         name = session.address or session.ident
-        self.turn.event(f"client.{what}.{name}", id=session.ident, address=session.address, **details)
+        self.effects.event(f"client.{what}.{name}", id=session.ident, address=session.address, **details)
 
     def tick(self) -> None:
         """End the sessions that stayed away too long, and probe those that are silent."""
-        while self._away and next(iter(self._away.values())) <= self.turn.now:
+        while self._away and next(iter(self._away.values())) <= self.effects.now:
             peer, _ = self._away.popitem(last=False)
-            if not self.turn.guard("the end of a session", self.end, self.by_peer[peer], "expired"):
+            if not self.effects.guard("the end of a session", self.end, self.by_peer[peer], "expired"):
                 self.by_peer.pop(peer, None)
         busy, idle = self._probes
-        for session in [*busy.due(self.turn.now), *idle.due(self.turn.now)]:
-            self.turn.send(session.peer, Ping())
+        for session in [*busy.due(self.effects.now), *idle.due(self.effects.now)]:
+            self.effects.send(session.peer, Ping())
             self.watch(session)
 
     def watch(self, session: Session) -> None:
         """Probe a session: often while it holds work that another could do, seldom otherwise."""
         busy, idle = self._probes
         if session.open and session.holding:
-            busy.start(session, self.turn.now)
+            busy.start(session, self.effects.now)
         if session.open:
-            idle.start(session, self.turn.now)
+            idle.start(session, self.effects.now)
 
     def next_deadline(self) -> float | None:
         """When `tick` has something to do, in seconds since the epoch."""
@@ -418,13 +418,13 @@ class Sessions:
         if number < max(numbers.floor, numbers.next - self.limits.unconfirmed):
             raise NumberTooOld(f"number {number} is too old: the newest is {numbers.next - 1}")
         if refusal := numbers.refused.answer(number):
-            self.turn.send(session.peer, refusal)
+            self.effects.send(session.peer, refusal)
         elif number <= numbers.stored:
-            self.turn.send(session.peer, Stored([[number, number, 0]]))
+            self.effects.send(session.peer, Stored([[number, number, 0]]))
         return False
 
     def accept(self, session: Session, message: Numbered, count: int, sequence: int) -> None:
-        """A numbered command was executed: confirm it once this turn is stored.
+        """A numbered command was executed: confirm it once this iteration is stored.
 
         `sequence` is that of the first of its `count` stream messages; both are 0 for other commands.
         """
@@ -460,7 +460,7 @@ class Sessions:
         if number in outcomes.running:
             return False
         if number in outcomes.decided:
-            self.turn.send(session.peer, Ok(CHANGE, number, outcomes.decided[number]))
+            self.effects.send(session.peer, Ok(CHANGE, number, outcomes.decided[number]))
             return False
         if number in outcomes.undecided:
             return True
@@ -488,7 +488,7 @@ class Sessions:
     def decide_change(
         self, session: Session, number: int, value: Any, *, final: bool = True, otherwise: Any = None
     ) -> None:
-        """A change has come to this, all of which is in this turn: store it beside that, and answer then.
+        """A change has come to this, all of it in this iteration: store it beside that, and answer then.
 
         One that is not `final` goes on, and this is its outcome if it cannot. If this cannot be stored it has
         come to what is told `otherwise`, or was refused.
@@ -508,7 +508,7 @@ class Sessions:
             self._answer(session, Ok(CHANGE, number, value if error is None else otherwise))
 
         if final:
-            self.turn.when_stored(stored)
+            self.effects.when_stored(stored)
 
     def fail_change(self, session: Session, number: int, error: MalamuteError) -> None:
         """A change was refused, and nothing was changed."""
@@ -520,10 +520,10 @@ class Sessions:
     def _answer(self, session: Session, answer: Ok | Error) -> None:
         """Answer a session, unless another one of its peer has begun with numbers of its own."""
         if self.by_peer.get(session.peer, session) is session:
-            self.turn.send(session.peer, answer)
+            self.effects.send(session.peer, answer)
 
     def flush(self) -> None:
-        """Store the numbers of this turn beside the messages, and confirm them when that is done."""
+        """Store the numbers of this iteration beside the messages, and confirm them when that is done."""
         if not self._confirmations:
             return
         confirmations, self._confirmations = self._confirmations, {}
@@ -531,23 +531,23 @@ class Sessions:
             for session in confirmations:
                 self._store(session)
         except Exception as error:
-            self.turn.spoil("the numbers of a session", error)
+            self.effects.spoil("the numbers of a session", error)
         # Behind what `_store` waits for: what was not stored has to be known when it is stored again.
-        self.turn.when_stored(lambda error: self._confirm(confirmations, error))
+        self.effects.when_stored(lambda error: self._confirm(confirmations, error))
 
     def _store(self, session: Session) -> None:
         if self._lives(session):
             session.durable = True
             numbers = session.numbers
-            self.turn.store(PutValue(SESSIONS, (session.peer, NUMBERS), numbers.pack()))
+            self.effects.store(PutValue(SESSIONS, (session.peer, NUMBERS), numbers.pack()))
             if numbers.refused_changed:
                 numbers.refused_changed = False
-                self.turn.store(PutValue(SESSIONS, (session.peer, REFUSALS), numbers.refused.pack()))
-                self.turn.when_stored(lambda error: self._refusals_stored(numbers, error), awaited=False)
+                self.effects.store(PutValue(SESSIONS, (session.peer, REFUSALS), numbers.refused.pack()))
+                self.effects.when_stored(lambda error: self._refusals_stored(numbers, error), awaited=False)
             if numbers.outcomes_changed:
                 numbers.outcomes.changed = False
-                self.turn.store(PutValue(SESSIONS, (session.peer, OUTCOMES), numbers.outcomes.pack()))
-                self.turn.when_stored(lambda error: self._outcomes_stored(numbers, error), awaited=False)
+                self.effects.store(PutValue(SESSIONS, (session.peer, OUTCOMES), numbers.outcomes.pack()))
+                self.effects.when_stored(lambda error: self._outcomes_stored(numbers, error), awaited=False)
 
     def store_again(self, peer: bytes) -> None:
         """The store has lost what it knew of a session."""
@@ -571,7 +571,7 @@ class Sessions:
                 continue
             if error is None and runs:
                 session.numbers.stored = runs[-1].last
-                self.turn.send(session.peer, Stored([[run.first, run.last, run.sequence] for run in runs]))
+                self.effects.send(session.peer, Stored([[run.first, run.last, run.sequence] for run in runs]))
             elif error is not None:
                 self._unstored(session, runs, error)
                 # What was handed out meanwhile tells of these numbers as stored.
@@ -583,7 +583,7 @@ class Sessions:
             for number in range(run.first, run.last + 1):
                 answer = Error(error.code, error.text, opcode, number)
                 session.numbers.refuse(number, answer)
-                self.turn.send(session.peer, answer)
+                self.effects.send(session.peer, answer)
 
 
 PROBES_TOGETHER = 1 / 64

@@ -1,7 +1,7 @@
 """Where subscriptions begin: a start in words made into a position in a stream.
 
 Some starts are known at once. A time, or the last message of each subject, is only known to the store: then
-the answer comes in a later turn, and what was only in memory when it was asked is added to it. A sequence
+the answer comes in a later iteration, and what was only in memory when asked is added to it. A sequence
 beyond the head means that the broker has lost its store since: what it has now is new to the client, so it
 begins at the head.
 """
@@ -46,20 +46,20 @@ class Asked(NamedTuple):
 
 
 def locate(stream: Stream, start: Start, group: Group, then: Then) -> None:
-    """Call `then` with the position of a start: now, or in a later turn."""
+    """Call `then` with the position of a start: now, or in a later iteration."""
     asked = Asked(stream.next, stream.last_stored, [*stream.replay.unstored])
     if start.kind in KNOWN:
         then(KNOWN[start.kind](stream, start))
     elif not stream.journaled:
         then(Position(stream.next))
     elif start.kind == LAST_PER_SUBJECT:
-        stream.turn.ask(
+        stream.effects.ask(
             LastPerSubject(stream.name, SUBJECTS_MAX, asked.stored),
             lambda found: then(last_of_each(stream, group, asked, found)),
         )
     else:
         time = start.value if start.kind == TIME else stream.moment() - start.value
-        stream.turn.ask(
+        stream.effects.ask(
             FindTime(stream.name, time, asked.stored), lambda found: then(at_time(asked, time, found))
         )
 

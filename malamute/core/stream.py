@@ -1,6 +1,6 @@
 """Streams: messages in, chunks out, and each subscription either live or in replay.
 
-What reaches a stream in one turn becomes one *chunk*: numbered, encoded once, journaled as it is and
+What reaches a stream in one iteration becomes one *chunk*: numbered, encoded once, journaled as it is and
 sent as it is to every subscription that takes all of it. Subscriptions with the same selector are one
 group of the matching index; a batch costs one look-up for each subject, and one payload for each
 distinct set of places in it, however many subscribers there are.
@@ -9,7 +9,7 @@ A subscription is LIVE while it has had all that it was to have: then it needs n
 that does not concern it costs nothing. When a delivery finds it without credit it moves to REPLAY with a
 *cursor*, the first sequence that it has not had. With credit it is served from the cursor on, out of
 the journal and then out of the chunks that are not on the disk yet; when the cursor is at the head, and
-there is credit left, it is LIVE again, within one turn and so without a gap.
+there is credit left, it is LIVE again, within one iteration and so without a gap.
 
 Live deliveries do not wait for the disk. So that no sequence is ever used twice, every commit also
 reserves a block of sequences ahead, and a chunk beyond the reserved block is held until the commit that
@@ -37,10 +37,10 @@ from typing import Any
 from malamute.core.audience import Audience
 from malamute.core.chunk import ChunkPart, Loaded, chunk_bytes
 from malamute.core.dispatch import Held, in_steps
+from malamute.core.effects import Effects
 from malamute.core.holes import Holes, Missing
 from malamute.core.kept import Kept
 from malamute.core.metrics import Rate
-from malamute.core.ready import Turn
 from malamute.core.replay import Replay
 from malamute.core.session import Session
 from malamute.core.start import locate
@@ -102,8 +102,8 @@ class Cursors(Kept[str, int]):
 
     __slots__ = ("_tally",)
 
-    def __init__(self, turn: Turn, tally: Tally) -> None:
-        super().__init__(turn)
+    def __init__(self, effects: Effects, tally: Tally) -> None:
+        super().__init__(effects)
         self._tally = tally
 
     def __setitem__(self, name: str, sequence: int) -> None:
@@ -154,7 +154,7 @@ class Stream:
         self.name = name
         self.own = name.startswith(RESERVED_PREFIX)
         """Whether it is the broker's: who reads it makes no events by that."""
-        self.turn = owner.turn
+        self.effects = owner.effects
         self.policy = owner.policy(name)
         self.journaled: bool = self.policy.journal
         self._active = owner.active
@@ -173,14 +173,14 @@ class Stream:
         self.last: int = state.last if state else 0
         """The newest message that was ever published."""
         self.time = state.time if state else 0
-        self._clocked = self.turn.time_ns
+        self._clocked = self.effects.time_ns
         self.messages = 0
         self.rate = Rate()
         self.switches: Counter[str] = Counter()
         """How often a reader has come to the head, or fallen behind it, by the state that it is in since."""
         self._cursors_bytes_max = owner.limits.cursors_bytes
         self._tally = owner.cursors
-        self.cursors = Cursors(self.turn, owner.cursors)
+        self.cursors = Cursors(self.effects, owner.cursors)
         self.lost_cursors: set[str] = set()
         """Those whose positions were in a part of the store that is damaged."""
         self._retentions = owner.retentions
@@ -208,7 +208,7 @@ class Stream:
     # Messages in
 
     def publish(self, sender: str, subjects: Sequence[str], records: Sequence[Frame]) -> int:
-        """Take messages, to go out at the end of the turn. Returns the sequence of the first."""
+        """Take messages, to go out at the end of the iteration. Returns the sequence of the first."""
         all_subjects, all_records, all_senders = self._incoming
         first = self.next + len(all_subjects)
         all_subjects += subjects
@@ -218,11 +218,11 @@ class Stream:
         return first
 
     def activate(self) -> None:
-        """Flush this stream at the end of the turn."""
+        """Flush this stream at the end of the iteration."""
         self._active[self.name] = self
 
     def flush(self) -> None:
-        """Make a chunk of what came in this turn, store it and deliver it."""
+        """Make a chunk of what came in this iteration, store it and deliver it."""
         subjects, records, senders = self._incoming
         if not subjects:
             if self.behind:
@@ -233,11 +233,11 @@ class Stream:
             self._flush(subjects, records, senders)
         except Exception as error:
             # Whoever published learns that it was not stored.
-            self.turn.spoil("what was published", error)
+            self.effects.spoil("what was published", error)
 
     def _flush(self, subjects: list[str], records: list[Frame], senders: list[str]) -> None:
         self.time = self.moment()
-        self._clocked = self.turn.time_ns
+        self._clocked = self.effects.time_ns
         sender = senders[0] if len(set(senders)) == 1 else senders
         columns = Columns(self.next, self.time, sender, subjects, records)
         payload, large = pack_stream_payload(columns)
@@ -245,7 +245,7 @@ class Stream:
         self.next += len(subjects)
         self.last = self.next - 1
         self.messages += len(subjects)
-        self.rate.add(len(subjects), self.turn.now)
+        self.rate.add(len(subjects), self.effects.now)
         self._store(loaded)
         self._held.add(loaded)
         self._keep_up()
@@ -253,17 +253,17 @@ class Stream:
 
     def moment(self) -> int:
         """The time now as this stream has it, in nanoseconds UTC."""
-        now = self.turn.time_ns
+        now = self.effects.time_ns
         return max(now, self.time + max(0, now - self._clocked) // 2)
 
     def close(self) -> None:
         """Offer what waits for that, and give back the sequences that were reserved and not used."""
         self._dispatch(wholly=True)
         if self.next > self._given_back:
-            self.turn.store(Reserve(self.name, self.next - 1))
+            self.effects.store(Reserve(self.name, self.next - 1))
 
     def _family_failed(self, family: str, error: Exception) -> None:
-        self.turn.notice("a family of the index failed", stream=self.name, family=family, error=str(error))
+        self.effects.notice("a family of the index failed", stream=self.name, family=family, error=str(error))
 
     def check_cursor(self, name: str) -> None:
         """Raise `TooMany` unless there is a cursor of this name, or room for one."""
@@ -284,7 +284,7 @@ class Stream:
     def commit(self, cursor: str, sequence: int) -> None:
         """Store that the reader with this cursor is done with all up to a sequence."""
         self.cursors.put(cursor, sequence)
-        self.turn.store(PutValue(CURSORS, (self.name, cursor), sequence))
+        self.effects.store(PutValue(CURSORS, (self.name, cursor), sequence))
         if cursor in self.lost_cursors:
             self._find_again(cursor)
 
@@ -293,19 +293,19 @@ class Stream:
             if error is None:
                 self.lost_cursors.discard(cursor)
 
-        self.turn.when_stored(found)
+        self.effects.when_stored(found)
 
     def delete_cursor(self, cursor: str) -> None:
         """Forget a cursor, or one that is lost."""
         self.cursors.put(cursor, None)
-        self.turn.store(DeleteValue(CURSORS, (self.name, cursor)))
+        self.effects.store(DeleteValue(CURSORS, (self.name, cursor)))
         if cursor in self.lost_cursors:
             self._find_again(cursor)
 
     def configure(self, policy: StreamPolicy) -> None:
         """Go by another policy from now on."""
         if policy.retention != self.policy.retention:
-            self.turn.store(Retain(self.name, policy.retention))
+            self.effects.store(Retain(self.name, policy.retention))
         self.policy, self.committed = policy, policy.committed
 
     @property
@@ -316,12 +316,12 @@ class Stream:
     def retain(self, retention: StreamRetention) -> None:
         """Store how much of it is kept, in place of what the configuration says."""
         self._retentions.put(self.name, retention)
-        self.turn.store(PutValue(RETENTIONS, (self.name,), retention))
+        self.effects.store(PutValue(RETENTIONS, (self.name,), retention))
 
     def purge(self, purged: Callable[[], None]) -> None:
         """Drop the history. Whoever reads it, and whatever was set for it, stays."""
         # For the store it is another stream of the same name, which goes on with the old numbers.
-        self.turn.store(DeleteStream(self.name))
+        self.effects.store(DeleteStream(self.name))
         # A deletion changes the retention, be there one or not: it stands for all that goes with it.
         self.cursors.rely_on_changes(lambda cursor: True)
         self._retentions.rely_on_changes(lambda stream: stream == self.name)
@@ -346,21 +346,21 @@ class Stream:
                 self.last = self.last_stored = self.messages = 0
             deleted()
 
-        self.turn.store(DeleteStream(self.name), ForgetStream(self.name))
+        self.effects.store(DeleteStream(self.name), ForgetStream(self.name))
         for cursor in [*self.cursors]:
             self.cursors.put(cursor, None)
         self._retentions.put(self.name, None)
         self._drop_before(first, gone)
 
     def _drop_before(self, first: int, dropped: Callable[[], None]) -> None:
-        """What this turn stores drops what is before a sequence: it is gone when that is done."""
+        """What this iteration stores drops what is before a sequence: it is gone when that is done."""
 
         def stored(error: MalamuteError | None) -> None:
             if error is None:
                 self.first_kept = max(self.first_kept, first)
                 dropped()
 
-        self.turn.when_stored(stored)
+        self.effects.when_stored(stored)
 
     @property
     def unused(self) -> bool:
@@ -384,7 +384,7 @@ class Stream:
         size_bytes = chunk_bytes(chunk.count, loaded.size_bytes, chunk.large)
         if self.journaled:
             self.replay.unstored.append(loaded)
-            self.turn.store(
+            self.effects.store(
                 AppendChunk(
                     self.name,
                     loaded.chunk,
@@ -396,14 +396,14 @@ class Stream:
             )
             held = last > self.reserved
             deletions = self._deletions
-            self.turn.when_stored(lambda error: self._stored(last, deletions, error), awaited=held)
+            self.effects.when_stored(lambda error: self._stored(last, deletions, error), awaited=held)
         elif last + EPOCH // 2 > self.reserved:
             self._begin_epoch(last, size_bytes if last > self.reserved else 0)
 
     def _begin_epoch(self, last: int, held_bytes: int = 0) -> None:
         """Reserve sequences for a stream without a journal. What is held meanwhile counts as accepted."""
-        self.turn.store(Reserve(self.name, last + EPOCH), size_bytes=held_bytes)
-        self.turn.when_stored(lambda error: self._reserved(last, last + EPOCH, error))
+        self.effects.store(Reserve(self.name, last + EPOCH), size_bytes=held_bytes)
+        self.effects.when_stored(lambda error: self._reserved(last, last + EPOCH, error))
 
     def _reserved(self, last: int, reserved: int, error: MalamuteError | None) -> None:
         if error is None:
@@ -434,7 +434,7 @@ class Stream:
     def _refused(self, loaded: Loaded, *, sent: bool) -> None:
         """Tell those who have a chunk, or were to have it, that the disk does not."""
         costly, work = self.audience.match_costly(loaded.columns, maxsize)
-        self.turn.work -= work
+        self.effects.work -= work
         for matches in (self.audience.match(loaded.columns), costly):
             for group, part in self._parts(loaded, matches):
                 for reader in group.members.values():
@@ -448,7 +448,7 @@ class Stream:
         While it is `behind` with that, nobody becomes LIVE: each chunk is offered once to who was before it.
         """
         while self._held and self._held[0].chunk.last <= self.reserved:
-            if self.behind and self.turn.work <= 0 and not wholly:
+            if self.behind and self.effects.work <= 0 and not wholly:
                 return
             loaded = self._held[0]
             while self._dropped:
@@ -459,7 +459,7 @@ class Stream:
                     self.activate()
                     return
             except Exception as error:
-                self.turn.fault("matching", error)
+                self.effects.fault("matching", error)
                 self._fall_behind(loaded)
             self._dispatched()
         self.behind = False
@@ -471,16 +471,16 @@ class Stream:
 
     def _offer_all(self, loaded: Loaded, *, wholly: bool) -> bool:
         """Offer a chunk to all that it is for. Returns whether that is done."""
-        audience, turn = self.audience, self.turn
+        audience, effects = self.audience, self.effects
         readers = len(audience)
         if not readers and self._steps is None:
             return True
-        if self._steps is None and loaded.chunk.count * readers <= turn.work:
+        if self._steps is None and loaded.chunk.count * readers <= effects.work:
             for group, part in self._parts(loaded, audience.match(loaded.columns)):
                 self._offer(loaded, part, group.members.values())
-            turn.work -= audience.take_work()
+            effects.work -= audience.take_work()
         else:
-            self._steps = self._steps or in_steps(turn, audience, loaded, self._offer)
+            self._steps = self._steps or in_steps(effects, audience, loaded, self._offer)
             for _ in self._steps:
                 if not wholly:
                     return False
@@ -526,17 +526,17 @@ class Stream:
             try:
                 if subscription.committed and loaded.chunk.last > self.replay.durable:
                     loaded.later[id(subscription)] = subscription, part
-                    self.turn.hurry()
+                    self.effects.hurry()
                 elif left := start if start > loaded.chunk.first else subscription.offer(part):
                     subscription.switch(left)
                     subscription.unblock()
             except Exception as error:
-                subscription.fail(self.turn.fault("a live delivery", error))
+                subscription.fail(self.effects.fault("a live delivery", error))
 
     def _offer_costly(self, loaded: Loaded) -> None:
         """The same to those who are costly to find. Who cannot be found in this iteration falls behind."""
-        matches, work = self.audience.match_costly(loaded.columns, self.turn.work // 2)
-        self.turn.work -= work
+        matches, work = self.audience.match_costly(loaded.columns, self.effects.work // 2)
+        self.effects.work -= work
         for group, part in self._parts(loaded, matches):
             self._offer(loaded, part, group.members.values())
         if len(matches) == loaded.chunk.count or not work:
@@ -556,7 +556,7 @@ class Stream:
                     reader.switch(left)
                     reader.unblock()
             except Exception as error:
-                reader.fail(self.turn.fault("a delivery", error))
+                reader.fail(self.effects.fault("a delivery", error))
 
     def _parts(self, loaded: Loaded, matches: Sequence[Groups]) -> list[tuple[Group, ChunkPart]]:
         """Who gets what of a chunk."""
@@ -578,7 +578,7 @@ class Streams:
 
     def __init__(
         self,
-        turn: Turn,
+        effects: Effects,
         limits: Limits,
         policy_of: StreamPolicyOf,
         caches: CacheBudget,
@@ -586,7 +586,7 @@ class Streams:
         *,
         unjournaled: bool = False,
     ) -> None:
-        self.turn = turn
+        self.effects = effects
         self.limits = limits
         self._policy_of = self._started_with = policy_of
         self.caches = caches
@@ -602,7 +602,7 @@ class Streams:
         """What the cursors of all streams take."""
         self.by_name: dict[str, Stream] = {}
         self.active: dict[str, Stream] = {}
-        self.retentions: Kept[str, StreamRetention] = Kept(turn)
+        self.retentions: Kept[str, StreamRetention] = Kept(effects)
         """How much of a stream is kept, where that was set at run time."""
 
     def policy(self, name: str) -> StreamPolicy:
@@ -627,7 +627,7 @@ class Streams:
             stream = self.by_name[name] = Stream(name, self, state)
             stream.holes.restore(refused)
             if stream.policy.retention != KEEP_ALL:
-                self.turn.store(Retain(name, stream.policy.retention))
+                self.effects.store(Retain(name, stream.policy.retention))
 
     def delete(self, stream: Stream, deleted: Callable[[], None]) -> None:
         """Remove a stream that nobody reads. Its name is free then; its sequences are never used again."""
@@ -645,23 +645,23 @@ class Streams:
     def begin_epoch(self) -> None:
         """Store the floor, and ahead of it what streams may use that have no journal."""
         if not self._unjournaled:
-            self.turn.store(Reserve(FLOOR, self.floor))
+            self.effects.store(Reserve(FLOOR, self.floor))
             return
         reserved = max(self.floor, self.incarnation) + EPOCH
-        self.turn.store(Reserve(FLOOR, reserved))
+        self.effects.store(Reserve(FLOOR, reserved))
 
         def begun(error: MalamuteError | None) -> None:
             if error is None:
                 self.epoch_end = max(self.epoch_end, reserved)
 
-        self.turn.when_stored(begun)
+        self.effects.when_stored(begun)
 
     def close(self) -> None:
         """Give back the sequences that were reserved and not used."""
         for stream in self.by_name.values():
-            self.turn.guard("the end of a stream", stream.close)
+            self.effects.guard("the end of a stream", stream.close)
         if self._unjournaled:
-            self.turn.store(Reserve(FLOOR, self.floor))
+            self.effects.store(Reserve(FLOOR, self.floor))
 
     def commit(self, session: Session, message: Commit) -> None:
         """Store a named position. Raises `NotFound`, `InvalidValue` or `TooMany`."""
@@ -683,7 +683,7 @@ class Streams:
             if len(self.by_name) >= self.limits.streams:
                 raise TooMany(f"too many streams: expected at most {self.limits.streams}")
             stream = self.by_name[name] = Stream(name, self)
-            self.turn.event(f"stream.created.{name}")
+            self.effects.event(f"stream.created.{name}")
         return stream
 
     def drop_untouched(self, stream: Stream) -> None:
@@ -698,8 +698,8 @@ class Streams:
         if here and stream.idle and stream.untouched and not stream.changing:
             self.drop_untouched(stream)
             if not stream.journaled:
-                self.turn.store(DeleteStream(stream.name), ForgetStream(stream.name))
-            self.turn.event(f"stream.collected.{stream.name}")
+                self.effects.store(DeleteStream(stream.name), ForgetStream(stream.name))
+            self.effects.event(f"stream.collected.{stream.name}")
 
     def keep(self, name: str) -> Stream:
         """The stream of this name, made if needed: the broker's own, or what was promised something."""
@@ -722,7 +722,7 @@ class Streams:
         if anew and start.kind == SEQ and start.value > used:
             # It was made anew for its readers. From that sequence on nothing ever was there.
             start = Start(NEW)
-        # What came before it in this turn is not new to it.
+        # What came before it in this iteration is not new to it.
         stream.flush()
         committed = stream.journaled and (message.committed or stream.committed)
         subscription = Subscription(
@@ -736,29 +736,29 @@ class Streams:
 
         def begin(position: Position, taken_back: Sequence[Missing]) -> None:
             if subscription.open:
-                self.turn.send(session.peer, Ok(_SUBSCRIBE, message.source, position.first))
+                self.effects.send(session.peer, Ok(_SUBSCRIBE, message.source, position.first))
                 if message.cursor and message.cursor not in stream.cursors:
                     stream.commit(message.cursor, position.first - 1)
                 for missing in taken_back:
                     subscription.missed(*missing)
                 subscription.begin(position)
 
-        with self.turn.failing(subscription.fail):
+        with self.effects.failing(subscription.fail):
             locate(stream, start, subscription.group, look)
 
     def flush(self) -> None:
-        """Send and store what the turn brought."""
+        """Send and store what the iteration brought."""
         active = list(self.active.values())
         self.active.clear()
         # What goes on from earlier iterations leaves something for what comes to a stream now.
-        self.turn.work = max(self.turn.work, STREAMS_WORK)
+        self.effects.work = max(self.effects.work, STREAMS_WORK)
         waiting: list[Stream] = []
         served: list[Stream] = []
         for stream in active:
-            waits = stream.behind and self.turn.work <= 0
+            waits = stream.behind and self.effects.work <= 0
             stream.flush()
-            if self.turn.replay_work > 0:
-                self.turn.guard("replay", stream.replay.advance)
+            if self.effects.replay_work > 0:
+                self.effects.guard("replay", stream.replay.advance)
             else:
                 waits = True
             (waiting if waits else served).append(stream)

@@ -28,7 +28,7 @@ from malamute.protocol.messages import (
 )
 
 if TYPE_CHECKING:
-    from malamute.core.ready import WhenStored
+    from malamute.core.effects import WhenStored
     from malamute.core.stream import Stream
     from malamute.errors import MalamuteError
 
@@ -78,7 +78,7 @@ class Reader:
         self.delivered = 0
         self.skipped = 0
         self.time = 0
-        self.since = stream.turn.now
+        self.since = stream.effects.now
         self.group: Group = stream.audience.add(id(self), selector, self)
 
     def begin(self, position: Position) -> None:
@@ -253,7 +253,7 @@ class Subscription(Reader):
     def _send(self, part: ChunkPart) -> None:
         self.credit.take(part.count, part.size_bytes)
         self.delivered += part.count
-        self.stream.turn.send(self.session.peer, Delivery(self.source, self.after, part))
+        self.stream.effects.send(self.session.peer, Delivery(self.source, self.after, part))
         self.after = part.columns.each_sequence()[-1]
         self.time = part.time
 
@@ -278,24 +278,24 @@ class Subscription(Reader):
         if self.open:
             del self.session.sources[self.source]
             self.began = False
-            self.stream.turn.ended.append(self)
-            self.stream.turn.send(self.session.peer, error_message(error, _SUBSCRIBE, self.source))
+            self.stream.effects.ended.append(self)
+            self.stream.effects.send(self.session.peer, error_message(error, _SUBSCRIBE, self.source))
 
     def missed(self, first: int, last: int, reason: str) -> None:
         """Tell the client that messages are unavailable."""
-        self.stream.turn.send(self.session.peer, Gap(self.source, first, last, reason))
+        self.stream.effects.send(self.session.peer, Gap(self.source, first, last, reason))
         self._tell("gap", first=first, last=last, reason=reason)
 
     def switched(self, state: str, sequence: int) -> None:
         """Tell the client that it is LIVE or in REPLAY now."""
-        self.stream.turn.send(self.session.peer, Switch(self.source, state, sequence))
+        self.stream.effects.send(self.session.peer, Switch(self.source, state, sequence))
         self._tell(state, sequence=sequence)
 
     def _tell(self, what: str, **details: Any) -> None:
         stream, session = self.stream, self.session
         # A reader of the events would read of its own reading for ever.
         if not stream.own:
-            stream.turn.event(
+            stream.effects.event(
                 f"subscription.{what}.{stream.name}",
                 client=session.ident,
                 address=session.address,

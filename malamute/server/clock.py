@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import time
 
-from malamute.core.ready import ClockStep
+from malamute.core.effects import ClockStep
 
 STEP_MAX = 1.0
 """Seconds that the wall clock may differ before that is a step."""

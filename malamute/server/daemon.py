@@ -21,9 +21,9 @@ from malamute import __version__
 from malamute.config import Config, LogConfig
 from malamute.config.reload import reloaded
 from malamute.core.broker import CONFIGURED, ConfigurationLoaded, Core, Settings
+from malamute.core.effects import Notice
 from malamute.core.events import EVENTS
 from malamute.core.faults import FAULT
-from malamute.core.ready import Notice
 from malamute.errors import ConfigError, MalamuteError
 from malamute.journal.disk import DiskStore
 from malamute.journal.memory import MemoryStore

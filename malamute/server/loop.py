@@ -1,9 +1,9 @@
 """The loop: poll, drain the socket, work, flush once, and again.
 
-One thread runs the core and the socket. A turn takes in what is there, up to a bound, lets the core work,
-and does all that it says at the end: appends go to the writer thread and reads to the reader thread,
-messages go to the socket. So the price of a commit, of an encoding and of a system call is paid for a
-turn, not for a message, and the busier the broker is, the larger its turns are.
+One thread runs the core and the socket. An iteration takes in what is there, up to a bound, lets the core
+work, and does all that it says at the end: appends go to the writer thread and reads to the reader thread,
+messages go to the socket. So the price of a commit, of an encoding and of a system call is paid for an
+iteration, not for a message, and the busier the broker is, the larger its iterations are.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 import zmq
 
 from malamute.core.broker import ConfigurationLoaded, Core
-from malamute.core.ready import LoadConfiguration, Notice
+from malamute.core.effects import LoadConfiguration, Notice
 from malamute.errors import MalamuteError
 from malamute.journal.store import Store
 from malamute.protocol.messages import Hello, Message
@@ -129,12 +129,12 @@ class Loop:
         self._copier.start()
         try:
             while not self._stopping:
-                self._turn()
+                self._iterate()
             self._drain()
         finally:
             self._close()
 
-    def _turn(self) -> None:
+    def _iterate(self) -> None:
         before = self._look_at_clock(0.0)
         timeout_ms = self._timeout_ms(before)
         ready = self._wait(timeout_ms)
@@ -161,7 +161,7 @@ class Loop:
         The socket takes one command of each peer in turn. So what is left there when the time is over is that
         of peers who sent more than others, and whoever sent one waits for one of each of them at the most.
         """
-        core, turn, timer = self.core, self.core.turn, self._timer
+        core, effects, timer = self.core, self.core.effects, self._timer
         at = timer()
         ends = at + INTAKE_SECONDS / len(self.edges)
         for peer, message in edge.receive():
@@ -172,9 +172,9 @@ class Loop:
             elif isinstance(message, MalamuteError):
                 core.refuse(peer, message, now)
             else:
-                core.refuse(peer, turn.fault("decoding", message), now)
+                core.refuse(peer, effects.fault("decoding", message), now)
             before, at = at, timer()
-            if turn.work <= 0 or at >= ends or at - before > COSTLY_SECONDS:
+            if effects.work <= 0 or at >= ends or at - before > COSTLY_SECONDS:
                 return
 
     def _look_at_clock(self, expected: float) -> float:
@@ -248,7 +248,7 @@ class Loop:
             elif isinstance(result, Damaged):
                 self.core.damaged(result.defects, now)
             elif isinstance(result, Faulty):
-                self.core.turn.fault(f"a thread that was {result.what}", result.error)
+                self.core.effects.fault(f"a thread that was {result.what}", result.error)
             elif isinstance(result, Crashed):
                 raise result.error
             else:
@@ -267,7 +267,7 @@ class Loop:
             if written.error is None:
                 self.core.stored(token, now)
             else:
-                self.core.unstored(token, written.error, now)
+                self.core.store_failed(token, written.error, now)
 
     def _take_peers(self, now: float) -> None:
         for edge in self.edges:

@@ -28,13 +28,13 @@ from malamute.server.intake import ALLOWANCE, IDLE_SECONDS, Allowance, Intake, s
 from malamute.server.stalls import CAN_TELL, FOR_EVER, Patience, Stalls
 
 TURN_MESSAGES = 2_000
-"""Commands that one turn takes in."""
+"""Commands that one iteration takes in."""
 
 RETRY_SECONDS = 0.010
 """How often full pipes are tried again."""
 
 TURN_BYTES = 1 << 19
-"""Bytes that one turn takes in; the command that passes it is the last."""
+"""Bytes that one iteration takes in; the command that passes it is the last."""
 
 KEPT_MESSAGES = 1_000
 """Messages kept for a peer that takes none now; with one more, the peer is given up."""
@@ -52,7 +52,7 @@ PARTS_MAX = BATCH_MESSAGES_MAX + 1
 """Frames of one command: itself, and each of its records by itself."""
 
 SKIP_PARTS = 10_000
-"""Frames of a command with more that one turn takes, and passes over."""
+"""Frames of a command with more that one iteration takes, and passes over."""
 
 SHARED_BYTES = 8_192
 """A frame of this size or more that goes to several peers is shared instead of copied."""
@@ -176,12 +176,12 @@ class Transport:
         """What a full pipe did not take, and goes before what is kept, however much is unread: a peer that
         has said HELLO answers no PING before the one behind its WELCOME."""
         self._hellos: dict[bytes, int] = {}
-        """The connections on which HELLO came in this turn, by their descriptors."""
+        """The connections on which HELLO came in this iteration, by their descriptors."""
         self._descriptors: dict[bytes, int] = {}
         """The connection of each peer that was welcomed, where it is known."""
         self._peers: dict[int, bytes] = {}
         self._promises: dict[bytes, float] = {}
-        """After how many seconds at the most something comes, as the HELLOs of this turn promise."""
+        """After how many seconds at the most something comes, as the HELLOs of this iteration promise."""
         self._heartbeats: dict[bytes, float] = {}
         """The same of each peer that was welcomed."""
 
@@ -264,7 +264,7 @@ class Transport:
         self._chosen.pop(peer, None)
 
     def receive(self) -> Iterator[tuple[bytes, Message | Exception]]:  # noqa: C901  # a call would cost
-        """What peers have sent, up to the limits of a turn: messages, or the error that they are.
+        """What peers have sent, up to the limits of an iteration: messages, or the error that they are.
 
         An error that is no `MalamuteError` is a fault of the decoder.
         """

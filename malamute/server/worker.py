@@ -18,7 +18,7 @@ from queue import SimpleQueue
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from malamute.core.broker import ConfigurationLoaded
-from malamute.core.ready import LoadConfiguration, Question
+from malamute.core.effects import LoadConfiguration, Question
 from malamute.errors import (
     AccessRefused,
     ConfigError,

@@ -1,7 +1,7 @@
 """What can be written to the store and read from it, as values, and what is found there at the start.
 
 The core never sees a disk. It hands out the operations below, in order, and learns by `Core.stored(token)`
-that they are committed and fsynced, or by `Core.unstored` that they are not. Its reads are answered by
+that they are committed and fsynced, or by `Core.store_failed` that they are not. Its reads are answered by
 `Core.answered`. `malamute.journal` implements the other side.
 """
 

@@ -12,7 +12,7 @@ from itertools import repeat
 from typing import Any, NamedTuple
 
 from malamute.core.broker import Core, Settings
-from malamute.core.ready import Notice
+from malamute.core.effects import Notice
 from malamute.errors import MalamuteError, StorageFull
 from malamute.journal.memory import MemoryStore
 from malamute.protocol.batch import pack_record, unpack_payload, unpack_record
@@ -130,13 +130,13 @@ class Bench:
         self.core = Core(
             self.now, self.settings, self.store.recover(records_bytes=records_bytes, now=self.now)
         )
-        tell = self.core.turn.event
+        tell = self.core.effects.event
 
         def event(subject: str, body: bytes = b"", /, **details: Any) -> None:
             self.events.append(subject)
             tell(subject, body, **details)
 
-        self.core.turn.event = event
+        self.core.effects.event = event
         self.appends.clear()
         self._failed.clear()
         self.reads.clear()
@@ -195,7 +195,7 @@ class Bench:
         """End the turn: note what is to be stored, read and sent."""
         ready = self.core.ready()
         if not self.faulty:
-            assert not self.core.turn.faults.by_place, [n.details for n in ready.notices]
+            assert not self.core.effects.faults.by_place, [n.details for n in ready.notices]
         self.appends += ready.appends
         self.reads += ready.reads
         self.notices += ready.notices
@@ -224,7 +224,7 @@ class Bench:
         append = self.appends.popleft()
         self._failed.add(append.token)
         self.store.write(done_anyway(append))
-        self.core.unstored(append.token, error or StorageFull("the disk is full"), self.now)
+        self.core.store_failed(append.token, error or StorageFull("the disk is full"), self.now)
         self.turn()
 
     def read(self) -> None:
@@ -241,7 +241,7 @@ class Bench:
     def settle(self) -> None:
         """Store and read until there is nothing left to do."""
         self.turn()
-        while self.appends or self.reads or self.core.turn.chores or self.core.streams.active:
+        while self.appends or self.reads or self.core.effects.chores or self.core.streams.active:
             if self.appends or self.reads:
                 self.commit() if self.appends else self.read()
             else:

@@ -10,8 +10,8 @@ from core_bench import START, Bench, chunks, offer, publish, request, send, subs
 
 from malamute.core.admin import changes
 from malamute.core.broker import ConfigurationLoaded
+from malamute.core.effects import LoadConfiguration
 from malamute.core.queue import paging
-from malamute.core.ready import LoadConfiguration
 from malamute.core.session import Numbers
 from malamute.errors import StorageFull
 from malamute.protocol import admin

@@ -6,7 +6,7 @@ import pytest
 from core_bench import START, Bench, mail_credit, offer, publish, request, send, subscribe
 
 from malamute.core.doubt import DOUBT_SECONDS
-from malamute.core.ready import ClockStep
+from malamute.core.effects import ClockStep
 from malamute.protocol.messages import Change, Nak, Recall
 from malamute.store.operations import Chunk
 from malamute.store.policies import QueuePolicy, StreamRetention
@@ -186,7 +186,7 @@ def mail(bench):
 
 def seen(bench, seconds, what="stepped"):
     """The clock on the wall is set, which nobody believes yet."""
-    bench.core.clock(ClockStep(what, seconds, bench.core.turn.ahead), bench.now)
+    bench.core.clock(ClockStep(what, seconds, bench.core.effects.ahead), bench.now)
     bench.turn()
 
 

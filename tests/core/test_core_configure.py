@@ -5,7 +5,7 @@ from __future__ import annotations
 from core_bench import Bench, offer, publish, request, send, subscribe
 
 from malamute.core.broker import CONFIGURED, ConfigurationLoaded
-from malamute.core.ready import LoadConfiguration
+from malamute.core.effects import LoadConfiguration
 from malamute.errors import ConfigError
 from malamute.protocol.limits import Limits
 from malamute.protocol.messages import Change, Error, Ok, Query

@@ -129,9 +129,9 @@ def test_a_session_whose_numbers_may_be_lost_is_told_that_it_is_another_one():
 def test_a_store_that_fails_is_tried_until_it_is_well():
     bench = served(Bench())
     health = bench.core.health
-    bench.core.turn.when_stored(lambda error: None)
+    bench.core.effects.when_stored(lambda error: None)
     [append] = bench.core.ready().appends
-    bench.core.unstored(append.token, StoreError("the disk is ill"), bench.now)
+    bench.core.store_failed(append.token, StoreError("the disk is ill"), bench.now)
     assert "the disk is ill" in health.error
     bench.core.tick(bench.now + PROBE_SECONDS)
     [append] = bench.core.ready().appends
@@ -142,7 +142,7 @@ def test_a_store_that_fails_is_tried_until_it_is_well():
 
 def test_a_store_that_is_full_is_not_ill():
     bench = served(Bench())
-    bench.core.turn.when_stored(lambda error: None)
+    bench.core.effects.when_stored(lambda error: None)
     [append] = bench.core.ready().appends
-    bench.core.unstored(append.token, StorageFull("no room"), bench.now)
+    bench.core.store_failed(append.token, StorageFull("no room"), bench.now)
     assert bench.core.health.error == ""

@@ -7,7 +7,8 @@ from collections import Counter
 import pytest
 from core_bench import Bench, items, publish, request, subscribe
 
-from malamute.core import dispatch, ready
+from malamute.core import dispatch
+from malamute.core import effects as effects_module
 from malamute.core import stream as streams
 from malamute.core.chunk import Loaded
 from malamute.matching import CompiledSelector, Index
@@ -67,8 +68,8 @@ def test_new_subjects_are_looked_up_in_bounded_steps_and_no_reader_notices(monke
         looked_up.clear()
         bench.turn()
         new = sum(isinstance(m, Deliver) for peer, m in bench.log if peer == "reader")
-        assert looked_up["now"] <= ready.WORK_MAX // 2 + dispatch.STEP_MESSAGES
-        assert (new - deliveries) * dispatch.OFFER_WORK <= ready.WORK_MAX + dispatch.STEP_READERS
+        assert looked_up["now"] <= effects_module.WORK_MAX // 2 + dispatch.STEP_MESSAGES
+        assert (new - deliveries) * dispatch.OFFER_WORK <= effects_module.WORK_MAX + dispatch.STEP_READERS
         iterations, deliveries = iterations + 1, new
     assert iterations > 3
     sent = bench.sent("reader")
@@ -199,7 +200,7 @@ def test_how_much_waits_is_counted_and_not_summed_up_for_each_chunk_that_comes(m
     stream = bench.core.streams.by_name["s"]
     bench.tell("alice", batch())
     assert stream.behind
-    bench.core.turn.work = 0
+    bench.core.effects.work = 0
     monkeypatch.setattr(Loaded, "size_bytes", property(counted))
     counts = []
     for number in range(20):
@@ -253,13 +254,13 @@ def test_work_of_others_leaves_some_for_chunks():
         bench.tell("alice", request(*[b"x"] * 5_000, subject=f"job.{first}"))
     bench.settle()
     bench.sent("reader")
-    turn = bench.core.turn
+    effects = bench.core.effects
 
     def greedy() -> None:
-        turn.work -= 10 * ready.WORK_MAX
-        turn.later(greedy)
+        effects.work -= 10 * effects_module.WORK_MAX
+        effects.later(greedy)
 
-    turn.later(greedy)
+    effects.later(greedy)
     bench.tell("alice", batch(0))
     for _ in range(100):
         bench.turn()
@@ -292,7 +293,7 @@ def replaying(readers: int = 30, batches: int = 1) -> Bench:
     own = [subscribe(n + 1, criteria=[["topic", f"*.{n}"]], start="first") for n in range(readers)]
     bench.tell("reader", *own)
     bench.read()
-    assert bench.core.turn.replaying == 1
+    assert bench.core.effects.replaying == 1
     return bench
 
 
@@ -307,12 +308,12 @@ def test_plain_readers_of_history_are_served_in_bounded_steps(monkeypatch):
     monkeypatch.setattr(CompiledSelector, "_fits", counted)
     bench = replaying()
     iterations = 0
-    while bench.core.turn.chores or bench.core.streams.active:
-        assert judged[0] <= ready.WORK_MAX + MESSAGES
+    while bench.core.effects.chores or bench.core.streams.active:
+        assert judged[0] <= effects_module.WORK_MAX + MESSAGES
         judged[0] = 0
         bench.turn()
         iterations += 1
-    assert iterations >= 30 * MESSAGES // (ready.WORK_MAX + MESSAGES) - 1
+    assert iterations >= 30 * MESSAGES // (effects_module.WORK_MAX + MESSAGES) - 1
     assert got(bench) == {reader + 1: wanted(reader) for reader in range(30)}
 
 
@@ -360,4 +361,4 @@ def test_who_ends_between_two_steps_of_a_replay_gets_no_more():
     bench.settle()
     assert 0 < len(had) < 30
     assert not got(bench)
-    assert not bench.core.turn.replaying
+    assert not bench.core.effects.replaying

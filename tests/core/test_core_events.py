@@ -24,8 +24,8 @@ from core_bench import (
 
 from malamute.core.broker import ConfigurationLoaded
 from malamute.core.doubt import DOUBT_SECONDS
+from malamute.core.effects import ClockStep, LoadConfiguration
 from malamute.core.events import EVENTS, EVENTS_MAX, PART_BYTES_MAX, TROUBLE_SECONDS, subject_part
-from malamute.core.ready import ClockStep, LoadConfiguration
 from malamute.errors import StoreError
 from malamute.protocol.batch import unpack, unpack_payload, unpack_record
 from malamute.protocol.limits import SUBJECT_BYTES_MAX, Limits
@@ -208,7 +208,7 @@ def test_without_the_option_there_is_no_sys_and_nothing_is_kept():
     bench.open("alice")
     assert [error.code for error in bench.ask("alice", subscribe(1, stream=EVENTS))] == [401]
     bench.tell("alice", publish(b"1"))
-    assert (bench.core.turn.events, bench.core.turn.events_dropped) == ([], 0)
+    assert (bench.core.effects.events, bench.core.effects.events_dropped) == ([], 0)
     assert EVENTS not in bench.core.streams.by_name
 
 
@@ -358,7 +358,7 @@ def test_events_that_cannot_be_stored_harm_nothing_else(bench):
 def test_a_turn_at_the_limit_tells_all_and_one_past_it_tells_how_many_were_dropped(bench):
     for count, dropped in ((EVENTS_MAX, []), (EVENTS_MAX + 1, [1]), (EVENTS_MAX + 7, [7])):
         for number in range(count):
-            bench.core.turn.event(f"test.many.{number}")
+            bench.core.effects.event(f"test.many.{number}")
         bench.turn()
         events = told(bench)
         assert len(events) == EVENTS_MAX + len(dropped)
@@ -379,8 +379,8 @@ def test_while_the_disk_does_not_keep_up_events_are_dropped_and_counted():
 
 
 def test_an_event_that_cannot_be_packed_is_counted(bench):
-    bench.core.turn.event("test.bad.x", value=2**70)
-    bench.core.turn.event("test.odd.y", value=[1, 2])
+    bench.core.effects.event("test.bad.x", value=2**70)
+    bench.core.effects.event("test.odd.y", value=[1, 2])
     bench.turn()
     odd, dropped = told(bench)
     assert odd.headers == {"name": "y", "value": "[1, 2]"}
@@ -633,7 +633,7 @@ def everything_happens():
     bench.tell("alice", Change(0, "stream.purge", {"stream": "s"}))
     bench.tell("alice", Change(0, "stream.delete", {"stream": "s"}))
     bench.settle()
-    bench.core.turn.event("events.odd", value=2**70)
+    bench.core.effects.event("events.odd", value=2**70)
     bench.core.reload(bench.now)
     bench.turn()
     bench.reads.clear()

@@ -441,7 +441,7 @@ class Fuzz(RuleBasedStateMachine):
 
     @invariant()
     def nothing_was_raised(self):
-        faults = self.bench.core.turn.faults
+        faults = self.bench.core.effects.faults
         assert not faults.by_place, faults.by_place
 
     @invariant()

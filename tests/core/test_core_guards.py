@@ -61,7 +61,7 @@ def errors(bench: Bench, name: str) -> list[tuple[int, int, int]]:
 
 
 def faults(bench: Bench) -> int:
-    return bench.core.turn.faults.count
+    return bench.core.effects.faults.count
 
 
 def once(monkeypatch, target: Any, name: str, when=lambda *arguments: True) -> None:
@@ -208,11 +208,11 @@ def test_a_delivery_that_raises_gives_the_work_to_another(bench, monkeypatch):
 
 
 def test_what_waits_for_the_store_is_told_though_another_raises(bench):
-    turn = bench.core.turn
+    effects = bench.core.effects
     called: list[Any] = []
-    turn.when_stored(called.append)
-    turn.when_stored(oops)
-    turn.when_stored(called.append)
+    effects.when_stored(called.append)
+    effects.when_stored(oops)
+    effects.when_stored(called.append)
     bench.settle()
     assert called == [None, None]
     assert faults(bench) == 1

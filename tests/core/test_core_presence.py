@@ -173,9 +173,9 @@ def test_a_list_comes_in_pages_in_the_order_of_its_names(bench, topic):
 def test_a_query_counts_as_work_of_its_iteration(bench):
     for n in range(50):
         bench.tell("alice", publish(b"1", stream=f"{n}"))
-    before = bench.core.turn.work
+    before = bench.core.effects.work
     bench.receive("carl", Query(1, "streams", {}))
-    assert before - bench.core.turn.work >= 50 * ROW_WORK
+    assert before - bench.core.effects.work >= 50 * ROW_WORK
 
 
 def test_cursors_and_feeds_come_in_pages_of_whole_streams_and_services(bench):

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from core_bench import Bench, ack, items, offer, publish, request, subscribe
 
-from malamute.core import audience, ready, replay
+from malamute.core import audience, replay
+from malamute.core import effects as effects_module
 from malamute.core.queue.dispatch import SEARCH_MESSAGES
 from malamute.core.queue.queue import Queue
 from malamute.matching import CompiledSelector, Index
@@ -121,12 +122,12 @@ def test_offers_that_match_nothing_look_at_a_deep_queue_in_bounded_steps(monkeyp
     bench.open("worker")
     bench.tell("worker", *[offer(source, pattern=f"some.{source}") for source in range(1, 4)])
     iterations = 0
-    while bench.core.turn.chores or not iterations:
+    while bench.core.effects.chores or not iterations:
         sizes.clear()
         bench.turn()
-        assert sum(sizes) <= ready.WORK_MAX + SEARCH_MESSAGES
+        assert sum(sizes) <= effects_module.WORK_MAX + SEARCH_MESSAGES
         iterations += 1
-    assert iterations >= 3 * DEPTH // (ready.WORK_MAX + SEARCH_MESSAGES)
+    assert iterations >= 3 * DEPTH // (effects_module.WORK_MAX + SEARCH_MESSAGES)
     # They wait now: what comes is theirs at once.
     bench.tell("alice", request(b"mine", subject="some.2"))
     bench.settle()
@@ -150,9 +151,9 @@ def test_an_offer_that_is_cancelled_while_it_looks_looks_no_more():
     bench.open("worker")
     bench.tell("worker", offer(1, pattern="some.*"))
     bench.turn()
-    assert bench.core.turn.chores
+    assert bench.core.effects.chores
     bench.lost("worker")
-    assert not bench.core.turn.chores
+    assert not bench.core.effects.chores
 
 
 def test_costly_selectors_take_a_bounded_part_of_each_iteration_and_nobody_waits_for_them(monkeypatch):
@@ -190,8 +191,8 @@ def test_costly_selectors_take_a_bounded_part_of_each_iteration_and_nobody_waits
         else:
             bench.turn()
         most, iterations = max(most, evaluated[0]), iterations + 1
-    assert most <= ready.WORK_MAX + audience.STEP + 2 * replay.STEP
-    assert iterations >= costly * messages // (ready.WORK_MAX + audience.STEP + 2 * replay.STEP)
+    assert most <= effects_module.WORK_MAX + audience.STEP + 2 * replay.STEP
+    assert iterations >= costly * messages // (effects_module.WORK_MAX + audience.STEP + 2 * replay.STEP)
     sent = bench.sent("costly")
     got = {source: [] for source in range(1, costly + 1)}
     for message in sent:
@@ -217,7 +218,7 @@ STEP = 1_000
 def in_iterations(bench: Bench, ended) -> list[int]:
     """How many messages each iteration ended or gave back, until there is nothing left to do."""
     steps = [ended()]
-    while bench.core.turn.chores or bench.appends or bench.reads:
+    while bench.core.effects.chores or bench.appends or bench.reads:
         before = ended()
         if bench.appends or bench.reads:
             bench.commit() if bench.appends else bench.read()
@@ -350,9 +351,9 @@ def test_a_drain_of_very_much_is_confirmed_when_all_of_it_is_stored():
     bench.settle()
     bench.sent("worker")
     bench.tell("worker", Drain(1, []))
-    while bench.core.turn.chores or bench.appends:
+    while bench.core.effects.chores or bench.appends:
         assert not bench.sent("worker")
-        bench.turn() if bench.core.turn.chores else bench.commit()
+        bench.turn() if bench.core.effects.chores else bench.commit()
     assert bench.sent("worker") == [Ok(21, 1)]
 
 
@@ -457,10 +458,10 @@ def test_a_look_at_a_deep_queue_that_finds_nothing_goes_on_in_bounded_steps(monk
     where = {"kind": "service", "name": "w", "state": "delayed"}
     bench.tell("alice", Query(1, "messages", where))
     iterations = 0
-    while bench.core.turn.chores:
+    while bench.core.effects.chores:
         sizes.clear()
         bench.turn()
-        assert sum(sizes) <= ready.WORK_MAX + 2 * STEP
+        assert sum(sizes) <= effects_module.WORK_MAX + 2 * STEP
         iterations += 1
-    assert iterations >= DEPTH // (ready.WORK_MAX + 2 * STEP) - 1
+    assert iterations >= DEPTH // (effects_module.WORK_MAX + 2 * STEP) - 1
     assert [m.value for m in bench.sent("alice") if isinstance(m, Answer)] == [[]]

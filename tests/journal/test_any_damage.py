@@ -48,7 +48,7 @@ def contents(directory):
     try:
         found = store.recover(now=1_800_000_000.0)
         core = Core(1_800_000_000.0, None, found._replace(defects=()))
-        assert not core.turn.faults.count, core.turn.notices
+        assert not core.effects.faults.count, core.effects.notices
         chunks = {name: store.read(name, 0, bytes_max=1 << 30).found for name in found.streams}
         steps = [damage for step in store.verify() for damage in step.damages]
         return found._replace(defects=(), queues=sorted(found.queues)), chunks, bool(found.defects or steps)

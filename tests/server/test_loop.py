@@ -10,7 +10,7 @@ import zmq
 
 from malamute.core.admin import queries
 from malamute.core.broker import Core, Settings
-from malamute.core.ready import ClockStep
+from malamute.core.effects import ClockStep
 from malamute.journal.memory import MemoryStore
 from malamute.protocol.batch import pack_record
 from malamute.protocol.codec import Protocol2, decode, encode
@@ -215,14 +215,14 @@ class Stepped:
         """Once, without waiting, so many seconds later."""
         self.now += seconds
         self.loop._results.wake()
-        self.loop._turn()
+        self.loop._iterate()
 
     def take(self, client: zmq.Socket, *messages) -> None:
         """Have messages there, and go round once."""
         for message in messages:
             client.send_multipart(encode(message))
         assert self.transport.socket.poll(WAIT_MS)
-        self.loop._turn()
+        self.loop._iterate()
 
     @property
     def session(self):
@@ -249,7 +249,7 @@ def test_a_hello_counts_that_is_there_when_the_loss_of_the_old_connection_is_fou
     new.send_multipart(encode(Hello([2], "alice")))
     assert stepped.transport.socket.poll(WAIT_MS)
     stepped.transport.lost.append(PEER)  # as a send to the old connection finds it
-    stepped.loop._turn()
+    stepped.loop._iterate()
     assert hear(new).resumed
     assert stepped.session.open
     stepped.take(new, Ping())
@@ -294,4 +294,4 @@ def test_a_step_of_the_clock_on_the_wall_is_shown_to_the_core_once(stepped):
     stepped.clock.step = ClockStep("followed", 3_600.0, 3_600.0)
     stepped.go_round()
     stepped.go_round()
-    assert stepped.loop.core.turn.ahead == 3_600.0
+    assert stepped.loop.core.effects.ahead == 3_600.0

@@ -13,16 +13,16 @@ class Intake:
         self.left = [(bytes([n]), Ping()) for n in range(commands)]
         self.now = 0.0
         self.taken = []
-        turn = SimpleNamespace(work=1_000)
+        effects = SimpleNamespace(work=1_000)
 
         def receive(peer, message, now):
             self.taken.append(peer)
             self.now += seconds
-            turn.work -= work
+            effects.work -= work
 
-        self.turn = turn
+        self.effects = effects
         self.loop = Loop.__new__(Loop)
-        self.loop.core = SimpleNamespace(turn=turn, receive=receive)
+        self.loop.core = SimpleNamespace(effects=effects, receive=receive)
         self.edge = SimpleNamespace(receive=self.receive)
         self.loop.edges = [self.edge]
         self.loop._timer = lambda: self.now
@@ -33,7 +33,7 @@ class Intake:
 
     def iteration(self):
         self.taken.clear()
-        self.turn.work = 1_000
+        self.effects.work = 1_000
         self.loop._take_in(self.edge, 0.0)
         return len(self.taken)
 

@@ -22,7 +22,7 @@ from sim_waiting import WaitingBook
 from sim_wants import takes, wants_of
 
 from malamute.core.broker import Core
-from malamute.core.ready import ClockStep
+from malamute.core.effects import ClockStep
 from malamute.core.refusals import TEXT as REFUSED_BEFORE
 from malamute.errors import TryLater
 from malamute.journal.memory import MemoryStore

@@ -59,7 +59,7 @@ def check_limits(machine: Machine, limits: Limits) -> None:
         ),
         "bytes in queues": (budget.bytes - dead - sum(sum(_answers(q)) for q in queues), limits.queues_bytes),
         "bytes that wait for the disk": (
-            core.turn.backlog_bytes,
+            core.effects.backlog_bytes,
             # A feed puts what one read has brought, and then waits for the disk.
             limits.backlog_bytes + COMMAND_BYTES_MAX * (1 + len(core.feeds.by_name)),
         ),

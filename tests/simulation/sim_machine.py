@@ -18,7 +18,7 @@ from sim_network import PING_BYTES, Router
 from sim_plan import Setup
 
 from malamute.core.broker import Core, Settings
-from malamute.core.ready import ClockStep
+from malamute.core.effects import ClockStep
 from malamute.errors import MalamuteError
 from malamute.protocol.limits import Limits
 from malamute.protocol.messages import VERSION, Bye, Cancel, Drain, Hello, Message, Subscribe
@@ -92,8 +92,8 @@ class Machine:
         recovered = self.disk.store.recover(records_bytes=records_bytes, now=self.now)
         self.core = Core(self.now, self.settings, recovered)
         # Events are looked at where they are made, whether there is a stream of them or not.
-        self._tell = self.core.turn.event
-        self.core.turn.event = self._event  # type: ignore[method-assign]
+        self._tell = self.core.effects.event
+        self.core.effects.event = self._event  # type: ignore[method-assign]
         self.router = Router()
         self.workers = Workers(self.disk)
         self._appends: dict[int, Append] = {}
@@ -145,7 +145,7 @@ class Machine:
                 if isinstance(message, Hello | Bye | Cancel | Drain):
                     self.watch.choosing(core)
                 # Whose session was ended in this turn is refused whatever he says but HELLO.
-                ended = peer in core.turn.closed and peer not in core.sessions.by_peer
+                ended = peer in core.effects.closed and peer not in core.sessions.by_peer
                 if not ended or isinstance(message, Hello):
                     self.watch.received(peer, message)
                 core.receive(peer, message, self.now)
@@ -175,14 +175,14 @@ class Machine:
                 self.core.stored(token, self.now)
             else:
                 self.watch.failed(append)
-                self.core.unstored(token, written.error, self.now)
+                self.core.store_failed(token, written.error, self.now)
 
     def flush(self) -> bool:
         """Do what the core says. Returns whether there was anything."""
         blocked = frozenset(peer for peer, s in self.core.sessions.by_peer.items() if s.blocked)
         ready = self.core.ready()
         # The broker would go on: here each is a fault to be found.
-        assert not self.core.turn.faults.count, [notice.details for notice in ready.notices]
+        assert not self.core.effects.faults.count, [notice.details for notice in ready.notices]
         for peer in ready.closed:
             self.watch.ending(peer)
         for append in ready.appends:

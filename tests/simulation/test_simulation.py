@@ -166,7 +166,7 @@ def _leave_one_out(sequence):
 
 
 def _is_impatient(feed):
-    return feed.cursor <= feed.stream.replay.durable and not feed.full and feed.turn.now >= feed.retry_at
+    return feed.cursor <= feed.stream.replay.durable and not feed.full and feed.effects.now >= feed.retry_at
 
 
 _DEAD_LETTER = Settlement._dead_letter_steps
@@ -317,7 +317,7 @@ BROKEN = {
     ),
     "the times of a stream go back with the clock": (
         "malamute.core.stream.Stream.moment",
-        lambda stream: stream.turn.time_ns,
+        lambda stream: stream.effects.time_ns,
     ),
     "what a jump of the clock makes old is dropped": (
         "malamute.journal.ring.Ring.time_passed",

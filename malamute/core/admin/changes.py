@@ -3,9 +3,9 @@
 A change is a value of `protocol.admin`, and so is what it is answered: what it did, when that is stored. With
 `dry_run` that is what it would do, and nothing is done.
 
-What a change stores goes into the turn in which it calls `answered`, so that its outcome is stored with it.
-One that takes several commits tells at each of them what it has come to, with `final=False`, and what it has
-come to `otherwise`, should this one fail.
+What a change stores goes into the iteration in which it calls `answered`, so that its outcome is stored with
+it. One that takes several commits tells at each of them what it has come to, with `final=False`, and what it
+has come to `otherwise`, should this one fail.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 from malamute.core.admin.clients import session_of
 from malamute.core.admin.queues import queue_of
 from malamute.core.admin.streams import stream_of
+from malamute.core.effects import LoadConfiguration
 from malamute.core.feed import no_feed
 from malamute.core.mailbox import EVERYTHING
 from malamute.core.queue.browse import choose
-from malamute.core.ready import LoadConfiguration
 from malamute.core.start import locate
 from malamute.core.subscription import Position
 from malamute.errors import (
@@ -79,7 +79,7 @@ class Answered(Protocol):
     """What a change calls with what it did."""
 
     def __call__(self, value: Row, *, final: bool = True, otherwise: Row | None = None) -> None:
-        """It has done this, with all that this turn stores."""
+        """It has done this, with all that this iteration stores."""
 
 
 def change(core: Core, session: Session, message: Change) -> None:
@@ -106,7 +106,7 @@ def change(core: Core, session: Session, message: Change) -> None:
     def failed(error: MalamuteError) -> None:
         sessions.fail_change(session, number, error)
 
-    with core.turn.failing(failed):
+    with core.effects.failing(failed):
         MAKING[message.topic](core, wanted, answered, failed)
 
 
@@ -155,7 +155,7 @@ def create_stream(core: Core, wanted: StreamCreate, answered: Answered, failed: 
             )
     if not wanted.dry_run:
         made = _made(core, name)
-        core.turn.store(Reserve(name, made.reserved))
+        core.effects.store(Reserve(name, made.reserved))
         if limited:
             made.retain(kept)
     answered(_kept(name, kept) if limited else StreamKept(stream=name))
@@ -191,7 +191,7 @@ def _kept(stream: str, kept: StreamRetention) -> StreamKept:
 
 
 def _made(core: Core, stream: str) -> Stream:
-    """A stream, made if needed; it is there if this turn is stored, and goes again if not."""
+    """A stream, made if needed; it is there if this iteration is stored, and goes again if not."""
     made = stream not in core.streams.by_name
     found = core.streams.get(stream)
     found.lasting = True
@@ -202,7 +202,7 @@ def _made(core: Core, stream: str) -> Stream:
         elif made and not core.feeds.changes(stream):
             core.streams.drop_untouched(found)
 
-    core.turn.when_stored(stored)
+    core.effects.when_stored(stored)
     return found
 
 
@@ -215,7 +215,7 @@ def purge_stream(core: Core, wanted: StreamPurge, answered: Answered, failed: Fa
     purged = StreamPurged(stream=name, first=stream.first_kept, last=stream.last)
     if not wanted.dry_run:
         what = f"stream.purged.{name}"
-        stream.purge(lambda: core.turn.event(what, first=purged.first, last=purged.last))
+        stream.purge(lambda: core.effects.event(what, first=purged.first, last=purged.last))
         core.feeds.put_again(name)
     answered(purged)
 
@@ -231,7 +231,7 @@ def delete_stream(core: Core, wanted: StreamDelete, answered: Answered, failed: 
     gone = StreamDeleted(stream=name, first=stream.first_kept, last=stream.last, cursors=len(stream.cursors))
     if not wanted.dry_run:
         what = f"stream.deleted.{name}"
-        core.streams.delete(stream, lambda: core.turn.event(what, first=gone.first, last=gone.last))
+        core.streams.delete(stream, lambda: core.effects.event(what, first=gone.first, last=gone.last))
         core.feeds.forget(name)
     answered(gone)
 
@@ -256,7 +256,7 @@ def set_feed(core: Core, wanted: FeedSet, answered: Answered, failed: Failed) ->
 
     def told(sequence: int, *, created: bool) -> None:
         answered(FeedChanged(service=service, stream=name, created=created, sequence=sequence))
-        core.turn.when_stored(undone)
+        core.effects.when_stored(undone)
 
     def undone(error: MalamuteError | None) -> None:
         # This change is still under way.
@@ -384,7 +384,7 @@ def back_up(core: Core, wanted: JournalBackup, answered: Answered, failed: Faile
     if wanted.dry_run:
         answered(BackupMade(directory=place))
     else:
-        core.turn.ask(Backup(place, below), copied)
+        core.effects.ask(Backup(place, below), copied)
 
 
 def reload(core: Core, wanted: BrokerReload, answered: Answered, failed: Failed) -> None:
@@ -395,7 +395,7 @@ def reload(core: Core, wanted: BrokerReload, answered: Answered, failed: Failed)
         # It is in force, whether the disk takes the answer or not.
         answered(value, otherwise=value)
 
-    core.turn.ask(LoadConfiguration(wanted.dry_run), loaded)
+    core.effects.ask(LoadConfiguration(wanted.dry_run), loaded)
 
 
 def _one_position(start: str, what: str) -> Start:

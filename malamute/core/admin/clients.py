@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 def clients(core: Core, query: ClientsQuery) -> list[ClientRow] | list[ClientDetails]:
     """Sessions by their ids: who each is, and what it has; with `details` as `client` tells it."""
     everybody = core.sessions.by_peer.values()
-    sessions = page(core.turn, everybody, lambda session: session.ident, query.after_name, query.limit)
+    sessions = page(core.effects, everybody, lambda session: session.ident, query.after_name, query.limit)
     if not query.details:
         return [_client(session) for session in sessions]
-    return [_client_details(session) for session in few(core.turn, sessions, lambda s: len(s.sources))]
+    return [_client_details(session) for session in few(core.effects, sessions, lambda s: len(s.sources))]
 
 
 def client(core: Core, query: ClientQuery) -> ClientDetails:

@@ -11,7 +11,7 @@ from heapq import nsmallest
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
-    from malamute.core.ready import Turn
+    from malamute.core.effects import Effects
 
 PAGE_ROWS = 200
 """Rows of a page, at the most."""
@@ -29,7 +29,7 @@ Item = TypeVar("Item")
 
 
 def page(
-    turn: Turn, items: Iterable[Item], key: Callable[[Item], str], after: str, limit: int | None = None
+    effects: Effects, items: Iterable[Item], key: Callable[[Item], str], after: str, limit: int | None = None
 ) -> list[Item]:
     """The items whose keys come next after one, in their order. It counts as work of the iteration.
 
@@ -45,11 +45,11 @@ def page(
                 yield own, item
 
     rows = nsmallest(min(limit or PAGE_ROWS, PAGE_ROWS), behind(), key=_key)
-    turn.work -= looked_at // LOOKED_AT + ROW_WORK * len(rows)
+    effects.work -= looked_at // LOOKED_AT + ROW_WORK * len(rows)
     return [item for _, item in rows]
 
 
-def few(turn: Turn, items: Sequence[Item], details: Callable[[Item], int]) -> list[Item]:
+def few(effects: Effects, items: Sequence[Item], details: Callable[[Item], int]) -> list[Item]:
     """The first items with so many details as one answer may have, and one in any case."""
     chosen: list[Item] = []
     total = 0
@@ -58,7 +58,7 @@ def few(turn: Turn, items: Sequence[Item], details: Callable[[Item], int]) -> li
         if chosen and total > DETAILS_MAX:
             break
         chosen.append(item)
-    turn.work -= ROW_WORK * min(total, DETAILS_MAX)
+    effects.work -= ROW_WORK * min(total, DETAILS_MAX)
     return chosen
 
 

@@ -57,12 +57,12 @@ def answer(core: Core, session: Session, query: Query) -> None:
 
     def failed(error: MalamuteError) -> None:
         core.answers.asked(session)
-        core.turn.send(session.peer, error_message(error, _QUERY, query.ref))
+        core.effects.send(session.peer, error_message(error, _QUERY, query.ref))
 
     if query.topic in ASKING:
         core.answers.ask(session)
         try:
-            with core.turn.failing(failed):
+            with core.effects.failing(failed):
                 ASKING[query.topic](core, asked, found)
         except Exception:
             core.answers.asked(session)
@@ -77,7 +77,7 @@ def status(core: Core, query: StatusQuery) -> BrokerStatus:
     return BrokerStatus(
         **core.settings.facts,
         software=core.settings.software,
-        uptime=core.turn.now - core.started,
+        uptime=core.effects.now - core.started,
         clients=sum(session.open for session in sessions),
         sessions=len(core.sessions.by_peer),
         streams=len(core.streams.by_name),
@@ -87,13 +87,13 @@ def status(core: Core, query: StatusQuery) -> BrokerStatus:
         messages_published=sum(stream.messages for stream in core.streams.by_name.values()),
         queue_bytes=core.queue_limits.bytes,
         cold_bytes=core.queue_limits.memory.paged_out_bytes,
-        backlog_bytes=core.turn.backlog_bytes,
+        backlog_bytes=core.effects.backlog_bytes,
         not_recovered=core.recovery.skipped,
         dead_excess=core.recovery.dead_excess,
         store_error=core.health.error,
         damages=core.health.damages,
-        faults=core.turn.faults.count,
-        configured_at=core.configured_at + core.turn.ahead,
+        faults=core.effects.faults.count,
+        configured_at=core.configured_at + core.effects.ahead,
         waiting_for_restart=[*core.waiting_options],
         config_error=core.config_error,
     )
@@ -101,13 +101,13 @@ def status(core: Core, query: StatusQuery) -> BrokerStatus:
 
 def storage(core: Core, query: StorageQuery, answered: Callable[[StoreUsage], None]) -> None:
     """How full the store is."""
-    core.turn.ask(StoreStats(), answered)
+    core.effects.ask(StoreStats(), answered)
 
 
 def stored(core: Core, query: StoredQuery, answered: Callable[[list[StoredStream]], None]) -> None:
     """What the store has of each stream, or of one."""
     limit = min(query.limit or PAGE_ROWS, PAGE_ROWS)
-    core.turn.ask(StreamStats(query.stream, query.after_name, limit), answered)
+    core.effects.ask(StreamStats(query.stream, query.after_name, limit), answered)
 
 
 TELLING: dict[str, Callable[[Core, Any], Any]] = {

@@ -38,17 +38,17 @@ NOTHING_MEASURED = QueueMetrics().row(0.0)
 def mailboxes(core: Core, query: MailboxesQuery) -> list[QueueRow]:
     """Mailboxes by name: what is in each."""
     everyone = core.mailboxes.by_name.values()
-    found = page(core.turn, everyone, attrgetter("name"), query.after_name, query.limit)
+    found = page(core.effects, everyone, attrgetter("name"), query.after_name, query.limit)
     return [_queue(core, mailbox) for mailbox in found]
 
 
 def services(core: Core, query: ServicesQuery) -> list[QueueRow]:
     """Services by name: what is in each queue, and how many work for it; with `details` who they are."""
     everyone = core.services.by_name.values()
-    queues = page(core.turn, everyone, attrgetter("name"), query.after_name, query.limit)
+    queues = page(core.effects, everyone, attrgetter("name"), query.after_name, query.limit)
     if not query.details:
         return [_queue(core, queue) for queue in queues]
-    return [_service(core, queue) for queue in few(core.turn, queues, lambda q: len(q.consumers))]
+    return [_service(core, queue) for queue in few(core.effects, queues, lambda q: len(q.consumers))]
 
 
 def service(core: Core, query: ServiceQuery) -> ServiceDetails:
@@ -99,7 +99,7 @@ def credit_left(amount: float) -> int:
 
 
 def _queue(core: Core, queue: Queue) -> QueueRow:
-    now, oldest = core.turn.now, queue.oldest
+    now, oldest = core.effects.now, queue.oldest
     return QueueRow(
         name=queue.name,
         messages=len(queue.entries),
@@ -110,7 +110,7 @@ def _queue(core: Core, queue: Queue) -> QueueRow:
         bytes=queue.bytes,
         cold_bytes=queue.paged_out_bytes,
         consumers=len(queue.consumers),
-        oldest_age=max(0.0, now + core.turn.ahead - to_seconds(oldest)) if oldest is not None else None,
+        oldest_age=max(0.0, now + core.effects.ahead - to_seconds(oldest)) if oldest is not None else None,
         expired=queue.counts["expired"],
         timeouts=queue.counts["timeout"],
         redelivered=queue.counts["redelivered"],

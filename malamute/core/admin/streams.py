@@ -39,7 +39,9 @@ EXPLAINED_MAX = 100
 
 def streams(core: Core, query: StreamsQuery) -> list[StreamRow]:
     """Streams by name: the range of sequences of each, and how many read it."""
-    found = page(core.turn, core.streams.by_name.values(), attrgetter("name"), query.after_name, query.limit)
+    found = page(
+        core.effects, core.streams.by_name.values(), attrgetter("name"), query.after_name, query.limit
+    )
     return [_stream(stream) for stream in found]
 
 
@@ -56,7 +58,7 @@ def stream(core: Core, query: StreamQuery) -> StreamDetails:
     readers = nlargest(
         pages.DETAILS_MAX, everybody, key=lambda reader: reader.cursor and found.next - reader.cursor
     )
-    core.turn.work -= ROW_WORK * len(readers)
+    core.effects.work -= ROW_WORK * len(readers)
     return StreamDetails(
         **vars(_stream(found)),
         switches_to_live=found.switches["live"],
@@ -95,7 +97,7 @@ def explain(core: Core, query: ExplainQuery) -> list[ExplainedSelector]:
             matched=not reason,
             reason=reason,
         )
-        for ident, group in page(core.turn, groups, itemgetter(0), query.after_name, limit)
+        for ident, group in page(core.effects, groups, itemgetter(0), query.after_name, limit)
         for reason in [reason_of(group.selector, query.subject, query.headers or {}, query.sender)]
     ]
 
@@ -106,11 +108,11 @@ def cursors(core: Core, query: CursorsQuery) -> list[StreamCursor]:
     wanted = [only] if only else [] if query.stream else core.streams.by_name.values()
     having = (s for s in wanted if s.cursors or s.lost_cursors)
     rows: list[StreamCursor] = []
-    for found in page(core.turn, having, attrgetter("name"), query.after_name, query.limit):
+    for found in page(core.effects, having, attrgetter("name"), query.after_name, query.limit):
         if len(rows) >= (query.limit or PAGE_ROWS):
             break
         rows += [StreamCursor(stream=found.name, **vars(row)) for row in _cursors(found)]
-    core.turn.work -= len(rows)
+    core.effects.work -= len(rows)
     return rows
 
 
@@ -120,11 +122,11 @@ def feeds(core: Core, query: FeedsQuery) -> list[FeedRow]:
     for feed in core.feeds.by_name.values():
         by_service.setdefault(feed.queue.name, []).append(feed.row())
     rows: list[FeedRow] = []
-    for name in page(core.turn, by_service, str, query.after_name, query.limit):
+    for name in page(core.effects, by_service, str, query.after_name, query.limit):
         if len(rows) >= (query.limit or PAGE_ROWS):
             break
         rows += by_service[name]
-    core.turn.work -= ROW_WORK * len(core.feeds.by_name)
+    core.effects.work -= ROW_WORK * len(core.feeds.by_name)
     return rows
 
 
@@ -135,7 +137,7 @@ def _stream(stream: Stream) -> StreamRow:
         last=stream.last,
         stored=stream.last_stored,
         published=stream.messages,
-        published_rate=stream.rate.each_second(stream.turn.now),
+        published_rate=stream.rate.each_second(stream.effects.now),
         journaled=stream.journaled,
         selectors=len(stream.audience),
     )

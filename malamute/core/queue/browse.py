@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from malamute.core.queue.entry import Entry
 from malamute.core.queue.paging import RUN_MESSAGES, records_of, runs
-from malamute.core.steps import GO_ON, Steps, proceed
+from malamute.core.workflow import GO_ON, Workflow, run_workflow
 from malamute.errors import Malformed, NotFound
 from malamute.matching import message_test, parse
 from malamute.matching.compiled import MessageTest
@@ -79,7 +79,7 @@ def browse(
     entries = _all(queue, dead, after)
     found: list[MessageRow] = []
     look = _Look(queue, dead, _test(where), state, limit, lambda item: found.append(item.row()))
-    proceed(queue.turn, look.steps(entries, lambda: then(found), records=True))
+    run_workflow(queue.effects, look.steps(entries, lambda: then(found), records=True))
 
 
 def choose(
@@ -104,7 +104,7 @@ def choose(
         entries = iter(_named(known, sequences))
     found: list[int] = []
     look = _Look(queue, dead, test, state, limit or maxsize, lambda item: found.append(item.message.sequence))
-    proceed(queue.turn, look.steps(entries, lambda: then(found), records=test is not None))
+    run_workflow(queue.effects, look.steps(entries, lambda: then(found), records=test is not None))
 
 
 def _named(entries: Mapping[int, Entry], sequences: Sequence[int]) -> list[Entry]:
@@ -146,14 +146,14 @@ class _Look:
         self._limit = limit
         self._take = take
 
-    def steps(self, entries: Iterable[Entry], done: Callable[[], None], *, records: bool) -> Steps:
+    def steps(self, entries: Iterable[Entry], done: Callable[[], None], *, records: bool) -> Workflow:
         """Look at these messages, with their `records` or without."""
         queue, dead = self._queue, self._dead
         kind = queue.dead_letters.kind if dead else queue.kind
         for run in runs(entries):
-            if queue.turn.work <= 0:
+            if queue.effects.work <= 0:
                 yield GO_ON
-            queue.turn.work -= 2 * len(run)
+            queue.effects.work -= 2 * len(run)
             if self._state:
                 run = [entry for entry in run if self._state_of(entry) == self._state]
             run = run[: self._limit] if self._test is None else run

@@ -15,9 +15,9 @@ from malamute.errors import NotOutstanding
 from malamute.protocol.messages import Ranges, Recall
 
 if TYPE_CHECKING:
+    from malamute.core.effects import WhenStored
     from malamute.core.queue.queue import Queue
     from malamute.core.queue.waiters import ConsumerGroup
-    from malamute.core.ready import WhenStored
     from malamute.core.timers import Timer
     from malamute.matching import Selector
 
@@ -65,7 +65,7 @@ class Consumer:
         self.own_ready = ReadyQueue()
         """Ranks of messages whose key is bound to it, and which wait for its credit."""
         self.last_used = 0
-        self.joined = queue.turn.now
+        self.joined = queue.effects.now
         self.is_waiting = False
         """Whether it waits in its group for a message."""
         self.drained = False
@@ -222,7 +222,7 @@ class Consumer:
         sent = [sequence for sequence in sequences if sequence not in unsent]
         if sent:
             self._remember(sent)
-            self.queue.turn.send(self.session.peer, Recall(self.source, ranges_of(sent), reason))
+            self.queue.effects.send(self.session.peer, Recall(self.source, ranges_of(sent), reason))
 
     def _remember(self, recalled: list[int]) -> None:
         self._recalled_last.extend(recalled)
@@ -234,7 +234,7 @@ class Consumer:
 
     def _look(self) -> None:
         self._alarm = None
-        now = self.queue.turn.now
+        now = self.queue.effects.now
         late: list[int] = []
         for sequence, entry in self.outstanding.items():
             if entry.deadline_from + self.ack_timeout > now:
@@ -251,7 +251,7 @@ class Consumer:
         self.watch()
 
     def _renew(self, sequences: list[int]) -> None:
-        now, outstanding = self.queue.turn.now, self.outstanding
+        now, outstanding = self.queue.effects.now, self.outstanding
         if len(sequences) < len(outstanding):
             entries = [*map(outstanding.pop, sequences)]
             outstanding.update(zip(sequences, entries, strict=True))

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from malamute.core.queue.entry import Entry, puts, ranges_of, size_of
 from malamute.core.queue.options import Options
 from malamute.core.queue.paging import Records, records_of, runs
-from malamute.core.steps import STORED, Steps, proceed
+from malamute.core.workflow import STORED, Workflow, run_workflow
 from malamute.errors import MalamuteError
 from malamute.protocol.batch import pack_record
 from malamute.store.operations import DeleteMessages, QueueKind, QueueState, StoredMessage
@@ -34,7 +34,7 @@ class RedriveProgress(Protocol):
     """What a redrive calls with how far it is."""
 
     def __call__(self, count: int, before: int = 0, *, final: bool = True) -> None:
-        """So many are sent again with this turn, and so many `before` it. It is `final` at the last turn."""
+        """So many are sent again with this iteration, and so many `before` it. It is `final` at the last."""
 
 
 class DeadLetters:
@@ -70,9 +70,9 @@ class DeadLetters:
                 memory.evict(self, [entry])
 
     def add(self, entries: Iterable[Entry], records: Records, reason: str) -> None:
-        """Take messages in with these records, with all else of this turn or not at all."""
+        """Take messages in with these records, with all else of this iteration or not at all."""
         queue = self._queue
-        now = queue.turn.time_ns
+        now = queue.effects.time_ns
         added = []
         for entry in entries:
             message = entry.message
@@ -93,9 +93,9 @@ class DeadLetters:
             )
             self.next_sequence += 1
             added.append(dead)
-        queue.turn.store(*puts(self.kind, queue.name, added), size_bytes=size_of(added))
+        queue.effects.store(*puts(self.kind, queue.name, added), size_bytes=size_of(added))
         self._arriving.update(entry.sequence for entry in added)
-        queue.turn.when_stored(lambda error: self._added(added, error))
+        queue.effects.when_stored(lambda error: self._added(added, error))
         self._drop_oldest(len(added))
 
     def _added(self, added: Sequence[Entry], error: MalamuteError | None) -> None:
@@ -118,7 +118,7 @@ class DeadLetters:
         excess = self.excess
         if excess > expected:
             queue = self._queue
-            queue.turn.notice(
+            queue.effects.notice(
                 "dead letters dropped: there were more than dead_letters allows",
                 kind=queue.kind,
                 name=queue.name,
@@ -140,8 +140,8 @@ class DeadLetters:
         found = [s for s in sequences if s in self.entries and s not in moving]
         if found:
             self.going.update(found)
-            self._queue.turn.store_bound(self._removal(found))
-            self._queue.turn.when_stored(lambda error: self._purged(found, error))
+            self._queue.effects.store_bound(self._removal(found))
+            self._queue.effects.when_stored(lambda error: self._purged(found, error))
         return len(found)
 
     def _purged(self, sequences: Sequence[int], error: MalamuteError | None) -> None:
@@ -152,9 +152,9 @@ class DeadLetters:
             self._drop_oldest()
 
     def _drop(self, sequences: Sequence[int]) -> None:
-        """Remove some for good, whatever becomes of this turn."""
+        """Remove some for good, whatever becomes of this iteration."""
         self._forget(sequences)
-        self._queue.turn.store(self._removal(sequences))
+        self._queue.effects.store(self._removal(sequences))
 
     def redrive(
         self, sequences: Sequence[int], told: RedriveProgress, failed: Callable[[MalamuteError], None]
@@ -171,11 +171,11 @@ class DeadLetters:
         queue.limits.check(queue, len(entries), size_bytes)
         queue.limits.reserve(queue, len(entries), size_bytes)
         self._leaving.update(entry.sequence for entry in entries)
-        proceed(queue.turn, self._redrive_steps(entries, told, failed))
+        run_workflow(queue.effects, self._redrive_steps(entries, told, failed))
 
     def _redrive_steps(
         self, entries: Sequence[Entry], told: RedriveProgress, failed: Callable[[MalamuteError], None]
-    ) -> Steps:
+    ) -> Workflow:
         queue = self._queue
         count = 0
         left = len(entries)
@@ -212,7 +212,7 @@ class DeadLetters:
 
     def _put_back(self, entries: Sequence[Entry], records: Records) -> None:
         queue = self._queue
-        time = queue.turn.time_ns
+        time = queue.effects.time_ns
         again = []
         for sequence, entry in enumerate(entries, queue.next_sequence):
             properties = _without(entry, LEFT_BEHIND)
@@ -221,10 +221,10 @@ class DeadLetters:
         asked = {
             message.sequence: found
             for message in again
-            if (found := Options.of(message, time, queue.turn.ahead_ns)) is not None
+            if (found := Options.of(message, time, queue.effects.ahead_ns)) is not None
         }
         queue.put(again, confirmed=True, options=asked, reserved=True)
-        queue.turn.store_bound(self._removal([entry.sequence for entry in entries]))
+        queue.effects.store_bound(self._removal([entry.sequence for entry in entries]))
 
     def clear(self) -> None:
         """The queue is gone, with these."""

@@ -19,8 +19,8 @@ from malamute.errors import TryLater
 from malamute.store.operations import ForgetIdentities, PutIdentity
 
 if TYPE_CHECKING:
+    from malamute.core.effects import Effects
     from malamute.core.queue.entry import Entry
-    from malamute.core.ready import Turn
     from malamute.core.timers import Timer, Timers
     from malamute.store.operations import QueueKind
     from malamute.store.policies import QueuePolicy
@@ -68,11 +68,13 @@ class DedupWindow:
     that had it, or 0.
     """
 
-    def __init__(self, turn: Turn, timers: Timers, quota: DedupQuota, kind: QueueKind, name: str) -> None:
+    def __init__(
+        self, effects: Effects, timers: Timers, quota: DedupQuota, kind: QueueKind, name: str
+    ) -> None:
         # Its first entry is at hand, however many were taken out before it.
         self.known: OrderedDict[str, tuple[int, int, int]] = OrderedDict()
         self.bytes = 0
-        self._turn = turn
+        self._effects = effects
         self._timers = timers
         self._quota = quota
         self._kind = kind
@@ -96,7 +98,7 @@ class DedupWindow:
         before `doubtful_until`, in seconds since the epoch.
         """
         self._window_seconds = policy.dedup_window_seconds
-        most = self._turn.now + policy.dedup_window_seconds
+        most = self._effects.now + policy.dedup_window_seconds
         least = min(doubtful_until, most)
         ending = sorted(identities.items(), key=lambda item: item[1][1])
         for identity, (sequence, stored) in ending:
@@ -110,18 +112,18 @@ class DedupWindow:
     def seen(self, identity: str) -> bool:
         """Whether a message with this identity was enqueued within the window that ends now."""
         found = self.known.get(identity)
-        return found is not None and found[1] > int(self._turn.now * 1e9)
+        return found is not None and found[1] > int(self._effects.now * 1e9)
 
     def record(self, identity: str, sequence: int, policy: QueuePolicy) -> None:
         """A message with this identity is enqueued."""
         if not policy.dedup_window_seconds:
             return
-        turn, self._window_seconds = self._turn, policy.dedup_window_seconds
-        until, ahead_ns = int((turn.now + policy.dedup_window_seconds) * 1e9), turn.ahead_ns
+        effects, self._window_seconds = self._effects, policy.dedup_window_seconds
+        until, ahead_ns = int((effects.now + policy.dedup_window_seconds) * 1e9), effects.ahead_ns
         self._ahead_ns = min(self._ahead_ns, ahead_ns) if self.known else ahead_ns
-        self._put(identity, (sequence, until, turn.token))
+        self._put(identity, (sequence, until, effects.token))
         stored = until + ahead_ns
-        turn.store(PutIdentity(self._kind, self._name, identity, sequence, stored))
+        effects.store(PutIdentity(self._kind, self._name, identity, sequence, stored))
         if len(self.known) > max(policy.dedup_ids_max, 1):
             self.evict(1)
         self._quota.evict()
@@ -146,7 +148,7 @@ class DedupWindow:
         sequence, until, _ = self.known[identity]
         if identity in self._longer:
             stored = until + self._ahead_ns
-            self._turn.store(PutIdentity(self._kind, self._name, identity, sequence, stored))
+            self._effects.store(PutIdentity(self._kind, self._name, identity, sequence, stored))
         return self._drop(identity)
 
     def _bytes_of(self, identity: str) -> int:
@@ -155,7 +157,7 @@ class DedupWindow:
     def confirm(self, identity: str, not_durable: Container[int]) -> None:
         """A duplicate is to be confirmed like the first. Raises `TryLater` if that is `not_durable`."""
         sequence, _, token = self.known[identity]
-        if not self._turn.rely_on(token) and sequence in not_durable:
+        if not self._effects.rely_on(token) and sequence in not_durable:
             raise TryLater(f"message with the identity {identity!r} is not durable: retry later")
 
     def forget(self, message: Entry) -> None:
@@ -178,17 +180,17 @@ class DedupWindow:
 
     def _forget_up_to(self, until: int) -> None:
         """Have the store forget what was to be remembered until then, and nothing else."""
-        self._turn.store(ForgetIdentities(self._kind, self._name, until + self._ahead_ns))
+        self._effects.store(ForgetIdentities(self._kind, self._name, until + self._ahead_ns))
 
     def _watch(self) -> None:
         if self.known and self._timer is None:
             first = next(iter(self.known.values()))[1] / 1e9
-            due = max(first, self._turn.now + self._window_seconds / SWEEPS)
+            due = max(first, self._effects.now + self._window_seconds / SWEEPS)
             self._timer = self._timers.at(due, self._sweep)
 
     def _sweep(self) -> None:
         self._timer = None
-        now = int(self._turn.now * 1e9)
+        now = int(self._effects.now * 1e9)
         before = len(self.known)
         while self.known and next(iter(self.known.values()))[1] <= now:
             self._end(next(iter(self.known)))

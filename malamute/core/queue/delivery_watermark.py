@@ -18,7 +18,7 @@ from malamute.core.queue.entry import Entry
 from malamute.store.operations import MarkDelivered, QueueKind, QueueState, SetAttempts
 
 if TYPE_CHECKING:
-    from malamute.core.ready import Turn, WhenStored
+    from malamute.core.effects import Effects, WhenStored
     from malamute.errors import MalamuteError
 
 AHEAD_MAX = 1_000
@@ -28,7 +28,7 @@ AHEAD_MAX = 1_000
 class Watermark:
     """The watermark of one queue, and what differs from it."""
 
-    def __init__(self, turn: Turn, kind: QueueKind, name: str, entries: Mapping[int, Entry]) -> None:
+    def __init__(self, effects: Effects, kind: QueueKind, name: str, entries: Mapping[int, Entry]) -> None:
         """`entries` are those of the queue, as they come and go."""
         self.last_delivered = 0
         """The highest sequence that was given to a consumer."""
@@ -37,7 +37,7 @@ class Watermark:
         self.revocations = 0
         self.revoked: dict[int, int] = {}
         """Those that were taken back before they were looked at, and when: a mark of before says nothing."""
-        self._turn = turn
+        self._effects = effects
         self._kind = kind
         self._name = name
         self._entries = entries
@@ -77,7 +77,7 @@ class Watermark:
         for entry in entries:
             entry.marked = True
         self._upto = entries[-1].sequence
-        self._turn.store_bound(MarkDelivered(self._kind, self._name, self._upto))
+        self._effects.store_bound(MarkDelivered(self._kind, self._name, self._upto))
 
     def advance_ahead(self, held: int, last: int) -> None:
         """Advance past those that come next: as many as consumers hold, and up to the `last` of the queue."""
@@ -124,8 +124,8 @@ class Watermark:
         If it never was, that holds whatever mark of it is on its way.
         """
         sequence, attempts = entry.sequence, entry.attempts
-        due_ns = int((due + self._turn.ahead) * 1e9) if due else 0
-        self._turn.store(SetAttempts(self._kind, self._name, sequence, attempts, due_ns))
+        due_ns = int((due + self._effects.ahead) * 1e9) if due else 0
+        self._effects.store(SetAttempts(self._kind, self._name, sequence, attempts, due_ns))
         if not attempts:
             entry.marked = False
             self.never_delivered.add(sequence)
@@ -145,5 +145,5 @@ class Watermark:
             for waiting in mark[1]:
                 waiting(error)
 
-        self._turn.store(MarkDelivered(self._kind, self._name, upto))
-        self._turn.when_stored(stored)
+        self._effects.store(MarkDelivered(self._kind, self._name, upto))
+        self._effects.when_stored(stored)

@@ -39,7 +39,9 @@ class Dispatcher:
 
     def _family_failed(self, family: str, error: Exception) -> None:
         queue = self._queue
-        queue.turn.notice("a family of the index failed", queue=queue.name, family=family, error=str(error))
+        queue.effects.notice(
+            "a family of the index failed", queue=queue.name, family=family, error=str(error)
+        )
 
     @property
     def awaiting(self) -> bool:
@@ -71,10 +73,10 @@ class Dispatcher:
         # Without options a rank is the sequence itself, and the first one that is found goes first.
         step = self._step if self._options else 0
         while not search.knows(ready.first, step):
-            if queue.turn.work <= 0:
+            if queue.effects.work <= 0:
                 return False
             run = queue.run_from(search.place, SEARCH_MESSAGES)
-            queue.turn.work -= max(len(run), 1)
+            queue.effects.work -= max(len(run), 1)
             for entry in run:
                 if entry.sequence >= search.end:
                     break
@@ -133,7 +135,7 @@ class Dispatcher:
                 self._serve_later(consumer)
                 break
             if count >= SHARE_MESSAGES:
-                queue.turn.work -= SHARE_MESSAGES
+                queue.effects.work -= SHARE_MESSAGES
                 self._serve_later(consumer)
                 break
             rank = (own if bound and own.first < ready.first else ready).pop()
@@ -161,7 +163,7 @@ class Dispatcher:
     def _serve_later(self, consumer: Consumer) -> None:
         if not consumer.is_searching:
             consumer.is_searching = True
-            self._queue.turn.later(lambda: self._serve_on(consumer))
+            self._queue.effects.later(lambda: self._serve_on(consumer))
 
     def _serve_on(self, consumer: Consumer) -> None:
         consumer.is_searching = False
@@ -281,7 +283,7 @@ class Dispatcher:
         queue = self._queue
         self._clock += 1
         consumer.last_used = self._clock
-        queue.states.assign(consumer, entries, queue.turn.now)
+        queue.states.assign(consumer, entries, queue.effects.now)
         if not consumer.unsent:
             queue.limits.flush.consumers.append(consumer)
         consumer.unsent += entries

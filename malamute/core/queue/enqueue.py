@@ -23,7 +23,7 @@ def enqueue(queue: Queue, address: str, sender: str, command: Send | Request) ->
     Raises `InvalidValue`, `NoWorkers`, `TrackerInUse` or `TryLater`; then nothing was changed.
     """
     records = command.records
-    time, ahead_ns = queue.turn.time_ns, queue.turn.ahead_ns
+    time, ahead_ns = queue.effects.time_ns, queue.effects.ahead_ns
     columns: Sequence[Mapping[str, Any] | None] = command.properties or [None] * len(records)
     options = [Options.parse(properties, time, ahead_ns) for properties in command.properties or _NONE]
     if not any(options):

@@ -20,17 +20,17 @@ from malamute.protocol.part import QueuePart
 from malamute.store.operations import SetAttempts
 
 if TYPE_CHECKING:
+    from malamute.core.effects import Effects
     from malamute.core.queue.consumer import Consumer
     from malamute.core.queue.queue import Queue
-    from malamute.core.ready import Turn
     from malamute.store.policies import BaseKind
 
 
 class QueueFlush:
     """The consumers that were given messages, and what happened, in one iteration."""
 
-    def __init__(self, turn: Turn) -> None:
-        self.turn = turn
+    def __init__(self, effects: Effects) -> None:
+        self.effects = effects
         self.consumers: list[Consumer] = []
         """Those that have messages which may be sent."""
         self._noted: Counter[tuple[BaseKind, str, str]] = Counter()
@@ -53,11 +53,11 @@ class QueueFlush:
                 try:
                     self._deliver(consumer)
                 except Exception as error:
-                    self.turn.fault("a delivery", error)
-                    self.turn.broken[consumer.session.peer] = None
+                    self.effects.fault("a delivery", error)
+                    self.effects.broken[consumer.session.peer] = None
         if self._noted:
             for (kind, what, name), count in self._noted.items():
-                self.turn.event(f"{kind}.{what}.{name}", count=count)
+                self.effects.event(f"{kind}.{what}.{name}", count=count)
             self._noted.clear()
         return list(given)
 
@@ -70,7 +70,7 @@ class QueueFlush:
         if entries:
             consumer.unsent = consumer.unsent[len(entries) :]
             part = QueuePart(self._columns(queue, entries))
-            self.turn.send(consumer.session.peer, Delivery(consumer.source, 0, part))
+            self.effects.send(consumer.session.peer, Delivery(consumer.source, 0, part))
             consumer.watch()
             if queue.prefetch_bytes < 0:
                 queue.evict_excess([e.sequence for e in entries if e.sequence not in queue.not_durable])
@@ -91,7 +91,7 @@ class QueueFlush:
             self.note(queue, "redelivered", len(attempts) - attempts.count(1))
             for sequence, count in zip(sequences, attempts, strict=True):
                 if count > 1:
-                    self.turn.store(SetAttempts(queue.kind, queue.name, sequence, count))
+                    self.effects.store(SetAttempts(queue.kind, queue.name, sequence, count))
         return Columns(
             sequences,
             [entry.time_ns for entry in entries],

@@ -1,4 +1,4 @@
-"""What all queues share: the turn, the timers, the limits, and the room that is left."""
+"""What all queues share: the iteration, the timers, the limits, and the room that is left."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from malamute.store.policies import BaseKind, PolicyOf, QueuePolicy
 
 if TYPE_CHECKING:
     from malamute.core.doubt import Doubt
+    from malamute.core.effects import Effects
     from malamute.core.queue.trackers import Trackers
-    from malamute.core.ready import Turn
     from malamute.matching import CacheBudget
     from malamute.protocol.limits import Limits
 
@@ -46,7 +46,7 @@ class QueueLimits:
 
     def __init__(
         self,
-        turn: Turn,
+        effects: Effects,
         limits: Limits,
         timers: Timers,
         policy: PolicyOf,
@@ -55,19 +55,19 @@ class QueueLimits:
     ) -> None:
         self.incarnation = incarnation
         """The number up to which no sequence is given out, as it may have been before a restore."""
-        self.turn = turn
+        self.effects = effects
         self.configured = limits
         self.timers = timers
         self.policy = policy
         self.caches = caches
         """Shared by the indexes of all queues, and of streams."""
         self.messages = 0
-        self.settlement_log = SettlementLog(turn)
+        self.settlement_log = SettlementLog(effects)
         self.bytes = 0
         self.queues = 0
         self.memory = RecordMemory(self)
         self.dedup_quota = DedupQuota(limits.identities_bytes)
-        self.flush = QueueFlush(turn)
+        self.flush = QueueFlush(effects)
 
     def configure(self, policy: PolicyOf, limits: Limits) -> None:
         """Go by other policies and limits; the queues are told by `Queue.configure`."""

@@ -33,7 +33,7 @@ from malamute.core.queue.state import DELIVERED, READY
 from malamute.store.operations import FetchRecords, Frame, QueueKind
 
 if TYPE_CHECKING:
-    from malamute.core.ready import Turn
+    from malamute.core.effects import Effects
     from malamute.core.timers import Timers
     from malamute.errors import MalamuteError
     from malamute.protocol.limits import Limits
@@ -159,14 +159,14 @@ class Prefetch:
 
     def __init__(
         self,
-        turn: Turn,
+        effects: Effects,
         timers: Timers,
         memory: RecordMemory,
         queue: PagedQueue,
         lost: Callable[[list[int]], None],
     ) -> None:
         """`lost` is called with messages of consumers whose records cannot be read."""
-        self._turn = turn
+        self._effects = effects
         self._timers = timers
         self._memory = memory
         self._queue = queue
@@ -228,9 +228,9 @@ class Prefetch:
             # They are on the disk, and are asked for again.
             memory.prefetched_bytes -= size_bytes
             self._reading.remove(run)
-            self._timers.at(self._turn.now + RETRY_SECONDS, lambda: self._retry(run))
+            self._timers.at(self._effects.now + RETRY_SECONDS, lambda: self._retry(run))
 
-        self._turn.ask(FetchRecords(queue.kind, queue.name, tuple(map(_sequence, run))), brought, failed)
+        self._effects.ask(FetchRecords(queue.kind, queue.name, tuple(map(_sequence, run))), brought, failed)
 
     def _retry(self, run: Sequence[Entry]) -> None:
         if here := [e for e in run if e.record is None and e.sequence in self._queue.entries]:

@@ -21,15 +21,15 @@ from malamute.core.queue.paging import RUN_BYTES, RUNS_AHEAD, Prefetch
 from malamute.core.queue.schedule import Schedule, Times
 from malamute.core.queue.settlement import Settlement
 from malamute.core.queue.state import AT_REST, DELAYED, DELIVERED, READY, SETTLING, MessageStates
-from malamute.core.steps import GO_ON, STORED, Steps, proceed
+from malamute.core.workflow import GO_ON, STORED, Workflow, run_workflow
 from malamute.protocol.names import RESERVED_PREFIX
 from malamute.store.operations import QueueState
 
 if TYPE_CHECKING:
+    from malamute.core.effects import WhenStored
     from malamute.core.queue.consumer import Consumer
     from malamute.core.queue.limits import QueueLimits
     from malamute.core.queue.waiters import ConsumerGroup
-    from malamute.core.ready import WhenStored
     from malamute.core.recovery import Recovery
     from malamute.core.timers import Timer
     from malamute.errors import MalamuteError
@@ -45,7 +45,7 @@ class PurgeProgress(Protocol):
     """What a purge calls with how many messages were dropped, and how many before those of this commit."""
 
     def __call__(self, count: int, before: int, *, final: bool = True, partial: bool = False) -> None:
-        """So many are dropped, with all that this turn stores; if it is not `final`, more come."""
+        """So many are dropped, with all that this iteration stores; if it is not `final`, more come."""
 
 
 class Queue:
@@ -55,7 +55,7 @@ class Queue:
         self.kind: BaseKind = kind
         self.name = name
         self.limits = limits
-        self.turn = limits.turn
+        self.effects = limits.effects
         self.policy = limits.policy_of(kind, name)
         self.first_sequence = self.next_sequence = limits.incarnation + 1
         self.bytes = 0
@@ -89,11 +89,11 @@ class Queue:
         self._damaged: list[int] = []
         """Those that the store could not read, until they are dead letters."""
         self.dead_letters = DeadLetters(self)
-        self.dedup = DedupWindow(self.turn, limits.timers, limits.dedup_quota, kind, name)
-        self.watermark = Watermark(self.turn, kind, name, self.entries)
+        self.dedup = DedupWindow(self.effects, limits.timers, limits.dedup_quota, kind, name)
+        self.watermark = Watermark(self.effects, kind, name, self.entries)
         self.correlations = Correlations(self.entries)
         self.schedule = Schedule(
-            self.turn,
+            self.effects,
             limits.timers,
             limits.doubt,
             self.entries,
@@ -104,7 +104,7 @@ class Queue:
         self.dispatcher = Dispatcher(self)
         self.settlement = Settlement(self)
         self.prefetch = Prefetch(
-            self.turn, limits.timers, limits.memory, self, self.settlement.dead_letter_damaged
+            self.effects, limits.timers, limits.memory, self, self.settlement.dead_letter_damaged
         )
 
     # Messages in
@@ -126,17 +126,17 @@ class Queue:
             self.limits.check(self, len(entries), size_bytes)
         self.limits.count(self, len(entries), size_bytes)
         if self.next_sequence == self.first_sequence and not self.name.startswith(RESERVED_PREFIX):
-            self.turn.event(f"{self.kind}.created.{self.name}")
+            self.effects.event(f"{self.kind}.created.{self.name}")
         if self.metrics is None:
             self.metrics = QueueMetrics()
-        self.metrics.arrivals.add(len(entries), self.turn.now)
+        self.metrics.arrivals.add(len(entries), self.effects.now)
         sequences = range(self.next_sequence, self.next_sequence + len(entries))
         self.next_sequence = sequences.stop
         self.entries.update({entry.sequence: entry for entry in entries})
         self.sequences.add_range(sequences.start, sequences.stop)
         self.states.enqueue(len(entries))
-        self.turn.store(*puts(self.kind, self.name, entries), size_bytes=size_bytes)
-        is_delayed = options and any(asked.due > self.turn.now for asked in options.values())
+        self.effects.store(*puts(self.kind, self.name, entries), size_bytes=size_bytes)
+        is_delayed = options and any(asked.due > self.effects.now for asked in options.values())
         if entries and not is_delayed and self.dispatcher.awaiting and not self.is_exact:
             self.watermark.advance_new(entries)
         if options:
@@ -145,10 +145,10 @@ class Queue:
             self.correlations.add(entries)
         if confirmed or self.uncommitted:
             self.uncommitted += len(sequences)
-            self.turn.when_stored(lambda error: self._stored(sequences, error, confirmed))
+            self.effects.when_stored(lambda error: self._stored(sequences, error, confirmed))
         else:
             self.not_durable.update(sequences)
-            self.turn.when_stored(lambda error: self._saved(sequences, error), awaited=False)
+            self.effects.when_stored(lambda error: self._saved(sequences, error), awaited=False)
             self.make_ready(sequences)
 
     def _heed(self, options: Mapping[int, Options]) -> None:
@@ -159,7 +159,7 @@ class Queue:
             if asked.lasting:
                 self._adopt(self.entries[sequence], asked)
         for sequence, asked in options.items():
-            if asked.due > self.turn.now:
+            if asked.due > self.effects.now:
                 # Others will be delivered, and the watermark be past it, before it.
                 self.watermark.store_attempts(self.entries[sequence])
 
@@ -192,7 +192,7 @@ class Queue:
                 self.limits.memory.count_paged_out(self, entry.size_bytes)
         self.sequences.update(self.entries)
         self.states.enqueue(len(self._restored))
-        self.schedule.restore(state.due, self.turn.time_ns)
+        self.schedule.restore(state.due, self.effects.time_ns)
         self.dedup.restore(state.identities, self.policy, self.limits.doubt.until)
 
     def resume(self, recovery: Recovery) -> None:
@@ -200,7 +200,7 @@ class Queue:
         restored, self._restored = self._restored, []
         for entry in restored:
             try:
-                if (asked := Options.of(entry, self.turn.time_ns, self.turn.ahead_ns)) is not None:
+                if (asked := Options.of(entry, self.effects.time_ns, self.effects.ahead_ns)) is not None:
                     self._adopt(entry, asked)
             except Exception as error:  # nobody can tell what its sender wanted
                 self._leave_aside(entry)
@@ -219,7 +219,7 @@ class Queue:
         here = [entry for sequence in sequences if (entry := self.entries.get(sequence)) is not None]
         for entry in here:
             if entry.record is not None and entry.state != SETTLING:
-                self.turn.store(*puts(self.kind, self.name, [entry]), size_bytes=entry.size_bytes)
+                self.effects.store(*puts(self.kind, self.name, [entry]), size_bytes=entry.size_bytes)
                 self.watermark.store_attempts(entry)
         if lost := [entry.sequence for entry in here if entry.record is None and entry.state in AT_REST]:
             self.settlement.dead_letter_damaged(lost)
@@ -264,15 +264,15 @@ class Queue:
             self._coming.extend(sequences)
         elif len(sequences) > STEP_MESSAGES and self.dispatcher.awaiting:
             self._coming.extend(sequences)
-            proceed(self.turn, self._come())
+            run_workflow(self.effects, self._come())
         else:
             self.dispatcher.dispatch(self._in_time(sequences) if self.options else sequences)
 
-    def _come(self) -> Steps:
+    def _come(self) -> Workflow:
         """Dispatch what is too much for one iteration."""
         while self._coming:
             some = [self._coming.popleft() for _ in range(min(STEP_MESSAGES, len(self._coming)))]
-            self.turn.work -= len(some)
+            self.effects.work -= len(some)
             # The queue may have been cleared meanwhile.
             here = [s for s in some if s in self.entries]
             self.dispatcher.dispatch(self._in_time(here) if self.options else here)
@@ -386,7 +386,7 @@ class Queue:
     def complete(self, consumer: Consumer, sequences: Sequence[int], *, confirmed: bool = False) -> None:
         """Remove messages for good: they were acknowledged.
 
-        `confirmed` binds it to all that this turn stores: if that fails, they are ready again.
+        `confirmed` binds it to all that this iteration stores: if that fails, they are ready again.
         """
         consumer.detach(sequences)
         self.settlement.settle(sequences, "acknowledged", bound=confirmed, worker=consumer.session.address)
@@ -429,10 +429,10 @@ class Queue:
 
         def act(some: Sequence[int]) -> None:
             take_back(some)
-            self.turn.when_stored(errors.append)
+            self.effects.when_stored(errors.append)
 
         def done() -> None:
-            self.turn.when_stored(lambda error: told(next(filter(None, errors), error)))
+            self.effects.when_stored(lambda error: told(next(filter(None, errors), error)))
 
         self._in_steps(back, act, done)
 
@@ -477,7 +477,7 @@ class Queue:
     ) -> None:
         """Remove the messages of a sender under a correlation, and tell as `purge` does."""
         sequences = self.correlations.of(sender, correlation)
-        proceed(self.turn, self._purge(sequences, told, failed, "withdrawn"))
+        run_workflow(self.effects, self._purge(sequences, told, failed, "withdrawn"))
 
     def purge(
         self, sequences: Sequence[int], told: PurgeProgress, failed: Callable[[MalamuteError], None]
@@ -486,7 +486,7 @@ class Queue:
 
         What does not fit one commit is told with each of them: one of the others may fail, or never come.
         """
-        proceed(self.turn, self._purge(sequences, told, failed))
+        run_workflow(self.effects, self._purge(sequences, told, failed))
 
     def _purge(
         self,
@@ -494,13 +494,13 @@ class Queue:
         told: PurgeProgress,
         failed: Callable[[MalamuteError], None],
         outcome: str = "purged",
-    ) -> Steps:
+    ) -> Workflow:
         count = 0
         for start in range(0, max(len(sequences), 1), STEP_MESSAGES):
             before = count
             some = sequences[start : start + STEP_MESSAGES]
             count += self.settlement.settle_early(some, outcome)
-            self.turn.work -= len(some)
+            self.effects.work -= len(some)
             if start + STEP_MESSAGES >= len(sequences):
                 told(count, before)
                 return
@@ -530,15 +530,15 @@ class Queue:
             act(sequences)
             done()
             return
-        proceed(self.turn, self._steps(sequences, act, done))
+        run_workflow(self.effects, self._steps(sequences, act, done))
 
     def _steps(
         self, sequences: Sequence[int], act: Callable[[Sequence[int]], None], done: Callable[[], None]
-    ) -> Steps:
+    ) -> Workflow:
         for start in range(0, len(sequences), STEP_MESSAGES):
             if start:
                 yield GO_ON
-            self.turn.work -= STEP_MESSAGES
+            self.effects.work -= STEP_MESSAGES
             # The queue may have been cleared meanwhile.
             act([s for s in sequences[start : start + STEP_MESSAGES] if s in self.entries])
         done()
@@ -554,7 +554,7 @@ class Queue:
 
     def _requeue(self, sequences: Sequence[int], delay: float | None) -> None:
         """Let messages that come back wait again, unless they had their attempts."""
-        now, most = self.turn.now, self.policy.attempts_max
+        now, most = self.effects.now, self.policy.attempts_max
         ready: list[int] = []
         dead: list[int] = []
         for sequence in sequences:

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from malamute.core.doubt import Doubt
+    from malamute.core.effects import Effects
     from malamute.core.queue.entry import Entry
     from malamute.core.queue.options import Options
-    from malamute.core.ready import Turn
     from malamute.core.timers import Timer, Timers
 
 RETRY_SECONDS = 1.0
@@ -32,7 +32,7 @@ class Schedule:
 
     def __init__(
         self,
-        turn: Turn,
+        effects: Effects,
         timers: Timers,
         doubt: Doubt,
         entries: Mapping[int, Entry],
@@ -45,7 +45,7 @@ class Schedule:
         self.delayed: dict[int, Timer] = {}
         self.claimed: dict[int, float] = {}
         """When those are redelivered that were delayed before they were to leave, or before a restart."""
-        self._turn = turn
+        self._effects = effects
         self._timers = timers
         self._doubt = doubt
         self._entries = entries
@@ -63,7 +63,7 @@ class Schedule:
 
     def times_of(self, sequences: Iterable[int]) -> Times:
         """Which of some messages may be delivered now."""
-        now = self._turn.now
+        now = self._effects.now
         times = Times([], [], [])
         for sequence in sequences:
             asked = self._options.get(sequence)
@@ -103,7 +103,7 @@ class Schedule:
         times = Times([], [], [])
         for sequence in sequences:
             due = self.claimed.pop(sequence, 0.0)
-            if due > self._turn.now:
+            if due > self._effects.now:
                 times.later.append((sequence, due))
             else:
                 times.ready.append(sequence)
@@ -111,7 +111,7 @@ class Schedule:
 
     def refused(self, sequences: Iterable[int]) -> Times:
         """The same of messages that could not leave: those that are over are delayed as well."""
-        now = self._turn.now
+        now = self._effects.now
         for sequence in sequences:
             asked = self._options.get(sequence)
             if asked is not None and 0 < asked.expires <= now:

@@ -1,7 +1,7 @@
 """Settlement: what a message ends with. It is acknowledged, expires, is withdrawn, purged or dead-lettered.
 
 It is one transaction with all that follows from it: the outcome for who tracks the message, the dead
-letter, and whatever else the turn stores. If the disk refuses that, the message is where it was before.
+letter, and whatever else the iteration stores. If the disk refuses that, the message is where it was before.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from malamute.core.metrics import QueueMetrics
 from malamute.core.queue.entry import Entry, ranges_of, size_of
 from malamute.core.queue.paging import RETRY_SECONDS, records_of, runs
 from malamute.core.queue.state import DELAYED, DELIVERED, PENDING, SETTLING
-from malamute.core.steps import GO_ON, Steps, proceed
+from malamute.core.workflow import GO_ON, Workflow, run_workflow
 from malamute.errors import MalamuteError
 from malamute.store.operations import DeleteMessages
 
@@ -106,7 +106,7 @@ class Settlement:
     def dead_letter_unreadable(self, sequences: list[int]) -> None:
         """Messages that are nowhere else cannot be read: they are dead."""
         queue = self._queue
-        queue.turn.notice(
+        queue.effects.notice(
             "a queued message cannot be read",
             kind=queue.kind,
             name=queue.name,
@@ -124,21 +124,23 @@ class Settlement:
         self._dead_letter(entries, outcome, reason, worker)
 
     def _dead_letter(self, entries: Sequence[Entry], outcome: str, reason: str, worker: str) -> None:
-        proceed(self._queue.turn, self._dead_letter_steps(entries, outcome, reason, worker))
+        run_workflow(self._queue.effects, self._dead_letter_steps(entries, outcome, reason, worker))
 
-    def _dead_letter_steps(self, entries: Sequence[Entry], outcome: str, reason: str, worker: str) -> Steps:
+    def _dead_letter_steps(
+        self, entries: Sequence[Entry], outcome: str, reason: str, worker: str
+    ) -> Workflow:
         queue, done = self._queue, 0
         for run in runs(entries):
-            if queue.turn.work <= 0:
+            if queue.effects.work <= 0:
                 yield GO_ON
-            queue.turn.work -= 2 * len(run)
+            queue.effects.work -= 2 * len(run)
             kept = queue.policy.dead_letters_max > 0
             try:
                 records = (yield from records_of(queue.kind, queue.name, run)) if kept else {}
             except MalamuteError:
                 # They are on the disk, and with nobody: they are asked for again.
                 again = partial(self._dead_letter, entries[done:], outcome, reason, worker)
-                queue.limits.timers.at(queue.turn.now + RETRY_SECONDS, again)
+                queue.limits.timers.at(queue.effects.now + RETRY_SECONDS, again)
                 return
             done += len(run)
             # The queue may have been cleared meanwhile.
@@ -159,12 +161,12 @@ class Settlement:
         ranges = [(first, last) for first, last in ranges_of([*sequences])]
         removal = DeleteMessages(queue.kind, queue.name, ranges)
         if not bound:
-            queue.turn.store(removal)
+            queue.effects.store(removal)
             self._settled(sequences, outcome, worker)
             return
         queue.states.settle(map(queue.entries.__getitem__, sequences))
-        queue.turn.store_bound(removal)
-        queue.turn.when_stored(lambda error: self._removed(sequences, outcome, worker, error))
+        queue.effects.store_bound(removal)
+        queue.effects.when_stored(lambda error: self._removed(sequences, outcome, worker, error))
 
     def _removed(
         self, sequences: Sequence[int], outcome: str, worker: str, error: MalamuteError | None
@@ -217,7 +219,7 @@ class Settlement:
                 queue.limits.trackers.close(entry)
 
     def post_purged(self) -> None:
-        """The queue is gone: whatever becomes of this turn, all of its messages end."""
+        """The queue is gone: whatever becomes of this iteration, all of its messages end."""
         entries = self._queue.entries
         # Others have their outcome.
         if tracked := [s for s in self.tracked(entries) if entries[s].state != SETTLING]:

@@ -20,9 +20,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from malamute.core.effects import Effects, Event
 from malamute.core.metrics import QueueMetrics
 from malamute.core.queue.entry import Entry
-from malamute.core.ready import Event, Turn
 from malamute.protocol.batch import pack
 
 QueueName = tuple[str, str]
@@ -38,8 +38,8 @@ SAMPLES = 32
 class SettlementLog:
     """What came to and left the queues. Histories are made while it is `on`."""
 
-    def __init__(self, turn: Turn) -> None:
-        self.turn = turn
+    def __init__(self, effects: Effects) -> None:
+        self.effects = effects
         self.on = False
         self.pending: dict[QueueName, list[Settled]] = {}
 
@@ -47,10 +47,10 @@ class SettlementLog:
         self, queue: QueueName, metrics: QueueMetrics, entries: Sequence[Entry], outcome: str, worker: str
     ) -> None:
         """Messages have left a queue for good: count them in its metrics, and keep their history."""
-        now, ahead = self.turn.now, self.turn.ahead
+        now, ahead = self.effects.now, self.effects.ahead
         metrics.settlements.add(len(entries), now)
         step = 1 + len(entries) // SAMPLES
-        # All that was dispatched in one turn has one time, so there are few different ones.
+        # All that was dispatched in one iteration has one time, so there are few different ones.
         times: dict[tuple[int, float, float], int] = {}
         for entry in entries[::step]:
             key = (entry.time_ns, entry.first_delivered_at, entry.last_delivered_at)
@@ -64,26 +64,26 @@ class SettlementLog:
             self.pending.setdefault(queue, []).append((entries, outcome, worker))
 
     def pop_events(self, most: int) -> list[Event]:
-        """The histories of the turn, of so many queues at the most; the others are counted."""
+        """The histories of the iteration, of so many queues at the most; the others are counted."""
         pending, self.pending = self.pending, {}
         queues = list(pending.items())
-        self.turn.events_dropped += max(0, len(queues) - most)
+        self.effects.events_dropped += max(0, len(queues) - most)
         return [self._event(queue, runs) for queue, runs in queues[:most]]
 
     def forget(self) -> int:
-        """Drop the histories of the turn. Returns of how many queues."""
+        """Drop the histories of the iteration. Returns of how many queues."""
         count = len(self.pending)
         self.pending = {}
         return count
 
     def _event(self, queue: QueueName, runs: list[Settled]) -> Event:
-        entries, ahead = [entry for run, _, _ in runs for entry in run], self.turn.ahead
+        entries, ahead = [entry for run, _, _ in runs for entry in run], self.effects.ahead
         body = {
             "sequences": [entry.sequence for entry in entries],
             "queued": _column([entry.time_ns for entry in entries]),
             "delivered": _column([int((entry.first_delivered_at + ahead) * 1e9) for entry in entries]),
             "attempts": _column([entry.attempts for entry in entries]),
-            "settled": self.turn.time_ns,
+            "settled": self.effects.time_ns,
             "outcome": _column([outcome for run, outcome, _ in runs for _ in run]),
             "worker": _column([worker for run, _, worker in runs for _ in run]),
         }

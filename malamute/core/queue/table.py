@@ -63,7 +63,7 @@ class QueueTable:
         """Remove a queue when it was empty and unused for as long as is configured."""
         if queue.policy.idle_seconds:
             seen = None if queue.used else queue.next_sequence
-            due = self.limits.turn.now + queue.policy.idle_seconds
+            due = self.limits.effects.now + queue.policy.idle_seconds
             queue.collector = self.limits.timers.at(due, lambda: self._collect_unless_used(queue, seen))
 
     def _collect_unless_used(self, queue: Queue, seen: int | None) -> None:
@@ -81,10 +81,10 @@ class QueueTable:
 
     def _delete(self, queue: Queue) -> None:
         """Let the store forget a queue and its dead letters."""
-        turn = self.limits.turn
-        turn.store(DeleteQueue(queue.kind, queue.name))
+        effects = self.limits.effects
+        effects.store(DeleteQueue(queue.kind, queue.name))
         if queue.dead_letters.next_sequence > 1:
-            turn.store(DeleteQueue(queue.dead_letters.kind, queue.name))
+            effects.store(DeleteQueue(queue.dead_letters.kind, queue.name))
 
     def restore(self, name: str, state: QueueState, dead: bool) -> None:
         """Take up a queue, or its dead letters, that the store kept."""

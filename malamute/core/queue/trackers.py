@@ -75,8 +75,8 @@ class Trackers:
     def post(
         self, queue: Queue, entries: Iterable[Entry], outcome: str, reason: str, *, bound: bool = True
     ) -> None:
-        """Put outcomes into the mailboxes of the senders, with all else of this turn."""
-        time = queue.turn.time_ns
+        """Put outcomes into the mailboxes of the senders, with all else of this iteration."""
+        time = queue.effects.time_ns
         for entry in entries:
             mailbox = self._mailboxes.get_or_create(entry.sender)
             properties = _properties(queue.kind, queue.name, entry, outcome, reason)
@@ -84,10 +84,10 @@ class Trackers:
             mailbox.put([told], confirmed=bound, reserved=True)
             self._use(entry, 1, told.size_bytes)
             if bound:
-                queue.turn.when_stored(partial(self._told, entry, told.size_bytes))
+                queue.effects.when_stored(partial(self._told, entry, told.size_bytes))
 
     def answer(self, service: Queue, requests: Iterable[Entry], error: str) -> None:
-        """End requests that nobody tracks: a final reply tells of an error, with all else of the turn."""
+        """End requests that nobody tracks: a final reply tells of an error, with all of the iteration."""
         for request in requests:
             asked = request.properties or {}
             name = asked.get("reply_to", request.sender)
@@ -97,7 +97,7 @@ class Trackers:
             mailbox = self._mailboxes.get_or_create(name)
             about = {"correlation": asked["correlation"], "service": service.name, "final": True}
             record = pack_record({ERROR_HEADER: error}, ())
-            told = Entry((mailbox.next_sequence, service.turn.time_ns, "", request.subject, record, about))
+            told = Entry((mailbox.next_sequence, service.effects.time_ns, "", request.subject, record, about))
             mailbox.put([told], confirmed=True, reserved=True)
 
     def _told(self, message: Entry, size_bytes: int, error: MalamuteError | None) -> None:

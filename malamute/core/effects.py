@@ -1,7 +1,7 @@
-"""What one turn of the loop gathers, and what the edge has to do about it.
+"""What one iteration of the loop gathers, and what the edge has to do about it.
 
-The engines never act. They note in the `Turn` what is to be sent, stored and read, and what is to happen
-once it is stored. At the end of the turn the edge takes it all as one `Ready`: it hands `appends` to the
+The engines never act. They note in the `Effects` what is to be sent, stored and read, and what is to happen
+once it is stored. At the end of the iteration the edge takes it all as one `Ready`: it hands `appends` to the
 writer, which commits them as one transaction and answers by `Core.stored(token)`; it runs `reads` and
 answers by `Core.replayed`; it sends `sends` in their order. Since every confirmation is made by a
 callback of `when_stored`, "no confirmation before it is durable" lives in this file alone.
@@ -78,11 +78,11 @@ class Holder:
     backlog_bytes = 0
     """What all of that takes."""
     new_bytes = 0
-    """What came of it in this turn."""
+    """What came of it in this iteration."""
 
 
 class Ready(NamedTuple):
-    """All there is to do after a turn. `closed` are the peers whose sessions ended."""
+    """All there is to do after an iteration. `closed` are the peers whose sessions ended."""
 
     appends: Sequence[Append]
     reads: Sequence[Question]
@@ -91,8 +91,8 @@ class Ready(NamedTuple):
     notices: Sequence[Notice] = ()
 
 
-class Turn:
-    """The turn under way: the engines' shared note pad.
+class Effects:
+    """The iteration under way: the engines' shared note pad.
 
     `now` is seconds since the epoch, UTC, as they were counted since the start: durations go by it. `ahead`
     is how far the wall clock was set ahead of it meanwhile.
@@ -107,7 +107,7 @@ class Turn:
         self.notices: list[Notice] = []
         self.events: list[Event] = []
         self.events_max = 0
-        """Events that one turn may have; the others are counted. 0 while nobody is to be told of any."""
+        """Events that one iteration may have; the others are counted. 0 while nobody is to be told of any."""
         self.events_dropped = 0
         self.operations: list[Operation] = []
         self.bound: list[Operation] = []
@@ -134,7 +134,7 @@ class Turn:
         self._awaited = False
         self._bytes = 0
         self.holders: list[Holder] = []
-        """Who has sent what this turn stores: it is his until the outcome is known."""
+        """Who has sent what this iteration stores: it is his until the outcome is known."""
         self._token = 0
         self._known = 0
         self._needs: set[int] = set()
@@ -151,22 +151,22 @@ class Turn:
         return int(self.ahead * 1e9)
 
     def send(self, peer: bytes, message: Message) -> None:
-        """Send a message to a peer at the end of the turn."""
+        """Send a message to a peer at the end of the iteration."""
         self.sends.append((peer, message))
 
     def store(self, *operations: Operation, size_bytes: int = 0) -> None:
-        """Store something with all else of this turn. `size_bytes` counts towards the backlog."""
+        """Store something with all else of this iteration. `size_bytes` counts towards the backlog."""
         self.operations += operations
         self._bytes += size_bytes
         self.backlog_bytes += size_bytes
 
     def store_bound(self, operation: Operation) -> None:
-        """Store something that is to be done with all else of this turn, or not at all."""
+        """Store something that is to be done with all else of this iteration, or not at all."""
         self.operations.append(operation)
         self.bound.append(operation)
 
     def rely_on(self, token: int) -> bool:
-        """Store this turn only if what `token` names is stored. False: the outcome of that is known."""
+        """Store this iteration only if what `token` names is stored. False: the outcome of that is known."""
         if token in self._waiting:
             self._needs.add(token)
         return token in self._waiting or token == self.token
@@ -249,7 +249,7 @@ class Turn:
             self.guard("what goes on later", chore, failed=failed)
 
     def when_stored(self, callback: WhenStored, *, awaited: bool = True) -> None:
-        """Call back when all of this turn is durable, or with the error that kept it from being so.
+        """Call back when all of this iteration is durable, or with the error that kept it from being so.
 
         `awaited` tells whether anybody waits for that.
         """
@@ -257,7 +257,7 @@ class Turn:
         self._awaited |= awaited
 
     def hurry(self) -> None:
-        """Somebody waits for what this turn stores, besides those who are called back."""
+        """Somebody waits for what this iteration stores, besides those who are called back."""
         self._awaited = True
 
     def settle(self, token: int, error: MalamuteError | None) -> None:
@@ -273,7 +273,7 @@ class Turn:
                 self.fault("what waited for the store", fault)
 
     def finish(self) -> Ready:
-        """Hand over what was gathered, and begin the next turn."""
+        """Hand over what was gathered, and begin the next iteration."""
         appends: list[Append] = []
         holders = [(holder, holder.new_bytes) for holder in self.holders]
         for holder in self.holders:
@@ -306,7 +306,7 @@ class Turn:
 
     @property
     def token(self) -> int:
-        """The token that the append of this turn will have."""
+        """The token that the append of this iteration will have."""
         return self._token + 1
 
     @property

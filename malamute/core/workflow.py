@@ -1,7 +1,7 @@
-"""Work in several steps, each of which waits for the disk.
+"""Workflows: work in several steps, each of which waits for the disk.
 
 What has to ask the store between two things that it does is written as a generator: it yields a `StoreRead`
-and gets the answer, or yields `STORED` and goes on when all of this turn is durable, with the error that kept
+and gets the answer, or yields `STORED` and goes on when this iteration is durable, with the error that kept
 it from being so or None. What is long yields `GO_ON` and goes on in the next iteration. Between the steps the
 broker does other things: what was true before a `yield` may not be true after it.
 """
@@ -11,19 +11,19 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 from typing import Any, Final, Literal
 
-from malamute.core.ready import Turn
+from malamute.core.effects import Effects
 from malamute.errors import MalamuteError
 from malamute.store.operations import StoreRead
 
 STORED: Final = "stored"
 GO_ON: Final = "go on"
 
-Steps = Generator[StoreRead | Literal["stored", "go on"], Any, Any]
+Workflow = Generator[StoreRead | Literal["stored", "go on"], Any, Any]
 
 
-def proceed(turn: Turn, steps: Steps) -> None:
-    """Do the first step, and each of the others when what it waits for is there."""
-    failed = turn.on_failure
+def run_workflow(effects: Effects, steps: Workflow) -> None:
+    """Do the first step of a workflow, and each of the others when what it waits for is there."""
+    failed = effects.on_failure
 
     def go(answer: Any) -> None:
         on(steps.send, answer)
@@ -32,7 +32,7 @@ def proceed(turn: Turn, steps: Steps) -> None:
         on(steps.throw, error)
 
     def later(error: MalamuteError | None) -> None:
-        turn.guard("a later step", go, error, failed=failed)
+        effects.guard("a later step", go, error, failed=failed)
 
     def on(advance: Callable[[Any], Any], value: Any) -> None:
         try:
@@ -45,10 +45,10 @@ def proceed(turn: Turn, steps: Steps) -> None:
             failed(error)
             return
         if wanted == GO_ON:
-            turn.later(lambda: later(None))
+            effects.later(lambda: later(None))
         elif isinstance(wanted, str):
-            turn.when_stored(later)
+            effects.when_stored(later)
         else:
-            turn.ask(wanted, go, cannot)
+            effects.ask(wanted, go, cannot)
 
     go(None)

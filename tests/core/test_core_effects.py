@@ -9,7 +9,7 @@ from pathlib import Path
 from core_bench import Bench, publish, send
 
 from malamute.core.broker import STATES
-from malamute.core.ready import Turn
+from malamute.core.effects import Effects
 from malamute.errors import StorageFull
 from malamute.protocol.messages import SPECS, Pong
 from malamute.store.operations import DeleteValue, FindTime, LastPerSubject, PutValue, ReadChunks
@@ -19,44 +19,44 @@ PROTOCOL = Path(__file__).parents[2] / "docs" / "protocol.md"
 
 
 def test_a_callback_waits_for_the_turn_that_it_was_made_in():
-    turn, called = Turn(0.0), []
-    turn.store(DeleteValue(SESSIONS, (b"1",)))
-    turn.when_stored(called.append)
-    [first] = turn.finish().appends
-    turn.store(DeleteValue(SESSIONS, (b"2",)))
-    [second] = turn.finish().appends
-    turn.settle(second.token, None)
+    effects, called = Effects(0.0), []
+    effects.store(DeleteValue(SESSIONS, (b"1",)))
+    effects.when_stored(called.append)
+    [first] = effects.finish().appends
+    effects.store(DeleteValue(SESSIONS, (b"2",)))
+    [second] = effects.finish().appends
+    effects.settle(second.token, None)
     assert called == []
     error = StorageFull()
-    turn.settle(first.token, error)
+    effects.settle(first.token, error)
     assert called == [error]
 
 
 def test_a_turn_is_handed_over_once():
-    turn = Turn(0.0)
-    turn.send(b"peer", Pong())
-    turn.store(DeleteValue(SESSIONS, (b"1",)))
-    turn.store_bound(DeleteValue(SESSIONS, (b"2",)))
-    [append] = turn.finish().appends
+    effects = Effects(0.0)
+    effects.send(b"peer", Pong())
+    effects.store(DeleteValue(SESSIONS, (b"1",)))
+    effects.store_bound(DeleteValue(SESSIONS, (b"2",)))
+    [append] = effects.finish().appends
     assert append.operations == [DeleteValue(SESSIONS, (b"1",)), DeleteValue(SESSIONS, (b"2",))]
     assert append.bound == [DeleteValue(SESSIONS, (b"2",))]
-    assert not any(turn.finish())
+    assert not any(effects.finish())
 
 
 def test_the_backlog_is_what_was_handed_over_and_not_settled():
-    turn = Turn(0.0)
-    turn.store(PutValue(SESSIONS, (b"1", NUMBERS), b""), size_bytes=10)
-    [append] = turn.finish().appends
-    turn.store(PutValue(SESSIONS, (b"2", NUMBERS), b""), size_bytes=5)
-    assert turn.backlog_bytes == 15
-    assert turn.unsettled
-    turn.settle(append.token, StorageFull())
-    assert turn.backlog_bytes == 5
-    assert not turn.unsettled
+    effects = Effects(0.0)
+    effects.store(PutValue(SESSIONS, (b"1", NUMBERS), b""), size_bytes=10)
+    [append] = effects.finish().appends
+    effects.store(PutValue(SESSIONS, (b"2", NUMBERS), b""), size_bytes=5)
+    assert effects.backlog_bytes == 15
+    assert effects.unsettled
+    effects.settle(append.token, StorageFull())
+    assert effects.backlog_bytes == 5
+    assert not effects.unsettled
 
 
 def test_who_asks_the_same_shares_an_answer_and_who_asks_another_kind_has_its_own():
-    turn, answers = Turn(0.0), []
+    effects, answers = Effects(0.0), []
 
     def note(kind, result):
         answers.append((kind, result))
@@ -64,10 +64,10 @@ def test_who_asks_the_same_shares_an_answer_and_who_asks_another_kind_has_its_ow
     same = (ReadChunks("s", 5, 1), FindTime("s", 5, 1), LastPerSubject("s", 5, 1))
     assert len(set(same)) == 1
     for question in (*same, *same):
-        turn.ask(question, partial(note, type(question).__name__))
-    assert [type(question) for question in turn.finish().reads] == [ReadChunks, FindTime, LastPerSubject]
+        effects.ask(question, partial(note, type(question).__name__))
+    assert [type(question) for question in effects.finish().reads] == [ReadChunks, FindTime, LastPerSubject]
     for place, question in enumerate(same):
-        turn.answer(question, place)
+        effects.answer(question, place)
     assert answers == [(type(same[n // 2]).__name__, n // 2) for n in range(6)]
 
 
