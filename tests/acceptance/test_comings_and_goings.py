@@ -117,7 +117,7 @@ def test_at_the_limit_of_sessions_the_next_one_is_refused_and_one_that_leaves_ma
     first = connect_to(daemon.url)
     with peers(daemon.url, 19) as visitors:
         settle_in(visitors)
-        with pytest.raises(TooMany, match="20 sessions"):
+        with pytest.raises(TooMany, match="expected at most 20"):
             connect_to(daemon.url)
         visitors[0].ask(Bye())
         assert connect_to(daemon.url).query("status")["sessions"] == 20

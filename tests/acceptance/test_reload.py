@@ -74,7 +74,7 @@ def test_a_broken_configuration_is_refused_and_the_old_one_stays(daemon: Daemon,
     status = client.query(StatusQuery())
     assert status.configured_at == before.configured_at
     assert str(daemon.file) in status.config_error
-    with pytest.raises(ConfigError, match="is not TOML") as caught:
+    with pytest.raises(ConfigError, match="invalid TOML") as caught:
         client.change("broker.reload")
     assert caught.value.code == 700
     done = command(daemon, "broker", "reload")

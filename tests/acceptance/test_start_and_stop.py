@@ -146,7 +146,7 @@ def test_where_few_files_may_be_open_the_session_too_many_is_refused_and_the_log
     daemon = new_daemon()
     daemon.start(files=OTHER_FILES + 3)
     clients = [connect_to(daemon.url) for _ in range(3)]
-    with pytest.raises(TooMany, match="3 sessions"):
+    with pytest.raises(TooMany, match="expected at most 3"):
         malamute.connect(daemon.url, timeout=PATIENCE)
     clients.pop().close()
     assert connect_to(daemon.url).query("status")["clients"] == 3
