@@ -75,6 +75,6 @@ def test_a_broker_in_memory_has_nothing_to_copy() -> None:
     with (
         Broker() as broker,
         malamute.connect(broker.url, timeout=40) as client,
-        pytest.raises(InvalidValue, match="disk"),
+        pytest.raises(InvalidValue, match="in memory"),
     ):
         client.change("journal.backup", directory="one")

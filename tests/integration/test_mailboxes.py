@@ -142,12 +142,12 @@ def test_a_full_mailbox_refuses_and_loses_nothing_and_has_room_again_after_acks(
     body = bytes(32 * KIB)
     for number in range(7):
         alice.send("bob", "hello", body, {"n": number})
-    with pytest.raises(TryLater, match="mailbox 'bob' holds"):
+    with pytest.raises(TryLater, match="mailbox 'bob' is full"):
         alice.send("bob", "hello", body)
     # Others have room, until all of them together have none.
     for number in range(8):
         alice.send("carol" if number % 2 else "dave", "hello", body)
-    with pytest.raises(TryLater, match="all mailboxes and services together"):
+    with pytest.raises(TryLater, match="queues are full: all together"):
         alice.send("erin", "hello", body)
     assert "erin" not in {row["name"] for row in alice.query("mailboxes")}
 

@@ -376,7 +376,7 @@ def test_wrong_columns_and_points(places: dict[str, SourceOptions]) -> None:
         places["export"]._replace(columns=("nothing",)).read_columns()
     with pytest.raises(InvalidValue, match="no column 'subject': there are stream, first, last"):
         places["export"]._replace(columns=("subject",), table="gaps").read_columns()
-    with pytest.raises(InvalidValue, match="a start is"):
+    with pytest.raises(InvalidValue, match="invalid start"):
         places["export"]._replace(since="yesterday").conditions(0)
     with pytest.raises(InvalidValue, match="leave out the option promote"):
         places["export"]._replace(promote={"n": "text"}).promoted()
