@@ -49,8 +49,10 @@ def run(read: Callable[[], Config], *, as_json: bool) -> None:
     """Run a broker until SIGTERM or SIGINT.
 
     It listens on tcp://127.0.0.1:9999 and keeps its data in ./malamute-data, unless it is told otherwise.
-    When clients can connect it prints where, with --json as one line. Its log goes to standard error. SIGHUP,
-    and `malamute broker reload`, have it read its configuration again.
+    When clients can connect it prints where, with --json as one line. Its log goes to standard error.
+
+    `malamute broker reload` has it read its configuration again, and so has SIGHUP, unless it runs on a
+    terminal: there SIGHUP stops it, too.
     """
     from malamute.server import daemon
 

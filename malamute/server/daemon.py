@@ -13,9 +13,11 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import FrameType
+from typing import Any, TextIO, cast
 
 import structlog
 import zmq
+from structlog.typing import EventDict
 
 from malamute import __version__
 from malamute.config import Config, LogConfig
@@ -231,20 +233,54 @@ def run(
     log.info("stopped")
 
 
+class LogStream:
+    """A stream for the log that never fails: a full disk or a closed terminal must not end the broker.
+
+    What could not be written is counted, and the next line that is written has the count as `lines_lost`.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self.lines_lost = 0
+        self._stream = stream
+        self._failed = False
+
+    def write(self, text: str) -> None:
+        """Write a part of a line."""
+        self._try(partial(self._stream.write, text))
+
+    def flush(self) -> None:
+        """End a line."""
+        self._try(self._stream.flush)
+        self.lines_lost = self.lines_lost + 1 if self._failed else 0
+        self._failed = False
+
+    def note_lost(self, logger: Any, method: str, event: EventDict) -> EventDict:
+        """Add what was lost to an event, as a processor of structlog."""
+        return {**event, "lines_lost": self.lines_lost} if self.lines_lost else event
+
+    def _try(self, action: Callable[[], Any]) -> None:
+        try:
+            action()
+        except (OSError, ValueError):  # ValueError: it was closed
+            self._failed = True
+
+
 def configure_logs(config: LogConfig) -> None:
     """Write logs to standard error: for people on a terminal, as JSON elsewhere."""
+    stream = LogStream(sys.stderr)
     console = config.format == "console" or (config.format == "auto" and sys.stderr.isatty())
     renderer = structlog.dev.ConsoleRenderer() if console else structlog.processors.JSONRenderer()
     structlog.configure(
         processors=[
             structlog.processors.add_log_level,
+            stream.note_lost,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             structlog.processors.StackInfoRenderer(),
             *([] if console else [structlog.processors.dict_tracebacks]),
             renderer,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(config.level),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        logger_factory=structlog.PrintLoggerFactory(cast(TextIO, stream)),
     )
 
 
@@ -297,7 +333,9 @@ def _signals(loop: Loop) -> Iterator[None]:
     def reload(number: int, frame: FrameType | None) -> None:
         loop.reload()
 
-    handlers = {signal.SIGTERM: stop, signal.SIGINT: stop, signal.SIGHUP: reload}
+    # A terminal that hangs up sends it, too: whoever closes the window wants no broker without one.
+    hung_up = stop if sys.stdin is not None and sys.stdin.isatty() else reload
+    handlers = {signal.SIGTERM: stop, signal.SIGINT: stop, signal.SIGHUP: hung_up}
     before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     try:
         yield
