@@ -415,10 +415,12 @@ class _Queue:
         self.identities: dict[str, tuple[int, int]] = {}
         self.bytes = 0
 
-    def state(self, messages: list[StoredMessage], cold: Mapping[int, int]) -> QueueState:
+    def state(self, messages: list[StoredMessage], paged_out: Mapping[int, int]) -> QueueState:
         attempts = {sequence: count for sequence, (count, _) in self.attempts.items()}
         due = {sequence: due for sequence, (_, due) in self.attempts.items() if due}
-        return QueueState(self.next, self.delivered, messages, attempts, dict(self.identities), cold, due)
+        return QueueState(
+            self.next, self.delivered, messages, attempts, dict(self.identities), paged_out, due
+        )
 
 
 def _size_of(value: Value) -> int:

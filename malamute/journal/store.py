@@ -157,7 +157,7 @@ class Store(Protocol):
         incarnation, which is stored.
 
         No more than `records_bytes` bytes of the records of all queues are brought into memory; None is no
-        limit. The others are `cold`: their messages have an empty record, and `fetch` brings them.
+        limit. The others are `paged_out`: their messages have an empty record, and `fetch` brings them.
         """
 
     def write(self, operations: Sequence[Operation]) -> None:

@@ -38,7 +38,7 @@ class Records:
     def __init__(self, bytes_max: int | None) -> None:
         self._room = sys.maxsize if bytes_max is None else bytes_max
         self._messages: dict[Name, dict[int, StoredMessage]] = {}
-        self._cold: dict[Name, dict[int, int]] = {}
+        self._paged_out: dict[Name, dict[int, int]] = {}
         self._damaged: dict[Name, set[int]] = {}
         self._texts: dict[str, str] = {}
 
@@ -59,7 +59,7 @@ class Records:
             if size <= self._room:
                 self._room -= size
             else:
-                self._cold.setdefault(name, {})[sequence] = size
+                self._paged_out.setdefault(name, {})[sequence] = size
                 record = b""
             messages[sequence] = StoredMessage(
                 sequence, time, same(sender, sender), same(subject, subject), record, properties
@@ -79,7 +79,7 @@ class Records:
     def _drop(self, name: Name, sequence: int) -> None:
         message = self._messages[name].pop(sequence)
         self._damaged.get(name, set()).discard(sequence)
-        if self._cold.get(name, {}).pop(sequence, None) is None:
+        if self._paged_out.get(name, {}).pop(sequence, None) is None:
             self._room += len(message.record)
 
     def damaged(self, name: Name) -> tuple[int, ...]:
@@ -89,7 +89,7 @@ class Records:
     def of(self, name: Name) -> tuple[list[StoredMessage], dict[int, int]]:
         """The messages of a queue in order, and the sizes of the records left out. The queue leaves."""
         messages = self._messages.pop(name, {})
-        return [messages[sequence] for sequence in sorted(messages)], self._cold.pop(name, {})
+        return [messages[sequence] for sequence in sorted(messages)], self._paged_out.pop(name, {})
 
 
 class Values:
@@ -132,10 +132,12 @@ class Values:
         return {name: self._queue(name, queue) for name, queue in log.queues.items()}
 
     def _queue(self, name: Name, queue: Queue) -> QueueState:
-        messages, cold = self._records.of(name)
+        messages, paged_out = self._records.of(name)
         attempts = {sequence: count for sequence, (_, count, _) in queue.attempts.items()}
         due = {sequence: due for sequence, (_, _, due) in queue.attempts.items() if due}
         known = self._identities.get(name, {})
         identities = {identity: known[identity] for identity in queue.identities}
         damaged = self._records.damaged(name)
-        return QueueState(queue.next, queue.delivered, messages, attempts, identities, cold, due, damaged)
+        return QueueState(
+            queue.next, queue.delivered, messages, attempts, identities, paged_out, due, damaged
+        )

@@ -244,7 +244,7 @@ class BrokerStatus(Row):
     feeds: int
     messages_published: int
     queue_bytes: int
-    cold_bytes: int
+    paged_out_bytes: int
     backlog_bytes: int
     not_recovered: int
     dead_excess: int
@@ -477,7 +477,7 @@ class QueueRow(Row):
     outstanding: int
     dead: int
     bytes: int
-    cold_bytes: int
+    paged_out_bytes: int
     consumers: int
     oldest_age: float | None
     expired: int

@@ -415,11 +415,11 @@ class QueueState(NamedTuple):
 
     There may be so many that they must not be in memory twice: who takes them up may empty the list.
     `next` is the sequence of the next message. Messages up to `delivered` may have been delivered;
-    `attempts` tells of some how often. `identities` are those of accepted messages, each with the sequence
-    and the time until which to remember it. `cold` are the sequences whose records were left on the disk,
-    with their size in bytes; their messages here have an empty record, and `FetchRecords` brings it. `due`
-    tells of some messages when they are redelivered, in nanoseconds UTC. The records of `damaged` ones cannot
-    be read.
+    `attempts` tells of some how often. `identities` are those of accepted messages, each with the
+    sequence and the time until which to remember it. `paged_out` are the sequences whose records were
+    left on the disk, with their size in bytes; their messages here have an empty record, and
+    `FetchRecords` brings it. `due` tells of some messages when they are redelivered, in nanoseconds UTC.
+    The records of `damaged` ones cannot be read.
     """
 
     next: int
@@ -427,7 +427,7 @@ class QueueState(NamedTuple):
     messages: list[StoredMessage]
     attempts: Mapping[int, int] = {}
     identities: Mapping[str, tuple[int, int]] = {}
-    cold: Mapping[int, int] = {}
+    paged_out: Mapping[int, int] = {}
     due: Mapping[int, int] = {}
     damaged: Sequence[int] = ()
 

@@ -29,7 +29,7 @@ def deep(new_daemon: Callable[..., Daemon]) -> Daemon:
 def held_bytes(client: malamute.Client) -> int:
     """What the broker has in memory of queued messages."""
     status = client.query("status")
-    held: int = status["queue_bytes"] - status["cold_bytes"]
+    held: int = status["queue_bytes"] - status["paged_out_bytes"]
     return held
 
 

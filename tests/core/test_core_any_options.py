@@ -154,7 +154,7 @@ def check(bench):
     # What is sent again has its room while its records are read.
     reading = bool(bench.reads)
     assert reading or sum(queue.reserved for queue in queues) == sum(kept for kept, _ in rooms.values())
-    total = messages = cold = 0
+    total = messages = paged_out = 0
     for queue in queues:
         # A final reply has room where nothing else has.
         answers = sum(bool((e.message.properties or {}).get("final")) for e in queue.entries.values())
@@ -165,17 +165,17 @@ def check(bench):
             if queue.kind == "mailbox" and queue.name == sender
         )
         assert reading or queue.bytes == sum(entry.size_bytes for entry in queue.entries.values()) + mine
-        assert reading or queue.paged_out_bytes == _cold(queue.entries) + mine
+        assert reading or queue.paged_out_bytes == _paged_out(queue.entries) + mine
         warm = [entry for entry in queue.entries.values() if not entry.paged_out]
         assert all(entry.size_bytes == Entry(entry.message).size_bytes for entry in warm)
         assert size_of(warm) == sum(entry.size_bytes for entry in warm)
         assert queue.not_durable <= queue.entries.keys()
         assert not any(queue.entries[sequence].paged_out for sequence in queue.not_durable)
         dead = sum(entry.size_bytes for entry in queue.dead_letters.entries.values())
-        assert queue.dead_letters.paged_out_bytes == _cold(queue.dead_letters.entries)
+        assert queue.dead_letters.paged_out_bytes == _paged_out(queue.dead_letters.entries)
         assert len(queue.dead_letters.entries) <= POLICY.dead_letters_max
         messages += len(queue.entries) + len(queue.dead_letters.entries) + queue.reserved
-        cold += queue.paged_out_bytes + queue.dead_letters.paged_out_bytes
+        paged_out += queue.paged_out_bytes + queue.dead_letters.paged_out_bytes
         total += queue.bytes + dead
         queue.states.assert_these(queue.entries.values())
         states = [entry.state for entry in queue.entries.values()]
@@ -188,10 +188,10 @@ def check(bench):
         assert queue.watermark.never_delivered <= queue.entries.keys()
     assert total == core.queue_limits.bytes
     assert messages == core.queue_limits.messages
-    assert cold == core.queue_limits.memory.paged_out_bytes
+    assert paged_out == core.queue_limits.memory.paged_out_bytes
     assert reading or not core.queue_limits.memory.prefetched_bytes
     assert core.queue_limits.queues == len(queues)
 
 
-def _cold(entries):
+def _paged_out(entries):
     return sum(entry.size_bytes for entry in entries.values() if entry.paged_out)

@@ -50,7 +50,7 @@ def mailbox(bench, name="bob"):
     return bench.core.mailboxes.by_name[name]
 
 
-def cold(bench, name="bob"):
+def paged_out(bench, name="bob"):
     return [sequence for sequence, entry in mailbox(bench, name).entries.items() if entry.paged_out]
 
 
@@ -105,10 +105,10 @@ def accounts_hold(bench):
 
 def test_a_queue_keeps_as_much_as_it_leaves_free(bench):
     filled(bench, 2)
-    assert cold(bench) == []
+    assert paged_out(bench) == []
     bench.tell("alice", send("bob", body(3), number=3))
     bench.settle()
-    assert cold(bench) == [3]
+    assert paged_out(bench) == [3]
     accounts_hold(bench)
 
 
@@ -116,18 +116,18 @@ def test_the_next_queue_has_room_for_something_however_much_the_first_holds(benc
     filled(bench, 10)
     bench.tell("alice", send("carl", body(1)))
     bench.settle()
-    assert cold(bench, "carl") == []
-    assert cold(bench) == [*range(3, 11)]
+    assert paged_out(bench, "carl") == []
+    assert paged_out(bench) == [*range(3, 11)]
 
 
 def test_what_is_not_on_the_disk_stays_in_memory(bench):
     bench.tell("alice", send("bob", *bodies(1, 2, 3, 4)))
-    assert cold(bench) == []
+    assert paged_out(bench) == []
     bench.commit()
-    assert cold(bench) == [3, 4]
+    assert paged_out(bench) == [3, 4]
     bench.tell("alice", send("bob", body(5)))
     bench.fail()
-    assert cold(bench) == [3, 4]
+    assert paged_out(bench) == [3, 4]
     bench.tell("bob", mail_credit())
     bench.settle()
     assert bench.bodies("bob") == bodies(1, 2, 3, 4, 5)
@@ -143,7 +143,7 @@ def test_what_nobody_awaited_and_the_disk_refused_is_never_let_go(bench):
     bench.settle()
     bench.tell("bob", Nak(0, [[1, 99]], 0))
     bench.settle()
-    assert {5, 6} & {*cold(bench)} == set()
+    assert {5, 6} & {*paged_out(bench)} == set()
 
 
 def test_records_of_deliveries_leave_memory_when_they_are_sent(bench):
@@ -153,7 +153,7 @@ def test_records_of_deliveries_leave_memory_when_they_are_sent(bench):
     assert bench.bodies("bob") == bodies(*range(1, 11))
     bench.tell("alice", send("bob", *bodies(11, 12), number=1))
     bench.settle()
-    assert len(mailbox(bench).entries) - len(cold(bench)) == 2
+    assert len(mailbox(bench).entries) - len(paged_out(bench)) == 2
     bench.tell("bob", ack(0, (1, 12)))
     bench.settle()
     assert not mailbox(bench).entries
@@ -187,7 +187,7 @@ def test_who_has_credit_waits_once_for_a_run(monkeypatch):
     )
     monkeypatch.setattr(paging, "RUN_MESSAGES", 10)
     filled(bench, 90)
-    first = cold(bench)[0]
+    first = paged_out(bench)[0]
     bench.tell("bob", mail_credit(first - 1))
     bench.settle()
     bench.tell("bob", ack(0, (1, first - 1)))
@@ -263,7 +263,7 @@ def test_nobody_is_given_more_at_once_than_may_be_in_memory():
 def test_what_leaves_while_it_is_read_ahead_is_not_damaged(bench, is_read, is_told):
     """Its record is read, and the broker is told so, before or after it is removed."""
     filled(bench, 10)
-    bench.tell("bob", mail_credit(cold(bench)[0]))
+    bench.tell("bob", mail_credit(paged_out(bench)[0]))
     bench.tell("op", Change(0, "queue.purge", {"kind": "mailbox", "name": "bob"}))
     appends, [question] = [*bench.appends], bench.reads
     bench.appends.clear()
@@ -310,7 +310,7 @@ def test_records_are_read_ahead_in_runs_however_small_the_credit(monkeypatch):
     monkeypatch.setattr(paging, "RUN_MESSAGES", 10)
     monkeypatch.setattr(paging, "RUN_BYTES", 20 * SIZE)
     bench = filled(opened(Bench(Limits(queues_memory_bytes=60 * SIZE))), 200)
-    left = len(cold(bench))
+    left = len(paged_out(bench))
     fetches = []
     read = bench.store.fetch
     bench.store.fetch = lambda kind, queue, wanted: fetches.append(len(wanted)) or read(kind, queue, wanted)
@@ -328,7 +328,7 @@ def test_records_are_read_ahead_in_runs_however_small_the_credit(monkeypatch):
 def test_one_message_larger_than_the_memory_is_delivered():
     bench = opened(Bench(Limits(queues_memory_bytes=50)))
     filled(bench, 3)
-    assert cold(bench) == [1, 2, 3]
+    assert paged_out(bench) == [1, 2, 3]
     bench.tell("bob", mail_credit())
     bench.settle()
     assert bench.bodies("bob") == bodies(1, 2, 3)
@@ -436,7 +436,7 @@ def test_a_burial_is_tried_again_when_the_store_could_not_read(bench):
 
 def test_a_cold_message_expires(bench):
     filled(bench, 4, ttl=1000)
-    assert cold(bench) != []
+    assert paged_out(bench) != []
     bench.wait(1)
     bench.settle()
     assert mailbox(bench).counts["expired"] == 4
@@ -446,7 +446,7 @@ def test_a_cold_message_expires(bench):
 
 def test_a_delayed_message_waits_on_the_disk(bench):
     filled(bench, 6, delay=1000)
-    assert cold(bench) == [2, 3, 4, 5, 6], "each option takes room as well"
+    assert paged_out(bench) == [2, 3, 4, 5, 6], "each option takes room as well"
     bench.tell("bob", mail_credit())
     bench.wait(1)
     bench.settle()
@@ -549,7 +549,7 @@ def test_a_damaged_dead_letter_is_not_sent_again(bench):
 def test_a_broker_that_starts_leaves_on_the_disk_what_is_too_much(bench):
     filled(bench, 10)
     bench.crash()
-    assert cold(bench) == [*range(3, 11)], "it keeps as much as it leaves free"
+    assert paged_out(bench) == [*range(3, 11)], "it keeps as much as it leaves free"
     accounts_hold(bench)
     bench.open("bob")
     bench.tell("bob", mail_credit())

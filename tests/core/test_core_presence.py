@@ -284,7 +284,7 @@ def test_a_queue_tells_its_depth_its_age_its_rates_and_how_long_work_takes(bench
         "outstanding": 0,
         "dead": 0,
         "bytes": bench.core.queue_limits.bytes - bench.core.mailboxes.by_name["alice"].bytes,
-        "cold_bytes": 0,
+        "paged_out_bytes": 0,
         "consumers": 1,
         "oldest_age": 6.0,
         "expired": 0,

@@ -463,9 +463,9 @@ def test_records_at_the_bound_and_one_past_it(make, over):
     make().write([put(n, record=bytes(100)) for n in range(1, 11)] + [put(11, record=b"")])
     store = make(records_bytes=1000 - over)
     found = make.recovered.queues["mailbox", "q"]
-    assert found.cold == ({10: 100} if over else {})
+    assert found.paged_out == ({10: 100} if over else {})
     assert [len(m.record) for m in found.messages] == [100] * (10 - over) + [0] * (1 + over)
-    assert store.fetch("mailbox", "q", tuple(found.cold)) == ({10: bytes(100)} if over else {})
+    assert store.fetch("mailbox", "q", tuple(found.paged_out)) == ({10: bytes(100)} if over else {})
     assert store.status().queues["mailbox", "q"] == (11, 1000)
 
 
@@ -477,8 +477,8 @@ def test_cold_messages_are_whole_but_for_their_record(make):
     make(records_bytes=0)
     queues = make.recovered.queues
     assert queues["mailbox", "r"].messages == [message._replace(record=b"")]
-    assert queues["mailbox", "r"].cold == {1: 6}
-    assert queues["mailbox", "q"].cold == dict.fromkeys(range(6, 51), 5000)
+    assert queues["mailbox", "r"].paged_out == {1: 6}
+    assert queues["mailbox", "q"].paged_out == dict.fromkeys(range(6, 51), 5000)
     assert queues["mailbox", "q"].attempts == {7: 2}
     assert make.store.fetch("mailbox", "r", (1,)) == {1: message.record}
 
@@ -491,7 +491,7 @@ def test_what_was_deleted_takes_no_room_from_what_is_there(make):
         [put(1, queue="gone", record=bytes(5000)), DeleteQueue("mailbox", "gone"), put(100, record=bytes(9))]
     )
     make(records_bytes=10_000)
-    assert make.recovered.queues["mailbox", "q"].cold == {}
+    assert make.recovered.queues["mailbox", "q"].paged_out == {}
 
 
 def test_a_closed_store_fetches_nothing(make):

@@ -323,16 +323,16 @@ class Stores(RuleBasedStateMachine):
         held = sum(len(m.record) for queue in found.queues.values() for m in queue.messages)
         assert records is None or held <= records
         for name, queue in found.queues.items():
-            for sequence, size in queue.cold.items():
+            for sequence, size in queue.paged_out.items():
                 assert len(self.model.queues[name]["messages"][sequence].record) == size > 0
 
     def warmed(self, found, store):
-        """What was found, with the cold messages fetched."""
+        """What was found, with the paged_out messages fetched."""
         queues = {}
         for name, queue in found.queues.items():
-            fetched = store.fetch(*name, tuple(queue.cold))
+            fetched = store.fetch(*name, tuple(queue.paged_out))
             messages = [m._replace(record=fetched.get(m.sequence, m.record)) for m in queue.messages]
-            queues[name] = queue._replace(messages=messages, cold={})
+            queues[name] = queue._replace(messages=messages, paged_out={})
         return found._replace(queues=queues)
 
     @rule(stream=st.sampled_from(STREAMS), start=st.integers(0, 300), bytes_max=st.integers(1, 5000))

@@ -241,7 +241,7 @@ BROKEN = {
         lambda kind, queue, sequence, attempts: MarkDelivered(kind, queue, sequence),
     ),
     "what dies is not kept": ("malamute.core.queue.dead_letters.DeadLetters.add", _nothing),
-    "what is rejected comes again if it is cold": (
+    "what is rejected comes again if it is paged_out": (
         "malamute.core.queue.settlement.Settlement._dead_letter_steps",
         _spare_the_paged_out,
     ),
@@ -341,7 +341,7 @@ NOTICED = {
     "a key belongs to nobody": (pressed, 94),
     "somebody is always there": (plan_of, 42),
     "a report is not heard": (pressed, 49),
-    "what is rejected comes again if it is cold": (plan_of, 504),
+    "what is rejected comes again if it is paged_out": (plan_of, 504),
     "what has expired is called purged": (pressed, 46),
     "dead letters are never too many": (plan_of, 335),
     "a feed does not store where it is": (plan_of, 64),

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 FILE = """
 [[subscription]]
-name = "cold"
+name = "paged_out"
 criteria = [["topic", "temp.*"]]
 where = "value < 0"
 

@@ -86,7 +86,7 @@ def status(core: Core, query: StatusQuery) -> BrokerStatus:
         feeds=len(core.feeds.by_name),
         messages_published=sum(stream.messages for stream in core.streams.by_name.values()),
         queue_bytes=core.queue_limits.bytes,
-        cold_bytes=core.queue_limits.memory.paged_out_bytes,
+        paged_out_bytes=core.queue_limits.memory.paged_out_bytes,
         backlog_bytes=core.effects.backlog_bytes,
         not_recovered=core.recovery.skipped,
         dead_excess=core.recovery.dead_excess,

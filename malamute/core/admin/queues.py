@@ -108,7 +108,7 @@ def _queue(core: Core, queue: Queue) -> QueueRow:
         outstanding=sum(len(consumer.outstanding) for consumer in queue.consumers.values()),
         dead=len(queue.dead_letters.entries),
         bytes=queue.bytes,
-        cold_bytes=queue.paged_out_bytes,
+        paged_out_bytes=queue.paged_out_bytes,
         consumers=len(queue.consumers),
         oldest_age=max(0.0, now + core.effects.ahead - to_seconds(oldest)) if oldest is not None else None,
         expired=queue.counts["expired"],

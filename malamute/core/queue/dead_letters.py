@@ -60,11 +60,11 @@ class DeadLetters:
         self.next_sequence = state.next
         damaged = set(state.damaged)
         for message in state.messages:
-            cold_bytes = state.cold.get(message.sequence, 0)
+            paged_out_bytes = state.paged_out.get(message.sequence, 0)
             if message.sequence in damaged:
                 message = message._replace(record=UNREADABLE)
-            entry = self._add(message, cold_bytes)
-            if cold_bytes:
+            entry = self._add(message, paged_out_bytes)
+            if paged_out_bytes:
                 memory.count_paged_out(self, entry.size_bytes)
             else:
                 memory.evict(self, [entry])
@@ -235,8 +235,8 @@ class DeadLetters:
 
     # Their room is of that for all queues, not of that of this one: whoever sends to it is not to blame.
 
-    def _add(self, message: StoredMessage, cold_bytes: int = 0) -> Entry:
-        entry = self.entries[message.sequence] = Entry(message, cold_bytes=cold_bytes)
+    def _add(self, message: StoredMessage, paged_out_bytes: int = 0) -> Entry:
+        entry = self.entries[message.sequence] = Entry(message, paged_out_bytes=paged_out_bytes)
         self._queue.limits.count_dead(1, entry.size_bytes)
         return entry
 

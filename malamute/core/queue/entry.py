@@ -53,13 +53,18 @@ class Entry:
     )
 
     def __init__(
-        self, message: StoredMessage | Row, attempts: int = 0, *, marked: bool = False, cold_bytes: int = 0
+        self,
+        message: StoredMessage | Row,
+        attempts: int = 0,
+        *,
+        marked: bool = False,
+        paged_out_bytes: int = 0,
     ) -> None:
-        """`cold_bytes` are those of a record that was left on the disk."""
+        """`paged_out_bytes` are those of a record that was left on the disk."""
         self.sequence, self.time_ns, self.sender, subject, record, self.properties = message
         self.subject = subject
-        self.record: Frame | None = None if cold_bytes else record
-        self.bytes = len(subject) + (cold_bytes or len(record))
+        self.record: Frame | None = None if paged_out_bytes else record
+        self.bytes = len(subject) + (paged_out_bytes or len(record))
         self.attempts = attempts
         self.marked = marked
         self.state: State = PENDING

@@ -180,15 +180,15 @@ class Queue:
         while state.messages:
             message = state.messages.pop()
             attempts = self.watermark.restore(state, message.sequence, exact=self.is_exact)
-            cold_bytes = state.cold.get(message.sequence, 0)
+            paged_out_bytes = state.paged_out.get(message.sequence, 0)
             if message.sequence in damaged:
                 message = message._replace(record=UNREADABLE)
                 self._damaged.append(message.sequence)
-            entry = Entry(message, attempts, marked=attempts > 0, cold_bytes=cold_bytes)
+            entry = Entry(message, attempts, marked=attempts > 0, paged_out_bytes=paged_out_bytes)
             self.entries[message.sequence] = entry
             self._restored.append(entry)
             self.limits.count(self, 1, entry.size_bytes)
-            if cold_bytes:
+            if paged_out_bytes:
                 self.limits.memory.count_paged_out(self, entry.size_bytes)
         self.sequences.update(self.entries)
         self.states.enqueue(len(self._restored))
