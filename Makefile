@@ -62,7 +62,7 @@ docs: setup ## build the site into site/, with what is made from the code, and c
 	@$(BIN)/python -c 'from malamute.config import Config; print(Config().toml(), end="")' > config/malamute.toml.new
 	@mv config/malamute.toml.new config/malamute.toml
 	@$(BIN)/python docs/make/diagrams.py
-	@$(BIN)/python docs/make/queue_states.py
+	@$(BIN)/python docs/make/performance.py
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@$(BIN)/python -m pytest tests/unit/test_docs.py
 

@@ -19,6 +19,7 @@ from malamute.errors import (
     Failed,
     InternalError,
     InvalidName,
+    InvalidRule,
     InvalidSelector,
     InvalidValue,
     LinkError,
@@ -48,6 +49,7 @@ from malamute.errors import (
     UnknownCommand,
     UnsupportedVersion,
 )
+from malamute.version import __version__
 
 if TYPE_CHECKING:
     from malamute.client.session.message import Mail, Message
@@ -56,8 +58,6 @@ if TYPE_CHECKING:
     from malamute.client.sync.publisher import Publisher
     from malamute.client.sync.receipts import Receipt, Sent
     from malamute.protocol.names import Uri
-
-__version__ = "0.1.0"
 
 __all__ = [
     "AccessRefused",
@@ -72,6 +72,7 @@ __all__ = [
     "Failed",
     "InternalError",
     "InvalidName",
+    "InvalidRule",
     "InvalidSelector",
     "InvalidValue",
     "LinkError",

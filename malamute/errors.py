@@ -14,7 +14,8 @@ are names of the package too: `malamute.TimedOut`.
     │   ├── AddressTaken       409      ├── TrackerInUse        422
     │   ├── Disconnected       410      ├── CursorLost          424
     │   ├── NotAsExpected      412      ├── TooMany             429
-    │   ├── TooLarge           413      └── UnknownCommand      501
+    │   ├── TooLarge           413      ├── InvalidRule         417
+    │   │                               └── UnknownCommand      501
     ├── Failed                      the broker could not do it now; the same command may succeed later
     │   ├── InternalError      500      ├── NoWorkers           504
     │   ├── TryLater           503      └── StorageFull         507
@@ -71,7 +72,7 @@ class AccessRefused(Refused):
     """Raised when the session may not do what it asked for."""
 
     code = 401
-    hint = "names that start with '$' belong to the broker"
+    hint = "ask who runs the broker for a rule; names that start with '$' belong to the broker"
 
 
 class NotFound(Refused):
@@ -149,6 +150,20 @@ class InvalidValue(Refused):
 
     code = 416
     hint = "docs/protocol.md tells what each field may hold"
+
+
+class InvalidRule(Refused):
+    """Raised when a rule of access cannot be understood.
+
+    `position` counts characters from 0 to where it went wrong, or is None.
+    """
+
+    code = 417
+    hint = "docs/security.md shows the language of rules"
+
+    def __init__(self, text: str = "", position: int | None = None) -> None:
+        super().__init__(text if position is None else f"{text} at position {position}")
+        self.position = position
 
 
 class NotOutstanding(Refused):

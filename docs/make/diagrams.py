@@ -10,6 +10,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from drawing import Drawing
 
+from malamute.core.queue.state import DELAYED, DELIVERED, PENDING, READY, SETTLED, SETTLING, TRANSITIONS
+
 IMAGES = Path(__file__).parents[1] / "images"
 
 
@@ -154,8 +156,47 @@ def request() -> Drawing:
     return d
 
 
+def queue_states() -> Drawing:
+    """The states of a queued message. What happens is from the table of the core; here is only where."""
+    d = Drawing("The states of a queued message", 820, 352)
+    frame = d.box(14, 14, 560, 324, "in the queue", kind="frame")
+    boxes = {
+        DELAYED: d.box(40, 48, 140, 56, "DELAYED", "until a time"),
+        READY: d.box(40, 156, 140, 56, "READY", "until there is credit", kind="pure"),
+        DELIVERED: d.box(40, 264, 140, 56, "DELIVERED", "to a consumer", kind="net"),
+        PENDING: d.box(410, 156, 140, 56, "PENDING", "until its commit", kind="disk"),
+        SETTLING: d.box(664, 156, 140, 56, "SETTLING", "on its way to the disk", kind="disk"),
+        SETTLED: d.box(664, 272, 140, 56, "SETTLED", "it has left the queue"),
+    }
+    sides = {
+        (PENDING, DELAYED): ("l-0.9", "r-0.4"),
+        (DELAYED, PENDING): ("r0.7", "l-0.6"),
+        (PENDING, READY): ("l-0.35", "r-0.35"),
+        (READY, PENDING): ("r0.3", "l0.3"),
+        (PENDING, DELIVERED): ("l0.7", "r-0.7"),
+        (DELIVERED, PENDING): ("r0.4", "b-0.4"),
+        (READY, DELIVERED): ("b", "t"),
+        (SETTLING, PENDING): ("l", "r"),
+        (SETTLING, SETTLED): ("b", "t"),
+    }
+    # What leads to the same from all that is in the queue is one arrow from the frame.
+    inside = [state for state in TRANSITIONS if state not in (SETTLING, SETTLED)]
+    common = set.intersection(*({*TRANSITIONS[state].items()} for state in inside))
+    for event, after in sorted(common):
+        tip = boxes[after].side("t-0.4" if after == SETTLING else "l")
+        d.arrow((frame.x + frame.width, 100 if after == SETTLING else tip[1]), tip, event)
+    for state, following in TRANSITIONS.items():
+        for event, after in following.items():
+            if state not in inside or (event, after) not in common:
+                tail, tip_side = sides[state, after]
+                d.arrow(boxes[state].side(tail), boxes[after].side(tip_side), event)
+    d.arrow((480, 74), boxes[PENDING].side("t"), "enqueue")
+    return d
+
+
 DIAGRAMS: dict[str, Callable[[], Drawing]] = {
-    f"{make.__name__}.svg": make for make in (overview, packages, iteration, message, subscription, request)
+    f"{make.__name__}.svg": make
+    for make in (overview, packages, iteration, message, subscription, request, queue_states)
 }
 
 if __name__ == "__main__":

@@ -94,6 +94,20 @@ class Drawing:
                 f"{escape(words)}</text>\n"
             )
 
+    def bar(self, x: float, y: float, width: float, height: float, kind: str) -> None:
+        """A bar of a chart."""
+        self._parts.append(
+            f'<rect x="{x:g}" y="{y:g}" width="{width:.1f}" height="{height:g}" fill="{FILLS[kind]}" '
+            f'stroke="{PALE}"/>\n'
+        )
+
+    def curve(self, points: list[tuple[float, float]]) -> None:
+        """A line through points, each with a dot."""
+        path = " ".join(f"{x:.1f} {y:.1f}" for x, y in points)
+        self._parts.append(f'<path d="M{path}" fill="none" stroke="{PALE}" stroke-width="1.6"/>\n')
+        for x, y in points:
+            self._parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{INK}"/>\n')
+
     def arrow(
         self, tail: tuple[float, float], tip: tuple[float, float], words: str = "", *, dashed: bool = False
     ) -> None:

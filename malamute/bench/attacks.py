@@ -97,15 +97,15 @@ class Attacker:
             received += len(made.recv(4096)) or LARGE
         return made
 
-    def tell(self, *messages: Message) -> None:
+    def send(self, *messages: Message) -> None:
         """Send messages."""
         for message in messages:
-            self.peer.tell(message)
+            self.peer.send(message)
 
     def settle(self, peer: RawPeer | None = None) -> None:
         """Wait until all that was sent has its answer, or the connection was lost with it."""
         peer = peer or self.peer
-        peer.tell(Ping())
+        peer.send(Ping())
         with suppress(TimedOut):
             while not isinstance(answer := peer.receive(), Pong):
                 if isinstance(answer, Error) and answer.code == UnexpectedCommand.code:
@@ -156,7 +156,7 @@ def deep_queue(attacker: Attacker, depth: int = 0) -> None:
     for first in range(0, depth, BATCH):
         count = min(BATCH, depth - first)
         subjects = [f"job.{first + n}" for n in range(count)]
-        attacker.tell(Request(attacker.name, first // BATCH + 1, subjects, [EMPTY] * count))
+        attacker.send(Request(attacker.name, first // BATCH + 1, subjects, [EMPTY] * count))
     stored = 0
     while stored < batches:
         stored = attacker.peer.next(Stored).ranges[-1][1]
@@ -166,7 +166,7 @@ def holding(attacker: Attacker) -> None:
     """The same, and very much of it is held."""
     depth = min(attacker.depth, HELD)
     deep_queue(attacker, depth)
-    attacker.tell(Offer(1, attacker.name, [["all", ""]], credit=-1))
+    attacker.send(Offer(1, attacker.name, [["all", ""]], credit=-1))
     held = 0
     while held < depth:
         delivery = attacker.peer.next(Deliver)
@@ -175,14 +175,14 @@ def holding(attacker: Attacker) -> None:
 
 def streams(attacker: Attacker) -> None:
     """Many streams."""
-    attacker.tell(*[Publish(f"{attacker.name}-{number}", 0, ["a"], [EMPTY]) for number in range(2_000)])
+    attacker.send(*[Publish(f"{attacker.name}-{number}", 0, ["a"], [EMPTY]) for number in range(2_000)])
     attacker.settle()
 
 
 def subscribed(attacker: Attacker, subscriptions: Iterable[tuple[list[Any], str]]) -> None:
     """Subscriptions with these criteria and expressions."""
     for number, (criteria, where) in enumerate(subscriptions, 1):
-        attacker.tell(Subscribe(number, attacker.name, [criteria], where, credit=-1))
+        attacker.send(Subscribe(number, attacker.name, [criteria], where, credit=-1))
     attacker.settle()
 
 
@@ -202,18 +202,18 @@ def patterns(attacker: Attacker) -> None:
         peer = attacker.another(f"-{number}", {})
         for source in range(1, 111):
             expression = f"^a{number}.*{source}z$"
-            peer.tell(Subscribe(source, attacker.name, [["regex", expression]], credit=-1))
+            peer.send(Subscribe(source, attacker.name, [["regex", expression]], credit=-1))
         attacker.settle(peer)
 
 
 # What is done.
 
 
-def telling(*messages: Message) -> Callable[[Attacker], None]:
+def sending(*messages: Message) -> Callable[[Attacker], None]:
     """Say this, and wait for the answers."""
 
     def strike(attacker: Attacker) -> None:
-        attacker.tell(*messages)
+        attacker.send(*messages)
         attacker.settle()
 
     return strike
@@ -228,26 +228,26 @@ def growing(attacker: Attacker) -> None:
 
 def clauses(attacker: Attacker) -> None:
     """One selector of less than 479 bytes that has 256 times 256 clauses."""
-    attacker.tell(Subscribe(1, attacker.name, [["all", ""]], CLAUSES, credit=-1))
+    attacker.send(Subscribe(1, attacker.name, [["all", ""]], CLAUSES, credit=-1))
     attacker.settle()
 
 
 def batch(attacker: Attacker) -> None:
     """One batch with as many new subjects."""
     subjects = [f"a{n}.{n % 1_000}" for n in range(10_000)]
-    telling(Publish(attacker.name, 0, subjects, [EMPTY] * len(subjects)))(attacker)
+    sending(Publish(attacker.name, 0, subjects, [EMPTY] * len(subjects)))(attacker)
 
 
 def lists(attacker: Attacker) -> None:
     """Questions for all there is."""
-    telling(*[Query(n, "streams", {}) for n in range(1, 251)])(attacker)
+    sending(*[Query(n, "streams", {}) for n in range(1, 251)])(attacker)
 
 
 def unread_lists(attacker: Attacker) -> None:
     """The same of one who does not read the answers."""
     greedy = attacker.another("-greedy", {zmq.RCVHWM: 1})
     for number in range(1, 251):
-        greedy.tell(Query(number, "streams", {}))
+        greedy.send(Query(number, "streams", {}))
     attacker.settle()
 
 
@@ -255,28 +255,28 @@ def never_reading(attacker: Attacker) -> None:
     """Subscribers that read nothing, and very much for them to read."""
     for number in range(READERS):
         reader = attacker.another(f"-{number}", {zmq.RCVHWM: 1})
-        reader.tell(Subscribe(1, attacker.name, [["all", ""]], credit=-1, credit_bytes=-1))
+        reader.send(Subscribe(1, attacker.name, [["all", ""]], credit=-1, credit_bytes=-1))
     record = pack_record(None, bytes(LARGE))
     for number in range(1, 601, 10):
         # Confirmed: what the disk has not got yet is for all to share, and not what this is about.
-        attacker.tell(*[Publish(attacker.name, number + n, ["a"], [record]) for n in range(10)])
+        attacker.send(*[Publish(attacker.name, number + n, ["a"], [record]) for n in range(10)])
         while attacker.peer.next(Stored).ranges[-1][1] < number + 9:
             pass
 
 
 def idle_offers(attacker: Attacker) -> None:
     """Offers without credit."""
-    telling(*[Offer(n, attacker.name, [["exact", f"none.{n}"]]) for n in range(1, 301)])(attacker)
+    sending(*[Offer(n, attacker.name, [["exact", f"none.{n}"]]) for n in range(1, 301)])(attacker)
 
 
 def searching_offers(attacker: Attacker) -> None:
     """Offers that match nothing."""
-    telling(*[Offer(n, attacker.name, [["exact", f"none.{n}"]], credit=10) for n in range(1, 11)])(attacker)
+    sending(*[Offer(n, attacker.name, [["exact", f"none.{n}"]], credit=10) for n in range(1, 11)])(attacker)
 
 
 def purge(attacker: Attacker) -> None:
     """All of the queue."""
-    telling(Change(0, "queue.purge", {"kind": "service", "name": attacker.name}))(attacker)
+    sending(Change(0, "queue.purge", {"kind": "service", "name": attacker.name}))(attacker)
 
 
 def strangers_names(attacker: Attacker) -> None:
@@ -284,8 +284,8 @@ def strangers_names(attacker: Attacker) -> None:
     for number in range(500):
         name = f"{number:0>200}"
         about = {"stream": attacker.name, "subject": name, "headers": {name: "x"}}
-        attacker.tell(Query(number + 1, "explain", about))
-        attacker.tell(Publish(attacker.name, 0, [f"{name}.{n}" for n in range(20)], [EMPTY] * 20))
+        attacker.send(Query(number + 1, "explain", about))
+        attacker.send(Publish(attacker.name, 0, [f"{name}.{n}" for n in range(20)], [EMPTY] * 20))
     attacker.settle()
 
 
@@ -293,7 +293,7 @@ def small_frames(attacker: Attacker) -> None:
     """Small records, each of them a frame of its own, that the broker has to keep."""
     for number in range(1, 11):
         command = pack((BY_TYPE[Request].opcode, attacker.name, number, ["a"] * 1_000, [None] * 1_000))
-        attacker.peer.tell_frames(command, *[b"\x92\xc0\xc4\x01x"] * 1_000)
+        attacker.peer.send_frames(command, *[b"\x92\xc0\xc4\x01x"] * 1_000)
     attacker.settle()
 
 
@@ -301,8 +301,8 @@ def nested(attacker: Attacker) -> None:
     """Lists in lists that announce very much and hold nothing."""
     for head in (b"\x91", b"\xdd\x00\x01\x86\xa0", b"\xdc\xff\xff", b"\x81\xc0"):
         for _ in range(50):
-            attacker.peer.tell_frames(head * (5_000 // len(head)))
-            attacker.peer.tell_frames(b"\x95" + head * (5_000 // len(head)))
+            attacker.peer.send_frames(head * (5_000 // len(head)))
+            attacker.peer.send_frames(b"\x95" + head * (5_000 // len(head)))
     attacker.settle()
 
 
@@ -310,15 +310,15 @@ def streams_of_a_moment(attacker: Attacker) -> None:
     """Streams that are made and removed."""
     for number in range(2_000):
         named = {"stream": f"{attacker.name}-{number}"}
-        attacker.tell(Change(0, "stream.create", named), Change(0, "stream.delete", named))
+        attacker.send(Change(0, "stream.create", named), Change(0, "stream.delete", named))
     attacker.settle()
 
 
 def comings_and_goings(attacker: Attacker) -> None:
     """A thousand subscriptions that come and go."""
     for source in range(1, 1_001):
-        attacker.tell(Subscribe(source, attacker.name, [["topic", f"{source}.*"]], credit=-1))
-    attacker.tell(*[Cancel(source) for source in range(1, 1_001)])
+        attacker.send(Subscribe(source, attacker.name, [["topic", f"{source}.*"]], credit=-1))
+    attacker.send(*[Cancel(source) for source in range(1, 1_001)])
     attacker.settle()
 
 
@@ -328,7 +328,9 @@ def large_frames(attacker: Attacker) -> None:
     with suppress(OSError):
         for _ in range(400):
             stranger.sendall(LARGE_FRAME)
-        raise MalamuteError("nobody has ended a connection that sends without end")
+        raise MalamuteError(
+            "connection that sends without end is still open: expected the broker to close it"
+        )
 
 
 def empty_frames(attacker: Attacker) -> None:
@@ -357,10 +359,10 @@ ATTACKS: dict[str, Attack] = {
     "300 offers without credit": Attack(deep_queue, idle_offers),
     "10 offers that match nothing": Attack(deep_queue, searching_offers),
     "a NAK of 1,000 ranges": Attack(
-        holding, telling(Nak(1, [[1, HELD + n] for n in range(1_000)], 3_600_000))
+        holding, sending(Nak(1, [[1, HELD + n] for n in range(1_000)], 3_600_000))
     ),
-    "a RELEASE of very much": Attack(holding, telling(Release(1, [[1, HELD]]))),
-    "a DRAIN of very much": Attack(holding, telling(Drain(1, []))),
+    "a RELEASE of very much": Attack(holding, sending(Release(1, [[1, HELD]]))),
+    "a DRAIN of very much": Attack(holding, sending(Drain(1, []))),
     "a purge of the queue": Attack(deep_queue, purge),
     "200 selectors that grow": Attack(nothing, growing, ("selectors",)),
     "a selector of 256 by 256 clauses": Attack(nothing, clauses, ("selectors",)),

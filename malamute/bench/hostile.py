@@ -43,7 +43,7 @@ PAUSE_SECONDS = 0.002
 """Between two rounds of the other client."""
 
 AFTER_SECONDS = 2.0
-"""How long it goes on when the attack has its last answer: the broker may still be at work on it."""
+"""How long it continues when the attack has its last answer: the broker may still be at work on it."""
 
 SUBSCRIPTION, OFFER = 1, 2
 """The sources of the other client."""
@@ -77,7 +77,7 @@ class HostileRow(NamedTuple):
 
 
 def measure(options: HostileOptions) -> Iterator[HostileRow]:
-    """Every attack in its turn, and then all of them."""
+    """One attack after the other, and then all of them."""
     for what in options.attacks:
         yield _measure(what, [what], options)
     yield _measure(TOGETHER, options.attacks, options)
@@ -122,9 +122,9 @@ def _measure(what: str, attacks: Sequence[str], options: HostileOptions) -> Host
 
 def _live_while(other: RawPeer, waiting: threading.Thread) -> Iterator[tuple[int, int, int]]:
     """What each round of the other client took while a thread attacks, and for a while after, in ns."""
-    other.tell(Credit(MAILBOX, -1, -1))
-    other.tell(Subscribe(SUBSCRIPTION, "others", [["all", ""]], credit=-1))
-    other.tell(Offer(OFFER, "others", [["all", ""]], credit=-1))
+    other.send(Credit(MAILBOX, -1, -1))
+    other.send(Subscribe(SUBSCRIPTION, "others", [["all", ""]], credit=-1))
+    other.send(Offer(OFFER, "others", [["all", ""]], credit=-1))
     other.next(Ok)
     other.next(Ok)
     # Its first rounds are before the attack, so that it misses nothing of a short one.
@@ -150,21 +150,21 @@ def _timed(action: Callable[[RawPeer], None], other: RawPeer) -> int:
 
 
 def _ask(other: RawPeer) -> None:
-    other.tell(Ping())
+    other.send(Ping())
     other.next(Pong)
 
 
 def _publish(other: RawPeer) -> None:
-    other.tell(Publish("others", 0, ["a"], [EMPTY]))
+    other.send(Publish("others", 0, ["a"], [EMPTY]))
     other.next(Deliver)
 
 
 def _request(other: RawPeer) -> None:
-    other.tell(Request("others", 0, ["a"], [EMPTY]))
+    other.send(Request("others", 0, ["a"], [EMPTY]))
     request = other.next(Deliver)
-    other.tell(Reply(OFFER, 0, _sequences(request), [True], [EMPTY]))
+    other.send(Reply(OFFER, 0, _sequences(request), [True], [EMPTY]))
     reply = other.next(Deliver)
-    other.tell(Ack(MAILBOX, [[sequence, sequence] for sequence in _sequences(reply)]))
+    other.send(Ack(MAILBOX, [[sequence, sequence] for sequence in _sequences(reply)]))
 
 
 def _sequences(delivery: Deliver) -> Sequence[int]:

@@ -46,7 +46,7 @@ BUSY_SECONDS = 12.0
 """More than the 10 s within which a peer that hangs is given up."""
 
 COUNT = 10_000_000
-"""Numbers whose addition, one call into C, tells how many take so long."""
+"""Numbers whose addition, one call into C, shows how many take so long."""
 
 
 def add_up(seconds: float) -> None:
@@ -165,7 +165,7 @@ def _occupy_workers(url: str) -> int:
 
 
 def _stop_worker(url: str) -> float:
-    """Stop the process of a worker that has a request, and tell after how many seconds another one has it."""
+    """Stop the process of a worker that has a request. Returns the seconds until another one has it."""
     with connect(url, timeout=TIMEOUT_SECONDS) as client, WorkloadProcess(hold, url) as stuck:
         client.request(STOPPED, "do", timeout=TIMEOUT_SECONDS)
         client.flush()
@@ -199,13 +199,13 @@ def occupy(begin: Begin, url: str, how: str, seconds: float) -> Measured:
 
 
 def stay(begin: Begin, url: str, connections: int) -> Measured:
-    """Connect so often, do nothing, and tell in the end what became of it."""
+    """Connect so often, do nothing, and report in the end what became of it."""
     from malamute.server.daemon import raise_file_limit
 
     raise_file_limit()
     lost: list[Event] = []
 
-    def hear(event: Event) -> None:
+    def watch(event: Event) -> None:
         if isinstance(event, Lost):
             lost.append(event)
 
@@ -216,7 +216,7 @@ def stay(begin: Begin, url: str, connections: int) -> Measured:
         share = min(SHARE, connections - len(clients))
         clients += [connect(url, timeout=TIMEOUT_SECONDS, context=context) for _ in range(share)]
     for client in clients:
-        client.on_event = hear
+        client.on_event = watch
     begin()
     for client in clients:
         client.close()

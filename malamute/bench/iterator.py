@@ -1,7 +1,7 @@
 """What it costs a program to take messages one by one instead of in lists.
 
-A history is read by one client in both ways, in turns. What is counted is the processor time of the program's
-own thread, which does the same in both but for handing the messages out.
+A history is read by one client in both ways, alternating. What is counted is the processor time of the
+program's own thread, which does the same in both but for handing the messages out.
 """
 
 from __future__ import annotations

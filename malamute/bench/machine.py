@@ -15,17 +15,17 @@ from typing import Any, Self
 
 import zmq
 
-from malamute import __version__
+from malamute.version import __version__
 
 LOOK_SECONDS = 0.05
 """How often memory is looked at."""
 
 
 OBJECTS = 200_000
-"""Objects that tell how fast Python is here; they take more memory than a cache has."""
+"""Objects that show how fast Python is here; they take more memory than a cache has."""
 
 TRIES = 9
-"""How often the speed of the machine is measured; the best is told of Python, the median of the disk."""
+"""How often the speed of the machine is measured: the best of Python and the median of the disk count."""
 
 
 def describe(directory: Path) -> dict[str, Any]:
@@ -108,7 +108,7 @@ class Watch:
 
     def __enter__(self) -> Self:
         if self._pid:
-            self._cpu_before = _cpu_seconds(self._pid)
+            self._cpu_before = cpu_seconds(self._pid)
             self.anonymous_bytes = anonymous_bytes(self._pid)
             self._thread.start()
         return self
@@ -119,16 +119,35 @@ class Watch:
         if self._pid:
             self._done.set()
             self._thread.join()
-            self.cpu_seconds = _cpu_seconds(self._pid) - self._cpu_before
+            self.cpu_seconds = cpu_seconds(self._pid) - self._cpu_before
 
     def _look(self) -> None:
         while not self._done.wait(LOOK_SECONDS):
             self.anonymous_bytes = max(self.anonymous_bytes or 0, anonymous_bytes(self._pid))
 
 
-def _cpu_seconds(pid: int) -> float:
-    fields = _read(pid, "stat").rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK") if fields else 0.0
+def cpu_seconds(pid: int) -> float:
+    """The processor time of a process by its own clock (clock_getcpuclockid(3)); 0 when it has ended."""
+    try:
+        return time.clock_gettime(~pid << 3 | 2)
+    except OSError:
+        return 0.0
+
+
+def group_cpu_seconds(group: int) -> float:
+    """The processor time of all processes of a group that run."""
+    pids = (int(place.name) for place in Path("/proc").glob("[0-9]*"))
+    return sum(cpu_seconds(pid) for pid in pids if _stat(pid)[2:3] == [str(group)])
+
+
+def has_ended(pid: int) -> bool:
+    """Whether a process has ended, be it that nobody has waited for it yet."""
+    return _stat(pid)[:1] in ([], ["Z"])
+
+
+def _stat(pid: int) -> list[str]:
+    """What the system counts of a process, from its state on; nothing when it is gone."""
+    return _read(pid, "stat").rpartition(")")[2].split()
 
 
 def anonymous_bytes(pid: int) -> int:
@@ -140,7 +159,7 @@ def anonymous_bytes(pid: int) -> int:
 
 
 def _read(pid: int, file: str) -> str:
-    """What /proc tells of a process; nothing when it is gone."""
+    """What /proc says of a process; nothing when it has ended."""
     try:
         return Path(f"/proc/{pid}/{file}").read_text()
     except OSError:

@@ -48,7 +48,7 @@ class WorkloadProcess:
 
         """
         if not self._channel.poll(WAIT_SECONDS):
-            raise TimedOut(f"a process of the benchmark has not answered within {WAIT_SECONDS} s")
+            raise TimedOut(f"no answer from a process of the benchmark within {WAIT_SECONDS} s")
         try:
             said = self._channel.recv()
         except EOFError:
@@ -87,7 +87,7 @@ def _run(channel: Connection, workload: WorkloadFunction, arguments: tuple[Any, 
     try:
         channel.send(workload(begin, *arguments))
     except EOFError:
-        pass  # whoever started us is gone
+        pass  # the process that started this one has ended
     except MalamuteError as error:
         channel.send(MalamuteError(str(error)))
     except BaseException as error:

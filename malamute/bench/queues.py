@@ -1,6 +1,6 @@
 """Mailboxes and services at full rate, and a service whose queue is deep beside one whose queue is not.
 
-Whoever sends and takes speaks the protocol in batches and does no work, so that the broker is what is
+The peers that send and consume speak the protocol in batches and do no work, so that the broker is what is
 measured. The queues of different depths are filled by the store itself, in transactions as small as those of
 the traffic later. Then one peer takes requests, acknowledges them, and puts as many new ones behind the
 others: the depth stays what it is. What differs between the rows is the depth alone, and they are measured in
@@ -97,7 +97,12 @@ def measure(options: QueuesOptions) -> Iterator[QueuesRow]:
     yield _rounds("mailbox, send → stored", options, [0])[0]
     yield _rounds("mailbox, deliver and ack", options, [0])[0]
     yield _rounds("service, request → reply", options, [0])[0]
-    yield from _rounds("service, dispatch and ack, depth", options, [SHALLOW, options.depth])
+    yield from dispatch(options, [SHALLOW, options.depth])
+
+
+def dispatch(options: QueuesOptions, depths: list[int]) -> list[QueuesRow]:
+    """Take requests out of queues of these depths, in turns."""
+    return _rounds("service, dispatch and ack, depth", options, depths)
 
 
 def _rounds(what: str, options: QueuesOptions, depths: list[int]) -> list[QueuesRow]:
@@ -134,9 +139,7 @@ def _run(what: str, options: QueuesOptions, depth: int) -> tuple[float, Measured
         "storage.preallocate=false",
         "storage.streams_share=0.05",
         f"limits.queues_bytes={size // 2}",
-        f"limits.queue_bytes={size // 2}",
         f"limits.queues_messages={2 * queued}",
-        f"limits.queue_messages={queued}",
     )
     with workspace.temporary_directory(options.directory) as place:
         if depth:
@@ -187,7 +190,7 @@ def send(begin: Begin, workload: QueueWorkload) -> Measured:
         confirmed = 0
         for number, first in enumerate(workload.batches, 1):
             subjects, records = workload.columns(first)
-            peer.tell(Send(NAME, number, subjects, records))
+            peer.send(Send(NAME, number, subjects, records))
             while number - confirmed >= WINDOW:
                 confirmed = _confirmed(peer)
         while confirmed < len(workload.batches):
@@ -205,13 +208,13 @@ def take(begin: Begin, workload: QueueWorkload) -> Measured:
     with RawPeer(workload.url, NAME) as peer:
         begin()
         stopwatch = Stopwatch()
-        peer.tell(Credit(MAILBOX, 10 * workload.batch, UNLIMITED))
+        peer.send(Credit(MAILBOX, 10 * workload.batch, UNLIMITED))
         taken = 0
         while taken < workload.messages:
             sequences = _sequences(peer)
             taken += len(sequences)
-            peer.tell(Ack(MAILBOX, [[sequences[0], sequences[-1]]]))
-            peer.tell(Credit(MAILBOX, len(sequences), 0))
+            peer.send(Ack(MAILBOX, [[sequences[0], sequences[-1]]]))
+            peer.send(Credit(MAILBOX, len(sequences), 0))
         return stopwatch.measured(messages=taken)
 
 
@@ -225,15 +228,15 @@ def work_off(begin: Begin, workload: QueueWorkload) -> Measured:
     with RawPeer(workload.url, "worker") as peer:
         begin()
         stopwatch = Stopwatch()
-        peer.tell(Offer(1, NAME, [["all", ""]], workload.batch, UNLIMITED))
+        peer.send(Offer(1, NAME, [["all", ""]], workload.batch, UNLIMITED))
         taken = 0
         subjects, records = workload.columns(0)
         for number in count(1):
             sequences = _sequences(peer)
             taken += len(sequences)
-            peer.tell(Request(NAME, 0, subjects[: len(sequences)], records[: len(sequences)]))
-            peer.tell(Ack(1, [[sequences[0], sequences[-1]]]))
-            peer.tell(Credit(1, len(sequences), 0))
+            peer.send(Request(NAME, 0, subjects[: len(sequences)], records[: len(sequences)]))
+            peer.send(Ack(1, [[sequences[0], sequences[-1]]]))
+            peer.send(Credit(1, len(sequences), 0))
             if taken >= workload.messages:
                 return stopwatch.measured(messages=taken, deliveries=number)
         raise AssertionError("counting has no end")
@@ -242,7 +245,7 @@ def work_off(begin: Begin, workload: QueueWorkload) -> Measured:
 def ask(begin: Begin, workload: QueueWorkload) -> Measured:
     """Make requests in a pipeline, until all of them are answered."""
     with RawPeer(workload.url, "asker") as peer:
-        peer.tell(Credit(MAILBOX, UNLIMITED, UNLIMITED))
+        peer.send(Credit(MAILBOX, UNLIMITED, UNLIMITED))
         begin()
         stopwatch = Stopwatch()
         asked = answered = number = 0
@@ -250,18 +253,18 @@ def ask(begin: Begin, workload: QueueWorkload) -> Measured:
             while asked < workload.messages and asked - answered < 4 * workload.batch:
                 number += 1
                 subjects, records = workload.columns(asked)
-                peer.tell(Request(NAME, number, subjects, records))
+                peer.send(Request(NAME, number, subjects, records))
                 asked += len(subjects)
             sequences = _sequences(peer)
             answered += len(sequences)
-            peer.tell(Ack(MAILBOX, [[sequences[0], sequences[-1]]]))
+            peer.send(Ack(MAILBOX, [[sequences[0], sequences[-1]]]))
         return stopwatch.measured(messages=answered)
 
 
 def answer(begin: Begin, workload: QueueWorkload) -> Measured:
     """Answer each request with its own body."""
     with RawPeer(workload.url, "worker") as peer:
-        peer.tell(Offer(1, NAME, [["all", ""]], 4 * workload.batch, UNLIMITED))
+        peer.send(Offer(1, NAME, [["all", ""]], 4 * workload.batch, UNLIMITED))
         peer.next(Ok)
         begin()
         stopwatch = Stopwatch()
@@ -274,7 +277,7 @@ def answer(begin: Begin, workload: QueueWorkload) -> Measured:
             for first in range(0, len(sequences), workload.batch):
                 part = slice(first, first + workload.batch)
                 finals = [True] * len(sequences[part])
-                peer.tell(Reply(1, 0, sequences[part], finals, columns.records[part]))
-            peer.tell(Credit(1, len(sequences), 0))
-        peer.tell(Credit(1, 0, 0))
+                peer.send(Reply(1, 0, sequences[part], finals, columns.records[part]))
+            peer.send(Credit(1, len(sequences), 0))
+        peer.send(Credit(1, 0, 0))
         return stopwatch.measured(messages=answered)

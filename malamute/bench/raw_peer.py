@@ -19,12 +19,23 @@ Kind = TypeVar("Kind", bound=Message)
 
 
 class RawPeer:
-    """A connection to a broker under an address. Raises `TimedOut`, and what the broker refuses."""
+    """A connection to a broker under an address, open during its block.
 
-    def __init__(self, url: str, address: str, options: Mapping[int, int] | None = None) -> None:
-        """`options` are those of its socket, beyond the usual ones."""
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._socket = self._context.socket(zmq.DEALER)
+    Raises `TimedOut`, and what the broker refuses.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        address: str,
+        options: Mapping[int, int] | None = None,
+        context: zmq.Context[zmq.Socket[bytes]] | None = None,
+    ) -> None:
+        """`options` are those of its socket, beyond the usual ones; without a `context` it has its own."""
+        self._own_context: zmq.Context[zmq.Socket[bytes]] | None = None
+        if context is None:
+            context = self._own_context = zmq.Context()
+        self._socket = context.socket(zmq.DEALER)
         self._socket.setsockopt(zmq.ROUTING_ID, b"\1" + secrets.token_bytes(15))
         self._socket.setsockopt(zmq.SNDHWM, 0)
         self._socket.setsockopt(zmq.RCVHWM, 0)
@@ -33,14 +44,13 @@ class RawPeer:
         for option, value in (options or {}).items():
             self._socket.setsockopt(option, value)
         self._socket.connect(url)
-        self.tell(Hello([VERSION], address))
-        self.next(Welcome)
+        self.send(Hello([VERSION], address))
 
-    def tell(self, message: Message) -> None:
+    def send(self, message: Message) -> None:
         """Send a message."""
         self._socket.send_multipart(encode(message), copy=False)
 
-    def tell_frames(self, *frames: bytes) -> None:
+    def send_frames(self, *frames: bytes) -> None:
         """Send frames, whatever they are."""
         self._socket.send_multipart(frames, copy=False)
 
@@ -50,10 +60,10 @@ class RawPeer:
             try:
                 message = decode(self._socket.recv_multipart())
             except zmq.Again:
-                raise TimedOut("the broker has not answered") from None
+                raise TimedOut("no answer from the broker in time") from None
             if not isinstance(message, Ping) or not message.token:
                 return message
-            self.tell(Received(message.token))
+            self.send(Received(message.token))
 
     def next(self, *kinds: type[Kind]) -> Kind:
         """The next message of these kinds; whatever else comes is passed over."""
@@ -65,10 +75,12 @@ class RawPeer:
                 return message
 
     def __enter__(self) -> Self:
+        self.next(Welcome)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._socket.close()
-        self._context.term()
+        if self._own_context is not None:
+            self._own_context.term()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import Never
 
 import zmq
 
@@ -18,13 +19,18 @@ TIMEOUT_MS = 60_000
 
 
 def relay(begin: Callable[[str], object]) -> Measured:
-    """Pass frames on, until the process is ended. It tells where it listens when it begins."""
+    """Pass frames on, until the process is ended. It reports where it listens when it begins."""
     with zmq.Context() as context, context.socket(zmq.ROUTER) as router:
         port = router.bind_to_random_port("tcp://127.0.0.1")
         begin(f"tcp://127.0.0.1:{port}")
-        while True:
-            sender, recipient, body = router.recv_multipart()
-            router.send_multipart([recipient, sender, body])
+        pass_on(router)
+
+
+def pass_on(router: zmq.Socket[bytes]) -> Never:
+    """Pass frames on without end."""
+    while True:
+        sender, recipient, body = router.recv_multipart()
+        router.send_multipart([recipient, sender, body])
 
 
 def answer(begin: Callable[[], object], workload: Workload) -> Measured:

@@ -35,7 +35,7 @@ class ScenarioRow(NamedTuple):
     """What was measured. None is what does not apply, or is not known.
 
     `per_second` counts deliveries where there are any. Latencies are in milliseconds, processor time in
-    microseconds a message (of the broker, and of whoever sends and receives), memory in MiB.
+    microseconds a message (of the broker, and of the processes that send and receive), memory in MiB.
     """
 
     what: str

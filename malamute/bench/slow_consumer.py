@@ -1,13 +1,13 @@
 """One subscriber among many who does not read: what the publisher and the others notice of it.
 
-The same is measured in turns with the one who reads, with one whose window is used up, and with one whose
+The same is measured alternating with one who reads, with one whose window is used up, and with one whose
 process is stopped, so that what else the machine does meets all of them. Each run has a broker of its own.
 
 The one has a process to itself and a small window, and the warm-up is larger than that. So the window is used
 up before anything is measured; the broker is asked whether it is.
 
 At full rate all share too little of the machine, and who does not read leaves a part to the others. What
-one reader costs the others, the moderate rate tells.
+one reader costs the others, the moderate rate shows.
 """
 
 from __future__ import annotations
@@ -230,7 +230,7 @@ def _await_readers(workload: Workload, *, behind: bool) -> None:
     with connect(workload.url, timeout=TIMEOUT_SECONDS) as client:
         while not _are_there(client, workload, behind=behind):
             if time.monotonic() > deadline:
-                raise TimedOut(f"the subscribers have not had the warm-up within {TIMEOUT_SECONDS} s")
+                raise TimedOut(f"no warm-up at the subscribers within {TIMEOUT_SECONDS} s")
             time.sleep(LOOK_SECONDS)
     time.sleep(SETTLE_SECONDS)
 

@@ -1,6 +1,6 @@
 """What the processes of a benchmark do. Times are those of the monotonic clock, which they share.
 
-A stamped message has the time in its body, so that whoever gets it can tell how long it took. Where there are
+A stamped message has the time in its body, so that its receiver knows how long it took. Where there are
 many, only one in `STAMP_EVERY` is stamped and looked into.
 """
 

@@ -47,4 +47,6 @@ def check_free_space(directory: Path, size_bytes: int) -> None:
     """Check that so many bytes, and a tenth more, are free on the disk. Raises `StorageFull`."""
     free = shutil.disk_usage(directory).free
     if free < size_bytes * SPARE_FACTOR:
-        raise StorageFull(f"{directory} has {free:,} bytes free, and {size_bytes:,} are needed")
+        raise StorageFull(
+            f"too little space in {directory}: {free:,} bytes are free, expected {size_bytes:,}"
+        )

@@ -13,19 +13,24 @@ import click
 
 from malamute.bench import (
     commands,
+    filters,
     hostile,
     idle,
     iterator,
     journal,
+    latency,
     match,
     queues,
     replay,
+    scale,
     scenarios,
     slow_consumer,
     start,
 )
 from malamute.bench.attacks import ATTACKS
 from malamute.bench.machine import describe, package_version
+from malamute.bench.peers import measure as peers
+from malamute.bench.peers.table import PEERS, WORKS
 from malamute.bench.scenarios import SCENARIOS, ScenarioOptions
 from malamute.cli.options import examples, json_option
 from malamute.cli.printing import to_json
@@ -61,8 +66,15 @@ def messages_option(default: int, help_text: str) -> Decorator:
 
 def rounds_option(default: int) -> Decorator:
     """--rounds."""
-    words = "How often each is measured, in turns; shown are medians, and the extent."
+    words = "How often each is measured, alternating; shown are medians, and the extent."
     return count_option("--rounds", default, words, most=100)
+
+
+def names_option(name: str, parameter: str, choices: Iterable[str], help_text: str) -> Decorator:
+    """One of several names, which may be repeated."""
+    return click.option(
+        name, parameter, type=click.Choice([*choices]), multiple=True, metavar="NAME", help=help_text
+    )
 
 
 SIZE = click.option(
@@ -149,9 +161,14 @@ def _print_rows(parameters: Mapping[str, Any], rows: Iterable[Any], *, as_json: 
         show_figures(results)
 
 
+def _given(options: Any) -> dict[str, Any]:
+    """The options of a benchmark, as they are printed."""
+    return {name: value for name, value in options._asdict().items() if name != "directory"}
+
+
 def _measure_alone(options: Any, rows: Iterable[Any], about: dict[str, Any], *, as_json: bool) -> None:
     """Print a benchmark that has columns of its own."""
-    given = {name: value for name, value in options._asdict().items() if name != "directory"}
+    given = _given(options)
     if "size_bytes" in given:
         about = {"body": f"{given.pop('size_bytes')} bytes, with 3 headers", **about}
     parameters = {
@@ -185,8 +202,8 @@ class _RunByDefault(click.Group):
 def bench() -> None:
     """Measure what this machine does; without a command it is run, which is all of them that are quick.
 
-    Others take longer or have columns of their own: commands, hostile, idle, iterator, journal, queues,
-    replay, slow-consumer, spark and start.
+    Others take longer or have columns of their own: commands, hostile, idle, iterator, journal, latency,
+    peers, queues, replay, scale, slow-consumer, spark and start.
 
     Each benchmark starts a broker as a process on LMDB in a temporary directory, with its fsync, unless --url
     names one; publishers, subscribers and workers are processes too. Broker and clients share the machine.
@@ -286,11 +303,26 @@ def run(options: ScenarioOptions, *, as_json: bool) -> None:
 @DATA
 @json_option
 def journal_command(as_json: bool, **given: Any) -> None:
-    """Publish confirmed into a stream with a journal and into one without, in turns on one broker."""
+    """Publish confirmed into a stream with a journal and into one without, alternating on one broker."""
     options = journal.JournalOptions(**given)
     _measure_alone(
         options, journal.measure(options), {"journal off": f"--set '{journal.RULE}'"}, as_json=as_json
     )
+
+
+@bench.command("latency")
+@messages_option(1_000_000, "Messages of a run in batches; one message a command takes a fifth of it.")
+@SIZE
+@BATCH
+@CREDIT
+@count_option("--subscribers", 1, "Subscribers, who each get everything.", most=1000)
+@rounds_option(3)
+@DATA
+@json_option
+def latency_command(as_json: bool, **given: Any) -> None:
+    """The time in the system at full rate, and at 90 and 50 percent of what was delivered then."""
+    options = latency.LatencyOptions(**given)
+    _measure_alone(options, latency.measure(options), {"looked into": "one of 100"}, as_json=as_json)
 
 
 @bench.command("replay")
@@ -312,6 +344,20 @@ def replay_command(as_json: bool, **given: Any) -> None:
     _measure_alone(options, replay.measure(options), {}, as_json=as_json)
 
 
+@bench.command("filters")
+@messages_option(500_000, "Messages of the history, and of each round.")
+@SIZE
+@BATCH
+@count_option("--filters", 1_000, "Different filters at once, each for one value.", least=2, most=1_000)
+@rounds_option(3)
+@DATA
+@json_option
+def filters_command(as_json: bool, **given: Any) -> None:
+    """Filter a stream and its history by a header: with one filter, and with many different ones."""
+    options = filters.FiltersOptions(**given)
+    _measure_alone(options, filters.measure(options), {}, as_json=as_json)
+
+
 @bench.command("slow-consumer")
 @count_option("--rate", 1000, "Messages a second of the moderate rate.")
 @count_option("--seconds", 4, "Seconds of the moderate rate.")
@@ -326,7 +372,7 @@ def replay_command(as_json: bool, **given: Any) -> None:
 def slow_consumer_command(as_json: bool, **given: Any) -> None:
     """One subscriber among many does not read: what the publisher and the others notice.
 
-    Measured in turns with one who reads, one who lets its window be used up, and one whose process is
+    Measured alternating with one who reads, one who lets its window be used up, and one whose process is
     stopped. Latencies are those of the others; a ratio is to the one who reads, in the same round.
     """
     options = slow_consumer.SlowConsumerOptions(**given)
@@ -346,7 +392,7 @@ def queues_command(as_json: bool, **given: Any) -> None:
     """Mailboxes and services at full rate, and a queue of a million requests beside one of a hundred.
 
     Peers speak the protocol in batches, without the client. While requests are taken from the queues of both
-    depths, in turns, as many new ones come, so that the depths stay what they are.
+    depths, alternating, as many new ones come, so that the depths stay what they are.
     """
     options = queues.QueuesOptions(**given)
     _measure_alone(options, queues.measure(options), {"depth of the other": queues.SHALLOW}, as_json=as_json)
@@ -383,13 +429,8 @@ def start_command(as_json: bool, **given: Any) -> None:
 
 @bench.command("hostile")
 @count_option("--depth", 200_000, "Requests in the queue that is attacked.")
-@click.option(
-    "--attack",
-    "attacks",
-    type=click.Choice([*ATTACKS]),
-    multiple=True,
-    metavar="NAME",
-    help="One of the attacks; may be repeated. All of them if it is not given.",
+@names_option(
+    "--attack", "attacks", ATTACKS, "One of the attacks; may be repeated. All of them if it is not given."
 )
 @DATA
 @json_option
@@ -427,6 +468,59 @@ def commands_command(as_json: bool, **given: Any) -> None:
     _measure_alone(options, commands.measure(options), {}, as_json=as_json)
 
 
+@bench.command("peers")
+@messages_option(200_000, "Messages of the batched work; the slower ones take a part of it.")
+@SIZE
+@BATCH
+@CREDIT
+@count_option("--subscribers", 10, "Subscribers of the fan-out.", most=1000)
+@rounds_option(5)
+@names_option(
+    "--peer", "peers", PEERS, "One to measure; may be repeated. All that are installed if not given."
+)
+@names_option("--work", "works", WORKS, "One of the works; may be repeated. All of them if it is not given.")
+@DATA
+@json_option
+def peers_command(as_json: bool, **given: Any) -> None:
+    """Measure Malamute beside NATS, JetStream, Redis Streams, RabbitMQ, Mosquitto and bare ZeroMQ.
+
+    Each round of each work takes the peers in turn, each with a new server on loopback and in a temporary
+    directory. Ratios are what Malamute has in parts of what the peer has in the same round: of rates, or of
+    the median latency where one message waits for the one before. What is not installed is left out, and
+    named with what to install; a --peer that is not is an error.
+    """
+    names, lacking = peers.choose(given["peers"])
+    for name, words in lacking.items():
+        click.echo(f"without {name}: {words}", err=True)
+    options = peers.PeersOptions(**{**given, "peers": names, "works": given["works"] or (*WORKS,)})
+    about = {
+        **{f"without {name}": words for name, words in lacking.items()},
+        **{name: PEERS[name].about for name in names},
+    }
+    parameters = {**describe(options.directory), **_given(options), **about}
+    _print_rows(parameters, peers.measure(options), as_json=as_json)
+
+
+@bench.command("scale")
+@messages_option(100_000, "Messages of each point; where each is a command of its own it is a part of it.")
+@SIZE
+@count_option("--max", 10**9, "The highest point that is measured, of any axis.")
+@names_option("--axis", "axes", scale.AXES, "One of the axes; may be repeated. All if it is not given.")
+@rounds_option(3)
+@DATA
+@json_option
+def scale_command(as_json: bool, **given: Any) -> None:
+    """Measure how the broker's cost and memory grow with the number of things, one axis after the other.
+
+    Axes: subscriptions, streams, mailboxes, connections, readers (of one stream), body (bytes), batch,
+    fan-out, ring (megabytes) and depth (of a queue). Costs are processor time of the broker. The slope is the
+    exponent with which the cost grows over the whole curve; it is flat up to 0.1.
+    """
+    largest, axes = given.pop("max"), given.pop("axes")
+    options = scale.ScaleOptions(**given, largest=largest, axes=axes or (*scale.AXES,))
+    _measure_alone(options, scale.measure(options), {}, as_json=as_json)
+
+
 @bench.command("match")
 @click.option("--seed", default=1, show_default=True, help="Seed of the workloads.")
 @click.option("--rounds", default=match.ROUNDS, show_default=True, help="Rounds that the median is of.")
@@ -444,7 +538,7 @@ def match_command(seed: int, rounds: int, largest: int, path: Path | None, as_js
         for row in rows:
             click.echo(f"{row.what:34}{row.value:14,.3f} {row.unit:4} {row.parameters}")
     if path is not None and not match.plot(rows, path):
-        raise click.ClickException("the curve needs matplotlib; install malamute[plot]")
+        raise click.ClickException("no matplotlib, which the curve needs: install malamute[plot]")
 
 
 @bench.command("spark")
@@ -469,7 +563,8 @@ def spark_command(
 
     The start of the session and a first round are not measured.
     """
-    from malamute.spark.session import need, open_session
+    from malamute.spark.dependencies import need
+    from malamute.spark.session import open_session
 
     need("pyarrow")
     from malamute.bench.spark import SparkBenchOptions, measure
@@ -492,7 +587,7 @@ def spark_command(
 
 
 def _spark_parameters(options: Any) -> dict[str, Any]:
-    given = {name: value for name, value in options._asdict().items() if name != "directory"}
+    given = _given(options)
     return {
         **describe(options.directory),
         **{name: package_version(name) for name in ("pyspark", "pyarrow", "duckdb")},

@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING
 
 import click
 
-from malamute import __version__
+from malamute.cli.admin import make_change
 from malamute.cli.check import check
-from malamute.cli.error_output import tell
+from malamute.cli.error_output import print_error
 from malamute.cli.exit_codes import ERROR, UNREACHABLE
-from malamute.cli.inspection import make_change
 from malamute.cli.options import URL, ConnectionOptions, connects, examples, json_option
 from malamute.cli.printing import to_json
 from malamute.cli.progress import bar
 from malamute.cli.settings import configured
 from malamute.cli.tables import show_map
 from malamute.errors import ConnectTimeout
+from malamute.version import __version__
 
 if TYPE_CHECKING:
     from malamute.config import Config
@@ -40,7 +40,7 @@ broker.add_command(check)
 
 @broker.command(
     epilog=examples(
-        "malamute broker run --data /var/lib/malamute --listen 'tcp://*:9999' --set storage.size=4GiB"
+        "malamute broker run --data /var/lib/malamute --listen ipc:///run/m.sock --set storage.size=4GiB"
     )
 )
 @configured
@@ -48,7 +48,7 @@ broker.add_command(check)
 def run(read: Callable[[], Config], *, as_json: bool) -> None:
     """Run a broker until SIGTERM or SIGINT.
 
-    It listens on tcp://127.0.0.1:9999 and keeps its data in ./malamute-data, unless it is told otherwise.
+    It listens on tcp://127.0.0.1:9999 and keeps its data in ./malamute-data, unless options say otherwise.
     When clients can connect it prints where, with --json as one line. Its log goes to standard error.
 
     `malamute broker reload` has it read its configuration again, and so has SIGHUP, unless it runs on a
@@ -75,14 +75,14 @@ def run(read: Callable[[], Config], *, as_json: bool) -> None:
 
 
 def greeting(endpoints: list[str], directory: str, command: str) -> str:
-    """What a broker that has started tells people."""
+    """What a broker that has started prints for people."""
     url = "" if URL in endpoints else f" --url {shlex.quote(endpoints[0])}"
     between = "\n             "
     return f"""\
 Malamute {__version__} runs as process {os.getpid()}.
 
   endpoints  {between.join(endpoints)}
-  data       {directory or "in memory: it is gone when the broker ends"}
+  data       {directory or "in memory: it is lost when the broker ends"}
 
 Try in other terminals:
 
@@ -105,7 +105,7 @@ def program() -> str:
 @connects
 @json_option
 def status(connection: ConnectionOptions, *, as_json: bool) -> None:
-    """Tell how a broker is: its endpoints, its data, and how much of what it has.
+    """Show how a broker is: its endpoints, its data, and how much of what it has.
 
     The exit code is 0 when it answers, 1 when it answers and its store takes nothing, and 2 when it does not
     answer. Times are in seconds, sizes in bytes.
@@ -116,7 +116,7 @@ def status(connection: ConnectionOptions, *, as_json: bool) -> None:
         with connection.open() as client:
             found = client.query(admin.StatusQuery())
     except ConnectTimeout as error:
-        tell(error, as_json=as_json)
+        print_error(error, as_json=as_json)
         raise click.exceptions.Exit(UNREACHABLE) from None
     show_map({"url": connection.url, **found.as_map()}, as_json=as_json)
     if found.store_error:
@@ -124,14 +124,14 @@ def status(connection: ConnectionOptions, *, as_json: bool) -> None:
 
 
 @broker.command(epilog=examples("malamute broker reload --dry-run", "malamute broker reload"))
-@click.option("--dry-run", is_flag=True, help="Only tell what would be done.")
+@click.option("--dry-run", is_flag=True, help="Only show what would be done.")
 @connects
 @json_option
 def reload(*, dry_run: bool, connection: ConnectionOptions, as_json: bool) -> None:
     """Have a broker read its configuration again: the file and the options that it was started with.
 
-    It is checked as a whole first; if it cannot be used, error 700 tells why, and the broker goes on with the
-    one that it has. What a running broker cannot change is named, and waits for the next start.
+    It is checked as a whole first; if it cannot be used, error 700 says why, and the broker continues with
+    the one that it has. What a running broker cannot change is named, and waits for the next start.
     """
     from malamute.protocol import admin
 
@@ -140,14 +140,14 @@ def reload(*, dry_run: bool, connection: ConnectionOptions, as_json: bool) -> No
 
 @broker.command(epilog=examples("malamute broker backup monday", "malamute broker backup $(date +%F) --json"))
 @click.argument("directory")
-@click.option("--dry-run", is_flag=True, help="Only tell what would be done.")
+@click.option("--dry-run", is_flag=True, help="Only show what would be done.")
 @connects
 @json_option
 def backup(directory: str, *, dry_run: bool, connection: ConnectionOptions, as_json: bool) -> None:
     """Copy the store of a running broker into DIRECTORY, which must not hold one.
 
     It is a directory of the broker's machine, below the one that the option storage.backups names. The broker
-    goes on meanwhile; a backup is a data directory, which `malamute journal restore` or `broker run --data`
+    continues meanwhile; a backup is a data directory, which `malamute journal restore` or `broker run --data`
     takes.
     """
     from malamute.protocol import admin

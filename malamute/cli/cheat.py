@@ -56,7 +56,7 @@ SHEETS: Mapping[str, Sheet] = {
     ),
     "operations": (
         ("For the monitoring: exit codes 0 to 3", "malamute broker check --lag 1000,10000 --fill 80,95"),
-        ("Follow what the broker tells", "malamute events"),
+        ("Follow the events of the broker", "malamute events"),
         ("Who is connected", "malamute client list"),
         ("Send somebody away", "malamute client disconnect alice --dry-run"),
         ("Back up a broker that runs", "malamute broker backup monday"),

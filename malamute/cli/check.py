@@ -65,7 +65,7 @@ MEASURES: Mapping[str, CheckedFigure] = {
     "fill": CheckedFigure("%", float, "how full the store is, in percent"),
     "reader": CheckedFigure("", float, "transactions that the oldest reader of the data directory is behind"),
     "uptime": CheckedFigure("s", duration, "how long the broker has run", least=True),
-    "faults": CheckedFigure("", float, "faults of the broker's own since it started, which its log tells"),
+    "faults": CheckedFigure("", float, "faults of the broker's own since it started, which are in its log"),
     "unrecovered": CheckedFigure("", float, "things of the store that the broker could not take up"),
     "surplus": CheckedFigure("", float, "dead letters beyond a lowered limit: the next one drops them"),
 }
@@ -121,7 +121,7 @@ def faults(status: admin.BrokerStatus) -> list[tuple[PluginState, str]]:
     if status.store_error:
         found.append((PluginState.CRITICAL, f"the store takes nothing: {printable(status.store_error)}"))
     if status.damages:
-        words = f"{status.damages} parts of the store are damaged; `malamute journal verify` tells them"
+        words = f"{status.damages} parts of the store are damaged; `malamute journal verify` shows them"
         found.append((PluginState.WARNING, words))
     return found
 
@@ -177,14 +177,16 @@ def _read_bounds(ctx: click.Context, parameter: click.Parameter, text: str | Non
         parts = [measure.read(part) if part else None for part in text.split(",")]
         bounds = CheckBounds(*parts)
     except (ValueError, TypeError):
-        raise click.BadParameter(f"{text!r} is not WARNING, WARNING,CRITICAL or ,CRITICAL") from None
+        raise click.BadParameter(
+            f"invalid bounds {text!r}: expected WARNING, WARNING,CRITICAL or ,CRITICAL"
+        ) from None
     warning, critical = bounds
     if (
         warning is not None
         and critical is not None
         and (warning < critical if measure.least else warning > critical)
     ):
-        raise click.BadParameter(f"{text!r} is critical before it is a warning")
+        raise click.BadParameter(f"invalid bounds {text!r}: expected a warning before it is critical")
     return bounds
 
 
@@ -247,15 +249,17 @@ def check(*, connection: ConnectionOptions, as_json: bool, **bounds: CheckBounds
             wrong, figures = faults(status), measure(client, status)
     except MalamuteError as error:
         state = PluginState.CRITICAL if isinstance(error, ConnectTimeout) else PluginState.UNKNOWN
-        _tell(state, str(error), (), as_json=as_json)
+        _print_result(state, str(error), (), as_json=as_json)
         return
     findings = [judge(name, figure, bounds[name]) for name, figure in figures.items()]
     state = max([*(state for state, _ in wrong), *(finding.state for finding in findings)])
     bad = [*(words for _, words in wrong), *(finding.words() for finding in findings if finding.state)]
-    _tell(state, ", ".join(bad) or f"the broker at {connection.url} is well", findings, as_json=as_json)
+    _print_result(
+        state, ", ".join(bad) or f"the broker at {connection.url} is well", findings, as_json=as_json
+    )
 
 
-def _tell(state: PluginState, text: str, findings: Sequence[Finding], *, as_json: bool) -> None:
+def _print_result(state: PluginState, text: str, findings: Sequence[Finding], *, as_json: bool) -> None:
     if as_json:
         rows = [
             {

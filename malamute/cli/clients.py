@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from malamute.cli import completion
-from malamute.cli.inspection import confirm, dry_run_option, make_change, show_list, yes_option
+from malamute.cli.admin import confirm, dry_run_option, make_change, show_list, yes_option
 from malamute.cli.options import ConnectionOptions, connects, examples, json_option
 from malamute.cli.tables import show_whole
 
@@ -50,7 +50,7 @@ def show(name: str, *, connection: ConnectionOptions, as_json: bool) -> None:
 def disconnect(name: str, *, dry_run: bool, yes: bool, connection: ConnectionOptions, as_json: bool) -> None:
     """End the session of a client, named by its id or its address.
 
-    What it holds goes back to the queues. It is told why, and does not connect again by itself.
+    What it holds goes back to the queues. It gets error 410, and does not reconnect by itself.
     """
     from malamute.protocol import admin
 

@@ -46,7 +46,7 @@ def names(topic: str, *columns: str) -> Complete:
 
 def _completing(topic: str, pick: Callable[[list[Any], click.Context], Iterable[Any]]) -> Complete:
     def complete(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
-        # There is nobody to tell of an error: the line is still being typed.
+        # An error has no place to be printed: the line is still being typed.
         from malamute.protocol.admin import QUERIES
 
         with suppress(MalamuteError):

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from malamute.access import AccessRule
 from malamute.cli.options import json_option
 from malamute.cli.printing import to_json
 from malamute.cli.settings import configured, load
@@ -29,7 +30,7 @@ def config() -> None:
 @click.argument("file", required=False, type=click.Path(dir_okay=False, path_type=Path))
 @json_option
 def check(file: Path | None, *, as_json: bool) -> None:
-    """Check FILE and the environment. The exit code is 1, and the error is told, when they cannot be used."""
+    """Check FILE and the environment. If they cannot be used, the error is printed and the exit code is 1."""
     load(file, {}, os.environ)
     if as_json:
         click.echo(to_json({"file": file and str(file), "good": True}))
@@ -51,6 +52,8 @@ def show(read: Callable[[], Config], *, as_json: bool) -> None:
 
 def _plain(section: Any) -> Any:
     """A section as maps and lists."""
+    if isinstance(section, AccessRule):
+        return str(section)
     if hasattr(section, "_asdict"):
         return section._asdict()
     if isinstance(section, tuple):

@@ -6,9 +6,8 @@ import os
 from typing import Any
 
 import click
-from click.shell_completion import CompletionItem
 
-from malamute.cli.contexts import Context, Contexts, file_of, load, save
+from malamute.cli.contexts import Context, Contexts, complete, file_of, load, save
 from malamute.cli.error_output import BadInput
 from malamute.cli.options import ConnectionOptions, connects, examples, json_option
 from malamute.cli.tables import show_map, show_rows
@@ -23,15 +22,6 @@ def context() -> None:
     `malamute context use`; tcp://127.0.0.1:9999. The first of them that is given is taken as a whole, and
     options such as --address come before what it says.
     """
-
-
-def complete(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """The contexts whose names begin so."""
-    try:
-        known = load(file_of(os.environ)).by_name
-    except BadInput:
-        return []
-    return [CompletionItem(name, help=c.url) for name, c in known.items() if name.startswith(incomplete)]
 
 
 name_argument = click.argument("name", shell_complete=complete)
@@ -57,7 +47,7 @@ def add(name: str, *, used: bool, replace: bool, as_json: bool, **given: Any) ->
     path = file_of(os.environ)
     contexts = load(path)
     if name in contexts.by_name and not replace:
-        raise BadInput(f"there is a context {name!r} already; --replace takes its place")
+        raise BadInput(f"there is a context {name!r} already: give --replace to replace it")
     contexts.by_name[name] = Context(**given)
     if used:
         contexts.current = name
@@ -104,13 +94,13 @@ def delete(name: str, *, as_json: bool) -> None:
     """Forget the context NAME."""
     path = file_of(os.environ)
     contexts = load(path)
-    gone = contexts.get(name)
+    removed = contexts.get(name)
     row = _row(contexts, name)
     del contexts.by_name[name]
     if contexts.current == name:
         contexts.current = ""
     save(path, contexts)
-    show_map({**row, **gone._asdict()}, as_json=as_json)
+    show_map({**row, **removed._asdict()}, as_json=as_json)
 
 
 def _row(contexts: Contexts, name: str) -> dict[str, Any]:

@@ -9,8 +9,8 @@ The file is `malamute/contexts.toml` below $XDG_CONFIG_HOME, which is ~/.config 
     address = "alice"
     timeout = 5.0
 
-It is read by whoever connects, and written as a whole, beside the old one and then in its place, so that
-nobody ever reads half of it.
+It is read by every command that connects, and written as a whole, beside the old one and then in its place,
+so that nobody ever reads half of it.
 """
 
 from __future__ import annotations
@@ -21,6 +21,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import click
+from click.shell_completion import CompletionItem
 
 from malamute.cli.error_output import BadInput
 
@@ -51,7 +54,7 @@ class Contexts:
         """The context of this name. Raises `BadInput`."""
         if name not in self.by_name:
             known = ", ".join(self.by_name) or "none"
-            raise BadInput(f"there is no context {name!r}; there is {known}")
+            raise BadInput(f"there is no context {name!r}: expected {known}")
         return self.by_name[name]
 
 
@@ -73,18 +76,18 @@ def load(path: Path) -> Contexts:
         raise BadInput(f"{path}: {error}") from None
     current, found = table.get("current", ""), table.get("contexts", {})
     if not isinstance(current, str) or not isinstance(found, dict):
-        raise BadInput(f"{path}: `current` is to be text, and `contexts` a table")
+        raise BadInput(f"{path}: invalid contexts: expected `current` as text, and `contexts` as a table")
     return Contexts(current, {name: _context(path, name, given) for name, given in found.items()})
 
 
 def _context(path: Path, name: str, given: Any) -> Context:
     if not isinstance(given, dict):
-        raise BadInput(f"{path}: contexts.{name} is to be a table")
+        raise BadInput(f"{path}: invalid contexts.{name}: expected a table")
     for option, value in given.items():
         if option not in FIELDS:
-            raise BadInput(f"{path}: contexts.{name} has an unknown option {option!r}")
+            raise BadInput(f"{path}: unknown option contexts.{name}.{option}: expected {', '.join(FIELDS)}")
         if not isinstance(value, FIELDS[option]) or isinstance(value, bool):
-            raise BadInput(f"{path}: contexts.{name}.{option} cannot be {value!r}")
+            raise BadInput(f"{path}: invalid value {value!r} of contexts.{name}.{option}")
     return Context(**given)
 
 
@@ -109,3 +112,12 @@ def save(path: Path, contexts: Contexts) -> None:
 def _quoted(value: str | float) -> str:
     """A text or a number in TOML, where JSON is the same but for a character that it leaves as it is."""
     return json.dumps(value).replace("\x7f", "\\u007f")
+
+
+def complete(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """The contexts whose names begin so."""
+    try:
+        known = load(file_of(os.environ)).by_name
+    except BadInput:
+        return []
+    return [CompletionItem(name, help=c.url) for name, c in known.items() if name.startswith(incomplete)]

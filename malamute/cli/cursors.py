@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from malamute.cli import completion
-from malamute.cli.inspection import dry_run_option, make_change, show_found
+from malamute.cli.admin import dry_run_option, make_change, show_found
 from malamute.cli.options import ConnectionOptions, connects, examples, json_option
 
 stream_argument = click.argument("name", metavar="STREAM", shell_complete=completion.names("streams"))
@@ -43,7 +43,7 @@ def listing(name: str, *, connection: ConnectionOptions, as_json: bool) -> None:
 def reset(
     name: str, cursor_name: str, *, start: str, dry_run: bool, connection: ConnectionOptions, as_json: bool
 ) -> None:
-    """Set a cursor so that its reader goes on at START; one that is not there is made."""
+    """Set a cursor so that its reader continues at START; one that is not there is made."""
     from malamute.protocol import admin
 
     connection, name = connection.to(name, "stream")

@@ -1,4 +1,4 @@
-"""How an error is told: on standard error, in words or as JSON, so that standard output has only results."""
+"""How an error is printed: on standard error, as text or JSON. Standard output has only results."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class BadInput(MalamuteError):
     """Raised when a file or standard input is not what a command can use."""
 
 
-def tell(error: MalamuteError, *, as_json: bool) -> None:
+def print_error(error: MalamuteError, *, as_json: bool) -> None:
     """Write an error to standard error, for people or for programs."""
     text = visible(error.text or type(error).__name__)
     if as_json:

@@ -1,4 +1,4 @@
-"""`malamute events`: what the broker tells of itself, as it happens."""
+"""`malamute events`: the events of a broker, as they happen."""
 
 from __future__ import annotations
 

@@ -15,11 +15,11 @@ INTERRUPTED = 130
 EPILOG = """\b
 Exit codes:
   0    done; also when a signal or a closed pipe ended sub, recv, work or broker run
-  1    an error, told on standard error with its number (malamute errors explains it)
+  1    an error, printed on standard error with its number (malamute errors explains it)
   2    wrong usage; for broker status: no broker answers
        (broker check has codes of its own)
   3    no message or reply came in time
-  4    the worker told that it failed; for send --outcome: the message was not acknowledged
+  4    the worker reported that it failed; for send --outcome: the message was not acknowledged
   5    for broker run: the store broke and could not be opened again (error 804)
   130  interrupted
 

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from malamute.cli import completion
-from malamute.cli.inspection import dry_run_option, make_change, show_found
+from malamute.cli.admin import dry_run_option, make_change, show_found
 from malamute.cli.options import ConnectionOptions, connects, criteria_of, examples, json_option, selects
 from malamute.cli.queues import service
 from malamute.cli.tables import criteria_words
@@ -24,7 +24,7 @@ from malamute.cli.tables import criteria_words
     default="",
     metavar="START",
     help="new, first, last, seq:N, time:T or since:1h. A new feed begins with what is new, and one that is "
-    "changed goes on.",
+    "changed continues where it was.",
 )
 @click.option("--delete", is_flag=True, help="End the feed; the requests that it made stay.")
 @dry_run_option
@@ -52,9 +52,9 @@ def feed(
     connection, name = connection.to(name, "service")
     connection, stream = connection.to(stream, "stream")
     if delete and (criteria != criteria_of("", ()) or where or start):
-        raise click.UsageError("a feed is deleted as a whole")
+        raise click.UsageError("--delete with options of a feed: expected --delete alone")
     if delete:
-        change: admin.Change[Any] = admin.FeedDelete(service=name, stream=stream, dry_run=dry_run)
+        change: admin.AdminChange[Any] = admin.FeedDelete(service=name, stream=stream, dry_run=dry_run)
     else:
         change = admin.FeedSet(
             service=name, stream=stream, criteria=criteria, where=where, start=start, dry_run=dry_run

@@ -50,7 +50,10 @@ journal.add_command(export)
 @json_option
 @click.pass_context
 def verify(ctx: click.Context, data: Path, *, as_json: bool) -> None:
-    """Read everything and check it. The exit code is 1 when something is damaged, told with exact ranges."""
+    """Read everything and check it.
+
+    The exit code is 1 when something is damaged, which is printed with exact ranges.
+    """
     with _opened(data) as store:
         found = _verified(store)
     damages = [{"stream": row["stream"], **damage} for row in found for damage in row["damages"]]
@@ -166,7 +169,7 @@ def _chunks(store: DiskStore, stream: str, start: int, limit: int) -> Iterator[d
             if isinstance(item, Damage):
                 yield {**row, "large_records": None, "damage": item.reason}
             else:
-                row |= {"time": _time(item.time), "payload_bytes": item.payload_size}
+                row |= {"time": _time(item.time_ns), "payload_bytes": item.payload_size}
                 yield {**row, "large_records": item.large_count, "damage": None}
         if not found:
             return
@@ -185,7 +188,7 @@ def backup_command(ctx: click.Context, target: Path, data: Path, *, as_json: boo
     Everything is checked on the way; the exit code is 1 when something is damaged, which is copied as it is.
     """
     with _opened(data) as store:
-        _tell(ctx, _shown("backup", store, target), as_json=as_json)
+        _print_copied(ctx, _shown("backup", store, target), as_json=as_json)
 
 
 @journal.command(epilog=examples("malamute journal restore /backups/monday malamute-data"))
@@ -199,7 +202,7 @@ def restore(ctx: click.Context, backup: Path, directory: Path, *, as_json: bool)
     Everything is checked on the way; the exit code is 1 when something is damaged, which is copied as it is.
     """
     with _opened(backup) as store:
-        _tell(ctx, _shown("restore", store, directory), as_json=as_json)
+        _print_copied(ctx, _shown("restore", store, directory), as_json=as_json)
 
 
 @journal.command(
@@ -209,14 +212,14 @@ def restore(ctx: click.Context, backup: Path, directory: Path, *, as_json: bool)
     ),
 )
 @click.argument("directory", type=DIRECTORY)
-@click.option("--dry-run", is_flag=True, help="Only tell what would be done.")
+@click.option("--dry-run", is_flag=True, help="Only show what would be done.")
 @json_option
 @click.pass_context
 def repair_command(ctx: click.Context, directory: Path, *, dry_run: bool, as_json: bool) -> None:
     """Make anew what is damaged in DIRECTORY and can be derived, while no broker uses it.
 
-    Nothing is deleted: what was damaged moves into files in DIRECTORY/damaged. What has to be left is told:
-    readers learn of a damaged range, and the broker settles at its start what a damaged block held.
+    Nothing is deleted: what was damaged moves into files in DIRECTORY/damaged. What has to be left is
+    printed: readers learn of a damaged range, and the broker settles at its start what a damaged block held.
 
     The exit code is 0 when nothing is damaged any more, and 1 when something is left, or with --dry-run when
     there is anything to do.
@@ -247,7 +250,7 @@ def _shown(label: str, store: Store, target: Path) -> Copied:
         return backup(store, target, progress)
 
 
-def _tell(ctx: click.Context, copied: Copied, *, as_json: bool) -> None:
+def _print_copied(ctx: click.Context, copied: Copied, *, as_json: bool) -> None:
     damages = [{"stream": stream, **damage._asdict()} for stream, damage in copied.damages]
     fields = copied._asdict() | {"damages": damages if as_json else len(damages)}
     show_map(fields, as_json=as_json)

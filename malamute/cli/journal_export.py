@@ -104,29 +104,29 @@ def export(
     """Write history to Parquet files, by stream and date, and go on where the last export ended.
 
     The data directory is only read, so the broker may be running. Files appear whole, and an interrupted
-    export goes on when it is run again. What is unavailable is reported, and the rest is exported.
+    export continues when it is run again. What is unavailable is reported, and the rest is exported.
     """
     if ctx.invoked_subcommand is not None:
         if any(ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE for name in ctx.params):
-            raise click.UsageError(f"the options of {ctx.invoked_subcommand} stand behind it")
+            raise click.UsageError(f"options before {ctx.invoked_subcommand}: expected them behind it")
         return
     if target is None:
-        raise click.UsageError("where to? give --to")
+        raise click.UsageError("no target: give --to")
     from malamute.spark.history import open_history
 
     place = _place(target)
     if follow and until:
-        raise click.UsageError("--follow goes on without end, so it takes no --until")
+        raise click.UsageError("--follow with --until: expected one of them, because --follow has no end")
     limits = {"since": _when(since), "until": _when(until)}
     with open_history(**_source(data, url)) as history:
         if not follow:
-            _tell(_export_all(history, streams, place, promoted, **limits), as_json=as_json)
+            _print_rows(_export_all(history, streams, place, promoted, **limits), as_json=as_json)
             return
         stop = threading.Event()
         with until_stopped():
             while True:
                 rows = _export_all(history, streams, place, promoted, **limits)
-                _tell([row for row in rows if row["files"] or row["gaps"]], as_json=as_json)
+                _print_rows([row for row in rows if row["files"] or row["gaps"]], as_json=as_json)
                 stop.wait(every)
 
 
@@ -168,7 +168,7 @@ def _export_all(
     return rows
 
 
-def _tell(rows: list[dict[str, Any]], *, as_json: bool) -> None:
+def _print_rows(rows: list[dict[str, Any]], *, as_json: bool) -> None:
     if as_json:
         click.echo(to_json(rows))
         return
@@ -203,7 +203,7 @@ def export_verify(
 ) -> None:
     """Check exported files against their manifest, and against the journal if one is named.
 
-    The exit code is 1 when something is wrong, which is told with the file. What the journal has dropped
+    The exit code is 1 when something is wrong, which is printed with the file. What the journal has dropped
     since then cannot be compared.
     """
     from malamute.spark.history import open_history
@@ -212,7 +212,7 @@ def export_verify(
     place = _place(target)
     names = streams or tuple(exported_streams(place))
     if not names:
-        raise NotFound(f"nothing was exported to {target}")
+        raise NotFound(f"no export in {target}: export to it first, with `malamute journal export`")
     if data or url:
         with open_history(**_source(data or Path(), url)) as history:
             rows = _verified(place, names, history)

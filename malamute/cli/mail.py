@@ -34,7 +34,7 @@ from malamute.errors import TimedOut
     show_default=True,
     help="Wait until the message is on the broker's disk.",
 )
-@click.option("--outcome", is_flag=True, help="Wait until it is settled, and tell how it ended.")
+@click.option("--outcome", is_flag=True, help="Wait until it is settled, and print its outcome.")
 @message_options("ttl", "priority", "delay", "at", "id", "immediate", "reply_to")
 @waits("How long to wait for the outcome.")
 @connects
@@ -59,7 +59,7 @@ def send(
     the mailbox of --address.
     """
     if outcome and not connection.address:
-        raise click.UsageError("who are you? an outcome comes to a mailbox: give --address")
+        raise click.UsageError("no address: an outcome comes to a mailbox; give --address")
     connection, mailbox = connection.to(mailbox, "mailbox")
     assurance = "confirmed" if outcome else "stored" if confirm else "none"
     ended, reason = "", ""
@@ -71,8 +71,8 @@ def send(
                 sent.reason,
             )
     if as_json:
-        told = {"outcome": ended, "reason": reason or None} if outcome else {}
-        click.echo(to_json({"mailbox": mailbox, "messages": 1, "confirmed": confirm, **told}))
+        outcome_shown = {"outcome": ended, "reason": reason or None} if outcome else {}
+        click.echo(to_json({"mailbox": mailbox, "messages": 1, "confirmed": confirm, **outcome_shown}))
     else:
         where = f"{'stored in the mailbox' if confirm else 'sent to'} {printable(mailbox)}"
         words = f", {ended}{f': {printable(reason)}' if reason else ''}" if outcome else ""
@@ -112,7 +112,7 @@ def recv(
     from malamute.client.options import MAIL_CREDIT_MESSAGES as CREDIT_MESSAGES
 
     if not mailbox and not connection.address:
-        raise click.UsageError("which MAILBOX?")
+        raise click.UsageError("no mailbox: give MAILBOX or --address")
     connection, mailbox = connection.to(mailbox or connection.address, "mailbox")
     with until_stopped(), replace(connection, address=mailbox).open() as client:
         # No more than what is asked for: what is delivered and not acknowledged counts as an attempt.

@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 from click.core import ParameterSource
-from click.shell_completion import CompletionItem
 
-from malamute import __version__
-from malamute.cli.contexts import Context, file_of, load
-from malamute.cli.error_output import JSON, tell
+from malamute.cli.contexts import Context, complete, file_of, load
+from malamute.cli.error_output import JSON, print_error
 from malamute.cli.escaping import printable, to_json
 from malamute.errors import InvalidName, MalamuteError
 from malamute.protocol.names import SCHEME, Kind, Uri
+from malamute.version import __version__
 
 if TYPE_CHECKING:
     from malamute.client.events import Event
@@ -58,12 +57,12 @@ class ConnectionOptions:
             return self, name
         uri = Uri.parse(name)
         if uri.kind != kind:
-            raise InvalidName(f"the URI of a {uri.kind}, where that of a {kind} belongs: {name!r}")
+            raise InvalidName(f"URI of a {uri.kind} {name!r}: expected that of a {kind}")
         return replace(self, url=uri.endpoint), uri.name
 
     @contextmanager
     def open(self) -> Iterator[Client]:
-        """A client. What happens to it is told on standard error.
+        """A client. What happens to it is printed on standard error.
 
         What the broker refused without being waited for is raised at the end.
         """
@@ -81,7 +80,7 @@ class ConnectionOptions:
 
 
 class Reporter:
-    """Tells events on standard error. `refused` is the first refusal, which is not told here."""
+    """Prints events on standard error. `refused` is the first refusal, which is not printed here."""
 
     def __init__(self, *, as_json: bool) -> None:
         self.as_json = as_json
@@ -93,7 +92,7 @@ class Reporter:
 
         if isinstance(event, Refusal):
             if self.refused is not None:
-                tell(event.error, as_json=self.as_json)
+                print_error(event.error, as_json=self.as_json)
             self.refused = self.refused or event.error
         elif not isinstance(event, Switched):
             kind, fields = type(event).__name__.lower(), event._asdict()
@@ -145,7 +144,7 @@ def _pattern_of(family: str, pattern: str) -> Any:
     try:
         return json.loads(pattern)
     except ValueError as error:
-        raise click.BadParameter(f"a pattern of the family {family} is no JSON: {error}") from None
+        raise click.BadParameter(f"invalid pattern of family {family}: expected JSON: {error}") from None
 
 
 def waits(words: str) -> Callable[[Function], Function]:
@@ -184,7 +183,7 @@ def connects(function: Function) -> Function:
         "--context",
         envvar="MALAMUTE_CONTEXT",
         metavar="NAME",
-        shell_complete=_complete_context,
+        shell_complete=complete,
         help="The broker, by the name that `malamute context add` gave it.",
     )
     @click.option("--address", metavar="NAME", help="Connect as the owner of this mailbox.")
@@ -229,14 +228,6 @@ def _context_of(ctx: click.Context) -> tuple[str, Context]:
     contexts = load(file_of(os.environ))
     name = name or contexts.current
     return (name, contexts.get(name)) if name else ("", Context())
-
-
-def _complete_context(
-    ctx: click.Context, parameter: click.Parameter, incomplete: str
-) -> list[CompletionItem]:
-    from malamute.cli.context import complete
-
-    return complete(ctx, parameter, incomplete)
 
 
 def _note_json(ctx: click.Context, parameter: click.Parameter, value: bool) -> bool:

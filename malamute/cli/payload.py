@@ -46,7 +46,7 @@ def parse_header(text: str) -> tuple[str, Value]:
     """A header as it is typed: `name=value`, or a name alone."""
     name, equals, value = text.partition("=")
     if not name:
-        raise click.BadParameter(f"{text!r} has no name before the '='")
+        raise click.BadParameter(f"invalid header {text!r}: expected NAME=VALUE")
     return name, parse_value(value) if equals else None
 
 
@@ -81,7 +81,7 @@ def standard_input() -> IO[bytes]:
 
 
 def chunks_of_lines(source: IO[bytes]) -> Iterator[list[bytes]]:
-    """Lists of lines, as they come: whoever writes slowly is not kept waiting for a full list."""
+    """Lists of lines, as they come: a slow writer is not kept waiting for a full list."""
     read = getattr(source, "read1", source.read)
     rest = b""
     while piece := read(READ_BYTES):
@@ -97,12 +97,12 @@ def row_of(line: bytes, subject: str) -> OutgoingMessage:
     try:
         fields = json.loads(line)
     except ValueError as error:
-        raise BadInput(f"not JSON: {error}") from None
+        raise BadInput(f"invalid JSON: {error}") from None
     if not isinstance(fields, dict):
-        raise BadInput("not a JSON object")
+        raise BadInput("expected a JSON object")
     subject, headers = fields.get("subject", subject), fields.get("headers")
     if not isinstance(headers, dict | None):
-        raise BadInput("its headers are no JSON object")
+        raise BadInput("invalid headers: expected a JSON object")
     return OutgoingMessage(subject, headers, _body_of(fields))
 
 
@@ -112,9 +112,9 @@ def _body_of(fields: dict[str, Any]) -> bytes:
         try:
             return base64.b64decode(encoded, validate=True)
         except (TypeError, ValueError, binascii.Error):
-            raise BadInput("its body_base64 is not base64") from None
+            raise BadInput("invalid body_base64: expected base64") from None
     if not isinstance(body, str):
-        raise BadInput("its body is not text")
+        raise BadInput("invalid body: expected text")
     return body.encode("utf-8", "surrogatepass")
 
 

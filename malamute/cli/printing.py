@@ -157,7 +157,7 @@ def prints_messages(default: Render | None) -> Callable[[Function], Function]:
             }
             chosen = [render for render in given.values() if render is not None]
             if len(chosen) > 1:
-                raise click.UsageError(f"one of {', '.join(given)} at a time")
+                raise click.UsageError(f"two of {', '.join(given)}: expected one of them")
             return function(*args, render=chosen[0] if chosen else default, **more)
 
         return command  # type: ignore[return-value]  # the wrapper takes the place of what it wraps

@@ -8,14 +8,14 @@ from contextlib import contextmanager
 from typing import Literal
 
 Progress = Callable[[int, int | None], None]
-"""Told how much is done, and of how much; None if that is not known."""
+"""Called with how much is done, and of how much; None if that is not known."""
 
 Counted = Literal["bytes", "messages", "seconds"]
 
 
 @contextmanager
 def bar(label: str, counted: Counted) -> Iterator[Progress]:
-    """Show how far some work is while the block runs. Of what is counted in seconds nothing need be told."""
+    """Show how far some work is while the block runs. What is counted in seconds needs no call."""
     if not sys.stderr.isatty():
         yield lambda done, total: None
         return

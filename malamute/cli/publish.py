@@ -94,11 +94,11 @@ def pub(
 
 def _check(subject: str, body: str | None, *, lines: bool, rows: bool, count: int) -> None:
     if lines + rows + (count > 1) > 1:
-        raise click.UsageError("one of --lines, --file and --count at a time")
+        raise click.UsageError("two of --lines, --file and --count: expected one of them")
     if not subject and not rows:
-        raise click.UsageError("which SUBJECT? only --file can do without")
+        raise click.UsageError("no subject: give SUBJECT; only --file does without")
     if body is not None and (lines or rows):
-        raise click.UsageError("with --lines and --file the bodies come from there: leave BODY out")
+        raise click.UsageError("BODY with --lines or --file: expected no BODY, as the bodies come from there")
 
 
 def _rows(source: IO[bytes], subject: str, headers: dict[str, Any]) -> Iterator[list[OutgoingMessage]]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import click
 
 from malamute.cli import completion
-from malamute.cli.inspection import (
+from malamute.cli.admin import (
     confirm,
     dry_run_option,
     find_mailbox,

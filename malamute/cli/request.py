@@ -11,7 +11,7 @@ from malamute.cli.exit_codes import FAILED
 from malamute.cli.options import ConnectionOptions, connects, examples, waits
 from malamute.cli.payload import body_of, headers_option
 from malamute.cli.printing import Render, as_body, printable, prints_messages, show
-from malamute.cli.sending import ACKNOWLEDGED, message_options, tell_outcome
+from malamute.cli.sending import ACKNOWLEDGED, message_options, print_outcome
 
 
 @click.command(
@@ -25,7 +25,7 @@ from malamute.cli.sending import ACKNOWLEDGED, message_options, tell_outcome
 @click.argument("subject")
 @click.argument("body", default="")
 @headers_option
-@click.option("--outcome", is_flag=True, help="Wait until it is settled, and tell how it ended.")
+@click.option("--outcome", is_flag=True, help="Wait until it is settled, and print its outcome.")
 @message_options("ttl", "priority", "delay", "at", "id", "key", "immediate")
 @waits("How long to wait for all the replies, or the outcome; when it is over the exit code is 3.")
 @connects
@@ -44,16 +44,16 @@ def request(
 ) -> None:
     """Ask SERVICE, and print the bodies of the replies. BODY is text, or - for standard input.
 
-    When a worker tells that it failed, by the header malamute.error of its reply, the exit code is 4.
+    When a worker reports that it failed, by the header malamute.error of its reply, the exit code is 4.
 
-    With --outcome it is told on standard error how the request ended: acknowledged, expired, rejected,
+    With --outcome standard error says how the request was settled: acknowledged, expired, rejected,
     dead-lettered, withdrawn or purged. Anything but acknowledged is exit code 4. The outcome comes to the
     mailbox of --address.
     """
     from malamute.protocol.names import ERROR_HEADER
 
     if outcome and not connection.address:
-        raise click.UsageError("who are you? an outcome comes to a mailbox: give --address")
+        raise click.UsageError("no address: an outcome comes to a mailbox; give --address")
     connection, service = connection.to(service, "service")
     patience_seconds = connection.timeout_seconds if wait_seconds is None else wait_seconds
     assurance = "confirmed" if outcome else "stored"
@@ -70,6 +70,6 @@ def request(
                 click.echo(f"the worker failed: {printable(str(error))}", err=True)
         if outcome:
             failed |= replies.wait(patience_seconds) != ACKNOWLEDGED
-            tell_outcome(replies, as_json=connection.as_json)
+            print_outcome(replies, as_json=connection.as_json)
     if failed:
         raise click.exceptions.Exit(FAILED)

@@ -6,12 +6,12 @@ from typing import Any
 
 import click
 
-from malamute import __version__
-from malamute.cli.error_output import JSON, tell
+from malamute.cli.error_output import JSON, print_error
 from malamute.cli.exit_codes import EPILOG, INTERRUPTED, OK, code_of
 from malamute.cli.lazy import Lazy, LazyGroup
 from malamute.cli.signals import drop_output
 from malamute.errors import MalamuteError
+from malamute.version import __version__
 
 SECTIONS = {
     "Messages": {
@@ -29,8 +29,11 @@ SECTIONS = {
         "mailbox": Lazy("malamute.cli.queues:mailbox", "The mailboxes of a broker."),
         "service": Lazy("malamute.cli.feeds:service", "The services of a broker."),
         "client": Lazy("malamute.cli.clients:client", "The clients of a broker."),
+        "keys": Lazy("malamute.cli.keys:keys", "CURVE keys of brokers and clients."),
+        "user": Lazy("malamute.cli.users:user", "The accounts of those who may log in."),
+        "auth": Lazy("malamute.cli.auth:auth", "Who may do what, and why."),
         "top": Lazy("malamute.cli.top:top", "Watch a broker, live."),
-        "events": Lazy("malamute.cli.events:events", "Follow what a broker tells of itself."),
+        "events": Lazy("malamute.cli.events:events", "Follow the events of a broker."),
         "journal": Lazy(
             "malamute.cli.journal:journal", "Check, inspect, back up and restore a data directory."
         ),
@@ -49,14 +52,14 @@ SECTIONS = {
 
 
 class Root(LazyGroup):
-    """The group that tells errors the same way for all commands."""
+    """The group that prints errors the same way for all commands."""
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the subcommand, and turn its errors into words and an exit code."""
+        """Run the subcommand, and make words and an exit code of its errors."""
         try:
             return super().invoke(ctx)
         except MalamuteError as error:
-            tell(error, as_json=ctx.meta.get(JSON, False))
+            print_error(error, as_json=ctx.meta.get(JSON, False))
             ctx.exit(code_of(error))
         except click.NoSuchOption as error:
             raise _explained(error) from None
@@ -73,7 +76,7 @@ def _explained(error: click.NoSuchOption) -> click.UsageError:
     takes_arguments = ctx is not None and any(isinstance(p, click.Argument) for p in ctx.command.params)
     if ctx is None or error.option_name.startswith("--") or not takes_arguments:
         return error
-    words = f"An argument that begins with - goes behind --: {ctx.command_path} ... -- ARGUMENT"
+    words = f"An argument that begins with - stands behind --: {ctx.command_path} ... -- ARGUMENT"
     return click.UsageError(f"{error.format_message()} {words}", ctx)
 
 
@@ -87,5 +90,5 @@ def _explained(error: click.NoSuchOption) -> click.UsageError:
 def cli() -> None:
     """Malamute: streams, mailboxes and services in one message broker.
 
-    `malamute broker run` starts one; `malamute COMMAND --help` tells more of each command.
+    `malamute broker run` starts one; `malamute COMMAND --help` explains each command.
     """

@@ -24,7 +24,7 @@ HEADING_LINES = 6
 
 
 class Snapshot(NamedTuple):
-    """What a broker told at one moment, in seconds of any clock."""
+    """What a broker reported at one moment, in seconds of any clock."""
 
     at_seconds: float
     status: admin.BrokerStatus

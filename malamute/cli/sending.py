@@ -13,7 +13,7 @@ from malamute.cli.printing import printable, to_json
 from malamute.cli.units import duration
 
 if TYPE_CHECKING:
-    from malamute.client.session.receipts import Delivery
+    from malamute.client.session.receipts import SentBase
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -22,7 +22,7 @@ def _moment(text: str) -> datetime:
     try:
         moment = datetime.fromisoformat(text)
     except ValueError:
-        raise click.BadParameter(f"{text!r} is no time, such as 2026-01-31T12:00") from None
+        raise click.BadParameter(f"invalid time {text!r}: expected one such as 2026-01-31T12:00") from None
     return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
 
 
@@ -59,11 +59,11 @@ OPTIONS = {
 """Each option of the SDK as one of the command line."""
 
 
-def tell_outcome(sent: Delivery, *, as_json: bool) -> None:
-    """Tell on standard error how something ended."""
+def print_outcome(sent: SentBase, *, as_json: bool) -> None:
+    """Print on standard error how something was settled."""
     if as_json:
-        told = {"outcome": sent.outcome, "reason": sent.reason or None}
-        click.echo(to_json(told), err=True)
+        shown = {"outcome": sent.outcome, "reason": sent.reason or None}
+        click.echo(to_json(shown), err=True)
     else:
         click.echo(f"{sent.outcome}{f': {printable(sent.reason)}' if sent.reason else ''}", err=True)
 
@@ -77,7 +77,7 @@ def message_options(*names: str) -> Callable[[Function], Function]:
             given = {name: more.pop(name) for name in names}
             options = {name: value for name, value in given.items() if value is not None}
             if "delay" in options and "at" in options:
-                raise click.UsageError("one of --delay and --at at a time")
+                raise click.UsageError("--delay and --at together: expected one of them")
             return function(*args, options=options, **more)
 
         decorated: Any = command

@@ -47,7 +47,7 @@ def _parse_settings(ctx: click.Context, parameter: click.Parameter, texts: Seque
     for text in texts:
         option, equals, value = text.partition("=")
         if not equals or option.count(".") != 1:
-            raise click.BadParameter(f"{text!r} is not section.option=value")
+            raise click.BadParameter(f"invalid setting {text!r}: expected section.option=value")
         settings[option.strip().lower()] = value.strip()
     return settings
 

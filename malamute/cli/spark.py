@@ -77,7 +77,7 @@ def over_history(function: Function) -> Function:
         last: int,
         **more: Any,
     ) -> Any:
-        from malamute.spark.session import need
+        from malamute.spark.dependencies import need
 
         need("pyarrow")
         from malamute.spark.scan import ExportedHistory, HistoryBounds
@@ -155,7 +155,7 @@ def analyze(
     """What happened: volume, order, senders, headers and queues, as tables and as one page of HTML.
 
     The tables are directories of Parquet in DIR, and the page is report.html beside them. What cannot be
-    read is told, and the exit code is 1; the rest is analysed all the same.
+    read is printed, and the exit code is 1; the rest is analysed all the same.
     """
     from malamute.spark.analyze import AnalyzeOptions, Measure
     from malamute.spark.analyze import analyze as run
@@ -179,7 +179,7 @@ def analyze(
     _end(damage, as_json=as_json)
 
 
-_SHOWN = ("stream", "messages", "bytes", "first", "last", "gaps", "missing", "doubles", "per_second")
+_SHOWN = ("stream", "messages", "bytes", "first", "last", "gaps", "missing", "duplicates", "per_second")
 
 
 @spark.command(
@@ -247,10 +247,10 @@ def _none(wanted: Sequence[Any], hits: Sequence[Any]) -> list[str]:
     type=click.FloatRange(min=0),
     default=0.0,
     metavar="FACTOR",
-    help="1 as it was, 2 twice as fast; 0, which is the default, as fast as it goes.",
+    help="1 as it was, 2 twice as fast; 0, which is the default, as fast as possible.",
 )
 @click.option(
-    "--name", default="", help="The name of the replay: it goes on where one of this name has ended."
+    "--name", default="", help="The name of the replay: it continues where one of this name has ended."
 )
 @click.option(
     "--patience",
@@ -260,7 +260,7 @@ def _none(wanted: Sequence[Any], hits: Sequence[Any]) -> list[str]:
     metavar="SECONDS",
     help="To wait for a broker.",
 )
-@click.option("--dry-run", is_flag=True, help="Only tell what would be published.")
+@click.option("--dry-run", is_flag=True, help="Only show what would be published.")
 @click.option("--url", "-u", envvar="MALAMUTE_URL", default=URL, show_default=True, help="The broker.")
 @master_option
 @json_option
@@ -280,8 +280,8 @@ def replay(
 ) -> None:
     """Publish history again, into streams of the broker at --url, in its order and each message once.
 
-    Whatever fails on the way, the same command goes on where it was. Messages get headers that say where they
-    come from: malamute.stream, malamute.sequence, malamute.time and malamute.sender.
+    Whatever fails on the way, the same command continues where it was. Messages get headers that say where
+    they come from: malamute.stream, malamute.sequence, malamute.time and malamute.sender.
     """
     from malamute.spark.replay import ReplaySettings, plan
     from malamute.spark.replay import replay as run
@@ -314,7 +314,7 @@ def _planned(one: Any) -> dict[str, Any]:
 
 
 def _end(damage: Sequence[Any], *, as_json: bool) -> None:
-    """Tell what could not be read, which is an error."""
+    """Print what could not be read, which is an error."""
     if not damage:
         return
     if not as_json:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from malamute.cli import completion
-from malamute.cli.inspection import (
+from malamute.cli.admin import (
     confirm,
     dry_run_option,
     make_change,
@@ -61,7 +61,7 @@ def _parse_expected(ctx: click.Context, parameter: click.Parameter, texts: Seque
         limit, equals, value = text.partition("=")
         if not equals or limit not in KEPT:
             raise click.BadParameter(
-                f"{text!r}: expected LIMIT=VALUE, where LIMIT is one of {', '.join(KEPT)}"
+                f"invalid limit {text!r}: expected LIMIT=VALUE, where LIMIT is one of {', '.join(KEPT)}"
             )
         expected[f"expect_{limit}"] = duration(value) if limit == "age" else size(value)
     return expected
@@ -165,7 +165,7 @@ def edit(
     from malamute.protocol import admin
 
     if not limits:
-        raise click.UsageError("edit what? give --bytes, --count or --age")
+        raise click.UsageError("nothing to edit: give --bytes, --count or --age")
     connection, name = connection.to(name, "stream")
     with connection.open() as client:
         client.query(admin.StreamQuery(name=name))
@@ -223,7 +223,7 @@ def explain(
     connection: ConnectionOptions,
     as_json: bool,
 ) -> None:
-    """Tell which subscriptions of a stream would get a message, and of the others what failed first."""
+    """Show which subscriptions of a stream would get a message, and of the others what failed first."""
     from malamute.protocol import admin
 
     connection, name = connection.to(name, "stream")

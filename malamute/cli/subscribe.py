@@ -71,7 +71,7 @@ def sub(
 
     A line has the sequence, the subject, the body and the headers, with tabs between them. It ends with
     SIGINT, SIGTERM, or when nobody reads its output. Messages that are unavailable, and what happens
-    to the connection, are told on standard error.
+    to the connection, are printed on standard error.
     """
     connection, stream = connection.to(stream, "stream")
     with until_stopped(), connection.open() as client:

@@ -44,7 +44,7 @@ def top(
     """Watch what a broker does: its streams, its queues and its clients, sorted as you like.
 
     The keys stand at the foot of the screen. Without a terminal it prints all views once and ends, or
-    --count times; with --json what the broker told, one object a line.
+    --count times; with --json what the broker reported, one object a line.
     """
     look = Look(view=[*VIEWS].index(view))
     with until_stopped(), connection.open() as client:
@@ -119,7 +119,7 @@ def _watch(client: Client, look: Look, interval_seconds: float, count: int | Non
 
 def _next(client: Client, before: Any, now: Snapshot, taken: int) -> tuple[Any, Snapshot, int]:
     try:
-        # Whoever presses a key meanwhile waits for this.
+        # A key that is pressed meanwhile waits for this.
         return now, take(client, timeout=PATIENCE_SECONDS), taken + 1
     except TimedOut:
         return before, now, taken

@@ -12,7 +12,9 @@ def size(text: str) -> int:
     try:
         return parse_size(text)
     except ValueError:
-        raise click.BadParameter(f"{text!r} is no size, such as 64MiB or a number of bytes") from None
+        raise click.BadParameter(
+            f"invalid size {text!r}: expected one such as 64MiB, or a number of bytes"
+        ) from None
 
 
 def duration(text: str) -> float:
@@ -22,4 +24,6 @@ def duration(text: str) -> float:
     try:
         return parse_duration(text)
     except ValueError:
-        raise click.BadParameter(f"{text!r} is no duration, such as 500ms, 30s, 15m, 1h or 7d") from None
+        raise click.BadParameter(
+            f"invalid duration {text!r}: expected one such as 500ms, 30s, 15m, 1h or 7d"
+        ) from None

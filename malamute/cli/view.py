@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from malamute.client.sync.consumers import Subscription
 
 CHUNK = 1000
-"""Messages that are read at once where nobody turns pages."""
+"""Messages that are read at once where there are no pages."""
 
 HEADING_LINES = 6
 """Lines of a terminal that are not for messages: the title of the table, and the question."""
@@ -66,10 +66,11 @@ def view(
     """Show the messages that a stream holds, from the oldest on, and end at the newest.
 
     On a terminal it stops after each page: Enter or the space bar shows the next one, q ends. Elsewhere it
-    goes on to the end. Without --json, --raw, --body and --format it is a table with the beginning of bodies.
+    continues to the end. Without --json, --raw, --body and --format it is a table with the beginning of
+    bodies.
     """
     if since and start:
-        raise click.UsageError("one of --since and --start at a time")
+        raise click.UsageError("--since and --start together: expected one of them")
     connection, name = connection.to(name, "stream")
     turning = sys.stdin.isatty() and sys.stdout.isatty()
     size = page or (max(shutil.get_terminal_size().lines - HEADING_LINES, 1) if turning else CHUNK)
@@ -103,7 +104,7 @@ def pages(
     head = client.query(admin.StreamQuery(name=name)).last
     left = limit or head
     source: Subscription | None = None
-    live, told = False, client.on_event
+    live, on_event = False, client.on_event
 
     def listen(event: Any) -> None:
         # Live means that what the stream held has come: it waits here, or is taken already.
@@ -112,14 +113,14 @@ def pages(
             live = True
             if source is not None:
                 source.cancel()
-        told(event)
+        on_event(event)
 
     client.on_event = listen
     with client.subscribe(name, credit=window(size), **selection) as messages:
         source = messages
         if live:
             messages.cancel()
-        wait_seconds: float | None = 0.0  # at first: where nothing is to come, nothing tells of it
+        wait_seconds: float | None = 0.0  # at first: where nothing is to come, nothing reports it
         part: list[Message] = []
         while left:
             taken = messages.take(min(size - len(part), left), timeout=wait_seconds)

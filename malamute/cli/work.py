@@ -26,10 +26,10 @@ COMMAND = "malamute.command"
 """The key of `click.Context.meta` for the words after `--`."""
 
 EXIT_HEADER = "malamute.exit"
-"""The header of a reply that tells the exit code of a command that failed."""
+"""The header of a reply with the exit code of a command that failed."""
 
 ERROR_CHARACTERS = 1000
-"""How much of a command's standard error a reply tells, from its end."""
+"""How much of a command's standard error a reply has, from its end."""
 
 PIECE_BYTES = 65_536
 """How much is read or written at a time."""
@@ -86,13 +86,13 @@ def work(
     word is given to the shell, several are run as they are. Its environment has MALAMUTE_SERVICE,
     MALAMUTE_SUBJECT, MALAMUTE_SENDER, MALAMUTE_ATTEMPTS, and the headers as MALAMUTE_HEADER_NAME.
 
-    It may run for as long as it needs: the broker is told meanwhile that it is at work. When it fails, the
-    reply has the headers malamute.exit, its exit code, and malamute.error with the end of its standard error.
-    A request whose command is interrupted goes to another worker.
+    It may run for as long as it needs: the broker is notified meanwhile that it is at work. When it fails,
+    the reply has the headers malamute.exit, its exit code, and malamute.error with the end of its standard
+    error. A request whose command is interrupted goes to another worker.
     """
     command: Sequence[str] = click.get_current_context().meta.get(COMMAND, ())
     if not command:
-        raise click.UsageError("which command? give it after --")
+        raise click.UsageError("no command: give it after --")
     connection, service = connection.to(service, "service")
     commands = Commands(service, command, units.size(output_limit))
     with until_stopped(), connection.open() as client:
@@ -175,7 +175,7 @@ class Commands:
 
 
 class Conversation:
-    """What goes through the three pipes of a command. Of its errors, the end is kept."""
+    """The three pipes of a command. Of its errors, the end is kept."""
 
     def __init__(self, process: subprocess.Popen[bytes], body: bytes, output_bytes_max: int) -> None:
         self.output = bytearray()

@@ -162,13 +162,13 @@ def milliseconds(span: Span) -> int:
     """
     if not isinstance(span, timedelta):
         if isinstance(span, bool) or not isinstance(span, int | float):
-            raise InvalidValue(f"a time is seconds or a timedelta, not {span!r}")
+            raise InvalidValue(f"invalid time {span!r}: expected seconds or a timedelta")
         try:
             span = timedelta(seconds=span)
         except (OverflowError, ValueError):
-            raise InvalidValue(f"no time that can be: {span!r} seconds") from None
+            raise InvalidValue(f"invalid time {span!r}: expected seconds that a clock can count") from None
     if span < timedelta():
-        raise InvalidValue(f"a time is not negative, as {span} is")
+        raise InvalidValue(f"invalid time {span!r}: expected 0 seconds or more")
     return -(-(span // _MICROSECOND) // 1000)
 
 
@@ -180,7 +180,7 @@ def nanoseconds(moment: datetime) -> int:
 
     """
     if not isinstance(moment, datetime):
-        raise InvalidValue(f"a moment is a datetime, not {moment!r}")
+        raise InvalidValue(f"invalid moment {moment!r}: expected a datetime")
     moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
     return max(0, (moment - _EPOCH) // _MICROSECOND) * 1000
 
@@ -202,7 +202,7 @@ def properties_of(options: Any) -> dict[str, Any]:
 
     """
     if "delay" in options and "at" in options:
-        raise InvalidValue("a message has a delay or a moment (at), not both")
+        raise InvalidValue("options 'delay' and 'at' together: expected one of them")
     return {
         name: _CONVERT.get(name, lambda same: same)(value)
         for name, value in options.items()
@@ -222,7 +222,7 @@ def start_words(when: When) -> str:
     elif isinstance(when, timedelta):
         words = f"since:{when // timedelta(milliseconds=1)}ms"
     elif isinstance(when, bool) or not isinstance(when, int | str):
-        raise InvalidValue(f"a start is text, a sequence, a datetime or a timedelta, not {when!r}")
+        raise InvalidValue(f"invalid start {when!r}: expected text, a sequence, a datetime or a timedelta")
     else:
         words = when if isinstance(when, str) else f"seq:{when}"
     Start.parse(words)

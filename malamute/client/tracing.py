@@ -38,7 +38,7 @@ R = TypeVar("R")
 
 
 def _tracer() -> trace.Tracer:
-    from malamute import __version__
+    from malamute.version import __version__
 
     return trace.get_tracer("malamute", __version__)
 
@@ -58,7 +58,7 @@ def context_of(message: Message) -> Context:
 
 @contextmanager
 def publishing(destination: str, subject: str, headers: Headers | None = None) -> Iterator[Mapping[str, Any]]:
-    """A span around publishing, sending or asking. It hands out the headers to do it with."""
+    """A span around publishing, sending or asking. It yields the headers to do it with."""
     attributes = _attributes("send", destination, subject)
     with _tracer().start_as_current_span(
         f"send {destination}", kind=SpanKind.PRODUCER, attributes=attributes

@@ -18,7 +18,9 @@ from malamute.config.option_types import format_size, quoted
 from malamute.config.rendering import render
 from malamute.config.sections import (
     SECTIONS,
+    AccessConfig,
     EventsConfig,
+    GroupRules,
     ListenConfig,
     LogConfig,
     QueueRule,
@@ -27,6 +29,7 @@ from malamute.config.sections import (
     StorageConfig,
     StreamRule,
     StreamsConfig,
+    UserRules,
     read,
     refuse_unknown,
     types_of,
@@ -35,8 +38,10 @@ from malamute.errors import ConfigError
 from malamute.protocol.limits import Limits
 
 __all__ = [
+    "AccessConfig",
     "Config",
     "EventsConfig",
+    "GroupRules",
     "Limits",
     "ListenConfig",
     "LogConfig",
@@ -46,6 +51,7 @@ __all__ = [
     "StorageConfig",
     "StreamRule",
     "StreamsConfig",
+    "UserRules",
 ]
 
 ENVIRONMENT_PREFIX = "MALAMUTE_"
@@ -65,6 +71,7 @@ class Config:
     """All options of a broker, checked one by one and against each other. `Config()` has the defaults."""
 
     listen: ListenConfig = field(default_factory=ListenConfig)
+    access: AccessConfig = field(default_factory=AccessConfig)
     storage: StorageConfig = field(default_factory=StorageConfig)
     session: SessionConfig = field(default_factory=SessionConfig)
     streams: StreamsConfig = field(default_factory=StreamsConfig)
@@ -75,11 +82,11 @@ class Config:
 
     def __post_init__(self) -> None:
         """Raises ConfigError for limits out of range, and for options that contradict each other."""
-        checked = (
-            read(option_type, getattr(self.limits, name), f"limits.{name}")
+        checked = {
+            name: read(option_type, getattr(self.limits, name), f"limits.{name}")
             for name, option_type in types_of(Limits).items()
-        )
-        object.__setattr__(self, "limits", Limits(*checked))
+        }
+        object.__setattr__(self, "limits", self.limits._replace(**checked))
         if found := "; ".join(_contradictions(self)):
             raise ConfigError(found)
 
@@ -90,7 +97,8 @@ class Config:
         for given in (*(_from_file(path) if path else ()), *_from_environment(environ)):
             values[given.section][given.option] = _checked(given)
         try:
-            return cls(**{section: SECTIONS[section](**options) for section, options in values.items()})
+            sections = {section: SECTIONS[section](**options) for section, options in values.items()}
+            return cls(**sections | {"limits": sections["limits"].share_queues()})
         except ConfigError as error:
             raise ConfigError(f"{path}: {error.text}" if path else error.text) from None
 
@@ -142,7 +150,23 @@ def _checked(given: _Given) -> Any:
     return read(type_of[option], value, f"{place}: {section}.{option}")
 
 
+def _unprotected(config: Config) -> Iterator[str]:
+    """What is missing for the listeners, or would let anybody in."""
+    mechanisms = {listener.mechanism for listener in config.listen.listeners}
+    for listener in config.listen.listeners:
+        if listener.is_open and not config.listen.insecure:
+            yield (
+                f"listen.endpoints: {listener.endpoint} is open to other machines without encryption: "
+                f"expected curve+{listener.endpoint}, or listen.insecure = true"
+            )
+    if mechanisms - {"null"} and not config.access.accounts:
+        yield "access.accounts is empty: expected the file of those who may log in"
+    if "curve" in mechanisms and not config.access.key:
+        yield "access.key is empty: expected the file with the secret key of the broker"
+
+
 def _contradictions(config: Config) -> Iterator[str]:
+    yield from _unprotected(config)
     storage, limits = config.storage, config.limits
     for_streams = int(storage.size * storage.streams_share)
     for_queues = int((storage.size * (1 - STORE_SLACK) - for_streams) * QUEUES_FILL_MAX)
@@ -150,7 +174,7 @@ def _contradictions(config: Config) -> Iterator[str]:
     sizes = [
         ("limits.queues_bytes", limits.queues_bytes, share, for_queues),
         ("limits.queue_bytes", limits.queue_bytes, "limits.queues_bytes is", limits.queues_bytes),
-        ("limits.message_bytes", limits.message_bytes, "limits.queue_bytes is", limits.queue_bytes),
+        ("limits.message_bytes", limits.message_bytes, "one queue may have", limits.queue_bytes),
         ("streams.bytes", config.streams.bytes, share, for_streams),
     ]
     for rule in config.streams.rule:

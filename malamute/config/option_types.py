@@ -15,7 +15,10 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from malamute.access import AccessRule
+from malamute.errors import ConfigError, InvalidRule
 from malamute.protocol.limits import NUMBER_MAX
+from malamute.protocol.names import RESERVED_PREFIX, is_name
 
 _SIZE_UNITS = {
     "TiB": Decimal(2**40),
@@ -226,17 +229,87 @@ def _read_endpoints(value: Any) -> tuple[str, ...]:
 def _is_endpoint(value: Any) -> bool:
     if not isinstance(value, str):
         return False
-    if match := _TCP.fullmatch(value):
+    place = ListenEndpoint.parse(value).endpoint
+    if match := _TCP.fullmatch(place):
         return match[2] == "*" or int(match[2]) <= 65535
-    path = value.removeprefix("ipc://")
-    return path not in (value, "", "@") and len(path.encode()) <= _IPC_BYTES_MAX
+    path = place.removeprefix("ipc://")
+    return path not in (place, "", "@") and len(path.encode()) <= _IPC_BYTES_MAX
 
 
+class ListenEndpoint(NamedTuple):
+    """An endpoint, and how those prove who they are that connect to it: `null`, `plain` or `curve`."""
+
+    mechanism: str
+    endpoint: str
+
+    @classmethod
+    def parse(cls, text: str) -> ListenEndpoint:
+        """Read what stands in the configuration."""
+        for mechanism in ("plain", "curve"):
+            if text.startswith(f"{mechanism}+"):
+                return cls(mechanism, text.removeprefix(f"{mechanism}+"))
+        return cls("null", text)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether other machines can reach it, and nothing is encrypted."""
+        match = _TCP.fullmatch(self.endpoint)
+        return self.mechanism != "curve" and match is not None and not _LOOPBACK.fullmatch(match[1])
+
+
+_LOOPBACK = re.compile(r"localhost|127(?:\.[0-9]{1,3}){3}|\[::1\]")
+
+
+def _read_rule(value: Any) -> AccessRule:
+    try:
+        return value if isinstance(value, AccessRule) else AccessRule.parse(value)
+    except InvalidRule as error:
+        raise ConfigError(error.text) from None
+
+
+def _read_owner(value: Any) -> str:
+    if not isinstance(value, str) or not is_name(value) or value.startswith(RESERVED_PREFIX):
+        raise ValueError
+    return value
+
+
+def _read_claims(value: Any) -> tuple[tuple[str, str], ...]:
+    pairs = tuple(sorted(value.items())) if isinstance(value, dict) else items(value)
+    if not all(isinstance(text, str) and text for pair in pairs for text in pair):
+        raise ValueError
+    return pairs
+
+
+def _list_of(words: str, read: Callable[[Any], Any], example: str) -> OptionType:
+    return OptionType(
+        words,
+        lambda value: tuple(map(read, items(value))),
+        lambda value: f"[{', '.join(map(quoted, value))}]",
+        example,
+    )
+
+
+RULES = _list_of("a list of rules", _read_rule, '["receive mailbox/{user}"]')
+OWNER = OptionType("a name that does not begin with $", _read_owner, quoted, '"ann"')
+OWNERS = _list_of("a list of names", _read_owner, '["staff"]')
+CLAIMS = OptionType(
+    "a table of texts",
+    _read_claims,
+    lambda claims: "{" + ", ".join(f"{quoted(name)} = {quoted(value)}" for name, value in claims) + "}",
+    '{ward = "3"}',
+)
 FLAG = OptionType("true or false", _read_flag, lambda value: str(value).lower())
+
+
+def _read_file(value: Any) -> str:
+    return "" if value == "" else str(_read_path(value))
+
+
+FILE = OptionType("a path; none if it is empty", _read_file, quoted)
 PATH = OptionType("a path", _read_path, quoted)
 PATTERN = OptionType("a pattern of names", _read_text, quoted, '"metrics.*"')
 ENDPOINTS = OptionType(
-    "a list of different endpoints, each `tcp://HOST:PORT` or `ipc://PATH`",
+    "a list of different endpoints, each `tcp://HOST:PORT` or `ipc://PATH`, with `curve+` or `plain+` or not",
     _read_endpoints,
     lambda value: f"[{', '.join(map(quoted, value))}]",
     '["tcp://*:9999", "ipc:///run/malamute.sock"]',

@@ -6,12 +6,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from malamute.config.sections import SECTIONS, types_of
+from malamute.config.sections import DERIVED, SECTIONS, types_of
 
 if TYPE_CHECKING:
     from malamute.config import Config
 
 RELOADED: Mapping[str, frozenset[str]] = {
+    "access": frozenset({"accounts", "rules", "group", "user"}),
     "storage": frozenset({"backups"}),
     "streams": frozenset({"committed", "bytes", "count", "age", "rule"}),
     "queues": frozenset(option.name for option in fields(SECTIONS["queues"])),
@@ -26,8 +27,6 @@ RELOADED: Mapping[str, frozenset[str]] = {
             "session_selector_bytes",
             "selectors_bytes",
             "queues",
-            "queue_messages",
-            "queue_bytes",
             "queues_messages",
             "queues_bytes",
         }
@@ -57,7 +56,11 @@ def reloaded(running: Config, read: Config) -> Reloaded:
     for section, options in _different(running, read):
         taken = {name: value for name, value in options.items() if name in RELOADED.get(section, ())}
         before = getattr(running, section)
-        sections[section] = before._replace(**taken) if section == "limits" else replace(before, **taken)
+        if section == "limits":
+            derived = {name: getattr(read.limits, name) for name in DERIVED}
+            sections[section] = before._replace(**taken, **derived)
+        else:
+            sections[section] = replace(before, **taken)
         changed += (f"{section}.{name}" for name in taken)
         waiting += (f"{section}.{name}" for name in options if name not in taken)
     if "streams.rule" in changed and _journals(running) != _journals(read):

@@ -8,16 +8,21 @@ import textwrap
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from malamute.access import AccessRule
 from malamute.config.option_types import OptionType
 from malamute.config.sections import (
+    GROUPS,
     QUEUE_RULES,
     SECTIONS,
     STREAM_RULES,
-    AnyRule,
+    USERS,
+    GroupRules,
     QueueRule,
+    Section,
     StreamRule,
+    UserRules,
     types_of,
-    write_rule,
+    write_table,
 )
 from malamute.protocol.limits import Limits
 
@@ -31,11 +36,26 @@ _HEADER = """\
 # MALAMUTE_LISTEN__ENDPOINTS takes several endpoints with commas between them.
 """
 
-LIMITS_WORDS = "What the broker refuses to go past. Clients are told when they connect."
+LIMITS_WORDS = "What the broker refuses to go past. Clients get them when they connect."
 
-_EXAMPLES: dict[OptionType, tuple[str, AnyRule]] = {
+
+def _parsed(*rules: str) -> tuple[AccessRule, ...]:
+    return tuple(map(AccessRule.parse, rules))
+
+
+_EXAMPLES: dict[OptionType, tuple[str, Section]] = {
     STREAM_RULES: ("streams", StreamRule("metrics.*", journal=True, bytes=64 * 1024**2, age=3600.0)),
     QUEUE_RULES: ("queues", QueueRule("print.*", kind="service", ack_timeout=30.0, backoff=(0.5, 10.0))),
+    GROUPS: ("access", GroupRules("traders", rules=_parsed("publish,subscribe stream/prices/fx.#"))),
+    USERS: (
+        "access",
+        UserRules(
+            "ann",
+            groups=("traders",),
+            rules=_parsed("receive mailbox/{user}", "subscribe stream/patients where ward = '{claim.ward}'"),
+            claims=(("ward", "3"),),
+        ),
+    ),
 }
 
 
@@ -57,7 +77,7 @@ def _section(name: str, section: Any) -> str:
 def _option(name: str, value: Any, default: Any, option_type: OptionType, words: str) -> str:
     if option_type in _EXAMPLES:
         lines = option_type.write(value).splitlines() or _commented(
-            write_rule(*_EXAMPLES[option_type]).splitlines()
+            write_table(*_EXAMPLES[option_type]).splitlines()
         )
         return "\n".join([*_comment(words), *lines, ""])
     allowed = f"{option_type.words[0].upper()}{option_type.words[1:]}"

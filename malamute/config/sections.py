@@ -6,15 +6,18 @@ The docstring is what people read in `config/malamute.toml`. To add an option, a
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
+from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
+from malamute.access import AccessRule, Policy, User
 from malamute.config import option_types
-from malamute.config.option_types import OptionType
+from malamute.config.option_types import OptionType, quoted
 from malamute.errors import ConfigError
 from malamute.protocol.limits import Limits
 from malamute.store.policies import BaseKind, QueuePolicy, StreamPolicy, StreamRetention
@@ -27,7 +30,8 @@ _ANY_SIZE, _ANY_COUNT, _ANY_AGE = (
 )
 
 
-def _option(default: Any, option_type: OptionType) -> Any:
+def option(default: Any, option_type: OptionType) -> Any:
+    """A field of a section, with its default and its type."""
     return field(default=default, metadata={"type": option_type})
 
 
@@ -48,11 +52,11 @@ def refuse_unknown(names: Iterable[str], known: Iterable[str], fault: str) -> No
     for name in names:
         if name not in known:
             close = get_close_matches(name, known, n=1)
-            advice = f"did you mean {close[0]!r}?" if close else f"expected {', '.join(known)}"
+            advice = f"did you mean {close[0]!r}?" if close else f"expected {', '.join(known) or 'none'}"
             raise ConfigError(f"{fault} {name!r}: {advice}")
 
 
-class _Section:
+class Section:
     """Reads every option by its type, so that a section made in a program is checked like one of a file."""
 
     table: ClassVar[str]
@@ -66,166 +70,202 @@ class _Section:
 
 
 @dataclass(frozen=True)
-class ListenConfig(_Section):
+class ListenConfig(Section):
     """Where clients connect, and how their connections are watched."""
 
     table = "listen"
 
-    endpoints: tuple[str, ...] = _option(("tcp://127.0.0.1:9999",), option_types.ENDPOINTS)
+    endpoints: tuple[str, ...] = option(("tcp://127.0.0.1:9999",), option_types.ENDPOINTS)
     """Where to listen, all at once. `tcp://127.0.0.1:9999` is open to every user of this machine, and so is
     `ipc://@NAME`, a Linux abstract socket, which has no file. `ipc://PATH` is a socket in the file system,
-    open to those whom `ipc_mode` lets in. `tcp://*:9999` listens on every network interface. Whoever can
-    connect may do everything."""
-    ipc_mode: str = _option("0600", option_types.choice("0600", "0660", "0666"))
+    open to those whom `ipc_mode` lets in. `tcp://*:9999` listens on every network interface. What
+    clients may do, [access] says. With `curve+` before it an endpoint takes encrypted connections of those
+    who have a key among the accounts, and with `plain+` those with a password."""
+    insecure: bool = option(False, option_types.FLAG)
+    """Listen without CURVE on addresses that other machines can reach, though whoever reaches them may
+    connect, and whoever sees the network reads everything."""
+    ipc_mode: str = option("0600", option_types.choice("0600", "0660", "0666"))
     """Who may connect to `ipc://PATH`: its owner, its group too, or everybody."""
-    heartbeat_interval: float = _option(4.0, option_types.duration(0, 20))
+    heartbeat_interval: float = option(4.0, option_types.duration(0, 20))
     """How often the broker asks a client for a sign of life where the system does not tell when one came: on
     sockets of the file system, and on other systems than Linux. The client's library gives it however busy
     its program is. 0 is never, and nowhere: then a client that hangs keeps its work until its ack timeout."""
-    heartbeat_timeout: float = _option(3.5, option_types.duration(0.02, _MINUTE))
+    heartbeat_timeout: float = option(3.5, option_types.duration(0.02, _MINUTE))
     """How late a sign of life may be until the connection is taken for broken. A client that stops is given
     up after this time and the interval together; over TCP, and its own interval, which is 5 s by default."""
-    send_queue: int = _option(100, option_types.count(1, 1_000_000))
+    send_queue: int = option(100, option_types.count(1, 1_000_000))
     """Commands that wait in memory for one client. When it is full, the client counts as without credit."""
-    send_bytes: int = _option(8 * 1024**2, option_types.size(1024**2))
+    send_bytes: int = option(8 * 1024**2, option_types.size(1024**2))
     """Bytes that one client may have been sent and not read; with more, it counts as without credit."""
-    send_bytes_all: int = _option(512 * 1024**2, option_types.size(1024**2))
+    send_bytes_all: int = option(512 * 1024**2, option_types.size(1024**2))
     """Bytes that all clients together may have been sent and not read. With more, none is sent much that it
     does not read at once."""
-    hello_timeout: float = _option(10.0, option_types.duration(0.1, _MINUTE))
+    hello_timeout: float = option(10.0, option_types.duration(0.1, _MINUTE))
     """How long a connection may be without a session; then it is ended."""
-    hello_queue: int = _option(1000, option_types.count(1, 1_000_000))
+    hello_queue: int = option(1000, option_types.count(1, 1_000_000))
     """Connections that may be without a session. With more, those go that are without one for a tenth of
     `hello_timeout`."""
-    receive_queue: int = _option(100, option_types.count(1, 1_000_000))
+    receive_queue: int = option(100, option_types.count(1, 1_000_000))
     """Commands of one client that wait in memory for the broker."""
-    receive_bytes: int = _option(128 * 1024**2, option_types.size(1024**2))
+    receive_bytes: int = option(128 * 1024**2, option_types.size(1024**2))
     """Bytes of one client that wait in memory for the broker, or for the rest of their command. With more,
     the connection is ended."""
-    receive_bytes_all: int = _option(512 * 1024**2, option_types.size(1024**2))
+    receive_bytes_all: int = option(512 * 1024**2, option_types.size(1024**2))
     """The same of all clients together. With more, the connections are ended of which most waits."""
-    io_threads: int = _option(1, option_types.count(1, 64))
+    io_threads: int = option(1, option_types.count(1, 64))
     """Threads that carry bytes between the network and the broker."""
+
+    @property
+    def listeners(self) -> list[option_types.ListenEndpoint]:
+        """The endpoints, and how each finds out who connects to it."""
+        return [*map(option_types.ListenEndpoint.parse, self.endpoints)]
 
 
 @dataclass(frozen=True)
-class StorageConfig(_Section):
+class StorageConfig(Section):
     """The store: what survives a restart."""
 
     table = "storage"
 
-    directory: Path = _option(Path("malamute-data"), option_types.PATH)  # noqa: RUF009  # a Path is immutable
+    directory: Path = option(Path("malamute-data"), option_types.PATH)  # noqa: RUF009  # a Path is immutable
     """The data directory; made when it is not there. A relative path starts at the working directory."""
-    kind: str = _option("lmdb", option_types.choice("lmdb", "memory"))
+    kind: str = option("lmdb", option_types.choice("lmdb", "memory"))
     """Where messages are kept: "lmdb" is on the disk, "memory" forgets them when the broker ends."""
-    backups: Path = _option(Path("backups"), option_types.PATH)  # noqa: RUF009  # a Path is immutable
+    backups: Path = option(Path("backups"), option_types.PATH)  # noqa: RUF009  # a Path is immutable
     """Where `malamute broker backup` may write, and nowhere else. A relative path starts at the data
     directory."""
-    size: int = _option(1024**3, option_types.size(1024**2, 2**47))
+    size: int = option(1024**3, option_types.size(1024**2, 2**47))
     """The size of the store. It can be raised between two starts; a store never shrinks."""
-    preallocate: bool = _option(True, option_types.FLAG)
+    preallocate: bool = option(True, option_types.FLAG)
     """Take the whole size from the disk at the start, so that a full disk cannot do harm later."""
-    streams_share: float = _option(0.7, option_types.share(0.05, 0.85))
+    streams_share: float = option(0.7, option_types.share(0.05, 0.85))
     """The part of the store that is for streams. The rest is for mailboxes and service queues."""
 
 
 @dataclass(frozen=True)
-class SessionConfig(_Section):
+class SessionConfig(Section):
     """How long the broker waits for its clients."""
 
     table = "session"
 
-    expiry: float = _option(10 * _MINUTE, option_types.duration(1, 30 * _DAY))
+    expiry: float = option(10 * _MINUTE, option_types.duration(1, 30 * _DAY))
     """How long a session may be resumed after its connection broke. Its work goes to others at once."""
-    probe_interval: float = _option(0.5, option_types.duration(0.01, _HOUR))
+    probe_interval: float = option(0.5, option_types.duration(0.01, _HOUR))
     """How often to probe a session that holds work and says nothing. One that holds none is probed thirty
     times as seldom."""
 
 
 @dataclass(frozen=True)
-class StreamRule(_Section):
+class StreamRule(Section):
     """What differs for the streams with a name of this pattern. An option that is None does not differ."""
 
     table = "rule"
 
-    pattern: str = _option("", option_types.PATTERN)
-    journal: bool | None = _option(None, option_types.FLAG)
-    committed: bool | None = _option(None, option_types.FLAG)
-    bytes: int | None = _option(None, _ANY_SIZE)
-    count: int | None = _option(None, _ANY_COUNT)
-    age: float | None = _option(None, _ANY_AGE)
+    pattern: str = option("", option_types.PATTERN)
+    journal: bool | None = option(None, option_types.FLAG)
+    committed: bool | None = option(None, option_types.FLAG)
+    bytes: int | None = option(None, _ANY_SIZE)
+    count: int | None = option(None, _ANY_COUNT)
+    age: float | None = option(None, _ANY_AGE)
 
 
 @dataclass(frozen=True)
-class QueueRule(_Section):
+class QueueRule(Section):
     """What differs for the mailboxes and services with a name of this pattern."""
 
     table = "rule"
 
-    pattern: str = _option("", option_types.PATTERN)
-    kind: str | None = _option(None, option_types.choice("mailbox", "service"))
-    ack_timeout: float | None = _option(None, _ANY_AGE)
-    max_deliver: int | None = _option(None, _ANY_COUNT)
-    backoff: tuple[float, ...] | None = _option(None, option_types.durations(0, _YEAR))
-    depth: int | None = _option(None, _ANY_COUNT)
-    bytes: int | None = _option(None, _ANY_SIZE)
-    priority_step: int | None = _option(None, option_types.count(1, 2**40))
-    dedup_window: float | None = _option(None, option_types.duration(0, _YEAR))
-    dedup_count: int | None = _option(None, option_types.count(1))
-    dead_letters: int | None = _option(None, _ANY_COUNT)
-    idle: float | None = _option(None, _ANY_AGE)
-
-
-AnyRule = StreamRule | QueueRule
-
-
-def write_rule(table: str, rule: AnyRule) -> str:
-    """The rule as a table of TOML."""
-    options = types_of(type(rule))
-    given = ((name, value) for name, value in vars(rule).items() if value is not None)
-    return "\n".join(
-        [f"[[{table}.rule]]", *(f"{name} = {options[name].write(value)}" for name, value in given)]
-    )
-
-
-def _rules(table: str, rule: type[AnyRule]) -> OptionType:
-    def read_one(value: Any) -> AnyRule:
-        if isinstance(value, rule):
-            return value
-        if not isinstance(value, dict):
-            raise ValueError
-        refuse_unknown(value, types_of(rule), "unknown option")
-        return rule(**value)
-
-    return OptionType(
-        "a list of tables, each with a pattern and what differs for it",
-        lambda value: tuple(map(read_one, option_types.items(value))),
-        lambda rules: "\n\n".join(write_rule(table, item) for item in rules),
-    )
-
-
-STREAM_RULES, QUEUE_RULES = _rules("streams", StreamRule), _rules("queues", QueueRule)
+    pattern: str = option("", option_types.PATTERN)
+    kind: str | None = option(None, option_types.choice("mailbox", "service"))
+    ack_timeout: float | None = option(None, _ANY_AGE)
+    max_deliver: int | None = option(None, _ANY_COUNT)
+    backoff: tuple[float, ...] | None = option(None, option_types.durations(0, _YEAR))
+    depth: int | None = option(None, _ANY_COUNT)
+    bytes: int | None = option(None, _ANY_SIZE)
+    priority_step: int | None = option(None, option_types.count(1, 2**40))
+    dedup_window: float | None = option(None, option_types.duration(0, _YEAR))
+    dedup_count: int | None = option(None, option_types.count(1))
+    dead_letters: int | None = option(None, _ANY_COUNT)
+    idle: float | None = option(None, _ANY_AGE)
 
 
 @dataclass(frozen=True)
-class StreamsConfig(_Section):
+class GroupRules(Section):
+    """What the users of a group may do."""
+
+    table = "group"
+
+    name: str = option("", option_types.OWNER)
+    rules: tuple[AccessRule, ...] | None = option(None, option_types.RULES)
+
+
+@dataclass(frozen=True)
+class UserRules(Section):
+    """What a user may do, the groups that he is in, and what his rules may name as `{claim.NAME}`."""
+
+    table = "user"
+
+    name: str = option("", option_types.OWNER)
+    groups: tuple[str, ...] | None = option(None, option_types.OWNERS)
+    rules: tuple[AccessRule, ...] | None = option(None, option_types.RULES)
+    claims: tuple[tuple[str, str], ...] | None = option(None, option_types.CLAIMS)
+
+
+Table = TypeVar("Table", bound=Section)
+
+
+def write_table(section: str, table: Section) -> str:
+    """One of the tables of a section, as TOML."""
+    options = types_of(type(table))
+    given = ((name, value) for name, value in vars(table).items() if value is not None)
+    path = f"{section}.{table.table}" if section else table.table
+    return "\n".join([f"[[{path}]]", *(f"{name} = {options[name].write(value)}" for name, value in given)])
+
+
+def read_table(table: type[Table], value: Any) -> Table:
+    """One of the tables of a section. Raises `ConfigError`, or `ValueError` for what is no table."""
+    if isinstance(value, table):
+        return value
+    if not isinstance(value, dict):
+        raise ValueError
+    refuse_unknown(value, types_of(table), "unknown option")
+    return table(**value)
+
+
+def _tables(section: str, table: type[Section], words: str) -> OptionType:
+    return OptionType(
+        f"a list of tables, each with {words}",
+        lambda value: tuple(map(partial(read_table, table), option_types.items(value))),
+        lambda tables: "\n\n".join(write_table(section, item) for item in tables),
+    )
+
+
+_DIFFERS = "a pattern and what differs for it"
+STREAM_RULES = _tables("streams", StreamRule, _DIFFERS)
+QUEUE_RULES = _tables("queues", QueueRule, _DIFFERS)
+GROUPS = _tables("access", GroupRules, "a name and the rules of the group")
+USERS = _tables("access", UserRules, "a name, and the groups, rules and claims of the user")
+
+
+@dataclass(frozen=True)
+class StreamsConfig(Section):
     """What is kept of each stream. The oldest messages leave when new ones come."""
 
     table = "streams"
 
-    journal: bool = _option(True, option_types.FLAG)
+    journal: bool = option(True, option_types.FLAG)
     """Keep messages at all, for subscribers that come later or are slow."""
-    committed: bool = _option(False, option_types.FLAG)
+    committed: bool = option(False, option_types.FLAG)
     """Deliver messages only when they are on the disk, whatever the subscriber asks for. Without it, a crash
-    can take back what a subscriber was delivered just before; it is told then."""
-    bytes: int = _option(0, _ANY_SIZE)
+    can take back what a subscriber was delivered just before; it gets a GAP then."""
+    bytes: int = option(0, _ANY_SIZE)
     """Bytes kept of one stream; 0 is as much as the store's share for streams allows."""
-    count: int = _option(0, _ANY_COUNT)
+    count: int = option(0, _ANY_COUNT)
     """Messages kept of one stream; 0 is no limit."""
-    age: float = _option(0.0, _ANY_AGE)
+    age: float = option(0.0, _ANY_AGE)
     """How much older than the newest message of its stream a message may be; 0 is no limit. What a clock that
     was set, or a lower value here, makes too old leaves at twice the pace of time, late after a start."""
-    rule: tuple[StreamRule, ...] = _option((), STREAM_RULES)
+    rule: tuple[StreamRule, ...] = option((), STREAM_RULES)
     """What differs for some streams, by the pattern of their names: `*` is any characters, `?` is one,
     `[ab]` is one of these. The first rule with a pattern that fits is taken."""
 
@@ -259,33 +299,34 @@ POLICY_FIELDS = {
 
 
 @dataclass(frozen=True)
-class QueuesConfig(_Section):
+class QueuesConfig(Section):
     """How mailboxes and services treat their messages."""
 
     table = "queues"
 
-    ack_timeout: float = _option(_QUEUE.ack_timeout_seconds, _ANY_AGE)
-    """How long whoever got a message may neither settle it nor report on it, before it goes to another one;
+    ack_timeout: float = option(_QUEUE.ack_timeout_seconds, _ANY_AGE)
+    """How long a consumer may neither settle a message nor report on it, before it goes to another one;
     0 is for ever. An offer may set its own."""
-    max_deliver: int = _option(_QUEUE.attempts_max, _ANY_COUNT)
+    max_deliver: int = option(_QUEUE.attempts_max, _ANY_COUNT)
     """After so many attempts a message that comes back becomes a dead letter; 0 is never."""
-    backoff: tuple[float, ...] = _option(_QUEUE.backoff_seconds, option_types.durations(0, _YEAR))
+    backoff: tuple[float, ...] = option(_QUEUE.backoff_seconds, option_types.durations(0, _YEAR))
     """How long a message waits that came back after its first attempt, its second and so on. The last one
     holds for all that follow; none at all means at once."""
-    priority_step: int = _option(_QUEUE.priority_step_messages, option_types.count(1, 2**40))
+    priority_step: int = option(_QUEUE.priority_step_messages, option_types.count(1, 2**40))
     """One step of priority puts a message ahead of those that came up to so many messages before it."""
-    dedup_window: float = _option(_QUEUE.dedup_window_seconds, option_types.duration(0, _YEAR))
+    dedup_window: float = option(_QUEUE.dedup_window_seconds, option_types.duration(0, _YEAR))
     """How long a message with the same `id` is known as the same message; 0 is not at all."""
-    dedup_count: int = _option(_QUEUE.dedup_ids_max, option_types.count(1))
+    dedup_count: int = option(_QUEUE.dedup_ids_max, option_types.count(1))
     """How many identities one queue remembers."""
-    dead_letters: int = _option(_QUEUE.dead_letters_max, _ANY_COUNT)
+    dead_letters: int = option(_QUEUE.dead_letters_max, _ANY_COUNT)
     """Dead letters that one queue keeps; the oldest leave when more come. 0 keeps none."""
-    idle: float = _option(_QUEUE.idle_seconds, _ANY_AGE)
+    idle: float = option(_QUEUE.idle_seconds, _ANY_AGE)
     """After how long without use an empty mailbox or service is removed; 0 is never."""
-    rule: tuple[QueueRule, ...] = _option((), QUEUE_RULES)
+    rule: tuple[QueueRule, ...] = option((), QUEUE_RULES)
     """What differs for some of them, by the pattern of their names as for streams, and by their `kind` if
-    it is given. The first rule that fits is taken. `depth` and `bytes` of a rule are less than the limits
-    `queue_messages` and `queue_bytes`, which hold for every queue."""
+    it is given. The first rule that fits is taken. `depth` and `bytes` of a rule are the messages and
+    bytes that each of them may have; otherwise that is three quarters of what all may have together, which
+    is `queues_messages` and `queues_bytes` of [limits]."""
 
     def policy(self, kind: BaseKind, name: str) -> QueuePolicy:
         """How the mailbox or service of this name treats its messages."""
@@ -303,34 +344,80 @@ class QueuesConfig(_Section):
 
 
 @dataclass(frozen=True)
-class EventsConfig(_Section):
+class EventsConfig(Section):
     """What the broker tells of itself on the stream `$sys`, which clients can subscribe to and replay."""
 
     table = "events"
 
-    lifecycle: bool = _option(True, option_types.FLAG)
+    lifecycle: bool = option(True, option_types.FLAG)
     """What happens to clients, streams, queues, workers and slow consumers, and trouble with the store."""
-    settled: bool = _option(False, option_types.FLAG)
+    settled: bool = option(False, option_types.FLAG)
     """When each queued message came, was delivered and was settled, by whom and how: what analytics need.
     It costs about a tenth of what queued messages cost the broker."""
-    bytes: int = _option(64 * 1024**2, _ANY_SIZE)
+    bytes: int = option(64 * 1024**2, _ANY_SIZE)
     """Bytes kept of `$sys`, unless [streams] or a rule there sets a size; 0 is as much as there is."""
 
 
 @dataclass(frozen=True)
-class LogConfig(_Section):
+class LogConfig(Section):
     """What the broker says about itself."""
 
     table = "log"
 
-    level: str = _option("info", option_types.choice("debug", "info", "warning", "error"))
+    level: str = option("info", option_types.choice("debug", "info", "warning", "error"))
     """The least important that is still written."""
-    format: str = _option("auto", option_types.choice("auto", "console", "json"))
+    format: str = option("auto", option_types.choice("auto", "console", "json"))
     """How it is written; "auto" is "console" on a terminal, and "json" elsewhere."""
+
+
+@dataclass(frozen=True)
+class AccessConfig(Section):
+    """Who may do what, by rules `["deny"] ACTION{,ACTION} KIND/NAME[/SUBJECT] ["where" EXPRESSION]`.
+
+    Without any rule everything is allowed. Once there is one, only what a rule allows; docs/security.md.
+    """
+
+    table = "access"
+
+    accounts: str = option("", option_types.FILE)
+    """The file of those who may log in, as `malamute user` writes it. A relative path starts at the working
+    directory."""
+    key: str = option("", option_types.FILE)
+    """The file with the secret key of the broker, for endpoints with `curve+`, as `malamute keys new` writes
+    it."""
+    rules: tuple[AccessRule, ...] = option((), option_types.RULES)
+    """What everybody may do. A rule that begins with `deny` wins over all others; the order means nothing."""
+    group: tuple[GroupRules, ...] = option((), GROUPS)
+    """What groups may do."""
+    user: tuple[UserRules, ...] = option((), USERS)
+    """What users may do, and the groups that they are in. `claims` are what rules may name as
+    `{claim.NAME}`."""
+
+    def __post_init__(self) -> None:
+        """Raises ConfigError for a name that stands twice, and for a group that is none."""
+        super().__post_init__()
+        groups = {group.name for group in self.group}
+        for kind, tables in (("group", self.group), ("user", self.user)):
+            names = Counter(table.name for table in tables)
+            if twice := [name for name, count in names.items() if count > 1]:
+                raise ConfigError(f"access.{kind}: {twice[0]!r} stands twice: expected each name once")
+        for user in self.user:
+            fault = f"access.user {quoted(user.name)}: unknown group"
+            refuse_unknown(user.groups or (), groups, fault)
+
+    def policy(self, accounts: Mapping[str, tuple[str, ...]] | None = None) -> Policy:
+        """The rules, as the broker goes by them. `accounts` are the users who may log in, with groups."""
+        return Policy(
+            self.rules,
+            {group.name: group.rules or () for group in self.group},
+            {user.name: User(user.groups or (), user.rules or (), user.claims or ()) for user in self.user},
+            accounts,
+        )
 
 
 SECTIONS: dict[str, type[Any]] = {
     "listen": ListenConfig,
+    "access": AccessConfig,
     "storage": StorageConfig,
     "session": SessionConfig,
     "streams": StreamsConfig,
@@ -342,11 +429,16 @@ SECTIONS: dict[str, type[Any]] = {
 """The tables of the file in their order, each with the class of its options."""
 
 
+DERIVED = frozenset({"queue_messages", "queue_bytes"})
+"""Limits that are no options: `Limits.share_queues` derives them."""
+
+
 def types_of(section: type[Any]) -> dict[str, OptionType]:
     """The options of a section, with the type of each."""
     if section is Limits:
         return {
             name: option_types.size(1) if name.endswith("bytes") else option_types.count(1)
             for name in Limits._fields
+            if name not in DERIVED
         }
     return {option.name: option.metadata["type"] for option in fields(section)}

@@ -4,17 +4,21 @@
 which action on which kind of thing it is, and which field has the name of that thing. What speaks of
 deliveries or of a source goes by what SUBSCRIBE, OFFER or HELLO was allowed, and needs nothing more.
 
-The one rule so far is that of the reserved names: what begins with `$` is the broker's own. A decision in
-favour is remembered for each principal and name, so a command whose name is known costs a look into a set.
+What begins with `$` is the broker's own. For all else there are the rules of the configuration
+(`malamute.access`); without any, everything is allowed. A decision in favour is remembered for each principal
+and name, or subject, so a command whose name is known costs a look into a set.
 """
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
+from malamute.access import ACTIONS, Decision, Grants, Policy, Scope
+from malamute.access.rule import needed_rule
 from malamute.errors import AccessRefused
+from malamute.matching import Selector
 from malamute.protocol.messages import (
     Ack,
     Bye,
@@ -50,13 +54,14 @@ class Principal(NamedTuple):
     """Who a peer is, as far as its edge found out. A session belongs to the `user` that opened it.
 
     `method` is how the peer was authenticated, and `listener` the endpoint that it connected to; both are
-    empty if that is not known.
+    empty if that is not known. `claims` are what rules may name as `{claim.NAME}`.
     """
 
     user: str = ""
     groups: frozenset[str] = frozenset()
     method: str = ""
     listener: str = ""
+    claims: tuple[tuple[str, str], ...] = ()
 
 
 ANONYMOUS = Principal()
@@ -64,27 +69,31 @@ ANONYMOUS = Principal()
 
 
 class Access(NamedTuple):
-    """What a command does to a thing, whose name is in this field.
+    """What a command does to a thing, whose name is in this field, and its subjects in that one.
 
-    The kind is `stream`, `cursor`, `mailbox`, `service`, `client` or `topic` (of QUERY and CHANGE). If it is
-    empty, the command says in its own field `kind` what it is.
+    The kind is one of `access.KINDS`, or `cursor` or `topic`. If it is empty, the command says in its own
+    field `kind` what it is. An action that is none of `access.ACTIONS` needs no rule. The subjects are
+    `WHOLE` if it needs the whole of the thing: every subject, and every row.
     """
 
     action: str
     kind: str
     field: str
+    subjects: str = ""
 
+
+WHOLE = "*"
 
 _OWN: tuple[Access, ...] = ()
 """Of the session itself, or of sources that it was allowed to have."""
 
 ACCESS: dict[type[Any], tuple[Access, ...]] = {
     Hello: (Access("receive", "mailbox", "address"),),
-    Publish: (Access("publish", "stream", "stream"),),
-    Send: (Access("send", "mailbox", "address"),),
-    Request: (Access("request", "service", "service"),),
+    Publish: (Access("publish", "stream", "stream", "subjects"),),
+    Send: (Access("send", "mailbox", "address", "subjects"),),
+    Request: (Access("request", "service", "service", "subjects"),),
     Reply: _OWN,
-    Subscribe: (Access("read", "stream", "stream"), Access("commit", "cursor", "cursor")),
+    Subscribe: (Access("subscribe", "stream", "stream"), Access("commit", "cursor", "cursor")),
     Offer: (Access("offer", "service", "service"),),
     Cancel: _OWN,
     Credit: _OWN,
@@ -99,15 +108,20 @@ ACCESS: dict[type[Any], tuple[Access, ...]] = {
     Ping: _OWN,
     Received: _OWN,
     Bye: _OWN,
-    Commit: (Access("read", "stream", "stream"), Access("commit", "cursor", "cursor")),
+    Commit: (Access("subscribe", "stream", "stream"), Access("commit", "cursor", "cursor")),
     Change: (Access("change", "topic", "topic"),),
 }
 """What each command of an open session needs."""
 
-_CURSOR = (Access("read", "stream", "stream"), Access("commit", "cursor", "cursor"))
-_STREAM = (Access("change", "stream", "stream"),)
-_FEED = (Access("change", "service", "service"), Access("change", "stream", "stream"))
-_QUEUE = (Access("change", "", "name"),)
+_CURSOR = (Access("subscribe", "stream", "stream"), Access("commit", "cursor", "cursor"))
+_STREAM = (Access("admin", "stream", "stream"),)
+_FEED = (
+    Access("admin", "service", "service"),
+    Access("admin", "stream", "stream"),
+    # It reads for nobody in particular.
+    Access("subscribe", "stream", "stream", WHOLE),
+)
+_QUEUE = (Access("admin", "", "name"),)
 
 CHANGES: dict[str, tuple[Access, ...]] = {
     "cursor.set": _CURSOR,
@@ -121,10 +135,37 @@ CHANGES: dict[str, tuple[Access, ...]] = {
     "queue.redrive": _QUEUE,
     "queue.purge": _QUEUE,
     "broker.reload": (),
-    "client.disconnect": (Access("change", "client", "id"),),
+    "client.disconnect": (Access("admin", "client", "id"),),
     "journal.backup": (),
 }
-"""What each topic of CHANGE needs beside that; the fields are its arguments."""
+"""What each topic of CHANGE needs; the fields are its arguments. If it names nothing, it is the broker's."""
+
+QUERIES: dict[str, tuple[Access, ...]] = {
+    "status": (),
+    "streams": (),
+    "mailboxes": (),
+    "services": (),
+    "clients": (),
+    "feeds": (),
+    "storage": (),
+    "access": (),
+    "stored": (Access("view", "stream", "stream"),),
+    "cursors": (Access("view", "stream", "stream"),),
+    "stream": (Access("view", "stream", "name"),),
+    "explain": (Access("view", "stream", "stream"),),
+    "service": (Access("view", "service", "name"),),
+    "client": (Access("view", "client", "id"),),
+    "messages": (Access("browse", "", "name"),),
+}
+"""The same of each topic of QUERY. A list is the broker's: it has the names of all that there is."""
+
+_OF_BROKER: dict[type[Any], tuple[str, dict[str, tuple[Access, ...]]]] = {
+    Query: ("view", QUERIES),
+    Change: ("admin", CHANGES),
+}
+
+_UNRESERVED = frozenset(("client", "topic", "broker"))
+"""Kinds of things whose names the broker does not reserve."""
 
 _NONE: frozenset[str] = frozenset()
 
@@ -135,18 +176,22 @@ class Permissions:
     A command that is not in it needs nothing; one whose name is not among them is to be checked.
     """
 
-    __slots__ = ("__weakref__", "_allowed", "_control", "fast", "principal")
+    __slots__ = ("__weakref__", "_allowed", "_control", "_grants", "_subjects", "fast", "principal")
 
     def __init__(self, principal: Principal, control: AccessControl) -> None:
         self.principal = principal
         self._control = control
         self._allowed: dict[tuple[str, str], set[str]] = {}
+        """Names that are allowed under every subject."""
+        self._subjects: dict[tuple[str, str, str], tuple[Scope, set[str]]] = {}
+        """What there are rules about, and the subjects that are known to be allowed."""
+        self._grants: Grants | None = None
         self.fast: dict[type[Any], tuple[int, Container[object]]] = {}
         for command, needed in ACCESS.items():
             if needed:
                 first = needed[0]
                 # Where more than one name is to be checked, one that is known says nothing of the others.
-                alone = len(needed) == 1 and first.kind and command is not Change
+                alone = len(needed) == 1 and first.kind and command not in _OF_BROKER
                 allowed = self._names(first.action, first.kind) if alone else _NONE
                 self.fast[command] = (command._fields.index(first.field), allowed)
 
@@ -156,31 +201,91 @@ class Permissions:
         Raises:
             AccessRefused: the principal may not do that.
         """
-        for action, kind, name in _needs(message):
-            if name not in self._names(action, kind):
-                self._decide(action, kind, name)
+        for need in _needs(message):
+            self.require(*need)
 
-    def _decide(self, action: str, kind: str, name: str) -> None:
-        if self._control.is_reserved(action, kind, name):
-            raise AccessRefused(
-                f"the name {name!r} is reserved for the broker: expected one without '$' at its beginning"
+    def require(self, action: str, kind: str, name: str, subjects: Sequence[str] = ()) -> None:
+        """Check one action on one thing, under each of these subjects, or on the `WHOLE` of it.
+
+        Raises:
+            AccessRefused: the principal may not do that.
+        """
+        if subjects == WHOLE:
+            self._require_whole(action, kind, name)
+            return
+        if name in self._names(action, kind):
+            return
+        known = self._subjects.get((action, kind, name))
+        if known is None:
+            if self._control.is_reserved(action, kind, name):
+                raise AccessRefused(
+                    f"the name {name!r} is reserved for the broker: expected one without '$' at its beginning"
+                )
+            scope = self.scope(action, kind, name)
+            self._control.count()
+            if scope is None or scope.is_open or not subjects:
+                if scope is not None:
+                    _refuse_unless(scope.decide(), action, kind, name)
+                self._names(action, kind).add(name)
+                return
+            known = self._subjects[action, kind, name] = scope, set()
+        self._check_subjects(*known, (action, kind, name), subjects)
+
+    def _require_whole(self, action: str, kind: str, name: str) -> None:
+        scope = self.scope(action, kind, name)
+        if scope is not None and not scope.is_open:
+            _refuse_unless(
+                Decision(False, by=next((term.by for term in scope.deny), None)), action, kind, name
             )
-        self._control.count()
-        self._names(action, kind).add(name)
+
+    def _check_subjects(
+        self, scope: Scope, allowed: set[str], thing: tuple[str, str, str], subjects: Sequence[str]
+    ) -> None:
+        if allowed.issuperset(subjects):
+            return
+        for subject in {*subjects}.difference(allowed):
+            _refuse_unless(scope.decide(subject), *thing, subject)
+            self._control.count()
+            allowed.add(subject)
+
+    def scope(self, action: str, kind: str, name: str) -> Scope | None:
+        """What the rules say of one thing; None if they say nothing of that action, or there are none."""
+        policy = self._control.policy
+        if not policy.in_force or action not in ACTIONS:
+            return None
+        if self._grants is None:
+            user, groups, _, _, claims = self.principal
+            self._grants = policy.grants(user, groups, claims)
+        return self._grants.scope(action, kind, name)
+
+    def narrow(self, action: str, kind: str, name: str, selector: Selector) -> Selector:
+        """A selector for what the principal may have of all that this one takes.
+
+        Raises:
+            AccessRefused: nothing is left.
+        """
+        scope = self.scope(action, kind, name)
+        return selector if scope is None else scope.narrow(selector)
 
     def _names(self, action: str, kind: str) -> set[str]:
         return self._allowed.setdefault((action, kind), set())
 
     def forget(self) -> None:
         """Decide all anew."""
+        self._grants = None
+        self._subjects.clear()
         for names in self._allowed.values():
             names.clear()
 
 
 class AccessControl:
-    """The permissions of all principals. `published` are the broker's own streams that anybody may read."""
+    """The permissions of all principals. `published` are the broker's own streams that rules may open.
 
-    def __init__(self, published: frozenset[str] = frozenset()) -> None:
+    Without rules anybody may read them.
+    """
+
+    def __init__(self, published: frozenset[str] = frozenset(), policy: Policy | None = None) -> None:
+        self.policy = policy or Policy()
         self._published = published
         self._decisions = 0
         # They go with the last session of their principal.
@@ -196,33 +301,68 @@ class AccessControl:
     def is_reserved(self, action: str, kind: str, name: str) -> bool:
         """Whether a thing is the broker's own, and not for a client to do this with.
 
-        A private mailbox has a reserved name, too, and takes messages from whoever was told of it.
+        A private mailbox has a reserved name, too, and takes messages from anybody who knows it.
         """
-        if not name.startswith(RESERVED_PREFIX) or kind in ("client", "topic"):
+        if not name.startswith(RESERVED_PREFIX) or kind in _UNRESERVED or action in ("view", "browse"):
             return False
         if kind == "mailbox":
             return action == "receive"
-        return not (action == "read" and name in self._published)
+        return not (action == "subscribe" and name in self._published)
 
     def count(self) -> None:
         """One more decision is to be remembered."""
         if self._decisions >= DECISIONS_MAX:
-            self._decisions = 0
-            for permissions in [*self._permissions.values()]:
-                permissions.forget()
+            self.forget()
         self._decisions += 1
 
+    def forget(self) -> None:
+        """Decide all anew."""
+        self._decisions = 0
+        for permissions in [*self._permissions.values()]:
+            permissions.forget()
 
-def _needs(message: Any) -> Iterator[tuple[str, str, str]]:
-    """Each action of a command, with the kind and the name of the thing. What has no name needs nothing."""
-    for access in ACCESS[type(message)]:
+    def configure(self, policy: Policy) -> bool:
+        """Go by other rules from now on. Returns whether they differ."""
+        if policy == self.policy:
+            return False
+        self.policy = policy
+        self.forget()
+        return True
+
+
+def _refuse_unless(decision: Decision, action: str, kind: str, name: str, subject: str = "") -> None:
+    """Raise `AccessRefused` for what is not allowed, in the words of the rule that would allow it."""
+    if not decision.allowed:
+        because = f"refused by {str(decision.by.rule)!r}" if decision.by else "no rule allows it"
+        raise AccessRefused(f"{needed_rule(action, kind, name, subject)!r} is not allowed: {because}")
+
+
+def _needs(message: Any) -> Iterator[tuple[str, str, str, Sequence[str]]]:
+    """Each action of a command, with the kind and the name of the thing, and the subjects.
+
+    What has no name needs nothing.
+    """
+    command = type(message)
+    if command in _OF_BROKER:
+        yield from _needs_of_topic(message, *_OF_BROKER[command])
+        return
+    for access in ACCESS[command]:
         name = getattr(message, access.field)
         if name:
-            yield access.action, access.kind or message.kind, name
-    if type(message) is Change:
-        arguments = message.arguments
-        for access in CHANGES.get(message.topic, ()):
-            name, kind = arguments.get(access.field), access.kind or arguments.get("kind")
-            # Whether the arguments are what they have to be, the change finds out.
-            if type(name) is str and type(kind) is str and name:
-                yield access.action, kind, name
+            subjects = getattr(message, access.subjects) if access.subjects else ()
+            yield access.action, access.kind or message.kind, name, subjects
+
+
+def _needs_of_topic(
+    message: Any, action: str, topics: Mapping[str, tuple[Access, ...]]
+) -> Iterator[tuple[str, str, str, Sequence[str]]]:
+    arguments = message.arguments
+    named = False
+    for access in topics.get(message.topic, ()):
+        name, kind = arguments.get(access.field), access.kind or arguments.get("kind")
+        # Whether the arguments are what they have to be, the command finds out.
+        if type(name) is str and type(kind) is str and name:
+            named = True
+            yield access.action, kind, name, access.subjects
+    if not named:
+        yield action, "broker", message.topic.rpartition(".")[2], ()

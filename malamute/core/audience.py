@@ -10,15 +10,28 @@ from there in later iterations, and neither a publisher nor any other reader wai
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 from malamute.matching import CacheBudget, Group, Groups, Index, Selector
 from malamute.protocol.batch import Columns, headers_of
 
 STEP = 500
 """Work between two looks at whether there is some left, in expressions to evaluate."""
+
+MESSAGES_SEEN = 16
+"""Messages that are handed to an index in about a microsecond."""
+
+SHARED_GROUPS = 8
+"""From so many groups on, if they are this part of all, it is cheaper to look a chunk up for all of them."""
+
+
+class SharedPlaces(NamedTuple):
+    """The places of messages by the groups of one version of an index."""
+
+    version: int
+    by_group: Mapping[Group, Sequence[int]]
 
 
 class Audience:
@@ -73,6 +86,31 @@ class Audience:
             return _match(self._plain, columns, start, stop)
         return [()] * len(range(len(columns))[start:stop])
 
+    def shares(self, groups: int) -> bool:
+        """Whether to look a chunk up for so many groups at once is cheaper than for each by itself."""
+        return groups >= SHARED_GROUPS and groups * SHARED_GROUPS >= len(self._plain)
+
+    def places(self, columns: Columns, start: int, stop: int) -> SharedPlaces:
+        """The places of the messages that each plain group takes, from one place to before another."""
+        found: dict[int, tuple[Groups, list[int]]] = {}
+        for place, groups in enumerate(self.match(columns, start, stop), start):
+            known = found.get(id(groups))
+            if known is not None:
+                known[1].append(place)
+            elif groups:
+                found[id(groups)] = (groups, [place])
+        by_group: dict[Group, list[list[int]]] = {}
+        for groups, places in found.values():
+            for group in groups:
+                by_group.setdefault(group, []).append(places)
+        return SharedPlaces(self._plain.version, {group: _merged(runs) for group, runs in by_group.items()})
+
+    def places_of(self, group: Group, found: SharedPlaces) -> Sequence[int] | None:
+        """Those of one group; None if it was not among the groups that were looked up."""
+        if group.since > found.version or not self._plain.holds(group):
+            return None
+        return found.by_group.get(group, ())
+
     def take_work(self) -> int:
         """The work that it took to look up subjects since this was asked last."""
         return self._plain.take_spent()
@@ -85,14 +123,14 @@ class Audience:
         index, count = self._costly, len(columns)
         if not len(index):
             return (), 0
-        each = 1 + index.work
-        step = max(1, STEP // each)
+        step = max(1, STEP // (1 + index.work))
         matches: list[Groups] = []
         spent = 0
         while len(matches) < count and (not matches or spent < work):
             before = len(matches)
             matches += _match(index, columns, before, before + step)
-            spent += each * (len(matches) - before)
+            # Most messages are of a subject, or have headers, like those of one that was evaluated.
+            spent += 1 + (len(matches) - before) // MESSAGES_SEEN + index.take_spent()
         return matches, spent
 
     def costly_groups(self) -> Iterator[Group]:
@@ -108,6 +146,10 @@ class Audience:
 
     def _of(self, selector: Selector) -> Index:
         return self._costly if selector.work else self._plain
+
+
+def _merged(runs: list[list[int]]) -> Sequence[int]:
+    return runs[0] if len(runs) == 1 else sorted(chain.from_iterable(runs))
 
 
 def _match(index: Index, columns: Columns, start: int, stop: int | None) -> Sequence[Groups]:

@@ -3,7 +3,7 @@
 The edge calls `receive` for each message (or `refuse` for bytes that were none), `stored` and `store_failed`
 when the writer is done, `answered` with what the store found, `lost` when a peer cannot be reached, `blocked`
 and `unblocked` when its pipe is full and not full any more, and `tick` as time goes by. None of them
-raises for a peer's fault: the peer is told by a numbered ERROR, and nothing is changed. At the end of each
+raises for a peer's fault: the peer gets a numbered ERROR, and nothing is changed. At the end of each
 iteration the edge calls `ready` and does what it says.
 
 `STATES` is the protocol: which commands a session may send in which state, and what handles them.
@@ -12,9 +12,10 @@ An absent key is an error of the protocol. `access.ACCESS` beside it says what e
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from math import inf
+from typing import Any
 
 from malamute.core.access import ANONYMOUS, AccessControl, Permissions, Principal
 from malamute.core.admin import changes, queries
@@ -22,19 +23,21 @@ from malamute.core.answers import Answers
 from malamute.core.chunk import MESSAGE_BYTES, large_bytes
 from malamute.core.doubt import Doubt, newest_time
 from malamute.core.effects import ClockStep, Effects, LoadConfiguration, Question, Ready
+from malamute.core.engines import Engines
 from malamute.core.events import Events, tell_worker
 from malamute.core.feed import Feeds, feed_name
 from malamute.core.health import Health
 from malamute.core.mailbox import Mailboxes
-from malamute.core.queue.consumer import Consumer
 from malamute.core.queue.entry import ENTRY_BYTES
 from malamute.core.queue.limits import QueueLimits
-from malamute.core.queue.table import QueueTable
+from malamute.core.queue.purge import withdraw
+from malamute.core.queue.source import QueueSource
 from malamute.core.queue.trackers import Trackers
 from malamute.core.recovery import Recovery
 from malamute.core.selectors import OFFER_BYTES, SUBSCRIPTION_BYTES, SelectorBudget
 from malamute.core.service import Services
-from malamute.core.session import Session, Sessions, session_name
+from malamute.core.session import Session, Sessions, SessionSource, session_name
+from malamute.core.settings import ConfigurationLoaded, Settings
 from malamute.core.stream import Streams
 from malamute.core.subscription import Subscription
 from malamute.core.timers import Timers
@@ -53,7 +56,7 @@ from malamute.errors import (
 )
 from malamute.matching import CacheBudget, Selector
 from malamute.protocol.batch import Frame
-from malamute.protocol.limits import RECORD_LARGE_BYTES, Limits
+from malamute.protocol.limits import RECORD_LARGE_BYTES
 from malamute.protocol.messages import (
     BY_TYPE,
     MAILBOX,
@@ -86,8 +89,9 @@ from malamute.protocol.messages import (
     Withdraw,
     error_message,
 )
+from malamute.protocol.time_units import to_seconds
 from malamute.store.operations import EMPTY, Defect, Recovered, Stranded
-from malamute.store.policies import PolicyOf, QueuePolicy, StreamPolicy, StreamPolicyOf, StreamRetention
+from malamute.store.policies import StreamRetention
 from malamute.store.tables import CURSORS, FEEDS, NUMBERS, OUTCOMES, REFUSALS, RETENTIONS, SESSIONS
 
 CLOCK_WORDS = {
@@ -99,63 +103,27 @@ CLOCK_WORDS = {
 
 CONFIGURED = "the configuration was loaded"
 
+REVIEW_WORK = 100
+"""What it takes to look at a session, or at a source of it, when the rules have changed."""
+
 RESTORED_WORDS = "the store was restored: sequences begin far beyond all that may have been used"
 
 CLOCK_BEHIND_MAX, CLOCK_AHEAD_MAX = 1.0, 86_400.0
-"""Seconds that the clock may be behind or ahead of the newest message at the start before that is told."""
+"""Seconds that the clock may be behind or ahead of the newest message at the start without a report."""
 
 
-class Settings(NamedTuple):
-    """What the core has to know of the configuration. Times are in seconds."""
-
-    limits: Limits = Limits()
-    session_expiry: float = 600.0
-    probe_interval: float = 0.5
-    streams: StreamPolicyOf = lambda stream: StreamPolicy()
-    unjournaled: bool = False
-    """Whether there may be a stream without a journal."""
-    queues: PolicyOf = lambda kind, name: QueuePolicy()
-    lifecycle_events: bool = False
-    """Whether `$sys` tells what happens to clients, streams, queues and the store."""
-    settled_events: bool = False
-    """Whether `$sys` tells the history of each queued message."""
-    software: str = ""
-    backups: str = ""
-    """The directory below which backups are made; none if nothing is kept on a disk."""
-    facts: Mapping[str, Any] = {}
-    """What `status` tells beyond what the core knows."""
-
-
-class ConfigurationLoaded(NamedTuple):
-    """A configuration that was read and found good.
-
-    `settings` is what of it a running broker can go by, `changed` the options that differ from what was in
-    force, and `waiting` those that wait for the next start.
-    """
-
-    settings: Settings
-    changed: tuple[str, ...] = ()
-    waiting: tuple[str, ...] = ()
-    edge: Any = None
-    """What those go by who gave it to the core."""
-
-
-class Core:
+class Core(Engines):
     """The broker without its edges. `now` is always seconds since the epoch, UTC, and never goes back."""
 
     def __init__(self, now: float, settings: Settings | None = None, recovered: Recovered = EMPTY) -> None:
         self.settings = settings = settings or Settings()
         limits = settings.limits
         self.effects = Effects(now)
-        self._told: set[bytes] = set()
+        self._refused_peers: set[bytes] = set()
         self.answers = Answers(self.effects, limits.answers_bytes)
         self._message_bytes_max = limits.message_bytes
         self._backlog_bytes_max = limits.backlog_bytes
         self.started = self.configured_at = now
-        self.waiting_options: tuple[str, ...] = ()
-        """Options of the configuration that was loaded last, which wait for the next start."""
-        self.config_error = ""
-        """Why the configuration that was to be loaded last was refused."""
         self.selectors = SelectorBudget(limits)
         caches = CacheBudget(limits.caches_bytes)
         self.streams = Streams(
@@ -202,7 +170,7 @@ class Core:
             settled=settings.settled_events,
         )
         own = frozenset(stream.name for stream in self.streams.by_name.values() if stream.own)
-        self.access = AccessControl(own)
+        self.access = AccessControl(own, settings.access)
         self._sender = self.access.of(ANONYMOUS)
         """Who said HELLO last, and what he may do."""
         self.health.damaged(recovered.defects)
@@ -214,7 +182,7 @@ class Core:
 
     def _check_clock(self) -> None:
         """Tell if the clock is not where the newest messages were left: it may be wrong now, or was then."""
-        seconds = self.effects.now - self._newest / 1e9
+        seconds = self.effects.now - to_seconds(self._newest)
         if self._newest and not -CLOCK_BEHIND_MAX <= seconds <= CLOCK_AHEAD_MAX:
             what = "behind" if seconds < 0 else "ahead"
             self.effects.notice(f"the clock is {what} of the newest message", seconds=abs(seconds))
@@ -262,10 +230,6 @@ class Core:
             }
         )
 
-    def queues_of(self, kind: str) -> QueueTable:
-        """The mailboxes or the services."""
-        return self.mailboxes if kind == "mailbox" else self.services
-
     # Events in
 
     def receive(self, peer: bytes, message: Message, now: float, principal: Principal = ANONYMOUS) -> None:
@@ -308,6 +272,8 @@ class Core:
         try:
             may.check(message)
         except AccessRefused:
+            if session is not None and type(message) is Request and message.acks:
+                self._acknowledge_piggybacked(session, message)
             number = getattr(message, "number", 0)
             if session is not None and number:
                 admit = self.sessions.admit_change if type(message) is Change else self.sessions.admit
@@ -315,6 +281,11 @@ class Core:
                     return False
             raise
         return True
+
+    def owner_of(self, peer: bytes) -> str | None:
+        """The user whose open session is that of a peer; None if there is none."""
+        session = self.sessions.by_peer.get(peer)
+        return session.numbers.user if session is not None and session.open else None
 
     def refuse(self, peer: bytes, error: MalamuteError, now: float) -> None:
         """Tell a peer that what it sent was refused. Nothing else happens."""
@@ -325,12 +296,12 @@ class Core:
         self.effects.send(peer, answer)
 
     def _note_refusal(self, peer: bytes, answer: Error) -> bool:
-        """Remember how a number was refused. Returns whether the peer is to be told."""
+        """Remember how a number was refused. Returns whether the peer gets an answer."""
         if not answer.ref:
-            # Whoever floods the broker without asking for answers gets one for all of an iteration.
-            told = peer in self._told
-            self._told.add(peer)
-            return not told
+            # A peer that floods the broker without asking for answers gets one for all of an iteration.
+            answered = peer in self._refused_peers
+            self._refused_peers.add(peer)
+            return not answered
         session = self.sessions.by_peer.get(peer)
         # A number that came too early, or before HELLO, has no outcome yet: it will be sent again.
         if session is not None and session.open and answer.code != NumberTooOld.code:
@@ -388,6 +359,41 @@ class Core:
             for queue in table.by_name.values():
                 queue.configure()
         self.sessions.limits = self.feeds.limits = self.selectors.limits = limits
+        if self.access.configure(settings.access):
+            self._review([*self.sessions.by_peer])
+
+    def _review(self, peers: list[bytes]) -> None:
+        """Take back what open sessions may not have any more, some of them in each iteration."""
+        while peers:
+            session = self.sessions.by_peer.get(peers.pop())
+            if session is not None and session.open:
+                self.effects.work -= REVIEW_WORK * (1 + len(session.sources))
+                self.effects.guard("a look at what a session may do", self._review_session, session)
+            if self.effects.work <= 0:
+                self.effects.later(partial(self._review, peers))
+                return
+
+    def _review_session(self, session: Session) -> None:
+        try:
+            principal = session.may.principal
+            if principal.method and principal.user not in self.access.policy.accounts:
+                raise AccessRefused(f"the account {principal.user!r} is disabled")
+            if session.address:
+                session.may.require("receive", "mailbox", session.address)
+        except AccessRefused as error:
+            self.sessions.dismiss(session, error, "access")
+            return
+        for number, source in [*session.sources.items()]:
+            try:
+                if isinstance(source, Subscription):
+                    _review_subscription(session.may, source)
+                elif number != MAILBOX and isinstance(source, QueueSource):
+                    _check_offer(session.may, source.queue.name, source.selector)
+            except AccessRefused as error:
+                del session.sources[number]
+                self._end_source(session, source)
+                command = Subscribe if isinstance(source, Subscription) else Offer
+                self.effects.send(session.peer, error_message(error, BY_TYPE[command].opcode, number))
 
     def damaged(self, defects: Sequence[Defect], now: float) -> None:
         """The store has met something that it cannot read. What is known here as well is stored again."""
@@ -441,7 +447,7 @@ class Core:
                 self._guard_source(session, source.unblock)
 
     def clock(self, step: ClockStep, now: float) -> None:
-        """The wall clock was set. What is counted goes on; the times that are told may follow."""
+        """The wall clock was set. What is counted goes on; the times of messages may follow."""
         self.effects.now = now
         self.effects.ahead = step.ahead
         self.queue_limits.doubt.note(step)
@@ -461,7 +467,8 @@ class Core:
     def tick(self, now: float) -> None:
         """Do what has become due."""
         self.effects.now = now
-        self.effects.guard("a look at the sessions", self.sessions.tick)
+        if self.sessions.next_deadline() <= now:
+            self.effects.guard("a look at the sessions", self.sessions.tick)
         self.timers.run(now)
 
     # What there is to do
@@ -470,32 +477,42 @@ class Core:
         """When `tick` has something to do; `now` or earlier if the next iteration has."""
         if self.streams.active or self.effects.chores:
             return self.effects.now
-        deadlines = (self.sessions.next_deadline(), self.timers.next_deadline())
-        return min((deadline for deadline in deadlines if deadline is not None), default=None)
+        sessions, timers = self.sessions.next_deadline(), self.timers.next_deadline()
+        if timers is None:
+            return sessions if sessions < inf else None
+        return min(sessions, timers)
 
     def ready(self) -> Ready:
         """End the iteration: what is to be stored, read and sent."""
-        self.effects.go_on()
-        self.feeds.wake()
-        self.streams.flush()
+        # Most iterations are those of one command. What it does not concern is not asked.
+        effects = self.effects
+        if effects.chores:
+            effects.go_on()
+        if self.feeds.waiting:
+            self.feeds.wake()
+        if self.streams.active:
+            self.streams.flush()
         while True:
             for peer in self.queue_limits.flush.send():
                 if (session := self.sessions.by_peer.get(peer)) is not None:
                     self.sessions.watch(session)
             if not self._mend():
                 break
-        if not self.effects.guard("the broker's own events", self._flush_events):
+        if self.events.waiting and not effects.guard("the broker's own events", self._flush_events):
             self.events.drop()
         self.sessions.flush()
-        self._told.clear()
+        if self._refused_peers:
+            self._refused_peers.clear()
         self.answers.flush()
-        return self.effects.finish()
+        return effects.finish()
 
     # Faults
 
     def _mend(self) -> bool:
         """Take apart what a fault has left half done. Returns whether there was anything."""
         effects = self.effects
+        if not (effects.broken or effects.ended):
+            return False
         broken, effects.broken = effects.broken, {}
         ended, effects.ended = effects.ended, []
         for source in ended:
@@ -561,10 +578,28 @@ class Core:
         self._numbered(session, message, self.mailboxes.send)
 
     def _request(self, peer: bytes, session: Session, message: Request) -> None:
+        if message.acks:
+            self._acknowledge_piggybacked(session, message)
         self._numbered(session, message, self.services.request)
 
+    def _acknowledge_piggybacked(self, session: Session, message: Request) -> None:
+        """Acknowledge what is piggybacked on a request, as if an ACK had come before it."""
+        if _was_answered(session, message):
+            return
+        acks = Ack(MAILBOX, message.acks)
+        try:
+            self._ack(session.peer, session, acks)
+        except MalamuteError as error:
+            self.refuse(session.peer, _about(error, acks), self.effects.now)
+
     def _reply(self, peer: bytes, session: Session, message: Reply) -> None:
-        self._numbered(session, message, self.services.reply)
+        grants = (message.credit or message.credit_bytes) and not _was_answered(session, message)
+        try:
+            self._numbered(session, message, self.services.reply)
+        finally:
+            # The worker is done with the request, whatever becomes of the reply.
+            if grants and isinstance(offer := session.sources.get(message.source), QueueSource):
+                offer.grant(message.credit, message.credit_bytes)
 
     def _numbered(self, session: Session, message: Any, execute: Callable[[Session, Any], None]) -> None:
         if message.number and not self.sessions.admit(session, message.number):
@@ -595,7 +630,7 @@ class Core:
             self._check_backlog(session.backlog_bytes)
         session.backlog_bytes = held
         if not session.new_bytes:
-            effects.holders.append(session)
+            effects.backlog_shares.append(session)
         session.new_bytes += size_bytes
 
     def _check_backlog(self, held: int) -> None:
@@ -609,18 +644,20 @@ class Core:
 
     def _subscribe(self, peer: bytes, session: Session, message: Subscribe) -> None:
         self._check_source(session, message.source)
-        selector = Selector.parse(message.criteria, message.where)
+        asked = Selector.parse(message.criteria, message.where)
+        selector = session.may.narrow("subscribe", "stream", message.stream, asked)
         cost = self.selectors.check(selector, session, SUBSCRIPTION_BYTES)
-        self.streams.subscribe(session, message, selector)
+        self.streams.subscribe(session, message, selector).asked = asked
         self._take_selector(session, message.source, cost)
 
     def _offer(self, peer: bytes, session: Session, message: Offer) -> None:
         self._check_source(session, message.source)
         selector = Selector.parse(message.criteria)
+        _check_offer(session.may, message.service, selector)
         cost = self.selectors.check(selector, session, OFFER_BYTES)
         offer = session.sources[message.source] = self.services.offer(session, message, selector)
         self._take_selector(session, message.source, cost)
-        ack_timeout_ms = round(offer.ack_timeout * 1000)
+        ack_timeout_ms = round(offer.consumer.ack_timeout * 1000)
         self.effects.send(session.peer, Ok(BY_TYPE[Offer].opcode, message.source, ack_timeout_ms))
         tell_worker("joined", offer)
         offer.grant(message.credit, message.credit_bytes)
@@ -636,13 +673,13 @@ class Core:
         for source in sources:
             self.effects.guard("the end of a source", self._end_source, session, source)
 
-    def _end_source(self, session: Session, source: Subscription | Consumer) -> None:
-        if isinstance(source, Consumer):
+    def _end_source(self, session: Session, source: SessionSource) -> None:
+        if isinstance(source, QueueSource):
             tell_worker("left", source)
         self.selectors.take(-source.cost_bytes, session)
         source.cancel()
         if isinstance(source, Subscription):
-            self.streams.left(source.stream)
+            self.streams.left(source)
 
     def _check_source(self, session: Session, source: int) -> None:
         if source in session.sources:
@@ -660,36 +697,41 @@ class Core:
 
     def _credit(self, peer: bytes, session: Session, message: Credit) -> None:
         mailbox = message.source == MAILBOX
-        source = self.mailboxes.consumer(session) if mailbox else session.source(message.source)
+        source = self.mailboxes.source(session) if mailbox else session.source(message.source)
         source.grant(message.messages, message.bytes)
 
     def _ack(self, peer: bytes, session: Session, message: Ack) -> None:
-        _consumer(session, message.source).acknowledge(message.ranges)
+        source = _queue_source(session, message.source)
+        try:
+            source.acknowledge(message.ranges)
+        finally:
+            if message.credit or message.credit_bytes:
+                source.grant(message.credit, message.credit_bytes)
 
     def _nak(self, peer: bytes, session: Session, message: Nak) -> None:
         delay = None if message.delay < 0 else message.delay / 1000
-        _consumer(session, message.source).give_back(message.ranges, delay)
+        _queue_source(session, message.source).give_back(message.ranges, delay)
 
     def _reject(self, peer: bytes, session: Session, message: Reject) -> None:
-        _consumer(session, message.source).reject(message.ranges, message.reason)
+        _queue_source(session, message.source).reject(message.ranges, message.reason)
 
     def _progress(self, peer: bytes, session: Session, message: Progress) -> None:
-        _consumer(session, message.source).report(message.ranges)
+        _queue_source(session, message.source).report(message.ranges)
 
     def _release(self, peer: bytes, session: Session, message: Release) -> None:
-        _consumer(session, message.source).release(message.ranges)
+        _queue_source(session, message.source).release(message.ranges)
 
     def _drain(self, peer: bytes, session: Session, message: Drain) -> None:
         answer = Ok(BY_TYPE[Drain].opcode, message.source)
 
-        def told(error: MalamuteError | None) -> None:
+        def drained(error: MalamuteError | None) -> None:
             # What was taken back counts no attempt over a crash either.
             self.effects.send(peer, error_message(error, answer.about, answer.ref) if error else answer)
 
         if message.source == MAILBOX and MAILBOX not in session.sources:
-            told(None)
+            drained(None)
         else:
-            session.source(message.source).drain(message.held, told)
+            session.source(message.source).drain(message.held, drained)
 
     def _withdraw(self, peer: bytes, session: Session, message: Withdraw) -> None:
         table = self.queues_of(message.kind)
@@ -701,7 +743,7 @@ class Core:
         def refused(error: MalamuteError) -> None:
             self.effects.send(peer, error_message(error, opcode, message.ref))
 
-        def told(count: int, before: int, *, final: bool = True, partial: bool = False) -> None:
+        def report(count: int, before: int, *, final: bool = True, partial: bool = False) -> None:
             if partial:
                 self.effects.send(peer, Ok(opcode, message.ref, count))
             elif final and not count:
@@ -716,9 +758,9 @@ class Core:
                 self.effects.send(peer, Ok(opcode, message.ref, count))
 
         if queue is not None and sender:
-            queue.withdraw(sender, message.correlation, told, refused)
+            withdraw(queue, sender, message.correlation, report, refused)
         else:
-            told(0, 0)
+            report(0, 0)
 
     def _query(self, peer: bytes, session: Session, message: Query) -> None:
         queries.answer(self, session, message)
@@ -784,9 +826,28 @@ NUMBERED = frozenset(BY_TYPE[message].opcode for message in (Publish, Send, Requ
 """Opcodes of the commands whose `ref` is a number of the session."""
 
 
-def _consumer(session: Session, source_id: int) -> Consumer:
+def _was_answered(session: Session, message: Request | Reply) -> bool:
+    """Whether it is sent again: what is piggybacked on it was taken, or is of an older connection."""
+    return 0 < message.number < session.numbers.next
+
+
+def _check_offer(may: Permissions, service: str, selector: Selector) -> None:
+    """Raise `AccessRefused` for an offer of more than is allowed: requests are for whoever offers."""
+    if may.narrow("offer", "service", service, selector) != selector:
+        raise AccessRefused(f"offer to {service!r} is wider than the rules allow: expected fewer subjects")
+
+
+def _review_subscription(may: Permissions, subscription: Subscription) -> None:
+    """Raise `AccessRefused` if a subscription has what is not allowed any more."""
+    stream, selector = subscription.stream.name, subscription.group.selector
+    narrowed = may.narrow("subscribe", "stream", stream, subscription.asked)
+    if selector not in (narrowed, may.narrow("subscribe", "stream", stream, selector)):
+        raise AccessRefused("the rules have changed, and allow less than this subscription has")
+
+
+def _queue_source(session: Session, source_id: int) -> QueueSource:
     source = session.source(source_id)
-    if not isinstance(source, Consumer):
+    if not isinstance(source, QueueSource):
         raise NotFound(f"source {source_id} is a subscription: expected the mailbox or an offer")
     return source
 

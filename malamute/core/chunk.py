@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from malamute.matching import CompiledSelector
+from malamute.core.chunk_part import ChunkPart
+from malamute.matching import CompiledSelector, Group
 from malamute.protocol.batch import (
     Columns,
     Frame,
@@ -18,10 +19,10 @@ from malamute.protocol.batch import (
     unpack_payload,
 )
 from malamute.protocol.limits import RECORD_LARGE_BYTES
-from malamute.protocol.part import DeliveryPart
 from malamute.store.operations import Chunk
 
 if TYPE_CHECKING:
+    from malamute.core.audience import Audience, SharedPlaces
     from malamute.core.subscription import Reader
 
 
@@ -51,7 +52,7 @@ def large_bytes(records: Sequence[Frame]) -> int:
 class Loaded:
     """A chunk with its columns: on its way in, or read back from the journal."""
 
-    __slots__ = ("_parts", "_places", "_spent", "_whole", "chunk", "columns", "later")
+    __slots__ = ("_parts", "_places", "_shared", "_spent", "_whole", "chunk", "columns", "later")
 
     def __init__(self, chunk: Chunk, columns: Columns) -> None:
         self.chunk = chunk
@@ -62,6 +63,7 @@ class Loaded:
         self._parts: dict[tuple[int, ...], ChunkPart] = {}
         self._spent = 0
         self._places: dict[tuple[CompiledSelector, int, int], Sequence[int]] = {}
+        self._shared: dict[tuple[int, int], SharedPlaces] = {}
 
     @classmethod
     def read(cls, chunk: Chunk) -> Loaded:
@@ -96,6 +98,14 @@ class Loaded:
         found = selector.places(subjects, senders, headers)
         return [start + place for place in found] if start else found
 
+    def shared_places(self, audience: Audience, group: Group, start: int, stop: int) -> Sequence[int] | None:
+        """The same of a group, found once for all groups; None if the group came after that."""
+        found = self._shared.get((start, stop))
+        if found is None:
+            found = self._shared[start, stop] = audience.places(self.columns, start, stop)
+            self._spent += audience.take_work()
+        return audience.places_of(group, found)
+
     def part(self, places: Sequence[int] | None = None) -> ChunkPart:
         """The messages at these places; all of them is the chunk as it is. Equal parts are one."""
         if places is not None and len(places) < self.chunk.count:
@@ -114,22 +124,6 @@ class Loaded:
         return part
 
     def take_spent(self) -> int:
-        """What encoding parts took since this was asked last, in about microseconds."""
+        """What finding messages for all and encoding parts took since this was asked last, in about µs."""
         spent, self._spent = self._spent, 0
         return spent
-
-
-class ChunkPart(DeliveryPart):
-    """The messages of a chunk that one set of subscriptions gets."""
-
-    __slots__ = ("count", "size_bytes", "time")
-
-    def __init__(self, columns: Columns, stored: Sequence[Frame] | None = None) -> None:
-        super().__init__(columns, stored)
-        self.count = len(columns.subjects)
-        self.time = columns.times if isinstance(columns.times, int) else columns.times[-1]
-        self.size_bytes = sum(map(len, columns.subjects)) + sum(map(len, columns.records))
-
-    def sizes(self) -> list[int]:
-        """What each message takes of the credit in bytes."""
-        return [*map(int.__add__, map(len, self.columns.subjects), map(len, self.columns.records))]

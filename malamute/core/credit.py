@@ -17,7 +17,7 @@ from malamute.protocol.limits import NUMBER_MAX
 from malamute.protocol.messages import UNLIMITED
 
 
-class Credit:
+class CreditBalance:
     """The credit of one source. `messages` and `bytes` are what is left; infinity is without limit."""
 
     __slots__ = ("bytes", "messages")

@@ -15,7 +15,8 @@ from itertools import chain, islice
 from typing import TYPE_CHECKING
 
 from malamute.core.audience import Audience
-from malamute.core.chunk import ChunkPart, Loaded
+from malamute.core.chunk import Loaded
+from malamute.core.chunk_part import ChunkPart
 from malamute.core.effects import Effects
 from malamute.matching import Group, Groups
 

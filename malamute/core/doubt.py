@@ -14,6 +14,7 @@ from collections.abc import Callable
 
 from malamute.core.effects import ClockStep, Effects
 from malamute.core.timers import Timers
+from malamute.protocol.time_units import to_seconds
 from malamute.store.operations import Recovered
 
 DOUBT_SECONDS = 600.0
@@ -22,8 +23,8 @@ DOUBT_SECONDS = 600.0
 
 def newest_time(recovered: Recovered) -> int:
     """The newest time that was stored, in nanoseconds UTC; 0 if there is none."""
-    streams = (state.time for state in recovered.streams.values())
-    queues = (state.messages[-1].time for state in recovered.queues.values() if state.messages)
+    streams = (state.time_ns for state in recovered.streams.values())
+    queues = (state.messages[-1].time_ns for state in recovered.queues.values() if state.messages)
     return max((*streams, *queues), default=0)
 
 
@@ -31,14 +32,14 @@ class Doubt:
     """The doubt in the clock of one start. It is over at `until`, in seconds; 0 if there was none."""
 
     def __init__(self, effects: Effects, timers: Timers, newest: int, over: Callable[[float], None]) -> None:
-        """`newest` is the newest time that was stored; `over` is told by how many seconds it was wrong."""
+        """`newest` is the newest time that was stored; `over` gets the seconds by which it was wrong."""
         self.until = 0.0
         self._effects = effects
         self.began = effects.time_ns
         self._over = over
         self._stepped = 0.0
         """The step of the clock that is not believed yet."""
-        if newest and effects.now - newest / 1e9 > DOUBT_SECONDS:
+        if newest and effects.now - to_seconds(newest) > DOUBT_SECONDS:
             self.until = effects.now + DOUBT_SECONDS
             timers.at(self.until, self._end)
 

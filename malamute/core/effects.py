@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from malamute.core.faults import Faults
 from malamute.errors import InternalError, MalamuteError
 from malamute.protocol.messages import Message
+from malamute.protocol.time_units import to_ns
 from malamute.store.commit import Append
 from malamute.store.operations import Operation, StoreRead
 
@@ -57,7 +58,7 @@ class Event(NamedTuple):
 class ClockStep(NamedTuple):
     """The wall clock was set by `seconds`: it has `stepped`, `returned`, or is `followed` from now on.
 
-    `ahead` is how far the times that are told are ahead of those that are counted.
+    `ahead` is how far the times of messages are ahead of the counted ones.
     """
 
     what: str
@@ -72,13 +73,12 @@ class Notice(NamedTuple):
     details: Mapping[str, Any]
 
 
-class Holder:
-    """Somebody who has sent what waits for the disk."""
+class BacklogShare:
+    """What one sender has in the write backlog: messages that wait for the disk."""
 
     backlog_bytes = 0
-    """What all of that takes."""
     new_bytes = 0
-    """What came of it in this iteration."""
+    """Those that came in this iteration."""
 
 
 class Ready(NamedTuple):
@@ -107,7 +107,7 @@ class Effects:
         self.notices: list[Notice] = []
         self.events: list[Event] = []
         self.events_max = 0
-        """Events that one iteration may have; the others are counted. 0 while nobody is to be told of any."""
+        """Events that one iteration may have; the others are counted. 0 while there are to be none."""
         self.events_dropped = 0
         self.operations: list[Operation] = []
         self.bound: list[Operation] = []
@@ -133,22 +133,22 @@ class Effects:
         self._callbacks: list[WhenStored] = []
         self._awaited = False
         self._bytes = 0
-        self.holders: list[Holder] = []
+        self.backlog_shares: list[BacklogShare] = []
         """Who has sent what this iteration stores: it is his until the outcome is known."""
         self._token = 0
         self._known = 0
         self._needs: set[int] = set()
-        self._waiting: dict[int, tuple[list[WhenStored], int, list[tuple[Holder, int]]]] = {}
+        self._waiting: dict[int, tuple[list[WhenStored], int, Sequence[tuple[BacklogShare, int]]]] = {}
 
     @property
     def time_ns(self) -> int:
-        """What the wall clock says, in nanoseconds UTC: the time that is told and stored."""
-        return int((self.now + self.ahead) * 1e9)
+        """What the wall clock says, in nanoseconds UTC: the time that messages and events get."""
+        return to_ns(self.now + self.ahead)
 
     @property
     def ahead_ns(self) -> int:
         """How far that is ahead of the time that is counted."""
-        return int(self.ahead * 1e9)
+        return to_ns(self.ahead)
 
     def send(self, peer: bytes, message: Message) -> None:
         """Send a message to a peer at the end of the iteration."""
@@ -174,7 +174,7 @@ class Effects:
     def ask(self, read: Question, then: Then, failed: Failed | None = None) -> None:
         """Ask the store, and call back with its answer, or with why there is none.
 
-        Whoever asks the same meanwhile shares the answer.
+        Who asks the same meanwhile shares the answer.
         """
         waiting = self._asked.setdefault((type(read), read), [])
         waiting.append((then, failed or self.on_failure))
@@ -262,10 +262,10 @@ class Effects:
 
     def settle(self, token: int, error: MalamuteError | None) -> None:
         """The operations of `token` are durable, or failed as a whole with `error`."""
-        callbacks, size_bytes, holders = self._waiting.pop(token)
+        callbacks, size_bytes, backlog_shares = self._waiting.pop(token)
         self._known = token
         self.backlog_bytes -= size_bytes
-        _let_go(holders)
+        _let_go(backlog_shares)
         for callback in callbacks:
             try:
                 callback(error)
@@ -274,35 +274,44 @@ class Effects:
 
     def finish(self) -> Ready:
         """Hand over what was gathered, and begin the next iteration."""
-        appends: list[Append] = []
-        holders = [(holder, holder.new_bytes) for holder in self.holders]
-        for holder in self.holders:
-            holder.new_bytes = 0
-        self.holders.clear()
-        if self.operations or self._callbacks:
-            self._token += 1
-            self._waiting[self._token] = (self._callbacks, self._bytes, holders)
-            needs, self._needs = frozenset(self._needs), set()
-            appends.append(
-                Append(
-                    self._token,
-                    self.operations,
-                    self.bound,
-                    self._known,
-                    self._awaited or self._fault is not None,
-                    needs,
-                    self._fault,
-                )
-            )
-        else:
-            _let_go(holders)
-        self._fault = None
-        ready = Ready(appends, self.reads, self.sends, self.closed, self.notices)
-        self.sends, self.reads, self.closed, self.notices = [], [], [], []
-        self.operations, self.bound, self._callbacks, self._bytes = [], [], [], 0
-        self._awaited = False
+        # What is handed over gets nothing of the next iteration; most have none of some of it.
+        ready = Ready(self._append(), self.reads or (), self.sends, self.closed or (), self.notices or ())
+        self.sends = []
+        if self.reads:
+            self.reads = []
+        if self.closed:
+            self.closed = []
+        if self.notices:
+            self.notices = []
+        self._awaited, self._fault = False, None
         self.work = self.replay_work = WORK_MAX
         return ready
+
+    def _append(self) -> Sequence[Append]:
+        """What is to be stored of this iteration, if anything is."""
+        backlog_shares: Sequence[tuple[BacklogShare, int]] = ()
+        if self.backlog_shares:
+            backlog_shares = [(holder, holder.new_bytes) for holder in self.backlog_shares]
+            for holder in self.backlog_shares:
+                holder.new_bytes = 0
+            self.backlog_shares.clear()
+        if not (self.operations or self._callbacks):
+            _let_go(backlog_shares)
+            return ()
+        self._token += 1
+        self._waiting[self._token] = (self._callbacks, self._bytes, backlog_shares)
+        append = Append(
+            self._token,
+            self.operations,
+            self.bound,
+            self._known,
+            self._awaited or self._fault is not None,
+            frozenset(self._needs),
+            self._fault,
+        )
+        self._needs.clear()
+        self.operations, self.bound, self._callbacks, self._bytes = [], [], [], 0
+        return (append,)
 
     @property
     def token(self) -> int:
@@ -315,6 +324,6 @@ class Effects:
         return bool(self._waiting)
 
 
-def _let_go(holders: Sequence[tuple[Holder, int]]) -> None:
-    for holder, size_bytes in holders:
+def _let_go(backlog_shares: Sequence[tuple[BacklogShare, int]]) -> None:
+    for holder, size_bytes in backlog_shares:
         holder.backlog_bytes -= size_bytes

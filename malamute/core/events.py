@@ -1,7 +1,7 @@
 """The broker's own events: the stream `$sys`.
 
-What happens to clients, streams, queues and the store is told by `Effects.event`, wherever it happens. At the
-end of the iteration the events become one chunk of the stream `$sys`, from the sender `$broker`. It is a
+What happens to clients, streams, queues and the store is reported by `Effects.event`, wherever it happens. At
+the end of the iteration the events become one chunk of the stream `$sys`, from the sender `$broker`. It is a
 stream like any other (journaled, replayed, kept within its retention), but clients cannot publish to it.
 
 The subject of an event is `kind.what.NAME`, such as `client.connected.alice`. A name may hold dots and
@@ -9,9 +9,9 @@ anything else, so the subject has it with `_` for every character that is no let
 the header `name` has it as it is. The details are headers; the body is empty unless the event has columns.
 
 Events never feed upon themselves: what happens to the readers of `$sys` is no event, `$sys` cannot feed a
-service, and trouble with the store is told once for a while, since telling it is more trouble. One iteration
-has `EVENTS_MAX` events at the most, and none while the disk does not keep up: the others are counted and
-told as one `events.dropped`. If `$sys` cannot be stored, it has a gap like any stream.
+service, and trouble with the store is reported once for a while, since each report needs the store. One
+iteration has `EVENTS_MAX` events at the most, and none while the disk does not keep up: the others are
+counted and reported as one `events.dropped`. If `$sys` cannot be stored, it has a gap like any stream.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from malamute.protocol.limits import Limits
 from malamute.protocol.messages import MAILBOX
 
 if TYPE_CHECKING:
-    from malamute.core.queue.consumer import Consumer
     from malamute.core.queue.settlement_log import SettlementLog
+    from malamute.core.queue.source import QueueSource
     from malamute.core.stream import Stream, Streams
 
 EVENTS = "$sys"
@@ -43,7 +43,7 @@ PART_BYTES_MAX = 200
 """What a name may take of a subject, in bytes of UTF-8."""
 
 TROUBLE_SECONDS = 10.0
-"""How long trouble with the store is told by one event, and how long none makes it over."""
+"""How long trouble with the store is reported by one event, and how long none makes it over."""
 
 _UNSAFE = re.compile(r"[^\w-]")
 _PLAIN = frozenset({str, int, float, bool, type(None)})
@@ -81,12 +81,18 @@ class Events:
         self.effects.events_max = 0
         self.settlement_log.on = False
 
+    @property
+    def waiting(self) -> bool:
+        """Whether there is anything to publish."""
+        effects = self.effects
+        return self._stream is not None and bool(
+            effects.events or effects.events_dropped or self.settlement_log.pending
+        )
+
     def flush(self) -> bool:
         """Publish the events of the iteration. Returns whether there were any."""
         effects = self.effects
-        if self._stream is None or not (
-            effects.events or effects.events_dropped or self.settlement_log.pending
-        ):
+        if self._stream is None or not self.waiting:
             return False
         if effects.backlog_bytes > self._backlog_bytes_max:
             effects.events_dropped += len(effects.events) + self.settlement_log.forget()
@@ -103,7 +109,7 @@ class Events:
         return True
 
     def drop(self) -> None:
-        """Drop the events of the iteration: they cannot be told."""
+        """Drop the events of the iteration: they cannot be published."""
         self.effects.events_dropped += len(self.effects.events) + self.settlement_log.forget()
         self.effects.events.clear()
 
@@ -126,14 +132,15 @@ class Events:
         self._failed_at = now
 
 
-def tell_worker(what: str, offer: Consumer) -> None:
+def tell_worker(what: str, offer: QueueSource) -> None:
     """Tell that a worker has joined a service, or left it. The owner of a mailbox is no worker."""
-    if offer.source != MAILBOX:
+    consumer = offer.consumer
+    if consumer.source != MAILBOX:
         offer.queue.effects.event(
             f"service.worker-{what}.{offer.queue.name}",
-            client=offer.session.ident,
-            address=offer.session.address,
-            patterns=", ".join(str(pattern) for _, pattern in offer.group.matched.selector.criteria),
+            client=consumer.session.ident,
+            address=consumer.session.address,
+            patterns=", ".join(str(pattern) for _, pattern in consumer.group.matched.selector.criteria),
         )
 
 
@@ -144,7 +151,7 @@ def subject_part(name: str) -> str:
 
 
 def _packed(event: Event) -> tuple[str, bytes] | None:
-    """Subject and record of an event; None if it cannot be told, which must not harm anything else."""
+    """Subject and record of an event; None if it cannot be encoded, which must not harm anything else."""
     kind, what, *name = event.subject.split(".", 2)
     subject = ".".join([kind, what, *map(subject_part, name)])
     headers = {"name": name[0], **event.details} if name else event.details

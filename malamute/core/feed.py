@@ -5,7 +5,7 @@ the workers, when it has credit (MOVE). A feed is a reader of the stream like a 
 broker. Its position is the cursor `$feed/SERVICE` of the stream, stored in the transaction that stores the
 requests, so a crash neither loses one nor makes one twice. Its credit is the room in the queue: when the
 queue is full, the feed falls into REPLAY and goes on out of the ring when there is room, so a publisher
-is never slowed. What the ring has dropped meanwhile is told by the event `feed.gap`.
+is never slowed. What the ring has dropped meanwhile is announced by the event `feed.gap`.
 
 A feed takes a message when it is on the disk: what could not be stored must not become a request. And it
 waits for the outcome of what it has put before it puts more in a later iteration. So when the disk refuses
@@ -30,13 +30,13 @@ from itertools import accumulate
 from math import inf
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from malamute.core.chunk import ChunkPart
-from malamute.core.kept import Kept
+from malamute.core.chunk_part import ChunkPart
 from malamute.core.queue.entry import ENTRY_BYTES, PROPERTY_BYTES, Entry
 from malamute.core.queue.queue import Queue
 from malamute.core.recovery import Recovery
 from malamute.core.selectors import SelectorBudget
 from malamute.core.service import Services
+from malamute.core.stored_values import StoredValues
 from malamute.core.stream import Stream, Streams
 from malamute.core.subscription import Position, Reader
 from malamute.core.workflow import STORED, Workflow, run_workflow
@@ -72,6 +72,8 @@ FED_BYTES = ENTRY_BYTES + PROPERTY_BYTES * len(origin("", 0))
 
 class Feed(Reader):
     """One stream's messages on their way into one service's queue."""
+
+    stream: Stream
 
     def __init__(self, owner: Feeds, stream: Stream, queue: Queue, selector: Selector) -> None:
         self.owner = owner
@@ -162,7 +164,7 @@ class Feed(Reader):
             room = self._room(sizes[place:]) if self.ready else 0
             if room:
                 self._put(columns.take(range(place, place + room)))
-                self.time = part.time
+                self.time_ns = part.time_ns
                 place += room
             elif self.ready and self._never_fits(sizes[place]):
                 self.skipped += 1
@@ -208,7 +210,7 @@ class Feed(Reader):
         """Whether there is room for messages in the queue, and in all of them together if `others` count."""
         limits = self.queue.limits
         try:
-            (limits.check if others else limits.check_queue)(self.queue, count, size_bytes)
+            (limits.check if others else limits.check_queue)(self.queue.usage, count, size_bytes)
         except TryLater:
             return False
         return True
@@ -222,7 +224,7 @@ class Feed(Reader):
 
     def _never_fits(self, size_bytes: int) -> bool:
         """Whether not even an empty queue has room for such a message."""
-        return size_bytes > self.queue.policy.bytes_max
+        return size_bytes > self.queue.usage.policy.bytes_max
 
     def _wait_for_room(self, size_bytes: int) -> None:
         self.full = size_bytes
@@ -283,7 +285,7 @@ class Feed(Reader):
 
 
 def feed_name(service: str, stream: str) -> str:
-    """What a feed is called where one name is told of anything."""
+    """The name of a feed in reports."""
     return f"{service} from {stream}"
 
 
@@ -292,7 +294,7 @@ def no_feed(service: str, stream: str) -> NotFound:
     return NotFound(f"there is no feed from the stream {stream!r} to the service {service!r}")
 
 
-class Told(Protocol):
+class FeedReport(Protocol):
     """What a change of a feed calls in the iteration in which it is stored."""
 
     def __call__(self, sequence: int, *, created: bool) -> None:
@@ -317,14 +319,14 @@ class Feeds:
         self.selectors = selectors
         self.recovery = recovery
         self.by_name: dict[tuple[str, str], Feed] = {}
-        self.values: Kept[tuple[str, str], bytes] = Kept(self.effects)
+        self.values: StoredValues[tuple[str, str], bytes] = StoredValues(self.effects)
         """What the store has of each, and of those that could not be taken up."""
         self.waiting: dict[int, Feed] = {}
         """Those that wait for room."""
         self.changing: Counter[tuple[str, str]] = Counter()
         """How many changes of each are under way."""
-        self._told: set[tuple[str, str]] = set()
-        """Those of which the disk is told something: one change of a feed after the other."""
+        self._being_stored: set[tuple[str, str]] = set()
+        """Those that have a change under way to the disk: one change of a feed after the other."""
         self._keeper: Timer | None = None
 
     def restore(self, service: str, stream_name: str, value: bytes) -> None:
@@ -409,18 +411,18 @@ class Feeds:
         criteria: Sequence[Any],
         where: str,
         position: Position | None,
-        told: Told,
+        report: FeedReport,
     ) -> None:
         """Make a feed, or change it. Without a position it goes on where it is, or begins at the head.
 
-        `told` is called in the iteration that stores it; when that is done, it is in force.
+        `report` is called in the iteration that stores it; when that is done, it is in force.
         """
         selector = Selector.parse(criteria, where)
         self.selectors.check(selector)
         if position is None and (service, stream.name) not in self.by_name:
             stream.check_known(CURSOR_PREFIX + service)
         queue, value = self.services.get(service), pack((criteria, where))
-        run_workflow(self.effects, self._set(queue, stream, selector, value, position, told))
+        run_workflow(self.effects, self._set(queue, stream, selector, value, position, report))
 
     def _set(
         self,
@@ -429,7 +431,7 @@ class Feeds:
         selector: Selector,
         value: bytes,
         position: Position | None,
-        told: Told,
+        report: FeedReport,
     ) -> Workflow:
         name = queue.name, stream.name
         cursor = CURSOR_PREFIX + queue.name
@@ -446,7 +448,7 @@ class Feeds:
             PutValue(FEEDS, (stream.name, queue.name), value), PutValue(CURSORS, (stream.name, cursor), done)
         )
         created = name not in self.values
-        told(done, created=created)
+        report(done, created=created)
         error = yield STORED
         self._end_change(name)
         queue.feeds -= 1
@@ -463,7 +465,7 @@ class Feeds:
                 feed = self._add(queue, stream, selector)
                 feed.begin(position)
             if position is not None:
-                # What has come since and is gone already is told.
+                # What has come since and is gone already is a gap.
                 feed.head = head
             if created:
                 self.effects.event(f"feed.created.{queue.name}", stream=stream.name)
@@ -475,9 +477,9 @@ class Feeds:
     def _begin_change(self, name: tuple[str, str]) -> Generator[Literal["stored"], Any, Feed | None]:
         """Wait for the change of this feed before, and for the outcome of what it has put; it rests then."""
         self.changing[name] += 1
-        while name in self._told:
+        while name in self._being_stored:
             yield STORED
-        self._told.add(name)
+        self._being_stored.add(name)
         feed = self.by_name.get(name)
         if feed is not None:
             feed.resting = True
@@ -486,14 +488,18 @@ class Feeds:
         return feed
 
     def _end_change(self, name: tuple[str, str]) -> None:
-        self._told.discard(name)
+        self._being_stored.discard(name)
         self.changing -= Counter((name,))
 
-    def delete(self, service: str, stream: str, told: Told, failed: Callable[[MalamuteError], None]) -> None:
-        """End a feed; the requests that it made stay. `told` is as for `set`."""
-        run_workflow(self.effects, self._delete((service, stream), told, failed))
+    def delete(
+        self, service: str, stream: str, report: FeedReport, failed: Callable[[MalamuteError], None]
+    ) -> None:
+        """End a feed; the requests that it made stay. `report` is as for `set`."""
+        run_workflow(self.effects, self._delete((service, stream), report, failed))
 
-    def _delete(self, name: tuple[str, str], told: Told, failed: Callable[[MalamuteError], None]) -> Workflow:
+    def _delete(
+        self, name: tuple[str, str], report: FeedReport, failed: Callable[[MalamuteError], None]
+    ) -> Workflow:
         service, stream_name = name
         cursor = CURSOR_PREFIX + service
         feed = yield from self._begin_change(name)
@@ -503,7 +509,7 @@ class Feeds:
             return
         self.effects.store_bound(DeleteValue(FEEDS, (stream_name, service)))
         self.effects.store_bound(DeleteValue(CURSORS, (stream_name, cursor)))
-        told(self.position(*name), created=False)
+        report(self.position(*name), created=False)
         error = yield STORED
         self._end_change(name)
         if error is not None:

@@ -2,7 +2,7 @@
 
 A fault of the disk is over when something is stored again. A broker without traffic would never know, so it
 stores nothing, once a second, until that succeeds: for the store this is a write like any other. A store
-that is full is no fault: it says so to whoever wants more.
+that is full is no fault: it says so to those who want more.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from malamute.core.timers import Timers
 from malamute.errors import MalamuteError, StorageFull
 from malamute.store.operations import OPENED_AGAIN, Defect
 
-TOLD_MAX = 20
-"""Damages of a kind that are told one by one, of those that are found at once."""
+REPORTED_MAX = 20
+"""Damages of a kind that are reported one by one, of those that are found at once."""
 
 PROBE_SECONDS = 1.0
 """How often a store that failed is tried."""
@@ -50,22 +50,22 @@ class Health:
 
     def damaged(self, defects: Sequence[Defect]) -> None:
         """Something in the store was found damaged: tell of it, of many alike the first ones."""
-        told = Counter[str]()
+        reported = Counter[str]()
         for defect in defects:
             if defect.kind == OPENED_AGAIN:
                 self._effects.notice("the store was opened again", reason=defect.outcome)
                 self._effects.event("store.opened-again", reason=defect.outcome)
                 continue
             self.damages += 1
-            told[defect.kind] += 1
-            if told[defect.kind] <= TOLD_MAX:
+            reported[defect.kind] += 1
+            if reported[defect.kind] <= REPORTED_MAX:
                 details = defect._asdict()
                 del details["stranded"]
                 self._effects.notice("the store is damaged", **details)
                 self._effects.event("store.damaged", **details)
-        for kind, count in told.items():
-            if count > TOLD_MAX:
-                self._effects.notice("more of the store is damaged", kind=kind, count=count - TOLD_MAX)
+        for kind, count in reported.items():
+            if count > REPORTED_MAX:
+                self._effects.notice("more of the store is damaged", kind=kind, count=count - REPORTED_MAX)
 
     def _probe(self) -> None:
         self._probing = False

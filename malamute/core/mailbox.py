@@ -7,9 +7,9 @@ address has a private mailbox, for the replies to its requests alone; it goes wi
 
 from __future__ import annotations
 
-from malamute.core.queue.consumer import Consumer
 from malamute.core.queue.enqueue import enqueue
 from malamute.core.queue.queue import Queue
+from malamute.core.queue.source import QueueSource
 from malamute.core.queue.table import QueueTable
 from malamute.core.session import Session
 from malamute.errors import MalamuteError, NotFound
@@ -45,13 +45,13 @@ class Mailboxes(QueueTable):
             self.drop_unused(mailbox)
             raise
 
-    def consumer(self, session: Session) -> Consumer:
-        """The owner of a mailbox as the consumer of it, from its first credit on."""
-        consumer = session.sources.get(MAILBOX)
-        if not isinstance(consumer, Consumer):
+    def source(self, session: Session) -> QueueSource:
+        """The mailbox of a session as a source of it, from its first credit on."""
+        source = session.sources.get(MAILBOX)
+        if not isinstance(source, QueueSource):
             mailbox = self.get(session.mailbox, private=True)
-            consumer = session.sources[MAILBOX] = Consumer(session, MAILBOX, mailbox, EVERYTHING)
-        return consumer
+            source = session.sources[MAILBOX] = QueueSource(session, MAILBOX, mailbox, EVERYTHING)
+        return source
 
     def forget(self, session: Session) -> None:
         """Remove the private mailbox of a session that ends or gets an address."""

@@ -14,9 +14,12 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter
+from collections.abc import Sequence
 from itertools import accumulate
 from math import ceil, log
-from typing import Any
+from typing import Any, Protocol
+
+from malamute.protocol.time_units import to_seconds
 
 ERROR = 0.05
 """How far a quantile may be off, as a part of itself."""
@@ -29,6 +32,9 @@ WINDOW_SECONDS = 60.0
 
 RATE_SECONDS = 10.0
 """The window of a rate."""
+
+SAMPLES = 32
+"""Of more messages than this that are settled at once, some are measured for all."""
 
 _GAMMA = (1 + ERROR) / (1 - ERROR)
 _LOG_GAMMA = log(_GAMMA)
@@ -98,8 +104,16 @@ class Rate:
         self._since = self._since + RATE_SECONDS if recent else now
 
 
+class Timed(Protocol):
+    """A message, as far as its times go: 0 if it was not delivered."""
+
+    time_ns: int
+    first_delivered_at: float
+    last_delivered_at: float
+
+
 class QueueMetrics:
-    """What is known of one queue: messages in and out a second, and how long they waited and were held."""
+    """What is known of one queue: messages in and out a second, and how long they took."""
 
     __slots__ = ("arrivals", "processing_time", "queue_time", "settlements")
 
@@ -111,13 +125,31 @@ class QueueMetrics:
         self.processing_time = Histogram()
         """From its last delivery to the end."""
 
+    def settled(self, messages: Sequence[Timed], now: float, ahead: float) -> None:
+        """Messages have left for good, `now` in seconds; their `time_ns` is of a clock that is `ahead`."""
+        self.settlements.add(len(messages), now)
+        step = 1 + len(messages) // SAMPLES
+        # All that was dispatched in one iteration has one time, so there are few different ones.
+        times: dict[tuple[int, float, float], int] = {}
+        for message in messages[::step]:
+            key = (message.time_ns, message.first_delivered_at, message.last_delivered_at)
+            times[key] = times.get(key, 0) + 1
+        for (queued_ns, first, last), count in times.items():
+            if last:
+                self.processing_time.add(now - last, count, now)
+            if first:
+                self.queue_time.add(max(0.0, first + ahead - to_seconds(queued_ns)), count, now)
+
     def row(self, now: float) -> dict[str, Any]:
         """All of it: rates are of a second, and the quantiles None when nothing was measured."""
         row: dict[str, Any] = {
             "arrival_rate": self.arrivals.each_second(now),
             "settled_rate": self.settlements.each_second(now),
         }
-        for name, histogram in (("waited", self.queue_time), ("held", self.processing_time)):
+        for name, histogram in (
+            ("queue_time", self.queue_time),
+            ("processing_time", self.processing_time),
+        ):
             p50, p99 = histogram.quantiles(0.5, 0.99, now=now)
             row[f"{name}_p50_ms"] = p50 * 1000 if p50 is not None else None
             row[f"{name}_p99_ms"] = p99 * 1000 if p99 is not None else None

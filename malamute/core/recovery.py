@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     from malamute.core.effects import Effects
 
-TOLD_MAX = 20
+REPORTED_MAX = 20
 """Skipped things that are logged one by one."""
 
 
@@ -51,7 +51,7 @@ class Recovery:
         self.skipped += 1
         if kind == "feed":
             self._feeds.add(name)
-        if self.skipped <= TOLD_MAX:
+        if self.skipped <= REPORTED_MAX:
             reason = f"{type(error).__name__}: {error}"
             self._effects.notice("not recovered, left in the store", kind=kind, name=name, reason=reason)
 
@@ -66,7 +66,7 @@ class Recovery:
         if not dead.excess:
             return
         self._dead.append(dead)
-        if len(self._dead) <= TOLD_MAX:
+        if len(self._dead) <= REPORTED_MAX:
             what = "more dead letters than dead_letters allows: the oldest leave with the next one"
             self._effects.notice(what, kind=kind, name=name, count=len(dead.entries), excess=dead.excess)
 
@@ -77,8 +77,8 @@ class Recovery:
 
     def report(self, counts: dict[str, tuple[int, int]]) -> None:
         """Tell how many were skipped, and what is past its limit: `counts` are those there, and the limit."""
-        if self.skipped > TOLD_MAX:
-            self._effects.notice("more was not recovered", count=self.skipped - TOLD_MAX)
+        if self.skipped > REPORTED_MAX:
+            self._effects.notice("more was not recovered", count=self.skipped - REPORTED_MAX)
         for what, (there, limit) in counts.items():
             if there > limit:
                 self._effects.notice("more than the limit was recovered", what=what, count=there, limit=limit)

@@ -9,12 +9,13 @@ number of reads in one iteration, so readers take turns and memory stays within 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from functools import partial
 from operator import attrgetter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from malamute.core.chunk import Loaded
-from malamute.core.subscription import Reader
+from malamute.core.subscription import Reader, SourceStream
 from malamute.core.workflow import GO_ON, Workflow, run_workflow
 from malamute.errors import MalamuteError
 from malamute.matching import CompiledSelector, Group
@@ -22,7 +23,7 @@ from malamute.protocol.messages import NO_JOURNAL, OVERWRITTEN
 from malamute.store.operations import Chunk, Damage, ReadChunks, ReadResult
 
 if TYPE_CHECKING:
-    from malamute.core.stream import Stream
+    from malamute.core.gaps import Gaps
 
 READ_BYTES = 1 << 20
 """How much of the journal one read brings."""
@@ -36,12 +37,32 @@ STEP = 2_000
 SERVE_WORK = 20
 """What serving a reader costs beside finding and encoding its messages."""
 
+PASS_WORK = 3
+"""What a reader costs for whom there is nothing."""
+
+
+class ReplayedStream(SourceStream, Protocol):
+    """What replay needs of its stream."""
+
+    journaled: bool
+    next_dispatch: int
+    last_stored: int
+    first_kept: int
+    behind: bool
+
+    def activate(self) -> None:
+        """Flush it at the end of the iteration."""
+
+    def deliver(self, loaded: Loaded) -> None:
+        """Deliver a chunk that is on the disk to those who waited for that."""
+
 
 class Replay:
     """The subscriptions of one stream that are behind."""
 
-    def __init__(self, stream: Stream) -> None:
+    def __init__(self, stream: ReplayedStream, gaps: Gaps) -> None:
         self.stream = stream
+        self._gaps = gaps
         self.waking: dict[int, Reader] = {}
         self.unstored: deque[Loaded] = deque()
         """Chunks that wait for the disk, in order."""
@@ -78,7 +99,7 @@ class Replay:
             serving.pop(id(subscription), None)
         self.waking.pop(id(subscription), None)
         subscription.reading = False
-        subscription.cursor = sequence
+        subscription.rewind(sequence)
 
     def advance(self) -> None:
         """Serve those that woke up, from memory or with a read from the journal."""
@@ -110,7 +131,7 @@ class Replay:
         """The oldest chunk that waited for the disk was refused by it."""
         loaded = self.unstored.popleft()
         self.known = loaded.chunk.last
-        self.stream.holes.refuse(loaded.chunk.first, loaded.chunk.last)
+        self._gaps.refuse(loaded.chunk.first, loaded.chunk.last)
         self._wake_patient()
         return loaded
 
@@ -137,7 +158,7 @@ class Replay:
                 return
             loaded = self._in_memory(subscription.cursor, head)
             if loaded is None:
-                subscription.skip(head - 1, stream.holes.reason(subscription.cursor, head - 1))
+                subscription.skip(head - 1, self._gaps.reason(subscription.cursor, head - 1))
             else:
                 self._serve(subscription, loaded)
         if subscription.ready and stream.behind:
@@ -174,7 +195,8 @@ class Replay:
                 places = subscription.takes(loaded.chunk.first, selected)
                 if places:
                     loaded.later[id(subscription)] = subscription, loaded.part(places)
-                self._charge(selector, loaded)
+                work = SERVE_WORK + selector.take_spent() + loaded.take_spent()
+                self.stream.effects.replay_work -= work
 
     def _read(self, subscription: Reader) -> None:
         subscription.reading = True
@@ -207,6 +229,10 @@ class Replay:
                 if isinstance(found, Damage):
                     for subscription in filter(attrgetter("ready"), [*going.values()]):
                         subscription.skip(found.last, found.reason)
+                elif found.last >= self.stream.next_dispatch:
+                    # The read has overtaken the answer of the commit. What is held for that answer is offered
+                    # to all who are LIVE then, and each of these will be.
+                    break
                 else:
                     yield from self._serve_all(going, found)
                 # Who has not had all of this is not to have what follows. It reads again.
@@ -234,6 +260,7 @@ class Replay:
     def _serve_all(self, going: dict[int, Reader], chunk: Chunk) -> Workflow:
         """Serve a chunk to those who are ready for it."""
         loaded = Loaded.read(chunk)
+        shared = self.stream.audience.shares(len({subscription.group for subscription in going.values()}))
         for subscription in [*going.values()]:
             try:
                 # Between two steps one may end, or be rewound.
@@ -241,29 +268,43 @@ class Replay:
                     if subscription.cursor > chunk.last:
                         break
                     if self.stream.effects.replay_work > 0:
-                        self._serve(subscription, loaded)
+                        self._serve(subscription, loaded, shared=shared)
                     else:
                         yield GO_ON
             except Exception as error:
                 self._fail(subscription, error)
 
-    def _serve(self, subscription: Reader, loaded: Loaded) -> None:
-        """Serve a chunk, or as much of it as is looked at in one step, from the cursor on."""
-        chunk, selector = loaded.chunk, self._selector(subscription.group)
+    def _serve(self, subscription: Reader, loaded: Loaded, *, shared: bool = False) -> None:
+        """Serve a chunk, or as much of it as is looked at in one step, from the cursor on.
+
+        If it is `shared` by many, its messages are looked up for all of them.
+        """
+        chunk = loaded.chunk
         if subscription.cursor < chunk.first:
-            subscription.skip(chunk.first - 1, self.stream.holes.reason(subscription.cursor, chunk.first - 1))
+            subscription.skip(chunk.first - 1, self._gaps.reason(subscription.cursor, chunk.first - 1))
+        if shared:
+            start = (subscription.cursor - chunk.first) // STEP * STEP
+            stop = min(start + STEP, chunk.count)
+            places = loaded.shared_places(self.stream.audience, subscription.group, start, stop)
+            if places is not None:
+                self._pass(subscription, loaded, places, stop)
+                return
+        selector = self._selector(subscription.group)
         start, stop = 0, chunk.count
         if selector.work:
             start = max(subscription.cursor - chunk.first, 0)
             stop = min(stop, start + max(1, STEP // selector.work))
-        places = subscription.takes(chunk.first, loaded.places(selector, start, stop))
-        left = subscription.offer(loaded.part(places)) if places else 0
-        self._charge(selector, loaded)
-        subscription.move(left or chunk.first + stop)
+        self._pass(subscription, loaded, loaded.places(selector, start, stop), stop)
+        self.stream.effects.replay_work -= selector.take_spent()
 
-    def _charge(self, selector: CompiledSelector, loaded: Loaded) -> None:
-        """What it took to find the messages of a reader, and to encode them; others may share both."""
-        self.stream.effects.replay_work -= SERVE_WORK + selector.take_spent() + loaded.take_spent()
+    def _pass(self, subscription: Reader, loaded: Loaded, places: Sequence[int], stop: int) -> None:
+        """Offer the messages at some places of a chunk to a reader, and be done with all before `stop`."""
+        first = loaded.chunk.first
+        places = subscription.takes(first, places) if places else ()
+        left = subscription.offer(loaded.part(places)) if places else 0
+        subscription.move(left or first + stop)
+        # Others may share what it took to find its messages, and to encode them.
+        self.stream.effects.replay_work -= (SERVE_WORK if places else PASS_WORK) + loaded.take_spent()
 
     def _selector(self, group: Group) -> CompiledSelector:
         selector = self._selectors.get(group)

@@ -3,10 +3,10 @@
 An offer is a consumer of the service's queue: it names the subjects that it can do, and its credit says
 how many requests it is ready for. A request stays in the queue until the worker has completed it, by its
 final reply or by an ack; if the worker is lost before, it goes to another one. Each reply is put into
-the mailbox of whoever asked, in the same transaction that removes the request, so the requester may go
+the mailbox of the requester, in the same transaction that removes the request, so the requester may go
 away and collect it later, and no crash leaves a request both done and undone.
 
-Work that was taken on can always be ended. Whoever asks must have room for an answer; the answer itself, the
+Work that was taken on can always be ended. A requester must have room for an answer; the answer itself, the
 final reply, is never refused for want of room, as it takes the place of its request. So a mailbox may go past
 its limits by the final replies to requests that were accepted while it had room, and all queues together have
 no more messages for it.
@@ -23,6 +23,7 @@ from malamute.core.queue.entry import ENTRY_BYTES, Entry, size_of
 from malamute.core.queue.limits import QueueLimits
 from malamute.core.queue.options import is_address
 from malamute.core.queue.queue import Queue
+from malamute.core.queue.source import QueueSource
 from malamute.core.queue.table import QueueTable
 from malamute.core.session import Session
 from malamute.errors import InvalidSelector, MalamuteError, NotFound, NotOutstanding, TryLater
@@ -55,10 +56,13 @@ class Services(QueueTable):
                     self.mailboxes.get_or_create(entry.sender)
 
     def request(self, session: Session, message: Request) -> None:
-        """Queue requests. Raises what `enqueue` does."""
+        """Queue requests. Raises what `enqueue` does, or `AccessRefused` for the mailbox of a reply."""
+        requesters = _requesters(session, message)
+        for name in requesters:
+            if name != session.mailbox:
+                session.may.require("send", "mailbox", name, message.subjects)
         queue = self.get(message.service)
         mailboxes = self.mailboxes.by_name
-        requesters = _requesters(session, message)
         absent = [name for name in requesters if name not in mailboxes]
         try:
             for name in requesters:
@@ -75,18 +79,18 @@ class Services(QueueTable):
     def _check_answerable(self, mailbox: Queue) -> None:
         """Raise `TryLater` if a mailbox is full: a reply to a request would have no room."""
         try:
-            self.limits.check_queue(mailbox, 1, ENTRY_BYTES)
+            self.limits.check_queue(mailbox.usage, 1, ENTRY_BYTES)
         except TryLater as error:
             raise TryLater(f"no space for the reply: {error.text}") from None
 
-    def offer(self, session: Session, message: Offer, selector: Selector) -> Consumer:
+    def offer(self, session: Session, message: Offer, selector: Selector) -> QueueSource:
         """Begin to work for a service. Raises `InvalidSelector` or `TryLater`."""
         if selector.needs_headers:
             raise InvalidSelector(
                 "invalid criteria of an offer: expected families of subjects, not of headers"
             )
         queue = self.get(message.service)
-        return Consumer(session, message.source, queue, selector, message.ack_timeout / 1000)
+        return QueueSource(session, message.source, queue, selector, message.ack_timeout / 1000)
 
     def reply(self, session: Session, message: Reply) -> None:
         """Pass replies on, and complete the requests whose final reply is among them.
@@ -94,9 +98,9 @@ class Services(QueueTable):
         Raises `NotFound`, `NotOutstanding` or, if some are not final, `TryLater`; then none was passed on.
         """
         offer = session.source(message.source)
-        if not isinstance(offer, Consumer):
+        if not isinstance(offer, QueueSource):
             raise NotFound(f"source {message.source} is not an offer")
-        requests = [_outstanding(offer, sequence) for sequence in message.sequences]
+        requests = [_outstanding(offer.consumer, sequence) for sequence in message.sequences]
         finals = [s for s, final in zip(message.sequences, message.finals, strict=True) if final]
         if len(set(finals)) < len(finals):
             raise NotOutstanding("two final replies to one request: expected one")
@@ -110,7 +114,7 @@ class Services(QueueTable):
         for mailbox, messages in posts:
             mailbox.put(messages, confirmed=bound, reserved=True)
         if finals:
-            offer.queue.complete(offer, finals, confirmed=bound)
+            offer.complete(finals, bound=bound)
 
     def _check_room(self, posts: Sequence[Post]) -> None:
         """Raise `TryLater` unless there is room for the replies that are not final."""
@@ -118,7 +122,7 @@ class Services(QueueTable):
         for mailbox, replies in posts:
             partial = [reply for reply in replies if not _is_final(reply)]
             if partial:
-                self.limits.check_queue(mailbox, len(partial), size_of(partial))
+                self.limits.check_queue(mailbox.usage, len(partial), size_of(partial))
                 all_partial += partial
         if all_partial:
             self.limits.check_all(len(all_partial), size_of(all_partial))

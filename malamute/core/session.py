@@ -22,10 +22,11 @@ from collections.abc import Callable
 from functools import cached_property
 from hashlib import blake2b
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from math import inf
+from typing import TYPE_CHECKING, Any, Protocol
 
 from malamute.core.access import Permissions
-from malamute.core.effects import Effects, Holder
+from malamute.core.effects import BacklogShare, Effects
 from malamute.core.outcomes import Outcomes
 from malamute.core.refusals import Refusals
 from malamute.errors import (
@@ -64,8 +65,7 @@ from malamute.store.operations import DeleteValue, PutValue
 from malamute.store.tables import NUMBERS, OUTCOMES, REFUSALS, SESSIONS
 
 if TYPE_CHECKING:
-    from malamute.core.queue.consumer import Consumer
-    from malamute.core.subscription import Subscription
+    from malamute.core.effects import WhenStored
 
 Numbered = Publish | Send | Request | Reply | Commit
 """The commands that a session numbers and that STORED confirms. OK answers a CHANGE, which has one, too."""
@@ -185,7 +185,29 @@ def session_name(peer: bytes) -> str:
     return blake2b(peer, digest_size=8).hexdigest()
 
 
-class Session(Holder):
+class SessionSource(Protocol):
+    """What a session has under a number: a subscription, its mailbox or an offer."""
+
+    cost_bytes: int
+    """What its selector takes of memory."""
+
+    def grant(self, messages: int, size_bytes: int) -> None:
+        """Take more credit."""
+
+    def drain(self, held: Ranges, drained: WhenStored) -> None:
+        """Take nothing more until there is credit again, and give back what is not `held`."""
+
+    def block(self) -> None:
+        """The peer takes no more for now."""
+
+    def unblock(self) -> None:
+        """The peer takes more again."""
+
+    def cancel(self) -> None:
+        """End it."""
+
+
+class Session(BacklogShare):
     """One client, over all its connections."""
 
     may: Permissions
@@ -203,7 +225,7 @@ class Session(Holder):
         """Whether newer numbers of it may have been in a part of the store that is damaged."""
         self.since = now
         self.last_heard = now
-        self.sources: dict[int, Subscription | Consumer] = {}
+        self.sources: dict[int, SessionSource] = {}
         self.selector_bytes = 0
         """What the selectors of its sources take of memory."""
         self.holding = 0
@@ -219,7 +241,7 @@ class Session(Holder):
         """Its name for people."""
         return session_name(self.peer)
 
-    def source(self, source_id: int) -> Subscription | Consumer:
+    def source(self, source_id: int) -> SessionSource:
         """The subscription or consumer with this id. Raises `NotFound`."""
         try:
             return self.sources[source_id]
@@ -269,7 +291,7 @@ class Sessions:
     ) -> None:
         """Take up a session that the store remembers, until it is resumed or expires.
 
-        If it is doubtful what it had stored last, its client is told that the session is another one.
+        If it is doubtful what it had stored last, WELCOME says that the session is another one.
         """
         session = Session(peer, Numbers.unpack(value, refused, outcomes), self.effects.now)
         session.durable = True
@@ -397,12 +419,11 @@ class Sessions:
         if session.open:
             idle.start(session, self.effects.now)
 
-    def next_deadline(self) -> float | None:
-        """When `tick` has something to do, in seconds since the epoch."""
-        deadlines = [d for probes in self._probes if (d := probes.next_deadline()) is not None]
-        if self._away:
-            deadlines.append(next(iter(self._away.values())))
-        return min(deadlines, default=None)
+    def next_deadline(self) -> float:
+        """When `tick` has something to do, in seconds since the epoch; infinity for never."""
+        busy, idle = self._probes
+        first = busy.next_deadline if busy.next_deadline < idle.next_deadline else idle.next_deadline
+        return min(first, next(iter(self._away.values()))) if self._away else first
 
     # Numbers and confirmations
 
@@ -599,29 +620,34 @@ class Probes:
 
     def __init__(self, interval: float) -> None:
         self._interval = interval
+        self.next_deadline = inf
+        """When the next probe is due; infinity for never."""
         # A plain dict finds its first entry by passing all that were taken out before it.
         self._deadlines: OrderedDict[bytes, tuple[float, Session]] = OrderedDict()
 
     def start(self, session: Session, now: float) -> None:
         """Probe a session one interval from now, unless it waits for a probe already."""
-        self._deadlines.setdefault(session.peer, (now + self._interval, session))
+        if session.peer not in self._deadlines:
+            self._deadlines[session.peer] = (now + self._interval, session)
+            self._look()
 
     def cancel(self, session: Session) -> None:
         """Do not probe it."""
-        self._deadlines.pop(session.peer, None)
+        if self._deadlines.pop(session.peer, None) is not None:
+            self._look()
 
     def due(self, now: float) -> list[Session]:
         """The sessions whose time has come, with those for which it is about to; they no longer wait."""
         due: list[Session] = []
-        deadline = self.next_deadline()
-        if deadline is None or deadline > now:
+        if self.next_deadline > now:
             return due
         last = now + self._interval * PROBES_TOGETHER
         while self._deadlines and (first := next(iter(self._deadlines.values())))[0] <= last:
             due.append(first[1])
             del self._deadlines[first[1].peer]
+        self._look()
         return due
 
-    def next_deadline(self) -> float | None:
-        """When the next probe is due."""
-        return next(iter(self._deadlines.values()))[0] if self._deadlines else None
+    def _look(self) -> None:
+        """Note when the first of them is due."""
+        self.next_deadline = next(iter(self._deadlines.values()))[0] if self._deadlines else inf

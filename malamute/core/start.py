@@ -9,10 +9,10 @@ begins at the head.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from malamute.core.chunk import Loaded
-from malamute.core.subscription import Position
+from malamute.core.subscription import Position, SourceStream
 from malamute.matching import Group
 from malamute.protocol.start import (
     FIRST,
@@ -26,12 +26,24 @@ from malamute.protocol.start import (
 from malamute.store.operations import FindTime, LastPerSubject
 
 if TYPE_CHECKING:
-    from malamute.core.stream import Stream
+    from malamute.core.replay import Replay
 
 Then = Callable[[Position], None]
 
 SUBJECTS_MAX = 10_000
 """Subjects that `last-per-subject` looks at: the ones with the newest messages."""
+
+
+class StartingStream(SourceStream, Protocol):
+    """What is to be known of a stream to find a start in it."""
+
+    journaled: bool
+    last: int
+    last_stored: int
+    replay: Replay
+
+    def moment(self) -> int:
+        """The time now as it has it, in nanoseconds UTC."""
 
 
 class Asked(NamedTuple):
@@ -45,7 +57,7 @@ class Asked(NamedTuple):
     unstored: Sequence[Loaded]
 
 
-def locate(stream: Stream, start: Start, group: Group, then: Then) -> None:
+def locate(stream: StartingStream, start: Start, group: Group, then: Then) -> None:
     """Call `then` with the position of a start: now, or in a later iteration."""
     asked = Asked(stream.next, stream.last_stored, [*stream.replay.unstored])
     if start.kind in KNOWN:
@@ -64,7 +76,7 @@ def locate(stream: Stream, start: Start, group: Group, then: Then) -> None:
         )
 
 
-KNOWN: Mapping[str, Callable[[Stream, Start], Position]] = {
+KNOWN: Mapping[str, Callable[[StartingStream, Start], Position]] = {
     NEW: lambda stream, start: Position(stream.next),
     FIRST: lambda stream, start: Position(1, quiet=True) if stream.journaled else Position(stream.next),
     LAST: lambda stream, start: Position(stream.last or stream.next, quiet=True),
@@ -78,12 +90,12 @@ def at_time(asked: Asked, time: int, found: object) -> Position:
     if found <= asked.stored:
         return Position(found, quiet=True)
     for loaded in asked.unstored:
-        if loaded.chunk.time >= time:
+        if loaded.chunk.time_ns >= time:
             return Position(loaded.chunk.first, quiet=True)
     return Position(asked.head)
 
 
-def last_of_each(stream: Stream, group: Group, asked: Asked, found: object) -> Position:
+def last_of_each(stream: StartingStream, group: Group, asked: Asked, found: object) -> Position:
     """The last message of each subject that a group takes, given what the store found."""
     assert isinstance(found, Mapping)
     last = {subject: sequence for subject, sequence in found.items() if sequence < asked.head}

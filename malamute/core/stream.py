@@ -14,7 +14,7 @@ there is credit left, it is LIVE again, within one iteration and so without a ga
 Live deliveries do not wait for the disk. So that no sequence is ever used twice, every commit also
 reserves a block of sequences ahead, and a chunk beyond the reserved block is held until the commit that
 extends it; if the disk refuses that, nobody ever gets the chunk. After a crash the stream goes on behind the
-block: the numbers left out are a GAP. Who had a chunk that the disk refuses is told, too (`holes`).
+block: the numbers left out are a GAP. Who had a chunk that the disk refuses is notified (`gaps`).
 
 A stream without a journal stores nothing but this reservation, for a whole *epoch*. Those that are not
 known yet share one that is stored when the broker begins; so none of them waits for the disk, not even for
@@ -35,15 +35,16 @@ from sys import maxsize
 from typing import Any
 
 from malamute.core.audience import Audience
-from malamute.core.chunk import ChunkPart, Loaded, chunk_bytes
+from malamute.core.chunk import Loaded, chunk_bytes
+from malamute.core.chunk_part import ChunkPart
 from malamute.core.dispatch import Held, in_steps
 from malamute.core.effects import Effects
-from malamute.core.holes import Holes, Missing
-from malamute.core.kept import Kept
+from malamute.core.gaps import Gaps, Missing
 from malamute.core.metrics import Rate
 from malamute.core.replay import Replay
 from malamute.core.session import Session
 from malamute.core.start import locate
+from malamute.core.stored_values import StoredValues
 from malamute.core.subscription import Position, Reader, Subscription
 from malamute.errors import CursorLost, InvalidValue, MalamuteError, NotFound, TooMany
 from malamute.matching import CacheBudget, Group, Groups, Selector
@@ -97,7 +98,7 @@ class Tally:
         self.bytes = 0
 
 
-class Cursors(Kept[str, int]):
+class Cursors(StoredValues[str, int]):
     """The cursors of a stream, which are counted in bytes together with those of all others."""
 
     __slots__ = ("_tally",)
@@ -126,7 +127,7 @@ def cursor_bytes(name: str) -> int:
 class Deleted:
     """The last messages of streams that were deleted. Of those longest ago only the highest is known.
 
-    Who comes back to such a name is told of what he has missed of it, and to no other one of anything.
+    Who resumes under such a name gets a GAP for what was deleted, and under any other name none.
     """
 
     def __init__(self) -> None:
@@ -172,7 +173,7 @@ class Stream:
         self.first_kept = state.first if state else begin + 1
         self.last: int = state.last if state else 0
         """The newest message that was ever published."""
-        self.time = state.time if state else 0
+        self.time_ns = state.time_ns if state else 0
         self._clocked = self.effects.time_ns
         self.messages = 0
         self.rate = Rate()
@@ -198,8 +199,9 @@ class Stream:
         """The dispatch of the first of them, if that was broken off."""
         self._dropped: deque[Loaded] = deque()
         """What the disk has refused before, of which nobody knows yet."""
-        self.holes = Holes(self, self.last_stored, owner.incarnations)
-        self.replay = Replay(self)
+        self.gaps = Gaps(self, self.last_stored, owner.incarnations)
+        self.replay = Replay(self, self.gaps)
+        self.wake, self.forget = self.replay.wake, self.replay.forget
         if not self.journaled:
             self._begin_epoch(self.next - 1)
             if state is None:
@@ -232,16 +234,16 @@ class Stream:
         try:
             self._flush(subjects, records, senders)
         except Exception as error:
-            # Whoever published learns that it was not stored.
+            # Its publishers learn that it was not stored.
             self.effects.spoil("what was published", error)
 
     def _flush(self, subjects: list[str], records: list[Frame], senders: list[str]) -> None:
-        self.time = self.moment()
+        self.time_ns = self.moment()
         self._clocked = self.effects.time_ns
         sender = senders[0] if len(set(senders)) == 1 else senders
-        columns = Columns(self.next, self.time, sender, subjects, records)
+        columns = Columns(self.next, self.time_ns, sender, subjects, records)
         payload, large = pack_stream_payload(columns)
-        loaded = Loaded(Chunk(self.next, len(subjects), self.time, payload, large), columns)
+        loaded = Loaded(Chunk(self.next, len(subjects), self.time_ns, payload, large), columns)
         self.next += len(subjects)
         self.last = self.next - 1
         self.messages += len(subjects)
@@ -254,7 +256,7 @@ class Stream:
     def moment(self) -> int:
         """The time now as this stream has it, in nanoseconds UTC."""
         now = self.effects.time_ns
-        return max(now, self.time + max(0, now - self._clocked) // 2)
+        return max(now, self.time_ns + max(0, now - self._clocked) // 2)
 
     def close(self) -> None:
         """Offer what waits for that, and give back the sequences that were reserved and not used."""
@@ -319,13 +321,13 @@ class Stream:
         self.effects.store(PutValue(RETENTIONS, (self.name,), retention))
 
     def purge(self, purged: Callable[[], None]) -> None:
-        """Drop the history. Whoever reads it, and whatever was set for it, stays."""
+        """Drop the history. Its readers stay, and what was set for it."""
         # For the store it is another stream of the same name, which goes on with the old numbers.
         self.effects.store(DeleteStream(self.name))
         # A deletion changes the retention, be there one or not: it stands for all that goes with it.
         self.cursors.rely_on_changes(lambda cursor: True)
         self._retentions.rely_on_changes(lambda stream: stream == self.name)
-        # Nobody knows where the lost ones stood: their readers are told that all is gone.
+        # Nobody knows where the lost ones stood: their readers get a GAP for all of it.
         for cursor, sequence in [*self.cursors.items(), *((cursor, 0) for cursor in self.lost_cursors)]:
             self.commit(cursor, sequence)
         if self.retention is not None:
@@ -602,7 +604,7 @@ class Streams:
         """What the cursors of all streams take."""
         self.by_name: dict[str, Stream] = {}
         self.active: dict[str, Stream] = {}
-        self.retentions: Kept[str, StreamRetention] = Kept(effects)
+        self.retentions: StoredValues[str, StreamRetention] = StoredValues(effects)
         """How much of a stream is kept, where that was set at run time."""
 
     def policy(self, name: str) -> StreamPolicy:
@@ -625,7 +627,7 @@ class Streams:
             self.floor = self.deleted.others = state.reserved
         else:
             stream = self.by_name[name] = Stream(name, self, state)
-            stream.holes.restore(refused)
+            stream.gaps.restore(refused)
             if stream.policy.retention != KEEP_ALL:
                 self.effects.store(Retain(name, stream.policy.retention))
 
@@ -692,10 +694,10 @@ class Streams:
             del self.by_name[stream.name]
             self.active.pop(stream.name, None)
 
-    def left(self, stream: Stream) -> None:
+    def left(self, reader: Reader) -> None:
         """A reader has left: was it the last one of a stream in which nothing ever was, that goes too."""
-        here = self.by_name.get(stream.name) is stream
-        if here and stream.idle and stream.untouched and not stream.changing:
+        stream = self.by_name.get(reader.stream.name)
+        if stream is reader.stream and stream.idle and stream.untouched and not stream.changing:
             self.drop_untouched(stream)
             if not stream.journaled:
                 self.effects.store(DeleteStream(stream.name), ForgetStream(stream.name))
@@ -708,7 +710,7 @@ class Streams:
         self.by_name[name].lasting = True
         return self.by_name[name]
 
-    def subscribe(self, session: Session, message: Subscribe, selector: Selector) -> None:
+    def subscribe(self, session: Session, message: Subscribe, selector: Selector) -> Subscription:
         """Begin a subscription. Raises `InvalidSelector`, `InvalidValue` or `TooMany`."""
         start = Start.parse(message.start)
         stream = self.get(message.stream)
@@ -732,19 +734,26 @@ class Streams:
         subscription.credit.grant(message.credit, message.credit_bytes)
 
         def look(position: Position) -> None:
-            stream.holes.taken_back(message.had, lambda taken_back: begin(position, taken_back))
+            stream.gaps.taken_back(message.had, lambda taken_back: begin(position, taken_back))
 
         def begin(position: Position, taken_back: Sequence[Missing]) -> None:
             if subscription.open:
-                self.effects.send(session.peer, Ok(_SUBSCRIBE, message.source, position.first))
                 if message.cursor and message.cursor not in stream.cursors:
+                    try:
+                        # Others may have come meanwhile.
+                        stream.check_cursor(message.cursor)
+                    except TooMany as error:
+                        subscription.fail(error)
+                        return
                     stream.commit(message.cursor, position.first - 1)
+                self.effects.send(session.peer, Ok(_SUBSCRIBE, message.source, position.first))
                 for missing in taken_back:
                     subscription.missed(*missing)
                 subscription.begin(position)
 
         with self.effects.failing(subscription.fail):
             locate(stream, start, subscription.group, look)
+        return subscription
 
     def flush(self) -> None:
         """Send and store what the iteration brought."""

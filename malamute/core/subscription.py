@@ -9,10 +9,10 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from malamute.core.chunk import ChunkPart
-from malamute.core.credit import Credit
+from malamute.core.chunk_part import ChunkPart
+from malamute.core.credit import CreditBalance
 from malamute.core.session import Session
 from malamute.matching import Group, Selector
 from malamute.protocol.messages import (
@@ -28,8 +28,10 @@ from malamute.protocol.messages import (
 )
 
 if TYPE_CHECKING:
-    from malamute.core.effects import WhenStored
-    from malamute.core.stream import Stream
+    from collections import Counter
+
+    from malamute.core.audience import Audience
+    from malamute.core.effects import Effects, WhenStored
     from malamute.errors import MalamuteError
 
 
@@ -39,7 +41,7 @@ _SUBSCRIBE = BY_TYPE[Subscribe].opcode
 class Position(NamedTuple):
     """Where a subscription begins: the messages `wanted`, if any, and then all from `sequence` on.
 
-    A quiet position is not told of what is missing before the first message.
+    At a quiet position nothing is announced as missing before the first message.
     """
 
     sequence: int
@@ -52,19 +54,36 @@ class Position(NamedTuple):
         return self.wanted[0] if self.wanted else self.sequence
 
 
-class Reader:
-    """Whoever takes messages of a stream, and where it stands.
+class SourceStream(Protocol):
+    """What a reader needs of its stream."""
 
-    `cursor` is the first sequence that it has not had, and 0 while it is LIVE. `after` is the last one
-    that it was sent or told to be missing. `head` is where the stream was when it began: while it is
-    `quiet`, it is not told of what is missing before that. If single messages were asked for, they are
+    name: str
+    own: bool
+    effects: Effects
+    audience: Audience
+    next: int
+    switches: Counter[str]
+
+    def wake(self, reader: Reader) -> None:
+        """Serve a reader that is behind and has credit, at the end of this iteration."""
+
+    def forget(self, reader: Reader) -> None:
+        """A reader has ended."""
+
+
+class Reader:
+    """One that takes messages of a stream, and where it stands.
+
+    `cursor` is the first sequence that it has not had, and 0 while it is LIVE. `after` is the last one that
+    it was sent, or that was announced as missing. `head` is where the stream was when it began: while it is
+    `quiet`, nothing is announced as missing before that. If single messages were asked for, they are
     `wanted`, and what follows them begins at the head.
     """
 
     committed = False
     """Whether it takes only what is on the disk, though it is LIVE."""
 
-    def __init__(self, stream: Stream, selector: Selector) -> None:
+    def __init__(self, stream: SourceStream, selector: Selector) -> None:
         self.stream = stream
         self.cost_bytes = 0
         """What its selector takes of memory."""
@@ -77,7 +96,7 @@ class Reader:
         self.began = False
         self.delivered = 0
         self.skipped = 0
-        self.time = 0
+        self.time_ns = 0
         self.since = stream.effects.now
         self.group: Group = stream.audience.add(id(self), selector, self)
 
@@ -132,12 +151,12 @@ class Reader:
     def unblock(self) -> None:
         """Go on if there is a reason to."""
         if self.cursor and self.ready and not self.reading:
-            self.stream.replay.wake(self)
+            self.stream.wake(self)
 
     def cancel(self) -> None:
         """End it."""
         self.stream.audience.remove(id(self))
-        self.stream.replay.forget(self)
+        self.stream.forget(self)
 
     def takes(self, first: int, places: Sequence[int]) -> Sequence[int]:
         """Those of the places in a chunk that it is to have, from its cursor on; `first` is place 0."""
@@ -162,6 +181,10 @@ class Reader:
             if not self.wanted:
                 sequence = max(sequence, self.head)
         return self.wanted[0] if self.wanted else sequence
+
+    def rewind(self, sequence: int) -> None:
+        """Go on at another sequence, or LIVE with 0; it is no switch of its own."""
+        self.cursor = sequence
 
     def skip(self, last: int, reason: str) -> None:
         """Move the cursor past `last`, and tell that the messages up to it are unavailable."""
@@ -192,7 +215,7 @@ class Subscription(Reader):
         self,
         session: Session,
         source: int,
-        stream: Stream,
+        stream: SourceStream,
         selector: Selector,
         had: int = 0,
         *,
@@ -203,7 +226,9 @@ class Subscription(Reader):
         self.had = had
         """What came up to here it has had on an older connection."""
         self.committed = committed
-        self.credit = Credit()
+        self.asked = selector
+        """What its client asked for; it takes what is allowed of that."""
+        self.credit = CreditBalance()
         super().__init__(stream, selector)
 
     @property
@@ -226,10 +251,10 @@ class Subscription(Reader):
         self.credit.grant(messages, size_bytes)
         self.unblock()
 
-    def drain(self, held: Ranges, told: WhenStored) -> None:
+    def drain(self, held: Ranges, drained: WhenStored) -> None:
         """Take nothing more until there is credit again. Nothing of it goes back anywhere."""
         self.credit.clear()
-        told(None)
+        drained(None)
 
     def block(self) -> None:
         """Nothing to do: each delivery asks whether it is `ready`."""
@@ -255,7 +280,7 @@ class Subscription(Reader):
         self.delivered += part.count
         self.stream.effects.send(self.session.peer, Delivery(self.source, self.after, part))
         self.after = part.columns.each_sequence()[-1]
-        self.time = part.time
+        self.time_ns = part.time_ns
 
     def refused(self, part: ChunkPart, *, sent: bool) -> None:
         """Tell the client what it has had in vain, or will not get."""

@@ -60,6 +60,8 @@ class Timers:
 
     def run(self, now: float) -> None:
         """Run what is due."""
+        if not self._heap or self._heap[0][0] > now:
+            return
         for _ in range(TIMERS_PER_TICK):
             if not self._heap or self._heap[0][0] > now:
                 return

@@ -44,7 +44,7 @@ from malamute.journal.directory import (
     take_lock,
     translated,
 )
-from malamute.journal.format import BLOCK, CARD, CHUNK, META, QUARANTINE, STREAM, Damaged, Stream, key
+from malamute.journal.format import BLOCK, CARD, CHUNK, META, QUARANTINE, STREAM, Damaged, StreamMeta, key
 from malamute.journal.states import Card, encode_card, newest_lsn, read_states
 from malamute.journal.store import Copied
 from malamute.journal.walk import Walk
@@ -124,7 +124,7 @@ class Copy:
 
     # --- the log
 
-    def _copy_log(self) -> tuple[bytes, list[Stream]]:
+    def _copy_log(self) -> tuple[bytes, list[StreamMeta]]:
         """Copy the log; returns the meta record and the states of the moment of its end."""
         while True:
             step_bytes = STEP_BYTES if self._done < self._size else sys.maxsize
@@ -167,7 +167,7 @@ class Copy:
 
     # --- the streams
 
-    def _copy_chunks(self, state: Stream) -> Stream:
+    def _copy_chunks(self, state: StreamMeta) -> StreamMeta:
         """Copy the chunks of a stream, the newest first; returns the state of what was copied."""
         copied = state._replace(first=state.last + 1, bytes=0, count=0, chunks=0)
         while copied.first > state.first:
@@ -184,12 +184,12 @@ class Copy:
             self._progress(self._done)
         return copied
 
-    def _copy_chunk(self, target: lmdb.Transaction, copied: Stream, first: int, value: Any) -> Stream:
+    def _copy_chunk(self, target: lmdb.Transaction, copied: StreamMeta, first: int, value: Any) -> StreamMeta:
         target.put(key(CHUNK, copied.identifier, first), value)
         count, time = copied.first - first, copied.first_time
         try:
             chunk = codec.decode_chunk(value)
-            count, time = chunk.count, chunk.time
+            count, time = chunk.count, chunk.time_ns
         except Damaged:
             self._damages.append((copied.name, Damage(first, copied.first - 1, "corrupt")))
         self._chunks += 1
@@ -206,11 +206,11 @@ class Copy:
 def _check_free(directory: Path) -> None:
     """Raise `StoreError` unless a copy may be made here; nothing is touched before that is known."""
     if (directory / "data.mdb").exists():
-        raise StoreError(f"there is a store in {directory} already")
+        raise StoreError(f"there is a store in {directory} already: expected an empty directory")
     lock = directory / "lock"
     # It is written to. Only what an earlier copy left behind may be there.
     if lock.is_symlink() or (lock.exists() and not _LOCK.fullmatch(lock.read_bytes()[:LOCK_BYTES_MAX])):
-        raise StoreError(f"{lock} is no file of a store")
+        raise StoreError(f"{lock} does not belong to a store: expected an empty directory")
 
 
 def _values(cursor: lmdb.Cursor, kind: int, sequence: int = 0) -> Iterator[tuple[int, Any]]:

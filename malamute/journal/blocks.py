@@ -36,7 +36,7 @@ def decode_block(data: bytes | memoryview) -> list[Operation]:
     try:
         return codec.decode(memoryview(data)[BLOCK_HEADER_SIZE:])
     except Malformed as error:
-        raise Damaged(f"a block holds {error.text}") from error
+        raise Damaged(f"invalid block: {error.text}") from error
 
 
 def decode_lsn(data: bytes | memoryview) -> int:
@@ -51,7 +51,7 @@ def decode_records(data: bytes | memoryview) -> RecordsByQueue:
     try:
         return codec.decode_records(memoryview(data)[BLOCK_HEADER_SIZE:])
     except Malformed as error:
-        raise Damaged(f"a block holds {error.text}") from error
+        raise Damaged(f"invalid block: {error.text}") from error
 
 
 def salvage(data: bytes | memoryview) -> list[Operation]:

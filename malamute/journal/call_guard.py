@@ -23,7 +23,7 @@ class CallGuard:
             if self._shut:
                 self._condition.wait_for(lambda: not self._shut)
             if self._closed:
-                raise StoreError("the store is closed")
+                raise StoreError("store is closed")
             self._under_way += 1
 
     def __exit__(self, *exception: object) -> None:

@@ -34,7 +34,7 @@ class Defects:
         assert isinstance(found, list)
         for item in found:
             if type(item) is Damage:
-                self.add(Defect("chunk", stream, item.first, item.last, "readers are told of the gap"))
+                self.add(Defect("chunk", stream, item.first, item.last, "readers get a gap"))
 
     def take(self) -> list[Defect]:
         """Those that are new since the last time."""

@@ -95,7 +95,7 @@ def open_again(environment: lmdb.Environment) -> lmdb.Environment:
     try:
         return _open(path, size)
     except (lmdb.Error, OSError) as error:
-        raise StoreLost(f"{path / 'data.mdb'} cannot be opened again: {error}") from error
+        raise StoreLost(f"cannot open {path / 'data.mdb'} again: {error}") from error
 
 
 def _open(path: Path, size: int) -> lmdb.Environment:
@@ -114,7 +114,7 @@ def _check_length(environment: lmdb.Environment, data: Path) -> None:
     os.truncate(data, needed)
     if not _is_whole(environment):
         os.truncate(data, there)
-        raise StoreCorrupt(f"{data} was cut off: it has {there} bytes and uses {needed}")
+        raise StoreCorrupt(f"{data} was cut off: it has {there} bytes, expected {needed}")
 
 
 def _is_whole(environment: lmdb.Environment) -> bool:
@@ -186,7 +186,7 @@ def read_meta(transaction: lmdb.Transaction) -> codec.Meta:
 def decode_meta(value: bytes | None) -> codec.Meta:
     """The meta record. Raises: StoreTooNew, StoreTooOld, StoreCorrupt."""
     if value is None:
-        raise StoreCorrupt("the file is an LMDB store, and not one of Malamute")
+        raise StoreCorrupt("not a Malamute store, but another LMDB file")
     try:
         return codec.decode_meta(value)
     except codec.TooNew as error:
@@ -208,7 +208,7 @@ def allocate(data: Path, size: int) -> None:
         os.fsync(descriptor)
     except OSError as error:
         if error.errno in _FULL:
-            raise StorageFull(f"{data} needs {size} bytes: {error.strerror}") from error
+            raise StorageFull(f"cannot allocate {size} bytes for {data}: {error.strerror}") from error
         raise StoreError(f"cannot allocate {data}: {error.strerror}") from error
     finally:
         os.close(descriptor)

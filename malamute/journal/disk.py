@@ -66,7 +66,7 @@ from malamute.journal.format import (
     QUARANTINE,
     STREAM,
     Damaged,
-    Stream,
+    StreamMeta,
     key,
 )
 from malamute.journal.log import Log, messages_in
@@ -76,7 +76,7 @@ from malamute.journal.ring import Counted, Ring, RingTransaction
 from malamute.journal.states import (
     CEILING_STEP,
     Card,
-    Mend,
+    ValueRepair,
     changed,
     encode_card,
     make_cards,
@@ -97,7 +97,7 @@ from malamute.journal.store import (
     no_progress,
     stream_state,
 )
-from malamute.journal.subjects import Collector, Search
+from malamute.journal.subjects import Collector, SubjectSearch
 from malamute.journal.values import Values
 from malamute.journal.walk import DiskChunkDeleter, Walk
 from malamute.store.operations import (
@@ -106,7 +106,7 @@ from malamute.store.operations import (
     Damage,
     Defect,
     Frame,
-    Hole,
+    GapRange,
     Key,
     Operation,
     PutValue,
@@ -118,7 +118,7 @@ from malamute.store.policies import StreamRetention
 from malamute.store.tables import CURSORS, OF_STREAMS, RETENTIONS, SESSIONS
 
 STREAMS_SHARE = 0.7
-"""The share of the file that streams may fill unless told otherwise."""
+"""The share of the file that streams may fill unless given otherwise."""
 
 STREAMS_SHARE_MAX = 0.85
 """The largest share that streams may be given; the rest is for queues, the reserve and free pages."""
@@ -187,11 +187,11 @@ class DiskStore:
         self._readers_due = 0.0
         self._collector = Collector()
         self._defects = Defects()
-        self._mends: list[Mend] = []  # damaged values that the next write puts aside
+        self._repairs: list[ValueRepair] = []  # damaged values that the next write puts aside
         with environment.begin(buffers=True) as transaction, transaction.cursor() as cursor:
             self._meta = read_meta(transaction)
             states = read_states(cursor)
-            self._mends += states.mends
+            self._repairs += states.repairs
             self._check_metas(transaction)
             self._check_aside(cursor)
             self._lsn = newest_lsn(cursor, self._meta.lsn, states)
@@ -214,7 +214,7 @@ class DiskStore:
 
         `size` is that of the file in bytes; a larger file that is already there keeps its size. The
         space is allocated at once unless `preallocate` is false. `streams_budget` is what all streams may
-        take together, 70 % of the size unless given. `counted` tells seconds that nobody can set: no
+        take together, 70 % of the size unless given. `counted` returns seconds that nobody can set: no
         limit by age believes a clock that runs ahead of them (`ring`).
 
         Raises StoreLocked if another process has it open, StoreTooNew if a newer format is in it,
@@ -232,7 +232,9 @@ class DiskStore:
             if streams_budget is None:
                 streams_budget = int(size * STREAMS_SHARE)
             elif streams_budget > size * STREAMS_SHARE_MAX:
-                raise StoreError(f"streams_budget {streams_budget} is over 85 % of the size {size}")
+                raise StoreError(
+                    f"streams_budget {streams_budget} is too large: expected at most 85 % of the size {size}"
+                )
             return cls(
                 environment,
                 lock,
@@ -336,15 +338,15 @@ class DiskStore:
                 found = cursor.next()
 
     def _check_metas(self, transaction: _Transaction) -> None:
-        """Have the meta record and its twin mended where they are not the same."""
+        """Have the meta record and its twin repaired where they are not the same."""
         value = codec.encode_meta(self._meta)
         for place in (key(META), META_TWIN):
             found = transaction.get(place)
             if found is None:
-                self._mends.append(Mend(place, None, value))
+                self._repairs.append(ValueRepair(place, None, value))
             elif found is not None and found != value:
-                self._mends.append(Mend(place, bytes(found), value))
-                self._defects.add(Defect("meta", "", 0, 0, "it was made anew from its twin"))
+                self._repairs.append(ValueRepair(place, bytes(found), value))
+                self._defects.add(Defect("meta", "", 0, 0, "it was rebuilt from its twin"))
 
     def _check_aside(self, cursor: lmdb.Cursor) -> None:
         """Take note of what was damaged before and put aside."""
@@ -404,7 +406,9 @@ class DiskStore:
             self._refuse_if_full(plan, self._reserve if plan.queued else 0)
         elif plan.appending and self._room() < plan.added:
             if plan.added > self._size // 2:
-                raise StorageFull(f"{plan.added} bytes at once do not fit into {self._size}")
+                raise StorageFull(
+                    f"{plan.added} bytes at once are too many: the whole store has {self._size}"
+                )
             self._relieve(plan.added)
         for _ in range(RELIEFS_MAX if plan.appending else 0):
             with suppress(StorageFull):
@@ -430,7 +434,9 @@ class DiskStore:
                 break
             empty = make_plan((), self._collector, self._block_bytes_max, self._lsn)
             self._transact(empty, floor_bytes=0)
-        raise StorageFull(f"{plan.added} bytes do not fit beside {self._used()} used of {self._size}")
+        raise StorageFull(
+            f"store is full: {plan.added} bytes do not fit, {self._used()} of {self._size} are used"
+        )
 
     def _relieve(self, added: int) -> None:
         """Drop old chunks when new ones do not fit, though the budget says that they should.
@@ -462,13 +468,13 @@ class DiskStore:
         LMDB takes a write that was cut short, as on a full disk, for EIO. So the file is asked for room then,
         which raises StorageFull if there is none.
         """
-        before, mends = self._environment.info()["last_txnid"], self._mends[:]
+        before, repairs = self._environment.info()["last_txnid"], self._repairs[:]
         try:
             with translated(), self._environment.begin(write=True, buffers=True) as transaction:
                 if self._failing:
                     put_meta(transaction, self._meta)
-                if mends:
-                    self._put_aside(transaction, mends)
+                if repairs:
+                    self._put_aside(transaction, repairs)
                 yield transaction
         except (StoreError, StorageFull) as error:
             if not self._open_again_if_broken(before, error):
@@ -476,14 +482,14 @@ class DiskStore:
                     data = Path(self._environment.path()) / "data.mdb"
                     allocate(data, min(self._size, used_bytes(self._environment) + added))
                 raise
-        if mends:
-            self._aside_next += sum(mend.found is not None for mend in mends)
-            del self._mends[: len(mends)]
+        if repairs:
+            self._aside_next += sum(repair.found is not None for repair in repairs)
+            del self._repairs[: len(repairs)]
 
-    def _put_aside(self, transaction: _Transaction, mends: Sequence[Mend]) -> None:
-        """Keep damaged values as they were found, and put in their places what is made anew."""
+    def _put_aside(self, transaction: _Transaction, repairs: Sequence[ValueRepair]) -> None:
+        """Keep damaged values as they were found, and put in their places what was rebuilt."""
         number = self._aside_next
-        for place, found, value in mends:
+        for place, found, value in repairs:
             if found is not None:
                 transaction.put(key(ASIDE, 0, number), place + found)
                 number += 1
@@ -514,10 +520,10 @@ class DiskStore:
                     put_meta(transaction, self._meta)
             except lmdb.Error as error:
                 if is_there:
-                    raise StoreLost(f"it is not known what the disk has stored: {error}") from fault
+                    raise StoreLost(f"unknown what is durable after a failed write: {error}") from fault
                 # It is broken again. Reading works in one that is new, and each write will try again.
                 self._environment = open_again(self._environment)
-                raise StoreError(f"the disk takes no writes: {error}") from fault
+                raise StoreError(f"cannot write to the disk: {error}") from fault
         if not is_there:
             raise _OpenedAgain(f"the store was opened again: {fault.text}") from fault
         return True
@@ -572,7 +578,7 @@ class DiskStore:
     def _put_states(self, transaction: _Transaction, changes: RingTransaction, lsn: int) -> None:
         for stream in changes.changed.values():
             transaction.put(key(STREAM, stream.identifier), codec.encode_stream(stream, lsn))
-        for stream in changes.gone():
+        for stream in changes.changed_leaving():
             if stream.chunks:
                 transaction.put(key(STREAM, stream.identifier), codec.encode_stream(stream, lsn))
             else:
@@ -684,10 +690,10 @@ class DiskStore:
         with self._walk(stream) as (_, walk):
             return walk.find_time(time_ns)
 
-    def find_hole(self, stream: str, sequence: int) -> Hole | None:
-        """The hole in which a sequence lies; None if it is stored, or outside of what is kept."""
+    def find_gap(self, stream: str, sequence: int) -> GapRange | None:
+        """The gap in which a sequence lies; None if it is stored, or outside of what is kept."""
         with self._walk(stream) as (_, walk):
-            return walk.find_hole(sequence)
+            return walk.find_gap(sequence)
 
     def last_per_subject(self, stream: str, *, limit: int) -> Mapping[str, int]:
         """The sequence of the last message kept of each subject; of `limit` subjects, newest first.
@@ -695,7 +701,7 @@ class DiskStore:
         What cannot be read is left out. Reads little more than a range of 4 MiB, and one for each rare
         subject; all of the stream if it was written without subjects.
         """
-        search = Search(limit)
+        search = SubjectSearch(limit)
         start: int | None = None
         while not search.is_done:
             with self._walk(stream) as (state, walk):
@@ -734,26 +740,26 @@ class DiskStore:
             )
 
     @contextmanager
-    def _walk(self, name: str) -> Iterator[tuple[Stream, Walk]]:
+    def _walk(self, name: str) -> Iterator[tuple[StreamMeta, Walk]]:
         """A transaction, and in it the state of a stream and a way along its chunks.
 
         The state in memory is taken first, so that it is never ahead of the transaction. It may be behind:
         a stream that was deleted meanwhile has no state under its identifier, or one without its name.
         """
-        known = self._ring.streams.get(name, Stream(0, name))
+        known = self._ring.streams.get(name, StreamMeta(0, name))
         with self._reading() as transaction, transaction.cursor() as cursor:
             place = key(STREAM, known.identifier)
             value = transaction.get(place)
             try:
                 state = codec.decode_stream(value) if value else None
-                if value is None and any(mend.place == place for mend in self._mends):
+                if value is None and any(repair.place == place for repair in self._repairs):
                     state = known  # which the next write brings back
             except Damaged:
                 # The next write of the stream puts what is known in its place.
                 state = known
                 self._defects.add(Defect("stream", name, known.first, known.last, STATE_WORDS))
             if state is None or state.name != name:
-                state = Stream(known.identifier, name, known.last + 1, known.last)
+                state = StreamMeta(known.identifier, name, known.last + 1, known.last)
             yield state, Walk(cursor, state)
 
     @contextmanager
@@ -812,7 +818,7 @@ class DiskStore:
         return self._defects.take()
 
     def verify(self, stream: str | None = None) -> Iterator[Checked]:
-        """Read everything, or one stream, in steps of a bounded size, and tell of each step."""
+        """Read everything, or one stream, in steps of a bounded size, and report each step."""
         for name in [stream] if stream is not None else sorted(self._ring.streams):
             yield from self._verify_stream(name)
         if stream is None:

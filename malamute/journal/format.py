@@ -8,7 +8,7 @@ so that the order of the bytes is the order of the numbers and one table serves 
     (CHUNK, stream, first)       one chunk of a stream
     (BLOCK, 0, number)           one block of the log of queues and values (`blocks`)
     (QUARANTINE, 0, number)      a block that could not be read, kept as it was found
-    (CARD, stream, 0)            what is told of a stream once more (`states`)
+    (CARD, stream, 0)            a second record of a stream (`states`)
     (ASIDE, 0, number)           any other value that could not be read, behind its key
 
 A value carries its own format version and its own CRC32, so that whatever a disk makes of it is
@@ -124,7 +124,7 @@ def is_whole_meta(data: bytes) -> bool:
 
 
 def decode_meta(data: bytes | memoryview) -> Meta:
-    """The meta record. What tells the format comes before anything that another one may have otherwise.
+    """The meta record. The version of the format comes before anything that another one may have otherwise.
 
     Raises: TooNew, TooOld, Damaged.
     """
@@ -132,9 +132,9 @@ def decode_meta(data: bytes | memoryview) -> Meta:
         raise Damaged("not a Malamute store")
     version = int.from_bytes(data[8:12], "big")
     if version > VERSION:
-        raise TooNew(f"the store has format {version}, this Malamute reads format {VERSION}")
+        raise TooNew(f"store has format {version}: this Malamute reads format {VERSION}")
     if 0 < version < VERSION:
-        raise TooOld(f"the store has format {version}, this Malamute reads format {VERSION}")
+        raise TooOld(f"store has format {version}: this Malamute reads format {VERSION}")
     body = memoryview(data)[: -_CRC.size]
     if not version or _CRC.unpack(data[-_CRC.size :])[0] != crc32(body):
         raise Damaged("wrong CRC of the meta record")
@@ -150,14 +150,14 @@ def decode_meta(data: bytes | memoryview) -> Meta:
 
 
 class ChunkHeader(NamedTuple):
-    """What is known of a chunk without reading its payload. `time` is nanoseconds UTC.
+    """What is known of a chunk without reading its payload. `time_ns` is UTC.
 
     `indexed` says that a list of subjects follows the records.
     """
 
     first: int
     count: int  # type: ignore[assignment]  # tuple.count is not used
-    time: int
+    time_ns: int
     payload_size: int
     large_count: int
     body_crc: int
@@ -180,7 +180,7 @@ def encode_chunk(chunk: Chunk, index: bytes = b"") -> bytes:
     for record in (*large, index):
         crc = crc32(record, crc)
     header = _CHUNK.pack(
-        VERSION, bool(index), chunk.count, chunk.first, chunk.time, len(chunk.payload), len(large), crc
+        VERSION, bool(index), chunk.count, chunk.first, chunk.time_ns, len(chunk.payload), len(large), crc
     )
     return b"".join((header, _CRC.pack(crc32(header)), lengths, chunk.payload, *large, index))
 
@@ -209,7 +209,7 @@ def decode_chunk(data: bytes | memoryview) -> Chunk:
     for length in lengths:
         large.append(bytes(view[end : end + length]))
         end += length
-    return Chunk(header.first, header.count, header.time, payload, tuple(large))
+    return Chunk(header.first, header.count, header.time_ns, payload, tuple(large))
 
 
 class SubjectIndex(NamedTuple):
@@ -236,9 +236,9 @@ def decode_index(data: bytes | memoryview) -> SubjectIndex | None:
         (first,) = _INDEX.unpack_from(view, place)
         subjects = msgpack.unpackb(view[place + _INDEX.size :])
     except (struct.error, ValueError, RecursionError, msgpack.UnpackException) as error:
-        raise Damaged(f"an index holds {error!r}") from error
+        raise Damaged(f"invalid index: {error!r}") from error
     if type(subjects) is not list or not {str}.issuperset(map(type, subjects)):
-        raise Damaged("an index is a list of subjects")
+        raise Damaged("invalid index: expected a list of subjects")
     return SubjectIndex(first, subjects)
 
 
@@ -261,7 +261,7 @@ def _check_body(header: ChunkHeader, data: bytes | memoryview) -> tuple[memoryvi
 # --- the state of a stream
 
 
-class Stream(NamedTuple):
+class StreamMeta(NamedTuple):
     """The state of one stream: what it keeps and what it costs.
 
     An empty stream has `first` = `last` + 1. `bytes` counts stored chunk values. The times are
@@ -282,18 +282,18 @@ class Stream(NamedTuple):
     last_time: int = 0
 
 
-def encode_stream(stream: Stream, lsn: int = 0) -> bytes:
+def encode_stream(stream: StreamMeta, lsn: int = 0) -> bytes:
     """The bytes of a stream's state that is written by the transaction of this log sequence number."""
     body = _STREAM.pack(VERSION, stream.identifier, lsn, *stream[2:]) + stream.name.encode()
     return _CRC.pack(crc32(body)) + body
 
 
-def decode_stream(data: bytes | memoryview) -> Stream:
+def decode_stream(data: bytes | memoryview) -> StreamMeta:
     """A stream's state. Raises: Damaged."""
     return decode_stream_and_lsn(data)[0]
 
 
-def decode_stream_and_lsn(data: bytes | memoryview) -> tuple[Stream, int]:
+def decode_stream_and_lsn(data: bytes | memoryview) -> tuple[StreamMeta, int]:
     """A stream's state, and the log sequence number of the transaction that wrote it. Raises: Damaged."""
     if len(data) < _CRC.size + _STREAM.size:
         raise Damaged(f"a stream's state of {len(data)} bytes")
@@ -306,12 +306,12 @@ def decode_stream_and_lsn(data: bytes | memoryview) -> tuple[Stream, int]:
         name = str(body[_STREAM.size :], "utf-8")
     except UnicodeDecodeError as error:
         raise Damaged("a stream's name is not UTF-8") from error
-    return Stream(identifier, name, *numbers), lsn
+    return StreamMeta(identifier, name, *numbers), lsn
 
 
 def check_version(version: int) -> None:
     """Check that a value has the format of its store. Raises: TooNew, Damaged."""
     if version > VERSION:
-        raise TooNew(f"written in format {version}, this Malamute reads format {VERSION}")
+        raise TooNew(f"written in format {version}: this Malamute reads format {VERSION}")
     if version != VERSION:
         raise Damaged(f"written in format {version}, in a store of format {VERSION}")

@@ -12,7 +12,7 @@ recovery calls it for the blocks it finds, `write` for the blocks it has just co
 
 An entry is *live* while recovery would need it: a message until it is deleted, the newest value of each key
 of a table, an identity until it is forgotten, the newest attempts of a message, and for each queue the newest
-entry that tells its `next`, the one that tells `delivered`, and one that makes the queue before that. Each
+entry with its `next`, the one with its `delivered`, and one that makes the queue before that. Each
 block counts its live entries. Blocks leave from the old end only, so the entry that deletes a message never
 leaves before the message does.
 
@@ -57,17 +57,17 @@ BLOCK_ENTRIES_MAX = 1024
 AWAITED_WRITES = 1_000
 """For how many writes a damaged block waits until what it held is stored again; then it is put aside."""
 
-ENTRY_WEIGHT, MESSAGE_WEIGHT, TOLD_WEIGHT = 32, 96, 48
+ENTRY_WEIGHT, MESSAGE_WEIGHT, NUMBER_WEIGHT = 32, 96, 48
 """Estimated bytes of an entry that nothing needs, and what a live message or value adds to its own."""
 
 
-class Queue:
-    """Where the messages of one queue are, and where the newest of all else was told of it.
+class QueueIndex:
+    """Where the messages of one queue are, and the newest entry for everything else about it.
 
-    `messages` and `attempts` are by sequence, `identities` by name; with the attempts of a message goes when
-    it is redelivered, or 0, and with each identity the time until which to remember it. `untils` has them in
-    that order, with some that are outdated. `made_in` is a block that made the queue before `delivered` was
-    told, which means nothing without one.
+    `messages` and `attempts` are by sequence, `identities` by name; with the attempts of a message is the
+    time of its redelivery, or 0, and with each identity the time until which to remember it. `untils` has
+    them in that order, with some that are outdated. `made_in` is a block that made the queue before there was
+    a `delivered`, which means nothing without one.
     """
 
     __slots__ = (
@@ -101,7 +101,7 @@ class Log:
 
     def __init__(self, floor_bytes: int) -> None:
         self.blocks: deque[Block] = deque()
-        self.queues: dict[tuple[QueueKind, str], Queue] = {}
+        self.queues: dict[tuple[QueueKind, str], QueueIndex] = {}
         self.values: dict[str, dict[Any, dict[Key, Place]]] = {}
         """Where the newest value of each key is: by its table, its owner and itself."""
         self.bytes = 0
@@ -226,17 +226,17 @@ class Log:
     def live_entries(self, block: Block, entries: Iterable[Operation]) -> Iterator[Operation]:
         """The entries that a compaction of this block must write again.
 
-        What is told of a message follows it, wherever it was: recovery would not know whose it is.
+        What is written of a message follows it, wherever it was: recovery would not know whose it is.
         """
-        told: set[tuple[QueueKind, str]] = set()
+        done: set[tuple[QueueKind, str]] = set()
         for entry in entries:
             if type(entry) is PutMessages:
                 yield from self._live_messages(block, entry)
             elif self._block_of(entry) is block:
                 yield entry
             name = _queue_of(entry)
-            if name and name not in told:
-                told.add(name)
+            if name and name not in done:
+                done.add(name)
                 yield from self._counters(block, name)
 
     def places(self) -> Iterator[tuple[str, Key, Place]]:
@@ -251,7 +251,7 @@ class Log:
         return place[0] if place else None
 
     def counters(self) -> Iterator[SetCounters]:
-        """The counters of all queues: to be told again when it is not known what was told in a block."""
+        """The counters of all queues: to be written again when it is not known what a block said of them."""
         for name, queue in self.queues.items():
             yield SetCounters(*name, queue.next, queue.delivered)
 
@@ -271,7 +271,7 @@ class Log:
         return place[0] if place else None
 
     def _live_messages(self, block: Block, entry: PutMessages) -> Iterator[PutMessages | SetAttempts]:
-        """The messages of an entry that are live in a block, and what was told of them elsewhere."""
+        """The messages of an entry that are live in a block, and what was written of them elsewhere."""
         queue = self.queues.get((entry.kind, entry.queue))
         if queue is None:
             return
@@ -282,21 +282,21 @@ class Log:
                 run = [*group]
                 yield entry.part(run[0], run[-1] + 1)
                 for sequence in range(first + run[0], first + run[-1] + 1) if attempts else ():
-                    told = attempts.get(sequence)
-                    if told and told[0] is not block:
-                        yield SetAttempts(entry.kind, entry.queue, sequence, *told[1:])
+                    newest = attempts.get(sequence)
+                    if newest and newest[0] is not block:
+                        yield SetAttempts(entry.kind, entry.queue, sequence, *newest[1:])
 
     def _counters(self, block: Block, name: tuple[QueueKind, str]) -> Iterator[SetCounters]:
         queue = self.queues.get(name)
         if queue and block in (queue.next_in, queue.delivered_in, queue.made_in):
             yield SetCounters(*name, queue.next, queue.delivered)
 
-    def _queue(self, block: Block, kind: QueueKind, name: str) -> Queue:
+    def _queue(self, block: Block, kind: QueueKind, name: str) -> QueueIndex:
         """A queue by its name, made if it is not there."""
         queue = self.queues.get((kind, name))
         if queue is None:
-            self._hold(block, TOLD_WEIGHT)
-            queue = self.queues[kind, name] = Queue(block)
+            self._hold(block, NUMBER_WEIGHT)
+            queue = self.queues[kind, name] = QueueIndex(block)
         return queue
 
     def _put_messages(self, block: Block, entry: PutMessages) -> None:
@@ -307,50 +307,50 @@ class Log:
         for size in {*sizes}.difference(places):
             places[size] = (block, size)
         moved = queue.messages.put(entry.first, [*map(places.__getitem__, sizes)])
-        self._let_go(queue, entry.first, entry.last, moved)
+        self._release_messages(queue, entry.first, entry.last, moved)
         size_bytes = sum(sizes)
         queue.bytes += size_bytes
         self._hold(block, size_bytes + MESSAGE_WEIGHT * len(sizes), len(sizes))
         if entry.last >= queue.next:
             queue.next = entry.last + 1
             if queue.next_in is not block:
-                queue.next_in = self._tell(queue.next_in, block)
+                queue.next_in = self._move_number(queue.next_in, block)
 
     def _delete_messages(self, block: Block, entry: DeleteMessages) -> None:
         queue = self.queues.get((entry.kind, entry.queue))
         if queue is None:
             return
         for first, last in entry.ranges:
-            self._let_go(queue, first, last, queue.messages.take(first, last))
+            self._release_messages(queue, first, last, queue.messages.take(first, last))
 
     def _mark_delivered(self, block: Block, entry: MarkDelivered) -> None:
         queue = self.queues.get((entry.kind, entry.queue))
         if queue and entry.sequence > queue.delivered:
             queue.delivered = entry.sequence
-            queue.delivered_in = self._tell(queue.delivered_in, block)
+            queue.delivered_in = self._move_number(queue.delivered_in, block)
             if queue.made_in is not queue.next_in:
-                queue.made_in = self._tell(queue.made_in, queue.next_in)
+                queue.made_in = self._move_number(queue.made_in, queue.next_in)
 
     def _set_attempts(self, block: Block, entry: SetAttempts) -> None:
         queue = self.queues.get((entry.kind, entry.queue))
         if queue and entry.sequence in queue.messages:
             before = queue.attempts.get(entry.sequence)
-            block = self._tell(before and before[0], block)
-            queue.attempts[entry.sequence] = block, entry.attempts, entry.due
+            block = self._move_number(before and before[0], block)
+            queue.attempts[entry.sequence] = block, entry.attempts, entry.due_ns
 
     def _put_identity(self, block: Block, entry: PutIdentity) -> None:
         queue = self._queue(block, entry.kind, entry.queue)
         before = queue.identities.get(entry.identity)
         if before:
             self._release(before[0], len(entry.identity) + MESSAGE_WEIGHT)
-        if before is None or before[1] != entry.until:
-            heapq.heappush(queue.untils, (entry.until, entry.identity))
-        queue.identities[entry.identity] = block, entry.until
+        if before is None or before[1] != entry.until_ns:
+            heapq.heappush(queue.untils, (entry.until_ns, entry.identity))
+        queue.identities[entry.identity] = block, entry.until_ns
         self._hold(block, len(entry.identity) + MESSAGE_WEIGHT)
 
     def _forget_identities(self, block: Block, entry: ForgetIdentities) -> None:
         queue = self.queues.get((entry.kind, entry.queue))
-        while queue and queue.untils and queue.untils[0][0] <= entry.time:
+        while queue and queue.untils and queue.untils[0][0] <= entry.time_ns:
             until, identity = heapq.heappop(queue.untils)
             place = queue.identities.get(identity)
             if place and place[1] == until:
@@ -363,12 +363,12 @@ class Log:
             return
         self._release_all(queue, queue.messages.take_all())
         for attempts_in, _, _ in queue.attempts.values():
-            self._release(attempts_in, TOLD_WEIGHT)
+            self._release(attempts_in, NUMBER_WEIGHT)
         for identity, (place, _) in queue.identities.items():
             self._release(place, len(identity) + MESSAGE_WEIGHT)
-        for told in (queue.next_in, queue.delivered_in, queue.made_in):
-            if told:
-                self._release(told, TOLD_WEIGHT)
+        for number_in in (queue.next_in, queue.delivered_in, queue.made_in):
+            if number_in:
+                self._release(number_in, NUMBER_WEIGHT)
 
     def _put_value(self, block: Block, entry: PutValue) -> None:
         table, key, value = entry
@@ -401,25 +401,25 @@ class Log:
         queue = self._queue(block, entry.kind, entry.queue)
         queue.next = max(queue.next, entry.next)
         queue.delivered = max(queue.delivered, entry.delivered)
-        queue.next_in = self._tell(queue.next_in, block)
-        queue.delivered_in = self._tell(queue.delivered_in, block)
-        queue.made_in = self._tell(queue.made_in, block)
+        queue.next_in = self._move_number(queue.next_in, block)
+        queue.delivered_in = self._move_number(queue.delivered_in, block)
+        queue.made_in = self._move_number(queue.made_in, block)
 
-    def _tell(self, before: Block | None, block: Block) -> Block:
-        """A number of a queue or a message is now told in this block, and no longer in the one before."""
+    def _move_number(self, before: Block | None, block: Block) -> Block:
+        """A number of a queue or a message is live in this block now, and no longer in the one before."""
         if before:
-            self._release(before, TOLD_WEIGHT)
-        self._hold(block, TOLD_WEIGHT)
+            self._release(before, NUMBER_WEIGHT)
+        self._hold(block, NUMBER_WEIGHT)
         return block
 
-    def _let_go(self, queue: Queue, first: int, last: int, places: Sequence[Place]) -> None:
-        """The messages of a range are no longer needed in these places, nor what was told of them."""
+    def _release_messages(self, queue: QueueIndex, first: int, last: int, places: Sequence[Place]) -> None:
+        """The messages of a range are no longer needed in these places, nor what was written of them."""
         self._release_all(queue, places)
         if places and queue.attempts:
             for sequence in present(queue.attempts, first, last):
-                self._release(queue.attempts.pop(sequence)[0], TOLD_WEIGHT)
+                self._release(queue.attempts.pop(sequence)[0], NUMBER_WEIGHT)
 
-    def _release_all(self, queue: Queue, places: Sequence[Place]) -> None:
+    def _release_all(self, queue: QueueIndex, places: Sequence[Place]) -> None:
         # Neighbours have one place, as a rule.
         for (block, size), group in groupby(places):
             number = len([*group])

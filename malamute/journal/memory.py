@@ -20,7 +20,7 @@ from typing import Any
 
 from malamute.errors import StorageFull, StoreError
 from malamute.journal import format as codec
-from malamute.journal.format import Damaged, Stream
+from malamute.journal.format import Damaged, StreamMeta
 from malamute.journal.log import present
 from malamute.journal.plan import OfStream, encode_streams
 from malamute.journal.ring import Counted, Dropped, Ring
@@ -37,7 +37,7 @@ from malamute.journal.store import (
     no_progress,
     stream_state,
 )
-from malamute.journal.subjects import Collector, Search
+from malamute.journal.subjects import Collector, SubjectSearch
 from malamute.journal.values import Records
 from malamute.store.commit import KEEPING, QUEUED
 from malamute.store.operations import (
@@ -51,7 +51,7 @@ from malamute.store.operations import (
     DeleteValue,
     ForgetIdentities,
     Frame,
-    Hole,
+    GapRange,
     Key,
     MarkDelivered,
     NoteRefused,
@@ -99,7 +99,7 @@ class MemoryStore:
         budget = int(size * 0.7) if streams_budget is None else streams_budget
         self._ring = Ring((), budget, counted)
         self._chunks = _MemoryChunks()
-        self._queues: dict[tuple[QueueKind, str], _Queue] = {}
+        self._queues: dict[tuple[QueueKind, str], _MemoryQueue] = {}
         self._lsn = 0
         self._values: dict[str, dict[Key, Value]] = {}
         self._refused: dict[str, list[NoteRefused]] = {}
@@ -192,12 +192,12 @@ class MemoryStore:
                 return 1
             for first, value, _ in self._chunks.walk(state, state.first):
                 header = _header(value)
-                if header and header.time >= time_ns:
+                if header and header.time_ns >= time_ns:
                     return first
             return state.last + 1
 
-    def find_hole(self, stream: str, sequence: int) -> Hole | None:
-        """The hole in which a sequence lies; None if it is stored, or outside of what is kept."""
+    def find_gap(self, stream: str, sequence: int) -> GapRange | None:
+        """The gap in which a sequence lies; None if it is stored, or outside of what is kept."""
         with self._open():
             state = self._ring.streams.get(stream)
             if state is None or not state.first <= sequence <= state.last:
@@ -206,13 +206,13 @@ class MemoryStore:
             header = _header(value)
             if header is None or first > sequence or header.last >= sequence:
                 return None
-            return Hole(header.last + 1, following - 1)
+            return GapRange(header.last + 1, following - 1)
 
     def last_per_subject(self, stream: str, *, limit: int) -> Mapping[str, int]:
         """The sequence of the last message kept of each subject; of `limit` subjects, newest first."""
-        search = Search(limit)
+        search = SubjectSearch(limit)
         with self._open():
-            state = self._ring.streams.get(stream, Stream(0, stream))
+            state = self._ring.streams.get(stream, StreamMeta(0, stream))
             for first, value, _ in reversed(list(self._chunks.walk(state, state.first))):
                 item = _decode(value, first, first)
                 if isinstance(item, Chunk) and not search.is_done:
@@ -222,7 +222,7 @@ class MemoryStore:
     def fetch(self, kind: QueueKind, queue: str, sequences: Sequence[int]) -> Mapping[int, Frame]:
         """The records of stored messages by their sequences, without those that are not there."""
         with self._open():
-            messages = self._queues.get((kind, queue), _Queue()).messages
+            messages = self._queues.get((kind, queue), _MemoryQueue()).messages
             return {sequence: messages[sequence].record for sequence in sequences if sequence in messages}
 
     def retention(self, stream: str) -> StreamRetention:
@@ -266,7 +266,7 @@ class MemoryStore:
 
     def backup(self, directory: str | os.PathLike[str], progress: Progress = no_progress) -> Copied:
         """Raises StoreError: what is not on a disk is not for keeping."""
-        raise StoreError("a store in memory cannot be backed up")
+        raise StoreError("no backup of a store in memory: expected one on the disk")
 
     def copy(self) -> MemoryStore:
         """What a backup of it would be, were it on a disk."""
@@ -309,7 +309,9 @@ class MemoryStore:
             if type(operation) in QUEUED or type(operation) in KEEPING:
                 promised = max(0, self._ring.budget - self._ring.bytes)
         if added and self._used() + added + promised > self._size:
-            raise StorageFull(f"{added} bytes do not fit: {self._used()} of {self._size} are used")
+            raise StorageFull(
+                f"store is full: {added} bytes do not fit, {self._used()} of {self._size} are used"
+            )
 
     def _change_streams(self, streams: Sequence[tuple[OfStream, bytes]]) -> None:
         changes = self._ring.begin()
@@ -324,8 +326,8 @@ class MemoryStore:
         changes.trim(self._chunks)
         self._ring.commit(changes)
 
-    def _queue(self, operation: PutMessages | PutIdentity | SetCounters) -> _Queue:
-        return self._queues.setdefault((operation.kind, operation.queue), _Queue())
+    def _queue(self, operation: PutMessages | PutIdentity | SetCounters) -> _MemoryQueue:
+        return self._queues.setdefault((operation.kind, operation.queue), _MemoryQueue())
 
     def _put_messages(self, operation: PutMessages) -> None:
         queue = self._queue(operation)
@@ -337,12 +339,12 @@ class MemoryStore:
         queue.next = max(queue.next, operation.last + 1)
 
     def _delete_messages(self, operation: DeleteMessages) -> None:
-        queue = self._queues.get((operation.kind, operation.queue), _Queue())
+        queue = self._queues.get((operation.kind, operation.queue), _MemoryQueue())
         for first, last in operation.ranges:
             for sequence in present(queue.messages, first, last):
                 self._remove(queue, sequence)
 
-    def _remove(self, queue: _Queue, sequence: int) -> None:
+    def _remove(self, queue: _MemoryQueue, sequence: int) -> None:
         message = queue.messages.pop(sequence, None)
         if message:
             queue.attempts.pop(sequence, None)
@@ -350,23 +352,23 @@ class MemoryStore:
             self._queues_bytes -= len(message.record)
 
     def _mark_delivered(self, operation: MarkDelivered) -> None:
-        queue = self._queues.get((operation.kind, operation.queue), _Queue())
+        queue = self._queues.get((operation.kind, operation.queue), _MemoryQueue())
         queue.delivered = max(queue.delivered, operation.sequence)
 
     def _set_attempts(self, operation: SetAttempts) -> None:
-        queue = self._queues.get((operation.kind, operation.queue), _Queue())
+        queue = self._queues.get((operation.kind, operation.queue), _MemoryQueue())
         if operation.sequence in queue.messages:
-            queue.attempts[operation.sequence] = operation.attempts, operation.due
+            queue.attempts[operation.sequence] = operation.attempts, operation.due_ns
 
     def _put_identity(self, operation: PutIdentity) -> None:
-        self._queue(operation).identities[operation.identity] = operation.sequence, operation.until
+        self._queue(operation).identities[operation.identity] = operation.sequence, operation.until_ns
 
     def _forget_identities(self, operation: ForgetIdentities) -> None:
-        queue = self._queues.get((operation.kind, operation.queue), _Queue())
-        queue.identities = {i: known for i, known in queue.identities.items() if known[1] > operation.time}
+        queue = self._queues.get((operation.kind, operation.queue), _MemoryQueue())
+        queue.identities = {i: known for i, known in queue.identities.items() if known[1] > operation.time_ns}
 
     def _delete_queue(self, operation: DeleteQueue) -> None:
-        queue = self._queues.pop((operation.kind, operation.queue), _Queue())
+        queue = self._queues.pop((operation.kind, operation.queue), _MemoryQueue())
         self._queues_bytes -= queue.bytes
 
     def _set_counters(self, operation: SetCounters) -> None:
@@ -381,8 +383,8 @@ class MemoryStore:
 
     def _delete_value(self, operation: DeleteValue) -> None:
         values, wanted = self._values.get(operation.table, {}), operation.key
-        gone = [key for key in values if key[:1] == wanted] if len(wanted) == 1 else [wanted]
-        for key in gone:
+        deleted = [key for key in values if key[:1] == wanted] if len(wanted) == 1 else [wanted]
+        for key in deleted:
             self._values_bytes -= _size_of(values.pop(key, None))
 
     def _delete_stream(self, operation: DeleteStream) -> None:
@@ -404,7 +406,7 @@ _CONTENTS = (
 """What a copy takes over, beside the ring."""
 
 
-class _Queue:
+class _MemoryQueue:
     """One queue, in the simplest way."""
 
     def __init__(self) -> None:
@@ -438,16 +440,16 @@ class _MemoryChunks:
         self._firsts.setdefault(identifier, []).append(first)
         self._values[identifier, first] = value
 
-    def drop(self, stream: Stream) -> Dropped | None:
+    def drop(self, stream: StreamMeta) -> Dropped | None:
         firsts = self._firsts[stream.identifier]
-        gone = self._values.pop((stream.identifier, firsts.pop(0)))
-        count = codec.decode_chunk_header(gone).count
+        dropped = self._values.pop((stream.identifier, firsts.pop(0)))
+        count = codec.decode_chunk_header(dropped).count
         if not firsts:
-            return Dropped(count, len(gone), None, 0)
+            return Dropped(count, len(dropped), None, 0)
         header = codec.decode_chunk_header(self._values[stream.identifier, firsts[0]])
-        return Dropped(count, len(gone), header.first, header.time)
+        return Dropped(count, len(dropped), header.first, header.time_ns)
 
-    def walk(self, stream: Stream, start: int) -> Iterator[tuple[int, bytes, int]]:
+    def walk(self, stream: StreamMeta, start: int) -> Iterator[tuple[int, bytes, int]]:
         """First sequence, value, and what follows, from the chunk that may hold `start`."""
         firsts = self._firsts.get(stream.identifier, [])
         for index in range(max(0, bisect_right(firsts, start) - 1), len(firsts)):
@@ -467,7 +469,7 @@ class _Opened:
         self._lock.acquire()
         if self._store._closed:
             self._lock.release()
-            raise StoreError("the store is closed")
+            raise StoreError("store is closed")
 
     def __exit__(self, *exception: object) -> None:
         self._lock.release()

@@ -21,7 +21,7 @@ import lmdb
 
 from malamute.errors import StoreCorrupt, StoreError
 from malamute.journal.directory import read_meta, translated, used_bytes
-from malamute.journal.format import Stream
+from malamute.journal.format import StreamMeta
 from malamute.journal.states import read_states
 from malamute.journal.walk import Walk
 from malamute.store.operations import ReadResult
@@ -48,7 +48,7 @@ class StoreReader:
             environment = lmdb.open(str(directory), readonly=True, create=False, map_size=0)
         try:
             if data.stat().st_size < used_bytes(environment):
-                raise StoreCorrupt(f"{data} was cut off: `malamute journal verify` tells more")
+                raise StoreCorrupt(f"{data} was cut off: see `malamute journal verify`")
             with translated(), environment.begin() as transaction:
                 read_meta(transaction)
         except BaseException:
@@ -56,7 +56,7 @@ class StoreReader:
             raise
         return cls(environment)
 
-    def streams(self) -> Mapping[str, Stream]:
+    def streams(self) -> Mapping[str, StreamMeta]:
         """The state of each stream, by its name."""
         with self._cursor() as cursor:
             return {state.name: state for state in _states(cursor) if state.name}
@@ -96,12 +96,12 @@ class StoreReader:
         self.close()
 
 
-def _state(cursor: lmdb.Cursor, name: str) -> Stream:
+def _state(cursor: lmdb.Cursor, name: str) -> StreamMeta:
     """The state of a stream; that of an empty one if it is unknown."""
     # Identifiers begin with 1, so an unknown stream has no chunk.
-    return next((state for state in _states(cursor) if state.name == name), Stream(0, name))
+    return next((state for state in _states(cursor) if state.name == name), StreamMeta(0, name))
 
 
-def _states(cursor: lmdb.Cursor) -> Sequence[Stream]:
-    """All states, those that are damaged made anew from the rest."""
+def _states(cursor: lmdb.Cursor) -> Sequence[StreamMeta]:
+    """All states, those that are damaged rebuilt from the rest."""
     return read_states(cursor).streams

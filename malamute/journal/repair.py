@@ -1,8 +1,8 @@
 """Repairing a store that no broker uses: what `malamute journal repair` does.
 
-What can be derived is made anew: the states of streams, also where one is gone, and the meta record. What is
+What can be derived is rebuilt: the states of streams, also where one is gone, and the meta record. What is
 damaged, and what was put aside before, moves into files beside the store, named by its keys: nothing is
-deleted. A damaged chunk stays, since readers are told of its range as long as it is there. So does a damaged
+deleted. A damaged chunk stays, since readers get a gap of its range as long as it is there. So does a damaged
 block of the log: the broker settles what was in it at its next start, and puts it aside then.
 
 All of it is one transaction, and the files are on the disk before it is committed.
@@ -36,11 +36,11 @@ from malamute.journal.store import Progress, no_progress
 DAMAGED = "damaged"
 """The directory beside the store that has what was moved out of it."""
 
-MADE_ANEW, MOVED_OUT, LEFT = "made anew", "moved out", "left"
+REBUILT, MOVED_OUT, LEFT = "rebuilt", "moved out", "left"
 
 
 class Repair(NamedTuple):
-    """One thing that was damaged, and what was done about it: made anew, moved out, or left where it is."""
+    """One thing that was damaged, and what was done about it: rebuilt, moved out, or left where it is."""
 
     kind: str
     name: str
@@ -92,20 +92,20 @@ class _Repairing:
         self._is_lsn_known = True
 
     def run(self) -> list[Repair]:
-        """Look at everything, and mend what can be mended."""
+        """Look at everything, and repair what can be repaired."""
         with self._transaction.cursor() as cursor:
             states = read_states(cursor)
             names = {stream.identifier: stream.name for stream in states.streams}
             chunks, moves = self._look(cursor, names)
-            self._mend_states(cursor, states, chunks - names.keys())
+            self._repair_states(cursor, states, chunks - names.keys())
             self._lsn = newest_lsn(cursor, 0, states)
-            is_damaged = any(mend.place[0] == codec.STREAM for mend in states.mends)
+            is_damaged = any(repair.place[0] == codec.STREAM for repair in states.repairs)
             self._is_lsn_known = not is_damaged and chunks <= names.keys()
         for place, value in moves:
             self._move_out(place, value)
             if not self._dry_run:
                 self._transaction.delete(place)
-        self._mend_meta()
+        self._repair_meta()
         if self._directory.is_dir() and not self._dry_run:
             sync_directory(self._directory)
             sync_directory(self._directory.parent)
@@ -144,11 +144,11 @@ class _Repairing:
         self._progress(total, total)
         return chunks, moves
 
-    def _mend_states(self, cursor: lmdb.Cursor, states: States, orphans: set[int]) -> None:
-        self._is_ours |= bool(states.cards) or len(states.streams) > len(states.mends)
+    def _repair_states(self, cursor: lmdb.Cursor, states: States, orphans: set[int]) -> None:
+        self._is_ours |= bool(states.cards) or len(states.streams) > len(states.repairs)
         for defect in states.defects:
-            self._done.append(Repair(*defect[:4], MADE_ANEW, defect.outcome))
-        for place, found, value in states.mends:
+            self._done.append(Repair(*defect[:4], REBUILT, defect.outcome))
+        for place, found, value in states.repairs:
             if found is not None:
                 self._move_out(place, found)
             self._put(place, value)
@@ -157,20 +157,20 @@ class _Repairing:
             states.streams.append(stream)
             self._put(key(codec.STREAM, identifier), codec.encode_stream(stream))
             reason = "its state was gone"
-            self._done.append(Repair("stream", stream.name, stream.first, stream.last, MADE_ANEW, reason))
+            self._done.append(Repair("stream", stream.name, stream.first, stream.last, REBUILT, reason))
 
-    def _mend_meta(self) -> None:
+    def _repair_meta(self) -> None:
         places = key(META), META_TWIN
         found = {
             place: bytes(value) for place in places if (value := self._transaction.get(place)) is not None
         }
         try:
             meta = read_meta(self._transaction)
-            reason = "it was made anew from its twin"
+            reason = "it was rebuilt from its twin"
         except StoreCorrupt:
             if not self._is_ours:
                 raise
-            # It told up to where sequences were given out before a restore: as in a copy, nobody knows now.
+            # It said up to where sequences were used before a restore: that is unknown now, as in a copy.
             meta = codec.Meta(codec.VERSION, os.urandom(16), copied=True)
             self._is_lsn_known = False
             reason = "it is lost with its twin: for clients this is another broker, restored, from now on"
@@ -178,12 +178,12 @@ class _Repairing:
         damaged = {place: old for place, old in found.items() if _fault(codec.decode_meta, old)}
         if not self._is_lsn_known:
             meta = meta._replace(lsn=max(meta.lsn, self._lsn) + LSN_STEP)
-        is_mended = bool(damaged) or found.get(key(META)) != value
-        if is_mended:
-            self._done.append(Repair("meta", "", 0, 0, MADE_ANEW, reason))
+        is_repaired = bool(damaged) or found.get(key(META)) != value
+        if is_repaired:
+            self._done.append(Repair("meta", "", 0, 0, REBUILT, reason))
             for place, old in damaged.items():
                 self._move_out(place, old)
-        if not self._dry_run and (is_mended or not self._is_lsn_known):
+        if not self._dry_run and (is_repaired or not self._is_lsn_known):
             put_meta(self._transaction, meta)
 
     def _put(self, place: bytes, value: bytes | None) -> None:
@@ -209,7 +209,7 @@ class _Repairing:
                 return
             except FileExistsError:
                 continue
-        raise StoreError(f"there are too many files in {self._directory}")
+        raise StoreError(f"too many files in {self._directory}: move those of earlier repairs away")
 
 
 def _items(cursor: lmdb.Cursor) -> Iterator[tuple[bytes, memoryview]]:

@@ -22,7 +22,7 @@ for each that it appends; what is over waits in `late` or `leaving` for the next
 out of sight at once, since its name moves on to a new identifier. Its chunks stay under the old one, count
 against the budget, and are the first to leave. Of the budget nothing is ever put off.
 
-The age of a chunk is told by the times of its stream, and these by a clock that may be set wrong, by years
+The age of a chunk follows from the times of its stream, and these by a clock that may be set wrong, by years
 and also while no broker runs. So for the limit by age no time passes faster than `PACE` times as fast as it
 is counted: of the time that a chunk had left, half is left to it at least. A limit that an operator sets at
 run time holds at once.
@@ -38,7 +38,7 @@ from collections.abc import Callable, Iterable, Mapping
 from math import isfinite
 from typing import Any, NamedTuple, Protocol
 
-from malamute.journal.format import Stream
+from malamute.journal.format import StreamMeta
 from malamute.protocol.limits import AGE_SECONDS_MAX
 from malamute.protocol.time_units import to_ns
 from malamute.store.operations import (
@@ -61,7 +61,7 @@ PACE = 2
 """How fast the time of a stream may pass for its limit by age, beside that which is counted."""
 
 Counted = Callable[[], float]
-"""Tells seconds that nobody can set."""
+"""Returns seconds that nobody can set."""
 
 
 class Dropped(NamedTuple):
@@ -70,13 +70,13 @@ class Dropped(NamedTuple):
     count: int  # type: ignore[assignment]  # tuple.count is not used
     size: int
     first: int | None
-    time: int
+    time_ns: int
 
 
 class ChunkDeleter(Protocol):
     """Where the chunks are."""
 
-    def drop(self, stream: Stream) -> Dropped | None:
+    def drop(self, stream: StreamMeta) -> Dropped | None:
         """Delete the oldest chunk of a stream; None if it has no chunk at all."""
 
 
@@ -88,13 +88,13 @@ class Ring:
 
     def __init__(
         self,
-        streams: Iterable[Stream],
+        streams: Iterable[StreamMeta],
         budget: int,
         counted: Counted | None = None,
     ) -> None:
         found = list(streams)
-        self.streams: dict[str, Stream] = {stream.name: stream for stream in found if stream.name}
-        self.leaving: dict[int, Stream] = {s.identifier: s for s in found if not s.name}
+        self.streams: dict[str, StreamMeta] = {stream.name: stream for stream in found if stream.name}
+        self.leaving: dict[int, StreamMeta] = {s.identifier: s for s in found if not s.name}
         self.bytes = sum(stream.bytes for stream in found)
         self.budget = budget
         self.identifier_next = max((s.identifier for s in found), default=0) + 1
@@ -134,15 +134,15 @@ class Ring:
             s.name for s in self.streams.values() if _is_over(s, self.retention(s.name), s.last_time)
         }
 
-    def time_passed(self, stream: Stream, age: int) -> tuple[int, float]:
+    def time_passed(self, stream: StreamMeta, age: int) -> tuple[int, float]:
         """Up to which of its times the time of a stream has passed by now, and now in counted seconds."""
         if self.counted is None:
             return stream.last_time, 0.0
         now = self.counted()
         time, then = self.passed.get(stream.name) or self._time_at_start(stream, age)
-        return min(stream.last_time, time + int((now - then) * PACE * 1e9)), now
+        return min(stream.last_time, time + to_ns((now - then) * PACE)), now
 
-    def _time_at_start(self, stream: Stream, age: int) -> tuple[int, float]:
+    def _time_at_start(self, stream: StreamMeta, age: int) -> tuple[int, float]:
         """The same for the start.
 
         What is older than it should be by then has seen a jump, or less than the age has passed since: nobody
@@ -210,8 +210,8 @@ class RingTransaction:
 
     def __init__(self, ring: Ring) -> None:
         self._ring = ring
-        self.changed: dict[str, Stream] = {}
-        self.forgotten: dict[str, Stream | None] = {}
+        self.changed: dict[str, StreamMeta] = {}
+        self.forgotten: dict[str, StreamMeta | None] = {}
         """The names that are free now, and what had them before this transaction."""
         self.leaving = dict(ring.leaving)
         self.overrides = ring.overrides
@@ -231,7 +231,7 @@ class RingTransaction:
         assert chunk.count > 0, f"a chunk of {name} without messages"
         assert chunk.first > stream.last, f"{name} goes from {stream.last} back to {chunk.first}"
         empty = not stream.chunks
-        self.changed[name] = Stream(
+        self.changed[name] = StreamMeta(
             stream.identifier,
             name,
             chunk.first if empty else stream.first,
@@ -240,8 +240,8 @@ class RingTransaction:
             stream.bytes + size,
             stream.count + chunk.count,
             stream.chunks + 1,
-            chunk.time if empty else stream.first_time,
-            chunk.time,
+            chunk.time_ns if empty else stream.first_time,
+            chunk.time_ns,
         )
         if retention is not self._ring.given.get(name):
             self.given[name] = retention
@@ -288,7 +288,7 @@ class RingTransaction:
         if stream.chunks:
             self.leaving[identifier] = stream._replace(name="")
             identifier = self._new_identifier()
-        self.changed[name] = Stream(identifier, name, stream.last + 1, stream.last, stream.reserved)
+        self.changed[name] = StreamMeta(identifier, name, stream.last + 1, stream.last, stream.reserved)
 
     def _own_overrides(self) -> dict[str, StreamRetention]:
         if self.overrides is self._ring.overrides:
@@ -360,22 +360,22 @@ class RingTransaction:
         self._steps -= 1
         self.leaving[identifier] = self._without_oldest(self.leaving[identifier], deleter)
 
-    def _without_oldest(self, stream: Stream, deleter: ChunkDeleter) -> Stream:
-        gone = deleter.drop(stream)
-        if gone is None or gone.first is None:
+    def _without_oldest(self, stream: StreamMeta, deleter: ChunkDeleter) -> StreamMeta:
+        dropped = deleter.drop(stream)
+        if dropped is None or dropped.first is None:
             left = stream._replace(first=stream.last + 1, bytes=0, count=0, chunks=0)
         else:
             left = stream._replace(
-                first=gone.first,
-                first_time=gone.time,
-                bytes=stream.bytes - gone.size,
-                count=max(0, stream.count - gone.count),
+                first=dropped.first,
+                first_time=dropped.time_ns,
+                bytes=stream.bytes - dropped.size,
+                count=max(0, stream.count - dropped.count),
                 chunks=stream.chunks - 1,
             )
         self.bytes -= stream.bytes - left.bytes
         return left
 
-    def gone(self) -> list[Stream]:
+    def changed_leaving(self) -> list[StreamMeta]:
         """The deleted streams that have changed; one without chunks has left as a whole."""
         before = self._ring.leaving
         return [stream for number, stream in self.leaving.items() if before.get(number) is not stream]
@@ -384,20 +384,20 @@ class RingTransaction:
         before = self._ring.streams.get(name)
         return before.last if before else 0
 
-    def _stream(self, name: str) -> Stream | None:
+    def _stream(self, name: str) -> StreamMeta | None:
         if name in self.changed:
             return self.changed[name]
         return None if name in self.forgotten else self._ring.streams.get(name)
 
-    def _create(self, name: str) -> Stream:
-        return Stream(self._new_identifier(), name)
+    def _create(self, name: str) -> StreamMeta:
+        return StreamMeta(self._new_identifier(), name)
 
     def _new_identifier(self) -> int:
         self.identifier_next += 1
         return self.identifier_next - 1
 
 
-def _is_over(stream: Stream, retention: StreamRetention, time: int) -> bool:
+def _is_over(stream: StreamMeta, retention: StreamRetention, time: int) -> bool:
     """Whether a stream is over its retention when its time has passed up to `time`."""
     if stream.chunks <= 1:
         return False

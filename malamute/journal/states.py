@@ -6,7 +6,7 @@ on the stream's *card* once more, far away in the file, with the values of table
 of those that change often, as cursors do, with their names alone. A card is written when one of these
 changes. Its `ceiling` is ahead of all reserved sequences, so it changes once in a thousand million messages.
 
-So a damaged state costs nothing but the numbers up to the ceiling, which are left out. And cards tell which
+So a damaged state costs nothing but the numbers up to the ceiling, which are left out. And cards say which
 cursors there must be, whatever has become of the log.
 """
 
@@ -22,7 +22,18 @@ import msgpack
 from malamute.errors import StoreTooNew
 from malamute.journal import format as codec
 from malamute.journal.blocks import decode_lsn
-from malamute.journal.format import BLOCK, CARD, CHUNK, STREAM, VERSION, Damaged, Stream, TooNew, crc32, key
+from malamute.journal.format import (
+    BLOCK,
+    CARD,
+    CHUNK,
+    STREAM,
+    VERSION,
+    Damaged,
+    StreamMeta,
+    TooNew,
+    crc32,
+    key,
+)
 from malamute.protocol.names import is_name
 from malamute.store.codec import plain
 from malamute.store.operations import (
@@ -43,11 +54,11 @@ REFUSED_MAX = 100
 """Refused ranges that are remembered of a stream."""
 
 LSN_STEP = 1 << 32
-"""How far log sequence numbers go on behind the newest one found, if a damaged value may have had newer
+"""How far log sequence numbers continue behind the newest one found, if a damaged value may have had newer
 ones."""
 
 UNKNOWN_STEP = 1 << 40
-"""How far a stream without a card goes on behind its last message."""
+"""How far a stream without a card continues behind its last message."""
 
 _CARD = struct.Struct(">B3xQ")
 _CRC = struct.Struct(">I")
@@ -60,7 +71,7 @@ Values = Mapping[str, Mapping[Key, Value]]
 
 
 class Card(NamedTuple):
-    """What is told of a stream once more. `identifier` is that of its key, 0 if it is not stored.
+    """A second record of what is known of a stream. `identifier` is that of its key, 0 if it is not stored.
 
     `values` are by table and key; None stands for one that changes often.
     """
@@ -70,7 +81,8 @@ class Card(NamedTuple):
     ceiling: int = 0
     values: Mapping[tuple[str, Key], Value] = {}
     refused: tuple[tuple[int, int, int], ...] = ()
-    """The newest ranges that the disk has refused, each with the last sequence sent before that was told."""
+    """The newest ranges that the disk has refused, each with the last sequence sent before that was
+    reported."""
 
     @property
     def notes(self) -> list[NoteRefused]:
@@ -110,7 +122,7 @@ def decode_card(identifier: int, data: bytes | memoryview) -> Card:
         notes = tuple((first, last, sent) for first, last, sent in refused)
         return Card(identifier, name, ceiling, values, notes)
     except (ValueError, TypeError, msgpack.UnpackException) as error:
-        raise Damaged(f"a card holds {error!r}") from error
+        raise Damaged(f"invalid card: {error!r}") from error
 
 
 def changed(card: Card, setting: Setting) -> Card:
@@ -137,7 +149,7 @@ def _is_in(place: tuple[str, Key], table: str, key: Key) -> bool:
     return place[0] == table and (place[1] == key or (len(key) == 1 and place[1][0] == key[0]))
 
 
-class Mend(NamedTuple):
+class ValueRepair(NamedTuple):
     """A damaged value, to be put aside, and what takes its place, if anything does."""
 
     place: bytes
@@ -146,18 +158,18 @@ class Mend(NamedTuple):
 
 
 class States(NamedTuple):
-    """What a store says of its streams. The mends are for whoever may write."""
+    """What a store says of its streams. The repairs are for who may write."""
 
-    streams: list[Stream]
+    streams: list[StreamMeta]
     cards: dict[int, Card]
-    mends: list[Mend]
+    repairs: list[ValueRepair]
     defects: list[Defect]
     lsns: list[int]
     """The log sequence numbers of those that wrote the states."""
 
 
 def read_states(cursor: lmdb.Cursor) -> States:
-    """Read all states and cards. What is damaged is made anew from the rest. Raises `StoreTooNew`."""
+    """Read all states and cards. What is damaged is rebuilt from the rest. Raises `StoreTooNew`."""
     found = States([], {}, [], [], [])
     damaged: dict[int, bytes | None] = {}
     cards: dict[int, bytes] = {}
@@ -184,12 +196,12 @@ def read_states(cursor: lmdb.Cursor) -> States:
     for identifier, value in damaged.items():
         stream = made_anew(cursor, identifier, found, value)
         found.streams.append(stream)
-        found.mends.append(Mend(key(STREAM, identifier), value, codec.encode_stream(stream)))
-        outcome = "its state was made anew from its chunks"
+        found.repairs.append(ValueRepair(key(STREAM, identifier), value, codec.encode_stream(stream)))
+        outcome = "its state was rebuilt from its chunks"
         found.defects.append(Defect("stream", stream.name, stream.first, stream.last, outcome))
     names = {stream.identifier: stream.name for stream in found.streams}
     for identifier, value in cards.items():
-        found.mends.append(Mend(key(CARD, identifier), value, None))
+        found.repairs.append(ValueRepair(key(CARD, identifier), value, None))
         outcome = "its card is written anew with its next change"
         found.defects.append(Defect("card", names.get(identifier, ""), 0, 0, outcome))
     return found
@@ -202,7 +214,7 @@ def newest_lsn(cursor: lmdb.Cursor, known: int, states: States) -> int:
     meta record if there are neither. So the newest is in one of those, or was, if one of them is damaged.
     """
     newest = max([known, *states.lsns])
-    is_known = not any(mend.place[0] == STREAM for mend in states.mends)
+    is_known = not any(repair.place[0] == STREAM for repair in states.repairs)
     found = cursor.prev() if cursor.set_range(key(BLOCK + 1)) else cursor.last()
     if found and cursor.key()[0] == BLOCK:
         try:
@@ -219,7 +231,7 @@ def _values(cursor: lmdb.Cursor, kind: int, identifier: int = 0) -> Iterator[tup
         found = cursor.next()
 
 
-def made_anew(cursor: lmdb.Cursor, identifier: int, known: States, damaged: bytes | None) -> Stream:
+def made_anew(cursor: lmdb.Cursor, identifier: int, known: States, damaged: bytes | None) -> StreamMeta:
     """The state of a stream by its card and by the keys of its chunks, whose payloads are not read."""
     card = known.cards.get(identifier)
     name = card.name if card else _name_in(identifier, known, damaged or b"")
@@ -231,16 +243,16 @@ def made_anew(cursor: lmdb.Cursor, identifier: int, known: States, damaged: byte
         size, chunks = size + len(value), chunks + 1
         try:
             header = codec.decode_chunk_header(value)
-            last, last_time = max(last, header.last), header.time
+            last, last_time = max(last, header.last), header.time_ns
         except Damaged:
             pass
         first, first_time = first or codec.split_key(place)[2], first_time or last_time
     ceiling = card.ceiling if card else last + UNKNOWN_STEP
     if not chunks:
-        return Stream(identifier, name, ceiling + 1, ceiling, ceiling)
+        return StreamMeta(identifier, name, ceiling + 1, ceiling, ceiling)
     count = last - first + 1
     times = first_time, last_time
-    return Stream(identifier, name, first, last, max(last, ceiling), size, count, chunks, *times)
+    return StreamMeta(identifier, name, first, last, max(last, ceiling), size, count, chunks, *times)
 
 
 def _name_in(identifier: int, known: States, damaged: bytes) -> str:

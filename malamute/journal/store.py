@@ -7,7 +7,7 @@ Two classes implement it and pass the same tests: `disk.DiskStore`, on LMDB, and
 2. `write` is called from one thread at a time. What only reads (and `backup`) may be called from any
    other thread while it runs, and `close` from any thread: it waits for calls under way.
 3. What `write` has returned for is durable. After an exception of `write` nothing of it was stored, and
-   the store goes on; deleting works on a store that is full.
+   the store continues; deleting works on a store that is full.
 """
 
 from __future__ import annotations
@@ -16,13 +16,14 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
-from malamute.journal.format import Stream
+from malamute.journal.format import StreamMeta
+from malamute.protocol.time_units import to_seconds
 from malamute.store.operations import (
     Chunk,
     Damage,
     Defect,
     Frame,
-    Hole,
+    GapRange,
     Operation,
     QueueKind,
     ReadResult,
@@ -65,7 +66,7 @@ class Status(NamedTuple):
     reader_pid: int
     reader_lag: int
     defects: Iterable[Defect]
-    streams: Mapping[str, Stream]
+    streams: Mapping[str, StreamMeta]
     queues: Mapping[tuple[QueueKind, str], QueueStatus]
 
 
@@ -111,9 +112,9 @@ def next_incarnation(now: float, used: int, newest: int = 0) -> int:
     fast by the clock is beyond all of them. It stays below 2**53, which every program can count to, until
     2089.
     """
-    # What the store has used may be ahead of that already. By how much tells the store alone: so of two
+    # What the store has used may be ahead of that already. By how much only the store knows: so of two
     # brokers that begin on copies of it, the later one has the greater number.
-    then = _by_clock(newest / 1e9)
+    then = _by_clock(to_seconds(newest))
     ahead = max(0, used + 1 - then) if then else 0
     number = _by_clock(now) + ahead
     # A clock that is wrong by years must not lead back.
@@ -125,7 +126,7 @@ def _by_clock(time: float) -> int:
 
 
 Progress = Callable[[int, int], None]
-"""Told how many bytes are done, and about how many there are."""
+"""Called with how many bytes are done, and about how many there are."""
 
 
 def no_progress(done: int, total: int) -> None:
@@ -142,7 +143,7 @@ class Copied(NamedTuple):
     damages: Sequence[tuple[str, Damage]] = ()
 
 
-def stream_state(stream: Stream) -> StreamState:
+def stream_state(stream: StreamMeta) -> StreamState:
     """What the core has to know of a stream."""
     return StreamState(stream.first, stream.last, stream.reserved, stream.last_time)
 
@@ -177,8 +178,8 @@ class Store(Protocol):
     def find_time(self, stream: str, time_ns: int) -> int:
         """The first sequence stored at or after a broker time; last + 1 if there is none."""
 
-    def find_hole(self, stream: str, sequence: int) -> Hole | None:
-        """The hole in which a sequence lies; None if it is stored, or outside of what is kept."""
+    def find_gap(self, stream: str, sequence: int) -> GapRange | None:
+        """The gap in which a sequence lies; None if it is stored, or outside of what is kept."""
 
     def last_per_subject(self, stream: str, *, limit: int) -> Mapping[str, int]:
         """The sequence of the last message kept of each subject; of `limit` subjects, newest first.
@@ -202,7 +203,7 @@ class Store(Protocol):
         """What was found damaged since the last time, each thing once."""
 
     def verify(self, stream: str | None = None) -> Iterator[Checked]:
-        """Read everything (or one stream) in small steps, and tell of each one."""
+        """Read everything (or one stream) in small steps, and report each one."""
 
     def backup(self, directory: str | os.PathLike[str], progress: Progress = no_progress) -> Copied:
         """Copy the store, as it is at one moment, into a new directory, while it is in use.

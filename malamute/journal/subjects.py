@@ -5,8 +5,8 @@ chunk of the range, behind the records, so it needs no keys, no accounts and no 
 written, checked, dropped and copied with its chunk. Ranges follow each other without overlap. A range is
 closed after 4 MiB or 1,024 chunks, or later, so that the index never takes more than 2 % of the bytes.
 
-The search goes backwards. A chunk with an index tells where its range begins; if the search knows all of the
-subjects in it already, it goes on in front of that range, and otherwise through its chunks one by one. So
+The search goes backwards. A chunk with an index says where its range begins; if the search knows all of the
+subjects in it already, it continues in front of that range, and otherwise through its chunks one by one. So
 what is read is the newest range and those that hold a rare subject's last message, instead of everything.
 
 It is no more than a help: chunks of no range are read one by one. So the collector, which is memory
@@ -112,9 +112,9 @@ class Collector:
 
     def forget(self, stream: str) -> None:
         """Begin a new range with the stream's next chunk."""
-        gone = self._ranges.pop(stream, None)
-        if gone:
-            self._held -= 1 + len(gone.subjects)
+        dropped = self._ranges.pop(stream, None)
+        if dropped:
+            self._held -= 1 + len(dropped.subjects)
 
     def clear(self) -> None:
         """Begin new ranges everywhere: chunks that were taken note of may not have been stored."""
@@ -122,7 +122,7 @@ class Collector:
         self._held = 0
 
 
-class Search:
+class SubjectSearch:
     """Looks for the last message of each subject, in chunks that are shown to it from the newest on.
 
     `found` has the sequences by subject, the newest first; `is_done` once there are `limit`.

@@ -14,7 +14,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Sequence
 
-from malamute.journal.log import Log, Queue, present
+from malamute.journal.log import Log, QueueIndex, present
 from malamute.store.operations import (
     DeleteMessages,
     DeleteQueue,
@@ -116,7 +116,7 @@ class Values:
                 self._records.delete_queue((entry.kind, entry.queue))
             elif type(entry) is PutIdentity:
                 identities = self._identities.setdefault((entry.kind, entry.queue), {})
-                identities[entry.identity] = entry.sequence, entry.until
+                identities[entry.identity] = entry.sequence, entry.until_ns
             elif type(entry) is PutValue:
                 self._values[entry.table, entry.key] = entry.value
 
@@ -131,7 +131,7 @@ class Values:
         """The queues as the log says that they are. To be called once."""
         return {name: self._queue(name, queue) for name, queue in log.queues.items()}
 
-    def _queue(self, name: Name, queue: Queue) -> QueueState:
+    def _queue(self, name: Name, queue: QueueIndex) -> QueueState:
         messages, paged_out = self._records.of(name)
         attempts = {sequence: count for sequence, (_, count, _) in queue.attempts.items()}
         due = {sequence: due for sequence, (_, _, due) in queue.attempts.items() if due}

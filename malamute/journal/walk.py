@@ -12,10 +12,10 @@ from typing import Any
 import lmdb
 
 from malamute.journal import format as codec
-from malamute.journal.format import CHUNK, Damaged, Stream, key
+from malamute.journal.format import CHUNK, Damaged, StreamMeta, key
 from malamute.journal.ring import Dropped
-from malamute.journal.subjects import Search
-from malamute.store.operations import Chunk, Damage, Hole
+from malamute.journal.subjects import SubjectSearch
+from malamute.store.operations import Chunk, Damage, GapRange
 
 _Cursor = lmdb.Cursor
 
@@ -26,7 +26,7 @@ class DiskChunkDeleter:
     def __init__(self, cursor: _Cursor) -> None:
         self._cursor = cursor
 
-    def drop(self, stream: Stream) -> Dropped | None:
+    def drop(self, stream: StreamMeta) -> Dropped | None:
         """Delete the oldest chunk. A damaged header does not keep it from leaving."""
         cursor = self._cursor
         wanted = key(CHUNK, stream.identifier, stream.first)
@@ -42,7 +42,7 @@ class DiskChunkDeleter:
         after = stream.last + 1 if following is None else following
         return Dropped(header.count if header else after - first, size, following, time)
 
-    def _following(self, stream: Stream) -> tuple[int | None, int]:
+    def _following(self, stream: StreamMeta) -> tuple[int | None, int]:
         place, value = self._cursor.item()
         if len(place) == 0:
             return None, 0
@@ -50,13 +50,13 @@ class DiskChunkDeleter:
         if kind != CHUNK or identifier != stream.identifier:
             return None, 0
         header = _header(value)
-        return first, header.time if header else stream.first_time
+        return first, header.time_ns if header else stream.first_time
 
 
 class Walk:
     """A way along the chunks of one stream, in one read transaction."""
 
-    def __init__(self, cursor: _Cursor, state: Stream) -> None:
+    def __init__(self, cursor: _Cursor, state: StreamMeta) -> None:
         self._cursor = cursor
         self._state = state
         self.first: int | None = None
@@ -85,7 +85,7 @@ class Walk:
         """Go to the chunk before."""
         self._land(self._cursor.prev())
 
-    def search(self, search: Search, start: int, chunks_max: int) -> int | None:
+    def search(self, search: SubjectSearch, start: int, chunks_max: int) -> int | None:
         """Show a search the chunks from the one that holds `start` backwards.
 
         Returns the sequence to go on from; None at the beginning, and when the search is done.
@@ -159,15 +159,15 @@ class Walk:
         while low < high:
             middle = (low + high) // 2
             header = self._header_from(middle)
-            if header is None or header.time >= time_ns:
+            if header is None or header.time_ns >= time_ns:
                 high = middle
             else:
                 low = header.last + 1
         self._header_from(low)
         return self._state.last + 1 if self.first is None else self.first
 
-    def find_hole(self, sequence: int) -> Hole | None:
-        """The hole in which a sequence lies; None if it is stored, or in what cannot be read."""
+    def find_gap(self, sequence: int) -> GapRange | None:
+        """The gap in which a sequence lies; None if it is stored, or in what cannot be read."""
         if not self._state.first <= sequence <= self._state.last:
             return None
         self.seek_holder(sequence)
@@ -175,7 +175,7 @@ class Walk:
         if header is None or not header.last < sequence:
             return None
         self.next()
-        return None if self.first is None else Hole(header.last + 1, self.first - 1)
+        return None if self.first is None else GapRange(header.last + 1, self.first - 1)
 
     def _header_from(self, sequence: int) -> codec.ChunkHeader | None:
         """The first readable header of a chunk at or after a sequence."""

@@ -28,7 +28,7 @@ HeadersOf = Callable[[Sequence[int]], Sequence[Headers]]
 
 
 class CompiledSelector:
-    """A selector, made ready for very many messages. `on_failure` is told when a family raises."""
+    """A selector, made ready for very many messages. `on_failure` is called when a family raises."""
 
     def __init__(self, selector: Selector, on_failure: Guard) -> None:
         self._criteria = Criteria(on_failure)

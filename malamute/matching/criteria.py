@@ -17,7 +17,7 @@ from malamute.matching.family import Family, Headers, family_named
 from malamute.matching.selector import Selector, by_family
 
 Guard = Callable[[str, Exception], None]
-"""Is told the name of a family that raised, and what."""
+"""Is called with the name of a family that raised, and the exception."""
 
 
 class Criteria:

@@ -15,11 +15,13 @@ condition are filed apart (`unconditional` and `conditional`), so that the first
 What follows from the subject alone is computed once for each subject and cached until the set of
 selectors changes: the final groups when no selector needs headers, which is the usual case and costs
 one dict look-up for a seen subject; otherwise the unconditional groups and the conditional rows, to which
-the rest is added for each message. Conditions are asked only when a conditional row was hit.
+the rest is added for each message. Conditions are asked only when a conditional row was hit. A message of a
+batch is known by its subject's rows and the classes of its headers (`classes.py`): if one like it was matched
+before, the result is that one's.
 
 Equal results are one tuple, the same object, so that whoever sends the same messages to the same
 groups can tell by identity. Families from outside may raise: then they hit nothing for that
-message, `failures` counts it, and `on_failure` is told about the first one of each family.
+message, `failures` counts it, and `on_failure` is called for the first one of each family.
 """
 
 from __future__ import annotations
@@ -29,10 +31,11 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from heapq import heappop, heappush
 from itertools import chain
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from malamute.matching.bitmap import Bitmap, union
-from malamute.matching.cache import CacheBudget, SubjectCache
+from malamute.matching.cache import ENTRY_BYTES, CacheBudget, SubjectCache
+from malamute.matching.classes import Classes
 from malamute.matching.conditions import Conditions
 from malamute.matching.criteria import Criteria
 from malamute.matching.expression import EnvelopeField, MessageFields
@@ -52,6 +55,12 @@ RESULTS_MAX = 1_000_000
 SUBJECT_WORK, MESSAGE_WORK = 2, 4
 """Microseconds that a new subject takes, or a message that is matched by its headers, about."""
 
+MESSAGES_KNOWN = 2
+"""Messages like one before that are looked at in a microsecond."""
+
+PARTIALS_MAX = 1_000
+"""Different results of subjects that messages are told apart by."""
+
 GROUPS_FOUND = 25
 """Groups that are found in one more."""
 
@@ -61,13 +70,15 @@ NO_HEADERS: Headers = {}
 class Group:
     """All subscribers of one selector. `number` is its bit while the group is in the index."""
 
-    __slots__ = ("members", "number", "selector")
+    __slots__ = ("members", "number", "selector", "since")
 
     def __init__(self, number: int, selector: Selector) -> None:
         self.number = number
         self.selector = selector
         self.members: dict[Hashable, Any] = {}
         """Subscriber -> the value given at `add`, in the order they came."""
+        self.since = 0
+        """The version of the index that it came with."""
 
     def __repr__(self) -> str:
         return f"Group({self.number}, {self.selector}, {len(self.members)} members)"
@@ -84,11 +95,14 @@ class Explanation(NamedTuple):
     reason: str = ""
 
 
-class _Partial(NamedTuple):
-    """What the subject alone decides, when some selector needs more than it."""
+class _Partial:
+    """What the subject alone decides, when some selector needs more than it. Equal ones are one object."""
 
-    unconditional: Groups
-    conditional: list[Bitmap]
+    __slots__ = ("conditional", "unconditional")
+
+    def __init__(self, unconditional: Groups, conditional: list[Bitmap]) -> None:
+        self.unconditional = unconditional
+        self.conditional = conditional
 
 
 class Index:
@@ -121,6 +135,10 @@ class Index:
         self._partial_of: SubjectCache[_Partial] = SubjectCache(
             self._compute_partial, cache_size, self._grown
         )
+        self._partials: dict[tuple[Groups, bytes], _Partial] = {}
+        self._classes = Classes()
+        self._known: dict[tuple[Hashable, ...], Groups] = {}
+        self._known_max = cache_size
         self._results: dict[Groups, Groups] = {}
         self._results_size = 0
         self._spent = 0
@@ -134,6 +152,10 @@ class Index:
     def groups(self) -> Iterator[Group]:
         """Every group, in the order they came."""
         return iter(self._groups.values())
+
+    def holds(self, group: Group) -> bool:
+        """Whether a group is one of this index, and still there."""
+        return self._groups.get(group.number) is group
 
     # Change.
 
@@ -186,15 +208,47 @@ class Index:
             cache = self._groups_of
             return [cache[subject] for subject in subjects]
         subjects = list(subjects)
-        columns = zip(
-            subjects,
-            headers or [NO_HEADERS] * len(subjects),
-            senders or [""] * len(subjects),
-            strict=True,
-        )
-        found = [self._match_message(MessageFields(*message)) for message in columns]
-        self._spent += MESSAGE_WORK * len(found) + sum(map(len, found)) // GROUPS_FOUND
+        headers = headers or [NO_HEADERS] * len(subjects)
+        senders = senders or [""] * len(subjects)
+        classes = self._classes.of(subjects, headers, senders)
+        if classes is None:
+            messages = map(MessageFields, subjects, headers, senders)
+            found = [self._match_message(message) for message in messages]
+            new = len(found)
+        else:
+            partials = [self._partial_of[subject] for subject in subjects]
+            keys = [*zip(partials, *classes, strict=True)]
+            found, new = self._look_up(keys, subjects, headers, senders)
+        self._spent += (MESSAGE_WORK + self.work) * new if new else 0
+        self._spent += len(found) // MESSAGES_KNOWN + sum(map(len, found)) // GROUPS_FOUND
         return found
+
+    def _look_up(
+        self,
+        keys: Sequence[tuple[Hashable, ...]],
+        subjects: Sequence[str],
+        headers: Sequence[Headers],
+        senders: Sequence[str],
+    ) -> tuple[list[Groups], int]:
+        """The groups of messages by their keys, and how many were not known."""
+        known, new = self._known, 0
+        found = [*map(known.get, keys)]
+        if None in found:
+            for place, groups in enumerate(found):
+                if groups is None and (groups := known.get(keys[place])) is None:
+                    new += 1
+                    groups = self._match_message(
+                        MessageFields(subjects[place], headers[place], senders[place])
+                    )
+                    self._remember(keys[place], groups)
+                found[place] = groups
+        return cast("list[Groups]", found), new
+
+    def _remember(self, key: tuple[Hashable, ...], groups: Groups) -> None:
+        if len(self._known) >= self._known_max:
+            self._known.clear()
+        self._known[key] = groups
+        self._grown(ENTRY_BYTES + sum(len(value) for value in key if type(value) is str))
 
     def matches_any(self, subject: str, headers: Headers | None = None, sender: str = "") -> bool:
         """Whether any selector matches; stops at the first one that does."""
@@ -240,8 +294,10 @@ class Index:
             self._conditions_on_headers += _needs_headers(selector)
         if self._free:
             heappop(self._free)
+        self._classes.add(selector)
         group = self._groups[number] = self._by_selector[selector] = Group(number, selector)
         self._changed()
+        group.since = self.version
         return group
 
     def _drop_group(self, group: Group) -> None:
@@ -251,6 +307,7 @@ class Index:
             self._conditions_on_headers -= _needs_headers(group.selector)
         else:
             self._unconditional.remove(group.number, group.selector)
+        self._classes.remove(group.selector)
         del self._groups[group.number], self._by_selector[group.selector]
         heappush(self._free, group.number)
         self._changed()
@@ -267,6 +324,8 @@ class Index:
         self._caches.release(self)
         self._groups_of.forget()
         self._partial_of.forget()
+        self._partials = {}
+        self._known = {}
         self._results = {}
         self._results_size = 0
 
@@ -287,16 +346,21 @@ class Index:
             conditional = self._conditional.rows(self._conditional.by_subject, subject, NO_HEADERS, "")
             rows += self._fulfilled(conditional, MessageFields(subject, NO_HEADERS, ""))
         groups = self._groups_in(rows)
-        self._spent += SUBJECT_WORK + len(groups) // GROUPS_FOUND
+        self._spent += SUBJECT_WORK + self.work + len(groups) // GROUPS_FOUND
         return groups
 
     def _compute_partial(self, subject: str) -> _Partial:
         unconditional = self._unconditional.rows(self._unconditional.by_subject, subject, NO_HEADERS, "")
         conditional = self._conditional.rows(self._conditional.by_subject, subject, NO_HEADERS, "")
-        return _Partial(self._groups_in(unconditional), conditional)
+        groups = self._groups_in(unconditional)
+        if len(self._partials) >= PARTIALS_MAX:
+            self._partials = {}
+        key = groups, union(conditional).serialize() if conditional else b""
+        return self._partials.setdefault(key, _Partial(groups, conditional))
 
     def _match_message(self, message: MessageFields) -> Groups:
-        unconditional, conditional = self._partial_of[message.subject]
+        partial = self._partial_of[message.subject]
+        unconditional, conditional = partial.unconditional, partial.conditional
         rows = self._unconditional.rows(self._unconditional.by_headers, *message)
         if self._conditional.by_headers:
             conditional = conditional + self._conditional.rows(self._conditional.by_headers, *message)

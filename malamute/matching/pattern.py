@@ -23,6 +23,8 @@ is one `#` at most. Everything after this (shapes, tables, subsumption) knows on
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
 from itertools import groupby
 from typing import Any, Literal
 
@@ -128,6 +130,55 @@ def subsumes(general: tuple[Form, ...], special: tuple[Form, ...]) -> bool:
     equal literal, by `*` or by `#`, and `#` is taken only by `#`.
     """
     return all(any(_covers(wide, narrow) for wide in general) for narrow in special)
+
+
+def overlaps(one: tuple[Form, ...], other: tuple[Form, ...]) -> bool:
+    """Whether there may be a subject that fits both. False is certain, and so is True but for empty parts."""
+    return any(_meet(left, right) for left in one for right in other)
+
+
+def _meet(left: Form, right: Form) -> bool:
+    # Pairs of places in both forms that one subject can lead to.
+    seen = {(0, 0)}
+    pairs = [(0, 0)]
+    while pairs:
+        at, place = pairs.pop()
+        if at == len(left) and place == len(right):
+            return True
+        here = left[at] if at < len(left) else None
+        there = right[place] if place < len(right) else None
+        following = []
+        if here == MANY or (there == MANY and here is not None):
+            following.append((at + 1, place))
+        if there == MANY or (here == MANY and there is not None):
+            following.append((at, place + 1))
+        if here is not None and there is not None and (here == there or ONE in (here, there)):
+            following.append((at + 1, place + 1))
+        fresh = [pair for pair in following if pair not in seen]
+        seen.update(fresh)
+        pairs += fresh
+    return False
+
+
+def expression_of(form: Form, literal: Callable[[str], str] = str) -> str:
+    """The regular expression, in the syntax of RE2, that exactly the subjects fit which fit a form.
+
+    `literal` is what a literal of the form stands for. Empty if every subject fits.
+    """
+    words: list[str] = []
+    for place, symbol in enumerate(form):
+        if symbol != MANY:
+            words.append(r"\." if place and words[-1:] != [_LEADING] else "")
+            words.append(_PART if symbol == ONE else re.escape(literal(symbol)))
+        elif place:
+            words.append(rf"(?:\.{_PART})*")
+        elif len(form) > 1:
+            words.append(_LEADING)
+    return f"(?s)^{''.join(words)}$" if form != (MANY,) else ""
+
+
+_PART = "[^.]*"
+_LEADING = rf"(?:{_PART}\.)*"
 
 
 def _covers(wide: Form, narrow: Form) -> bool:

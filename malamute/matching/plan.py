@@ -171,7 +171,7 @@ class _Draft:
         self._narrow((test.attribute, test.kind), test.low, test.high)
 
     def prefix(self, test: BeginsWith) -> None:
-        end = _behind(test.text)
+        end = text_behind(test.text)
         self._narrow((test.attribute, "text"), Bound(test.text, 0), Bound(end, 0) if end else None)
 
     def within(self, test: Within) -> None:
@@ -201,8 +201,8 @@ _READ: dict[type[Expression], Callable[[_Draft, Any], None]] = {
 }
 
 
-def _behind(text: str) -> str:
-    # The first text behind all that begin with this one; empty when there is none.
+def text_behind(text: str) -> str:
+    """The first text behind all that begin with this one; empty when there is none."""
     text = text.rstrip("\U0010ffff")
     return text[:-1] + chr(ord(text[-1]) + 1) if text else ""
 

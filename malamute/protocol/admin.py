@@ -161,7 +161,7 @@ def _hints(kind: Any) -> Mapping[str, Any]:
     return get_type_hints(kind)
 
 
-class Topic(Value, Generic[Answer]):
+class AdminTopic(Value, Generic[Answer]):
     """A topic of QUERY or of CHANGE: its fields are the arguments. `Answer` is the type of its answer."""
 
     topic: ClassVar[str]
@@ -204,21 +204,21 @@ def _answer_of(kind: Any) -> Any:
     return next(get_args(base)[0] for base in bases if get_args(base))
 
 
-class Query(Topic[Answer]):
+class AdminQuery(AdminTopic[Answer]):
     """A question to the broker."""
 
     page_key: ClassVar[str] = ""
     """The field of its rows by which they are in order, if they come in pages."""
 
 
-class _Pages(Query[Answer]):
+class _Pages(AdminQuery[Answer]):
     """A list that comes in pages: `limit` rows behind the one of this name or id."""
 
     after_name: str = argument(ADDRESS, default="")
     limit: int | None = argument(ROWS, default=None)
 
 
-class Change(Topic[Answer]):
+class AdminChange(AdminTopic[Answer]):
     """A change. With `dry_run` nothing is changed, and the answer tells what would be."""
 
     dry_run: bool = argument(BOOLEAN, default=False)
@@ -260,7 +260,7 @@ class BrokerStatus(Row):
     pid: int = 0
 
 
-class StatusQuery(Query[BrokerStatus]):
+class StatusQuery(AdminQuery[BrokerStatus]):
     """How the broker is."""
 
     topic = "status"
@@ -298,7 +298,7 @@ class StoreUsage(Row):
     damages: list[StoreDamage]
 
 
-class StorageQuery(Query[StoreUsage]):
+class StorageQuery(AdminQuery[StoreUsage]):
     """How full the store is."""
 
     topic = "storage"
@@ -394,7 +394,7 @@ class StreamDetails(StreamRow):
     cursors: list[CursorRow]
 
 
-class StreamQuery(Query[StreamDetails]):
+class StreamQuery(AdminQuery[StreamDetails]):
     """One stream."""
 
     topic = "stream"
@@ -485,10 +485,10 @@ class QueueRow(Row):
     redelivered: int
     arrival_rate: float
     settled_rate: float
-    waited_p50_ms: float | None
-    waited_p99_ms: float | None
-    held_p50_ms: float | None
-    held_p99_ms: float | None
+    queue_time_p50_ms: float | None
+    queue_time_p99_ms: float | None
+    processing_time_p50_ms: float | None
+    processing_time_p99_ms: float | None
 
 
 class WorkerRow(Row):
@@ -525,7 +525,7 @@ class ServicesQuery(_Pages[list[ServiceDetails | QueueRow]]):
     details: bool = argument(BOOLEAN, default=False)
 
 
-class ServiceQuery(Query[ServiceDetails]):
+class ServiceQuery(AdminQuery[ServiceDetails]):
     """One service."""
 
     topic = "service"
@@ -549,7 +549,7 @@ class MessageRow(Row):
     damaged: bool
 
 
-class MessagesQuery(Query[list[MessageRow]]):
+class MessagesQuery(AdminQuery[list[MessageRow]]):
     """Messages of a mailbox or a service, or its dead letters, behind a sequence."""
 
     topic = "messages"
@@ -637,12 +637,37 @@ class ClientsQuery(_Pages[list[ClientDetails | ClientRow]]):
     details: bool = argument(BOOLEAN, default=False)
 
 
-class ClientQuery(Query[ClientDetails]):
+class ClientQuery(AdminQuery[ClientDetails]):
     """One client, by its id or its address."""
 
     topic = "client"
 
     id: str = argument(NAME)
+
+
+class AccessExplained(Row):
+    """Whether a user may do something, the rule that decided, and all rules about it.
+
+    It is `limited` if he may do it in part: under some subjects, or for some rows. Without any rule
+    everything is allowed, and none is `in_force`.
+    """
+
+    allowed: bool
+    limited: bool
+    in_force: bool
+    rule: str
+    owner: str
+    rules: list[dict[str, Any]]
+
+
+class AccessQuery(AdminQuery[AccessExplained]):
+    """Whether a user may do something: the action, and the thing as it stands in a rule."""
+
+    topic = "access"
+
+    user: str = argument(ADDRESS)
+    action: str = argument(WORDS)
+    target: str = argument(WORDS)
 
 
 # Changes
@@ -655,7 +680,7 @@ class BrokerReloaded(Row):
     waiting_for_restart: list[str]
 
 
-class BrokerReload(Change[BrokerReloaded]):
+class BrokerReload(AdminChange[BrokerReloaded]):
     """Read the configuration again, and go by it if it is good as a whole."""
 
     topic = "broker.reload"
@@ -670,7 +695,7 @@ class CursorChanged(Row):
     sequence: int
 
 
-class CursorSet(Change[CursorChanged]):
+class CursorSet(AdminChange[CursorChanged]):
     """Set a cursor so that its reader goes on at `start`."""
 
     topic = "cursor.set"
@@ -688,7 +713,7 @@ class CursorDeleted(Row):
     before: int | None
 
 
-class CursorDelete(Change[CursorDeleted]):
+class CursorDelete(AdminChange[CursorDeleted]):
     """Forget a cursor."""
 
     topic = "cursor.delete"
@@ -706,7 +731,7 @@ class StreamKept(Row):
     age: float | None = None
 
 
-class StreamCreate(Change[StreamKept]):
+class StreamCreate(AdminChange[StreamKept]):
     """Make a stream, and set how much of it is kept if any limit is given; 0 is no limit."""
 
     topic = "stream.create"
@@ -717,7 +742,7 @@ class StreamCreate(Change[StreamKept]):
     age: float | None = argument(SECONDS, default=None)
 
 
-class StreamRetain(Change[StreamKept]):
+class StreamRetain(AdminChange[StreamKept]):
     """Set how much of a stream is kept, making the stream if needed; 0 is no limit.
 
     What is None stays as it is. If anything is not as expected, nothing is changed.
@@ -742,7 +767,7 @@ class StreamPurged(Row):
     last: int
 
 
-class StreamPurge(Change[StreamPurged]):
+class StreamPurge(AdminChange[StreamPurged]):
     """Drop the history of a stream. Its readers, its cursors, its retention and its sequences go on."""
 
     topic = "stream.purge"
@@ -759,7 +784,7 @@ class StreamDeleted(Row):
     cursors: int
 
 
-class StreamDelete(Change[StreamDeleted]):
+class StreamDelete(AdminChange[StreamDeleted]):
     """Remove a stream that nobody reads, with its history and its cursors."""
 
     topic = "stream.delete"
@@ -776,7 +801,7 @@ class FeedChanged(Row):
     sequence: int | None = None
 
 
-class FeedSet(Change[FeedChanged]):
+class FeedSet(AdminChange[FeedChanged]):
     """Feed a service from a stream, or change how; without a `start` it goes on, or begins at the head."""
 
     topic = "feed.set"
@@ -796,7 +821,7 @@ class FeedDeleted(Row):
     sequence: int
 
 
-class FeedDelete(Change[FeedDeleted]):
+class FeedDelete(AdminChange[FeedDeleted]):
     """Feed a service from a stream no longer; the requests that came of it stay."""
 
     topic = "feed.delete"
@@ -814,7 +839,7 @@ class QueueChanged(Row):
     partial: bool = False
 
 
-class QueueRedrive(Change[QueueChanged]):
+class QueueRedrive(AdminChange[QueueChanged]):
     """Send dead letters again, as new messages: those that are named or found, or all."""
 
     topic = "queue.redrive"
@@ -826,7 +851,7 @@ class QueueRedrive(Change[QueueChanged]):
     limit: int | None = argument(SEQUENCE, default=None)
 
 
-class QueuePurge(Change[QueueChanged]):
+class QueuePurge(AdminChange[QueueChanged]):
     """Drop messages of a queue, or dead letters: those that are named or found, or all."""
 
     topic = "queue.purge"
@@ -849,7 +874,7 @@ class ClientDisconnected(Row):
     holding: int
 
 
-class ClientDisconnect(Change[ClientDisconnected]):
+class ClientDisconnect(AdminChange[ClientDisconnected]):
     """End a session; what it holds goes back to the queues, and its client does not come back by itself."""
 
     topic = "client.disconnect"
@@ -868,7 +893,7 @@ class BackupMade(Row):
     damages: list[Any] | None = None
 
 
-class JournalBackup(Change[BackupMade]):
+class JournalBackup(AdminChange[BackupMade]):
     """Copy the store into a new directory below that of the backups, while the broker runs."""
 
     topic = "journal.backup"
@@ -883,8 +908,8 @@ def _by_topic(kind: type[Any]) -> dict[str, type[Any]]:
     return {one.topic: one for one in every if hasattr(one, "topic")}
 
 
-QUERIES: Mapping[str, type[Query[Any]]] = _by_topic(Query)
+QUERIES: Mapping[str, type[AdminQuery[Any]]] = _by_topic(AdminQuery)
 """The queries by their topics."""
 
-CHANGES: Mapping[str, type[Change[Any]]] = _by_topic(Change)
+CHANGES: Mapping[str, type[AdminChange[Any]]] = _by_topic(AdminChange)
 """The changes by their topics."""

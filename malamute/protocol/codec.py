@@ -4,7 +4,7 @@ A record of 64 KiB or more travels as a frame of its own; in a message it is in 
 
 `decode` takes whatever bytes a peer sent: the result is a message, or one of `Malformed`, `TooLarge` and
 `UnknownCommand`, and nothing else. Such an error says which command and which number or source it is about,
-as far as the bytes told, so that the answer reaches the right waiter on the other side.
+as far as the bytes say, so that the answer reaches the right waiter on the other side.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from malamute.errors import InvalidValue, MalamuteError, Malformed, TooLarge, Un
 from malamute.protocol.batch import (
     join_large,
     pack,
+    pack_plain,
     pack_queue_payload,
     pack_stream_payload,
     split_large,
@@ -35,11 +36,12 @@ from malamute.protocol.messages import (
     Hello,
     Message,
     PackedAnswer,
+    Publish,
     Spec,
 )
 from malamute.protocol.part import DeliveryPart
 
-__all__ = ["PROTOCOL_2", "Codec", "decode", "encode"]
+__all__ = ["PROTOCOL_2", "Codec", "decode", "encode", "with_last_fields"]
 
 ROUTING_ID_BYTES = 16
 
@@ -103,13 +105,18 @@ def _with_records(spec: Spec, message: tuple[Any, ...]) -> list[Frame]:
     frame = b""
     if not records or len(records[0]) < RECORD_LARGE_BYTES:
         # Most commands are small as a whole: to look at each record would take as long as packing it.
-        frame = pack((spec.opcode, *message))
+        frame = (pack_plain if spec.message is Publish else pack)((spec.opcode, *message))
         if len(frame) < RECORD_LARGE_BYTES or len(records) <= 1:
             return [frame]
     inline, large = split_large(records)
     if not large:
         return [frame]
     return [pack((spec.opcode, *message[:place], inline, *message[place + 1 :])), *large]
+
+
+def with_last_fields(frames: Sequence[Frame], *values: Any) -> list[Frame]:
+    """The frames of a command with other values in its last fields, where each default takes one byte."""
+    return [b"".join((frames[0][: -len(values)], *map(pack, values))), *frames[1:]]
 
 
 def decode(frames: Sequence[Frame]) -> Message:

@@ -105,15 +105,16 @@ class Limits(NamedTuple):
     """Services that a stream feeds, or streams that feed a service."""
     queues: int = 50_000
     """Mailboxes and service queues of the broker."""
-    queue_messages: int = 1_000_000
-    """Messages in one mailbox or service queue."""
+    queue_messages: int = 1_500_000
+    """Messages in one mailbox or service queue. A configuration derives it: `share_queues`."""
     queue_bytes: int = 96 * 1024 * 1024
-    """Bytes in one mailbox or service queue."""
+    """Bytes in one mailbox or service queue; derived, too."""
     queues_bytes: int = 128 * 1024 * 1024
-    """Bytes in all mailboxes and service queues together."""
+    """Bytes in all mailboxes and service queues together. One of them may have three quarters of that, so
+    that the others go on when it is full; a `[[queues.rule]]` may give it less."""
     queues_messages: int = 2_000_000
-    """Messages in all mailboxes and service queues together, dead letters too. Each takes some 400 bytes of
-    memory, wherever its body is."""
+    """Messages in all mailboxes and service queues together, dead letters too; one may have three quarters of
+    them. Each takes some 400 bytes of memory, wherever its body is."""
     queues_memory_bytes: int = 64 * 1024 * 1024
     """Bytes of queued messages that are kept in memory. The bodies of those beyond it are on the disk only,
     until they are delivered."""
@@ -121,7 +122,12 @@ class Limits(NamedTuple):
     """Bytes of identities, by which messages are known again, in all queues. Past it, the queue that has most
     forgets its oldest."""
     answers_bytes: int = 4 * 1024 * 1024
-    """Bytes of answers to QUERY that one session may have under way; past it, it is told to try later."""
+    """Bytes of answers to QUERY that one session may have under way; past it, a query is refused with 503."""
     backlog_bytes: int = 128 * 1024 * 1024
     """Memory of what was accepted and is not on the disk yet. One session may take as much of it as it leaves
-    to all others; whoever would take more is told to try later."""
+    to all others; a command that would take more is refused with 503."""
+
+    def share_queues(self) -> Limits:
+        """The same with what one queue may have: three quarters of what all may have together."""
+        messages, size_bytes = self.queues_messages * 3 // 4, self.queues_bytes * 3 // 4
+        return self._replace(queue_messages=max(1, messages), queue_bytes=max(1, size_bytes))

@@ -65,23 +65,33 @@ class Send(NamedTuple):
 
 
 class Request(NamedTuple):
-    """Ask a service. The replies come to the mailbox of whoever asked."""
+    """Ask a service. The replies come to the mailbox of whoever asked.
+
+    `acks` acknowledges deliveries of that mailbox, as by an ACK before it, whatever becomes of the request.
+    """
 
     service: str
     number: int
     subjects: Sequence[str]
     records: Sequence[Frame]
     properties: Sequence[Mapping[str, Any] | None] | None = None
+    acks: Ranges = []  # what is decoded is a list
 
 
 class Reply(NamedTuple):
-    """Answer requests of an offer. A final reply completes its request and gives no credit back."""
+    """Answer requests of an offer. A final reply completes its request and gives no credit back by itself.
+
+    `credit` and `credit_bytes` are granted to the offer, as by a CREDIT behind it, whatever becomes of the
+    reply; 0 and 0 grant nothing.
+    """
 
     source: int
     number: int
     sequences: Sequence[int]
     finals: Sequence[bool]
     records: Sequence[Frame]
+    credit: int = 0
+    credit_bytes: int = 0
 
 
 class Subscribe(NamedTuple):
@@ -134,10 +144,16 @@ class Credit(NamedTuple):
 
 
 class Ack(NamedTuple):
-    """Acknowledge deliveries of the mailbox or of an offer by ranges of their sequences."""
+    """Acknowledge deliveries of the mailbox or of an offer by ranges of their sequences.
+
+    `credit` and `credit_bytes` are granted to the source, as by a CREDIT behind it, whatever becomes of the
+    ranges; 0 and 0 grant nothing.
+    """
 
     source: int
     ranges: Ranges
+    credit: int = 0
+    credit_bytes: int = 0
 
 
 class Nak(NamedTuple):
@@ -577,8 +593,10 @@ SPECS: tuple[Spec, ...] = (
     Spec(1, Hello, (VERSIONS, ADDRESS, WORDS, SEQUENCE, NUMBER, NUMBER, SETTLED), 2, 4),
     Spec(2, Publish, (NAME, NUMBER, SUBJECTS, RECORDS), 4, 1, "large", 3, (2,)),
     Spec(3, Send, (NAME, NUMBER, SUBJECTS, RECORDS, PROPERTIES), 4, 1, "large", 3, (2, 4)),
-    Spec(4, Request, (NAME, NUMBER, SUBJECTS, RECORDS, PROPERTIES), 4, 1, "large", 3, (2, 4)),
-    Spec(5, Reply, (NEW_SOURCE, NUMBER, SEQUENCES, FINALS, RECORDS), 5, 1, "large", 4, (2, 3)),
+    Spec(4, Request, (NAME, NUMBER, SUBJECTS, RECORDS, PROPERTIES, HELD), 4, 1, "large", 3, (2, 4)),
+    Spec(
+        5, Reply, (NEW_SOURCE, NUMBER, SEQUENCES, FINALS, RECORDS, CREDIT, CREDIT), 5, 1, "large", 4, (2, 3)
+    ),
     Spec(
         6,
         Subscribe,
@@ -589,7 +607,7 @@ SPECS: tuple[Spec, ...] = (
     Spec(7, Offer, (NEW_SOURCE, NAME, CRITERIA, CREDIT, CREDIT, DURATION), 3, 0),
     Spec(8, Cancel, (NEW_SOURCE,), 1, 0),
     Spec(9, Credit, (SOURCE, CREDIT, CREDIT), 2, 0),
-    Spec(10, Ack, (SOURCE, RANGES), 2, 0),
+    Spec(10, Ack, (SOURCE, RANGES, CREDIT, CREDIT), 2, 0),
     Spec(11, Query, (REF, WORDS, MAP), 3, 0),
     Spec(12, Ping, (NUMBER,), 0),
     Spec(13, Bye, (), 0),

@@ -22,6 +22,7 @@ Kind = Literal["stream", "mailbox", "service"]
 DEFAULT_PORT = 9999
 PORT_MAX = 65_535
 SCHEME = "malamute://"
+NAME_FORM = f"1 to {NAME_BYTES_MAX} bytes of UTF-8 without control characters"
 FORM = "malamute://host[:port], and perhaps /stream/NAME, /mailbox/NAME or /service/NAME"
 RESERVED_PREFIX = "$"
 

@@ -11,7 +11,7 @@ from malamute.protocol.limits import VALUES_MAX
 
 
 def _scalars() -> list[int]:
-    """The size of each token that is told by its first byte, and holds no other value; 0 for all others."""
+    """The size of each token that its first byte says, and holds no other value; 0 for all others."""
     sizes = [0] * 256
     sizes[0x00:0x80] = [1] * 0x80
     sizes[0xA0:0xC0] = range(1, 33)

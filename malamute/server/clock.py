@@ -2,8 +2,8 @@
 
 Two things are asked of a clock: how long something takes, and what time it is. Durations (time to live, ack
 deadlines, the expiry of sessions) go by seconds that are counted since the start, also while the host is
-suspended; they begin with what the wall clock says then. What time it is says the wall clock,
-which somebody may set, and may set wrong. So a step of it is told at once and believed when it has stood for
+suspended; they begin with what the wall clock says then. What time it is says the wall clock, which somebody
+may set, and may set wrong. So a step of it is reported at once and believed when it has stood for
 `HOLD_SECONDS`; from then on the times of messages go by it. A wrong step that is mended before changes
 nothing. No step, wrong or right, ends a duration.
 """

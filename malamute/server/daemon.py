@@ -19,19 +19,21 @@ import structlog
 import zmq
 from structlog.typing import EventDict
 
-from malamute import __version__
 from malamute.config import Config, LogConfig
+from malamute.config.accounts import Accounts, read_secret_key
 from malamute.config.reload import reloaded
-from malamute.core.broker import CONFIGURED, ConfigurationLoaded, Core, Settings
+from malamute.core.broker import CONFIGURED, Core
 from malamute.core.effects import Notice
 from malamute.core.events import EVENTS
 from malamute.core.faults import FAULT
+from malamute.core.settings import ConfigurationLoaded, Settings
 from malamute.errors import ConfigError, MalamuteError
 from malamute.journal.disk import DiskStore
 from malamute.journal.memory import MemoryStore
 from malamute.journal.store import Store
 from malamute.matching import load_plugins
 from malamute.protocol.limits import Limits
+from malamute.server.authentication import Authenticator, Reported
 from malamute.server.clock import Clock, counted
 from malamute.server.flow import Windows
 from malamute.server.guard import Rules
@@ -41,6 +43,7 @@ from malamute.server.stalls import FOR_EVER, Patience
 from malamute.server.transport import Transport
 from malamute.server.worker import no_configuration
 from malamute.store.policies import StreamPolicy
+from malamute.version import __version__
 
 SOFTWARE = f"malamute {__version__}"
 
@@ -87,8 +90,15 @@ def open_store(config: Config) -> Store:
 class Configuration:
     """The configuration that a broker goes by, and how it is read again."""
 
-    def __init__(self, config: Config, read: Callable[[], Config], endpoints: list[str]) -> None:
+    def __init__(
+        self,
+        config: Config,
+        read: Callable[[], Config],
+        endpoints: list[str],
+        authenticator: Authenticator | None = None,
+    ) -> None:
         self._running = config
+        self._authenticator = authenticator
         self._read = read
         self._endpoints = endpoints
 
@@ -96,13 +106,18 @@ class Configuration:
         """Read it and check it as a whole. Any thread may call this: it changes nothing."""
         try:
             config, changed, waiting = reloaded(self._running, self._read())
+            accounts = read_accounts(config)
         except ConfigError as error:
             return error
-        return ConfigurationLoaded(_settings(config, self._endpoints), changed, waiting, config)
+        settings = _settings(config, self._endpoints, accounts)
+        return ConfigurationLoaded(settings, changed, waiting, (config, accounts))
 
     def apply(self, loaded: ConfigurationLoaded) -> None:
         """Go by it, in all that the core does not know of."""
-        before, self._running = self._running, loaded.edge
+        before = self._running
+        self._running, accounts = loaded.edge
+        if self._authenticator is not None:
+            self._authenticator.accounts = accounts
         if self._running.log != before.log:
             configure_logs(self._running.log)
 
@@ -117,20 +132,26 @@ def open_broker(
 
     `files` is how many files the process may open, and `read` reads the configuration again.
     """
+    accounts = read_accounts(config)
+    key = read_secret_key(Path(config.access.key)) if config.access.key else ""
     store = open_store(config)
-    transport = _open_transport(config, context, files)
+    listeners = config.listen.listeners
+    asking = any(listener.mechanism != "null" for listener in listeners)
+    authenticator = Authenticator(context, accounts, Reported(log)) if asking else None
+    transport = _open_transport(config, context, files, authenticator)
     try:
-        for endpoint in config.listen.endpoints:
-            transport.bind(endpoint, int(config.listen.ipc_mode, 8))
+        for mechanism, endpoint in listeners:
+            transport.bind(endpoint, int(config.listen.ipc_mode, 8), mechanism, key.encode())
         clock = Clock()
         # Half of the memory stays free for what comes.
         recovered = store.recover(records_bytes=config.limits.queues_memory_bytes // 2, now=clock())
-        core = Core(clock(), _settings(config, transport.endpoints), recovered)
+        core = Core(clock(), _settings(config, transport.endpoints, accounts), recovered)
+        transport.owner_of = core.owner_of
     except BaseException:
         transport.close(0)
         store.close()
         raise
-    configuration = Configuration(config, read, transport.endpoints) if read else None
+    configuration = Configuration(config, read, transport.endpoints, authenticator) if read else None
     return Loop(
         core,
         store,
@@ -143,7 +164,17 @@ def open_broker(
     )
 
 
-def _open_transport(config: Config, context: zmq.Context[zmq.Socket[bytes]], files: int) -> Transport:
+def read_accounts(config: Config) -> Accounts:
+    """Those who may log in. Raises `ConfigError`."""
+    return Accounts.load(Path(config.access.accounts)) if config.access.accounts else Accounts()
+
+
+def _open_transport(
+    config: Config,
+    context: zmq.Context[zmq.Socket[bytes]],
+    files: int,
+    authenticator: Authenticator | None = None,
+) -> Transport:
     listen = config.listen
     options = socket_options(
         heartbeat_ms=int(listen.heartbeat_interval * 1000),
@@ -158,10 +189,10 @@ def _open_transport(config: Config, context: zmq.Context[zmq.Socket[bytes]], fil
     interval, timeout = listen.heartbeat_interval, listen.heartbeat_timeout
     patience = Patience(interval / 2 + timeout, timeout) if interval else FOR_EVER
     allowance = Allowance(listen.receive_bytes, listen.receive_bytes_all)
-    return Transport(context, options, windows, rules, patience, allowance)
+    return Transport(context, options, windows, rules, patience, allowance, authenticator=authenticator)
 
 
-def _settings(config: Config, endpoints: list[str]) -> Settings:
+def _settings(config: Config, endpoints: list[str], accounts: Accounts) -> Settings:
     return Settings(
         limits=config.limits,
         session_expiry=config.session.expiry,
@@ -173,6 +204,7 @@ def _settings(config: Config, endpoints: list[str]) -> Settings:
         queues=config.queues.policy,
         lifecycle_events=config.events.lifecycle,
         settled_events=config.events.settled,
+        access=config.access.policy(accounts.enabled),
         software=SOFTWARE,
         backups=backup_directory(config),
         facts={

@@ -20,7 +20,7 @@ class Edge(Protocol):
     """One way to the broker, from when it listens until it is closed. Only the loop's thread calls it."""
 
     endpoints: list[str]
-    """Where it listens, as clients have to be told."""
+    """Where it listens, as clients have to name it."""
     drained: bool
     """Whether `receive` found no more last time."""
     lost: list[bytes]

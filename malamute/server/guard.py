@@ -60,7 +60,7 @@ class Rules(NamedTuple):
 RULES = Rules()
 
 
-class Waiting(NamedTuple):
+class PendingConnection(NamedTuple):
     """A connection that has not said HELLO. `inode` tells it from a later one with the same descriptor."""
 
     since: float
@@ -74,13 +74,13 @@ class Guard:
 
     def __init__(self, context: zmq.Context[Any], router: zmq.Socket[Any], rules: Rules) -> None:
         self.rules = rules
-        self.waiting: OrderedDict[int, Waiting] = OrderedDict()
+        self.waiting: OrderedDict[int, PendingConnection] = OrderedDict()
         self.ended: list[int] = []
         """Descriptors whose connections have ended since the last look of the transport."""
         self.refused = 0
         """How many were shut down."""
         self._open: set[int] = set()
-        self._welcomed: dict[int, Waiting] = {}
+        self._welcomed: dict[int, PendingConnection] = {}
         self._checked_at = 0.0
         self._last = -1
         self._router = router
@@ -107,7 +107,7 @@ class Guard:
                     self.end(descriptor)
 
     def update(self, now: float) -> None:
-        """Take in what libzmq told of connections."""
+        """Take in what libzmq reports of connections."""
         while True:
             try:
                 event, endpoint = self.monitor.recv_multipart(zmq.NOBLOCK)
@@ -127,7 +127,7 @@ class Guard:
         inode = _inode(descriptor)
         if inode:
             self.waiting.pop(descriptor, None)
-            self.waiting[descriptor] = Waiting(now, inode, tcp, HELLO_BYTES_MAX)
+            self.waiting[descriptor] = PendingConnection(now, inode, tcp, HELLO_BYTES_MAX)
 
     def welcome(self, descriptor: int) -> None:
         """A session was opened on this connection."""

@@ -9,13 +9,15 @@ iteration, not for a message, and the busier the broker is, the larger its itera
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from math import ceil
 from time import monotonic
 from typing import Any
 
 import zmq
 
-from malamute.core.broker import ConfigurationLoaded, Core
+from malamute.core.broker import Core
 from malamute.core.effects import LoadConfiguration, Notice
+from malamute.core.settings import ConfigurationLoaded
 from malamute.errors import MalamuteError
 from malamute.journal.store import Store
 from malamute.protocol.messages import Hello, Message
@@ -23,13 +25,13 @@ from malamute.server.clock import Clock
 from malamute.server.edge import Edge
 from malamute.server.worker import (
     Crashed,
-    Damaged,
+    DamageFound,
     Faulty,
-    Found,
     Load,
-    Reader,
+    ReadDone,
+    ReaderThread,
     Results,
-    Writer,
+    WriterThread,
     no_configuration,
 )
 from malamute.store.commit import Append, Written
@@ -45,7 +47,13 @@ WAKING_SECONDS = 1.0
 WAKING_SECONDS_MAX = 10.0
 """How long to wait for the end of what they bring."""
 
-HOLD_SECONDS = 0.002
+IDLE_SECONDS = 1.0
+"""How long the loop waits for something to do, at the most."""
+
+LOOK_SECONDS = 0.01
+"""How long it waits at the most while it brings in what came before it was woken: nothing is due then."""
+
+HOLD_SECONDS = 0.005
 """How long what nobody waits for may wait for more to be stored with it."""
 
 HELD_MAX = 64
@@ -90,10 +98,10 @@ class Loop:
         self._on_notice = on_notice
         self._on_loaded = on_loaded
         self._results = Results()
-        self._writer = Writer("malamute-writer", store, self._results)
-        self._reader = Reader("malamute-reader", store, self._results, load)
+        self._writer = WriterThread("malamute-writer", store, self._results)
+        self._reader = ReaderThread("malamute-reader", store, self._results, load)
         # A backup takes long, and replay must not wait for it.
-        self._copier = Reader("malamute-copier", store, self._results)
+        self._copier = ReaderThread("malamute-copier", store, self._results)
         self._poller = zmq.Poller()
         self._poller.register(self._results.fileno(), zmq.POLLIN)
         for edge in edges:
@@ -106,6 +114,8 @@ class Loop:
         self._again = False
         self._seen = clock()
         self._woken: float | None = None
+        self._drained = True
+        """Whether all edges had no more input when it was taken last."""
 
     @property
     def endpoints(self) -> list[str]:
@@ -143,8 +153,13 @@ class Loop:
             edge.watch(now, ready)
         # What was found out about a peer before is of the connection before a HELLO that is to be read now.
         self._take_peers(now)
+        drained = True
         for edge in self.edges:
-            self._take_in(edge, now)
+            # What woke the loop may be a thread or a deadline. To look for input where there is none is dear.
+            if any(source in ready for source in edge.inputs):
+                self._take_in(edge, now)
+                drained &= edge.drained
+        self._drained = drained
         self._take_results(now)
         if (step := self.clock.look(now)) is not None:
             self.core.clock(step, now)
@@ -193,10 +208,6 @@ class Loop:
                 self._woken = None
         return self._woken is None
 
-    @property
-    def _drained(self) -> bool:
-        return all(edge.drained for edge in self.edges)
-
     def _wait(self, timeout_ms: float) -> list[Any]:
         """Wait for something to do. Returns what has input."""
         resting = {arrivals: edge for edge in self.edges if (arrivals := edge.arrivals()) >= 0}
@@ -232,20 +243,26 @@ class Loop:
     def _timeout_ms(self, now: float) -> float:
         if self._again:
             return 0
+        until = now + IDLE_SECONDS
         deadline = self.core.next_deadline()
-        timeout_ms = 1_000.0 if deadline is None else min(max(deadline - now, 0.0) * 1000 + 1, 1_000.0)
-        if self._held:
-            timeout_ms = min(timeout_ms, max(self._held_until - now, 0.0) * 1000 + 1)
+        if self._woken is not None:
+            until = now + LOOK_SECONDS
+        elif deadline is not None and deadline < until:
+            until = deadline
+        if self._held and self._held_until < until:
+            until = self._held_until
         for edge in self.edges:
-            if (check := edge.next_check(now)) is not None:
-                timeout_ms = min(timeout_ms, max(check - now, 0.0) * 1000 + 1)
-        return timeout_ms
+            check = edge.next_check(now)
+            if check is not None and check < until:
+                until = check
+        # libzmq counts whole milliseconds. Less than one before it is due is not yet due; what is due is now.
+        return ceil((until - now) * 1000) if until > now else 0
 
     def _take_results(self, now: float) -> None:
         for result in self._results.take():
-            if isinstance(result, Found):
+            if isinstance(result, ReadDone):
                 self._answered(result, now)
-            elif isinstance(result, Damaged):
+            elif isinstance(result, DamageFound):
                 self.core.damaged(result.defects, now)
             elif isinstance(result, Faulty):
                 self.core.effects.fault(f"a thread that was {result.what}", result.error)
@@ -254,7 +271,7 @@ class Loop:
             else:
                 self._settle(result, now)
 
-    def _answered(self, found: Found, now: float) -> None:
+    def _answered(self, found: ReadDone, now: float) -> None:
         question, result = found
         if isinstance(result, ConfigurationLoaded) and question == LoadConfiguration():
             self._on_loaded(result)

@@ -41,7 +41,7 @@ class BrokerProcess:
                 self._command(),
                 stdout=subprocess.PIPE,
                 stderr=errors,
-                env=_environment(),
+                env=environment(),
                 start_new_session=True,  # a Control-C is for us; we stop it
                 text=True,
             )
@@ -79,7 +79,7 @@ class BrokerProcess:
 
 
 def _reason(log: str) -> str:
-    """What a broker that did not start told; the whole log where it is no error of ours."""
+    """What a broker that did not start has logged; the whole log where it is no error of ours."""
     try:
         error = json.loads(log.rpartition("\n")[2])["error"]
         return f"{error['text']} (error {error['code']})"
@@ -87,8 +87,8 @@ def _reason(log: str) -> str:
         return log
 
 
-def _environment() -> dict[str, str]:
-    """The environment without options for a broker, and with the place that this program came from."""
+def environment() -> dict[str, str]:
+    """Our environment without options for a broker, and with the place that this program came from."""
     root = str(Path(__file__).parents[2])
     paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
     plain = {k: v for k, v in os.environ.items() if not (k.startswith("MALAMUTE_") and "__" in k)}

@@ -11,17 +11,20 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from functools import partial
 from time import monotonic
 from typing import Any, cast
 
 import zmq
+from zmq import backend
 
 from malamute.core.access import ANONYMOUS, Principal
-from malamute.errors import ConfigError, MalamuteError, TooLarge, UnexpectedCommand
+from malamute.errors import AccessRefused, ConfigError, MalamuteError, TooLarge, UnexpectedCommand
 from malamute.protocol.codec import PROTOCOL_2, Codec
 from malamute.protocol.limits import BATCH_MESSAGES_MAX, RECORD_LARGE_BYTES
 from malamute.protocol.messages import BY_TYPE, Error, Frame, Hello, Message, Ping, Received, Welcome
+from malamute.server.authentication import Authenticator, user_of
 from malamute.server.flow import DEFAULT, Flows, Windows
 from malamute.server.guard import RULES, Guard, Rules
 from malamute.server.intake import ALLOWANCE, IDLE_SECONDS, Allowance, Intake, size_of
@@ -58,16 +61,16 @@ SHARED_BYTES = 8_192
 """A frame of this size or more that goes to several peers is shared instead of copied."""
 
 
-class AllKept:
+class AllUnsent:
     """What is kept for all peers together."""
 
     size_bytes = 0
 
 
-class Kept(deque[Sequence[Frame]]):
+class Unsent(deque[Sequence[Frame]]):
     """The commands that wait for one peer, in order. `all` counts those of all peers."""
 
-    def __init__(self, all: AllKept) -> None:  # noqa: A002
+    def __init__(self, all: AllUnsent) -> None:  # noqa: A002
         super().__init__()
         self.size_bytes = 0
         self.farewell: Sequence[Frame] | None = None
@@ -104,6 +107,9 @@ class Kept(deque[Sequence[Frame]]):
         return len(self) > KEPT_MESSAGES or self.size_bytes > (KEPT_BYTES_CROWDED if crowded else KEPT_BYTES)
 
 
+_LAST, _MORE = int(zmq.NOBLOCK), int(zmq.NOBLOCK | zmq.SNDMORE)
+"""How frames are sent, as plain numbers: to combine pyzmq's enumerations takes longer than to send."""
+
 _HELLO = BY_TYPE[Hello].opcode
 
 _OF_CONNECTIONS = frozenset((Hello, Received))
@@ -136,9 +142,13 @@ class Transport:
         patience: Patience = FOR_EVER,
         allowance: Allowance = ALLOWANCE,
         codecs: Sequence[Codec] = (PROTOCOL_2,),
+        authenticator: Authenticator | None = None,
     ) -> None:
-        self._begin(windows, patience, allowance, codecs)
+        self._begin(windows, patience, allowance, codecs, authenticator)
         self.socket = context.socket(zmq.ROUTER)
+        # Without what pyzmq does for other kinds of sockets at each frame.
+        self._send = partial(backend.Socket.send, self.socket)
+        self._has_input = [(self.socket, int(zmq.POLLIN))]
         self.socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self.socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
         for option, value in options.items():
@@ -156,8 +166,10 @@ class Transport:
         patience: Patience = FOR_EVER,
         allowance: Allowance = ALLOWANCE,
         codecs: Sequence[Codec] = (PROTOCOL_2,),
+        authenticator: Authenticator | None = None,
     ) -> None:
         """Begin without any peer."""
+        self._authenticator = authenticator
         self._codec, *self._codecs = codecs
         self._encode_most = self._codec.encode
         self._chosen: dict[bytes, Codec] = {}
@@ -166,8 +178,8 @@ class Transport:
         """Whether `receive` found no more last time."""
         self._stalls = Stalls(patience)
         self.intake = Intake(allowance, lambda descriptor: self.guard.end(descriptor))
-        self.blocked: dict[bytes, Kept] = {}
-        self.kept = AllKept()
+        self.blocked: dict[bytes, Unsent] = {}
+        self.unsent = AllUnsent()
         self.lost: list[bytes] = []
         self.flows = Flows(windows)
         self._stuck: set[bytes] = set()
@@ -184,13 +196,26 @@ class Transport:
         """After how many seconds at the most something comes, as the HELLOs of this iteration promise."""
         self._heartbeats: dict[bytes, float] = {}
         """The same of each peer that was welcomed."""
+        self._principal = ANONYMOUS
+        """Who has said HELLO last."""
+        self.owner_of: Callable[[bytes], str | None] = lambda peer: None
+        """Whose the open session of a peer is, if anybody is asked who he is. With `ROUTER_HANDOVER` a
+        routing id is the newest connection's, so all that comes is compared with it."""
 
-    def bind(self, endpoint: str, ipc_mode: int = 0o600) -> str:
+    def bind(
+        self, endpoint: str, ipc_mode: int = 0o600, mechanism: str = "null", secret_key: bytes = b""
+    ) -> str:
         """Listen on an endpoint; returns it with the port that was chosen. Raises `ConfigError`.
 
-        The file of a socket has this mode from its first moment.
+        The file of a socket has this mode from its first moment. With the mechanism `plain` or `curve`, the
+        authenticator decides who may connect.
         """
         before = os.umask(0o777 & ~ipc_mode)
+        # The connections of a listener have the options of when it was bound, these too.
+        self.socket.setsockopt(zmq.PLAIN_SERVER, mechanism == "plain")
+        if mechanism == "curve":
+            self.socket.setsockopt(zmq.CURVE_SECRETKEY, secret_key)
+            self.socket.setsockopt(zmq.CURVE_SERVER, 1)
         interval_ms = self.socket.getsockopt(zmq.HEARTBEAT_IVL)
         if CAN_TELL and endpoint.startswith("tcp:"):
             # The connections of a listener have the options of when it was bound.
@@ -203,14 +228,15 @@ class Transport:
             self.socket.setsockopt(zmq.HEARTBEAT_IVL, interval_ms)
             os.umask(before)
         bound = cast(bytes, self.socket.getsockopt(zmq.LAST_ENDPOINT)).rstrip(b"\0").decode()
-        # An abstract socket is told with a NUL, which nobody could type.
+        # An abstract socket is named with a NUL, which nobody could type.
         self.endpoints.append(endpoint if endpoint.startswith("ipc://@") else bound)
         return self.endpoints[-1]
 
     @property
     def inputs(self) -> Sequence[Any]:
-        """The socket, and what tells of its connections."""
-        return self.socket, self.guard.monitor
+        """The socket, what tells of its connections, and what asks who may connect."""
+        asking = self._authenticator.inputs if self._authenticator is not None else ()
+        return self.socket, self.guard.monitor, *asking
 
     def arrivals(self) -> int:
         """A descriptor that has input when bytes come on any connection, while the intake rests; or -1."""
@@ -226,23 +252,28 @@ class Transport:
         self._now = now
         if self.guard.monitor in ready:
             self._update()
+        asking = self._authenticator
+        if asking is not None and any(source in ready for source in asking.inputs):
+            asking.update(now)
         self.guard.check(now)
         self.intake.check(now)
 
     def next_check(self, now: float) -> float | None:
         """When to call `watch` and `retry` though nothing happens; None for not at all."""
-        due = [at for at in (self.guard.next_check(), self.intake.next_check()) if at is not None]
+        guard, intake = self.guard.next_check(), self.intake.next_check()
+        due = guard if intake is None or (guard is not None and guard < intake) else intake
         if self.retrying:
-            due.append(now + RETRY_SECONDS)
-        return min(due, default=None)
+            retry = now + RETRY_SECONDS
+            return retry if due is None or retry < due else due
+        return due
 
     def owns(self, peer: bytes) -> bool:
         """Any routing id may be that of a connection to it."""
         return True
 
     def principal(self, peer: bytes) -> Principal:
-        """Nobody is asked who he is."""
-        return ANONYMOUS
+        """Who has said HELLO last: it is asked then. Where nobody is asked who he is, it is anybody."""
+        return self._principal
 
     def _update(self) -> None:
         guard = self.guard
@@ -269,16 +300,21 @@ class Transport:
         An error that is no `MalamuteError` is a fault of the decoder.
         """
         receive, descriptors, taken = self.socket.recv, self._descriptors, self.intake.taken
-        decode, choose = self._codec.decode, bool(self._codecs)
+        decode, choose, asked = self._codec.decode, bool(self._codecs), self._authenticator is not None
         size_bytes = 0
         self.drained = False
         self._hellos.clear()
         self._promises.clear()
         if self._skipping and not self._skip():
             return
-        for _ in range(TURN_MESSAGES):
+        for count in range(TURN_MESSAGES):
+            # Most iterations are of one command. To ask is three times faster than to be refused; where there
+            # are many, not to ask is.
+            if count == 1 and not zmq.zmq_poll(self._has_input, 0):
+                self.drained = True
+                return
             try:
-                peer = receive(zmq.NOBLOCK)
+                peer = receive(_LAST)
             except zmq.Again:
                 self.drained = True
                 return
@@ -305,6 +341,8 @@ class Transport:
             else:
                 if type(message) in _OF_CONNECTIONS:
                     yield peer, self._heard(peer, message, part)
+                elif asked and self._is_foreign(peer, part):
+                    yield peer, self._refuse_foreign(peer, part)
                 else:
                     if peer not in descriptors and peer in self.flows:
                         self._connected(peer, _descriptor(part))
@@ -332,10 +370,12 @@ class Transport:
 
     def _heard(self, peer: bytes, message: Message, part: Any) -> Message | MalamuteError:
         """A peer speaks of its connection. Returns the message, or what is wrong with it."""
+        if isinstance(message, Received) and self._authenticator is not None and self._is_foreign(peer, part):
+            return self._refuse_foreign(peer, part)
         if isinstance(message, Received):
             self.received(peer, message.token)
             return message
-        # The monitor has told of the connection before this came; it has to be known first.
+        # The monitor has reported the connection before this came; it has to be known first.
         self._update()
         if isinstance(message, Hello):
             try:
@@ -343,8 +383,20 @@ class Transport:
             except MalamuteError as error:
                 return error
             self._promises[peer] = message.heartbeat / 1000
+            if self._authenticator is not None:
+                self._principal = self._authenticator.principal(part)
         self._hellos[peer] = _descriptor(part)
         return message
+
+    def _is_foreign(self, peer: bytes, part: Any) -> bool:
+        owner = self.owner_of(peer)
+        return owner is not None and owner != user_of(part)
+
+    def _refuse_foreign(self, peer: bytes, part: Any) -> MalamuteError:
+        """Somebody speaks in the session of another: its routing id is known to him. He gets no further."""
+        assert self._authenticator is not None
+        self._authenticator.note_foreign(part)
+        return AccessRefused("this session belongs to another user")
 
     def _connected(self, peer: bytes, descriptor: int) -> None:
         """A session was opened on this connection."""
@@ -373,36 +425,36 @@ class Transport:
 
     def send(self, peer: bytes, message: Message) -> bool:
         """Send a message, or keep it if the peer takes none. Returns whether the peer blocks since now."""
-        kept = self.blocked.get(peer)
+        unsent = self.blocked.get(peer)
         if type(message) is Ping:
             self._probe(peer)
         if type(message) is Welcome:
             return self._welcome(peer, self._encode(peer, message))
-        if kept is None:
+        if unsent is None:
             frames = (
                 self._chosen[peer].encode(message) if peer in self._chosen else self._encode_most(message)
             )
             if self._pass_on(peer, frames):
                 return peer in self.blocked
-            kept = self.blocked[peer] = Kept(self.kept)
+            unsent = self.blocked[peer] = Unsent(self.unsent)
         elif type(message) is Ping:
             # A probe finds out whether the peer is there. One that waited in line would not.
             self._transmit(peer, self._encode(peer, message))
             return False
         else:
             frames = self._encode(peer, message)
-        kept.add(frames, message)
-        if kept.too_large:
+        unsent.add(frames, message)
+        if unsent.too_large:
             # The connection is still there. When it has room, the peer learns why its session has ended, or
             # that it has to begin anew, but behind the WELCOME that it may wait for: what comes before that
             # it passes over.
             first = self._first.get(peer) or deque()
-            last_word = kept.farewell or self._encode(peer, _GIVEN_UP)
+            last_word = unsent.farewell or self._encode(peer, _GIVEN_UP)
             self._give_up(peer)
             if last_word not in first:
                 first.append(last_word)
             self._first[peer] = first
-            self.blocked[peer] = Kept(self.kept)
+            self.blocked[peer] = Unsent(self.unsent)
         return True
 
     def _probe(self, peer: bytes) -> None:
@@ -437,7 +489,7 @@ class Transport:
     def _ask(self, peer: bytes, token: int) -> None:
         """Ask a peer what it has received; if its window is full, nothing more is sent before its answer."""
         if self._send_first(peer, self._encode(peer, Ping(token))) and self.flows.is_full(peer):
-            self.blocked.setdefault(peer, Kept(self.kept))
+            self.blocked.setdefault(peer, Unsent(self.unsent))
             self._stuck.add(peer)
 
     def _send_first(self, peer: bytes, frames: Sequence[Frame]) -> bool:
@@ -445,7 +497,7 @@ class Transport:
         if peer not in self._first and self._transmit(peer, frames):
             return True
         self._first.setdefault(peer, deque()).append(frames)
-        self.blocked.setdefault(peer, Kept(self.kept))
+        self.blocked.setdefault(peer, Unsent(self.unsent))
         return False
 
     def received(self, peer: bytes, token: int) -> None:
@@ -470,23 +522,23 @@ class Transport:
 
     def _advance(self, peer: bytes) -> bool:
         """Send what is kept for a peer while it takes it. Returns whether nothing is kept any more."""
-        kept = self.blocked[peer]
+        unsent = self.blocked[peer]
         while first := self._first.get(peer):
             if not self._transmit(peer, first[0]):
                 return False
             first.popleft()
         self._first.pop(peer, None)
-        while self.blocked.get(peer) is kept and peer not in self._first:
+        while self.blocked.get(peer) is unsent and peer not in self._first:
             if self.flows.is_full(peer):
                 self._stuck.add(peer)
                 return False
-            if not kept:
+            if not unsent:
                 del self.blocked[peer]
                 return True
-            if not self._pass_on(peer, kept[0]):
+            if not self._pass_on(peer, unsent[0]):
                 return False
-            if kept:  # a peer that is gone has none any more
-                kept.remove_first()
+            if unsent:  # a peer that is gone has none any more
+                unsent.remove_first()
         return False
 
     def take_lost(self) -> list[bytes]:
@@ -499,10 +551,10 @@ class Transport:
 
         What it has sent since is refused, which must not hide the reason: it would begin another session.
         """
-        kept = self.blocked.get(peer)
-        if kept:
-            last_word = kept.farewell or kept[-1]
-            kept.drop()
+        unsent = self.blocked.get(peer)
+        if unsent:
+            last_word = unsent.farewell or unsent[-1]
+            unsent.drop()
             self._first.setdefault(peer, deque()).append(last_word)
             self._stuck.discard(peer)
         self._stalls.forget(peer)
@@ -518,12 +570,14 @@ class Transport:
         self.guard.close()
         self.intake.close()
         self.socket.close(linger=linger_ms)
+        if self._authenticator is not None:
+            self._authenticator.close()
 
     def _transmit(self, peer: bytes, frames: Sequence[Frame]) -> bool:
         """Send now. Returns False if the pipe is full; a peer that is gone counts as sent."""
-        send = self.socket.send
+        send = self._send
         try:
-            send(peer, zmq.SNDMORE | zmq.NOBLOCK)
+            send(peer, _MORE)
         except zmq.Again:
             return False
         except zmq.ZMQError as error:
@@ -533,7 +587,7 @@ class Transport:
             return True
         last = len(frames) - 1
         for place, frame in enumerate(frames):
-            flags = zmq.NOBLOCK if place == last else zmq.SNDMORE | zmq.NOBLOCK
+            flags = _LAST if place == last else _MORE
             if len(frame) < SHARED_BYTES:
                 send(frame, flags)
             else:
@@ -561,7 +615,7 @@ class Transport:
         """Drop what is kept for a peer. Returns whether it was blocked."""
         self._stuck.discard(peer)
         self._first.pop(peer, None)
-        kept = self.blocked.pop(peer, None)
-        if kept is not None:
-            kept.drop()
-        return kept is not None
+        unsent = self.blocked.pop(peer, None)
+        if unsent is not None:
+            unsent.drop()
+        return unsent is not None

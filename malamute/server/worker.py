@@ -17,8 +17,8 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from malamute.core.broker import ConfigurationLoaded
 from malamute.core.effects import LoadConfiguration, Question
+from malamute.core.settings import ConfigurationLoaded
 from malamute.errors import (
     AccessRefused,
     ConfigError,
@@ -30,7 +30,7 @@ from malamute.errors import (
     StoreLost,
 )
 from malamute.journal.disk import DiskStore
-from malamute.journal.format import Stream
+from malamute.journal.format import StreamMeta
 from malamute.journal.store import Store
 from malamute.protocol.admin import BackupMade, StoreDamage, StoredStream, StoreUsage
 from malamute.store.commit import Append, Committer, Written
@@ -38,7 +38,7 @@ from malamute.store.operations import (
     Backup,
     Defect,
     FetchRecords,
-    FindHole,
+    FindGap,
     FindTime,
     LastPerSubject,
     Operation,
@@ -51,14 +51,14 @@ from malamute.store.policies import StreamRetention
 Job = TypeVar("Job")
 
 
-class Found(NamedTuple):
+class ReadDone(NamedTuple):
     """The store has answered."""
 
     question: Question
     result: Any
 
 
-class Damaged(NamedTuple):
+class DamageFound(NamedTuple):
     """Parts of the store were found damaged."""
 
     defects: Sequence[Defect]
@@ -77,7 +77,7 @@ class Crashed(NamedTuple):
     error: BaseException
 
 
-Result = Written | Found | Damaged | Faulty | Crashed
+Result = Written | ReadDone | DamageFound | Faulty | Crashed
 
 
 class Results:
@@ -155,7 +155,7 @@ class Worker(threading.Thread, Generic[Job]):
                     jobs.append(following)
                 self.work(jobs)
                 if defects := self._store.take_defects():
-                    self._results.put(Damaged(defects))
+                    self._results.put(DamageFound(defects))
         except BaseException as error:  # the loop raises it again: without this thread there is no broker
             self._results.put(Crashed(error))
 
@@ -169,7 +169,7 @@ class Worker(threading.Thread, Generic[Job]):
         raise NotImplementedError
 
 
-class Writer(Worker[Append]):
+class WriterThread(Worker[Append]):
     """Commits appends, by the rules of `store.commit`."""
 
     def __init__(self, name: str, store: Store, results: Results) -> None:
@@ -201,7 +201,7 @@ def no_configuration() -> MalamuteError:
     return ConfigError("there is no configuration to read again: this broker runs inside a program")
 
 
-class Reader(Worker[Question]):
+class ReaderThread(Worker[Question]):
     """Answers what the core asks of the store. `load` reads and checks the configuration."""
 
     def __init__(self, name: str, store: Store, results: Results, load: Load = no_configuration) -> None:
@@ -211,7 +211,7 @@ class Reader(Worker[Question]):
     def work(self, jobs: Sequence[Question]) -> None:
         """Answer each question."""
         for question in jobs:
-            self._results.put(Found(question, self._answer(question)))
+            self._results.put(ReadDone(question, self._answer(question)))
 
     def _answer(self, question: Question) -> Any:
         try:
@@ -228,10 +228,12 @@ class Reader(Worker[Question]):
 
 def _back_up(store: Store, backup: Backup) -> BackupMade | MalamuteError:
     if not isinstance(store, DiskStore):
-        return InvalidValue("a store in memory has no backup")
+        return InvalidValue("no store to back up: this broker keeps everything in memory")
     below, directory = Path(backup.below).resolve(), Path(backup.directory).resolve()
     if not directory.is_relative_to(below) or directory == below:
-        return AccessRefused(f"a backup goes below {below}, where {backup.directory} leads to {directory}")
+        return AccessRefused(
+            f"backup directory {backup.directory} leads to {directory}: expected one below {below}"
+        )
     copied = store.backup(directory)
     return BackupMade(
         directory=backup.directory,
@@ -260,7 +262,7 @@ def _stored_streams(store: Store, asked: StreamStats) -> list[StoredStream]:
     return [_stored(streams[name], store.retention(name)) for name in page]
 
 
-def _stored(stream: Stream, retention: StreamRetention) -> StoredStream:
+def _stored(stream: StreamMeta, retention: StreamRetention) -> StoredStream:
     return StoredStream(
         **stream._asdict(),
         retain_bytes=retention.bytes_max,
@@ -271,8 +273,8 @@ def _stored(stream: Stream, retention: StreamRetention) -> StoredStream:
 
 ANSWERS: dict[type[Any], Callable[[Store, Any], Any]] = {
     ReadChunks: lambda store, q: store.read(q.stream, q.start, bytes_max=q.size_bytes_max),
-    FindHole: lambda store, q: store.find_hole(q.stream, q.sequence),
-    FindTime: lambda store, q: store.find_time(q.stream, q.time),
+    FindGap: lambda store, q: store.find_gap(q.stream, q.sequence),
+    FindTime: lambda store, q: store.find_time(q.stream, q.time_ns),
     LastPerSubject: lambda store, q: store.last_per_subject(q.stream, limit=q.limit),
     FetchRecords: lambda store, q: store.fetch(q.kind, q.queue, q.sequences),
     StoreStats: lambda store, q: _usage(store),

@@ -4,7 +4,7 @@ Tasks make partial sums of every row group (`partial_aggregates`, `analyze_event
 what belongs together, and tasks make the rows of all tables of that (`final_aggregates`). A query over little
 data costs what Spark needs to plan it, so what is left for Spark is small:
 
-    streams         messages, bytes, rates, what is missing or there twice, and how far apart messages are
+    streams         messages, bytes, rates, gaps, duplicates, and how far apart messages are
     volume          messages and bytes of each window and subject prefix
     subjects        messages and bytes of each subject
     senders         the same of each sender, how far apart its messages are, and its longest silence
@@ -14,7 +14,7 @@ data costs what Spark needs to plan it, so what is left for Spark is small:
     headers         how many of which type; minimum, maximum, mean and deviation of numbers
     header_values   the most frequent values
     queues          services and mailboxes: how often which outcome, and redeliveries    ┐
-    queue_times     how long messages waited and were held                               │ from `$sys`
+    queue_times     queue time, processing time, and the total of both                   │ from `$sys`
     consumers       subscriptions that fell behind or missed something                   │
     events          how often what happened                                              ┘
     damage          what could not be read
@@ -73,10 +73,10 @@ class Measure(NamedTuple):
         """Read `NAME = EXPRESSION by NAME = EXPRESSION, …`. Raises `InvalidValue`."""
         found = _MEASURE.fullmatch(words)
         if found is None:
-            raise InvalidValue(f"a measure is NAME=EXPRESSION by NAME=EXPRESSION; …, not {words!r}")
+            raise InvalidValue(f"invalid measure {words!r}: expected NAME=EXPRESSION by NAME=EXPRESSION; …")
         groups = [_GROUP.fullmatch(group) for group in found["groups"].split(";")]
         if not all(groups):
-            raise InvalidValue(f"a group is NAME=EXPRESSION, in {words!r}")
+            raise InvalidValue(f"invalid group in {words!r}: expected NAME=EXPRESSION")
         return cls(found["name"], found["number"], tuple((g["name"], g["of"]) for g in groups if g))
 
 
@@ -99,7 +99,7 @@ TABLES = {
     "streams": (
         "kind = 'stream'",
         *("stream", *_SUMS, "first", "last", "most / {window} as peak_per_second"),
-        *("gaps", "missing", "doubles", *PERCENTS),
+        *("gaps", "missing", "duplicates", *PERCENTS),
         f"if(last_time > first_time, {_PER_SECOND}, null) as per_second",
         *_EXTENT,
     ),
@@ -121,7 +121,12 @@ TABLES = {
     ),
     "header_values": ("kind = 'value'", "stream", "name as header", "value", "messages", "within"),
     "queues": ("kind = 'queue'", "name as queue", "value as outcome", "messages", "bytes as redeliveries"),
-    "queue_times": ("kind in ('waited', 'held', 'stayed')", "name as queue", "kind as time", *PERCENTS),
+    "queue_times": (
+        "kind in ('queue_time', 'processing_time', 'total_time')",
+        "name as queue",
+        "kind as time",
+        *PERCENTS,
+    ),
     "consumers": (
         "kind = 'consumer'",
         *(
@@ -188,15 +193,15 @@ def _whole(parts: DataFrame) -> DataFrame:
     sums = (f.count("*").alias("rows"), f.max("last_time").alias("end"), f.sum("high").alias("high"))
     found = parts.groupBy("kind", "stream", name, window).agg(*sums, f.sum("messages").alias("messages"))
     most = (f.sum("rows").alias("rows"), f.max("end").alias("end"), f.max("high").alias("high"))
-    told = found.groupBy("kind", "stream", "name").agg(*most, f.max("messages").alias("most")).collect()
-    of = {kind: [row for row in told if row["kind"] == kind] for kind in ("run", "window", "cut")}
+    counted = found.groupBy("kind", "stream", "name").agg(*most, f.max("messages").alias("most")).collect()
+    of = {kind: [row for row in counted if row["kind"] == kind] for kind in ("run", "window", "cut")}
     known = Known(
         {row["stream"]: row["end"] for row in of["run"]},
         {row["stream"]: row["most"] for row in of["window"]},
         {(row["stream"], row["name"]): int(row["high"]) for row in of["cut"]},
     )
     parts = parts.where("not kind <=> 'window'")  # `!=` would make it another schema, without nulls
-    count = -(-sum(row["rows"] for row in told if row["kind"] != "window") // ROWS_EACH)
+    count = -(-sum(row["rows"] for row in counted if row["kind"] != "window") // ROWS_EACH)
     if count > 1:
         place = f.when(f.col("kind").isin(*SPREAD), f.hash("value", "slot", "first"))
         parts = parts.repartition(count, "stream", "name", place)
@@ -252,15 +257,17 @@ def volume(spark: SparkSession, history: ExportedHistory, window_seconds: int) -
 
 
 def _exact(tables: Tables, numbers: DataFrame, others: Column) -> dict[str, DataFrame]:
-    """The tables with the gaps and doubles of some streams out of their sequences themselves."""
+    """The tables with the gaps and duplicates of some streams out of their sequences themselves."""
     from pyspark.sql import functions as f
 
     holes = _holes(numbers).selectExpr("stream", "first", "last", "last - first + 1 as messages")
     missing = holes.groupBy("stream").agg(f.count("*").alias("gaps"), f.sum("messages").alias("missing"))
-    doubles = numbers.groupBy("stream").agg(f.sum("copies").alias("doubles"))
+    duplicates = numbers.groupBy("stream").agg(f.sum("copies").alias("duplicates"))
     streams = tables["streams"]
     counted = (
-        streams.drop("gaps", "missing", "doubles").join(doubles, "stream").join(missing, "stream", "left")
+        streams.drop("gaps", "missing", "duplicates")
+        .join(duplicates, "stream")
+        .join(missing, "stream", "left")
     )
     counted = counted.na.fill(0, ["gaps", "missing"]).select(*streams.columns)
     return {
@@ -310,7 +317,7 @@ def _measure(spark: SparkSession, history: ExportedHistory, measure: Measure) ->
     try:
         counted = messages(spark, history).select(*groups, f.expr(measure.number).alias("number"))
     except (AnalysisException, ParseException) as error:
-        raise InvalidValue(f"the measure {measure.name!r}: {error.getMessage() or error}") from error
+        raise InvalidValue(f"invalid measure {measure.name!r}: {error.getMessage() or error}") from error
     numbers = counted.where("number is not null").groupBy(*(name for name, _ in measure.groups))
     return numbers.agg(
         f.count("*").alias("messages"),

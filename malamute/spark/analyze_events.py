@@ -1,4 +1,4 @@
-"""What the broker's own events tell: how queues did, who fell behind, and what happened how often.
+"""What the broker's own events show: how queues did, who fell behind, and what happened how often.
 
 The events are the stream `$sys`. `service.settled.NAME` and `mailbox.settled.NAME` have columns in the body,
 a msgpack map: for each message when it was queued, first delivered and settled, in nanoseconds, how often it
@@ -6,12 +6,13 @@ was delivered, and what became of it. The subjects of all others begin with what
 happened, and their headers say the rest. An event with the header `count` stands for so many. The rows are
 those of `partial_aggregates`, with more kinds:
 
-    queue     KIND NAME      value: outcome     messages; bytes: redeliveries
-    waited    KIND NAME      slot: bucket       messages: from when they were queued to the first delivery
-    held      KIND NAME      slot: bucket       messages: from the first delivery to the end
-    stayed    KIND NAME      slot: bucket       messages: from when they were queued to the end
-    event     what happened  value: to whom     messages: how often
-    consumer  stream         value: address     first: how often it fell behind; last: gaps; messages: missed
+    queue            KIND NAME      value: outcome  messages; bytes: redeliveries
+    queue_time       KIND NAME      slot: bucket    messages: from the enqueueing to the first delivery
+    processing_time  KIND NAME      slot: bucket    messages: from the first delivery to the settlement
+    total_time       KIND NAME      slot: bucket    messages: from the enqueueing to the settlement
+    event            what happened  value: to whom  messages: how often
+    consumer         stream         value: address  first: how often it fell behind; last: gaps;
+                                                    messages: missed
 
 A service that is fed from a stream is a consumer of it, which falls behind when its queue is full.
 """
@@ -42,21 +43,21 @@ Numbers = np.ndarray[Any, Any]
 
 
 def partial_tables(parts: Iterator[HistoryPart | ExportDamage]) -> Iterator[pa.RecordBatch]:
-    """The rows of each row group of events. Damage is told by who reads all streams."""
+    """The rows of each row group of events. Damage is reported by who reads all streams."""
     for part in parts:
         if isinstance(part, HistoryPart):
             yield from _events(part.batch)
 
 
 def _events(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    told: Counter[tuple[str, str]] = Counter()
+    happened: Counter[tuple[str, str]] = Counter()
     behind: dict[tuple[str, str], list[int]] = {}
     columns = (batch.column(name).to_pylist() for name in ("subject", "headers", "body"))
     for subject, headers, body in zip(*columns, strict=True):
         what = ".".join(subject.split(".", 2)[:2])
         values = dict(headers or ())
         name = _text(values, "name")
-        told[what, name] += _number(values, "count") or 1
+        happened[what, name] += _number(values, "count") or 1
         if what in SETTLED:
             yield from _settled(f"{what.partition('.')[0]} {name}", body)
         elif what in BEHIND:
@@ -65,8 +66,8 @@ def _events(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
             counts = behind.setdefault(_consumer(values), [0, 0, 0])
             counts[1] += 1
             counts[2] += _number(values, "last") - _number(values, "first") + 1
-    names, whom = zip(*told, strict=True)
-    yield rows("event", STREAM, len(told), name=names, value=whom, messages=list(told.values()))
+    names, whom = zip(*happened, strict=True)
+    yield rows("event", STREAM, len(happened), name=names, value=whom, messages=list(happened.values()))
     if behind:
         streams, addresses = zip(*behind, strict=True)
         fell, gaps, missed = zip(*behind.values(), strict=True)
@@ -91,7 +92,7 @@ def _number(values: dict[str, Any], name: str) -> int:
 
 
 def _settled(queue: str, body: bytes) -> Iterator[pa.RecordBatch]:
-    """The messages of one queue that were settled together. What is no such body tells nothing."""
+    """The messages of one queue that were settled together. What is no such body is skipped."""
     try:
         fields = unpack(body, items_max=len(body))
     except Malformed:
@@ -117,9 +118,9 @@ def _settled(queue: str, body: bytes) -> Iterator[pa.RecordBatch]:
         bytes=[int(again[mask].sum()) for mask in of],
     )
     had = delivered > 0
-    yield from _durations("waited", queue, (delivered - queued)[had])
-    yield from _durations("held", queue, (settled - delivered)[had])
-    yield from _durations("stayed", queue, settled - queued)
+    yield from _durations("queue_time", queue, (delivered - queued)[had])
+    yield from _durations("processing_time", queue, (settled - delivered)[had])
+    yield from _durations("total_time", queue, settled - queued)
 
 
 def _durations(kind: str, queue: str, durations: Numbers) -> Iterator[pa.RecordBatch]:

@@ -1,11 +1,11 @@
 """History as Parquet files, which any tool for data reads: what `malamute journal export` does.
 
-Theory. An export goes on where the last one ended, so it may be run as often as one likes, and what it needs
-in memory is two batches and the part of a file that is not written yet. A file ends with its UTC date, at a
-size, or at the end of the range. `place` makes it visible as a whole, `manifest` accounts for it. So an
-export that is killed at any moment leaves whole files, and the next one goes on behind the last of them.
+Theory. An export continues where the last one ended, so it may be run as often as one likes, and what it
+needs in memory is two batches and the part of a file that is not written yet. A file ends with its UTC date,
+at a size, or at the end of the range. `place` makes it visible as a whole, `manifest` accounts for it. So an
+export that is killed at any moment leaves whole files, and the next one continues behind the last of them.
 
-Each batch is a row group, whose statistics tell a reader of its sequences, times and subjects. The numbers
+Each batch is a row group, whose statistics give a reader its sequences, times and subjects. The numbers
 are stored as differences, which take next to nothing; texts that repeat are stored once for each group.
 """
 
@@ -32,7 +32,7 @@ from malamute.spark.schema import Promoted
 
 FILE_ROWS = 4_000_000
 FILE_BYTES = 256 * 1024 * 1024
-"""A file ends once it has so many messages or bytes, with the batch that goes past it."""
+"""A file ends once it has so many messages or bytes, with the batch that exceeds it."""
 
 DIFFERENCES = ("sequence", "time", "time_ns", "size")
 REPEATED = (
@@ -44,7 +44,7 @@ REPEATED = (
 )
 
 Progress = Callable[[int, int], None]
-"""Told how many messages are done, and how many there are."""
+"""Called with how many messages are done, and how many there are."""
 
 
 class Exported(NamedTuple):

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from malamute.errors import ConfigError, StorageFull, StoreError, StoreLocked
+from malamute.spark.dependencies import need
 from malamute.spark.layout import MANIFEST, SUFFIX, quoted
-from malamute.spark.session import need
 
 TEMPORARY = "_writing."
 """Begins the names of files that are being written."""
@@ -60,7 +60,7 @@ class Sink:
         """Nothing is held here."""
 
     def close(self) -> None:
-        """The file is ended by whoever opened it."""
+        """The file is ended by its opener."""
         self.closed = True
 
 
@@ -147,7 +147,7 @@ class ExportLocation:
             return data
 
     def measure(self, path: str) -> WrittenFile:
-        """Read a whole file, and tell its size and CRC. Raises `StoreError`."""
+        """Read a whole file. Returns its size and CRC. Raises `StoreError`."""
         size = crc = 0
         with translated(path), self._system.open_input_stream(self.full(path), compression=None) as stream:
             while piece := stream.read(1 << 20):

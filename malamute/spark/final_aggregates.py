@@ -1,21 +1,22 @@
-"""What all row groups tell together: rows of partial sums become rows of the tables.
+"""What all row groups have together: rows of partial sums become rows of the tables.
 
 A task gets rows of `partial_aggregates` and `analyze_events` that belong together: all of a name in a stream,
 except of kinds that are only added up (`SPREAD`), of which those that are equal are enough. What has to be
 known of all rows is given (`Known`). It makes rows of these kinds:
 
-    stream    -          messages, bytes, first, last, first_time, last_time, gaps, missing, doubles, crossed,
-                         most: messages of the fullest window; p50, p95, p99: from one message to the next
+    stream    -          messages, bytes, first, last, first_time, last_time, gaps, missing, duplicates,
+                         crossed, most: messages of the fullest window; p50, p95, p99: from one message to
+                         the next
     heard     sender     messages, bytes, first_time, last_time, silence: the longest, slot: since when;
                          p50, p95, p99: from one message of the sender to the next
     header    header     messages, count, low, high, total, mean, deviation, and messages of each type
     value     header     messages; within: how many more there may be
-    waited    queue      p50, p95, p99; and so `held` and `stayed`
+    queue_time  queue    p50, p95, p99; and so `processing_time` and `total_time`
     hole      -          first, last, between row groups as well
 
 and `prefix`, `sender`, `subject`, `interval`, `queue`, `event` and `consumer` added up, and `damage` as it
-was. A stream is `crossed` when row groups hold the same sequences; then its gaps and doubles are to be told
-otherwise. Percentiles are in seconds.
+was. A stream is `crossed` when row groups hold the same sequences; then its gaps and duplicates are to be
+found otherwise. Percentiles are in seconds.
 """
 
 from __future__ import annotations
@@ -34,15 +35,15 @@ from malamute.spark.schema import KINDS
 PERCENTILES = (0.50, 0.95, 0.99)
 TYPES = (*KINDS, "none")
 
-TIMES = ("waited", "held", "stayed")
+TIMES = ("queue_time", "processing_time", "total_time")
 SPREAD = ("prefix", "sender", "subject", "value", "queue", "event", "consumer", "hole")
 """Kinds of which the rows of a name may be divided among tasks by their `value`, `slot` and `first`."""
 
 SUMMED = (*SPREAD[:-1], "interval", *TIMES)
-TOLD = (*SPREAD[:-1], "interval")
+COUNTED = (*SPREAD[:-1], "interval")
 
 PERCENTS = tuple(f"p{round(100 * share)}" for share in PERCENTILES)
-_INTEGERS = ("gaps", "missing", "doubles", "most", "silence", "within", *TYPES)
+_INTEGERS = ("gaps", "missing", "duplicates", "most", "silence", "within", *TYPES)
 WHOLE = pa.schema(
     [
         *SCHEMA,
@@ -71,15 +72,15 @@ def whole(batches: Iterable[pa.RecordBatch], known: Known) -> Iterator[pa.Record
     times = _percentiles(_Grouped(_of(summed, "interval", *TIMES), ("kind", "stream", "name"), ("slot",)))
     apart = _of(times, "interval").select(["stream", "name", *PERCENTS])
     found = [
-        _within(_of(summed, *TOLD), known),
+        _within(_of(summed, *COUNTED), known),
         _of(times, *TIMES),
         _of(table, "hole", "damage"),
         *_streams(table, apart, known),
         _heard(spans, apart, known),
         _headers(_of(table, "header", "type")),
     ]
-    told = pa.concat_tables([WHOLE.empty_table(), *found], promote_options="default")
-    yield from told.combine_chunks().to_batches()
+    joined = pa.concat_tables([WHOLE.empty_table(), *found], promote_options="default")
+    yield from joined.combine_chunks().to_batches()
 
 
 class _Grouped:
@@ -196,7 +197,7 @@ def _streams(table: pa.Table, apart: pa.Table, known: Known) -> Iterator[pa.Tabl
             "last": firsts[holes] - 1,
         }
     )
-    messages, doubles = (runs.each(np.add, runs[name]) for name in ("messages", "slot"))
+    messages, duplicates = (runs.each(np.add, runs[name]) for name in ("messages", "slot"))
     first, last = runs.each(np.minimum, firsts), runs.each(np.maximum, lasts)
     columns = {
         "messages": messages,
@@ -206,8 +207,8 @@ def _streams(table: pa.Table, apart: pa.Table, known: Known) -> Iterator[pa.Tabl
         "first_time": runs.each(np.minimum, runs["first_time"]),
         "last_time": runs.each(np.maximum, runs["last_time"]),
         "gaps": runs.each(np.add, runs["count"] + (steps > 1)),
-        "missing": last - first + 1 - (messages - doubles),
-        "doubles": doubles,
+        "missing": last - first + 1 - (messages - duplicates),
+        "duplicates": duplicates,
         "crossed": runs.each(np.minimum, steps) < 1,
     }
     names = runs.rows.column("stream").take(pa.array(runs.starts)).to_pylist()

@@ -80,7 +80,7 @@ class HistorySource(Protocol):
 def open_history(*, data: str = "", url: str = "") -> AbstractContextManager[HistorySource]:
     """The history in a data directory, or at a broker's URL. Raises `ConfigError` for both or none."""
     if bool(data) == bool(url):
-        raise ConfigError("history is read from either a data directory or a broker's URL")
+        raise ConfigError("invalid source of history: expected either a data directory or a broker's URL")
     return closing(StoreHistory(data) if data else BrokerHistory(url))
 
 
@@ -173,8 +173,8 @@ class BrokerHistory:
         from malamute.client.sync.client import connect
 
         self._client: Client = connect(url, timeout=TIMEOUT_SECONDS, software="malamute-history")
-        self._told: list[events.Event] = []
-        self._client.on_event = self._told.append
+        self._events: list[events.Event] = []
+        self._client.on_event = self._events.append
 
     def streams(self) -> Mapping[str, SequenceRange]:
         """Each stream, and what is there of it on the disk."""
@@ -192,8 +192,8 @@ class BrokerHistory:
         """The messages of a range, in order, and the gaps between them."""
         if first > last:
             return
-        self._told.clear()
-        reading = _RangeReader(first, last, self._told)
+        self._events.clear()
+        reading = _RangeReader(first, last, self._events)
         with self._client.subscribe(
             stream,
             criteria=wanted.criteria,
@@ -209,7 +209,8 @@ class BrokerHistory:
         try:
             return subscription.columns(TIMEOUT_SECONDS, enough=reading.has_news)
         except TimedOut:
-            # A broker that looks for rare messages may be silent for long; one that is gone does not answer.
+            # A broker that looks for rare messages may be silent for long; one that has ended does not
+            # answer.
             self._client.query(StatusQuery(), timeout=TIMEOUT_SECONDS)
             return None
 
@@ -222,27 +223,27 @@ class _RangeReader:
     """How far one replay of a range is.
 
     It is done when a message or a gap reaches the end, or when the subscription is live from behind the end
-    on: it has had all that was wanted then. Events are told when they arrive, which may be before messages
-    that came earlier were taken.
+    on: it has had all that was wanted then. Events are reported when they arrive, which may be before
+    messages that came earlier were taken.
     """
 
-    def __init__(self, first: int, last: int, told: list[events.Event]) -> None:
+    def __init__(self, first: int, last: int, found: list[events.Event]) -> None:
         self._first = first
         self._last = last
-        self._told = told
+        self._events = found
         self._gaps: list[ExportGap] = []
         self._is_complete = False
         self.is_done = False
 
     def has_news(self) -> bool:
         """Whether there is something to know before more messages come."""
-        return self._is_complete or bool(self._told)
+        return self._is_complete or bool(self._events)
 
     def take(self, columns: Columns | None) -> Iterator[Columns | ExportGap]:
         """Messages that have come, or None when nothing is there, as far as they belong to the range."""
-        for event in self._told:
+        for event in self._events:
             self._note(event)
-        self._told.clear()
+        self._events.clear()
         if columns is None:
             self.is_done = self._is_complete
         else:

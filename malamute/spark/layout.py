@@ -34,7 +34,9 @@ def quoted(stream: str) -> str:
     """A stream's name as part of a path. Raises `InvalidName` when file systems cannot hold it."""
     name = _SPECIAL.sub(lambda found: f"%{ord(found[0]):02X}", stream)
     if len(name.encode()) > NAME_BYTES_MAX:
-        raise InvalidName(f"the name of this stream is too long for a directory: {stream[:40]!r}…")
+        raise InvalidName(
+            f"name of the stream {stream[:40]!r}… is too long: expected one that fits a directory"
+        )
     return name
 
 

@@ -1,8 +1,8 @@
 """The manifest of an exported stream: which files there are, and what is in them.
 
-It is the account that `verify` holds the files against, and where the next export goes on. A file is renamed
-to where readers see it before it is entered here; an export that was killed between the two finds the file
-and enters it then, from what the file says of itself in its footer.
+It is the account that `verify` holds the files against, and where the next export continues. A file is
+renamed to where readers see it before it is entered here; an export that was killed between the two finds the
+file and enters it then, from what the file says of itself in its footer.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from malamute.errors import InvalidValue, StoreCorrupt, StoreTooNew
+from malamute.spark.dependencies import need
 from malamute.spark.export_location import ExportLocation
 from malamute.spark.history import ExportGap
 from malamute.spark.layout import MANIFEST, STREAM, manifest_path, stream_directory, stream_of_manifest
 from malamute.spark.schema import Promoted
-from malamute.spark.session import need
 
 FORMAT = 1
 """The format of manifests and of files that this code writes, and the newest that it reads."""
@@ -86,7 +86,9 @@ def _part_of(value: dict[str, Any]) -> FileContents:
 
 def _check_format(value: dict[str, Any]) -> None:
     if value["format"] > FORMAT:
-        raise StoreTooNew(f"an export of format {value['format']}, this Malamute reads up to {FORMAT}")
+        raise StoreTooNew(
+            f"export has format {value['format']}: expected {FORMAT} or lower; read it with a newer Malamute"
+        )
 
 
 def exported_streams(place: ExportLocation) -> list[str]:

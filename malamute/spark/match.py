@@ -99,26 +99,28 @@ def load(path: Path) -> list[MatchSubscription]:
         text = path.read_text(encoding="utf-8")
         given = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
     except OSError as error:
-        raise InvalidValue(f"{path} cannot be read: {error.strerror}") from error
+        raise InvalidValue(f"cannot read {path}: {error.strerror}") from error
     except ValueError as error:
-        raise InvalidValue(f"{path} is neither TOML nor JSON: {error}") from error
+        raise InvalidValue(f"invalid file {path}: expected TOML or JSON: {error}") from error
     if isinstance(given, Mapping):
         given = given.get("subscription")
     if not isinstance(given, list) or not 0 < len(given) <= SUBSCRIPTIONS_MAX:
-        raise InvalidValue(f"{path} has no list of 1 to {SUBSCRIPTIONS_MAX:,} subscriptions")
+        raise InvalidValue(f"{path}: invalid subscriptions: expected a list of 1 to {SUBSCRIPTIONS_MAX:,}")
     load_plugins()
     found = [_wanted(number, item) for number, item in enumerate(given, 1)]
     if len({wanted.name for wanted in found}) < len(found):
-        raise InvalidValue(f"{path} has two subscriptions of one name")
+        raise InvalidValue(f"{path}: two subscriptions of one name: expected a name for each")
     return found
 
 
 def _wanted(number: int, item: Any) -> MatchSubscription:
     if not isinstance(item, Mapping) or set(item) - {"name", "stream", "criteria", "where"}:
-        raise InvalidValue(f"subscription {number} has name, stream, criteria and where, not {item!r}")
+        raise InvalidValue(
+            f"invalid subscription {number} {item!r}: expected name, stream, criteria and where"
+        )
     name, stream = item.get("name", str(number)), item.get("stream", "")
     if not (isinstance(name, str) and isinstance(stream, str)):
-        raise InvalidValue(f"subscription {number}: name and stream are text")
+        raise InvalidValue(f"invalid subscription {number}: expected name and stream as text")
     try:
         return MatchSubscription(
             name, Selector.parse(item.get("criteria", [["all", None]]), item.get("where", "")), stream

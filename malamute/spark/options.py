@@ -9,10 +9,10 @@
     columns    names between commas, in place of all columns
     promote    NAME:TYPE between commas: headers with columns of their own; an export has its own
     table      `gaps` for what is unavailable in place of messages
-    lost       `report` goes on behind what is unavailable, with a warning; `fail` ends the query
+    lost       `report` continues behind what is unavailable, with a warning; `fail` ends the query
     rows       about how many messages a task reads; for a stream of Spark, how many a micro-batch has
 
-Spark tells a source in Python nothing of the columns that a query needs (SPARK-51713 asks for that). So
+Spark gives a source in Python nothing of the columns that a query needs (SPARK-51713 asks for that). So
 `columns` is worth giving, or a schema that has only those, wherever not all of them are needed.
 """
 
@@ -69,7 +69,7 @@ class SourceOptions(NamedTuple):
         """Read the options of Spark. Raises `InvalidValue` for one that is unknown or has a wrong value."""
         texts = {name.lower(): value for name, value in given.items()}
         if unknown := sorted(texts.keys() - NAMES):
-            raise InvalidValue(f"no option {unknown[0]!r}: there are {', '.join(sorted(NAMES))}")
+            raise InvalidValue(f"unknown option {unknown[0]!r}: expected {', '.join(sorted(NAMES))}")
         options = cls(
             **{name: texts.get(name, "") for name in ("path", "data", "url", "stream", "since", "until")},
             columns=tuple(_words(texts.get("columns", ""))),
@@ -79,7 +79,9 @@ class SourceOptions(NamedTuple):
             rows=_count(texts.get("rows", "0")),
         )
         if sum(map(bool, (options.path, options.data, options.url))) != 1:
-            raise InvalidValue("history is read from a path, or with one of the options data and url")
+            raise InvalidValue(
+                "invalid source of history: expected a path, or one of the options data and url"
+            )
         return options
 
     @property
@@ -103,12 +105,14 @@ class SourceOptions(NamedTuple):
         if not self.is_export:
             return self.promote  # type: ignore[return-value]  # parsed
         if self.promote:
-            raise InvalidValue("an export has its own promoted headers: leave out the option promote")
+            raise InvalidValue(
+                "option promote for an export, which has promoted headers of its own: leave it out"
+            )
         promoted: dict[str, str] = {}
         for manifest in self.manifests():
             for name, kind in manifest.promoted.items():
                 if promoted.setdefault(name, kind) != kind:
-                    raise InvalidValue(f"the header {name!r} was promoted with two types: name one stream")
+                    raise InvalidValue(f"header {name!r} was promoted with two types: name one stream")
         return promoted  # type: ignore[return-value]  # as they were exported
 
     def manifests(self) -> list[Manifest]:
@@ -142,7 +146,7 @@ def _condition(words: str, operator: str, now_ns: int) -> Condition:
 def check_column(name: str, there: Mapping[str, Column]) -> None:
     """Raise `InvalidValue` unless there is such a column."""
     if name not in there:
-        raise InvalidValue(f"no column {name!r}: there are {', '.join(there)}")
+        raise InvalidValue(f"unknown column {name!r}: expected {', '.join(there)}")
 
 
 def _words(text: str) -> list[str]:
@@ -151,11 +155,11 @@ def _words(text: str) -> list[str]:
 
 def _one_of(name: str, value: str, *known: str) -> str:
     if value not in known:
-        raise InvalidValue(f"{name} is {' or '.join(known)}, not {value!r}")
+        raise InvalidValue(f"invalid {name} {value!r}: expected {' or '.join(known)}")
     return value
 
 
 def _count(text: str) -> int:
     if not (text.isascii() and text.isdigit() and len(text) < 19):
-        raise InvalidValue(f"rows is a number of messages, not {text!r}")
+        raise InvalidValue(f"invalid rows {text!r}: expected a number of messages")
     return int(text)

@@ -8,14 +8,14 @@ row groups as far as their sums can be added, and hands over what is left:
     sender    sender     window's start   messages, bytes
     subject   subject    -                messages, bytes; or by window, if nothing else is asked for
     window    -          window's start   messages
-    run       -          doubles          messages, bytes, first, last, first_time, last_time, count: of holes
+    run       -          duplicates       messages, bytes, first, last, first_time, last_time, count: of holes
     hole      -          -                first, last: sequences that are not there
     span      sender     silent since     as `run`, and high: the longest silence; no count
     interval  sender     bucket           messages; for the whole stream, the name is null
     header    header     -                messages; of finite numbers: count, low, high, total, squares
     type      header     -                messages; value: text, integer, number, flag or none
     value     header     -                messages; value: as text
-    cut       header     -                messages, of values not told; high: the most that one of them has
+    cut       header     -                messages, of other values; high: the most that one of them has
     damage    path       row group        messages, as far as known; value: the reason
 
 Doubles are sequences that are there again. Times and silences are in nanoseconds. `squares` is the sum of the
@@ -50,10 +50,10 @@ EACH_DOUBLING = 16
 """Buckets of durations from one power of two to the next."""
 
 VALUES_MAX = 250
-"""Values of a header that one row group tells; of the others only how many there were."""
+"""Values of a header that one row group lists; of the others only how many there were."""
 
 SUMS = ("prefix", "sender", "subject", "window", "interval", "type", "value")
-"""Rows of which nothing but messages and bytes is told, so that those of several row groups can be added."""
+"""Rows with nothing but messages and bytes, so that those of several row groups can be added."""
 
 ROWS_MAX = 50_000
 """Rows that a task holds at most before it hands them over."""
@@ -92,7 +92,7 @@ def _in_order(part: HistoryPart) -> HistoryPart:
 
 
 def added(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The same rows, with those of `SUMS` that tell of the same added up, in few batches."""
+    """The same rows, with those of `SUMS` about the same added up, in few batches."""
     held: list[pa.RecordBatch] = []
     count = 0
     for batch in batches:
@@ -122,7 +122,7 @@ def _sum(batches: Sequence[pa.RecordBatch]) -> pa.Table:
 
 
 def damage_row(damage: ExportDamage) -> pa.RecordBatch:
-    """Tell what could not be read."""
+    """What could not be read."""
     found = {"name": damage.path, "value": damage.reason, "slot": damage.row_group}
     columns = {column: [value] for column, value in found.items()}
     return rows("damage", damage.stream, 1, messages=[damage.messages], **columns)
@@ -194,8 +194,8 @@ def _volumes(part: HistoryPart, window_ns: int, depth: int) -> Iterator[pa.Recor
     windows = {name: senders.column(name) for name in ("slot", "messages")}
     yield rows("window", part.stream, senders.num_rows, **windows)
     found, (counts, size_bytes) = _tally(codes, len(names), _ints(part.batch, "size"))
-    told = {"name": names.take(pa.array(found)), "messages": counts, "bytes": size_bytes}
-    yield rows("subject", part.stream, len(found), **told)
+    columns = {"name": names.take(pa.array(found)), "messages": counts, "bytes": size_bytes}
+    yield rows("subject", part.stream, len(found), **columns)
 
 
 def _by_window(
@@ -240,7 +240,7 @@ def _order(part: HistoryPart) -> Iterator[pa.RecordBatch]:
 
 
 def _senders(part: HistoryPart) -> Iterator[pa.RecordBatch]:
-    """From when to when each sender was heard, how far apart, and its longest silence."""
+    """From when to when each sender published, how far apart, and its longest silence."""
     batch = part.batch
     codes, names = _codes(batch, "sender")
     order = sorted_places(codes, len(names))
@@ -323,8 +323,8 @@ def _values(stream: str, name: str, column: pa.Array) -> Iterator[pa.RecordBatch
     values, counts = found.field("values"), found.field("counts").to_numpy(zero_copy_only=False)
     if len(counts) > VALUES_MAX:
         order = np.argpartition(counts, -VALUES_MAX)
-        told, others = order[-VALUES_MAX:], counts[order[:-VALUES_MAX]]
+        listed, others = order[-VALUES_MAX:], counts[order[:-VALUES_MAX]]
         yield rows("cut", stream, 1, name=[name], messages=[int(others.sum())], high=[float(others.max())])
-        values, counts = values.take(pa.array(told)), counts[told]
+        values, counts = values.take(pa.array(listed)), counts[listed]
     columns = {"name": pa.repeat(name, len(counts)), "value": values.cast(pa.string()), "messages": counts}
     yield rows("value", stream, len(counts), **columns)

@@ -4,8 +4,8 @@ A *slice* is a range of sequences of one stream at the source, or a share of the
 file. The driver cuts what there is into slices, leaving out what the conditions rule out; a task reads its
 slice wherever it runs, so a slice and the options are all that travels.
 
-In an exported file each row group is read by itself, by one task: if it cannot be read, that is told, and the
-others are.
+In an exported file each row group is read by itself, by one task: if it cannot be read, that is reported, and
+the others are.
 """
 
 from __future__ import annotations
@@ -211,8 +211,8 @@ def _number(group: Any) -> int:
 
 def _sequences(group: Any, piece: Slice) -> tuple[int, int]:
     """The sequences of a row group, as far as they are in the slice."""
-    told = group.row_groups[0].statistics["sequence"]
-    return max(told["min"], piece.first), min(told["max"], piece.last)
+    bounds = group.row_groups[0].statistics["sequence"]
+    return max(bounds["min"], piece.first), min(bounds["max"], piece.last)
 
 
 # --- as Spark wants it
@@ -228,7 +228,9 @@ class RequestedColumns:
         for field in self.schema:
             check_column(field.name, there)
             if _plain(field.type) != _plain(ours[field.name]):
-                raise InvalidValue(f"the column {field.name!r} is {there[field.name].ddl}, not {field.type}")
+                raise InvalidValue(
+                    f"invalid type {field.type} of column {field.name!r}: expected {there[field.name].ddl}"
+                )
 
     @property
     def needed(self) -> tuple[str, ...]:

@@ -7,8 +7,8 @@ the subject, headers and body that it had, and headers that say where it came fr
     malamute.stream      the stream of then            malamute.sender    the sender of then
     malamute.sequence    the sequence of then
 
-A stream of a broker does not know one message from another. So it is the *target* that tells how far the
-replay has come: its last message of this replay names the sequence it came from. Whoever begins, for the
+A stream of a broker does not know one message from another. So it is the *target* that shows how far the
+replay has come: its last message of this replay names the sequence it came from. What begins, for the
 first time or after any failure, takes three steps:
 
 1. *Fence*. It connects under the address of this replay and stream. The broker ends the session that had the
@@ -97,9 +97,9 @@ SCHEMA = pa.schema(
 
 
 class ReplaySettings(NamedTuple):
-    """What is replayed, where to, and how fast: `speed` 2 is twice as fast as it was, 0 as fast as it goes.
+    """What is replayed, where to, and how fast: `speed` 2 is twice as fast as it was, 0 as fast as possible.
 
-    Without a name the replay has one that follows from what it does, so that the same command goes on.
+    Without a name the replay has one that follows from what it does, so that the same command continues.
     """
 
     url: str
@@ -149,7 +149,7 @@ def sources(history: ExportedHistory, options: ReplaySettings) -> list[ReplaySou
     """
     streams = [name for name in history.streams if options.into or not name.startswith("$")]
     if options.into and len(streams) > 1:
-        raise InvalidValue(f"{len(streams)} streams cannot be replayed into one: name the one that is meant")
+        raise InvalidValue(f"{len(streams)} streams to replay into one: expected one; name it")
     return [ReplaySource(name, options.into or name, tuple(history.of(name))) for name in streams]
 
 
@@ -248,7 +248,7 @@ def _first_time(
 def _replay(
     history: ExportedHistory, source: ReplaySource, options: ReplaySettings, pace: ReplayPace | None
 ) -> Iterator[pa.RecordBatch]:
-    """Replay one stream, and tell what became of it."""
+    """Replay one stream. Returns what became of it."""
     published = 0
     try:
         with ReplayWriter(options.url, source.target, options.name, options.patience_seconds) as writer:
@@ -458,10 +458,10 @@ class ReplayWriter:
         self.position = max(self.position, _look(client, self._target, self.name, begin))
 
     def _guard(self, event: Event) -> None:
-        # The client would mend the connection, and send again what somebody else may have done by now.
+        # The client would reconnect, and send again what somebody else may have done by now.
         if self._broken or isinstance(event, Lost):
             self._broken = True
-            raise ConnectionLost("the connection to the broker broke")
+            raise ConnectionLost("connection to the broker was lost")
 
     def _patiently(self, attempt: Callable[[], object]) -> None:
         """Try until it works or patience is at its end. Who was replaced by a newer writer ends at once."""
@@ -475,7 +475,7 @@ class ReplayWriter:
                     self._drop()
                 if time.monotonic() >= deadline:
                     raise
-            # A broker that is away or full tells nobody when it is back.
+            # A broker that is unreachable or full notifies nobody when it is back.
             time.sleep(RETRY)
 
     def _drop(self) -> None:
@@ -502,18 +502,18 @@ def _cursor(name: str) -> str:
 def _look(client: Client, target: str, name: str, begin: int | None) -> int:
     """The highest sequence of then among the messages of this replay behind `begin`; 0 without a cursor.
 
-    Raises `NotFound` when the target has dropped them: then nobody can tell how far the replay has come.
+    Raises `NotFound` when the target has dropped them: then it is unknown how far the replay has come.
     """
     last = 0 if begin is None else client.query(StreamQuery(name=target), timeout=TIMEOUT_SECONDS).last
     if begin is None or last <= begin:
         return 0
     found, gaps = 0, []
-    told = client.on_event
+    on_event = client.on_event
 
     def watch(event: Event) -> None:
         if isinstance(event, Gap):
             gaps.append(event)
-        told(event)
+        on_event(event)
 
     client.on_event = watch
     try:
@@ -523,16 +523,16 @@ def _look(client: Client, target: str, name: str, begin: int | None) -> int:
                     not (batch := subscription.take(1000, TIMEOUT_SECONDS))
                     and (subscription.last or 0) < last
                 ):
-                    raise TimedOut(f"{target!r} told nothing of sequence {last} within {TIMEOUT_SECONDS} s")
+                    raise TimedOut(f"no sequence {last} from {target!r} within {TIMEOUT_SECONDS} s")
                 found = max(found, _highest(batch, name))
             while batch := subscription.take(1000, 0):
                 found = max(found, _highest(batch, name))
     finally:
-        client.on_event = told
+        client.on_event = on_event
     if not found and any(gap.reason == "overwritten" for gap in gaps):
         raise NotFound(
-            f"the stream {target!r} has dropped the messages of the replay {name!r}, so nobody can tell how"
-            " far it has come: begin another one, with a new name, where it is to go on"
+            f"stream {target!r} has dropped the messages of the replay {name!r}, so it is unknown how far it"
+            " has come: begin another replay under a new name, at the sequence where it is to continue"
         )
     return found
 

@@ -11,12 +11,12 @@ from datetime import UTC, datetime, timedelta
 from html import escape
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from malamute import __version__
 from malamute.protocol.time_units import to_seconds
 from malamute.spark.analyze import LATE
 from malamute.spark.partial_aggregates import EACH_DOUBLING
 from malamute.spark.report_charts import COLOURS, STYLE, Tick, bars, columns, lines, short
 from malamute.spark.scan import file_system
+from malamute.version import __version__
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -94,7 +94,7 @@ def _cards(streams: Sequence[Row]) -> str:
         "messages": short(total("messages")),
         "bytes": short(total("bytes")),
         "missing": short(total("missing")),
-        "there twice": short(total("doubles")),
+        "duplicates": short(total("duplicates")),
     }
     items = (f"<div><b>{escape(value)}</b><span>{name}</span></div>" for name, value in cards.items())
     return f'<div class="cards">{"".join(items)}</div>'
@@ -252,7 +252,11 @@ SECTIONS: Sequence[tuple[str, str, Callable[[Tables, Facts], str]]] = (
     ("Gaps", "Sequences that are not there.", _gaps),
     ("Headers", "", _headers),
     ("Frequent values of headers", "The last column is how many more there may be.", _values),
-    ("Queues", "A message waited for its first delivery, was then held, and stayed for both.", _queues),
+    (
+        "Queues",
+        "Queue time ends with the first delivery; processing time follows, up to the settlement.",
+        _queues,
+    ),
     ("Slow consumers", "Who fell behind, or missed messages that had been confirmed.", _consumers),
     ("Events of the broker", "", _events),
 )

@@ -164,7 +164,7 @@ class ExportedHistory:
         return sorted({piece.stream for piece in self.pieces})
 
     def seconds(self) -> float:
-        """How long it lasts, as the footers of the outermost files of each stream tell; 0 if none does."""
+        """How long it lasts, by the footers of the outermost files of each stream; 0 if none does."""
         files, _ = file_system(self.location)
         paths: dict[str, list[str]] = {}
         for piece in self.pieces:
@@ -184,7 +184,7 @@ def _times(files: fs.FileSystem, path: str, bounds: HistoryBounds) -> Iterator[i
         with files.open_input_file(path) as source:
             metadata = pq.read_metadata(source)
     except (OSError, pa.ArrowException):
-        return  # whoever reads it tells of the damage
+        return  # its reader reports the damage
     for number in range(metadata.num_row_groups):
         group = metadata.row_group(number)
         columns = [group.column(place) for place in range(group.num_columns)]
@@ -194,19 +194,19 @@ def _times(files: fs.FileSystem, path: str, bounds: HistoryBounds) -> Iterator[i
 
 
 def _pieces(location: str, bounds: HistoryBounds) -> list[Piece]:
-    """The files within the bounds, as far as their names tell. Raises `InvalidValue` or `NotFound`."""
+    """The files within the bounds, as far as their names show. Raises `InvalidValue` or `NotFound`."""
     files, root = file_system(location)
     try:
         infos = files.get_file_info(fs.FileSelector(root, recursive=True))
     except OSError as error:
-        raise NotFound(f"{location} cannot be read as exported history: {error}") from error
+        raise NotFound(f"cannot read {location} as exported history: {error}") from error
     found = [piece for info in infos if (piece := _piece(info, root)) is not None]
     known = {piece.stream for piece in found}
     if not known:
-        raise NotFound(f"{location} holds no exported history")
+        raise NotFound(f"no exported history in {location}: export to it with `malamute journal export`")
     if unknown := sorted(set(bounds.streams) - known):
         raise NotFound(
-            f"{location} holds no stream {', '.join(map(repr, unknown))}; it has {', '.join(sorted(known))}"
+            f"no stream {', '.join(map(repr, unknown))} in {location}: expected {', '.join(sorted(known))}"
         )
     since, until = date_of(bounds.since), date_of(min(bounds.until, NUMBER_MAX))
     wanted = set(bounds.streams) or known
@@ -240,7 +240,7 @@ def file_system(location: str) -> tuple[fs.FileSystem, str]:
             return found
         return fs.LocalFileSystem(), str(fs.LocalFileSystem().normalize_path(location))
     except (pa.ArrowInvalid, OSError) as error:
-        raise InvalidValue(f"{location} is no path or URL that can be read: {error}") from error
+        raise InvalidValue(f"invalid location {location}: expected a path or URL: {error}") from error
 
 
 def read(

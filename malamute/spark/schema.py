@@ -78,7 +78,7 @@ def promoted_columns(promoted: Promoted) -> tuple[Column, ...]:
     """The columns of promoted headers. Raises `InvalidValue` when two would have one name in Spark."""
     columns = tuple(Column(PREFIX + name, _SQL[kind], False) for name, kind in promoted.items())
     if len({column.name.lower() for column in columns}) < len(columns):
-        raise InvalidValue("promoted headers that differ in upper and lower case only")
+        raise InvalidValue("promoted headers differ in upper and lower case only: expected different names")
     return columns
 
 
@@ -86,7 +86,9 @@ def parse_promoted(words: str) -> tuple[str, Kind]:
     """Read `NAME:TYPE`. Raises `InvalidValue`."""
     found = _SPEC.fullmatch(words)
     if found is None or found["kind"] not in KINDS:
-        raise InvalidValue(f"promote NAME:TYPE with the type {', '.join(KINDS)}, not {words!r}")
+        raise InvalidValue(
+            f"invalid promoted header {words!r}: expected NAME:TYPE with the type {', '.join(KINDS)}"
+        )
     return found["name"], found["kind"]
 
 

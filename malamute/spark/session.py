@@ -14,12 +14,11 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib import import_module
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING
 
 from malamute.errors import NotInstalled
+from malamute.spark.dependencies import need
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -35,7 +34,6 @@ STDERR = 2
 JAVA_MIN = 17
 """The oldest Java that Spark 4 runs on."""
 
-INSTALL = "install it with: pip install 'malamute[spark]'"
 INSTALL_JAVA = (
     f"install a Java runtime of version {JAVA_MIN} or later, for example with:"
     f" apt install openjdk-{JAVA_MIN}-jre-headless; or set JAVA_HOME to one"
@@ -48,20 +46,12 @@ SETTINGS = {
     "spark.sql.session.timeZone": "UTC",
     # Names of streams are text, also those that look like numbers.
     "spark.sql.sources.partitionColumnTypeInference.enabled": "false",
-    # What Python reads goes to Java by sockets that take less of the processor than those of TCP. Their paths
-    # may have some 100 bytes, which temporary directories of clusters go past.
+    # What Python reads is sent to Java by sockets that take less of the processor than those of TCP. Their
+    # paths may have some 100 bytes, which temporary directories of clusters go past.
     "spark.python.unix.domain.socket.enabled": "true",
     "spark.python.unix.domain.socket.dir": "/tmp",
 }
 """What a session is given unless it says otherwise."""
-
-
-def need(module: str) -> ModuleType:
-    """Import a library of the extra `spark`. Raises `NotInstalled`, which names what to install."""
-    try:
-        return import_module(module)
-    except ImportError as error:
-        raise NotInstalled(f"this needs {module.partition('.')[0]}: {INSTALL}") from error
 
 
 def open_session(name: str = "malamute", master: str = "", **settings: str) -> SparkSession:
@@ -139,13 +129,11 @@ def check_java() -> None:
     home = os.environ.get("JAVA_HOME")
     java = shutil.which("java", path=os.path.join(home, "bin") if home else None)
     if java is None:
-        raise NotInstalled(
-            f"Spark needs Java, and there is none{f' in {home}' if home else ''}: {INSTALL_JAVA}"
-        )
-    told = subprocess.run([java, "-version"], capture_output=True, text=True, check=False)
-    version = java_version(told.stderr + told.stdout)
+        raise NotInstalled(f"no Java{f' in {home}' if home else ''}, which Spark needs: {INSTALL_JAVA}")
+    answer = subprocess.run([java, "-version"], capture_output=True, text=True, check=False)
+    version = java_version(answer.stderr + answer.stdout)
     if version < JAVA_MIN:
-        raise NotInstalled(f"Spark needs Java {JAVA_MIN}, and {java} is version {version}: {INSTALL_JAVA}")
+        raise NotInstalled(f"{java} is version {version}: Spark needs Java {JAVA_MIN}; {INSTALL_JAVA}")
 
 
 def java_version(words: str) -> int:

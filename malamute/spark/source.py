@@ -15,7 +15,6 @@ long. So `read_export` is there for exported directories: the same table, as Spa
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -31,12 +30,11 @@ from pyspark.sql.datasource import (
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
-from malamute.errors import StoreCorrupt
-from malamute.protocol.messages import HARMLESS
 from malamute.spark.filters import conditions_of
 from malamute.spark.options import FAIL, GAPS, SourceOptions
-from malamute.spark.reading import LostRange, ReadQuery, RequestedColumns, Slice, read, slices
-from malamute.spark.schema import arrow_schema, to_arrow
+from malamute.spark.reading import Slice, slices
+from malamute.spark.schema import to_arrow
+from malamute.spark.tasks import Tasks
 
 if TYPE_CHECKING:
     from malamute.spark.writing import FrameWriter
@@ -45,7 +43,7 @@ _log = logging.getLogger("malamute")
 
 
 class MalamuteSource(DataSource):
-    """`format("malamute")`. What is wrong with the options is told by `InvalidValue` and the other errors."""
+    """`format("malamute")`. Wrong options raise `InvalidValue` and the other errors."""
 
     @classmethod
     def name(cls) -> str:
@@ -78,40 +76,6 @@ class MalamuteSource(DataSource):
         from malamute.spark.writing import StreamWriter, Target
 
         return StreamWriter(Target.parse(self.options, schema, overwrite=False))
-
-
-class Tasks:
-    """What both kinds of readers do in a task."""
-
-    def __init__(self, options: SourceOptions, schema: StructType) -> None:
-        self.options = options
-        self.shape = RequestedColumns(schema, options.all_columns())
-        promoted = options.promoted()
-        conditions = options.conditions(time.time_ns())
-        # What is damaged is found by reading everything.
-        needed = tuple(arrow_schema(promoted).names) if options.table == GAPS else self.shape.needed
-        self.query = ReadQuery(options, promoted, conditions, needed)
-
-    def batches(self, piece: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The batches of a slice. Raises `StoreCorrupt` for what is lost, if that is to fail."""
-        if not isinstance(piece, Slice):
-            return  # Spark's own partition, for a source that has none
-        for item in read(self.query, piece):
-            if not isinstance(item, LostRange):
-                if self.options.table != GAPS:
-                    yield self.shape.of(item, piece.stream)
-            elif self.options.table == GAPS:
-                yield self.shape.of_lost(item)
-            elif self.options.lost == FAIL and item.reason not in HARMLESS:
-                raise StoreCorrupt(words(item))
-            else:
-                _log.warning("%s", words(item))
-
-
-def words(lost: LostRange) -> str:
-    """What was lost, and where."""
-    where = f" in {lost.path}" if lost.path else ""
-    return f"no {lost.first} to {lost.last} of the stream {lost.stream!r}{where}: {lost.reason}"
 
 
 class BatchReader(Tasks, DataSourceReader):

@@ -28,7 +28,7 @@ from malamute.protocol.start import NEW
 from malamute.spark.history import range_of, sequence_at
 from malamute.spark.options import MESSAGES, SourceOptions
 from malamute.spark.reading import Slice, cut
-from malamute.spark.source import Tasks
+from malamute.spark.tasks import Tasks
 
 NEXT = "next"
 """The key of the offset: the sequence of the next message."""
@@ -41,7 +41,7 @@ class StreamReader(Tasks, DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         if not (options.url and options.stream) or options.table != MESSAGES or options.until:
-            raise InvalidValue("a stream of Spark takes the options url and stream, and has no end")
+            raise InvalidValue("invalid options of a stream of Spark: expected url and stream, and no end")
         self._since = options.since
         super().__init__(options._replace(since=""), schema)
         self._target: int | None = None
@@ -57,12 +57,12 @@ class StreamReader(Tasks, DataSourceStreamReader, SupportsTriggerAvailableNow):
             return {NEXT: sequence_at(history, self.options.stream, self._since, time.time_ns())}
 
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:  # noqa: N802
-        """How far the next micro-batch goes."""
+        """Where the next micro-batch ends."""
         end = self._end() if self._target is None else self._target
         if end < start[NEXT]:
             raise StoreError(
-                f"the stream {self.options.stream!r} ends with {end - 1}, and the checkpoint is at"
-                f" {start[NEXT]}: the broker has lost its store, or is another one"
+                f"checkpoint is at {start[NEXT]}, and the stream {self.options.stream!r} ends with {end - 1}:"
+                " the broker has lost its store, or is another one; begin with a new checkpoint"
             )
         if isinstance(limit, ReadMaxRows):
             end = min(end, start[NEXT] + limit.max_rows)

@@ -49,7 +49,7 @@ def verify(
     """Look at each file of an exported stream. Raises `NotFound` when the stream was never exported."""
     manifest = load(place, stream)
     if manifest is None:
-        raise NotFound(f"{stream!r} was not exported to {place.root}")
+        raise NotFound(f"no export of the stream {stream!r} in {place.root}: export it first")
     kept = history.streams().get(stream, SequenceRange(1, 0)) if history is not None else SequenceRange(1, 0)
     total, done = sum(file.part.count for file in manifest.files), 0
     reached: int | None = None

@@ -81,15 +81,15 @@ class Target(NamedTuple):
         """Read the options of Spark and look at the columns. Raises `InvalidValue`."""
         texts = {name.lower(): value for name, value in options.items()}
         if unknown := sorted(texts.keys() - _OPTIONS):
-            raise InvalidValue(f"no option {unknown[0]!r} for writing: there are url and stream")
+            raise InvalidValue(f"unknown option {unknown[0]!r} for writing: expected url and stream")
         url, stream = texts.get("url", ""), texts.get("stream", "")
         if not (url and stream):
-            raise InvalidValue("a frame is written with the options url and stream")
+            raise InvalidValue("missing option for writing: expected url and stream")
         if overwrite:
-            raise InvalidValue("a stream is appended to: write with mode('append')")
+            raise InvalidValue("invalid mode: a stream is only appended to; write with mode('append')")
         fields = to_arrow_schema(schema, timezone="UTC")
         if "subject" not in fields.names:
-            raise InvalidValue(f"a message needs a column 'subject': there are {', '.join(fields.names)}")
+            raise InvalidValue(f"no column 'subject' among {', '.join(fields.names)}: a message needs one")
         for field in fields:
             _check(field)
         return cls(url, stream, tuple(name for name in fields.names if name not in GIVEN))
@@ -116,18 +116,16 @@ def _check(field: pa.Field) -> None:
         return
     is_right, wanted = _TYPES.get(field.name, (_is_value, "text, a number or a boolean"))
     if field.name not in _TYPES and not field.name.startswith(PREFIX):
-        raise InvalidValue(
-            f"no column {field.name!r} in a message: for a header name it {PREFIX}{field.name}"
-        )
+        raise InvalidValue(f"unknown column {field.name!r}: for a header name it {PREFIX}{field.name}")
     if not is_right(field.type):
-        raise InvalidValue(f"the column {field.name!r} has to be {wanted}, not {field.type}")
+        raise InvalidValue(f"invalid type {field.type} of column {field.name!r}: expected {wanted}")
 
 
 def _messages(columns: Mapping[str, list[Any]]) -> tuple[list[str], list[Body], list[Any] | None]:
     """Subjects, bodies and headers. Raises `InvalidValue` for a message without a subject."""
     subjects = columns["subject"]
     if None in subjects:
-        raise InvalidValue("a message without a subject: the column 'subject' has a null")
+        raise InvalidValue("null in the column 'subject': expected text")
     bodies: list[Body] = [_bytes(body) for body in columns.get("body", [b""] * len(subjects))]
     if "frames" in columns:
         bodies = [_framed(body, sizes) for body, sizes in zip(bodies, columns["frames"], strict=True)]
@@ -152,7 +150,7 @@ def _framed(body: Body, sizes: Sequence[int] | None) -> Body:
     if sizes is None or not isinstance(body, bytes):
         return body
     if sum(sizes) != len(body):
-        raise InvalidValue(f"frames of {sum(sizes)} bytes in a body of {len(body)}")
+        raise InvalidValue(f"frames of {sum(sizes)} bytes: expected {len(body)}, the size of the body")
     ends = [sum(sizes[: place + 1]) for place in range(len(sizes))]
     return [body[end - size : end] for end, size in zip(ends, sizes, strict=True)]
 

@@ -114,7 +114,7 @@ def decode_records(data: bytes | memoryview) -> RecordsByQueue:
                 records.setdefault((kind, queue), {}).update(zip(count(first), found))
         for held in records.values():
             if not {bytes}.issuperset(map(type, held.values())):
-                raise TypeError("a record of a message")
+                raise TypeError("invalid record of a message: expected bytes")
     except _FAULTS as error:
         raise _malformed(error) from error
     return records
@@ -132,7 +132,7 @@ def _unpack(data: bytes | memoryview) -> tuple[bytes, list[Any]]:
 
 
 def _malformed(error: Exception) -> Malformed:
-    return Malformed(f"no operations: {error!r}")
+    return Malformed(f"invalid operations: {error!r}")
 
 
 def _append_chunk(row: Sequence[Any]) -> AppendChunk:
@@ -172,7 +172,7 @@ def _put_messages(row: Sequence[Any]) -> PutMessages:
 def _expect_column(kinds: set[type], column: Any, other: Any) -> None:
     _expect(list, column)
     if not kinds.issuperset(map(type, column)) or not 0 < len(column) == len(other):
-        raise TypeError("a column of messages")
+        raise TypeError("invalid column of messages")
 
 
 def _delete_messages(row: Sequence[Any]) -> DeleteMessages:
@@ -212,7 +212,7 @@ def _of_stream(make: Callable[..., Operation], numbers: int) -> Callable[[Sequen
 
 def _numbers(values: Sequence[Any], number: int) -> Sequence[int]:
     if len(values) != number:
-        raise ValueError(f"{len(values)} numbers instead of {number}")
+        raise ValueError(f"{len(values)} numbers: expected {number}")
     _expect(int, *values)
     return values
 
@@ -230,7 +230,7 @@ def _delete_value(row: Sequence[Any]) -> DeleteValue:
 def _key(value: Any) -> Key:
     _expect(list, value)
     if not value or not {str, bytes, int}.issuperset(map(type, value)):
-        raise TypeError("a key of a table")
+        raise TypeError("invalid key of a table: expected text, bytes and integers")
     return tuple(value)
 
 
@@ -239,7 +239,9 @@ def plain(value: Any, depth: int = 0) -> Any:
     if type(value) is list and depth < VALUE_DEPTH_MAX:
         return tuple([plain(item, depth + 1) for item in value])
     if value is not None and type(value) not in (bool, int, float, str, bytes):
-        raise TypeError(f"{type(value).__name__} in a value")
+        raise TypeError(
+            f"{type(value).__name__} in a value: expected None, bool, int, float, str, bytes or a list"
+        )
     return value
 
 
@@ -268,17 +270,17 @@ _KINDS: Mapping[str, QueueKind] = {kind: kind for kind in get_args(QueueKind)}
 def _expect(wanted: type[Any], *values: Any) -> None:
     for value in values:
         if type(value) is not wanted:
-            raise TypeError(f"{type(value).__name__} instead of {wanted.__name__}")
+            raise TypeError(f"{type(value).__name__}: expected {wanted.__name__}")
 
 
 def _kind(value: Any) -> QueueKind:
     kind = _KINDS.get(value)
     if kind is None:
-        raise ValueError("an unknown kind of queue")
+        raise ValueError("unknown kind of queue: expected mailbox or service")
     return kind
 
 
 def _name(value: Any) -> str:
     if type(value) is not str:
-        raise TypeError(f"{type(value).__name__} for a name")
+        raise TypeError(f"{type(value).__name__} for a name: expected str")
     return value

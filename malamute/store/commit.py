@@ -1,6 +1,6 @@
 """What is committed together, and what holds when part of it cannot be: all the rules, in one place. Pure.
 
-Theory. The core hands out an `Append` for each of its iterations. Whoever writes commits all that wait in one
+Theory. The core hands out an `Append` for each of its iterations. The writer commits all that wait in one
 transaction, which the store carries out as a whole or not at all. So what fails in part is a group, or what
 comes of one append that failed:
 
@@ -9,7 +9,7 @@ comes of one append that failed:
    anybody from making it less so.
 3. *What relies on an append that was refused is refused with it.* It names the appends that it confirms
    something of. And what a session has stored is one record, up to a number: later ones of the same session
-   that were made before the core knew of the refusal would tell of its numbers as stored, and after a crash
+   that were made before the core knew of the refusal would report its numbers as stored, and after a crash
    the broker would confirm what is not there.
 4. *A chunk that is refused is noted with the next one of its stream that is stored*: subscribers may have had
    it. Nothing behind it is stored without that, so one range for each stream is enough.
@@ -64,7 +64,7 @@ class Append(NamedTuple):
     If that fails, those that only give room back are still to be done, but not the `bound` ones: the
     completion of a request whose reply could not be stored would lose it.
 
-    `known` is the token of the last append whose outcome was known when this one was made. It may tell of
+    `known` is the token of the last append whose outcome was known when this one was made. It may report
     the numbers in those between as stored, so it must not be stored if one of them was not.
 
     If it is not `awaited`, nobody waits for it, and it may be stored a little later together with others.
@@ -118,7 +118,7 @@ class Committer:
         failed by its token, as long as another may need it."""
 
     def commit(self, appends: Sequence[Append]) -> Iterator[Written]:
-        """Commit all of them, or find out which of them cannot be. Tells of each as soon as it is known."""
+        """Commit all of them, or find out which of them cannot be. Reports each as soon as it is known."""
         error = None
         if not self._failures and not any(append.fault for append in appends):
             error = self._try([operation for append in appends for operation in append.operations])
@@ -144,10 +144,10 @@ class Committer:
         }
 
     def _failure_of_others(self, append: Append) -> MalamuteError | None:
-        """The error of an earlier append that this one needs, or would tell of as stored."""
+        """The error of an earlier append that this one needs, or would report as stored."""
         found = [self._failures[token] for token in append.needs if token in self._failures]
-        told = [self._failures[session] for session in _sessions(append) if session in self._failures]
-        found += [failed for failed in told if failed.tokens[0] > append.known]
+        failures = [self._failures[session] for session in _sessions(append) if session in self._failures]
+        found += [failed for failed in failures if failed.tokens[0] > append.known]
         return found[0].error if found else None
 
     def _note_refused(self, operations: Sequence[Operation]) -> None:

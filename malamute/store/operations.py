@@ -30,13 +30,13 @@ class Chunk(NamedTuple):
     """A run of messages of one stream, as it is sent and as it is stored.
 
     `first` is the sequence of the first message, and `count` says how many follow without a hole.
-    `time` is the broker's clock in nanoseconds UTC, the same for all of them. `payload` is the
+    `time_ns` is the broker's clock in nanoseconds UTC, the same for all of them. `payload` is the
     encoded columns of `protocol.batch`; `large` are the records too large to be inside it.
     """
 
     first: int
     count: int  # type: ignore[assignment]  # no tuple here is searched by its `count` method
-    time: int
+    time_ns: int
     payload: bytes
     large: tuple[Frame, ...] = ()
 
@@ -50,7 +50,7 @@ class StoredMessage(NamedTuple):
     """One message of a mailbox or a service queue, as it is stored."""
 
     sequence: int
-    time: int
+    time_ns: int
     sender: str
     subject: str
     record: Frame
@@ -61,7 +61,7 @@ class AppendChunk(NamedTuple):
     """Append to a stream, creating it if needed; the ring drops its oldest chunks in the same commit.
 
     `reserved` is the highest sequence that may be in use before the next commit: after a crash the
-    stream goes on behind it. `subjects` are those of the messages in order, for the store's index; it
+    stream continues behind it. `subjects` are those of the messages in order, for the store's index; it
     may be left out, which makes finding the last message of each subject slower. `retention` is what holds
     for the stream from now on, unless another one was set for it at run time.
     """
@@ -101,7 +101,7 @@ class PutMessages(NamedTuple):
     kind: QueueKind
     queue: str
     first: int
-    time: int
+    time_ns: int
     sender: str
     subjects: Sequence[str]
     records: Sequence[Frame]
@@ -116,7 +116,7 @@ class PutMessages(NamedTuple):
         """The messages in order."""
         rows = zip(count(self.first), self.subjects, self.records, self.properties or repeat(None))
         for sequence, subject, record, properties in rows:
-            yield StoredMessage(sequence, self.time, self.sender, subject, record, properties)
+            yield StoredMessage(sequence, self.time_ns, self.sender, subject, record, properties)
 
     def part(self, start: int, end: int) -> PutMessages:
         """Those from one place to before another, counted from 0."""
@@ -147,7 +147,7 @@ class MarkDelivered(NamedTuple):
 class SetAttempts(NamedTuple):
     """Remember how often a message was delivered, more exactly than `MarkDelivered` does.
 
-    `due` is when it is redelivered, in nanoseconds UTC, or 0. All this goes with its message, and when
+    `due_ns` is when it is redelivered, in nanoseconds UTC, or 0. All this goes with its message, and when
     that is put again.
     """
 
@@ -155,7 +155,7 @@ class SetAttempts(NamedTuple):
     queue: str
     sequence: int
     attempts: int
-    due: int = 0
+    due_ns: int = 0
 
 
 class PutIdentity(NamedTuple):
@@ -168,15 +168,15 @@ class PutIdentity(NamedTuple):
     queue: str
     identity: str
     sequence: int
-    until: int
+    until_ns: int
 
 
 class ForgetIdentities(NamedTuple):
-    """Forget the identities of a queue whose `until` is at or before a time."""
+    """Forget the identities of a queue whose `until_ns` is at or before a time."""
 
     kind: QueueKind
     queue: str
-    time: int
+    time_ns: int
 
 
 class DeleteQueue(NamedTuple):
@@ -189,7 +189,7 @@ class DeleteQueue(NamedTuple):
 class NoteRefused(NamedTuple):
     """Remember that a range of a stream was refused by the disk, though subscribers may have had it.
 
-    `sent` is the last sequence that may have been sent to anybody before that was told; 0 is not known.
+    `sent` is the last sequence that may have been sent to anybody before that was reported; 0 is not known.
     """
 
     stream: str
@@ -210,7 +210,7 @@ class DeleteStream(NamedTuple):
 class ForgetStream(NamedTuple):
     """Forget the name and the numbers of a stream that was deleted, in the same commit or an earlier one.
 
-    Whoever makes a stream of this name again has to know where it begins (`FLOOR`).
+    When a stream of this name is created again, it has to be known where it begins (`FLOOR`).
     """
 
     stream: str
@@ -244,7 +244,7 @@ class SetCounters(NamedTuple):
     """Set what a queue remembers beside its messages, creating the queue if needed. None of it goes back.
 
     `next` is the sequence of the next message, and messages up to `delivered` may have been delivered. The
-    store writes this for itself, where a message goes that told it.
+    store writes this by itself when the message that said it leaves.
     """
 
     kind: QueueKind
@@ -288,7 +288,7 @@ class FindTime(NamedTuple):
     """
 
     stream: str
-    time: int
+    time_ns: int
     stored: int
 
 
@@ -303,8 +303,8 @@ class LastPerSubject(NamedTuple):
     stored: int
 
 
-class FindHole(NamedTuple):
-    """Find the `Hole` of a stream in which a sequence lies; None if it is stored, or too old."""
+class FindGap(NamedTuple):
+    """Find the `GapRange` of a stream in which a sequence lies; None if it is stored, or too old."""
 
     stream: str
     sequence: int
@@ -341,7 +341,7 @@ class Backup(NamedTuple):
 
 
 StoreRead = (
-    ReadChunks | FindTime | LastPerSubject | FindHole | FetchRecords | StoreStats | StreamStats | Backup
+    ReadChunks | FindTime | LastPerSubject | FindGap | FetchRecords | StoreStats | StreamStats | Backup
 )
 """What the store is asked. Each is answered by `Core.answered`, in any order."""
 
@@ -355,21 +355,21 @@ class Damage(NamedTuple):
 
 
 class Stranded(NamedTuple):
-    """What is nowhere but in a block that cannot be read: whoever knows it is to store it again."""
+    """What is nowhere but in a block that cannot be read: if it is known, it is to be stored again."""
 
     messages: Mapping[tuple[QueueKind, str], Sequence[int]]
     values: Sequence[tuple[str, tuple[Any, ...]]] = ()
 
 
 OPENED_AGAIN = "store"
-"""The kind of a defect that is mended: a write has broken the store, which was opened anew."""
+"""The kind of a defect that is repaired: a write has broken the store, which was opened anew."""
 
 
 class Defect(NamedTuple):
     """Something of the store that is damaged.
 
     `kind` is `chunk`, `stream`, `card`, `cursor`, `block`, `meta` or `aside`, `name` that of its stream if it
-    has one. The range is of sequences, or of the numbers of blocks. `outcome` tells what has become of it.
+    has one. The range is of sequences, or of the numbers of blocks. `outcome` says what became of it.
     """
 
     kind: str
@@ -380,7 +380,7 @@ class Defect(NamedTuple):
     stranded: Stranded | None = None
 
 
-class Hole(NamedTuple):
+class GapRange(NamedTuple):
     """Sequences of a stream (both ends included) between two chunks, which hold nothing."""
 
     first: int
@@ -401,13 +401,13 @@ class ReadResult(NamedTuple):
 class StreamState(NamedTuple):
     """A stream as it was found: the kept range, and the last sequence that may have been used.
 
-    `time` is that of its newest chunk, in nanoseconds UTC.
+    `time_ns` is that of its newest chunk, in nanoseconds UTC.
     """
 
     first: int
     last: int
     reserved: int
-    time: int = 0
+    time_ns: int = 0
 
 
 class QueueState(NamedTuple):
@@ -415,10 +415,10 @@ class QueueState(NamedTuple):
 
     There may be so many that they must not be in memory twice: who takes them up may empty the list.
     `next` is the sequence of the next message. Messages up to `delivered` may have been delivered;
-    `attempts` tells of some how often. `identities` are those of accepted messages, each with the
+    `attempts` says of some how often. `identities` are those of accepted messages, each with the
     sequence and the time until which to remember it. `paged_out` are the sequences whose records were
     left on the disk, with their size in bytes; their messages here have an empty record, and
-    `FetchRecords` brings it. `due` tells of some messages when they are redelivered, in nanoseconds UTC.
+    `FetchRecords` brings it. `due_ns` says of some messages when they are redelivered, UTC.
     The records of `damaged` ones cannot be read.
     """
 
@@ -428,7 +428,7 @@ class QueueState(NamedTuple):
     attempts: Mapping[int, int] = {}
     identities: Mapping[str, tuple[int, int]] = {}
     paged_out: Mapping[int, int] = {}
-    due: Mapping[int, int] = {}
+    due_ns: Mapping[int, int] = {}
     damaged: Sequence[int] = ()
 
 
@@ -438,8 +438,8 @@ class Recovered(NamedTuple):
     `values` are those of each table. Where something was damaged, `lost` are those of which only the name is
     known, and of those that are `doubtful` newer ones may be lost. `incarnations` has a number for each time
     that the store was restored from a backup: nothing that is new since then has a sequence up to it. The
-    newest begins now if it `restored`. `refused` is what the disk has refused of each stream, and is told to
-    who comes back. `lsn` is the log sequence number of the last transaction.
+    newest begins now if it `restored`. `refused` is what the disk has refused of each stream: readers that
+    come back get a gap for it. `lsn` is the log sequence number of the last transaction.
     """
 
     broker_id: bytes

@@ -1,8 +1,9 @@
 """The tables of durable values: what is kept by a name, and is nothing but its newest value.
 
-A table is a name, and a value in it is named by a key: its *owner*, and what else tells it from others of the
-same owner. `PutValue` sets a value and `DeleteValue` forgets it; nothing else is needed for another durable
-thing but its table here, and whoever uses it. The store knows no more of a table than what it says here.
+A table is a name, and a value in it is named by a key: its *owner*, and what else distinguishes it from
+others of the same owner. `PutValue` sets a value and `DeleteValue` forgets it; nothing else is needed for
+another durable thing but its table here, and the code that uses it. The store knows no more of a table than
+what it says here.
 """
 
 from __future__ import annotations

@@ -1,16 +1,15 @@
 """A broker as its users have it: a process of its own on a directory, that a test can stop and kill."""
 
 import os
-import random
 import resource
 import signal
-import socket
 from dataclasses import replace
 from functools import partial
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
+from free_ports import free_port
 from rig_process import FORKS, end, fork
 from rig_waiting import PATIENCE
 
@@ -26,28 +25,9 @@ def environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(Path(malamute.__file__).parents[1])}
 
 
-def free_port() -> int:
-    """A port that nobody uses, and that no outgoing connection is ever given.
-
-    A client that tries to reach a dead broker on a port of that range may one day reach itself.
-    """
-    chance = random.SystemRandom()
-    for _ in range(200):
-        port = chance.randrange(15_000, 30_000)
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-            return port
-    raise AssertionError("200 ports are all in use")
-
-
 def small(size: int = 64 * MIB) -> Config:
     """A small store with limits that fit into it. All else is as users have it."""
-    queues = size // 8
-    limits = Limits(message_bytes=queues // 2, queue_bytes=queues, queues_bytes=queues, sessions=1000)
+    limits = Limits(message_bytes=size // 16, queues_bytes=size // 8, sessions=1000).share_queues()
     return Config(storage=StorageConfig(size=size), limits=limits)
 
 

@@ -179,10 +179,12 @@ def check_deliveries(deliveries: Sequence[tuple[int, int]], count: int) -> None:
 
 def check_taken_back(live: Sequence[int], stored: Sequence[int], gaps: Sequence[Gap]) -> list[Gap]:
     """Whoever had what is no more was told, and of nothing else. Returns the other gaps."""
-    told = [(gap.first, gap.last) for gap in gaps if gap.reason == "taken-back"]
+    reported = [(gap.first, gap.last) for gap in gaps if gap.reason == "taken-back"]
     kept, lost = set(stored), set(live) - set(stored)
-    assert not {s for s in lost if not any(first <= s <= last for first, last in told)}, "nobody told"
-    assert not {s for s in kept if any(first <= s <= last for first, last in told)}, "told of what is there"
+    assert not {s for s in lost if not any(first <= s <= last for first, last in reported)}, "nobody told"
+    assert not {s for s in kept if any(first <= s <= last for first, last in reported)}, (
+        "told of what is there"
+    )
     return [gap for gap in gaps if gap.reason != "taken-back"]
 
 

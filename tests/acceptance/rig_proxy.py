@@ -6,7 +6,7 @@ import struct
 import threading
 from contextlib import suppress
 
-from rig_daemon import free_port
+from free_ports import free_port
 
 PIECE_BYTES = 16_384
 KEPT_BYTES = 256 * 1024

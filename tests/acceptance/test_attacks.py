@@ -81,18 +81,18 @@ def test_the_routing_id_is_nowhere(
     raw = context.socket(zmq.DEALER)
     raw.setsockopt(zmq.ROUTING_ID, identity)
     raw.connect(daemon.url)
-    told: list[object] = []
+    reported: list[object] = []
     for message in (Hello([VERSION], "me"), Offer(1, "w", [["all", ""]]), Subscribe(2, "s", [["all", ""]])):
         raw.send_multipart(encode(message))
         assert raw.poll(PATIENCE * 1000)
-        told.append(decode(raw.recv_multipart()))
-    assert isinstance(told[0], Welcome)
+        reported.append(decode(raw.recv_multipart()))
+    assert isinstance(reported[0], Welcome)
     raw.send_multipart([b"\xff garbage"])
     assert raw.poll(PATIENCE * 1000)
-    told += [raw.recv_multipart(), *(client.query(topic) for topic in LISTS)]
-    told += [client.query("stream", name="s"), client.query("service", name="w")]
+    reported += [raw.recv_multipart(), *(client.query(topic) for topic in LISTS)]
+    reported += [client.query("stream", name="s"), client.query("service", name="w")]
     with client.subscribe("$sys", start="first") as events:
-        told += [(event.subject, event.headers) for event in islice(events, 2)]
+        reported += [(event.subject, event.headers) for event in islice(events, 2)]
     shown = [
         CliRunner().invoke(cli, [*command, *form, "--url", daemon.url])
         for command in (("client", "list"), ("client", "show", "me"), ("service", "show", "w"), TOP)
@@ -102,7 +102,7 @@ def test_the_routing_id_is_nowhere(
     raw.close(0)
     context.term()
     eventually(lambda: not client.query("client", id="me")["connected"], "it is gone")
-    text = repr(told) + daemon.log + "".join(result.output for result in shown)
+    text = repr(reported) + daemon.log + "".join(result.output for result in shown)
     for part in (identity, identity[:8], identity[8:], identity[4:12]):
         assert part.hex() not in text
         assert repr(part)[2:-1] not in text

@@ -99,7 +99,7 @@ def test_a_mail_of_64_megabytes_waits_for_an_absent_recipient_over_a_restart(
     new_daemon: Callable[..., Daemon], connect_to: Connect
 ) -> None:
     """WP9."""
-    limits = Limits(queue_bytes=72 * MIB, queues_bytes=72 * MIB)
+    limits = Limits(queues_bytes=96 * MIB)
     config = Config(storage=StorageConfig(size=256 * MIB, streams_share=0.3), limits=limits)
     daemon = new_daemon(replace(config)).start()
     body = noise(MAIL_BYTES)

@@ -42,8 +42,8 @@ def test_the_state_of_a_stream(daemon: Daemon) -> None:
     daemon.stop()
     damage(daemon, STREAM, b"weather")
     daemon.start()
-    code, told = check(daemon)
-    assert (code, "parts of the store are damaged" in told) == (1, True)
+    code, reported = check(daemon)
+    assert (code, "parts of the store are damaged" in reported) == (1, True)
     with malamute.connect(daemon.url) as client, client.subscribe("weather", start="first") as subscription:
         assert [next(iter(subscription)).body for _ in range(2)] == [b"1", b"2"]
 
@@ -61,8 +61,8 @@ def test_a_block_with_mail_that_is_tracked_and_a_cursor(daemon: Daemon) -> None:
     with malamute.connect(daemon.url, address="alice") as client:
         assert client.query("status")["damages"] > 0
         outcome = next(iter(client.mailbox()))
-        told = outcome.properties
-        assert (outcome.outcome, told["reason"], told["tracker"]) == ("dead-lettered", "corrupt", "t")
+        reported = outcome.properties
+        assert (outcome.outcome, reported["reason"], reported["tracker"]) == ("dead-lettered", "corrupt", "t")
         with pytest.raises(CursorLost), client.subscribe("weather", cursor="slow") as subscription:
             next(iter(subscription))
         client.change("cursor.set", stream="weather", cursor="slow", start="first")

@@ -18,7 +18,7 @@ KILLS = 5
 BATCH = 200
 
 
-def test_who_comes_and_goes_is_told_live_and_to_those_who_ask_later(
+def test_who_comes_and_goes_is_reported_live_and_to_those_who_ask_later(
     new_daemon: Callable[..., Daemon], connect_to: Connect, run: Run
 ) -> None:
     """WP12."""
@@ -28,10 +28,10 @@ def test_who_comes_and_goes_is_told_live_and_to_those_who_ask_later(
     worker = run(WORKER, daemon.url, "svc", "doomed")
     assert worker.line() == ["ready"]
     worker.kill()
-    told = []
-    while not told or told[-1] != "client.left.doomed":
-        told.append(watch.receive(timeout=PATIENCE).subject)
-    mine = [subject for subject in told if "doomed" in subject or "svc" in subject]
+    reported = []
+    while not reported or reported[-1] != "client.left.doomed":
+        reported.append(watch.receive(timeout=PATIENCE).subject)
+    mine = [subject for subject in reported if "doomed" in subject or "svc" in subject]
     assert mine == [
         "client.connected.doomed",
         "service.worker-joined.svc",
@@ -43,7 +43,7 @@ def test_who_comes_and_goes_is_told_live_and_to_those_who_ask_later(
     assert subjects == ["client.connected.doomed", "client.left.doomed"]
 
 
-def test_a_killed_broker_tells_that_it_started_again_and_not_that_it_stopped(
+def test_a_killed_broker_says_that_it_started_again_and_not_that_it_stopped(
     new_daemon: Callable[[], Daemon], connect_to: Connect
 ) -> None:
     daemon = new_daemon().start()

@@ -100,7 +100,7 @@ def test_a_root_that_cannot_be_written_once_costs_nothing(
     assert history(client) == [b"before", b"after", b"end"]
 
 
-def test_a_disk_that_takes_no_root_is_told_and_is_well_when_it_takes_one(
+def test_a_disk_that_takes_no_root_is_reported_and_is_well_when_it_takes_one(
     broker: BrokerProcess, client: malamute.Client, faults: Faults
 ) -> None:
     publish(client, b"before")
@@ -111,8 +111,8 @@ def test_a_disk_that_takes_no_root_is_told_and_is_well_when_it_takes_one(
             publish(client, b"refused")
         assert next(iter(live)).body == b"refused"
         assert health(broker) == (2, 1)
-        told = command("broker", "check", "--url", broker.url).stdout
-        assert told.startswith("MALAMUTE CRITICAL - the store takes nothing: ")
+        reported = command("broker", "check", "--url", broker.url).stdout
+        assert reported.startswith("MALAMUTE CRITICAL - the store takes nothing: ")
         # Reading goes on.
         with client.subscribe("weather", start="first") as replay:
             assert next(iter(replay)).body == b"before"
@@ -154,8 +154,8 @@ def test_a_store_that_cannot_be_opened_again_ends_the_broker_with_an_exit_code_o
         assert broker.wait(PATIENCE) == STORE_LOST
         with pytest.raises(TimedOut):  # it says goodbye to nobody
             client.close(0.1)
-    told = json.loads((tmp_path / "broker.log").read_text().splitlines()[-1])["error"]
-    assert (told["code"], "cannot be opened again" in told["text"]) == (804, True)
+    reported = json.loads((tmp_path / "broker.log").read_text().splitlines()[-1])["error"]
+    assert (reported["code"], "cannot open" in reported["text"]) == (804, True)
     faults(0)
     data.rmdir()
     aside.rename(data)

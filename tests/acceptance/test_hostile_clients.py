@@ -106,7 +106,7 @@ class Witness(Thread):
         with RawPeer(self._broker.url, "witness") as peer:
             while not self._over.wait(LOOK_SECONDS):
                 begun = time.perf_counter_ns()
-                peer.tell(Ping())
+                peer.send(Ping())
                 peer.next(Pong)
                 self.latencies.append(time.perf_counter_ns() - begun)
                 self.most_mib = max(self.most_mib, self._broker.anonymous_mib)

@@ -63,10 +63,10 @@ with malamute.connect(url, timeout=60) as client, client.work("busy." + kind) as
 def url(request: pytest.FixtureRequest, new_daemon: Callable[..., Daemon], tmp_path: Path) -> Iterator[str]:
     """Where a broker listens, by TCP or a socket of the system."""
     if request.param == "tcp":
-        yield new_daemon().start().url
+        yield new_daemon(small(128 * MIB)).start().url
     else:
         endpoint = f"ipc://{tmp_path}/broker"
-        new_daemon(replace(small(), listen=ListenConfig(endpoints=(endpoint,)))).start()
+        new_daemon(replace(small(128 * MIB), listen=ListenConfig(endpoints=(endpoint,)))).start()
         yield endpoint
 
 

@@ -133,7 +133,7 @@ def test_commands_that_never_end_are_bounded_together(broker: Daemon) -> None:
     assert is_alive(broker)
 
 
-def test_whoever_sends_faster_than_it_is_taken_is_bounded(broker: Daemon) -> None:
+def test_who_sends_faster_than_it_is_taken_is_bounded(broker: Daemon) -> None:
     before = broker.anonymous_mib
     command = encode(Publish("s", 0, ["a"], [pack_record(None, bytes(MIB))]))
     data = zmtp(command[0], more=True) + zmtp(bytes(command[1]))
@@ -144,7 +144,7 @@ def test_whoever_sends_faster_than_it_is_taken_is_bounded(broker: Daemon) -> Non
     assert is_alive(broker)
 
 
-def test_whoever_sends_much_that_is_taken_is_not_ended(broker: Daemon) -> None:
+def test_who_sends_much_that_is_taken_is_not_ended(broker: Daemon) -> None:
     """What came and was taken does not count, however much it is."""
     with peer(broker.url) as client:
         client.open()

@@ -85,7 +85,7 @@ def test_a_broken_configuration_is_refused_and_the_old_one_stays(daemon: Daemon,
     assert client.query(StatusQuery()).config_error == ""
 
 
-def test_the_command_tells_what_changes_before_it_does(daemon: Daemon, connect: Connect) -> None:
+def test_the_command_shows_what_changes_before_it_does(daemon: Daemon, connect: Connect) -> None:
     client = connect("op")
     changed(daemon, queues={"max_deliver": 3}, session={"expiry": 60.0})
     expected = {"changed": ["queues.max_deliver"], "waiting_for_restart": ["session.expiry"]}

@@ -221,7 +221,7 @@ def test_wp25_a_consumer_that_tops_up_at_half_is_never_paused(daemon: Daemon, co
     assert switches == []
 
 
-def test_wp38_a_stream_without_a_history_drops_and_counts_and_tells_what_there_was_no_credit_for(
+def test_wp38_a_stream_without_a_history_drops_and_counts_and_shows_what_there_was_no_credit_for(
     new_daemon: Callable[..., Daemon], connect_to: Connect
 ) -> None:
     """WP3, WP38: nothing else is lost."""

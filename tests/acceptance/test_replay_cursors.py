@@ -51,7 +51,7 @@ def positions(client: malamute.Client) -> dict[str, tuple[int, int]]:
     return {row["name"]: (row["sequence"], row["lag"]) for row in client.query("cursors", stream="s")}
 
 
-def test_wp29_a_named_cursor_goes_on_behind_what_was_committed_over_reconnect_restart_and_kill(
+def test_wp29_a_named_cursor_continues_behind_what_was_committed_over_reconnect_restart_and_kill(
     daemon: Daemon, connect: Connect
 ) -> None:
     """WP29: as durable as a confirmed publish, and its reader need not be the same client."""
@@ -73,7 +73,7 @@ def test_wp29_a_named_cursor_goes_on_behind_what_was_committed_over_reconnect_re
     assert positions(client)["billing"][0] == 50
 
 
-def test_wp29_a_new_cursor_begins_where_it_is_told_and_is_kept_without_a_commit(
+def test_wp29_a_new_cursor_begins_at_its_start_and_is_kept_without_a_commit(
     daemon: Daemon, connect: Connect
 ) -> None:
     """WP29: what was published while its reader was away, before it ever had a message, is not lost."""
@@ -141,7 +141,7 @@ def test_wp29_a_reader_cut_off_and_resumed_behind_its_last_message_has_no_gap_an
     assert had == list(range(1, 351))
 
 
-def test_wp29_cursors_are_listed_and_reset_and_a_dry_run_only_tells(daemon: Daemon, connect: Connect) -> None:
+def test_wp29_cursors_are_listed_and_reset_and_a_dry_run_only_shows(daemon: Daemon, connect: Connect) -> None:
     """WP29: to any start of the protocol, and forgotten; all of it over a kill."""
     client = connect()
     publish(client.publisher("s"), 100)
@@ -155,8 +155,8 @@ def test_wp29_cursors_are_listed_and_reset_and_a_dry_run_only_tells(daemon: Daem
     ]
 
     def reset(start: str, *, dry_run: bool = False) -> tuple[int, int]:
-        told = client.change("cursor.set", stream="s", cursor="billing", start=start, dry_run=dry_run)
-        return told["before"], told["sequence"]
+        reported = client.change("cursor.set", stream="s", cursor="billing", start=start, dry_run=dry_run)
+        return reported["before"], reported["sequence"]
 
     assert reset("seq:11", dry_run=True) == (60, 10)
     assert positions(client)["billing"] == (60, 40)
@@ -188,7 +188,7 @@ def test_wp29_what_cannot_be_committed_is_refused_and_the_position_stays(
     assert positions(client) == {"billing": (10, 0)}
 
 
-def test_wp32_sequences_go_on_without_a_hole_over_clean_restarts_and_with_a_told_gap_over_kills(
+def test_wp32_sequences_continue_without_a_gap_over_clean_restarts_and_with_a_reported_gap_over_kills(
     daemon: Daemon, connect: Connect
 ) -> None:
     """WP29, WP32: as the publishers were told them, as a live subscriber saw them, and as they are stored."""
@@ -201,19 +201,19 @@ def test_wp32_sequences_go_on_without_a_hole_over_clean_restarts_and_with_a_told
 
     subscriber.on_event = note
     live, out = subscriber.subscribe("s"), publisher.publisher("s", timeout=PATIENCE)
-    told, ends = publish(out, 10), []
+    reported, ends = publish(out, 10), []
     for end in (daemon.stop, daemon.kill, daemon.stop, daemon.stop, daemon.kill, daemon.kill, daemon.stop):
         end()
         daemon.start()
-        ends.append((told[-1], end == daemon.kill))
-        told += publish(out, 10)
-    seen = [live.receive(PATIENCE).sequence for _ in told]
-    assert seen == told
+        ends.append((reported[-1], end == daemon.kill))
+        reported += publish(out, 10)
+    seen = [live.receive(PATIENCE).sequence for _ in reported]
+    assert seen == reported
     check_numbering(seen, gaps)
     kills = [last for last, killed in ends if killed]
     assert [gap.first - 1 for gap in gaps] == kills
     stored, gaps_stored = read_back(daemon.url, "s")
-    assert [message.sequence for message in stored] == told
+    assert [message.sequence for message in stored] == reported
     assert [gap[1:] for gap in gaps_stored] == [gap[1:] for gap in gaps]
     clean = [last for last, killed in ends if not killed]
-    assert all(b == a + 1 for a, b in pairwise(told) if a in clean)
+    assert all(b == a + 1 for a, b in pairwise(reported) if a in clean)

@@ -156,9 +156,9 @@ def test_wp36_while_a_commit_hangs_all_is_delivered_nothing_is_confirmed_and_the
     assert [m.answers() for m in publishers] == [[], [], []]
 
     slow.gate.open()
-    told = [settled(publisher, rounds) for publisher in publishers]
+    reported = [settled(publisher, rounds) for publisher in publishers]
     assert [sequence for sequence, _ in live] == list(range(1, count + 1))
-    expected = {f"{place}.{n}": told[place][n] for place in range(3) for n in range(1, rounds + 1)}
+    expected = {f"{place}.{n}": reported[place][n] for place in range(3) for n in range(1, rounds + 1)}
     assert {subject: sequence for sequence, subject in live[first:]} == expected
     slow.close_clients()
     slow.broker.stop()
@@ -214,7 +214,7 @@ def outcomes(peer: Peer, last: int) -> dict[int, int]:
     return {number: found[number] for number in range(1, last + 1)}
 
 
-def test_on_a_full_disk_live_messages_existing_data_and_acks_go_on_and_refusals_have_their_numbers(
+def test_on_a_full_disk_live_messages_existing_data_and_acks_continue_and_refusals_have_their_numbers(
     full: Daemon, connect_to: Connect
 ) -> None:
     """WP28, WP36: real errors of the file system; a gap tells what was not stored, and the log says so."""
@@ -264,7 +264,7 @@ def logged(daemon: Daemon, event: str) -> list[dict[str, Any]]:
     return [entry for entry in entries if entry["event"] == event]
 
 
-def test_with_full_queues_senders_are_told_to_try_later_and_streams_and_acks_go_on(
+def test_with_full_queues_senders_are_notified_to_try_later_and_streams_and_acks_continue(
     new_daemon: Callable[..., Daemon], connect_to: Connect
 ) -> None:
     """WP28: every refusal is told by the number of its own command, and what is acknowledged makes room."""

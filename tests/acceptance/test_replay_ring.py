@@ -85,7 +85,7 @@ def data_file(daemon: Daemon) -> Path:
 
 
 @pytest.mark.parametrize("config", [pytest.param(config, id=name) for name, config in RINGS.items()])
-def test_wp37_a_reader_that_the_ring_has_passed_is_told_the_exact_gaps_and_the_file_is_constant(
+def test_wp37_a_reader_that_the_ring_has_passed_is_notified_of_the_exact_gaps_and_the_file_is_constant(
     new_daemon: Callable[..., Daemon], connect_to: Connect, config: Config
 ) -> None:
     """WP5, WP22, WP37: three times it stands still for more than the ring."""
@@ -107,7 +107,7 @@ def test_wp37_a_reader_that_the_ring_has_passed_is_told_the_exact_gaps_and_the_f
     print(f"{last} messages, of which {len(account.had)} were had")
 
 
-def test_wp37_what_is_had_and_what_is_missing_is_everything_while_the_ring_turns(
+def test_wp37_what_is_had_and_what_is_missing_is_everything_while_the_ring_drops(
     new_daemon: Callable[..., Daemon], connect_to: Connect
 ) -> None:
     """WP37, WP39: a reader that takes one message where two are published never loses count."""
@@ -188,7 +188,7 @@ def all_of(client: malamute.Client, stream: str, start: Any = "first") -> list[i
 
 
 @pytest.mark.parametrize("start", [1, "first"])
-def test_a_chunk_that_is_corrupt_is_told_with_its_range_and_the_rest_is_delivered(
+def test_a_chunk_that_is_corrupt_is_reported_with_its_range_and_the_rest_is_delivered(
     new_daemon: Callable[..., Daemon], connect_to: Connect, start: int | str
 ) -> None:
     """WP37: one bit of one body, found in the file while no broker uses it."""

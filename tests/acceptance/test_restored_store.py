@@ -37,7 +37,7 @@ def publish(client: malamute.Client, count: int) -> int:
     return receipt.sequence
 
 
-def told(events: list[Event], stream: str = "s") -> list[Gap]:
+def reported(events: list[Event], stream: str = "s") -> list[Gap]:
     return [event for event in events if isinstance(event, Gap) and event.stream == stream]
 
 
@@ -59,7 +59,7 @@ def back_in_time(daemon: Daemon) -> Callable[[], None]:
     return restore
 
 
-def test_a_restore_is_told_to_everybody_and_uses_no_sequence_again(
+def test_a_restore_is_reported_to_everybody_and_uses_no_sequence_again(
     daemon: Daemon, connect: Connect, back_in_time: Callable[[], None]
 ) -> None:
     alice, bob = connect(), connect()
@@ -82,7 +82,7 @@ def test_a_restore_is_told_to_everybody_and_uses_no_sequence_again(
         again = publish(alice, 1)
         assert live.receive(PATIENCE).sequence == again
     assert [event for event in events if isinstance(event, Restored)]
-    first, second = told(events)
+    first, second = reported(events)
     assert (first.first, first.last, first.reason) == (4, last, "restored")
     assert (second.first, second.last, second.reason) == (last + 1, again - 1, "restored")
     # A cursor is where it was when the backup was made.
@@ -91,7 +91,7 @@ def test_a_restore_is_told_to_everybody_and_uses_no_sequence_again(
     carol.on_event = seen.append
     with carol.subscribe("s", cursor="billing") as reader:
         assert [reader.receive(PATIENCE).sequence for _ in range(2)] == [3, again]
-    assert [(gap.first, gap.last, gap.reason) for gap in told(seen)] == [(4, again - 1, "restored")]
+    assert [(gap.first, gap.last, gap.reason) for gap in reported(seen)] == [(4, again - 1, "restored")]
     with carol.subscribe("$sys", "broker.restored", start="first") as system:
         assert system.receive(PATIENCE).headers["incarnation"] == again - 1
     eventually(lambda: "the store was restored" in daemon.log, "a word in the log")
@@ -122,4 +122,4 @@ def test_a_meta_record_that_is_lost_with_its_twin_is_repaired_as_a_restore(daemo
         assert again > last + RESERVE
         with client.subscribe("s", start="seq:3") as subscription:
             assert [subscription.receive(PATIENCE).sequence for _ in range(2)] == [last, again]
-    assert [gap.reason for gap in told(events)] == ["restored"]
+    assert [gap.reason for gap in reported(events)] == ["restored"]

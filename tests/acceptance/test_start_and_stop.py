@@ -35,7 +35,7 @@ def run_broker(*options: str | Path, directory: Path) -> subprocess.CompletedPro
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "SIGINT"])
-def test_after_a_signal_everything_confirmed_is_there_and_sequences_go_on_without_a_gap(
+def test_after_a_signal_everything_confirmed_is_there_and_sequences_continue_without_a_gap(
     daemon: Daemon, connect: Connect, number: signal.Signals
 ) -> None:
     """WP30, WP32, WP43."""
@@ -101,7 +101,7 @@ def test_a_second_broker_on_the_same_directory_is_refused_and_the_first_is_not_d
     assert client.query("status")["pid"] == daemon.pid
 
 
-def test_a_port_in_use_is_told_by_its_name_and_the_directory_stays_free(
+def test_a_port_in_use_is_reported_by_its_name_and_the_directory_stays_free(
     daemon: Daemon, new_daemon: Callable[..., Daemon], connect: Connect, tmp_path: Path
 ) -> None:
     """WP28: the one that cannot start says why, and leaves nothing locked."""

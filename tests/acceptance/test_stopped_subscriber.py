@@ -106,7 +106,7 @@ def test_while_one_stands_still_nine_others_have_everything_and_it_gets_the_rest
     assert [*ranges_of(stopped.lines())] == [("had", 1, COUNT)]
 
 
-def test_one_that_stood_still_until_its_connection_was_given_up_is_told_of_the_gap(
+def test_one_that_stood_still_until_its_connection_was_given_up_is_notified_of_the_gap(
     daemon: Daemon, connect: Connect, run: Run
 ) -> None:
     """WP3, WP24, WP27, WP29, WP37: of 200 MiB the journal keeps less than a quarter."""

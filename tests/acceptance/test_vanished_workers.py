@@ -65,7 +65,7 @@ def test_every_kill_of_a_worker_counts_as_an_attempt(daemon: Daemon, connect: Co
 
 
 @pytest.mark.parametrize("victims", [*permutations(["worker", "requester", "broker"])], ids="-".join)
-def test_a_stored_request_has_one_reply_whoever_is_killed_and_in_which_order(
+def test_a_stored_request_has_one_reply_no_matter_who_is_killed_and_in_which_order(
     daemon: Daemon, connect: Connect, run: Run, victims: Sequence[str]
 ) -> None:
     """WP31, WP45, WP48."""

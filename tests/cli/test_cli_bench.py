@@ -99,3 +99,16 @@ def test_a_workload_that_fails_is_an_error() -> None:
         run_together((_failing,))
     with WorkloadProcess(_leaving) as process, pytest.raises(MalamuteError, match="was lost"):
         process.get()
+
+
+def test_the_time_in_the_system_is_shown_for_each_load(run: Run, tmp_path: Path) -> None:
+    given = ("--messages", "3000", "--batch", "50", "--rounds", "1", "--subscribers", "2")
+    shown = json.loads(run("bench", "latency", *given, "--data", str(tmp_path), "--json").stdout)
+    assert "fsync" in shown["parameters"]["durability"]
+    rows = shown["results"]
+    assert [row["what"].rpartition(", ")[2] for row in rows] == ["100%", "90%", "50%"] * 2
+    for row in rows:
+        assert row["missing"] == 0
+        assert row["per_second"] > 0
+        assert row["p50_ms"] <= row["p99_ms"]
+        assert row["to_broker_p50_ms"] <= row["to_broker_p99_ms"] <= row["p99_ms"]

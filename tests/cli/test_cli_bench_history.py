@@ -46,6 +46,20 @@ def test_replay(measured: Any) -> None:
         assert row["rss_anon_max_mib"] > 0
 
 
+def test_filters(measured: Any) -> None:
+    parameters, rows = measured("filters", "--messages", "2003", "--filters", "12", "--rounds", "1")
+    assert parameters["filters"] == 12
+    assert [row["what"] for row in rows] == [
+        "one filter, live",
+        "one filter, replay",
+        "12 filters, live",
+        "12 filters, replay",
+    ]
+    # A half of the ten values that come by turns, and all of them.
+    assert [row["delivered"] for row in rows] == [1003, 1003, 2003, 2003]
+    assert all(row["missing"] == 0 < row["per_second"] for row in rows)
+
+
 def test_readers_are_spread_over_the_history() -> None:
     assert [view.start for view in replay.spread(1000, 3)] == [1, 476, 951]
     assert [view[:3] for view in replay.spread(10, 1)] == [(1, 1, 1)]
@@ -146,7 +160,7 @@ def test_parameters_come_first(run: Run) -> None:
 
 def test_a_disk_without_room_is_refused(run: Run, tmp_path: Path) -> None:
     free = shutil.disk_usage(tmp_path).free
-    with pytest.raises(StorageFull, match="bytes free"):
+    with pytest.raises(StorageFull, match="bytes are free"):
         workspace.check_free_space(tmp_path, free)
     workspace.check_free_space(tmp_path, 1)
     wanted = str(min(free // 10**9 + 1, 10_000))

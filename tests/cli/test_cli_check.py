@@ -53,24 +53,24 @@ def test_a_single_one_of_what_should_never_be_is_a_warning(
 
 
 def test_a_broker_that_is_well(run: Run, client: malamute.Client) -> None:
-    told = run(*CHECK, "--lag", "1,2", "--uptime", "0", "--fill", "90").stdout
-    line, _, figures = told.partition(" | ")
+    shown = run(*CHECK, "--lag", "1,2", "--uptime", "0", "--fill", "90").stdout
+    line, _, figures = shown.partition(" | ")
     assert line.startswith("MALAMUTE OK - the broker at tcp://")
     labels = [figure.partition("=")[0] for figure in figures.split()]
     assert labels == [*MEASURES]
     assert all(re.fullmatch(r"\w+=\d+(\.\d+)?[s%]?;(\d+:?)?;(\d+:?)?", figure) for figure in figures.split())
 
 
-def test_each_figure_tells_where_it_is_worst(run: Run, client: malamute.Client) -> None:
+def test_each_figure_shows_where_it_is_worst(run: Run, client: malamute.Client) -> None:
     for number in range(3):
         client.publish("weather", "a", b"%d" % number, assurance="stored")
         client.send("bob", "a", b"")
     client.change("cursor.set", stream="weather", cursor="slow", start="seq:2")
-    told = json.loads(
+    shown = json.loads(
         run(*CHECK, "--lag", "2,3", "--depth", ",3", "--oldest", "1d", "--json", exit_code=2).stdout
     )
-    assert told["state"] == "CRITICAL"
-    found = {row["name"]: (row["value"], row["where"], row["state"]) for row in told["findings"]}
+    assert shown["state"] == "CRITICAL"
+    found = {row["name"]: (row["value"], row["where"], row["state"]) for row in shown["findings"]}
     assert found["lag"] == (2, "weather for slow", "WARNING")
     assert found["depth"] == (3, "mailbox bob", "CRITICAL")
     assert found["oldest"][1:] == ("mailbox bob", "OK")
@@ -94,8 +94,8 @@ def test_a_broker_that_started_just_now(run: Run, client: malamute.Client) -> No
 def test_no_broker_is_critical(run: Run) -> None:
     nowhere = ("--url", "tcp://127.0.0.1:1", "--timeout", "0.1")
     assert run(*CHECK, *nowhere, exit_code=2).stdout.startswith("MALAMUTE CRITICAL - no broker answered")
-    told = json.loads(run(*CHECK, *nowhere, "--json", exit_code=2).stdout)
-    assert (told["state"], told["findings"]) == ("CRITICAL", [])
+    shown = json.loads(run(*CHECK, *nowhere, "--json", exit_code=2).stdout)
+    assert (shown["state"], shown["findings"]) == ("CRITICAL", [])
 
 
 @pytest.mark.parametrize(

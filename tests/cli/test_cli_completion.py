@@ -58,7 +58,7 @@ def test_names_come_from_the_broker(client: malamute.Client, monkeypatch: pytest
     assert _completed("stream", "show", "--url", client.url, "wea") == ["weather"]
 
 
-def test_without_a_broker_nothing_is_completed_and_nothing_told(
+def test_without_a_broker_nothing_is_completed_and_nothing_printed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("malamute.cli.completion.PATIENCE_SECONDS", 0.01)

@@ -32,7 +32,7 @@ def _shown(run: Run, *arguments: str, **environ: str) -> dict[str, object]:
 def test_a_context_is_used_by_its_name(run: Run, known: None) -> None:
     assert _shown(run, "--context", "here") == {"context": "here", **HERE}
     assert _shown(run, MALAMUTE_CONTEXT="here") == {"context": "here", **HERE}
-    assert "no context 'where'; there is here, there" in run("context", "use", "where", exit_code=1).stderr
+    assert "no context 'where': expected here, there" in run("context", "use", "where", exit_code=1).stderr
     run("context", "show", "--context", "where", exit_code=1)
 
 
@@ -72,8 +72,8 @@ def test_contexts_are_listed_replaced_and_deleted(run: Run, known: None) -> None
 def test_a_command_reaches_the_broker_of_a_context(run: Run) -> None:
     with Broker() as broker:
         run("context", "add", "test", "--url", broker.url, "--use")
-        told = json.loads(run("broker", "status", "--json").stdout)
-    assert told["url"] == broker.url
+        printed = json.loads(run("broker", "status", "--json").stdout)
+    assert printed["url"] == broker.url
 
 
 def test_what_is_saved_is_loaded_whatever_the_names_are(tmp_path: Path) -> None:
@@ -98,7 +98,7 @@ def test_what_is_saved_is_loaded_whatever_the_names_are(tmp_path: Path) -> None:
         "contexts.a.colour = 'red'",
     ],
 )
-def test_a_file_that_is_none_is_told(run: Run, text: str) -> None:
+def test_a_file_that_is_none_is_reported(run: Run, text: str) -> None:
     path = file_of(os.environ)
     path.parent.mkdir()
     path.write_text(text, encoding="utf-8")
@@ -107,12 +107,12 @@ def test_a_file_that_is_none_is_told(run: Run, text: str) -> None:
     assert "contexts.toml" in run("stream", "list", exit_code=1).stderr
 
 
-def test_a_file_that_cannot_be_written_is_told(run: Run) -> None:
+def test_a_file_that_cannot_be_written_is_reported(run: Run) -> None:
     path = file_of(os.environ)
     path.parent.parent.joinpath("malamute").write_text("a file where the directory belongs")
     assert "error: " in run("context", "add", "a", "--url", "tcp://x:1", exit_code=1).stderr
 
 
-def test_the_place_is_that_of_the_user_unless_it_is_told() -> None:
+def test_the_place_is_that_of_the_user_unless_it_is_given() -> None:
     assert file_of({"XDG_CONFIG_HOME": "/x"}) == Path("/x/malamute/contexts.toml")
     assert file_of({}) == Path("~/.config/malamute/contexts.toml").expanduser()

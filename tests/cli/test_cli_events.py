@@ -36,8 +36,8 @@ def test_events_are_followed(start: Start, client: malamute.Client) -> None:
     events = start("events", "stream.created.#", "--start", "first", "--json", "-n", "1")
     client.publish("weather", "a", b"", assurance="stored")
     output, errors = events.communicate(timeout=TIMEOUT)
-    told = json.loads(output)
-    assert (told["subject"], told["sender"], errors) == ("stream.created.weather", "$broker", "")
+    shown = json.loads(output)
+    assert (shown["subject"], shown["sender"], errors) == ("stream.created.weather", "$broker", "")
 
 
 def test_events_end_when_none_comes(run: Run, client: malamute.Client) -> None:

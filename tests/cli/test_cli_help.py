@@ -60,7 +60,7 @@ def test_the_table_of_commands_leads_to_the_commands(run: Run) -> None:
         assert f"{name} {lazy.help}" in words
 
 
-def test_the_help_tells_the_exit_codes(run: Run) -> None:
+def test_the_help_shows_the_exit_codes(run: Run) -> None:
     assert "Exit codes:" in run("--help").stdout
 
 
@@ -72,9 +72,9 @@ def test_an_unknown_command_is_wrong_usage(run: Run) -> None:
     assert "No such command" in run("nonsense", exit_code=2).stderr
 
 
-def test_an_argument_that_looks_like_an_option_is_told_how_it_is_given(run: Run) -> None:
+def test_an_argument_that_looks_like_an_option_is_refused_with_how_it_is_given(run: Run) -> None:
     wrong = run("pub", "weather", "temp.oslo", "-3.5", exit_code=2).stderr
-    assert "goes behind --: malamute pub ... -- ARGUMENT" in " ".join(wrong.split())
+    assert "stands behind --: malamute pub ... -- ARGUMENT" in " ".join(wrong.split())
     assert "behind --" not in run("pub", "weather", "--nonsense", exit_code=2).stderr
     assert "behind --" not in run("client", "list", "-3", exit_code=2).stderr
 
@@ -137,7 +137,7 @@ def test_every_error_with_a_number_is_of_a_kind_and_has_a_hint(run: Run) -> None
     )
 
 
-def test_errors_without_a_number_are_kinds_or_tell_all_by_their_words() -> None:
+def test_errors_without_a_number_are_kinds_or_show_all_by_their_words() -> None:
     assert {error.__name__ for error in _without_number(MalamuteError)} == {
         "Refused",  # kinds: what is raised is of a class below
         "Failed",

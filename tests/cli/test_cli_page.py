@@ -37,7 +37,7 @@ def test_the_table_has_every_verb_of_a_group() -> None:
                 assert sorted(verbs) == sorted(command.list_commands(context)), name
 
 
-def test_the_figures_of_the_check_are_told() -> None:
+def test_the_figures_of_the_check_are_reported() -> None:
     section = PAGE.partition("## Monitoring")[2].partition("\n## ")[0]
     assert re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE) == [*MEASURES]
 

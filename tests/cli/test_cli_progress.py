@@ -29,20 +29,20 @@ def test_a_bar_is_for_a_terminal(
     assert "copy" in err
 
 
-def test_publishing_tells_how_far_it_is(
+def test_publishing_shows_how_far_it_is(
     run: Run, client: malamute.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told: list[Any] = []
+    shown: list[Any] = []
 
     class Bar:
         def __init__(self, label: str, counted: str) -> None:
-            told.append((label, counted))
+            shown.append((label, counted))
 
         def __enter__(self) -> Any:
-            return lambda done, total: told.append((done, total))
+            return lambda done, total: shown.append((done, total))
 
         def __exit__(self, *exception: object) -> None: ...
 
     monkeypatch.setattr("malamute.cli.publish.bar", Bar)
     run("pub", "weather", "a", "b", "--count", "2500")
-    assert told == [("publish", "messages"), (1000, 2500), (2000, 2500), (2500, 2500)]
+    assert shown == [("publish", "messages"), (1000, 2500), (2000, 2500), (2500, 2500)]

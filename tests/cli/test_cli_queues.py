@@ -80,14 +80,14 @@ def dead(run: Run, kind: str, broker: Broker, until: Until) -> str:
     return kind
 
 
-def test_one_queue_is_told_of(run: Run, kind: str) -> None:
-    told = _rows(run, kind, "show", "q")
-    assert (told["name"], told["messages"], told["consumers"]) == ("q", 3, 0)
+def test_one_queue_is_shown(run: Run, kind: str) -> None:
+    shown = _rows(run, kind, "show", "q")
+    assert (shown["name"], shown["messages"], shown["consumers"]) == ("q", 3, 0)
     assert "messages" in run(kind, "show", "q").stdout
     assert "error 404" in run(kind, "show", "none", exit_code=1).stderr
 
 
-def test_who_works_for_a_service_is_told(run: Run, client: malamute.Client) -> None:
+def test_who_works_for_a_service_is_notified(run: Run, client: malamute.Client) -> None:
     with client.work("q", "bw.*", credit=3):
         (worker,) = _rows(run, "service", "show", "q")["workers"]
         words = run("service", "show", "q").stdout
@@ -96,14 +96,14 @@ def test_who_works_for_a_service_is_told(run: Run, client: malamute.Client) -> N
     assert words.splitlines()[-1].split()[1:3] == ["test", "bw.*"]
 
 
-def test_what_a_client_has_is_told(run: Run, client: malamute.Client) -> None:
+def test_what_a_client_has_is_shown(run: Run, client: malamute.Client) -> None:
     client.mailbox()
     with client.subscribe("weather", "temp.*", where="n > 3"), client.work("q"):
-        told = _rows(run, "client", "show", "test")
+        shown = _rows(run, "client", "show", "test")
         words = run("client", "show", "test").stdout
-    assert [row["stream"] for row in told["subscriptions"]] == ["weather"]
-    assert [row["service"] for row in told["offers"]] == ["q"]
-    assert len(told["mailbox"]) == 1
+    assert [row["stream"] for row in shown["subscriptions"]] == ["weather"]
+    assert [row["service"] for row in shown["offers"]] == ["q"]
+    assert len(shown["mailbox"]) == 1
     assert "topic temp.*" in words
     assert all(f"\n{title}\n" in words for title in ("subscriptions", "offers", "mailbox"))
 
@@ -135,7 +135,7 @@ def test_browsing_selects(run: Run, kind: str, arguments: list[str], sequences: 
     assert [row["sequence"] for row in _rows(run, kind, "browse", "q", *arguments)] == sequences
 
 
-def test_browsing_turns_pages(run: Run, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_browsing_pages(run: Run, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("malamute.cli.queues.PAGE", 2)
     assert [row["sequence"] for row in _rows(run, kind, "browse", "q")] == [1, 2, 3]
 
@@ -147,7 +147,7 @@ def test_nothing_to_browse(run: Run, kind: str) -> None:
     run(kind, "browse", "q", "--where", "n >", exit_code=1)
 
 
-def test_dead_letters_are_told_with_their_reason(run: Run, dead: str) -> None:
+def test_dead_letters_are_reported_with_their_reason(run: Run, dead: str) -> None:
     rows = _rows(run, dead, "dead", "q")
     assert [row["body"] for row in rows] == ["body0", "body1", "body2"]
     assert {row["properties"]["dead"]["attempts"] for row in rows} == {1}
@@ -193,10 +193,10 @@ def test_a_body_that_is_no_text_is_browsed(run: Run, client: malamute.Client) ->
     assert "1 bytes" in run("mailbox", "browse", "q").stdout
 
 
-def test_a_client_is_told_of_by_its_address_and_by_its_id(run: Run, client: malamute.Client) -> None:
-    told = _rows(run, "client", "show", "test")
-    assert (told["address"], told["connected"]) == ("test", True)
-    assert _rows(run, "client", "show", told["id"])["address"] == "test"
+def test_a_client_is_shown_by_its_address_and_by_its_id(run: Run, client: malamute.Client) -> None:
+    shown = _rows(run, "client", "show", "test")
+    assert (shown["address"], shown["connected"]) == ("test", True)
+    assert _rows(run, "client", "show", shown["id"])["address"] == "test"
     run("client", "show", "none", exit_code=1)
     assert any(row["address"] == "test" for row in _rows(run, "client", "list"))
 

@@ -27,8 +27,8 @@ def test_a_message_has_the_options_that_are_given(run: Run, client: malamute.Cli
     run("send", "bob", "a", "body", *options)
     (row,) = _browsed(run)
     assert row["state"] == "delayed"
-    told = {name: row["properties"][name] for name in ("ttl", "priority", "delay", "id", "reply_to")}
-    assert told == {"ttl": 3_600_000, "priority": 7, "delay": 600_000, "id": "x", "reply_to": "carol"}
+    shown = {name: row["properties"][name] for name in ("ttl", "priority", "delay", "id", "reply_to")}
+    assert shown == {"ttl": 3_600_000, "priority": 7, "delay": 600_000, "id": "x", "reply_to": "carol"}
 
 
 def test_a_message_comes_not_before_its_time(run: Run, client: malamute.Client) -> None:
@@ -81,8 +81,8 @@ def test_an_outcome_is_waited_for(start: Start, client: malamute.Client, until: 
 
 
 def test_an_outcome_that_is_not_good_is_exit_code_4(run: Run, client: malamute.Client) -> None:
-    told = json.loads(run("send", "bob", "a", "--ttl", "10ms", *OUTCOME, "--json", exit_code=4).stdout)
-    assert (told["outcome"], told["confirmed"]) == ("expired", True)
+    shown = json.loads(run("send", "bob", "a", "--ttl", "10ms", *OUTCOME, "--json", exit_code=4).stdout)
+    assert (shown["outcome"], shown["confirmed"]) == ("expired", True)
 
 
 def test_no_outcome_in_time_is_exit_code_3(run: Run, client: malamute.Client) -> None:
@@ -95,17 +95,19 @@ def test_an_outcome_needs_somebody_to_come_to(run: Run, client: malamute.Client)
         assert "--address" in run(*command, "a", "--outcome", exit_code=2).stderr
 
 
-def test_the_outcome_of_a_request_is_told_beside_its_replies(run: Run, start: Start, broker: Broker) -> None:
+def test_the_outcome_of_a_request_is_reported_beside_its_replies(
+    run: Run, start: Start, broker: Broker
+) -> None:
     start("work", "shout", "--", "tr a-z A-Z")
-    told = run("request", "shout", "a", "body", *OUTCOME, "--wait", str(TIMEOUT))
-    assert (told.stdout, told.stderr) == ("BODY\n", "acknowledged\n")
+    shown = run("request", "shout", "a", "body", *OUTCOME, "--wait", str(TIMEOUT))
+    assert (shown.stdout, shown.stderr) == ("BODY\n", "acknowledged\n")
 
 
 def test_the_outcome_of_a_request_that_nobody_answers_is_exit_code_4(run: Run, broker: Broker) -> None:
     asked = ("request", "nobody", "a", *OUTCOME, "--wait", str(TIMEOUT), "--ttl", "10ms")
     assert run(*asked, exit_code=4).stderr == "expired\n"
-    told = run(*asked, "--json", exit_code=4)
-    assert (told.stdout, json.loads(told.stderr)) == ("", {"outcome": "expired", "reason": None})
+    shown = run(*asked, "--json", exit_code=4)
+    assert (shown.stdout, json.loads(shown.stderr)) == ("", {"outcome": "expired", "reason": None})
 
 
 def test_requests_of_one_key_go_to_one_worker(

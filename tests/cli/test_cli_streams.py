@@ -23,18 +23,18 @@ def weather(client: malamute.Client) -> None:
         client.publish("weather", f"temp.{number % 2}", b"%d" % number, {"n": number}, assurance="stored")
 
 
-def test_a_stream_tells_what_it_holds_and_who_reads_it(run: Run, client: malamute.Client) -> None:
+def test_a_stream_shows_what_it_holds_and_who_reads_it(run: Run, client: malamute.Client) -> None:
     with client.subscribe("weather"):
-        told = json.loads(run("stream", "show", "weather", "--json").stdout)
+        shown = json.loads(run("stream", "show", "weather", "--json").stdout)
         words = run("stream", "show", "weather").stdout
-    assert (told["first"], told["last"], told["chunks"]) == (1, 5, 5)
-    assert told["bytes"] > 0
-    assert [reader["state"] for reader in told["readers"]] == ["live"]
+    assert (shown["first"], shown["last"], shown["chunks"]) == (1, 5, 5)
+    assert shown["bytes"] > 0
+    assert [reader["state"] for reader in shown["readers"]] == ["live"]
     assert "\nreaders\n" in words
     run("stream", "show", "nothing", exit_code=1)
 
 
-def test_explain_tells_who_gets_a_message_and_why_others_do_not(run: Run, client: malamute.Client) -> None:
+def test_explain_says_who_gets_a_message_and_why_others_do_not(run: Run, client: malamute.Client) -> None:
     with client.subscribe("weather", "temp.*"), client.subscribe("weather", "temp.*", where="n > 3"):
         arguments = ("stream", "explain", "weather", "temp.0", "-H", "n=1")
         rows = json.loads(run(*arguments, "--json").stdout)
@@ -44,14 +44,14 @@ def test_explain_tells_who_gets_a_message_and_why_others_do_not(run: Run, client
 
 
 def _info(run: Run, name: str = "weather") -> dict[str, Any]:
-    told: dict[str, Any] = json.loads(run("stream", "show", name, "--json").stdout)
-    return told
+    shown: dict[str, Any] = json.loads(run("stream", "show", name, "--json").stdout)
+    return shown
 
 
-def test_retention_is_edited_and_a_dry_run_only_tells(run: Run) -> None:
+def test_retention_is_edited_and_a_dry_run_only_shows(run: Run) -> None:
     edit = ("stream", "edit", "weather")
-    told = json.loads(run(*edit, "--count", "2", "--dry-run", "--json").stdout)
-    assert told == {"stream": "weather", "bytes": 0, "count": 2, "age": 0.0}
+    shown = json.loads(run(*edit, "--count", "2", "--dry-run", "--json").stdout)
+    assert shown == {"stream": "weather", "bytes": 0, "count": 2, "age": 0.0}
     assert _info(run)["chunks"] == 5
     run(*edit, "--count", "2")
     assert _info(run)["chunks"] == 2
@@ -66,16 +66,16 @@ def test_what_cannot_be_edited(run: Run) -> None:
     assert "LIMIT=VALUE" in run(*edit, "--count", "8", "--expect", "size=1", exit_code=2).stderr
     run("stream", "edit", "weather", exit_code=2)
     run("stream", "edit", "nothing", "--count", "1", exit_code=1)
-    assert "no duration" in run("stream", "edit", "weather", "--age", "long", exit_code=2).stderr
-    assert "no size" in run("stream", "edit", "weather", "--bytes", "-1", exit_code=2).stderr
+    assert "invalid duration" in run("stream", "edit", "weather", "--age", "long", exit_code=2).stderr
+    assert "invalid size" in run("stream", "edit", "weather", "--bytes", "-1", exit_code=2).stderr
 
 
 def test_a_stream_is_created_with_its_retention(run: Run) -> None:
     run("stream", "create", "new", "--bytes", "1GiB", "--dry-run")
     run("stream", "show", "new", exit_code=1)
     run("stream", "create", "new", "--bytes", "1GiB")
-    told = _info(run, "new")
-    assert (told["last"], told["chunks"], told["retain_bytes"]) == (0, 0, 1 << 30)
+    shown = _info(run, "new")
+    assert (shown["last"], shown["chunks"], shown["retain_bytes"]) == (0, 0, 1 << 30)
     assert "is in use" in run("stream", "create", "weather", exit_code=1).stderr
 
 
@@ -136,7 +136,7 @@ def test_view_ends_where_nothing_is_kept(run: Run, client: malamute.Client) -> N
     run("stream", "view", "weather", "--since", "yesterday", exit_code=1)
 
 
-def test_view_cuts_long_bodies_in_a_table_and_tells_the_size_of_what_is_no_text(
+def test_view_cuts_long_bodies_in_a_table_and_shows_the_size_of_what_is_no_text(
     run: Run, client: malamute.Client
 ) -> None:
     client.publish("long", "a", b"x" * 200, assurance="stored")
@@ -154,7 +154,7 @@ def test_a_stream_is_deleted_after_asking(run: Run, client: malamute.Client) -> 
         client.query("stream", name="weather")
 
 
-def test_sub_goes_on_where_its_cursor_is(run: Run) -> None:
+def test_sub_continues_where_its_cursor_is(run: Run) -> None:
     first = run("sub", "weather", "--start", "first", "--cursor", "c", "-n", "2", "--body").stdout
     rest = run("sub", "weather", "--cursor", "c", "-n", "3", "--body").stdout
     assert (first, rest) == ("0\n1\n", "2\n3\n4\n")
@@ -239,9 +239,9 @@ def test_a_purge_holds_over_a_restart_and_takes_only_the_history(run: Run, tmp_p
         run("stream", "edit", "kept", "--count", "100", *url)
         run("stream", "purge", "kept", "--yes", *url)
         durable.restart()
-        told = json.loads(run("stream", "show", "kept", "--json", *url).stdout)
-        assert (told["chunks"], told["retain_count"]) == (0, 100)
-        assert [(row["name"], row["sequence"]) for row in told["cursors"]] == [("c", 1)]
+        shown = json.loads(run("stream", "show", "kept", "--json", *url).stdout)
+        assert (shown["chunks"], shown["retain_count"]) == (0, 100)
+        assert [(row["name"], row["sequence"]) for row in shown["cursors"]] == [("c", 1)]
         assert run("stream", "view", "kept", *url).stderr.endswith("no messages\n")
         with malamute.connect(durable.url) as client:
             assert client.publish("kept", "a", b"", assurance="stored") == 4

@@ -166,7 +166,7 @@ ELSEWHERE = {
     ("spark", "match"): "tests/spark",
     ("spark", "replay"): "tests/spark",
 }
-OWN = {"context", "config", "bench", "cheat", "completion", "errors", "demo"}
+OWN = {"auth", "context", "config", "bench", "cheat", "completion", "errors", "demo", "keys", "user"}
 """Groups and commands that print what their user, or Malamute itself, has written."""
 
 
@@ -261,9 +261,9 @@ def test_lines_and_tabs_stay_where_a_text_has_several_lines() -> None:
 
 
 @pytest.mark.parametrize("as_json", [False, True])
-def test_an_error_is_told_so_too(as_json: bool, capsys: pytest.CaptureFixture[str]) -> None:
-    from malamute.cli.error_output import tell
+def test_an_error_is_reported_too(as_json: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    from malamute.cli.error_output import print_error
 
-    tell(MalamuteError(HOSTILE), as_json=as_json)
+    print_error(MalamuteError(HOSTILE), as_json=as_json)
     shown = capsys.readouterr().err
     assert shown.strip().isprintable()

@@ -142,11 +142,11 @@ def test_without_a_terminal_all_views_are_printed(run: Run, client: malamute.Cli
     assert all(words in text for words in ("\nstreams\n", "weather", "mailbox bob", "test"))
 
 
-def test_json_has_what_the_broker_told(run: Run, client: malamute.Client) -> None:
+def test_json_has_what_the_broker_reported(run: Run, client: malamute.Client) -> None:
     client.publish("weather", "a", b"", assurance="stored")
     lines = run("top", "--json", "--count", "2", "--interval", "0.1").stdout.splitlines()
-    told = [{row["name"] for row in json.loads(line)["streams"]} for line in lines]
-    assert told == [{"$sys", "weather"}] * 2
+    printed = [{row["name"] for row in json.loads(line)["streams"]} for line in lines]
+    assert printed == [{"$sys", "weather"}] * 2
 
 
 class _Terminal:
@@ -227,7 +227,7 @@ def test_top_on_a_terminal_outlives_its_broker(
     assert top.ended() == 0
 
 
-def test_view_turns_pages_on_a_terminal(client: malamute.Client, terminal: Open) -> None:
+def test_view_stops_after_each_page_on_a_terminal(client: malamute.Client, terminal: Open) -> None:
     for number in range(5):
         client.publish("weather", "a", b"body%d" % number, assurance="stored")
     view = terminal("stream", "view", "weather", "--page", "2")

@@ -57,7 +57,7 @@ def test_a_command_that_writes_without_end_is_ended(start: Start, client: malamu
         assert reply.headers["malamute.error"] == "more than 1,048,576 bytes of output"
 
 
-def test_a_reply_that_the_broker_would_not_take_tells_so(start: Start, client: malamute.Client) -> None:
+def test_a_reply_that_the_broker_would_not_take_says_so(start: Start, client: malamute.Client) -> None:
     limit = small_config().limits.message_bytes
     start("work", "large", "--output-limit", str(2 * limit), "--", f"head -c {limit + 1} /dev/zero")
     (reply,) = client.request("large", "a", timeout=TIMEOUT)

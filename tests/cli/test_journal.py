@@ -77,7 +77,7 @@ def test_a_good_store_is_good(run: Run, data: Path) -> None:
     assert found["checked"][1]["stream"] is None
 
 
-def test_damage_is_told_with_its_range(run: Run, data: Path) -> None:
+def test_damage_is_reported_with_its_range(run: Run, data: Path) -> None:
     damage(data, key(CHUNK, 1, 11))
     shown = run("verify", "--data", data, exit_code=1).stdout
     assert "damaged: stream weather 11 to 20, corrupt\n" in shown
@@ -93,7 +93,7 @@ def test_a_store_that_cannot_be_opened_says_so(run: Run, data: Path, tmp_path: P
     damage(data, key(META, 0, 1))
     with pytest.raises(StoreCorrupt):
         run("inspect", "--data", data)
-    assert "made anew" in run("repair", "--dry-run", data, exit_code=1).stdout
+    assert "rebuilt" in run("repair", "--dry-run", data, exit_code=1).stdout
     assert [row["kind"] for row in as_json(run("repair", data, "--json"))["repairs"]] == ["meta"]
     assert run("repair", data).stdout == "nothing is damaged\n"
     run("inspect", "--data", data)
@@ -141,7 +141,7 @@ def test_a_backup_is_restored(run: Run, data: Path, tmp_path: Path) -> None:
         run("restore", saved, fresh)
 
 
-def test_a_damaged_backup_is_told(run: Run, data: Path, tmp_path: Path) -> None:
+def test_a_damaged_backup_is_reported(run: Run, data: Path, tmp_path: Path) -> None:
     damage(data, key(CHUNK, 1, 11))
     shown = run("backup", tmp_path / "saved", "--data", data, exit_code=1).stdout
     assert "damaged: stream weather 11 to 20, corrupt\n" in shown
@@ -150,8 +150,8 @@ def test_a_damaged_backup_is_told(run: Run, data: Path, tmp_path: Path) -> None:
 
 def test_a_store_in_use_is_copied_through_the_seam(data: Path, tmp_path: Path) -> None:
     store = opened(data)
-    told: list[int] = []
-    copied = backup(store, tmp_path / "saved", lambda done, total: told.append(done))
-    assert copied.bytes == told[-1]
+    printed: list[int] = []
+    copied = backup(store, tmp_path / "saved", lambda done, total: printed.append(done))
+    assert copied.bytes == printed[-1]
     assert backup(store, tmp_path / "again") == copied
     store.close()

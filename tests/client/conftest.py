@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from malamute.client.session.outbox import Command
-from malamute.client.session.session import Session
+from malamute.client.session.session import ClientSession
 from malamute.protocol.batch import Columns, pack_queue_payload, pack_record, pack_stream_payload
 from malamute.protocol.codec import decode, encode
 from malamute.protocol.messages import Deliver, Message, Welcome
@@ -16,9 +16,9 @@ WELCOME = Welcome(2, IDENTITY, b"broker", False, "malamute 0", {})
 
 class Dialogue:
     def __init__(self, address: str = "") -> None:
-        self.session = Session(IDENTITY, address=address, software="test")
+        self.session = ClientSession(IDENTITY, address=address, software="test")
 
-    def told(self, *messages: Message) -> None:
+    def receives(self, *messages: Message) -> None:
         for message in messages:
             self.session.receive(encode(message))
 
@@ -31,7 +31,7 @@ class Dialogue:
 
     def open(self) -> None:
         self.session.connected()
-        self.told(WELCOME)
+        self.receives(WELCOME)
         self.said()
         self.session.pop_events()
 
@@ -43,6 +43,12 @@ class Dialogue:
         command = Command()
         records = [pack_record(None, body) for body in bodies]
         self.session.sending.publish(stream, ["a"] * len(bodies), records, command)
+        return command
+
+    def publish_single(self, body: bytes, stream: str = "s", *, confirmed: bool = True) -> Command:
+        command = Command()
+        record = pack_record(None, body)
+        self.session.sending.publish_single(stream, "a", record, command if confirmed else None)
         return command
 
 

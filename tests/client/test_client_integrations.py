@@ -20,7 +20,7 @@ from malamute.client.events import Gap, Recalled, Refusal, Slow, log_event
 TEST = """
 import malamute
 
-def test_it_is_told(malamute_broker):
+def test_it_is_reported(malamute_broker):
     with malamute.connect(malamute_broker.url) as client:
         assert client.publish("weather", "temp.oslo", b"-3.5", assurance="stored") == 1
 

@@ -7,12 +7,13 @@ in both directions, so a peer sees what a client would see.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import repeat
 from typing import Any, NamedTuple
 
-from malamute.core.broker import Core, Settings
+from malamute.core.broker import Core
 from malamute.core.effects import Notice
+from malamute.core.settings import Settings
 from malamute.errors import MalamuteError, StorageFull
 from malamute.journal.memory import MemoryStore
 from malamute.protocol.batch import pack_record, unpack_payload, unpack_record
@@ -23,6 +24,7 @@ from malamute.protocol.messages import (
     Ack,
     Credit,
     Deliver,
+    Gap,
     Hello,
     Message,
     Offer,
@@ -282,6 +284,25 @@ class Bench:
     def bodies(self, name: str) -> list[bytes]:
         """The bodies of these messages."""
         return [item.body for item in self.got(name)]
+
+
+def bench_with_stream() -> Bench:
+    """A bench with a stream `s` that has one message and a reservation, its publisher alice, and bob."""
+    bench = Bench()
+    bench.open("alice", "bob")
+    bench.tell("alice", publish(b"0"))
+    bench.settle()
+    return bench
+
+
+def gaps(messages: Iterable[Message]) -> list[Gap]:
+    """The gaps among some messages."""
+    return [message for message in messages if isinstance(message, Gap)]
+
+
+def sequences(messages: Iterable[Message]) -> list[int]:
+    """The sequences of what some messages deliver."""
+    return [item.sequence for m in messages if isinstance(m, Deliver) for item in items(m)]
 
 
 def _columns(*bodies: bytes) -> list[bytes]:

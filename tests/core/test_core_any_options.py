@@ -76,18 +76,23 @@ QUEUE = st.sampled_from([{"kind": "service", "name": "w"}, {"kind": "mailbox", "
 COMMANDS = st.one_of(
     _batch(Send, st.sampled_from(NAMES)),
     _batch(Request, st.just("w")),
+    st.builds(lambda command, acks: command._replace(acks=acks), _batch(Request, st.just("w")), RANGES),
     st.builds(
         lambda source, n, ms: Offer(source, "w", [["all", ""]], n, -1, ms), SMALL, SMALL, st.just(2000)
     ),
     st.builds(Credit, SOURCES, SMALL, st.just(-1)),
     st.builds(Cancel, SMALL),
-    st.builds(Ack, SOURCES, RANGES),
+    st.builds(Ack, SOURCES, RANGES, st.sampled_from([0, 1]), st.just(0)),
     st.builds(Nak, SOURCES, RANGES, st.sampled_from([-1, 0, 500])),
     st.builds(Reject, SOURCES, RANGES, st.just("no")),
     st.builds(Progress, SOURCES, RANGES),
     st.builds(Release, SOURCES, RANGES),
     st.builds(
-        lambda s, q, final: Reply(s, 0, [q], [final], [RECORD]), st.integers(1, 2), SMALL, st.booleans()
+        lambda s, q, final, credit: Reply(s, 0, [q], [final], [RECORD], credit),
+        st.integers(1, 2),
+        SMALL,
+        st.booleans(),
+        st.sampled_from([0, 1]),
     ),
     st.builds(Withdraw, st.just(1), KINDS, st.sampled_from([*NAMES, "w"]), st.integers(0, 1)),
     QUEUE.map(lambda queue: Query(1, "messages", queue)),
@@ -153,19 +158,20 @@ def check(bench):
     rooms = core.queue_limits.trackers._open
     # What is sent again has its room while its records are read.
     reading = bool(bench.reads)
-    assert reading or sum(queue.reserved for queue in queues) == sum(kept for kept, _ in rooms.values())
+    assert reading or sum(queue.usage.reserved for queue in queues) == sum(kept for kept, _ in rooms.values())
     total = messages = paged_out = 0
     for queue in queues:
         # A final reply has room where nothing else has.
         answers = sum(bool((e.message.properties or {}).get("final")) for e in queue.entries.values())
-        assert len(queue.entries) - answers + queue.reserved <= POLICY.messages_max
+        assert len(queue.entries) - answers + queue.usage.reserved <= POLICY.messages_max
         mine = sum(
             room
             for (sender, _), (_, room) in rooms.items()
             if queue.kind == "mailbox" and queue.name == sender
         )
-        assert reading or queue.bytes == sum(entry.size_bytes for entry in queue.entries.values()) + mine
-        assert reading or queue.paged_out_bytes == _paged_out(queue.entries) + mine
+        usage = queue.usage
+        assert reading or usage.bytes == sum(entry.size_bytes for entry in queue.entries.values()) + mine
+        assert reading or usage.paged_out_bytes == _paged_out(queue.entries) + mine
         warm = [entry for entry in queue.entries.values() if not entry.paged_out]
         assert all(entry.size_bytes == Entry(entry.message).size_bytes for entry in warm)
         assert size_of(warm) == sum(entry.size_bytes for entry in warm)
@@ -174,14 +180,14 @@ def check(bench):
         dead = sum(entry.size_bytes for entry in queue.dead_letters.entries.values())
         assert queue.dead_letters.paged_out_bytes == _paged_out(queue.dead_letters.entries)
         assert len(queue.dead_letters.entries) <= POLICY.dead_letters_max
-        messages += len(queue.entries) + len(queue.dead_letters.entries) + queue.reserved
-        paged_out += queue.paged_out_bytes + queue.dead_letters.paged_out_bytes
-        total += queue.bytes + dead
+        messages += len(queue.entries) + len(queue.dead_letters.entries) + queue.usage.reserved
+        paged_out += queue.usage.paged_out_bytes + queue.dead_letters.paged_out_bytes
+        total += queue.usage.bytes + dead
         queue.states.assert_these(queue.entries.values())
         states = [entry.state for entry in queue.entries.values()]
         assert states.count("waiting") == queue.states.counts["waiting"]
         assert states.count("delayed") == len(queue.schedule.delayed)
-        assert states.count("unstored") == queue.uncommitted
+        assert states.count("unstored") == queue.states.uncommitted
         outstanding = sum(len(consumer.outstanding) for consumer in queue.consumers.values())
         assert states.count("outstanding") == outstanding
         assert queue.options.keys() <= queue.entries.keys()

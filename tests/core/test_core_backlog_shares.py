@@ -86,7 +86,7 @@ def test_what_is_settled_is_given_back(end, backlog_bytes):
     while bench.appends:
         bench.commit() if end == "stored" else bench.fail()
     assert session.backlog_bytes == bench.core.effects.backlog_bytes == 0
-    assert not bench.core.effects.holders
+    assert not bench.core.effects.backlog_shares
 
 
 def test_what_needs_no_disk_counts_for_nobody():
@@ -102,7 +102,7 @@ def test_what_needs_no_disk_counts_for_nobody():
     assert session.backlog_bytes == 0
 
 
-def test_a_stream_without_a_journal_goes_on_while_the_backlog_is_full(backlog_bytes):
+def test_a_stream_without_a_journal_continues_while_the_backlog_is_full(backlog_bytes):
     bench = Bench(Limits(backlog_bytes=2 * backlog_bytes), no_journal=("live",), unjournaled=True)
     bench.open("alice", "bob")
     bench.tell("alice", publish(b"1", stream="live"))

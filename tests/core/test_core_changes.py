@@ -9,10 +9,10 @@ import pytest
 from core_bench import START, Bench, chunks, offer, publish, request, send, subscribe
 
 from malamute.core.admin import changes
-from malamute.core.broker import ConfigurationLoaded
 from malamute.core.effects import LoadConfiguration
 from malamute.core.queue import paging
 from malamute.core.session import Numbers
+from malamute.core.settings import ConfigurationLoaded
 from malamute.errors import StorageFull
 from malamute.protocol import admin
 from malamute.protocol.admin import BackupMade
@@ -113,7 +113,7 @@ def test_there_is_an_example_of_every_change():
 
 
 @by_topic
-def test_a_change_that_comes_again_is_answered_again_and_not_made_again(bench, made, topic):
+def test_a_repeated_change_is_answered_again_and_not_made_again(bench, made, topic):
     change = Change(1, topic, CHANGES[topic])
     bench.tell("op", change)
     bench.settle()
@@ -131,7 +131,7 @@ def test_a_change_that_comes_again_is_answered_again_and_not_made_again(bench, m
 
 
 @by_topic
-def test_a_change_that_comes_again_while_it_is_under_way_is_made_once_and_answered_once(bench, made, topic):
+def test_a_change_repeated_while_it_is_under_way_is_made_once_and_answered_once(bench, made, topic):
     change = Change(1, topic, CHANGES[topic])
     bench.tell("op", change)
     bench.tell("op", Hello([VERSION], "op"))
@@ -143,7 +143,7 @@ def test_a_change_that_comes_again_while_it_is_under_way_is_made_once_and_answer
 
 
 @by_topic
-def test_a_change_that_a_crash_took_back_is_made_when_it_comes_again(bench, made, topic):
+def test_a_change_that_a_crash_took_back_is_made_when_it_is_repeated(bench, made, topic):
     change = Change(1, topic, CHANGES[topic])
     bench.tell("op", change)
     bench.crash()
@@ -415,7 +415,7 @@ def test_a_change_without_a_number_is_made_as_often_as_it_comes(bench, made):
     assert made == ["stream.purge"] * 2
 
 
-def test_what_is_stored_of_a_session_tells_what_is_undecided_and_what_was_decided():
+def test_what_is_stored_of_a_session_shows_what_is_undecided_and_what_was_decided():
     numbers = Numbers(9)
     numbers.outcomes.begin(7)
     numbers.outcomes.decide(6, {"a": 1})

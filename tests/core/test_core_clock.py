@@ -16,7 +16,7 @@ HOUR = 3_600.0
 
 def times(bench, stream="s"):
     found = bench.store.read(stream, 1, bytes_max=1 << 30).found
-    return [chunk.time for chunk in found if isinstance(chunk, Chunk)]
+    return [chunk.time_ns for chunk in found if isinstance(chunk, Chunk)]
 
 
 def tell(bench, *bodies):
@@ -76,7 +76,7 @@ def test_a_start_at_a_time_is_right_though_the_clock_was_set_back(bench):
     assert sorted(bench.bodies("bob")) == [b"2", b"3", b"3"]
 
 
-def test_retention_by_age_goes_on_though_the_clock_was_set_back():
+def test_retention_by_age_continues_though_the_clock_was_set_back():
     bench = Bench(retention=StreamRetention(age_seconds=100.0))
     bench.open("alice", "bob")
     tell(bench, b"1")
@@ -206,7 +206,7 @@ def test_a_start_far_ahead_ends_nothing_if_the_clock_is_set_back_in_time(mail):
     assert "clock.corrected" in mail.events
 
 
-def test_what_goes_on_after_a_wrong_start_lasts_as_long_as_it_should(mail):
+def test_what_continues_after_a_wrong_start_lasts_as_long_as_it_should(mail):
     seen(mail, -YEAR)
     mail.wait(HOUR - 1)
     mail.settle()
@@ -303,7 +303,7 @@ def test_what_has_a_duration_lasts_no_longer_after_a_start_on_a_clock_that_was_s
     assert not bench.core.mailboxes.by_name["carol"].entries
 
 
-def test_what_comes_again_comes_in_time_after_a_start_on_a_clock_that_was_set_back(bench):
+def test_what_is_redelivered_comes_in_time_after_a_start_on_a_clock_that_was_set_back(bench):
     bench.tell("alice", send("bob", b"again"))
     bench.tell("bob", mail_credit())
     bench.settle()
@@ -468,7 +468,7 @@ def test_an_operator_who_sets_an_age_is_believed():
 
 
 @pytest.mark.parametrize("what", ["stepped", "returned", "followed"])
-def test_each_step_is_told(bench, what):
+def test_each_step_is_reported(bench, what):
     bench.core.clock(ClockStep(what, HOUR, 0.0), bench.now)
     bench.turn()
     assert f"clock.{what}" in bench.events
@@ -479,7 +479,7 @@ def test_each_step_is_told(bench, what):
     ("seconds", "told"),
     [(-1.0, ""), (-2.0, "behind"), (86_400.0, ""), (86_401.0, "ahead")],
 )
-def test_a_clock_that_is_not_where_the_newest_message_was_is_told_at_the_start(bench, seconds, told):
+def test_a_clock_that_is_not_where_the_newest_message_was_is_reported_at_the_start(bench, seconds, told):
     tell(bench, b"1")
     notices = len(bench.notices)
     bench.restart_at(seconds)

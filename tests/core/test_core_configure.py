@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from core_bench import Bench, offer, publish, request, send, subscribe
 
-from malamute.core.broker import CONFIGURED, ConfigurationLoaded
+from malamute.core.broker import CONFIGURED
 from malamute.core.effects import LoadConfiguration
+from malamute.core.settings import ConfigurationLoaded
 from malamute.errors import ConfigError
 from malamute.protocol.limits import Limits
 from malamute.protocol.messages import Change, Error, Ok, Query
@@ -34,13 +35,13 @@ def test_queues_that_are_there_go_by_another_policy_but_for_what_they_were_made_
             attempts_max=2, messages_max=1, dedup_window_seconds=1.0, priority_step_messages=7
         ),
     )
-    assert (queue.policy.attempts_max, queue.policy.messages_max) == (2, 1)
-    assert queue.policy.dedup_window_seconds == QueuePolicy().dedup_window_seconds
-    assert queue.policy.priority_step_messages == QueuePolicy().priority_step_messages
+    assert (queue.usage.policy.attempts_max, queue.usage.policy.messages_max) == (2, 1)
+    assert queue.usage.policy.dedup_window_seconds == QueuePolicy().dedup_window_seconds
+    assert queue.usage.policy.priority_step_messages == QueuePolicy().priority_step_messages
     (refused,) = bench.ask("alice", request(b"2", service="w"))
     assert isinstance(refused, Error)
     bench.tell("alice", request(b"1", service="new"))
-    assert bench.core.services.by_name["new"].policy.priority_step_messages == 7
+    assert bench.core.services.by_name["new"].usage.policy.priority_step_messages == 7
 
 
 def test_an_offer_that_comes_later_has_the_other_time():
@@ -82,7 +83,7 @@ def test_streams_go_by_another_policy_but_for_their_journal():
     )
 
 
-def test_a_reload_is_asked_for_and_told_and_remembered():
+def test_a_reload_is_asked_for_and_reported_and_remembered():
     bench = Bench(lifecycle=True)
     bench.open("op")
     bench.now += 5
@@ -102,7 +103,7 @@ def test_a_reload_is_asked_for_and_told_and_remembered():
     assert [n.event for n in bench.notices] == [CONFIGURED]
 
 
-def test_a_configuration_that_is_refused_changes_nothing_and_is_told():
+def test_a_configuration_that_is_refused_changes_nothing_and_is_reported():
     bench = Bench()
     bench.open("op")
     started = status(bench)["configured_at"]
@@ -121,7 +122,7 @@ def test_a_configuration_that_is_refused_changes_nothing_and_is_told():
     assert status(bench)["config_error"] == ""
 
 
-def test_a_dry_run_tells_and_changes_nothing():
+def test_a_dry_run_shows_and_changes_nothing():
     bench = Bench()
     bench.open("op")
     bench.tell("op", Change(1, "broker.reload", {"dry_run": True}))

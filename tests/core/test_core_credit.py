@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from malamute.core.credit import Credit
+from malamute.core.credit import CreditBalance
 from malamute.protocol.limits import NUMBER_MAX
 
 GRANTS = st.integers(-1, 20)
@@ -14,41 +14,41 @@ SIZES = st.lists(st.integers(1, 9), max_size=12)
 
 
 def test_grants_add_up():
-    credit = Credit(2, 100)
+    credit = CreditBalance(2, 100)
     credit.grant(3, 50)
     assert (credit.messages, credit.bytes) == (5, 150)
 
 
 def test_without_limit_stays_without_limit():
-    credit = Credit(-1, -1)
+    credit = CreditBalance(-1, -1)
     credit.take(1_000, 1_000_000)
     credit.grant(1, 1)
     assert credit.room([10**9] * 5) == 5
 
 
 def test_grants_end_at_the_highest_number():
-    credit = Credit(NUMBER_MAX, NUMBER_MAX)
+    credit = CreditBalance(NUMBER_MAX, NUMBER_MAX)
     credit.grant(NUMBER_MAX, NUMBER_MAX)
     assert (credit.messages, credit.bytes) == (NUMBER_MAX, NUMBER_MAX)
 
 
 @pytest.mark.parametrize(("messages", "size_bytes"), [(0, 9), (9, 0), (9, -3)])
 def test_there_is_no_room_without_messages_or_without_bytes(messages, size_bytes):
-    credit = Credit(messages, max(size_bytes, 0))
+    credit = CreditBalance(messages, max(size_bytes, 0))
     credit.take(0, max(-size_bytes, 0))
     assert not credit.open
     assert credit.room([1]) == 0
 
 
 def test_the_message_that_uses_up_the_bytes_is_the_last():
-    assert Credit(9, 10).room([4, 6, 1]) == 2
-    assert Credit(9, 11).room([4, 6, 1]) == 3
-    assert Credit(9, 9).room([4, 6, 1]) == 2
+    assert CreditBalance(9, 10).room([4, 6, 1]) == 2
+    assert CreditBalance(9, 11).room([4, 6, 1]) == 3
+    assert CreditBalance(9, 9).room([4, 6, 1]) == 2
 
 
 @given(GRANTS, GRANTS, SIZES)
 def test_room_is_what_one_message_after_the_other_would_have(messages, size_bytes, sizes):
-    credit, step = Credit(messages, size_bytes), Credit(messages, size_bytes)
+    credit, step = CreditBalance(messages, size_bytes), CreditBalance(messages, size_bytes)
     room = 0
     for size in sizes:
         if not step.open:

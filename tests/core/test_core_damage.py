@@ -7,7 +7,7 @@ from core_bench import Bench, mail_credit, peer_id, publish, request, send, subs
 from malamute.core.broker import Core
 from malamute.core.health import PROBE_SECONDS
 from malamute.errors import CursorLost, StorageFull, StoreError
-from malamute.protocol.messages import Change, Commit, Error, Gap, Hello, Welcome
+from malamute.protocol.messages import Change, Commit, Error, Gap, Hello, Ok, Welcome
 from malamute.store.operations import Defect, PutMessages, PutValue, Stranded
 from malamute.store.tables import CURSORS, NUMBERS, SESSIONS
 
@@ -56,6 +56,43 @@ def test_messages_that_cannot_be_read_are_dead_letters_when_the_broker_starts():
     assert [*queue.entries] == [2]
 
 
+def with_damaged_mail() -> Bench:
+    """The first message to bob cannot be read when the broker starts, and neither can the store fetch it."""
+    bench = served(Bench())
+    recovered, name = bench.store.recover(), ("mailbox", "bob")
+    again(bench, queues={**recovered.queues, name: recovered.queues[name]._replace(damaged=(1,))})
+    fetch = bench.store.fetch
+    bench.store.fetch = lambda kind, *asked: (
+        {} if kind == "mailbox" and asked[1] == (1,) else fetch(kind, *asked)
+    )
+    return bench
+
+
+def test_a_message_that_cannot_be_read_is_not_delivered_if_the_disk_refuses_its_dead_letter():
+    bench = with_damaged_mail()
+    bench.turn()
+    bench.fail(StorageFull("full"))
+    bench.open("bob")
+    bench.tell("bob", mail_credit())
+    bench.settle()
+    queue = bench.core.mailboxes.by_name["bob"]
+    assert [item.body for item in bench.got("bob")] == [b"2"]
+    assert [dead.properties["dead"]["reason"] for dead in queue.dead_letters.entries.values()] == ["corrupt"]
+
+
+def test_a_dead_letter_that_could_not_be_read_is_not_sent_again():
+    bench = with_damaged_mail()
+    bench.settle()
+    bench.open("bob")
+    bench.tell("bob", Change(0, "queue.redrive", {"kind": "mailbox", "name": "bob"}))
+    bench.settle()
+    [told] = [message for message in bench.sent("bob") if isinstance(message, Ok)]
+    assert told.value["messages"] == 0
+    queue = bench.core.mailboxes.by_name["bob"]
+    assert len(queue.dead_letters.entries) == 1
+    assert [*queue.entries] == [2]
+
+
 def answered(**options):
     """What a session gets of a request that cannot be read when the broker starts; carol is there, too."""
     bench = Bench()
@@ -74,7 +111,7 @@ def answered(**options):
     return bench.got("alice"), bench.got("carol")
 
 
-def test_who_waits_for_replies_to_a_request_that_cannot_be_read_is_told():
+def test_who_waits_for_replies_to_a_request_that_cannot_be_read_is_notified():
     [reply], others = answered(correlation="c1")
     assert reply.properties == {"correlation": "c1", "service": "w", "final": True}
     assert reply.headers == {"malamute.error": "corrupt: the request cannot be read, the disk has lost it"}
@@ -91,7 +128,7 @@ def test_who_tracks_a_request_that_cannot_be_read_has_its_outcome_and_nothing_el
     assert (outcome.properties["outcome"], outcome.properties["reason"]) == ("dead-lettered", "corrupt")
 
 
-def test_a_reader_of_a_lost_cursor_is_told_until_it_is_set():
+def test_a_reader_of_a_lost_cursor_is_notified_until_it_is_set():
     bench = served(Bench())
     again(bench, values={}, lost=frozenset({(CURSORS, ("s", "c"))}))
     bench.open("bob")
@@ -102,7 +139,7 @@ def test_a_reader_of_a_lost_cursor_is_told_until_it_is_set():
     assert not [m for m in bench.ask("bob", subscribe(1, cursor="c")) if isinstance(m, Error)]
 
 
-def test_a_reader_of_a_lost_cursor_is_told_what_a_purge_has_dropped():
+def test_a_reader_of_a_lost_cursor_is_notified_of_what_a_purge_has_dropped():
     """The disk knows of the cursor by what it had of the stream, which is gone with the purge."""
     bench = served(Bench())
     bench.tell("alice", publish(b"1", b"2"))
@@ -118,7 +155,7 @@ def test_a_reader_of_a_lost_cursor_is_told_what_a_purge_has_dropped():
     assert Gap(1, 1, 3, "overwritten") in gaps
 
 
-def test_a_session_whose_numbers_may_be_lost_is_told_that_it_is_another_one():
+def test_a_session_whose_numbers_may_be_lost_is_notified_that_it_is_another_one():
     bench = served(Bench())
     again(bench, doubtful=frozenset({(SESSIONS, (peer_id("alice"), NUMBERS))}))
     for resumed in (False, True):

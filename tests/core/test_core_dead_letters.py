@@ -137,7 +137,7 @@ def test_the_most_rows_may_be_asked_for(bench):
     assert len(ask(bench, **SERVICE, limit=ROWS_MAX)) == 1
 
 
-def test_a_queue_tells_what_is_in_it(bench):
+def test_a_queue_shows_what_is_in_it(bench):
     rejected(bench, b"1", b"2")
     bench.tell("alice", request(b"3"), request(b"4", delay=1000), request(b"5", ttl=500))
     bench.settle()
@@ -270,7 +270,7 @@ def test_dead_letters_are_dropped(bench):
     assert ask(bench, **SERVICE, dead=True) == []
 
 
-def test_a_purge_that_is_not_stored_is_told_and_undone(bench):
+def test_a_purge_that_is_not_stored_is_reported_and_undone(bench):
     bench.tell("alice", request(b"1"))
     bench.settle()
     bench.sent("op")
@@ -323,7 +323,7 @@ def test_wp10_a_queue_of_its_own_bytes_refuses_past_them():
     bench.tell("alice", *[send("bob", b"x", number=number) for number in (1, 2, 3)])
     bench.settle()
     assert [(m.code, m.ref) for m in bench.sent("alice") if isinstance(m, Error)] == [(503, 3)]
-    assert bench.core.mailboxes.by_name["bob"].bytes <= 200
+    assert bench.core.mailboxes.by_name["bob"].usage.bytes <= 200
 
 
 def test_a_policy_is_within_the_limits_of_all_queues():

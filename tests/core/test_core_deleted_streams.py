@@ -109,7 +109,7 @@ def test_a_deletion_that_the_disk_refuses_keeps_the_stream_and_the_numbers_of_ot
     assert put(bench, "b") > 1
 
 
-def test_whoever_reads_a_new_stream_from_its_first_message_is_told_of_no_gap(bench):
+def test_who_reads_a_new_stream_from_its_first_message_gets_no_gap(bench):
     put(bench, "gone")
     delete(bench, "gone")
     bench.tell("alice", subscribe(1, start="first"))

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 import pytest
 from core_bench import Bench, items, publish, request, subscribe
 
-from malamute.core import dispatch
+from malamute.core import audience, chunk, dispatch, replay
 from malamute.core import effects as effects_module
 from malamute.core import stream as streams
 from malamute.core.chunk import Loaded
 from malamute.matching import CompiledSelector, Index
 from malamute.protocol import codec
-from malamute.protocol.batch import pack_stream_payload
-from malamute.protocol.messages import Cancel, Change, Credit, Deliver, Gap, Publish, Switch
+from malamute.protocol.batch import headers_of, pack_record, pack_stream_payload
+from malamute.protocol.messages import Cancel, Change, Credit, Deliver, Gap, Publish, Subscribe, Switch
 
 READERS, MESSAGES = 200, 4_000
 
@@ -148,7 +149,7 @@ def test_who_takes_what_is_on_the_disk_gets_it_whichever_is_done_first(stored):
     assert got(bench, "other") == {1: wanted(7, 0)}
 
 
-def test_what_the_disk_refuses_while_it_is_dispatched_is_told_to_all_who_were_to_have_it():
+def test_what_the_disk_refuses_while_it_is_dispatched_is_reported_to_all_who_were_to_have_it():
     bench = reading()
     bench.tell("alice", batch(0))
     bench.tell("alice", batch(1))
@@ -306,6 +307,7 @@ def test_plain_readers_of_history_are_served_in_bounded_steps(monkeypatch):
         return fits(single, subject)
 
     monkeypatch.setattr(CompiledSelector, "_fits", counted)
+    monkeypatch.setattr(audience, "SHARED_GROUPS", 31)
     bench = replaying()
     iterations = 0
     while bench.core.effects.chores or bench.core.streams.active:
@@ -315,6 +317,98 @@ def test_plain_readers_of_history_are_served_in_bounded_steps(monkeypatch):
         iterations += 1
     assert iterations >= 30 * MESSAGES // (effects_module.WORK_MAX + MESSAGES) - 1
     assert got(bench) == {reader + 1: wanted(reader) for reader in range(30)}
+
+
+def test_many_readers_of_history_have_each_message_looked_up_once_in_bounded_steps(monkeypatch):
+    judged = [0]
+    compute = Index._compute_groups
+
+    def counted(index, subject):
+        judged[0] += 1
+        return compute(index, subject)
+
+    monkeypatch.setattr(Index, "_compute_groups", counted)
+    bench = replaying()
+    total = judged[0]
+    while bench.core.effects.chores or bench.core.streams.active:
+        judged[0] = 0
+        bench.turn()
+        total += judged[0]
+        assert judged[0] <= replay.STEP
+    assert total == MESSAGES
+    assert got(bench) == {reader + 1: wanted(reader) for reader in range(30)}
+
+
+HEADERS: list[dict[str, Any]] = [
+    {"n": n % 40, "odd": "yes"} if n % 2 else {"n": n % 40} for n in range(3_000)
+]
+
+
+def by_header(readers: int) -> list[Subscribe]:
+    return [subscribe(n + 1, start="first", **_filter(n)) for n in range(readers)]
+
+
+def _filter(number: int) -> dict[str, Any]:
+    kinds: list[dict[str, Any]] = [
+        {"where": f"n = {number}"},
+        {"criteria": [["fields", {"all": {"n": number, "odd": "yes"}}]]},
+        {"where": f"n < {number}"},
+        {"where": f"not n = {number}"},
+        {},
+    ]
+    return kinds[number % len(kinds)]
+
+
+def taken(number: int, headers: dict[str, Any]) -> bool:
+    n = headers["n"]
+    return (n == number, n == number and n % 2 == 1, n < number, n != number, True)[number % 5]
+
+
+def test_readers_by_header_get_what_each_takes_whenever_they_come_and_change():
+    bench = Bench()
+    bench.open("reader", "alice")
+    records = [pack_record(headers, b"%d" % n) for n, headers in enumerate(HEADERS)]
+    for first in range(0, len(records), 1_000):
+        some = records[first : first + 1_000]
+        bench.tell("alice", Publish("s", 0, ["a"] * len(some), some))
+    bench.settle()
+    commands = by_header(40)
+    bench.tell("reader", *commands[:30])
+    bench.read()
+    bench.tell("reader", *commands[30:35])
+    bench.turn()
+    # A selector that is gone while others are served, and an equal one that comes later.
+    bench.tell("reader", Cancel(16), *commands[35:])
+    bench.turn()
+    bench.tell("reader", commands[15]._replace(source=100))
+    bench.settle()
+    bodies = got(bench)
+    bodies.pop(16, None)
+    assert bodies.pop(100) == [b"%d" % n for n, of in enumerate(HEADERS) if taken(15, of)]
+    assert bodies == {
+        reader + 1: expected
+        for reader in range(40)
+        if reader != 15 and (expected := [b"%d" % n for n, of in enumerate(HEADERS) if taken(reader, of)])
+    }
+
+
+def test_records_are_opened_once_for_many_readers_by_header(monkeypatch):
+    opened: list[int] = []
+
+    def counted(records):
+        opened.append(len(records))
+        return headers_of(records)
+
+    monkeypatch.setattr(audience, "headers_of", counted)
+    monkeypatch.setattr(chunk, "headers_of", counted)
+    bench = Bench()
+    bench.open("reader", "alice")
+    bench.tell("alice", Publish("s", 0, ["a"] * 500, [pack_record(of, b"") for of in HEADERS[:500]]))
+    bench.settle()
+    bench.tell("reader", *[subscribe(n + 1, start="first", where=f"n = {n + 2}") for n in range(30)])
+    bench.settle()
+    assert sum(opened) == 500
+    assert sum(map(len, got(bench).values())) == sum(2 <= of["n"] < 32 for of in HEADERS[:500])
 
 
 def test_equal_readers_of_history_share_what_is_found_and_encoded(monkeypatch):

@@ -54,7 +54,7 @@ def test_others_get_it_at_once_and_what_is_held_can_be_settled():
     assert bench.sent("bob") == []
 
 
-def test_what_was_recalled_and_is_about_to_come_again_is_not_held():
+def test_what_was_recalled_and_is_about_to_be_redelivered_is_not_held():
     """The program still has it as it came before; it must not come after the answer."""
     bench = working(1, Limits(queues_memory_bytes=50), ack_timeout_seconds=10.0, backoff_seconds=())
     bench.tell("bob", Credit(1, 5, -1))

@@ -18,7 +18,7 @@ from malamute.store.tables import NUMBERS, SESSIONS
 PROTOCOL = Path(__file__).parents[2] / "docs" / "protocol.md"
 
 
-def test_a_callback_waits_for_the_turn_that_it_was_made_in():
+def test_a_callback_waits_for_the_iteration_that_it_was_made_in():
     effects, called = Effects(0.0), []
     effects.store(DeleteValue(SESSIONS, (b"1",)))
     effects.when_stored(called.append)
@@ -32,7 +32,7 @@ def test_a_callback_waits_for_the_turn_that_it_was_made_in():
     assert called == [error]
 
 
-def test_a_turn_is_handed_over_once():
+def test_an_iteration_is_handed_over_once():
     effects = Effects(0.0)
     effects.send(b"peer", Pong())
     effects.store(DeleteValue(SESSIONS, (b"1",)))
@@ -71,7 +71,20 @@ def test_who_asks_the_same_shares_an_answer_and_who_asks_another_kind_has_its_ow
     assert answers == [(type(same[n // 2]).__name__, n // 2) for n in range(6)]
 
 
-def test_all_of_a_turn_is_one_transaction(bench: Bench):
+def test_what_was_handed_over_gets_nothing_of_the_next_iteration():
+    effects = Effects(0.0)
+    first = effects.finish()
+    effects.ask(FindTime("s", 1, 1), lambda answer: None)
+    effects.notice("something")
+    effects.send(b"peer", Pong())
+    effects.closed.append(b"peer")
+    second = effects.finish()
+    assert not any(first)
+    assert [len(part) for part in second] == [0, 1, 1, 1, 1]
+    assert not any(effects.finish())
+
+
+def test_all_of_an_iteration_is_one_transaction(bench: Bench):
     bench.open("alice", "bob")
     bench.receive("alice", publish(b"1", number=1))
     bench.tell("bob", send("alice", b"2", number=1))

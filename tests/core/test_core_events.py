@@ -22,10 +22,10 @@ from core_bench import (
     subscribe,
 )
 
-from malamute.core.broker import ConfigurationLoaded
 from malamute.core.doubt import DOUBT_SECONDS
 from malamute.core.effects import ClockStep, LoadConfiguration
 from malamute.core.events import EVENTS, EVENTS_MAX, PART_BYTES_MAX, TROUBLE_SECONDS, subject_part
+from malamute.core.settings import ConfigurationLoaded
 from malamute.errors import StoreError
 from malamute.protocol.batch import unpack, unpack_payload, unpack_record
 from malamute.protocol.limits import SUBJECT_BYTES_MAX, Limits
@@ -120,7 +120,7 @@ def test_wp12_a_client_that_stays_away_expires():
     assert subjects(told(bench)) == ["client.expired.alice"]
 
 
-def test_wp12_a_takeover_tells_who_left_and_who_came(bench):
+def test_wp12_a_takeover_says_who_left_and_who_came(bench):
     bench.open("alice")
     bench.tell("newcomer", Hello([2], "alice"))
     events = told(bench)[1:]
@@ -212,7 +212,7 @@ def test_without_the_option_there_is_no_sys_and_nothing_is_kept():
     assert EVENTS not in bench.core.streams.by_name
 
 
-def test_a_turn_in_which_nothing_happens_stores_nothing(bench):
+def test_an_iteration_in_which_nothing_happens_stores_nothing(bench):
     bench.tell("eve", Query(1, "status", {}))
     assert not bench.appends
 
@@ -248,7 +248,7 @@ def test_streams_come_and_go(bench):
     assert (deleted.headers["first"], deleted.headers["last"]) == (1, 1)
 
 
-def test_slow_consumers_are_told_when_they_fall_behind_and_when_they_are_back(bench):
+def test_slow_consumers_are_reported_when_they_fall_behind_and_when_they_are_back(bench):
     bench.open("alice", "bob")
     bench.tell("bob", subscribe(3, credit=1))
     bench.tell("alice", publish(b"1", b"2"))
@@ -261,7 +261,7 @@ def test_slow_consumers_are_told_when_they_fall_behind_and_when_they_are_back(be
     assert [event.headers["sequence"] for event in events] == [2, 3]
 
 
-def test_a_gap_is_told_with_its_range_and_reason():
+def test_a_gap_is_reported_with_its_range_and_reason():
     bench = listening(Bench(lifecycle=True, retention=StreamRetention(messages_max=1)), "subscription.gap.*")
     bench.open("alice")
     for body in (b"1", b"2", b"3"):
@@ -295,7 +295,7 @@ def test_workers_join_and_leave_in_every_way(bench):
     ]
 
 
-def test_queues_are_told_when_their_first_message_comes(bench):
+def test_queues_are_reported_when_their_first_message_comes(bench):
     bench.open("alice")
     bench.tell("alice", send("bob", b"1"), send("bob", b"2"), request(b"3"))
     assert subjects(told(bench))[1:] == ["mailbox.created.bob", "service.created.w"]
@@ -314,7 +314,7 @@ def test_a_private_mailbox_is_nobody_elses_business(bench):
 # The store
 
 
-def test_trouble_with_the_store_is_told_once_and_when_it_is_over(bench):
+def test_trouble_with_the_store_is_reported_once_and_when_it_is_over(bench):
     bench.open("alice")
     told(bench)
     for _ in range(5):
@@ -334,7 +334,7 @@ def test_trouble_with_the_store_is_told_once_and_when_it_is_over(bench):
     assert over.headers["failures"] > 5
 
 
-def test_trouble_that_lasts_is_told_again(bench):
+def test_trouble_that_lasts_is_reported_again(bench):
     for _ in range(3):
         bench.open("alice")
         while bench.appends:
@@ -355,7 +355,7 @@ def test_events_that_cannot_be_stored_harm_nothing_else(bench):
 # Limits
 
 
-def test_a_turn_at_the_limit_tells_all_and_one_past_it_tells_how_many_were_dropped(bench):
+def test_an_iteration_at_the_limit_shows_all_and_one_past_it_shows_how_many_were_dropped(bench):
     for count, dropped in ((EVENTS_MAX, []), (EVENTS_MAX + 1, [1]), (EVENTS_MAX + 7, [7])):
         for number in range(count):
             bench.core.effects.event(f"test.many.{number}")
@@ -416,7 +416,7 @@ def history(bench):
     return [(event, unpack(event.body)) for event in told(bench) if ".settled." in event.subject]
 
 
-def test_what_was_settled_in_a_turn_is_one_event_for_each_queue():
+def test_what_was_settled_in_an_iteration_is_one_event_for_each_queue():
     bench = listening(Bench(lifecycle=True, settled=True))
     bench.open("alice", "bob")
     start = int(bench.now * 1e9)
@@ -440,7 +440,7 @@ def test_what_was_settled_in_a_turn_is_one_event_for_each_queue():
     assert (mailbox.subject, mails["sequences"]) == ("mailbox.settled.bob", [1])
 
 
-def test_a_history_tells_the_first_delivery_the_attempts_and_who_settled_it():
+def test_a_history_shows_the_first_delivery_the_attempts_and_who_settled_it():
     bench = listening(Bench(settled=True))
     bench.open("alice", "bob", "carl")
     bench.tell("bob", offer(credit=1))
@@ -512,7 +512,7 @@ def test_histories_are_off_unless_wanted(bench):
     assert bench.core.queue_limits.settlement_log.pending == {}
 
 
-def test_more_queues_than_a_turn_may_tell_of_are_counted(monkeypatch):
+def test_more_queues_than_an_iteration_may_report_are_counted(monkeypatch):
     monkeypatch.setattr("malamute.core.events.EVENTS_MAX", 2)
     bench = listening(Bench(settled=True))
     bench.open("alice", "bob")

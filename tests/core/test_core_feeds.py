@@ -239,7 +239,7 @@ def test_many_streams_feed_one_service_and_one_stream_many(bench):
         ("since:1h", [1, 2, 3, 4]),
     ],
 )
-def test_a_feed_begins_where_it_is_told(start, sequences):
+def test_a_feed_begins_at_its_start(start, sequences):
     bench = Bench()
     bench.open("alice")
     bench.tell("alice", publish(b"1", b"2", b"3"))
@@ -251,7 +251,7 @@ def test_a_feed_begins_where_it_is_told(start, sequences):
     assert waiting(bench) == sequences
 
 
-def test_a_feed_that_is_changed_goes_on_and_with_a_start_goes_elsewhere(bench):
+def test_a_feed_that_is_changed_continues_and_with_a_start_goes_elsewhere(bench):
     asked(bench, "alice", publish(b"1", subject="x"), publish(b"2", subject="y"))
     (answer,) = asked(bench, "alice", feed(criteria=[["exact", "y"]]))
     assert answer.value == {"service": "w", "stream": "s", "created": False, "sequence": 2}
@@ -283,7 +283,7 @@ def test_a_feed_that_is_deleted_takes_no_more_and_leaves_what_it_made(bench):
     assert (recovered.table(FEEDS), recovered.table(CURSORS)) == ({}, {})
 
 
-def test_feeds_tell_what_they_do():
+def test_feeds_show_what_they_do():
     bench = fed(Bench(), criteria=[["topic", "x.*"], ["exact", "y"]], where="n > 3")
     assert rows(bench) == [
         {
@@ -307,7 +307,7 @@ def test_a_feed_is_among_the_readers_and_the_cursors_of_its_stream(bench):
     assert answer.value["cursors"] == [{"name": "$feed/w", "sequence": 1, "lag": 0}]
 
 
-def test_a_dry_run_only_tells(bench):
+def test_a_dry_run_only_shows(bench):
     (answer,) = asked(bench, "alice", feed("v", "t", dry_run=True))
     assert answer.value == {"service": "v", "stream": "t", "created": True}
     asked(bench, "alice", Change(0, "feed.delete", {"service": "w", "stream": "s", "dry_run": True}))
@@ -334,7 +334,7 @@ def test_a_dry_run_only_tells(bench):
         ({"service": "x" * 250, "stream": "s"}, 414),
     ],
 )
-def test_what_stands_against_a_feed_is_told_and_changes_nothing(arguments, code):
+def test_what_stands_against_a_feed_is_reported_and_changes_nothing(arguments, code):
     bench = Bench(no_journal=("live",), lifecycle=True)
     bench.open("alice")
     (error,) = asked(bench, "alice", Change(0, "feed.set", arguments))
@@ -436,7 +436,7 @@ def test_room_that_others_take_counts_as_well():
     assert bench.bodies("bob") == [b"x" * 100]
 
 
-def test_a_message_that_never_fits_is_left_out_and_told():
+def test_a_message_that_never_fits_is_left_out_and_reported():
     bench = fed(Bench(Limits(queue_bytes=200), lifecycle=True))
     bench.tell("alice", subscribe(9, stream="$sys", criteria=[["topic", "feed.gap.*"]]))
     bench.tell("bob", offer())
@@ -450,7 +450,7 @@ def test_a_message_that_never_fits_is_left_out_and_told():
     assert rows(bench)[0]["skipped"] == 1
 
 
-def test_what_the_ring_has_dropped_is_told_and_the_rest_goes_on():
+def test_what_the_ring_has_dropped_is_reported_and_the_rest_continues():
     bench = full(1, retention=StreamRetention(messages_max=2))
     bench.tell("carl", subscribe(1, stream="$sys", criteria=[["topic", "feed.*.*"]]))
     for number in range(1, 7):
@@ -462,7 +462,7 @@ def test_what_the_ring_has_dropped_is_told_and_the_rest_goes_on():
     assert rows(bench)[0]["skipped"] == 3
 
 
-def test_a_full_queue_is_told_once_until_there_is_room():
+def test_a_full_queue_is_reported_once_until_there_is_room():
     bench = full(8)
     bench.tell("carl", subscribe(1, stream="$sys", criteria=[["topic", "feed.full.*"]]))
     for _ in range(5):
@@ -496,7 +496,7 @@ def test_a_crash_after_the_commit_makes_no_request_twice():
     assert waiting(bench) == [1, 2, RESERVE + 3]
 
 
-def test_a_feed_that_was_behind_at_the_crash_goes_on_there():
+def test_a_feed_that_was_behind_at_the_crash_continues_there():
     bench = full()
     asked(bench, "alice", publish(*[b"%d" % number for number in range(1, 8)]))
     bench.crash()
@@ -530,7 +530,7 @@ def test_what_the_disk_refused_to_the_publisher_makes_no_request():
     assert rows(bench)[0]["skipped"] == 1
 
 
-def test_requests_from_the_ring_that_the_disk_refused_come_again():
+def test_requests_from_the_ring_that_the_disk_refused_are_redelivered():
     bench = Bench()
     bench.open("alice")
     asked(bench, "alice", publish(b"1"))
@@ -553,7 +553,7 @@ def test_requests_from_the_ring_that_the_disk_refused_come_again():
     assert waiting(bench) == [1, 2, 3, 4]
 
 
-def test_a_feed_that_the_disk_refused_at_first_goes_on_where_it_began():
+def test_a_feed_that_the_disk_refused_at_first_continues_where_it_began():
     bench = full()
     bench.settle()
     bench.tell("alice", feed("v"))
@@ -774,7 +774,7 @@ def published():
     return bench
 
 
-def test_a_feed_that_is_made_anew_after_the_disk_refused_to_delete_it_begins_where_it_is_told(published):
+def test_a_feed_that_is_set_again_after_the_disk_refused_to_delete_it_begins_at_its_start(published):
     bench = published
     asked(bench, "alice", silent(start="new"))
     asked(bench, "alice", publish(*[b"x"] * 5))
@@ -791,7 +791,7 @@ def test_a_feed_that_is_made_anew_after_the_disk_refused_to_delete_it_begins_whe
     assert place(bench) == ({("w", "s"): 10}, {("w", "s"): 10})
 
 
-def test_a_feed_whose_change_is_refused_goes_on_as_it_was(published):
+def test_a_feed_whose_change_is_refused_continues_as_it_was(published):
     bench = published
     asked(bench, "alice", feed(start="new"))
     assert [type(m) for m in refused(bench, silent(start="first"))] == [Error]
@@ -872,7 +872,7 @@ def test_a_stream_is_not_purged_if_the_disk_refuses_what_a_feed_has_just_made_of
     assert len(waiting(bench)) == 1
 
 
-def test_a_purged_stream_goes_on_feeding_after_a_restart(published):
+def test_a_purged_stream_continues_feeding_after_a_restart(published):
     bench = published
     asked(bench, "alice", feed())
     asked(bench, "alice", Change(0, "stream.purge", {"stream": "s"}))

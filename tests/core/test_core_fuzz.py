@@ -19,6 +19,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from malamute.core.queue.source import QueueSource
 from malamute.errors import InternalError, StorageFull, StoreError
 from malamute.protocol.batch import pack_record
 from malamute.protocol.codec import encode
@@ -271,7 +272,8 @@ VERBS = [
     lambda source, first, last: Progress(source, [[first, last]]),
     lambda source, first, last: Release(source, [[first, last]]),
     lambda source, first, last: Reply(max(source, 1), 0, [first], [first < last], [pack_record(None, b"r")]),
-    lambda source, first, last: Reply(max(source, 1), 0, [first], [True], [pack_record(None, b"r")]),
+    lambda source, first, last: Reply(max(source, 1), 0, [first], [True], [pack_record(None, b"r")], 1),
+    lambda source, first, last: Request("w", 0, ["a"], [pack_record(None, b"r")], None, [[first, last]]),
     lambda source, first, last: Cancel(max(source, 1)),
 ]
 ERRORS = st.sampled_from([StorageFull("full"), StoreError("input/output error"), InternalError("a fault")])
@@ -350,9 +352,10 @@ class Fuzz(RuleBasedStateMachine):
         if session is None:
             return
         held = [
-            (source.source, sequence)
-            for source in session.sources.values()
-            for sequence in getattr(source, "outstanding", ())
+            (number, sequence)
+            for number, source in session.sources.items()
+            if isinstance(source, QueueSource)
+            for sequence in source.consumer.outstanding
         ]
         if held:
             source, sequence = held[place % len(held)]
@@ -450,17 +453,17 @@ class Fuzz(RuleBasedStateMachine):
         queues = [queue for table in (core.mailboxes, core.services) for queue in table.by_name.values()]
         dead = [entry for queue in queues for entry in queue.dead_letters.entries.values()]
         assert core.queue_limits.queues == len(queues)
-        assert core.queue_limits.bytes == sum(q.bytes for q in queues) + sum(e.size_bytes for e in dead)
-        held = sum(len(queue.entries) + queue.reserved for queue in queues)
+        assert core.queue_limits.bytes == sum(q.usage.bytes for q in queues) + sum(e.size_bytes for e in dead)
+        held = sum(len(queue.entries) + queue.usage.reserved for queue in queues)
         assert core.queue_limits.messages == held + len(dead)
         for queue in queues:
             assert queue.states.counts["waiting"] == sum(
                 entry.state == "waiting" for entry in queue.entries.values()
             )
-            assert queue.bytes >= sum(entry.size_bytes for entry in queue.entries.values())
+            assert queue.usage.bytes >= sum(entry.size_bytes for entry in queue.entries.values())
         for session in core.sessions.by_peer.values():
-            consumers = [source for source in session.sources.values() if hasattr(source, "outstanding")]
-            assert session.holding == sum(len(consumer.outstanding) for consumer in consumers)
+            sources = [source for source in session.sources.values() if isinstance(source, QueueSource)]
+            assert session.holding == sum(len(source.consumer.outstanding) for source in sources)
             assert session.open or not session.sources
 
     def teardown(self):

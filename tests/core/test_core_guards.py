@@ -13,7 +13,7 @@ from malamute.core import stream as stream_module
 from malamute.core.admin import changes, queries
 from malamute.core.broker import STATES, UNATTACHED, Core
 from malamute.core.faults import PLACES_MAX, TELL_SECONDS, Faults
-from malamute.core.queue.flush import QueueFlush
+from malamute.core.queue.delivery import Deliveries
 from malamute.core.queue.paging import RETRY_SECONDS
 from malamute.core.subscription import Subscription
 from malamute.errors import StoreError
@@ -197,7 +197,7 @@ def test_a_replay_that_raises_ends_that_subscription_and_no_other(bench, monkeyp
 
 def test_a_delivery_that_raises_gives_the_work_to_another(bench, monkeypatch):
     bench.tell("bob", offer(1, 1))
-    once(monkeypatch, QueueFlush, "_columns")
+    once(monkeypatch, Deliveries, "_columns")
     bench.tell("alice", request(b"1", number=1))
     bench.settle()
     assert errors(bench, "bob") == [(405, 0, 0)]
@@ -207,7 +207,7 @@ def test_a_delivery_that_raises_gives_the_work_to_another(bench, monkeypatch):
     assert bench.bodies("carl") == [b"1"]
 
 
-def test_what_waits_for_the_store_is_told_though_another_raises(bench):
+def test_what_waits_for_the_store_is_reported_though_another_raises(bench):
     effects = bench.core.effects
     called: list[Any] = []
     effects.when_stored(called.append)
@@ -333,7 +333,7 @@ def test_records_that_cannot_be_read_for_now_come_later(monkeypatch):
     bench.wait(RETRY_SECONDS)
     bench.settle()
     assert bench.bodies("bob") == [b"x" * 1000]
-    assert "damaged" not in bench.core.services.by_name["w"].counts
+    assert "damaged" not in bench.core.services.by_name["w"].usage.counts
 
 
 @pytest.mark.parametrize(
@@ -365,7 +365,7 @@ def test_dead_letters_that_cannot_be_read_stay_and_the_redrive_is_refused():
     bench.sent("carl")
     bench.receive("carl", Change(0, "queue.redrive", {"kind": "service", "name": "w"}))
     bench.turn()
-    reserved = bench.core.services.by_name["w"].reserved
+    reserved = bench.core.services.by_name["w"].usage.reserved
     assert reserved == 1
     [question] = bench.reads
     bench.reads.clear()
@@ -373,7 +373,7 @@ def test_dead_letters_that_cannot_be_read_stay_and_the_redrive_is_refused():
     bench.settle()
     assert [code for code, _, _ in errors(bench, "carl")] == [800]
     queue = bench.core.services.by_name["w"]
-    assert (queue.reserved, len(queue.dead_letters.entries)) == (0, 1)
+    assert (queue.usage.reserved, len(queue.dead_letters.entries)) == (0, 1)
     bench.tell("carl", Change(0, "queue.redrive", {"kind": "service", "name": "w"}))
     bench.settle()
     assert [m.value["messages"] for m in bench.sent("carl") if isinstance(m, (Answer, Ok))] == [1]
@@ -395,7 +395,7 @@ def test_an_answer_that_cannot_be_encoded_is_an_error(bench):
 # What is told
 
 
-def test_a_fault_is_told_once_for_a_while_and_always_counted():
+def test_a_fault_is_reported_once_for_a_while_and_always_counted():
     told: list[dict] = []
     faults = Faults(lambda event, **details: told.append(details))
 
@@ -421,7 +421,7 @@ def test_places_are_bounded():
     assert sum(faults.by_place.values()) == faults.count == PLACES_MAX + 5
 
 
-def test_faults_are_told_by_status(bench):
+def test_faults_are_reported_by_status(bench):
     bench.core.timers.at(bench.now + 1, oops)
     bench.wait(1)
     [answer] = bench.ask("alice", Query(1, "status", {}))

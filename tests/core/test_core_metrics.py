@@ -78,7 +78,7 @@ def test_what_is_old_is_forgotten_after_one_to_two_windows():
     assert histogram.quantiles(0.5, now=9 * WINDOW_SECONDS) == [None]
 
 
-def test_a_steady_rate_is_told_as_it_is():
+def test_a_steady_rate_is_reported_as_it_is():
     rate = Rate()
     for tenth in range(400):
         rate.add(5, tenth / 10)
@@ -104,7 +104,7 @@ def test_a_rate_is_never_more_than_what_happened_lately(steps):
     assert 0 <= rate.each_second(now) <= lately / RATE_SECONDS * 1.001
 
 
-def test_measures_tell_milliseconds_and_times_a_second():
+def test_measures_show_milliseconds_and_times_a_second():
     measures = QueueMetrics()
     measures.arrivals.add(10, 0.0)
     measures.settlements.add(20, 0.0)
@@ -112,8 +112,8 @@ def test_measures_tell_milliseconds_and_times_a_second():
     assert measures.row(0.0) == {
         "arrival_rate": 1.0,
         "settled_rate": 2.0,
-        "waited_p50_ms": None,
-        "waited_p99_ms": None,
-        "held_p50_ms": pytest.approx(250, rel=NEAR),
-        "held_p99_ms": pytest.approx(250, rel=NEAR),
+        "queue_time_p50_ms": None,
+        "queue_time_p99_ms": None,
+        "processing_time_p50_ms": pytest.approx(250, rel=NEAR),
+        "processing_time_p99_ms": pytest.approx(250, rel=NEAR),
     }

@@ -92,7 +92,7 @@ def test_a_stream_that_stops_in_good_order_gives_its_epoch_back(bench):
     assert bench.core.streams.by_name["other"].last == 1
 
 
-def test_an_epoch_goes_on_before_it_ends(bench, monkeypatch):
+def test_an_epoch_is_extended_before_it_ends(bench, monkeypatch):
     monkeypatch.setattr("malamute.core.stream.EPOCH", 4)
     bench.settle()
     stream = bench.core.streams.by_name["live"]

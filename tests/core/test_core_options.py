@@ -145,7 +145,7 @@ def test_a_message_is_over_when_its_time_has_passed(bench):
     assert taken(bench, "bob") == [b"2"]
 
 
-def test_a_message_expires_while_it_is_outstanding_and_its_holder_is_told(bench):
+def test_a_message_expires_while_it_is_outstanding_and_its_holder_is_notified(bench):
     bench.tell("bob", offer())
     bench.tell("alice", request(b"1", ttl=1000))
     bench.settle()
@@ -175,7 +175,7 @@ def test_a_message_that_expires_before_it_is_stored_is_never_delivered(bench):
     assert bench.core.queue_limits.bytes == 0
 
 
-def test_a_time_to_live_goes_on_over_a_restart(bench):
+def test_a_time_to_live_continues_over_a_restart(bench):
     bench.tell("alice", send("bob", b"1", ttl=1000), send("bob", b"2", ttl=5000))
     bench.settle()
     bench.now += 2
@@ -221,7 +221,7 @@ def test_a_message_may_name_the_time(bench):
     assert taken(bench, "bob") == [b"1"]
 
 
-def test_a_delay_goes_on_over_a_restart(bench):
+def test_a_delay_continues_over_a_restart(bench):
     bench.tell("alice", send("bob", b"1", number=1, delay=5000))
     bench.settle()
     bench.wait(2)
@@ -255,7 +255,7 @@ def test_a_delayed_message_is_confirmed_when_it_is_stored(bench):
     assert bench.sent("alice") == [Stored([[1, 1, 0]])]
 
 
-def test_the_loop_is_told_when_the_first_delay_is_over(bench):
+def test_the_loop_knows_when_the_first_delay_is_over(bench):
     bench.tell("alice", send("bob", b"1", delay=100))
     assert bench.core.next_deadline() == pytest.approx(bench.now + 0.1, abs=1e-6)
 
@@ -377,7 +377,7 @@ def test_a_double_fails_with_the_first_that_is_in_memory_alone(bench):
     assert bench.store.recover().queues == {}
 
 
-def test_a_double_fails_if_the_failure_is_learned_in_its_own_turn(bench):
+def test_a_duplicate_fails_if_the_failure_is_learned_in_its_own_iteration(bench):
     bench.tell("alice", send("bob", b"1", number=1, id="x"))
     bench.receive("carl", send("bob", b"2", number=1, id="x"))
     bench.fail()
@@ -386,7 +386,7 @@ def test_a_double_fails_if_the_failure_is_learned_in_its_own_turn(bench):
     assert bench.core.mailboxes.by_name["bob"].entries == {}
 
 
-def test_a_double_in_the_turn_of_the_first_is_stored_with_it(bench):
+def test_a_duplicate_in_the_iteration_of_the_first_is_stored_with_it(bench):
     bench.receive("alice", send("bob", b"1", id="x"))
     bench.tell("carl", send("bob", b"2", number=1, id="x"))
     assert bench.appends[-1].needs == frozenset()
@@ -682,7 +682,7 @@ def test_a_delayed_message_is_cancelled_by_withdrawing_it(bench):
     assert taken(bench, "bob") == []
 
 
-def test_an_outstanding_request_is_withdrawn_and_its_worker_told(bench):
+def test_an_outstanding_request_is_withdrawn_and_its_worker_notified(bench):
     bench.tell("bob", offer())
     bench.tell("alice", request(b"1"))
     bench.settle()
@@ -725,7 +725,7 @@ def test_a_second_withdrawal_finds_what_came_since(bench):
     assert bench.core.services.by_name["w"].entries == {}
 
 
-def test_a_withdrawal_that_is_not_stored_is_told_and_undone(bench):
+def test_a_withdrawal_that_is_not_stored_is_reported_and_undone(bench):
     bench.tell("alice", request(b"1"))
     bench.settle()
     bench.tell("alice", Withdraw(9, "service", "w", 0))
@@ -761,7 +761,7 @@ def test_zn20_each_of_ten_equal_workers_gets_its_tenth(bench):
     assert {len(bench.got(name)) for name in names} == {1_000}
 
 
-def test_xu4_the_worker_that_got_a_request_goes_to_the_end_of_the_line(bench):
+def test_xu4_the_worker_that_got_a_request_is_the_last_to_get_another(bench):
     for name in ("bob", "carl"):
         bench.tell(name, offer())
     for number in range(1, 5):

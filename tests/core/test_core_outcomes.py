@@ -63,7 +63,7 @@ by_end = pytest.mark.parametrize("outcome", ENDS)
 
 
 @by_end
-def test_wp11_each_end_of_a_tracked_message_is_told_once(bench, outcome):
+def test_wp11_each_end_of_a_tracked_message_is_reported_once(bench, outcome):
     tracked(bench, ttl=10_000)
     ENDS[outcome](bench)
     assert outcomes(bench) == expected(outcome, **REASONS.get(outcome, {}))
@@ -215,7 +215,7 @@ def test_a_message_to_oneself_can_be_tracked(bench):
     assert bench.core.queue_limits.bytes == 0
 
 
-def test_what_ends_with_a_private_mailbox_is_told():
+def test_what_ends_with_a_private_mailbox_is_reported():
     bench = Bench()
     bench.open("alice")
     bench.tell("anon", Hello([2], ""), mail_credit())
@@ -264,7 +264,7 @@ def test_wp4_all_room_comes_back(bench):
         ENDS[outcome](tracked_bench)
         assert len(outcomes(tracked_bench)) == 1, number
         assert tracked_bench.core.queue_limits.bytes == 0
-        assert tracked_bench.core.mailboxes.by_name["alice"].reserved == 0
+        assert tracked_bench.core.mailboxes.by_name["alice"].usage.reserved == 0
 
 
 def test_the_room_for_an_outcome_is_kept_over_a_restart():

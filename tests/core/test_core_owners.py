@@ -63,7 +63,7 @@ def secrets_of(name: str) -> list[bytes]:
     return [*parts, *(part.hex().encode() for part in parts)]
 
 
-def test_what_is_sent_to_anybody_never_tells_a_routing_id():
+def test_what_is_sent_to_anybody_never_reveals_a_routing_id():
     """Not to the peer itself either: WELCOME tells the name that others know it by."""
     bench = Bench(lifecycle=True, settled=True)
     names = "peer-one", "peer-two"
@@ -82,7 +82,8 @@ def test_what_is_sent_to_anybody_never_tells_a_routing_id():
     )
     bench.settle()
     bench.tell("peer-two", reply(3, 1))
-    values = {"name": "svc", "stream": "s", "kind": "service", "id": "two"}
+    access = {"user": "two", "action": "publish", "target": "stream/s/a"}
+    values = {"name": "svc", "stream": "s", "kind": "service", "id": "two", **access}
     for ref, (topic, kind) in enumerate(QUERIES.items(), 1):
         arguments = kind.rules
         details = {"details": True} if "details" in arguments.optional else {}

@@ -87,13 +87,13 @@ def accounts_hold(bench):
     queues = [*core.mailboxes.by_name.values(), *core.services.by_name.values()]
     for queue in queues:
         found = sum(entry.size_bytes for entry in queue.entries.values() if entry.paged_out)
-        assert queue.paged_out_bytes == found, "no room is reserved in these tests"
+        assert queue.usage.paged_out_bytes == found, "no room is reserved in these tests"
         assert queue.dead_letters.paged_out_bytes == sum(
             entry.size_bytes for entry in queue.dead_letters.entries.values() if entry.paged_out
         )
-        assert queue.bytes == sum(entry.size_bytes for entry in queue.entries.values())
+        assert queue.usage.bytes == sum(entry.size_bytes for entry in queue.entries.values())
     assert core.queue_limits.memory.paged_out_bytes == sum(
-        queue.paged_out_bytes + queue.dead_letters.paged_out_bytes for queue in queues
+        queue.usage.paged_out_bytes + queue.dead_letters.paged_out_bytes for queue in queues
     )
     assert core.queue_limits.messages == sum(
         len(queue.entries) + len(queue.dead_letters.entries) for queue in queues
@@ -163,7 +163,7 @@ def test_records_of_deliveries_leave_memory_when_they_are_sent(bench):
 # Delivery
 
 
-def test_cold_messages_are_delivered_whole_and_in_order(bench):
+def test_paged_out_messages_are_delivered_whole_and_in_order(bench):
     filled(bench, 10)
     bench.tell("bob", mail_credit())
     bench.settle()
@@ -203,7 +203,7 @@ def test_who_has_credit_waits_once_for_a_run(monkeypatch):
     assert len(asked) <= 2 * (91 - first) // 10 + 2, "neighbours are asked for together"
 
 
-def test_workers_share_cold_requests_by_what_they_can_do(bench):
+def test_workers_share_paged_out_requests_by_what_they_can_do(bench):
     for number in range(1, 21):
         subject = "ab"[number % 2]
         bench.tell("alice", request(body(number), number=number, subject=subject))
@@ -253,7 +253,7 @@ def test_nobody_is_given_more_at_once_than_may_be_in_memory():
     while bench.appends or bench.reads:
         bench.commit() if bench.appends else bench.read()
         most = max(most, bench.core.queue_limits.memory.prefetched_bytes)
-        assert mailbox(bench).bytes - mailbox(bench).paged_out_bytes <= 10 * SIZE
+        assert mailbox(bench).usage.bytes - mailbox(bench).usage.paged_out_bytes <= 10 * SIZE
     assert bench.bodies("bob") == bodies(*range(1, 101))
     assert 0 < most <= 10 * SIZE
 
@@ -283,7 +283,7 @@ def test_what_leaves_while_it_is_read_ahead_is_not_damaged(bench, is_read, is_to
         bench.core.answered(question, found, bench.now)
     bench.settle()
     assert not bench.notices
-    assert mailbox(bench).counts["damaged"] == 0
+    assert mailbox(bench).usage.counts["damaged"] == 0
     accounts_hold(bench)
     assert bench.core.queue_limits.memory.prefetched_bytes == 0
 
@@ -338,11 +338,11 @@ def recalls(bench):
     return [message.ranges for message in bench.sent("bob") if isinstance(message, Recall)]
 
 
-def test_what_waits_behind_a_cold_message_has_its_time_from_when_it_is_sent():
+def test_what_waits_behind_a_paged_out_message_has_its_time_from_when_it_is_sent():
     policy = QueuePolicy(ack_timeout_seconds=10.0)
     bench = opened(Bench(Limits(queues_memory_bytes=4 * SIZE), queues=policy))
     filled(bench, 3)
-    bench.core.queue_limits.memory.evict(mailbox(bench), [mailbox(bench).entries[1]])
+    bench.core.queue_limits.memory.evict(mailbox(bench).usage, [mailbox(bench).entries[1]])
     bench.tell("bob", mail_credit())
     bench.wait(4)
     bench.tell("alice", send("bob", body(4)))
@@ -355,7 +355,7 @@ def test_what_waits_behind_a_cold_message_has_its_time_from_when_it_is_sent():
     assert recalls(bench) == [[[1, 4]]]
 
 
-def test_cold_messages_go_by_priority(bench):
+def test_paged_out_messages_go_by_priority(bench):
     filled(bench, 5)
     bench.tell("alice", send("bob", body(6), number=6, priority=9))
     bench.settle()
@@ -364,7 +364,7 @@ def test_cold_messages_go_by_priority(bench):
     assert bench.bodies("bob") == bodies(6, 1, 2, 3, 4, 5)
 
 
-def test_a_cold_message_that_comes_back_is_delivered_again(bench):
+def test_a_paged_out_message_that_comes_back_is_delivered_again(bench):
     filled(bench, 6)
     bench.tell("bob", mail_credit())
     bench.settle()
@@ -374,7 +374,7 @@ def test_a_cold_message_that_comes_back_is_delivered_again(bench):
     assert [(item.body, item.attempt) for item in bench.got("bob")] == [(body(4), 2), (body(5), 1)]
 
 
-def test_credit_in_bytes_counts_cold_records(bench):
+def test_credit_in_bytes_counts_paged_out_records(bench):
     filled(bench, 6)
     bench.tell("bob", mail_credit()._replace(bytes=3 * (BODY + 5)))
     bench.settle()
@@ -384,7 +384,7 @@ def test_credit_in_bytes_counts_cold_records(bench):
 # Settlement
 
 
-def test_a_cold_message_is_a_whole_dead_letter(bench):
+def test_a_paged_out_message_is_a_whole_dead_letter(bench):
     filled(bench, 6)
     bench.tell("bob", mail_credit())
     bench.settle()
@@ -401,7 +401,7 @@ def test_a_cold_message_is_a_whole_dead_letter(bench):
     accounts_hold(bench)
 
 
-def test_a_burial_that_is_not_stored_leaves_a_cold_message_where_it_was(bench):
+def test_a_dead_letter_that_is_not_stored_leaves_a_paged_out_message_where_it_was(bench):
     filled(bench, 4)
     bench.tell("bob", mail_credit())
     bench.settle()
@@ -434,12 +434,12 @@ def test_a_burial_is_tried_again_when_the_store_could_not_read(bench):
     accounts_hold(bench)
 
 
-def test_a_cold_message_expires(bench):
+def test_a_paged_out_message_expires(bench):
     filled(bench, 4, ttl=1000)
     assert paged_out(bench) != []
     bench.wait(1)
     bench.settle()
-    assert mailbox(bench).counts["expired"] == 4
+    assert mailbox(bench).usage.counts["expired"] == 4
     assert not mailbox(bench).entries
     accounts_hold(bench)
 
@@ -453,7 +453,7 @@ def test_a_delayed_message_waits_on_the_disk(bench):
     assert bench.bodies("bob") == bodies(*range(1, 7))
 
 
-def test_a_cold_message_is_withdrawn_and_purged(bench):
+def test_a_paged_out_message_is_withdrawn_and_purged(bench):
     filled(bench, 6)
     assert change(bench, "queue.purge", sequences=[4, 5]) == 2
     assert [row["sequence"] for row in ask(bench)] == [1, 2, 3, 6]
@@ -464,7 +464,7 @@ def test_a_cold_message_is_withdrawn_and_purged(bench):
 # Looking at them
 
 
-def test_an_operator_sees_cold_messages_whole(bench):
+def test_an_operator_sees_paged_out_messages_whole(bench):
     filled(bench, 6)
     rows = ask(bench)
     assert [row["body"] for row in rows] == bodies(*range(1, 7))
@@ -481,7 +481,7 @@ def test_a_page_of_many_is_all_that_is_brought(bench, monkeypatch):
     assert question.sequences == (11, 12, 13)
 
 
-def test_what_meets_an_expression_is_found_among_cold_messages(bench, monkeypatch):
+def test_what_meets_an_expression_is_found_among_paged_out_messages(bench, monkeypatch):
     monkeypatch.setattr(paging, "RUN_MESSAGES", 3)
     filled(bench, 10)
     assert len(ask(bench, where="subject = 'a'")) == 10
@@ -564,7 +564,7 @@ def test_small_messages_that_were_there_at_the_start_leave_room_for_others():
         bench.tell("alice", send("bob", b"", number=number))
         bench.settle()
     bench.crash()
-    assert mailbox(bench).excess_bytes <= 0
+    assert bench.core.queue_limits.memory.excess_bytes(mailbox(bench).usage) <= 0
     accounts_hold(bench)
     bench.open("alice")
     bench.tell("alice", send("carl", b"", number=11))
@@ -572,7 +572,7 @@ def test_small_messages_that_were_there_at_the_start_leave_room_for_others():
     assert not [answer for answer in bench.sent("alice") if isinstance(answer, Error)]
 
 
-def test_a_broker_that_starts_knows_cold_dead_letters(bench):
+def test_a_broker_that_starts_knows_paged_out_dead_letters(bench):
     filled(bench, 6)
     bench.tell("bob", mail_credit())
     bench.settle()
@@ -584,7 +584,7 @@ def test_a_broker_that_starts_knows_cold_dead_letters(bench):
     assert [row["body"] for row in ask(bench, dead=True)] == bodies(*range(1, 7))
 
 
-def test_a_redrive_of_which_a_part_is_not_stored_tells_it(bench, monkeypatch):
+def test_a_redrive_of_which_a_part_is_not_stored_shows_it(bench, monkeypatch):
     monkeypatch.setattr(paging, "RUN_MESSAGES", 2)
     filled(bench, 6)
     bench.tell("bob", mail_credit(6))
@@ -606,7 +606,7 @@ def test_a_redrive_of_which_a_part_is_not_stored_tells_it(bench, monkeypatch):
     assert change(bench, "queue.redrive") == 4
 
 
-def test_a_delivery_of_cold_messages_has_their_properties(bench):
+def test_a_delivery_of_paged_out_messages_has_their_properties(bench):
     filled(bench, 6, correlation=7)
     bench.tell("bob", mail_credit())
     bench.settle()

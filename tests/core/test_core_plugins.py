@@ -42,7 +42,7 @@ def bench(monkeypatch) -> Bench:
     return bench
 
 
-def test_it_costs_nobody_else_anything_and_is_told_once(bench):
+def test_it_costs_nobody_else_anything_and_is_reported_once(bench):
     for subject in ("fine", "boom.1", "boom.2", "fine"):
         bench.tell("alice", publish(b"x", subject=subject))
         bench.settle()

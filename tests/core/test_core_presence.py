@@ -48,7 +48,7 @@ def ident(name):
     return Session(peer_id(name), None, 0.0).ident
 
 
-def test_wp12_a_client_is_told_with_since_and_last_seen_and_what_it_has(bench):
+def test_wp12_a_client_is_shown_with_since_and_last_seen_and_what_it_has(bench):
     bench.now += 5
     bench.tell("dora", Hello([2], "dora", "dora/1.0"))
     bench.now += 2
@@ -67,7 +67,7 @@ def test_wp12_a_client_is_told_with_since_and_last_seen_and_what_it_has(bench):
     }
 
 
-def test_wp12_a_client_that_is_gone_is_told_until_it_expires():
+def test_wp12_a_client_that_is_gone_is_shown_until_it_expires():
     bench = Bench(expiry=10.0)
     bench.open("alice", "carl")
     bench.lost("alice")
@@ -79,7 +79,7 @@ def test_wp12_a_client_that_is_gone_is_told_until_it_expires():
     assert [row["address"] for row in ask(bench, "clients")] == ["carl"]
 
 
-def test_a_client_is_told_by_address_or_id_with_all_it_has(bench):
+def test_a_client_is_shown_by_address_or_id_with_all_it_has(bench):
     bench.tell("alice", publish(b"1"), send("bob", b"2"), request(b"3", b"4"))
     bench.settle()
     bench.now += 1
@@ -118,7 +118,7 @@ def test_a_client_is_told_by_address_or_id_with_all_it_has(bench):
     assert told["holding"] == 2
 
 
-def test_a_slow_subscription_tells_how_far_behind_it_is(bench):
+def test_a_slow_subscription_shows_how_far_behind_it_is(bench):
     bench.tell("alice", subscribe(1, credit=1))
     bench.tell("bob", publish(b"1", b"2", b"3"))
     bench.settle()
@@ -212,7 +212,7 @@ def test_selectors_are_explained_in_pages(bench):
     assert paged == rows
 
 
-def test_a_service_is_told_with_its_workers(bench):
+def test_a_service_is_shown_with_its_workers(bench):
     bench.tell("alice", request(b"1", subject="x.1"))
     bench.tell("bob", offer(5, 3, "x.*"))
     bench.tell("carl", offer(6, -1, "y"))
@@ -242,7 +242,7 @@ def test_a_service_is_told_with_its_workers(bench):
     assert [row["consumers"] for row in ask(bench, "services")] == [2]
 
 
-def test_of_more_workers_than_one_answer_holds_the_first_are_told(bench, monkeypatch):
+def test_of_more_workers_than_one_answer_holds_the_first_are_shown(bench, monkeypatch):
     monkeypatch.setattr("malamute.core.admin.pages.DETAILS_MAX", 1)
     bench.tell("bob", offer(1), offer(2))
     (told,) = ask(bench, "services", details=True)
@@ -261,11 +261,11 @@ def test_of_more_workers_than_one_answer_holds_the_first_are_told(bench, monkeyp
         ("feeds", {"name": "x"}, 416),
     ],
 )
-def test_what_is_not_there_or_not_understood_is_told(bench, topic, arguments, code):
+def test_what_is_not_there_or_not_understood_is_reported(bench, topic, arguments, code):
     assert refused(bench, topic, **arguments) == code
 
 
-def test_a_queue_tells_its_depth_its_age_its_rates_and_how_long_work_takes(bench):
+def test_a_queue_shows_its_depth_its_age_its_rates_and_how_long_work_takes(bench):
     bench.tell("alice", request(b"1", b"2", b"3"))
     bench.settle()
     bench.now += 4
@@ -283,7 +283,7 @@ def test_a_queue_tells_its_depth_its_age_its_rates_and_how_long_work_takes(bench
         "delayed": 0,
         "outstanding": 0,
         "dead": 0,
-        "bytes": bench.core.queue_limits.bytes - bench.core.mailboxes.by_name["alice"].bytes,
+        "bytes": bench.core.queue_limits.bytes - bench.core.mailboxes.by_name["alice"].usage.bytes,
         "paged_out_bytes": 0,
         "consumers": 1,
         "oldest_age": 6.0,
@@ -292,23 +292,23 @@ def test_a_queue_tells_its_depth_its_age_its_rates_and_how_long_work_takes(bench
         "redelivered": 0,
         "arrival_rate": pytest.approx(0.3, rel=0.01),
         "settled_rate": pytest.approx(0.2, rel=0.01),
-        "waited_p50_ms": about["w"],
-        "waited_p99_ms": about["w"],
-        "held_p50_ms": about["h"],
-        "held_p99_ms": about["h"],
+        "queue_time_p50_ms": about["w"],
+        "queue_time_p99_ms": about["w"],
+        "processing_time_p50_ms": about["h"],
+        "processing_time_p99_ms": about["h"],
     }
 
 
-def test_a_mailbox_tells_the_same_and_none_of_what_was_not_measured(bench):
+def test_a_mailbox_shows_the_same_and_none_of_what_was_not_measured(bench):
     bench.tell("bob", mail_credit())
     (row,) = ask(bench, "mailboxes")
-    assert (row["arrival_rate"], row["held_p99_ms"], row["oldest_age"]) == (0.0, None, None)
+    assert (row["arrival_rate"], row["processing_time_p99_ms"], row["oldest_age"]) == (0.0, None, None)
     bench.tell("alice", send("bob", b"1"))
     bench.settle()
     bench.now += 1
     bench.tell("bob", ack(0, (1, 1)))
     (row,) = ask(bench, "mailboxes")
-    assert row["held_p50_ms"] == pytest.approx(1_000, rel=NEAR)
+    assert row["processing_time_p50_ms"] == pytest.approx(1_000, rel=NEAR)
 
 
 def test_a_request_that_went_to_two_workers_was_held_since_the_last_delivery(bench):
@@ -323,11 +323,11 @@ def test_a_request_that_went_to_two_workers_was_held_since_the_last_delivery(ben
     bench.tell("carl", reply(1, 1), Credit(1, 1, -1))
     bench.settle()
     (row,) = ask(bench, "services")
-    assert row["held_p50_ms"] == pytest.approx(1_000, rel=NEAR)
-    assert row["waited_p50_ms"] < 1
+    assert row["processing_time_p50_ms"] == pytest.approx(1_000, rel=NEAR)
+    assert row["queue_time_p50_ms"] < 1
 
 
-def test_streams_and_the_whole_tell_rates_and_feeds(bench):
+def test_streams_and_the_whole_show_rates_and_feeds(bench):
     bench.tell("alice", publish(*[b"x"] * 50))
     assert ask(bench, "streams")[0]["published_rate"] == pytest.approx(5.0)
     assert ask(bench, "status")["feeds"] == 0

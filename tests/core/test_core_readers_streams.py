@@ -94,7 +94,7 @@ def test_a_stream_whose_name_was_taken_anew_is_not_the_one_that_is_left():
     assert names(bench) == ["t"]
 
 
-def test_whoever_comes_back_to_it_misses_nothing():
+def test_who_comes_back_to_it_misses_nothing():
     """Though another stream was deleted since, and so it begins elsewhere."""
     bench = make()
     bench.tell("ann", publish(b"1", b"2", b"3", stream="gone"))
@@ -126,7 +126,7 @@ def come_back(bench: Bench, start: int) -> list[tuple[int, int, str]]:
     return [(gap.first, gap.last, gap.reason) for gap in told if isinstance(gap, Gap)]
 
 
-def test_whoever_comes_back_to_one_that_was_deleted_meanwhile_is_told_what_is_gone():
+def test_who_comes_back_to_one_that_was_deleted_meanwhile_is_notified_of_what_is_missing():
     """He has had nothing of it, and it is there for him alone again."""
     bench = make()
     assert [m.value for m in bench.ask("ann", subscribe(1, stream="t")) if isinstance(m, Ok)] == [1]
@@ -138,7 +138,7 @@ def test_whoever_comes_back_to_one_that_was_deleted_meanwhile_is_told_what_is_go
     assert [item.sequence for item in bench.got("ann")] == [4]
 
 
-def test_whoever_comes_back_to_one_that_was_deleted_before_misses_nothing():
+def test_who_comes_back_to_one_that_was_deleted_before_misses_nothing():
     bench = make()
     lose_unread(bench)
     assert come_back(bench, 4) == []

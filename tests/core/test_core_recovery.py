@@ -7,7 +7,7 @@ from math import inf, nan
 import pytest
 from core_bench import Bench, mail_credit, offer, publish, request, send, subscribe
 
-from malamute.core.recovery import TOLD_MAX
+from malamute.core.recovery import REPORTED_MAX
 from malamute.protocol.batch import pack
 from malamute.protocol.limits import Limits
 from malamute.protocol.messages import Answer, Change, Commit, Error, Ok, Query, Reject, Stored
@@ -37,7 +37,7 @@ def feed_change(bench: Bench, topic: str, **more: object) -> list:
 
 @pytest.mark.parametrize("value", [b"\xc1", pack(([["moods", "glad"]], ""))])
 @pytest.mark.parametrize("topic", ["feed.delete", "feed.set"])
-def test_a_feed_that_could_not_be_taken_up_can_be_deleted_or_set_and_goes_on_where_it_was(value, topic):
+def test_a_feed_that_could_not_be_taken_up_can_be_deleted_or_set_and_continues_where_it_was(value, topic):
     bench = Bench()
     bench.open("alice")
     bench.tell("alice", publish(b"1", b"2", b"3"))
@@ -77,7 +77,7 @@ def bury(bench: Bench, count: int) -> None:
     bench.settle()
 
 
-def test_a_lower_limit_of_dead_letters_is_told_at_the_start_and_when_they_leave():
+def test_a_lower_limit_of_dead_letters_is_reported_at_the_start_and_when_they_leave():
     bench = lowered(Bench(), 5)
     bury(bench, 5)
     assert (notices(bench), status(bench)["dead_excess"]) == ([], 0)
@@ -277,10 +277,10 @@ def test_what_nothing_is_known_of_is_no_trouble():
     assert set(bench.core.streams.by_name) == {"new", "kept"}
 
 
-def test_only_so_many_are_told_one_by_one():
+def test_only_so_many_are_reported_one_by_one():
     bench = Bench()
-    bench.store.write([PutValue(FEEDS, ("s", f"v{n}"), b"") for n in range(TOLD_MAX + 3)])
+    bench.store.write([PutValue(FEEDS, ("s", f"v{n}"), b"") for n in range(REPORTED_MAX + 3)])
     crashed(bench)
-    assert notices(bench) == [KEPT] * TOLD_MAX + ["more was not recovered"]
+    assert notices(bench) == [KEPT] * REPORTED_MAX + ["more was not recovered"]
     assert bench.notices[-1].details == {"count": 3}
-    assert status(bench)["not_recovered"] == TOLD_MAX + 3
+    assert status(bench)["not_recovered"] == REPORTED_MAX + 3

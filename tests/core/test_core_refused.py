@@ -41,11 +41,11 @@ def told(bench, had, start=None):
     return [gap for gap in gaps if gap.reason != "restart"]
 
 
-def test_who_had_what_was_refused_is_told_after_a_crash(bench):
+def test_who_had_what_was_refused_is_notified_after_a_crash(bench):
     assert told(bench, 3) == [Gap(1, 2, 2, "taken-back")]
 
 
-def test_who_had_less_is_told_nothing(bench):
+def test_who_had_less_gets_no_gap(bench):
     assert told(bench, 1, start=4) == []
 
 
@@ -54,7 +54,7 @@ def test_who_reads_there_later_learns_that_it_was_not_stored(bench):
 
 
 @pytest.mark.parametrize("has_newer", [True, False])
-def test_who_has_had_something_newer_was_told_before(bench, has_newer):
+def test_who_has_had_something_newer_was_notified_before(bench, has_newer):
     bench.tell("alice", publish(b"4"))
     bench.settle()
     newest = bench.store.status().streams["s"].last

@@ -62,7 +62,7 @@ def test_a_final_reply_does_not_take_one_that_is_not_final_with_it():
     assert bench.ask("bob", reply(1, 1)) == []
 
 
-def test_whoever_has_no_room_for_an_answer_asks_in_vain():
+def test_who_has_no_room_for_an_answer_asks_in_vain():
     bench = working(queues=QueuePolicy(messages_max=2))
     for number in (1, 2):
         bench.tell("alice", request(b"1", number=number))
@@ -70,7 +70,7 @@ def test_whoever_has_no_room_for_an_answer_asks_in_vain():
         bench.tell("bob", reply(1, number))
         bench.settle()
     bench.sent("alice")
-    assert bench.core.mailboxes.by_name["alice"].policy.messages_max == 2
+    assert bench.core.mailboxes.by_name["alice"].usage.policy.messages_max == 2
     bench.tell("alice", request(b"3", number=3))
     assert errors(bench, "alice") == [
         (503, "no space for the reply: mailbox 'alice' is full: it holds 2 messages; retry later")

@@ -169,7 +169,7 @@ def test_a_failed_number_is_noted_on_the_disk_at_once(bench):
     assert [m.code for m in bench.sent("alice") if isinstance(m, Error)] == [507, 507]
 
 
-def test_a_refusal_that_a_killed_broker_had_told_and_not_stored_is_no_hole(bench):
+def test_a_refusal_that_a_killed_broker_had_sent_and_not_stored_leaves_no_gap(bench):
     bench.open("alice")
     bench.tell("alice", publish(b"1", number=1))
     changes = [Change(number, "queue.purge", {"kind": "mailbox", "name": "x"}) for number in (2, 4)]
@@ -210,7 +210,7 @@ def test_a_number_before_hello_has_no_outcome(bench):
     assert bench.sent("alice") == [Stored([[1, 1, 1]])]
 
 
-def test_a_session_that_ended_is_not_told_of_the_numbers_of_the_one_before(bench):
+def test_a_session_that_ended_is_not_notified_of_the_numbers_of_the_one_before(bench):
     bench.open("alice")
     bench.tell("alice", publish(b"1", number=1), Bye())
     bench.open("alice")
@@ -219,7 +219,7 @@ def test_a_session_that_ended_is_not_told_of_the_numbers_of_the_one_before(bench
     assert [m.code for m in bench.ask("alice", publish(b"1", number=2))] == [421]
 
 
-def test_one_refusal_a_turn_for_who_asked_for_no_answer(bench):
+def test_one_refusal_an_iteration_for_who_asked_for_no_answer(bench):
     bench.open("alice")
     refused = publish(b"1", stream="$s")
     assert len(bench.ask("alice", refused, refused, refused)) == 1
@@ -252,7 +252,7 @@ def test_wp12_a_takeover_ends_the_older_session(bench):
     assert peer_id("old") not in bench.core.sessions.by_peer
 
 
-def test_an_operator_ends_a_session_and_its_client_is_told(bench):
+def test_an_operator_ends_a_session_and_its_client_is_notified(bench):
     bench.open("alice", "bob", "carol")
     bench.tell("alice", offer())
     bench.tell("bob", request(b"1"))
@@ -291,7 +291,7 @@ def test_an_address_is_free_again_when_its_owner_is_lost(bench):
     assert bench.sent("alice") == []
 
 
-def test_a_session_that_comes_back_after_a_takeover_takes_over_in_turn(bench):
+def test_a_session_that_comes_back_after_a_takeover_takes_over_itself(bench):
     bench.open("alice")
     bench.tell("other", Hello([2], "alice"))
     bench.open("alice")
@@ -369,7 +369,7 @@ def test_a_private_mailbox_that_goes_while_a_message_for_it_fails_leaves_no_trac
     bench.settle()
     bench.tell("wendy", reply(1, 1, number=1, final=False))
     bench.tell("anon", Bye())
-    request_bytes = bench.core.services.by_name["w"].bytes
+    request_bytes = bench.core.services.by_name["w"].usage.bytes
     bench.fail()
     assert bench.core.queue_limits.bytes == request_bytes
 

@@ -93,12 +93,12 @@ def test_two_questions_of_one_iteration_that_are_equal_but_for_their_types_have_
         ("since:1ms", 7, []),
     ],
 )
-def test_wp18_a_subscription_begins_where_it_is_told(bench, start, value, sequences):
+def test_wp18_a_subscription_begins_at_its_start(bench, start, value, sequences):
     assert begin(bench, start) == (value, sequences)
 
 
 @pytest.mark.parametrize("start", ["new", "first", "last", "last-per-subject", "seq:4", "since:15"])
-def test_wp7_from_every_start_it_goes_on_live_without_gap_or_duplicate(bench, start):
+def test_wp7_from_every_start_it_continues_live_without_gap_or_duplicate(bench, start):
     _, sequences = begin(bench, start)
     bench.tell("alice", publish(b"3", b"4"))
     answers = bench.sent("bob")
@@ -134,7 +134,7 @@ def test_single_messages_come_within_credit_and_then_what_is_new(bench):
     assert seen(bench.sent("bob")) == [6, 7]
 
 
-def test_what_the_ring_dropped_before_the_start_is_not_told_and_what_it_drops_later_is():
+def test_what_the_ring_dropped_before_the_start_is_not_reported_and_what_it_drops_later_is():
     bench = Bench(retention=StreamRetention(messages_max=2))
     bench.open("alice", "bob")
     for _ in range(3):
@@ -170,7 +170,7 @@ def test_an_unjournaled_stream_has_no_past():
 # Cursors
 
 
-def test_wp29_a_cursor_is_where_its_reader_goes_on_even_after_a_crash(bench):
+def test_wp29_a_cursor_is_where_its_reader_continues_even_after_a_crash(bench):
     assert begin(bench, "first", cursor="c") == (1, [1, 2, 3, 4, 5, 6])
     bench.tell("bob", Commit("s", 1, "c", 4))
     assert bench.sent("bob") == []
@@ -210,6 +210,26 @@ def test_a_stream_has_so_many_cursors_and_no_more():
     ]
 
 
+@pytest.mark.parametrize(
+    ("asked", "about"),
+    [
+        (subscribe(source=1, start="time:1", cursor="two"), 6),
+        (Change(1, "cursor.set", {"stream": "s", "cursor": "two", "start": "time:1"}), 15),
+    ],
+)
+def test_a_cursor_that_waits_for_its_position_has_no_room_when_others_took_it(asked, about):
+    bench = Bench(Limits(cursors=1))
+    bench.open("alice", "bob")
+    bench.tell("alice", publish(b"1"))
+    bench.settle()
+    bench.tell("alice", asked)
+    bench.tell("bob", Commit("s", 1, "one", 1))
+    bench.settle()
+    (refused,) = [m for m in bench.sent("alice") if isinstance(m, Ok | Error)]
+    assert refused == Error(429, "too many cursors of the stream 's': expected at most 1", about, 1)
+    assert list(bench.core.streams.by_name["s"].cursors) == ["one"]
+
+
 # What an operator changes
 
 
@@ -242,7 +262,7 @@ def test_a_change_is_answered_when_it_is_stored_or_failed(bench):
     assert bench.sent("bob") == [Error(507, "full", 15, 0)]
 
 
-def test_a_stream_that_nobody_reads_is_removed_and_its_sequences_go_on(bench):
+def test_a_stream_that_nobody_reads_is_removed_and_its_sequences_continue(bench):
     assert begin(bench, "new") == (7, [])
     assert change(bench, "stream.delete", stream="s") == 416
     bench.tell("bob", Cancel(1))
@@ -289,7 +309,7 @@ def test_a_purge_takes_the_history_and_nothing_else(bench):
     assert begin(bench, "first", source=2)[1] == [7]
 
 
-def test_who_is_behind_when_a_stream_is_purged_is_told(bench):
+def test_who_is_behind_when_a_stream_is_purged_is_notified(bench):
     assert begin(bench, "first", credit=2)[1] == [1, 2]
     change_as(bench, "alice", "stream.purge", stream="s")
     bench.tell("bob", Credit(1, 10, -1))
@@ -316,7 +336,7 @@ def test_a_stream_is_made_with_its_retention_and_survives_a_restart(bench):
     assert bench.store.retention("new") == StreamRetention(messages_max=2)
 
 
-def test_a_stream_that_was_deleted_can_be_made_again_and_its_numbers_go_on(bench):
+def test_a_stream_that_was_deleted_can_be_made_again_and_its_numbers_continue(bench):
     assert change(bench, "stream.create", stream="s") == 416
     change(bench, "stream.delete", stream="s")
     assert change(bench, "stream.create", stream="s") == {"stream": "s"}
@@ -366,7 +386,7 @@ def test_a_change_that_cannot_be_made_is_refused_with_a_number(bench, topic, arg
 # What is told about a stream
 
 
-def test_a_stream_tells_of_its_readers_and_how_far_they_are_behind(bench):
+def test_a_stream_reports_its_readers_and_how_far_they_are_behind(bench):
     begin(bench, "first", credit=2)
     bench.tell("bob", Query(1, "stream", {"name": "s"}))
     (answer,) = [m for m in bench.sent("bob") if not isinstance(m, Switch)]
@@ -390,7 +410,7 @@ def test_a_stream_counts_how_often_a_reader_comes_to_its_head_and_falls_behind(b
     assert switches() == (1, 1)
 
 
-def test_explain_tells_why_a_selector_does_not_take_a_message(bench):
+def test_explain_says_why_a_selector_does_not_take_a_message(bench):
     begin(bench, "new", criteria=[["topic", "x.*"]])
     bench.tell("bob", Query(1, "explain", {"stream": "s", "subject": "y.z"}))
     (answer,) = bench.sent("bob")

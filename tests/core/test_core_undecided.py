@@ -80,7 +80,7 @@ def test_room_for_an_outcome_and_its_message_are_within_the_limit_together():
     assert limits.bytes == held
 
 
-def test_the_dead_letter_of_an_outcome_still_tells_whose_it_is():
+def test_the_dead_letter_of_an_outcome_still_shows_whose_it_is():
     bench = opened(queues=QueuePolicy(attempts_max=1))
     bench.tell("alice", send("bob", b"1", number=1, tracker="t"), mail_credit())
     bench.tell("bob", mail_credit())

@@ -356,7 +356,7 @@ def test_no_dead_letters_are_kept_where_none_are_wanted():
 # Timeouts
 
 
-def test_wp31_a_worker_that_says_nothing_loses_its_request_and_is_told(bench):
+def test_wp31_a_worker_that_says_nothing_loses_its_request_and_is_notified(bench):
     worker(bench, b"1", b"2", ack_timeout=2000)
     bench.tell("carl", offer())
     bench.wait(1.9)
@@ -429,7 +429,7 @@ def test_a_deadline_of_nothing_is_for_ever():
     assert [m for m in bench.sent("bob") if isinstance(m, Recall)] == []
 
 
-def test_the_loop_is_told_when_the_first_deadline_is(bench):
+def test_the_loop_knows_when_the_first_deadline_is(bench):
     worker(bench, b"1", ack_timeout=100)
     assert bench.core.next_deadline() == bench.now + 0.1
 

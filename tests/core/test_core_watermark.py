@@ -129,7 +129,7 @@ def test_what_was_released_has_a_mark_of_its_own(bench):
     assert taken_up(bench)[1] == 2
 
 
-def test_what_goes_back_before_its_mark_is_stored_is_marked_when_it_comes_again(bench):
+def test_what_goes_back_before_its_mark_is_stored_is_marked_when_it_is_redelivered(bench):
     bench.tell("bob", Release(1, [[1, 1]]), Credit(1, 1))
     bench.tell("bob", Nak(1, [[1, 1]], 1000))
     bench.settle()
@@ -206,7 +206,7 @@ def test_who_waits_for_a_mark_that_the_disk_does_not_take_is_served(bench):
     assert attempts(bench) == {5: 1, 6: 1}
 
 
-def test_what_comes_again_was_marked_before(bench):
+def test_what_is_redelivered_was_marked_before(bench):
     bench.tell("bob", Nak(1, [[1, 1]], 0))
     bench.tell("bob", Credit(1, 1))
     assert attempts(bench) == {1: 2}

@@ -41,7 +41,7 @@ PATIENCE = 120
 ADDRESS = "127.0.0.1:9999"
 """Where the broker of the documents listens; the one of a test has another port."""
 
-NOT_RUN = frozenset({"", "bash", "py", "c", "mermaid"})
+NOT_RUN = frozenset({"", "bash", "py", "c"})
 
 _BLOCK = re.compile(r"^```(\w*)(?: title=\"([^\"\n]+)\")?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
@@ -245,5 +245,6 @@ def pages() -> list[Path]:
     return [
         ROOT / "README.md",
         docs / "index.md",
+        docs / "security.md",
         *(page for folder in folders for page in sorted((docs / folder).glob("*.md"))),
     ]

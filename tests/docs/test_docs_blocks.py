@@ -2,30 +2,16 @@
 
 from __future__ import annotations
 
-import random
-import socket
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 from docs_blocks import ROOT, Reader, blocks_of, pages, pattern_of, runs_its_own_broker
+from free_ports import free_port
 
 from malamute.errors import ConfigError
 from malamute.testing import Broker
-
-
-def _free_url() -> str:
-    # Below the range from which the system gives ports to outgoing connections.
-    chance = random.SystemRandom()
-    for _ in range(200):
-        with socket.socket() as probe:
-            try:
-                probe.bind(("127.0.0.1", chance.randrange(15_000, 30_000)))
-            except OSError:
-                continue
-            return f"tcp://127.0.0.1:{probe.getsockname()[1]}"
-    raise AssertionError("200 ports are all in use")
 
 
 @pytest.mark.parametrize("page", pages(), ids=lambda page: str(page.relative_to(ROOT)))
@@ -33,7 +19,7 @@ def test_every_block_of_a_page_does_what_the_page_says(page: Path, tmp_path: Pat
     blocks = blocks_of(page.read_text(encoding="utf-8"))
     with ExitStack() as stack:
         if runs_its_own_broker(blocks):
-            url = _free_url()
+            url = f"tcp://127.0.0.1:{free_port()}"
         else:
             url = stack.enter_context(Broker(tmp_path / "malamute-data")).url
         reader = Reader(tmp_path, url)

@@ -83,7 +83,7 @@ def test_ids_are_listed_once_and_without_a_hole() -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in _rows() if not name.startswith("E")])
-def test_a_requirement_tells_its_state_its_place_and_its_tests(name: str) -> None:
+def test_a_requirement_shows_its_state_its_place_and_its_tests(name: str) -> None:
     what, state, shown = (*_rows()[name], "")[:3]
     assert what.endswith(".")
     assert STATES.match(state), state

@@ -116,11 +116,6 @@ def test_the_diagrams_are_those_that_are_drawn() -> None:
     assert {name for name, make in diagrams.items() if _text(DOCS / "images" / name) != make().svg} == set()
 
 
-def test_the_diagram_of_states_is_that_of_the_table() -> None:
-    page = _text(DOCS / "architecture.md")
-    assert _module("queue_states").with_diagram(page) == page
-
-
 def test_the_pictures_of_terminals_can_be_taken_anew() -> None:
     screenshots = _module("screenshots")
     taken = dict(screenshots.shots())

@@ -98,7 +98,7 @@ def test_the_first_url_is_preferred_when_the_connection_breaks_again(start: Star
         assert client.url == first.url
 
 
-def test_an_url_that_is_none_ends_the_client_when_its_turn_comes(start: Start) -> None:
+def test_an_invalid_url_ends_the_client_when_it_is_tried(start: Start) -> None:
     broker = start()
     with pytest.raises(errors.InvalidValue):
         malamute.connect(("nonsense", broker.url))
@@ -128,7 +128,7 @@ def test_an_outage_is_bridged_up_to_a_limit_and_then_publishing_says_so(start: S
                     await client.publish("s", "a", b"%20d" % len(sent), timeout=0.01)
                     sent.append(b"%20d" % len(sent))
 
-            with pytest.raises(errors.ConnectionLost, match="no more can be kept"):
+            with pytest.raises(errors.ConnectionLost, match="no more commands can be kept"):
                 await publish_on()
             out = client.publisher("s", batch=5, timeout=0.05)
             confirmed: list[bytes] = []
@@ -156,7 +156,7 @@ def test_an_outage_is_bridged_up_to_a_limit_and_then_publishing_says_so(start: S
     asyncio.run(program())
 
 
-def test_a_slow_subscriber_is_told_so_and_then_that_it_has_caught_up(start: Start) -> None:
+def test_a_slow_subscriber_is_notified_and_again_when_it_has_caught_up(start: Start) -> None:
     events: list[Event] = []
     broker = start()
     with connect(broker.url, events=events) as client, connect(broker.url) as publisher:

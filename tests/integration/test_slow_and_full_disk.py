@@ -205,15 +205,15 @@ def test_who_floods_a_hanging_disk_is_refused_before_others(rig: Rig, connect: C
     hog, alice, worker = connect("hog"), connect("alice"), connect("worker")
     alice.publish("s", "a", b"first", assurance="stored")
     requests = worker.work("svc")
-    told: list[Event] = []
-    hog.on_event = told.append
+    reported: list[Event] = []
+    hog.on_event = reported.append
     rig.gate.shut()
     flood = hog.publisher("flood", batch=1, assurance="none")
     body = bytes(LIMITS.message_bytes // 8)
     for _ in range(100):
         flood.publish("a", body)
     hog.query("status")  # the broker has dealt with all that came before
-    assert {type(event.error) for event in told if isinstance(event, Refusal)} == {TryLater}
+    assert {type(event.error) for event in reported if isinstance(event, Refusal)} == {TryLater}
     out, mail = alice.publisher("s", batch=1), alice.sender("bob", batch=1)
     receipts = [out.publish("a", bytes(1_000)) for _ in range(100)]
     receipts += [mail.publish("hello", bytes(1_000)) for _ in range(100)]
@@ -230,7 +230,7 @@ def test_who_floods_a_hanging_disk_is_refused_before_others(rig: Rig, connect: C
     assert [reply.body for reply in replies] == [b"reply"]
 
 
-def test_when_writes_fail_senders_are_told_live_messages_flow_and_a_gap_tells_what_was_not_stored(
+def test_when_writes_fail_senders_are_notified_live_messages_flow_and_a_gap_shows_what_was_not_stored(
     rig: Rig, connect: Connect
 ) -> None:
     """WP28."""

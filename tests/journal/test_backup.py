@@ -54,11 +54,11 @@ def test_a_backup_is_a_data_directory_with_all_of_it(disk, target):
         ]
     )
     store.write([PutValue(RETENTIONS, ("s",), (0, 30, 2)), append(1, stream="gone"), DeleteStream("gone")])
-    told = []
-    copied = store.backup(target, lambda done, total: told.append((done, total)))
+    reported = []
+    copied = store.backup(target, lambda done, total: reported.append((done, total)))
     assert copied[:2] == (3, 4)
     assert copied.damages == ()
-    assert told[-1][0] == copied.bytes == told[-1][1]
+    assert reported[-1][0] == copied.bytes == reported[-1][1]
     status = store.status()
     disk()
     copy, recovered = opened(target)
@@ -111,7 +111,7 @@ def test_a_directory_that_cannot_be_made_is_an_error(disk, tmp_path):
         disk().backup(tmp_path / "file" / "backup")
 
 
-def test_a_damaged_chunk_is_copied_and_told(disk, target):
+def test_a_damaged_chunk_is_copied_and_reported(disk, target):
     disk().write([append(first, count=10) for first in (1, 11, 21)])
     with disk.store._environment.begin(write=True) as transaction:
         place = backup_module.key(backup_module.CHUNK, 1, 11)
@@ -226,7 +226,7 @@ def test_a_file_that_happens_to_be_called_lock_is_not_touched(disk, target, tmp_
     kept.write_bytes(b"123\n" if kind == "link" else b"what somebody needs")
     before = kept.read_bytes()
     (target / "lock").symlink_to(kept) if kind == "link" else kept.rename(target / "lock")
-    with pytest.raises(StoreError, match="no file of a store"):
+    with pytest.raises(StoreError, match="does not belong to a store"):
         disk().backup(target)
     assert (target / "lock").read_bytes() == before
     assert [path.name for path in target.iterdir()] == ["lock"]

@@ -35,7 +35,7 @@ def test_the_newest_position_of_a_cursor_counts(make):
     assert make.recovered.table(CURSORS) == {("s", "a"): 3, ("t", "a"): 7}
 
 
-def test_cursors_go_with_their_stream_and_may_come_again(make):
+def test_cursors_are_deleted_with_their_stream_and_may_be_set_again(make):
     store = make()
     store.write(
         [
@@ -141,7 +141,7 @@ def test_a_deleted_stream_keeps_its_numbers_and_nothing_else(make):
     assert store.status().streams_bytes == size_of_a_chunk()
     assert store.retention("s") == StreamRetention()
     store = make()
-    assert make.recovered.streams == {"s": StreamState(4, 3, 50), "t": StreamState(1, 1, 1, time=1)}
+    assert make.recovered.streams == {"s": StreamState(4, 3, 50), "t": StreamState(1, 1, 1, time_ns=1)}
     assert make.recovered.table(CURSORS) == {}
     assert make.recovered.table(RETENTIONS) == {}
     store.write([append(51), append(52), append(53)])
@@ -156,7 +156,7 @@ def test_a_stream_deleted_and_made_again_in_one_transaction(make):
         + [append(n) for n in (5, 6)]
     )
     make(retention=lambda _: StreamRetention(messages_max=4))
-    assert make.recovered.streams == {"s": StreamState(5, 6, 6, time=6)}
+    assert make.recovered.streams == {"s": StreamState(5, 6, 6, time_ns=6)}
     assert firsts(make.store) == [5, 6]
     assert make.store.status().leaving_bytes == 0
 

@@ -208,7 +208,7 @@ def three(disk):
 
 
 @pytest.mark.parametrize("way", [flip, zero, cut], ids=lambda way: way.__name__)
-def test_what_a_damaged_block_had_is_told(three, way):
+def test_what_a_damaged_block_had_is_reported(three, way):
     damage(three, key(codec.BLOCK, 0, 2), way)
     three()
     recovered = three.recovered
@@ -247,7 +247,7 @@ def test_a_lost_cursor_stays_lost_until_it_is_set_or_deleted(three):
     assert (three.recovered.lost, three.recovered.table(CURSORS)["s", "slow"]) == (set(), 1)
 
 
-def test_what_was_deleted_in_a_damaged_block_does_not_come_again(disk):
+def test_what_was_deleted_in_a_damaged_block_stays_deleted(disk):
     disk().write(
         [
             append(1),
@@ -264,7 +264,7 @@ def test_what_was_deleted_in_a_damaged_block_does_not_come_again(disk):
     assert recovered.lost == {(CURSORS, ("s", "b"))}
 
 
-def test_a_block_damaged_while_it_is_in_use_tells_what_is_to_be_stored_again(three):
+def test_a_block_damaged_while_it_is_in_use_reports_what_is_to_be_stored_again(three):
     store = three.store
     with store._environment.begin(write=True) as transaction:
         transaction.put(key(codec.BLOCK, 0, 2), b"rubbish")
@@ -295,7 +295,7 @@ def wrong_crc(store):
     )
 
 
-def test_what_a_damaged_block_held_is_told_by_a_start_before_it_was_stored_again(three):
+def test_what_a_damaged_block_held_is_reported_by_a_start_before_it_was_stored_again(three):
     """The broker dies before it has stored it again, and then before it has made dead letters of it."""
     wrong_crc(three.store)
     for _ in range(2):
@@ -360,7 +360,7 @@ def test_salvaging_any_bytes_gives_entries_and_raises_nothing(seed):
 # --- chunks
 
 
-def test_a_damaged_chunk_is_told_once_to_the_operator_and_to_each_reader(disk):
+def test_a_damaged_chunk_is_reported_once_to_the_operator_and_to_each_reader(disk):
     disk().write([append(1), append(2), append(3)])
     damage(disk, key(codec.CHUNK, 1, 2), flip)
     store = disk()

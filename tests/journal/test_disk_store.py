@@ -156,7 +156,7 @@ def test_an_older_format_is_refused_and_untouched(disk, version):
     value += codec.crc32(value).to_bytes(4, "big")
     poke(disk, codec.key(codec.META), lambda _: value)
     before = data_file(disk).read_bytes()
-    with pytest.raises(StoreTooOld, match=f"the store has format {version}") as refused:
+    with pytest.raises(StoreTooOld, match=f"store has format {version}") as refused:
         disk(size=8 * MIB)
     assert "storage.directory" in refused.value.hint
     assert data_file(disk).read_bytes() == before
@@ -193,7 +193,7 @@ def test_an_lmdb_file_of_somebody_else_is_refused(disk):
     disk.directory.mkdir()
     with lmdb.open(str(disk.directory)) as env, env.begin(write=True) as transaction:
         transaction.put(b"their", b"own")
-    with pytest.raises(StoreCorrupt, match="not one of Malamute"):
+    with pytest.raises(StoreCorrupt, match="not a Malamute store"):
         disk()
 
 
@@ -370,7 +370,9 @@ def lmdb_error(kind, code=0):
         (lmdb_error(lmdb.CorruptedError), StoreCorrupt),
     ],
 )
-def test_an_error_of_lmdb_is_told_by_its_kind_and_leaves_the_store_usable(disk, monkeypatch, fault, raised):
+def test_an_error_of_lmdb_is_reported_by_its_kind_and_leaves_the_store_usable(
+    disk, monkeypatch, fault, raised
+):
     store = disk()
     store.write([append(1), put(1)])
 
@@ -536,7 +538,7 @@ def test_readers_and_the_end_beside_a_writer(disk):
         futures = [pool.submit(read_on, store, event) for event in enough] + [pool.submit(write_on, store)]
         assert all(event.wait(60) for event in enough)
         store.close()
-    assert [future.result() for future in futures] == ["the store is closed (error 800)"] * 3
+    assert [future.result() for future in futures] == ["store is closed (error 800)"] * 3
 
 
 def child(task, directory):
@@ -608,10 +610,10 @@ def test_what_was_written_survives_a_kill(disk):
                 writer.stdout.readline()
             writer.send_signal(signal.SIGKILL)
             rest = writer.stdout.read().split(b"\n")
-        told = max((int(line) for line in rest[:-1]), default=0)
+        reported = max((int(line) for line in rest[:-1]), default=0)
         store = disk()
         last = disk.recovered.streams["s"].last
-        assert last >= told
+        assert last >= reported
         found = firsts(store)
         assert found == list(range(found[0], last + 1))
         queue = disk.recovered.queues["mailbox", "q"]
@@ -673,7 +675,7 @@ def test_blocks_that_nothing_needs_give_way_to_what_comes(disk):
 # --- log sequence numbers
 
 
-def test_the_log_sequence_number_outlives_the_blocks_that_told_it(disk):
+def test_the_log_sequence_number_outlives_the_blocks_that_had_it(disk):
     store = disk()
     for n in range(1, 41):
         store.write([put(n)])
@@ -700,7 +702,7 @@ def test_log_sequence_numbers_leave_a_gap_where_the_newest_may_be_damaged(disk, 
     assert disk.recovered.lsn == LSN_STEP + 1
 
 
-def test_a_copy_goes_on_with_the_log_sequence_number_of_its_moment(disk, tmp_path):
+def test_a_copy_continues_with_the_log_sequence_number_of_its_moment(disk, tmp_path):
     store = disk()
     store.write([append(1)])
     store.write([put(1)])

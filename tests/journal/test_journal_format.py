@@ -65,7 +65,7 @@ ENTRIES = st.one_of(
     st.builds(ForgetIdentities, KINDS, NAMES, TIMES),
     st.builds(SetCounters, KINDS, NAMES, SEQUENCES, SEQUENCES),
 )
-STREAMS = st.builds(codec.Stream, U32, NAMES, U64, U64, U64, U64, U64, U64, TIMES, TIMES)
+STREAMS = st.builds(codec.StreamMeta, U32, NAMES, U64, U64, U64, U64, U64, U64, TIMES, TIMES)
 DECODERS = (
     codec.split_key,
     codec.decode_meta,
@@ -84,7 +84,7 @@ def test_a_chunk_round_trips(chunk):
     value = codec.encode_chunk(chunk)
     assert codec.decode_chunk(value) == codec.decode_chunk(memoryview(value)) == chunk
     header = codec.decode_chunk_header(value[: codec.CHUNK_HEADER_SIZE])
-    assert (header.first, header.last, header.time) == (chunk.first, chunk.last, chunk.time)
+    assert (header.first, header.last, header.time_ns) == (chunk.first, chunk.last, chunk.time_ns)
 
 
 @given(CHUNKS, U64, st.lists(st.text(max_size=9), max_size=9))
@@ -177,7 +177,7 @@ def test_the_crc_is_the_usual_one(size):
 
 
 @pytest.mark.parametrize("version", range(1, codec.VERSION))
-def test_an_older_format_is_told_from_damage(version):
+def test_an_older_format_is_not_taken_for_damage(version):
     older = codec.encode_meta(codec.Meta(version, bytes(16)))
     with pytest.raises(codec.TooOld, match=f"format {version}"):
         codec.decode_meta(older)
@@ -187,7 +187,7 @@ def test_an_older_format_is_told_from_damage(version):
         codec.decode_chunk(bytes(chunk))
 
 
-def test_a_newer_format_is_told_from_damage():
+def test_a_newer_format_is_not_taken_for_damage():
     newer = codec.encode_meta(codec.Meta(codec.VERSION + 1, bytes(16)))
     with pytest.raises(codec.TooNew, match=f"format {codec.VERSION + 1}"):
         codec.decode_meta(newer + b"with more fields")
@@ -206,7 +206,7 @@ EXAMPLES = {
         codec.decode_meta,
     ),
     "stream": (
-        codec.Stream(
+        codec.StreamMeta(
             1, "weather", 7, 9, 1000, 49, 3, 1, 1_700_000_000_000_000_000, 1_700_000_000_000_000_000
         ),
         lambda stream: codec.encode_stream(stream, 1234),

@@ -65,7 +65,7 @@ def state(make, kind="mailbox", queue="q"):
 # --- attempts
 
 
-def test_attempts_are_told_of_the_message_as_long_as_it_is_there(make):
+def test_attempts_of_a_message_are_recovered_as_long_as_it_is_there(make):
     store = make()
     store.write([put(n) for n in (1, 2, 3)] + [attempts(1, 1), attempts(2, 1), attempts(9, 1)])
     store.write([attempts(2, 7), attempts(1, 2, queue="none"), delete((1, 1))])
@@ -74,11 +74,11 @@ def test_attempts_are_told_of_the_message_as_long_as_it_is_there(make):
     assert state(make).attempts == {}
 
 
-def test_when_a_message_comes_again_is_told_with_its_attempts(make):
+def test_when_a_message_is_redelivered_is_reported_with_its_attempts(make):
     store = make()
     store.write([put(n) for n in (1, 2, 3)] + [attempts(1, 1, due=100), attempts(2, 1, due=200)])
     store.write([attempts(2, 2), attempts(3, 1, due=300), delete((3, 3))])
-    assert (state(make).attempts, state(make).due) == ({1: 1, 2: 2}, {1: 100})
+    assert (state(make).attempts, state(make).due_ns) == ({1: 1, 2: 2}, {1: 100})
 
 
 def test_attempts_go_with_their_queue(make):
@@ -96,9 +96,9 @@ def test_attempts_survive_compaction_of_the_message_and_of_themselves(make, comp
     compact(store)
     store.write([attempts(2, 9), delete((3, 3))])
     expected = {1: 1, 2: 9, 6: 2}, {1: 10}
-    assert (state(make).attempts, state(make).due) == expected
+    assert (state(make).attempts, state(make).due_ns) == expected
     compact(make.store)
-    assert (state(make).attempts, state(make).due) == expected
+    assert (state(make).attempts, state(make).due_ns) == expected
     assert [m.sequence for m in make.recovered.queues["mailbox", "q"].messages] == [1, 2, 4, 5, 6]
 
 
@@ -156,7 +156,7 @@ def test_an_identity_makes_its_queue_and_goes_with_it(make):
     assert make.recovered.queues == {("mailbox", "q"): QueueState(1, 0, [], {}, {"a": (1, 100)})}
 
 
-def test_identities_survive_compaction_and_do_not_come_again(make):
+def test_identities_survive_compaction_and_are_not_restored_once_forgotten(make):
     store = make()
     store.write([put(4), identity("stays", 4, 50), identity("goes", 4, 40)])
     store.write([delete((4, 4)), forget(40)])
@@ -216,9 +216,9 @@ def test_feeds_go_with_their_stream_and_stay_without_their_queue(make):
 # --- moving a message
 
 
-def move(sequence, target, **told):
+def move(sequence, target, **reported):
     """From the mailbox to its dead letters."""
-    return [delete((sequence, sequence)), put(target, kind="mailbox-dead", properties=told or None)]
+    return [delete((sequence, sequence)), put(target, kind="mailbox-dead", properties=reported or None)]
 
 
 def test_a_message_moves_to_the_dead_letters_and_back(make):
@@ -342,7 +342,7 @@ def test_a_damaged_block_is_left_out_of_a_fetch_and_reported(disk):
     assert [m.sequence for m in disk.recovered.queues["mailbox", "q"].messages] == [3]
 
 
-def test_what_a_damaged_block_told_of_queues_is_told_again(disk):
+def test_what_a_damaged_block_said_of_queues_is_written_again(disk):
     """The block is put aside, and with it which numbers were used."""
     store = disk()
     store.write([put(7), MarkDelivered("mailbox", "q", 7)])
@@ -384,7 +384,7 @@ def test_what_moves_is_never_out_of_sight(disk, monkeypatch):
     store = disk()
     store.write([put(n) for n in (1, 2, 3)])
     log, seen = store._log, []
-    let_go = log._let_go
+    let_go = log._release_messages
 
     def looking(queue, first, last, places):
         if queue is log.queues["mailbox", "q"]:
@@ -392,13 +392,13 @@ def test_what_moves_is_never_out_of_sight(disk, monkeypatch):
             seen.extend(bool(store._fetcher.blocks("mailbox", "q", (sequence,))) for sequence in moved)
         let_go(queue, first, last, places)
 
-    monkeypatch.setattr(log, "_let_go", looking)
+    monkeypatch.setattr(log, "_release_messages", looking)
     churn(store)
     assert len(seen) >= 3
     assert all(seen)
 
 
-def test_what_is_left_of_a_batch_moves_with_what_was_told_of_it(disk):
+def test_what_is_left_of_a_batch_moves_with_what_was_written_of_it(disk):
     store = disk()
     store.write([put(1, count=9)])
     store.write([attempts(5, 2), attempts(7, 3), delete((2, 3), (7, 7))])
@@ -469,7 +469,7 @@ def test_records_at_the_bound_and_one_past_it(make, over):
     assert store.status().queues["mailbox", "q"] == (11, 1000)
 
 
-def test_cold_messages_are_whole_but_for_their_record(make):
+def test_paged_out_messages_are_whole_but_for_their_record(make):
     store = make()
     kept = put(1, queue="r", properties={"key": "k"})
     (message,) = kept.messages()

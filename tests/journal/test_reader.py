@@ -85,7 +85,7 @@ def test_it_sees_each_commit_of_another_process_and_what_the_ring_has_dropped(tm
         writer.stdout.close()
 
 
-def test_what_is_damaged_is_told(disk):
+def test_what_is_damaged_is_reported(disk):
     disk().write([append(1, count=10), append(11, count=10)])
     with disk.store._environment.begin(write=True) as transaction:
         key = codec.key(codec.CHUNK, 1, 1)

@@ -61,7 +61,7 @@ def test_all_of_it_is_read(recorded):
         ("mailbox", "ann"): QueueState(3, 0, held(put("mailbox", "ann", 1)), {1: 3}, {"id3": (3, TIME + 3)}),
         ("mailbox-dead", "ann"): QueueState(2, 0, held(put("mailbox-dead", "ann", 1, {"dead": {}}))),
         ("service-dead", "printer"): QueueState(10, 0, held(put("service-dead", "printer", 9)), {9: 1}),
-        ("service", "late"): QueueState(3, 0, late, {1: 2, 2: 1}, due={1: TIME + 9}),
+        ("service", "late"): QueueState(3, 0, late, {1: 2, 2: 1}, due_ns={1: TIME + 9}),
     }
     assert found.queues == queues
     assert found.table(FEEDS) == {("weather", "printer"): b"feed"}

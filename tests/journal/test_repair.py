@@ -1,4 +1,4 @@
-"""Repair: what can be derived is made anew, what is damaged moves out, and nothing is deleted."""
+"""Repair: what can be derived is rebuilt, what is damaged moves out, and nothing is deleted."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from malamute.errors import StoreCorrupt, StoreError, StoreLocked
 from malamute.journal import format as codec
 from malamute.journal.directory import META_TWIN
 from malamute.journal.format import key
-from malamute.journal.repair import LEFT, MADE_ANEW, MOVED_OUT, repair
+from malamute.journal.repair import LEFT, MOVED_OUT, REBUILT, repair
 from malamute.store.operations import PutValue
 from malamute.store.tables import CURSORS
 
@@ -46,9 +46,9 @@ def test_a_state_is_made_anew_and_what_it_was_moves_out(filled, way):
     place = key(codec.STREAM, 1)
     damaged = damage(filled, place, way)
     before = values(filled)
-    assert did(filled, dry_run=True) == [("stream", "weather", MADE_ANEW)]
+    assert did(filled, dry_run=True) == [("stream", "weather", REBUILT)]
     assert (values(filled), moved_out(filled)) == (before, {})
-    assert did(filled) == [("stream", "weather", MADE_ANEW)]
+    assert did(filled) == [("stream", "weather", REBUILT)]
     assert moved_out(filled) == ({} if way is gone else {place: damaged})
     assert did(filled) == []
     assert firsts(filled(), "weather") == [1, 2]
@@ -58,7 +58,7 @@ def test_a_state_is_made_anew_and_what_it_was_moves_out(filled, way):
 def test_history_without_state_and_card_is_found_again(filled):
     damage(filled, key(codec.STREAM, 1), gone)
     damage(filled, key(codec.CARD, 1), gone)
-    assert did(filled) == [("stream", "lost.1", MADE_ANEW)]
+    assert did(filled) == [("stream", "lost.1", REBUILT)]
     assert firsts(filled(), "lost.1") == [1, 2]
 
 
@@ -68,7 +68,7 @@ def test_the_meta_record_is_made_anew(filled, places):
     if len(places) == 2:
         with pytest.raises(StoreCorrupt):
             filled()
-    assert did(filled) == [("meta", "", MADE_ANEW)]
+    assert did(filled) == [("meta", "", REBUILT)]
     assert moved_out(filled) == damaged
     assert firsts(filled(), "weather") == [1, 2]
     assert filled.recovered.defects == ()
@@ -78,7 +78,7 @@ def test_the_meta_record_is_made_anew(filled, places):
     assert bool(found.incarnation) is found.restored
 
 
-def test_a_damaged_chunk_and_a_damaged_block_are_left_for_who_is_to_be_told(filled):
+def test_a_damaged_chunk_and_a_damaged_block_are_left_for_who_is_to_be_notified(filled):
     damage(filled, key(codec.CHUNK, 1, 2), flip)
     damage(filled, key(codec.BLOCK, 0, 2), zero)
     before = values(filled)

@@ -33,7 +33,7 @@ def kept(shelf):
     return {name: [first for first, _ in chunks] for name, chunks in shelf.chunks.items()}
 
 
-def test_a_failed_turn_changes_no_later_decision():
+def test_a_failed_iteration_changes_no_later_decision():
     ring, shelf = Ring((), 30), ChunkDeleter()
     ring.commit(turn(ring, shelf, ("silent", 1), ("a", 2), ("b", 3)))
     before = {name: list(chunks) for name, chunks in shelf.chunks.items()}

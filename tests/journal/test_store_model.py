@@ -70,7 +70,7 @@ class Model:
             self.trim(stream)
         while self._size(*self.chunks) > BUDGET:
             oldest = [
-                (kept[0].time, name)
+                (kept[0].time_ns, name)
                 for name, kept in self.chunks.items()
                 if kept and kept[0] not in sizes.get(name, ())
             ]
@@ -100,7 +100,7 @@ class Model:
         return (
             (limits.bytes_max and self._size(stream) > limits.bytes_max)
             or (limits.messages_max and sum(chunk.count for chunk in kept) > limits.messages_max)
-            or (limits.age_seconds and kept[-1].time - kept[0].time > round(limits.age_seconds * 1e9))
+            or (limits.age_seconds and kept[-1].time_ns - kept[0].time_ns > round(limits.age_seconds * 1e9))
         )
 
 
@@ -190,10 +190,10 @@ class Stores(RuleBasedStateMachine):
     def attempt(self, queue, oldest, count, due):
         """Attempts of the oldest messages, and of one that was never there."""
         kept = self.model.queues.get(queue, {"messages": {}, "attempts": {}, "due": {}})
-        told = sorted(kept["messages"])[:oldest]
-        self.write([SetAttempts(*queue, sequence, count, due) for sequence in (*told, 10_000)])
-        kept["attempts"].update(dict.fromkeys(told, count))
-        kept["due"] |= dict.fromkeys(told, due)
+        reported = sorted(kept["messages"])[:oldest]
+        self.write([SetAttempts(*queue, sequence, count, due) for sequence in (*reported, 10_000)])
+        kept["attempts"].update(dict.fromkeys(reported, count))
+        kept["due"] |= dict.fromkeys(reported, due)
         kept["due"] = {sequence: due for sequence, due in kept["due"].items() if due}
 
     @rule(queue=QUEUES, names=st.lists(st.sampled_from("abcdefgh")), until=st.integers(0, 99))
@@ -313,7 +313,7 @@ class Stores(RuleBasedStateMachine):
                 "delivered": q.delivered,
                 "messages": {m.sequence: m for m in q.messages},
                 "attempts": q.attempts,
-                "due": q.due,
+                "due": q.due_ns,
                 "identities": q.identities,
             }
             for name, q in found.queues.items()
@@ -345,7 +345,7 @@ class Stores(RuleBasedStateMachine):
 
     @rule(stream=st.sampled_from(STREAMS), time=st.integers(0, 100))
     def find_time(self, stream, time):
-        kept = [chunk.first for chunk in self.model.chunks.get(stream, ()) if chunk.time >= time]
+        kept = [chunk.first for chunk in self.model.chunks.get(stream, ()) if chunk.time_ns >= time]
         expected = kept[0] if kept else self.model.last.get(stream, 0) + 1
         assert self.disk.find_time(stream, time) == self.memory.find_time(stream, time) == expected
 

@@ -52,7 +52,7 @@ def test_a_reader_that_was_killed_pins_nothing(disk, reader, monkeypatch, second
     assert disk.store.status().reader_pid == 0
 
 
-def test_the_process_that_pins_most_is_told_and_when_it_is_gone_there_is_room(disk, reader):
+def test_the_process_that_pins_most_is_reported_and_when_it_is_gone_there_is_room(disk, reader):
     store = disk.store
     # The store gives the ring what it can without the pages that the reader has before it refuses.
     written = fill(store, lambda n: [append(n + 1, payload=bytes(100_000))])

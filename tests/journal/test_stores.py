@@ -13,7 +13,7 @@ from malamute.store.operations import (
     DeleteStream,
     DeleteValue,
     ForgetStream,
-    Hole,
+    GapRange,
     MarkDelivered,
     PutValue,
     QueueState,
@@ -50,7 +50,7 @@ def test_a_chunk_is_read_as_it_was_written(make):
 def test_a_stream_is_found_again(make):
     make().write([append(1, count=3, reserved=100)])
     make()
-    assert make.recovered.streams == {"s": StreamState(1, 3, 100, time=1)}
+    assert make.recovered.streams == {"s": StreamState(1, 3, 100, time_ns=1)}
 
 
 def test_only_a_reserve_gives_numbers_back_and_none_in_use(make):
@@ -59,10 +59,10 @@ def test_only_a_reserve_gives_numbers_back_and_none_in_use(make):
     store.write([append(2, reserved=50), Reserve("bare", 9)])
     store.write([Reserve("bare", 8)])
     make()
-    assert make.recovered.streams == {"s": StreamState(1, 2, 100, time=2), "bare": StreamState(1, 0, 8)}
+    assert make.recovered.streams == {"s": StreamState(1, 2, 100, time_ns=2), "bare": StreamState(1, 0, 8)}
     make.store.write([Reserve("s", 1)])
     make()
-    assert make.recovered.streams["s"] == StreamState(1, 2, 2, time=2)
+    assert make.recovered.streams["s"] == StreamState(1, 2, 2, time_ns=2)
 
 
 def test_a_hole_in_the_sequences_is_allowed_and_going_back_is_not(make):
@@ -317,7 +317,7 @@ def test_a_record_may_be_a_view(make):
 # --- the limits and the end
 
 
-def test_a_full_store_refuses_and_goes_on(make):
+def test_a_full_store_refuses_and_continues(make):
     store = make(size=1 << 20, streams_budget=100_000)
     store.write([append(1)])
     count = fill(store, lambda n: [put(n, record=bytes(2000))])
@@ -370,7 +370,7 @@ def test_a_closed_store_says_so(make):
             call()
 
 
-def test_verify_tells_what_it_has_read(make):
+def test_verify_shows_what_it_has_read(make):
     store = make()
     store.write(
         [append(1, count=4, payload=b"1234"), append(5, large=(b"56",)), append(1, stream="t"), put(1)]
@@ -384,11 +384,11 @@ def test_verify_tells_what_it_has_read(make):
 def test_a_sequence_between_two_chunks_lies_in_a_hole(make):
     store = make()
     store.write([append(5, count=2), append(10, count=3), append(20)])
-    found = {sequence: store.find_hole("s", sequence) for sequence in range(4, 22)}
-    assert {s for s, hole in found.items() if hole == Hole(7, 9)} == {7, 8, 9}
-    assert {s for s, hole in found.items() if hole == Hole(13, 19)} == {*range(13, 20)}
-    assert {s for s, hole in found.items() if hole is None} == {4, 5, 6, 10, 11, 12, 20, 21}
-    assert store.find_hole("unknown", 1) is None
+    found = {sequence: store.find_gap("s", sequence) for sequence in range(4, 22)}
+    assert {s for s, gap in found.items() if gap == GapRange(7, 9)} == {7, 8, 9}
+    assert {s for s, gap in found.items() if gap == GapRange(13, 19)} == {*range(13, 20)}
+    assert {s for s, gap in found.items() if gap is None} == {4, 5, 6, 10, 11, 12, 20, 21}
+    assert store.find_gap("unknown", 1) is None
 
 
 # --- log sequence numbers

@@ -17,12 +17,12 @@ from malamute.store.operations import DeleteStream, PutValue
 from malamute.store.tables import RETENTIONS
 
 
-def say(first, *subjects, size=10, stream="s", told=True):
+def say(first, *subjects, size=10, stream="s", reported=True):
     """A chunk of one message for each subject."""
     records = [bytes(size)] * len(subjects)
     payload, large = pack_stream_payload(Columns(first, 5, "alice", list(subjects), records))
     operation = append(first, stream=stream, count=len(subjects), payload=payload, large=large)
-    return operation._replace(subjects=list(subjects) if told else ())
+    return operation._replace(subjects=list(subjects) if reported else ())
 
 
 @pytest.fixture
@@ -75,14 +75,14 @@ def test_ranges_without_news_are_not_read(disk, small, monkeypatch):
     assert chunks < 6
 
 
-def test_after_a_restart_a_failure_or_without_being_told_only_those_chunks_are_read(disk, small, monkeypatch):
+def test_after_a_restart_a_failure_or_without_subjects_only_those_chunks_are_read(disk, small, monkeypatch):
     store = disk()
     store.write([say(n, "a", size=100) for n in range(1, 101)])
     store = disk()
     store.write([say(n, "a", size=100) for n in range(101, 103)])
     with pytest.raises(StorageFull):
         store.write([say(103, "never", size=5 * MIB)])
-    store.write([say(103, "a", told=False, size=100)])
+    store.write([say(103, "a", reported=False, size=100)])
     store.write([say(n, "a", size=100) for n in range(104, 202)])
     chunks, found = counted(disk, monkeypatch)
     assert found == {"a": 201}
@@ -137,7 +137,7 @@ def test_too_many_subjects_are_not_held(monkeypatch):
 @given(st.lists(st.lists(st.sampled_from("abcdef"), min_size=1, max_size=5), max_size=30), st.integers(0, 7))
 def test_any_chunks_give_what_a_plain_look_gives(chunks, limit):
     store, last, first = MemoryStore(), {}, 1
-    search = index.Search(limit)
+    search = index.SubjectSearch(limit)
     for names in chunks:
         store.write([say(first, *names)])
         for place, name in enumerate(names):

@@ -201,6 +201,66 @@ def test_where(trees, messages):
         assert matched(index, subject, headers, sender) == wanted
 
 
+FEW = st.sampled_from(["p", "q", "subject"])
+"""So few attributes that messages have classes."""
+
+
+@many_pairs(100)
+@given(
+    trees=st.lists(
+        st.recursive(
+            st.one_of(predicates(FEW).filter(lambda tree: tree[0] != "within")),
+            lambda inner: (
+                st.tuples(st.sampled_from(["and", "or"]), inner, inner) | st.tuples(st.just("not"), inner)
+            ),
+            max_leaves=4,
+        ),
+        min_size=2,
+        max_size=12,
+    ),
+    requests=st.lists(st.dictionaries(st.sampled_from("pq"), st.lists(VALUES, max_size=2), min_size=1)),
+    batches=st.lists(st.lists(MESSAGES, min_size=1, max_size=20), min_size=1, max_size=4),
+    gone=st.integers(0, 11),
+)
+def test_a_batch_matches_what_each_message_does_by_itself(trees, requests, batches, gone):
+    index = Index(cache_size=30)
+    selectors = dict(enumerate(trees))
+    for key, tree in selectors.items():
+        index.add(key, Selector.parse([["topic", "a.#"], ["topic", "#.b"]], where=oracle.text(tree)))
+    for key, request in enumerate(requests):
+        index.add(f"fields {key}", Selector.parse([["fields", {"any": request}]]))
+    for _ in range(2):
+        for messages in batches:
+            found = index.match_many(*zip(*messages, strict=True))
+            alone = Index()
+            for group in index.groups():
+                alone.add(group.number, group.selector)
+            assert [[group.number for group in groups] for groups in found] == [
+                sorted(key for group in alone.match(*message) for key in group.members)
+                for message in messages
+            ]
+            naive = [
+                {
+                    *(
+                        key
+                        for key, tree in selectors.items()
+                        if (oracle.topic("a.#", subject) or oracle.topic("#.b", subject))
+                        and oracle.holds(tree, subject, headers, sender)
+                    ),
+                    *(
+                        f"fields {key}"
+                        for key, request in enumerate(requests)
+                        if oracle.fields(("any", request.items()), headers)
+                    ),
+                }
+                for subject, headers, sender in messages
+            ]
+            assert [{key for group in groups for key in group.members} for groups in found] == naive
+        if gone in selectors:
+            index.remove(gone)
+            del selectors[gone]
+
+
 @many_pairs(50)
 @given(tree=EXPRESSIONS, messages=st.lists(MESSAGES, min_size=30, max_size=40))
 def test_a_compiled_condition(tree, messages):
@@ -306,6 +366,10 @@ def test_zn22_random_changes_leave_the_index_as_if_built_anew(selectors, message
         assert matched(index, *message) == sorted(k for k, s in held.items() if wants(s, *message))
     assert len(index) == len({parsed(selector) for selector in held.values()})
     assert sorted(group.number for group in index.groups()) == sorted({g.number for g in index.groups()})
+    assert [
+        sorted(key for g in groups for key in g.members)
+        for groups in index.match_many(*zip(*messages, strict=True))
+    ] == [sorted(k for k, s in held.items() if wants(s, *message)) for message in messages]
     for message in messages:
         wanted = sorted(k for k, s in held.items() if wants(s, *message))
         assert matched(index, *message) == wanted
@@ -322,6 +386,8 @@ def test_zn22_random_changes_leave_the_index_as_if_built_anew(selectors, message
 def assert_empty(index):
     """Nothing of what was filed is left behind, and the index costs what a new one costs."""
     assert len(index) == 0
+    assert not index._classes._values
+    assert not index._classes._without
     assert not index.needs_headers
     assert not index._unconditional._families
     assert not index._conditional._families

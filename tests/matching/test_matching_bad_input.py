@@ -80,7 +80,7 @@ def test_too_many_criteria_are_refused():
         Selector.parse([*criteria, ["topic", "one.more"]])
 
 
-def test_an_unknown_family_is_told_what_there_is():
+def test_an_unknown_family_is_refused_with_what_there_is():
     with pytest.raises(InvalidSelector, match=r"expected .*topic, topic-amqp"):
         Selector.parse([["topics", "a"]])
 

@@ -354,8 +354,8 @@ def test_a_name_is_given_once():
 @pytest.mark.usefixtures("registry")
 def test_a_family_that_raises_hits_nothing_and_is_reported_once():
     register(Suffix)
-    told = []
-    index = Index(on_failure=lambda name, error: told.append((name, str(error))))
+    reported = []
+    index = Index(on_failure=lambda name, error: reported.append((name, str(error))))
     index.add("k", Selector.parse([["suffix", "m"]]))
     index.add("t", topic("boom"))
     assert keys(index.match("boom")) == ["t"]
@@ -363,7 +363,7 @@ def test_a_family_that_raises_hits_nothing_and_is_reported_once():
     assert keys(index.match("boom")) == ["t"]
     assert index.matches_any("boom")
     assert index.failures == {"suffix": 2}
-    assert told == [("suffix", "boom")]
+    assert reported == [("suffix", "boom")]
 
 
 @pytest.mark.usefixtures("registry")

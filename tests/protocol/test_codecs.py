@@ -65,7 +65,7 @@ def test_a_part_is_encoded_once_by_each_codec_however_many_peers_get_it(packed):
     assert words.encoded == 1
 
 
-def test_what_is_stored_as_it_goes_out_is_not_encoded_again(packed):
+def test_what_is_stored_as_it_is_sent_is_not_encoded_again(packed):
     part = DeliveryPart(COLUMNS, (b"payload", b"large"))
     assert encode(Delivery(1, 4, part))[1:] == [b"payload", b"large"]
     assert not packed

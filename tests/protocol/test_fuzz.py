@@ -13,7 +13,9 @@ import wire_strategies as wire
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from malamute.client.session.batch import record_of, records_of
 from malamute.errors import InvalidName, InvalidValue, Malformed, TooLarge, UnknownCommand
+from malamute.protocol import batch
 from malamute.protocol.batch import (
     Columns,
     headers_of,
@@ -211,6 +213,33 @@ def test_any_bytes_are_a_record_or_malformed(data: bytes) -> None:
 
 
 @st.composite
+def damaged_records(draw: st.DrawFn) -> bytes:
+    """A record with any values for headers and frames, of which some bytes may be others."""
+    names, values = KEYS, wire.PLAIN | VALUES
+    pairs = draw(st.lists(st.tuples(names, values), max_size=4))
+    frames = draw(st.lists(st.binary(max_size=5), min_size=1, max_size=2) | st.lists(VALUES, max_size=2))
+    # By pairs: a name may be there twice.
+    packer = msgpack.Packer(autoreset=True)
+    headers = packer.pack_map_pairs(pairs) if draw(st.booleans()) else packer.pack(draw(values))
+    data = bytearray(packer.pack_array_header(1 + len(frames)) + headers + b"".join(map(packer.pack, frames)))
+    for place in draw(st.lists(st.integers(0, len(data) - 1), max_size=2)):
+        data[place] = draw(st.integers(0, 255))
+    return bytes(data[: draw(st.none() | st.integers(0, len(data)))])
+
+
+@fuzz
+@given(st.lists(damaged_records(), max_size=6))
+def test_headers_of_many_records_are_those_of_each_by_itself(records: list[bytes]) -> None:
+    expected = []
+    for record in records:
+        try:
+            expected.append(unpack_record(record)[0])
+        except Malformed:
+            expected.append({})
+    assert repr(headers_of(records)) == repr(expected)
+
+
+@st.composite
 def columns(draw: st.DrawFn) -> Columns:
     count = draw(st.integers(1, 5))
 
@@ -242,6 +271,32 @@ def test_a_mutated_payload_gives_columns_or_malformed(before: Columns, data: st.
     payload = bytearray(pack_queue_payload(before)[0])
     payload[data.draw(st.integers(0, len(payload) - 1))] = data.draw(st.integers(0, 255))
     check_payload(bytes(payload), [])
+
+
+@fuzz
+@given(columns(), st.lists(st.tuples(st.integers(0, 10_000), st.integers(0, 255)), max_size=2), st.data())
+def test_columns_of_a_stream_are_what_any_columns_are(
+    before: Columns, changes: list[tuple[int, int]], data: st.DataObject
+) -> None:
+    payload = bytearray(pack_stream_payload(before)[0])
+    for place, byte in changes:
+        payload[place % len(payload)] = byte
+    cut = bytes(payload[: data.draw(st.sampled_from([None, -1, len(payload) // 2]))])
+    found = batch._stream_columns(cut)
+    # What it does not read is left to the other, which says what is wrong.
+    assert not found or repr(found) == repr(batch._any_columns(cut))
+    assert changes or cut != bytes(payload) or found
+
+
+@fuzz
+@given(HEADERS, st.binary(max_size=70_000) | st.lists(st.binary(max_size=20), max_size=3), columns())
+def test_both_ways_to_pack_make_the_same_bytes(headers: Any, body: Any, before: Columns) -> None:
+    frames = [body] if type(body) is bytes else body
+    record = pack_record(headers, body)
+    assert record == msgpack.packb([headers or None, *frames]) == record_of(headers, body)
+    assert records_of([headers or {}], [body]) == [msgpack.packb([headers or {}, *frames])] or not headers
+    assert pack_stream_payload(before)[0] == msgpack.packb([*before[:5]])
+    assert pack_queue_payload(before)[0] == msgpack.packb([*before])
 
 
 @fuzz

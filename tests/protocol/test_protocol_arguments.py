@@ -24,7 +24,7 @@ ALL_RULES = {
 }
 
 
-def test_every_rule_has_a_strategy_and_every_argument_words_for_whoever_got_it_wrong() -> None:
+def test_every_rule_has_a_strategy_and_every_argument_words_for_a_wrong_one() -> None:
     assert {rule.words for rule in ALL_RULES} == {*wire.BY_WORDS, *wire.COLUMNS}
     assert {rule.words for rule in USED} == set(EXPECTED)
 
@@ -91,7 +91,7 @@ def test_an_age_is_finite_and_within_its_range(value: Any) -> None:
     assert not arguments.SECONDS.holds(value)
 
 
-def test_what_is_needed_is_asked_for_and_what_is_unknown_is_told() -> None:
+def test_what_is_needed_is_asked_for_and_what_is_unknown_is_reported() -> None:
     takes = Arguments({"stream": messages.NAME}, {"dead": messages.BOOLEAN})
     with pytest.raises(InvalidValue, match="missing argument 'stream' of x: expected a name"):
         takes.check("x", {"dead": True})

@@ -47,7 +47,7 @@ def test_a_number_and_its_words_give_the_error_back(code: int) -> None:
     assert str(error) == f"what was wrong (error {code})"
 
 
-def test_a_number_that_is_not_known_is_told_in_the_words() -> None:
+def test_a_number_that_is_not_known_is_reported_in_the_words() -> None:
     error = from_wire(499, "what was wrong")
     assert type(error) is MalamuteError
     assert str(error) == "what was wrong (unknown error 499)"
@@ -58,7 +58,7 @@ def test_an_error_without_words_says_its_name() -> None:
 
 
 @pytest.mark.parametrize("error", WIRE, ids=lambda error: error.__name__)
-def test_whoever_is_refused_gets_a_hint(error: type[MalamuteError]) -> None:
+def test_who_is_refused_gets_a_hint(error: type[MalamuteError]) -> None:
     assert error.hint
 
 
@@ -75,7 +75,7 @@ def test_an_error_survives_pickling(error: type[MalamuteError]) -> None:
     assert (type(after), str(after), after.about, after.ref) == (error, str(before), 2, 7)
 
 
-def test_a_selector_error_tells_the_position() -> None:
+def test_a_selector_error_shows_the_position() -> None:
     error = InvalidSelector("empty part", 5)
     assert error.position == 5
     assert error.text == "empty part at position 5"

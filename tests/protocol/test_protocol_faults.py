@@ -41,6 +41,7 @@ from malamute.protocol.messages import (
     Publish,
     Query,
     Reply,
+    Request,
     Subscribe,
 )
 
@@ -68,18 +69,26 @@ def about(error: MalamuteError) -> tuple[type[MalamuteError], int, int]:
         ((4, "printer", 9, ["s"], [RECORD], [7]), (Malformed, 4, 9)),
         ((5, 2, 10, [0], [True], [RECORD]), (Malformed, 5, 10)),
         ((5, 2, 11, [1], [1], [RECORD]), (Malformed, 5, 11)),
+        ((4, "printer", 12, ["s"], [RECORD], None, [[2, 1]]), (Malformed, 4, 12)),
+        ((4, "printer", 13, ["s"], [RECORD], None, [1]), (Malformed, 4, 13)),
+        ((4, "printer", 14, ["s"], [RECORD], None, None), (Malformed, 4, 14)),
+        ((4, "printer", 15, ["s"], [RECORD], None, [[1, NUMBER_MAX + 1]]), (Malformed, 4, 15)),
+        ((5, 2, 16, [1], [True], [RECORD], -2), (Malformed, 5, 16)),
+        ((5, 2, 17, [1], [True], [RECORD], 1, True), (Malformed, 5, 17)),
+        ((5, 2, 18, [1], [True], [RECORD], 1, 1, 1), (Malformed, 5, 18)),
         ((6, 4, "weather", []), (Malformed, 6, 4)),
         ((7, 5, "printer", [["exact"]]), (Malformed, 7, 5)),
         ((8, 0), (Malformed, 8, 0)),
         ((9, 3, -2), (Malformed, 9, 3)),
         ((10, 3, [[2, 1]]), (Malformed, 10, 3)),
+        ((10, 3, [[1, 1]], -2), (Malformed, 10, 3)),
         ((11, 12, "status", None), (Malformed, 11, 12)),
         ((66, 6, 4, msgpack.Timestamp(1)), (Malformed, 66, 4)),
         ((72, 5, msgpack.ExtType(5, b"")), (Malformed, 72, 5)),
     ],
     ids=lambda value: str(value[0]) if isinstance(value[0], int) else "",
 )
-def test_a_wrong_field_tells_the_command_and_its_ref(fields: tuple[Any, ...], place: Any) -> None:
+def test_a_wrong_field_shows_the_command_and_its_ref(fields: tuple[Any, ...], place: Any) -> None:
     assert about(fault(*fields)) == place
 
 
@@ -89,11 +98,11 @@ def test_a_fault_names_the_first_field_that_is_wrong() -> None:
 
 
 @pytest.mark.parametrize("ref", [True, -1, NUMBER_MAX + 1, "7", None, 7.0])
-def test_a_ref_that_is_no_number_is_not_told(ref: Any) -> None:
+def test_a_ref_that_is_no_number_is_not_reported(ref: Any) -> None:
     assert about(fault(2, "weather", ref, ["s"], [RECORD])) == (Malformed, 2, 0)
 
 
-def test_a_list_with_too_many_messages_tells_the_number() -> None:
+def test_a_list_with_too_many_messages_shows_the_number() -> None:
     many = BATCH_MESSAGES_MAX + 1
     assert about(fault(2, "weather", 7, ["s"] * many, [b""] * many)) == (TooLarge, 2, 7)
     assert about(fault(2, "weather", 7, ["s" * 256], [b""])) == (TooLarge, 2, 7)
@@ -106,27 +115,27 @@ def test_too_many_fields_and_too_few_are_malformed(spec: Any) -> None:
         assert about(fault(spec.opcode, *[1] * (spec.required - 1)))[:2] == (Malformed, spec.opcode)
 
 
-def test_too_few_fields_still_tell_the_number() -> None:
+def test_too_few_fields_still_show_the_number() -> None:
     assert about(fault(2, "weather", 7, ["s"])) == (Malformed, 2, 7)
     assert about(fault(2, "weather")) == (Malformed, 2, 0)
 
 
-def test_columns_of_unequal_length_tell_the_number() -> None:
+def test_columns_of_unequal_length_show_the_number() -> None:
     assert about(fault(2, "weather", 7, ["s", "t"], [RECORD])) == (Malformed, 2, 7)
     assert about(fault(3, "bob", 8, ["s"], [RECORD], [None, None])) == (Malformed, 3, 8)
     assert about(fault(5, 2, 9, [1], [True, True], [RECORD])) == (Malformed, 5, 9)
 
 
-def test_too_many_frames_and_too_few_tell_the_number() -> None:
+def test_too_many_frames_and_too_few_show_the_number() -> None:
     assert about(fault(2, "weather", 7, ["s"], [None])) == (Malformed, 2, 7)
     assert about(fault(2, "weather", 7, ["s"], [RECORD], frames=(b"x",))) == (Malformed, 2, 7)
     assert about(fault(9, 3, 1, frames=(b"",))) == (Malformed, 9, 3)
     assert about(fault(69, 3, 0)) == (Malformed, 69, 3)
 
 
-@pytest.mark.parametrize(("opcode", "told"), [(63, 63), (127, 127), (128, 0), (-1, 0), (2**64 - 1, 0)])
-def test_an_unknown_opcode_is_told_when_it_could_be_one(opcode: int, told: int) -> None:
-    assert about(fault(opcode, 1, 2)) == (UnknownCommand, told, 0)
+@pytest.mark.parametrize(("opcode", "reported"), [(63, 63), (127, 127), (128, 0), (-1, 0), (2**64 - 1, 0)])
+def test_an_unknown_opcode_is_reported_when_it_could_be_one(opcode: int, reported: int) -> None:
+    assert about(fault(opcode, 1, 2)) == (UnknownCommand, reported, 0)
 
 
 @pytest.mark.parametrize(
@@ -209,6 +218,20 @@ def test_lists_in_lists_that_are_not_there_take_little(announced: bytes, size: i
             with suppress(Malformed):
                 read()
         assert tracemalloc.get_traced_memory()[1] < 2**20
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("announced", [b"\xdd\xff\xff\xff\xff", b"\xdd\x00\x40\x00\x00"], ids=bytes.hex)
+@pytest.mark.parametrize("place", range(5))
+def test_columns_that_are_not_there_take_little(announced: bytes, place: int) -> None:
+    columns = [b"\x01", b"\x01", b"\xa0", b"\x91\xa0", b"\x91\xc4\x00"]
+    payload = b"\x95" + b"".join(columns[:place]) + announced + bytes(0x400000 - 10)
+    tracemalloc.start()
+    try:
+        with pytest.raises(Malformed):
+            unpack_payload(payload)
+        assert tracemalloc.get_traced_memory()[1] < 2 * len(payload)
     finally:
         tracemalloc.stop()
 
@@ -296,7 +319,11 @@ def test_a_subscription_and_an_offer_have_up_to_100_criteria() -> None:
 def test_an_ack_has_up_to_1000_ranges() -> None:
     full = [[place, place] for place in range(1, RANGES_MAX + 1)]
     assert decode(encode(Ack(0, full))) == Ack(0, full)
-    assert about(fault(10, 0, [*full, [RANGES_MAX + 1, RANGES_MAX + 1]])) == (TooLarge, 10, 0)
+    over = [*full, [RANGES_MAX + 1, RANGES_MAX + 1]]
+    assert about(fault(10, 0, over)) == (TooLarge, 10, 0)
+    asked = Request("printer", 7, ["s"], [RECORD], None, full)
+    assert decode(encode(asked)) == asked
+    assert about(fault(4, "printer", 7, ["s"], [RECORD], None, over)) == (TooLarge, 4, 7)
 
 
 def test_a_range_ends_where_numbers_end() -> None:

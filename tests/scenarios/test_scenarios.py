@@ -78,7 +78,7 @@ def test_batches_and_an_iterator_that_ends(play: Play) -> None:
     play(scenario)
 
 
-def test_every_receipt_tells_its_sequence(play: Play) -> None:
+def test_every_receipt_shows_its_sequence(play: Play) -> None:
     async def scenario(world: World) -> None:
         client = await world.connect()
         async with client.publisher("s", batch=7) as out:
@@ -92,8 +92,8 @@ def test_every_receipt_tells_its_sequence(play: Play) -> None:
         stored = await take(await client.subscribe("s", start="first"), 200)
         assert [int(message.body) for message in stored] == list(range(200))
         # A publish that was confirmed again after a break tells no sequence; any other tells the right one.
-        told = [(receipt.sequence, m.sequence) for receipt, m in zip(receipts, stored, strict=True)]
-        assert all(mine in (0, his) for mine, his in told)
+        reported = [(receipt.sequence, m.sequence) for receipt, m in zip(receipts, stored, strict=True)]
+        assert all(mine in (0, his) for mine, his in reported)
 
     play(scenario)
 
@@ -250,7 +250,7 @@ def test_every_verb_does_what_it_says(play: Play) -> None:
     play(scenario)
 
 
-def test_whoever_asks_learns_how_a_message_ended(play: Play) -> None:
+def test_who_asks_learns_how_a_message_ended(play: Play) -> None:
     async def scenario(world: World) -> None:
         alice, bob = await world.connect("alice"), await world.connect("bob")
         sent = {
@@ -290,7 +290,7 @@ def test_whoever_asks_learns_how_a_message_ended(play: Play) -> None:
     play(scenario)
 
 
-def test_whoever_asks_for_work_learns_how_a_request_ended(play: Play) -> None:
+def test_who_asks_for_work_learns_how_a_request_ended(play: Play) -> None:
     async def scenario(world: World) -> None:
         alice, worker = await world.connect("alice"), await world.connect("worker")
         asked = {
@@ -328,7 +328,7 @@ def test_whoever_asks_for_work_learns_how_a_request_ended(play: Play) -> None:
         assert asked["refuse"].reason == "no paper"
         with pytest.raises(errors.TimedOut):
             await alice.receive(0.01)
-        with pytest.raises(errors.InvalidValue, match="a tracker is for the assurance"):
+        with pytest.raises(errors.InvalidValue, match="tracker without an outcome"):
             await alice.request("printer", "reply", b"", tracker="mine")
 
     play(scenario)
@@ -408,7 +408,7 @@ def test_handlers_settle_what_they_are_given(play: Play) -> None:
     play(scenario)
 
 
-def test_a_handler_that_fails_rejects_mail_if_told_so_and_stays_before_the_message_of_a_stream(
+def test_a_handler_that_fails_rejects_mail_if_so_configured_and_stays_before_the_message_of_a_stream(
     play: Play,
 ) -> None:
     async def scenario(world: World) -> None:
@@ -455,7 +455,7 @@ def test_a_block_of_the_mailbox_gives_back_at_its_end_what_was_not_taken(play: P
             # Another block has not ended.
             second = await mailbox.receive(PATIENCE)
             second.ack()
-        with pytest.raises(errors.Closed, match="opens it again"):
+        with pytest.raises(errors.Closed, match="open it again"):
             await mailbox.receive(PATIENCE)
         await bob.flush()
         rows = await alice.query("messages", kind="mailbox", name="bob")

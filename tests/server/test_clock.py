@@ -36,7 +36,7 @@ def hands(monkeypatch) -> Hands:
     return hands
 
 
-def test_it_tells_the_time_of_the_world(hands):
+def test_it_shows_the_time_of_the_world(hands):
     clock = Clock()
     hands.pass_by(5)
     assert clock() == START + 5
@@ -64,12 +64,12 @@ def test_what_differs_by_less_than_a_step_is_none(hands, seconds):
 
 
 @pytest.mark.parametrize("seconds", [3_600.0, -3_600.0])
-def test_a_step_is_told_once_and_believed_when_it_has_stood(hands, seconds):
+def test_a_step_is_reported_once_and_believed_when_it_has_stood(hands, seconds):
     clock = Clock()
     hands.wall += seconds
-    told = clock.look(clock())
+    reported = clock.look(clock())
     hands.pass_by(HOLD_SECONDS - 1)
-    assert (told.what, clock.look(clock())) == ("stepped", None)
+    assert (reported.what, clock.look(clock())) == ("stepped", None)
     hands.pass_by(1)
     assert clock.look(clock()) == ClockStep("followed", seconds, seconds)
     assert clock.look(clock()) is None
@@ -77,7 +77,7 @@ def test_a_step_is_told_once_and_believed_when_it_has_stood(hands, seconds):
     assert clock.look(clock()) == ClockStep("stepped", -seconds, seconds)
 
 
-def test_a_wrong_step_that_is_mended_in_time_changes_nothing(hands):
+def test_a_wrong_step_that_is_corrected_in_time_changes_nothing(hands):
     clock = Clock()
     hands.wall += 3_600
     clock.look(clock())

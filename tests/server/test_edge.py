@@ -201,7 +201,7 @@ def test_peers_of_two_edges_meet_in_one_broker(both):
     assert isinstance(both.hear_far(Stored), Stored)
 
 
-def test_a_session_has_the_principal_that_its_edge_tells(both):
+def test_a_session_has_the_principal_that_its_edge_gives(both):
     open_both(both)
     sessions = both.loop.core.sessions.by_peer
     assert sessions[NEAR].may.principal == Principal("nearby", listener="lane")

@@ -54,7 +54,7 @@ def test_an_answer_that_nobody_was_asked_for_counts_nothing(flows):
     assert flows.is_full(ANN)
 
 
-def test_tokens_cannot_be_foretold(flows):
+def test_tokens_cannot_be_guessed(flows):
     tokens = [flows.sent(ANN, STEP) for _ in range(20)]
     assert len({later - earlier for earlier, later in pairwise(tokens)}) == 19
 

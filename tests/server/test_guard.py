@@ -272,7 +272,7 @@ def test_a_command_with_too_many_frames_is_refused_and_passed_over(make, monkeyp
     stranger.close()
 
 
-def test_one_too_many_for_the_limit_is_told_so(make, context):
+def test_one_too_many_for_the_limit_is_reported(make, context):
     """What a refused session is sent reaches it before its connection ends."""
     transport = make(hello_seconds=10)
     stranger = arrive(transport, 100.0)

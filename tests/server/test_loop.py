@@ -9,8 +9,9 @@ import pytest
 import zmq
 
 from malamute.core.admin import queries
-from malamute.core.broker import Core, Settings
+from malamute.core.broker import Core
 from malamute.core.effects import ClockStep
+from malamute.core.settings import Settings
 from malamute.journal.memory import MemoryStore
 from malamute.protocol.batch import pack_record
 from malamute.protocol.codec import Protocol2, decode, encode
@@ -30,7 +31,7 @@ from malamute.protocol.messages import (
     Welcome,
 )
 from malamute.server.clock import Clock
-from malamute.server.loop import WAKING_SECONDS, Loop
+from malamute.server.loop import LOOK_SECONDS, SUSPENDED_SECONDS, WAKING_SECONDS, Loop
 from malamute.server.transport import Transport
 from malamute.store.policies import QueuePolicy
 
@@ -101,7 +102,7 @@ def test_it_serves(running):
     assert running.hear() == Stored([[1, 1, 1]])
 
 
-def test_what_is_no_command_is_answered_and_the_loop_goes_on(running):
+def test_what_is_no_command_is_answered_and_the_loop_continues(running):
     running.client.send_multipart([b"\xc1"])
     error = running.hear()
     assert isinstance(error, Error)
@@ -112,7 +113,7 @@ def test_what_is_no_command_is_answered_and_the_loop_goes_on(running):
     assert running.hear() == Pong()
 
 
-def test_a_fault_in_a_thread_refuses_what_met_it_and_the_broker_goes_on(running):
+def test_a_fault_in_a_thread_refuses_what_met_it_and_the_broker_continues(running):
     running.say(Hello([2], "alice"))
     assert isinstance(running.hear(), Welcome)
     running.say(publish("broken"))
@@ -132,7 +133,7 @@ def test_a_worker_that_is_no_more_ends_the_loop_with_its_error(running):
     assert isinstance(running.failure, SystemExit)
 
 
-def test_a_fault_of_the_decoder_is_an_error_and_the_broker_goes_on(running, monkeypatch):
+def test_a_fault_of_the_decoder_is_an_error_and_the_broker_continues(running, monkeypatch):
     monkeypatch.setattr(Protocol2, "decode", staticmethod(lambda frames: 1 // 0))
     running.say(Hello([2], "alice"))
     assert running.hear().code == 500
@@ -141,7 +142,7 @@ def test_a_fault_of_the_decoder_is_an_error_and_the_broker_goes_on(running, monk
     assert isinstance(running.hear(), Welcome)
 
 
-def test_what_cannot_be_encoded_is_an_error_and_the_broker_goes_on(running, monkeypatch):
+def test_what_cannot_be_encoded_is_an_error_and_the_broker_continues(running, monkeypatch):
     running.say(Hello([2], "alice"))
     assert isinstance(running.hear(), Welcome)
     monkeypatch.setitem(queries.TELLING, "status", lambda core, query: 2**80)
@@ -295,3 +296,36 @@ def test_a_step_of_the_clock_on_the_wall_is_shown_to_the_core_once(stepped):
     stepped.go_round()
     stepped.go_round()
     assert stepped.loop.core.effects.ahead == 3_600.0
+
+
+def due_in(stepped: Stepped, monkeypatch, seconds: float) -> None:
+    monkeypatch.setattr(stepped.loop.core, "next_deadline", lambda: stepped.now + seconds)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "timeout_ms"),
+    [(-5.0, 0), (0.0, 0), (0.0004, 1), (0.0025, 3), (0.9985, 999), (5.0, 1_000)],
+)
+def test_the_loop_waits_until_something_is_due_and_no_longer(stepped, monkeypatch, seconds, timeout_ms):
+    """libzmq counts whole milliseconds: it wakes at most one too late, and never before."""
+    due_in(stepped, monkeypatch, seconds)
+    assert stepped.loop._timeout_ms(stepped.now) == timeout_ms
+
+
+def test_what_is_due_is_no_reason_to_hurry_while_it_reads_what_came_before(stepped, monkeypatch):
+    """Nobody is late then, so that nothing is done about it: the loop would go round without an end."""
+    due_in(stepped, monkeypatch, -1.0)
+    stepped.go_round(SUSPENDED_SECONDS + 2.0)
+    assert stepped.loop._timeout_ms(stepped.now) == LOOK_SECONDS * 1000
+
+
+def test_an_edge_is_asked_for_commands_only_where_there_is_input(stepped, monkeypatch):
+    asked = []
+    receive = stepped.transport.receive
+    monkeypatch.setattr(stepped.transport, "receive", lambda: asked.append(1) or receive())
+    stepped.go_round()
+    assert not asked
+    client = stepped.connect()
+    stepped.take(client, Hello([2], "alice"))
+    assert asked
+    assert isinstance(hear(client), Welcome)

@@ -161,7 +161,7 @@ def test_who_is_late_with_a_heartbeat_has_stalled_and_who_promised_none_has_not(
     assert not stalls.has_stalled(PEER, near.fileno(), 100.0)
 
 
-def test_the_system_tells_since_when_nothing_has_come_over_tcp():
+def test_the_system_shows_since_when_nothing_has_come_over_tcp():
     with (
         socket.create_server(("127.0.0.1", 0)) as server,
         socket.create_connection(server.getsockname()) as far,
@@ -181,7 +181,7 @@ def test_the_system_tells_since_when_nothing_has_come_over_tcp():
                 silent = module._silent_seconds(near.fileno())
 
 
-def test_of_another_connection_and_of_none_the_system_does_not_tell():
+def test_of_another_connection_and_of_none_the_system_does_not_show():
     near, far = socket.socketpair()
     with near, far:
         far.sendall(b"!")

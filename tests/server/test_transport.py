@@ -104,7 +104,7 @@ def test_large_records_come_as_frames_of_their_own(transport, context):
     assert [bytes(record) for record in message.records] == [b"y" * 100_000, b"x"]
 
 
-def test_a_turn_ends_after_its_messages(transport, context, monkeypatch):
+def test_an_iteration_ends_after_its_messages(transport, context, monkeypatch):
     monkeypatch.setattr(module, "TURN_MESSAGES", 2)
     client = connect(transport, context)
     for _ in range(3):
@@ -112,7 +112,7 @@ def test_a_turn_ends_after_its_messages(transport, context, monkeypatch):
     assert [len(list(transport.receive())) for _ in range(3)] == [2, 1, 0]
 
 
-def test_a_turn_ends_after_its_bytes(transport, context, monkeypatch):
+def test_an_iteration_ends_after_its_bytes(transport, context, monkeypatch):
     monkeypatch.setattr(module, "TURN_BYTES", 2)
     client = connect(transport, context)
     for _ in range(3):
@@ -169,9 +169,9 @@ def test_a_peer_is_given_up_when_more_is_kept_than_the_limit(transport, context,
     transport.send(PEER, Pong())
     assert transport.take_lost() == [PEER]
     # It learns, when it takes messages again, that it has to begin anew.
-    *taken, told = take(transport, client, sent + 1)
+    *taken, reported = take(transport, client, sent + 1)
     assert taken == [Ok(6, ref) for ref in range(sent)]
-    assert told.code == UnexpectedCommand.code
+    assert reported.code == UnexpectedCommand.code
 
 
 def test_who_waits_for_a_welcome_has_it_before_it_learns_that_it_is_given_up(transport, context, monkeypatch):
@@ -183,9 +183,9 @@ def test_who_waits_for_a_welcome_has_it_before_it_learns_that_it_is_given_up(tra
     for _ in range(9):
         transport.send(PEER, Pong())
     assert set(transport.take_lost()) == {PEER}, "more than once"
-    welcome, told = take(transport, client, sent + 2)[sent:]
+    welcome, reported = take(transport, client, sent + 2)[sent:]
     assert welcome == WELCOME
-    assert told.code == UnexpectedCommand.code
+    assert reported.code == UnexpectedCommand.code
 
 
 def test_a_peer_that_nobody_knows_is_lost(transport):
@@ -377,17 +377,17 @@ def test_while_much_is_kept_for_all_peers_little_is_for_each(reader, monkeypatch
     transport, _ = reader
     until_full(transport)
     transport.send(PEER, STEP)
-    other = module.Kept(transport.kept)
+    other = module.Unsent(transport.unsent)
     other.add(encode(STEP), STEP)
     transport.send(PEER, STEP)
-    assert transport.kept.size_bytes == 3 * size
+    assert transport.unsent.size_bytes == 3 * size
     assert not transport.blocked[PEER].too_large
     other.add(encode(STEP), STEP)
     assert not transport.blocked[PEER].too_large, "it has no more than it may in any case"
     transport.send(PEER, STEP)
     assert transport.take_lost() == [PEER]
     other.drop()
-    assert transport.kept.size_bytes == transport.blocked[PEER].size_bytes < 200
+    assert transport.unsent.size_bytes == transport.blocked[PEER].size_bytes < 200
 
 
 def test_what_is_kept_no_more_does_not_count(reader):
@@ -395,12 +395,12 @@ def test_what_is_kept_no_more_does_not_count(reader):
     until_full(transport)
     for _ in range(5):
         transport.send(PEER, STEP)
-    assert transport.kept.size_bytes == transport.blocked[PEER].size_bytes > 0
+    assert transport.unsent.size_bytes == transport.blocked[PEER].size_bytes > 0
     client.close(0)
     while not transport.take_lost():
         transport.retry()
         transport.send(PEER, Ping())
-    assert transport.kept.size_bytes == 0
+    assert transport.unsent.size_bytes == 0
 
 
 def test_a_probe_finds_out_whether_a_peer_that_reads_nothing_is_there(reader):
@@ -489,7 +489,7 @@ def test_nothing_is_kept_of_a_peer_whose_session_was_ended_when_its_connection_g
         list(transport.receive())
         transport.send(PEER, Welcome(2, b"s", b"b", False, "", {}))
     transport.flows.open(PEER)
-    transport.blocked[PEER] = module.Kept(transport.kept)
+    transport.blocked[PEER] = module.Unsent(transport.unsent)
     transport._stuck.add(PEER)
     transport.forget(PEER)
     client.close(0)
@@ -521,7 +521,7 @@ def test_refusals_after_the_end_of_a_session_do_not_hide_why_it_ended(transport,
     assert transport.blocked == {}
 
 
-def test_whoever_is_given_up_still_learns_why_his_session_ended(transport, context, monkeypatch):
+def test_who_is_given_up_still_learns_why_his_session_ended(transport, context, monkeypatch):
     monkeypatch.setattr(module, "KEPT_MESSAGES", 2)
     client = connect(transport, context)
     sent = fill(transport)
@@ -589,3 +589,26 @@ def test_a_hello_with_an_id_that_no_client_chooses_is_refused(transport, context
     [(peer, error)] = transport.receive()
     assert peer == b"short"
     assert (type(error), error.about, error.ref) == (InvalidValue, 1, 3)
+
+
+def test_the_end_of_what_came_is_known_without_a_refusal(transport, context, monkeypatch):
+    """Most iterations are of one command, and to run into "nothing there" is dear."""
+    client = connect(transport, context)
+    client.send_multipart(encode(Ping()))
+    assert transport.socket.poll(WAIT_MS)
+    refused = []
+    recv = transport.socket.recv
+
+    def receive(*arguments, **options):
+        try:
+            return recv(*arguments, **options)
+        except zmq.Again:
+            refused.append(1)
+            raise
+
+    monkeypatch.setattr(transport.socket, "recv", receive)
+    assert list(transport.receive()) == [(PEER, Ping())]
+    assert transport.drained
+    assert not refused
+    assert list(transport.receive()) == []
+    assert refused

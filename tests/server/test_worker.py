@@ -9,7 +9,7 @@ import pytest
 
 from malamute.errors import InternalError, MalamuteError, StorageFull, StoreError, StoreLost
 from malamute.journal.memory import MemoryStore
-from malamute.server.worker import Crashed, Faulty, Found, Reader, Results, Worker, Writer
+from malamute.server.worker import Crashed, Faulty, ReadDone, ReaderThread, Results, Worker, WriterThread
 from malamute.store.commit import Append, Written, done_anyway
 from malamute.store.operations import (
     AppendChunk,
@@ -85,7 +85,7 @@ def work(worker: Worker, results: Results, *jobs) -> list:
 
 
 def write(store: MemoryStore, results: Results, *appends: Append) -> list:
-    return work(Writer("writer", store, results), results, *appends)
+    return work(WriterThread("writer", store, results), results, *appends)
 
 
 def test_appends_that_wait_are_one_transaction(results):
@@ -123,11 +123,11 @@ def test_what_gives_room_back_is_done_even_if_the_rest_fails(results):
 def test_what_delivery_no_longer_needs_is_forgotten_even_if_the_rest_fails(results):
     store = Disk()
     store.write([put(1), PutIdentity("mailbox", "bob", "id", 1, 5), PutValue(FEEDS, ("s", "f"), b"")])
-    told = SetAttempts("mailbox", "bob", 1, 2)
+    reported = SetAttempts("mailbox", "bob", 1, 2)
     write(
         store,
         results,
-        Append(1, [told, ForgetIdentities("mailbox", "bob", 5), DeleteValue(FEEDS, ("s", "f")), BAD]),
+        Append(1, [reported, ForgetIdentities("mailbox", "bob", 5), DeleteValue(FEEDS, ("s", "f")), BAD]),
     )
     found = store.recover()
     assert found.queues == {("mailbox", "bob"): QueueState(2, 0, [*put(1).messages()], {1: 2})}
@@ -142,7 +142,7 @@ def test_what_is_bound_to_the_rest_is_not_done_without_it(results):
     assert done_anyway(Append(1, [delete(1), delete(2)], [delete(2)])) == [delete(1)]
 
 
-def test_a_fault_of_the_disk_is_told_like_a_full_one(results):
+def test_a_fault_of_the_disk_is_reported_like_a_full_one(results):
     store = Disk(StoreError("input/output error"))
     assert write(store, results, Append(1, [BAD])) == [Written([1], store.error)]
 
@@ -204,13 +204,13 @@ def test_a_store_that_is_lost_ends_the_worker(results):
 
 
 @pytest.mark.parametrize("error", [StoreError("input/output error"), AssertionError("a fault")])
-def test_a_read_that_fails_is_an_answer_and_the_reader_goes_on(results, error):
+def test_a_read_that_fails_is_an_answer_and_the_reader_continues(results, error):
     class Unreadable(MemoryStore):
         def find_time(self, stream, time_ns):
             raise error
 
     first, second = FindTime("s", 1, 1), ReadChunks("s", 1, 100)
-    found = work(Reader("reader", Unreadable(), results), results, first, second)
+    found = work(ReaderThread("reader", Unreadable(), results), results, first, second)
     if isinstance(error, AssertionError):
         assert found.pop(0) == Faulty("reading (FindTime)", error)
     assert [f.question for f in found] == [first, second]
@@ -220,7 +220,7 @@ def test_a_read_that_fails_is_an_answer_and_the_reader_goes_on(results, error):
 
 def test_what_was_given_before_the_end_is_done(results):
     store = Disk()
-    writer = Writer("writer", store, results)
+    writer = WriterThread("writer", store, results)
     writer.start()
     for token in range(1, 50):
         writer.put(good(token))
@@ -234,8 +234,8 @@ def test_a_read_brings_what_the_store_has(results):
     store = Disk()
     store.write([AppendChunk("s", Chunk(1, 2, 1, b"p"), 9)])
     read = ReadChunks("s", 1, 100)
-    [found] = work(Reader("reader", store, results), results, read)
-    assert found == Found(read, store.read("s", 1, bytes_max=100))
+    [found] = work(ReaderThread("reader", store, results), results, read)
+    assert found == ReadDone(read, store.read("s", 1, bytes_max=100))
 
 
 def test_any_number_of_results_wake_the_loop_once(results):
@@ -264,5 +264,5 @@ def test_the_reader_fetches_records(results):
     store = Disk()
     store.write([put(1), put(2)])
     question = FetchRecords("mailbox", "bob", (2, 3))
-    (found,) = work(Reader("reader", store, results), results, question)
-    assert found == Found(question, {2: b"x"})
+    (found,) = work(ReaderThread("reader", store, results), results, question)
+    assert found == ReadDone(question, {2: b"x"})

@@ -30,6 +30,9 @@ VALUES: Mapping[str, tuple[Any, ...]] = {
     "limit": (1, 2, 1000),
     "dead": (True, False),
     "details": (True, False),
+    "user": ("ann", "nobody", ""),
+    "action": ("publish", "admin", "dance"),
+    "target": ("stream/kept/a.x", "mailbox/bob", "broker/status", "nothing"),
 }
 """Values of each argument, by its name."""
 

@@ -6,12 +6,14 @@ to the disk, messages sent. What the disk commits is shown in between, when it d
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 from sim_answers import NO_OUTCOME, AnswerBook
 from sim_clock import MailTimes, Wall
 from sim_credit import CreditBook, Grant
+from sim_damage import Damaged
 from sim_feeds import FeedBook, is_put
 from sim_machine import AUDITOR, NO_JOURNAL
 from sim_origin import Author, Order, Violation, body_of, mailbox_of
@@ -27,6 +29,7 @@ from malamute.core.refusals import TEXT as REFUSED_BEFORE
 from malamute.errors import TryLater
 from malamute.journal.memory import MemoryStore
 from malamute.protocol.messages import (
+    MAILBOX,
     Ack,
     Bye,
     Cancel,
@@ -98,7 +101,8 @@ class Book:
         """Those that may stand."""
         self.credit = CreditBook()
         self._answers = AnswerBook()
-        self.orders: dict[bytes, dict[int, Order]] = {}
+        self.orders: dict[bytes, dict[int, list[Order]]] = {}
+        """The orders of each number; publishes that were coalesced have one."""
         self.cursors: dict[tuple[str, str], int] = {}
         self.cursors_stored: dict[tuple[str, str], int] = {}
         self.cursors_ever: set[tuple[str, str, int]] = set()
@@ -113,6 +117,8 @@ class Book:
         """What changes were answered."""
         self._unnoted: set[bytes] = set()
         """Sessions whose outcomes of changes the disk has refused, and does not have since."""
+        self.lost_cursors: set[tuple[str, str]] = set()
+        """Those of which nobody knows where they are."""
         self.retentions: dict[str, tuple[int, int, float]] = {}
         """Those on the disk."""
         self.recent: dict[tuple[str, str], set[int | None]] = {}
@@ -125,7 +131,7 @@ class Book:
     def numbered(self, order: Order) -> None:
         """A client has given a command a number."""
         assert order.command is not None
-        self.orders.setdefault(order.peer, {})[order.command.number] = order
+        self.orders.setdefault(order.peer, {}).setdefault(order.command.number, []).append(order)
 
     # What is shown of the broker
 
@@ -139,6 +145,24 @@ class Book:
         if dict(recovered.table(CURSORS)) != self.cursors_stored:
             raise Violation("a committed cursor was lost", found=dict(recovered.table(CURSORS)))
         self.cursors = dict(self.cursors_stored)
+        self.lost_cursors = {key for table, key in recovered.lost if table == CURSORS}
+        for _, (peer, _) in recovered.doubtful:
+            self._may_come_again(peer)
+
+    def damaged(self, found: Damaged) -> None:
+        """The next broker finds something damaged on the disk."""
+        self.queues.damaged(found.messages)
+        for key in found.lost:
+            del self.cursors_stored[key]
+        self.cursors_stored |= found.back
+        for peer in found.forgotten:
+            self._may_come_again(peer)
+
+    def _may_come_again(self, peer: bytes) -> None:
+        """What a session has had no answer for may be executed a second time."""
+        for order in chain.from_iterable(self.orders.get(peer, {}).values()):
+            if order.command is None or not order.command.done:
+                order.twice = True
 
     def died(self) -> None:
         """The broker is killed."""
@@ -154,10 +178,14 @@ class Book:
         self.answers = {key: value for key, value in self.answers.items() if key[0] not in self._unnoted}
         self._unnoted.clear()
         # A refusal is remembered beside what is stored; one that nobody heard of may be forgotten.
+        for order in self.each_order():
+            if order.outcome is False and order.command is not None and not order.command.done:
+                order.outcome = None
+
+    def each_order(self) -> Iterator[Order]:
+        """Every order that has a number."""
         for orders in self.orders.values():
-            for order in orders.values():
-                if order.outcome is False and order.command is not None and not order.command.done:
-                    order.outcome = None
+            yield from chain.from_iterable(orders.values())
 
     def received(self, peer: bytes, message: Message) -> None:
         """The broker is about to read a command."""
@@ -195,6 +223,10 @@ class Book:
         elif message.topic in ("cursor.set", "cursor.delete"):
             cursor = message.arguments["stream"], message.arguments["cursor"]
             self.recent.setdefault(cursor, set()).add(None)
+        elif message.topic == "stream.delete":
+            for cursor in [*self.cursors, *self.cursors_stored, *self.lost_cursors, *self.recent]:
+                if cursor[0] == message.arguments["stream"]:
+                    self.recent.setdefault(cursor, set()).add(None)
 
     def _changed(self, peer: bytes, number: int, value: Any) -> None:
         """A change is answered: always with the same, however often it is asked for."""
@@ -214,7 +246,11 @@ class Book:
         known = {self.cursors.get(key), self.cursors_stored.get(key), *self.recent.get(key, ())}
         # What the cursor tells of may never have been stored: then there is only the head to begin at.
         last = self.streams.last(message.stream)
-        self.asked[peer, message.source] = {None if p is None or p > last else p for p in known}
+        is_lost = key in self.lost_cursors and None not in self.recent.get(key, ())
+        # Whoever reads with a lost one is refused.
+        self.asked[peer, message.source] = (
+            set() if is_lost else {None if p is None or p > last else p for p in known}
+        )
         self.ends[peer, message.source] = last
 
     def _opened(self, peer: bytes, mailbox: str) -> None:
@@ -232,7 +268,12 @@ class Book:
             del self.offers[offer]
 
     def _asked(self, peer: bytes, message: Request) -> None:
-        """Whether anybody may be there for a request: this is more than the broker can know."""
+        """Whether anybody may be there for a request: this is more than the broker can know.
+
+        What it acknowledges is done whatever becomes of it. A client does not say that twice.
+        """
+        if message.acks:
+            self._settled(peer, Ack(MAILBOX, message.acks))
         origin = self.author.origin(message.records[0] or b"")
         origin.order.awaited |= any(
             offer.service == message.service and takes(offer, origin.subject)
@@ -320,9 +361,7 @@ class Book:
         self.queues.heard.add(peer)
         self._taken_back(peer)
         self.ended.add(peer)
-        for order in self.orders.get(peer, {}).values():
-            if order.command is None or not order.command.done:
-                order.twice = True
+        self._may_come_again(peer)
 
     def handed_out(self, append: Append) -> None:
         """The broker wants to store something."""
@@ -337,6 +376,7 @@ class Book:
                 self.streams.floor = max(self.streams.floor, operation.reserved)
             elif isinstance(operation, DeleteStream):
                 self.cursors = _without(self.cursors, operation.stream)
+                self.lost_cursors = {key for key in self.lost_cursors if key[0] != operation.stream}
         self.queues.handed_out(self._puts.of(append))
         self._answers.handed_out(self.queues.ends.withdrawn)
         self.queues.ends.withdrawn.clear()
@@ -351,9 +391,11 @@ class Book:
                 self.streams.committed(operation)
             elif is_put(operation, CURSORS):
                 self.cursors_stored[operation.key] = operation.value
+                self.lost_cursors.discard(operation.key)
                 self.cursors_ever.add((*operation.key, operation.value))
             elif isinstance(operation, DeleteValue) and operation.table == CURSORS:
                 self.cursors_stored.pop(operation.key, None)
+                self.lost_cursors.discard(operation.key)
             elif is_put(operation, RETENTIONS):
                 self.retentions[operation.key[0]] = operation.value
                 self.streams.retained(operation.key[0], StreamRetention(*operation.value))
@@ -475,25 +517,30 @@ class Book:
     def _stored(self, peer: bytes, message: Stored, blocked: bool) -> None:
         for first, last, sequence in message.ranges:
             for number in range(first, last + 1):
-                order = self._order(peer, number)
-                self._outcome(order, number, stored=True)
-                self._check_stored(order, sequence)
-                sequence += len(order.bodies) if sequence else 0
+                for order in self._orders(peer, number):
+                    self._outcome(order, number, stored=True)
+                    self._check_stored(order, sequence)
+                    sequence += len(order.bodies) if sequence else 0
 
     def _error(self, peer: bytes, message: Error, blocked: bool) -> None:
         if message.ref and message.about in _NUMBERED and message.code not in NO_OUTCOME:
-            order = self._order(peer, message.ref)
-            self._outcome(order, message.ref, stored=False)
-            kept = self.streams.ever_stored if order.kind == "publish" else self.queues.ever_stored
-            stored = [body for body in order.bodies if body in kept]
-            if stored and not order.twice:
-                raise Violation("a command was refused that is stored", kind=order.kind, bodies=stored)
-            finals = order.kind == "reply" and all(self.author.origins[body].final for body in order.bodies)
-            no_disk = message.text.startswith(NO_DISK) or message.text == REFUSED_BEFORE
-            if finals and message.code == TryLater.code and not no_disk:
-                raise Violation("a final reply has no room", text=message.text, bodies=order.bodies)
+            for order in self._orders(peer, message.ref):
+                self._refused(peer, order, message)
 
-    def _order(self, peer: bytes, number: int) -> Order:
+    def _refused(self, peer: bytes, order: Order, message: Error) -> None:
+        self._outcome(order, message.ref, stored=False)
+        kept = self.streams.ever_stored if order.kind == "publish" else self.queues.ever_stored
+        stored = [body for body in order.bodies if body in kept]
+        if stored and not order.twice:
+            raise Violation("a command was refused that is stored", kind=order.kind, bodies=stored)
+        finals = order.kind == "reply" and all(self.author.origins[body].final for body in order.bodies)
+        no_disk = message.text.startswith(NO_DISK) or message.text == REFUSED_BEFORE
+        if finals and message.code == TryLater.code and not no_disk:
+            raise Violation("a final reply has no room", text=message.text, bodies=order.bodies)
+        if order.kind == "reply":
+            self.queues.reply_refused(peer)
+
+    def _orders(self, peer: bytes, number: int) -> list[Order]:
         try:
             return self.orders[peer][number]
         except KeyError:

@@ -22,10 +22,10 @@ from sim_verbs import VERBS
 from sim_wants import CRITERIA, HEADERS, OFFERS
 
 from malamute.client.session.outbox import Command
-from malamute.client.session.receipts import Tracking
+from malamute.client.session.receipts import OutcomeTracking
 from malamute.client.session.replies import PendingRequest
-from malamute.client.session.session import Session, State
-from malamute.client.session.sources import Item, QueueSource, StreamSource
+from malamute.client.session.session import ClientSession, State
+from malamute.client.session.sources import ConsumerSource, Item, StreamSource
 from malamute.core.events import EVENTS
 from malamute.errors import Failed
 from malamute.protocol.codec import decode
@@ -75,19 +75,19 @@ class Client:
         self.generation += 1
         self.address = ADDRESSES[self.place] if address is None else address
         identity = bytes((1, self.place, self.generation >> 8, self.generation & 255)).ljust(16, b"-")
-        self.session = Session(identity, address=self.address)
+        self.session = ClientSession(identity, address=self.address)
         self.link = Link(identity)
         self.readers: dict[int, Reader] = {}
         self.letters: list[Item] = []
-        self.tasks: list[tuple[QueueSource, Item]] = []
+        self.tasks: list[tuple[ConsumerSource, Item]] = []
         self.asked: list[Asked] = []
         self.subscriptions: list[StreamSource] = []
-        self.offers: list[QueueSource] = []
+        self.offers: list[ConsumerSource] = []
         self.held: set[tuple[int, int, bytes]] = set()
         self.serves_all = False
-        self.answers: list[tuple[Command, QueueSource, Item]] = []
-        self.trackings: list[Tracking] = []
-        self.settled: list[tuple[QueueSource, int]] = []
+        self.answers: list[tuple[Command, ConsumerSource, Item]] = []
+        self.trackings: list[OutcomeTracking] = []
+        self.settled: list[tuple[ConsumerSource, int]] = []
         self.correlations: list[tuple[str, str, str]] = []
         """What it may take back: kind, queue and correlation."""
 
@@ -121,6 +121,7 @@ class Client:
         while taken < most and (frames := link.receive(choice)) is not None:
             self._receive(frames)
             taken += 1
+        session.look_at_clock(self.now())
         session.pop_events()
         self.send()
         return taken
@@ -161,7 +162,10 @@ class Client:
             self.book.author.write(order, s, self.address, HEADERS[(a // 2 + c) % len(HEADERS)])
             for s in subjects
         ]
-        self.session.sending.publish(stream, subjects, records, order.command)
+        if len(records) == 1:
+            self.session.sending.publish_single(stream, subjects[0], records[0], order.command)
+        else:
+            self.session.sending.publish(stream, subjects, records, order.command)
         return self._given(order)
 
     def send_mail(self, a: int, b: int, c: int) -> str:
@@ -237,7 +241,7 @@ class Client:
             return f"acknowledges task {item.sequence}"
         return self._reply(offer, item, c, final=kind > 1)
 
-    def _reply(self, offer: QueueSource, item: Item, c: int, *, final: bool) -> str:
+    def _reply(self, offer: ConsumerSource, item: Item, c: int, *, final: bool) -> str:
         order = self._order("reply", item.sender, numbered=c % 4 > 0)
         if order is None:
             return ""
@@ -373,12 +377,13 @@ class Client:
 
     def _is_forgotten(self, item: Item) -> bool:
         """Whether it comes as if for the first time, since the disk did not take that it was delivered."""
-        return item.attempts == 1 and body_of(item.record) in self.book.queues.forgotten
+        body, queues = body_of(item.record), self.book.queues
+        return body in queues.again or (item.attempts == 1 and body in queues.forgotten)
 
     def _let_go(self, number: int, item: Item) -> None:
         self.held.discard((number, item.sequence, body_of(item.record)))
 
-    def drop(self, source: QueueSource, item: Item) -> None:
+    def drop(self, source: ConsumerSource, item: Item) -> None:
         """Let a letter or a task out of the hands."""
         self._let_go(source.number, item)
         if source is self.session.inbox.mailbox:
@@ -457,6 +462,10 @@ class Client:
         item = self.session.sending.pop_reply(asked.pending)
         if "outcome" in (item.properties or {}):
             return f"takes the outcome of {asked.body!r}"
+        if not body_of(item.record):
+            if self.book.queues.last_end.get(asked.body) != "dead-lettered":
+                raise Violation("a request is called lost that is not", body=asked.body)
+            return f"takes the last word on {asked.body!r}"
         origin = self.book.author.origin(item.record)
         if origin.order.request != asked.body:
             raise Violation("a reply came for another request", body=asked.body, reply=origin.body)

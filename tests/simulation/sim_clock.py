@@ -84,9 +84,9 @@ class MailTimes:
         """A broker begins."""
         self.ahead = self._before = 0.0
         self.began = self.wall.now
-        newest = max([state.time for state in recovered.streams.values()], default=0)
+        newest = max([state.time_ns for state in recovered.streams.values()], default=0)
         for queue in recovered.queues.values():
-            newest = max([newest, *(message.time for message in queue.messages[-1:])])
+            newest = max([newest, *(message.time_ns for message in queue.messages[-1:])])
         far = newest > 0 and self.began - newest / 1e9 > doubt.DOUBT_SECONDS
         self.doubt_until = self.began + doubt.DOUBT_SECONDS if far else 0.0
 
@@ -105,15 +105,15 @@ class MailTimes:
 
     def came(self, message: StoredMessage) -> float:
         """When a message came that was there before the broker began."""
-        return min(message.time / 1e9, self.began)
+        return min(message.time_ns / 1e9, self.began)
 
     def early(self, message: StoredMessage) -> float:
         """By how much a message has a later time than the start."""
-        return message.time / 1e9 - self.came(message)
+        return message.time_ns / 1e9 - self.came(message)
 
     def is_old(self, message: StoredMessage) -> bool:
         """Whether a message was there when the broker began, as far as its time says."""
-        return message.time < int(self.began * 1e9)
+        return message.time_ns < int(self.began * 1e9)
 
     def holds(self, message: StoredMessage) -> bool:
         """Whether it is in doubt that the time of a message is over."""
@@ -135,11 +135,11 @@ class TimeBook:
         """A chunk is on the disk."""
         chunk = append.chunk
         times = self._times.setdefault(append.stream, [])
-        if times and chunk.time < times[-1][2]:
+        if times and chunk.time_ns < times[-1][2]:
             raise Violation(
                 "the times of a stream go back", stream=append.stream, chunk=chunk, before=times[-1]
             )
-        times.append((chunk.first, chunk.last, chunk.time))
+        times.append((chunk.first, chunk.last, chunk.time_ns))
 
     def forget(self, stream: str, sequences: set[int]) -> None:
         """These are no more."""

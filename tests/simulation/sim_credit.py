@@ -16,6 +16,7 @@ from malamute.errors import AddressTaken, Disconnected
 from malamute.protocol.batch import Columns
 from malamute.protocol.messages import (
     MAILBOX,
+    Ack,
     Cancel,
     Credit,
     Drain,
@@ -24,6 +25,7 @@ from malamute.protocol.messages import (
     Message,
     Offer,
     Ok,
+    Reply,
     Subscribe,
     Welcome,
 )
@@ -99,6 +101,13 @@ class CreditBook:
                 pages[-1].setdefault(MAILBOX, Grant(None))
             if message.source in pages[-1]:
                 pages[-1][message.source].add(message.messages, message.bytes)
+        elif isinstance(message, Reply | Ack):
+            self._piggybacked(pages[-1], message)
+
+    def _piggybacked(self, page: Page, message: Reply | Ack) -> None:
+        """What is piggybacked is granted, whatever becomes of the command. No client sends that twice."""
+        if message.source in page:
+            page[message.source].add(message.credit, message.credit_bytes)
 
     def sent(self, peer: bytes, message: Message) -> None:
         """The broker sends an answer."""

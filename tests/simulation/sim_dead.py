@@ -10,6 +10,7 @@ from sim_mail import Mail
 from sim_origin import Key, Violation, body_of
 from sim_puts import PutMessage
 
+from malamute.core.queue.dead_letters import UNREADABLE
 from malamute.store.commit import Append
 from malamute.store.operations import DeleteMessages, DeleteQueue, Operation, StoredMessage
 from malamute.store.policies import QueuePolicy
@@ -28,6 +29,12 @@ def is_put(operation: Operation) -> TypeGuard[PutMessage]:
     return isinstance(operation, PutMessage) and not is_dead(operation.kind)
 
 
+def is_told(message: StoredMessage) -> bool:
+    """Whether the broker has made a message: an outcome, or the last word on a request that is lost."""
+    asked = message.properties or {}
+    return "outcome" in asked or ("final" in asked and not body_of(message.record))
+
+
 def base_of(kind: str) -> Any:
     """The kind of queue that dead letters come from."""
     return kind.removesuffix("-dead")
@@ -39,6 +46,8 @@ def name_of(queue: str, message: StoredMessage) -> bytes:
     Two senders may have chosen the same tracker.
     """
     asked = message.properties or {}
+    if is_told(message) and "outcome" not in asked:
+        return f"{queue} {asked['service']} {asked['correlation']}".encode()
     if "outcome" in asked:
         return f"{queue} {asked['kind']} {asked['name']} {asked.get('tracker')}".encode()
     return fed_name(queue, message) if is_fed(message) else body_of(message.record)
@@ -54,12 +63,12 @@ def without(message: StoredMessage, spent: Sequence[str]) -> dict[str, Any]:
 class Letter:
     """A dead letter."""
 
-    __slots__ = ("key", "leaving", "message", "stored")
+    __slots__ = ("damaged", "key", "leaving", "message", "stored")
 
     def __init__(self, key: Key, message: StoredMessage) -> None:
         self.key = key
         self.message = message
-        self.stored = self.leaving = False
+        self.stored = self.leaving = self.damaged = False
 
 
 class DeadBook:
@@ -85,10 +94,13 @@ class DeadBook:
             "reason": reason,
             "attempts": mail.attempts,
             "sequence": key[2],
-            "time": mail.message.time,
+            "time": mail.message.time_ns,
             "died": min(max(time, int(when[0] * 1e9)), int(when[1] * 1e9)),
         }
-        expected = mail.message._replace(sequence=letter.sequence, properties={**asked, "dead": died})
+        record = UNREADABLE if mail.damaged else mail.message.record
+        expected = mail.message._replace(
+            sequence=letter.sequence, record=record, properties={**asked, "dead": died}
+        )
         if letter._replace(record=bytes(letter.record)) != expected:
             raise Violation("a dead letter is not what died", key=key, letter=letter, expected=expected)
 

@@ -14,7 +14,7 @@ from typing import Any
 from malamute.errors import StorageFull, StoreError
 from malamute.journal.format import CHUNK_HEADER_SIZE, decode_chunk_header
 from malamute.journal.memory import MemoryStore
-from malamute.server.worker import ANSWERS, Found, Writer
+from malamute.server.worker import ANSWERS, ReadDone, WriterThread
 from malamute.store.commit import Append, Written
 from malamute.store.operations import Operation, StoreRead
 
@@ -71,12 +71,26 @@ class Workers:
         self.disk = disk
         self.appends: deque[Append] = deque()
         self.questions: deque[StoreRead] = deque()
-        self.results: deque[Any] = deque()
-        self._writer = Writer("simulated", disk, self)  # type: ignore[arg-type]  # a part of a store is enough
+        self._results: deque[Any] = deque()
+        self._overtaking: deque[Any] = deque()
+        self._writer = WriterThread("simulated", disk, self)  # type: ignore[arg-type]  # a part of a store
 
-    def put(self, result: Written | Found) -> None:
+    def put(self, result: Written | ReadDone) -> None:
         """Take a result of the writer."""
-        self.results.append(result)
+        self._results.append(result)
+
+    @property
+    def has_results(self) -> bool:
+        """Whether there are any that were not taken."""
+        return bool(self._results or self._overtaking)
+
+    def take_results(self) -> deque[Any]:
+        """The results that an iteration finds. Those that overtake others are alone in an earlier one."""
+        if self._overtaking:
+            results, self._overtaking = self._overtaking, deque()
+        else:
+            results, self._results = self._results, deque()
+        return results
 
     def write(self, most: int) -> int:
         """Write what waits, up to `most` appends as one group. Returns how many that were."""
@@ -86,10 +100,15 @@ class Workers:
         return len(jobs)
 
     def read(self, choice: int) -> bool:
-        """Answer one of the questions that wait. Returns whether there was one."""
+        """Answer one of the questions that wait. Returns whether there was one.
+
+        The reader and the writer are two threads: the answer may overtake what the writer has done before.
+        """
         if not self.questions:
             return False
-        question = self.questions[choice % len(self.questions)]
+        overtakes, place = divmod(choice, len(self.questions))
+        question = self.questions[place % len(self.questions)]
         self.questions.remove(question)
-        self.results.append(Found(question, ANSWERS[type(question)](self.disk.store, question)))
+        found = ReadDone(question, ANSWERS[type(question)](self.disk.store, question))
+        (self._overtaking if overtakes % 2 else self._results).append(found)
         return True

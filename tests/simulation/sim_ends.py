@@ -12,11 +12,13 @@ from collections.abc import Container, Mapping
 from typing import Any
 
 from sim_clock import MailTimes
-from sim_dead import DeadBook, base_of, is_dead, name_of
+from sim_dead import DeadBook, base_of, is_dead, is_told, name_of
+from sim_feeds import is_fed
 from sim_mail import MOMENT, Mail
 from sim_origin import Key, Violation
 from sim_puts import PutMessage
 
+from malamute.core.queue.settlement import CORRUPT
 from malamute.store.commit import Append
 from malamute.store.operations import StoredMessage
 from malamute.store.policies import QueuePolicy
@@ -37,6 +39,8 @@ class Facts:
     def __init__(self, append: Append, again: Container[bytes]) -> None:
         self.died: dict[Key, StoredMessage] = {}
         self.outcomes: dict[tuple[str, str], StoredMessage] = {}
+        self.answers: Counter[tuple[str, str, int | str]] = Counter()
+        """The last words on requests that are lost: the mailbox, the service and the correlation of each."""
         for operation in append.operations:
             if not isinstance(operation, PutMessage):
                 continue
@@ -44,12 +48,16 @@ class Facts:
             if is_dead(operation.kind):
                 key = (base_of(operation.kind), operation.queue, asked["dead"]["sequence"])
                 self.died[key] = operation.message
-            elif "outcome" in asked and name_of(operation.queue, operation.message) not in again:
+            elif not is_told(operation.message) or name_of(operation.queue, operation.message) in again:
+                continue
+            elif "outcome" in asked:
                 self.outcomes[operation.queue, asked["tracker"]] = operation.message
+            else:
+                self.answers[operation.queue, asked["service"], asked["correlation"]] += 1
 
     def check_used(self) -> None:
         """Each dead letter and each outcome belonged to a message that ended."""
-        if self.died or self.outcomes:
+        if self.died or self.outcomes or +self.answers:
             raise Violation("an end was told of what has not ended", dead=self.died, outcomes=self.outcomes)
 
 
@@ -74,8 +82,11 @@ class Ends:
         end = told.properties["outcome"] if told and told.properties else self._guess(mail, said, letter)
         if not self.may(end, mail, said) or (letter is None) != self._leaves_nothing(end):
             raise Violation("a message was removed that nobody was done with", key=key, end=end, said=said)
-        reason = {"rejected": said.get("rejected", ""), "dead-lettered": "max-deliver"}.get(end, "")
-        if end == "dead-lettered" and not mail.delivered:
+        spent = CORRUPT if mail.damaged else "max-deliver"
+        reason = {"rejected": said.get("rejected", ""), "dead-lettered": spent}.get(end, "")
+        if mail.damaged and end == "dead-lettered":
+            self._check_answered(key, mail, facts)
+        elif end == "dead-lettered" and not mail.delivered:
             raise Violation("a message died that nobody was sent", key=key)
         if letter is not None:
             self.dead.check(key, mail, letter, reason, self.times.span(began))
@@ -87,12 +98,24 @@ class Ends:
             self.withdrawn[key[:2], mail.message.sender, asked.get("correlation", "")] += 1
         return end
 
+    def _check_answered(self, key: Key, mail: Mail, facts: Facts) -> None:
+        """Who waits for the replies to a request that is lost is told, unless he is gone or tracks it."""
+        asked, sender = mail.message.properties or {}, mail.message.sender
+        answer = sender, key[1], asked.get("correlation", 0)
+        waits = key[0] == "service" and "correlation" in asked and not is_fed(mail.message)
+        if not waits or mail.wishes.tracker:
+            return
+        if facts.answers[answer]:
+            facts.answers[answer] -= 1
+        elif not sender.startswith("$"):
+            raise Violation("a request was lost without a word", key=key, sender=sender)
+
     def _guess(self, mail: Mail, said: Said, letter: StoredMessage | None) -> str:
         dead = ("rejected", "dead-lettered")
         if letter is None:
             # An acknowledgement may have been refused, so it comes last.
             ends = (*TAKEN_BACK, *(dead if not self.policy.dead_letters_max else ()), "acknowledged")
-        elif (letter.properties or {})["dead"]["reason"] == "max-deliver":
+        elif mail.damaged or (letter.properties or {})["dead"]["reason"] == "max-deliver":
             # Somebody may have rejected it too late.
             ends = dead[::-1]
         else:
@@ -104,7 +127,7 @@ class Ends:
         if end == "expired":
             return self.now() >= mail.wishes.expires - MOMENT and not self.times.holds(mail.message)
         if end == "dead-lettered":
-            return 0 < self.policy.attempts_max <= mail.attempts
+            return mail.damaged or 0 < self.policy.attempts_max <= mail.attempts
         return end in said
 
     def _leaves_nothing(self, end: str) -> bool:

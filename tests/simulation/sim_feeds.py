@@ -100,6 +100,8 @@ class FeedBook:
         """What a feed is again if the disk refuses an operation, by its identity."""
         self._changed: list[tuple[Name, Wants, Wants]] = []
         """Changes on the disk, which the broker makes when it learns that: the criteria before and after."""
+        self._changed_before: list[tuple[Name, Wants, Wants]] = []
+        """Those that were there an iteration ago: an answer of the reader may have come before that."""
         self._began: PutValue | None = None
         self._last: dict[tuple[str, str], int] = {}
         """The last of an append that tells of each cursor, by its identity."""
@@ -121,6 +123,7 @@ class FeedBook:
     def begin(self, append: Append) -> None:
         """The broker wants to store all of this."""
         self._last = {o.key: id(o) for o in append.operations if is_put(o, CURSORS)}
+        self._doubt_changed()
 
     def handed_out(self, operation: Operation) -> None:
         """The broker wants to store something, in this order. Requests come by `take`."""
@@ -276,10 +279,14 @@ class FeedBook:
             if self.feeds[name].wants(origin) and sequence > self._course(name).start:
                 raise Violation("a feed left out what is there", feed=name, sequence=sequence)
         self._denied.clear()
-        for name, before, after in self._changed:
+        self._doubt_changed()
+        self._changed_before, self._changed = self._changed, []
+
+    def _doubt_changed(self) -> None:
+        """What came while a change was on its way may be looked at with the old criteria or the new ones."""
+        for name, before, after in [*self._changed_before, *self._changed]:
             if name in self.feeds:
                 self._doubt(name, self.feeds[name].course, before, after)
-        self._changed.clear()
 
     # What the disk does
 
@@ -345,6 +352,7 @@ class FeedBook:
         self._undone.clear()
         self._denied.clear()
         self._changed.clear()
+        self._changed_before.clear()
         self._began = None
         lost, self.feeds = self.feeds, {}
         for name, wants in self._stored.items():

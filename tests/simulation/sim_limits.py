@@ -6,10 +6,13 @@ from sim_client import SERVICES
 from sim_machine import KEPT_FOR_PEER, Machine
 from sim_origin import Violation
 
+from malamute.core.answers import ASKED_BYTES
 from malamute.core.broker import Core
-from malamute.core.queue.consumer import Consumer
+from malamute.core.feed import CURSOR_PREFIX
 from malamute.core.queue.queue import Queue
+from malamute.core.queue.source import QueueSource
 from malamute.core.refusals import RUNS_MAX
+from malamute.core.stream import cursor_bytes
 from malamute.protocol.limits import Limits
 
 COMMAND_BYTES_MAX = 4_000
@@ -27,6 +30,12 @@ def _check_selectors(core: Core) -> None:
         raise Violation(f"the broker counts {core.selectors.used_bytes} bytes of selectors, and has {held}")
 
 
+def _cursors_bytes(core: Core) -> int:
+    """What cursors take. Those of feeds are as many as feeds may be, and need no room beside others."""
+    names = (name for stream in core.streams.by_name.values() for name in stream.cursors)
+    return sum(cursor_bytes(name) for name in names if not name.startswith(CURSOR_PREFIX))
+
+
 def check_limits(machine: Machine, limits: Limits) -> None:
     """Nothing that the broker keeps is larger than it may be."""
     core = machine.core
@@ -34,6 +43,8 @@ def check_limits(machine: Machine, limits: Limits) -> None:
     queues = [*core.mailboxes.by_name.values(), *core.services.by_name.values()]
     # What a failing disk did not remove comes back with a restart, beyond the limits.
     times = 2 if machine.disk.has_failed else 1
+    # Feeds are let in when they are asked for, and have theirs when that is stored.
+    selectors = [session.selector_bytes for session in core.sessions.by_peer.values()]
     letters_max = machine.settings.queues("mailbox", "").dead_letters_max * times
     messages_max = limits.queue_messages * times
     # When a mailbox is full, what was asked before is still answered.
@@ -54,14 +65,27 @@ def check_limits(machine: Machine, limits: Limits) -> None:
             letters_max,
         ),
         "room for outcomes and for what is sent again": (
-            sum(q.reserved for q in queues),
-            len(core.queue_limits.trackers._open) + sum(len(q.dead_letters._leaving) for q in queues),
+            sum(q.usage.reserved for q in queues),
+            len(core.queue_limits.trackers._open) + sum(len(q.dead_letters.leaving) for q in queues),
         ),
         "bytes in queues": (budget.bytes - dead - sum(sum(_answers(q)) for q in queues), limits.queues_bytes),
         "bytes that wait for the disk": (
             core.effects.backlog_bytes,
-            # A feed puts what one read has brought, and then waits for the disk.
-            limits.backlog_bytes + COMMAND_BYTES_MAX * (1 + len(core.feeds.by_name)),
+            # A feed puts what one read has brought, and then waits for the disk. All that dies may do so at
+            # once, as at a start.
+            limits.backlog_bytes + COMMAND_BYTES_MAX * (1 + len(core.feeds.by_name)) + dead,
+        ),
+        "bytes in a queue": (
+            max((queue.usage.bytes - sum(_answers(queue)) for queue in queues), default=0),
+            limits.queue_bytes * times,
+        ),
+        "selectors of a session": (max(selectors, default=0), limits.session_selector_bytes),
+        "selectors": (sum(selectors), limits.selectors_bytes),
+        "cursors": (_cursors_bytes(core), limits.cursors_bytes),
+        "answers that the store is asked for": (
+            max(core.answers._asked.values(), default=0),
+            # An answer is let in as long as there is any room.
+            limits.answers_bytes - 1 + ASKED_BYTES,
         ),
         "sessions": (len(core.sessions.by_peer), limits.sessions),
         "kept for a peer": (max(map(len, machine.router.blocked.values()), default=0), KEPT_FOR_PEER + 1),
@@ -76,19 +100,22 @@ def check_limits(machine: Machine, limits: Limits) -> None:
             raise Violation("a limit does not hold", what=what, size=size, most=most)
     users = [
         *(
-            consumer.queue
+            source.queue
             for s in core.sessions.by_peer.values()
-            for consumer in s.sources.values()
-            if isinstance(consumer, Consumer)
+            for source in s.sources.values()
+            if isinstance(source, QueueSource)
         ),
         *(feed.queue for feed in core.feeds.by_name.values()),
     ]
     for queue in users:
         if core.queues_of(queue.kind).by_name.get(queue.name) is not queue:
             raise Violation("somebody uses a queue that is gone", queue=(queue.kind, queue.name))
+    for queue in queues:
+        if queue.usage.messages != len(queue.entries) + queue.usage.reserved:
+            raise Violation("a queue counts other messages than it has", queue=(queue.kind, queue.name))
     if budget.queues != len(queues):
         raise Violation("a limit does not hold", what="the number of queues", size=budget.queues)
-    if budget.bytes != sum(queue.bytes for queue in queues) + dead:
+    if budget.bytes != sum(queue.usage.bytes for queue in queues) + dead:
         raise Violation("a limit does not hold", what="the sum of all queues", size=budget.bytes)
 
 

@@ -15,15 +15,17 @@ from unittest.mock import patch
 from sim_clock import AGE_SECONDS, HOLD_SECONDS, Wall
 from sim_disk import Disk, PowerLost, Workers
 from sim_network import PING_BYTES, Router
+from sim_origin import Violation
 from sim_plan import Setup
 
-from malamute.core.broker import Core, Settings
+from malamute.core.broker import Core
 from malamute.core.effects import ClockStep
+from malamute.core.settings import Settings
 from malamute.errors import MalamuteError
 from malamute.protocol.limits import Limits
 from malamute.protocol.messages import VERSION, Bye, Cancel, Drain, Hello, Message, Subscribe
 from malamute.server.clock import Clock
-from malamute.server.worker import Found
+from malamute.server.worker import ReadDone
 from malamute.store.commit import Append, Written
 from malamute.store.operations import Recovered
 from malamute.store.policies import StreamPolicy, StreamRetention
@@ -60,6 +62,7 @@ class Machine:
     """A broker that runs on a disk. After a crash another one starts there."""
 
     def __init__(self, setup: Setup, disk: Disk, watch: Watch, wall: Wall) -> None:
+        self._setup = setup
         self.wall = wall
         self.disk = disk
         self.watch = watch
@@ -74,6 +77,7 @@ class Machine:
                 queues_bytes=QUEUES_BYTES if setup.queue_messages > 100 else Limits().queues_bytes,
                 queues_memory_bytes=setup.memory_bytes,
                 backlog_bytes=setup.backlog_bytes,
+                **setup.tight,
             ),
             session_expiry=EXPIRY,
             streams=lambda stream: StreamPolicy(stream != NO_JOURNAL, retention=retention),
@@ -91,6 +95,8 @@ class Machine:
         records_bytes = self.settings.limits.queues_memory_bytes // 2
         recovered = self.disk.store.recover(records_bytes=records_bytes, now=self.now)
         self.core = Core(self.now, self.settings, recovered)
+        if self.core.health.damages != len(recovered.defects):
+            raise Violation("damage is not reported", defects=recovered.defects)
         # Events are looked at where they are made, whether there is a stream of them or not.
         self._tell = self.core.effects.event
         self.core.effects.event = self._event  # type: ignore[method-assign]
@@ -117,6 +123,12 @@ class Machine:
     def _time(self) -> AbstractContextManager[object]:
         return patch("malamute.server.clock.time", self.wall)
 
+    def widen(self) -> None:
+        """Lift the limits that are small, as an operator does while the broker runs."""
+        wide = {name: getattr(Limits(), name) for name in self._setup.tight}
+        self.settings = self.settings._replace(limits=self.settings.limits._replace(**wide))
+        self.core.configure(self.settings, self.now)
+
     def kill(self) -> None:
         """Kill the broker: what it had in memory is gone."""
         self.deaths += 1
@@ -131,7 +143,7 @@ class Machine:
     def turn(self, choice: int, most: int) -> bool:
         """One turn of the loop. Returns whether there was anything to do."""
         core, router = self.core, self.router
-        busy = bool(router.waiting or router.blocked or self.workers.results or core.streams.active)
+        busy = bool(router.waiting or router.blocked or self.workers.has_results or core.streams.active)
         for peer in router.retry():
             core.unblocked(peer, self.now)
         for peer in router.take_lost():
@@ -161,9 +173,8 @@ class Machine:
         return busy
 
     def _take_results(self) -> None:
-        while self.workers.results:
-            result = self.workers.results.popleft()
-            if isinstance(result, Found):
+        for result in self.workers.take_results():
+            if isinstance(result, ReadDone):
                 self.core.answered(result.question, result.result, self.now)
             else:
                 self._settle(result)
@@ -220,7 +231,7 @@ def narrowed(setup: Setup) -> Iterator[None]:
         "malamute.server.transport.KEPT_MESSAGES": KEPT_FOR_PEER,
         "malamute.server.flow.PING_BYTES": PING_BYTES,
         "malamute.server.clock.HOLD_SECONDS": HOLD_SECONDS,
-        "malamute.core.doubt.DOUBT_SECONDS": HOLD_SECONDS if setup.clocks else 600.0,
+        "malamute.core.doubt.DOUBT_SECONDS": HOLD_SECONDS if setup.clocks or setup.restores else 600.0,
         # Tokens that nobody can guess, but the same in each run of a seed.
         "malamute.server.flow.secrets.randbits": Random(0).getrandbits,
     }

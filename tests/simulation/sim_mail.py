@@ -21,6 +21,7 @@ class Mail:
         "attempts",
         "body",
         "buried",
+        "damaged",
         "deadline",
         "delivered",
         "holder",
@@ -62,6 +63,8 @@ class Mail:
         """Whether the broker has taken that word: it is with nobody, and nobody gets it."""
         self.spared = False
         """Whether it was to leave, and the disk would not have it."""
+        self.damaged = False
+        """Whether the disk cannot read it any more."""
         self.leaving = ""
         """How it has ended, once the broker has told the disk to remove it."""
 

@@ -50,7 +50,7 @@ class Wishes:
 
     def __init__(self, message: StoredMessage, came: float | None = None, ahead: float = 0.0) -> None:
         asked: Mapping[str, Any] = message.properties or {}
-        self.came = came = message.time / 1e9 if came is None else came
+        self.came = came = message.time_ns / 1e9 if came is None else came
         self.due = asked["at"] / 1e9 - ahead if "at" in asked else came + asked.get("delay", 0) / 1e3
         self.expires = came + asked["ttl"] / 1e3 if "ttl" in asked else float("inf")
         self.priority: int = asked.get("priority", 0)

@@ -97,6 +97,18 @@ FAULT_WEIGHTS: Mapping[str, int] = {
 }
 
 
+TIGHT: Mapping[str, int] = {
+    "message_bytes": 150,
+    "selector_bytes": 5_000,
+    "session_selector_bytes": 9_000,
+    "selectors_bytes": 25_000,
+    "cursors_bytes": 900,
+    "answers_bytes": 1,
+    "queue_bytes": 700,
+}
+"""Limits in bytes of one session and of what it fills, so small that programs meet them."""
+
+
 class Setup(NamedTuple):
     """What kind of world it is. Small numbers make the edges of the broker easy to reach."""
 
@@ -120,6 +132,10 @@ class Setup(NamedTuple):
     """Whether the clock on the wall is set now and then."""
     restores: bool = False
     """Whether the store is lost now and then, and a backup takes its place."""
+    flaws: bool = False
+    """Whether records other than chunks are found damaged now and then, when the broker starts."""
+    tight: Mapping[str, int] = {}
+    """Limits in bytes that are small."""
 
 
 class Step(NamedTuple):
@@ -144,9 +160,13 @@ def plan_of(seed: int, theme: frozenset[str] | None = None) -> Plan:
     chance = Random(seed)
     administered = theme is None and seed % 5 == 2
     clocks, restores = theme is None and seed % 16 in (4, 6), theme is None and seed % 16 == 11
-    # The books of queues do not go back to a backup.
-    theme = THEMES[0] if seed % 16 in (4, 11) and (clocks or restores) else theme
+    flaws = theme is None and seed % 10 == 8 and not (clocks or restores)
+    # The books of feeds do not go back to a backup.
+    theme = THEMES[seed // 16 % 3] if restores else THEMES[0] if clocks and seed % 16 == 4 else theme
     weights = _weights(chance, theme)
+    tight = _tight(seed) if theme is None or clocks or restores else {}
+    if "answers_bytes" in tight:
+        weights["ask"] = 60
     setup = Setup(
         clients=chance.choice((2, 3, 4, 5)),
         kept_messages=chance.choice((4, 12, 40, 1000)),
@@ -164,6 +184,8 @@ def plan_of(seed: int, theme: frozenset[str] | None = None) -> Plan:
         events=seed % 4 == 1,
         clocks=clocks,
         restores=restores,
+        flaws=flaws,
+        tight=tight,
     )
     if clocks:
         setup = setup._replace(kept_messages=1000)  # so that what leaves, leaves by its age
@@ -173,10 +195,24 @@ def plan_of(seed: int, theme: frozenset[str] | None = None) -> Plan:
         kinds[::ADMINISTERED] = ["administer"] * len(kinds[::ADMINISTERED])
     bits = chance.getrandbits
     steps = [Step(kind, bits(16), bits(16), bits(16)) for kind in kinds]
-    for kind, wanted in (("set_clock", clocks), ("back_up", restores), ("restore", restores)):
+    rare = {
+        "set_clock": clocks,
+        "back_up": restores,
+        "restore": restores,
+        "damage_block": flaws,
+        "damage_state": flaws,
+    }
+    for kind, wanted in rare.items():
         for _ in range(RARE_STEPS if wanted else 0):
             steps.insert(chance.randrange(STEPS), Step(kind, bits(16), bits(16), bits(16)))
     return Plan(seed, setup, steps)
+
+
+def _tight(seed: int) -> Mapping[str, int]:
+    """The limits that are small in the run of a seed: none in most. The rest of the plan is as without."""
+    chance = Random(f"limits of {seed}")
+    names = [name for name in TIGHT if chance.random() < 0.5] if seed % 9 == 5 else []
+    return {name: TIGHT[name] for name in names}
 
 
 def _policy(chance: Random) -> QueuePolicy:

@@ -8,11 +8,12 @@ if that was by a reply, the reply was stored in the same transaction.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from copy import copy
+from typing import Any, NamedTuple
 
 from sim_clock import MailTimes
-from sim_dead import SPENT, DeadBook, base_of, is_dead, is_put, name_of, without
+from sim_dead import SPENT, DeadBook, Letter, base_of, is_dead, is_put, is_told, name_of, without
 from sim_ends import TAKEN_BACK, Ends, Facts, Said
 from sim_feeds import FeedBook, fed_name, is_fed
 from sim_mail import MOMENT, Holder, Mail
@@ -38,6 +39,30 @@ from malamute.store.policies import QueuePolicy
 
 Name = tuple[str, str]
 """The kind and the name of a queue."""
+
+
+_KEPT = (
+    "completed",
+    "finals",
+    "stored_requests",
+    "ever_stored",
+    "identities_stored",
+    "final_of",
+    "last_end",
+    "outcome_ends",
+    "_marks",
+    "_kept",
+)
+"""What else of the book is that of the disk."""
+
+
+class QueueCopy(NamedTuple):
+    """What the book says of a moment of the disk."""
+
+    mail: dict[Key, Mail]
+    letters: dict[Key, Letter]
+    identities: dict[tuple[str, str, str], Mail]
+    others: dict[str, Any]
 
 
 class QueueBook:
@@ -77,6 +102,8 @@ class QueueBook:
         """Who said anything in this turn, or went."""
         self._given_back: dict[Key, tuple[Holder, int, float]] = {}
         """What was given back in this turn: who had it, and its attempts and its time before that."""
+        self._behind_reply: dict[Key, Holder] = {}
+        """What was released in this turn behind a reply, by whom. It counts if the reply is refused."""
         self._noted: dict[Key, int] = {}
         self._found: dict[bytes, Key] = {}
         self._marks: dict[Name, int] = {}
@@ -95,6 +122,10 @@ class QueueBook:
         self._used: dict[Name, float] = {}
         """When anything last came to a queue or left it."""
         self.sent_again: set[bytes] = set()
+        self.again: set[bytes] = set()
+        """What is back with a copy of the store, whoever has had it."""
+        self.incarnation = 0
+        """Up to where sequences may have been used before a restore."""
         self.forgotten: set[bytes] = set()
         """What was delivered and comes again as if for the first time: the disk would not note it."""
         self.final_of: dict[bytes, bytes] = {}
@@ -203,12 +234,14 @@ class QueueBook:
         key = (put.kind, put.queue, put.message.sequence)
         if key in self.mail:
             raise Violation("a sequence of a queue was used again", key=key)
+        if key[2] <= self.incarnation:
+            raise Violation("a queue goes on where a backup ends", key=key, incarnation=self.incarnation)
         self.reused |= key in self._lost
         again = self.dead.sent_again(name_of(put.queue, put.message))
         if again is not None and without(again, SPENT) != (put.message.properties or {}):
             raise Violation("a dead letter was changed when it was sent again", key=key)
         self._used[key[:2]] = self.now()
-        if "outcome" in (put.message.properties or {}):
+        if is_told(put.message):
             self._add(put, Mail(key, self._outcome(), put.message, self._wishes(put.message), tied=True))
             return
         origin = self.author.origin(put.message.record)
@@ -222,7 +255,7 @@ class QueueBook:
             self.feeds.take(put, token)
         else:
             self._check_new(key, mail)
-        if not self.times.is_now(put.message.time):
+        if not self.times.is_now(put.message.time_ns):
             raise Violation("a message has the wrong time", key=key)
         if (put.message.subject, put.message.sender) != (origin.subject, origin.sender):
             raise Violation("a message was changed in a queue", body=origin.body, key=key)
@@ -238,7 +271,7 @@ class QueueBook:
 
     def _wishes(self, message: StoredMessage) -> Wishes:
         """What a message is owed that comes now."""
-        return Wishes(message, self.now(), message.time / 1e9 - self.now())
+        return Wishes(message, self.now(), message.time_ns / 1e9 - self.now())
 
     def _outcome(self) -> bytes:
         self._outcomes += 1
@@ -276,7 +309,7 @@ class QueueBook:
             elif isinstance(operation, SetAttempts):
                 key = (operation.kind, operation.queue, operation.sequence)
                 self._kept[key] = operation.attempts
-                self._delayed(key, operation.due / 1e9)
+                self._delayed(key, operation.due_ns / 1e9)
             elif isinstance(operation, DeleteMessages | DeleteQueue):
                 for mail in filter(self._is_here, meant):
                     self._removed(mail)
@@ -408,6 +441,7 @@ class QueueBook:
 
     def started(self, recovered: Recovered) -> None:
         """What a broker finds is what was committed."""
+        self.incarnation = recovered.incarnation
         self.feeds.started(recovered)
         self.check_store(recovered)
         self._begin_times(recovered)
@@ -421,16 +455,62 @@ class QueueBook:
                 # A mark may stand for others too, and an attempt is stored before it is made.
                 self.mail[key].delivered |= attempts > 0
 
+    def damaged(self, keys: Iterable[Key]) -> None:
+        """The disk cannot read these any more, nor knows it their identities. No broker is there."""
+        for key in keys:
+            if is_dead(key[0]):
+                self.dead.letters[key].damaged = True
+            else:
+                self.mail[key].damaged = True
+                self._unidentify(self.mail[key])
+
+    def copy(self) -> QueueCopy:
+        """What is on the disk now."""
+        here = [mail for mail in (*self.old.values(), *self.mail.values()) if mail.stored]
+        copies = {id(mail): copy(mail) for mail in (*here, *self.identities.values())}
+        letters = [
+            letter for letter in (*self.dead.old.values(), *self.dead.letters.values()) if letter.stored
+        ]
+        return QueueCopy(
+            {mail.key: copies[id(mail)] for mail in here},
+            {letter.key: copy(letter) for letter in letters},
+            {name: copies[id(mail)] for name, mail in self.identities.items() if mail.stored},
+            {name: copy(getattr(self, name)) for name in _KEPT},
+        )
+
+    def restored(self, before: QueueCopy) -> None:
+        """A copy of the store takes its place, with no broker there: what came later is gone.
+
+        What left later is back, though some may have had it.
+        """
+        copies = {id(mail): copy(mail) for mail in (*before.mail.values(), *before.identities.values())}
+        self.mail = {key: copies[id(mail)] for key, mail in before.mail.items()}
+        self.identities = {name: copies[id(mail)] for name, mail in before.identities.items()}
+        self.dead.letters = {key: copy(letter) for key, letter in before.letters.items()}
+        for letter in self.dead.letters.values():
+            letter.leaving = False
+        for name, value in before.others.items():
+            setattr(self, name, copy(value))
+        self.again |= {body_of(mail.message.record) for mail in self.mail.values()}
+        self.again |= {body_of(letter.message.record) for letter in self.dead.letters.values()}
+        self._found = {mail.body: key for key, mail in self.mail.items()}
+        self._found |= {body: ("", "", 0) for body in self.ever_stored if body not in self._found}
+        self.died()
+
     def check_store(self, recovered: Recovered) -> None:
         """What is on the disk is what was committed, when nothing waits to be written."""
         found = {
-            (kind, name, message.sequence): body_of(message.record)
+            (kind, name, message.sequence): None
+            if message.sequence in state.damaged
+            else body_of(message.record)
             for (kind, name), state in recovered.queues.items()
             for message in state.messages
         }
         here = [*self.mail.values(), *self.old.values(), *self.dead.letters.values(), *self.dead.old.values()]
         # What nobody was told is stored goes on in memory alone if the disk refuses it.
-        expected = {kept.key: body_of(kept.message.record) for kept in here if kept.stored}
+        expected = {
+            kept.key: None if kept.damaged else body_of(kept.message.record) for kept in here if kept.stored
+        }
         if found != expected:
             raise Violation("the queues on the disk are not what was committed", found=found)
 
@@ -601,11 +681,25 @@ class QueueBook:
     def put_back(self, holder: Holder, queue: Name, ranges: Ranges) -> None:
         """Somebody gives back what he holds as if it had never come."""
         for key, mail in self._among(queue, ranges):
-            if mail.holder == holder and key not in self.said and not mail.leaving:
-                self._given_back[key] = holder, mail.attempts, mail.not_before
-                mail.holder = None
-                mail.not_before = 0.0
-                mail.attempts -= 1
+            if mail.holder == holder and not mail.leaving:
+                if key in self.said:
+                    self._behind_reply[key] = holder
+                else:
+                    self._put_back(key, mail, holder)
+
+    def _put_back(self, key: Key, mail: Mail, holder: Holder) -> None:
+        self._given_back[key] = holder, mail.attempts, mail.not_before
+        mail.holder = None
+        mail.not_before = 0.0
+        mail.attempts -= 1
+
+    def reply_refused(self, peer: bytes) -> None:
+        """A reply of this turn had no effect: what came behind it has."""
+        for key in [key for key, holder in self._behind_reply.items() if holder[0] == peer]:
+            mail, holder = self.mail.get(key), self._behind_reply.pop(key)
+            self.said.pop(key, None)
+            if mail is not None and mail.holder == holder and not mail.leaving:
+                self._put_back(key, mail, holder)
 
     def unbind(self, holder: Holder, queue: Name) -> None:
         """Somebody takes no more: his keys are free, but for those of what he holds."""
@@ -708,6 +802,7 @@ class QueueBook:
         self.heard.clear()
         self._noted.clear()
         self._given_back.clear()
+        self._behind_reply.clear()
 
     @property
     def all_stored(self) -> bool:

@@ -285,6 +285,8 @@ class Reader:
         """The highest sequence of those that ever arrived."""
         self.had: set[int] = set()
         """All that ever arrived, but what was told to be taken back."""
+        self._told: list[tuple[int, int]] = []
+        """The gaps that were told, since the position went back the last time."""
         self._began = False
         self._last, self._waiting, self._gaps = source.last, 0, 0
 
@@ -315,6 +317,8 @@ class Reader:
         if self.position is not None and not self.quiet:
             # Nothing ever was there, for it has had nothing yet.
             self._check_left_out(self.position + 1, last)
+        if self.position is not None and last < self.position:
+            self._told.clear()
         self.position = last
 
     def _check_left_out(self, first: int, last: int) -> None:
@@ -378,11 +382,16 @@ class Reader:
 
     def _gap(self, gap: Gap) -> None:
         assert self.position is not None
-        if gap.reason in (TAKEN_BACK, RESTORED) and gap.first <= gap.last <= self.position:
-            self.had = {sequence for sequence in self.had if not gap.first <= sequence <= gap.last}
-            return
-        if gap.last <= self.position or gap.first > gap.last:
+        known = any(first <= gap.first and gap.last <= last for first, last in self._told)
+        if known or gap.first > gap.last:
             raise Violation("a gap was told twice, or of nothing", gap=gap, position=self.position)
+        self._told.append((gap.first, gap.last))
+        if gap.last <= self.position:
+            gone = {sequence for sequence in self.had if gap.first <= sequence <= gap.last}
+            if gone and gap.reason not in (TAKEN_BACK, RESTORED):
+                raise Violation("a gap is of what came", gap=gap, came=sorted(gone))
+            self.had -= gone
+            return
         missing = [s for s in self._owed(gap.first - 1, gap.first, set()) if s < gap.first]
         if missing:
             raise Violation("a gap does not reach what is missing", gap=gap, missing=missing)

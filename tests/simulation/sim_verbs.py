@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from malamute.client.session.sources import Item, QueueSource
+from malamute.client.session.sources import ConsumerSource, Item
 from malamute.protocol.messages import Ack, Nak, Progress, Reject, Release
 
 if TYPE_CHECKING:
@@ -20,14 +20,14 @@ REASONS = ("", "no good", "unreadable")
 SETTLED_MAX = 6
 
 
-def _hands(client: Client) -> list[tuple[QueueSource, Item]]:
+def _hands(client: Client) -> list[tuple[ConsumerSource, Item]]:
     letters = [
         (client.session.inbox.mailbox, item) for item in client.letters if client.session.inbox.mailbox
     ]
     return [*letters, *(task for task in client.tasks if not task[0].ended)]
 
 
-def _put_down(client: Client, a: int) -> tuple[QueueSource, Item] | None:
+def _put_down(client: Client, a: int) -> tuple[ConsumerSource, Item] | None:
     """Let one message out of the hands, whatever becomes of it."""
     hands = _hands(client)
     if not hands:

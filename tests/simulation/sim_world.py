@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 
 from sim_client import ADDRESSES, HABITS, SERVICES, STREAMS, Client
 from sim_clock import Wall
+from sim_damage import FlawedStore
 from sim_dead import base_of
 from sim_disk import Disk
 from sim_limits import check_limits
@@ -21,6 +22,7 @@ from sim_restore import Backup, back_up, restore
 from sim_story import Story
 
 from malamute.client.session.session import State
+from malamute.errors import TooLarge
 from malamute.journal.memory import MemoryStore
 
 ROUNDS_MAX = 300
@@ -34,7 +36,7 @@ class World:
         self.setup = plan.setup
         self.log = log
         wall = Wall(START)
-        store = MemoryStore(counted=wall.monotonic)
+        store = (FlawedStore if plan.setup.flaws else MemoryStore)(counted=wall.monotonic)
         self.book = Story(store, lambda: self.disk.has_failed, plan.setup.queues, wall, log)
         self.disk = Disk(store, self.book.committed)
         self.machine = Machine(plan.setup, self.disk, self.book, wall)
@@ -76,7 +78,12 @@ class World:
             self.renew(client)
         if client.session.closing:
             return
-        said = HABITS[step.kind](client, step.a // len(self.clients), step.b, step.c)
+        try:
+            said = HABITS[step.kind](client, step.a // len(self.clients), step.b, step.c)
+        except TooLarge as error:
+            if client.session.sending.limits.message_bytes != self.setup.tight.get("message_bytes"):
+                raise
+            said = f"gives nothing: {error.text}"
         client.send()
         if said:
             self._say(f"{client.name} {said}")
@@ -262,6 +269,25 @@ class World:
         self.book.streams.damaged.update((name, sequence) for sequence in damaged)
         return f"the disk loses {[*damaged]} of {name}" if damaged else ""
 
+    def damage_block(self, a: int, b: int, c: int) -> str:
+        """The broker dies, and the next one finds damaged what was in one block."""
+        assert isinstance(self.disk.store, FlawedStore)
+        self.machine.kill()
+        found = self.disk.store.damage_block(a, b, c)
+        self.book.damaged(found)
+        self.machine.start()
+        self._dropped()
+        return f"the broker dies, and the disk loses {found}"
+
+    def damage_state(self, a: int, b: int, c: int) -> str:
+        """The broker dies, and the next one finds the state of a stream damaged."""
+        assert isinstance(self.disk.store, FlawedStore)
+        self.machine.kill()
+        name = self.disk.store.damage_state(a)
+        self.machine.start()
+        self._dropped()
+        return f"the broker dies, and the disk loses the state of {name!r}"
+
     def set_clock(self, a: int, b: int, c: int) -> str:
         """The clock on the wall is set."""
         return self.machine.wall.set(a)
@@ -288,6 +314,7 @@ class World:
     def settle(self) -> None:
         """Heal everything, and go on until nothing moves any more."""
         self.disk.heal()
+        self.machine.widen()
         self._heal()
         self._rest()
         self._check_answers()
@@ -510,6 +537,8 @@ _STEPS: dict[str, Callable[[World, int, int, int], str]] = {
     "replace": World.replace,
     "usurp": World.usurp,
     "damage": World.damage,
+    "damage_block": World.damage_block,
+    "damage_state": World.damage_state,
     "set_clock": World.set_clock,
     "back_up": World.back_up,
     "restore": World.restore,

@@ -66,6 +66,8 @@ def run_many(first: int, count: int, processes: int) -> list[int]:
             for future in ready:
                 made, failing, excused = future.result()
                 done, failed, known = done + made, failed + failing, known + excused
+                for seed in failing:
+                    print(f"\nseed {seed} fails")
             rate = done / (time.monotonic() - started)
             state = f"{done:,} of {count:,} runs, {rate:,.0f}/s, {len(failed)} failed, {len(known)} known"
             print(f"\r{state}", end="", flush=True)

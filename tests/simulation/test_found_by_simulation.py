@@ -5,14 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 from malamute.client.session.outbox import Command
-from malamute.client.session.session import Session
-from malamute.core.broker import Core, Settings
+from malamute.client.session.session import ClientSession
+from malamute.core.broker import Core
+from malamute.core.settings import Settings
 from malamute.errors import StorageFull
 from malamute.journal.memory import MemoryStore
 from malamute.protocol import messages as wire
 from malamute.protocol.batch import Columns, pack_record, pack_stream_payload
 from malamute.protocol.codec import encode
-from malamute.server.worker import ANSWERS, Writer
+from malamute.server.worker import ANSWERS, WriterThread
 from malamute.store.commit import Append, Written
 from malamute.store.operations import PutMessages, PutValue
 from malamute.store.policies import KEEP_ALL, StreamPolicy, StreamRetention
@@ -84,11 +85,11 @@ class Fails(MemoryStore):
         super().write(operations)
 
 
-def test_what_tells_of_a_failed_number_as_stored_is_not_stored() -> None:
+def test_what_reports_a_failed_number_as_stored_is_not_stored() -> None:
     put = PutMessages("mailbox", "bob", 1, 1, "", ["a"], [b"x"])
     store, results = Fails(2), []
     results_of = type("Results", (), {"put": lambda self, result: results.append(result)})()
-    writer = Writer("writer", store, results_of)
+    writer = WriterThread("writer", store, results_of)
     writer.work([Append(1, [put, PutValue(SESSIONS, (ANN, NUMBERS), b"2")])])
     writer.work(
         [
@@ -107,7 +108,7 @@ def test_what_tells_of_a_failed_number_as_stored_is_not_stored() -> None:
 def test_what_needs_a_failed_append_is_not_stored() -> None:
     store, results = Fails(2), []
     results_of = type("Results", (), {"put": lambda self, result: results.append(result)})()
-    writer = Writer("writer", store, results_of)
+    writer = WriterThread("writer", store, results_of)
     writer.work([Append(1, [PutValue(SESSIONS, (ANN, NUMBERS), b"1")])])
     # The core has learned of the failure in the turn that needs it, so it knows of it when that is over.
     writer.work([Append(2, [PutValue(SESSIONS, (BOB, NUMBERS), b"2")], known=1, needs=frozenset((1,)))])
@@ -142,14 +143,14 @@ def test_what_follows_single_messages_comes_if_the_ring_has_passed_them() -> Non
     assert broker.sequences() == [4, 5, 6]
 
 
-def opened() -> Session:
-    session = Session(ANN)
+def opened() -> ClientSession:
+    session = ClientSession(ANN)
     session.connected()
     give(session, wire.Welcome(2, ANN, b"b", False, "", {}))
     return session
 
 
-def give(session: Session, *messages: Any) -> None:
+def give(session: ClientSession, *messages: Any) -> None:
     for message in messages:
         session.receive([bytes(frame) for frame in encode(message)])
 
@@ -168,7 +169,7 @@ def test_a_commit_that_is_refused_is_settled() -> None:
     assert not len(session.outbox)
 
 
-def subscribed(session: Session) -> Any:
+def subscribed(session: ClientSession) -> Any:
     return session.inbox.subscribe("s", [("all", "")], where="", start="first", credit=9, credit_bytes=-1)
 
 

@@ -19,7 +19,7 @@ from sim_wants import CRITERIA, HEADERS
 from sim_world import run
 
 from malamute.core.feed import Feed
-from malamute.core.queue.consumer import Consumer
+from malamute.core.queue import purge, redrive
 from malamute.core.queue.dead_letters import DeadLetters
 from malamute.core.queue.queue import Queue
 from malamute.core.queue.settlement import Settlement
@@ -90,7 +90,7 @@ def _skip_in_silence(subscription, last, reason):
     subscription.cursor = max(subscription.cursor, last + 1)
 
 
-def _told_of_nothing(trackers, queue, entries, outcome, reason, *, bound=True):
+def _told_of_nothing(trackers, usage, entries, outcome, reason, *, bound=True):
     """Outcomes are not told."""
 
 
@@ -107,26 +107,26 @@ def _forget_the_reason(dead, entries, records, reason):
     _ADD_DEAD(dead, entries, records, "")
 
 
-def _keep_what_is_sent_again(dead, entries, records):
-    with patch.object(dead, "_removal", lambda sequences: DeleteMessages(dead.kind, dead._queue.name, [])):
-        _PUT_BACK(dead, entries, records)
+def _keep_what_is_sent_again(queue, entries, records):
+    dead = queue.dead_letters
+    with patch.object(dead, "removal", lambda sequences: DeleteMessages(dead.kind, queue.name, [])):
+        _PUT_BACK(queue, entries, records)
 
 
 def _spare_the_paged_out(settlement, entries, outcome, reason, worker):
     if outcome == "rejected" and any(entry.paged_out for entry in entries):
-        settlement._queue.states.refuse(entries)
-        settlement._queue.make_ready([entry.message.sequence for entry in entries])
+        settlement._refused([entry.message.sequence for entry in entries])
     else:
         yield from _DEAD_LETTER(settlement, entries, outcome, reason, worker)
 
 
-def _recall_as_purged(consumer, sequences, reason):
-    _RECALLED(consumer, sequences, "purged" if reason == "expired" else reason)
+def _recall_as_purged(queue, consumer, sequences, reason):
+    _RECALL(queue, consumer, sequences, "purged" if reason == "expired" else reason)
 
 
 def _needless(reason):
     """`Queue.used` without one of the reasons."""
-    reasons = {"entries", "consumers", "reserved", "feeds", "dead_letters.entries", "dedup.known"}
+    reasons = {"entries", "consumers", "usage.reserved", "feeds", "dead_letters.entries", "dedup.known"}
     getters = [attrgetter(other) for other in sorted(reasons - {reason})]
     return property(lambda queue: any(get(queue) for get in getters))
 
@@ -169,15 +169,25 @@ def _is_impatient(feed):
     return feed.cursor <= feed.stream.replay.durable and not feed.full and feed.effects.now >= feed.retry_at
 
 
+def _go_on_with_old_numbers(queue, state):
+    _RESTORE_QUEUE(queue, state)
+    queue.next_sequence = state.next
+
+
+def _is_there(entry, records):
+    return entry.sequence in records
+
+
+_RESTORE_QUEUE = Queue.restore
 _DEAD_LETTER = Settlement._dead_letter_steps
 _ADD_DEAD = DeadLetters.add
-_PUT_BACK = DeadLetters._put_back
-_RECALLED = Consumer.recalled
+_PUT_BACK = redrive._put_back
+_RECALL = Queue._recall
 _COLLECT = QueueTable._collect_unless_used
 _TAKE = Feed._put
 _CONFIRM = Sessions._confirm
 _SEND = Subscription._send
-_WITHDRAW = Queue.withdraw
+_WITHDRAW = purge.withdraw
 _SETTLED = Feed._settled
 
 
@@ -190,7 +200,7 @@ def _offer_at_once(stream, loaded, matches):
 
 
 BROKEN = {
-    "a delivery takes no credit": ("malamute.core.credit.Credit.take", lambda *arguments: None),
+    "a delivery takes no credit": ("malamute.core.credit.CreditBalance.take", lambda *arguments: None),
     "a gap is not told": ("malamute.core.subscription.Subscription.skip", _skip_in_silence),
     "what was taken back is not told": ("malamute.core.subscription.Subscription.refused", _nothing),
     "a committed subscription does not wait for the disk": (
@@ -226,10 +236,10 @@ BROKEN = {
         "malamute.core.queue.dispatch.Dispatcher.has_consumer",
         lambda *arguments: True,
     ),
-    "no delivery is ever late": ("malamute.core.queue.consumer.Consumer.watch", _nothing),
-    "a report is not heard": ("malamute.core.queue.consumer.Consumer.report", _nothing),
+    "no delivery is ever late": ("malamute.core.queue.queue.Queue._watch", _nothing),
+    "a report is not heard": ("malamute.core.queue.source.QueueSource.report", _nothing),
     "what comes back does not wait and never dies": (
-        "malamute.core.queue.queue.Queue._requeue",
+        "malamute.core.queue.queue.Queue.requeue",
         _always_ready,
     ),
     "what is marked ahead is not stored": (
@@ -237,7 +247,7 @@ BROKEN = {
         _mark_in_memory_only,
     ),
     "attempts are not stored": (
-        "malamute.core.queue.flush.SetAttempts",
+        "malamute.core.queue.delivery.SetAttempts",
         lambda kind, queue, sequence, attempts: MarkDelivered(kind, queue, sequence),
     ),
     "what dies is not kept": ("malamute.core.queue.dead_letters.DeadLetters.add", _nothing),
@@ -250,16 +260,16 @@ BROKEN = {
         _forget_the_reason,
     ),
     "a dead letter that is sent again stays": (
-        "malamute.core.queue.dead_letters.DeadLetters._put_back",
+        "malamute.core.queue.redrive._put_back",
         _keep_what_is_sent_again,
     ),
     "dead letters are never too many": (
-        "malamute.core.queue.dead_letters.DeadLetters._drop_oldest",
+        "malamute.core.queue.dead_letters.DeadLetters.drop_oldest",
         _nothing,
     ),
-    "what was taken back is not told of": ("malamute.core.queue.consumer.Consumer.recalled", _nothing),
+    "what was taken back is not told of": ("malamute.core.queue.queue.Queue._recall", _nothing),
     "what has expired is called purged": (
-        "malamute.core.queue.consumer.Consumer.recalled",
+        "malamute.core.queue.queue.Queue._recall",
         _recall_as_purged,
     ),
     "a request is done without its reply": ("malamute.core.service.Services._posts", lambda *arguments: []),
@@ -268,10 +278,13 @@ BROKEN = {
         "malamute.core.session.Sessions.admit_change",
         lambda sessions, session, number: number not in session.numbers.outcomes.running,
     ),
-    "what the disk refuses of a change stays": ("malamute.core.kept.Kept._settled", _nothing),
+    "what the disk refuses of a change stays": (
+        "malamute.core.stored_values.StoredValues._settled",
+        _nothing,
+    ),
     "a number is answered twice": ("malamute.core.session.Sessions._confirm", _confirm_twice),
     "a delivery follows on another": ("malamute.core.subscription.Subscription._send", _send_behind_another),
-    "a withdrawal is told of too much": ("malamute.core.queue.queue.Queue.withdraw", _tell_of_one_more),
+    "a withdrawal is told of too much": ("malamute.core.broker.withdraw", _tell_of_one_more),
     "a number is always new": ("malamute.core.session.Sessions.admit", lambda *arguments: True),
     "a client never says what it has got": (
         "malamute.client.session.inbox.Inbox.acknowledge",
@@ -300,7 +313,7 @@ BROKEN = {
     "a queue is removed with its workers": ("malamute.core.queue.queue.Queue.used", _needless("consumers")),
     "a queue is removed though an outcome may come": (
         "malamute.core.queue.queue.Queue.used",
-        _needless("reserved"),
+        _needless("usage.reserved"),
     ),
     "a queue is removed that a stream feeds": ("malamute.core.queue.queue.Queue.used", _needless("feeds")),
     "a queue is removed with its dead letters": (
@@ -323,11 +336,30 @@ BROKEN = {
         "malamute.journal.ring.Ring.time_passed",
         lambda ring, stream, age: (stream.last_time, 0.0),
     ),
+    "a restored queue goes on where the backup ends": (
+        "malamute.core.queue.queue.Queue.restore",
+        _go_on_with_old_numbers,
+    ),
+    "a lost cursor begins at the head": ("malamute.core.stream.Stream.check_known", _nothing),
+    "what cannot be read is not settled": (
+        "malamute.core.queue.settlement.Settlement.dead_letter_unreadable",
+        _nothing,
+    ),
+    "what cannot be read dies for another reason": ("malamute.core.queue.settlement.CORRUPT", "max-deliver"),
+    "nobody is told that a request is lost": ("malamute.core.queue.trackers.Trackers.answer", _nothing),
+    "what could not be read is sent again": ("malamute.core.queue.redrive._is_whole", _is_there),
+    "damage is not reported": ("malamute.core.health.Health.damaged", _nothing),
+    "a session may have any selectors": (
+        "malamute.core.selectors.SelectorBudget.check",
+        lambda budget, selector, session=None, beside=0: selector.cost_bytes + beside,
+    ),
+    "a cursor that waits for its position has room": ("malamute.core.stream.Stream.check_cursor", _nothing),
+    "a session may have any answers": ("malamute.core.answers.Answers.check", _nothing),
     "a restored broker goes on where the backup ends": (
         "malamute.journal.memory.next_incarnation",
         lambda now, used, newest: 0,
     ),
-    "a restore is told as a restart": ("malamute.core.holes.Holes._is_restored", lambda *arguments: False),
+    "a restore is told as a restart": ("malamute.core.gaps.Gaps._is_restored", lambda *arguments: False),
 }
 
 
@@ -358,6 +390,15 @@ NOTICED = {
     "a queue is removed with its identities": (pressed, 92),
     "the times of a stream go back with the clock": (plan_of, 6),
     "what a jump of the clock makes old is dropped": (plan_of, 132),
+    "a restored queue goes on where the backup ends": (plan_of, 123),
+    "a lost cursor begins at the head": (plan_of, 48),
+    "what cannot be read is not settled": (plan_of, 18),
+    "what cannot be read dies for another reason": (plan_of, 18),
+    "nobody is told that a request is lost": (plan_of, 98),
+    "what could not be read is sent again": (plan_of, 738),
+    "a session may have any selectors": (plan_of, 5),
+    "a cursor that waits for its position has room": (plan_of, 32),
+    "a session may have any answers": (plan_of, 122),
     "a restored broker goes on where the backup ends": (plan_of, 11),
     "a restore is told as a restart": (plan_of, 11),
 }

@@ -84,8 +84,10 @@ class Seen(NamedTuple):
     def extent(self, what: str) -> tuple[int, int]:
         """How long it took, at the least and at the most."""
         queued = (self.queued, self.queued)
-        begin = {"waited": queued, "held": self.delivered, "stayed": queued}[what]
-        end = {"waited": self.delivered, "held": self.settled, "stayed": self.settled}[what]
+        begin = {"queue_time": queued, "processing_time": self.delivered, "total_time": queued}[what]
+        end = {"queue_time": self.delivered, "processing_time": self.settled, "total_time": self.settled}[
+            what
+        ]
         return end[0] - begin[1], end[1] - begin[0]
 
 
@@ -209,13 +211,13 @@ def test_what_the_clients_measured(spark: SparkSession, measured: tuple[Measured
         ("mailbox bob", "acknowledged"): (3, 0),
         ("mailbox nobody", "expired"): (1, 0),
     }
-    told = {(row["queue"], row["time"]): row for row in times}
+    reported = {(row["queue"], row["time"]): row for row in times}
     for queue, seen in clients.times.items():
-        for what in ("waited", "held", "stayed"):
+        for what in ("queue_time", "processing_time", "total_time"):
             least, most = map(sorted, zip(*(each.extent(what) for each in seen), strict=True))
             for share in PERCENTILES:
                 rank = ceil(share * len(seen)) - 1
-                seconds = told[queue, what][f"p{round(100 * share)}"]
+                seconds = reported[queue, what][f"p{round(100 * share)}"]
                 assert least[rank] / BUCKET <= seconds * NS_PER_SECOND <= most[rank] * BUCKET, (
                     queue,
                     what,

@@ -158,7 +158,7 @@ def test_interleaved_files_are_as_one(
         found = {name: tables[name].collect() for name in ("streams", "senders", "gaps")}
     plain = Plain.of(messages)
     [stream] = found["streams"]
-    assert (stream["gaps"], stream["doubles"]) == (len(plain.gaps), 0)
+    assert (stream["gaps"], stream["duplicates"]) == (len(plain.gaps), 0)
     assert sorted((gap["first"], gap["last"]) for gap in found["gaps"]) == plain.gaps
     assert stream["peak_per_second"] == plain.fullest * 10**9 / WINDOW
     assert [stream[name] for name in PERCENTS] == plain.percentiles(None)
@@ -202,7 +202,7 @@ def test_small_files_that_overlap_are_exact_where_one_task_reads_them(tmp_path: 
     history = ExportedHistory(str(tmp_path / "h"))
     found = tables([history.pieces], history)
     [stream] = [row for row in found if row["kind"] == "stream"]
-    assert (stream["gaps"], stream["missing"], stream["doubles"], stream["crossed"]) == (2, 3, 2, False)
+    assert (stream["gaps"], stream["missing"], stream["duplicates"], stream["crossed"]) == (2, 3, 2, False)
     assert [(row["first"], row["last"]) for row in found if row["kind"] == "hole"] == [(4, 4), (7, 8)]
     apart = tables([history.pieces[:1], history.pieces[1:]], history)
     assert [row["crossed"] for row in apart if row["kind"] == "stream"] == [True]

@@ -175,11 +175,11 @@ def test_which_headers_are_needed() -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("no TOML", "neither TOML nor JSON"),
-        ("x = 1", "no list of 1 to"),
-        ("subscription = []", "no list of 1 to"),
-        ('[[subscription]]\nnmae = "x"', "subscription 1 has"),
-        ("[[subscription]]\nname = 5", "name and stream are text"),
+        ("no TOML", "expected TOML or JSON"),
+        ("x = 1", "expected a list of 1 to"),
+        ("subscription = []", "expected a list of 1 to"),
+        ('[[subscription]]\nnmae = "x"', "invalid subscription 1"),
+        ("[[subscription]]\nname = 5", "expected name and stream as text"),
         ('[[subscription]]\nname = "x"\n[[subscription]]\nname = "x"', "two subscriptions"),
     ],
 )
@@ -193,5 +193,5 @@ def test_a_wrong_selector_is_named(tmp_path: Path) -> None:
     (tmp_path / "w.json").write_text(json.dumps([{"name": "mine", "where": "price >"}]))
     with pytest.raises(InvalidSelector, match=r"'mine'.*position"):
         load(tmp_path / "w.json")
-    with pytest.raises(InvalidValue, match="cannot be read"):
+    with pytest.raises(InvalidValue, match="cannot read"):
         load(tmp_path / "nowhere.json")

@@ -24,8 +24,8 @@ def _expected(record: bytes) -> tuple[Any, bytes, list[int] | None]:
         headers, frames = unpack_record(record)
     except Malformed:
         return None, record, None
-    told = [(name, _fields(value)) for name, value in headers.items()]
-    return told, b"".join(frames), None if len(frames) == 1 else [*map(len, frames)]
+    reported = [(name, _fields(value)) for name, value in headers.items()]
+    return reported, b"".join(frames), None if len(frames) == 1 else [*map(len, frames)]
 
 
 def _fields(value: Any) -> dict[str, Any]:
@@ -96,8 +96,8 @@ def test_each_shape_beside_plain_ones(record: bytes) -> None:
 
 
 def test_a_promoted_header_is_null_where_it_is_missing_or_of_another_type() -> None:
-    told = [{"p": 1.5}, None, {"q": 1, "p": 2}, {"p": "text"}, {"p": None}, {"p": math.inf, "z": 1}]
-    headers = read_records([pack_record(each, b"") for each in told]).headers
+    reported = [{"p": 1.5}, None, {"q": 1, "p": 2}, {"p": "text"}, {"p": None}, {"p": math.inf, "z": 1}]
+    headers = read_records([pack_record(each, b"") for each in reported]).headers
     assert promoted_column(headers, "p", "number").to_pylist() == [1.5, None, 2.0, None, None, math.inf]
     assert promoted_column(headers, "p", "integer").to_pylist() == [None, None, 2, None, None, None]
     assert promoted_column(headers, "p", "text").to_pylist() == [None, None, None, "text", None, None]

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from malamute.errors import NotInstalled
-from malamute.spark.session import check_java, java_version, need
+from malamute.spark.dependencies import need
+from malamute.spark.session import check_java, java_version
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -48,7 +49,7 @@ def test_without_java_the_tests_of_spark_are_skipped_unless_it_has_to_be_there(
     assert "install a Java runtime of version 17 or later" in run.stdout
 
 
-def test_a_session_starts_without_a_word_and_what_goes_wrong_is_told(spark: SparkSession) -> None:
+def test_a_session_starts_without_a_word_and_what_goes_wrong_is_reported(spark: SparkSession) -> None:
     words = (
         "import sys; from malamute.spark.session import open_session; "
         "session = open_session('quiet', 'local[1]'); print(session.range(3).count()); "
@@ -78,7 +79,9 @@ def test_an_old_java_names_its_version(
     java.chmod(0o755)
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     monkeypatch.delenv("PYSPARK_GATEWAY_PORT", raising=False)
-    with pytest.raises(NotInstalled, match=f"is version {version}: install a Java runtime of version 17"):
+    with pytest.raises(
+        NotInstalled, match=f"is version {version}: Spark needs Java 17; install a Java runtime of version 17"
+    ):
         check_java()
 
 

@@ -206,7 +206,7 @@ def test_others_may_publish_into_the_target(broker: Broker, monkeypatch: pytest.
     assert mine == list(range(1, 10))
 
 
-def test_a_target_that_has_dropped_the_replay_is_told(tmp_path: Path) -> None:
+def test_a_target_that_has_dropped_the_replay_is_reported(tmp_path: Path) -> None:
     with quiet_broker(tmp_path / "data") as broker, malamute.connect(broker.url) as client:
         with ReplayWriter(broker.url, "t", "r") as writer:
             writer.publish(messages_of([1, 2, 3]))
@@ -242,7 +242,7 @@ def test_several_streams_cannot_become_one(spark: SparkSession, directory: Path,
         replay(spark, ExportedHistory(str(directory)), ReplaySettings(broker.url, into="t"))
 
 
-def test_what_cannot_be_read_is_told_and_the_rest_replayed(
+def test_what_cannot_be_read_is_reported_and_the_rest_replayed(
     spark: SparkSession, tmp_path: Path, broker: Broker
 ) -> None:
     path = write(tmp_path / "h", "one", [Sent(n, body=os.urandom(50)) for n in range(1, 301)], rows=100)
@@ -345,7 +345,7 @@ def test_driver_and_executor_are_killed(
     assert origins(broker.url, "one") == list(range(1, count + 1))
 
 
-def test_the_command_tells_what_it_would_do(directory: Path, broker: Broker) -> None:
+def test_the_command_shows_what_it_would_do(directory: Path, broker: Broker) -> None:
     arguments = ["spark", "replay", str(directory), "--url", broker.url, "--dry-run", "--json"]
     done = CliRunner().invoke(cli, [*arguments, "--stream", "one", "--last", "100"])
     assert done.exit_code == 0, done.output

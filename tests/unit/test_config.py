@@ -22,7 +22,7 @@ from malamute.config import (
     StreamsConfig,
     option_types,
 )
-from malamute.config.sections import SECTIONS, types_of
+from malamute.config.sections import DERIVED, SECTIONS, types_of
 from malamute.errors import ConfigError
 from malamute.store.policies import StreamPolicy, StreamRetention
 
@@ -62,14 +62,14 @@ def test_the_shipped_file_has_every_option_with_a_comment_before_it() -> None:
     text = SHIPPED.read_text(encoding="utf-8")
     tables = tomllib.loads(text)
     for name, section in SECTIONS.items():
-        assert set(tables[name]) == set(types_of(section)) - {"rule"}
+        assert set(tables[name]) == set(types_of(section)) - {"rule", "group", "user"}
     options = re.findall(r"^(.*)\n(\w+ = .*)$", text, re.MULTILINE)
     assert len(options) >= sum(map(len, tables.values()))
     assert all(before.startswith("# ") for before, _ in options)
 
 
 def test_every_limit_of_the_protocol_is_an_option() -> None:
-    assert set(tomllib.loads(Config().toml())["limits"]) == set(Limits._fields)
+    assert set(tomllib.loads(Config().toml())["limits"]) == set(Limits._fields) - DERIVED
 
 
 def test_the_example_of_a_rule_is_a_valid_one() -> None:
@@ -89,10 +89,16 @@ def test_a_rendered_configuration_loads_as_it_was(load: Load) -> None:
         streams=StreamsConfig(
             age=1.1, rule=(StreamRule("a.*", journal=False), StreamRule("b", bytes=123, count=7, age=0.5))
         ),
-        limits=Limits(sources=5, queue_bytes=100_000_001),
+        limits=Limits(sources=5, queues_bytes=100_000_001).share_queues(),
     )
     assert load(config.toml()) == config
     assert "; otherwise 1000." in config.toml()
+
+
+def test_one_queue_may_have_three_quarters_of_what_all_may_have(load: Load) -> None:
+    limits = load('[limits]\nqueues_messages = 1001\nqueues_bytes = "120MiB"').limits
+    assert (limits.queue_messages, limits.queue_bytes) == (750, 90 * 1024**2)
+    assert Limits() == Limits().share_queues()
 
 
 def test_a_configuration_cannot_be_changed() -> None:
@@ -113,6 +119,7 @@ def test_the_environment_comes_before_the_file(load: Load) -> None:
 def test_the_environment_sets_values_of_every_kind(load: Load) -> None:
     config = load(
         MALAMUTE_LISTEN__ENDPOINTS="tcp://*:9999, ipc://@/other",
+        MALAMUTE_LISTEN__INSECURE="yes",
         MALAMUTE_LISTEN__HEARTBEAT_INTERVAL="250ms",
         MALAMUTE_STORAGE__DIRECTORY="/srv/malamute",
         MALAMUTE_STORAGE__PREALLOCATE="no",
@@ -150,14 +157,15 @@ def test_a_home_directory_is_expanded(monkeypatch: pytest.MonkeyPatch) -> None:
         ("[storag]", "unknown section 'storag': did you mean 'storage'?"),
         (
             "size = 1",
-            "unknown section 'size': expected listen, storage, session, streams, queues, events, limits, log",
+            "unknown section 'size': expected listen, access, storage, session, streams, queues, events, "
+            "limits, log",
         ),
         ("storage = 1", "storage = 1: expected a table, as in [storage]"),
         (
             "[listen]\nheartbeat_intervall = 1",
             "[listen]: unknown option 'heartbeat_intervall': did you mean 'heartbeat_interval'?",
         ),
-        ("[limits]\nqueue_byte = 1", "[limits]: unknown option 'queue_byte': did you mean 'queue_bytes'?"),
+        ("[limits]\nqueue_bytes = 1", "[limits]: unknown option 'queue_bytes': did you mean 'queues_bytes'?"),
         ("[storage]\nsize = ", "invalid TOML: "),
         (
             "[log]\nlevel = 'loud'",
@@ -275,12 +283,8 @@ def test_an_endpoint_that_is_allowed(value: str) -> None:
             "storage.size (512MiB) and streams_share (0.7) leave 68MiB",
         ),
         (
-            '[limits]\nqueue_bytes = "129MiB"',
-            "limits.queue_bytes (129MiB) is too large: limits.queues_bytes is 128MiB",
-        ),
-        (
             '[limits]\nmessage_bytes = "97MiB"',
-            "limits.message_bytes (97MiB) is too large: limits.queue_bytes is 96MiB",
+            "limits.message_bytes (97MiB) is too large: one queue may have 96MiB",
         ),
         (
             '[streams]\nbytes = "1GiB"',
@@ -308,7 +312,7 @@ def test_what_the_words_of_a_refusal_propose_is_accepted() -> None:
         Config(storage=storage, limits=limits._replace(queues_bytes=69 * mib))
 
 
-def test_all_contradictions_are_told_at_once() -> None:
+def test_all_contradictions_are_reported_at_once() -> None:
     with pytest.raises(ConfigError, match=r"queue_bytes .*; streams\.bytes "):
         Config(limits=Limits(queue_bytes=2**40), streams=StreamsConfig(bytes=2**40))
 
@@ -393,3 +397,100 @@ def test_a_written_duration_reads_back(seconds: float) -> None:
 
 def test_a_section_made_in_a_program_reads_texts_too() -> None:
     assert replace(StorageConfig(), size="2GiB").size == 2 * 1024**3  # type: ignore[arg-type]
+
+
+ACCESS = """
+[access]
+rules = ["view broker/status"]
+
+[[access.group]]
+name = "staff"
+rules = ["subscribe stream/#"]
+
+[[access.user]]
+name = "ann"
+groups = ["staff"]
+rules = ["receive mailbox/{user}"]
+claims = { ward = "3" }
+"""
+
+
+def test_rules_users_and_groups_are_read_and_written(load: Load) -> None:
+    config = load(ACCESS)
+    policy = config.access.policy()
+    assert policy.in_force
+    assert policy.grants("ann").decide("subscribe", "stream", "s").allowed
+    assert policy.grants("ann").decide("receive", "mailbox", "ann").allowed
+    assert not policy.grants("bob").decide("subscribe", "stream", "s").allowed
+    assert policy.users["ann"].claims == (("ward", "3"),)
+    assert load(config.toml()) == config
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("rules = ['pub stream/a']", "access.rules: invalid rule 'pub stream/a': unknown action 'pub'"),
+        ("rules = [7]", "access.rules: invalid rule 7: expected text"),
+        ("[[access.group]]\nrules = []", "access.group: group.name = '': expected a name that does not"),
+        ("[[access.group]]\nname = '$a'", "access.group: group.name = '$a': expected a name that does not"),
+        (
+            "[[access.user]]\nname = 'a'\nrule = []",
+            "access.user: unknown option 'rule': did you mean 'rules'?",
+        ),
+        (
+            "[[access.user]]\nname = 'a'\nclaims = {x = 1}",
+            "user.claims = {'x': 1}: expected a table of texts",
+        ),
+        ("[[access.user]]\nname = 'a'\n[[access.user]]\nname = 'a'", "access.user: 'a' stands twice"),
+        (
+            "[[access.user]]\nname = 'a'\ngroups = ['b']",
+            "\"a\": unknown group 'b': expected none",
+        ),
+        (
+            "[[access.user]]\nname = 'a'\nrules = ['send mailbox/a b']",
+            "access.user: user.rules: invalid rule 'send mailbox/a b': unexpected 'b': expected 'where'",
+        ),
+    ],
+)
+def test_rules_that_cannot_be_used_are_refused_as_a_whole(load: Load, text: str, words: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(f"[access]\n{text}")
+    assert words in caught.value.text
+
+
+def test_rules_from_the_environment_are_a_list_of_toml(load: Load) -> None:
+    config = load(MALAMUTE_ACCESS__RULES='["publish,subscribe stream/#"]')
+    assert [*map(str, config.access.rules)] == ["publish,subscribe stream/#"]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('endpoints = ["tcp://*:9999"]', "tcp://*:9999 is open to other machines without encryption"),
+        (
+            'endpoints = ["tcp://10.0.0.1:9999"]',
+            "expected curve+tcp://10.0.0.1:9999, or listen.insecure = true",
+        ),
+        ('endpoints = ["plain+tcp://*:9999"]', "is open to other machines without encryption"),
+        ('endpoints = ["plain+tcp://127.0.0.1:9999"]', "access.accounts is empty"),
+        ('endpoints = ["curve+tcp://*:9999"]', "access.key is empty"),
+        ('endpoints = ["tls+tcp://*:9999"]', "expected a list of different endpoints"),
+        ('endpoints = ["curve+"]', "expected a list of different endpoints"),
+    ],
+)
+def test_a_listener_that_protects_nothing_is_refused(load: Load, text: str, words: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(f"[listen]\n{text}")
+    assert words in caught.value.text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'endpoints = ["tcp://*:9999"]\ninsecure = true',
+        'endpoints = ["tcp://localhost:1", "tcp://127.3.2.1:1", "tcp://[::1]:1", "ipc:///run/m"]',
+        'endpoints = ["curve+tcp://*:1", "plain+ipc:///run/m"]\n[access]\nkey = "a"\naccounts = "b"',
+    ],
+)
+def test_a_listener_that_protects_or_says_that_it_does_not_is_allowed(load: Load, text: str) -> None:
+    assert load(f"[listen]\n{text}").listen.listeners

@@ -66,3 +66,10 @@ def test_there_are_such_options_and_the_documentation_has_them_all() -> None:
     for section, options in RELOADED.items():
         (line,) = (line for line in text.splitlines() if line.startswith(f"| `[{section}]`"))
         assert all(f"`{option}`" in line for option in options) or "all" in line
+
+
+def test_what_one_queue_may_have_follows_from_what_all_may_have() -> None:
+    read = Config(limits=Limits(queues_messages=400).share_queues())
+    found = reloaded(Config(), read)
+    assert found.changed == ("limits.queues_messages",)
+    assert found.config.limits.queue_messages == 300

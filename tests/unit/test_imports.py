@@ -1,10 +1,14 @@
-"""What an import loads. `lint-imports` checks who may import whom; this is about what it costs."""
+"""What an import loads, and that no file imports itself by way of others.
+
+`lint-imports` checks which package may import which.
+"""
 
 from __future__ import annotations
 
 import subprocess
 import sys
 
+import grimp
 import pytest
 
 
@@ -51,3 +55,25 @@ def test_using_malamute_loads_neither_the_store_nor_spark_nor_the_command_line(m
 
 def test_the_command_line_loads_neither_the_store_nor_spark() -> None:
     assert not _loaded_by("malamute.cli") & {"lmdb", "pyspark", "pyarrow", "pandas"}
+
+
+def _circles(graph: grimp.ImportGraph) -> list[set[str]]:
+    """The largest sets of files of which each imports all others, be it by way of them or for types alone."""
+    upstream = {module: graph.find_upstream_modules(module) for module in graph.modules}
+    circles = {
+        frozenset({module, *(other for other in used if module in upstream[other])})
+        for module, used in upstream.items()
+    }
+    return [{*circle} for circle in circles if len(circle) > 1]
+
+
+def test_there_is_no_circle_of_imports() -> None:
+    graph = grimp.build_graph("malamute", exclude_type_checking_imports=False, cache_dir=None)
+    assert _circles(graph) == []
+
+
+def test_a_circle_of_imports_is_found() -> None:
+    graph = grimp.ImportGraph()
+    for importer, imported in (("a", "b"), ("b", "c"), ("c", "a"), ("c", "d"), ("e", "a")):
+        graph.add_import(importer=importer, imported=imported)
+    assert _circles(graph) == [{"a", "b", "c"}]

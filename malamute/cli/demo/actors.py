@@ -48,7 +48,7 @@ class Listener(threading.Thread):
         self._url = url
 
     def run(self) -> None:
-        """Subscribe, tell that it is `ready`, and count."""
+        """Subscribe, report that it is `ready`, and count."""
         try:
             self._listen()
         except MalamuteError as error:
@@ -97,14 +97,14 @@ def working(url: str) -> Iterator[Callable[[], object]]:
     # A forked child would share the sockets of this process.
     context = multiprocessing.get_context("spawn")
     together = context.Barrier(len(WORKERS) + 1)
-    crew = [context.Process(target=answer, args=(url, kind, together), daemon=True) for kind in WORKERS]
-    for process in crew:
+    workers = [context.Process(target=answer, args=(url, kind, together), daemon=True) for kind in WORKERS]
+    for process in workers:
         process.start()
     try:
         yield lambda: together.wait(START_SECONDS)
     finally:
-        for process in crew:
+        for process in workers:
             process.terminate()
-        for process in crew:
+        for process in workers:
             process.join()
             process.close()

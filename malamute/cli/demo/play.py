@@ -26,7 +26,7 @@ UNDER_WAY = 8
 """Requests that wait for their replies at the same time."""
 
 Advance = Callable[[str, int], object]
-"""Told of progress: what, and how many more."""
+"""Called with progress: what, and how many more."""
 
 
 class ResultLine(NamedTuple):
@@ -81,7 +81,7 @@ def _streams(
         ResultLine("bytes of flights", sent_bytes, everything.size_bytes, counted.flight_bytes),
         ResultLine("weather published", values, None, counted.count("weather")),
         *(ResultLine(one.topic.name, None, one.messages, counted.of(one.topic)) for one in listeners),
-        ResultLine("gaps told", None, sum(one.gaps for one in listeners), 0),
+        ResultLine("gaps reported", None, sum(one.gaps for one in listeners), 0),
     ]
 
 
@@ -98,7 +98,7 @@ def _listening(url: str) -> Iterator[list[Listener]]:
         if listener.error is not None:
             raise listener.error
         if listener.is_alive():
-            raise TimedOut(f"the subscriber of {listener.topic} has not seen the end")
+            raise TimedOut(f"subscriber of {listener.topic} has not seen the end in time")
 
 
 def _publish(

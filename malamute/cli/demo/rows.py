@@ -51,7 +51,7 @@ class CsvFile(NamedTuple):
         for number, line in enumerate(self.lines, 2):
             values = line.split(",")
             if len(values) != width:
-                raise BadInput(f"line {number} has {len(values)} columns instead of {width}")
+                raise BadInput(f"line {number} has {len(values)} columns: expected {width}")
             yield line, [values[place] for place in places]
 
 
@@ -60,7 +60,7 @@ def open_table(file: IO[str], columns: Sequence[str], most: int | None = None) -
     place = {name: number for number, name in enumerate(file.readline().rstrip("\r\n").split(","))}
     for column in columns:
         if column not in place:
-            raise BadInput(f"there is no column {column!r}: is it a file of flights or weather?")
+            raise BadInput(f"there is no column {column!r}: expected a file of flights or weather")
     return CsvFile(place, (line.rstrip("\r\n") for line in islice(file, most)))
 
 
@@ -70,7 +70,7 @@ def open_text(path: Path) -> IO[str]:
         with path.open("rb") as file:
             packed = file.read(2) == b"\x1f\x8b"
     except OSError as error:
-        raise BadInput(f"{path} cannot be read: {error.strerror}") from None
+        raise BadInput(f"cannot read {path}: {error.strerror}") from None
     return gzip.open(path, "rt", encoding="utf-8") if packed else path.open(encoding="utf-8")
 
 

@@ -16,7 +16,7 @@ awaited; what does not, such as `message.ack()`, is not. `connect`, `subscribe`,
 awaited, or used at once in `async with` and `async for`.
 
 A client belongs to the event loop that it was made on. Any number of its tasks may use it at the same time.
-Every call may be cancelled: no message is lost by it, and the client goes on. A command that was cancelled
+Every call may be cancelled: no message is lost by it, and the client continues. A command that was cancelled
 while it waited for its confirmation is still carried out.
 """
 
@@ -110,7 +110,10 @@ class Client(ClientBase):
         assurance: str = "none",
         timeout: float | None = None,
     ) -> int:
-        """Publish one message, and return its sequence; with the assurance `stored`, when it is durable."""
+        """Publish one message, and return its sequence; with the assurance `stored`, when it is durable.
+
+        Raises as `malamute.Client.publish`.
+        """
         if assurance == "none" and self._publish_fast_path(stream, subject, body, headers):
             return 0
         return await self._publish(stream, subject, body, headers, assurance=assurance, timeout=timeout)
@@ -124,17 +127,26 @@ class Client(ClientBase):
         *,
         timeout: float | None = None,
     ) -> int:
-        """Publish messages as one command, stored as a whole or not at all; return the first sequence."""
+        """Publish messages as one command, stored as a whole or not at all; return the first sequence.
+
+        Raises as `malamute.Client.publish_batch`.
+        """
         return await self._publish_batch(stream, subjects, bodies, headers_list, timeout)
 
     def publisher(self, stream: str, **options: Unpack[PublisherOptions]) -> Publisher:
-        """Return a publisher of many messages to one stream: batched and pipelined."""
+        """Return a publisher of many messages to one stream: batched and pipelined.
+
+        Raises as `malamute.Client.publisher`.
+        """
         return Publisher(self._driver, self._to_stream(stream), **options)
 
     def subscribe(
         self, stream: str, *patterns: str, **options: Unpack[SubscribeOptions]
     ) -> Opening[Subscription, Message]:
-        """Subscribe to the messages of a stream whose subject matches any of the patterns."""
+        """Subscribe to the messages of a stream whose subject matches any of the patterns.
+
+        Raises as `malamute.Client.subscribe`.
+        """
         return Opening(self._subscription(self._subscribe(stream, patterns, **options)))
 
     async def _subscription(self, call: Coroutine[Any, Any, Any]) -> Subscription:
@@ -153,7 +165,10 @@ class Client(ClientBase):
         timeout: float | None = None,
         **options: Unpack[SendOptions],
     ) -> Sent:
-        """Send one message to a mailbox, whether its owner is connected or not."""
+        """Send one message to a mailbox, whether its owner is connected or not.
+
+        Raises as `malamute.Client.send`.
+        """
         command, tracking = await self._send(
             address, subject, body, headers, assurance=assurance, timeout=timeout, options=options
         )
@@ -162,15 +177,24 @@ class Client(ClientBase):
     async def withdraw(
         self, kind: str, name: str, correlation: int | str, *, timeout: float | None = None
     ) -> int:
-        """Withdraw the messages that this client sent under a correlation and that are not settled."""
+        """Withdraw the messages that this client sent under a correlation and that are not settled.
+
+        Raises as `malamute.Client.withdraw`.
+        """
         return await self._withdraw(kind, name, correlation, timeout)
 
     def sender(self, address: str, **options: Unpack[PublisherOptions]) -> Publisher:
-        """Return a publisher of many messages to one mailbox, as `publisher` does for a stream."""
+        """Return a publisher of many messages to one mailbox, as `publisher` does for a stream.
+
+        Raises as `malamute.Client.sender`.
+        """
         return Publisher(self._driver, self._to_mailbox(address), **options)
 
     def mailbox(self, *, auto_ack: bool = True, **options: Unpack[MailboxOptions]) -> Mailbox:
-        """Return the mailbox of this client's address. There is one: later calls return it again."""
+        """Return the mailbox of this client's address. There is one: later calls return it again.
+
+        Raises as `malamute.Client.mailbox`.
+        """
         source = self._open_mailbox(**options)
         if self._mailbox is None:
             self._mailbox = Mailbox(self._driver, source, auto_ack=auto_ack)
@@ -178,7 +202,10 @@ class Client(ClientBase):
         return self._mailbox
 
     async def receive(self, timeout: float | None = None) -> Mail:
-        """Return the next mail. It is acknowledged when the one after it is asked for."""
+        """Return the next mail. It is acknowledged when the one after it is asked for.
+
+        Raises as `malamute.Client.receive`.
+        """
         mailbox = self._mailbox
         if mailbox is None or mailbox.closed:
             mailbox = self.mailbox()
@@ -201,6 +228,8 @@ class Client(ClientBase):
 
         The result is the iterator of its replies, which ends after the final one. The request is sent when
         the result is awaited or entered, or when the first reply is asked for.
+
+        Raises as `malamute.Client.request`.
         """
         call = self._request(
             service, subject, body, headers, assurance=assurance, timeout=timeout, options=options
@@ -211,7 +240,10 @@ class Client(ClientBase):
         return Replies(self._driver, await call, self._driver.timeout if timeout is None else timeout)
 
     def work(self, service: str, *patterns: str, **options: Unpack[WorkOptions]) -> Opening[Work, Request]:
-        """Offer to work on the requests to a service whose subject matches any of the patterns."""
+        """Offer to work on the requests to a service whose subject matches any of the patterns.
+
+        Raises as `malamute.Client.work`.
+        """
         return Opening(self._work(self._offer(service, patterns, **options)))
 
     async def _work(self, call: Coroutine[Any, Any, Any]) -> Work:
@@ -222,7 +254,10 @@ class Client(ClientBase):
     def service(
         self, name: str, *patterns: str, **options: Unpack[ServiceOptions]
     ) -> Callable[[ServiceHandler], ServiceHandler]:
-        """Decorate a coroutine function that answers requests, `concurrency` at a time at most."""
+        """Decorate a coroutine function that answers requests, `concurrency` at a time at most.
+
+        Raises as `malamute.Client.service`.
+        """
         return self._service_handler(self.work, name, patterns, **options)
 
     def subscription(
@@ -232,7 +267,10 @@ class Client(ClientBase):
         return self._handler(lambda: self.subscribe(stream, *patterns, **options))
 
     def on_mail(self, **options: Unpack[HandlerOptions]) -> Callable[[MailHandler], MailHandler]:
-        """Decorate a coroutine function that handles the mail of this client's address."""
+        """Decorate a coroutine function that handles the mail of this client's address.
+
+        Raises as `malamute.Client.on_mail`.
+        """
 
         async def open_mailbox(credit: int) -> Mailbox:
             return await self.mailbox(auto_ack=False, credit=credit).__aenter__()
@@ -261,35 +299,47 @@ class Client(ClientBase):
     # The connection
 
     @overload
-    async def query(self, topic: admin.Query[Answer], *, timeout: float | None = None) -> Answer: ...
+    async def query(self, topic: admin.AdminQuery[Answer], *, timeout: float | None = None) -> Answer: ...
 
     @overload
     async def query(self, topic: str, *, timeout: float | None = None, **arguments: Any) -> Any: ...
 
     async def query(
-        self, topic: str | admin.Query[Any], *, timeout: float | None = None, **arguments: Any
+        self, topic: str | admin.AdminQuery[Any], *, timeout: float | None = None, **arguments: Any
     ) -> Any:
-        """Query the broker. docs/protocol.md lists the topics."""
+        """Query the broker. docs/protocol.md lists the topics.
+
+        Raises as `malamute.Client.query`.
+        """
         return await self._ask(topic, arguments, timeout, change=False)
 
     @overload
-    async def change(self, topic: admin.Change[Answer], *, timeout: float | None = None) -> Answer: ...
+    async def change(self, topic: admin.AdminChange[Answer], *, timeout: float | None = None) -> Answer: ...
 
     @overload
     async def change(self, topic: str, *, timeout: float | None = None, **arguments: Any) -> Any: ...
 
     async def change(
-        self, topic: str | admin.Change[Any], *, timeout: float | None = None, **arguments: Any
+        self, topic: str | admin.AdminChange[Any], *, timeout: float | None = None, **arguments: Any
     ) -> Any:
-        """Change something in the broker. docs/protocol.md lists the topics."""
+        """Change something in the broker. docs/protocol.md lists the topics.
+
+        Raises as `malamute.Client.change`.
+        """
         return await self._ask(topic, arguments, timeout, change=True)
 
     async def flush(self, timeout: float | None = None) -> None:
-        """Wait until the broker has everything that was given to this client, confirmed where asked for."""
+        """Wait until the broker has everything that was given to this client, confirmed where asked for.
+
+        Raises as `malamute.Client.flush`.
+        """
         await self._flush(timeout)
 
     async def close(self, timeout: float | None = None) -> None:
-        """Wait until everything is confirmed, end the session, and close the connection."""
+        """Wait until everything is confirmed, end the session, and close the connection.
+
+        Raises as `malamute.Client.close`.
+        """
         await self._close(timeout)
 
     async def __aenter__(self) -> Self:

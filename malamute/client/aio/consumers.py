@@ -73,7 +73,10 @@ class Subscription(SubscriptionBase, _Scope):
     async def columns(
         self, timeout: float | None = None, *, enough: Callable[[], object] = bool
     ) -> Columns | None:
-        """Return the next run of messages as columns; None at the end, or when `enough()` is true."""
+        """Return the next run of messages as columns; None at the end, or when `enough()` is true.
+
+        Raises as `malamute.Subscription.columns`.
+        """
         return await self._columns(timeout, enough)
 
     async def commit(self, message: Message | int, *, timeout: float | None = None) -> None:
@@ -108,7 +111,8 @@ class Mailbox(MailboxBase, _Scope):
 
     With `auto_ack` a message is acknowledged when the next one is asked for: that is for one task. Without
     it, several may receive from the mailbox, and each acknowledges its own messages. It is closed at the end
-    of the last of its blocks: mail that was not handed out goes back as if it had never been delivered.
+    of the last of its blocks: mail that the program has not had is released, as if it had never been
+    delivered.
     """
 
     async def __aenter__(self) -> Self:
@@ -189,7 +193,7 @@ class Work(WorkerBase, _Scope):
         """
         item = await self._next(timeout, "no request")
         if item is None:
-            raise Closed("the offer to work is cancelled")
+            raise Closed("offer is cancelled: make another one with Client.work")
         return Request(*item, self)
 
     async def answer(

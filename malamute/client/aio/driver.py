@@ -1,7 +1,7 @@
 """The way an asyncio program waits: the event loop watches the socket, and every wait is one future.
 
 The loop calls `_look` when the socket shows that something changed. That is one iteration, after which every
-wait whose condition has become true goes on. So what one wake-up of the loop brings, however many messages,
+wait whose condition has become true continues. So what one wake-up of the loop brings, however many messages,
 costs one call; a future is made for each wait, and never for a message.
 
 A ZeroMQ socket shows a change by a file that is edge-triggered, and sending may swallow the sign. So after
@@ -22,15 +22,16 @@ from time import monotonic
 from malamute.client.link.connection import Connection
 from malamute.client.link.driver import Driver
 from malamute.client.link.link import Link
-from malamute.client.session.session import Session
+from malamute.client.session.session import ClientSession
 from malamute.errors import TimedOut
-from malamute.protocol.batch import Frame
 
 
 class AioDriver(Driver):
-    """A driver on the event loop that runs when it is made."""
+    """A driver on the event loop that runs when it is made. The next pass of the loop sends what is held."""
 
-    def __init__(self, session: Session, connection: Connection, timeout: float) -> None:
+    hold_seconds = 1e-4
+
+    def __init__(self, session: ClientSession, connection: Connection, timeout: float) -> None:
         super().__init__(session, connection, timeout)
         self._loop = asyncio.get_running_loop()
         self._waits: dict[asyncio.Future[None], Callable[[], object]] = {}
@@ -114,10 +115,13 @@ class AioDriver(Driver):
         """Let those who wait look again."""
         self._look_soon()
 
-    def send_unqueued(self, frame: Frame) -> bool:
-        """Send a small command past the session."""
+    def hold(self) -> None:
+        """Have the next pass of the loop send what waits."""
         self._look_soon()
-        return super().send_unqueued(frame)
+
+    def send_soon(self) -> None:
+        """Send what the session has to say, in the next pass of the loop at the latest: others may go on."""
+        self.send_or_hold()
 
     # Waiting
 

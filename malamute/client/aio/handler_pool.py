@@ -76,7 +76,7 @@ class HandlerSlot:
                 worker.cancel()
 
     async def close(self) -> None:
-        """End it at once. What a handler still had goes back to the queue, untouched."""
+        """End it at once. What a handler still had is released to its queue."""
         tasks = [*self.workers, self._reporter]
         for task in tasks:
             task.cancel()

@@ -32,11 +32,17 @@ class Publisher(PublisherBase):
         bodies: Sequence[Body],
         headers_list: Sequence[Headers | None] | None = None,
     ) -> None:
-        """Publish many messages, given as columns of one length. `flush` waits until they are durable."""
+        """Publish many messages, given as columns of one length. `flush` waits until they are durable.
+
+        Raises as `malamute.Publisher.publish_many`.
+        """
         await self._publish_many(subjects, bodies, headers_list)
 
     async def flush(self, timeout: float | None = None) -> None:
-        """Send what is left, and wait until all of it is confirmed, with the assurance `stored`."""
+        """Send what is left, and wait until all of it is confirmed, with the assurance `stored`.
+
+        Raises as `malamute.Publisher.flush`.
+        """
         await self._flush(timeout)
 
     async def close(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 
 from malamute.client.session.outbox import Command
-from malamute.client.session.receipts import Confirmation, Delivery, Tracking
+from malamute.client.session.receipts import Confirmation, OutcomeTracking, SentBase
 
 
 class Receipt(Confirmation):
@@ -32,7 +32,7 @@ class Receipt(Confirmation):
         return self.sequence
 
 
-class Sent(Delivery):
+class Sent(SentBase):
     """What became of a message to a mailbox. Made by `Client.send`."""
 
     __slots__ = ("_wait",)
@@ -40,8 +40,8 @@ class Sent(Delivery):
     def __init__(
         self,
         command: Command,
-        tracking: Tracking | None,
-        wait: Callable[[Delivery, float | None], Awaitable[str]],
+        tracking: OutcomeTracking | None,
+        wait: Callable[[SentBase, float | None], Awaitable[str]],
     ) -> None:
         super().__init__(command, tracking)
         self._wait = wait

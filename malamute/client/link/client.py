@@ -1,11 +1,12 @@
 """The calls of a client, written once for both edges: what is asked of the session, and what is waited for.
 
-`sync` and `aio` add their signatures, and the consumers and publishers that they hand out.
+`sync` and `aio` add their signatures, and the consumers and publishers that they return.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 from malamute.client.events import Event
 from malamute.client.link.connection import Connection
 from malamute.client.link.consumers import MailboxBase, outcome_of
+from malamute.client.link.credentials import credentials
 from malamute.client.link.driver import Driver
 from malamute.client.link.handlers import Registration, registration
 from malamute.client.link.link import HEARTBEAT_MAX, HEARTBEAT_MIN, AnyContext, shared_context
@@ -36,22 +38,20 @@ from malamute.client.options import (
 )
 from malamute.client.session.batch import check_subject, check_subjects, is_stored, record_of, records_of
 from malamute.client.session.outbox import Command
-from malamute.client.session.questions import Change, Query
-from malamute.client.session.receipts import Delivery, Tracking
+from malamute.client.session.questions import PendingChange, PendingQuery
+from malamute.client.session.receipts import OutcomeTracking, SentBase
 from malamute.client.session.replies import PendingRequest
 from malamute.client.session.route import Route, urls_of
-from malamute.client.session.session import Session, State
-from malamute.client.session.sources import QueueSource, Source, StreamSource
+from malamute.client.session.session import ClientSession, State
+from malamute.client.session.sources import ConsumerSource, Source, StreamSource
 from malamute.errors import ConnectTimeout, InvalidValue, MalamuteError, TimedOut
-from malamute.protocol.batch import Body, Headers, pack
+from malamute.protocol.batch import Body, Headers
 from malamute.protocol.limits import RECORD_LARGE_BYTES
-from malamute.protocol.messages import BY_TYPE, UNLIMITED, Publish
+from malamute.protocol.messages import UNLIMITED
+from malamute.version import __version__
 
 if TYPE_CHECKING:
-    from malamute.protocol.admin import Topic
-
-FAST_PATH_MESSAGES_MAX = 64
-"""Messages published one by one before a look at what the broker says."""
+    from malamute.protocol.admin import AdminTopic
 
 
 class ConnectOptions(TypedDict, total=False):
@@ -67,34 +67,50 @@ class ConnectOptions(TypedDict, total=False):
     heartbeat: float
     """How often a thread of the library asks the broker for a sign of life, in seconds; both take the
     connection for broken when nothing has come for three of them. Default: 5."""
+    user: str
+    """Who this is, for a broker that asks for a password. Default: MALAMUTE_USER of the environment."""
+    password: str
+    """The password of the user; nothing encrypts it. Default: MALAMUTE_PASSWORD of the environment."""
+    curve: str | os.PathLike[str]
+    """The file with the secret key of this client, as `malamute keys new` writes it, for a broker that asks
+    for one; the connection is encrypted then. Default: MALAMUTE_CURVE of the environment."""
+    server_key: str | os.PathLike[str]
+    """The public key of the broker, or the file that has it; with `curve`. Default: MALAMUTE_SERVER_KEY of
+    the environment."""
     context: AnyContext | None
     """The context of ZeroMQ to open sockets in. Default: one that the clients of the process share."""
 
 
 AnyDriver = TypeVar("AnyDriver", bound=Driver)
 
-_PUBLISH = BY_TYPE[Publish].opcode
 _log = logging.getLogger("malamute")
 
 
 async def open_driver(
-    make: Callable[[Session, Connection, float], AnyDriver],
+    make: Callable[[ClientSession, Connection, float], AnyDriver],
     url: str | Sequence[str],
     *,
     address: str = "",
     timeout: float = TIMEOUT_SECONDS,
     software: str = "",
     heartbeat: float = HEARTBEAT_SECONDS,
+    user: str = "",
+    password: str = "",
+    curve: str | os.PathLike[str] = "",
+    server_key: str | os.PathLike[str] = "",
     context: AnyContext | None = None,
 ) -> AnyDriver:
     """Connect, and wait until the broker has answered. Raises as `connect` does."""
     # The first byte of a routing id must not be 0: such ids belong to ZeroMQ.
     identity = bytes([1 + secrets.randbelow(255)]) + secrets.token_bytes(15)
     if not HEARTBEAT_MIN <= heartbeat <= HEARTBEAT_MAX:
-        raise InvalidValue(f"a heartbeat is {HEARTBEAT_MIN} to {HEARTBEAT_MAX} seconds, not {heartbeat}")
-    session = Session(identity, address=address, software=software or _software(), heartbeat=heartbeat)
+        raise InvalidValue(
+            f"invalid heartbeat {heartbeat!r}: expected {HEARTBEAT_MIN} to {HEARTBEAT_MAX} seconds"
+        )
+    session = ClientSession(identity, address=address, software=software or _software(), heartbeat=heartbeat)
     route = Route(urls_of(url))
-    connection = Connection(context or shared_context(), route, identity, heartbeat)
+    proof = credentials(os.environ, user, password, curve, server_key)
+    connection = Connection(context or shared_context(), route, identity, heartbeat, proof)
     driver = make(session, connection, timeout)
     try:
         await driver.wait(lambda: session.state is State.READY, timeout, "connecting")
@@ -108,8 +124,6 @@ async def open_driver(
 
 
 def _software() -> str:
-    from malamute import __version__
-
     return f"malamute-python/{__version__}"
 
 
@@ -121,7 +135,6 @@ class ClientBase:
         self._session = driver.session
         self._mailbox: MailboxBase | None = None
         self._handlers: list[Registration] = []
-        self._fast_path_left = FAST_PATH_MESSAGES_MAX
         self._stream = ""
 
     @property
@@ -149,8 +162,8 @@ class ClientBase:
         """The function that is called with each event, in the client's thread.
 
         It is called within the call that is under way, which raises what it raises; on an event loop an
-        exception goes to the loop's handler where no call is under way. By default events go to the logger
-        `malamute`.
+        exception is given to the loop's handler where no call is under way. By default events go to the
+        logger `malamute`.
         """
         return self._driver.on_event
 
@@ -161,19 +174,12 @@ class ClientBase:
     # Messages
 
     def _publish_fast_path(self, stream: str, subject: str, body: Body, headers: Headers | None) -> bool:
-        """Publish a message to the stream of the last one, when nothing is in its way: past the session."""
-        driver = self._driver
-        if stream != self._stream or not self._fast_path_left or not driver.is_owner:
+        """Publish to the stream of the last message, if nothing is in the way. Returns whether it did."""
+        if stream != self._stream:
             return False
-        outbox = self._session.outbox
-        outbox.check()
         check_subject(subject)
         record = record_of(headers, body)
-        # The outbox last of all: a signal handler that drains the client may change it at any moment.
-        if len(record) >= RECORD_LARGE_BYTES or not outbox.clear:
-            return False
-        self._fast_path_left -= 1
-        return driver.send_unqueued(pack((_PUBLISH, stream, 0, (subject,), (record,))))
+        return len(record) < RECORD_LARGE_BYTES and self._driver.publish_unconfirmed(stream, subject, record)
 
     async def _publish(
         self,
@@ -189,8 +195,8 @@ class ClientBase:
         record = record_of(headers, body)
         command = Command() if is_stored(assurance) else None
         await self._driver.make_room(numbered=command is not None, timeout=timeout)
-        self._session.sending.publish(stream, [subject], [record], command)
-        self._fast_path_left, self._stream = FAST_PATH_MESSAGES_MAX, stream
+        self._session.sending.publish_single(stream, subject, record, command)
+        self._stream = stream
         await self._driver.ship()
         return await self._settle(command, timeout)
 
@@ -203,7 +209,7 @@ class ClientBase:
         timeout: float | None,
     ) -> int:
         if not subjects or {len(subjects)} != {len(bodies), len(headers_list or subjects)}:
-            raise InvalidValue("a batch has columns of one length, and is not empty")
+            raise InvalidValue("invalid batch: expected columns of one length, and at least one message")
         check_subjects(subjects)
         records = records_of(headers_list, bodies)
         command = Command()
@@ -222,7 +228,7 @@ class ClientBase:
         assurance: str,
         timeout: float | None,
         options: SendOptions,
-    ) -> tuple[Command, Tracking | None]:
+    ) -> tuple[Command, OutcomeTracking | None]:
         check_subject(subject)
         record = record_of(headers, body)
         properties = properties_of(options)
@@ -242,7 +248,7 @@ class ClientBase:
             command.settle()
         return command, tracking
 
-    async def _wait_for_outcome(self, delivery: Delivery, timeout: float | None) -> str:
+    async def _wait_for_outcome(self, delivery: SentBase, timeout: float | None) -> str:
         return await outcome_of(self._driver, delivery, timeout)
 
     async def _withdraw(self, kind: str, name: str, correlation: int | str, timeout: float | None) -> int:
@@ -337,7 +343,7 @@ class ClientBase:
         credit_bytes: float = UNLIMITED,
         ack_timeout: Span | None = None,
         timeout: float | None = None,
-    ) -> QueueSource:
+    ) -> ConsumerSource:
         self._driver.check()
         source = self._session.inbox.offer(
             service,
@@ -361,10 +367,10 @@ class ClientBase:
 
     def _open_mailbox(
         self, credit: float = MAIL_CREDIT_MESSAGES, credit_bytes: float = CREDIT_BYTES
-    ) -> QueueSource:
+    ) -> ConsumerSource:
         self._driver.check()
         if not self.address:
-            raise InvalidValue("a client without an address has no mailbox: connect with one")
+            raise InvalidValue("no mailbox without an address: connect with address=NAME")
         source = self._session.inbox.open_mailbox(_window(credit), _window(credit_bytes))
         self._driver.send()
         return source
@@ -409,7 +415,7 @@ class ClientBase:
     # The connection
 
     async def _ask(
-        self, topic: str | Topic[Any], arguments: dict[str, Any], timeout: float | None, *, change: bool
+        self, topic: str | AdminTopic[Any], arguments: dict[str, Any], timeout: float | None, *, change: bool
     ) -> Any:
         if not isinstance(topic, str):
             value = await self._ask(topic.topic, topic.as_map(), timeout, change=change)
@@ -437,7 +443,7 @@ class ClientBase:
             arguments = {**arguments, "after_name": found[-1][key]}
         return rows
 
-    async def _answered(self, query: Query | Change, timeout: float | None, what: str) -> Any:
+    async def _answered(self, query: PendingQuery | PendingChange, timeout: float | None, what: str) -> Any:
         try:
             await self._driver.wait_for_broker(lambda: query.done, timeout, what)
         finally:
@@ -511,7 +517,7 @@ def _is_confirmed(assurance: str, properties: Mapping[str, Any]) -> bool:
     """Whether the outcome is asked for. Raises `InvalidValue` for a tracker where it is not."""
     confirmed = assurance == "confirmed"
     if "tracker" in properties and not confirmed:
-        raise InvalidValue("a tracker is for the assurance 'confirmed'")
+        raise InvalidValue("tracker without an outcome: expected the assurance 'confirmed'")
     return confirmed
 
 
@@ -519,5 +525,5 @@ def _window(credit: float) -> int:
     if credit in (inf, UNLIMITED):
         return UNLIMITED
     if credit < 1:
-        raise InvalidValue(f"a window of credit is 1 or more, or -1 for no limit, not {credit}")
+        raise InvalidValue(f"invalid credit {credit!r}: expected 1 or more, or -1 for no limit")
     return int(credit)

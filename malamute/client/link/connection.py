@@ -16,7 +16,8 @@ from collections.abc import Callable, Iterator
 from math import inf
 from time import monotonic
 
-from malamute.client.link.link import AnyContext, Link
+from malamute.client.link.credentials import SocketOptions
+from malamute.client.link.link import NOBODY, AnyContext, Link
 from malamute.client.session.route import Route
 from malamute.errors import OutOfSockets
 
@@ -36,15 +37,23 @@ class Connection:
     Raises `InvalidValue` for a URL that is none, when it is tried, and `OutOfSockets`.
     """
 
-    def __init__(self, context: AnyContext, route: Route, identity: bytes, heartbeat: float) -> None:
+    def __init__(
+        self,
+        context: AnyContext,
+        route: Route,
+        identity: bytes,
+        heartbeat: float,
+        credentials: SocketOptions = NOBODY,
+    ) -> None:
         self.route = route
         self.before_close: Callable[[], None] = lambda: None
         """Called before the socket of a link is closed, so that its files are not watched any more."""
         self._context = context
         self._identity = identity
         self._heartbeat = heartbeat
+        self._credentials = credentials
         self.url = route.next(0.0)[0]
-        self.link = Link(context, self.url, identity, heartbeat)
+        self.link = Link(context, self.url, identity, heartbeat, credentials)
         self._begun()
 
     def _begun(self) -> None:
@@ -52,7 +61,11 @@ class Connection:
         self._phase = _Phase.TRYING
 
     def changes(self, now: float) -> Iterator[bool]:
-        """What happened: True where a connection was made, False where it broke. Takes the next attempt."""
+        """What happened: True where a connection was made, False where it broke. Takes the next attempt.
+
+        Raises:
+            AccessRefused: the broker does not take this client.
+        """
         for up in self.link.changes():
             if up:
                 self._phase, self.due = _Phase.UP, inf
@@ -73,7 +86,7 @@ class Connection:
             self._plan(now)
         if now >= self.due:
             try:
-                link = Link(self._context, self._next, self._identity, self._heartbeat)
+                link = Link(self._context, self._next, self._identity, self._heartbeat, self._credentials)
             except OutOfSockets:
                 # There may be some again by the next attempt.
                 self._plan(now)

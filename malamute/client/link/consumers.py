@@ -15,17 +15,14 @@ from malamute.client.link.driver import Driver
 from malamute.client.session.batch import is_stored, record_of
 from malamute.client.session.message import Mail, Message, ServiceRequest
 from malamute.client.session.outbox import Command
-from malamute.client.session.receipts import Delivery
+from malamute.client.session.receipts import SentBase
 from malamute.client.session.replies import PendingRequest
-from malamute.client.session.sources import Item, QueueSource, StreamSource
+from malamute.client.session.sources import ACKS_MAX, ConsumerSource, Item, StreamSource
 from malamute.errors import Closed, InvalidValue, MalamuteError, TimedOut
 from malamute.protocol.batch import Body, Columns, Headers
 
-ACKS_MAX = 100
-"""Acknowledgements that wait to be sent, at most."""
-
 ACK_DELAY = 0.1
-"""Seconds that an acknowledgement waits at most while its consumer goes on taking messages."""
+"""Seconds that an acknowledgement waits at most while its consumer continues taking messages."""
 
 
 PROGRESS_SECONDS = 5.0
@@ -101,7 +98,7 @@ class SubscriptionBase:
             for message in self._ready:
                 return message
             if not await self._fill(timeout):
-                raise Closed("the subscription is cancelled, and nothing is left of it")
+                raise Closed("subscription is cancelled, and no message of it is left: subscribe again")
 
     async def _take(self, most: int, timeout: float | None) -> list[Message]:
         messages = [*islice(self._ready, most)]
@@ -144,7 +141,7 @@ class SubscriptionBase:
 
     async def _commit(self, message: Message | int, timeout: float | None) -> None:
         if not self._source.cursor:
-            raise InvalidValue("this subscription has no cursor: subscribe with cursor=NAME")
+            raise InvalidValue("subscription without a cursor: subscribe with cursor=NAME")
         sequence = message if isinstance(message, int) else message.sequence
         driver = self._driver
         await driver.make_room(numbered=True, timeout=timeout)
@@ -164,7 +161,7 @@ class SubscriptionBase:
         return f"<Subscription {self._source.stream!r} {state}, last {self._source.last}>"
 
 
-def _cancel(driver: Driver, source: StreamSource | QueueSource) -> None:
+def _cancel(driver: Driver, source: StreamSource | ConsumerSource) -> None:
     driver.check_owner()
     if not source.ended and driver.session.error is None:
         driver.session.inbox.cancel(source)
@@ -175,7 +172,7 @@ def _cancel(driver: Driver, source: StreamSource | QueueSource) -> None:
 class QueueConsumer:
     """What the mailbox and the offers to work share: single messages, each to be finished."""
 
-    def __init__(self, driver: Driver, source: QueueSource) -> None:
+    def __init__(self, driver: Driver, source: ConsumerSource) -> None:
         self._driver = driver
         self._source = source
         self._acknowledged_at = 0.0
@@ -197,13 +194,13 @@ class QueueConsumer:
         driver, source = self._driver, self._source
         driver.check_owner()
         source.finish(message.sequence, reason=reason)
-        driver.session.inbox.refill(source)
         now = monotonic()
         if not source.waiting or source.acks >= ACKS_MAX or now - self._acknowledged_at >= ACK_DELAY:
             self._acknowledged_at = now
             driver.session.inbox.acknowledge(source)
         else:
             driver.within(ACK_DELAY)
+        driver.session.inbox.refill(source)
         driver.send()
 
     def give_back(self, message: Mail, delay: int) -> None:
@@ -245,10 +242,11 @@ class MailboxBase(QueueConsumer):
     """The mail of the client's address, in order.
 
     With `auto_ack` a message is acknowledged when the next one is asked for. It is closed at the end of the
-    last of its blocks: mail that was not handed out goes back as if it had never been delivered.
+    last of its blocks: mail that was not returned to the program is released, as if it had never been
+    delivered.
     """
 
-    def __init__(self, driver: Driver, source: QueueSource, *, auto_ack: bool) -> None:
+    def __init__(self, driver: Driver, source: ConsumerSource, *, auto_ack: bool) -> None:
         super().__init__(driver, source)
         self.auto_ack = auto_ack
         self._blocks = 0
@@ -267,7 +265,7 @@ class MailboxBase(QueueConsumer):
         self.acknowledge()
         item = await self._next(timeout, "no mail")
         if item is None:
-            raise Closed("the mailbox is closed; Client.mailbox opens it again")
+            raise Closed("mailbox is closed: open it again with Client.mailbox")
         mail = Mail(*item, self)
         if self.auto_ack:
             self._current = mail
@@ -280,7 +278,7 @@ class MailboxBase(QueueConsumer):
             current.ack()
 
     def leave(self) -> None:
-        """With `auto_ack`: leave what was handed out last unacknowledged; it will be delivered again."""
+        """With `auto_ack`: leave what was handed out last unacknowledged; it will be redelivered."""
         self._current = None
 
     def cancel(self) -> None:
@@ -331,14 +329,16 @@ class WorkerBase(QueueConsumer):
         _cancel(self._driver, self._source)
 
 
-async def outcome_of(driver: Driver, delivery: Delivery, timeout: float | None) -> str:
+async def outcome_of(driver: Driver, delivery: SentBase, timeout: float | None) -> str:
     """Wait until nothing more can be known of a message. Raises what it was refused with, and `TimedOut`."""
     with driver.session.sending.expecting():
         await driver.wait(lambda: delivery.done, timeout, "no outcome")
+    # The next request carries the acknowledgement, if one is made soon.
+    driver.within(ACK_DELAY)
     return delivery.outcome
 
 
-class ReplyStream(Delivery):
+class ReplyStream(SentBase):
     """The replies to one request, as they come, and how it ended. The time counts from the request on."""
 
     def __init__(self, driver: Driver, pending: PendingRequest, timeout: float) -> None:
@@ -372,6 +372,8 @@ class ReplyStream(Delivery):
                 raise TimedOut(f"no final reply within {self._timeout} s") from None
             raise
         reply = Mail(*driver.session.sending.pop_reply(pending), None)
+        # The next request carries the acknowledgement, if one is made soon.
+        driver.within(ACK_DELAY)
         if reply.final:
             self.cancel()
         return reply

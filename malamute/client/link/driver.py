@@ -5,8 +5,8 @@ and sends what the session has to say. The edges differ in one thing, how they w
 the caller's thread, `aio/driver` lets an event loop watch the socket. So everything that waits is written
 once, as coroutines over `Driver.wait`. On the blocking edge such a coroutine is never suspended.
 
-Nothing is shared between threads and nothing is locked: a call from another thread or from a forked child is
-refused, because a socket has one owner.
+A socket has one owner, so a call from another thread or from a forked child is refused. What one thread lends
+to another is said in `sync/driver`; nothing else is shared between threads.
 """
 
 from __future__ import annotations
@@ -15,14 +15,16 @@ import os
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from math import inf
 from time import monotonic
 from weakref import WeakSet
 
 from malamute.client.events import Connected, Event, log_event
 from malamute.client.link.connection import Connection
 from malamute.client.link.link import Link
-from malamute.client.session.session import Session, State
-from malamute.errors import Closed, ConnectionLost, InvalidValue, LinkError, TimedOut, TryLater
+from malamute.client.session.pacing import Backlog
+from malamute.client.session.session import ClientSession, State
+from malamute.errors import AccessRefused, Closed, ConnectionLost, InvalidValue, LinkError, TimedOut, TryLater
 from malamute.protocol.batch import Frame
 
 ITERATION_SECONDS = 0.001
@@ -36,7 +38,10 @@ _FORKED = -1
 class Driver:
     """A session and its connection. `timeout` in seconds is for calls that wait for the broker."""
 
-    def __init__(self, session: Session, connection: Connection, timeout: float) -> None:
+    hold_seconds = inf
+    """How soon what is held is sent at the latest, where anything runs while the caller is busy."""
+
+    def __init__(self, session: ClientSession, connection: Connection, timeout: float) -> None:
         self.session = session
         self.connection = connection
         self.timeout = timeout
@@ -47,6 +52,7 @@ class Driver:
         self.drain_due = False
         """Whether the session is to be drained when it is in nobody's hands."""
         self._iteration_due = 0.0
+        self._backlog = Backlog()
         self._owner = threading.get_ident()
         _drivers.add(self)
 
@@ -63,14 +69,22 @@ class Driver:
     @property
     def is_owner(self) -> bool:
         """Whether the caller is the thread that owns this client."""
-        return threading.get_ident() == self._owner
+        return threading.get_ident() == self._owner or self._reclaim()
 
     def check_owner(self) -> None:
         """Raise `LinkError` unless the caller is the thread that owns this client."""
-        if threading.get_ident() != self._owner:
-            if self._owner == _FORKED:
-                raise LinkError("this client was made before a fork: connect again in the child")
-            raise LinkError("this client belongs to another thread: connect one client for each thread")
+        if threading.get_ident() != self._owner and not self._reclaim():
+            raise self.not_owner()
+
+    def _reclaim(self) -> bool:
+        """Take back what the owner has lent, if the caller is the owner. Returns whether it is."""
+        return False
+
+    def not_owner(self) -> LinkError:
+        """The error of a caller that does not own this client."""
+        if self._owner == _FORKED:
+            return LinkError("client was made before a fork: connect again in the child")
+        return LinkError("client belongs to another thread: connect one client for each thread")
 
     def disown(self) -> None:
         """The process was forked, and this is the child."""
@@ -91,6 +105,7 @@ class Driver:
         self.send()
         for frames in self.link.receive():
             session.receive(frames)
+        session.look_at_clock(now)
         for event in session.pop_events():
             if type(event) is Connected:
                 # Not before: one that cannot serve us must not be tried again and again at once.
@@ -105,26 +120,59 @@ class Driver:
                     self.session.connected()
                 else:
                     self.session.disconnected()
-        except InvalidValue as error:
+        except (AccessRefused, InvalidValue) as error:
             # A URL that is none: the others may be good, but the list is wrong, and its author should know.
+            # Who is refused once is refused again.
             self.session.end(error)
 
     def send(self) -> None:
         """Send what the session has to say, as far as the socket takes it."""
         outbox, link = self.session.outbox, self.link
-        while (frames := outbox.next_to_send()) is not None and link.send(frames):
+        while outbox.waiting:
+            begun = monotonic()
+            frames = outbox.next_to_send()
+            if frames is None or not link.send(frames):
+                break
             outbox.sent()
+            self._backlog.sent(begun, monotonic())
 
-    def send_unqueued(self, frame: Frame) -> bool:
-        """Send a small command past the session. False if the connection takes none now."""
-        return self.link.send_frame(frame)
+    def send_soon(self) -> None:
+        """Send what the session has to say, before the caller waits for anything."""
+        self.send()
+
+    def send_or_hold(self) -> None:
+        """Send what the session has to say, but hold what others can join while the broker is busy."""
+        outbox = self.session.outbox
+        if not outbox.may_wait or self._backlog.until - monotonic() <= self.hold_seconds:
+            self.send()
+        if outbox.waiting:
+            self.hold()
+
+    def hold(self) -> None:
+        """See that what waits is sent within `hold_seconds`."""
+        raise NotImplementedError
+
+    def publish_unconfirmed(self, stream: str, subject: str, record: Frame) -> bool:
+        """Publish a message whose parts were checked, if nothing is in its way. Returns whether it was."""
+        outbox, now = self.session.outbox, monotonic()
+        if not outbox.flows or now >= self._iteration_due:
+            return False
+        outbox.publish(stream, subject, record, None)
+        if self._backlog.until - now > self.hold_seconds and outbox.may_wait:
+            self.hold()
+        else:
+            self.send()
+            if outbox.waiting:
+                self.hold()
+        return True
 
     def prepare(self) -> None:
         """Send everything that waits for others: acknowledgements, and what publishers hold."""
         self.session.inbox.acknowledge_all()
         for prepare in tuple(self.before_wait.values()):
             prepare()
-        self.send()
+        self.session.look_at_clock(monotonic())
+        self.send_soon()
 
     def drain(self) -> None:
         """Drain the session in the next iteration. A signal handler may ask for it at any moment."""
@@ -175,10 +223,9 @@ class Driver:
             )
         except TimedOut as error:
             if session.state is State.READY:
-                text = f"{len(session.outbox)} commands wait for their confirmation: {error.text}"
-                raise TryLater(text) from None
+                raise TryLater(f"{_waiting(session)}: {error.text}; retry later") from None
             raise ConnectionLost(
-                f"the broker is away, and no more can be kept for it: {error.text}"
+                f"broker is unreachable, and no more commands can be kept for it: {error.text}"
             ) from None
 
     async def ship(self) -> None:
@@ -186,8 +233,10 @@ class Driver:
 
         If it does not in that time, the command goes first later, and there is no room for another before.
         """
-        if monotonic() < self._iteration_due:
-            self.send()
+        now = monotonic()
+        self.session.look_at_clock(now)
+        if now < self._iteration_due:
+            self.send_soon()
         else:
             self.iterate()
             await self.pause()
@@ -200,8 +249,16 @@ class Driver:
     def close(self) -> None:
         """Close the connection."""
         self.closed = True
-        self.session.end(Closed("this client is closed"))
+        self.session.end(Closed("client is closed: connect again"))
         self.connection.close()
+
+
+def _waiting(session: ClientSession) -> str:
+    """What waits for the broker."""
+    flow = session.outbox.flow
+    if flow.full:
+        return f"{flow.under_way} bytes are on their way and are not taken up"
+    return f"{len(session.outbox)} commands wait for their confirmation"
 
 
 _drivers: WeakSet[Driver] = WeakSet()

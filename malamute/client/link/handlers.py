@@ -10,8 +10,8 @@ While a handler is at work, progress is reported every third of the ack timeout,
 as it needs; a handler that dies with its program is noticed by the broken connection, and one that hangs has
 to be ended by its author.
 
-What nobody handled to its end goes back as if it had never been delivered: what waits when `run` ends, and
-what is in the hands of a handler that KeyboardInterrupt or the end of `run` breaks off, since the message
+What was not handled to its end is released, as if it had never been delivered: what waits when `run` ends,
+and what is in the hands of a handler that KeyboardInterrupt or the end of `run` breaks off, since the message
 is not to blame for that.
 """
 
@@ -45,9 +45,9 @@ def registration(
 ) -> Registration:
     """Check and keep what a decorator was given. Raises `InvalidValue`."""
     if concurrency < 1:
-        raise InvalidValue(f"a handler runs once at a time or more often, not {concurrency} times")
+        raise InvalidValue(f"invalid concurrency {concurrency!r}: expected 1 or more")
     if on_error not in _ON_ERROR:
-        raise InvalidValue(f"on_error is one of {', '.join(_ON_ERROR)}, not {on_error!r}")
+        raise InvalidValue(f"invalid on_error {on_error!r}: expected {', '.join(_ON_ERROR)}")
     return Registration(open_, handler, concurrency, on_error)
 
 

@@ -3,7 +3,7 @@
 One DEALER for one connection, and the monitor that reports when it is connected and when it broke. libzmq
 makes the connection and keeps heartbeats going in its own thread, so a program that is busy with a message
 stays connected. It does not reconnect: every attempt is a link of its own, to the URL that is next, and
-nothing of an older connection can turn up on it. `IMMEDIATE` keeps frames out of a connection that is not
+nothing of an older connection can arrive on it. `IMMEDIATE` keeps frames out of a connection that is not
 made yet, where they would overtake HELLO.
 """
 
@@ -16,7 +16,8 @@ from struct import Struct
 
 import zmq
 
-from malamute.errors import InvalidValue, OutOfSockets
+from malamute.client.link.credentials import SocketOptions
+from malamute.errors import AccessRefused, InvalidValue, OutOfSockets
 from malamute.protocol.batch import Frame
 from malamute.protocol.limits import RECORD_LARGE_BYTES
 
@@ -32,14 +33,16 @@ SOCKETS_MAX = 16_384
 RECEIVE_COMMANDS = 200
 """Commands taken from the socket in one go, so that sending and events are not starved."""
 
-_OPTIONS = {
+_OPTIONS: dict[int, int | bytes] = {
     zmq.LINGER: 0,
     zmq.IMMEDIATE: 1,
     # Credit is what bounds them. While this is full, nobody reads the broker's heartbeats.
     zmq.RCVHWM: 1_000_000,
     zmq.RECONNECT_IVL: -1,
 }
-_EVENT = Struct("=H")
+_EVENT = Struct("=HI")
+# As plain integers: pyzmq makes values of its enumerations of them, which takes longer than what is asked.
+_EVENTS, _POLLIN = int(zmq.EVENTS), int(zmq.POLLIN)
 _UP = zmq.Event.HANDSHAKE_SUCCEEDED
 _DOWN = (
     zmq.Event.DISCONNECTED
@@ -49,6 +52,16 @@ _DOWN = (
     | zmq.Event.HANDSHAKE_FAILED_AUTH
 )
 
+_REFUSED = {
+    (zmq.Event.HANDSHAKE_FAILED_AUTH, 400): "wrong user, password or key, or a disabled account",
+    (zmq.Event.HANDSHAKE_FAILED_AUTH, 500): "the broker does not understand the credentials",
+    (zmq.Event.HANDSHAKE_FAILED_PROTOCOL, 0x11000002): (
+        "the broker wants another proof: expected a password (plain), a key (curve), or neither"
+    ),
+}
+"""What libzmq reports when there is no use in trying again."""
+
+NOBODY: SocketOptions = {}
 
 AnyContext = zmq.Context[zmq.Socket[bytes]]
 
@@ -82,7 +95,14 @@ class Link:
     promises it. The time to live that libzmq could announce would be cancelled by our next word.
     """
 
-    def __init__(self, context: AnyContext, url: str, identity: bytes, heartbeat: float) -> None:
+    def __init__(
+        self,
+        context: AnyContext,
+        url: str,
+        identity: bytes,
+        heartbeat: float,
+        credentials: SocketOptions = NOBODY,
+    ) -> None:
         with _as_ours():
             self.socket = context.socket(zmq.DEALER)
             try:
@@ -90,13 +110,16 @@ class Link:
             except zmq.ZMQError:
                 self.socket.close(0)
                 raise
-        for option, value in _OPTIONS.items():
+        self._url = url
+        for option, value in {**_OPTIONS, **credentials}.items():
             self.socket.set(option, value)
         every_ms = int(heartbeat * 1000)
         self.socket.set(zmq.HEARTBEAT_IVL, every_ms)
         self.socket.set(zmq.HEARTBEAT_TIMEOUT, every_ms * HEARTBEATS_MISSED)
         self.socket.set(zmq.ROUTING_ID, identity)
         self._monitor.linger = 0
+        self._quiet = False
+        """Whether nothing had happened to the connection when a wait was over a moment ago."""
         self._reading, self._writing = zmq.Poller(), zmq.Poller()
         for poller, events in ((self._reading, zmq.POLLIN), (self._writing, zmq.POLLIN | zmq.POLLOUT)):
             poller.register(self.socket, events)
@@ -105,7 +128,9 @@ class Link:
             self.socket.connect(url)
         except zmq.ZMQError as error:
             self.close()
-            raise InvalidValue(f"not an address to connect to: {url!r} ({error})") from error
+            raise InvalidValue(
+                f"invalid URL {url!r}: expected one such as tcp://HOST:9999 ({error})"
+            ) from error
 
     @property
     def files(self) -> tuple[int, int]:
@@ -122,17 +147,32 @@ class Link:
         return any(int(socket.get(zmq.EVENTS)) & zmq.POLLIN for socket in (self.socket, self._monitor))
 
     def changes(self) -> Iterator[bool]:
-        """What happened to the connection: True where it was made, False where it broke or failed."""
+        """What happened to the connection: True where it was made, False where it broke or failed.
+
+        Raises:
+            AccessRefused: the broker does not take this client.
+        """
+        if self._quiet:
+            # A wait that is just over has looked.
+            self._quiet = False
+            return
         while self._monitor.poll(0):
             # pyzmq can read this too, but would import asyncio for it: the number of the event comes first.
-            yield _EVENT.unpack_from(self._monitor.recv_multipart()[0])[0] == _UP
+            event, value = _EVENT.unpack_from(self._monitor.recv_multipart()[0])
+            if (event, value) in _REFUSED:
+                raise AccessRefused(f"connection to {self._url} is refused: {_REFUSED[event, value]}")
+            yield event == _UP
 
     def receive(self) -> Iterator[list[bytes]]:
         """The commands that are there, without waiting."""
-        receive = self.socket.recv_multipart
+        socket = self.socket
         try:
-            for _ in range(RECEIVE_COMMANDS):
-                yield receive(zmq.NOBLOCK)
+            yield socket.recv_multipart(zmq.NOBLOCK)
+            for _ in range(RECEIVE_COMMANDS - 1):
+                # Behind a first one there often is none, and the exception costs more than to ask.
+                if not int(socket.getsockopt(_EVENTS)) & _POLLIN:
+                    return
+                yield socket.recv_multipart(zmq.NOBLOCK)
         except zmq.Again:
             pass
 
@@ -147,14 +187,6 @@ class Link:
             return False
         return True
 
-    def send_frame(self, frame: Frame) -> bool:
-        """`send` for a command of one small frame."""
-        try:
-            self.socket.send(frame, zmq.NOBLOCK)
-        except zmq.Again:
-            return False
-        return True
-
     def wait(self, timeout: float | None, *, sending: bool, wake_fd: int | None = None) -> None:
         """Wait for something to take, or to send, or until `timeout` seconds are over, or a while.
 
@@ -165,7 +197,8 @@ class Link:
             poller.register(wake_fd, zmq.POLLIN)
         # Rounded up: a wait that is a little short would spin through the last millisecond.
         wait_ms = WAIT_MAX_MS if timeout is None else min(int(timeout * 1000) + 1, WAIT_MAX_MS)
-        poller.poll(wait_ms)
+        ready = poller.poll(wait_ms)
+        self._quiet = all(socket is not self._monitor for socket, _ in ready)
         if wake_fd is not None:
             poller.unregister(wake_fd)
 

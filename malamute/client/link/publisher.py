@@ -78,7 +78,7 @@ class PublisherBase:
     def _check(self) -> None:
         self._driver.check_owner()
         if self._closed:
-            raise Closed("this publisher is closed")
+            raise Closed("publisher is closed: make another one with Client.publisher")
 
     async def _admit(self) -> None:
         """Wait until one more message can be taken. Raises as `publish` does."""
@@ -112,7 +112,7 @@ class PublisherBase:
         headers_list: Sequence[Headers | None] | None = None,
     ) -> None:
         if len(bodies) != len(subjects) or (headers_list is not None and len(headers_list) != len(subjects)):
-            raise InvalidValue("the columns of subjects, bodies and headers differ in length")
+            raise InvalidValue("invalid columns: expected subjects, bodies and headers of one length")
         check_subjects(subjects)
         records = records_of(headers_list, bodies)
         await self._ship_all()

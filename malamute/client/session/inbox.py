@@ -13,14 +13,20 @@ from malamute.client.events import Event, Gap, Recalled, Slow, Switched
 from malamute.client.options import Criteria
 from malamute.client.session.outbox import Outbox
 from malamute.client.session.replies import PendingReplies
-from malamute.client.session.sources import QueueSource, Source, StreamSource, ranges_of
+from malamute.client.session.sources import (
+    ACKS_MAX,
+    ConsumerSource,
+    Source,
+    StreamSource,
+    ranges_of,
+)
 from malamute.client.session.window import Window
 from malamute.errors import ConnectionLost, InvalidName, MalamuteError, TooLarge
 from malamute.protocol import messages as wire
 from malamute.protocol.batch import Columns, unpack_payload
 from malamute.protocol.limits import CRITERIA_MAX, PATTERN_BYTES_MAX
-from malamute.protocol.messages import MAILBOX
-from malamute.protocol.names import is_name
+from malamute.protocol.messages import MAILBOX, Ranges
+from malamute.protocol.names import NAME_FORM, is_name
 
 
 class Inbox:
@@ -33,7 +39,7 @@ class Inbox:
         pending_replies: PendingReplies,
         emit: Callable[[Event], None],
     ) -> None:
-        self.mailbox: QueueSource | None = None
+        self.mailbox: ConsumerSource | None = None
         self._address = address
         self._outbox = outbox
         self._pending_replies = pending_replies
@@ -62,7 +68,7 @@ class Inbox:
         """Subscribe. It stands when `open` is set, and was refused when `ended` is."""
         _check_criteria(stream, criteria)
         if cursor and not is_name(cursor):
-            raise InvalidName(f"no valid name for a cursor: {cursor!r}")
+            raise InvalidName(f"invalid cursor {cursor!r}: expected {NAME_FORM}")
         subscribe = wire.Subscribe(
             self._next_source,
             stream,
@@ -78,14 +84,14 @@ class Inbox:
 
     def offer(
         self, service: str, criteria: Criteria, *, credit: int, credit_bytes: int, ack_timeout: int = 0
-    ) -> QueueSource:
+    ) -> ConsumerSource:
         """Offer to work. It stands when `open` is set, and was refused when `ended` is.
 
         `ack_timeout` is in milliseconds, 0 for what the broker is configured for.
         """
         _check_criteria(service, criteria)
         offer = wire.Offer(self._next_source, service, [[*c] for c in criteria], ack_timeout=ack_timeout)
-        source = QueueSource(self._next_source, Window(credit, credit_bytes), offer)
+        source = ConsumerSource(self._next_source, Window(credit, credit_bytes), offer)
         self._begin(source)
         return source
 
@@ -96,11 +102,11 @@ class Inbox:
         if self._outbox.ready:
             self._outbox.say(source.command())
 
-    def open_mailbox(self, credit: int, credit_bytes: int) -> QueueSource:
+    def open_mailbox(self, credit: int, credit_bytes: int) -> ConsumerSource:
         """Begin to take mail, or go on with a window of this size."""
         self._outbox.check()
         if self.mailbox is None:
-            self.mailbox = QueueSource(MAILBOX, Window(credit, credit_bytes))
+            self.mailbox = ConsumerSource(MAILBOX, Window(credit, credit_bytes))
             self.mailbox.ack_timeout = self._mail_timeout
             self._fund_mailbox()
         else:
@@ -148,7 +154,7 @@ class Inbox:
     def cancel(self, source: Source) -> None:
         """End a subscription or an offer. What it held goes back to the queue."""
         if not source.ended:
-            if isinstance(source, QueueSource):
+            if isinstance(source, ConsumerSource):
                 self._drain(source)
             source.end()
             self._sources.pop(source.number, None)
@@ -163,7 +169,7 @@ class Inbox:
         if self._outbox.refusal is not None:
             return
         for source in self._all():
-            if not isinstance(source, QueueSource):
+            if not isinstance(source, ConsumerSource):
                 self.cancel(source)
             elif source is not self.mailbox and not source.draining:
                 self._drain(source)
@@ -174,12 +180,13 @@ class Inbox:
         self._closing = True
         for source in self._all():
             source.draining = True
-            if isinstance(source, QueueSource):
+            if isinstance(source, ConsumerSource):
                 self._drain(source)
 
-    def _drain(self, source: QueueSource) -> None:
-        self.acknowledge(source)
+    def _drain(self, source: ConsumerSource) -> None:
         if self._outbox.ready:
+            for ack in source.pop_acks():
+                self._outbox.say(ack)
             self._outbox.say(wire.Drain(source.number, source.give_up()))
 
     def drained(self, number: int) -> None:
@@ -209,13 +216,17 @@ class Inbox:
 
     def refill(self, source: Source) -> None:
         """Grant what is due, if anything is. To be called when something was consumed."""
-        if not self._outbox.ready or source.ended or source.drains or self._closing:
-            return
-        if source is self.mailbox and self.mailbox.paused:
-            return
-        # A mailbox that is drained still takes replies and outcomes.
-        if (not source.draining or source is self.mailbox) and (grant := source.window.refill()):
+        if grant := self.grant_due(source):
             self._outbox.say(wire.Credit(source.number, *grant))
+
+    def grant_due(self, source: Source) -> tuple[int, int] | None:
+        """The messages and bytes that are due, if any are, for a command to grant."""
+        if not self._outbox.ready or source.ended or source.drains or self._closing:
+            return None
+        if source is self.mailbox:
+            # One that is drained still takes replies and outcomes.
+            return None if self.mailbox.paused else source.window.refill()
+        return None if source.draining else source.window.refill()
 
     def let_past(self) -> None:
         """Let replies and outcomes be delivered past mail that nobody consumes."""
@@ -226,31 +237,42 @@ class Inbox:
             else:
                 self.refill(self.mailbox)
 
-    def acknowledge(self, source: QueueSource) -> None:
-        """Send the acknowledgements that wait at a source."""
+    def acknowledge(self, source: ConsumerSource) -> None:
+        """Send the acknowledgements that wait at a source; the first carries the credit that is due there."""
         if self._outbox.ready and source.acks:
             for ack in source.pop_acks():
+                if isinstance(ack, wire.Ack) and (grant := self.grant_due(source)):
+                    ack = ack._replace(credit=grant[0], credit_bytes=grant[1])
                 self._outbox.say(ack)
+
+    def pop_ranges(self) -> Ranges:
+        """The acknowledgements of the mailbox, for a command to carry.
+
+        None while a reply waits to be taken: all that have come together are acknowledged together.
+        """
+        if self.mailbox is None or not self._outbox.ready or self._pending_replies.unread:
+            return []
+        return self.mailbox.pop_ranges()
 
     def acknowledge_all(self) -> None:
         """Send all acknowledgements that wait."""
         for source in self._all():
-            if isinstance(source, QueueSource) and source.acks:
+            if isinstance(source, ConsumerSource) and source.acks:
                 self.acknowledge(source)
 
-    def give_back(self, source: QueueSource, sequence: int, delay: int) -> None:
+    def give_back(self, source: ConsumerSource, sequence: int, delay: int) -> None:
         """Have a message redelivered after `delay` milliseconds; with -1 after the broker's backoff."""
         if source.give_back(sequence):
             self._outbox.say(wire.Nak(source.number, [[sequence, sequence]], delay))
         self.refill(source)
 
-    def release(self, source: QueueSource, sequence: int) -> None:
+    def release(self, source: ConsumerSource, sequence: int) -> None:
         """Give a message back as if it had never been delivered."""
         if source.give_back(sequence):
             self._outbox.say(wire.Release(source.number, [[sequence, sequence]]))
         self.refill(source)
 
-    def report(self, source: QueueSource, sequences: Iterable[int]) -> None:
+    def report(self, source: ConsumerSource, sequences: Iterable[int]) -> None:
         """Report that these are still worked on, as far as they are ours."""
         for ranges in ranges_of(source.among_outstanding(sequences)):
             self._outbox.say(wire.Progress(source.number, ranges))
@@ -270,7 +292,7 @@ class Inbox:
         if source.drains:
             # It was on its way when we drained: the broker has taken it back.
             return True
-        if isinstance(source, QueueSource):
+        if isinstance(source, ConsumerSource):
             self._deliver_queued(source, columns)
         elif isinstance(source, StreamSource) and not source.deliver(deliver.after, columns):
             raise ConnectionLost(
@@ -278,23 +300,23 @@ class Inbox:
             )
         return True
 
-    def _deliver_queued(self, source: QueueSource, columns: Columns) -> None:
+    def _deliver_queued(self, source: ConsumerSource, columns: Columns) -> None:
         mailbox = source is self.mailbox
         # While somebody waits for a reply, mail that nobody takes must not use up the credit before it.
-        awaited = bool(self._pending_replies)
+        awaited = mailbox and bool(self._pending_replies)
         acks = source.acks
-        for item in source.arrive(columns, counted=not (mailbox and awaited)):
+        for item in source.arrive(columns, counted=not awaited):
             if not (mailbox and self._pending_replies.accept(source, item)):
                 source.waiting.append(item)
-        if source.acks > acks:
-            # It was finished before it was redelivered: nobody will ask for more because of it.
+        if source.acks > acks and not (awaited and source.acks < ACKS_MAX):
+            # It is finished already. Who waits acknowledges it beside what it waits for; else nobody would.
             self.acknowledge(source)
         self.refill(source)
 
     def recall(self, recall: wire.Recall) -> None:
         """Let go of what the broker took back."""
         source = self.mailbox if recall.source == MAILBOX else self._sources.get(recall.source)
-        if isinstance(source, QueueSource):
+        if isinstance(source, ConsumerSource):
             taken = source.recall(recall.ranges, comes_again=recall.reason == "timeout")
             if taken:
                 self._emit(Recalled(source.name or self._address, tuple(taken), recall.reason))
@@ -339,12 +361,12 @@ class Inbox:
                 offer.answered.discard(sequence)
             return
         for source in self._sources.values():
-            if isinstance(source, QueueSource):
+            if isinstance(source, ConsumerSource):
                 source.answered.clear()
 
-    def _offer(self, number: int) -> QueueSource | None:
+    def _offer(self, number: int) -> ConsumerSource | None:
         source = self._sources.get(number)
-        return source if isinstance(source, QueueSource) else None
+        return source if isinstance(source, ConsumerSource) else None
 
     # From one connection to the next
 
@@ -378,9 +400,11 @@ class Inbox:
 
 def _check_criteria(name: str, criteria: Criteria) -> None:
     if not is_name(name):
-        raise InvalidName(f"no valid name: {name!r}")
+        raise InvalidName(f"invalid name {name!r}: expected {NAME_FORM}")
     if not 0 < len(criteria) <= CRITERIA_MAX:
-        raise TooLarge(f"{len(criteria)} criteria; there may be 1 to {CRITERIA_MAX}")
+        raise TooLarge(f"{len(criteria)} criteria: expected 1 to {CRITERIA_MAX}")
     for family, pattern in criteria:
         if isinstance(pattern, str) and len(pattern.encode()) > PATTERN_BYTES_MAX:
-            raise TooLarge(f"a pattern of the family {family!r} has more than {PATTERN_BYTES_MAX} bytes")
+            raise TooLarge(
+                f"pattern of family {family!r} is too large: expected at most {PATTERN_BYTES_MAX} bytes"
+            )

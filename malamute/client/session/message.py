@@ -66,7 +66,7 @@ class Message:
         if type(value) is int and kind is float:
             value = float(value)
         if type(value) is not kind:
-            raise InvalidValue(f"the header {name!r} is no {kind.__name__}: {value!r}")
+            raise InvalidValue(f"header {name!r} is {value!r}: expected {kind.__name__}")
         return value
 
     @property
@@ -90,7 +90,7 @@ class Message:
         return f"<{type(self).__name__} {self.sequence} {self.subject!r}{sender} {len(self._record)} bytes>"
 
 
-class Owner(Protocol):
+class Settler(Protocol):
     """The consumer that handed out mail or a request, and settles it on the wire."""
 
     def finish(self, message: Mail, reason: str | None = None) -> None:
@@ -123,7 +123,7 @@ class Mail(Message):
         record: Frame,
         attempts: int,
         properties: Mapping[str, Any] | None,
-        owner: Owner | None,
+        owner: Settler | None,
     ) -> None:
         super().__init__(sequence, time_ns, sender, subject, record)
         self.attempts = attempts
@@ -184,7 +184,7 @@ class Mail(Message):
 
         """
         if not isinstance(reason, str) or len(reason.encode()) > TEXT_BYTES_MAX:
-            raise InvalidValue(f"a reason is text of at most {TEXT_BYTES_MAX} bytes")
+            raise InvalidValue(f"invalid reason: expected text of at most {TEXT_BYTES_MAX} bytes")
         if owner := self._settle():
             owner.finish(self, reason)
 
@@ -198,7 +198,7 @@ class Mail(Message):
         if self._owner is not None:
             self._owner.report(self)
 
-    def _settle(self) -> Owner | None:
+    def _settle(self) -> Settler | None:
         owner, self._owner = self._owner, None
         return owner
 
@@ -216,7 +216,7 @@ class ServiceRequest(Mail):
 
         """
         if self._owner is None:
-            raise NotOutstanding(f"the request {self.sequence} has its final reply already")
+            raise NotOutstanding(f"request {self.sequence} has its final reply already: expected one")
 
     def completed(self) -> None:
         """Mark it as completed by its final reply. To be called by its owner."""

@@ -8,10 +8,15 @@ settled: a broker that was killed may know nothing of one that it had refused.
 
 The window bounds what is kept, in commands and in bytes. Commands without a number are kept only while there
 is no connection, *parked*, under the same bound of bytes. What is said besides, such as credit, is not kept:
-the session sets it up anew.
+the session sets it up anew. While there is a connection, `flow` bounds what is on its way, of both kinds.
 
 A confirmation names ranges of numbers and the first sequence of each range; the sequence of every message in
 it follows by counting.
+
+A single message that is published while the one before it still waits to be sent is coalesced with it: both
+go as one command, with one number. The broker accepts or refuses a command as a whole, so only that is
+coalesced which it would not tell apart: messages of one session to one stream that come to it at one moment,
+and that are small together.
 """
 
 from __future__ import annotations
@@ -20,17 +25,24 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from itertools import chain
 
+from malamute.client.session.flow import COMMAND_BYTES, PathFlow
 from malamute.errors import MalamuteError
 from malamute.protocol.batch import Frame
 from malamute.protocol.codec import encode
 from malamute.protocol.limits import SETTLED_MAX
-from malamute.protocol.messages import Message, Ranges
+from malamute.protocol.messages import Message, Publish, Ranges
 
 WINDOW_BYTES = 8 * 1024 * 1024
 """Bytes of unsettled commands that a session keeps; one command may be larger when it is alone."""
 
 WINDOW_COMMANDS = 16_384
 """Unsettled commands that a session keeps, or fewer if the broker's limit is lower."""
+
+COALESCED_BYTES = 64 * 1024
+"""Bytes of the records that are coalesced into one command, or fewer if the broker's limit is lower."""
+
+COALESCED_MESSAGES = 1000
+"""Messages that are coalesced into one command."""
 
 
 class Command:
@@ -58,6 +70,39 @@ class Command:
         self.error = error
         self.frames = ()
 
+    def seal(self) -> Sequence[Frame]:
+        """Return the frames to send. From now on they do not change."""
+        return self.frames
+
+
+class Publication(Command):
+    """Single messages to one stream that go as one command. It takes more of them until it is sealed.
+
+    Each that is confirmed has a command of its own, which is settled with this one.
+    """
+
+    __slots__ = ("parts", "records", "stream", "subjects")
+
+    def __init__(self, stream: str) -> None:
+        super().__init__()
+        self.stream = stream
+        self.subjects: list[str] = []
+        self.records: list[Frame] = []
+        self.parts: list[Command] = []
+
+    def seal(self) -> Sequence[Frame]:
+        """Return the frames to send. From now on it takes no more."""
+        if self.records:
+            self.frames = encode(Publish(self.stream, self.number, self.subjects, self.records))
+            self.subjects, self.records = [], []
+        return self.frames
+
+    def settle(self, sequence: int = 0, error: MalamuteError | None = None) -> None:
+        """Settle each of its messages: the sequences follow each other."""
+        super().settle(sequence, error)
+        for place, part in enumerate(self.parts):
+            part.settle(sequence and sequence + place, error)
+
 
 class Outbox:
     """The commands of a session: those to be sent next, and those that wait for their answers."""
@@ -65,17 +110,24 @@ class Outbox:
     def __init__(self, window_commands: int = WINDOW_COMMANDS, window_bytes: int = WINDOW_BYTES) -> None:
         self.window_commands = window_commands
         self.window_bytes = window_bytes
+        self.coalesced_bytes = COALESCED_BYTES
         self.next_number = 1
         self.ready = False
         """Whether the session is open, so that what is said is sent."""
         self.refusal: MalamuteError | None = None
         """Why nothing more may be given; None while it may."""
+        self.flow = PathFlow(window_bytes)
+        """What is on its way on the connection of the moment."""
         self.known = False
         """Whether the broker has stored any number of the session: it does not forget it then for a crash."""
         self._lowest = 1
         self._commands: dict[int, Command] = {}
         self._bytes = 0
         self._queue: deque[tuple[Sequence[Frame], Command | None]] = deque()
+        self._offered = False
+        """Whether the socket was offered what is next."""
+        self._open: Publication | None = None
+        """The last that was given, while it takes more."""
         self._parked: deque[Command] = deque()
         self._parked_bytes = 0
 
@@ -100,21 +152,42 @@ class Outbox:
     # What the edge has to do
 
     @property
-    def clear(self) -> bool:
-        """Whether a command may be sent at once: the session is open, and nothing waits before it."""
-        return self.ready and not self._queue
+    def waiting(self) -> bool:
+        """Whether something is to be sent."""
+        return bool(self._queue)
+
+    @property
+    def flows(self) -> bool:
+        """Whether a connection stands that has taken all that it was offered, and may be given more."""
+        return self.ready and not self._offered and not self.flow.full
+
+    @property
+    def may_wait(self) -> bool:
+        """Whether all that is to be sent is one publication that takes more."""
+        return len(self._queue) == 1 and self._queue[0][1] is self._open
 
     @property
     def blocked(self) -> bool:
         """Whether something waits for a connection that stands, but takes no more."""
-        return self.ready and bool(self._queue)
+        return self.ready and self._offered
 
     def next_to_send(self) -> Sequence[Frame] | None:
         """The frames to send next, or None. They stay next until `sent`."""
-        return self._queue[0][0] if self._queue else None
+        if not self._queue:
+            return None
+        self._offered = True
+        frames, command = self._queue[0]
+        if not frames:
+            assert command is not None, "only a publication has no frames"
+            frames = command.seal()
+            self._queue[0] = frames, command
+            if command is self._open:
+                self._open = None
+        return frames
 
     def sent(self) -> None:
         """The socket took what was next."""
+        self._offered = False
         self._queue.popleft()
 
     # What is given to it
@@ -125,16 +198,28 @@ class Outbox:
             raise self.refusal
 
     def room(self, *, numbered: bool) -> bool:
-        """Whether one more command may be given: the window, or what may be parked, has room for it."""
-        if self.blocked:
+        """Whether there is room for one more command, on the path and in the window or where it is parked."""
+        if self.blocked or (self.ready and self.flow.full):
             return False
         if not numbered:
             return self._parked_bytes < self.window_bytes
         return self.next_number - self._lowest < self.window_commands and self._bytes < self.window_bytes
 
-    def submit(self, command: Command, frames: Sequence[Frame], size_bytes: int, *, numbered: bool) -> None:
-        """Give it a command; a numbered one is kept under `next_number`, which `frames` carry already."""
+    def submit(
+        self,
+        command: Command,
+        frames: Sequence[Frame],
+        size_bytes: int,
+        *,
+        numbered: bool,
+        first: Sequence[Frame] | None = None,
+    ) -> None:
+        """Give it a command; a numbered one is kept under `next_number`, which `frames` carry already.
+
+        `first` are the frames of the first attempt, if that carries what must not be sent again.
+        """
         self.check()
+        self._open = None
         command.frames = frames
         command.size_bytes = size_bytes
         if numbered:
@@ -143,13 +228,43 @@ class Outbox:
             self._bytes += size_bytes
             self.next_number += 1
         if self.ready:
-            self._queue.append((frames, command))
+            self.flow.add(size_bytes + COMMAND_BYTES)
+            self._queue.append((first or frames, command))
         elif not numbered:
             self._park(command)
+
+    def publish(self, stream: str, subject: str, record: Frame, command: Command | None) -> None:
+        """Give it a message, with `command` a confirmed one. It is coalesced with the last, if that waits."""
+        publication, size_bytes = self._open, len(record)
+        if (
+            publication is None
+            or publication.stream != stream
+            or bool(publication.number) != (command is not None)
+            or publication.size_bytes + size_bytes > self.coalesced_bytes
+            or publication.count >= COALESCED_MESSAGES
+            or publication.done
+            or self.refusal is not None
+        ):
+            publication = Publication(stream)
+            self.submit(publication, (), 0, numbered=command is not None)
+            self._open = publication
+        publication.subjects.append(subject)
+        publication.records.append(record)
+        publication.size_bytes += size_bytes
+        publication.count += 1
+        if command is not None:
+            command.number = publication.number
+            publication.parts.append(command)
+            self._bytes += size_bytes
+        elif not self.ready:
+            self._parked_bytes += size_bytes
+        if self.ready:
+            self.flow.add(size_bytes)
 
     def say(self, message: Message) -> None:
         """Say what is not kept: while the session is not open it is dropped."""
         if self.ready:
+            self._open = None
             self._queue.append((encode(message), None))
 
     def _park(self, command: Command) -> None:
@@ -160,7 +275,8 @@ class Outbox:
 
     def drop(self) -> None:
         """The connection is over: forget what was meant for it, and park what is not numbered."""
-        self.ready = False
+        self.ready = self._offered = False
+        self.flow = PathFlow(self.window_bytes)
         for _, command in self._queue:
             if command is not None and not command.number:
                 self._park(command)
@@ -172,7 +288,10 @@ class Outbox:
 
     def send_again(self) -> None:
         """Send all that is unsettled or parked: the session is open."""
-        self._queue.extend((command.frames, command) for command in self.kept())
+        self._open = None
+        for command in self.kept():
+            self.flow.add(command.size_bytes + COMMAND_BYTES)
+            self._queue.append((command.frames, command))
         self._parked.clear()
         self._parked_bytes = 0
 
@@ -212,7 +331,7 @@ class Outbox:
 
     def fail(self, error: MalamuteError) -> None:
         """The session is over: nothing will be answered any more."""
-        self.ready = False
+        self.ready = self._offered = False
         self.refusal = error
         self._queue.clear()
         self._parked.clear()

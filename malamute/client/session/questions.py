@@ -24,12 +24,12 @@ from malamute.protocol.limits import CHANGES_MAX
 Asking = wire.Query | wire.Withdraw | wire.Ping
 
 _WITHDRAWAL_LOST = (
-    "the connection broke before the answer: whether messages were withdrawn is not known; withdraw them once"
+    "connection was lost before the answer: it is unknown whether messages were withdrawn; withdraw them once"
     " more, unless others have been sent since with the same correlation"
 )
 
 
-class Query:
+class PendingQuery:
     """A question to the broker, until its answer."""
 
     __slots__ = ("asking", "done", "error", "said", "value")
@@ -47,7 +47,7 @@ class Query:
         self.done, self.value, self.error = True, value, error
 
 
-class Change(Command):
+class PendingChange(Command):
     """A change asked of the broker. `value` is what it came to."""
 
     __slots__ = ("asking", "said", "value")
@@ -78,12 +78,12 @@ class Questions:
 
     def __init__(self, outbox: Outbox) -> None:
         self._outbox = outbox
-        self._changes: dict[int, Change] = {}
-        self._asked: dict[int, Query] = {}
+        self._changes: dict[int, PendingChange] = {}
+        self._asked: dict[int, PendingQuery] = {}
         self._next = 1
-        self._pings: deque[Query] = deque()
+        self._pings: deque[PendingQuery] = deque()
 
-    def query(self, topic: str, arguments: Mapping[str, Any]) -> Query:
+    def query(self, topic: str, arguments: Mapping[str, Any]) -> PendingQuery:
         """Ask the broker about itself."""
         return self._ask(lambda ref: wire.Query(ref, topic, arguments))
 
@@ -92,31 +92,31 @@ class Questions:
         """Whether one more change may be asked for."""
         return len(self._changes) < CHANGES_MAX and self._outbox.room(numbered=True)
 
-    def change(self, topic: str, arguments: Mapping[str, Any]) -> Change:
+    def change(self, topic: str, arguments: Mapping[str, Any]) -> PendingChange:
         """Ask the broker to change something, which it does once."""
-        change = Change(wire.Change(self._outbox.next_number, topic, arguments))
+        change = PendingChange(wire.Change(self._outbox.next_number, topic, arguments))
         frames = encode(change.asking)
         change.said = self._outbox.ready
         self._outbox.submit(change, frames, sum(map(len, frames)), numbered=True)
         self._changes[change.number] = change
         return change
 
-    def withdraw(self, kind: str, name: str, correlation: int | str) -> Query:
+    def withdraw(self, kind: str, name: str, correlation: int | str) -> PendingQuery:
         """Take back what was sent under a correlation and is not settled; the answer is how many."""
         return self._ask(lambda ref: wire.Withdraw(ref, kind, name, correlation))
 
-    def _ask(self, make: Callable[[int], Asking]) -> Query:
+    def _ask(self, make: Callable[[int], Asking]) -> PendingQuery:
         self._outbox.check()
-        query = self._asked[self._next] = Query(make(self._next))
+        query = self._asked[self._next] = PendingQuery(make(self._next))
         query.said = self._outbox.ready
         self._next += 1
         self._outbox.say(query.asking)
         return query
 
-    def ping(self) -> Query:
+    def ping(self) -> PendingQuery:
         """Ask whether everything before this has reached the broker. Pings are answered in order."""
         self._outbox.check()
-        query = Query(wire.Ping())
+        query = PendingQuery(wire.Ping())
         self._pings.append(query)
         self._outbox.say(query.asking)
         return query
@@ -165,8 +165,8 @@ class Questions:
             if doubtful and change.said and not change.done:
                 change.void(
                     ConnectionLost(
-                        f"the broker has forgotten this session: whether {change.asking.topic} was done is "
-                        "not known; look before it is asked for again"
+                        f"broker has forgotten this session: it is unknown whether {change.asking.topic} was "
+                        "done; look before you retry"
                     )
                 )
             change.said = True
@@ -181,11 +181,11 @@ class Questions:
         if self._pings:
             self._pings.popleft().settle()
 
-    def abandon(self, query: Query | Change) -> None:
+    def abandon(self, query: PendingQuery | PendingChange) -> None:
         """Nobody waits for this answer any more."""
-        if isinstance(query, Change):
+        if isinstance(query, PendingChange):
             if not query.done:
-                query.void(Closed("nobody waits for this change any more"))
+                query.void(Closed("change was given up: nothing waits for its result any more"))
         else:
             self._asked.pop(getattr(query.asking, "ref", 0), None)
 

@@ -49,7 +49,7 @@ class Confirmation:
         return f"<Receipt {'stored' if self.done else 'open'} {self._command.sequence and self.sequence}>"
 
 
-class Tracking:
+class OutcomeTracking:
     """A message whose sender waits for its outcome: the name it goes by, and the outcome once it is known."""
 
     __slots__ = ("command", "outcome", "reason", "tracker")
@@ -66,12 +66,12 @@ class Tracking:
         return bool(self.outcome) or self.command.error is not None
 
 
-class Delivery:
+class SentBase:
     """What became of a message to a mailbox, or of a request. What both edges share of it."""
 
     __slots__ = ("_command", "_tracking")
 
-    def __init__(self, command: Command, tracking: Tracking | None) -> None:
+    def __init__(self, command: Command, tracking: OutcomeTracking | None) -> None:
         self._command = command
         self._tracking = tracking
 

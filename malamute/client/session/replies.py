@@ -17,8 +17,8 @@ from functools import lru_cache
 from hashlib import blake2b
 
 from malamute.client.session.outbox import Command
-from malamute.client.session.receipts import Tracking
-from malamute.client.session.sources import Item, QueueSource
+from malamute.client.session.receipts import OutcomeTracking
+from malamute.client.session.sources import ConsumerSource, Item
 from malamute.errors import MalamuteError
 
 MARKS_MAX = 1_000
@@ -38,7 +38,7 @@ class PendingRequest:
         self.service = service
         self.correlation = correlation
         self.command = Command()
-        self.tracking: Tracking | None = None
+        self.tracking: OutcomeTracking | None = None
         self.complete = False
         self.last = 0
         self.waiting: deque[Item] = deque()
@@ -55,9 +55,11 @@ class PendingReplies:
         self._trackers = blake2b(key=secret, digest_size=16, person=b"tracker").hexdigest()
         self._next = 1
         self._requests: dict[str, PendingRequest] = {}
-        self._trackings: dict[str, Tracking] = {}
+        self._trackings: dict[str, OutcomeTracking] = {}
         self.outcomes = 0
         """How many wait for an outcome at this moment."""
+        self.unread = 0
+        """Replies that have come and were not taken yet."""
 
     def __bool__(self) -> bool:
         """Whether anybody waits for something at this moment."""
@@ -81,9 +83,14 @@ class PendingReplies:
         self._requests[pending.correlation] = pending
         return len(self._requests) == 1
 
-    def track(self, tracking: Tracking) -> None:
+    def track(self, tracking: OutcomeTracking) -> None:
         """The message was sent: its outcome may be delivered."""
         self._trackings[tracking.tracker] = tracking
+
+    def pop(self, pending: PendingRequest) -> Item:
+        """The next reply to a request."""
+        self.unread -= 1
+        return pending.waiting.popleft()
 
     def forget(self, pending: PendingRequest) -> bool:
         """Drop a pending request. Returns whether its replies were awaited."""
@@ -99,11 +106,11 @@ class PendingReplies:
         for tracking in self._trackings.values():
             tracking.command.error = tracking.command.error or error
 
-    def accept(self, mailbox: QueueSource, item: Item) -> bool:
+    def accept(self, mailbox: ConsumerSource, item: Item) -> bool:
         """Accept an item if it is a reply or an outcome. Returns whether it was one."""
         return self._accept_reply(mailbox, item) or self._accept_outcome(mailbox, item)
 
-    def _accept_reply(self, mailbox: QueueSource, item: Item) -> bool:
+    def _accept_reply(self, mailbox: ConsumerSource, item: Item) -> bool:
         properties = item.properties or {}
         service, correlation = properties.get("service"), properties.get("correlation")
         if not isinstance(service, str) or not isinstance(correlation, str):
@@ -121,9 +128,10 @@ class PendingReplies:
         pending.last = item.sequence
         pending.complete = bool(properties.get("final", True))
         pending.waiting.append(item)
+        self.unread += 1
         return True
 
-    def _accept_outcome(self, mailbox: QueueSource, item: Item) -> bool:
+    def _accept_outcome(self, mailbox: ConsumerSource, item: Item) -> bool:
         properties = item.properties or {}
         tracking = (
             self._trackings.pop(properties.get("tracker", ""), None) if "outcome" in properties else None

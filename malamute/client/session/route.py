@@ -24,7 +24,7 @@ class Route:
 
     def __init__(self, urls: Sequence[str]) -> None:
         if not urls:
-            raise InvalidValue("no URL to connect to")
+            raise InvalidValue("no URL: expected at least one")
         self.urls = tuple(urls)
         self._place = 0
         self._round = 0

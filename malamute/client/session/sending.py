@@ -12,15 +12,15 @@ from typing import Any
 
 from malamute.client.session.inbox import Inbox
 from malamute.client.session.outbox import Command, Outbox
-from malamute.client.session.receipts import Tracking
+from malamute.client.session.receipts import OutcomeTracking
 from malamute.client.session.replies import PendingReplies, PendingRequest
-from malamute.client.session.sources import Item, QueueSource
+from malamute.client.session.sources import ConsumerSource, Item
 from malamute.errors import InvalidName, InvalidValue, TooLarge
 from malamute.protocol import messages as wire
-from malamute.protocol.codec import encode
+from malamute.protocol.codec import encode, with_last_fields
 from malamute.protocol.limits import Limits
 from malamute.protocol.messages import Frame
-from malamute.protocol.names import is_name
+from malamute.protocol.names import NAME_FORM, is_name
 
 REPLIES_CREDIT = 1000
 REPLIES_CREDIT_BYTES = 8 * 1024 * 1024
@@ -40,10 +40,17 @@ class Sending:
     def publish(
         self, stream: str, subjects: Sequence[str], records: Sequence[Frame], command: Command | None = None
     ) -> None:
-        """Publish to a stream; with `command`, confirmed."""
+        """Publish to a stream, as one command; with `command`, confirmed."""
         if command is not None:
             command.count = len(subjects)
         self._carry(wire.Publish, stream, subjects, records, command)
+
+    def publish_single(self, stream: str, subject: str, record: Frame, command: Command | None) -> None:
+        """Publish one message to a stream, with others that wait; with `command`, confirmed."""
+        self._check(stream, len(record))
+        if command is not None:
+            command.count = 1
+        self._outbox.publish(stream, subject, record, command)
 
     def send(
         self,
@@ -59,7 +66,7 @@ class Sending:
 
     def send_tracked(
         self, address: str, subject: str, record: Frame, command: Command, options: Mapping[str, Any]
-    ) -> Tracking:
+    ) -> OutcomeTracking:
         """Send one message to a mailbox, confirmed, whose outcome comes to the tracking.
 
         The tracker may be among the options; otherwise it gets one. Raises `InvalidValue` without an address.
@@ -70,10 +77,10 @@ class Sending:
         self._open_mailbox()
         return tracking
 
-    def _tracking(self, options: Mapping[str, Any], command: Command) -> Tracking:
+    def _tracking(self, options: Mapping[str, Any], command: Command) -> OutcomeTracking:
         if not self._address:
-            raise InvalidValue("a client without an address cannot learn an outcome: connect with one")
-        return Tracking(options.get("tracker") or self._pending_replies.new_tracker(), command)
+            raise InvalidValue("no outcome without an address: connect with address=NAME")
+        return OutcomeTracking(options.get("tracker") or self._pending_replies.new_tracker(), command)
 
     @contextmanager
     def expecting(self) -> Iterator[None]:
@@ -121,7 +128,7 @@ class Sending:
 
     def pop_reply(self, pending: PendingRequest) -> Item:
         """The next reply to a request. It is acknowledged: nobody else could use it."""
-        item = pending.waiting.popleft()
+        item = self._pending_replies.pop(pending)
         mailbox = self._inbox.mailbox
         assert mailbox is not None
         mailbox.finish(item.sequence)
@@ -137,7 +144,7 @@ class Sending:
 
     def reply(
         self,
-        offer: QueueSource,
+        offer: ConsumerSource,
         sequence: int,
         record: Frame,
         command: Command | None = None,
@@ -146,22 +153,25 @@ class Sending:
     ) -> None:
         """Reply to a request of an offer; with `command`, confirmed. Raises `TooLarge`.
 
-        A final reply completes the request, and frees its credit.
+        A final reply completes the request, and carries the credit that is due then.
         """
+        self._outbox.check()
         self._check_size(len(record))
         number = 0 if command is None else self._outbox.next_number
         frames = encode(wire.Reply(offer.number, number, [sequence], [final], [record]))
         numbered, command = command is not None, command or Command()
-        command.completes = (offer.number, sequence) if final else None
-        self._outbox.submit(command, frames, len(record), numbered=numbered)
+        first = None
         if final:
+            command.completes = (offer.number, sequence)
             offer.finish(sequence, acknowledge=False)
-            self._inbox.refill(offer)
+            if grant := self._inbox.grant_due(offer):
+                first = with_last_fields(frames, *grant)
+        self._outbox.submit(command, frames, len(record), numbered=numbered, first=first)
 
     def commit(self, stream: str, cursor: str, sequence: int, command: Command) -> None:
         """Set a cursor of a stream behind a sequence, confirmed."""
         if not is_name(cursor):
-            raise InvalidName(f"no valid name for a cursor: {cursor!r}")
+            raise InvalidName(f"invalid cursor {cursor!r}: expected {NAME_FORM}")
         frames = encode(wire.Commit(stream, self._outbox.next_number, cursor, sequence))
         self._outbox.submit(command, frames, 0, numbered=True)
 
@@ -175,13 +185,25 @@ class Sending:
         *more: Any,
     ) -> None:
         size_bytes = sum(map(len, records))
+        self._check(target, size_bytes)
+        number = 0 if command is None else self._outbox.next_number
+        frames = encode(kind(target, number, subjects, records, *more))
+        first = None
+        if kind is wire.Request:
+            self._outbox.check()
+            if ranges := self._inbox.pop_ranges():
+                first = with_last_fields(frames, ranges)
+        self._outbox.submit(
+            command or Command(), frames, size_bytes, numbered=command is not None, first=first
+        )
+
+    def _check(self, target: str, size_bytes: int) -> None:
         self._check_size(size_bytes)
         if not is_name(target):
-            raise InvalidName(f"no valid name: {target!r}")
-        number = 0 if command is None else self._outbox.next_number
-        message = kind(target, number, subjects, records, *more)
-        self._outbox.submit(command or Command(), encode(message), size_bytes, numbered=command is not None)
+            raise InvalidName(f"invalid name {target!r}: expected {NAME_FORM}")
 
     def _check_size(self, size_bytes: int) -> None:
         if size_bytes > self.limits.message_bytes:
-            raise TooLarge(f"{size_bytes} bytes in one command; {self.limits.message_bytes} is the most")
+            raise TooLarge(
+                f"command of {size_bytes} bytes is too large: expected at most {self.limits.message_bytes}"
+            )

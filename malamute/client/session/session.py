@@ -4,6 +4,7 @@ An edge owns one session and one DEALER socket whose routing id is the session's
 happens to the connection (`connected`, `disconnected`) and what is received (`receive`), and after each of
 these and after each command it has to
 
+    - report the time (`look_at_clock`);
     - send what `outbox.next_to_send` shows, calling `outbox.sent` for each that the socket took;
     - hand `pop_events` to the user;
     - look again at whatever it waits for.
@@ -41,7 +42,7 @@ from typing import Any
 
 from malamute.client.events import Connected, Event, Lost, Refusal, Restored
 from malamute.client.session.inbox import Inbox
-from malamute.client.session.outbox import WINDOW_COMMANDS, Outbox
+from malamute.client.session.outbox import COALESCED_BYTES, WINDOW_COMMANDS, Outbox
 from malamute.client.session.questions import Questions
 from malamute.client.session.replies import PendingReplies
 from malamute.client.session.sending import Sending
@@ -50,7 +51,7 @@ from malamute.protocol import messages as wire
 from malamute.protocol.codec import decode
 from malamute.protocol.limits import Limits
 from malamute.protocol.messages import BY_TYPE, VERSION, Frame
-from malamute.protocol.names import is_name
+from malamute.protocol.names import NAME_FORM, is_name
 
 RESYNCS_MAX = 5
 """Resyncs in a row that brought nothing, before the session gives up."""
@@ -65,14 +66,14 @@ class State(enum.Enum):
     ENDED = "ended"
 
 
-class Session:
+class ClientSession:
     """One client, over all its connections."""
 
     def __init__(
         self, identity: bytes, *, address: str = "", software: str = "", heartbeat: float = 0.0
     ) -> None:
         if address and not is_name(address):
-            raise InvalidName(f"no valid address: {address!r}")
+            raise InvalidName(f"invalid address {address!r}: expected {NAME_FORM}")
         self.identity = identity
         self.address = address
         self.software = software
@@ -111,10 +112,15 @@ class Session:
             message = decode(frames)
             handler = _HANDLERS[self.state].get(type(message))
             if handler is None:
-                raise Malformed(f"{type(message).__name__} is not for a client")
+                raise Malformed(f"{type(message).__name__} from the broker: only a client sends it")
             handler(self, message)
         except MalamuteError as error:
             self._events.append(Refusal(error))
+
+    def look_at_clock(self, now: float) -> None:
+        """Adapt what may be on its way to what the broker has taken up by now, in seconds."""
+        if self.outbox.ready and self.outbox.refusal is None:
+            self.outbox.flow.observe(now, self.questions.ping)
 
     def pop_events(self) -> Sequence[Event]:
         """What happened since the last call."""
@@ -133,7 +139,7 @@ class Session:
             self.inbox.acknowledge_all()
             self.inbox.close()
             self.closing = True
-            self.outbox.refusal = Closed("this client is closed")
+            self.outbox.refusal = Closed("client is closed: connect again")
             self._say_bye()
 
     def _say_bye(self) -> None:
@@ -190,6 +196,7 @@ class Session:
         known = {name: n for name, n in welcome.limits.items() if name in Limits._fields}
         self.sending.limits = limits = Limits(**known)
         self.outbox.window_commands = max(1, min(WINDOW_COMMANDS, limits.unconfirmed))
+        self.outbox.coalesced_bytes = min(COALESCED_BYTES, limits.message_bytes)
         self._events.append(Connected(welcome.broker.hex(), welcome.resumed))
         self.questions.resume(doubtful=self.outbox.known and not welcome.resumed)
         self._resume(welcome.limits.get("ack_timeout", 0) / 1000)
@@ -219,7 +226,7 @@ class Session:
 
     def _ok(self, ok: wire.Ok) -> None:
         if ok.about == _BYE:
-            self._end(Closed("this client is closed"))
+            self._end(Closed("client is closed: connect again"))
         elif ok.about in (_SUBSCRIBE, _OFFER):
             self.inbox.opened(ok.ref, ok.value)
         elif ok.about == _DRAIN:
@@ -299,52 +306,52 @@ _HELLO, _REPLY, _SUBSCRIBE, _OFFER, _BYE, _WITHDRAW, _CHANGE, _DRAIN = map(
 _RESYNC_CODES = frozenset({405, 421})
 """The broker does not know the session, or a number left a hole: no outcome of the command it is about."""
 
-_REFUSED: dict[int, Callable[[Session, MalamuteError], bool]] = {
-    _opcode(wire.Publish): Session._command_refused,
-    _opcode(wire.Send): Session._command_refused,
-    _opcode(wire.Request): Session._command_refused,
-    _REPLY: Session._command_refused,
-    _opcode(wire.Commit): Session._command_refused,
-    _SUBSCRIBE: Session._source_refused,
-    _OFFER: Session._source_refused,
-    _opcode(wire.Query): Session._query_refused,
-    _CHANGE: Session._change_refused,
-    _DRAIN: Session._drain_refused,
-    _WITHDRAW: Session._query_refused,
+_REFUSED: dict[int, Callable[[ClientSession, MalamuteError], bool]] = {
+    _opcode(wire.Publish): ClientSession._command_refused,
+    _opcode(wire.Send): ClientSession._command_refused,
+    _opcode(wire.Request): ClientSession._command_refused,
+    _REPLY: ClientSession._command_refused,
+    _opcode(wire.Commit): ClientSession._command_refused,
+    _SUBSCRIBE: ClientSession._source_refused,
+    _OFFER: ClientSession._source_refused,
+    _opcode(wire.Query): ClientSession._query_refused,
+    _CHANGE: ClientSession._change_refused,
+    _DRAIN: ClientSession._drain_refused,
+    _WITHDRAW: ClientSession._query_refused,
 }
 """What handles a refusal, by the command that it is about."""
 
-_Handlers = dict[type[Any], Callable[[Session, Any], None]]
+_Handlers = dict[type[Any], Callable[[ClientSession, Any], None]]
 
 _STALE: _Handlers = {
-    wire.Ok: Session._changed,
-    wire.Deliver: Session._ignore,
-    wire.Gap: Session._ignore,
-    wire.Switch: Session._ignore,
-    wire.Recall: Session._ignore,
-    wire.Ping: Session._ignore,
-    wire.Pong: Session._ignore,
-    wire.Stored: Session._stored,
+    wire.Ok: ClientSession._changed,
+    wire.Deliver: ClientSession._ignore,
+    wire.Gap: ClientSession._ignore,
+    wire.Switch: ClientSession._ignore,
+    wire.Recall: ClientSession._ignore,
+    wire.Ping: ClientSession._ignore,
+    wire.Pong: ClientSession._ignore,
+    wire.Stored: ClientSession._stored,
     wire.Answer: lambda session, answer: session.questions.answered(answer.ref, answer.value),
-    wire.Error: Session._refused,
+    wire.Error: ClientSession._refused,
 }
 """Without a WELCOME, only the outcomes of earlier commands count."""
 
 _HANDLERS: dict[State, _Handlers] = {
-    State.LOST: {**_STALE, wire.Welcome: Session._ignore},
-    State.OPENING: {**_STALE, wire.Welcome: Session._welcome},
+    State.LOST: {**_STALE, wire.Welcome: ClientSession._ignore},
+    State.OPENING: {**_STALE, wire.Welcome: ClientSession._welcome},
     State.READY: {
-        wire.Welcome: Session._ignore,
-        wire.Ok: Session._ok,
-        wire.Error: Session._refused,
-        wire.Stored: Session._stored,
-        wire.Deliver: Session._deliver,
+        wire.Welcome: ClientSession._ignore,
+        wire.Ok: ClientSession._ok,
+        wire.Error: ClientSession._refused,
+        wire.Stored: ClientSession._stored,
+        wire.Deliver: ClientSession._deliver,
         wire.Gap: lambda session, gap: session.inbox.gap(gap),
         wire.Switch: lambda session, switch: session.inbox.switch(switch),
         wire.Recall: lambda session, recall: session.inbox.recall(recall),
         wire.Answer: lambda session, answer: session.questions.answered(answer.ref, answer.value),
-        wire.Ping: Session._pinged,
+        wire.Ping: ClientSession._pinged,
         wire.Pong: lambda session, pong: session.questions.pong(),
     },
-    State.ENDED: {message: Session._ignore for message in (*_STALE, wire.Welcome)},
+    State.ENDED: {message: ClientSession._ignore for message in (*_STALE, wire.Welcome)},
 }

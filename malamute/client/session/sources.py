@@ -40,13 +40,15 @@ from malamute.protocol.start import SEQ, Start
 CHUNK_MESSAGES = 1000
 """Messages taken out of a window at once, at most."""
 
+ACKS_MAX = 100
+"""Acknowledgements that wait to be sent, at most."""
+
 FINISHED_MAX = 100_000
 """Messages remembered as finished while they could not be acknowledged. Past it they may be handed out
 again."""
 
 REPORTED_GAPS_MAX = 100
-"""Gaps within what was delivered that are remembered as reported. Past it the oldest may be reported
-again."""
+"""Gaps that are remembered as reported. Past it the oldest may be reported again."""
 
 _UNCOUNTED = -1
 """In place of the size of an outstanding message that is not counted as held."""
@@ -125,7 +127,7 @@ class StreamSource(Source):
         """Take the position that the broker names, if there is none yet.
 
         A first sequence below what was asked for means that the broker has lost its store: all of it is new.
-        One beyond means that there never was anything before it: the stream was made anew.
+        One beyond means that there never was anything before it: the stream was created again.
         """
         super().opened(value)
         if type(value) is int and self.first is None:
@@ -148,17 +150,19 @@ class StreamSource(Source):
     def gap(self, first: int, last: int) -> bool:
         """These messages are unavailable. Returns False if that is known already.
 
-        What lies at the position or before it was delivered, and was taken back.
+        What lies at the position or before it was delivered, and was taken back; or a GAP of an older
+        connection is read late, of which a larger one was the outcome.
         """
+        is_news = self._is_news(first, last)
         if self.last is None or last > self.last:
             self.last = last
-        elif not self._is_news(first, last):
+        elif not is_news:
             return False
         self.gaps += 1
         return True
 
     def _is_news(self, first: int, last: int) -> bool:
-        """Whether a gap in what was delivered was not reported yet. It is from now on."""
+        """Whether a gap was not reported yet. It is from now on."""
         near = [gap for gap in self._reported if gap[0] <= last + 1 and first <= gap[1] + 1]
         if any(gap[0] <= first and last <= gap[1] for gap in near):
             return False
@@ -249,7 +253,7 @@ class Item(NamedTuple):
     properties: Mapping[str, Any] | None
 
 
-class QueueSource(Source):
+class ConsumerSource(Source):
     """The mailbox, or an offer to work for a service."""
 
     def __init__(self, number: int, window: Window, offer: Offer | None = None) -> None:
@@ -334,9 +338,13 @@ class QueueSource(Source):
         self._outstanding[item.sequence] = size_bytes if counted else _UNCOUNTED
         if not counted:
             self.window.consumed(1, size_bytes)
-        # Only a redelivery can be one of ours; a queue that was lost and made anew counts from 1 again.
+        # Only a redelivery can be one of ours; a queue that was lost and created again counts from 1 again.
         if item.attempts == 1:
             return True
+        if item.sequence in self._acks:
+            # It was redelivered before its acknowledgement was sent, which is good for this delivery, too.
+            self._drop(item.sequence)
+            return False
         if item.sequence in self._finished:
             self.finish(item.sequence, reason=self._finished.pop(item.sequence))
             return False
@@ -395,9 +403,9 @@ class QueueSource(Source):
         for sequence in taken:
             self._drop(sequence)
         self._held.update(held)
-        gone = set(taken)
-        if gone:
-            self.waiting = deque(item for item in self.waiting if item.sequence not in gone)
+        removed = set(taken)
+        if removed:
+            self.waiting = deque(item for item in self.waiting if item.sequence not in removed)
         return taken
 
     def _within(self, first: int, last: int) -> list[int]:
@@ -420,6 +428,14 @@ class QueueSource(Source):
     def acks(self) -> int:
         """How many acknowledgements and rejections wait to be sent."""
         return len(self._acks) + len(self._rejects)
+
+    def pop_ranges(self) -> Ranges:
+        """The acknowledgements for a command to carry; none if they are more than it may have."""
+        if not 0 < len(self._acks) <= RANGES_MAX:
+            return []
+        (ranges,) = ranges_of(self._acks)
+        self._acks.clear()
+        return ranges
 
     def pop_acks(self) -> list[Ack | Reject]:
         """The acknowledgements as few commands, and the rejections."""

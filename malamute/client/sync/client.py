@@ -1,7 +1,7 @@
 """The edge for blocking programs: `connect` and `Client`.
 
 Every call asks one thing of the pure session and waits for the answer where it matters. A call that waits
-does not notice a broken connection: it goes on when the client has reconnected, until its time is over.
+does not notice a broken connection: it continues when the client has reconnected, until its time is over.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from malamute.client.options import (
     WorkOptions,
 )
 from malamute.client.session.message import Mail, Message
-from malamute.client.session.receipts import Delivery
+from malamute.client.session.receipts import SentBase
 from malamute.client.sync.consumers import Mailbox, Replies, Request, Subscription, Work
 from malamute.client.sync.driver import BlockingDriver, run
 from malamute.client.sync.handler_pool import HandlerPool, HandlerSlot
@@ -88,16 +88,17 @@ class Client(ClientBase):
     ) -> int:
         """Publish one message, and return its sequence.
 
-        `assurance` is `none` or `stored`. With `none` the call does not wait: a refusal is an event, and the
-        result is 0. With `stored` it returns when the message is durable; the result is 0 only if it was
-        confirmed again after a reconnect. `publisher` is much faster for many messages.
+        `assurance` is `none` or `stored`. With `none` the call waits only while too much is on its way to the
+        broker: a refusal is an event, and the result is 0. With `stored` it returns when the message is
+        durable; the result is 0 only if it was confirmed again after a reconnect. `publisher` is much faster
+        for many messages.
 
         Raises:
             InvalidName: the stream is no valid name.
             InvalidValue: the subject, a header or the body cannot be sent.
             TooLarge: the subject or the message exceeds a limit.
             TimedOut: the confirmation did not come in time.
-            TryLater: the window of unconfirmed commands is full, or the broker is.
+            TryLater: too much is on its way or unconfirmed, or the broker is full.
             ConnectionLost: the broker is away, and no more can be kept for it.
 
         """
@@ -189,7 +190,7 @@ class Client(ClientBase):
         )
         return Sent(command, tracking, self._outcome)
 
-    def _outcome(self, delivery: Delivery, timeout: float | None) -> str:
+    def _outcome(self, delivery: SentBase, timeout: float | None) -> str:
         return self._driver.run(self._wait_for_outcome(delivery, timeout))
 
     def withdraw(self, kind: str, name: str, correlation: int | str, *, timeout: float | None = None) -> int:
@@ -389,12 +390,14 @@ class Client(ClientBase):
     # The connection
 
     @overload
-    def query(self, topic: admin.Query[Answer], *, timeout: float | None = None) -> Answer: ...
+    def query(self, topic: admin.AdminQuery[Answer], *, timeout: float | None = None) -> Answer: ...
 
     @overload
     def query(self, topic: str, *, timeout: float | None = None, **arguments: Any) -> Any: ...
 
-    def query(self, topic: str | admin.Query[Any], *, timeout: float | None = None, **arguments: Any) -> Any:
+    def query(
+        self, topic: str | admin.AdminQuery[Any], *, timeout: float | None = None, **arguments: Any
+    ) -> Any:
         """Query the broker.
 
         Topics are `status`, `storage`, `streams`, `stream`, `clients` and more, as docs/protocol.md lists
@@ -409,13 +412,13 @@ class Client(ClientBase):
         return self._driver.run(self._ask(topic, arguments, timeout, change=False))
 
     @overload
-    def change(self, topic: admin.Change[Answer], *, timeout: float | None = None) -> Answer: ...
+    def change(self, topic: admin.AdminChange[Answer], *, timeout: float | None = None) -> Answer: ...
 
     @overload
     def change(self, topic: str, *, timeout: float | None = None, **arguments: Any) -> Any: ...
 
     def change(
-        self, topic: str | admin.Change[Any], *, timeout: float | None = None, **arguments: Any
+        self, topic: str | admin.AdminChange[Any], *, timeout: float | None = None, **arguments: Any
     ) -> Any:
         """Change something in the broker.
 

@@ -41,7 +41,7 @@ class _Scope:
         self.cancel()
 
 
-class _Queue(QueueConsumer):
+class _ThreadSafeConsumer(QueueConsumer):
     """Messages that may be settled by the handler that has them, in whichever thread it runs."""
 
     _driver: BlockingDriver
@@ -126,6 +126,10 @@ class Subscription(SubscriptionBase, _Scope):
 
         The list is empty when none came within `timeout` seconds (None waits without end), or when the
         subscription is cancelled.
+
+        Raises:
+            MalamuteError: the error that ended the session or the subscription.
+
         """
         return self._driver.run(self._take(most, timeout))
 
@@ -138,7 +142,7 @@ class Subscription(SubscriptionBase, _Scope):
         """Return the next run of messages as columns, without an object for each.
 
         None when the subscription is cancelled, or when nothing is here and `enough()` is true. `timeout` is
-        in seconds; None waits without end. What another call has begun to hand out is not in it.
+        in seconds; None waits without end. What another call has begun to return is not in it.
 
         Raises:
             TimedOut: no message came in time.
@@ -163,15 +167,15 @@ class Subscription(SubscriptionBase, _Scope):
         self._driver.do(super().cancel)
 
 
-class Mailbox(_Queue, MailboxBase, _Scope):
+class Mailbox(_ThreadSafeConsumer, MailboxBase, _Scope):
     """The mail of the client's address, in order. Made by `Client.mailbox`.
 
     With `auto_ack` a message is acknowledged when the next one is asked for, and the last one when the
     mailbox or the client is closed. Otherwise each has to be acknowledged with its `ack()`; the broker
     delivers no more than the credit while they are not.
 
-    It is closed at the end of its block: mail that was not handed out goes back as if it had never been
-    delivered, and what was handed out can still be settled. `Client.mailbox` opens it again.
+    It is closed at the end of its block: mail that the program has not had is released, as if it had never
+    been delivered, and what it has had can still be settled. `Client.mailbox` opens it again.
     """
 
     _driver: BlockingDriver
@@ -246,7 +250,7 @@ class Request(ServiceRequest):
         return receipt
 
 
-class Work(_Queue, WorkerBase, _Scope):
+class Work(_ThreadSafeConsumer, WorkerBase, _Scope):
     """Requests to a service, each to be answered. Made by `Client.work`.
 
     The credit is the number of requests that may be unfinished here; a request is finished by its final reply
@@ -270,7 +274,7 @@ class Work(_Queue, WorkerBase, _Scope):
         """
         item = self._driver.run(self._next(timeout, "no request"))
         if item is None:
-            raise Closed("the offer to work is cancelled")
+            raise Closed("offer is cancelled: make another one with Client.work")
         return Request(*item, self)
 
     def pop_one(self) -> Request:
@@ -280,7 +284,12 @@ class Work(_Queue, WorkerBase, _Scope):
     def answer(
         self, request: Request, body: Body, headers: Headers | None, *, final: bool, assurance: str
     ) -> Receipt:
-        """Reply to a request. To be called by the request itself."""
+        """Reply to a request; `Request.reply` calls it. `assurance` is `none` or `stored`.
+
+        Raises:
+            NotOutstanding: the request has its final reply already.
+
+        """
         command = self._driver.run(self._answer(request, body, headers, final=final, assurance=assurance))
         return Receipt(command, 0, self._wait_for)
 

@@ -2,18 +2,33 @@
 
 from __future__ import annotations
 
+import os
 import types
 from collections.abc import Callable, Coroutine, Generator, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import cache
 from math import inf
-from threading import get_ident
-from time import monotonic
+from queue import Empty, SimpleQueue
+from threading import RLock, Thread, get_ident
+from time import monotonic, sleep
 from typing import Any, NamedTuple, Protocol, TypeVar
 
+from malamute.client.link.connection import Connection
 from malamute.client.link.driver import Driver
+from malamute.client.session.session import ClientSession
 from malamute.errors import TimedOut
+from malamute.protocol.batch import Frame
 
 T = TypeVar("T")
+
+HOLD_SECONDS = 2e-4
+"""How long a program that does something else leaves behind what is held."""
+
+BLOCKED_SECONDS_MAX = 1.0
+"""How long until what a connection does not take is tried again for a program that does something else: at
+first soon, and then ever less often."""
+
+_SUSPENDED = "a call of the blocking edge was suspended"
 
 
 def run(call: Coroutine[Any, Any, T]) -> T:
@@ -23,10 +38,10 @@ def run(call: Coroutine[Any, Any, T]) -> T:
     except StopIteration as end:
         result: T = end.value
         return result
-    raise AssertionError("a call of the blocking edge was suspended")
+    raise AssertionError(_SUSPENDED)
 
 
-class Waiting(NamedTuple):
+class PendingCall(NamedTuple):
     """What a suspended call waits for. `timeout` is in seconds, None for no end."""
 
     done: Callable[[], object]
@@ -36,6 +51,11 @@ class Waiting(NamedTuple):
     def late(self) -> TimedOut:
         """The error when that did not come in time."""
         return TimedOut(f"{self.what}: nothing within {self.timeout} s")
+
+
+# Which call of the owner is under way: none, one whose waits block, or one of the pool, which they suspend.
+# Plain integers, since these are set with each call.
+_NONE, _BLOCKS, _SUSPENDS = 0, 1, 2
 
 
 class OwnerCalls(Protocol):
@@ -52,14 +72,104 @@ class OwnerCalls(Protocol):
         """Have a call made by the owner's thread, and wait for its result."""
 
 
-class BlockingDriver(Driver):
-    """A driver whose waits block."""
+# The owner has lent the socket.
+_LENT = -2
 
+
+class BlockingDriver(Driver):
+    """A driver whose waits block.
+
+    When a call returns that holds messages for others to join, it *lends* the socket: `Sender`, a thread of
+    the process, sends them if the program makes no other call soon. Every other call finds that its thread is
+    not the owner any more, reclaims the socket, and first sends what is held. So one thread at a time has the
+    socket and the session, and calls that hold nothing know nothing of it.
+    """
+
+    hold_seconds = HOLD_SECONDS
     pool: OwnerCalls | None = None
-    _suspends = False
-    _busy = False
-    """Whether a call of the owner is under way. A signal handler, or the user's handler of events, may call
-    the client then; each call restores what it found. The session is changed in such calls alone."""
+    _call = _NONE
+    """The session is changed in calls alone. A signal handler, or the program's handler of events, may call
+    the client while another call is under way; so each call restores what it found."""
+
+    def __init__(self, session: ClientSession, connection: Connection, timeout: float) -> None:
+        super().__init__(session, connection, timeout)
+        self._thread = self._owner
+        # Held by the owner at all times, but for those when it has lent the socket. A signal handler may
+        # find itself anywhere between, so it can be acquired again by the thread that has it.
+        self._lock = RLock()
+        self._lock.acquire()
+        self._holds = self._sender_asked = False
+
+    def publish_unconfirmed(self, stream: str, subject: str, record: Frame) -> bool:
+        """Publish a message whose parts were checked, if nothing is in its way. Returns whether it was."""
+        if get_ident() != self._thread:
+            return False
+        interrupted = self._call
+        self._call = _BLOCKS
+        try:
+            if self._owner != self._thread and not self._take_back():
+                return False
+            # Not by `super`, which is a tenth of the call.
+            return Driver.publish_unconfirmed(self, stream, subject, record)
+        finally:
+            self._call = interrupted
+            if self._holds:
+                self._holds = False
+                if interrupted:
+                    # Whoever was interrupted does not know of it.
+                    self.send()
+                else:
+                    self._lend()
+
+    def hold(self) -> None:
+        """Lend the socket when this call is over."""
+        self._holds = True
+
+    # Lending the socket
+
+    def _lend(self) -> None:
+        if self._owner != self._thread:
+            # A signal handler has lent it already, or there was a fork.
+            return
+        self._owner = _LENT
+        self._lock.release()
+        # Not before: the sender forgets that it was asked, and then looks whether the socket is lent.
+        if not self._sender_asked:
+            self._sender_asked = True
+            sender().ask(self)
+
+    def _take_back(self) -> bool:
+        if self._owner != _LENT:
+            return False
+        self._lock.acquire()
+        if self._owner == _LENT:
+            self._owner = self._thread
+        else:
+            # By a signal handler, between the two.
+            self._lock.release()
+        return True
+
+    def _reclaim(self) -> bool:
+        """Take back what was lent, and send what is held. Returns whether the caller is the owner."""
+        if get_ident() != self._thread or not self._take_back():
+            return False
+        self.send()
+        return True
+
+    def send_lent(self) -> bool:
+        """Send what is held, if the socket is lent. Returns whether the connection takes no more."""
+        self._sender_asked = False
+        if not self._lock.acquire(blocking=False):
+            return False
+        try:
+            if self._owner == _LENT and not self.closed:
+                self.send()
+                self._sender_asked = self.session.outbox.waiting
+            return self._sender_asked
+        finally:
+            self._lock.release()
+
+    # Calls
 
     def run(self, call: Coroutine[Any, Any, T]) -> T:
         """Do what a call says; for a thread of the pool, in the owner's thread.
@@ -68,20 +178,27 @@ class BlockingDriver(Driver):
             LinkError: the caller is another thread, or the process was forked.
 
         """
-        if get_ident() != self._owner:
-            pool = self.pool
-            if pool is not None and pool.has(get_ident()):
-                result: T = pool.owner_call(call)
-                return result
-            call.close()
-            self.check_owner()
-        suspends, self._suspends = self._suspends, False
-        busy, self._busy = self._busy, True
+        if get_ident() != self._owner and not self._reclaim():
+            return self._run_for_another(call)
+        interrupted = self._call
+        self._call = _BLOCKS
         try:
-            return run(call)
+            # As in `run`: another Python call would be a tenth of a short call of the client.
+            call.send(None)
+        except StopIteration as end:
+            result: T = end.value
+            return result
         finally:
-            self._busy = busy
-            self._suspends = suspends
+            self._call = interrupted
+        raise AssertionError(_SUSPENDED)
+
+    def _run_for_another(self, call: Coroutine[Any, Any, T]) -> T:
+        pool = self.pool
+        if pool is not None and pool.has(get_ident()):
+            result: T = pool.owner_call(call)
+            return result
+        call.close()
+        raise self.not_owner()
 
     def do(self, function: Callable[..., T], *arguments: Any) -> T:
         """Call a function that does not wait; for a thread of the pool, in the owner's thread.
@@ -90,18 +207,20 @@ class BlockingDriver(Driver):
             LinkError: the caller is another thread, or the process was forked.
 
         """
-        if get_ident() != self._owner:
+        if get_ident() != self._owner and not self._reclaim():
             return self.run(_do(function, arguments))
-        busy, self._busy = self._busy, True
+        if self._call:
+            return function(*arguments)
+        self._call = _BLOCKS
         try:
             return function(*arguments)
         finally:
-            self._busy = busy
+            self._call = _NONE
 
     def drain(self) -> None:
         """Drain the session: now, or in the next iteration if a call of the owner is under way."""
         super().drain()
-        if not self.closed and not self._busy:
+        if not self.closed and not self._call:
             # Without a look at what was received: a handler of events could publish into what is interrupted.
             self.do(self._drain_session)
             self.do(self.send)
@@ -109,17 +228,18 @@ class BlockingDriver(Driver):
     @contextmanager
     def suspending(self) -> Iterator[None]:
         """While a call of the pool is driven: its waits do not block, they suspend it."""
-        self._suspends = True
+        interrupted = self._call
+        self._call = _SUSPENDS
         try:
             yield
         finally:
-            self._suspends = False
+            self._call = interrupted
 
     async def wait(self, done: Callable[[], object], timeout: float | None, what: str) -> None:
         """Iterate until `done()`, with a poll between the iterations."""
-        if self._suspends:
+        if self._call == _SUSPENDS:
             self.prepare()
-            waiting = Waiting(done, timeout, what)
+            waiting = PendingCall(done, timeout, what)
             while not done():
                 await _suspend(waiting)
             return
@@ -136,7 +256,7 @@ class BlockingDriver(Driver):
             self.link.wait(None if until == inf else max(0.0, until - now), sending=sending, wake_fd=wake_fd)
             self.iterate()
             if deadline <= now and not done():
-                raise self.session.error or Waiting(done, timeout, what).late()
+                raise self.session.error or PendingCall(done, timeout, what).late()
 
     async def pause(self) -> None:
         """There is nobody else."""
@@ -145,7 +265,44 @@ class BlockingDriver(Driver):
         """Nobody waits while the caller is busy."""
 
     def within(self, seconds: float) -> None:
-        """Nobody is there while the caller is busy: it goes with the next wait."""
+        """Nothing runs while the caller is busy: it is sent with the next wait."""
+
+
+class Sender:
+    """A thread that sends what blocking programs have left behind while they do something else."""
+
+    def __init__(self) -> None:
+        self._asked: SimpleQueue[BlockingDriver] = SimpleQueue()
+        Thread(target=self._run, name="malamute-sender", daemon=True).start()
+
+    def ask(self, driver: BlockingDriver) -> None:
+        """Have what a driver holds sent soon."""
+        self._asked.put(driver)
+
+    def _run(self) -> None:
+        drivers: list[BlockingDriver] = []
+        pause: float | None = None
+        while True:
+            with suppress(Empty):
+                drivers.append(self._asked.get(timeout=pause))
+            sleep(HOLD_SECONDS)
+            drivers += [self._asked.get() for _ in range(self._asked.qsize())]
+            drivers = [driver for driver in drivers if _send_lent(driver)]
+            pause = min(2 * (pause or HOLD_SECONDS), BLOCKED_SECONDS_MAX) if drivers else None
+
+
+def _send_lent(driver: BlockingDriver) -> bool:
+    # What is wrong with a connection its owner finds out with the next call.
+    with suppress(Exception):
+        return driver.send_lent()
+    return False
+
+
+sender = cache(Sender)
+"""The one of this process."""
+
+# In a forked child there is no such thread.
+os.register_at_fork(after_in_child=sender.cache_clear)
 
 
 async def _do(function: Callable[..., T], arguments: Sequence[Any]) -> T:
@@ -153,5 +310,5 @@ async def _do(function: Callable[..., T], arguments: Sequence[Any]) -> T:
 
 
 @types.coroutine
-def _suspend(waiting: Waiting) -> Generator[Waiting, None, None]:
+def _suspend(waiting: PendingCall) -> Generator[PendingCall, None, None]:
     yield waiting

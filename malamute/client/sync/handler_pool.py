@@ -5,7 +5,7 @@ reports progress on what takes long, and settles what is done. So a handler may 
 
 A handler may use its client. Whatever it calls becomes an *owner call*: the coroutine of the call goes to the
 owner's thread, is driven there, and the handler waits for its result. An owner call that has to wait is
-suspended and goes on in a later iteration, so that one never holds up another.
+suspended and continues in a later iteration, so that one never holds up another.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 from malamute.client.link.handlers import Registration, settle, untouched
 from malamute.client.session.message import Mail, Message
 from malamute.client.sync.consumers import Mailbox, Subscription, Work
-from malamute.client.sync.driver import BlockingDriver, Waiting, run
+from malamute.client.sync.driver import BlockingDriver, PendingCall, run
 from malamute.errors import Closed, MalamuteError, TimedOut
 
 
@@ -67,7 +67,7 @@ class _OwnerCall:
     def __init__(self, call: Coroutine[Any, Any, Any]) -> None:
         self.call = call
         self.result: Future[Any] = Future()
-        self.waiting: Waiting | None = None
+        self.waiting: PendingCall | None = None
         self.deadline = inf
 
 
@@ -242,7 +242,9 @@ class HandlerPool:
         for owner_call in (*self._suspended, *self._new):
             owner_call.call.close()
             if not owner_call.result.done():
-                owner_call.result.set_exception(Closed("the client does not run its handlers any more"))
+                owner_call.result.set_exception(
+                    Closed("client runs no handlers any more: settle messages inside Client.run")
+                )
         self._suspended.clear()
         self._new.clear()
         self._inside.close()

@@ -20,6 +20,8 @@ from malamute.core.admin.streams import stream_of
 from malamute.core.effects import LoadConfiguration
 from malamute.core.feed import no_feed
 from malamute.core.mailbox import EVERYTHING
+from malamute.core.queue import purge as purging
+from malamute.core.queue import redrive as redriving
 from malamute.core.queue.browse import choose
 from malamute.core.start import locate
 from malamute.core.subscription import Position
@@ -30,6 +32,7 @@ from malamute.errors import (
     MalamuteError,
     NotAsExpected,
     NotFound,
+    TooMany,
     TryLater,
 )
 from malamute.matching import Group, Selector
@@ -68,8 +71,9 @@ from malamute.store.operations import Backup, Reserve
 from malamute.store.policies import StreamRetention
 
 if TYPE_CHECKING:
-    from malamute.core.broker import ConfigurationLoaded, Core
+    from malamute.core.engines import Engines
     from malamute.core.session import Session
+    from malamute.core.settings import ConfigurationLoaded
     from malamute.core.stream import Stream
 
 Failed = Callable[[MalamuteError], None]
@@ -82,7 +86,7 @@ class Answered(Protocol):
         """It has done this, with all that this iteration stores."""
 
 
-def change(core: Core, session: Session, message: Change) -> None:
+def change(core: Engines, session: Session, message: Change) -> None:
     """Make a change, unless it was made before. A refused one changes nothing.
 
     Raises:
@@ -110,17 +114,23 @@ def change(core: Core, session: Session, message: Change) -> None:
         MAKING[message.topic](core, wanted, answered, failed)
 
 
-def set_cursor(core: Core, wanted: CursorSet, answered: Answered, failed: Failed) -> None:
+def set_cursor(core: Engines, wanted: CursorSet, answered: Answered, failed: Failed) -> None:
     """Set a cursor so that its reader goes on at `start`."""
     name, cursor = wanted.stream, wanted.cursor
     stream = stream_of(core, name)
     stream.check_cursor(cursor)
-    where = _one_position(wanted.start, "a cursor is")
+    where = _one_position(wanted.start, "a cursor")
     stream.flush()
 
     def located(position: Position) -> None:
         if core.streams.by_name.get(name) is not stream:
             failed(_removed(name))
+            return
+        try:
+            # Others may have come meanwhile.
+            stream.check_cursor(cursor)
+        except TooMany as error:
+            failed(error)
             return
         before, sequence = stream.cursors.get(cursor), position.first - 1
         if not wanted.dry_run:
@@ -130,7 +140,7 @@ def set_cursor(core: Core, wanted: CursorSet, answered: Answered, failed: Failed
     locate(stream, where, Group(0, EVERYTHING), located)
 
 
-def delete_cursor(core: Core, wanted: CursorDelete, answered: Answered, failed: Failed) -> None:
+def delete_cursor(core: Engines, wanted: CursorDelete, answered: Answered, failed: Failed) -> None:
     """Forget a cursor."""
     stream, cursor = stream_of(core, wanted.stream), wanted.cursor
     if cursor not in stream.cursors and cursor not in stream.lost_cursors:
@@ -141,7 +151,7 @@ def delete_cursor(core: Core, wanted: CursorDelete, answered: Answered, failed: 
     answered(CursorDeleted(stream=wanted.stream, cursor=cursor, before=before))
 
 
-def create_stream(core: Core, wanted: StreamCreate, answered: Answered, failed: Failed) -> None:
+def create_stream(core: Engines, wanted: StreamCreate, answered: Answered, failed: Failed) -> None:
     """Make a stream, and set how much of it is kept if any limit is given; 0 is no limit."""
     name = wanted.stream
     kept = _retention(wanted)
@@ -161,7 +171,7 @@ def create_stream(core: Core, wanted: StreamCreate, answered: Answered, failed: 
     answered(_kept(name, kept) if limited else StreamKept(stream=name))
 
 
-def set_retention(core: Core, wanted: StreamRetain, answered: Answered, failed: Failed) -> None:
+def set_retention(core: Engines, wanted: StreamRetain, answered: Answered, failed: Failed) -> None:
     """Set how much of a stream is kept, making the stream if needed; 0 is no limit.
 
     Raises:
@@ -190,7 +200,7 @@ def _kept(stream: str, kept: StreamRetention) -> StreamKept:
     return StreamKept(stream=stream, bytes=kept.bytes_max, count=kept.messages_max, age=kept.age_seconds)
 
 
-def _made(core: Core, stream: str) -> Stream:
+def _made(core: Engines, stream: str) -> Stream:
     """A stream, made if needed; it is there if this iteration is stored, and goes again if not."""
     made = stream not in core.streams.by_name
     found = core.streams.get(stream)
@@ -206,7 +216,7 @@ def _made(core: Core, stream: str) -> Stream:
     return found
 
 
-def purge_stream(core: Core, wanted: StreamPurge, answered: Answered, failed: Failed) -> None:
+def purge_stream(core: Engines, wanted: StreamPurge, answered: Answered, failed: Failed) -> None:
     """Drop the history of a stream. Its readers, its cursors, its retention and its sequences go on."""
     name = wanted.stream
     stream = stream_of(core, name)
@@ -220,14 +230,15 @@ def purge_stream(core: Core, wanted: StreamPurge, answered: Answered, failed: Fa
     answered(purged)
 
 
-def delete_stream(core: Core, wanted: StreamDelete, answered: Answered, failed: Failed) -> None:
+def delete_stream(core: Engines, wanted: StreamDelete, answered: Answered, failed: Failed) -> None:
     """Remove a stream that nobody reads, with its history and its cursors."""
     name = wanted.stream
     stream = stream_of(core, name)
     core.feeds.check_stream(name)
     stream.flush()
     if len(stream.audience):
-        raise InvalidValue(f"the stream {name!r} has readers: {len(stream.audience)} selectors")
+        readers = len(stream.audience)
+        raise InvalidValue(f"stream {name!r} has readers ({readers} selectors): cancel their subscriptions")
     gone = StreamDeleted(stream=name, first=stream.first_kept, last=stream.last, cursors=len(stream.cursors))
     if not wanted.dry_run:
         what = f"stream.deleted.{name}"
@@ -236,11 +247,11 @@ def delete_stream(core: Core, wanted: StreamDelete, answered: Answered, failed: 
     answered(gone)
 
 
-def set_feed(core: Core, wanted: FeedSet, answered: Answered, failed: Failed) -> None:
+def set_feed(core: Engines, wanted: FeedSet, answered: Answered, failed: Failed) -> None:
     """Feed a service from a stream, or change how; without a `start` it goes on, or begins at the head."""
     service, name, criteria, where = wanted.service, wanted.stream, wanted.criteria, wanted.where
     _check_feed(core, service, name, criteria, where)
-    begin = _one_position(wanted.start, "a feed begins at") if wanted.start else None
+    begin = _one_position(wanted.start, "a feed") if wanted.start else None
     if wanted.dry_run:
         created = (service, name) not in core.feeds.values
         answered(FeedChanged(service=service, stream=name, created=created))
@@ -254,7 +265,7 @@ def set_feed(core: Core, wanted: FeedSet, answered: Answered, failed: Failed) ->
         raise
     stream.flush()
 
-    def told(sequence: int, *, created: bool) -> None:
+    def report(sequence: int, *, created: bool) -> None:
         answered(FeedChanged(service=service, stream=name, created=created, sequence=sequence))
         core.effects.when_stored(undone)
 
@@ -268,7 +279,7 @@ def set_feed(core: Core, wanted: FeedSet, answered: Answered, failed: Failed) ->
             core.feeds.check(service, name)
             if core.streams.by_name.get(name) is not stream:
                 raise _removed(name)
-            core.feeds.set(service, stream, criteria, where, position, told)
+            core.feeds.set(service, stream, criteria, where, position, report)
         except MalamuteError as error:
             failed(error)
 
@@ -278,29 +289,29 @@ def set_feed(core: Core, wanted: FeedSet, answered: Answered, failed: Failed) ->
         located(None)
 
 
-def _check_feed(core: Core, service: str, stream: str, criteria: Sequence[Any], where: str) -> None:
+def _check_feed(core: Engines, service: str, stream: str, criteria: Sequence[Any], where: str) -> None:
     core.feeds.check(service, stream)
     core.selectors.check(Selector.parse(criteria, where))
     if not core.streams.policy(stream).journal:
         raise InvalidValue(f"stream {stream!r} has no journal: a feed needs one")
 
 
-def delete_feed(core: Core, wanted: FeedDelete, answered: Answered, failed: Failed) -> None:
+def delete_feed(core: Engines, wanted: FeedDelete, answered: Answered, failed: Failed) -> None:
     """Feed a service from a stream no longer; the requests that came of it stay."""
     service, stream = wanted.service, wanted.stream
 
-    def told(sequence: int, *, created: bool = False) -> None:
+    def report(sequence: int, *, created: bool = False) -> None:
         answered(FeedDeleted(service=service, stream=stream, sequence=sequence))
 
     if not wanted.dry_run:
-        core.feeds.delete(service, stream, told, failed)
+        core.feeds.delete(service, stream, report, failed)
     elif (service, stream) not in core.feeds.values:
         raise no_feed(service, stream)
     else:
-        told(core.feeds.position(service, stream))
+        report(core.feeds.position(service, stream))
 
 
-def redrive(core: Core, wanted: QueueRedrive, answered: Answered, failed: Failed) -> None:
+def redrive(core: Engines, wanted: QueueRedrive, answered: Answered, failed: Failed) -> None:
     """Send dead letters again, as new messages: those that are named or found, or all."""
     queue = queue_of(core, wanted.kind, wanted.name)
 
@@ -310,36 +321,36 @@ def redrive(core: Core, wanted: QueueRedrive, answered: Answered, failed: Failed
         def value(count: int) -> QueueChanged:
             return _queue_changed(wanted, count, partial=count != total)
 
-        def told(count: int, before: int = 0, *, final: bool = True) -> None:
+        def report(count: int, before: int = 0, *, final: bool = True) -> None:
             answered(value(count), final=final, otherwise=value(before) if before else None)
 
         if wanted.dry_run:
-            told(total)
+            report(total)
             return
         try:
-            queue.dead_letters.redrive(sequences, told, failed)
+            redriving.redrive(queue, sequences, report, failed)
         except MalamuteError as error:
             failed(error)
 
     choose(queue, found, dead=True, sequences=wanted.sequences, where=wanted.where, limit=wanted.limit)
 
 
-def purge(core: Core, wanted: QueuePurge, answered: Answered, failed: Failed) -> None:
+def purge(core: Engines, wanted: QueuePurge, answered: Answered, failed: Failed) -> None:
     """Drop messages of a queue, or dead letters: those that are named or found, or all."""
     queue = queue_of(core, wanted.kind, wanted.name)
 
-    def told(count: int, before: int = 0, *, final: bool = True, partial: bool = False) -> None:
+    def report(count: int, before: int = 0, *, final: bool = True, partial: bool = False) -> None:
         otherwise = _queue_changed(wanted, before, partial=True) if before else None
         value = _queue_changed(wanted, count, partial=partial or not final)
         answered(value, final=final, otherwise=otherwise)
 
     def found(sequences: list[int]) -> None:
         if wanted.dry_run:
-            told(len(sequences))
+            report(len(sequences))
         elif wanted.dead:
-            told(queue.dead_letters.purge(sequences))
+            report(queue.dead_letters.purge(sequences))
         else:
-            queue.purge(sequences, told, failed)
+            purging.purge(queue, sequences, report, failed)
 
     choose(
         queue,
@@ -356,7 +367,7 @@ def _queue_changed(wanted: QueueRedrive | QueuePurge, messages: int, *, partial:
     return QueueChanged(kind=wanted.kind, name=wanted.name, messages=messages, partial=partial)
 
 
-def disconnect(core: Core, wanted: ClientDisconnect, answered: Answered, failed: Failed) -> None:
+def disconnect(core: Engines, wanted: ClientDisconnect, answered: Answered, failed: Failed) -> None:
     """End a session; what it holds goes back to the queues, and its client does not come back by itself."""
     session = session_of(core, wanted.id)
     value = ClientDisconnected(
@@ -368,14 +379,16 @@ def disconnect(core: Core, wanted: ClientDisconnect, answered: Answered, failed:
     answered(value, otherwise=value)
 
 
-def back_up(core: Core, wanted: JournalBackup, answered: Answered, failed: Failed) -> None:
+def back_up(core: Engines, wanted: JournalBackup, answered: Answered, failed: Failed) -> None:
     """Copy the store into a new directory below that of the backups, while the broker runs."""
     below = core.settings.backups
     if not below:
-        raise InvalidValue("no store to copy: this broker keeps everything in memory")
+        raise InvalidValue("no store to back up: this broker keeps everything in memory")
     place = normpath(join(below, wanted.directory))
     if not place.startswith(below.rstrip("/") + "/"):
-        raise AccessRefused(f"a backup goes below {below} (the option storage.backups), not to {place}")
+        raise AccessRefused(
+            f"backup directory {place} is not allowed: expected one below {below} (storage.backups)"
+        )
 
     def copied(made: BackupMade) -> None:
         # It is there, whether the disk takes the answer or not.
@@ -387,7 +400,7 @@ def back_up(core: Core, wanted: JournalBackup, answered: Answered, failed: Faile
         core.effects.ask(Backup(place, below), copied)
 
 
-def reload(core: Core, wanted: BrokerReload, answered: Answered, failed: Failed) -> None:
+def reload(core: Engines, wanted: BrokerReload, answered: Answered, failed: Failed) -> None:
     """Read the configuration again, and go by it if it is good as a whole."""
 
     def loaded(result: ConfigurationLoaded) -> None:
@@ -401,7 +414,7 @@ def reload(core: Core, wanted: BrokerReload, answered: Answered, failed: Failed)
 def _one_position(start: str, what: str) -> Start:
     found = Start.parse(start)
     if found.kind == LAST_PER_SUBJECT:
-        raise InvalidValue(f"{what} one position: last-per-subject is many")
+        raise InvalidValue(f"invalid start 'last-per-subject' of {what}: expected one position")
     return found
 
 
@@ -409,7 +422,7 @@ def _removed(stream: str) -> TryLater:
     return TryLater(f"stream {stream!r} was removed meanwhile: retry later")
 
 
-MAKING: dict[str, Callable[[Core, Any, Answered, Failed], None]] = {
+MAKING: dict[str, Callable[[Engines, Any, Answered, Failed], None]] = {
     "cursor.set": set_cursor,
     "cursor.delete": delete_cursor,
     "stream.create": create_stream,

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from malamute.core.admin.pages import few, page
 from malamute.core.admin.queues import credit_left, holding, patterns_of
-from malamute.core.queue.consumer import Consumer
+from malamute.core.queue.source import QueueSource
 from malamute.core.subscription import Subscription
 from malamute.errors import NotFound
 from malamute.protocol.admin import (
@@ -21,11 +21,11 @@ from malamute.protocol.admin import (
 from malamute.protocol.messages import MAILBOX
 
 if TYPE_CHECKING:
-    from malamute.core.broker import Core
+    from malamute.core.engines import Engines
     from malamute.core.session import Session
 
 
-def clients(core: Core, query: ClientsQuery) -> list[ClientRow] | list[ClientDetails]:
+def clients(core: Engines, query: ClientsQuery) -> list[ClientRow] | list[ClientDetails]:
     """Sessions by their ids: who each is, and what it has; with `details` as `client` tells it."""
     everybody = core.sessions.by_peer.values()
     sessions = page(core.effects, everybody, lambda session: session.ident, query.after_name, query.limit)
@@ -34,12 +34,12 @@ def clients(core: Core, query: ClientsQuery) -> list[ClientRow] | list[ClientDet
     return [_client_details(session) for session in few(core.effects, sessions, lambda s: len(s.sources))]
 
 
-def client(core: Core, query: ClientQuery) -> ClientDetails:
+def client(core: Engines, query: ClientQuery) -> ClientDetails:
     """One session, by its id or its address, with its subscriptions and offers. Raises `NotFound`."""
     return _client_details(session_of(core, query.id))
 
 
-def session_of(core: Core, name: str) -> Session:
+def session_of(core: Engines, name: str) -> Session:
     """The session of a client, by its id or its address. Raises `NotFound`."""
     for session in core.sessions.by_peer.values():
         if name in (session.ident, session.address):
@@ -62,8 +62,8 @@ def _client_details(session: Session) -> ClientDetails:
     return ClientDetails(
         **_session(session),
         subscriptions=[_subscription(source) for _, source in sources if isinstance(source, Subscription)],
-        offers=[_offer(source) for n, source in sources if isinstance(source, Consumer) and n != MAILBOX],
-        mailbox=MailboxReader(**holding(mailbox)) if isinstance(mailbox, Consumer) else None,
+        offers=[_offer(source) for n, source in sources if isinstance(source, QueueSource) and n != MAILBOX],
+        mailbox=MailboxReader(**holding(mailbox.consumer)) if isinstance(mailbox, QueueSource) else None,
     )
 
 
@@ -96,7 +96,11 @@ def _subscription(subscription: Subscription) -> SubscriptionRow:
     )
 
 
-def _offer(offer: Consumer) -> OfferRow:
+def _offer(offer: QueueSource) -> OfferRow:
+    consumer = offer.consumer
     return OfferRow(
-        source=offer.source, service=offer.queue.name, patterns=patterns_of(offer), **holding(offer)
+        source=consumer.source,
+        service=offer.queue.name,
+        patterns=patterns_of(consumer),
+        **holding(consumer),
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from malamute.access import explain as explain_access
 from malamute.core.admin.clients import client, clients
 from malamute.core.admin.pages import PAGE_ROWS
 from malamute.core.admin.queues import mailboxes, messages, service, services
@@ -15,6 +16,8 @@ from malamute.core.admin.streams import cursors, explain, feeds, stream, streams
 from malamute.errors import InvalidValue, MalamuteError
 from malamute.protocol.admin import (
     QUERIES,
+    AccessExplained,
+    AccessQuery,
     BrokerStatus,
     StatusQuery,
     StorageQuery,
@@ -27,13 +30,13 @@ from malamute.protocol.messages import BY_TYPE, Answer, Query, error_message
 from malamute.store.operations import StoreStats, StreamStats
 
 if TYPE_CHECKING:
-    from malamute.core.broker import Core
+    from malamute.core.engines import Engines
     from malamute.core.session import Session
 
 _QUERY = BY_TYPE[Query].opcode
 
 
-def answer(core: Core, session: Session, query: Query) -> None:
+def answer(core: Engines, session: Session, query: Query) -> None:
     """Answer a query.
 
     Raises:
@@ -71,7 +74,7 @@ def answer(core: Core, session: Session, query: Query) -> None:
         answered(TELLING[query.topic](core, asked))
 
 
-def status(core: Core, query: StatusQuery) -> BrokerStatus:
+def status(core: Engines, query: StatusQuery) -> BrokerStatus:
     """The broker as a whole."""
     sessions = core.sessions.by_peer.values()
     return BrokerStatus(
@@ -99,18 +102,25 @@ def status(core: Core, query: StatusQuery) -> BrokerStatus:
     )
 
 
-def storage(core: Core, query: StorageQuery, answered: Callable[[StoreUsage], None]) -> None:
+def access(core: Engines, query: AccessQuery) -> AccessExplained:
+    """Whether a user may do something, by the rules that are in force. Raises `InvalidRule`."""
+    return AccessExplained(
+        **explain_access(core.access.policy, query.user, query.action, query.target).as_map()
+    )
+
+
+def storage(core: Engines, query: StorageQuery, answered: Callable[[StoreUsage], None]) -> None:
     """How full the store is."""
     core.effects.ask(StoreStats(), answered)
 
 
-def stored(core: Core, query: StoredQuery, answered: Callable[[list[StoredStream]], None]) -> None:
+def stored(core: Engines, query: StoredQuery, answered: Callable[[list[StoredStream]], None]) -> None:
     """What the store has of each stream, or of one."""
     limit = min(query.limit or PAGE_ROWS, PAGE_ROWS)
     core.effects.ask(StreamStats(query.stream, query.after_name, limit), answered)
 
 
-TELLING: dict[str, Callable[[Core, Any], Any]] = {
+TELLING: dict[str, Callable[[Engines, Any], Any]] = {
     "status": status,
     "streams": streams,
     "stream": stream,
@@ -122,10 +132,11 @@ TELLING: dict[str, Callable[[Core, Any], Any]] = {
     "clients": clients,
     "client": client,
     "feeds": feeds,
+    "access": access,
 }
 """What answers each topic at once."""
 
-ASKING: dict[str, Callable[[Core, Any, Callable[[Any], None]], None]] = {
+ASKING: dict[str, Callable[[Engines, Any, Callable[[Any], None]], None]] = {
     "messages": messages,
     "storage": storage,
     "stored": stored,

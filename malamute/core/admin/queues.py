@@ -29,20 +29,20 @@ from malamute.protocol.messages import UNLIMITED
 from malamute.protocol.time_units import to_seconds
 
 if TYPE_CHECKING:
-    from malamute.core.broker import Core
+    from malamute.core.engines import Engines
     from malamute.core.queue.queue import Queue
 
 NOTHING_MEASURED = QueueMetrics().row(0.0)
 
 
-def mailboxes(core: Core, query: MailboxesQuery) -> list[QueueRow]:
+def mailboxes(core: Engines, query: MailboxesQuery) -> list[QueueRow]:
     """Mailboxes by name: what is in each."""
     everyone = core.mailboxes.by_name.values()
     found = page(core.effects, everyone, attrgetter("name"), query.after_name, query.limit)
     return [_queue(core, mailbox) for mailbox in found]
 
 
-def services(core: Core, query: ServicesQuery) -> list[QueueRow]:
+def services(core: Engines, query: ServicesQuery) -> list[QueueRow]:
     """Services by name: what is in each queue, and how many work for it; with `details` who they are."""
     everyone = core.services.by_name.values()
     queues = page(core.effects, everyone, attrgetter("name"), query.after_name, query.limit)
@@ -51,12 +51,12 @@ def services(core: Core, query: ServicesQuery) -> list[QueueRow]:
     return [_service(core, queue) for queue in few(core.effects, queues, lambda q: len(q.consumers))]
 
 
-def service(core: Core, query: ServiceQuery) -> ServiceDetails:
+def service(core: Engines, query: ServiceQuery) -> ServiceDetails:
     """One service with its workers. Raises `NotFound`."""
     return _service(core, queue_of(core, "service", query.name))
 
 
-def messages(core: Core, query: MessagesQuery, answered: Callable[[list[MessageRow]], None]) -> None:
+def messages(core: Engines, query: MessagesQuery, answered: Callable[[list[MessageRow]], None]) -> None:
     """Messages of a mailbox or a service, or its dead letters. Raises `NotFound` or `InvalidSelector`."""
     browse(
         queue_of(core, query.kind, query.name),
@@ -69,7 +69,7 @@ def messages(core: Core, query: MessagesQuery, answered: Callable[[list[MessageR
     )
 
 
-def queue_of(core: Core, kind: str, name: str) -> Queue:
+def queue_of(core: Engines, kind: str, name: str) -> Queue:
     """The mailbox or the service of a name. Raises `NotFound`."""
     queue = core.queues_of(kind).by_name.get(name)
     if queue is None:
@@ -87,9 +87,9 @@ def holding(consumer: Consumer) -> dict[str, Any]:
     }
 
 
-def patterns_of(offer: Consumer) -> list[str]:
-    """The subjects that an offer takes."""
-    return [str(pattern) for _, pattern in offer.group.matched.selector.criteria]
+def patterns_of(worker: Consumer) -> list[str]:
+    """The subjects that a worker takes."""
+    return [str(pattern) for _, pattern in worker.group.matched.selector.criteria]
 
 
 def credit_left(amount: float) -> int:
@@ -98,8 +98,8 @@ def credit_left(amount: float) -> int:
     return UNLIMITED if amount == inf else max(0, int(amount))
 
 
-def _queue(core: Core, queue: Queue) -> QueueRow:
-    now, oldest = core.effects.now, queue.oldest
+def _queue(core: Engines, queue: Queue) -> QueueRow:
+    now, oldest = core.effects.now, queue.entries.oldest_ns
     return QueueRow(
         name=queue.name,
         messages=len(queue.entries),
@@ -107,18 +107,18 @@ def _queue(core: Core, queue: Queue) -> QueueRow:
         delayed=queue.states.counts[DELAYED],
         outstanding=sum(len(consumer.outstanding) for consumer in queue.consumers.values()),
         dead=len(queue.dead_letters.entries),
-        bytes=queue.bytes,
-        paged_out_bytes=queue.paged_out_bytes,
+        bytes=queue.usage.bytes,
+        paged_out_bytes=queue.usage.paged_out_bytes,
         consumers=len(queue.consumers),
         oldest_age=max(0.0, now + core.effects.ahead - to_seconds(oldest)) if oldest is not None else None,
-        expired=queue.counts["expired"],
-        timeouts=queue.counts["timeout"],
-        redelivered=queue.counts["redelivered"],
-        **(queue.metrics.row(now) if queue.metrics else NOTHING_MEASURED),
+        expired=queue.usage.counts["expired"],
+        timeouts=queue.usage.counts["timeout"],
+        redelivered=queue.usage.counts["redelivered"],
+        **(queue.usage.metrics.row(now) if queue.usage.metrics else NOTHING_MEASURED),
     )
 
 
-def _service(core: Core, queue: Queue) -> ServiceDetails:
+def _service(core: Engines, queue: Queue) -> ServiceDetails:
     workers = [
         WorkerRow(
             client=worker.session.ident,

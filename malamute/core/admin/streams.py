@@ -30,14 +30,14 @@ from malamute.protocol.admin import (
 from malamute.protocol.time_units import to_seconds
 
 if TYPE_CHECKING:
-    from malamute.core.broker import Core
+    from malamute.core.engines import Engines
     from malamute.core.stream import Stream
 
 EXPLAINED_MAX = 100
 """Selectors in one answer: each of them is evaluated by itself."""
 
 
-def streams(core: Core, query: StreamsQuery) -> list[StreamRow]:
+def streams(core: Engines, query: StreamsQuery) -> list[StreamRow]:
     """Streams by name: the range of sequences of each, and how many read it."""
     found = page(
         core.effects, core.streams.by_name.values(), attrgetter("name"), query.after_name, query.limit
@@ -45,7 +45,7 @@ def streams(core: Core, query: StreamsQuery) -> list[StreamRow]:
     return [_stream(stream) for stream in found]
 
 
-def stream(core: Core, query: StreamQuery) -> StreamDetails:
+def stream(core: Engines, query: StreamQuery) -> StreamDetails:
     """One stream with its readers and cursors. Lag is in messages, and in seconds between message times.
 
     Raises:
@@ -71,7 +71,7 @@ def stream(core: Core, query: StreamQuery) -> StreamDetails:
     )
 
 
-def stream_of(core: Core, name: str) -> Stream:
+def stream_of(core: Engines, name: str) -> Stream:
     """The stream of a name. Raises `NotFound`."""
     found = core.streams.by_name.get(name)
     if found is None:
@@ -79,7 +79,7 @@ def stream_of(core: Core, name: str) -> Stream:
     return found
 
 
-def explain(core: Core, query: ExplainQuery) -> list[ExplainedSelector]:
+def explain(core: Engines, query: ExplainQuery) -> list[ExplainedSelector]:
     """For selectors of a stream whether each takes a message, and if not, what failed first.
 
     Raises:
@@ -102,7 +102,7 @@ def explain(core: Core, query: ExplainQuery) -> list[ExplainedSelector]:
     ]
 
 
-def cursors(core: Core, query: CursorsQuery) -> list[StreamCursor]:
+def cursors(core: Engines, query: CursorsQuery) -> list[StreamCursor]:
     """The cursors of streams by name, or of one; a page has all of a stream."""
     only = core.streams.by_name.get(query.stream)
     wanted = [only] if only else [] if query.stream else core.streams.by_name.values()
@@ -116,7 +116,7 @@ def cursors(core: Core, query: CursorsQuery) -> list[StreamCursor]:
     return rows
 
 
-def feeds(core: Core, query: FeedsQuery) -> list[FeedRow]:
+def feeds(core: Engines, query: FeedsQuery) -> list[FeedRow]:
     """Feeds by service: where each comes from, and where it stands; a page has all of a service."""
     by_service: dict[str, list[FeedRow]] = {}
     for feed in core.feeds.by_name.values():
@@ -153,7 +153,7 @@ def _reader(stream: Stream, reader: Reader) -> ReaderRow:
         delivered=reader.delivered,
         skipped=reader.skipped,
         lag=behind,
-        lag_seconds=to_seconds(max(stream.time - reader.time, 0)) if behind and reader.time else 0.0,
+        lag_seconds=to_seconds(max(stream.time_ns - reader.time_ns, 0)) if behind and reader.time_ns else 0.0,
     )
 
 

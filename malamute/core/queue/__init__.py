@@ -24,18 +24,32 @@ delivery has to wait for nothing more; only one that was not awaited waits for a
 What most messages do not have costs them nothing: options are kept beside the entries, by sequence, and a
 queue without any asks one question for a whole batch.
 
-    queue          the messages, from put to done     enqueue             from a command into a queue
-    dispatch       choosing a consumer for each       waiters             consumer groups, ready queues
-    consumer       who takes messages                 affinity            keys that stay with a worker
-    state          the states of a message, and what changes them
-    schedule       from when and until when           settlement          what messages end with
-    entry          one message                        options             what a sender may ask for
-    deduplication  what was enqueued already          trackers            outcomes, and room for them
-    correlations   who may withdraw what              dead_letters        what nobody could or would take
-    paging         records that stay on the disk      delivery_watermark  what may have been delivered
-    browse         looking into a queue               policy              what is configured
-    table          all queues of one kind             limits              what all queues share
-    settlement_log the history of outcomes            flush               what is handed over at the end
+The files are in layers, the lower ones below. None imports one above it, not even for a type: what a part
+has to report to those above, it returns or calls a function with that it was given.
+
+    what sessions and operators do with a queue
+        enqueue         from a command into a queue     source              a consumer, as its session has it
+        purge           removal and withdrawal          redrive             dead letters are sent again
+        browse          looking into a queue            table               all queues of one kind
+        trackers        outcomes, and room for them
+
+    queue               the order in which the parts are asked
+
+    the parts of a queue
+        settlement      what messages end with          dead_letters        what nobody could or would take
+        dispatch        choosing a consumer for each    waiters             consumer groups, ready queues
+        affinity        keys that stay with a worker    schedule            from when and until when
+        paging          records that stay on the disk   correlations        who may withdraw what
+
+    what all queues share
+        limits          the room for messages           settlement_log      the history of outcomes
+        delivery        sending what consumers have     delivery_watermark  what may have been delivered
+        deduplication   what was enqueued already
+
+    what these work on
+        consumer        who takes messages              usage               what a queue takes of the limits
+        options         what a sender may ask for       entry               a message, and all of a queue
+        state           what may happen to a message
 
 Source: the MOVE selectors of the Xump notes: the first selector with credit gets the message and goes
 to the end of the list.

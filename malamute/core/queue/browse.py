@@ -37,12 +37,12 @@ class Found(NamedTuple):
     state: str
 
     def row(self) -> MessageRow:
-        """What people are told."""
+        """The row about it that an answer has."""
         message = self.message
         headers, body = self.opened()
         return MessageRow(
             sequence=message.sequence,
-            time=message.time,
+            time=message.time_ns,
             sender=message.sender,
             subject=message.subject,
             headers=dict(headers),
@@ -121,8 +121,8 @@ def _all(queue: Queue, dead: bool, after: int = 0) -> Iterator[Entry]:
 
 
 def _from(queue: Queue, sequence: int) -> Iterator[Entry]:
-    """The entries from a sequence on. Whoever takes some may let others come and go before taking more."""
-    while run := queue.run_from(sequence, RUN_MESSAGES):
+    """The entries from a sequence on. Between two runs others may come and go."""
+    while run := queue.entries.run_from(sequence, RUN_MESSAGES):
         yield from run
         sequence = run[-1].sequence + 1
 

@@ -1,28 +1,29 @@
-"""Who takes the messages of a queue, and what can be said about a delivery."""
+"""A consumer of a queue: its credit, what it holds, and what it is still to be sent."""
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import takewhile
+from operator import attrgetter
 from typing import TYPE_CHECKING, Protocol
 
-from malamute.core.credit import Credit
-from malamute.core.queue.entry import Entry, ranges_of, size_of
+from malamute.core.credit import CreditBalance
+from malamute.core.queue.entry import Entry, size_of
 from malamute.core.queue.state import Holding
 from malamute.core.queue.waiters import ReadyQueue
 from malamute.errors import NotOutstanding
-from malamute.protocol.messages import Ranges, Recall
+from malamute.protocol.messages import Ranges
 
 if TYPE_CHECKING:
-    from malamute.core.effects import WhenStored
-    from malamute.core.queue.queue import Queue
     from malamute.core.queue.waiters import ConsumerGroup
     from malamute.core.timers import Timer
-    from malamute.matching import Selector
 
 RECALLED_MAX = 1_000
 """Recalled deliveries that a consumer remembers, since something about them may be on its way."""
+
+_marked = attrgetter("marked")
 
 
 class Owner(Holding, Protocol):
@@ -46,18 +47,19 @@ class Consumer:
     `ack_timeout` seconds, and goes to the end when it is reported on.
     """
 
-    def __init__(
-        self, session: Owner, source: int, queue: Queue, selector: Selector, ack_timeout: float = 0.0
-    ) -> None:
+    group: ConsumerGroup[Consumer]
+    """Those with the same selector; it is there once the consumer has joined."""
+
+    def __init__(self, session: Owner, source: int, ack_timeout: float, joined: float) -> None:
+        """`joined` is in seconds since the epoch."""
         self.session = session
         self.source = source
-        self.queue = queue
-        self.ack_timeout = ack_timeout or queue.policy.ack_timeout_seconds
-        self.credit = Credit()
-        self.cost_bytes = 0
-        """What its selector takes of memory."""
+        self.ack_timeout = ack_timeout
+        self.joined = joined
+        self.credit = CreditBalance()
         self.outstanding: dict[int, Entry] = {}
         self.unsent: list[Entry] = []
+        """What it was given and not sent yet."""
         self.missing_bytes = 0
         """Bytes of those unsent whose records are on the disk."""
         self.awaiting = 0
@@ -65,82 +67,97 @@ class Consumer:
         self.own_ready = ReadyQueue()
         """Ranks of messages whose key is bound to it, and which wait for its credit."""
         self.last_used = 0
-        self.joined = queue.effects.now
         self.is_waiting = False
         """Whether it waits in its group for a message."""
         self.drained = False
         """Whether it gets nothing more until it grants credit."""
         self.is_searching = False
         """Whether it waits for the work to look for what goes first in its group."""
+        self.deadline: Timer | None = None
+        """Of the first delivery; there is none while nobody watches."""
         self._recalled: list[int] = []
         """In order of their sequences."""
         self._recalled_last: deque[int] = deque(maxlen=RECALLED_MAX)
         """In the order in which they were recalled."""
-        self._alarm: Timer | None = None
-        self.group: ConsumerGroup[Consumer] = queue.join(self, selector)
-
-    @property
-    def ready(self) -> bool:
-        """Whether it may be given a message."""
-        may_lack = not self.missing_bytes or self.missing_bytes < self.queue.missing_bytes_max
-        return self.credit.open and may_lack and not self.session.blocked and not self.drained
 
     def grant(self, messages: int, size_bytes: int) -> None:
-        """Take more credit, and what waits for it."""
+        """It has more credit."""
         if self.drained:
             self.credit.clear()
             self.drained = False
         self.credit.grant(messages, size_bytes)
-        self.queue.dispatcher.serve(self)
 
-    def block(self) -> None:
-        """The peer can take no messages for now: others get what it would have got."""
-        self.queue.dispatcher.remove_waiter(self)
+    # What it was given
 
-    def unblock(self) -> None:
-        """The peer can take messages again."""
-        self.queue.dispatcher.serve(self)
+    def sendable(self) -> list[Entry]:
+        """The first of those unsent that are there, and of which it is durable that they may be delivered."""
+        entries = [*takewhile(_marked, self.unsent)]
+        if self.missing_bytes:
+            entries = [*takewhile(lambda entry: entry.record is not None, entries)]
+        return entries
 
-    # What can be said about deliveries. All raise `NotOutstanding`, and then nothing has happened. What was
-    # recalled is passed over beside others: whoever spoke of it could not know.
+    def recall(self, sequences: set[int]) -> list[Entry]:
+        """What was taken away before it was sent is not sent and takes no credit. Returns what that was."""
+        recalled = [entry for entry in self.unsent if entry.sequence in sequences]
+        if recalled:
+            self.unsent = [entry for entry in self.unsent if entry.sequence not in sequences]
+            for entry in recalled:
+                self.credit.take(-1, -entry.bytes)
+        return recalled
 
-    def acknowledge(self, ranges: Ranges) -> None:
-        """They are done: remove them."""
-        self.queue.acknowledge(self, self.held(ranges))
+    def count_missing(self) -> None:
+        """See how much it still waits for."""
+        self.missing_bytes = size_of([entry for entry in self.unsent if entry.record is None])
 
-    def give_back(self, ranges: Ranges, delay: float | None) -> None:
-        """They were tried and go back to the queue, after a delay in seconds; None is by the backoff."""
-        self.queue.give_back(self, self.held(ranges), delay)
+    def sent_of(self, sequences: Iterable[int]) -> list[int]:
+        """Those of some deliveries that it was sent."""
+        unsent = {entry.sequence for entry in self.unsent}
+        return [sequence for sequence in sequences if sequence not in unsent]
 
-    def release(self, ranges: Ranges) -> None:
-        """They were not looked at and go back to the queue."""
-        self.queue.release(self, self.held(ranges))
+    def remember_recalled(self, sequences: Sequence[int]) -> None:
+        """These are recalled. Its client may still name them, until it has read that."""
+        self._recalled_last.extend(sequences)
+        self._recalled = sorted(self._recalled_last)
 
-    def drain(self, held: Ranges, told: WhenStored) -> None:
-        """It takes nothing more, and of what it has only what is `held` was looked at.
+    # Deadlines
 
-        `told` is called when what goes back to the queue is stored, or at once if that is nothing.
-        """
-        self.drained = True
-        ordered = sorted(self.outstanding)
-        kept: set[int] = set()
-        for first, last in held:
-            kept.update(ordered[bisect_left(ordered, first) : bisect_right(ordered, last)])
-        # What it looked at of those that were not sent is what it had of them before they were recalled.
-        kept.difference_update(entry.sequence for entry in self.unsent)
-        back = [sequence for sequence in ordered if sequence not in kept] if kept else ordered
-        self.queue.drain(self, back, told)
+    @property
+    def first_deadline(self) -> float | None:
+        """When the first delivery is late, in seconds since the epoch; None if none ever is."""
+        if not self.ack_timeout or not self.outstanding:
+            return None
+        return next(iter(self.outstanding.values())).deadline_from + self.ack_timeout
 
-    def reject(self, ranges: Ranges, reason: str) -> None:
-        """Nobody is to get them again."""
-        self.queue.reject(self, self.held(ranges), reason)
+    def pop_late(self, now: float) -> list[int]:
+        """The deliveries that are late. What was not sent yet cannot be: its time begins anew."""
+        late: list[int] = []
+        for sequence, entry in self.outstanding.items():
+            if entry.deadline_from + self.ack_timeout > now:
+                break
+            late.append(sequence)
+        unsent = {entry.sequence for entry in self.unsent}
+        self.renew([sequence for sequence in late if sequence in unsent], now)
+        return [sequence for sequence in late if sequence not in unsent]
 
-    def report(self, ranges: Ranges) -> None:
-        """They are worked on: their deadlines begin anew."""
-        self._renew(self.held(ranges))
+    def renew(self, sequences: Sequence[int], now: float) -> None:
+        """The time that it has for deliveries begins anew."""
+        outstanding = self.outstanding
+        if len(sequences) < len(outstanding):
+            entries = [*map(outstanding.pop, sequences)]
+            outstanding.update(zip(sequences, entries, strict=True))
+        else:
+            entries = [*outstanding.values()]
+        for entry in entries:
+            entry.deadline_from = now
+
+    # What its client names
 
     def held(self, ranges: Ranges) -> list[int]:
-        """The outstanding sequences within the ranges; each has to name one, or one that was recalled."""
+        """The outstanding sequences within the ranges. Each has to name one, or one that was recalled.
+
+        What was recalled is passed over beside others: the client could not know. Raises
+        `NotOutstanding`.
+        """
         outstanding = self.outstanding
         if sum(last - first + 1 for first, last in ranges) > len(outstanding):
             return self._held_within(ranges)
@@ -176,86 +193,12 @@ class Consumer:
         if place == len(recalled) or recalled[place] > last:
             raise NotOutstanding(f"no delivery from {first} to {last} is outstanding here")
 
-    def cancel(self) -> None:
-        """End it: what it holds is ready for others."""
-        self.queue.leave(self)
-
-    def detach(self, sequences: Sequence[int]) -> None:
-        """Take deliveries away from it. The caller says where they are now."""
-        self.queue.states.detach(self, sequences)
-        if self.unsent:
-            self._unsend(set(sequences))
-
-    def _unsend(self, sequences: set[int]) -> None:
-        """What was taken away before it was sent again is not sent, takes no credit and is no attempt."""
-        done = [entry for entry in self.unsent if entry.sequence in sequences]
-        if not done:
-            return
-        self.unsent = [entry for entry in self.unsent if entry.sequence not in sequences]
-        for entry in done:
-            entry.attempts -= 1
-            self.credit.take(-1, -entry.bytes)
-        self.count_missing()
-
-    def count_missing(self) -> None:
-        """See how much it still waits for, and whether that lets it have more."""
-        self.missing_bytes = size_of([entry for entry in self.unsent if entry.record is None])
-        if not self.is_waiting and id(self) in self.queue.consumers:
-            self.queue.dispatcher.serve(self)
-
-    # Deadlines
-
-    def watch(self) -> None:
-        """See to it that the first deadline is noticed."""
-        if self._alarm is None and self.ack_timeout and self.outstanding:
-            first = next(iter(self.outstanding.values()))
-            self._alarm = self.queue.limits.timers.at(first.deadline_from + self.ack_timeout, self._look)
-
-    def unwatch(self) -> None:
-        """It holds nothing any more."""
-        self.queue.limits.timers.cancel(self._alarm)
-        self._alarm = None
-
-    def recalled(self, sequences: list[int], reason: str) -> None:
-        """Tell the peer what is no longer its own. It need not hear of what it was not sent."""
-        unsent = {entry.sequence for entry in self.unsent}
-        sent = [sequence for sequence in sequences if sequence not in unsent]
-        if sent:
-            self._remember(sent)
-            self.queue.effects.send(self.session.peer, Recall(self.source, ranges_of(sent), reason))
-
-    def _remember(self, recalled: list[int]) -> None:
-        self._recalled_last.extend(recalled)
-        self._recalled = sorted(self._recalled_last)
-
-    def sent_late(self, entries: list[Entry]) -> None:
-        """What waited for the disk is sent now: the time that the peer has for it begins."""
-        self._renew([s for entry in entries if (s := entry.sequence) in self.outstanding])
-
-    def _look(self) -> None:
-        self._alarm = None
-        now = self.queue.effects.now
-        late: list[int] = []
-        for sequence, entry in self.outstanding.items():
-            if entry.deadline_from + self.ack_timeout > now:
-                break
-            late.append(sequence)
-        # What has not been sent cannot be late.
-        unsent = {entry.sequence for entry in self.unsent}
-        self._renew([sequence for sequence in late if sequence in unsent])
-        late = [sequence for sequence in late if sequence not in unsent]
-        if late:
-            self.recalled(late, "timeout")
-            self.queue.limits.flush.note(self.queue, "timeout", len(late))
-            self.queue.give_back(self, late, None)
-        self.watch()
-
-    def _renew(self, sequences: list[int]) -> None:
-        now, outstanding = self.queue.effects.now, self.outstanding
-        if len(sequences) < len(outstanding):
-            entries = [*map(outstanding.pop, sequences)]
-            outstanding.update(zip(sequences, entries, strict=True))
-        else:
-            entries = [*outstanding.values()]
-        for entry in entries:
-            entry.deadline_from = now
+    def beside(self, ranges: Ranges) -> list[int]:
+        """What it holds outside of these ranges, and what was not sent: it has not looked at these."""
+        ordered = sorted(self.outstanding)
+        kept: set[int] = set()
+        for first, last in ranges:
+            kept.update(ordered[bisect_left(ordered, first) : bisect_right(ordered, last)])
+        # What it looked at of those that were not sent is what it had of them before they were recalled.
+        kept.difference_update(entry.sequence for entry in self.unsent)
+        return [sequence for sequence in ordered if sequence not in kept] if kept else ordered

@@ -16,6 +16,7 @@ from collections.abc import Container, Mapping
 from typing import TYPE_CHECKING
 
 from malamute.errors import TryLater
+from malamute.protocol.time_units import to_ns, to_seconds
 from malamute.store.operations import ForgetIdentities, PutIdentity
 
 if TYPE_CHECKING:
@@ -64,8 +65,8 @@ class DedupQuota:
 class DedupWindow:
     """The deduplication window of one queue.
 
-    `known` tells the sequence of each message, until when it is remembered in ns, and the token of the append
-    that had it, or 0.
+    `known` has for each identity the sequence of its message, until when it is remembered in ns, and the
+    token of the append that had it, or 0.
     """
 
     def __init__(
@@ -92,7 +93,7 @@ class DedupWindow:
     def restore(
         self, identities: Mapping[str, tuple[int, int]], policy: QueuePolicy, doubtful_until: float
     ) -> None:
-        """Take up what the store kept.
+        """Restore what the store kept.
 
         Nobody knows how much of each window has gone by if it is in doubt what time it is: then none ends
         before `doubtful_until`, in seconds since the epoch.
@@ -102,7 +103,7 @@ class DedupWindow:
         least = min(doubtful_until, most)
         ending = sorted(identities.items(), key=lambda item: item[1][1])
         for identity, (sequence, stored) in ending:
-            until = min(max(stored, int(least * 1e9)), int(most * 1e9))
+            until = min(max(stored, to_ns(least)), to_ns(most))
             self._put(identity, (sequence, until, 0))
             if until < stored:
                 self._longer.add(identity)
@@ -112,14 +113,14 @@ class DedupWindow:
     def seen(self, identity: str) -> bool:
         """Whether a message with this identity was enqueued within the window that ends now."""
         found = self.known.get(identity)
-        return found is not None and found[1] > int(self._effects.now * 1e9)
+        return found is not None and found[1] > to_ns(self._effects.now)
 
     def record(self, identity: str, sequence: int, policy: QueuePolicy) -> None:
         """A message with this identity is enqueued."""
         if not policy.dedup_window_seconds:
             return
         effects, self._window_seconds = self._effects, policy.dedup_window_seconds
-        until, ahead_ns = int((effects.now + policy.dedup_window_seconds) * 1e9), effects.ahead_ns
+        until, ahead_ns = to_ns(effects.now + policy.dedup_window_seconds), effects.ahead_ns
         self._ahead_ns = min(self._ahead_ns, ahead_ns) if self.known else ahead_ns
         self._put(identity, (sequence, until, effects.token))
         stored = until + ahead_ns
@@ -184,13 +185,13 @@ class DedupWindow:
 
     def _watch(self) -> None:
         if self.known and self._timer is None:
-            first = next(iter(self.known.values()))[1] / 1e9
+            first = to_seconds(next(iter(self.known.values()))[1])
             due = max(first, self._effects.now + self._window_seconds / SWEEPS)
             self._timer = self._timers.at(due, self._sweep)
 
     def _sweep(self) -> None:
         self._timer = None
-        now = int(self._effects.now * 1e9)
+        now = to_ns(self._effects.now)
         before = len(self.known)
         while self.known and next(iter(self.known.values()))[1] <= now:
             self._end(next(iter(self.known)))

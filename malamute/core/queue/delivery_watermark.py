@@ -15,10 +15,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from malamute.core.queue.entry import Entry
-from malamute.store.operations import MarkDelivered, QueueKind, QueueState, SetAttempts
+from malamute.protocol.time_units import to_ns
+from malamute.store.operations import MarkDelivered, QueueState, SetAttempts
 
 if TYPE_CHECKING:
     from malamute.core.effects import Effects, WhenStored
+    from malamute.core.queue.usage import QueueUsage
     from malamute.errors import MalamuteError
 
 AHEAD_MAX = 1_000
@@ -28,7 +30,7 @@ AHEAD_MAX = 1_000
 class Watermark:
     """The watermark of one queue, and what differs from it."""
 
-    def __init__(self, effects: Effects, kind: QueueKind, name: str, entries: Mapping[int, Entry]) -> None:
+    def __init__(self, effects: Effects, usage: QueueUsage, entries: Mapping[int, Entry]) -> None:
         """`entries` are those of the queue, as they come and go."""
         self.last_delivered = 0
         """The highest sequence that was given to a consumer."""
@@ -38,28 +40,38 @@ class Watermark:
         self.revoked: dict[int, int] = {}
         """Those that were taken back before they were looked at, and when: a mark of before says nothing."""
         self._effects = effects
-        self._kind = kind
-        self._name = name
+        self._usage = usage
         self._entries = entries
         self._upto = 0
         self._under_way: list[tuple[int, list[WhenStored]]] = []
         """Advances that are not durable yet, and who waits for each."""
 
-    def restore(self, state: QueueState, sequence: int, *, exact: bool) -> int:
+    @property
+    def is_exact(self) -> bool:
+        """Whether it has to be stored of each message by itself that it may have been delivered."""
+        return self._usage.policy.attempts_max == 1
+
+    def raise_to(self, sequence: int) -> None:
+        """Messages up to this one were given to a consumer."""
+        if sequence > self.last_delivered:
+            self.last_delivered = sequence
+
+    def restore(self, state: QueueState, sequence: int) -> int:
         """How often a message was delivered, as far as the store knows."""
         attempts = state.attempts.get(sequence)
         if attempts is None:
-            return int(sequence <= state.delivered and not exact)
+            return int(sequence <= state.delivered and not self.is_exact)
         if not attempts:
             self.never_delivered.add(sequence)
         return attempts
 
-    def advance(self, entries: Sequence[Entry], then: WhenStored, *, exact: bool) -> None:
+    def advance(self, entries: Sequence[Entry], then: WhenStored) -> None:
         """Store that these are about to be delivered, and call back when that is durable.
 
-        `exact` is for each by itself: the watermark covers those that were passed over as well. That costs
-        them one of their attempts, which may be the only one.
+        The watermark covers those that were passed over as well, which costs them one of their attempts: if
+        there is only one, each is marked by itself.
         """
+        exact = self.is_exact
         plain = not self.never_delivered and not exact
         last = max([entry.sequence for entry in entries if not entry.marked])
         waiting = next((waiting for upto, waiting in self._under_way if last <= upto), None)
@@ -77,7 +89,7 @@ class Watermark:
         for entry in entries:
             entry.marked = True
         self._upto = entries[-1].sequence
-        self._effects.store_bound(MarkDelivered(self._kind, self._name, self._upto))
+        self._effects.store_bound(MarkDelivered(self._usage.kind, self._usage.name, self._upto))
 
     def advance_ahead(self, held: int, last: int) -> None:
         """Advance past those that come next: as many as consumers hold, and up to the `last` of the queue."""
@@ -111,7 +123,7 @@ class Watermark:
             self.revoked.pop(sequence, None)
 
     def retract(self) -> None:
-        """Nobody is about to take what was marked ahead: tell the disk that it was not delivered."""
+        """No consumer is left for what was marked ahead: store that it was not delivered."""
         # No more than that was marked ahead: the rest was marked when it came, and may be all of the queue.
         delivered = self.last_delivered
         for entry in self._there(delivered + 1, min(self._upto, delivered + AHEAD_MAX)):
@@ -119,13 +131,13 @@ class Watermark:
                 self.store_attempts(entry)
 
     def store_attempts(self, entry: Entry, due: float = 0.0) -> None:
-        """Tell the disk how often a message was delivered, and when it is redelivered.
+        """Store how often a message was delivered, and when it is redelivered.
 
         If it never was, that holds whatever mark of it is on its way.
         """
         sequence, attempts = entry.sequence, entry.attempts
-        due_ns = int((due + self._effects.ahead) * 1e9) if due else 0
-        self._effects.store(SetAttempts(self._kind, self._name, sequence, attempts, due_ns))
+        due_ns = to_ns(due + self._effects.ahead) if due else 0
+        self._effects.store(SetAttempts(self._usage.kind, self._usage.name, sequence, attempts, due_ns))
         if not attempts:
             entry.marked = False
             self.never_delivered.add(sequence)
@@ -145,5 +157,5 @@ class Watermark:
             for waiting in mark[1]:
                 waiting(error)
 
-        self._effects.store(MarkDelivered(self._kind, self._name, upto))
+        self._effects.store(MarkDelivered(self._usage.kind, self._usage.name, upto))
         self._effects.when_stored(stored)

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from malamute.core.queue.affinity import KeyAffinity
-from malamute.core.queue.state import READY
+from malamute.core.queue.consumer import Consumer
+from malamute.core.queue.paging import RUN_BYTES
+from malamute.core.queue.state import READY, MessageStates
 from malamute.core.queue.waiters import ConsumerGroup, ConsumerGroups, Rank, Search, rank_of, sequence_of
 
 if TYPE_CHECKING:
-    from malamute.core.queue.consumer import Consumer
-    from malamute.core.queue.entry import Entry
-    from malamute.core.queue.queue import Queue
-    from malamute.matching import Groups, Selector
+    from malamute.core.effects import Effects
+    from malamute.core.queue.entry import Entries, Entry
+    from malamute.core.queue.limits import RecordMemory
+    from malamute.core.queue.options import Options
+    from malamute.core.queue.usage import QueueUsage
+    from malamute.matching import CacheBudget, Groups, Selector
 
 SEARCH_MESSAGES = 500
 """Messages that a search looks at before it asks whether there is work left."""
@@ -28,25 +32,43 @@ _last_used = attrgetter("last_used")
 class Dispatcher:
     """Brings the ready messages of one queue to its consumers."""
 
-    def __init__(self, queue: Queue) -> None:
-        self._queue = queue
-        self._entries = queue.entries
-        self._options = queue.options
-        self._step = queue.policy.priority_step_messages
-        self._groups: ConsumerGroups[Consumer] = ConsumerGroups(self._family_failed, queue.limits.caches)
+    def __init__(
+        self,
+        effects: Effects,
+        memory: RecordMemory,
+        caches: CacheBudget,
+        usage: QueueUsage,
+        entries: Entries,
+        options: Mapping[int, Options],
+        states: MessageStates,
+        *,
+        assign: Callable[[Consumer, Sequence[Entry]], None],
+    ) -> None:
+        """`assign` is called with messages that go to a consumer. They are no more READY when it returns."""
+        self.consumers: dict[int, Consumer] = {}
+        self._effects = effects
+        self._memory = memory
+        self._usage = usage
+        self._entries = entries
+        self._options = options
+        self._states = states
+        self._assign = assign
+        self._step = usage.policy.priority_step_messages
+        self._groups: ConsumerGroups[Consumer] = ConsumerGroups(self._family_failed, caches)
         self._affinity: KeyAffinity[Consumer] = KeyAffinity()
         self._clock = 0
+        self._waiters = 0
+        """Consumers that wait in any group."""
 
     def _family_failed(self, family: str, error: Exception) -> None:
-        queue = self._queue
-        queue.effects.notice(
-            "a family of the index failed", queue=queue.name, family=family, error=str(error)
+        self._effects.notice(
+            "a family of the index failed", queue=self._usage.name, family=family, error=str(error)
         )
 
     @property
     def awaiting(self) -> bool:
         """Whether any consumer waits for a message."""
-        return self._groups.awaiting
+        return self._waiters > 0
 
     def has_consumer(self, subject: str) -> bool:
         """Whether anybody takes messages with this subject, with or without credit."""
@@ -60,23 +82,24 @@ class Dispatcher:
 
     # Consumers
 
-    def join(self, consumer: Consumer, selector: Selector) -> ConsumerGroup[Consumer]:
+    def join(self, consumer: Consumer, selector: Selector) -> None:
         """Add a consumer to the group of its selector."""
+        self.consumers[id(consumer)] = consumer
         group, is_new = self._groups.join(consumer, selector)
-        if is_new and self._queue.states.counts[READY]:
-            group.search = Search(self._queue.next_sequence)
-        return group
+        if is_new and self._states.counts[READY]:
+            group.search = Search(self._entries.end)
+        consumer.group = group
 
     def _search(self, group: ConsumerGroup[Consumer], search: Search) -> bool:
         """Look on until it is known what goes first in a group. False when no work is left for that."""
-        queue, ready, match = self._queue, group.ready, self._groups.match
+        effects, ready, match = self._effects, group.ready, self._groups.match
         # Without options a rank is the sequence itself, and the first one that is found goes first.
         step = self._step if self._options else 0
         while not search.knows(ready.first, step):
-            if queue.effects.work <= 0:
+            if effects.work <= 0:
                 return False
-            run = queue.run_from(search.place, SEARCH_MESSAGES)
-            queue.effects.work -= max(len(run), 1)
+            run = self._entries.run_from(search.place, SEARCH_MESSAGES)
+            effects.work -= max(len(run), 1)
             for entry in run:
                 if entry.sequence >= search.end:
                     break
@@ -89,6 +112,7 @@ class Dispatcher:
 
     def leave(self, consumer: Consumer) -> list[int]:
         """Remove a consumer. Returns the messages that waited for it alone."""
+        del self.consumers[id(consumer)]
         self.remove_waiter(consumer)
         self._groups.leave(consumer, consumer.group)
         return self._unbind(consumer)
@@ -112,20 +136,31 @@ class Dispatcher:
 
     def serve(self, consumer: Consumer) -> None:
         """Give a consumer with credit what waits for it, or let it wait in its group itself."""
-        if not consumer.ready:
+        if not self._may_get(consumer):
             return
         self._give_ready(consumer)
-        if consumer.ready and not (consumer.is_waiting or consumer.is_searching):
+        if self._may_get(consumer) and not (consumer.is_waiting or consumer.is_searching):
             consumer.is_waiting = True
             consumer.group.waiting.append(consumer)
+            self._waiters += 1
+
+    def _may_get(self, consumer: Consumer) -> bool:
+        """Whether a consumer may be given one message more."""
+        missing_bytes = consumer.missing_bytes
+        may_lack = not missing_bytes or missing_bytes < self._missing_bytes_max
+        return consumer.credit.open and may_lack and not consumer.session.blocked and not consumer.drained
+
+    @property
+    def _missing_bytes_max(self) -> int:
+        """The bytes of records that a consumer may wait for and still be given one message more."""
+        return min(RUN_BYTES, self._memory.free_bytes)
 
     def _give_ready(self, consumer: Consumer) -> None:
         """Give a consumer what waits for it, as long as it has credit and there is work left."""
         ready, own, entries = consumer.group.ready, consumer.own_ready, self._entries
         bound = len(own) > 0
-        # Asking `ready` for each message would be a fifth of the work.
-        queue = self._queue
-        credit, missing_bytes_max = consumer.credit, queue.missing_bytes_max
+        # Asking `_may_get` for each message would be a fifth of the work.
+        credit, missing_bytes_max = consumer.credit, self._missing_bytes_max
         given: list[Entry] = []
         count = 0
         last: Rank | None = None
@@ -135,7 +170,7 @@ class Dispatcher:
                 self._serve_later(consumer)
                 break
             if count >= SHARE_MESSAGES:
-                queue.effects.work -= SHARE_MESSAGES
+                self._effects.work -= SHARE_MESSAGES
                 self._serve_later(consumer)
                 break
             rank = (own if bound and own.first < ready.first else ready).pop()
@@ -163,11 +198,11 @@ class Dispatcher:
     def _serve_later(self, consumer: Consumer) -> None:
         if not consumer.is_searching:
             consumer.is_searching = True
-            self._queue.effects.later(lambda: self._serve_on(consumer))
+            self._effects.later(lambda: self._serve_on(consumer))
 
     def _serve_on(self, consumer: Consumer) -> None:
         consumer.is_searching = False
-        if id(consumer) in self._queue.consumers:
+        if id(consumer) in self.consumers:
             self.serve(consumer)
 
     def remove_waiter(self, consumer: Consumer) -> None:
@@ -175,14 +210,14 @@ class Dispatcher:
         if consumer.is_waiting:
             consumer.is_waiting = False
             consumer.group.waiting.remove(consumer)
+            self._waiters -= 1
 
     # Messages
 
     def dispatch(self, sequences: Iterable[int]) -> None:
         """Give each message to a consumer that waits for it, or let it wait for one."""
-        queue, entries = self._queue, self._entries
-        if not queue.consumers:
-            queue.states.wait([entries[sequence] for sequence in sequences])
+        if not self.consumers:
+            self._states.wait([*map(self._entries.__getitem__, sequences)])
         elif self._options:
             self._dispatch_by_options(sequences)
         else:
@@ -199,7 +234,7 @@ class Dispatcher:
             matched = match(entry.subject)
             groups = found.get(matched)
             if groups is None:
-                groups = found[matched] = self._groups.of(matched)
+                groups = found[matched] = self._groups_of(matched)
             consumer = self._pop_waiter(groups)
             if consumer is not None:
                 self._choose(consumer, entry)
@@ -212,19 +247,19 @@ class Dispatcher:
         for consumer, theirs in given.items():
             self._deliver(consumer, theirs)
         if waiting:
-            self._queue.states.wait(waiting)
+            self._states.wait(waiting)
             self._compact(found)
 
     def _dispatch_by_options(self, sequences: Iterable[int]) -> None:
         """The same where some have a priority or a key: each message by itself, the smallest rank first."""
-        queue, entries, match = self._queue, self._entries, self._groups.match
+        entries, match = self._entries, self._groups.match
         found: dict[Groups, list[ConsumerGroup[Consumer]]] = {}
         for sequence in sorted(sequences, key=self._rank):
             entry = entries[sequence]
             matched = match(entry.subject)
             groups = found.get(matched)
             if groups is None:
-                groups = found[matched] = self._groups.of(matched)
+                groups = found[matched] = self._groups_of(matched)
             if self._dispatch_by_key(sequence, entry, groups):
                 continue
             consumer = self._pop_waiter(groups)
@@ -233,13 +268,17 @@ class Dispatcher:
                 self._deliver(consumer, [entry])
                 self._wait_again(consumer)
                 continue
-            queue.states.wait([entry])
+            self._states.wait([entry])
             for group in groups:
                 group.ready.add(self._rank(sequence))
         self._compact(found)
 
+    def _groups_of(self, matched: Groups) -> list[ConsumerGroup[Consumer]]:
+        by_number = self._groups.by_number
+        return [by_number[group.number] for group in matched]
+
     def _compact(self, found: dict[Groups, list[ConsumerGroup[Consumer]]]) -> None:
-        ready = self._queue.states.counts[READY]
+        ready = self._states.counts[READY]
         for groups in found.values():
             for group in groups:
                 group.ready.compact(ready, self._waits)
@@ -251,14 +290,16 @@ class Dispatcher:
             return None
         consumer = min(free, key=_last_used) if len(free) > 1 else free[0]
         consumer.group.waiting.popleft()
+        self._waiters -= 1
         self._clock += 1
         consumer.last_used = self._clock
         return consumer
 
     def _wait_again(self, consumer: Consumer) -> None:
         """A consumer that got a message goes to the end of its group, if it may have another one."""
-        if consumer.ready:
+        if self._may_get(consumer):
             consumer.group.waiting.append(consumer)
+            self._waiters += 1
         else:
             consumer.is_waiting = False
 
@@ -279,17 +320,10 @@ class Dispatcher:
             self._affinity.bind(asked.key, consumer)
 
     def _deliver(self, consumer: Consumer, entries: Sequence[Entry]) -> None:
-        """All else about messages that go to a consumer."""
-        queue = self._queue
+        """Messages go to the consumer that was chosen."""
         self._clock += 1
         consumer.last_used = self._clock
-        queue.states.assign(consumer, entries, queue.effects.now)
-        if not consumer.unsent:
-            queue.limits.flush.consumers.append(consumer)
-        consumer.unsent += entries
-        last = entries[0].sequence if len(entries) == 1 else max([entry.sequence for entry in entries])
-        if last > queue.watermark.last_delivered:
-            queue.watermark.last_delivered = last
+        self._assign(consumer, entries)
 
     # Key affinity
 
@@ -312,17 +346,17 @@ class Dispatcher:
             self._deliver(holder, [entry])
             self.serve(holder)
         else:
-            self._queue.states.wait([entry])
+            self._states.wait([entry])
             self._wait_for_owner(holder, self._rank(sequence))
         return True
 
     def _wait_for_owner(self, holder: Consumer, rank: Rank) -> None:
         holder.own_ready.add(rank)
-        holder.own_ready.compact(self._queue.states.counts[READY], self._waits)
+        holder.own_ready.compact(self._states.counts[READY], self._waits)
 
     def _belongs_to_another(self, sequence: int, rank: Rank, consumer: Consumer) -> bool:
         """Whether the key of a message now belongs to another consumer, for which it waits from now on."""
-        groups = self._groups.of(self._groups.match(self._entries[sequence].subject))
+        groups = self._groups_of(self._groups.match(self._entries[sequence].subject))
         holder = self._key_owner(sequence, groups)
         if holder is None or holder is consumer:
             return False

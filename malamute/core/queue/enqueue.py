@@ -25,7 +25,13 @@ def enqueue(queue: Queue, address: str, sender: str, command: Send | Request) ->
     records = command.records
     time, ahead_ns = queue.effects.time_ns, queue.effects.ahead_ns
     columns: Sequence[Mapping[str, Any] | None] = command.properties or [None] * len(records)
-    options = [Options.parse(properties, time, ahead_ns) for properties in command.properties or _NONE]
+    options = [
+        # What most requests have needs no closer look.
+        None
+        if not properties or (len(properties) == 1 and type(properties.get("correlation")) is int)
+        else Options.parse(properties, time, ahead_ns)
+        for properties in command.properties or _NONE
+    ]
     if not any(options):
         numbers = range(queue.next_sequence, queue.next_sequence + len(records))
         rows = zip(numbers, repeat(time), repeat(sender), command.subjects, records, columns)
@@ -43,7 +49,7 @@ def enqueue(queue: Queue, address: str, sender: str, command: Send | Request) ->
     }
     tracked = [entry for entry in entries if entry.sequence in chosen and chosen[entry.sequence].tracker]
     if tracked:
-        queue.limits.trackers.check(address, queue, tracked, entries)
+        queue.limits.trackers.check(address, queue.usage, tracked, entries)
     if entries:
         queue.put(entries, confirmed=command.number > 0, options=chosen)
 
@@ -57,7 +63,7 @@ def _wanted(queue: Queue, command: Send | Request, options: Sequence[Options | N
         if asked is not None and asked.immediate and not queue.dispatcher.has_consumer(subjects[place]):
             raise NoWorkers(f"no consumer takes {subjects[place]!r} from the {queue.kind} {queue.name!r} now")
         identity = asked.identity if asked is not None else ""
-        if identity and queue.policy.dedup_window_seconds:
+        if identity and queue.usage.policy.dedup_window_seconds:
             if identity in seen:
                 continue
             if queue.dedup.seen(identity):

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import groupby
+from itertools import groupby, islice
 from operator import attrgetter
 from typing import Any
+
+from pyroaring import BitMap64
 
 from malamute.core.queue.state import PENDING, Holder, State
 from malamute.store.operations import Frame, PutMessages, QueueKind, StoredMessage
@@ -31,7 +33,7 @@ class Entry:
     it; `first_delivered_at` and `last_delivered_at` are for the settlement log. `bytes` are those of its
     subject and its record, and what it takes of the credit of who gets it.
 
-    There is one for each message that is queued anywhere, so it has nothing that can be told from the rest,
+    There is one for each message that is queued anywhere, so it has nothing that follows from the rest,
     and no message beside it.
     """
 
@@ -88,6 +90,52 @@ class Entry:
         return StoredMessage(
             self.sequence, self.time_ns, self.sender, self.subject, self.record or b"", self.properties
         )
+
+
+class Entries(dict[int, Entry]):
+    """The messages of one queue by their sequences, in order."""
+
+    __slots__ = ("_sequences",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._sequences = BitMap64()
+        """Where a look at them can go on that was broken off."""
+
+    def append(self, entries: Sequence[Entry]) -> None:
+        """Add messages with consecutive sequences."""
+        if entries:
+            self.update({entry.sequence: entry for entry in entries})
+            self._sequences.add_range(entries[0].sequence, entries[-1].sequence + 1)
+
+    def restore(self, entries: Sequence[Entry]) -> None:
+        """Add messages with any sequences."""
+        self.update({entry.sequence: entry for entry in entries})
+        self._sequences.update([entry.sequence for entry in entries])
+
+    def remove(self, sequences: Sequence[int]) -> list[Entry]:
+        """Take messages out."""
+        entries = [*map(self.pop, sequences)]
+        if len(sequences) == 1:
+            self._sequences.discard(sequences[0])
+        else:
+            self._sequences -= BitMap64(sequences)
+        return entries
+
+    def run_from(self, sequence: int, count: int) -> list[Entry]:
+        """So many from a sequence on, in order."""
+        sequences = islice(self._sequences.iter_equal_or_larger(sequence), count)
+        return [*map(self.__getitem__, sequences)]
+
+    @property
+    def end(self) -> int:
+        """The sequence behind the last; 0 if there is none."""
+        return self._sequences.max() + 1 if self else 0
+
+    @property
+    def oldest_ns(self) -> int | None:
+        """The broker's time of the first, in nanoseconds UTC."""
+        return next(iter(self.values())).time_ns if self else None
 
 
 _bytes, _properties, _origin = attrgetter("bytes"), attrgetter("properties"), attrgetter("time_ns", "sender")

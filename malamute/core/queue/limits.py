@@ -1,46 +1,65 @@
-"""What all queues share: the iteration, the timers, the limits, and the room that is left."""
+"""What all queues share: the iteration, the timers, and the limits of what they take.
+
+What one queue takes is in its `QueueUsage`, which is changed here alone.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sized
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+from itertools import accumulate
+from math import inf
 from typing import TYPE_CHECKING, Protocol
 
 from malamute.core.queue.deduplication import DedupQuota
-from malamute.core.queue.flush import QueueFlush
-from malamute.core.queue.paging import RecordMemory, RecordOwner
+from malamute.core.queue.delivery import QueueFlush
+from malamute.core.queue.entry import Entry, size_of
 from malamute.core.queue.settlement_log import SettlementLog
 from malamute.core.timers import Timers
 from malamute.errors import TryLater
-from malamute.store.policies import BaseKind, PolicyOf, QueuePolicy
 
 if TYPE_CHECKING:
     from malamute.core.doubt import Doubt
     from malamute.core.effects import Effects
-    from malamute.core.queue.trackers import Trackers
+    from malamute.core.queue.usage import QueueUsage, RecordOwner
     from malamute.matching import CacheBudget
     from malamute.protocol.limits import Limits
+    from malamute.store.policies import BaseKind, PolicyOf, QueuePolicy
+
+TEXTS_MAX = 1_000
+"""Subjects of which messages that are paged out share one copy."""
 
 
-class LimitedQueue(RecordOwner, Protocol):
-    """A queue, as far as it is limited."""
+class Tracking(Protocol):
+    """The outcomes of tracked messages, as far as a queue needs them (`malamute.core.queue.trackers`)."""
 
-    kind: BaseKind
-    name: str
-    policy: QueuePolicy
-    bytes: int
-    """What all of its messages take, with the room that is reserved."""
-    reserved: int
-    """Messages that may still come, and have their room."""
+    def check(
+        self, address: str, usage: QueueUsage, messages: Sequence[Entry], arriving: Sequence[Entry]
+    ) -> None:
+        """Raise `InvalidValue`, `TrackerInUse` or `TryLater` unless all can be tracked.
 
-    @property
-    def entries(self) -> Sized:
-        """Its messages."""
+        `messages` are the tracked ones among those that are `arriving` in the queue, which need room too.
+        """
+
+    def open(self, usage: QueueUsage, message: Entry) -> None:
+        """A tracked message is accepted, or found in the store: keep room for its outcome."""
+
+    def close(self, message: Entry) -> None:
+        """The outcome of a tracked message is stored, or its command was refused after all."""
+
+    def post(
+        self, usage: QueueUsage, entries: Iterable[Entry], outcome: str, reason: str, *, bound: bool = True
+    ) -> None:
+        """Put outcomes into the mailboxes of the senders, with all else of this iteration."""
+
+    def answer(self, service: str, requests: Iterable[Entry], error: str) -> None:
+        """End requests that nobody tracks: a final reply reports an error, with all of the iteration."""
 
 
 class QueueLimits:
-    """The room for queues, and all else that they share."""
+    """The room for queues, and all else that they share; sizes in bytes."""
 
-    trackers: Trackers
+    trackers: Tracking
     doubt: Doubt
     """Whether the clock may have been wrong at the start."""
 
@@ -61,16 +80,16 @@ class QueueLimits:
         self.policy = policy
         self.caches = caches
         """Shared by the indexes of all queues, and of streams."""
-        self.messages = 0
-        self.settlement_log = SettlementLog(effects)
-        self.bytes = 0
         self.queues = 0
+        self.messages = 0
+        self.bytes = 0
         self.memory = RecordMemory(self)
         self.dedup_quota = DedupQuota(limits.identities_bytes)
+        self.settlement_log = SettlementLog(effects)
         self.flush = QueueFlush(effects)
 
     def configure(self, policy: PolicyOf, limits: Limits) -> None:
-        """Go by other policies and limits; the queues are told by `Queue.configure`."""
+        """Go by other policies and limits; `Queue.configure` does so for each queue."""
         self.policy, self.configured = policy, limits
 
     def policy_of(self, kind: BaseKind, name: str) -> QueuePolicy:
@@ -81,18 +100,18 @@ class QueueLimits:
             bytes_max=min(policy.bytes_max or limits.queue_bytes, limits.queue_bytes),
         )
 
-    def check(self, queue: LimitedQueue, messages: int, size_bytes: int) -> None:
+    def check(self, usage: QueueUsage, messages: int, size_bytes: int) -> None:
         """Raise `TryLater` unless there is room for messages in a queue."""
-        self.check_queue(queue, messages, size_bytes)
+        self.check_queue(usage, messages, size_bytes)
         self.check_all(messages, size_bytes)
 
-    def check_queue(self, queue: LimitedQueue, messages: int, size_bytes: int) -> None:
+    def check_queue(self, usage: QueueUsage, messages: int, size_bytes: int) -> None:
         """Raise `TryLater` unless a queue may have so many more messages and bytes."""
-        held = len(queue.entries) + queue.reserved
-        if held + messages > queue.policy.messages_max:
-            raise TryLater(f"{queue.kind} {queue.name!r} is full: it holds {held} messages; retry later")
-        if queue.bytes + size_bytes > queue.policy.bytes_max:
-            raise TryLater(f"{queue.kind} {queue.name!r} is full: it holds {queue.bytes} bytes; retry later")
+        kind, name, policy = usage.kind, usage.name, usage.policy
+        if usage.messages + messages > policy.messages_max:
+            raise TryLater(f"{kind} {name!r} is full: it holds {usage.messages} messages; retry later")
+        if usage.bytes + size_bytes > policy.bytes_max:
+            raise TryLater(f"{kind} {name!r} is full: it holds {usage.bytes} bytes; retry later")
 
     def check_all(self, messages: int, size_bytes: int) -> None:
         """Raise `TryLater` unless all queues together may have so many more messages and bytes."""
@@ -109,22 +128,6 @@ class QueueLimits:
         # Of what the disk would not take and nobody waits for, the memory has the only copy.
         return self.memory.free_bytes < -self.configured.backlog_bytes
 
-    def count(self, queue: LimitedQueue, messages: int, size_bytes: int) -> None:
-        """Take room for messages of a queue, or give it back if negative."""
-        queue.bytes += size_bytes
-        self.count_dead(messages, size_bytes)
-
-    def count_dead(self, messages: int, size_bytes: int) -> None:
-        """Take room for dead letters, which is no queue's own, or give it back."""
-        self.messages += messages
-        self.bytes += size_bytes
-
-    def reserve(self, queue: LimitedQueue, messages: int, size_bytes: int) -> None:
-        """Keep room for messages that may still come, or give it back if negative. It takes no memory."""
-        queue.reserved += messages
-        self.count(queue, messages, size_bytes)
-        self.memory.count_paged_out(queue, size_bytes)
-
     def check_queues(self) -> None:
         """Raise `TryLater` unless there may be one more queue: those that nobody uses are removed in time."""
         if self.queues >= self.configured.queues:
@@ -133,3 +136,70 @@ class QueueLimits:
                 f"too many queues: expected at most {most} mailboxes and services (limits.queues); "
                 "those that are empty and unused are removed in time"
             )
+
+    def count(self, usage: QueueUsage, messages: int, size_bytes: int) -> None:
+        """Take room for messages of a queue, or give it back if negative."""
+        usage.messages += messages
+        usage.bytes += size_bytes
+        assert usage.messages >= 0 <= usage.bytes, f"less than nothing is in {usage.kind} {usage.name!r}"
+        self.count_dead(messages, size_bytes)
+
+    def count_dead(self, messages: int, size_bytes: int) -> None:
+        """Take room for dead letters, which is no queue's own, or give it back."""
+        self.messages += messages
+        self.bytes += size_bytes
+
+    def reserve(self, usage: QueueUsage, messages: int, size_bytes: int) -> None:
+        """Keep room for messages that may still come, or give it back if negative. It takes no memory."""
+        usage.reserved += messages
+        assert usage.reserved >= 0, f"less than nothing is reserved in {usage.kind} {usage.name!r}"
+        self.count(usage, messages, size_bytes)
+        self.memory.count_paged_out(usage, size_bytes)
+
+
+class RecordMemory:
+    """The memory that the records of all queues share; sizes in bytes.
+
+    `paged_out_bytes` are those of messages that it does not hold, `prefetched_bytes` those on their way here.
+    """
+
+    def __init__(self, limits: QueueLimits) -> None:
+        self.paged_out_bytes = 0
+        self.prefetched_bytes = 0
+        self._limits = limits
+        self._texts: dict[str, str] = {}
+
+    @property
+    def free_bytes(self) -> int:
+        """What nobody has; less than 0 where more came than may stay."""
+        limits = self._limits
+        return (
+            limits.configured.queues_memory_bytes
+            - (limits.bytes - self.paged_out_bytes)
+            - self.prefetched_bytes
+        )
+
+    def excess_bytes(self, usage: QueueUsage) -> int:
+        """The bytes of records by which a queue has more than is free for all."""
+        return usage.bytes - usage.paged_out_bytes - self.free_bytes
+
+    def count_paged_out(self, owner: RecordOwner, size_bytes: int) -> None:
+        """So many more bytes, or less if negative, take no memory."""
+        owner.paged_out_bytes += size_bytes
+        self.paged_out_bytes += size_bytes
+
+    def evict(self, owner: RecordOwner, entries: Iterable[Entry], size_bytes: float = inf) -> None:
+        """Forget records that are on the disk, until so many bytes less take memory."""
+        warm = [entry for entry in entries if entry.record]
+        gone = size_of(warm)
+        if gone > size_bytes:
+            totals = [*accumulate(entry.size_bytes for entry in warm)]
+            last = bisect_left(totals, size_bytes)
+            warm, gone = warm[: last + 1], totals[last]
+        same = self._texts.setdefault
+        for entry in warm:
+            entry.record = None
+            entry.subject = same(entry.subject, entry.subject)
+        if len(self._texts) > TEXTS_MAX:
+            self._texts.clear()
+        self.count_paged_out(owner, gone)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from malamute.errors import InvalidValue
 from malamute.protocol.limits import DURATION_MS_MAX, NUMBER_MAX, TEXT_BYTES_MAX
 from malamute.protocol.names import RESERVED_PREFIX, is_name
+from malamute.protocol.time_units import to_seconds
 
 if TYPE_CHECKING:
     from malamute.core.queue.entry import Entry
@@ -37,7 +38,7 @@ class Options:
         time -= ahead_ns
         at = get("at", 0)
         self.due: float = (
-            _after(time, delay) if delay is not None else (at - ahead_ns) / 1e9 if at != 0 else 0.0
+            _after(time, delay) if delay is not None else to_seconds(at - ahead_ns) if at != 0 else 0.0
         )
         self.expires: float = _after(time, ttl) if ttl else 0.0
         self.priority: int = get("priority", 0)
@@ -58,8 +59,8 @@ class Options:
 
         `ahead_ns` is how far such times are ahead of those that are counted.
         """
-        if not properties or (len(properties) == 1 and type(properties.get("correlation")) is int):
-            return None  # What most requests have needs no closer look.
+        if not properties:
+            return None
         for name, value in properties.items():
             if name not in OPTIONS:
                 raise InvalidValue(f"unknown option {name!r}: expected {', '.join(OPTIONS)}")
@@ -95,7 +96,7 @@ class Options:
 
 
 def _after(time: int, milliseconds: int) -> float:
-    return (time + milliseconds * 1_000_000) / 1e9
+    return to_seconds(time + milliseconds * 1_000_000)
 
 
 def _is_text(value: Any) -> bool:

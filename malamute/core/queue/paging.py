@@ -20,24 +20,22 @@ without a body.
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from itertools import accumulate, chain
-from math import inf
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
-from malamute.core.queue.entry import Entry, bytes_of, size_of
+from malamute.core.queue.entry import Entries, Entry, bytes_of, size_of
 from malamute.core.queue.state import DELIVERED, READY
 from malamute.store.operations import FetchRecords, Frame, QueueKind
 
 if TYPE_CHECKING:
     from malamute.core.effects import Effects
+    from malamute.core.queue.limits import RecordMemory
+    from malamute.core.queue.usage import QueueUsage
     from malamute.core.timers import Timers
     from malamute.errors import MalamuteError
-    from malamute.protocol.limits import Limits
-    from malamute.store.policies import BaseKind
 
 RUN_MESSAGES = 1_000
 RUN_BYTES = 1 << 20
@@ -48,9 +46,6 @@ RUNS_AHEAD = 2
 
 RETRY_SECONDS = 1.0
 """How long records wait that could not be read for a reason that is not theirs."""
-
-TEXTS_MAX = 1_000
-"""Subjects of which messages that are paged out share one copy."""
 
 _sequence = attrgetter("sequence")
 
@@ -81,79 +76,6 @@ def records_of(kind: QueueKind, queue: str, run: Sequence[Entry]) -> Generator[F
     return records
 
 
-class RecordOwner(Protocol):
-    """Whoever has messages. `paged_out_bytes` is the part of their bytes that takes no memory."""
-
-    paged_out_bytes: int
-
-
-class PagedQueue(RecordOwner, Protocol):
-    """A queue, as far as its records are read ahead of their delivery."""
-
-    kind: BaseKind
-    name: str
-    next_sequence: int
-    entries: dict[int, Entry]
-
-    @property
-    def prefetch_bytes(self) -> int:
-        """The bytes of records that it may bring from the disk before they are asked for."""
-
-    def with_consumers(self, entries: list[Entry]) -> list[Entry]:
-        """Those of some messages that anybody takes."""
-
-
-class MemoryLimits(Protocol):
-    """How much memory there is for records, and what all messages take."""
-
-    configured: Limits
-    bytes: int
-
-
-class RecordMemory:
-    """The memory that the records of all queues share; sizes in bytes.
-
-    `paged_out_bytes` are those of messages that it does not hold, `prefetched_bytes` those on their way here.
-    """
-
-    def __init__(self, limits: MemoryLimits) -> None:
-        self.paged_out_bytes = 0
-        self.prefetched_bytes = 0
-        self._limits = limits
-        self._texts: dict[str, str] = {}
-
-    @property
-    def free_bytes(self) -> int:
-        """What nobody has; less than 0 where more came than may stay."""
-        limits = self._limits
-        return (
-            limits.configured.queues_memory_bytes
-            - (limits.bytes - self.paged_out_bytes)
-            - self.prefetched_bytes
-        )
-
-    def count_paged_out(self, owner: RecordOwner, size_bytes: int) -> None:
-        """So many more bytes, or less if negative, take no memory."""
-        owner.paged_out_bytes += size_bytes
-        self.paged_out_bytes += size_bytes
-
-    def evict(self, owner: RecordOwner, entries: Iterable[Entry], size_bytes: float = inf) -> None:
-        """Forget records that are on the disk, until so many bytes less take memory."""
-        warm = [entry for entry in entries if entry.record]
-        gone = size_of(warm)
-        if gone > size_bytes:
-            totals = [*accumulate(entry.size_bytes for entry in warm)]
-            last = bisect_left(totals, size_bytes)
-            warm, gone = warm[: last + 1], totals[last]
-        same = self._texts.setdefault
-        for entry in warm:
-            entry.record = None
-            entry.subject = same(entry.subject, entry.subject)
-        if len(self._texts) > TEXTS_MAX:
-            self._texts.clear()
-        self.count_paged_out(owner, gone)
-
-
 class Prefetch:
     """The records of one queue that are on their way to memory, for their delivery."""
 
@@ -162,14 +84,22 @@ class Prefetch:
         effects: Effects,
         timers: Timers,
         memory: RecordMemory,
-        queue: PagedQueue,
+        usage: QueueUsage,
+        entries: Entries,
+        *,
+        wanted: Callable[[list[Entry]], list[Entry]],
         lost: Callable[[list[int]], None],
     ) -> None:
-        """`lost` is called with messages of consumers whose records cannot be read."""
+        """`wanted` returns those of some messages that any consumer takes.
+
+        `lost` is called with messages of consumers whose records cannot be read.
+        """
         self._effects = effects
         self._timers = timers
         self._memory = memory
-        self._queue = queue
+        self._usage = usage
+        self._entries = entries
+        self._wanted = wanted
         self._lost = lost
         self._reading: list[Sequence[Entry]] = []
         """Runs on their way."""
@@ -178,6 +108,14 @@ class Prefetch:
         self.read_to = 0
         """Nothing from here on was asked for; 0 while nobody takes messages that are paged out."""
         self._awaiting: list[Awaiting] = []
+
+    @property
+    def room_bytes(self) -> int:
+        """The bytes that it may bring before they are asked for; less than 0 if too many are here."""
+        memory, usage = self._memory, self._usage
+        # What comes into its memory is no longer free for all: it counts twice.
+        share = min(2 * (RUNS_AHEAD + 1) * RUN_BYTES, memory.free_bytes)
+        return (share - memory.excess_bytes(usage)) // 2
 
     def page_in(self, entries: Sequence[Entry], then: Awaiting) -> None:
         """Bring records, and what follows them. Then look again: some more may be there, or all."""
@@ -200,14 +138,13 @@ class Prefetch:
 
     def _next_run(self) -> list[Entry]:
         """What to bring next."""
-        queue = self._queue
-        start, room = self.read_to, min(RUN_BYTES, queue.prefetch_bytes)
+        start, room = self.read_to, min(RUN_BYTES, self.room_bytes)
         if room <= 0:
             return []
-        self.read_to = min(start + RUN_MESSAGES, queue.next_sequence)
-        there = map(queue.entries.get, range(start, self.read_to))
+        self.read_to = min(start + RUN_MESSAGES, max(start, self._entries.end))
+        there = map(self._entries.get, range(start, self.read_to))
         missing = [e for e in there if e is not None and e.record is None and e.state == READY]
-        found = queue.with_consumers(missing)
+        found = self._wanted(missing)
         if bytes_of(found) > room:
             fits = sum(total <= room for total in accumulate(entry.bytes for entry in found))
             self.read_to = found[fits].sequence
@@ -215,7 +152,7 @@ class Prefetch:
         return found
 
     def _ask(self, run: Sequence[Entry]) -> None:
-        queue, memory, size_bytes = self._queue, self._memory, bytes_of(run)
+        usage, memory, size_bytes = self._usage, self._memory, bytes_of(run)
         self._reading.append(run)
         memory.prefetched_bytes += size_bytes
 
@@ -230,22 +167,21 @@ class Prefetch:
             self._reading.remove(run)
             self._timers.at(self._effects.now + RETRY_SECONDS, lambda: self._retry(run))
 
-        self._effects.ask(FetchRecords(queue.kind, queue.name, tuple(map(_sequence, run))), brought, failed)
+        self._effects.ask(FetchRecords(usage.kind, usage.name, tuple(map(_sequence, run))), brought, failed)
 
     def _retry(self, run: Sequence[Entry]) -> None:
-        if here := [e for e in run if e.record is None and e.sequence in self._queue.entries]:
+        if here := [e for e in run if e.record is None and e.sequence in self._entries]:
             self._ask(here)
 
     def _paged_in(self, run: Sequence[Entry], records: Records) -> None:
-        queue = self._queue
         # Some may have left meanwhile, or have come with another run.
-        here = [entry for entry in run if entry.record is None and entry.sequence in queue.entries]
+        here = [entry for entry in run if entry.record is None and entry.sequence in self._entries]
         back = here if len(records) == len(run) else [e for e in here if e.sequence in records]
         for entry in back:
             entry.record = records[entry.sequence]
-        self._memory.count_paged_out(queue, -size_of(back))
+        self._memory.count_paged_out(self._usage, -size_of(back))
         if len(back) < len(here):
-            # Whoever reads ahead may meet what leaves just now; who was given it would know.
+            # What is prefetched may be leaving the store just now; only what a consumer was given is lost.
             lost = [e.sequence for e in here if e.record is None and e.state == DELIVERED]
             if lost:
                 self._lost(sorted(lost))

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
+from malamute.protocol.time_units import to_seconds
+
 if TYPE_CHECKING:
     from malamute.core.doubt import Doubt
     from malamute.core.effects import Effects
@@ -54,10 +56,10 @@ class Schedule:
         self._over = over
 
     def restore(self, due: Mapping[int, int], now_ns: int) -> None:
-        """Take up what the store kept: when messages are redelivered, in ns. None came later than now."""
+        """Restore what the store kept: when messages are redelivered, in ns. None came later than now."""
         entries = self._entries
         self.claimed = {
-            sequence: (time - max(0, entries[sequence].time_ns - now_ns)) / 1e9
+            sequence: to_seconds(time - max(0, entries[sequence].time_ns - now_ns))
             for sequence, time in due.items()
         }
 

@@ -1,8 +1,7 @@
 """The settlement log of queued messages: when each came, was delivered and was settled.
 
-A queue calls `settled`, and knows no more of it. It feeds the metrics of the queue. If histories are switched
-on, what was settled in an iteration becomes one event for each queue, `service.settled.NAME` or
-`mailbox.settled.NAME`, whose body is a msgpack map of columns:
+If histories are switched on, what was settled in an iteration becomes one event for each queue,
+`service.settled.NAME` or `mailbox.settled.NAME`, whose body is a msgpack map of columns:
 
     sequences   of the messages
     queued      when each came, in nanoseconds UTC
@@ -10,7 +9,7 @@ on, what was settled in an iteration becomes one event for each queue, `service.
     attempts    how often each was delivered
     settled     when all of them were settled
     outcome     what became of each: `acknowledged`, `expired`, …
-    worker      the address of whoever settled each, or empty
+    worker      the address of the consumer that settled each, or empty
 
 A column is a list, or one value that all of them share.
 """
@@ -21,9 +20,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from malamute.core.effects import Effects, Event
-from malamute.core.metrics import QueueMetrics
 from malamute.core.queue.entry import Entry
 from malamute.protocol.batch import pack
+from malamute.protocol.time_units import to_ns
 
 QueueName = tuple[str, str]
 """The kind and the name of a queue."""
@@ -31,37 +30,18 @@ QueueName = tuple[str, str]
 Settled = tuple[Sequence[Entry], str, str]
 """Messages that were settled together, their outcome, and the address of who settled them."""
 
-SAMPLES = 32
-"""Of more messages than this that are settled at once, some are measured for all."""
-
 
 class SettlementLog:
-    """What came to and left the queues. Histories are made while it is `on`."""
+    """The histories of what left the queues. Those who settle messages add them while it is `on`."""
 
     def __init__(self, effects: Effects) -> None:
         self.effects = effects
         self.on = False
         self.pending: dict[QueueName, list[Settled]] = {}
 
-    def settled(
-        self, queue: QueueName, metrics: QueueMetrics, entries: Sequence[Entry], outcome: str, worker: str
-    ) -> None:
-        """Messages have left a queue for good: count them in its metrics, and keep their history."""
-        now, ahead = self.effects.now, self.effects.ahead
-        metrics.settlements.add(len(entries), now)
-        step = 1 + len(entries) // SAMPLES
-        # All that was dispatched in one iteration has one time, so there are few different ones.
-        times: dict[tuple[int, float, float], int] = {}
-        for entry in entries[::step]:
-            key = (entry.time_ns, entry.first_delivered_at, entry.last_delivered_at)
-            times[key] = times.get(key, 0) + 1
-        for (queued, first, given), count in times.items():
-            if given:
-                metrics.processing_time.add(now - given, count, now)
-            if first:
-                metrics.queue_time.add(max(0.0, first + ahead - queued / 1e9), count, now)
-        if self.on:
-            self.pending.setdefault(queue, []).append((entries, outcome, worker))
+    def add(self, queue: QueueName, entries: Sequence[Entry], outcome: str, worker: str) -> None:
+        """Messages have left a queue for good."""
+        self.pending.setdefault(queue, []).append((entries, outcome, worker))
 
     def pop_events(self, most: int) -> list[Event]:
         """The histories of the iteration, of so many queues at the most; the others are counted."""
@@ -81,7 +61,7 @@ class SettlementLog:
         body = {
             "sequences": [entry.sequence for entry in entries],
             "queued": _column([entry.time_ns for entry in entries]),
-            "delivered": _column([int((entry.first_delivered_at + ahead) * 1e9) for entry in entries]),
+            "delivered": _column([to_ns(entry.first_delivered_at + ahead) for entry in entries]),
             "attempts": _column([entry.attempts for entry in entries]),
             "settled": self.effects.time_ns,
             "outcome": _column([outcome for run, outcome, _ in runs for _ in run]),

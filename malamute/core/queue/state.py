@@ -100,16 +100,25 @@ class Stateful(Protocol):
 
 
 class MessageStates:
-    """The states of the messages of one queue. `counts` tells how many are in each."""
+    """The states of the messages of one queue. `counts` has how many are in each."""
 
-    __slots__ = ("counts",)
+    __slots__ = ("counts", "uncommitted")
 
     def __init__(self) -> None:
         self.counts: dict[State, int] = dict.fromkeys(TRANSITIONS, 0)
+        self.uncommitted = 0
+        """How many wait for the commit of what brought them; some may have been dropped since."""
 
-    def enqueue(self, count: int) -> None:
-        """So many messages came into the queue: they are PENDING."""
+    def enqueue(self, count: int, *, uncommitted: bool = False) -> None:
+        """So many messages came into the queue, where they are born PENDING."""
         self.counts[PENDING] += count
+        if uncommitted:
+            self.uncommitted += count
+
+    def commit(self, count: int) -> None:
+        """So many of them need not wait for their commit any more."""
+        self.uncommitted -= count
+        assert self.uncommitted >= 0, "fewer than no messages wait for their commit"
 
     def wait(self, messages: Sequence[Stateful]) -> None:
         """They wait for a consumer."""
@@ -129,6 +138,12 @@ class MessageStates:
                 message.first_delivered_at = now
         assert len(outstanding) == count, "a consumer gets a message that it has"
         holder.session.holding += len(messages)
+
+    def uncount(self, messages: Sequence[Stateful]) -> None:
+        """Their last delivery was no attempt: they were not sent, or nobody has looked at them."""
+        for message in messages:
+            assert message.attempts > 0, "an attempt is taken from a message that had none"
+            message.attempts -= 1
 
     def detach(self, holder: Holder, sequences: Sequence[int]) -> None:
         """A consumer has these no more. What comes next says where they are."""

@@ -61,9 +61,9 @@ class QueueTable:
 
     def _collect(self, queue: Queue) -> None:
         """Remove a queue when it was empty and unused for as long as is configured."""
-        if queue.policy.idle_seconds:
+        if queue.usage.policy.idle_seconds:
             seen = None if queue.used else queue.next_sequence
-            due = self.limits.effects.now + queue.policy.idle_seconds
+            due = self.limits.effects.now + queue.usage.policy.idle_seconds
             queue.collector = self.limits.timers.at(due, lambda: self._collect_unless_used(queue, seen))
 
     def _collect_unless_used(self, queue: Queue, seen: int | None) -> None:
@@ -71,7 +71,7 @@ class QueueTable:
             self._collect(queue)
             return
         self.remove(queue)
-        self.limits.flush.note(queue, "collected", 1)
+        self.limits.flush.note(queue.usage, "collected", 1)
 
     def _release(self, queue: Queue) -> None:
         del self.by_name[queue.name]
@@ -87,7 +87,7 @@ class QueueTable:
             effects.store(DeleteQueue(queue.dead_letters.kind, queue.name))
 
     def restore(self, name: str, state: QueueState, dead: bool) -> None:
-        """Take up a queue, or its dead letters, that the store kept."""
+        """Restore a queue, or its dead letters, that the store kept."""
         queue = self.by_name.get(name) or self._add(name)
         (queue.dead_letters if dead else queue).restore(state)
 

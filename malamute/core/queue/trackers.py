@@ -19,8 +19,8 @@ from malamute.protocol.names import ERROR_HEADER, RESERVED_PREFIX
 from malamute.store.policies import BaseKind
 
 if TYPE_CHECKING:
-    from malamute.core.queue.queue import Queue
     from malamute.core.queue.table import QueueTable
+    from malamute.core.queue.usage import QueueUsage
 
 EMPTY = pack_record(None, ())
 
@@ -33,7 +33,9 @@ class Trackers:
         self._open: dict[tuple[str, str], tuple[int, int]] = {}
         """The room that is still kept for each, in messages and bytes."""
 
-    def check(self, address: str, queue: Queue, messages: Sequence[Entry], arriving: Sequence[Entry]) -> None:
+    def check(
+        self, address: str, usage: QueueUsage, messages: Sequence[Entry], arriving: Sequence[Entry]
+    ) -> None:
         """Raise `InvalidValue`, `TrackerInUse` or `TryLater` unless all can be tracked.
 
         `messages` are the tracked ones among those that are `arriving` in the queue, which need room too.
@@ -46,48 +48,49 @@ class Trackers:
             if (address, tracker) in self._open or tracker in wanted:
                 raise TrackerInUse(f"tracker {tracker!r} is in use: expected one of no unsettled message")
             wanted.add(tracker)
-        room = sum(_room(queue.kind, queue.name, message) for message in messages)
+        room = sum(_room(usage.kind, usage.name, message) for message in messages)
         mailbox = self._mailboxes.by_name.get(address)
         if mailbox is None:
             self._mailboxes.limits.check_queues()
             mailbox = self._mailboxes.new(address)
         size_bytes = size_of(arriving)
-        own, own_bytes = (len(arriving), size_bytes) if mailbox is queue else (0, 0)
+        own, own_bytes = (len(arriving), size_bytes) if mailbox.usage is usage else (0, 0)
         try:
-            mailbox.limits.check_queue(mailbox, len(messages) + own, room + own_bytes)
+            mailbox.limits.check_queue(mailbox.usage, len(messages) + own, room + own_bytes)
             mailbox.limits.check_all(len(messages) + len(arriving), room + size_bytes)
         except TryLater as error:
             raise TryLater(f"no space for the outcome: {error.text}") from None
 
-    def open(self, queue: Queue, message: Entry) -> None:
+    def open(self, usage: QueueUsage, message: Entry) -> None:
         """A tracked message is accepted, or found in the store: keep room for its outcome."""
-        room = _room(queue.kind, queue.name, message)
+        room = _room(usage.kind, usage.name, message)
         self._open[message.sender, _tracker(message)] = (1, room)
         mailbox = self._mailboxes.get_or_create(message.sender)
-        mailbox.limits.reserve(mailbox, 1, room)
+        mailbox.limits.reserve(mailbox.usage, 1, room)
 
     def close(self, message: Entry) -> None:
         """The outcome of a tracked message is stored, or its command was refused after all."""
         messages, room = self._open.pop((message.sender, _tracker(message)))
         mailbox = self._mailboxes.get_or_create(message.sender)
-        mailbox.limits.reserve(mailbox, -messages, -room)
+        mailbox.limits.reserve(mailbox.usage, -messages, -room)
 
     def post(
-        self, queue: Queue, entries: Iterable[Entry], outcome: str, reason: str, *, bound: bool = True
+        self, usage: QueueUsage, entries: Iterable[Entry], outcome: str, reason: str, *, bound: bool = True
     ) -> None:
         """Put outcomes into the mailboxes of the senders, with all else of this iteration."""
-        time = queue.effects.time_ns
+        effects = self._mailboxes.limits.effects
         for entry in entries:
             mailbox = self._mailboxes.get_or_create(entry.sender)
-            properties = _properties(queue.kind, queue.name, entry, outcome, reason)
-            told = Entry((mailbox.next_sequence, time, "", entry.subject, EMPTY, properties))
-            mailbox.put([told], confirmed=bound, reserved=True)
-            self._use(entry, 1, told.size_bytes)
+            properties = _properties(usage.kind, usage.name, entry, outcome, reason)
+            message = Entry((mailbox.next_sequence, effects.time_ns, "", entry.subject, EMPTY, properties))
+            mailbox.put([message], confirmed=bound, reserved=True)
+            self._use(entry, 1, message.size_bytes)
             if bound:
-                queue.effects.when_stored(partial(self._told, entry, told.size_bytes))
+                effects.when_stored(partial(self._stored, entry, message.size_bytes))
 
-    def answer(self, service: Queue, requests: Iterable[Entry], error: str) -> None:
-        """End requests that nobody tracks: a final reply tells of an error, with all of the iteration."""
+    def answer(self, service: str, requests: Iterable[Entry], error: str) -> None:
+        """End requests that nobody tracks: a final reply reports an error, with all of the iteration."""
+        time_ns = self._mailboxes.limits.effects.time_ns
         for request in requests:
             asked = request.properties or {}
             name = asked.get("reply_to", request.sender)
@@ -95,12 +98,12 @@ class Trackers:
             if "stream" in asked or "correlation" not in asked or gone:
                 continue
             mailbox = self._mailboxes.get_or_create(name)
-            about = {"correlation": asked["correlation"], "service": service.name, "final": True}
+            about = {"correlation": asked["correlation"], "service": service, "final": True}
             record = pack_record({ERROR_HEADER: error}, ())
-            told = Entry((mailbox.next_sequence, service.effects.time_ns, "", request.subject, record, about))
-            mailbox.put([told], confirmed=True, reserved=True)
+            reply = Entry((mailbox.next_sequence, time_ns, "", request.subject, record, about))
+            mailbox.put([reply], confirmed=True, reserved=True)
 
-    def _told(self, message: Entry, size_bytes: int, error: MalamuteError | None) -> None:
+    def _stored(self, message: Entry, size_bytes: int, error: MalamuteError | None) -> None:
         if error is not None:
             self._use(message, -1, -size_bytes)
 
@@ -110,7 +113,7 @@ class Trackers:
         kept, room = self._open[key]
         self._open[key] = (kept - messages, room - size_bytes)
         mailbox = self._mailboxes.get_or_create(message.sender)
-        mailbox.limits.reserve(mailbox, -messages, -size_bytes)
+        mailbox.limits.reserve(mailbox.usage, -messages, -size_bytes)
 
 
 def _tracker(message: Entry) -> str:

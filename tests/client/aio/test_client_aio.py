@@ -300,7 +300,7 @@ def test_no_task_and_no_future_is_made_for_a_message(play, monkeypatch):
     play(program)
 
 
-def test_a_busy_subscriber_lets_the_other_tasks_go_on(play):
+def test_a_busy_subscriber_lets_the_other_tasks_continue(play):
     async def program(client: malamute.aio.Client) -> None:
         stream = next(names)
         async with client.publisher(stream) as out:
@@ -337,7 +337,7 @@ def test_what_lingers_is_sent_without_another_call(play):
     play(program)
 
 
-def test_a_broken_connection_is_mended_while_nobody_calls(tmp_path):
+def test_a_broken_connection_reconnects_while_no_call_is_under_way(tmp_path):
     async def program() -> None:
         with Broker(tmp_path) as broker:
             async with malamute.aio.connect(broker.url, timeout=PATIENCE) as client:
@@ -351,7 +351,7 @@ def test_a_broken_connection_is_mended_while_nobody_calls(tmp_path):
     asyncio.run(program())
 
 
-def test_an_event_handler_that_fails_is_told_to_the_loop_and_harms_nothing(broker):
+def test_an_event_handler_that_fails_is_reported_to_the_loop_and_harms_nothing(broker):
     async def program() -> None:
         told: asyncio.Queue[Any] = asyncio.Queue()
         loop = asyncio.get_running_loop()
@@ -392,7 +392,7 @@ def test_another_thread_is_refused(play):
     play(program)
 
 
-def test_closing_tells_everybody_who_waits(play):
+def test_closing_notifies_everybody_who_waits(play):
     async def program(client: malamute.aio.Client) -> None:
         messages = await client.subscribe(next(names))
         waiting = [asyncio.create_task(messages.receive()) for _ in range(3)]

@@ -125,7 +125,7 @@ def test_without_limit_nothing_is_granted_again():
     assert window.refill() is None
 
 
-def test_a_message_tells_what_it_is():
+def test_a_message_shows_what_it_is():
     record = pack_record({"unit": "C"}, [b"-3", b".5"])
     message = Message(7, 1_500_000_000_123_456_789, "alice", "temp.oslo", record)
     assert message.headers == {"unit": "C"}

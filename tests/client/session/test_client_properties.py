@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from malamute.client.session.outbox import Command
-from malamute.client.session.session import RESYNCS_MAX, Session
+from malamute.client.session.session import RESYNCS_MAX, ClientSession
 from malamute.protocol import messages as wire
 from malamute.protocol.batch import Columns, pack_record, pack_stream_payload
 from malamute.protocol.codec import decode, encode
@@ -24,7 +24,7 @@ def said(session):
 class StreamBroker:
     """A broker with one endless stream and one subscriber."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: ClientSession) -> None:
         self.session = session
         self.credit = self.credit_bytes = 0
         self.after = self.next = None
@@ -70,7 +70,7 @@ ACTIONS = st.one_of(
 @settings(deadline=None)
 @given(st.lists(ACTIONS, max_size=60), st.integers(1, 40), st.integers(1, 40 * SIZE))
 def test_a_subscriber_sees_each_message_once_in_order_and_never_more_than_its_window(actions, credit, size):
-    session = Session(b"\x01id")
+    session = ClientSession(b"\x01id")
     session.connected()
     source = session.inbox.subscribe(
         "s", [("all", "")], where="", start="seq:1", credit=credit, credit_bytes=size
@@ -103,7 +103,7 @@ def test_a_subscriber_sees_each_message_once_in_order_and_never_more_than_its_wi
 class JournalBroker:
     """A broker that stores what is published, and answers when it is told to."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: ClientSession) -> None:
         self.session = session
         self.stored: list[bytes] = []
         self.next = 1
@@ -152,7 +152,7 @@ STEPS = st.lists(
 @settings(deadline=None)
 @given(STEPS)
 def test_each_confirmed_publish_is_stored_once_or_refused(steps):
-    session = Session(b"\x01id")
+    session = ClientSession(b"\x01id")
     session.connected()
     broker = JournalBroker(session)
     broker.listen()

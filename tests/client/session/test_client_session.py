@@ -9,7 +9,7 @@ from malamute.client.session.session import RESYNCS_MAX, State
 from malamute.client.session.sources import REPORTED_GAPS_MAX
 from malamute.protocol import messages as wire
 from malamute.protocol.batch import pack_record, unpack_payload
-from malamute.protocol.limits import CHANGES_MAX, SETTLED_MAX
+from malamute.protocol.limits import CHANGES_MAX, RANGES_MAX, SETTLED_MAX
 from malamute.protocol.messages import Ack, Credit, Error, Hello, Ok, Stored, Welcome
 
 WELCOME = Welcome(2, b"\x01session-identit", b"broker", True, "malamute 0", {"unconfirmed": 3})
@@ -37,7 +37,7 @@ def test_hello_comes_first_and_the_session_is_ready_after_welcome(new_dialogue):
     dialogue.session.connected()
     assert dialogue.said() == [Hello([2], "alice", "test", 1, 1)]
     assert dialogue.session.state is State.OPENING
-    dialogue.told(WELCOME)
+    dialogue.receives(WELCOME)
     assert dialogue.session.state is State.READY
     assert dialogue.session.pop_events() == [Connected(b"broker".hex(), True)]
     assert dialogue.said() == []
@@ -50,7 +50,7 @@ def test_what_is_given_before_welcome_waits_for_it(new_dialogue):
     dialogue.session.sending.publish("s", ["a"], [RECORD])
     dialogue.publish(b"1")
     assert dialogue.said() == [Hello([2], "", "test", 1, 1)]
-    dialogue.told(WELCOME)
+    dialogue.receives(WELCOME)
     assert dialogue.said() == [
         wire.Subscribe(source.number, "s", EVERYTHING, "", "new", 10, 1000),
         wire.Publish("s", 1, ["a"], [pack_record(None, b"1")]),
@@ -63,7 +63,7 @@ def test_a_refused_hello_ends_the_session(new_dialogue, error):
     dialogue = new_dialogue()
     dialogue.session.connected()
     command = dialogue.publish(b"1")
-    dialogue.told(Error(error.code, "no", 1))
+    dialogue.receives(Error(error.code, "no", 1))
     assert type(dialogue.session.error) is error
     assert type(command.error) is error
     with pytest.raises(error):
@@ -74,7 +74,7 @@ def test_a_taken_address_ends_the_session_and_it_never_says_hello_again(dialogue
     source = subscribe(dialogue)
     query = dialogue.session.questions.query("status", {})
     dialogue.said()
-    dialogue.told(Error(409, "a newer session", 1))
+    dialogue.receives(Error(409, "a newer session", 1))
     assert isinstance(source.error, errors.AddressTaken)
     assert isinstance(query.error, errors.AddressTaken)
     dialogue.broken()
@@ -100,7 +100,7 @@ def test_sequences_follow_from_the_ranges_by_counting(dialogue):
     dialogue.session.sending.send("bob", ["a"], [RECORD], mail)
     second = dialogue.publish(b"4")
     third = dialogue.publish(b"5")
-    dialogue.told(Stored([[1, 3, 100], [4, 4, 0]]))
+    dialogue.receives(Stored([[1, 3, 100], [4, 4, 0]]))
     assert [c.sequence for c in (first, mail, second, third)] == [100, 0, 103, 0]
     assert all(c.done for c in (first, mail, second, third))
     assert dialogue.session.outbox.unsettled == 5
@@ -108,7 +108,7 @@ def test_sequences_follow_from_the_ranges_by_counting(dialogue):
 
 def test_one_refused_number_among_many_is_the_only_one_with_an_error(dialogue):
     commands = [dialogue.publish(b"x") for _ in range(5)]
-    dialogue.told(Error(503, "full", 2, 3), Stored([[1, 2, 7], [4, 5, 9]]))
+    dialogue.receives(Error(503, "full", 2, 3), Stored([[1, 2, 7], [4, 5, 9]]))
     assert [c.sequence for c in commands] == [7, 8, 0, 9, 10]
     assert [type(c.error).__name__ for c in commands] == [
         "NoneType",
@@ -124,13 +124,13 @@ def test_unsettled_numbers_are_sent_again_in_order_and_settled_ones_are_not(dial
     for body in (b"1", b"2", b"3"):
         dialogue.publish(body)
     dialogue.said()
-    dialogue.told(Stored([[2, 2, 8]]))
+    dialogue.receives(Stored([[2, 2, 8]]))
     dialogue.broken()
     dialogue.publish(b"4")
     assert dialogue.said() == [Hello([2], "", "test", 1, 2, settled=[[2, 2]])]
-    dialogue.told(WELCOME)
+    dialogue.receives(WELCOME)
     assert numbers(dialogue.said()) == [1, 3, 4]
-    dialogue.told(Stored([[1, 1, 0], [3, 4, 0]]))
+    dialogue.receives(Stored([[1, 1, 0], [3, 4, 0]]))
     dialogue.broken()
     assert dialogue.said() == [Hello([2], "", "test", 5, 3)]
 
@@ -138,8 +138,8 @@ def test_unsettled_numbers_are_sent_again_in_order_and_settled_ones_are_not(dial
 def test_hello_names_so_many_ranges_of_settled_numbers_and_no_more(dialogue):
     for number in range(1, 2 * SETTLED_MAX + 4):
         dialogue.publish(b"%d" % number)
-    dialogue.told(Stored([[number, number, 0] for number in range(2, 2 * SETTLED_MAX + 3, 2)]))
-    dialogue.told(Stored([[2 * SETTLED_MAX + 3, 2 * SETTLED_MAX + 3, 0]]))
+    dialogue.receives(Stored([[number, number, 0] for number in range(2, 2 * SETTLED_MAX + 3, 2)]))
+    dialogue.receives(Stored([[2 * SETTLED_MAX + 3, 2 * SETTLED_MAX + 3, 0]]))
     dialogue.said()
     dialogue.broken()
     [hello] = dialogue.said()
@@ -150,25 +150,26 @@ def test_a_confirmation_that_comes_before_welcome_counts(dialogue):
     command = dialogue.publish(b"1")
     dialogue.said()
     dialogue.broken()
-    dialogue.told(Stored([[1, 1, 5]]))
+    dialogue.receives(Stored([[1, 1, 5]]))
     assert command.done
-    dialogue.told(WELCOME)
+    dialogue.receives(WELCOME)
     assert numbers(dialogue.said()[1:]) == []
 
 
 def test_the_window_is_the_brokers_if_that_is_smaller(dialogue):
     dialogue.broken()
-    dialogue.told(WELCOME)
+    dialogue.receives(WELCOME)
     dialogue.said()
     for _ in range(3):
         assert dialogue.session.outbox.room(numbered=True)
         dialogue.publish(b"x")
+        assert dialogue.session.outbox.next_to_send()
         assert not dialogue.session.outbox.room(numbered=True), "the socket has not taken it"
         dialogue.said()
     assert not dialogue.session.outbox.room(numbered=True)
-    dialogue.told(Stored([[2, 3, 1]]))
+    dialogue.receives(Stored([[2, 3, 1]]))
     assert not dialogue.session.outbox.room(numbered=True)
-    dialogue.told(Stored([[1, 1, 9]]))
+    dialogue.receives(Stored([[1, 1, 9]]))
     assert dialogue.session.outbox.room(numbered=True)
 
 
@@ -177,7 +178,7 @@ def test_unconfirmed_publishes_are_parked_while_the_connection_is_away_and_go_in
     dialogue.session.disconnected()
     dialogue.session.sending.publish("s", ["a"], [pack_record(None, b"2")])
     dialogue.session.connected()
-    dialogue.told(WELCOME)
+    dialogue.receives(WELCOME)
     said = dialogue.said()
     assert [m.records[0] for m in said if isinstance(m, wire.Publish)] == [
         pack_record(None, b"1"),
@@ -199,54 +200,54 @@ def test_a_welcome_off_the_connection_before_opens_nothing(dialogue):
     dialogue.said()
     dialogue.broken()
     (hello,) = dialogue.said()
-    dialogue.told(WELCOME._replace(attempt=hello.attempt - 1))
+    dialogue.receives(WELCOME._replace(attempt=hello.attempt - 1))
     assert dialogue.said() == []
-    dialogue.told(WELCOME._replace(attempt=hello.attempt))
+    dialogue.receives(WELCOME._replace(attempt=hello.attempt))
     assert numbers(dialogue.said()) == [1]
 
 
 def test_a_refusal_off_the_connection_before_ends_nothing(dialogue):
     dialogue.broken()
     (hello,) = dialogue.said()
-    dialogue.told(Error(429, "too many", 1, hello.attempt - 1))
+    dialogue.receives(Error(429, "too many", 1, hello.attempt - 1))
     assert dialogue.session.error is None
-    dialogue.told(Error(429, "too many", 1, hello.attempt))
+    dialogue.receives(Error(429, "too many", 1, hello.attempt))
     assert dialogue.session.error.code == 429
 
 
 @pytest.mark.parametrize("code", [405, 421])
-def test_a_broker_that_lost_track_is_told_anew_and_the_number_has_no_outcome_yet(dialogue, code):
+def test_a_broker_that_lost_track_gets_the_change_again_and_the_number_has_no_outcome_yet(dialogue, code):
     command = dialogue.publish(b"1")
     dialogue.said()
-    dialogue.told(Error(code, "hello?", 2, 1), Error(code, "hello?", 2, 1))
+    dialogue.receives(Error(code, "hello?", 2, 1), Error(code, "hello?", 2, 1))
     assert dialogue.said() == [Hello([2], "", "test", 1, 2)]
     assert not command.done
-    dialogue.told(WELCOME)
+    dialogue.receives(WELCOME)
     assert numbers(dialogue.said()) == [1]
 
 
 def test_a_resync_that_helps_nothing_ends_the_session(dialogue):
     dialogue.publish(b"1")
     for _ in range(RESYNCS_MAX):
-        dialogue.told(Error(421, "a hole", 2, 1), WELCOME)
+        dialogue.receives(Error(421, "a hole", 2, 1), WELCOME)
     assert dialogue.session.error is None
-    dialogue.told(Error(421, "a hole", 2, 1))
+    dialogue.receives(Error(421, "a hole", 2, 1))
     assert isinstance(dialogue.session.error, errors.NumberTooOld)
 
 
 def test_an_unconfirmed_publish_that_is_refused_is_an_event(dialogue):
     dialogue.session.sending.publish("s", ["a"], [RECORD])
-    dialogue.told(Error(503, "full", 2, 0))
+    dialogue.receives(Error(503, "full", 2, 0))
     [event] = dialogue.session.pop_events()
     assert isinstance(event, Refusal)
     assert isinstance(event.error, errors.TryLater)
 
 
-def test_a_refused_reply_is_told_by_its_receipt_and_by_an_event(dialogue):
+def test_a_refused_reply_is_reported_by_its_receipt_and_by_an_event(dialogue):
     offer = dialogue.session.inbox.offer("svc", [("all", "")], credit=1, credit_bytes=-1)
     command = Command()
     dialogue.session.sending.reply(offer, 1, RECORD, command, final=True)
-    dialogue.told(Error(420, "not yours", 5, 1))
+    dialogue.receives(Error(420, "not yours", 5, 1))
     assert isinstance(command.error, errors.NotOutstanding)
     assert len(dialogue.session.pop_events()) == 1
 
@@ -275,41 +276,41 @@ def test_what_a_broker_would_refuse_is_refused_here(dialogue, stream, record, er
 # Subscriptions
 
 
-def test_a_subscription_goes_on_behind_the_last_sequence_with_the_same_source(dialogue, delivery):
+def test_a_subscription_continues_behind_the_last_sequence_with_the_same_source(dialogue, delivery):
     source = subscribe(dialogue)
-    dialogue.told(Ok(6, 1, 5), delivery(1, 4, [5, 7, 8]))
+    dialogue.receives(Ok(6, 1, 5), delivery(1, 4, [5, 7, 8]))
     dialogue.said()
     dialogue.broken()
-    dialogue.told(delivery(1, 8, [9]), WELCOME)
+    dialogue.receives(delivery(1, 8, [9]), WELCOME)
     assert dialogue.said()[-1] == wire.Subscribe(1, "s", EVERYTHING, "", "seq:9", 7, 1000 - 3 * SIZE, had=8)
-    dialogue.told(Ok(6, 1, 9), delivery(1, 8, [9]))
+    dialogue.receives(Ok(6, 1, 9), delivery(1, 8, [9]))
     assert [m.sequence for m in source.pop_messages()] == [5, 7]
     assert source.last == 9
 
 
-def test_without_a_message_it_goes_on_at_the_first_sequence_that_was_told(dialogue):
+def test_without_a_message_it_continues_at_the_first_sequence_that_was_reported(dialogue):
     subscribe(dialogue)
-    dialogue.told(Ok(6, 1, 42))
+    dialogue.receives(Ok(6, 1, 42))
     dialogue.broken()
-    dialogue.told(WELCOME)
+    dialogue.receives(WELCOME)
     assert dialogue.said()[-1].start == "seq:42"
 
 
 def test_a_start_at_a_sequence_is_the_position_before_it(dialogue, delivery):
     source = subscribe(dialogue, start="seq:10")
-    dialogue.told(Ok(6, 1, 10), delivery(1, 9, [12]))
+    dialogue.receives(Ok(6, 1, 10), delivery(1, 9, [12]))
     assert source.last == 12
 
 
 def test_a_hole_resumes_and_the_delivery_behind_it_is_not_taken(dialogue, delivery):
     source = subscribe(dialogue)
-    dialogue.told(Ok(6, 1, 1), delivery(1, 0, [1]))
+    dialogue.receives(Ok(6, 1, 1), delivery(1, 0, [1]))
     dialogue.said()
-    dialogue.told(delivery(1, 3, [4]), delivery(1, 4, [5]))
+    dialogue.receives(delivery(1, 3, [4]), delivery(1, 4, [5]))
     assert dialogue.said() == [Hello([2], "", "test", 1, 2)]
-    dialogue.told(WELCOME)
+    dialogue.receives(WELCOME)
     assert dialogue.said()[-1].start == "seq:2"
-    dialogue.told(Ok(6, 1, 2), delivery(1, 1, [3, 4, 5]))
+    dialogue.receives(Ok(6, 1, 2), delivery(1, 1, [3, 4, 5]))
     chunks = [*source.pop_messages()], [*source.pop_messages()]
     assert [message.sequence for chunk in chunks for message in chunk] == [1, 3, 4, 5]
     assert isinstance(dialogue.session.pop_events()[0], Lost)
@@ -317,7 +318,7 @@ def test_a_hole_resumes_and_the_delivery_behind_it_is_not_taken(dialogue, delive
 
 def test_a_gap_is_an_event_and_moves_the_position(dialogue, delivery):
     source = subscribe(dialogue, start="seq:1")
-    dialogue.told(Ok(6, 1, 1), wire.Gap(1, 1, 99, "overwritten"), delivery(1, 99, [100]))
+    dialogue.receives(Ok(6, 1, 1), wire.Gap(1, 1, 99, "overwritten"), delivery(1, 99, [100]))
     assert source.last == 100
     assert source.gaps == 1
     assert dialogue.session.pop_events() == [Gap("s", 1, 99, "overwritten")]
@@ -325,76 +326,82 @@ def test_a_gap_is_an_event_and_moves_the_position(dialogue, delivery):
 
 def test_each_gap_in_what_has_come_is_an_event_and_the_same_one_comes_once(dialogue, delivery):
     source = subscribe(dialogue, start="seq:1")
-    dialogue.told(Ok(6, 1, 1), delivery(1, 0, [*range(1, 10)]))
+    dialogue.receives(Ok(6, 1, 1), delivery(1, 0, [*range(1, 10)]))
     refused, later, between = (wire.Gap(1, *had, "taken-back") for had in ((2, 3), (7, 8), (4, 6)))
     backup, copy = wire.Gap(1, 4, 8, "taken-back"), wire.Gap(1, 1, 3, "restored")
-    dialogue.told(refused, later, refused, between, backup, copy, later, copy)
+    dialogue.receives(refused, later, refused, between, backup, copy, later, copy)
     assert source.last == 9
     assert source.gaps == 4
     assert [(e.first, e.last) for e in dialogue.session.pop_events()] == [(2, 3), (7, 8), (4, 6), (1, 3)]
 
 
+def test_a_gap_that_an_older_connection_brings_late_is_known_by_the_larger_one(dialogue, delivery):
+    source = subscribe(dialogue, start="seq:1")
+    dialogue.receives(Ok(6, 1, 1), wire.Gap(1, 1, 9, "restored"), wire.Gap(1, 3, 4, "not-stored"))
+    assert (source.last, source.gaps) == (9, 1)
+
+
 def test_of_gaps_in_what_has_come_the_newest_are_known_again(dialogue, delivery):
     source = subscribe(dialogue, start="seq:1")
-    dialogue.told(Ok(6, 1, 1), delivery(1, 0, [5 * REPORTED_GAPS_MAX]))
+    dialogue.receives(Ok(6, 1, 1), delivery(1, 0, [5 * REPORTED_GAPS_MAX]))
     gaps = [wire.Gap(1, first, first, "taken-back") for first in range(1, 2 * REPORTED_GAPS_MAX + 2, 2)]
-    dialogue.told(*gaps[:REPORTED_GAPS_MAX], *gaps[:REPORTED_GAPS_MAX])
+    dialogue.receives(*gaps[:REPORTED_GAPS_MAX], *gaps[:REPORTED_GAPS_MAX])
     assert source.gaps == REPORTED_GAPS_MAX
-    dialogue.told(gaps[REPORTED_GAPS_MAX], *gaps[1:])
+    dialogue.receives(gaps[REPORTED_GAPS_MAX], *gaps[1:])
     assert source.gaps == REPORTED_GAPS_MAX + 1
-    dialogue.told(gaps[0])
+    dialogue.receives(gaps[0])
     assert source.gaps == REPORTED_GAPS_MAX + 2
 
 
 def test_a_broker_that_lost_its_store_starts_the_subscription_at_its_head(dialogue, delivery):
     source = subscribe(dialogue, start="seq:500")
-    dialogue.told(Ok(6, 1, 3), delivery(1, 2, [3]))
+    dialogue.receives(Ok(6, 1, 3), delivery(1, 2, [3]))
     assert source.last == 3
     assert dialogue.session.error is None
 
 
 def test_a_stream_that_was_made_anew_starts_the_subscription_at_its_head(dialogue, delivery):
     source = subscribe(dialogue, start="seq:1")
-    dialogue.told(Ok(6, 1, 21))
+    dialogue.receives(Ok(6, 1, 21))
     assert source.last == 20
     dialogue.said()
-    dialogue.told(delivery(1, 20, [21]))
+    dialogue.receives(delivery(1, 20, [21]))
     assert source.last == 21
     assert dialogue.said() == []
 
 
 def test_a_switch_is_an_event(dialogue):
     subscribe(dialogue)
-    dialogue.told(wire.Switch(1, "replay", 7))
+    dialogue.receives(wire.Switch(1, "replay", 7))
     assert dialogue.session.pop_events() == [Switched("s", "replay", 7)]
 
 
 def test_a_refused_subscription_has_the_error_and_is_not_resumed(dialogue):
     source = subscribe(dialogue)
-    dialogue.told(Error(415, "bad pattern", 6, 1))
+    dialogue.receives(Error(415, "bad pattern", 6, 1))
     assert isinstance(source.error, errors.InvalidSelector)
     dialogue.broken()
-    dialogue.told(WELCOME)
+    dialogue.receives(WELCOME)
     assert [type(m) for m in dialogue.said()] == [Hello]
 
 
 def test_a_cancelled_subscription_is_not_resumed_and_its_deliveries_are_nothing(dialogue, delivery):
     source = subscribe(dialogue)
-    dialogue.told(Ok(6, 1, 1))
+    dialogue.receives(Ok(6, 1, 1))
     dialogue.said()
     dialogue.session.inbox.cancel(source)
     dialogue.session.inbox.cancel(source)
     assert dialogue.said() == [wire.Cancel(1)]
-    dialogue.told(delivery(1, 0, [1]), Ok(8, 1))
+    dialogue.receives(delivery(1, 0, [1]), Ok(8, 1))
     assert not source.waiting
     dialogue.broken()
-    dialogue.told(WELCOME)
+    dialogue.receives(WELCOME)
     assert [type(m) for m in dialogue.said()] == [Hello]
 
 
 def test_credit_is_granted_again_at_half_the_window(dialogue, delivery):
     source = subscribe(dialogue, credit=8, credit_bytes=10_000)
-    dialogue.told(Ok(6, 1, 1), delivery(1, 0, list(range(1, 9))))
+    dialogue.receives(Ok(6, 1, 1), delivery(1, 0, list(range(1, 9))))
     dialogue.said()
     granted = []
     for _ in range(4):
@@ -407,7 +414,7 @@ def test_credit_is_granted_again_at_half_the_window(dialogue, delivery):
 
 def test_damaged_payloads_and_foreign_commands_are_events_and_nothing_else(dialogue):
     subscribe(dialogue)
-    dialogue.told(Ok(6, 1, 1))
+    dialogue.receives(Ok(6, 1, 1))
     for frames in ([b"\xc1"], [b"\x93\x01\x02\x03"], [b"\x93\x45\x01\x00", b"junk"], [b"\x91\x0d"]):
         dialogue.session.receive(frames)
     events = dialogue.session.pop_events()
@@ -426,7 +433,7 @@ def open_mailbox(dialogue, credit=10, credit_bytes=1000):
 
 def test_mail_is_acknowledged_by_ranges(dialogue, mail):
     mailbox = open_mailbox(dialogue)
-    dialogue.told(mail(0, [1, 2, 3, 7]))
+    dialogue.receives(mail(0, [1, 2, 3, 7]))
     for sequence in (3, 1, 2, 7):
         mailbox.hand_out()
         mailbox.finish(sequence)
@@ -436,7 +443,7 @@ def test_mail_is_acknowledged_by_ranges(dialogue, mail):
 
 def test_mail_counts_for_the_window_until_it_is_acknowledged(dialogue, mail):
     mailbox = open_mailbox(dialogue, credit=2)
-    dialogue.told(mail(0, [1, 2]))
+    dialogue.receives(mail(0, [1, 2]))
     mailbox.hand_out()
     dialogue.session.inbox.refill(mailbox)
     assert dialogue.said() == []
@@ -445,28 +452,28 @@ def test_mail_counts_for_the_window_until_it_is_acknowledged(dialogue, mail):
     assert dialogue.said() == [Credit(0, 1, SIZE)]
 
 
-def test_after_a_resume_mail_that_waited_is_dropped_and_comes_again(dialogue, mail):
+def test_after_a_resume_mail_that_waited_is_dropped_and_redelivered(dialogue, mail):
     mailbox = open_mailbox(dialogue)
-    dialogue.told(mail(0, [1, 2]))
+    dialogue.receives(mail(0, [1, 2]))
     dialogue.broken()
-    dialogue.told(WELCOME)
+    dialogue.receives(WELCOME)
     assert dialogue.said()[-1] == Credit(0, 10, 1000)
-    dialogue.told(mail(0, [1, 2], attempts=2))
+    dialogue.receives(mail(0, [1, 2], attempts=2))
     assert [mailbox.hand_out().sequence for _ in range(2)] == [1, 2]
     assert not mailbox.waiting
 
 
 def test_after_a_resume_mail_in_the_users_hands_is_not_handed_out_twice(dialogue, mail):
     mailbox = open_mailbox(dialogue)
-    dialogue.told(mail(0, [1, 2]))
+    dialogue.receives(mail(0, [1, 2]))
     mailbox.hand_out()
     mailbox.hand_out()
     dialogue.broken()
     mailbox.finish(1)
-    dialogue.told(WELCOME)
+    dialogue.receives(WELCOME)
     dialogue.session.inbox.acknowledge(mailbox)
     dialogue.said()
-    dialogue.told(mail(0, [1, 2], attempts=2))
+    dialogue.receives(mail(0, [1, 2], attempts=2))
     assert not mailbox.waiting
     dialogue.session.inbox.acknowledge(mailbox)
     assert dialogue.said() == [Ack(0, [[1, 1]])]
@@ -477,11 +484,11 @@ def test_after_a_resume_mail_in_the_users_hands_is_not_handed_out_twice(dialogue
 
 def test_a_mailbox_that_was_made_anew_counts_from_one_and_nothing_is_dropped(dialogue, mail):
     mailbox = open_mailbox(dialogue)
-    dialogue.told(mail(0, [1]))
+    dialogue.receives(mail(0, [1]))
     mailbox.hand_out()
     dialogue.broken()
     mailbox.finish(1)
-    dialogue.told(WELCOME, mail(0, [1], attempts=1))
+    dialogue.receives(WELCOME, mail(0, [1], attempts=1))
     assert len(mailbox.waiting) == 1
 
 
@@ -499,7 +506,7 @@ def test_a_mailbox_that_replies_have_opened_takes_the_window_that_its_user_wants
 def test_many_ranges_take_several_acks(dialogue, mail):
     mailbox = open_mailbox(dialogue, credit=3000, credit_bytes=-1)
     sequences = list(range(1, 4003, 2))
-    dialogue.told(mail(0, sequences))
+    dialogue.receives(mail(0, sequences))
     for sequence in sequences:
         mailbox.finish(sequence)
     dialogue.session.inbox.acknowledge_all()
@@ -522,7 +529,7 @@ def reply(pending, *, final=True):
 
 def test_replies_go_to_the_exchange_that_asked_and_mail_to_the_mailbox(dialogue, mail):
     first, second = request(dialogue), request(dialogue)
-    dialogue.told(
+    dialogue.receives(
         mail(0, [1], properties=reply(second, final=False)),
         mail(0, [2], properties={"correlation": "mine"}),
         mail(0, [3], properties=reply(first)),
@@ -537,6 +544,116 @@ def test_replies_go_to_the_exchange_that_asked_and_mail_to_the_mailbox(dialogue,
     assert dialogue.said() == [Ack(0, [[1, 1], [3, 4]])]
 
 
+def answered(dialogue, mail, *sequences):
+    """So many requests, whose replies have come with these sequences."""
+    pendings = [request(dialogue) for _ in sequences]
+    for pending, sequence in zip(pendings, sequences, strict=True):
+        dialogue.receives(mail(0, [sequence], properties=reply(pending)))
+    return pendings
+
+
+def take(dialogue, pending):
+    dialogue.session.sending.pop_reply(pending)
+    dialogue.session.sending.forget(pending)
+
+
+def ask(dialogue, *, numbered=False):
+    """The REQUEST of one more, alone."""
+    dialogue.session.sending.request("svc", "a", RECORD, numbered=numbered)
+    (asked,) = dialogue.said()
+    return asked
+
+
+@pytest.mark.parametrize("numbered", [True, False])
+def test_the_next_request_carries_the_acknowledgement_of_a_reply(dialogue, mail, numbered):
+    take(dialogue, *answered(dialogue, mail, 1))
+    assert dialogue.said() == []
+    assert ask(dialogue, numbered=numbered).acks == [[1, 1]]
+    assert ask(dialogue, numbered=numbered).acks == []
+    dialogue.session.inbox.acknowledge_all()
+    assert dialogue.said() == []
+
+
+def test_replies_that_came_together_are_acknowledged_together(dialogue, mail):
+    pendings = answered(dialogue, mail, 1, 2, 3)
+    carried = []
+    for pending in pendings:
+        take(dialogue, pending)
+        carried.append(ask(dialogue).acks)
+    assert carried == [[], [], [[1, 3]]]
+
+
+def test_an_acknowledgement_goes_alone_when_no_request_follows(dialogue, mail):
+    take(dialogue, *answered(dialogue, mail, 1))
+    dialogue.session.inbox.acknowledge_all()
+    assert dialogue.said() == [Ack(0, [[1, 1]])]
+    assert ask(dialogue).acks == []
+
+
+def test_a_request_that_is_sent_again_acknowledges_nothing(dialogue, mail):
+    take(dialogue, *answered(dialogue, mail, 1))
+    assert ask(dialogue, numbered=True).acks == [[1, 1]]
+    dialogue.broken()
+    dialogue.receives(WELCOME)
+    again = [said for said in dialogue.said() if isinstance(said, wire.Request)]
+    assert [(said.number, said.acks) for said in again] == [(1, [])]
+
+
+def test_a_request_that_never_left_acknowledges_nothing_later(dialogue, mail):
+    take(dialogue, *answered(dialogue, mail, 1))
+    dialogue.session.sending.request("svc", "a", RECORD, numbered=False)
+    dialogue.broken()
+    dialogue.receives(WELCOME)
+    assert [said.acks for said in dialogue.said() if isinstance(said, wire.Request)] == [[]]
+
+
+def test_a_request_without_a_connection_carries_nothing(dialogue, mail):
+    """The redelivery is settled when it comes."""
+    take(dialogue, *answered(dialogue, mail, 1))
+    dialogue.session.disconnected()
+    dialogue.session.sending.request("svc", "a", RECORD, numbered=True)
+    dialogue.session.connected()
+    dialogue.receives(WELCOME)
+    assert [said.acks for said in dialogue.said() if isinstance(said, wire.Request)] == [[]]
+    dialogue.receives(mail(0, [1], attempts=2))
+    dialogue.session.inbox.acknowledge_all()
+    assert dialogue.said() == [Ack(0, [[1, 1]])]
+
+
+def test_more_ranges_than_a_command_may_have_go_alone(dialogue, mail):
+    mailbox = open_mailbox(dialogue, credit=3000, credit_bytes=-1)
+    sequences = list(range(1, 2 * RANGES_MAX + 2, 2))
+    dialogue.receives(mail(0, sequences))
+    for sequence in sequences:
+        mailbox.finish(sequence)
+    dialogue.session.sending.request("svc", "a", RECORD, numbered=False)
+    assert dialogue.said()[0].acks == []
+    dialogue.session.inbox.acknowledge_all()
+    assert [len(said.ranges) for said in dialogue.said()] == [RANGES_MAX, 1]
+
+
+def test_a_late_reply_is_acknowledged_with_what_is_awaited(dialogue, mail):
+    late, awaited = request(dialogue), request(dialogue)
+    dialogue.session.sending.forget(late)
+    dialogue.receives(mail(0, [1], properties=reply(late)))
+    assert dialogue.said() == []
+    dialogue.receives(mail(0, [2], properties=reply(awaited)))
+    take(dialogue, awaited)
+    assert ask(dialogue).acks == [[1, 2]]
+
+
+def test_a_redelivery_of_what_waits_to_be_acknowledged_is_acknowledged_once(dialogue, mail):
+    mailbox = open_mailbox(dialogue)
+    dialogue.receives(mail(0, [1]))
+    mailbox.hand_out()
+    mailbox.finish(1)
+    dialogue.receives(wire.Recall(0, [[1, 1]], "timeout"), mail(0, [1], attempts=2))
+    assert not mailbox.waiting
+    dialogue.session.inbox.acknowledge_all()
+    assert dialogue.said() == [Ack(0, [[1, 1]])]
+    assert mailbox.among_outstanding([1]) == []
+
+
 def test_the_first_request_opens_the_mailbox_for_replies(dialogue):
     dialogue.session.sending.request("svc", "a", RECORD, numbered=False)
     dialogue.session.sending.request("svc", "a", RECORD, numbered=False)
@@ -548,15 +665,15 @@ def test_only_the_service_that_was_asked_can_reply(dialogue, mail):
     pending = request(dialogue)
     as_mail = {"correlation": pending.correlation}
     of_another = {"correlation": pending.correlation, "service": "other", "final": True}
-    dialogue.told(mail(0, [1], properties=as_mail), mail(0, [2], properties=of_another))
+    dialogue.receives(mail(0, [1], properties=as_mail), mail(0, [2], properties=of_another))
     assert not pending.waiting
     assert not pending.complete
     assert [item.sequence for item in dialogue.session.inbox.mailbox.waiting] == [1, 2]
-    dialogue.told(mail(0, [3], properties=reply(pending)))
+    dialogue.receives(mail(0, [3], properties=reply(pending)))
     assert [item.sequence for item in pending.waiting] == [3]
 
 
-def test_a_correlation_tells_nothing_of_the_routing_id_or_of_what_other_services_are_asked(dialogue):
+def test_a_correlation_reveals_nothing_of_the_routing_id_or_of_what_other_services_are_asked(dialogue):
     identity = dialogue.session.identity
     asked = [
         dialogue.session.sending.request(service, "a", RECORD, numbered=False).correlation
@@ -583,7 +700,7 @@ def request_correlation(dialogue):
 def test_late_replies_are_acknowledged_and_dropped(dialogue, mail):
     pending = request(dialogue)
     dialogue.session.sending.forget(pending)
-    dialogue.told(mail(0, [1], properties=reply(pending)))
+    dialogue.receives(mail(0, [1], properties=reply(pending)))
     dialogue.session.inbox.acknowledge_all()
     assert dialogue.said() == [Ack(0, [[1, 1]])]
     assert not dialogue.session.inbox.mailbox.waiting
@@ -591,19 +708,19 @@ def test_late_replies_are_acknowledged_and_dropped(dialogue, mail):
 
 def test_a_reply_that_was_taken_is_not_taken_again_after_a_resume(dialogue, mail):
     pending = request(dialogue)
-    dialogue.told(mail(0, [1], properties=reply(pending, final=False)))
+    dialogue.receives(mail(0, [1], properties=reply(pending, final=False)))
     dialogue.session.sending.pop_reply(pending)
     dialogue.broken()
-    dialogue.told(WELCOME)
-    dialogue.told(mail(0, [1], attempts=2, properties=reply(pending, final=False)))
+    dialogue.receives(WELCOME)
+    dialogue.receives(mail(0, [1], attempts=2, properties=reply(pending, final=False)))
     assert not pending.waiting
 
 
-def test_replies_that_waited_come_again_after_a_resume(dialogue, mail):
+def test_replies_that_waited_are_redelivered_after_a_resume(dialogue, mail):
     pending = request(dialogue)
-    dialogue.told(mail(0, [1], properties=reply(pending)))
+    dialogue.receives(mail(0, [1], properties=reply(pending)))
     dialogue.broken()
-    dialogue.told(WELCOME, mail(0, [1], attempts=2, properties=reply(pending)))
+    dialogue.receives(WELCOME, mail(0, [1], attempts=2, properties=reply(pending)))
     assert [item.sequence for item in pending.waiting] == [1]
     dialogue.session.sending.pop_reply(pending)
     dialogue.session.inbox.acknowledge_all()
@@ -612,19 +729,19 @@ def test_replies_that_waited_come_again_after_a_resume(dialogue, mail):
 
 def test_mail_that_nobody_takes_does_not_keep_a_reply_away(dialogue, mail):
     mailbox = open_mailbox(dialogue, credit=2)
-    dialogue.told(mail(0, [1, 2]))
+    dialogue.receives(mail(0, [1, 2]))
     pending = dialogue.session.sending.request("svc", "a", RECORD, numbered=False)
     assert dialogue.said()[-1] == Credit(0, 2, 2 * SIZE)
-    dialogue.told(mail(0, [3, 4]))
+    dialogue.receives(mail(0, [3, 4]))
     assert dialogue.said() == [Credit(0, 2, 2 * SIZE)]
-    dialogue.told(mail(0, [5], properties=reply(pending)))
+    dialogue.receives(mail(0, [5], properties=reply(pending)))
     assert len(pending.waiting) == 1
     assert len(mailbox.waiting) == 4
 
 
 def test_a_request_that_is_refused_has_the_error_in_its_exchange(dialogue):
     pending = dialogue.session.sending.request("svc", "a", RECORD, numbered=True)
-    dialogue.told(Error(503, "full", 4, 1))
+    dialogue.receives(Error(503, "full", 4, 1))
     assert isinstance(pending.command.error, errors.TryLater)
 
 
@@ -633,38 +750,118 @@ def test_a_request_that_is_refused_has_the_error_in_its_exchange(dialogue):
 
 def test_credit_for_work_comes_back_with_the_final_reply(dialogue, mail):
     offer = dialogue.session.inbox.offer("svc", [("topic", "a.*")], credit=1, credit_bytes=-1)
-    dialogue.told(Ok(7, 1), mail(1, [4]))
+    dialogue.receives(Ok(7, 1), mail(1, [4]))
     offer.hand_out()
     dialogue.said()
     dialogue.session.sending.reply(offer, 4, RECORD, Command(), final=False)
     dialogue.session.sending.reply(offer, 4, RECORD, Command(), final=True)
     assert dialogue.said() == [
         wire.Reply(1, 1, [4], [False], [RECORD]),
-        wire.Reply(1, 2, [4], [True], [RECORD]),
-        Credit(1, 1, 0),
+        wire.Reply(1, 2, [4], [True], [RECORD], 1, 0),
     ]
+
+
+def test_a_reply_that_is_sent_again_grants_nothing(dialogue, mail):
+    """HELLO has taken all credit, and OFFER grants the window."""
+    offer = dialogue.session.inbox.offer("svc", [("all", "")], credit=1, credit_bytes=-1)
+    dialogue.receives(Ok(7, 1), mail(1, [4]))
+    offer.hand_out()
+    dialogue.session.sending.reply(offer, 4, RECORD, Command(), final=True)
+    assert dialogue.said()[-1].credit == 1
+    dialogue.broken()
+    dialogue.receives(WELCOME)
+    assert dialogue.said()[1:] == [
+        wire.Offer(1, "svc", EVERYTHING, 1, -1),
+        wire.Reply(1, 1, [4], [True], [RECORD]),
+    ]
+
+
+def test_a_reply_that_never_left_is_sent_without_credit_later(dialogue, mail):
+    offer = dialogue.session.inbox.offer("svc", [("all", "")], credit=1, credit_bytes=-1)
+    dialogue.receives(Ok(7, 1), mail(1, [4]))
+    offer.hand_out()
+    dialogue.said()
+    dialogue.session.sending.reply(offer, 4, RECORD, final=True)
+    dialogue.broken()
+    dialogue.receives(WELCOME)
+    assert dialogue.said()[-1] == wire.Reply(1, 0, [4], [True], [RECORD])
+
+
+def test_a_wide_window_is_not_topped_up_with_each_reply(dialogue, mail):
+    offer = dialogue.session.inbox.offer("svc", [("all", "")], credit=8, credit_bytes=10_000)
+    dialogue.receives(Ok(7, 1), mail(1, list(range(1, 9))))
+    dialogue.said()
+    for sequence in range(1, 9):
+        offer.hand_out()
+        dialogue.session.sending.reply(offer, sequence, RECORD, final=True)
+    granted = [(reply.credit, reply.credit_bytes) for reply in dialogue.said()]
+    assert granted == [(0, 0), (0, 0), (0, 0), (4, 4 * SIZE)] * 2
+
+
+def test_credit_is_piggybacked_on_an_acknowledgement(dialogue, mail):
+    offer = dialogue.session.inbox.offer("svc", [("all", "")], credit=1, credit_bytes=-1)
+    dialogue.receives(Ok(7, 1), mail(1, [4]))
+    offer.hand_out()
+    offer.finish(4)
+    dialogue.said()
+    dialogue.session.inbox.acknowledge(offer)
+    dialogue.session.inbox.refill(offer)
+    assert dialogue.said() == [Ack(1, [[4, 4]], 1, 0)]
+
+
+def test_no_credit_is_piggybacked_on_a_rejection(dialogue, mail):
+    offer = dialogue.session.inbox.offer("svc", [("all", "")], credit=1, credit_bytes=-1)
+    dialogue.receives(Ok(7, 1), mail(1, [4]))
+    offer.hand_out()
+    offer.finish(4, reason="no paper")
+    dialogue.said()
+    dialogue.session.inbox.acknowledge(offer)
+    dialogue.session.inbox.refill(offer)
+    assert dialogue.said() == [wire.Reject(1, [[4, 4]], "no paper"), Credit(1, 1, 0)]
+
+
+def test_a_drained_offer_grants_nothing_with_its_last_reply(dialogue, mail):
+    offer = dialogue.session.inbox.offer("svc", [("all", "")], credit=1, credit_bytes=-1)
+    dialogue.receives(Ok(7, 1), mail(1, [4]))
+    offer.hand_out()
+    dialogue.session.inbox.drain()
+    dialogue.receives(Ok(21, 1))
+    dialogue.said()
+    dialogue.session.sending.reply(offer, 4, RECORD, final=True)
+    assert dialogue.said() == [wire.Reply(1, 0, [4], [True], [RECORD])]
+
+
+def test_a_reply_that_is_refused_at_once_leaves_its_request_in_hand(dialogue, mail):
+    offer = dialogue.session.inbox.offer("svc", [("all", "")], credit=1, credit_bytes=-1)
+    dialogue.receives(Ok(7, 1), mail(1, [4]))
+    offer.hand_out()
+    dialogue.said()
+    dialogue.session.close()
+    with pytest.raises(errors.Closed):
+        dialogue.session.sending.reply(offer, 4, RECORD, final=True)
+    assert offer.among_outstanding([4]) == [4]
 
 
 def test_an_offer_is_made_again_with_its_whole_window(dialogue, mail):
     offer = dialogue.session.inbox.offer("svc", [("topic", "a.*")], credit=1, credit_bytes=-1)
-    dialogue.told(Ok(7, 1), mail(1, [4]))
+    dialogue.receives(Ok(7, 1), mail(1, [4]))
     offer.hand_out()
     dialogue.said()
     dialogue.broken()
-    dialogue.told(WELCOME)
+    dialogue.receives(WELCOME)
     assert dialogue.said()[-1] == wire.Offer(1, "svc", [["topic", "a.*"]], 1, -1)
-    dialogue.told(Ok(7, 1), mail(1, [4], attempts=2))
+    dialogue.receives(Ok(7, 1), mail(1, [4], attempts=2))
     assert not offer.waiting, "it is still in the worker's hands"
     dialogue.session.sending.reply(offer, 4, RECORD, Command(), final=True)
-    assert dialogue.said()[-1] == Credit(1, 1, 0)
+    assert dialogue.said()[-1] == wire.Reply(1, 1, [4], [True], [RECORD], 1, 0)
 
 
 def offer_with_a_request_in_hand(dialogue, mail):
     offer = dialogue.session.inbox.offer("svc", [("all", "")], credit=1, credit_bytes=-1)
-    dialogue.told(Ok(7, 1), mail(1, [4]))
+    dialogue.receives(Ok(7, 1), mail(1, [4]))
     offer.hand_out()
     dialogue.broken()
-    dialogue.told(WELCOME, Ok(7, 1))
+    dialogue.receives(WELCOME, Ok(7, 1))
     dialogue.said()
     return offer
 
@@ -674,7 +871,7 @@ def test_a_reply_that_crosses_the_redelivery_of_its_request_is_good(dialogue, ma
     offer = offer_with_a_request_in_hand(dialogue, mail)
     dialogue.session.sending.reply(offer, 4, RECORD, Command() if numbered else None, final=True)
     dialogue.said()
-    dialogue.told(mail(1, [4], attempts=2))
+    dialogue.receives(mail(1, [4], attempts=2))
     assert not offer.waiting
     assert dialogue.said() == [Credit(1, 1, 0)]
 
@@ -685,28 +882,28 @@ def test_a_reply_that_came_before_the_redelivery_is_refused_and_the_request_done
 ):
     offer = offer_with_a_request_in_hand(dialogue, mail)
     dialogue.session.sending.reply(offer, 4, RECORD, Command() if numbered else None, final=True)
-    dialogue.told(Error(420, "not outstanding", 5, int(numbered)), mail(1, [4], attempts=2))
+    dialogue.receives(Error(420, "not outstanding", 5, int(numbered)), mail(1, [4], attempts=2))
     assert [item.sequence for item in offer.waiting] == [4]
 
 
 def test_a_reply_that_is_sent_again_may_cross_the_redelivery_too(dialogue, mail):
     offer = dialogue.session.inbox.offer("svc", [("all", "")], credit=1, credit_bytes=-1)
-    dialogue.told(Ok(7, 1), mail(1, [4]))
+    dialogue.receives(Ok(7, 1), mail(1, [4]))
     offer.hand_out()
     dialogue.session.sending.reply(offer, 4, RECORD, Command(), final=True)
     dialogue.broken()
-    dialogue.told(WELCOME, Ok(7, 1), mail(1, [4], attempts=2))
+    dialogue.receives(WELCOME, Ok(7, 1), mail(1, [4], attempts=2))
     assert not offer.waiting
 
 
 def test_a_reply_that_was_lost_with_its_connection_means_doing_the_request_again(dialogue, mail):
     offer = dialogue.session.inbox.offer("svc", [("all", "")], credit=1, credit_bytes=-1)
-    dialogue.told(Ok(7, 1), mail(1, [4]))
+    dialogue.receives(Ok(7, 1), mail(1, [4]))
     offer.hand_out()
     dialogue.session.sending.reply(offer, 4, RECORD, final=True)
     dialogue.said()
     dialogue.broken()
-    dialogue.told(WELCOME, Ok(7, 1), mail(1, [4], attempts=2))
+    dialogue.receives(WELCOME, Ok(7, 1), mail(1, [4], attempts=2))
     assert len(offer.waiting) == 1
 
 
@@ -717,9 +914,9 @@ def test_questions_without_answer_are_asked_again(dialogue):
     query = dialogue.session.questions.query("status", {"deep": True})
     ping = dialogue.session.questions.ping()
     dialogue.broken()
-    dialogue.told(WELCOME)
+    dialogue.receives(WELCOME)
     assert dialogue.said()[1:] == [wire.Query(1, "status", {"deep": True}), wire.Ping()]
-    dialogue.told(wire.Answer(1, {"ok": 1}), wire.Pong())
+    dialogue.receives(wire.Answer(1, {"ok": 1}), wire.Pong())
     assert query.value == {"ok": 1}
     assert ping.done
 
@@ -729,15 +926,15 @@ def test_a_change_is_a_numbered_command_that_is_sent_again_and_answered_once(dia
     change = dialogue.session.questions.change("stream.purge", {"stream": "s"})
     said = wire.Change(2, "stream.purge", {"stream": "s"})
     assert dialogue.said()[-1] == said
-    dialogue.told(Stored([[1, 1, 1]]))
+    dialogue.receives(Stored([[1, 1, 1]]))
     assert before.done
     assert not change.done
     dialogue.broken()
-    dialogue.told(WELCOME)
+    dialogue.receives(WELCOME)
     assert dialogue.said()[1:] == [said]
-    dialogue.told(Ok(15, 2, {"last": 1}))
+    dialogue.receives(Ok(15, 2, {"last": 1}))
     assert change.value == {"last": 1}
-    dialogue.told(Ok(15, 2, {"last": 2}))
+    dialogue.receives(Ok(15, 2, {"last": 2}))
     assert change.value == {"last": 1}
     assert not len(dialogue.session.outbox)
 
@@ -745,13 +942,13 @@ def test_a_change_is_a_numbered_command_that_is_sent_again_and_answered_once(dia
 def test_the_answer_to_a_change_counts_before_the_session_is_open_again(dialogue):
     change = dialogue.session.questions.change("stream.purge", {"stream": "s"})
     dialogue.broken()
-    dialogue.told(Ok(15, 1, {"last": 1}))
+    dialogue.receives(Ok(15, 1, {"last": 1}))
     assert change.value == {"last": 1}
 
 
 def test_a_refused_change_has_the_error_and_frees_its_number(dialogue):
     change = dialogue.session.questions.change("stream.purge", {"stream": "t"})
-    dialogue.told(Error(404, "no such stream", 15, 1))
+    dialogue.receives(Error(404, "no such stream", 15, 1))
     assert isinstance(change.error, errors.NotFound)
     assert dialogue.session.outbox.unsettled == 2
 
@@ -763,7 +960,7 @@ def test_as_many_changes_are_asked_for_at_a_time_as_the_broker_keeps_outcomes(di
         questions.change("stream.purge", {"stream": "s"})
         said += dialogue.said()
     assert len(said) == CHANGES_MAX
-    dialogue.told(Ok(15, 7, {}))
+    dialogue.receives(Ok(15, 7, {}))
     assert questions.may_change
 
 
@@ -773,23 +970,23 @@ def test_a_change_whose_caller_has_given_up_is_not_made_by_what_is_sent_later(di
     dialogue.session.questions.abandon(change)
     after = dialogue.publish(b"1")
     dialogue.session.connected()
-    dialogue.told(WELCOME)
+    dialogue.receives(WELCOME)
     _, dry, _ = dialogue.said()
     assert dry == wire.Change(1, "stream.purge", {"stream": "s", "dry_run": True})
-    dialogue.told(Ok(15, 1, {}), Stored([[2, 2, 1]]))
+    dialogue.receives(Ok(15, 1, {}), Stored([[2, 2, 1]]))
     assert after.done
     assert isinstance(change.error, errors.Closed)
 
 
 def test_a_change_is_not_made_again_by_a_broker_that_has_forgotten_the_session(dialogue):
     dialogue.publish(b"1")
-    dialogue.told(Stored([[1, 1, 1]]))
+    dialogue.receives(Stored([[1, 1, 1]]))
     had = dialogue.session.questions.change("stream.purge", {"stream": "s"})
     dialogue.session.disconnected()
     new = dialogue.session.questions.change("stream.purge", {"stream": "t"})
     dialogue.session.connected()
     dialogue.said()
-    dialogue.told(WELCOME._replace(resumed=False))
+    dialogue.receives(WELCOME._replace(resumed=False))
     assert dialogue.said() == [
         wire.Change(2, "stream.purge", {"stream": "s", "dry_run": True}),
         wire.Change(3, "stream.purge", {"stream": "t"}),
@@ -800,7 +997,7 @@ def test_a_change_is_not_made_again_by_a_broker_that_has_forgotten_the_session(d
 
 def test_a_refused_question_has_the_error(dialogue):
     query = dialogue.session.questions.query("weather", {})
-    dialogue.told(Error(404, "no such topic", 11, 1))
+    dialogue.receives(Error(404, "no such topic", 11, 1))
     assert isinstance(query.error, errors.NotFound)
 
 
@@ -809,7 +1006,7 @@ def test_bye_ends_the_session_when_it_is_answered(dialogue):
     assert dialogue.said() == [wire.Bye()]
     with pytest.raises(errors.Closed):
         dialogue.session.questions.query("status", {})
-    dialogue.told(Ok(13, 0))
+    dialogue.receives(Ok(13, 0))
     assert dialogue.session.state is State.ENDED
     assert isinstance(dialogue.session.error, errors.Closed)
 
@@ -818,13 +1015,13 @@ def test_bye_is_said_again_on_the_next_connection(dialogue):
     dialogue.session.close()
     dialogue.said()
     dialogue.broken()
-    dialogue.told(WELCOME)
+    dialogue.receives(WELCOME)
     assert [type(m) for m in dialogue.said()] == [Hello, wire.Bye]
 
 
 def test_a_second_welcome_changes_nothing(dialogue, delivery):
     source = subscribe(dialogue)
-    dialogue.told(Ok(6, 1, 1), WELCOME, delivery(1, 0, [1]))
+    dialogue.receives(Ok(6, 1, 1), WELCOME, delivery(1, 0, [1]))
     assert [type(m) for m in dialogue.said()] == [wire.Subscribe]
     assert source.waiting == 1
 

@@ -10,7 +10,7 @@ from malamute import errors
 from malamute.client.events import Recalled, Refusal, Slow, Switched
 from malamute.client.options import milliseconds, properties_of
 from malamute.client.session.outbox import Command
-from malamute.client.session.receipts import Delivery
+from malamute.client.session.receipts import SentBase
 from malamute.protocol import messages as wire
 from malamute.protocol.batch import pack_record
 from malamute.protocol.limits import RANGES_MAX
@@ -42,7 +42,7 @@ def alice(new_dialogue):
 def box(alice, mail):
     """A mailbox in whose owner's hands are the messages 1 to 4."""
     box = alice.session.inbox.open_mailbox(10, 1000)
-    alice.told(mail(0, [1, 2, 3, 4]))
+    alice.receives(mail(0, [1, 2, 3, 4]))
     assert [box.hand_out().sequence for _ in range(4)] == [1, 2, 3, 4]
     alice.said()
     return box
@@ -75,7 +75,7 @@ def test_what_is_settled_gives_its_credit_back_in_one_grant(alice, box):
     assert alice.said()[-1] == Credit(0, 10, 1000)
 
 
-def test_after_a_cut_what_was_rejected_is_so_when_it_comes_again_and_what_was_given_back_is_new(
+def test_after_a_cut_what_was_rejected_is_so_when_it_is_redelivered_and_what_was_given_back_is_new(
     alice, box, mail
 ):
     session = alice.session
@@ -85,9 +85,9 @@ def test_after_a_cut_what_was_rejected_is_so_when_it_comes_again_and_what_was_gi
     session.inbox.give_back(box, 3, 0)
     session.inbox.report(box, [4])
     session.connected()
-    alice.told(wire.Welcome(2, b"id", b"broker", False, "", {}))
+    alice.receives(wire.Welcome(2, b"id", b"broker", False, "", {}))
     alice.said()
-    alice.told(mail(0, [1, 2, 3, 4], attempts=2))
+    alice.receives(mail(0, [1, 2, 3, 4], attempts=2))
     assert [item.sequence for item in box.waiting] == [3]
     assert alice.said() == [Ack(0, [[2, 2]]), Reject(0, [[1, 1]], "no paper")]
 
@@ -95,35 +95,35 @@ def test_after_a_cut_what_was_rejected_is_so_when_it_comes_again_and_what_was_gi
 def test_a_rejection_that_was_not_sent_yet_outlives_a_cut(alice, box, mail):
     box.finish(1, reason="no paper")
     alice.broken()
-    alice.told(wire.Welcome(2, b"id", b"broker", False, "", {}))
+    alice.receives(wire.Welcome(2, b"id", b"broker", False, "", {}))
     alice.said()
-    alice.told(mail(0, [1], attempts=2))
+    alice.receives(mail(0, [1], attempts=2))
     assert alice.said() == [Reject(0, [[1, 1]], "no paper")]
 
 
 def test_a_recall_takes_what_waits_and_leaves_what_is_held(alice, box, mail):
-    alice.told(mail(0, [5, 6]))
-    alice.told(Recall(0, [[1, 2], [5, 9]], "timeout"))
+    alice.receives(mail(0, [5, 6]))
+    alice.receives(Recall(0, [[1, 2], [5, 9]], "timeout"))
     assert alice.session.pop_events() == [Recalled("alice", (1, 2, 5, 6), "timeout")]
     assert not box.waiting
     # 1 is finished meanwhile, and 2 is still held: neither is handed out a second time.
     box.finish(1)
     alice.session.inbox.acknowledge(box)
     assert not any(isinstance(said, Ack) for said in alice.said())
-    alice.told(mail(0, [1, 2, 5], attempts=2))
+    alice.receives(mail(0, [1, 2, 5], attempts=2))
     assert [item.sequence for item in box.waiting] == [5]
-    assert alice.said()[0] == Ack(0, [[1, 1]])
+    assert alice.said()[0].ranges == [[1, 1]]
 
 
 def test_what_is_recalled_for_good_is_held_no_more(alice, box, mail):
-    alice.told(Recall(0, [[1, wire.limits.NUMBER_MAX]], "purged"))
+    alice.receives(Recall(0, [[1, wire.limits.NUMBER_MAX]], "purged"))
     assert alice.session.pop_events() == [Recalled("alice", (1, 2, 3, 4), "purged")]
-    alice.told(mail(0, [1], attempts=2))
+    alice.receives(mail(0, [1], attempts=2))
     assert [item.sequence for item in box.waiting] == [1]
 
 
 def test_a_recall_of_what_is_not_here_is_nothing(alice, box):
-    alice.told(Recall(0, [[7, 9]], "timeout"), Recall(5, [[1, 1]], "timeout"))
+    alice.receives(Recall(0, [[7, 9]], "timeout"), Recall(5, [[1, 1]], "timeout"))
     assert alice.session.pop_events() == ()
 
 
@@ -134,19 +134,19 @@ def test_an_outcome_comes_to_its_tracking_and_to_nobody_else(alice, box, mail):
     first, second = alice.said()
     assert first.properties == [{"tracker": "mine", "ttl": 5}]
     assert second.properties == [{"tracker": made.tracker}]
-    alice.told(Stored([[1, 2, 0]]))
+    alice.receives(Stored([[1, 2, 0]]))
     assert not mine.done
     told = {"outcome": "rejected", "tracker": "mine", "reason": "no paper"}
-    alice.told(
+    alice.receives(
         mail(0, [5], properties=told), mail(0, [6], properties={"outcome": "expired", "tracker": "other"})
     )
     assert (mine.outcome, mine.reason, made.done) == ("rejected", "no paper", False)
     assert [item.sequence for item in box.waiting] == [6]
     assert alice.said() == [Ack(0, [[5, 5]])]
-    alice.told(mail(0, [7], properties=told))
+    alice.receives(mail(0, [7], properties=told))
     assert [item.sequence for item in box.waiting] == [6, 7]
-    assert repr(Delivery(mine.command, mine)) == "<Delivery rejected>"
-    assert repr(Delivery(made.command, made)) == "<Delivery stored>"
+    assert repr(SentBase(mine.command, mine)) == "<SentBase rejected>"
+    assert repr(SentBase(made.command, made)) == "<SentBase stored>"
 
 
 def test_the_outcome_of_a_request_is_no_reply_to_it(alice, mail):
@@ -160,7 +160,7 @@ def test_the_outcome_of_a_request_is_no_reply_to_it(alice, mail):
     made = sending.request("printer", "a", RECORD, numbered=True, tracked=True)
     (asked,) = alice.said()
     assert asked.properties == [{"correlation": made.correlation, "tracker": made.tracking.tracker}]
-    alice.told(
+    alice.receives(
         mail(0, [1], properties={"correlation": pending.correlation, "service": "printer", "final": True}),
         mail(0, [2], properties={**about, "outcome": "acknowledged", "kind": "service", "name": "printer"}),
     )
@@ -173,20 +173,20 @@ def test_an_outcome_comes_past_mail_that_nobody_takes_while_somebody_waits_for_i
     box = alice.session.inbox.mailbox
     count = box.window.messages
     alice.said()
-    alice.told(mail(0, list(range(1, count + 1))))
+    alice.receives(mail(0, list(range(1, count + 1))))
     assert not any(isinstance(said, Credit) for said in alice.said())
     with alice.session.sending.expecting():
         assert [said.messages for said in alice.said() if isinstance(said, Credit)] == [count]
-    alice.told(mail(0, [count + 1], properties={"outcome": "expired", "tracker": tracking.tracker}))
+    alice.receives(mail(0, [count + 1], properties={"outcome": "expired", "tracker": tracking.tracker}))
     assert tracking.outcome == "expired"
 
 
 def test_a_refused_message_has_no_outcome_and_its_tracker_is_free(alice):
     command = Command()
     tracking = alice.session.sending.send_tracked("bob", "a", RECORD, command, {"tracker": "mine"})
-    alice.told(Error(503, "full", 3, 1))
+    alice.receives(Error(503, "full", 3, 1))
     assert isinstance(command.error, errors.TryLater)
-    delivery = Delivery(command, tracking)
+    delivery = SentBase(command, tracking)
     assert delivery.done
     with pytest.raises(errors.TryLater):
         _ = delivery.outcome
@@ -195,7 +195,7 @@ def test_a_refused_message_has_no_outcome_and_its_tracker_is_free(alice):
 
 def test_the_end_of_the_session_ends_what_is_tracked(alice):
     tracking = alice.session.sending.send_tracked("bob", "a", RECORD, Command(), {})
-    alice.told(Stored([[1, 1, 0]]), Error(409, "a newer session", 1))
+    alice.receives(Stored([[1, 1, 0]]), Error(409, "a newer session", 1))
     assert isinstance(tracking.command.error, errors.AddressTaken)
     assert tracking.done
 
@@ -210,10 +210,10 @@ def test_nobody_without_an_address_can_learn_an_outcome(dialogue):
 def test_a_withdrawal_is_answered_by_ok(alice):
     query = alice.session.questions.withdraw("service", "printer", "job-1")
     assert alice.said() == [wire.Withdraw(1, "service", "printer", "job-1")]
-    alice.told(Ok(20, 1, 2), Ok(20, 7, 2))
+    alice.receives(Ok(20, 1, 2), Ok(20, 7, 2))
     assert (query.done, query.value) == (True, 2)
     missing = alice.session.questions.withdraw("mailbox", "bob", 5)
-    alice.told(Error(404, "nothing", 20, 2))
+    alice.receives(Error(404, "nothing", 20, 2))
     assert isinstance(missing.error, errors.NotFound)
 
 
@@ -223,16 +223,16 @@ def test_a_withdrawal_that_the_broker_may_have_is_not_asked_again(alice):
     later = alice.session.questions.withdraw("service", "printer", "job-2")
     command = Command()
     alice.session.sending.send("bob", ["a"], [RECORD], command)
-    alice.told(wire.Welcome(2, b"id", b"broker", True, "", {}))
+    alice.receives(wire.Welcome(2, b"id", b"broker", True, "", {}))
     assert isinstance(lost.error, errors.ConnectionLost)
     *_, sent, asked = alice.said()
     assert (type(sent), asked) == (wire.Send, wire.Withdraw(2, "service", "printer", "job-2"))
-    alice.told(Ok(20, 2, 1))
+    alice.receives(Ok(20, 2, 1))
     assert later.value == 1
 
 
 def test_an_error_about_a_verb_is_an_event(alice, box):
-    alice.told(Error(420, "not outstanding", 16, 0))
+    alice.receives(Error(420, "not outstanding", 16, 0))
     (event,) = alice.session.pop_events()
     assert isinstance(event, Refusal)
 
@@ -246,14 +246,14 @@ def test_a_drained_client_takes_nothing_more(alice, box, mail, delivery):
     session = alice.session
     stream = session.inbox.subscribe("s", [("all", "")], where="", start="seq:1", credit=10, credit_bytes=-1)
     offer = session.inbox.offer("svc", [("all", "")], credit=4, credit_bytes=-1)
-    alice.told(Ok(6, 1, 1), Ok(7, 2), delivery(1, 0, [1, 2]), mail(2, [1, 2]), mail(0, [5]))
+    alice.receives(Ok(6, 1, 1), Ok(7, 2), delivery(1, 0, [1, 2]), mail(2, [1, 2]), mail(0, [5]))
     held = offer.hand_out()
     alice.said()
     session.inbox.drain()
     assert alice.said() == [wire.Cancel(1), Drain(2, [[1, 1]])]
     assert [message.sequence for message in stream.pop_messages()] == [1, 2]
     # What was on its way is the broker's again: it is neither taken nor spoken of.
-    alice.told(mail(2, [3]), Ok(21, 2))
+    alice.receives(mail(2, [3]), Ok(21, 2))
     assert alice.said() == []
     assert not offer.waiting
     # What is in hand can be settled, and nothing is granted for it.
@@ -266,7 +266,7 @@ def test_a_drained_client_takes_nothing_more(alice, box, mail, delivery):
 
 def test_a_cancelled_offer_gives_back_untouched_what_was_not_handed_out(alice, mail):
     offer = alice.session.inbox.offer("svc", [("all", "")], credit=4, credit_bytes=-1)
-    alice.told(Ok(7, 1), mail(1, [1, 2, 3]))
+    alice.receives(Ok(7, 1), mail(1, [1, 2, 3]))
     offer.hand_out()
     done = offer.hand_out()
     offer.finish(done.sequence)
@@ -276,33 +276,33 @@ def test_a_cancelled_offer_gives_back_untouched_what_was_not_handed_out(alice, m
 
 
 def test_bye_is_said_when_the_broker_has_confirmed_that_what_was_not_handed_out_is_back(alice, box, mail):
-    alice.told(mail(0, [8, 9]))
+    alice.receives(mail(0, [8, 9]))
     alice.said()
     alice.session.close()
     (drain,) = [message for message in alice.said() if not isinstance(message, Ack)]
     assert drain == Drain(0, [[1, 4]])
-    alice.told(mail(0, [10]))
+    alice.receives(mail(0, [10]))
     assert alice.said() == []
-    alice.told(Ok(21, 0))
+    alice.receives(Ok(21, 0))
     assert alice.said() == [wire.Bye()]
 
 
 def test_bye_is_said_too_when_the_disk_refused_to_note_what_went_back(alice, box, mail):
-    alice.told(mail(0, [1]))
+    alice.receives(mail(0, [1]))
     alice.said()
     alice.session.close()
-    alice.told(Error(507, "full", 21, 0))
+    alice.receives(Error(507, "full", 21, 0))
     assert alice.said()[-1] == wire.Bye()
 
 
 def test_a_closed_mailbox_gives_back_untouched_what_was_not_handed_out_and_takes_no_more(alice, box, mail):
     session = alice.session
-    alice.told(mail(0, [5, 6]))
+    alice.receives(mail(0, [5, 6]))
     box.finish(2)
     session.inbox.close_mailbox()
     assert alice.said() == [Ack(0, [[2, 2]]), Drain(0, [[1, 1], [3, 4]])]
     # What was on its way is the broker's again, and nothing is granted for what is settled.
-    alice.told(mail(0, [7]), Ok(21, 0))
+    alice.receives(mail(0, [7]), Ok(21, 0))
     for sequence in (1, 3):
         box.finish(sequence)
     session.inbox.acknowledge(box)
@@ -312,11 +312,11 @@ def test_a_closed_mailbox_gives_back_untouched_what_was_not_handed_out_and_takes
     # On the next connection it stays closed, and 4 is still in its owner's hands.
     alice.broken()
     alice.said()
-    alice.told(wire.Welcome(2, b"id", b"broker", True, "", {}))
+    alice.receives(wire.Welcome(2, b"id", b"broker", True, "", {}))
     assert alice.said() == []
     session.inbox.open_mailbox(20, 2000)
     assert alice.said() == [Credit(0, 20, 2000)]
-    alice.told(mail(0, [4], attempts=2), mail(0, [5, 6]))
+    alice.receives(mail(0, [4], attempts=2), mail(0, [5, 6]))
     assert [item.sequence for item in box.waiting] == [5, 6]
 
 
@@ -324,24 +324,24 @@ def test_a_mailbox_that_is_opened_again_waits_until_its_drain_is_confirmed(alice
     alice.session.inbox.close_mailbox()
     alice.said()
     alice.session.inbox.open_mailbox(10, 1000)
-    alice.told(mail(0, [5]))
+    alice.receives(mail(0, [5]))
     assert not box.waiting
     assert alice.said() == []
-    alice.told(Ok(21, 0))
+    alice.receives(Ok(21, 0))
     assert [(type(said), said.messages) for said in alice.said()] == [(Credit, 6)]
-    alice.told(mail(0, [5]))
+    alice.receives(mail(0, [5]))
     assert [item.sequence for item in box.waiting] == [5]
 
 
 def test_mail_in_front_of_a_reply_goes_back_when_nobody_waits_for_the_reply_any_more(alice, box, mail):
     session = alice.session
     pending = session.sending.request("svc", "a", RECORD, numbered=False)
-    alice.told(mail(0, [5, 6]))
+    alice.receives(mail(0, [5, 6]))
     alice.said()
     session.inbox.close_mailbox()
     assert not any(isinstance(said, Drain) for said in alice.said())
     reply = {"service": "svc", "correlation": pending.correlation, "final": True}
-    alice.told(mail(0, [7], properties=reply))
+    alice.receives(mail(0, [7], properties=reply))
     assert session.sending.pop_reply(pending).sequence == 7
     session.sending.forget(pending)
     assert alice.said()[-2:] == [Ack(0, [[7, 7]]), Drain(0, [[1, 4]])]
@@ -353,14 +353,14 @@ def test_replies_and_outcomes_have_credit_again_behind_a_closed_mailbox(alice, b
     alice.said()
     pending = session.sending.request("svc", "a", RECORD, numbered=False)
     assert [type(said) for said in alice.said()] == [wire.Request]
-    alice.told(Ok(21, 0))
+    alice.receives(Ok(21, 0))
     assert [type(said) for said in alice.said()] == [Credit]
     session.sending.forget(pending)
     # Nobody has read mail since: as with any requester, it can come.
     assert alice.said() == []
     session.inbox.open_mailbox(10, 1000)
     session.inbox.close_mailbox()
-    alice.told(Ok(21, 0))
+    alice.receives(Ok(21, 0))
     alice.said()
     with session.sending.expecting():
         assert [type(said) for said in alice.said()] == [Credit]
@@ -368,12 +368,12 @@ def test_replies_and_outcomes_have_credit_again_behind_a_closed_mailbox(alice, b
 
 def test_a_drained_offer_is_made_again_without_credit(alice, mail):
     offer = alice.session.inbox.offer("svc", [("all", "")], credit=4, credit_bytes=-1)
-    alice.told(Ok(7, 1), mail(1, [1]))
+    alice.receives(Ok(7, 1), mail(1, [1]))
     offer.hand_out()
     alice.session.inbox.drain()
     alice.broken()
     alice.said()
-    alice.told(wire.Welcome(2, b"id", b"broker", True, "scripted", {}))
+    alice.receives(wire.Welcome(2, b"id", b"broker", True, "scripted", {}))
     made = [message for message in alice.said() if isinstance(message, wire.Offer)]
     assert [(message.source, message.credit, message.credit_bytes) for message in made] == [(1, 0, 0)]
 
@@ -381,7 +381,7 @@ def test_a_drained_offer_is_made_again_without_credit(alice, mail):
 def test_what_is_held_with_too_many_holes_for_one_command_is_held_from_the_last_range_on(alice, mail):
     offer = alice.session.inbox.offer("svc", [("all", "")], credit=-1, credit_bytes=-1)
     count = 2 * RANGES_MAX + 2
-    alice.told(Ok(7, 1), mail(1, list(range(1, count + 1))))
+    alice.receives(Ok(7, 1), mail(1, list(range(1, count + 1))))
     for item in [offer.hand_out() for _ in range(count)][1::2]:
         offer.finish(item.sequence)
     alice.said()
@@ -393,9 +393,9 @@ def test_what_is_held_with_too_many_holes_for_one_command_is_held_from_the_last_
 
 def test_a_subscription_that_used_up_its_credit_is_slow_and_one_that_begins_behind_is_not(alice, delivery):
     alice.session.inbox.subscribe("s", [("all", "")], where="", start="new", credit=3, credit_bytes=-1)
-    alice.told(Ok(6, 1, 1), wire.Switch(1, "replay", 1))
+    alice.receives(Ok(6, 1, 1), wire.Switch(1, "replay", 1))
     assert alice.session.pop_events() == [Switched("s", "replay", 1)]
-    alice.told(delivery(1, 0, [1, 2, 3]), wire.Switch(1, "replay", 4))
+    alice.receives(delivery(1, 0, [1, 2, 3]), wire.Switch(1, "replay", 4))
     assert alice.session.pop_events() == [Switched("s", "replay", 4), Slow("s", 3)]
 
 

@@ -135,7 +135,7 @@ def test_no_broker_is_a_connect_timeout():
 
 
 def test_a_url_that_is_none_is_refused():
-    with pytest.raises(errors.InvalidValue, match="not an address"):
+    with pytest.raises(errors.InvalidValue, match="invalid URL"):
         malamute.connect("nonsense")
     with pytest.raises(errors.InvalidName):
         malamute.connect(address="a\nb")
@@ -200,7 +200,12 @@ def test_publish_stored_returns_the_sequence_and_plain_publish_does_not_wait(bro
     assert client.publish("s", "a", b"1", assurance="stored") == 42
     assert client.publish("s", "a", b"2", {"x": 1}) == 0
     assert client.publish("s", "a", b"3") == 0
-    assert [broker.hears(wire.Publish).number for _ in range(3)] == [1, 0, 0]
+    # What does not ask for an answer may join others in one command.
+    heard: list[tuple[int, bytes]] = []
+    while len(heard) < 3:
+        publish = broker.hears(wire.Publish)
+        heard += [(publish.number, body) for body in publish.bodies]
+    assert heard == [(1, b"1"), (0, b"2"), (0, b"3")]
 
 
 def test_an_unknown_assurance_is_refused(client):
@@ -253,7 +258,7 @@ def test_any_wait_ships_what_a_publisher_holds(broker, client):
 
 
 def test_publish_many_refuses_columns_that_differ(client):
-    with client.publisher("s") as out, pytest.raises(errors.InvalidValue, match="differ in length"):
+    with client.publisher("s") as out, pytest.raises(errors.InvalidValue, match="expected subjects, bodies"):
         out.publish_many(["a"], [b"1", b"2"])
 
 
@@ -324,7 +329,7 @@ def test_a_window_holds_one_message_at_least(client, credit):
         client.subscribe("s", credit=credit)
 
 
-def test_a_gap_is_told_to_the_handler(broker, client):
+def test_a_gap_is_reported_to_the_handler(broker, client):
     events: list[object] = []
     client.on_event = events.append
     subscription = client.subscribe("s", start="seq:1")

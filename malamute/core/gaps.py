@@ -4,22 +4,23 @@ Sequences are left out for three reasons. The disk has refused a chunk (`not-sto
 and goes on behind what was reserved (`restart`). Or the store was restored from a backup, and goes on far
 behind what the broker may have given out after the backup was made (`restored`).
 
-Live deliveries run ahead of the disk, so a subscriber may have had what is missing. Whoever reads on when the
-disk refuses a chunk is told at once. Whoever comes back tells the last message that he has had: it lies in
-the chunk that was refused, or between two chunks of the journal, or his connection broke before he was told.
+Live deliveries run ahead of the disk, so a subscriber may have had what is missing. One that reads on when
+the disk refuses a chunk is notified at once. One that resumes names the last message that it has had: that
+lies in the chunk that was refused, or between two chunks of the journal, if the connection broke before it
+was notified.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from malamute.protocol.messages import NOT_STORED, OVERWRITTEN, RESTART, RESTORED, TAKEN_BACK
-from malamute.store.operations import FindHole, Hole, NoteRefused
+from malamute.store.operations import FindGap, GapRange, NoteRefused
 
 if TYPE_CHECKING:
-    from malamute.core.stream import Stream
+    from malamute.core.effects import Effects
 
 REFUSED_MAX = 100
 """Ranges that a stream remembers as accepted but not stored."""
@@ -33,23 +34,35 @@ class Missing(NamedTuple):
     reason: str
 
 
-class Refused(NamedTuple):
-    """A range that the disk has refused, and the last sequence that was sent before that was told."""
+class RefusedRange(NamedTuple):
+    """A range that the disk has refused, and the last sequence that was sent before that was announced."""
 
     first: int
     last: int
     sent: int
 
 
-class Holes:
-    """The holes in one stream."""
+class JournaledStream(Protocol):
+    """What is to be known of a stream to say what is missing of it."""
 
-    def __init__(self, stream: Stream, last_found: int, incarnations: Sequence[int]) -> None:
+    name: str
+    effects: Effects
+    journaled: bool
+    next: int
+    next_dispatch: int
+    last_stored: int
+    first_kept: int
+
+
+class Gaps:
+    """The gaps in one stream."""
+
+    def __init__(self, stream: JournaledStream, last_found: int, incarnations: Sequence[int]) -> None:
         self._stream = stream
         self._incarnations = incarnations
-        self._left_out = Hole(last_found + 1, stream.next - 1)
+        self._left_out = GapRange(last_found + 1, stream.next - 1)
         """What lies between the journal as it was found and what came since."""
-        self._refused: deque[Refused] = deque(maxlen=REFUSED_MAX)
+        self._refused: deque[RefusedRange] = deque(maxlen=REFUSED_MAX)
 
     def restore(self, notes: Sequence[NoteRefused]) -> None:
         """Take up what the disk had refused before the broker ended."""
@@ -57,15 +70,15 @@ class Holes:
         for note in notes:
             if note.last < stream.first_kept:
                 continue
-            # Whoever has had something that is newer came back for it, and was told then.
+            # A subscriber that has had something newer has resumed since, and was notified then.
             sent = note.sent or stream.last_stored
-            self._refused.append(Refused(note.first, note.last, sent))
+            self._refused.append(RefusedRange(note.first, note.last, sent))
             if not note.sent:
                 stream.effects.store(note._replace(sent=sent))
 
     def refuse(self, first: int, last: int) -> None:
         """The disk has refused a chunk."""
-        self._refused.append(Refused(first, last, self._stream.next_dispatch - 1))
+        self._refused.append(RefusedRange(first, last, self._stream.next_dispatch - 1))
 
     def reason(self, first: int, last: int) -> str:
         """Why a range is missing."""
@@ -88,13 +101,13 @@ class Holes:
         elif had > stream.last_stored:
             then(self._before(had, None))
         else:
-            stream.effects.ask(FindHole(stream.name, had), lambda hole: then(self._before(had, hole)))
+            stream.effects.ask(FindGap(stream.name, had), lambda gap: then(self._before(had, gap)))
 
-    def _before(self, had: int, hole: Hole | None) -> list[Missing]:
+    def _before(self, had: int, gap: GapRange | None) -> list[Missing]:
         refused = [
             Missing(r.first, min(r.last, had), TAKEN_BACK) for r in self._refused if r.first <= had <= r.sent
         ]
-        if hole is None:
+        if gap is None:
             return refused
-        reason = RESTORED if self._is_restored(*hole) else TAKEN_BACK
-        return [*(r for r in refused if r.last < hole.first), Missing(hole.first, had, reason)]
+        reason = RESTORED if self._is_restored(*gap) else TAKEN_BACK
+        return [*(r for r in refused if r.last < gap.first), Missing(gap.first, had, reason)]

@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import pytest
-from core_bench import START, Bench, items, publish, request, send, subscribe
+from core_bench import (
+    START,
+    Bench,
+    bench_with_stream,
+    gaps,
+    publish,
+    request,
+    send,
+    sequences,
+    subscribe,
+)
 
-from malamute.core.broker import Core, Settings
+from malamute.core.broker import Core
+from malamute.core.settings import Settings
 from malamute.core.stream import RESERVE
 from malamute.errors import StoreError
 from malamute.journal.store import next_incarnation
 from malamute.protocol.messages import Credit, Deliver, Gap, Hello, Ok, Switch, Welcome
 from malamute.store.operations import Recovered, StreamState
 from malamute.store.policies import StreamPolicy, StreamRetention
-
-
-def gaps(messages):
-    return [message for message in messages if isinstance(message, Gap)]
-
-
-def sequences(messages):
-    return [item.sequence for m in messages if isinstance(m, Deliver) for item in items(m)]
 
 
 def back(start, had, **fields):
@@ -29,12 +32,7 @@ def back(start, had, **fields):
 
 @pytest.fixture
 def bench():
-    """A stream `s` with one message and a reservation, its publisher alice, and bob."""
-    bench = Bench()
-    bench.open("alice", "bob")
-    bench.tell("alice", publish(b"0"))
-    bench.settle()
-    return bench
+    return bench_with_stream()
 
 
 def crash(bench):
@@ -45,7 +43,7 @@ def crash(bench):
 # Told when it happens
 
 
-def test_who_had_a_live_message_that_the_disk_refuses_is_told(bench):
+def test_who_had_a_live_message_that_the_disk_refuses_is_notified(bench):
     bench.open("carol", "dave")
     bench.tell("bob", subscribe())
     bench.tell("carol", subscribe(criteria=[["exact", "other"]]))
@@ -60,7 +58,7 @@ def test_who_had_a_live_message_that_the_disk_refuses_is_told(bench):
     assert [(d.after, sequences([d])) for d in bench.sent("bob") if isinstance(d, Deliver)] == [(2, [3])]
 
 
-def test_who_had_a_part_of_it_is_told_of_that_part_and_of_the_rest_when_he_comes_there(bench):
+def test_who_had_a_part_of_it_is_notified_of_that_part_and_of_the_rest_when_he_comes_there(bench):
     bench.tell("bob", subscribe(credit=2))
     bench.tell("alice", publish(b"1", b"2", b"3"))
     bench.fail()
@@ -70,7 +68,7 @@ def test_who_had_a_part_of_it_is_told_of_that_part_and_of_the_rest_when_he_comes
     assert gaps(bench.sent("bob")) == [Gap(1, 4, 4, "not-stored")]
 
 
-def test_who_came_back_before_the_disk_refused_what_he_had_is_told(bench):
+def test_who_came_back_before_the_disk_refused_what_he_had_is_notified(bench):
     bench.tell("bob", subscribe())
     bench.tell("alice", publish(b"1"))
     bench.lost("bob")
@@ -92,7 +90,7 @@ def test_what_waits_for_the_disk_is_not_read_out_of_memory_once_it_was_refused(b
 # Told to who comes back
 
 
-def test_who_had_what_a_crash_took_back_is_told_before_anything_else(bench):
+def test_who_had_what_a_crash_took_back_is_notified_before_anything_else(bench):
     bench.tell("bob", subscribe())
     bench.tell("alice", publish(b"1", b"2"))
     assert sequences(bench.sent("bob")) == [2, 3]
@@ -106,7 +104,7 @@ def test_who_had_what_a_crash_took_back_is_told_before_anything_else(bench):
     ]
 
 
-def test_who_comes_back_late_is_told_of_the_hole_in_the_journal(bench):
+def test_who_comes_back_late_is_notified_of_the_hole_in_the_journal(bench):
     bench.tell("alice", publish(b"1", b"2"))
     crash(bench)
     bench.tell("alice", publish(b"3"))
@@ -119,7 +117,7 @@ def test_who_comes_back_late_is_told_of_the_hole_in_the_journal(bench):
     assert gaps(bench.sent("bob"))[:2] == [Gap(1, 2, 3, "taken-back"), Gap(1, 4, 1 + RESERVE, "restart")]
 
 
-def test_who_had_what_is_still_there_is_told_of_nothing(bench):
+def test_who_had_what_is_still_there_gets_no_gap(bench):
     bench.tell("alice", publish(b"1"))
     bench.settle()
     bench.tell("alice", publish(b"2"))
@@ -129,7 +127,7 @@ def test_who_had_what_is_still_there_is_told_of_nothing(bench):
     assert gaps(bench.sent("bob")) == []
 
 
-def test_who_had_what_the_ring_has_dropped_is_told_of_nothing_but_that():
+def test_who_had_what_the_ring_has_dropped_gets_that_gap_alone():
     bench = Bench(retention=StreamRetention(messages_max=1))
     bench.open("alice", "bob")
     for body in (b"1", b"2", b"3", b"4"):
@@ -141,7 +139,7 @@ def test_who_had_what_the_ring_has_dropped_is_told_of_nothing_but_that():
 
 
 @pytest.mark.parametrize(("had", "told"), [(2, [Gap(1, 2, 2, "taken-back")]), (3, [])])
-def test_who_lost_the_connection_before_he_could_be_told_is_told_when_he_comes_back(bench, had, told):
+def test_who_lost_the_connection_before_he_could_be_notified_is_notified_when_he_comes_back(bench, had, told):
     bench.tell("bob", subscribe())
     bench.tell("alice", publish(b"1"))
     bench.lost("bob")
@@ -185,7 +183,7 @@ def test_what_the_disk_would_not_reserve_nobody_gets_so_no_crash_gives_it_out_ag
     assert not set(had) & set(sequences(bench.sent("bob")))
 
 
-def test_live_data_goes_on_without_a_disk_up_to_what_was_reserved(bench, monkeypatch):
+def test_live_data_continues_without_a_disk_up_to_what_was_reserved(bench, monkeypatch):
     monkeypatch.setattr("malamute.core.stream.RESERVE", 4)
     bench.tell("alice", publish(b"1"))
     bench.settle()
@@ -233,7 +231,7 @@ def test_an_append_is_awaited_if_a_committed_subscription_is_to_get_it(bench, co
     assert [append.awaited for append in bench.appends] == [committed]
 
 
-def test_it_is_told_of_what_the_disk_refused_and_never_gets_it(bench):
+def test_it_is_notified_of_what_the_disk_refused_and_never_gets_it(bench):
     bench.tell("bob", subscribe(committed=True))
     bench.tell("alice", publish(b"1"))
     bench.tell("alice", publish(b"2"))
@@ -271,7 +269,7 @@ def test_without_credit_it_falls_back_and_gets_each_message_once(bench):
     assert bench.bodies("bob") == [b"3", b"4"]
 
 
-def test_what_was_refused_while_it_had_no_credit_is_told_though_nothing_follows(bench):
+def test_what_was_refused_while_it_had_no_credit_is_reported_though_nothing_follows(bench):
     bench.tell("bob", subscribe(credit=0, committed=True))
     bench.tell("alice", publish(b"1"))
     bench.fail()
@@ -314,7 +312,7 @@ def restore(bench, backup):
     bench.open("alice", "bob")
 
 
-def test_a_restored_broker_goes_on_far_behind_all_that_it_may_have_given_out(bench):
+def test_a_restored_broker_continues_far_behind_all_that_it_may_have_given_out(bench):
     backup = bench.store.copy()
     for _ in range(3):
         bench.tell("alice", publish(*[b"x"] * 1000))
@@ -358,7 +356,7 @@ def test_a_stream_that_the_backup_does_not_know_begins_behind_the_incarnation_to
     assert gaps(bench.sent("bob")) == [Gap(1, 1, 1, "restored"), Gap(1, 2, incarnation, "restored")]
 
 
-def test_who_reads_past_a_restore_later_is_told_of_it(bench):
+def test_who_reads_past_a_restore_later_is_notified_of_it(bench):
     restore(bench, bench.store.copy())
     bench.tell("alice", publish(b"new"))
     bench.settle()
@@ -385,5 +383,5 @@ def test_a_stream_may_have_been_restored_more_than_once():
     recovered = Recovered(b"\0" * 16, {"s": StreamState(1, 5, 8)}, {}, {}, incarnations=(100, 200))
     stream = Core(START, Settings(), recovered).streams.by_name["s"]
     assert stream.next == 201
-    assert stream.holes.reason(6, 100) == stream.holes.reason(150, 200) == "restored"
-    assert stream.holes.reason(110, 120) == "restart"
+    assert stream.gaps.reason(6, 100) == stream.gaps.reason(150, 200) == "restored"
+    assert stream.gaps.reason(110, 120) == "restart"

@@ -29,7 +29,7 @@ class _Pending(Generic[V]):
         """The append that has the last of them."""
 
 
-class Kept(dict[K, V]):
+class StoredValues(dict[K, V]):
     """What the store keeps of one kind. What it has already is set as in any dict."""
 
     __slots__ = ("_effects", "_pending")
@@ -40,7 +40,7 @@ class Kept(dict[K, V]):
         self._pending: dict[K, _Pending[V]] = {}
 
     def put(self, name: K, value: V | None) -> None:
-        """Change a value, or remove it with None. Whoever calls this stores it in the same iteration."""
+        """Change a value, or remove it with None. The caller stores it in the same iteration."""
         pending = self._pending.get(name)
         if pending is None:
             pending = self._pending[name] = _Pending(self.get(name))
@@ -52,7 +52,7 @@ class Kept(dict[K, V]):
     def rely_on_changes(self, concerned: Callable[[K], bool]) -> None:
         """Store this iteration only if the changes of these names are stored that are under way.
 
-        For whoever stores all that there is anew, in place of what the disk has: what the disk refuses of it
+        For a caller that stores all there is anew, in place of what the disk has: what the disk refuses of it
         must not be stored with that, nor must go with it what the disk refuses to remove.
         """
         for name, pending in self._pending.items():

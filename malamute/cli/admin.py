@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from malamute.client.sync.client import Client
     from malamute.protocol import admin
 
-dry_run_option = click.option("--dry-run", is_flag=True, help="Only tell what would be done.")
+dry_run_option = click.option("--dry-run", is_flag=True, help="Only show what would be done.")
 yes_option = click.option("--yes", "-y", is_flag=True, help="Do not ask.")
 
 
@@ -39,7 +39,7 @@ def show_list(
 
 
 def show_found(rows: Sequence[Mapping[str, Any]], what: str, *, as_json: bool) -> None:
-    """Print rows, or tell people that there are none."""
+    """Print rows; where there are none, say so to people."""
     if not rows and not as_json:
         click.echo(f"no {what}", err=True)
     show_rows(rows, as_json=as_json)
@@ -55,7 +55,7 @@ def find_mailbox(client: Client, name: str) -> admin.QueueRow:
     raise NotFound(f"there is no mailbox {name!r}")
 
 
-def make_change(connection: ConnectionOptions, change: admin.Change[Any], *, as_json: bool) -> None:
+def make_change(connection: ConnectionOptions, change: admin.AdminChange[Any], *, as_json: bool) -> None:
     """Change something, and print what was done."""
     with connection.open() as client:
         done: admin.Row = client.change(change)

@@ -1,0 +1,31 @@
+"""Who may do what: rules in one language, and what they come to for somebody.
+
+Pure, and without a broker: the configuration reads rules, the core decides by them, and the command line
+explains them.
+
+    rule        one rule: text in, a value out, and back
+    template    names and subjects of rules: patterns with `{user}` and `{claim.…}` in them
+    policy      all rules, users and groups, and what they grant to one of them
+    explanation which rule decides
+    scope       what somebody may do with one thing: which subjects, and which rows
+"""
+
+from malamute.access.explanation import DecisionReport, explain
+from malamute.access.policy import EVERYBODY, Grants, Policy, User
+from malamute.access.rule import ACTIONS, KINDS, AccessRule
+from malamute.access.scope import Decision, Grant, Scope
+
+__all__ = [
+    "ACTIONS",
+    "EVERYBODY",
+    "KINDS",
+    "AccessRule",
+    "Decision",
+    "DecisionReport",
+    "Grant",
+    "Grants",
+    "Policy",
+    "Scope",
+    "User",
+    "explain",
+]

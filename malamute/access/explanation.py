@@ -1,0 +1,49 @@
+"""Which rule decides whether somebody may do something."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+from malamute.access.policy import Claims, Policy
+from malamute.access.rule import Thing
+from malamute.access.scope import Decision, Grant
+
+
+class DecisionReport(NamedTuple):
+    """A decision, and all rules about the thing. Without any rule at all none is `in_force`."""
+
+    decision: Decision
+    in_force: bool
+    about: tuple[Grant, ...] = ()
+
+    def as_map(self) -> dict[str, Any]:
+        """The same as plain values."""
+        allowed, limited, by = self.decision
+        return {
+            "allowed": allowed,
+            "limited": limited,
+            "in_force": self.in_force,
+            "rule": str(by.rule) if by else "",
+            "owner": by.owner if by else "",
+            "rules": [
+                {"rule": str(grant.rule), "owner": grant.owner, "decides": grant == by}
+                for grant in self.about
+            ],
+        }
+
+
+def explain(
+    policy: Policy, user: str, action: str, target: str, groups: Iterable[str] = (), claims: Claims = ()
+) -> DecisionReport:
+    """Whether a user may do something to `KIND/NAME[/SUBJECT]`.
+
+    Raises:
+        InvalidRule: the action or the target is none.
+    """
+    kind, name, subject = Thing.parse(action, target)
+    if not policy.in_force:
+        return DecisionReport(Decision(True), in_force=False)
+    scope = policy.grants(user, groups, claims).scope(action, kind, name)
+    about = tuple(term.by for term in (*scope.deny, *scope.allow))
+    return DecisionReport(scope.decide(subject), in_force=True, about=about)

@@ -1,0 +1,138 @@
+"""All rules with the users and groups that have them, and what they grant to somebody.
+
+Without any rule everything is allowed. Once there is one, nothing is that no rule allows. A rule is
+everybody's, a group's or a user's; somebody has those of everybody, of his groups and his own.
+
+A rule with a placeholder is resolved for each user. Who lacks a claim that it names gets nothing by a rule
+that allows; one that denies holds for him without that part, so a claim that is missing opens nothing.
+
+Names that begin with `$` are the broker's own. A rule is about them if its name begins so; a wildcard is not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple
+
+from malamute.access.rule import AccessRule, resolve_where
+from malamute.access.scope import ALL_SUBJECTS, Decision, Grant, Scope, Term
+from malamute.access.template import PatternTable, Values, marked, resolve
+from malamute.protocol.names import RESERVED_PREFIX
+
+EVERYBODY = "everybody"
+
+Claims = tuple[tuple[str, str], ...]
+
+
+class User(NamedTuple):
+    """What the configuration says of a user."""
+
+    groups: tuple[str, ...] = ()
+    rules: tuple[AccessRule, ...] = ()
+    claims: Claims = ()
+
+
+_UNKNOWN = User()
+
+
+class Policy:
+    """Rules for everybody, for groups and for users. It never changes."""
+
+    def __init__(
+        self,
+        rules: Iterable[AccessRule] = (),
+        groups: Mapping[str, tuple[AccessRule, ...]] | None = None,
+        users: Mapping[str, User] | None = None,
+        accounts: Mapping[str, tuple[str, ...]] | None = None,
+    ) -> None:
+        """`accounts` are the users who may log in, where that is asked, with groups that they are in."""
+        self.rules = tuple(rules)
+        self.groups = dict(groups or {})
+        self.users = dict(users or {})
+        self.accounts = dict(accounts or {})
+        self.in_force = bool(self.rules) or any(
+            [*self.groups.values(), *(u.rules for u in self.users.values())]
+        )
+        """Whether there is any rule: without one, everything is allowed."""
+        self._tables: dict[str, RuleTable] = {}
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Policy):
+            return NotImplemented
+        return all(getattr(self, part) == getattr(other, part) for part in _PARTS)
+
+    __hash__ = None  # type: ignore[assignment]  # it has mappings
+
+    def grants(self, user: str, groups: Iterable[str] = (), claims: Claims = ()) -> Grants:
+        """What somebody has: a user of this name, in the groups that he is known to be in."""
+        known = self.users.get(user, _UNKNOWN)
+        values = {f"claim.{name}": value for name, value in (*known.claims, *claims)}
+        if user:
+            values["user"] = user
+        own = [Grant(f"user {user}", rule) for rule in known.rules]
+        shared = [(EVERYBODY, self.rules)]
+        shared += [
+            (f"group {group}", self.groups[group])
+            for group in sorted({*known.groups, *self.accounts.get(user, ()), *groups})
+            if group in self.groups
+        ]
+        tables = []
+        for owner, rules in shared:
+            own += [Grant(owner, rule) for rule in rules if rule.is_template]
+            if owner not in self._tables:
+                plain = [Grant(owner, rule) for rule in rules if not rule.is_template]
+                self._tables[owner] = RuleTable(plain, {})
+            tables.append(self._tables[owner])
+        return Grants([*tables, RuleTable(own, values)])
+
+
+_PARTS = ("rules", "groups", "users", "accounts")
+
+
+class Grants:
+    """What one user may do."""
+
+    def __init__(self, tables: list[RuleTable]) -> None:
+        self._tables = [table for table in tables if table.by_thing]
+
+    def scope(self, action: str, kind: str, name: str) -> Scope:
+        """What he may do with one thing in this way."""
+        thing = (action, kind, name.startswith(RESERVED_PREFIX))
+        text = marked(name)
+        found = [table.by_thing[thing] for table in self._tables if thing in table.by_thing]
+        return Scope(term for names in found for term in names.fitting(text))
+
+    def decide(self, action: str, kind: str, name: str, subject: str | None = None) -> Decision:
+        """Whether he may do something."""
+        return self.scope(action, kind, name).decide(subject)
+
+
+class RuleTable:
+    """Rules by what they are about; the names of those things are patterns."""
+
+    __slots__ = ("by_thing",)
+
+    def __init__(self, grants: Iterable[Grant], values: Values) -> None:
+        self.by_thing: dict[tuple[str, str, bool], PatternTable[Term]] = {}
+        for grant in grants:
+            for name, reserved, term in _resolved(grant, values):
+                for action, kind in grant.rule.pairs():
+                    table = self.by_thing.setdefault((action, kind, reserved), PatternTable())
+                    table.add(name, term)
+
+
+def _resolved(grant: Grant, values: Values) -> Iterator[tuple[str, bool, Term]]:
+    """The names that a rule is about, whether they are reserved, and what it says of them."""
+    rule = grant.rule
+    name, subject = resolve(rule.name, values), resolve(rule.subject, values)
+    where = resolve_where(rule.where, values)
+    if rule.deny:
+        term = Term(grant, subject or "", where or "")
+        if name is None:
+            yield from ((ALL_SUBJECTS, reserved, term) for reserved in (False, True))
+            return
+    elif name is None or subject is None or where is None:
+        return
+    else:
+        term = Term(grant, subject, where)
+    yield name, name.startswith(RESERVED_PREFIX), term

@@ -1,0 +1,96 @@
+"""`malamute keys`: CURVE keys, in files as pyzmq writes them."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+import click
+
+from malamute.cli.options import examples, json_option
+from malamute.cli.tables import show_map, show_rows
+from malamute.errors import ConfigError
+
+_NAME = re.compile(r"[^\s/\0]+")
+_PUBLIC, _SECRET = ".key", ".key_secret"
+
+
+@click.group()
+def keys() -> None:
+    """Make and show CURVE keys: NAME.key is for everybody to see, NAME.key_secret for its owner alone."""
+
+
+_directory = click.option(
+    "--dir",
+    "directory",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=Path(),
+    show_default="the working directory",
+    help="Where the files are.",
+)
+
+
+@keys.command(epilog=examples("malamute keys new broker", "malamute keys new ann --dir keys"))
+@click.argument("name")
+@_directory
+@json_option
+def new(name: str, *, directory: Path, as_json: bool) -> None:
+    """Make a key, and write its halves to NAME.key and NAME.key_secret, which must not be there."""
+    import zmq
+
+    if not _NAME.fullmatch(name):
+        raise ConfigError(f"invalid name {name!r} of a key: expected one of a file, without spaces")
+    public, secret = (half.decode() for half in zmq.curve_keypair())
+    paths = directory / f"{name}{_SECRET}", directory / f"{name}{_PUBLIC}"
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        _write(paths[0], public, secret)
+        _write(paths[1], public)
+    except OSError as error:
+        raise ConfigError(f"{error.filename}: cannot be written: {error.strerror}") from None
+    show_map(
+        {"name": name, "public": public, "file": str(paths[1]), "secret_file": str(paths[0])}, as_json=as_json
+    )
+
+
+def _write(path: Path, public: str, secret: str = "") -> None:
+    lines = ["metadata", "curve", f'    public-key = "{public}"']
+    if secret:
+        lines.append(f'    secret-key = "{secret}"')
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+    with open(os.open(path, flags, 0o600 if secret else 0o644), "w", encoding="utf-8") as file:
+        file.write("\n".join(lines) + "\n")
+
+
+@keys.command()
+@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@json_option
+def show(file: Path, *, as_json: bool) -> None:
+    """Show the public half of the key in FILE, and never the secret one."""
+    show_map({"file": str(file), "public": public_of(file)}, as_json=as_json)
+
+
+@keys.command("list")
+@_directory
+@json_option
+def listing(*, directory: Path, as_json: bool) -> None:
+    """List the keys in a directory."""
+    rows = [
+        {
+            "name": path.name.removesuffix(_PUBLIC),
+            "public": public_of(path),
+            "secret_here": path.with_name(path.name + "_secret").exists(),
+        }
+        for path in sorted(directory.glob(f"*{_PUBLIC}"))
+    ]
+    show_rows(rows, as_json=as_json)
+    if not rows and not as_json:
+        click.echo("no keys", err=True)
+
+
+def public_of(path: Path) -> str:
+    """The public half of the key in a file. Raises `ConfigError`."""
+    from malamute.config.accounts import read_public_key
+
+    return read_public_key(path)

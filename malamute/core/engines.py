@@ -1,0 +1,47 @@
+"""What the broker consists of, as its operators' queries and changes see it."""
+
+from __future__ import annotations
+
+from malamute.core.access import AccessControl
+from malamute.core.answers import Answers
+from malamute.core.effects import Effects
+from malamute.core.feed import Feeds
+from malamute.core.health import Health
+from malamute.core.mailbox import Mailboxes
+from malamute.core.queue.limits import QueueLimits
+from malamute.core.queue.table import QueueTable
+from malamute.core.recovery import Recovery
+from malamute.core.selectors import SelectorBudget
+from malamute.core.service import Services
+from malamute.core.session import Sessions
+from malamute.core.settings import Settings
+from malamute.core.stream import Streams
+
+
+class Engines:
+    """The parts of the broker. `Core` makes them and calls them; `admin` reads and changes them."""
+
+    settings: Settings
+    access: AccessControl
+    effects: Effects
+    answers: Answers
+    selectors: SelectorBudget
+    streams: Streams
+    health: Health
+    queue_limits: QueueLimits
+    mailboxes: Mailboxes
+    services: Services
+    sessions: Sessions
+    recovery: Recovery
+    feeds: Feeds
+
+    started: float
+    configured_at: float
+    waiting_options: tuple[str, ...] = ()
+    """Options of the configuration that was loaded last, which wait for the next start."""
+    config_error = ""
+    """Why the configuration that was to be loaded last was refused."""
+
+    def queues_of(self, kind: str) -> QueueTable:
+        """The mailboxes or the services."""
+        return self.mailboxes if kind == "mailbox" else self.services

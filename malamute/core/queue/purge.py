@@ -1,0 +1,66 @@
+"""Purge and withdrawal: messages are removed before anybody has settled them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+from malamute.core.queue.queue import STEP_MESSAGES, Queue
+from malamute.core.workflow import STORED, Workflow, run_workflow
+
+if TYPE_CHECKING:
+    from malamute.errors import MalamuteError
+
+
+class PurgeProgress(Protocol):
+    """What a purge calls with how many messages were dropped, and how many before those of this commit."""
+
+    def __call__(self, count: int, before: int, *, final: bool = True, partial: bool = False) -> None:
+        """So many are dropped, with all that this iteration stores; if it is not `final`, more come."""
+
+
+def purge(
+    queue: Queue, sequences: Sequence[int], report: PurgeProgress, failed: Callable[[MalamuteError], None]
+) -> None:
+    """Drop messages, if the disk lets it: `report` gets how many were there, or `failed` why none left.
+
+    What does not fit one commit is reported with each of them: one of the others may fail, or never come.
+    """
+    run_workflow(queue.effects, _steps(queue, sequences, report, failed, "purged"))
+
+
+def withdraw(
+    queue: Queue,
+    sender: str,
+    correlation: int | str,
+    report: PurgeProgress,
+    failed: Callable[[MalamuteError], None],
+) -> None:
+    """Remove the messages of a sender under a correlation, and report as `purge` does."""
+    sequences = queue.correlations.of(sender, correlation)
+    run_workflow(queue.effects, _steps(queue, sequences, report, failed, "withdrawn"))
+
+
+def _steps(
+    queue: Queue,
+    sequences: Sequence[int],
+    report: PurgeProgress,
+    failed: Callable[[MalamuteError], None],
+    outcome: str,
+) -> Workflow:
+    count = 0
+    for start in range(0, max(len(sequences), 1), STEP_MESSAGES):
+        before = count
+        some = sequences[start : start + STEP_MESSAGES]
+        count += queue.settle_early(some, outcome)
+        queue.effects.work -= len(some)
+        if start + STEP_MESSAGES >= len(sequences):
+            report(count, before)
+            return
+        report(count, before, final=False)
+        if (error := (yield STORED)) is not None:
+            if before:
+                report(before, before, partial=True)
+            else:
+                failed(error)
+            return

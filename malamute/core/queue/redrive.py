@@ -1,0 +1,107 @@
+"""Redrive: dead letters are sent again, as new messages at the end of their queue.
+
+A run of them moves in one transaction, so each is a dead letter or in the queue, and never both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+from malamute.core.queue.dead_letters import UNREADABLE, properties_without
+from malamute.core.queue.entry import Entry, size_of
+from malamute.core.queue.options import Options
+from malamute.core.queue.paging import Records, records_of, runs
+from malamute.core.queue.settlement import CORRUPT
+from malamute.core.workflow import STORED, Workflow, run_workflow
+from malamute.errors import MalamuteError
+
+if TYPE_CHECKING:
+    from malamute.core.queue.queue import Queue
+
+LEFT_BEHIND = ("dead", "tracker", "delay", "at", "immediate")
+"""Properties that a message does not have when it is sent again."""
+
+
+class RedriveProgress(Protocol):
+    """What a redrive calls with how far it is."""
+
+    def __call__(self, count: int, before: int = 0, *, final: bool = True) -> None:
+        """So many are sent again with this iteration, and so many `before` it. It is `final` at the last."""
+
+
+def redrive(
+    queue: Queue, sequences: Sequence[int], report: RedriveProgress, failed: Callable[[MalamuteError], None]
+) -> None:
+    """Send some dead letters again: `report` gets how many, or `failed` why none.
+
+    What does not fit one commit is reported with each of them: one of the others may fail, or never come.
+    Raises `TryLater` when the queue has no room for them all, and then nothing happens.
+    """
+    entries = queue.dead_letters.find(sequences)
+    size_bytes = size_of(entries)
+    queue.limits.check(queue.usage, len(entries), size_bytes)
+    queue.limits.reserve(queue.usage, len(entries), size_bytes)
+    queue.dead_letters.leaving.update(entry.sequence for entry in entries)
+    run_workflow(queue.effects, _steps(queue, entries, report, failed))
+
+
+def _steps(
+    queue: Queue, entries: Sequence[Entry], report: RedriveProgress, failed: Callable[[MalamuteError], None]
+) -> Workflow:
+    dead = queue.dead_letters
+    count = 0
+    left = len(entries)
+    error: MalamuteError | None = None
+    for run in runs(entries):
+        records: Records = {}
+        try:
+            records = {} if error else (yield from records_of(dead.kind, queue.name, run))
+        except MalamuteError as fault:
+            error = fault
+        queue.limits.reserve(queue.usage, -len(run), -size_of(run))
+        left -= len(run)
+        # Those that were dropped meanwhile stay away, and those that cannot be read stay here.
+        here = [e for e in run if e.sequence in dead.entries and _is_whole(e, records)]
+        if here:
+            _put_back(queue, here, records)
+            report(count + len(here), count, final=not left)
+            dead.going.update(entry.sequence for entry in here)
+            error = yield STORED
+            dead.going.difference_update(entry.sequence for entry in here)
+        dead.leaving.difference_update(entry.sequence for entry in run)
+        if here and error is None:
+            dead.forget([entry.sequence for entry in here])
+            count += len(here)
+        if not left and here:
+            break
+    else:
+        if error is not None and not count:
+            failed(error)
+        else:
+            report(count, count)
+    if error is not None:
+        dead.drop_oldest()
+
+
+def _is_whole(entry: Entry, records: Records) -> bool:
+    """Whether a dead letter has its record: it can be read, and could be when it died."""
+    died = (entry.properties or {})["dead"]["reason"]
+    record = records.get(entry.sequence)
+    return record is not None and not (died == CORRUPT and record == UNREADABLE)
+
+
+def _put_back(queue: Queue, entries: Sequence[Entry], records: Records) -> None:
+    time_ns = queue.effects.time_ns
+    again = []
+    for sequence, entry in enumerate(entries, queue.next_sequence):
+        properties = properties_without(entry, LEFT_BEHIND)
+        record = records[entry.sequence]
+        again.append(Entry((sequence, time_ns, entry.sender, entry.subject, record, properties or None)))
+    asked = {
+        message.sequence: found
+        for message in again
+        if (found := Options.of(message, time_ns, queue.effects.ahead_ns)) is not None
+    }
+    queue.put(again, confirmed=True, options=asked, reserved=True)
+    queue.effects.store_bound(queue.dead_letters.removal([entry.sequence for entry in entries]))

@@ -1,0 +1,152 @@
+"""A queue as a source of a session, and what its client can say about deliveries."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence, Set
+from typing import TYPE_CHECKING
+
+from malamute.core.queue.consumer import Consumer, Owner
+from malamute.core.queue.queue import STEP_MESSAGES, Queue
+from malamute.errors import MalamuteError
+from malamute.protocol.messages import Ranges
+
+if TYPE_CHECKING:
+    from malamute.core.effects import WhenStored
+    from malamute.matching import Selector
+
+
+class QueueSource:
+    """One consumer of a queue, as its session has it: the owner of a mailbox, or an offer to a service.
+
+    What names deliveries raises `NotOutstanding` if one is not held, and then nothing has happened.
+    """
+
+    def __init__(
+        self, session: Owner, source: int, queue: Queue, selector: Selector, ack_timeout: float = 0.0
+    ) -> None:
+        """`ack_timeout` is in seconds; 0 is that of the queue."""
+        self.queue = queue
+        self.selector = selector
+        self.cost_bytes = 0
+        """What its selector takes of memory."""
+        ack_timeout = ack_timeout or queue.usage.policy.ack_timeout_seconds
+        self.consumer = Consumer(session, source, ack_timeout, queue.effects.now)
+        queue.join(self.consumer, selector)
+
+    def grant(self, messages: int, size_bytes: int) -> None:
+        """Take more credit, and what waits for it."""
+        self.consumer.grant(messages, size_bytes)
+        self.queue.dispatcher.serve(self.consumer)
+
+    def block(self) -> None:
+        """The peer can take no messages for now: others get what it would have got."""
+        self.queue.dispatcher.remove_waiter(self.consumer)
+
+    def unblock(self) -> None:
+        """The peer can take messages again."""
+        self.queue.dispatcher.serve(self.consumer)
+
+    def cancel(self) -> None:
+        """End it: what it holds is ready for others."""
+        self.queue.leave(self.consumer)
+
+    # About deliveries
+
+    def acknowledge(self, ranges: Ranges) -> None:
+        """They are done: remove them, however many they are. Nothing else depends on it."""
+        queue, consumer = self.queue, self.consumer
+        sequences = consumer.held(ranges)
+        queue.detach(consumer, sequences)
+        if len(sequences) > STEP_MESSAGES:
+            # Nobody takes them before it is their turn.
+            queue.take_back(sequences)
+        worker = consumer.session.address
+        queue.in_steps(sequences, lambda some: queue.settlement.settle(some, "acknowledged", worker=worker))
+
+    def complete(self, sequences: Sequence[int], *, bound: bool) -> None:
+        """The same for what it is known to hold.
+
+        `bound` binds it to all that this iteration stores: if that fails, they are ready again.
+        """
+        queue, consumer = self.queue, self.consumer
+        queue.detach(consumer, sequences)
+        queue.settlement.settle(sequences, "acknowledged", bound=bound, worker=consumer.session.address)
+
+    def give_back(self, ranges: Ranges, delay: float | None) -> None:
+        """They were tried and go back to the queue, after a delay in seconds; None is by the backoff."""
+        self.queue.give_back(self.consumer, self.consumer.held(ranges), delay)
+
+    def reject(self, ranges: Ranges, reason: str) -> None:
+        """Nobody is to get them again."""
+        queue, consumer = self.queue, self.consumer
+        sequences = consumer.held(ranges)
+        queue.detach(consumer, sequences)
+        queue.take_back(sequences)
+        worker = consumer.session.address
+        queue.in_steps(
+            sorted(sequences), lambda some: queue.settlement.dead_letter(some, "rejected", reason, worker)
+        )
+
+    def report(self, ranges: Ranges) -> None:
+        """They are worked on: their deadlines begin anew."""
+        self.consumer.renew(self.consumer.held(ranges), self.queue.effects.now)
+
+    def release(self, ranges: Ranges) -> None:
+        """They were not looked at, and go back to the queue as if they had not been delivered."""
+        sequences = self.consumer.held(ranges)
+        self.queue.in_steps(sorted(sequences), self._released(sequences))
+
+    def drain(self, ranges: Ranges, told: WhenStored) -> None:
+        """It takes nothing more, and of what it holds only what is in these ranges was looked at.
+
+        `told` is called when what goes back to the queue is stored, or with the error that kept some of it
+        from that; at once if nothing goes back.
+        """
+        queue, consumer = self.queue, self.consumer
+        consumer.drained = True
+        sequences = consumer.beside(ranges)
+        waited: set[int] = set()
+        release = self._released(sequences, waited)
+        # The keys of what it gives back are not its own any more: what waited for it is others'.
+        waited.update(queue.dispatcher.drain(consumer))
+        back = sorted({*sequences, *waited}) if waited else sequences
+        queue.take_back(waited.difference(sequences))
+        if not sequences:
+            queue.in_steps(back, queue.make_ready)
+            told(None)
+            return
+        errors: list[MalamuteError | None] = []
+
+        def act(some: Sequence[int]) -> None:
+            release(some)
+            queue.effects.when_stored(errors.append)
+
+        def done() -> None:
+            queue.effects.when_stored(lambda error: told(next(filter(None, errors), error)))
+
+        queue.in_steps(back, act, done)
+
+    def _released(
+        self, sequences: Sequence[int], waited: Set[int] = frozenset()
+    ) -> Callable[[Sequence[int]], None]:
+        """Take away what was not looked at. Returns what lets some of it wait again.
+
+        What `waited` for it, it has not had.
+        """
+        queue, consumer = self.queue, self.consumer
+        sent = {*consumer.sent_of(sequences)}
+        queue.detach(consumer, sequences)
+        queue.take_back(sequences)
+
+        def release(some: Sequence[int]) -> None:
+            for sequence in some:
+                if sequence in waited:
+                    continue
+                entry = queue.entries[sequence]
+                if sequence in sent:
+                    queue.states.uncount([entry])
+                # It may be stored as delivered, as it was about to be sent.
+                queue.watermark.store_attempts(entry)
+            queue.make_ready(some)
+
+        return release

@@ -1,0 +1,47 @@
+"""What the core has to know of the configuration, and how it gets another one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from malamute.access import Policy
+from malamute.protocol.limits import Limits
+from malamute.store.policies import PolicyOf, QueuePolicy, StreamPolicy, StreamPolicyOf
+
+
+class Settings(NamedTuple):
+    """What the core has to know of the configuration. Times are in seconds."""
+
+    limits: Limits = Limits()
+    session_expiry: float = 600.0
+    probe_interval: float = 0.5
+    streams: StreamPolicyOf = lambda stream: StreamPolicy()
+    unjournaled: bool = False
+    """Whether there may be a stream without a journal."""
+    queues: PolicyOf = lambda kind, name: QueuePolicy()
+    lifecycle_events: bool = False
+    """Whether `$sys` tells what happens to clients, streams, queues and the store."""
+    settled_events: bool = False
+    """Whether `$sys` tells the history of each queued message."""
+    access: Policy = Policy()
+    """The rules of who may do what."""
+    software: str = ""
+    backups: str = ""
+    """The directory below which backups are made; none if nothing is kept on a disk."""
+    facts: Mapping[str, Any] = {}
+    """What `status` tells beyond what the core knows."""
+
+
+class ConfigurationLoaded(NamedTuple):
+    """A configuration that was read and found good.
+
+    `settings` is what of it a running broker can go by, `changed` the options that differ from what was in
+    force, and `waiting` those that wait for the next start.
+    """
+
+    settings: Settings
+    changed: tuple[str, ...] = ()
+    waiting: tuple[str, ...] = ()
+    edge: Any = None
+    """What those go by who gave it to the core."""

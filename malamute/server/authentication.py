@@ -1,0 +1,279 @@
+"""Who a peer is: the handler of libzmq's authentication protocol (ZAP, RFC 27), in the broker's loop.
+
+libzmq asks here about each connection to a listener with PLAIN or CURVE, before anything that it sends is
+handed over, and puts the user whom it is told into every frame of that connection (`User-Id`).
+
+A password takes some 50 ms to try, so a thread of its own does that, for a few at a time. Who was right
+before is known by a keyed digest: a thousand clients that reconnect cost a thousand digests. Addresses from
+which wrong passwords come have to wait, and a handshake that has to wait is one to be tried again (300).
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from hashlib import blake2b
+from hmac import compare_digest
+from time import monotonic
+from typing import Any, NamedTuple
+
+import zmq
+from zmq.utils import z85
+
+from malamute.config.accounts import PASSWORD_BYTES_MAX, Account, Accounts, PasswordHash, hash_password
+from malamute.core.access import ANONYMOUS, Principal
+
+ENDPOINT = "inproc://zeromq.zap.01"
+VERSION = b"1.0"
+
+OK, LATER, REFUSED, FAULTY = b"200", b"300", b"400", b"500"
+"""What libzmq is answered: 300 has the client try again, and 400 and 500 tell it that it was refused."""
+
+REQUESTS_MAX = 64
+"""Handshakes that are answered in one iteration."""
+
+TRYING_MAX = 64
+"""Passwords that wait for the thread; with more, the client has to come again."""
+
+FAILURES_MAX = 10
+"""Wrong passwords from one address, in FAILURE_SECONDS, after which no other is tried from there."""
+
+FAILURE_SECONDS = 60.0
+
+ADDRESSES_MAX = 10_000
+"""Addresses whose failures are remembered: those of the newest."""
+
+REASONS_MAX = 1_000
+"""Different reasons that are reported."""
+
+_METHOD = "X-Method"
+
+
+class RefusedConnection(NamedTuple):
+    """A connection that was refused: from where, how it tried to prove who it is, and why."""
+
+    address: str
+    mechanism: str
+    reason: str
+
+
+class Reported:
+    """Writes refusals to a log: one for each reason and second, with how many there were."""
+
+    def __init__(self, log: Any, timer: Callable[[], float] = monotonic) -> None:
+        self._log = log
+        self._timer = timer
+        self._waiting: Counter[str] = Counter()
+        self._at: dict[str, float] = {}
+
+    def __call__(self, refusal: RefusedConnection) -> None:
+        """Take note of one."""
+        reason, now = refusal.reason, self._timer()
+        self._waiting[reason] += 1
+        if now >= self._at.get(reason, now) and (reason in self._at or len(self._at) < REASONS_MAX):
+            self._at[reason] = now + 1.0
+            self._log.warning(
+                "connection refused",
+                address=refusal.address,
+                mechanism=refusal.mechanism,
+                reason=reason,
+                count=self._waiting.pop(reason),
+            )
+
+
+class _Tried(NamedTuple):
+    """A password that was tried for somebody; `digest` is it, keyed."""
+
+    routing: bytes
+    request: bytes
+    address: str
+    name: str
+    hashed: str
+    digest: bytes
+    right: bool
+
+
+class Failures:
+    """Wrong passwords by the addresses that they came from."""
+
+    def __init__(self) -> None:
+        self._found: OrderedDict[str, tuple[int, float]] = OrderedDict()
+
+    def add(self, address: str, now: float) -> None:
+        """One more."""
+        count, since = self._recent(address, now)
+        self._found[address] = (count + 1, since)
+        self._found.move_to_end(address)
+        if len(self._found) > ADDRESSES_MAX:
+            self._found.popitem(last=False)
+
+    def too_many(self, address: str, now: float) -> bool:
+        """Whether nothing more is tried from there for now."""
+        return self._recent(address, now)[0] >= FAILURES_MAX
+
+    def _recent(self, address: str, now: float) -> tuple[int, float]:
+        count, since = self._found.get(address, (0, now))
+        return (count, since) if now < since + FAILURE_SECONDS else (0, now)
+
+
+class Authenticator:
+    """Answers libzmq who may connect. Only the loop's thread calls it."""
+
+    def __init__(
+        self,
+        context: zmq.Context[Any],
+        accounts: Accounts,
+        on_refusal: Callable[[RefusedConnection], None] = lambda refusal: None,
+    ) -> None:
+        self.accounts = accounts
+        self.refused: Counter[str] = Counter()
+        """How many were refused, by the reason."""
+        self._on_refusal = on_refusal
+        self._socket = context.socket(zmq.ROUTER)
+        self._socket.linger = 0
+        self._socket.bind(ENDPOINT)
+        self._receiver, self._sender = socket.socketpair()
+        self._receiver.setblocking(False)
+        self._sender.setblocking(False)
+        self._thread = ThreadPoolExecutor(1, "malamute-passwords")
+        self._trying = 0
+        self._tried: deque[_Tried] = deque()
+        self._right: dict[str, tuple[str, bytes]] = {}
+        """The passwords that were right: by name, what was kept then and the digest."""
+        self._secret = os.urandom(32)
+        self._failures = Failures()
+        # Trying it for whom nobody knows takes as long as for others.
+        self._nobody = PasswordHash.parse(hash_password("nobody"))
+
+    @property
+    def inputs(self) -> Sequence[Any]:
+        """What to poll for input."""
+        return self._socket, self._receiver.fileno()
+
+    def update(self, now: float) -> None:
+        """Answer what libzmq asks, and what was tried meanwhile."""
+        with suppress(BlockingIOError):
+            self._receiver.recv(TRYING_MAX)
+        while self._tried:
+            self._answer_tried(self._tried.popleft(), now)
+        with suppress(zmq.Again):
+            for _ in range(REQUESTS_MAX):
+                self._ask(self._socket.recv_multipart(zmq.NOBLOCK), now)
+
+    def principal(self, part: Any) -> Principal:
+        """Who has sent a frame, as was found out when he connected; the policy knows his groups."""
+        user = user_of(part)
+        return Principal(user, method=str(part.get(_METHOD))) if user else ANONYMOUS
+
+    def note_foreign(self, part: Any) -> None:
+        """Note that somebody has spoken in the session of another one."""
+        self._note("", "", f"the user {user_of(part)!r} in a session of another")
+
+    def _ask(self, frames: list[bytes], now: float) -> None:
+        if len(frames) < 8:
+            # Without a request there is nothing to answer.
+            self._note("", "", "malformed request")
+            return
+        routing, _, version, request, _, address, _, mechanism, *credentials = frames
+        where, how = address.decode("utf-8", "replace"), mechanism.decode("utf-8", "replace")
+        if version != VERSION:
+            self._refuse(routing, request, where, how, "unknown version of ZAP", FAULTY)
+        elif how == "CURVE" and len(credentials) == 1 and len(credentials[0]) == 32:
+            account = self.accounts.by_key.get(z85.encode(credentials[0]).decode())
+            self._decide(routing, request, where, how, account, "unknown key")
+        elif how == "PLAIN" and len(credentials) == 2:
+            self._try_password(routing, request, where, credentials, now)
+        else:
+            self._refuse(routing, request, where, how, "malformed credentials", FAULTY)
+
+    def _decide(
+        self, routing: bytes, request: bytes, where: str, how: str, account: Account | None, otherwise: str
+    ) -> None:
+        if account is None:
+            self._refuse(routing, request, where, how, otherwise)
+        elif account.disabled:
+            self._refuse(routing, request, where, how, "disabled account")
+        else:
+            self._reply(routing, request, OK, "", account.name, how.lower())
+
+    def _try_password(
+        self, routing: bytes, request: bytes, where: str, credentials: Sequence[bytes], now: float
+    ) -> None:
+        name, password = credentials[0].decode("utf-8", "replace"), credentials[1]
+        account = self.accounts.by_name.get(name)
+        hashed = (account.password if account else None) or ""
+        digest = blake2b(password, key=self._secret, digest_size=32).digest()
+        known = self._right.get(name)
+        if hashed and known and known[0] == hashed and compare_digest(known[1], digest):
+            self._decide(routing, request, where, "PLAIN", account, "")
+        elif len(password) > PASSWORD_BYTES_MAX:
+            self._refuse(routing, request, where, "PLAIN", "wrong user or password")
+        elif self._failures.too_many(where, now):
+            self._refuse(routing, request, where, "PLAIN", "too many wrong passwords", LATER)
+        elif self._trying >= TRYING_MAX:
+            self._refuse(routing, request, where, "PLAIN", "too many at a time", LATER)
+        else:
+            self._trying += 1
+            tried = _Tried(routing, request, where, name, hashed, digest, right=False)
+            self._thread.submit(self._try, tried, password)
+
+    def _try(self, tried: _Tried, password: bytes) -> None:
+        """Try a password. This is the thread's."""
+        kept = PasswordHash.parse(tried.hashed) if tried.hashed else self._nobody
+        right = kept.fits(password) and bool(tried.hashed)
+        self._tried.append(tried._replace(right=right))
+        with suppress(OSError):  # the loop has ended
+            self._sender.send(b"!")
+
+    def _answer_tried(self, tried: _Tried, now: float) -> None:
+        self._trying -= 1
+        account = self.accounts.by_name.get(tried.name)
+        # It may have another one by now.
+        right = tried.right and account is not None and account.password == tried.hashed
+        if right:
+            self._right[tried.name] = (tried.hashed, tried.digest)
+        else:
+            self._failures.add(tried.address, now)
+        known = account if right else None
+        self._decide(tried.routing, tried.request, tried.address, "PLAIN", known, "wrong user or password")
+
+    def _refuse(
+        self, routing: bytes, request: bytes, where: str, how: str, reason: str, status: bytes = REFUSED
+    ) -> None:
+        self._note(where, how, reason)
+        self._reply(routing, request, status, reason)
+
+    def _note(self, where: str, how: str, reason: str) -> None:
+        self.refused[reason] += 1
+        self._on_refusal(RefusedConnection(where, how, reason))
+
+    def _reply(
+        self, routing: bytes, request: bytes, status: bytes, text: str, user: str = "", method: str = ""
+    ) -> None:
+        known = _metadata(_METHOD, method) if user else b""
+        reply = (routing, b"", VERSION, request, status, text.encode(), user.encode(), known)
+        self._socket.send_multipart(reply)
+
+    def close(self) -> None:
+        """Answer no more. The sockets that ask have to be closed before."""
+        self._thread.shutdown(cancel_futures=True)
+        self._socket.close(0)
+        self._receiver.close()
+        self._sender.close()
+
+
+def _metadata(name: str, value: str) -> bytes:
+    """A property as ZMTP has it."""
+    return bytes([len(name)]) + name.encode() + len(value).to_bytes(4, "big") + value.encode()
+
+
+def user_of(part: Any) -> str:
+    """The user of the connection that a frame came on; empty if nobody asked."""
+    try:
+        return str(part.get("User-Id"))
+    except zmq.ZMQError:
+        return ""

@@ -1,0 +1,368 @@
+"""The guard: how many bytecode instructions fixed workloads take in the pure core and the codec.
+
+A time says as much of the machine as of the program; a count is the same on a busy and on an idle one.
+Counted is every instruction that CPython executes in the files of `COUNTED` while peers of the test bench do
+what clients do. Each message is encoded and decoded on both sides. What C code does inside one instruction is
+not seen, and neither is the store: `malamute bench` measures both.
+
+The baseline beside this file has the counts for a minor version of Python, as each compiles to other
+instructions. `compare` reports what has grown beyond `TOLERANCE`. After a change that is worth its price, or
+one that saved something, record anew:
+
+    python tests/bench/instruction_counts.py --record
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from itertools import count as count_up
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).parents[1] / "core"))
+    sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from core_bench import (
+    Bench,
+    ack,
+    mail_credit,
+    offer,
+    subscribe,
+)
+
+import malamute
+from malamute.protocol.batch import pack_record
+from malamute.protocol.codec import decode, encode
+from malamute.protocol.messages import (
+    Ack,
+    Cancel,
+    Credit,
+    Deliver,
+    Message,
+    Offer,
+    Publish,
+    Reply,
+    Request,
+    Send,
+    Stored,
+    Subscribe,
+)
+
+BASELINE = Path(__file__).with_name("instruction_counts.json")
+RECORD = "python tests/bench/instruction_counts.py --record"
+VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
+
+PACKAGE = str(Path(malamute.__file__).parent) + os.sep
+COUNTED = tuple(PACKAGE + place for place in ("core/", "matching/", "protocol/", "store/", "errors.py"))
+"""Files whose instructions count."""
+
+GENERATED = "<string>"
+"""The file of methods that the standard library makes, as for a NamedTuple: they count as their caller."""
+
+TOLERANCE = 0.03
+"""The part by which a count may grow."""
+
+REPEATS = 20
+"""How often the step of a workload is counted. It runs as often before, so that no cache is cold."""
+
+BATCH = 100
+"""Messages of a batch."""
+
+SEED = "0"
+"""Seed of the hashes of strings."""
+
+HISTORY = 1_000
+"""Messages that are replayed."""
+
+HEADERS = {"unit": "C", "station": "oslo", "quality": 17}
+RECORDS = [pack_record(HEADERS, b"x" * 100)] * BATCH
+SUBJECTS = [f"temp.oslo.{number}" for number in range(BATCH)]
+
+Step = Callable[[], object]
+"""What is counted: the same again with each call."""
+
+
+# Counting
+
+
+class Counter:
+    """Counts the instructions in the files of `COUNTED`, while it is on."""
+
+    def __init__(self) -> None:
+        self.instructions = 0
+
+    @contextmanager
+    def on(self) -> Iterator[None]:
+        """Count during the block. Collecting garbage would run finalizers at any time."""
+        before = sys.gettrace()
+        gc.disable()
+        sys.settrace(self._enter)
+        try:
+            yield
+        finally:
+            sys.settrace(before)
+            gc.enable()
+
+    def _enter(self, frame: FrameType, event: str, argument: Any) -> Callable[..., Any] | None:
+        if not _is_counted(frame):
+            return None
+        frame.f_trace_lines = False
+        frame.f_trace_opcodes = True
+        return self._trace
+
+    def _trace(self, frame: FrameType, event: str, argument: Any) -> Callable[..., Any]:
+        if event == "opcode":
+            self.instructions += 1
+        return self._trace
+
+
+def _is_counted(frame: FrameType | None) -> bool:
+    while frame is not None and frame.f_code.co_filename == GENERATED:
+        frame = frame.f_back
+    return frame is not None and frame.f_code.co_filename.startswith(COUNTED)
+
+
+def count(make: Callable[[], Step]) -> int:
+    """The instructions of so many steps of a workload."""
+    step = make()
+    for _ in range(REPEATS):
+        step()
+    counter = Counter()
+    with counter.on():
+        for _ in range(REPEATS):
+            step()
+    return counter.instructions
+
+
+# Workloads
+
+
+def _publish(messages: int, number: int = 0) -> Publish:
+    return Publish("s", number, SUBJECTS[:messages], RECORDS[:messages])
+
+
+def publish_unconfirmed() -> Step:
+    """A message without a confirmation, delivered live to one subscriber."""
+    return _publishing(1, confirmed=False)
+
+
+def publish_confirmed() -> Step:
+    """The same with its confirmation."""
+    return _publishing(1, confirmed=True)
+
+
+def publish_batch() -> Step:
+    """A batch, delivered live and confirmed."""
+    return _publishing(BATCH, confirmed=True)
+
+
+def publish_to_many() -> Step:
+    """A batch to a hundred subscribers, each of its own pattern, of which one in ten wants all of it."""
+    bench = Bench()
+    _subscribe(bench, [f"reader-{n}" for n in range(100)], lambda n: "temp.#" if n % 10 == 0 else SUBJECTS[n])
+    return _stepping(bench, lambda number: bench.tell("alice", _publish(BATCH, number)))
+
+
+def _publishing(messages: int, *, confirmed: bool) -> Step:
+    bench = Bench()
+    _subscribe(bench, ["bob"], lambda n: "temp.#")
+    return _stepping(
+        bench, lambda number: bench.tell("alice", _publish(messages, number if confirmed else 0))
+    )
+
+
+def _subscribe(bench: Bench, names: list[str], pattern: Callable[[int], str]) -> None:
+    bench.open("alice", *names)
+    for place, name in enumerate(names):
+        bench.tell(name, subscribe(criteria=[["topic", pattern(place)]]))
+    bench.settle()
+
+
+def _stepping(bench: Bench, do: Callable[[int], object]) -> Step:
+    """A step that does it with the next number, until the broker has nothing left to do."""
+    numbers = count_up(1)
+
+    def step() -> None:
+        do(next(numbers))
+        bench.settle()
+        bench.log.clear()
+
+    return step
+
+
+def ask_a_service() -> Step:
+    """A request without options, its reply, and the acknowledgement of that."""
+    bench = Bench()
+    bench.open("asker", "worker")
+    bench.tell("asker", mail_credit())
+    bench.tell("worker", offer())
+    bench.settle()
+
+    def ask(number: int) -> None:
+        bench.tell("asker", Request("w", number, ["a"], RECORDS[:1], [{"correlation": number}]))
+        bench.settle()
+        (task,) = bench.got("worker")
+        bench.tell("worker", Reply(1, number, [task.sequence], [True], RECORDS[:1]))
+        bench.settle()
+        (answer,) = bench.got("asker")
+        bench.tell("asker", ack(0, (answer.sequence, answer.sequence)))
+
+    return _stepping(bench, ask)
+
+
+def send_to_a_mailbox() -> Step:
+    """A message to a mailbox whose owner is there, and its acknowledgement."""
+    return _sending(1)
+
+
+def send_a_batch() -> Step:
+    """A batch to a mailbox, acknowledged as one range."""
+    return _sending(BATCH)
+
+
+def _sending(messages: int) -> Step:
+    bench = Bench()
+    bench.open("alice", "bob")
+    bench.tell("bob", mail_credit())
+    bench.settle()
+
+    def send_and_ack(number: int) -> None:
+        bench.tell("alice", Send("bob", number, SUBJECTS[:messages], RECORDS[:messages]))
+        bench.settle()
+        mail = bench.got("bob")
+        bench.tell("bob", ack(0, (mail[0].sequence, mail[-1].sequence)))
+
+    return _stepping(bench, send_and_ack)
+
+
+def replay() -> Step:
+    """A subscription from the first message on, replayed out of the store until it is live, and cancelled."""
+    bench = Bench()
+    bench.open("alice", "bob")
+    for _ in range(HISTORY // BATCH):
+        bench.tell("alice", _publish(BATCH))
+        bench.settle()
+
+    def subscribe_and_cancel(number: int) -> None:
+        bench.tell("bob", subscribe(number, start="first"))
+        bench.settle()
+        assert sum(isinstance(m, Deliver) for _, m in bench.log)
+        bench.tell("bob", Cancel(number))
+
+    return _stepping(bench, subscribe_and_cancel)
+
+
+def publish_to_filters() -> Step:
+    """A batch to a hundred subscriptions, each with a filter by header of its own; one takes all of it."""
+    bench = Bench()
+    bench.open("alice", "bob")
+    bench.tell("bob", *[subscribe(n + 1, where=f"quality = {n}") for n in range(100)])
+    bench.settle()
+    return _stepping(bench, lambda number: bench.tell("alice", _publish(BATCH, number)))
+
+
+def replay_to_filters() -> Step:
+    """The same of history: a hundred subscriptions from the first message on."""
+    bench = Bench()
+    bench.open("alice", "bob")
+    for _ in range(HISTORY // BATCH):
+        bench.tell("alice", _publish(BATCH))
+        bench.settle()
+
+    def subscribe_and_cancel(number: int) -> None:
+        bench.tell("bob", *[subscribe(n + 1, where=f"quality = {n}", start="first") for n in range(100)])
+        bench.settle()
+        bench.tell("bob", *[Cancel(n + 1) for n in range(100)])
+
+    return _stepping(bench, subscribe_and_cancel)
+
+
+HEADLINE: dict[str, Message] = {
+    "publish": Publish("weather", 1, SUBJECTS[:1], RECORDS[:1]),
+    "publish of a batch": Publish("weather", 1, SUBJECTS, RECORDS),
+    "send": Send("bob", 1, SUBJECTS[:1], RECORDS[:1]),
+    "request": Request("printer", 1, SUBJECTS[:1], RECORDS[:1], [{"correlation": 1}]),
+    "reply": Reply(1, 1, [1], [True], RECORDS[:1]),
+    "subscribe": Subscribe(1, "weather", [["topic", "temp.#"]], credit=1000),
+    "offer": Offer(1, "printer", [["all", ""]], credit=1000),
+    "credit": Credit(1, 1000),
+    "ack": Ack(1, [[1, 1000]]),
+    "stored": Stored([[1, 1, 1]]),
+    "deliver": Deliver(1, 0, b"payload"),
+}
+"""The commands that come once a message or a batch, and those that begin with them."""
+
+
+def _coding(message: Message) -> Callable[[], Step]:
+    def make() -> Step:
+        return lambda: decode([bytes(frame) for frame in encode(message)])
+
+    return make
+
+
+WORKLOADS: dict[str, Callable[[], Step]] = {
+    "publish one, unconfirmed": publish_unconfirmed,
+    "publish one, confirmed": publish_confirmed,
+    f"publish a batch of {BATCH}": publish_batch,
+    f"publish a batch of {BATCH} to 100 subscribers": publish_to_many,
+    f"publish a batch of {BATCH} to 100 filters by header": publish_to_filters,
+    "request, reply and acknowledge": ask_a_service,
+    "send one and acknowledge": send_to_a_mailbox,
+    f"send a batch of {BATCH} and acknowledge": send_a_batch,
+    f"subscribe and replay {HISTORY:,}": replay,
+    f"replay {HISTORY:,} to 100 filters by header": replay_to_filters,
+    **{f"encode and decode {name}": _coding(message) for name, message in HEADLINE.items()},
+}
+
+
+# The baseline
+
+
+def measure() -> dict[str, int]:
+    """The count of each workload."""
+    return {name: count(make) for name, make in WORKLOADS.items()}
+
+
+def recorded() -> dict[str, dict[str, int]]:
+    """The baseline: for each minor version of Python the count of each workload."""
+    found: dict[str, dict[str, int]] = json.loads(BASELINE.read_text()) if BASELINE.exists() else {}
+    return found
+
+
+def compare(before: Mapping[str, int], now: Mapping[str, int]) -> list[str]:
+    """A line for each workload that takes more than it did, or that only one of the two has."""
+    lines = [
+        f"{name}: {now[name]:,} instructions in {REPEATS} steps, "
+        f"{now[name] / before[name] - 1:+.1%} of {before[name]:,}"
+        for name in before
+        if name in now and now[name] > before[name] * (1 + TOLERANCE)
+    ]
+    lines += [f"{name}: not in the baseline" for name in now if name not in before]
+    lines += [f"{name}: in the baseline, and no workload" for name in before if name not in now]
+    return lines
+
+
+def main() -> None:
+    """Print the counts beside the baseline; with --record, make them the baseline of this Python."""
+    if os.environ.get("PYTHONHASHSEED") != SEED:  # the order of a set is that of hashes
+        os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, "PYTHONHASHSEED": SEED})
+    counts, everything = measure(), recorded()
+    before = everything.get(VERSION, {})
+    for name, instructions in counts.items():
+        change = f"{instructions / before[name] - 1:+8.1%}" if name in before else ""
+        print(f"{name:45}{instructions:>12,}{instructions // REPEATS:>10,} a step {change}")
+    if "--record" in sys.argv[1:]:
+        BASELINE.write_text(json.dumps({**everything, VERSION: counts}, indent=1) + "\n")
+    elif "--json" in sys.argv[1:]:
+        print(json.dumps(counts))
+
+
+if __name__ == "__main__":
+    main()

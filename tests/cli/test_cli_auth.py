@@ -1,0 +1,99 @@
+"""`malamute auth`: which rule decides, of a file and of a running broker."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from cli_commands import Run
+
+from malamute.config import Config
+from malamute.testing import Broker
+
+RULES = """
+[access]
+rules = ["view broker/access", "publish stream/prices", "deny publish stream/prices/internal.#"]
+
+[[access.user]]
+name = "ann"
+rules = ["receive mailbox/{user}", "subscribe stream/patients where ward = '3'"]
+"""
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    path = tmp_path / "rules.toml"
+    path.write_text(RULES)
+    return path
+
+
+@pytest.fixture(params=["file", "broker"])
+def rules(request: pytest.FixtureRequest, path: Path) -> Iterator[tuple[str, ...]]:
+    """The options that name the rules."""
+    if request.param == "file":
+        yield ("--config", str(path))
+    else:
+        with Broker(config=Config.load(path, {})) as broker:
+            yield ("--url", broker.url)
+
+
+def test_check_says_whether_and_by_which_rule(run: Run, rules: tuple[str, ...]) -> None:
+    checks = [
+        ("bob publish stream/prices/fx", 0, "allowed: publish stream/prices (everybody)\n"),
+        ("bob publish stream/prices", 0, "allowed in part: publish stream/prices (everybody)\n"),
+        (
+            "bob publish stream/prices/internal.x",
+            1,
+            "refused: deny publish stream/prices/internal.# (everybody)\n",
+        ),
+        ("ann receive mailbox/ann", 0, "allowed: receive mailbox/{user} (user ann)\n"),
+        ("bob receive mailbox/bob", 1, "refused: no rule allows it\n"),
+        (
+            "ann subscribe stream/patients",
+            0,
+            "allowed in part: subscribe stream/patients where ward = '3' (user ann)\n",
+        ),
+    ]
+    for asked, exit_code, words in checks:
+        assert run("auth", "check", *asked.split(), *rules, exit_code=exit_code).stdout == words
+
+
+def test_explain_lists_all_rules_about_it(run: Run, rules: tuple[str, ...]) -> None:
+    asked = ("auth", "explain", "bob", "publish", "stream/prices/internal.x", *rules)
+    assert json.loads(run(*asked, "--json").stdout) == [
+        {"rule": "deny publish stream/prices/internal.#", "owner": "everybody", "decides": True},
+        {"rule": "publish stream/prices", "owner": "everybody", "decides": False},
+    ]
+    assert "deny publish stream/prices/internal.#" in run(*asked).stdout
+    nothing = run("auth", "explain", "bob", "send", "mailbox/ann", *rules)
+    assert (nothing.stdout, nothing.stderr) == ("", "refused: no rule allows it\n")
+
+
+@pytest.mark.parametrize(
+    ("action", "target", "words"),
+    [
+        ("pub", "stream/a", "unknown action 'pub': did you mean 'publish'?"),
+        ("publish", "mailbox/a", "publish is nothing to do with a mailbox"),
+        ("publish", "stream/#", "expected one action, on one thing"),
+        ("publish", "stream/{user}", "expected one action, on one thing"),
+        ("deny publish", "stream/a", "expected one action, on one thing"),
+        ("*", "stream/a", "expected one action, on one thing"),
+        ("publish,subscribe", "stream/a", "invalid action 'publish,subscribe': expected one"),
+    ],
+)
+def test_what_is_asked_for_wrongly_is_refused(
+    run: Run, rules: tuple[str, ...], action: str, target: str, words: str
+) -> None:
+    failed = run("auth", "check", "ann", action, target, *rules, exit_code=1)
+    assert "417" in failed.stderr
+    assert words in failed.stderr
+
+
+def test_without_rules_everything_is_allowed(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "empty.toml"
+    path.write_text("")
+    asked = ("auth", "check", "ann", "admin", "broker/reload", "--config", str(path))
+    assert run(*asked).stdout == "allowed: there are no rules\n"
+    assert json.loads(run(*asked, "--json").stdout)["in_force"] is False

@@ -1,0 +1,382 @@
+"""Rules in the broker: every command goes by them, and a change of them reaches who is connected."""
+
+from __future__ import annotations
+
+from itertools import count
+
+import pytest
+from core_bench import Bench, ack, mail_credit, offer, peer_id, publish, reply, request, send, subscribe
+from hypothesis import given
+from hypothesis import strategies as st
+
+from malamute.access import AccessRule, Policy, User
+from malamute.core import access
+from malamute.core.access import QUERIES, Principal
+from malamute.protocol import admin
+from malamute.protocol.batch import pack_record
+from malamute.protocol.messages import (
+    BY_TYPE,
+    Change,
+    Commit,
+    Error,
+    Hello,
+    Offer,
+    Ok,
+    Query,
+    Subscribe,
+    Welcome,
+)
+
+
+def policy(*rules, **users):
+    return Policy(
+        map(AccessRule.parse, rules),
+        users={n: User(rules=tuple(map(AccessRule.parse, r))) for n, r in users.items()},
+    )
+
+
+def configure(bench, found):
+    bench.core.configure(bench.settings._replace(access=found), bench.now)
+    bench.settle()
+
+
+def bench_with(*rules, **users):
+    bench = Bench(lifecycle=True)
+    bench.settings = bench.settings._replace(access=policy(*rules, **users))
+    bench.core.configure(bench.settings, bench.now)
+    return bench
+
+
+def hello(bench, user, address="", peer=""):
+    """Say HELLO as a user. Returns the answer."""
+    peer = peer or user
+    bench._names[peer_id(peer)] = peer
+    bench.core.receive(peer_id(peer), Hello([2], address), bench.now, Principal(user))
+    bench.turn()
+    return bench.sent(peer)[-1]
+
+
+def refusals(answers):
+    return [message.text for message in answers if isinstance(message, Error) and message.code == 401]
+
+
+def test_every_query_has_a_line_and_names_its_own_arguments():
+    assert set(admin.QUERIES) == set(QUERIES)
+    of_things = {"stream", "service", "name", "id"}
+    for topic, kind in admin.QUERIES.items():
+        named = of_things & {*kind.rules.required, *kind.rules.optional}
+        assert named == {line.field for line in QUERIES[topic]}, topic
+
+
+NEEDED = [
+    (publish(b"1"), "publish stream/s/a"),
+    (send("bob", b"1"), "send mailbox/bob/a"),
+    (request(b"1", service="w"), "request service/w/a"),
+    (subscribe(1), "subscribe stream/s"),
+    (offer(2, service="w"), "offer service/w"),
+    (Commit("s", 0, "c", 0), "subscribe stream/s"),
+    (Query(1, "status", {}), "view broker/status"),
+    (Query(1, "streams", {}), "view broker/streams"),
+    (Query(1, "stored", {}), "view broker/stored"),
+    (Query(1, "stored", {"stream": "s"}), "view stream/s"),
+    (Query(1, "cursors", {"stream": ""}), "view broker/cursors"),
+    (Query(1, "client", {"id": "bob"}), "view client/bob"),
+    (Query(1, "messages", {"kind": "service", "name": "w"}), "browse service/w"),
+    (Query(1, "messages", {"kind": 7, "name": "w"}), "view broker/messages"),
+    (Query(1, "nothing", {}), "view broker/nothing"),
+    (Change(0, "stream.purge", {"stream": "s"}), "admin stream/s"),
+    (Change(0, "queue.purge", {"kind": "mailbox", "name": "bob"}), "admin mailbox/bob"),
+    (Change(0, "cursor.delete", {"stream": "s", "cursor": "c"}), "subscribe stream/s"),
+    (Change(0, "client.disconnect", {"id": "bob"}), "admin client/bob"),
+    (Change(0, "broker.reload", {}), "admin broker/reload"),
+    (Change(0, "journal.backup", {"directory": "x"}), "admin broker/backup"),
+]
+
+
+@pytest.mark.parametrize(("command", "rule"), NEEDED, ids=lambda value: str(value)[:60])
+def test_a_refusal_names_the_rule_that_is_missing_and_with_it_the_command_is_allowed(command, rule):
+    bench = bench_with("view broker/none")
+    hello(bench, "ann")
+    (words,) = refusals(bench.ask("ann", command))
+    assert words == f"'{rule}' is not allowed: no rule allows it"
+    assert [*bench.core.streams.by_name] == ["$sys"]
+    assert not bench.core.mailboxes.by_name
+    assert not bench.core.services.by_name
+    configure(bench, policy(rule))
+    assert refusals(bench.ask("ann", command)) == []
+    configure(bench, policy(rule, f"deny {rule}"))
+    assert refusals(bench.ask("ann", command)) == [f"'{rule}' is not allowed: refused by 'deny {rule}'"]
+
+
+def test_who_says_hello_has_the_mailboxes_that_a_rule_gives_him():
+    bench = bench_with("receive mailbox/{user}")
+    assert refusals([hello(bench, "ann", "bob")])
+    assert isinstance(hello(bench, "ann", "ann"), Welcome)
+    assert isinstance(hello(bench, "eve"), Welcome)
+    assert refusals([hello(bench, "", "x", "nobody")])
+
+
+def test_every_subject_of_a_command_is_checked():
+    bench = bench_with("publish stream/s/fx.#", "deny publish stream/s/fx.internal")
+    hello(bench, "ann")
+    batch = publish(b"1", b"2", subject="fx.eur")
+    assert refusals(bench.ask("ann", batch)) == []
+    mixed = batch._replace(subjects=["fx.eur", "fx.internal"])
+    assert refusals(bench.ask("ann", mixed)) == [
+        "'publish stream/s/fx.internal' is not allowed: refused by 'deny publish stream/s/fx.internal'"
+    ]
+    assert refusals(bench.ask("ann", batch._replace(subjects=["fx.eur", "metals"])))
+    assert bench.core.streams.by_name["s"].last == 2
+
+
+def test_what_was_allowed_once_is_not_decided_again(monkeypatch):
+    bench = bench_with("publish stream/s/fx.#", "send mailbox/bob", "request service/w")
+    hello(bench, "ann")
+    commands = publish(b"1", subject="fx.a"), send("bob", b"1"), request(b"1", service="w")
+    bench.tell("ann", *commands)
+    monkeypatch.setattr("malamute.access.Grants.scope", lambda *given: pytest.fail("decided again"))
+    assert refusals(bench.ask("ann", *commands)) == []
+
+
+def test_subjects_that_are_remembered_are_bounded(monkeypatch):
+    monkeypatch.setattr(access, "DECISIONS_MAX", 10)
+    control = access.AccessControl(policy=policy("publish stream/s/fx.#"))
+    may = control.of(Principal("ann"))
+    for number in range(100):
+        may.check(publish(b"1", subject=f"fx.{number}"))
+        assert sum(len(subjects) for _, subjects in may._subjects.values()) <= 10
+
+
+def test_replies_need_no_rule_and_nobody_else_reads_or_forges_them():
+    """NATS: every requester must be allowed to subscribe to `_INBOX.>`, and reads the replies of others."""
+    bench = bench_with(
+        "request service/w", worker=["offer service/w"], eve=["send mailbox/#", "browse */#", "receive */#"]
+    )
+    hello(bench, "ann")
+    hello(bench, "worker")
+    hello(bench, "eve")
+    bench.tell("ann", mail_credit(10), request(b"1", service="w", correlation="c"))
+    bench.tell("worker", offer(1, service="w"))
+    bench.tell("worker", reply(1, 1))
+    bench.settle()
+    assert bench.bodies("ann") == [b"done"]
+    private = bench.core.sessions.by_peer[peer_id("ann")].mailbox
+    assert refusals(bench.ask("eve", send(private, b"forged")))
+    assert refusals(bench.ask("eve", Query(1, "messages", {"kind": "mailbox", "name": private})))
+    assert refusals([hello(bench, "eve", private)])
+    assert bench.bodies("ann") == []
+
+
+def test_a_reply_that_is_to_go_elsewhere_is_a_message_to_that_mailbox():
+    bench = bench_with("request service/w", "receive mailbox/{user}", ann=["send mailbox/desk"])
+    hello(bench, "ann", "ann")
+    hello(bench, "eve", "eve")
+    asking = request(b"1", service="w")._replace(properties=[{"reply_to": "desk"}])
+    assert refusals(bench.ask("ann", asking)) == []
+    assert refusals(bench.ask("eve", asking)) == ["'send mailbox/desk/a' is not allowed: no rule allows it"]
+    assert refusals(bench.ask("eve", asking._replace(properties=[{"reply_to": "eve"}]))) == []
+    assert len(bench.core.services.by_name["w"].entries) == 2
+
+
+def rows(*wards):
+    return [pack_record({"ward": ward}, b"x") for ward in wards]
+
+
+def test_tenants_of_one_stream_do_not_see_each_other():
+    bench = bench_with("subscribe stream/s where ward = '{user}'", "publish stream/s")
+    hello(bench, "one")
+    hello(bench, "two")
+    bench.tell("one", publish(b"", b"", b"")._replace(records=rows("one", "two", "three")))
+    bench.settle()
+    assert refusals(bench.ask("one", subscribe(1, start="first"))) == []
+    assert refusals(bench.ask("two", subscribe(1, start="first", cursor="c"))) == []
+    bench.tell("one", publish(b"", b"", b"")._replace(records=rows("one", "two", "three")))
+    bench.settle()
+    bench.read_all()
+    assert [item.headers for item in bench.got("one")] == [{"ward": "one"}] * 2
+    assert [item.headers for item in bench.got("two")] == [{"ward": "two"}] * 2
+
+
+def test_a_feed_needs_the_whole_of_its_stream():
+    bench = bench_with("admin service/w", "admin stream/s", "subscribe stream/s where ward = '3'")
+    hello(bench, "ann")
+    feed = Change(0, "feed.set", {"service": "w", "stream": "s"})
+    assert refusals(bench.ask("ann", feed)) == ["'subscribe stream/s' is not allowed: no rule allows it"]
+    configure(bench, policy("admin service/w", "admin stream/s", "subscribe stream/s"))
+    assert refusals(bench.ask("ann", feed)) == []
+
+
+def test_an_offer_that_is_wider_than_the_rules_is_refused():
+    bench = bench_with("offer service/w/bw.#")
+    hello(bench, "ann")
+    assert refusals(bench.ask("ann", offer(1, service="w", pattern="bw.a4"))) == []
+    assert refusals(bench.ask("ann", offer(2, service="w", pattern="#"))) == [
+        "offer to 'w' is wider than the rules allow: expected fewer subjects"
+    ]
+
+
+# A change of the rules
+
+
+OPEN = ("publish,subscribe stream/#", "offer,request service/#", "receive,send mailbox/#")
+
+
+def about(command):
+    return BY_TYPE[command].opcode
+
+
+def test_rules_that_are_removed_end_what_they_allowed_and_disturb_nobody_else():
+    bench = bench_with(*OPEN)
+    for name in ("ann", "bob", "eve"):
+        hello(bench, name, name)
+    bench.tell("ann", subscribe(1), subscribe(2, stream="t"), offer(3, service="w"), offer(4, service="v"))
+    bench.tell("bob", subscribe(1), subscribe(2, criteria=[["topic", "a"]]), offer(3, service="w", credit=0))
+    bench.tell("eve", request(b"1", service="w"), mail_credit(9), send("eve", b"1"), publish(b"1"))
+    bench.settle()
+    for name in ("ann", "bob", "eve"):
+        bench.sent(name)
+    less = ("publish,subscribe stream/t", "request service/#", "send mailbox/#")
+    configure(
+        bench,
+        policy(
+            *less,
+            "subscribe stream/s/a",
+            "offer service/v",
+            ann=["receive mailbox/ann"],
+            bob=["receive mailbox/{user}", "offer service/w"],
+        ),
+    )
+    ended = [(message.about, message.ref, message.code) for message in bench.sent("ann")]
+    assert ended == [(about(Subscribe), 1, 401), (about(Offer), 3, 401)]
+    assert [(m.about, m.ref, m.code) for m in bench.sent("bob")] == [(about(Subscribe), 1, 401)]
+    # Whose address is not his own any more is not connected any more.
+    (gone,) = bench.sent("eve")
+    assert (gone.code, gone.about) == (401, about(Hello))
+    assert [*bench.core.sessions.by_peer] == [peer_id("ann"), peer_id("bob")]
+    # What ann held goes to bob, and eve's mail waits.
+    bench.tell("bob", offer(5, service="w"))
+    assert bench.bodies("bob") == [b"1"]
+    assert len(bench.core.mailboxes.by_name["eve"].entries) == 1
+    # What is left works.
+    assert refusals(bench.ask("ann", publish(b"2", stream="t"))) == []
+    assert bench.bodies("ann") == []
+    bench.settle()
+    assert refusals(bench.ask("ann", publish(b"2"))) == [
+        "'publish stream/s/a' is not allowed: no rule allows it"
+    ]
+
+
+def test_a_rule_that_is_added_changes_nothing_for_who_is_connected():
+    bench = bench_with(*OPEN)
+    hello(bench, "ann", "ann")
+    bench.tell("ann", subscribe(1), offer(2))
+    bench.sent("ann")
+    configure(bench, policy(*OPEN, "view broker/status", "deny publish stream/x"))
+    assert bench.sent("ann") == []
+    assert len(bench.core.sessions.by_peer[peer_id("ann")].sources) == 2
+
+
+def test_a_subscription_that_was_narrowed_goes_on_when_it_may_have_more():
+    bench = bench_with("subscribe stream/s where a = 1")
+    hello(bench, "ann")
+    bench.tell("ann", subscribe(1))
+    bench.sent("ann")
+    configure(bench, policy("subscribe stream/s"))
+    assert bench.sent("ann") == []
+    configure(bench, policy("subscribe stream/s where a = 2"))
+    assert len(refusals(bench.sent("ann"))) == 1
+
+
+def test_many_sessions_are_looked_at_in_steps(monkeypatch):
+    bench = bench_with(*OPEN)
+    for number in range(200):
+        hello(bench, f"user{number}")
+        bench.tell(f"user{number}", subscribe(1))
+    looked = count()
+    look = type(bench.core)._review_session
+    monkeypatch.setattr(type(bench.core), "_review_session", lambda *given: (next(looked), look(*given)))
+    bench.core.configure(bench.settings._replace(access=policy("subscribe stream/t")), bench.now)
+    assert next(looked) < 50
+    steps = 0
+    while bench.core.next_deadline() == bench.now and steps < 100:
+        bench.core.tick(bench.now)
+        bench.turn()
+        steps += 1
+    assert 5 < steps < 30
+    for number in range(200):
+        assert len(refusals(bench.sent(f"user{number}"))) == 1
+    assert next(looked) == 201
+
+
+def test_the_same_rules_again_are_no_change(monkeypatch):
+    bench = bench_with(*OPEN)
+    hello(bench, "ann", "ann")
+    monkeypatch.setattr(type(bench.core), "_review_session", lambda *given: pytest.fail("looked at"))
+    configure(bench, policy(*OPEN))
+
+
+# Any rules and commands
+
+
+COMMANDS = [
+    (publish(b"1", stream="s", subject="a"), ("publish", "stream", "s", "a")),
+    (publish(b"1", stream="t", subject="b"), ("publish", "stream", "t", "b")),
+    (send("s", b"1"), ("send", "mailbox", "s", "a")),
+    (request(b"1", service="t"), ("request", "service", "t", "a")),
+    (Query(1, "streams", {}), ("view", "broker", "streams", "")),
+    (Change(0, "stream.create", {"stream": "s"}), ("admin", "stream", "s", "")),
+]
+RULES = st.tuples(
+    st.booleans(),
+    st.sampled_from(["publish", "send", "request", "view", "admin", "*"]),
+    st.sampled_from(["s", "t", "#", "streams"]),
+    st.sampled_from(["", "", "a", "b"]),
+)
+
+
+def allowed(rules, action, name, subject):
+    """The reference: what the documentation says of rules, in so many words."""
+    fitting = [
+        deny
+        for deny, of, pattern, under in rules
+        if of in (action, "*") and pattern in (name, "#") and under in ("", subject)
+    ]
+    return any(not deny for deny in fitting) and not any(fitting)
+
+
+@given(st.lists(RULES, min_size=1, max_size=6), st.lists(st.sampled_from(COMMANDS), max_size=6))
+def test_any_command_is_done_exactly_if_the_reference_allows_it_and_leaves_no_trace_if_not(rules, commands):
+    rules = [
+        (deny, of, pattern, under if of in ("publish", "send", "request") else "")
+        for deny, of, pattern, under in rules
+    ]
+    texts = [
+        f"{'deny ' * deny}{of} */{pattern}{'/' * bool(under)}{under}" for deny, of, pattern, under in rules
+    ]
+    bench = bench_with(*texts)
+    hello(bench, "ann")
+    for command, (action, _, name, subject) in commands:
+        before = state(bench)
+        refused = refusals(bench.ask("ann", command))
+        bench.settle()
+        assert bool(refused) != allowed(rules, action, name, subject)
+        if refused:
+            assert state(bench) == before
+        bench.sent("ann")
+
+
+def state(bench):
+    core = bench.core
+    return (
+        {name: stream.last for name, stream in core.streams.by_name.items()},
+        {name: len(queue.entries) for name, queue in core.mailboxes.by_name.items()},
+        {name: len(queue.entries) for name, queue in core.services.by_name.items()},
+    )
+
+
+def test_acknowledgements_need_no_rule():
+    bench = bench_with("offer service/w", "request service/w")
+    hello(bench, "ann")
+    bench.tell("ann", offer(1, service="w"), request(b"1", service="w"))
+    assert [m for m in bench.ask("ann", ack(1, (1, 1))) if isinstance(m, Error)] == []
+    assert not [m for m in bench.ask("ann", Commit("s", 0, "c", 0)) if isinstance(m, Ok)]

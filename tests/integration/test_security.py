@@ -1,0 +1,293 @@
+"""Who connects is who he says he is: passwords, keys, and all at one broker."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zmq
+
+import malamute
+from malamute.access import AccessRule
+from malamute.config import AccessConfig, Config, GroupRules, ListenConfig
+from malamute.config.accounts import Account, Accounts, hash_password
+from malamute.errors import AccessRefused, ConfigError, ConnectTimeout, InvalidValue, MalamuteError
+from malamute.protocol.admin import BrokerReload
+from malamute.protocol.codec import decode, encode
+from malamute.protocol.messages import Error, Hello, Publish, Welcome
+from malamute.server.daemon import open_broker
+from malamute.testing import small_config
+
+RULES = ("publish,subscribe stream/#", "receive mailbox/{user}", "send mailbox/#", "view,admin broker/#")
+
+
+class Keys:
+    """Files with keys for some names."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.public: dict[str, str] = {}
+        for name in ("broker", "ann", "eve"):
+            public, secret = (half.decode() for half in zmq.curve_keypair())
+            self.public[name] = public
+            path = self.path(name)
+            path.touch(0o600)
+            path.write_text(f'curve\n    public-key = "{public}"\n    secret-key = "{secret}"\n')
+
+    def path(self, name: str) -> Path:
+        return self.directory / f"{name}.key_secret"
+
+
+class SecureBroker:
+    """A broker with an open listener, one for passwords and one for keys, and its accounts in a file."""
+
+    def __init__(self, directory: Path, keys: Keys) -> None:
+        self.keys = keys
+        self.accounts_file = directory / "accounts.toml"
+        self.config_rules = RULES
+        self.groups: tuple[GroupRules, ...] = ()
+        ann = Account("ann", key=keys.public["ann"], groups=("staff",))
+        self.save(ann, Account("bob", hash_password("secret")))
+        endpoints = ("tcp://127.0.0.1:*", "plain+tcp://127.0.0.1:*", "curve+tcp://127.0.0.1:*")
+        self._context: zmq.Context[Any] = zmq.Context()
+        config = self.config(endpoints)
+        self.loop = open_broker(config, self._context, read=lambda: self.config(endpoints))
+        self.open, self.plain, self.curve = self.loop.endpoints
+        self.notices: list[str] = []
+        self.loop._on_notice = lambda notice: self.notices.append(notice.event)
+        self._thread = threading.Thread(target=self.loop.run, daemon=True)
+        self._thread.start()
+
+    def save(self, *accounts: Account) -> None:
+        Accounts(accounts).save(self.accounts_file)
+
+    def config(self, endpoints: tuple[str, ...]) -> Config:
+        config = small_config()
+        return replace(
+            config,
+            storage=replace(config.storage, kind="memory"),
+            listen=ListenConfig(endpoints=endpoints),
+            access=AccessConfig(
+                accounts=str(self.accounts_file),
+                key=str(self.keys.path("broker")),
+                rules=tuple(map(AccessRule.parse, self.config_rules)),
+                group=self.groups,
+            ),
+        )
+
+    def connect(self, who: str = "", **options: Any) -> malamute.Client:
+        if who == "bob":
+            return malamute.connect(self.plain, user="bob", password="secret", **options)
+        if who:
+            key = self.keys.path(who)
+            return malamute.connect(self.curve, curve=key, server_key=self.keys.public["broker"], **options)
+        return malamute.connect(self.open, **options)
+
+    def close(self) -> None:
+        self.loop.stop()
+        self._thread.join()
+        self._context.term()
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> Keys:
+    return Keys(tmp_path)
+
+
+@pytest.fixture
+def secure(tmp_path: Path, keys: Keys) -> Iterator[SecureBroker]:
+    broker = SecureBroker(tmp_path, keys)
+    yield broker
+    broker.close()
+
+
+def test_one_broker_serves_open_plain_and_curve_listeners_at_once(secure: SecureBroker) -> None:
+    with (
+        secure.connect() as anybody,
+        secure.connect("bob", address="bob") as bob,
+        secure.connect("ann", address="ann") as ann,
+    ):
+        with ann.subscribe("s") as subscription:
+            for client in (anybody, bob, ann):
+                client.publish("s", "a", b"x", assurance="stored")
+            assert [subscription.receive().sender for _ in range(3)] == ["", "bob", "ann"]
+        bob.send("ann", "hello", b"y", assurance="stored")
+        assert ann.mailbox().receive().body == b"y"
+
+
+def test_who_cannot_prove_who_he_is_is_refused_at_once(secure: SecureBroker) -> None:
+    broker_key = secure.keys.public["broker"]
+    for url, options in [
+        (secure.plain, {"user": "bob", "password": "wrong"}),
+        (secure.plain, {"user": "nobody", "password": "secret"}),
+        (secure.plain, {"user": "ann", "password": "secret"}),
+        (secure.curve, {"curve": secure.keys.path("eve"), "server_key": broker_key}),
+    ]:
+        with pytest.raises(AccessRefused, match=r"connection to tcp://.* is refused"):
+            malamute.connect(url, timeout=20, **options)
+
+
+def test_who_brings_another_proof_than_is_asked_for_never_connects(secure: SecureBroker) -> None:
+    for url, options in [
+        (secure.plain, {}),
+        (secure.curve, {}),
+        (secure.curve, {"user": "bob", "password": "secret"}),
+        (secure.open, {"user": "bob", "password": "secret"}),
+    ]:
+        # The connection may be gone before the client has read which proof is asked for.
+        with pytest.raises((AccessRefused, ConnectTimeout)):
+            malamute.connect(url, timeout=1, **options)
+
+
+def test_a_broker_with_another_key_is_nobody_to_talk_to(secure: SecureBroker) -> None:
+    with pytest.raises(ConnectTimeout):
+        malamute.connect(
+            secure.curve, curve=secure.keys.path("ann"), server_key=secure.keys.public["eve"], timeout=0.5
+        )
+
+
+def test_a_user_has_his_own_address_and_no_other(secure: SecureBroker) -> None:
+    with pytest.raises(AccessRefused, match="'receive mailbox/bob' is not allowed"):
+        secure.connect("ann", address="bob")
+    with pytest.raises(AccessRefused, match="'receive mailbox/bob' is not allowed"):
+        secure.connect(address="bob")
+
+
+def test_the_environment_says_who_a_client_is(secure: SecureBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MALAMUTE_USER", "bob")
+    monkeypatch.setenv("MALAMUTE_PASSWORD", "secret")
+    with malamute.connect(secure.plain, address="bob"):
+        pass
+    monkeypatch.delenv("MALAMUTE_USER")
+    monkeypatch.setenv("MALAMUTE_CURVE", str(secure.keys.path("ann")))
+    monkeypatch.setenv("MALAMUTE_SERVER_KEY", str(secure.keys.path("broker")))
+    with malamute.connect(secure.curve, address="ann"):
+        pass
+
+
+def test_an_account_that_is_disabled_ends_its_sessions_and_no_others(secure: SecureBroker) -> None:
+    with secure.connect("ann", address="ann") as ann, secure.connect("bob", address="bob") as bob:
+        secure.save(
+            Account("ann", key=secure.keys.public["ann"], disabled=True),
+            Account("bob", hash_password("secret")),
+        )
+        bob.change(BrokerReload())
+        with pytest.raises(AccessRefused, match="disabled"):
+            ann.subscribe("s").receive(timeout=30)
+        bob.publish("s", "a", b"x", assurance="stored")
+        with pytest.raises(AccessRefused):
+            secure.connect("ann")
+
+
+def test_a_group_that_an_account_leaves_is_left_by_its_sessions(secure: SecureBroker) -> None:
+    secure.groups = (GroupRules("staff", tuple(map(AccessRule.parse, ["request service/#"]))),)
+    with secure.connect("ann", address="ann") as ann, secure.connect("bob", address="bob") as bob:
+        bob.change(BrokerReload())
+        ann.request("w", "x", b"")
+        secure.save(Account("ann", key=secure.keys.public["ann"]), Account("bob", hash_password("secret")))
+        bob.change(BrokerReload())
+        with pytest.raises(AccessRefused, match="'request service/w/x' is not allowed"):
+            next(iter(ann.request("w", "x", b"", timeout=30)))
+
+
+def test_a_file_that_is_wrong_keeps_the_accounts_that_are_there(secure: SecureBroker) -> None:
+    with secure.connect("bob", address="bob") as bob:
+        secure.accounts_file.write_text("[[account]]\nname = 'ann'\npassword = 'plain text'\n")
+        with pytest.raises(ConfigError, match=r"account 1: account.password = .*: expected what"):
+            bob.change(BrokerReload())
+        secure.accounts_file.chmod(0o644)
+        with pytest.raises(ConfigError, match="open to others"):
+            bob.change(BrokerReload())
+        with secure.connect("ann"):
+            pass
+
+
+def dealer(secure: SecureBroker, identity: bytes, who: str) -> zmq.Socket[bytes]:
+    """A bare socket of somebody with a key, under a routing id."""
+    socket = zmq.Context.instance().socket(zmq.DEALER)
+    socket.linger = 0
+    socket.routing_id = identity
+    text = secure.keys.path(who).read_text().split('"')
+    socket.curve_publickey, socket.curve_secretkey = text[1].encode(), text[3].encode()
+    socket.curve_serverkey = secure.keys.public["broker"].encode()
+    socket.connect(secure.curve)
+    return socket
+
+
+def say(socket: zmq.Socket[bytes], message: Any) -> Any:
+    socket.send_multipart(encode(message))
+    return heard(socket)
+
+
+def heard(socket: zmq.Socket[bytes]) -> Any:
+    assert socket.poll(30_000)
+    return decode(socket.recv_multipart())
+
+
+def test_a_routing_id_that_another_user_takes_opens_nothing(secure: SecureBroker) -> None:
+    secure.save(
+        Account("ann", key=secure.keys.public["ann"]),
+        Account("eve", key=secure.keys.public["eve"]),
+        Account("bob", hash_password("secret")),
+    )
+    with secure.connect("bob") as bob:
+        bob.change(BrokerReload())
+        identity = b"\x01" + os.urandom(15)
+        own = dealer(secure, identity, "ann")
+        assert isinstance(say(own, Hello([2], "ann")), Welcome)
+        other = dealer(secure, identity, "eve")
+        refused = say(other, Publish("s", 1, ["a"], [b""]))
+        assert isinstance(refused, Error)
+        assert refused.code in (401, 405)
+        refused = say(other, Hello([2], ""))
+        assert (refused.code, refused.about) == (401, 1)
+        other.close()
+        # It is there for whom it belongs to.
+        again = dealer(secure, identity, "ann")
+        assert say(again, Hello([2], "ann")).resumed
+        again.close()
+        own.close()
+
+
+def test_options_that_contradict_each_other_are_refused(keys: Keys, tmp_path: Path) -> None:
+    key, server = keys.path("ann"), keys.public["broker"]
+    for options, words in [
+        ({"user": "a", "password": "b", "curve": key}, "expected one of them"),
+        ({"curve": key}, "no server_key"),
+        ({"password": "b"}, "a password without a user"),
+        ({"user": "a"}, "invalid password: expected 1 to 255 bytes"),
+        ({"user": "a" * 256, "password": "b"}, "invalid user"),
+        ({"curve": tmp_path / "none", "server_key": server}, "cannot be read"),
+        ({"curve": key, "server_key": "short"}, "cannot be read"),
+    ]:
+        with pytest.raises(InvalidValue, match=words):
+            malamute.connect("tcp://127.0.0.1:1", **options)  # type: ignore[arg-type]
+    key.chmod(0o640)
+    with pytest.raises(InvalidValue, match="open to others"):
+        malamute.connect("tcp://127.0.0.1:1", curve=key, server_key=server)
+    key.chmod(0o600)
+    key.write_text("curve\n    public-key = 7\n")
+    with pytest.raises(InvalidValue, match="there is no public key in it"):
+        malamute.connect("tcp://127.0.0.1:1", curve=key, server_key=server)
+
+
+@pytest.mark.parametrize("name", ["accounts.toml", "broker.key_secret"])
+def test_a_broker_does_not_start_with_secrets_that_others_can_read(
+    tmp_path: Path, keys: Keys, name: str
+) -> None:
+    Accounts([Account("bob", hash_password("x"))]).save(tmp_path / "accounts.toml")
+    (tmp_path / name).chmod(0o640)
+    config = replace(
+        small_config(),
+        listen=ListenConfig(endpoints=("curve+tcp://127.0.0.1:*",)),
+        access=AccessConfig(accounts=str(tmp_path / "accounts.toml"), key=str(keys.path("broker"))),
+    )
+    context: zmq.Context[Any] = zmq.Context()
+    with pytest.raises(MalamuteError, match="open to others"):
+        open_broker(config, context)
+    context.term()

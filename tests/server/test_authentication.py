@@ -1,0 +1,181 @@
+"""The handler of libzmq's authentication protocol: each frame that is wrong, and what passwords cost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import zmq
+from zmq.utils import z85
+
+from malamute.config import accounts as module
+from malamute.config.accounts import Account, Accounts, hash_password
+from malamute.server.authentication import (
+    ADDRESSES_MAX,
+    ENDPOINT,
+    FAILURE_SECONDS,
+    FAILURES_MAX,
+    Authenticator,
+    Failures,
+    RefusedConnection,
+    Reported,
+)
+
+KEY = bytes(range(32))
+
+
+class Asking:
+    """What libzmq's session is to the handler: a socket that asks."""
+
+    def __init__(self, accounts: Accounts) -> None:
+        self.context: zmq.Context[Any] = zmq.Context()
+        self.refusals: list[RefusedConnection] = []
+        self.now = 0.0
+        self.handler = Authenticator(self.context, accounts, self.refusals.append)
+        self.socket = self.context.socket(zmq.DEALER)
+        self.socket.linger = 0
+        self.socket.connect(ENDPOINT)
+
+    def ask(self, *frames: bytes) -> tuple[str, str]:
+        """Ask with these frames behind the empty one. Returns the status and the user."""
+        self.socket.send_multipart([b"", *frames])
+        poller = zmq.Poller()
+        for source in (self.socket, *self.handler.inputs):
+            poller.register(source, zmq.POLLIN)
+        while not self.socket.poll(0):
+            assert poller.poll(30_000)
+            self.handler.update(self.now)
+        empty, version, request, status, _, user, _ = self.socket.recv_multipart()
+        assert (empty, version, request) == (b"", b"1.0", b"7")
+        return status.decode(), user.decode()
+
+    def plain(self, user: str, password: str) -> tuple[str, str]:
+        return self.ask(*CONNECTION, b"PLAIN", user.encode(), password.encode())
+
+    def curve(self, key: bytes) -> tuple[str, str]:
+        return self.ask(*CONNECTION, b"CURVE", key)
+
+
+CONNECTION = (b"1.0", b"7", b"domain", b"10.0.0.1", b"id")
+
+
+@pytest.fixture
+def asking(monkeypatch: pytest.MonkeyPatch) -> Iterator[Asking]:
+    monkeypatch.setattr(module, "SCRYPT_COST", 2)
+    accounts = Accounts(
+        [
+            Account("ann", key=z85.encode(KEY).decode()),
+            Account("bob", hash_password("secret")),
+            Account("out", hash_password("secret"), key=z85.encode(KEY[::-1]).decode(), disabled=True),
+        ]
+    )
+    asking = Asking(accounts)
+    yield asking
+    asking.socket.close()
+    asking.handler.close()
+    asking.context.term()
+
+
+def test_keys_and_passwords_say_who_somebody_is(asking: Asking) -> None:
+    assert asking.curve(KEY) == ("200", "ann")
+    assert asking.plain("bob", "secret") == ("200", "bob")
+    assert asking.refusals == []
+
+
+@pytest.mark.parametrize(
+    ("ask", "reason"),
+    [
+        (lambda asking: asking.curve(bytes(32)), "unknown key"),
+        (lambda asking: asking.curve(KEY[::-1]), "disabled account"),
+        (lambda asking: asking.plain("bob", "wrong"), "wrong user or password"),
+        (lambda asking: asking.plain("bob", ""), "wrong user or password"),
+        (lambda asking: asking.plain("bob", "x" * 1025), "wrong user or password"),
+        (lambda asking: asking.plain("ann", "secret"), "wrong user or password"),
+        (lambda asking: asking.plain("nobody", "nobody"), "wrong user or password"),
+        (lambda asking: asking.plain("out", "secret"), "disabled account"),
+    ],
+)
+def test_who_proves_nothing_is_refused(asking: Asking, ask: Callable[[Asking], Any], reason: str) -> None:
+    assert ask(asking) == ("400", "")
+    assert [refusal.reason for refusal in asking.refusals] == [reason]
+    assert asking.refusals[0].address == "10.0.0.1"
+
+
+@pytest.mark.parametrize(
+    ("frames", "reason"),
+    [
+        ((*CONNECTION, b"CURVE", KEY[:31]), "malformed credentials"),
+        ((*CONNECTION, b"CURVE", KEY, b""), "malformed credentials"),
+        ((*CONNECTION, b"PLAIN", b"bob"), "malformed credentials"),
+        ((*CONNECTION, b"NULL"), "malformed credentials"),
+        ((*CONNECTION, b"\xff", b""), "malformed credentials"),
+        ((b"2.0", *CONNECTION[1:], b"CURVE", KEY), "unknown version of ZAP"),
+    ],
+)
+def test_each_malformed_request_is_refused_by_name(
+    asking: Asking, frames: tuple[bytes, ...], reason: str
+) -> None:
+    assert asking.ask(*frames) == ("500", "")
+    assert [refusal.reason for refusal in asking.refusals] == [reason]
+
+
+def test_a_request_without_its_frames_is_passed_over(asking: Asking) -> None:
+    asking.socket.send_multipart([b"", b"1.0", b"7"])
+    assert asking.curve(KEY) == ("200", "ann")
+    assert asking.handler.refused == {"malformed request": 1}
+
+
+def test_an_account_that_changed_counts_at_once(asking: Asking) -> None:
+    assert asking.plain("bob", "secret") == ("200", "bob")
+    asking.handler.accounts = Accounts([Account("bob", hash_password("other"))])
+    assert asking.plain("bob", "secret") == ("400", "")
+    assert asking.plain("bob", "other") == ("200", "bob")
+    asking.handler.accounts = Accounts()
+    assert asking.plain("bob", "other") == ("400", "")
+
+
+def test_who_was_right_before_is_not_tried_again(asking: Asking, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert asking.plain("bob", "secret") == ("200", "bob")
+    monkeypatch.setattr(module.PasswordHash, "fits", lambda *given: pytest.fail("tried again"))
+    assert asking.plain("bob", "secret") == ("200", "bob")
+
+
+def test_an_address_with_too_many_wrong_passwords_has_to_wait_and_who_is_known_has_not(
+    asking: Asking,
+) -> None:
+    assert asking.plain("bob", "secret") == ("200", "bob")
+    for _ in range(FAILURES_MAX):
+        assert asking.plain("bob", "wrong") == ("400", "")
+    assert asking.plain("bob", "wrong") == ("300", "")
+    assert asking.plain("bob", "secret") == ("200", "bob")
+    asking.now = FAILURE_SECONDS
+    assert asking.plain("bob", "wrong") == ("400", "")
+
+
+def test_addresses_that_are_remembered_are_bounded() -> None:
+    failures = Failures()
+    for number in range(ADDRESSES_MAX + 5):
+        failures.add(str(number), 0.0)
+    assert len(failures._found) == ADDRESSES_MAX
+
+
+def test_refusals_are_written_once_a_second_for_each_reason() -> None:
+    lines: list[dict[str, Any]] = []
+
+    class Log:
+        def warning(self, event: str, **details: Any) -> None:
+            lines.append(details)
+
+    now = [0.0]
+    report = Reported(Log(), lambda: now[0])
+    for _ in range(5):
+        report(RefusedConnection("a", "PLAIN", "wrong"))
+    report(RefusedConnection("a", "CURVE", "unknown"))
+    now[0] = 1.0
+    report(RefusedConnection("b", "PLAIN", "wrong"))
+    assert [(line["address"], line["reason"], line["count"]) for line in lines] == [
+        ("a", "wrong", 1),
+        ("a", "unknown", 1),
+        ("b", "wrong", 5),
+    ]

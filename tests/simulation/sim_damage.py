@@ -1,0 +1,173 @@
+"""Damage of records that are not chunks, as the store on the disk would hand it over to the next broker.
+
+What is in one block is damaged together: messages of queues with their identities, positions of cursors, and
+what is known of sessions. A damaged message is there without its record, until it has left or is stored
+again. Of a value the one before comes back, if an older block has it: a session is in doubt then, and a
+cursor is back there. Otherwise the session is not known any more, and the cursor is lost. Each queue leaves
+out as many numbers as a block may have held. The state of a stream is rebuilt, and continues at its ceiling.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from malamute.journal.log import BLOCK_ENTRIES_MAX
+from malamute.journal.memory import MemoryStore
+from malamute.journal.states import CEILING_STEP
+from malamute.store.operations import (
+    Defect,
+    DeleteStream,
+    DeleteValue,
+    Frame,
+    Operation,
+    PutMessages,
+    PutValue,
+    QueueKind,
+    Recovered,
+)
+from malamute.store.tables import CURSORS, NUMBERS, SESSIONS
+
+Name = tuple[QueueKind, str]
+
+BLOCK_SIZES = (1, 3, 12, 1_000)
+"""How many messages and values a block holds here."""
+
+
+class Damaged(NamedTuple):
+    """What a block held that is damaged now: messages, lost cursors, cursors that are back, and sessions."""
+
+    messages: Sequence[tuple[QueueKind, str, int]] = ()
+    lost: Sequence[tuple[str, str]] = ()
+    back: Mapping[tuple[str, str], int] = {}
+    forgotten: Sequence[bytes] = ()
+
+
+class FlawedStore(MemoryStore):
+    """A store of which anything may be found damaged when a broker starts."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.unreadable: dict[Name, set[int]] = {}
+        self.lost: set[tuple[str, str]] = set()
+        self.doubtful: set[bytes] = set()
+        """Sessions that were written before what is damaged, and not since."""
+        self.defects: list[Defect] = []
+        """What was found damaged so far. There is no repair here."""
+        self._before: dict[tuple[str, Any], Any] = {}
+        """The values that others took the places of."""
+
+    def write(self, operations: Sequence[Operation]) -> None:
+        """Carry out all of the operations, or none. What is stored again is whole."""
+        before = {table: dict(rows) for table, rows in self._values.items()}
+        super().write(operations)
+        for operation in operations:
+            match operation:
+                case PutMessages(kind=kind, queue=queue):
+                    there = range(operation.first, operation.last + 1)
+                    self.unreadable.get((kind, queue), set()).difference_update(there)
+                case PutValue(table=table, key=key):
+                    self._before[table, key] = before.get(table, {}).get(key)
+                    self._found_again(table, key)
+                case DeleteValue(table=table, key=key):
+                    self._found_again(table, key)
+                case DeleteStream(stream=stream):
+                    self.lost = {key for key in self.lost if key[0] != stream}
+        for name, sequences in self.unreadable.items():
+            sequences &= self._queues[name].messages.keys() if name in self._queues else set()
+
+    def _found_again(self, table: str, key: Any) -> None:
+        if table == CURSORS:
+            self.lost.discard(key)
+        elif table == SESSIONS:
+            self.doubtful.discard(key[0])
+
+    def fetch(self, kind: QueueKind, queue: str, sequences: Sequence[int]) -> Mapping[int, Frame]:
+        """The records of messages that can be read."""
+        unreadable = self.unreadable.get((kind, queue), ())
+        return super().fetch(kind, queue, [s for s in sequences if s not in unreadable])
+
+    def recover(self, *, records_bytes: int | None = None, now: float | None = None) -> Recovered:
+        """What the next broker finds of all that."""
+        found = super().recover(records_bytes=records_bytes, now=now)
+        queues = dict(found.queues)
+        for name, sequences in self.unreadable.items():
+            if sequences and (state := queues.get(name)):
+                queues[name] = state._replace(
+                    messages=[
+                        message._replace(record=b"") if message.sequence in sequences else message
+                        for message in state.messages
+                    ],
+                    paged_out={s: size for s, size in state.paged_out.items() if s not in sequences},
+                    damaged=tuple(sorted(sequences)),
+                )
+        return found._replace(
+            queues=queues,
+            lost=frozenset((CURSORS, key) for key in self.lost),
+            doubtful=frozenset((SESSIONS, (peer, NUMBERS)) for peer in self.doubtful),
+            defects=tuple(self.defects),
+        )
+
+    def damage_block(self, a: int, b: int, c: int) -> Damaged:
+        """Damage what one block may hold, with no broker there."""
+        size = BLOCK_SIZES[c % len(BLOCK_SIZES)]
+        messages = [
+            (*name, sequence)
+            for name, queue in sorted(self._queues.items())
+            for sequence in sorted(queue.messages.keys() - self.unreadable.get(name, set()))
+        ]
+        # The position of a feed is one with its requests.
+        cursors = sorted(key for key in self._values.get(CURSORS, {}) if not key[1].startswith("$"))
+        peers = sorted({key[0] for key in self._values.get(SESSIONS, {})})
+        damaged = Damaged(
+            _some(messages, a, size), _some(cursors, b, 1 + size // 4), {}, _some(peers, b, size // 3)
+        )
+        for kind, name, sequence in damaged.messages:
+            self.unreadable.setdefault((kind, name), set()).add(sequence)
+            queue = self._queues[kind, name]
+            queue.identities = {i: known for i, known in queue.identities.items() if known[0] != sequence}
+        for queue in self._queues.values():
+            queue.next += BLOCK_ENTRIES_MAX
+        self.doubtful.update(peers)
+        back = {
+            key: before
+            for key in damaged.lost
+            if c // 4 % 2 and (before := self._before.get((CURSORS, key))) is not None
+        }
+        lost = [key for key in damaged.lost if key not in back]
+        self._values.setdefault(CURSORS, {}).update(back)
+        for key in lost:
+            del self._values[CURSORS][key]
+        self.lost.update(lost)
+        forgotten = [peer for peer in damaged.forgotten if not self._go_back(peer)]
+        self.defects.append(Defect("block", "", len(self.defects), len(self.defects), "cannot be read"))
+        self.defects += [Defect("cursor", f"{s} for {n}", 0, 0, "its position is lost") for s, n in lost]
+        return Damaged(damaged.messages, lost, back, forgotten)
+
+    def _go_back(self, peer: bytes) -> bool:
+        """Have the values of a session before the last ones. Returns whether there are any."""
+        rows = self._values[SESSIONS]
+        before = self._before.get((SESSIONS, (peer, NUMBERS)))
+        if before is not None:
+            rows[peer, NUMBERS] = before
+            return True
+        for key in [key for key in rows if key[0] == peer]:
+            del rows[key]
+        self.doubtful.discard(peer)
+        return False
+
+    def damage_state(self, choice: int) -> str:
+        """Damage the state of a stream, with no broker there. Returns its name, or nothing."""
+        streams = [*self._ring.streams.values()]
+        if not streams:
+            return ""
+        stream = streams[choice % len(streams)]
+        self._ring.streams[stream.name] = stream._replace(reserved=stream.reserved + CEILING_STEP)
+        self.defects.append(Defect("stream", stream.name, stream.first, stream.last, "was rebuilt"))
+        return stream.name
+
+
+def _some(things: Sequence[Any], choice: int, most: int) -> Sequence[Any]:
+    """Neighbours, from anywhere on."""
+    start = choice % max(1, len(things))
+    return things[start : start + most]

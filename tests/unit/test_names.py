@@ -1,0 +1,31 @@
+"""One class name has one meaning, so that who searches for it finds one class."""
+
+from __future__ import annotations
+
+import ast
+from collections import defaultdict
+from pathlib import Path
+
+import malamute
+
+PACKAGE = Path(malamute.__file__).parent
+
+EDGES = ("client/sync/", "client/aio/")
+"""The edges of the client have equal names on purpose: a program changes between them by its import."""
+
+SAME_THING = {
+    "Gap": {"client/events.py", "protocol/messages.py"},  # the event is made of the message
+    "Request": {"client/sync/consumers.py", "protocol/messages.py"},  # what a worker gets, and how it came
+    "Subscription": {"client/sync/consumers.py", "core/subscription.py"},  # the two ends of one
+}
+"""Names that two classes have for the same thing. A class of both edges is named by its blocking one."""
+
+
+def test_each_class_name_has_one_meaning() -> None:
+    places: dict[str, set[str]] = defaultdict(set)
+    for file in PACKAGE.rglob("*.py"):
+        path = file.relative_to(PACKAGE).as_posix()
+        for node in ast.parse(file.read_text()).body:
+            if isinstance(node, ast.ClassDef):
+                places[node.name].add(path.replace(EDGES[1], EDGES[0]))
+    assert {name: found for name, found in places.items() if len(found) > 1} == SAME_THING
