@@ -198,14 +198,14 @@ def test_a_refused_hello_is_raised_by_connect(broker):
 def test_publish_stored_returns_the_sequence_and_plain_publish_does_not_wait(broker, client):
     broker.answers[wire.Publish] = lambda m: [Stored([[m.number, m.number, 42]])] if m.number else []
     assert client.publish("s", "a", b"1", assurance="stored") == 42
-    assert client.publish("s", "a", b"2", {"x": 1}) == 0
-    assert client.publish("s", "a", b"3") == 0
+    assert client.publish("s", "b", b"2", {"x": 1}) == 0
+    assert client.publish("s", "c", b"3") == 0
     # What does not ask for an answer may join others in one command.
-    heard: list[tuple[int, bytes]] = []
+    heard: list[tuple[int, str]] = []
     while len(heard) < 3:
         publish = broker.hears(wire.Publish)
-        heard += [(publish.number, body) for body in publish.bodies]
-    assert heard == [(1, b"1"), (0, b"2"), (0, b"3")]
+        heard += [(publish.number, subject) for subject in publish.subjects]
+    assert heard == [(1, "a"), (0, "b"), (0, "c")]
 
 
 def test_an_unknown_assurance_is_refused(client):
