@@ -93,8 +93,11 @@ def test_a_dead_letter_that_could_not_be_read_is_not_sent_again():
     assert [*queue.entries] == [2]
 
 
-def answered(**options):
-    """What a session gets of a request that cannot be read when the broker starts; carol is there, too."""
+def answered(seconds=0.0, **options):
+    """What a session gets of a request that cannot be read when the broker starts; carol is there, too.
+
+    The broker starts so many seconds after the request came.
+    """
     bench = Bench()
     bench.open("alice", "carol")
     bench.tell("alice", request(b"what?", number=1, **options))
@@ -102,6 +105,7 @@ def answered(**options):
     name = "service", "w"
     recovered = bench.store.recover()
     queues = {**recovered.queues, name: recovered.queues[name]._replace(damaged=(1,))}
+    bench.now += seconds
     again(bench, queues=queues)
     bench.open("alice", "carol")
     bench.tell("alice", mail_credit())
@@ -116,6 +120,13 @@ def test_who_waits_for_replies_to_a_request_that_cannot_be_read_is_notified():
     assert reply.properties == {"correlation": "c1", "service": "w", "final": True}
     assert reply.headers == {"malamute.error": "corrupt: the request cannot be read, the disk has lost it"}
     assert (reply.sender, reply.body, others) == ("", b"", [])
+
+
+def test_a_request_that_cannot_be_read_is_lost_even_if_its_time_has_passed_meanwhile():
+    [reply], _ = answered(3.0, correlation="c1", ttl=2000)
+    assert reply.headers["malamute.error"].startswith("corrupt")
+    [outcome], _ = answered(3.0, tracker="t1", ttl=2000)
+    assert (outcome.properties["outcome"], outcome.properties["reason"]) == ("dead-lettered", "corrupt")
 
 
 def test_the_error_of_a_request_that_cannot_be_read_goes_where_its_replies_go():

@@ -79,7 +79,8 @@ class Ends:
         told = facts.outcomes.pop((mail.message.sender, mail.wishes.tracker), None)
         if bool(mail.wishes.tracker) != bool(told):
             raise Violation("a tracked message ended without its outcome", key=key)
-        end = told.properties["outcome"] if told and told.properties else self._guess(mail, said, letter)
+        outcome = told.properties if told else None
+        end = outcome["outcome"] if outcome else self._guess(mail, said, letter, facts)
         if not self.may(end, mail, said) or (letter is None) != self._leaves_nothing(end):
             raise Violation("a message was removed that nobody was done with", key=key, end=end, said=said)
         spent = CORRUPT if mail.damaged else "max-deliver"
@@ -101,20 +102,22 @@ class Ends:
     def _check_answered(self, key: Key, mail: Mail, facts: Facts) -> None:
         """Who waits for the replies to a request that is lost is told, unless he is gone or tracks it."""
         asked, sender = mail.message.properties or {}, mail.message.sender
-        answer = sender, key[1], asked.get("correlation", 0)
         waits = key[0] == "service" and "correlation" in asked and not is_fed(mail.message)
         if not waits or mail.wishes.tracker:
             return
-        if facts.answers[answer]:
-            facts.answers[answer] -= 1
+        if facts.answers[_answer_to(mail)]:
+            facts.answers[_answer_to(mail)] -= 1
         elif not sender.startswith("$"):
             raise Violation("a request was lost without a word", key=key, sender=sender)
 
-    def _guess(self, mail: Mail, said: Said, letter: StoredMessage | None) -> str:
+    def _guess(self, mail: Mail, said: Said, letter: StoredMessage | None, facts: Facts) -> str:
         dead = ("rejected", "dead-lettered")
         if letter is None:
             # An acknowledgement may have been refused, so it comes last.
             ends = (*TAKEN_BACK, *(dead if not self.policy.dead_letters_max else ()), "acknowledged")
+            if mail.damaged and not self.policy.dead_letters_max and facts.answers[_answer_to(mail)]:
+                # It may be over as well, but whoever is told that it is lost is not told that it is over.
+                ends = dead[::-1]
         elif mail.damaged or (letter.properties or {})["dead"]["reason"] == "max-deliver":
             # Somebody may have rejected it too late.
             ends = dead[::-1]
@@ -124,6 +127,10 @@ class Ends:
 
     def may(self, end: str, mail: Mail, said: Said) -> bool:
         """Whether a message may end so."""
+        if mail.damaged and not mail.spared:
+            # A broker that finds it so ends it at once, even if its time has passed meanwhile. Only if the
+            # disk refuses that can anything else come to it.
+            return end == "dead-lettered"
         if end == "expired":
             return self.now() >= mail.wishes.expires - MOMENT and not self.times.holds(mail.message)
         if end == "dead-lettered":
@@ -144,3 +151,8 @@ class Ends:
             raise Violation(
                 "an outcome tells something else", key=key, told=told.properties, expected=expected
             )
+
+
+def _answer_to(mail: Mail) -> tuple[str, str, int | str]:
+    """The last word on a request, if it is lost, as `Facts` has it."""
+    return mail.message.sender, mail.key[1], (mail.message.properties or {}).get("correlation", 0)

@@ -132,6 +132,8 @@ class QueueBook:
         """The final reply to a request."""
         self.last_end: dict[bytes, str] = {}
         """How a message ended, the last time if it was sent again."""
+        self.called_lost: set[bytes] = set()
+        """What ended as it could not be read, whatever becomes of it if it is sent again."""
         self.outcome_ends: dict[tuple[str, str], str] = {}
         """What became of an outcome, by the mailbox and the tracker."""
         self.disk_failed = False
@@ -179,6 +181,8 @@ class QueueBook:
         mail.leaving = self.ends.judge(key, mail, self._said_of(mail), facts, self._began)
         self._used[key[:2]] = self.now()
         self.last_end[mail.body] = mail.leaving
+        if mail.damaged and mail.leaving == "dead-lettered":
+            self.called_lost.add(mail.body)
         asked = mail.message.properties or {}
         if "outcome" in asked:
             self.outcome_ends[key[1], asked["tracker"]] = mail.leaving
