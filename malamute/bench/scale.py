@@ -82,6 +82,9 @@ STRIDE = 7_919
 SPARE_NAMES = 1_000
 """Streams and mailboxes that a limit leaves beside those of the axis: the broker has some, too."""
 
+SELECTOR_BYTES = 4_096
+"""What the broker counts for one pattern, at the most."""
+
 MEGABYTE = GIGABYTE // 1000
 
 
@@ -274,7 +277,9 @@ def _subscription(pattern: str, start: str = "new", credit: int = UNLIMITED) -> 
 def _subscriptions(options: ScaleOptions, point: int) -> Cost:
     """Subscriptions of one stream, each with a pattern of its own, of which one matches."""
     each = Limits().sources
-    with _scene(options) as scene:
+    # So many patterns are more than the broker takes by default.
+    limit = f"limits.selectors_bytes={max(point * SELECTOR_BYTES, Limits().selectors_bytes)}"
+    with _scene(options, limit) as scene:
         peers = scene.peers(ceil(point / each))
         for place, peer in enumerate(peers):
             numbers = range(place * each, min((place + 1) * each, point))
