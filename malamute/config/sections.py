@@ -102,7 +102,7 @@ class ListenConfig(Section):
     does not read at once."""
     hello_timeout: float = option(10.0, option_types.duration(0.1, _MINUTE))
     """How long a connection may be without a session; then it is ended."""
-    hello_queue: int = option(1000, option_types.count(1, 1_000_000))
+    hello_queue: int = option(10_000, option_types.count(1, 1_000_000))
     """Connections that may be without a session. With more, those go that are without one for a tenth of
     `hello_timeout`."""
     receive_queue: int = option(100, option_types.count(1, 1_000_000))

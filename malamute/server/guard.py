@@ -32,6 +32,12 @@ import zmq
 HELLO_BYTES_MAX = 64 * 1024
 """Bytes that may come on a connection before WELCOME. HELLO and what libzmq says itself take below 2 KiB."""
 
+HELLO_BYTES_MIN = 4 * 1024
+"""The same, where very many share `WAITING_BYTES_MAX`."""
+
+WAITING_BYTES_MAX = 64 * 1024 * 1024
+"""Bytes that may come on all these connections."""
+
 PENDING_BYTES_MAX = 16 * 1024
 """Bytes of these that may wait at a time on a connection of which the system tells no more."""
 
@@ -53,7 +59,7 @@ class Rules(NamedTuple):
     """What is allowed before HELLO: so many seconds, and so many connections; and connections in all."""
 
     hello_seconds: float = 10.0
-    waiting_max: int = 1_000
+    waiting_max: int = 10_000
     open_max: int = sys.maxsize
 
 
@@ -101,9 +107,11 @@ class Guard:
             self._end_those_too_many(now)
         if self.waiting and now >= self._checked_at + CHECK_SECONDS:
             self._checked_at = now
+            share = max(HELLO_BYTES_MIN, WAITING_BYTES_MAX // len(self.waiting))
+            less = max(HELLO_BYTES_MAX - share, 0)
             for descriptor in self._turns():
                 waiting = self.waiting[descriptor]
-                if received(descriptor, tcp=waiting.tcp) > waiting.bytes_max:
+                if received(descriptor, tcp=waiting.tcp) > waiting.bytes_max - less:
                     self.end(descriptor)
 
     def update(self, now: float) -> None:

@@ -17,6 +17,7 @@ from pathlib import Path
 from threading import Event, Thread
 
 import pytest
+import zmq
 from rig_daemon import MIB, Daemon
 from rig_load import ROLES, Load, read_back
 from rig_process import FORKS, end, fork
@@ -27,11 +28,15 @@ from malamute.bench.figures import percentile_ms
 from malamute.bench.raw_peer import RawPeer
 from malamute.config import Config
 from malamute.protocol.messages import Ping, Pong
+from malamute.server.daemon import raise_file_limit
 
 SIZING = Path(__file__).parents[2] / "docs" / "operations" / "sizing.md"
 
 DEPTH = 20_000
 """Requests in the queues that are attacked."""
+
+CROWD = 5_000
+"""Peers that connect at the same time."""
 
 LOOK_SECONDS = 0.01
 
@@ -195,3 +200,15 @@ def test_connections_without_hello_leave_files_for_the_others(new_daemon: Callab
         for _ in range(600):
             stack.enter_context(socket.create_connection((host, int(port)), PATIENCE))
         attack_beside_a_load(broker, [])
+
+
+def test_thousands_who_connect_at_once_all_get_in(broker: Daemon) -> None:
+    """As after a restart of the broker. None is turned away, so nobody has to try again."""
+    raise_file_limit()
+    with ExitStack() as stack:
+        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        stack.callback(context.destroy, linger=0)
+        context.set(zmq.MAX_SOCKETS, 2 * CROWD)
+        peers = [RawPeer(broker.url, "", context=context) for _ in range(CROWD)]
+        for peer in peers:
+            stack.enter_context(peer)

@@ -198,6 +198,28 @@ def test_frames_without_end_are_ended_after_so_many_bytes(make, monkeypatch):
     stranger.close()
 
 
+@pytest.mark.skipif(not module._COUNTED, reason="this system does not tell how many bytes came")
+def test_the_more_connections_wait_the_fewer_bytes_each_may_send(make, monkeypatch):
+    monkeypatch.setattr(module, "CHECK_SECONDS", 0)
+    sent = len(GREETING) + 2 + len(READY)
+    monkeypatch.setattr(module, "WAITING_BYTES_MAX", 3 * (sent + 1000))
+    monkeypatch.setattr(module, "HELLO_BYTES_MIN", 1)
+    transport = make()
+    alone = arrive(transport, 100.0)
+    alone.socket.sendall(MORE * 500)
+    others = [arrive(transport, 100.0) for _ in range(2)]
+    transport.watch(101.0, ())
+    transport.watch(101.0, ())
+    assert len(transport.guard.waiting) == 3
+    alone.socket.sendall(MORE)
+    while len(transport.guard.waiting) == 3:  # until the system counts it
+        transport.watch(102.0, ())
+    alone.until_ended(transport, 102.0)
+    assert all(other.is_open for other in others)
+    for stranger in (alone, *others):
+        stranger.close()
+
+
 def test_a_flood_on_a_local_connection_is_ended(make, monkeypatch):
     monkeypatch.setattr(module, "CHECK_SECONDS", 0)
     transport = make()
