@@ -71,25 +71,24 @@ class Workers:
         self.disk = disk
         self.appends: deque[Append] = deque()
         self.questions: deque[StoreRead] = deque()
-        self._results: deque[Any] = deque()
-        self._overtaking: deque[Any] = deque()
+        self._results: deque[deque[Any]] = deque((deque(),))
+        """What each of the next iterations finds, in order."""
         self._writer = WriterThread("simulated", disk, self)  # type: ignore[arg-type]  # a part of a store
 
     def put(self, result: Written | ReadDone) -> None:
         """Take a result of the writer."""
-        self._results.append(result)
+        self._results[-1].append(result)
 
     @property
     def has_results(self) -> bool:
         """Whether there are any that were not taken."""
-        return bool(self._results or self._overtaking)
+        return any(self._results)
 
     def take_results(self) -> deque[Any]:
-        """The results that an iteration finds. Those that overtake others are alone in an earlier one."""
-        if self._overtaking:
-            results, self._overtaking = self._overtaking, deque()
-        else:
-            results, self._results = self._results, deque()
+        """The results that an iteration finds. What was overtaken is found by a later one."""
+        results = self._results.popleft()
+        if not self._results:
+            self._results.append(deque())
         return results
 
     def write(self, most: int) -> int:
@@ -102,7 +101,9 @@ class Workers:
     def read(self, choice: int) -> bool:
         """Answer one of the questions that wait. Returns whether there was one.
 
-        The reader and the writer are two threads: the answer may overtake what the writer has done before.
+        The reader and the writer are two threads: the answer may overtake what the writer reports last. It
+        overtakes nothing else, for the writer reports each write before it begins the next one: whoever finds
+        a chunk in the store comes behind the report of what was refused before it.
         """
         if not self.questions:
             return False
@@ -110,5 +111,8 @@ class Workers:
         question = self.questions[place % len(self.questions)]
         self.questions.remove(question)
         found = ReadDone(question, ANSWERS[type(question)](self.disk.store, question))
-        (self._overtaking if overtakes % 2 else self._results).append(found)
+        newest = self._results[-1]
+        if overtakes % 2 and newest and isinstance(newest[-1], Written):
+            self._results.append(deque((newest.pop(),)))
+        newest.append(found)
         return True

@@ -12,6 +12,7 @@ from unittest.mock import patch
 import pytest
 from sim_admin import CHANGES, LEFT_OUT, changing
 from sim_client import SUBJECTS
+from sim_disk import Disk, Workers
 from sim_origin import Known, Order, Origin
 from sim_plan import THEMES, plan_of
 from sim_shrink import KNOWN, failure_of, shrink
@@ -26,8 +27,11 @@ from malamute.core.queue.settlement import Settlement
 from malamute.core.queue.table import QueueTable
 from malamute.core.session import Sessions
 from malamute.core.subscription import Position, Subscription
+from malamute.journal.memory import MemoryStore
 from malamute.matching import FAMILIES, Index, Selector
-from malamute.store.operations import DeleteMessages, MarkDelivered
+from malamute.store.commit import Append
+from malamute.store.operations import DeleteMessages, MarkDelivered, PutValue, ReadChunks
+from malamute.store.tables import CURSORS
 
 SEEDS = 450
 CHUNKS = 9
@@ -433,6 +437,25 @@ def test_a_failing_run_is_shrunk_to_what_it_needs():
         small = shrink(plan)
         assert failure_of(small) == failure_of(plan)
         assert len(small.steps) < len(plan.steps) / 4
+
+
+def test_an_answer_overtakes_no_more_than_what_the_writer_reports_last():
+    # What was refused is reported before anything behind it is in the store, where a read could find it.
+    reported = []
+    disk = Disk(MemoryStore(), lambda operations: reported.append(workers.has_results))
+    workers = Workers(disk)
+    disk.failures.extend((True, True, False))
+    workers.appends += [Append(token, [PutValue(CURSORS, ("s", "c"), token)]) for token in (1, 2)]
+    workers.write(2)
+    assert reported == [False, True]
+    workers.questions += [ReadChunks("s", start, 1) for start in (1, 2)]
+    assert workers.read(2)
+    assert workers.read(0)
+    refused, overtaking = workers.take_results()
+    assert (refused.tokens, refused.error is None, overtaking.question.start) == ([1], False, 1)
+    stored, behind = workers.take_results()
+    assert (stored.tokens, stored.error, behind.question.start) == ([2], None, 2)
+    assert not workers.has_results
 
 
 def test_every_change_is_given_with_every_argument_that_it_takes():
