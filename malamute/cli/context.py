@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Any
 
 import click
 
 from malamute.cli.contexts import Context, Contexts, complete, file_of, load, save
 from malamute.cli.error_output import BadInput
-from malamute.cli.options import ConnectionOptions, connects, examples, json_option
+from malamute.cli.options import ConnectionOptions, ask_password, connects, examples, json_option
 from malamute.cli.tables import show_map, show_rows
 
 
@@ -17,10 +18,10 @@ from malamute.cli.tables import show_map, show_rows
 def context() -> None:
     """Names for the brokers that you work with.
 
-    A context has a URL, and perhaps an address and a timeout. Commands connect to, in this order: --url;
-    the context that --context names; MALAMUTE_URL; the context that MALAMUTE_CONTEXT names; the context of
-    `malamute context use`; tcp://127.0.0.1:9999. The first of them that is given is taken as a whole, and
-    options such as --address come before what it says.
+    A context has a URL, and perhaps an address, a timeout, and who you are there. Commands connect to, in
+    this order: --url; the context that --context names; MALAMUTE_URL; the context that MALAMUTE_CONTEXT
+    names; the context of `malamute context use`; tcp://127.0.0.1:9999. The first of them that is given is
+    taken as a whole, and options such as --address come before what it says.
     """
 
 
@@ -30,6 +31,8 @@ name_argument = click.argument("name", shell_complete=complete)
 @context.command(
     epilog=examples(
         "malamute context add office --url tcp://broker.example.org:9999 --address alice --use",
+        "malamute context add office --url tcp://broker.example.org:9999 --curve ann.key_secret "
+        "--server-key broker.key",
         "malamute stream list --context office",
     )
 )
@@ -39,16 +42,23 @@ name_argument = click.argument("name", shell_complete=complete)
 @click.option(
     "--timeout", type=click.FloatRange(min=0, min_open=True), metavar="SECONDS", help="How long to wait."
 )
+@click.option("--user", metavar="NAME", help="Log in under this name; asks for the password.")
+@click.option("--curve", metavar="FILE", help="The secret key to connect with, as of `malamute keys new`.")
+@click.option("--server-key", metavar="KEY", help="The public key of the broker, or the file that has it.")
 @click.option("--use", "used", is_flag=True, help="Use it from now on where no other is named.")
 @click.option("--replace", is_flag=True, help="Take the place of a context of this name.")
 @json_option
-def add(name: str, *, used: bool, replace: bool, as_json: bool, **given: Any) -> None:
-    """Give a broker a NAME."""
+def add(name: str, *, used: bool, replace: bool, as_json: bool, user: str | None, **given: Any) -> None:
+    """Give a broker a NAME.
+
+    The password of a --user is kept in the file of the contexts, which is for its owner alone. Where there
+    is no terminal it is a line of standard input.
+    """
     path = file_of(os.environ)
     contexts = load(path)
     if name in contexts.by_name and not replace:
         raise BadInput(f"there is a context {name!r} already: give --replace to replace it")
-    contexts.by_name[name] = Context(**given)
+    contexts.by_name[name] = _with_credentials(Context(**given), user)
     if used:
         contexts.current = name
     save(path, contexts)
@@ -83,8 +93,9 @@ def listing(*, as_json: bool) -> None:
 @json_option
 def show(*, connection: ConnectionOptions, as_json: bool) -> None:
     """Show where a command with these options would connect, and as whom."""
-    fields = {"url": connection.url, "address": connection.address, "timeout": connection.timeout_seconds}
-    show_map({"context": connection.context or None, **fields}, as_json=as_json)
+    said = Context(connection.url, connection.address, connection.timeout_seconds)
+    shown = said.with_credentials(connection.credentials).shown()
+    show_map({"context": connection.context or None, **shown}, as_json=as_json)
 
 
 @context.command()
@@ -100,8 +111,23 @@ def delete(name: str, *, as_json: bool) -> None:
     if contexts.current == name:
         contexts.current = ""
     save(path, contexts)
-    show_map({**row, **removed._asdict()}, as_json=as_json)
+    show_map({**row, **removed.shown()}, as_json=as_json)
+
+
+def _with_credentials(context: Context, user: str | None) -> Context:
+    """The same context with the password of a user, and with whole paths of keys. Raises `InvalidValue`."""
+    from malamute.client.link.credentials import credentials
+
+    found = context.credentials()
+    for field in {"curve", "server_key"} & found.keys():
+        # A key of the broker may be given itself.
+        if Path(found[field]).is_file():
+            found[field] = str(Path(found[field]).resolve())
+    if user is not None:
+        found |= {"user": user, "password": ask_password()}
+    credentials({}, **found)
+    return context.with_credentials(found)
 
 
 def _row(contexts: Contexts, name: str) -> dict[str, Any]:
-    return {"name": name, "current": name == contexts.current, **contexts.by_name[name]._asdict()}
+    return {"name": name, "current": name == contexts.current, **contexts.by_name[name].shown()}

@@ -8,7 +8,10 @@ The file is `malamute/contexts.toml` below $XDG_CONFIG_HOME, which is ~/.config 
     url = "tcp://127.0.0.1:9999"
     address = "alice"
     timeout = 5.0
+    user = "alice"
+    password = "..."
 
+Instead of a user and a password it may have `curve`, the file of a key, and the `server_key` of the broker.
 It is read by every command that connects, and written as a whole, beside the old one and then in its place,
 so that nobody ever reads half of it.
 """
@@ -27,7 +30,15 @@ from click.shell_completion import CompletionItem
 
 from malamute.cli.error_output import BadInput
 
-FIELDS: Mapping[str, type | tuple[type, ...]] = {"url": str, "address": str, "timeout": (int, float)}
+CREDENTIALS = ("user", "password", "curve", "server_key")
+"""What of a context proves who somebody is, by the names that `malamute.connect` has for it."""
+
+FIELDS: Mapping[str, type | tuple[type, ...]] = {
+    "url": str,
+    "address": str,
+    "timeout": (int, float),
+    **dict.fromkeys(CREDENTIALS, str),
+}
 """What a context may say, and of which types."""
 
 
@@ -37,6 +48,22 @@ class Context(NamedTuple):
     url: str | None = None
     address: str | None = None
     timeout: float | None = None
+    user: str | None = None
+    password: str | None = None
+    curve: str | None = None
+    server_key: str | None = None
+
+    def credentials(self) -> dict[str, str]:
+        """What it says of who connects."""
+        return {name: value for name, value in self.given().items() if name in CREDENTIALS}
+
+    def with_credentials(self, credentials: Mapping[str, str]) -> Context:
+        """The same for somebody who is known by these."""
+        return self._replace(**credentials)  # type: ignore[arg-type]  # all of them are text
+
+    def shown(self) -> dict[str, Any]:
+        """What may be shown of it: all but the password."""
+        return {name: value for name, value in self._asdict().items() if name != "password"}
 
     def given(self) -> dict[str, Any]:
         """What it says."""
@@ -71,13 +98,17 @@ def load(path: Path) -> Contexts:
     import tomllib
 
     try:
+        mode = path.stat().st_mode
         table = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise BadInput(f"{path}: {error}") from None
     current, found = table.get("current", ""), table.get("contexts", {})
     if not isinstance(current, str) or not isinstance(found, dict):
         raise BadInput(f"{path}: invalid contexts: expected `current` as text, and `contexts` as a table")
-    return Contexts(current, {name: _context(path, name, given) for name, given in found.items()})
+    contexts = Contexts(current, {name: _context(path, name, given) for name, given in found.items()})
+    if mode & 0o077 and any(context.password for context in contexts.by_name.values()):
+        raise BadInput(f"{path} is open to others: expected chmod 600, as it has a password")
+    return contexts
 
 
 def _context(path: Path, name: str, given: Any) -> Context:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import functools
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -47,6 +48,8 @@ class ConnectionOptions:
     as_json: bool = False
     context: str = ""
     """The name of the context that it is of, if of any."""
+    credentials: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """Who connects, by the names that `malamute.connect` has for it; the environment may say it too."""
 
     def to(self, name: str, kind: Kind) -> tuple[ConnectionOptions, str]:
         """What reaches this stream, mailbox or service, and its name; `name` may be a `malamute://` URI.
@@ -58,7 +61,9 @@ class ConnectionOptions:
         uri = Uri.parse(name)
         if uri.kind != kind:
             raise InvalidName(f"URI of a {uri.kind} {name!r}: expected that of a {kind}")
-        return replace(self, url=uri.endpoint), uri.name
+        # Another broker is not to learn the password for this one.
+        credentials = self.credentials if uri.endpoint == self.url else {}
+        return replace(self, url=uri.endpoint, credentials=credentials), uri.name
 
     @contextmanager
     def open(self) -> Iterator[Client]:
@@ -71,7 +76,11 @@ class ConnectionOptions:
         reporter = Reporter(as_json=self.as_json)
         software = f"malamute-cli/{__version__}"
         with connect(
-            self.url, address=self.address, timeout=self.timeout_seconds, software=software
+            self.url,
+            address=self.address,
+            timeout=self.timeout_seconds,
+            software=software,
+            **self.credentials,  # type: ignore[arg-type]  # these options are text, and the others above
         ) as client:
             client.on_event = reporter
             yield client
@@ -207,7 +216,7 @@ def connection_of(ctx: click.Context) -> ConnectionOptions:
     Raises `BadInput` when a context is named that is not there, or the file of the contexts is none.
     """
     name, context = _context_of(ctx)
-    url, address, timeout = (ctx.params.get(option) for option in Context._fields)
+    url, address, timeout = (ctx.params.get(option) for option in ("url", "address", "timeout"))
     if ctx.get_parameter_source("url") is not ParameterSource.COMMANDLINE:
         url = context.url or url
     return ConnectionOptions(
@@ -216,7 +225,15 @@ def connection_of(ctx: click.Context) -> ConnectionOptions:
         timeout or context.timeout or TIMEOUT_SECONDS,
         ctx.meta.get(JSON, False),
         name,
+        context.credentials(),
     )
+
+
+def ask_password(*, twice: bool = False) -> str:
+    """A password from the terminal, which does not show it; where there is none, a line of standard input."""
+    if sys.stdin.isatty():
+        return str(click.prompt("Password", hide_input=True, confirmation_prompt=twice))
+    return sys.stdin.readline().rstrip("\n")
 
 
 def _context_of(ctx: click.Context) -> tuple[str, Context]:

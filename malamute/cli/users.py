@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from malamute.cli.options import examples, json_option
+from malamute.cli.options import ask_password, examples, json_option
 from malamute.cli.tables import show_map, show_rows
 from malamute.errors import ConfigError, NotFound
 
@@ -130,10 +129,7 @@ def _row(account: Account) -> dict[str, Any]:
 def _asked() -> str:
     from malamute.config.accounts import hash_password
 
-    stdin = sys.stdin
-    if stdin.isatty():
-        return hash_password(click.prompt("Password", hide_input=True, confirmation_prompt=True))
-    return hash_password(stdin.readline().rstrip("\n"))
+    return hash_password(ask_password(twice=True))
 
 
 def _key(text: str) -> str:

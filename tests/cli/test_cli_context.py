@@ -12,9 +12,11 @@ from cli_commands import PATIENCE, Run
 
 from malamute.cli.contexts import Context, Contexts, file_of, load, save
 from malamute.cli.error_output import BadInput
+from malamute.cli.options import ConnectionOptions
 from malamute.testing import Broker
 
-HERE = {"url": "tcp://here:1", "address": "alice", "timeout": 2.5}
+NOBODY = {"user": None, "curve": None, "server_key": None}
+HERE = {"url": "tcp://here:1", "address": "alice", "timeout": 2.5, **NOBODY}
 
 
 @pytest.fixture
@@ -45,14 +47,14 @@ def test_the_command_line_comes_before_the_environment_and_that_before_the_curre
     variable = {"MALAMUTE_CONTEXT": "here"}
     assert _shown(run, **variable)["url"] == "tcp://here:1"
     variable["MALAMUTE_URL"] = "tcp://variable:3"
-    assert [*_shown(run, **variable).values()] == [None, "tcp://variable:3", "", PATIENCE]
+    assert [*_shown(run, **variable).values()][:4] == [None, "tcp://variable:3", "", PATIENCE]
     assert _shown(run, "--context", "there", **variable)["url"] == "tcp://there:2"
     assert _shown(run, "--url", "tcp://option:4", **variable)["url"] == "tcp://option:4"
 
 
 def test_options_come_before_what_a_context_says(run: Run, known: None) -> None:
     shown = _shown(run, "--context", "here", "--url", "tcp://option:4", "--address", "", "--timeout", "9")
-    assert shown == {"context": "here", "url": "tcp://option:4", "address": "", "timeout": 9.0}
+    assert shown == {"context": "here", "url": "tcp://option:4", "address": "", "timeout": 9.0, **NOBODY}
 
 
 def test_contexts_are_listed_replaced_and_deleted(run: Run, known: None) -> None:
@@ -74,6 +76,57 @@ def test_a_command_reaches_the_broker_of_a_context(run: Run) -> None:
         run("context", "add", "test", "--url", broker.url, "--use")
         printed = json.loads(run("broker", "status", "--json").stdout)
     assert printed["url"] == broker.url
+
+
+def test_a_context_keeps_a_password_and_never_shows_it(run: Run) -> None:
+    arguments = ("context", "add", "lab", "--url", "tcp://lab:1", "--user", "ann", "--use")
+    printed = [run(*arguments, stdin="s3cret\n").stdout]
+    assert load(file_of(os.environ)).get("lab").credentials() == {"user": "ann", "password": "s3cret"}
+    assert _shown(run)["user"] == "ann"
+    printed += [run("context", command).stdout for command in ("list", "show")]
+    printed.append(run("context", "delete", "lab").stdout)
+    assert "s3cret" not in "".join(printed)
+
+
+def test_a_key_of_a_context_is_found_from_everywhere(run: Run, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    run("keys", "new", "ann", "--dir", "keys")
+    arguments = ("--curve", "keys/ann.key_secret", "--server-key", "keys/ann.key")
+    run("context", "add", "lab", "--url", "tcp://lab:1", *arguments)
+    keys = tmp_path.resolve() / "keys"
+    found = {"curve": str(keys / "ann.key_secret"), "server_key": str(keys / "ann.key")}
+    assert load(file_of(os.environ)).get("lab").credentials() == found
+
+
+@pytest.mark.parametrize(
+    ("arguments", "stdin", "words"),
+    [
+        (("--user", "ann"), "\n", "invalid password"),
+        (("--curve", "none.key_secret"), "", "no server_key"),
+        (("--user", "ann", "--curve", "none.key_secret"), "x\n", "expected one of them"),
+    ],
+)
+def test_a_context_of_nobody_is_refused(run: Run, arguments: tuple[str, ...], stdin: str, words: str) -> None:
+    refused = run("context", "add", "lab", "--url", "tcp://lab:1", *arguments, stdin=stdin, exit_code=1)
+    assert words in refused.stderr
+    assert not file_of(os.environ).exists()
+
+
+def test_a_password_that_others_can_read_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "contexts.toml"
+    save(path, Contexts("", {"lab": Context("tcp://lab:1", user="ann", password="s3cret")}))
+    path.chmod(0o640)
+    with pytest.raises(BadInput, match="chmod 600"):
+        load(path)
+
+
+def test_the_password_for_one_broker_goes_to_no_other() -> None:
+    lab = ConnectionOptions("tcp://lab:1", credentials={"user": "ann", "password": "s3cret"})
+    there, _ = lab.to("malamute://example.org/stream/weather", "stream")
+    assert not there.credentials
+    same, _ = lab.to("malamute://lab:1/stream/weather", "stream")
+    assert same.credentials == lab.credentials
+    assert "s3cret" not in repr(lab)
 
 
 def test_what_is_saved_is_loaded_whatever_the_names_are(tmp_path: Path) -> None:
