@@ -24,7 +24,10 @@ MESSAGES_SEEN = 16
 """Messages that are handed to an index in about a microsecond."""
 
 SHARED_GROUPS = 8
-"""From so many groups on, if they are this part of all, it is cheaper to look a chunk up for all of them."""
+"""From so many groups on it is cheaper to look a chunk up for all of them,"""
+
+SHARED_PART = 64
+"""unless there are so many times more of them."""
 
 
 class SharedPlaces(NamedTuple):
@@ -88,7 +91,7 @@ class Audience:
 
     def shares(self, groups: int) -> bool:
         """Whether to look a chunk up for so many groups at once is cheaper than for each by itself."""
-        return groups >= SHARED_GROUPS and groups * SHARED_GROUPS >= len(self._plain)
+        return groups >= SHARED_GROUPS and groups * SHARED_PART >= len(self._plain)
 
     def places(self, columns: Columns, start: int, stop: int) -> SharedPlaces:
         """The places of the messages that each plain group takes, from one place to before another."""

@@ -52,7 +52,7 @@ def large_bytes(records: Sequence[Frame]) -> int:
 class Loaded:
     """A chunk with its columns: on its way in, or read back from the journal."""
 
-    __slots__ = ("_parts", "_places", "_shared", "_spent", "_whole", "chunk", "columns", "later")
+    __slots__ = ("_headers", "_parts", "_places", "_shared", "_spent", "_whole", "chunk", "columns", "later")
 
     def __init__(self, chunk: Chunk, columns: Columns) -> None:
         self.chunk = chunk
@@ -63,6 +63,8 @@ class Loaded:
         self._parts: dict[tuple[int, ...], ChunkPart] = {}
         self._spent = 0
         self._places: dict[tuple[CompiledSelector, int, int], Sequence[int]] = {}
+        self._headers: dict[tuple[int, int], Sequence[Headers]] = {}
+        """Decoded for the first selector that asked for all of them, from one place to before another."""
         self._shared: dict[tuple[int, int], SharedPlaces] = {}
 
     @classmethod
@@ -92,8 +94,14 @@ class Loaded:
             subjects, records, senders = subjects[start:stop], records[start:stop], senders[start:stop]
 
         def headers(places: Sequence[int]) -> Sequence[Headers]:
-            whole = len(places) == len(records)
-            return headers_of(records if whole else [records[place] for place in places])
+            known = self._headers.get((start, stop))
+            if len(places) == len(records):
+                if known is None:
+                    known = self._headers[start, stop] = headers_of(records)
+                return known
+            if known is not None:
+                return [known[place] for place in places]
+            return headers_of([records[place] for place in places])
 
         found = selector.places(subjects, senders, headers)
         return [start + place for place in found] if start else found
