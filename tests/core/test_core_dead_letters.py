@@ -6,6 +6,7 @@ import pytest
 from core_bench import Bench, ack, mail_credit, offer, request, send
 
 from malamute.core.queue.browse import BODY_BYTES_MAX
+from malamute.journal.store import next_incarnation
 from malamute.protocol.batch import pack_record
 from malamute.protocol.limits import ROWS_MAX, Limits
 from malamute.protocol.messages import Bye, Change, Error, Hello, Query, Recall, Reject, Send
@@ -424,3 +425,53 @@ def test_a_private_mailbox_goes_with_its_session_and_not_before(bench):
     assert private in bench.core.mailboxes.by_name
     bench.tell("anon", Bye())
     assert private not in bench.core.mailboxes.by_name
+
+
+# Restored
+
+
+def restored(bench, backup):
+    """Put a backup in the place of the store, and start a broker on it."""
+    bench.store = backup
+    bench.crash()
+    bench.open("alice", "bob", "op")
+
+
+def dead(bench, name="w"):
+    return [row["sequence"] for row in ask(bench, kind="service", name=name, dead=True)]
+
+
+def test_no_sequence_of_a_dead_letter_is_used_again_after_a_restore(bench):
+    rejected(bench, b"1")
+    backup = bench.store.copy()
+    rejected(bench, b"2")
+    assert dead(bench) == [1, 2]
+    restored(bench, backup)
+    rejected(bench, b"3")
+    incarnation = next_incarnation(bench.now, 0)
+    assert dead(bench) == [1, incarnation + 1]
+    # What an operator has seen under this number is gone, and nothing is in its place.
+    assert change(bench, "queue.redrive", **SERVICE, sequences=[2]) == 404
+    bench.crash()
+    bench.open("alice", "bob", "op")
+    rejected(bench, b"4")
+    assert dead(bench) == [1, incarnation + 1, incarnation + 2]
+
+
+def test_dead_letters_that_the_backup_does_not_know_begin_behind_the_incarnation_too(bench):
+    backup = bench.store.copy()
+    rejected(bench, b"1")
+    restored(bench, backup)
+    rejected(bench, b"2")
+    assert dead(bench) == [next_incarnation(bench.now, 0) + 1]
+
+
+def test_dead_letters_that_a_backup_had_are_removed_from_the_store_with_their_queue(bench):
+    rejected(bench, b"1")
+    restored(bench, bench.store.copy())
+    assert change(bench, "queue.purge", **SERVICE, dead=True) == 1
+    bench.wait(DAY)
+    bench.wait(DAY)
+    bench.settle()
+    assert bench.core.services.by_name == {}
+    assert not [name for name in bench.store.recover().queues if name[1] == "w"]

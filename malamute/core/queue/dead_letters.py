@@ -33,7 +33,7 @@ class DeadLetters:
     def __init__(self, effects: Effects, limits: QueueLimits, usage: QueueUsage) -> None:
         """`usage` is that of the queue where they were."""
         self.kind: QueueKind = "mailbox-dead" if usage.kind == "mailbox" else "service-dead"
-        self.next_sequence = 1
+        self.next_sequence = limits.incarnation + 1
         self.paged_out_bytes = 0
         # Its first entry is at hand, however many were taken out before it.
         self.entries: OrderedDict[int, Entry] = OrderedDict()
@@ -50,7 +50,8 @@ class DeadLetters:
     def restore(self, state: QueueState) -> None:
         """Restore what the store kept."""
         memory = self._limits.memory
-        self.next_sequence = state.next
+        # An operator may have seen numbers that the store does not know, if it was restored since.
+        self.next_sequence = max(state.next, self.next_sequence)
         damaged = set(state.damaged)
         for message in state.messages:
             paged_out_bytes = state.paged_out.get(message.sequence, 0)

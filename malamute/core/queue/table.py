@@ -83,6 +83,7 @@ class QueueTable:
         """Let the store forget a queue and its dead letters."""
         effects = self.limits.effects
         effects.store(DeleteQueue(queue.kind, queue.name))
+        # Behind a restore nobody knows whether there ever were any.
         if queue.dead_letters.next_sequence > 1:
             effects.store(DeleteQueue(queue.dead_letters.kind, queue.name))
 
