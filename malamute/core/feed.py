@@ -372,6 +372,7 @@ class Feeds:
         feeds = self.by_name.keys() | self.changing.keys()
         if (service, stream) not in feeds and len(feeds) >= self.limits.feeds:
             raise TooMany(f"too many feeds: expected at most {self.limits.feeds}")
+        self.streams.check_cursor(stream, CURSOR_PREFIX + service)
 
     def check_stream(self, stream: str) -> None:
         """Raise `TryLater` while a feed from this stream is being changed."""
@@ -437,6 +438,7 @@ class Feeds:
         cursor = CURSOR_PREFIX + queue.name
         queue.feeds += 1  # so that it is not removed meanwhile
         stream.changing += 1
+        stream.cursors.reserve(cursor)
         feed = yield from self._begin_change(name)
         if feed is None and position is None:
             # One that could not be taken up goes on where it was.
@@ -469,6 +471,7 @@ class Feeds:
                 feed.head = head
             if created:
                 self.effects.event(f"feed.created.{queue.name}", stream=stream.name)
+        stream.cursors.release(cursor)
         if feed is not None:
             feed.resume()
         else:

@@ -91,32 +91,55 @@ CURSOR_BYTES = 400
 """What a cursor takes beside its name, here and in the store's own tables."""
 
 
-class Tally:
-    """Bytes that many share."""
+class CursorBudget:
+    """The memory of the cursors of all streams, in bytes."""
 
-    def __init__(self) -> None:
+    def __init__(self, bytes_max: int) -> None:
         self.bytes = 0
+        self._bytes_max = bytes_max
+
+    def check(self, name: str) -> None:
+        """Raise `TooMany` unless there is room for one more cursor, of this name."""
+        if self.bytes + cursor_bytes(name) > self._bytes_max:
+            raise TooMany(f"too many cursors: those of all streams take {self.bytes} bytes")
 
 
 class Cursors(StoredValues[str, int]):
     """The cursors of a stream, which are counted in bytes together with those of all others."""
 
-    __slots__ = ("_tally",)
+    __slots__ = ("_budget", "reserved")
 
-    def __init__(self, effects: Effects, tally: Tally) -> None:
+    def __init__(self, effects: Effects, budget: CursorBudget) -> None:
         super().__init__(effects)
-        self._tally = tally
+        self._budget = budget
+        self.reserved: Counter[str] = Counter()
+        """How many changes are under way that may make a cursor, which has its room already."""
 
     def __setitem__(self, name: str, sequence: int) -> None:
-        if name not in self:
-            self._tally.bytes += cursor_bytes(name)
+        if not self._has_room(name):
+            self._budget.bytes += cursor_bytes(name)
         super().__setitem__(name, sequence)
 
     def pop(self, name: str, *default: Any) -> Any:
         """Remove a cursor that may be there."""
-        if name in self:
-            self._tally.bytes -= cursor_bytes(name)
+        if name in self and name not in self.reserved:
+            self._budget.bytes -= cursor_bytes(name)
         return super().pop(name, *default)
+
+    def reserve(self, name: str) -> None:
+        """Keep room for a cursor that may come, until `release`."""
+        if not self._has_room(name):
+            self._budget.bytes += cursor_bytes(name)
+        self.reserved[name] += 1
+
+    def release(self, name: str) -> None:
+        """What may have made this cursor has done so, or failed."""
+        self.reserved -= Counter((name,))
+        if not self._has_room(name):
+            self._budget.bytes -= cursor_bytes(name)
+
+    def _has_room(self, name: str) -> bool:
+        return name in self or name in self.reserved
 
 
 def cursor_bytes(name: str) -> int:
@@ -179,8 +202,7 @@ class Stream:
         self.rate = Rate()
         self.switches: Counter[str] = Counter()
         """How often a reader has come to the head, or fallen behind it, by the state that it is in since."""
-        self._cursors_bytes_max = owner.limits.cursors_bytes
-        self._tally = owner.cursors
+        self._cursor_budget = owner.cursors
         self.cursors = Cursors(self.effects, owner.cursors)
         self.lost_cursors: set[str] = set()
         """Those whose positions were in a part of the store that is damaged."""
@@ -269,12 +291,14 @@ class Stream:
 
     def check_cursor(self, name: str) -> None:
         """Raise `TooMany` unless there is a cursor of this name, or room for one."""
-        if name not in self.cursors and len(self.cursors) + len(self.lost_cursors) >= self._cursors_max:
+        if name in self.cursors or name in self.cursors.reserved:
+            return
+        known = self.cursors.keys() | self.cursors.reserved.keys() | self.lost_cursors
+        if name not in known and len(known) >= self._cursors_max:
             raise TooMany(
                 f"too many cursors of the stream {self.name!r}: expected at most {self._cursors_max}"
             )
-        if name not in self.cursors and self._tally.bytes + cursor_bytes(name) > self._cursors_bytes_max:
-            raise TooMany(f"too many cursors: those of all streams take {self._tally.bytes} bytes")
+        self._cursor_budget.check(name)
 
     def check_known(self, cursor: str) -> None:
         """Raise `CursorLost` if there is a cursor of this name, and nobody knows where it stands."""
@@ -600,8 +624,7 @@ class Streams:
         self.epoch_end = 0
         """What is reserved for streams without a journal that are new: so much is the floor after a crash."""
         self._unjournaled = unjournaled
-        self.cursors = Tally()
-        """What the cursors of all streams take."""
+        self.cursors = CursorBudget(limits.cursors_bytes)
         self.by_name: dict[str, Stream] = {}
         self.active: dict[str, Stream] = {}
         self.retentions: StoredValues[str, StreamRetention] = StoredValues(effects)
@@ -677,6 +700,14 @@ class Streams:
                 f"sequence {message.sequence} is beyond the head: expected at most {stream.next - 1}"
             )
         stream.commit(message.cursor, message.sequence)
+
+    def check_cursor(self, stream: str, cursor: str) -> None:
+        """Raise `TooMany` unless a stream, which may not be there yet, has a cursor or room for it."""
+        found = self.by_name.get(stream)
+        if found is not None:
+            found.check_cursor(cursor)
+        else:
+            self.cursors.check(cursor)
 
     def get(self, name: str) -> Stream:
         """The stream of this name, made if needed. Raises `TooMany`."""

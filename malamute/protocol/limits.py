@@ -98,7 +98,7 @@ class Limits(NamedTuple):
     streams: int = 10_000
     """Streams of the broker."""
     cursors: int = 1_000
-    """Cursors of one stream."""
+    """Cursors of one stream, those of feeds from it too."""
     cursors_bytes: int = 64 * 1024 * 1024
     """Memory of all cursors of the broker: each takes 400 bytes and those of its name."""
     feeds: int = 1_000

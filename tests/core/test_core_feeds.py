@@ -10,9 +10,10 @@ from random import Random
 import pytest
 from core_bench import Bench, ack, offer, publish, reply, request, send, subscribe
 
+from malamute.core.broker import Core
 from malamute.core.feed import FED_BYTES, KEEP_SECONDS, RETRY_SECONDS
 from malamute.core.queue.entry import ENTRY_BYTES
-from malamute.core.stream import RESERVE
+from malamute.core.stream import RESERVE, cursor_bytes
 from malamute.errors import StoreError
 from malamute.protocol.batch import pack, pack_record
 from malamute.protocol.limits import Limits
@@ -880,3 +881,112 @@ def test_a_purged_stream_continues_feeding_after_a_restart(published):
     bench.open("alice")
     asked(bench, "alice", publish(b"new"))
     assert len(waiting(bench)) == 1
+
+
+# Their cursors have a limit
+
+
+def codes(messages):
+    return [message.code if isinstance(message, Error) else 0 for message in messages]
+
+
+def delete(service="w", stream="s"):
+    return Change(0, "feed.delete", {"service": service, "stream": stream})
+
+
+LIMITS = {
+    "cursors": Limits(cursors=2),
+    "cursors_bytes": Limits(cursors_bytes=2 * cursor_bytes("$feed/a")),
+}
+
+
+@pytest.fixture(params=LIMITS)
+def narrow(request):
+    """A bench where two feeds from one stream have room."""
+    bench = Bench(LIMITS[request.param], lifecycle=True)
+    bench.open("alice")
+    return bench
+
+
+def test_a_feed_whose_cursor_has_no_room_is_refused_and_changes_nothing(narrow):
+    assert codes(asked(narrow, "alice", feed("a"), feed("b"))) == [0, 0]
+    events = len(narrow.events)
+    assert codes(asked(narrow, "alice", feed("c"))) == [429]
+    assert codes(asked(narrow, "alice", feed("c", dry_run=True))) == [429]
+    assert [row["service"] for row in rows(narrow)] == ["a", "b"]
+    assert "c" not in narrow.core.services.by_name
+    assert len(narrow.events) == events
+    assert len(narrow.store.recover().table(CURSORS)) == len(narrow.store.recover().table(FEEDS)) == 2
+    # Those that are there may be changed, and what ends makes room.
+    assert codes(asked(narrow, "alice", feed("a", where="n > 3"))) == [0]
+    assert codes(asked(narrow, "alice", delete("b"), feed("c"))) == [429, 0]
+    assert codes(asked(narrow, "alice", feed("c"))) + codes(asked(narrow, "alice", feed("b"))) == [0, 429]
+
+
+def test_a_feed_whose_cursor_has_no_room_makes_no_stream():
+    bench = Bench(LIMITS["cursors_bytes"], lifecycle=True)
+    bench.open("alice")
+    asked(bench, "alice", feed("a"), feed("b"))
+    assert codes(asked(bench, "alice", feed("c", "t"))) == [429]
+    assert codes(asked(bench, "alice", feed("c", "t", start="since:1h"))) == [429]
+    assert set(bench.core.streams.by_name) == {"s", "$sys"}
+    asked(bench, "alice", delete("a"), delete("b"))
+    # The room is taken while the position is looked for.
+    changes = [feed("c", "t", start="since:1h"), feed("a"), feed("b")]
+    assert codes(asked(bench, "alice", *changes)) == [0, 0, 429]
+    assert set(bench.core.streams.by_name) == {"s", "$sys"}
+    assert set(bench.core.services.by_name) == {"a", "b"}
+
+
+def test_cursors_of_feeds_that_are_asked_for_together_count_each(narrow):
+    changes = [feed("a"), feed("a"), feed("b"), feed("c"), feed("b", where="n > 3")]
+    assert sorted(codes(asked(narrow, "alice", *changes))) == [0, 0, 0, 0, 429]
+    assert [row["service"] for row in rows(narrow)] == ["a", "b"]
+
+
+def test_cursors_of_feeds_that_wait_for_their_position_count_each(narrow):
+    asked(narrow, "alice", publish(b"1"))
+    changes = [feed(service, start="since:1h") for service in "abc"]
+    assert sorted(codes(asked(narrow, "alice", *changes))) == [0, 0, 429]
+
+
+def test_a_cursor_of_a_client_and_one_of_a_feed_take_room_of_each_other(narrow):
+    asked(narrow, "alice", publish(b"1"), feed("a"))
+    narrow.tell("alice", feed("b"))
+    # The disk has not taken that one yet.
+    assert codes(narrow.ask("alice", Commit("s", 0, "longer.", 1))) == [429]
+    narrow.settle()
+    assert codes(asked(narrow, "alice", delete("a"))) == [0]
+    assert codes(asked(narrow, "alice", Commit("s", 0, "longer.", 1))) == []
+    assert codes(asked(narrow, "alice", feed("a"))) == [429]
+
+
+def test_a_feed_that_the_disk_refuses_gives_back_the_room_of_its_cursor(narrow):
+    for _ in range(3):
+        narrow.tell("alice", feed("a"), feed("b"), feed("b"))
+        while narrow.appends:
+            narrow.fail()
+        assert codes(narrow.sent("alice")) == [507, 507, 507]
+    assert narrow.core.streams.cursors.bytes == 0
+    assert codes(asked(narrow, "alice", feed("a"), feed("b"))) == [0, 0]
+    narrow.crash()
+    narrow.open("alice")
+    assert codes(asked(narrow, "alice", feed("c"))) == [429]
+
+
+def test_a_feed_whose_position_is_lost_may_be_set_again_where_there_is_no_room_for_more():
+    narrow = Bench(LIMITS["cursors"])
+    narrow.open("alice")
+    asked(narrow, "alice", feed("a"), feed("b"))
+    recovered = narrow.store.recover()
+    values = {**recovered.values, CURSORS: {("s", "$feed/b"): 0}}
+    narrow.core = Core(
+        narrow.now,
+        narrow.settings,
+        recovered._replace(values=values, lost=frozenset({(CURSORS, ("s", "$feed/a"))})),
+    )
+    narrow.open("alice")
+    assert [row["service"] for row in rows(narrow)] == ["b"]
+    assert codes(asked(narrow, "alice", feed("c"))) == [429]
+    assert codes(asked(narrow, "alice", feed("a", start="new"))) == [0]
+    assert [row["service"] for row in rows(narrow)] == ["a", "b"]

@@ -72,6 +72,7 @@ from malamute.store.policies import StreamRetention
 
 if TYPE_CHECKING:
     from malamute.core.engines import Engines
+    from malamute.core.queue.queue import Queue
     from malamute.core.session import Session
     from malamute.core.settings import ConfigurationLoaded
     from malamute.core.stream import Stream
@@ -282,11 +283,20 @@ def set_feed(core: Engines, wanted: FeedSet, answered: Answered, failed: Failed)
             core.feeds.set(service, stream, criteria, where, position, report)
         except MalamuteError as error:
             failed(error)
+            _drop_made(core, queue, stream if made else None)
 
     if begin:
         locate(stream, begin, Group(0, EVERYTHING), located)
     else:
         located(None)
+
+
+def _drop_made(core: Engines, queue: Queue, stream: Stream | None) -> None:
+    """Forget what was made for a feed that is refused after all, unless somebody uses it by now."""
+    if core.services.by_name.get(queue.name) is queue:
+        core.services.drop_unused(queue)
+    if stream is not None and not (stream.lasting or core.feeds.changes(stream.name)):
+        core.streams.drop_untouched(stream)
 
 
 def _check_feed(core: Engines, service: str, stream: str, criteria: Sequence[Any], where: str) -> None:
