@@ -439,6 +439,7 @@ class Feeds:
         queue.feeds += 1  # so that it is not removed meanwhile
         stream.changing += 1
         stream.cursors.reserve(cursor)
+        self.selectors.reserved_bytes += selector.cost_bytes
         feed = yield from self._begin_change(name)
         if feed is None and position is None:
             # One that could not be taken up goes on where it was.
@@ -472,6 +473,7 @@ class Feeds:
             if created:
                 self.effects.event(f"feed.created.{queue.name}", stream=stream.name)
         stream.cursors.release(cursor)
+        self.selectors.reserved_bytes -= selector.cost_bytes
         if feed is not None:
             feed.resume()
         else:

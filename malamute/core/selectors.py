@@ -26,6 +26,8 @@ class SelectorBudget:
 
     def __init__(self, limits: Limits) -> None:
         self.used_bytes = 0
+        self.reserved_bytes = 0
+        """What those take that are in use when the disk has them."""
         self.limits = limits
 
     def check(self, selector: Selector, session: Session | None = None, beside: int = 0) -> int:
@@ -42,9 +44,10 @@ class SelectorBudget:
                 f"selectors of this session are too large: {session.selector_bytes} bytes of memory, "
                 f"and {cost} more; expected at most {limits.session_selector_bytes}"
             )
-        if self.used_bytes + cost > limits.selectors_bytes:
+        taken = self.used_bytes + self.reserved_bytes
+        if taken + cost > limits.selectors_bytes:
             raise TooMany(
-                f"selectors of all sessions are too large: {self.used_bytes} bytes of memory, "
+                f"selectors of all sessions are too large: {taken} bytes of memory, "
                 f"and {cost} more; expected at most {limits.selectors_bytes}"
             )
         return cost

@@ -13,8 +13,10 @@ from core_bench import Bench, ack, offer, publish, reply, request, send, subscri
 from malamute.core.broker import Core
 from malamute.core.feed import FED_BYTES, KEEP_SECONDS, RETRY_SECONDS
 from malamute.core.queue.entry import ENTRY_BYTES
+from malamute.core.selectors import SUBSCRIPTION_BYTES
 from malamute.core.stream import RESERVE, cursor_bytes
 from malamute.errors import StoreError
+from malamute.matching import Selector
 from malamute.protocol.batch import pack, pack_record
 from malamute.protocol.limits import Limits
 from malamute.protocol.messages import (
@@ -990,3 +992,62 @@ def test_a_feed_whose_position_is_lost_may_be_set_again_where_there_is_no_room_f
     assert codes(asked(narrow, "alice", feed("c"))) == [429]
     assert codes(asked(narrow, "alice", feed("a", start="new"))) == [0]
     assert [row["service"] for row in rows(narrow)] == ["a", "b"]
+
+
+# And so have their selectors
+
+WANTED = Selector.parse([["topic", "a.*"]], "x in (2, 3)")
+
+
+def wanting(service="w", where=WANTED.where, **arguments):
+    return feed(service, criteria=[["topic", "a.*"]], where=where, **arguments)
+
+
+def with_selectors(count):
+    """A bench with room for so many selectors."""
+    bench = Bench(Limits(selectors_bytes=count * WANTED.cost_bytes))
+    bench.open("alice")
+    return bench
+
+
+@pytest.mark.parametrize("start", ["new", "since:1h"])
+def test_selectors_of_feeds_that_are_asked_for_together_count_each(start):
+    bench = with_selectors(2)
+    changes = [wanting(service, start=start) for service in "abc"]
+    assert sorted(codes(asked(bench, "alice", *changes))) == [0, 0, 429]
+    assert [row["service"] for row in rows(bench)] == ["a", "b"]
+    assert set(bench.core.services.by_name) == {"a", "b"}
+    assert bench.core.selectors.used_bytes == 2 * WANTED.cost_bytes
+    assert codes(asked(bench, "alice", wanting("c"))) == [429]
+    # What ends makes room.
+    assert codes(asked(bench, "alice", delete("a"))) + codes(asked(bench, "alice", wanting("c"))) == [0, 0]
+
+
+def test_changes_of_one_feed_that_are_asked_for_together_count_each():
+    bench = with_selectors(3)
+    asked(bench, "alice", wanting())
+    changes = [wanting(start=start) for start in ("first", "new", "last")]
+    assert sorted(codes(asked(bench, "alice", *changes))) == [0, 0, 429]
+    assert bench.core.selectors.used_bytes == WANTED.cost_bytes
+    assert codes(asked(bench, "alice", wanting("a"), wanting("b"))) == [0, 0]
+
+
+def test_a_subscription_finds_no_room_that_a_feed_has_that_is_being_stored():
+    bench = Bench(Limits(selectors_bytes=WANTED.cost_bytes + SUBSCRIPTION_BYTES))
+    bench.open("alice")
+    bench.tell("alice", wanting())
+    subscription = subscribe(criteria=[["topic", "a.*"]], where=WANTED.where)
+    assert codes(bench.ask("alice", subscription)) == [429]
+    bench.settle()
+    assert [row["service"] for row in rows(bench)] == ["w"]
+    assert codes(asked(bench, "alice", subscription)) == [429]
+
+
+def test_a_feed_that_the_disk_refuses_gives_back_the_room_of_its_selector():
+    bench = with_selectors(2)
+    for _ in range(3):
+        bench.tell("alice", wanting("a"), wanting("b"))
+        while bench.appends:
+            bench.fail()
+        assert codes(bench.sent("alice")) == [507, 507]
+    assert codes(asked(bench, "alice", wanting("a"), wanting("b"))) == [0, 0]
