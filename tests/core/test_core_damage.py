@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from core_bench import Bench, mail_credit, peer_id, publish, request, send, subscribe
+import pytest
+from core_bench import Bench, mail_credit, offer, peer_id, publish, request, send, subscribe
 
 from malamute.core.broker import Core
 from malamute.core.health import PROBE_SECONDS
+from malamute.core.queue.dead_letters import UNREADABLE
 from malamute.errors import CursorLost, StorageFull, StoreError
-from malamute.protocol.messages import Change, Commit, Error, Gap, Hello, Ok, Welcome
+from malamute.protocol.batch import pack_record
+from malamute.protocol.messages import Change, Commit, Error, Gap, Hello, Ok, Reject, Request, Welcome
 from malamute.store.operations import Defect, PutMessages, PutValue, Stranded
 from malamute.store.tables import CURSORS, NUMBERS, SESSIONS
 
@@ -89,8 +92,62 @@ def test_a_dead_letter_that_could_not_be_read_is_not_sent_again():
     [told] = [message for message in bench.sent("bob") if isinstance(message, Ok)]
     assert told.value["messages"] == 0
     queue = bench.core.mailboxes.by_name["bob"]
-    assert len(queue.dead_letters.entries) == 1
+    [dead] = queue.dead_letters.entries.values()
+    assert (dead.properties["dead"]["reason"], dead.properties["dead"]["damaged"]) == ("corrupt", True)
     assert [*queue.entries] == [2]
+
+
+def redriven(bench: Bench, name: str = "w") -> int:
+    """How many dead letters of a service are sent again."""
+    bench.sent("bob")
+    bench.tell("bob", Change(0, "queue.redrive", {"kind": "service", "name": name}))
+    bench.settle()
+    [told] = [message for message in bench.sent("bob") if isinstance(message, Ok)]
+    return told.value["messages"]
+
+
+@pytest.mark.parametrize("record", [UNREADABLE, pack_record(None, b""), pack_record(None, b"1")])
+@pytest.mark.parametrize("reason", ["corrupt", "no"])
+def test_a_reason_that_a_worker_gives_is_no_sign_of_damage(record, reason):
+    bench = Bench()
+    bench.open("alice", "bob")
+    bench.tell("bob", offer())
+    bench.tell("alice", Request("w", 1, ["a"], [record], [{"correlation": "c1"}]), mail_credit())
+    bench.settle()
+    bench.tell("bob", Reject(1, [[1, 1]], reason))
+    bench.settle()
+    # Who waits for replies is not told that the disk has lost the request.
+    assert bench.got("alice") == []
+    [dead] = bench.core.services.by_name["w"].dead_letters.entries.values()
+    assert {*dead.properties["dead"]} == {"reason", "attempts", "sequence", "time", "died"}
+    assert dead.properties["dead"]["reason"] == reason
+    bench.crash()
+    bench.open("alice", "bob")
+    assert redriven(bench) == 1
+    bench.tell("bob", offer())
+    bench.settle()
+    assert [item.sequence for item in bench.got("bob")] == [2]
+    bench.tell("bob", Reject(1, [[2, 2]], reason))
+    bench.settle()
+    assert redriven(bench) == 1
+
+
+def test_a_message_that_is_rejected_when_it_cannot_be_read_any_more_is_not_sent_again_without_its_body():
+    bench = Bench()
+    bench.open("alice", "bob")
+    bench.tell("bob", offer())
+    bench.tell("alice", request(b"1"))
+    bench.settle()
+    queue = bench.core.services.by_name["w"]
+    bench.core.queue_limits.memory.evict(queue.usage, [*queue.entries.values()])
+    fetch = bench.store.fetch
+    bench.store.fetch = lambda kind, *asked: {} if kind == "service" else fetch(kind, *asked)
+    bench.tell("bob", Reject(1, [[1, 1]], "no"))
+    bench.settle()
+    [dead] = queue.dead_letters.entries.values()
+    assert (dead.properties["dead"]["reason"], dead.properties["dead"]["damaged"]) == ("no", True)
+    assert redriven(bench) == 0
+    assert [*queue.dead_letters.entries] == [1]
 
 
 def answered(seconds=0.0, **options):

@@ -90,13 +90,15 @@ class DeadBook:
         """A dead letter has all that its message had, and tells how it died, and when: between two times."""
         asked = without(mail.message, ("tracker",))
         time = (letter.properties or {})["dead"]["died"]
-        died = {
+        died: dict[str, Any] = {
             "reason": reason,
             "attempts": mail.attempts,
             "sequence": key[2],
             "time": mail.message.time_ns,
             "died": min(max(time, int(when[0] * 1e9)), int(when[1] * 1e9)),
         }
+        if mail.damaged:
+            died["damaged"] = True
         record = UNREADABLE if mail.damaged else mail.message.record
         expected = mail.message._replace(
             sequence=letter.sequence, record=record, properties={**asked, "dead": died}

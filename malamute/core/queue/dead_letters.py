@@ -64,19 +64,24 @@ class DeadLetters:
                 memory.evict(self, [entry])
 
     def add(self, entries: Iterable[Entry], records: Records, reason: str) -> None:
-        """Take messages in with these records, with all else of this iteration or not at all."""
+        """Take messages in with these records, with all else of this iteration or not at all.
+
+        Those without a record are damaged, and marked so: nothing that a client says does that.
+        """
         effects, usage = self._effects, self._usage
         now = effects.time_ns
         added = []
         for entry in entries:
             message = entry.message
-            died = {
+            died: dict[str, Any] = {
                 "reason": reason,
                 "attempts": entry.attempts,
                 "sequence": message.sequence,
                 "time": message.time_ns,
                 "died": now,
             }
+            if message.sequence not in records:
+                died["damaged"] = True
             properties = properties_without(entry, ("tracker",))
             dead = self._add(
                 message._replace(

@@ -8,11 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from malamute.core.queue.dead_letters import UNREADABLE, properties_without
+from malamute.core.queue.dead_letters import properties_without
 from malamute.core.queue.entry import Entry, size_of
 from malamute.core.queue.options import Options
 from malamute.core.queue.paging import Records, records_of, runs
-from malamute.core.queue.settlement import CORRUPT
 from malamute.core.workflow import STORED, Workflow, run_workflow
 from malamute.errors import MalamuteError
 
@@ -86,9 +85,7 @@ def _steps(
 
 def _is_whole(entry: Entry, records: Records) -> bool:
     """Whether a dead letter has its record: it can be read, and could be when it died."""
-    died = (entry.properties or {})["dead"]["reason"]
-    record = records.get(entry.sequence)
-    return record is not None and not (died == CORRUPT and record == UNREADABLE)
+    return entry.sequence in records and not (entry.properties or {})["dead"].get("damaged")
 
 
 def _put_back(queue: Queue, entries: Sequence[Entry], records: Records) -> None:

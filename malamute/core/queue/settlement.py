@@ -11,6 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from malamute.core.metrics import QueueMetrics
+from malamute.core.queue.dead_letters import UNREADABLE
 from malamute.core.queue.entry import Entry, ranges_of
 from malamute.core.queue.paging import RETRY_SECONDS, records_of, runs
 from malamute.core.queue.state import SETTLING, MessageStates
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from malamute.core.queue.usage import QueueUsage
 
 CORRUPT = "corrupt"
-"""Why a message is dead that cannot be read."""
+"""Why a message is dead that cannot be read. A client that rejects one may give the same reason."""
 
 UNREADABLE_WORDS = "corrupt: the request cannot be read, the disk has lost it"
 
@@ -157,6 +158,7 @@ class Settlement:
         self, entries: Sequence[Entry], outcome: str, reason: str, worker: str
     ) -> Workflow:
         effects, limits, usage, done = self._effects, self._limits, self._usage, 0
+        lost = outcome != "rejected" and reason == CORRUPT
         for run in runs(entries):
             if effects.work <= 0:
                 yield GO_ON
@@ -170,12 +172,15 @@ class Settlement:
                 limits.timers.at(effects.now + RETRY_SECONDS, again)
                 return
             done += len(run)
+            if lost:
+                # One that could not be read at the start has the record of none.
+                records = {sequence: record for sequence, record in records.items() if record != UNREADABLE}
             # The queue may have been cleared meanwhile.
             here = [entry for entry in run if entry.sequence in self._entries]
             if kept:
                 self._dead_letters.add(here, records, reason)
             gone = [entry.sequence for entry in here]
-            if reason == CORRUPT and usage.kind == "service":
+            if lost and usage.kind == "service":
                 tracked = set(self.tracked(gone))
                 untold = [entry for entry in here if entry.sequence not in tracked]
                 limits.trackers.answer(usage.name, untold, UNREADABLE_WORDS)
