@@ -152,6 +152,7 @@ class Book:
     def damaged(self, found: Damaged) -> None:
         """The next broker finds something damaged on the disk."""
         self.queues.damaged(found.messages)
+        self.feeds.damaged(found)
         for key in found.lost:
             del self.cursors_stored[key]
         self.cursors_stored |= found.back

@@ -5,6 +5,8 @@ what is known of sessions. A damaged message is there without its record, until 
 again. Of a value the one before comes back, if an older block has it: a session is in doubt then, and a
 cursor is back there. Otherwise the session is not known any more, and the cursor is lost. Each queue leaves
 out as many numbers as a block may have held. The state of a stream is rebuilt, and continues at its ceiling.
+
+The position of a feed is a cursor as well. One that is back is where the feed was at an earlier time.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from malamute.core.feed import CURSOR_PREFIX
 from malamute.journal.log import BLOCK_ENTRIES_MAX
 from malamute.journal.memory import MemoryStore
 from malamute.journal.states import CEILING_STEP
@@ -116,8 +119,7 @@ class FlawedStore(MemoryStore):
             for name, queue in sorted(self._queues.items())
             for sequence in sorted(queue.messages.keys() - self.unreadable.get(name, set()))
         ]
-        # The position of a feed is one with its requests.
-        cursors = sorted(key for key in self._values.get(CURSORS, {}) if not key[1].startswith("$"))
+        cursors = sorted(self._values.get(CURSORS, {}))
         peers = sorted({key[0] for key in self._values.get(SESSIONS, {})})
         damaged = Damaged(
             _some(messages, a, size), _some(cursors, b, 1 + size // 4), {}, _some(peers, b, size // 3)
@@ -132,7 +134,10 @@ class FlawedStore(MemoryStore):
         back = {
             key: before
             for key in damaged.lost
-            if c // 4 % 2 and (before := self._before.get((CURSORS, key))) is not None
+            if c // 4 % 2
+            and (before := self._before.get((CURSORS, key))) is not None
+            # Where an operator has set a feed back, the one before is of another start.
+            and not (key[1].startswith(CURSOR_PREFIX) and before > self._values[CURSORS][key])
         }
         lost = [key for key in damaged.lost if key not in back]
         self._values.setdefault(CURSORS, {}).update(back)

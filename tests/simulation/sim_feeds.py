@@ -4,15 +4,19 @@ A feed is known by its service and its stream. Each start that an operator gives
 it has made requests of from there on. Over a crash the course goes on where the disk has it. Where it is when
 an operator changes its criteria is not promised: what the stream has then is `unsure` if only one of the two
 takes it.
+
+A feed whose position the disk has lost rests until an operator deletes it, or sets it with a start: nobody
+knows where it was. One whose position is back goes on from there, and makes those requests again.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Set
 from math import inf
 from typing import Any, TypeGuard
 
+from sim_damage import Damaged
 from sim_origin import Author, Origin, Violation, body_of
 from sim_puts import PutMessage
 from sim_streams import Place, StreamBook
@@ -59,6 +63,12 @@ class Course:
         self.stored: set[Taken] = set()
         self.unsure: set[Taken] = set()
 
+    def go_back(self, position: int) -> None:
+        """It goes on from an earlier position, and makes requests again of what is behind that."""
+        self.start, self.position = min(self.start, position), position
+        self.made = {taken for taken in self.made if taken[0] <= position}
+        self.stored = {taken for taken in self.stored if taken[0] <= position}
+
 
 class Feed:
     """A feed as it is in the broker."""
@@ -92,6 +102,8 @@ class FeedBook:
         """The feeds on the disk."""
         self._cursors: dict[Name, tuple[Course, int]] = {}
         """Where the disk has them. It may have refused a feed and taken this, or the other way about."""
+        self.lost: set[Name] = set()
+        """The feeds whose positions the disk has lost."""
         self._asked: dict[Name, list[tuple[Any, str]]] = {}
         """What operators asked for: the criteria with the condition, and the start."""
         self._wanted: dict[int, tuple[Name, Any]] = {}
@@ -197,6 +209,8 @@ class FeedBook:
 
     def _begin(self, name: Name, position: int) -> None:
         feed, head = self.feeds[name], self._head(name)
+        if name in self.lost and not self._has_start(name):
+            raise Violation("a feed whose position is lost begins anywhere", feed=name, position=position)
         if position > head:
             raise Violation("a feed begins beyond the head", feed=name, position=position, head=head)
         feed.course = Course(position, head)
@@ -295,12 +309,14 @@ class FeedBook:
         _, before = self._undone.pop(id(operation), (None, None))
         if isinstance(operation, DeleteValue) and operation.table == FEEDS:
             self._stored.pop(name_of(operation), None)
+            self.lost.discard(name_of(operation))
             return
         if isinstance(operation, DeleteStream):
             self._stored = {
                 name: wants for name, wants in self._stored.items() if name[1] != operation.stream
             }
             self._cursors = {name: at for name, at in self._cursors.items() if name[1] != operation.stream}
+            self.lost = {name for name in self.lost if name[1] != operation.stream}
             return
         if isinstance(operation, DeleteValue) and operation.table == CURSORS:
             if operation.key[1].startswith(PREFIX):
@@ -320,6 +336,7 @@ class FeedBook:
             self.requests += 1
         elif is_put(operation, CURSORS):
             self._cursors[name] = meant, operation.value
+            self.lost.discard(name)
 
     def failed(self, append: Append) -> None:
         """It could not be stored: the feed is where it was."""
@@ -373,6 +390,22 @@ class FeedBook:
                     "a request was stored without the position of its feed", feed=name, beyond=beyond
                 )
 
+    def damaged(self, found: Damaged) -> None:
+        """The next broker finds positions damaged on the disk. None is there."""
+        for stream, cursor in found.lost:
+            if cursor.startswith(PREFIX):
+                name = cursor.removeprefix(PREFIX), stream
+                self.lost.add(name)
+                self._asked.pop(name, None)
+                self._cursors.pop(name, None)
+                self.feeds[name].course = None
+        for (stream, cursor), position in found.back.items():
+            name = cursor.removeprefix(PREFIX), stream
+            if cursor.startswith(PREFIX):
+                course, _ = self._cursors[name]
+                self._cursors[name] = course, position
+                course.go_back(position)
+
     def started(self, recovered: Recovered) -> None:
         """A broker starts on what the disk holds. A stream may have gone back: see `StreamBook.started`."""
         cursors = recovered.table(CURSORS)
@@ -381,14 +414,21 @@ class FeedBook:
             raise Violation("a feed was lost", found=found)
         self._reserved = {name: state.reserved for name, state in recovered.streams.items()}
         for name, feed in self.feeds.items():
+            if name in self.lost:
+                continue
             head = self._head(name)
             course = feed.course = feed.course or Course(head, head)
             course.start, course.head = min(course.start, head), min(course.head, head)
             course.position = min(course.position, head)
 
+    @property
+    def running(self) -> Set[Name]:
+        """Those of which it is known where they are."""
+        return self.feeds.keys() - self.lost
+
     def check_done(self, without_room: Collection[Name]) -> None:
         """At the end each message has become a request, of each feed that takes it and has room."""
-        for name in self.feeds.keys() - without_room:
+        for name in self.running - set(without_room):
             left = self._left(name, self._course(name).start)
             if left:
                 raise Violation("messages never became requests", feed=name, left=left)

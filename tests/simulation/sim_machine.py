@@ -20,6 +20,7 @@ from sim_plan import Setup
 
 from malamute.core.broker import Core
 from malamute.core.effects import ClockStep
+from malamute.core.feed import CURSOR_PREFIX
 from malamute.core.settings import Settings
 from malamute.errors import MalamuteError
 from malamute.protocol.limits import Limits
@@ -29,6 +30,7 @@ from malamute.server.worker import ReadDone
 from malamute.store.commit import Append, Written
 from malamute.store.operations import Recovered
 from malamute.store.policies import StreamPolicy, StreamRetention
+from malamute.store.tables import CURSORS
 
 START = 1_700_000_000.0
 EXPIRY = 60.0
@@ -97,6 +99,9 @@ class Machine:
         self.core = Core(self.now, self.settings, recovered)
         if self.core.health.damages != len(recovered.defects):
             raise Violation("damage is not reported", defects=recovered.defects)
+        feeds = [key for key in recovered.lost_keys(CURSORS) if key[1].startswith(CURSOR_PREFIX)]
+        if self.core.recovery.skipped != len(feeds):
+            raise Violation("a feed whose position is lost is not reported", feeds=feeds)
         # Events are looked at where they are made, whether there is a stream of them or not.
         self._tell = self.core.effects.event
         self.core.effects.event = self._event  # type: ignore[method-assign]

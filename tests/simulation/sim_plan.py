@@ -163,7 +163,11 @@ def plan_of(seed: int, theme: frozenset[str] | None = None) -> Plan:
     flaws = theme is None and seed % 10 == 8 and not (clocks or restores)
     # The books of feeds do not go back to a backup.
     theme = THEMES[seed // 16 % 3] if restores else THEMES[0] if clocks and seed % 16 == 4 else theme
-    weights = _weights(chance, theme)
+    fed = flaws and seed // 10 % 2
+    weights = _weights(chance, THEMES[3] if fed else theme)
+    if fed:
+        # By itself hardly any run has damage, and feeds that have got anywhere by then.
+        weights["feed"], weights["round"] = 40, 200
     tight = _tight(seed) if theme is None or clocks or restores else {}
     if "answers_bytes" in tight:
         weights["ask"] = 60

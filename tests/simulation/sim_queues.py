@@ -230,7 +230,7 @@ class QueueBook:
             return "an outcome may come" if kind == "mailbox" else ""
         if any(key[:2] == queue and self._is_known(known) for key, known in self.identities.items()):
             return "it knows identities"
-        if kind == "service" and any(service == name for service, _ in self.feeds.feeds):
+        if kind == "service" and any(service == name for service, _ in self.feeds.running):
             return "a stream feeds it"
         return ""
 

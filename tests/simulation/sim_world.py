@@ -456,7 +456,9 @@ class World:
         for table in (core.mailboxes, core.services):
             for name, queue in table.by_name.items():
                 queues.dead.check_done((queue.dead_letters.kind, name), queue.dead_letters.entries)
-        if set(core.feeds.by_name) != set(queues.feeds.feeds):
+        if set(core.feeds.values) != set(queues.feeds.feeds):
+            raise Violation("other feeds are known", feeds=[*core.feeds.values])
+        if set(core.feeds.by_name) != queues.feeds.running:
             raise Violation("other feeds are there", feeds=[*core.feeds.by_name])
         cursors = {(s.name, c): at for s in core.streams.by_name.values() for c, at in s.cursors.items()}
         if cursors != self.book.cursors_stored:

@@ -19,7 +19,7 @@ from sim_shrink import KNOWN, failure_of, shrink
 from sim_wants import CRITERIA, HEADERS
 from sim_world import run
 
-from malamute.core.feed import Feed
+from malamute.core.feed import Feed, Feeds
 from malamute.core.queue import purge, redrive
 from malamute.core.queue.dead_letters import DeadLetters
 from malamute.core.queue.queue import Queue
@@ -165,6 +165,11 @@ def _take_all_for_stored(feed, error):
     _SETTLED(feed, None)
 
 
+def _begin_anywhere(feeds, service, stream, *arguments):
+    with patch.object(stream, "lost_cursors", set()):
+        return _SET_FEED(feeds, service, stream, *arguments)
+
+
 def _leave_one_out(sequence):
     return Position(sequence + 1)
 
@@ -188,6 +193,7 @@ _ADD_DEAD = DeadLetters.add
 _PUT_BACK = redrive._put_back
 _RECALL = Queue._recall
 _COLLECT = QueueTable._collect_unless_used
+_SET_FEED = Feeds.set
 _TAKE = Feed._put
 _CONFIRM = Sessions._confirm
 _SEND = Subscription._send
@@ -345,6 +351,7 @@ BROKEN = {
         _go_on_with_old_numbers,
     ),
     "a lost cursor begins at the head": ("malamute.core.stream.Stream.check_known", _nothing),
+    "a lost feed begins anywhere": ("malamute.core.feed.Feeds.set", _begin_anywhere),
     "what cannot be read is not settled": (
         "malamute.core.queue.settlement.Settlement.dead_letter_unreadable",
         _nothing,
@@ -396,10 +403,11 @@ NOTICED = {
     "what a jump of the clock makes old is dropped": (plan_of, 132),
     "a restored queue goes on where the backup ends": (plan_of, 123),
     "a lost cursor begins at the head": (plan_of, 48),
+    "a lost feed begins anywhere": (plan_of, 338),
     "what cannot be read is not settled": (plan_of, 18),
     "what cannot be read dies for another reason": (plan_of, 18),
-    "nobody is told that a request is lost": (plan_of, 98),
-    "what could not be read is sent again": (plan_of, 738),
+    "nobody is told that a request is lost": (plan_of, 188),
+    "what could not be read is sent again": (plan_of, 2018),
     "a session may have any selectors": (plan_of, 5),
     "a cursor that waits for its position has room": (plan_of, 32),
     "a session may have any answers": (plan_of, 122),
