@@ -148,7 +148,8 @@ class Log:
 
         What was `salvaged` of it says which messages were there; returns those that are nowhere else. The
         other sequences in it are unknown, at most one for each entry, so every queue known so far leaves
-        out as many rather than use one twice.
+        out as many rather than use one twice. Nor is it known of which messages it said that they may have
+        been delivered.
         """
         only_here = []
         for put in salvaged:
@@ -162,8 +163,15 @@ class Log:
             found.setdefault((put.kind, put.queue), []).extend(range(put.first, put.last + 1))
         self._awaited[number] = Stranded(found)
         for queue in self.queues.values():
+            self._doubt_deliveries(queue)
             queue.next += BLOCK_ENTRIES_MAX
         return only_here
+
+    def _doubt_deliveries(self, queue: QueueIndex) -> None:
+        """Any message so far may have been delivered, also what an older block has as never delivered."""
+        queue.delivered = max(queue.delivered, queue.next - 1)
+        for sequence in [sequence for sequence, (_, count, _) in queue.attempts.items() if not count]:
+            self._release(queue.attempts.pop(sequence)[0], NUMBER_WEIGHT)
 
     def mark_suspect(self, number: int) -> Stranded | None:
         """A block turned out to be unreadable. It will be put aside when it is the oldest.

@@ -12,7 +12,14 @@ from malamute.journal.directory import META_TWIN
 from malamute.journal.format import key
 from malamute.journal.log import AWAITED_WRITES
 from malamute.journal.states import CEILING_STEP, UNKNOWN_STEP, decode_card
-from malamute.store.operations import DeleteStream, DeleteValue, PutValue, StreamState
+from malamute.store.operations import (
+    DeleteStream,
+    DeleteValue,
+    MarkDelivered,
+    PutValue,
+    SetAttempts,
+    StreamState,
+)
 from malamute.store.tables import CURSORS, FEEDS, NUMBERS, RETENTIONS, SESSIONS
 
 NAME = "mailbox", "q"
@@ -235,6 +242,21 @@ def test_messages_that_can_be_told_apart_are_known_to_be_damaged(three):
     assert [(m.sequence, m.sender, m.record) for m in queue.messages if m.sequence == 2] == [
         (2, "alice", b"")
     ]
+
+
+def test_what_a_damaged_block_may_have_marked_as_delivered_counts_as_delivered(three):
+    """Or it would be delivered again as if for the first time."""
+    store = three.store
+    store.write([SetAttempts(*NAME, 1, 0, 0), SetAttempts(*NAME, 2, 3, 0)])
+    store.write([MarkDelivered(*NAME, 4), SetAttempts(*NAME, 1, 1, 0)])
+    store.write([put(5)])
+    damage(three, key(codec.BLOCK, 0, 5), zero)
+    three()
+    queue = three.recovered.queues[NAME]
+    assert (queue.delivered, queue.attempts) == (4, {2: 3})
+    three.store.write([SetAttempts(*NAME, 1, 0, 0)])
+    three()
+    assert three.recovered.queues[NAME].attempts == {1: 0, 2: 3}
 
 
 def test_a_lost_cursor_stays_lost_until_it_is_set_or_deleted(three):
