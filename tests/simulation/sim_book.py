@@ -151,7 +151,7 @@ class Book:
 
     def damaged(self, found: Damaged) -> None:
         """The next broker finds something damaged on the disk."""
-        self.queues.damaged(found.messages)
+        self.queues.damaged(found)
         self.feeds.damaged(found)
         for key in found.lost:
             del self.cursors_stored[key]

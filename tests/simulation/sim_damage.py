@@ -7,6 +7,9 @@ cursor is back there. Otherwise the session is not known any more, and the curso
 out as many numbers as a block may have held. The state of a stream is rebuilt, and continues at its ceiling.
 
 The position of a feed is a cursor as well. One that is back is where the feed was at an earlier time.
+
+What the block said of deliveries is unknown: all messages that were there count as delivered, those that an
+older block has as not delivered too. Of the attempts of a message those before come back, if there are any.
 """
 
 from __future__ import annotations
@@ -28,22 +31,31 @@ from malamute.store.operations import (
     PutValue,
     QueueKind,
     Recovered,
+    SetAttempts,
 )
 from malamute.store.tables import CURSORS, NUMBERS, SESSIONS
 
 Name = tuple[QueueKind, str]
+Key = tuple[QueueKind, str, int]
 
 BLOCK_SIZES = (1, 3, 12, 1_000)
 """How many messages and values a block holds here."""
 
 
 class Damaged(NamedTuple):
-    """What a block held that is damaged now: messages, lost cursors, cursors that are back, and sessions."""
+    """What a block held that is damaged now: messages, lost cursors, cursors that are back, and sessions.
+
+    And what is known of deliveries without it.
+    """
 
     messages: Sequence[tuple[QueueKind, str, int]] = ()
     lost: Sequence[tuple[str, str]] = ()
     back: Mapping[tuple[str, str], int] = {}
     forgotten: Sequence[bytes] = ()
+    attempts: Mapping[Key, tuple[int, int]] = {}
+    """The attempts that are known yet, each with the time of the redelivery in nanoseconds, or 0."""
+    marks: Mapping[Name, int] = {}
+    """Up to where the messages of each queue count as delivered now."""
 
 
 class FlawedStore(MemoryStore):
@@ -59,15 +71,22 @@ class FlawedStore(MemoryStore):
         """What was found damaged so far. There is no repair here."""
         self._before: dict[tuple[str, Any], Any] = {}
         """The values that others took the places of."""
+        self._attempts_before: dict[Key, tuple[int, int]] = {}
 
     def write(self, operations: Sequence[Operation]) -> None:
         """Carry out all of the operations, or none. What is stored again is whole."""
         before = {table: dict(rows) for table, rows in self._values.items()}
+        attempts = {name: dict(queue.attempts) for name, queue in self._queues.items()}
         super().write(operations)
         for operation in operations:
             match operation:
+                case SetAttempts(kind=kind, queue=queue, sequence=sequence):
+                    known = attempts.get((kind, queue), {}).get(sequence, (0, 0))
+                    self._attempts_before[kind, queue, sequence] = known
                 case PutMessages(kind=kind, queue=queue):
                     there = range(operation.first, operation.last + 1)
+                    for sequence in there:
+                        self._attempts_before.pop((kind, queue, sequence), None)
                     self.unreadable.get((kind, queue), set()).difference_update(there)
                 case PutValue(table=table, key=key):
                     self._before[table, key] = before.get(table, {}).get(key)
@@ -128,8 +147,15 @@ class FlawedStore(MemoryStore):
             self.unreadable.setdefault((kind, name), set()).add(sequence)
             queue = self._queues[kind, name]
             queue.identities = {i: known for i, known in queue.identities.items() if known[0] != sequence}
+        self._damage_attempts(b, size, goes_back=c // 8 % 2 > 0)
         for queue in self._queues.values():
+            queue.delivered = max(queue.delivered, queue.next - 1)
+            queue.attempts = {s: known for s, known in queue.attempts.items() if known[0]}
             queue.next += BLOCK_ENTRIES_MAX
+        marks = {name: queue.delivered for name, queue in self._queues.items()}
+        attempts = {
+            (*name, s): known for name, queue in self._queues.items() for s, known in queue.attempts.items()
+        }
         self.doubtful.update(peers)
         back = {
             key: before
@@ -147,7 +173,13 @@ class FlawedStore(MemoryStore):
         forgotten = [peer for peer in damaged.forgotten if not self._go_back(peer)]
         self.defects.append(Defect("block", "", len(self.defects), len(self.defects), "cannot be read"))
         self.defects += [Defect("cursor", f"{s} for {n}", 0, 0, "its position is lost") for s, n in lost]
-        return Damaged(damaged.messages, lost, back, forgotten)
+        return Damaged(damaged.messages, lost, back, forgotten, attempts, marks)
+
+    def _damage_attempts(self, choice: int, most: int, *, goes_back: bool) -> None:
+        known = [(*name, s) for name, queue in sorted(self._queues.items()) for s in sorted(queue.attempts)]
+        for key in _some(known, choice, most):
+            before = self._attempts_before.get(key, (0, 0)) if goes_back else (0, 0)
+            self._queues[key[:2]].attempts[key[2]] = before
 
     def _go_back(self, peer: bytes) -> bool:
         """Have the values of a session before the last ones. Returns whether there are any."""

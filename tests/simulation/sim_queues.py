@@ -8,11 +8,12 @@ if that was by a reply, the reply was stored in the same transaction.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from copy import copy
 from typing import Any, NamedTuple
 
 from sim_clock import MailTimes
+from sim_damage import Damaged
 from sim_dead import SPENT, DeadBook, Letter, base_of, is_dead, is_put, is_told, name_of, without
 from sim_ends import TAKEN_BACK, Ends, Facts, Said
 from sim_feeds import FeedBook, fed_name, is_fed
@@ -459,9 +460,20 @@ class QueueBook:
                 # A mark may stand for others too, and an attempt is stored before it is made.
                 self.mail[key].delivered |= attempts > 0
 
-    def damaged(self, keys: Iterable[Key]) -> None:
-        """The disk cannot read these any more, nor knows it their identities. No broker is there."""
-        for key in keys:
+    def damaged(self, found: Damaged) -> None:
+        """The disk cannot read these any more, nor knows it their identities. No broker is there.
+
+        Of attempts it may have lost some, and when messages come again, but nowhere that one was delivered:
+        but for those with one attempt only, of which each is stored by itself.
+        """
+        self._marks = {name: mark for name, mark in found.marks.items() if not is_dead(name[0])}
+        kept, self._kept = self._kept, {key: attempts for key, (attempts, _) in found.attempts.items()}
+        for key in kept.keys() & self.mail.keys():
+            _, due_ns = found.attempts.get(key, (0, 0))
+            self.mail[key].kept_until = self.mail[key].not_before = due_ns / 1e9
+            if key not in self._kept and self.policy.attempts_max == 1:
+                self._unnoted.add(key)
+        for key in found.messages:
             if is_dead(key[0]):
                 self.dead.letters[key].damaged = True
             else:
