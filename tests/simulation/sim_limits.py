@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from sim_client import SERVICES
 from sim_machine import KEPT_FOR_PEER, Machine
+from sim_options import identity_bytes
 from sim_origin import Violation
 
 from malamute.core.answers import ASKED_BYTES
@@ -34,6 +35,15 @@ def _cursors_bytes(core: Core) -> int:
     """What cursors take. Those of feeds are as many as feeds may be, and need no room beside others."""
     names = (name for stream in core.streams.by_name.values() for name in stream.cursors)
     return sum(cursor_bytes(name) for name in names if not name.startswith(CURSOR_PREFIX))
+
+
+def _identities_bytes(core: Core) -> int:
+    """What the identities of all queues take."""
+    queues = [*core.mailboxes.by_name.values(), *core.services.by_name.values()]
+    known = sum(identity_bytes(queue.name, i) for queue in queues for i in queue.dedup.known)
+    if core.queue_limits.dedup_quota.bytes != known:
+        raise Violation("the identities of all queues take other than is counted", bytes=known)
+    return known
 
 
 def check_limits(machine: Machine, limits: Limits) -> None:
@@ -82,6 +92,8 @@ def check_limits(machine: Machine, limits: Limits) -> None:
         "selectors of a session": (max(selectors, default=0), limits.session_selector_bytes),
         "selectors": (sum(selectors), limits.selectors_bytes),
         "cursors": (_cursors_bytes(core), limits.cursors_bytes),
+        "identities": (_identities_bytes(core), limits.identities_bytes),
+        "caches of subjects": (core.streams.caches.used_bytes, limits.caches_bytes),
         "answers that the store is asked for": (
             max(core.answers._asked.values(), default=0),
             # An answer is let in as long as there is any room.

@@ -23,6 +23,7 @@ from malamute.core.effects import ClockStep
 from malamute.core.feed import CURSOR_PREFIX
 from malamute.core.settings import Settings
 from malamute.errors import MalamuteError
+from malamute.matching.cache import UNCHARGED_BYTES
 from malamute.protocol.limits import Limits
 from malamute.protocol.messages import VERSION, Bye, Cancel, Drain, Hello, Message, Subscribe
 from malamute.server.clock import Clock
@@ -233,6 +234,7 @@ def narrowed(setup: Setup) -> Iterator[None]:
         "malamute.core.replay.READ_BYTES": setup.read_bytes,
         "malamute.core.replay.READS_MAX": 2,
         "malamute.core.queue.waiters.STALE_MIN": 2,
+        "malamute.matching.cache.UNCHARGED_BYTES": 0 if "caches_bytes" in setup.tight else UNCHARGED_BYTES,
         "malamute.server.transport.KEPT_MESSAGES": KEPT_FOR_PEER,
         "malamute.server.flow.PING_BYTES": PING_BYTES,
         "malamute.server.clock.HOLD_SECONDS": HOLD_SECONDS,

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from random import Random
 from typing import Any
 
+from malamute.core.queue.deduplication import DEDUP_BYTES
 from malamute.store.operations import StoredMessage
 
 DELAYS_MS = (0, 10, 300, 900)
@@ -38,6 +39,11 @@ def wish(share: int, now: float, a: int, b: int, c: int) -> dict[str, Any]:
     if chance.randrange(400) < share:
         options["immediate"] = True
     return options
+
+
+def identity_bytes(queue: str, identity: str) -> int:
+    """What the broker takes for an identity."""
+    return DEDUP_BYTES + len(queue.encode()) + len(identity.encode())
 
 
 class Wishes:

@@ -105,6 +105,8 @@ TIGHT: Mapping[str, int] = {
     "cursors_bytes": 900,
     "answers_bytes": 1,
     "queue_bytes": 700,
+    "identities_bytes": 300,
+    "caches_bytes": 1_000,
 }
 """Limits in bytes of one session and of what it fills, so small that programs meet them."""
 
@@ -191,6 +193,8 @@ def plan_of(seed: int, theme: frozenset[str] | None = None) -> Plan:
         flaws=flaws,
         tight=tight,
     )
+    if "identities_bytes" in tight:
+        setup = setup._replace(wishes=60)
     if clocks:
         setup = setup._replace(kept_messages=1000)  # so that what leaves, leaves by its age
     kinds = chance.choices(list(weights), list(weights.values()), k=STEPS)

@@ -18,13 +18,14 @@ from sim_dead import SPENT, DeadBook, Letter, base_of, is_dead, is_put, is_told,
 from sim_ends import TAKEN_BACK, Ends, Facts, Said
 from sim_feeds import FeedBook, fed_name, is_fed
 from sim_mail import MOMENT, Holder, Mail
-from sim_options import Wishes
+from sim_options import Wishes, identity_bytes
 from sim_origin import Author, Key, Order, Violation, body_of
 from sim_puts import PutMessage
 
 from malamute.core.broker import Core
 from malamute.core.queue.state import DELIVERED
 from malamute.protocol.batch import Columns
+from malamute.protocol.limits import Limits
 from malamute.protocol.messages import Ranges
 from malamute.store.commit import Append
 from malamute.store.operations import (
@@ -88,6 +89,10 @@ class QueueBook:
         self.stored_requests: Counter[bytes] = Counter()
         self.identities: dict[tuple[str, str, str], Mail] = {}
         """The last message that was taken in under each identity of a queue."""
+        self.identities_bytes = Limits().identities_bytes
+        """What the broker may take for identities."""
+        self.crowded = False
+        """Whether it may have forgotten some, for want of room. It may remember longer than it has to."""
         self.identities_stored: set[tuple[str, str, str]] = set()
         self.bindings: dict[tuple[Name, str], tuple[Holder, str, int]] = {}
         """Whom the keys of a service belong to, the subject of what he got, and when it was chosen."""
@@ -229,7 +234,8 @@ class QueueBook:
             return "it holds dead letters"
         if any(mail.wishes.tracker and mail.message.sender == name for mail in self.mail.values()):
             return "an outcome may come" if kind == "mailbox" else ""
-        if any(key[:2] == queue and self._is_known(known) for key, known in self.identities.items()):
+        known = (known for key, known in self.identities.items() if key[:2] == queue)
+        if not self.crowded and any(map(self._is_known, known)):
             return "it knows identities"
         if kind == "service" and any(service == name for service, _ in self.feeds.running):
             return "a stream feeds it"
@@ -267,6 +273,8 @@ class QueueBook:
         if mail.wishes.identity and again is None:
             # A dead letter that is sent again was accepted once, and that is when its window began.
             self.identities[*key[:2], mail.wishes.identity] = mail
+            size_bytes = sum(identity_bytes(name, identity) for _, name, identity in self.identities)
+            self.crowded |= size_bytes > self.identities_bytes
         self._found[mail.body] = key
         self._add(put, mail)
 
@@ -292,7 +300,7 @@ class QueueBook:
         if order.immediate and order.kind == "request" and not order.awaited:
             raise Violation("a message was taken in that nobody waits for", key=key)
         known = self.identities.get((*key[:2], mail.wishes.identity))
-        if known is not None and self._is_known(known):
+        if known is not None and self._is_known(known) and not self.crowded:
             raise Violation("an identity was taken in twice", key=key, identity=mail.wishes.identity)
 
     def _is_known(self, first: Mail) -> bool:

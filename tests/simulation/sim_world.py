@@ -24,6 +24,7 @@ from sim_story import Story
 from malamute.client.session.session import State
 from malamute.errors import TooLarge
 from malamute.journal.memory import MemoryStore
+from malamute.protocol.limits import Limits
 
 ROUNDS_MAX = 300
 WIDE = 100_000
@@ -39,6 +40,9 @@ class World:
         store = (FlawedStore if plan.setup.flaws else MemoryStore)(counted=wall.monotonic)
         self.book = Story(store, lambda: self.disk.has_failed, plan.setup.queues, wall, log)
         self.disk = Disk(store, self.book.committed)
+        self.book.queues.identities_bytes = plan.setup.tight.get(
+            "identities_bytes", Limits().identities_bytes
+        )
         self.machine = Machine(plan.setup, self.disk, self.book, wall)
         self.clients = [
             Client(place, self.book, plan.setup, lambda: self.machine.now)

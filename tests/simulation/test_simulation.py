@@ -366,6 +366,8 @@ BROKEN = {
     ),
     "a cursor that waits for its position has room": ("malamute.core.stream.Stream.check_cursor", _nothing),
     "a session may have any answers": ("malamute.core.answers.Answers.check", _nothing),
+    "identities may take any memory": ("malamute.core.queue.deduplication.DedupQuota.evict", _nothing),
+    "caches may take any memory": ("malamute.matching.cache.CacheBudget._reclaim", _nothing),
     "a restored broker goes on where the backup ends": (
         "malamute.journal.memory.next_incarnation",
         lambda now, used, newest: 0,
@@ -411,6 +413,8 @@ NOTICED = {
     "a session may have any selectors": (plan_of, 5),
     "a cursor that waits for its position has room": (plan_of, 32),
     "a session may have any answers": (plan_of, 122),
+    "identities may take any memory": (plan_of, 95),
+    "caches may take any memory": (plan_of, 14),
     "a restored broker goes on where the backup ends": (plan_of, 11),
     "a restore is told as a restart": (plan_of, 11),
 }
