@@ -408,6 +408,9 @@ class Core(Engines):
             queue = self.queues_of(kind).by_name.get(name)
             if queue is not None and not kind.endswith("-dead"):
                 queue.store_again(sequences)
+        for (kind, name), identities in stranded.identities.items():
+            if (queue := self.queues_of(kind).by_name.get(name)) is not None:
+                queue.store_identities_again(identities)
         for peer in {key[0] for table, key in stranded.values if table == SESSIONS}:
             self.sessions.store_again(peer)
         for name, cursor in [key for table, key in stranded.values if table == CURSORS]:

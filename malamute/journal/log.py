@@ -186,7 +186,14 @@ class Log:
         values = [
             (table, key) for table, key, place in self.places() if place[0] is block and table not in ON_CARDS
         ]
-        stranded = Stranded({name: held for name, held in messages.items() if held}, values)
+        identities = {
+            name: _identities_in(block, queue, queue.identities) for name, queue in self.queues.items()
+        }
+        stranded = Stranded(
+            {name: held for name, held in messages.items() if held},
+            values,
+            {name: known for name, known in identities.items() if known},
+        )
         self._awaited[number] = stranded
         return stranded
 
@@ -210,9 +217,15 @@ class Log:
                 for table, key in awaited.values
                 if table not in OF_STREAMS and self._block_of_value(table, key) is block
             ],
+            {
+                name: known
+                for name, identities in awaited.identities.items()
+                if (queue := self.queues.get(name)) is not None
+                if (known := _identities_in(block, queue, identities))
+            },
         )
         self._asked[block.number] += 1
-        if (left.messages or left.values) and self._asked[block.number] < AWAITED_WRITES:
+        if (left.messages or left.values or left.identities) and self._asked[block.number] < AWAITED_WRITES:
             self._awaited[block.number] = left
             return False
         del self._awaited[block.number], self._asked[block.number]
@@ -443,6 +456,12 @@ class Log:
     def _release(self, block: Block, weight: int, number: int = 1) -> None:
         block.live -= number
         self.live_weight -= weight
+
+
+def _identities_in(block: Block, queue: QueueIndex, among: Iterable[str]) -> list[str]:
+    """Those of some identities of a queue that are live in a block."""
+    get = queue.identities.get
+    return [identity for identity in among if (place := get(identity)) is not None and place[0] is block]
 
 
 def messages_in(entry: Operation) -> int:

@@ -359,6 +359,7 @@ class Stranded(NamedTuple):
 
     messages: Mapping[tuple[QueueKind, str], Sequence[int]]
     values: Sequence[tuple[str, tuple[Any, ...]]] = ()
+    identities: Mapping[tuple[QueueKind, str], Sequence[str]] = {}
 
 
 OPENED_AGAIN = "store"

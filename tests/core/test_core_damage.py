@@ -8,9 +8,10 @@ from core_bench import Bench, mail_credit, offer, peer_id, publish, request, sen
 from malamute.core.broker import Core
 from malamute.core.health import PROBE_SECONDS
 from malamute.core.queue.dead_letters import UNREADABLE
+from malamute.core.queue.state import DELAYED
 from malamute.errors import CursorLost, StorageFull, StoreError
 from malamute.protocol.batch import pack_record
-from malamute.protocol.messages import Change, Commit, Error, Gap, Hello, Ok, Reject, Request, Welcome
+from malamute.protocol.messages import Change, Commit, Error, Gap, Hello, Nak, Ok, Reject, Request, Welcome
 from malamute.store.operations import Defect, PutMessages, PutValue, Stranded
 from malamute.store.tables import CURSORS, NUMBERS, SESSIONS
 
@@ -43,6 +44,40 @@ def test_what_was_in_a_block_that_cannot_be_read_is_stored_again_from_memory():
     assert PutValue(CURSORS, ("s", "c"), 1) in operations
     assert {o.key[0] for o in operations if type(o) is PutValue and o.table == SESSIONS} == {peer_id("alice")}
     assert bench.core.health.damages == 1
+
+
+def found_damaged(bench: Bench, stranded: Stranded) -> None:
+    bench.core.damaged([Defect("block", "", 3, 3, "told", stranded)], bench.now)
+    bench.settle()
+
+
+def test_identities_in_a_block_that_cannot_be_read_are_known_after_a_restart():
+    bench = Bench()
+    bench.open("alice", "bob")
+    bench.tell("alice", send("bob", b"1", number=1, id="i1"))
+    bench.settle()
+    name = "mailbox", "bob"
+    bench.store._queues[name].identities.clear()
+    found_damaged(bench, Stranded({}, (), {name: ["i1", "i2"], ("mailbox", "nobody"): ["i1"]}))
+    bench.restart()
+    bench.open("carol")
+    bench.tell("carol", send("bob", b"2", number=1, id="i1"))
+    bench.settle()
+    assert [*bench.core.mailboxes.by_name["bob"].entries] == [1]
+
+
+def test_a_delayed_message_in_a_block_that_cannot_be_read_is_delayed_after_a_restart():
+    bench = Bench()
+    bench.open("alice", "bob")
+    bench.tell("alice", send("bob", b"1", number=1))
+    bench.settle()
+    bench.tell("bob", mail_credit())
+    bench.settle()
+    bench.tell("bob", Nak(0, [[1, 1]], 60_000))
+    bench.settle()
+    found_damaged(bench, Stranded({("mailbox", "bob"): [1]}))
+    bench.restart()
+    assert bench.core.mailboxes.by_name["bob"].entries[1].state == DELAYED
 
 
 def test_messages_that_cannot_be_read_are_dead_letters_when_the_broker_starts():

@@ -16,6 +16,7 @@ from malamute.store.operations import (
     DeleteStream,
     DeleteValue,
     MarkDelivered,
+    PutIdentity,
     PutValue,
     SetAttempts,
     StreamState,
@@ -295,6 +296,7 @@ def test_a_block_damaged_while_it_is_in_use_reports_what_is_to_be_stored_again(t
     assert defect[:4] == ("block", "", 2, 2)
     values = [(SESSIONS, (b"new", NUMBERS)), (CURSORS, ("s", "slow"))]
     assert (defect.stranded.messages, sorted(defect.stranded.values)) == ({NAME: [2]}, sorted(values))
+    assert defect.stranded.identities == {}
     assert store.fetch(*NAME, [2]) == {}
     assert store.take_defects() == []
     store.write([put(2), PutValue(SESSIONS, (b"new", NUMBERS), b"2"), PutValue(CURSORS, ("s", "slow"), 1)])
@@ -341,6 +343,27 @@ def test_a_damaged_block_is_put_aside_when_all_of_it_is_stored_again(three, part
     three()
     assert [message.sequence for message in three.recovered.queues[NAME].messages] == [2, 4]
     assert three.recovered.queues[NAME].damaged == ()
+
+
+def test_a_damaged_block_is_put_aside_when_its_identities_are_stored_again(disk):
+    one = PutIdentity(*NAME, "i", 1, 1 << 62)
+    disk().write([put(7)])
+    disk.store.write([put(2), one])
+    disk.store.write([put(8)])
+    disk.store.write([delete((7, 7))])
+    with disk.store._environment.begin(write=True) as transaction:
+        transaction.put(key(codec.BLOCK, 0, 2), b"rubbish")
+    assert disk.store.fetch(*NAME, [2]) == {}
+    (defect,) = disk.store.take_defects()
+    assert defect.stranded.identities == {NAME: ["i"]}
+    disk.store.write([put(2)])
+    disk.store.write([])
+    assert disk.store.status().log_unreadable == 1
+    disk.store.write([one])
+    disk.store.write([])
+    assert disk.store.status().log_unreadable == 0
+    disk()
+    assert disk.recovered.queues[NAME].identities == {"i": (1, 1 << 62)}
 
 
 def test_a_damaged_block_that_nobody_stores_again_is_not_awaited_for_ever(three):

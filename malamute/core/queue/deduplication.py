@@ -12,7 +12,7 @@ A duplicate shares the fate of the first: it is confirmed when that is durable, 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Container, Mapping
+from collections.abc import Container, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from malamute.errors import TryLater
@@ -129,6 +129,13 @@ class DedupWindow:
             self.evict(1)
         self._quota.evict()
         self._watch()
+
+    def store_again(self, identities: Iterable[str]) -> None:
+        """The store has lost identities that are known here: store them once more."""
+        for identity in identities:
+            sequence, until, _ = self.known[identity]
+            stored = until + self._ahead_ns
+            self._effects.store(PutIdentity(self._kind, self._name, identity, sequence, stored))
 
     def _put(self, identity: str, known: tuple[int, int, int]) -> None:
         self._drop(identity)

@@ -558,9 +558,20 @@ class Queue:
         for entry in here:
             if entry.record is not None and entry.state != SETTLING:
                 self.effects.store(*puts(self.kind, self.name, [entry]), size_bytes=entry.size_bytes)
-                self.watermark.store_attempts(entry)
+                delay = self.schedule.delayed.get(entry.sequence)
+                self.watermark.store_attempts(entry, delay.due if delay else 0.0)
         if lost := [entry.sequence for entry in here if entry.record is None and entry.state in AT_REST]:
             self._lost(lost)
+
+    def store_identities_again(self, identities: Iterable[str]) -> None:
+        """The store has lost identities. That of a message that is not durable yet is stored with it."""
+        known = self.dedup.known
+        self.dedup.store_again([i for i in identities if i in known and self._is_durable(known[i][0])])
+
+    def _is_durable(self, sequence: int) -> bool:
+        """Whether the outcome of the append with a message is known, and it is there."""
+        entry = self.entries.get(sequence)
+        return sequence not in self.not_durable and (entry is None or entry.state != PENDING)
 
     # The queue itself
 
