@@ -25,7 +25,7 @@ from malamute.core.doubt import Doubt, newest_time
 from malamute.core.effects import ClockStep, Effects, LoadConfiguration, Question, Ready
 from malamute.core.engines import Engines
 from malamute.core.events import Events, tell_worker
-from malamute.core.feed import Feeds, feed_name
+from malamute.core.feed import CURSOR_PREFIX, Feeds, feed_name
 from malamute.core.health import Health
 from malamute.core.mailbox import Mailboxes
 from malamute.core.queue.entry import ENTRY_BYTES
@@ -415,7 +415,9 @@ class Core(Engines):
             self.sessions.store_again(peer)
         for name, cursor in [key for table, key in stranded.values if table == CURSORS]:
             stream = self.streams.by_name.get(name)
-            if stream is not None and cursor in stream.cursors:
+            if cursor.startswith(CURSOR_PREFIX):
+                self.feeds.store_again(cursor.removeprefix(CURSOR_PREFIX), name)
+            elif stream is not None and cursor in stream.cursors:
                 stream.commit(cursor, stream.cursors[cursor])
 
     def lost(self, peer: bytes, now: float) -> None:

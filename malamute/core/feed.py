@@ -496,6 +496,20 @@ class Feeds:
         self._being_stored.discard(name)
         self.changing -= Counter((name,))
 
+    def store_again(self, service: str, stream: str) -> None:
+        """The store has lost the position of a feed. It is stored once more, behind changes under way."""
+        run_workflow(self.effects, self._store_again((service, stream)))
+
+    def _store_again(self, name: tuple[str, str]) -> Workflow:
+        feed = yield from self._begin_change(name)
+        cursor, stream = CURSOR_PREFIX + name[0], self.streams.by_name.get(name[1])
+        if stream is not None and cursor in stream.cursors:
+            stream.commit(cursor, stream.cursors[cursor])
+            yield STORED
+        self._end_change(name)
+        if feed is not None and feed.open:
+            feed.resume()
+
     def delete(
         self, service: str, stream: str, report: FeedReport, failed: Callable[[MalamuteError], None]
     ) -> None:
