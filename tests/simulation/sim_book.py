@@ -62,11 +62,13 @@ from malamute.store.commit import Append
 from malamute.store.operations import (
     FLOOR,
     AppendChunk,
+    Defect,
     DeleteStream,
     DeleteValue,
     Operation,
     Recovered,
     Reserve,
+    Stranded,
 )
 from malamute.store.policies import QueuePolicy, StreamRetention
 from malamute.store.tables import CURSORS, OUTCOMES, RETENTIONS, SESSIONS
@@ -158,6 +160,19 @@ class Book:
         self.cursors_stored |= found.back
         for peer in found.forgotten:
             self._may_come_again(peer)
+
+    def stranded(self, found: Stranded) -> None:
+        """The disk has lost this while a broker runs, which has not learned of it yet."""
+        self.queues.stranded(found)
+        cursors = [key for table, key in found.values if table == CURSORS]
+        self.feeds.stranded(cursors)
+        for key in cursors:
+            del self.cursors_stored[key]
+
+    def damage_found(self, defects: Sequence[Defect], core: Core) -> None:
+        """The broker is about to learn of it."""
+        for defect in defects:
+            self.queues.damage_found(defect.stranded or Stranded({}), core)
 
     def _may_come_again(self, peer: bytes) -> None:
         """What a session has had no answer for may be executed a second time."""

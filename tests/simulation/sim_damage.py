@@ -10,6 +10,9 @@ The position of a feed is a cursor as well. One that is back is where the feed w
 
 What the block said of deliveries is unknown: all messages that were there count as delivered, those that an
 older block has as not delivered too. Of the attempts of a message those before come back, if there are any.
+
+A block may also turn out to be damaged while a broker runs. It is told what was in it, and what it does not
+store again is missing when the next one starts.
 """
 
 from __future__ import annotations
@@ -32,6 +35,7 @@ from malamute.store.operations import (
     QueueKind,
     Recovered,
     SetAttempts,
+    Stranded,
 )
 from malamute.store.tables import CURSORS, NUMBERS, SESSIONS
 
@@ -133,11 +137,7 @@ class FlawedStore(MemoryStore):
     def damage_block(self, a: int, b: int, c: int) -> Damaged:
         """Damage what one block may hold, with no broker there."""
         size = BLOCK_SIZES[c % len(BLOCK_SIZES)]
-        messages = [
-            (*name, sequence)
-            for name, queue in sorted(self._queues.items())
-            for sequence in sorted(queue.messages.keys() - self.unreadable.get(name, set()))
-        ]
+        messages = self._readable()
         cursors = sorted(self._values.get(CURSORS, {}))
         peers = sorted({key[0] for key in self._values.get(SESSIONS, {})})
         damaged = Damaged(
@@ -180,6 +180,39 @@ class FlawedStore(MemoryStore):
         for key in _some(known, choice, most):
             before = self._attempts_before.get(key, (0, 0)) if goes_back else (0, 0)
             self._queues[key[:2]].attempts[key[2]] = before
+
+    def damage_running(self, a: int, b: int, c: int) -> Stranded:
+        """Damage what one block may hold, with a broker there. Returns what it is to be told."""
+        size = BLOCK_SIZES[c % len(BLOCK_SIZES)]
+        messages: dict[Name, list[int]] = {}
+        identities: dict[Name, list[str]] = {}
+        for kind, name, sequence in _some(self._readable(), a, size):
+            messages.setdefault((kind, name), []).append(sequence)
+            self.unreadable.setdefault((kind, name), set()).add(sequence)
+            known = self._queues[kind, name].identities
+            for identity in [i for i, (place, _) in known.items() if place == sequence]:
+                identities.setdefault((kind, name), []).append(identity)
+                del known[identity]
+        cursors, sessions = self._values.get(CURSORS, {}), self._values.get(SESSIONS, {})
+        lost = _some(sorted(cursors), b, 1 + size // 4)
+        peers = sorted({key[0] for key in sessions})
+        forgotten = [key for key in sorted(sessions) if key[0] in _some(peers, b, size // 3)]
+        for key in lost:
+            del cursors[key]
+        for key in forgotten:
+            del sessions[key]
+        self.lost.update(lost)
+        self.doubtful.update(peers)
+        self.defects.append(Defect("block", "", len(self.defects), len(self.defects), "cannot be read"))
+        values = [(CURSORS, key) for key in lost] + [(SESSIONS, key) for key in forgotten]
+        return Stranded(messages, values, identities)
+
+    def _readable(self) -> list[Key]:
+        return [
+            (*name, sequence)
+            for name, queue in sorted(self._queues.items())
+            for sequence in sorted(queue.messages.keys() - self.unreadable.get(name, set()))
+        ]
 
     def _go_back(self, peer: bytes) -> bool:
         """Have the values of a session before the last ones. Returns whether there are any."""

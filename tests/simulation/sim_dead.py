@@ -97,9 +97,10 @@ class DeadBook:
             "time": mail.message.time_ns,
             "died": min(max(time, int(when[0] * 1e9)), int(when[1] * 1e9)),
         }
-        if mail.damaged:
+        unreadable = mail.damaged and (not mail.stranded or bytes(letter.record) == UNREADABLE)
+        if unreadable:
             died["damaged"] = True
-        record = UNREADABLE if mail.damaged else mail.message.record
+        record = UNREADABLE if unreadable else mail.message.record
         expected = mail.message._replace(
             sequence=letter.sequence, record=record, properties={**asked, "dead": died}
         )

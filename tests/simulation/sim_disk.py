@@ -14,7 +14,7 @@ from typing import Any
 from malamute.errors import StorageFull, StoreError
 from malamute.journal.format import CHUNK_HEADER_SIZE, decode_chunk_header
 from malamute.journal.memory import MemoryStore
-from malamute.server.worker import ANSWERS, ReadDone, WriterThread
+from malamute.server.worker import ANSWERS, DamageFound, ReadDone, WriterThread
 from malamute.store.commit import Append, Written
 from malamute.store.operations import Operation, StoreRead
 
@@ -75,7 +75,7 @@ class Workers:
         """What each of the next iterations finds, in order."""
         self._writer = WriterThread("simulated", disk, self)  # type: ignore[arg-type]  # a part of a store
 
-    def put(self, result: Written | ReadDone) -> None:
+    def put(self, result: Written | ReadDone | DamageFound) -> None:
         """Take a result of the writer."""
         self._results[-1].append(result)
 

@@ -83,9 +83,9 @@ class Ends:
         end = outcome["outcome"] if outcome else self._guess(mail, said, letter, facts)
         if not self.may(end, mail, said) or (letter is None) != self._leaves_nothing(end):
             raise Violation("a message was removed that nobody was done with", key=key, end=end, said=said)
-        spent = CORRUPT if mail.damaged else "max-deliver"
+        spent = self._spent(mail, letter, told, facts)
         reason = {"rejected": said.get("rejected", ""), "dead-lettered": spent}.get(end, "")
-        if mail.damaged and end == "dead-lettered":
+        if spent == CORRUPT and end == "dead-lettered":
             self._check_answered(key, mail, facts)
         elif end == "dead-lettered" and not mail.delivered:
             raise Violation("a message died that nobody was sent", key=key)
@@ -98,6 +98,21 @@ class Ends:
             asked = mail.message.properties or {}
             self.withdrawn[key[:2], mail.message.sender, asked.get("correlation", "")] += 1
         return end
+
+    def _spent(
+        self, mail: Mail, letter: StoredMessage | None, told: StoredMessage | None, facts: Facts
+    ) -> str:
+        """Why a message is dead that nobody has rejected."""
+        if not mail.stranded:
+            return CORRUPT if mail.damaged else "max-deliver"
+        # The broker may have had it in memory.
+        attempts_max = self.policy.attempts_max
+        said = (letter.properties or {})["dead"]["reason"] if letter else CORRUPT
+        if told is not None:
+            said = (told.properties or {}).get("reason", "")
+        elif letter is None and not facts.answers[_answer_to(mail)]:
+            said = "max-deliver"
+        return "max-deliver" if said != CORRUPT and 0 < attempts_max <= mail.attempts else CORRUPT
 
     def _check_answered(self, key: Key, mail: Mail, facts: Facts) -> None:
         """Who waits for the replies to a request that is lost is told, unless he is gone or tracks it."""
@@ -115,10 +130,14 @@ class Ends:
         if letter is None:
             # An acknowledgement may have been refused, so it comes last.
             ends = (*TAKEN_BACK, *(dead if not self.policy.dead_letters_max else ()), "acknowledged")
+            if mail.stranded:
+                ends = (*TAKEN_BACK, "acknowledged", *dead)
             if mail.damaged and not self.policy.dead_letters_max and facts.answers[_answer_to(mail)]:
                 # It may be over as well, but whoever is told that it is lost is not told that it is over.
                 ends = dead[::-1]
-        elif mail.damaged or (letter.properties or {})["dead"]["reason"] == "max-deliver":
+        elif mail.damaged and not mail.stranded:
+            ends = dead[::-1]
+        elif (letter.properties or {})["dead"]["reason"] in ("max-deliver", CORRUPT):
             # Somebody may have rejected it too late.
             ends = dead[::-1]
         else:
@@ -127,7 +146,7 @@ class Ends:
 
     def may(self, end: str, mail: Mail, said: Said) -> bool:
         """Whether a message may end so."""
-        if mail.damaged and not mail.spared:
+        if mail.damaged and not (mail.spared or mail.stranded):
             # A broker that finds it so ends it at once, even if its time has passed meanwhile. Only if the
             # disk refuses that can anything else come to it.
             return end == "dead-lettered"

@@ -12,7 +12,7 @@ knows where it was. One whose position is back goes on from there, and makes tho
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Collection, Mapping, Set
+from collections.abc import Collection, Mapping, Sequence, Set
 from math import inf
 from typing import Any, TypeGuard
 
@@ -395,8 +395,6 @@ class FeedBook:
         for stream, cursor in found.lost:
             if cursor.startswith(PREFIX):
                 name = cursor.removeprefix(PREFIX), stream
-                self.lost.add(name)
-                self._asked.pop(name, None)
                 self._cursors.pop(name, None)
                 self.feeds[name].course = None
         for (stream, cursor), position in found.back.items():
@@ -406,12 +404,21 @@ class FeedBook:
                 self._cursors[name] = course, position
                 course.go_back(position)
 
+    def stranded(self, cursors: Sequence[tuple[str, str]]) -> None:
+        """The disk has lost cursors while a broker runs. What it does not store again is lost later."""
+        for stream, cursor in cursors:
+            self._cursors.pop((cursor.removeprefix(PREFIX), stream), None)
+
     def started(self, recovered: Recovered) -> None:
         """A broker starts on what the disk holds. A stream may have gone back: see `StreamBook.started`."""
         cursors = recovered.table(CURSORS)
         found = {(f, s): cursors.get((s, PREFIX + f)) for s, f in recovered.table(FEEDS)}
         if found != {name: self._cursors.get(name, (None, None))[1] for name in self._stored}:
             raise Violation("a feed was lost", found=found)
+        lost = {(c.removeprefix(PREFIX), s) for s, c in recovered.lost_keys(CURSORS) if c.startswith(PREFIX)}
+        for name in lost - self.lost:
+            self._asked.pop(name, None)
+        self.lost = lost
         self._reserved = {name: state.reserved for name, state in recovered.streams.items()}
         for name, feed in self.feeds.items():
             if name in self.lost:

@@ -27,9 +27,9 @@ from malamute.matching.cache import UNCHARGED_BYTES
 from malamute.protocol.limits import Limits
 from malamute.protocol.messages import VERSION, Bye, Cancel, Drain, Hello, Message, Subscribe
 from malamute.server.clock import Clock
-from malamute.server.worker import ReadDone
+from malamute.server.worker import DamageFound, ReadDone
 from malamute.store.commit import Append, Written
-from malamute.store.operations import Recovered
+from malamute.store.operations import Defect, Recovered
 from malamute.store.policies import StreamPolicy, StreamRetention
 from malamute.store.tables import CURSORS
 
@@ -53,6 +53,7 @@ class Watch(Protocol):
     def event(self, subject: str, details: Mapping[str, Any]) -> None: ...
     def choosing(self, core: Core) -> None: ...
     def gone(self, peer: bytes) -> None: ...
+    def damage_found(self, defects: Sequence[Defect], core: Core) -> None: ...
     def handed_out(self, append: Append) -> None: ...
     def failed(self, append: Append) -> None: ...
     def sends(self, sends: Sequence[tuple[bytes, Message]], blocked: frozenset[bytes]) -> None: ...
@@ -182,8 +183,17 @@ class Machine:
         for result in self.workers.take_results():
             if isinstance(result, ReadDone):
                 self.core.answered(result.question, result.result, self.now)
+            elif isinstance(result, DamageFound):
+                self._damaged(result)
             else:
                 self._settle(result)
+
+    def _damaged(self, found: DamageFound) -> None:
+        damages = self.core.health.damages
+        self.watch.damage_found(found.defects, self.core)
+        self.core.damaged(found.defects, self.now)
+        if self.core.health.damages != damages + len(found.defects):
+            raise Violation("damage is not reported", defects=found.defects)
 
     def _settle(self, written: Written) -> None:
         for token in written.tokens:

@@ -34,6 +34,7 @@ class Mail:
         "replied",
         "spared",
         "stored",
+        "stranded",
         "tied",
         "timeout",
         "wishes",
@@ -65,6 +66,8 @@ class Mail:
         """Whether it was to leave, and the disk would not have it."""
         self.damaged = False
         """Whether the disk cannot read it any more."""
+        self.stranded = False
+        """Whether that happened while this broker runs: it may have it in memory."""
         self.leaving = ""
         """How it has ended, once the broker has told the disk to remove it."""
 

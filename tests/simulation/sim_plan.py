@@ -135,7 +135,7 @@ class Setup(NamedTuple):
     restores: bool = False
     """Whether the store is lost now and then, and a backup takes its place."""
     flaws: bool = False
-    """Whether records other than chunks are found damaged now and then, when the broker starts."""
+    """Whether records other than chunks are found damaged now and then."""
     tight: Mapping[str, int] = {}
     """Limits in bytes that are small."""
 
@@ -208,6 +208,7 @@ def plan_of(seed: int, theme: frozenset[str] | None = None) -> Plan:
         "back_up": restores,
         "restore": restores,
         "damage_block": flaws,
+        "damage_running": flaws,
         "damage_state": flaws,
     }
     for kind, wanted in rare.items():

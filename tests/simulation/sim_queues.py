@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from copy import copy
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 from sim_clock import MailTimes
 from sim_damage import Damaged
@@ -23,7 +23,8 @@ from sim_origin import Author, Key, Order, Violation, body_of
 from sim_puts import PutMessage
 
 from malamute.core.broker import Core
-from malamute.core.queue.state import DELIVERED
+from malamute.core.queue.settlement import CORRUPT
+from malamute.core.queue.state import DELIVERED, SETTLING
 from malamute.protocol.batch import Columns
 from malamute.protocol.limits import Limits
 from malamute.protocol.messages import Ranges
@@ -33,9 +34,11 @@ from malamute.store.operations import (
     DeleteQueue,
     MarkDelivered,
     Operation,
+    PutIdentity,
     Recovered,
     SetAttempts,
     StoredMessage,
+    Stranded,
 )
 from malamute.store.policies import QueuePolicy
 
@@ -115,6 +118,12 @@ class QueueBook:
         self._marks: dict[Name, int] = {}
         self._kept: dict[Key, int] = {}
         """What the disk knows of deliveries, and of the attempts of some."""
+        self._in_memory: set[Key] = set()
+        """What the broker had in memory when the disk had lost it."""
+        self._to_store: set[tuple[str, str, int | str]] = set()
+        """What of it is to be stored again in this turn, messages and identities."""
+        self._stranded_identities: set[tuple[str, str, str]] = set()
+        """Those that the disk has lost while this broker runs, and does not have again."""
         self._unmarked: set[Name] = set()
         self._unnoted: set[Key] = set()
         """What the disk did not take of deliveries and of attempts."""
@@ -150,13 +159,21 @@ class QueueBook:
 
     def handed_out(self, append: Append) -> None:
         """The broker wants to store something."""
-        self.dead.handed_out(append, self.purged)
-        facts = Facts(append, self.dead.again)
+        # What is stored again tells nothing new.
+        new = append._replace(operations=[o for o in append.operations if not self._is_again(o)])
+        self.dead.handed_out(new, self.purged)
+        facts = Facts(new, self.dead.again)
         self.feeds.begin(append)
         for operation in append.operations:
             self.feeds.handed_out(operation)
-            if is_put(operation):
+            if self._is_again(operation):
+                key = operation.kind, operation.queue, operation.message.sequence
+                self._meant[id(operation)] = [self.mail[key]]
+                self._to_store.discard(key)
+            elif is_put(operation):
                 self._put(operation, append.token)
+            elif isinstance(operation, PutIdentity):
+                self._to_store.discard((operation.kind, operation.queue, operation.identity))
             elif isinstance(operation, DeleteMessages):
                 self._meant[id(operation)] = named = self._named(operation)
                 for mail in named:
@@ -168,6 +185,15 @@ class QueueBook:
         facts.check_used()
         self.dead.again.clear()
         self._tie(append)
+
+    def _is_again(self, operation: Operation) -> TypeGuard[PutMessage]:
+        """Whether this stores a message again that the disk cannot read any more."""
+        if not is_put(operation):
+            return False
+        mail = self.mail.get((operation.kind, operation.queue, operation.message.sequence))
+        if mail is None or not mail.stranded:
+            return False
+        return operation.message._replace(record=bytes(operation.message.record)) == mail.message
 
     def _tie(self, append: Append) -> None:
         """A final reply is nowhere if it cannot be stored, where its request does not leave without it."""
@@ -184,6 +210,7 @@ class QueueBook:
         key = mail.key
         if mail.leaving:
             raise Violation("a message was removed twice", key=key, end=mail.leaving)
+        self._check_kept(key, facts.died.get(key))
         mail.leaving = self.ends.judge(key, mail, self._said_of(mail), facts, self._began)
         self._used[key[:2]] = self.now()
         self.last_end[mail.body] = mail.leaving
@@ -192,6 +219,13 @@ class QueueBook:
         asked = mail.message.properties or {}
         if "outcome" in asked:
             self.outcome_ends[key[1], asked["tracker"]] = mail.leaving
+
+    def _check_kept(self, key: Key, letter: StoredMessage | None) -> None:
+        """What the broker had in memory when the disk lost it is not lost, if the disk takes it again."""
+        lost = letter is not None and (letter.properties or {})["dead"]["reason"] == CORRUPT
+        if lost and key in self._in_memory and not self.disk_failed:
+            raise Violation("a message was lost that the broker had in memory", key=key)
+        self._to_store.discard(key)
 
     def _said_of(self, mail: Mail) -> Said:
         """What the broker was told of a message in this turn, by itself or with others."""
@@ -316,6 +350,9 @@ class QueueBook:
             if is_put(operation):
                 for mail in meant:
                     self._stored(mail)
+            elif isinstance(operation, PutIdentity):
+                name = (operation.kind, operation.queue, operation.identity)
+                self._stranded_identities.discard(name)
             elif isinstance(operation, MarkDelivered):
                 queue = (operation.kind, operation.queue)
                 self._marks[queue] = max(self._marks.get(queue, 0), operation.sequence)
@@ -345,9 +382,15 @@ class QueueBook:
         if self.mail.get(mail.key) is mail:
             # The disk has one under each number.
             self.old.pop(mail.key, None)
-        mail.stored = True
         # A number that is used again begins anew.
         self._kept.pop(mail.key, None)
+        self._in_memory.discard(mail.key)
+        mail.damaged = mail.stranded = False
+        if not mail.stored:
+            mail.stored = True
+            self._newly_stored(mail)
+
+    def _newly_stored(self, mail: Mail) -> None:
         if is_fed(mail.message):
             self.stored_requests[mail.body] += 1
         if mail.body not in self.author.origins:
@@ -413,7 +456,7 @@ class QueueBook:
             meant = [mail for mail in self._meant.pop(id(operation), ()) if self._is_here(mail)]
             if is_put(operation):
                 for mail in meant:
-                    if mail.tied:
+                    if mail.tied and not mail.stored:
                         self._unidentify(mail)
                         self._forget(mail)
             elif isinstance(operation, MarkDelivered):
@@ -433,10 +476,15 @@ class QueueBook:
     def died(self) -> None:
         """What was not committed is gone, and what was not removed for good is back."""
         self._meant.clear()
+        self._in_memory.clear()
+        self._to_store.clear()
+        for name in self._stranded_identities:
+            self.identities.pop(name, None)
+        self._stranded_identities.clear()
         for mail in [*self.mail.values(), *self.old.values()]:
             mail.stay()
             mail.not_before = mail.kept_until
-            mail.spared = False
+            mail.spared = mail.stranded = False
             if not mail.stored:
                 self._forget(mail)
                 if mail.attempts:
@@ -487,6 +535,37 @@ class QueueBook:
             else:
                 self.mail[key].damaged = True
                 self._unidentify(self.mail[key])
+
+    def stranded(self, found: Stranded) -> None:
+        """The disk cannot read these any more, while a broker runs, nor knows it these identities."""
+        for (kind, name), sequences in found.messages.items():
+            for sequence in sequences:
+                key = (kind, name, sequence)
+                if is_dead(kind):
+                    letter = self.dead.old.get(key) or self.dead.letters[key]
+                    letter.damaged = True
+                else:
+                    mail = self.old.get(key) or self.mail[key]
+                    mail.damaged = mail.stranded = True
+        self._stranded_identities |= {
+            (*name, identity) for name, identities in found.identities.items() for identity in identities
+        }
+
+    def damage_found(self, found: Stranded, core: Core) -> None:
+        """The broker is about to learn of that: what it has in memory, it is to store again."""
+        for (kind, name), sequences in found.messages.items():
+            queue = None if is_dead(kind) else core.queues_of(kind).by_name.get(name)
+            for sequence in sequences if queue is not None else ():
+                entry = queue.entries.get(sequence)
+                if entry is not None and entry.record is not None and entry.state != SETTLING:
+                    self._in_memory.add((kind, name, sequence))
+                    self._to_store.add((kind, name, sequence))
+        for (kind, name), identities in found.identities.items():
+            queue = core.queues_of(kind).by_name.get(name)
+            for identity in identities if queue is not None else ():
+                known = self.identities.get((kind, name, identity))
+                if known is not None and known.stored and self._is_known(known):
+                    self._to_store |= {(kind, name, identity)} if identity in queue.dedup.known else set()
 
     def copy(self) -> QueueCopy:
         """What is on the disk now."""
@@ -810,6 +889,8 @@ class QueueBook:
         """All of a turn was shown."""
         self.feeds.turned()
         self.times.turned()
+        if self._to_store:
+            raise Violation("what a damaged block held is not stored again", left=self._to_store)
         now = self.now()
         for key, mail in self.mail.items():
             waits = mail.holder is not None and not mail.leaving and mail.rejected is None

@@ -25,6 +25,7 @@ from malamute.client.session.session import State
 from malamute.errors import TooLarge
 from malamute.journal.memory import MemoryStore
 from malamute.protocol.limits import Limits
+from malamute.server.worker import DamageFound
 
 ROUNDS_MAX = 300
 WIDE = 100_000
@@ -283,6 +284,14 @@ class World:
         self._dropped()
         return f"the broker dies, and the disk loses {found}"
 
+    def damage_running(self, a: int, b: int, c: int) -> str:
+        """The store finds damaged what was in one block, and tells the broker in its next turn."""
+        assert isinstance(self.disk.store, FlawedStore)
+        found = self.disk.store.damage_running(a, b, c)
+        self.book.stranded(found)
+        self.machine.workers.put(DamageFound([self.disk.store.defects[-1]._replace(stranded=found)]))
+        return f"the disk loses {found}"
+
     def damage_state(self, a: int, b: int, c: int) -> str:
         """The broker dies, and the next one finds the state of a stream damaged."""
         assert isinstance(self.disk.store, FlawedStore)
@@ -465,6 +474,9 @@ class World:
         if set(core.feeds.by_name) != queues.feeds.running:
             raise Violation("other feeds are there", feeds=[*core.feeds.by_name])
         cursors = {(s.name, c): at for s in core.streams.by_name.values() for c, at in s.cursors.items()}
+        if self.disk.has_failed and isinstance(self.disk.store, FlawedStore):
+            # What was found damaged and could not be stored again is reported by the next start.
+            cursors = {key: at for key, at in cursors.items() if key not in self.disk.store.lost}
         if cursors != self.book.cursors_stored:
             raise Violation("cursors are not where the disk has them", cursors=cursors)
         if dict(core.streams.retentions) != self.book.retentions:
@@ -544,6 +556,7 @@ _STEPS: dict[str, Callable[[World, int, int, int], str]] = {
     "usurp": World.usurp,
     "damage": World.damage,
     "damage_block": World.damage_block,
+    "damage_running": World.damage_running,
     "damage_state": World.damage_state,
     "set_clock": World.set_clock,
     "back_up": World.back_up,
