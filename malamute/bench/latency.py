@@ -166,12 +166,10 @@ def subscribe(begin: Begin, workload: Workload) -> Measured:
         while batch := messages.take(workloads.BATCH, timeout=workloads.QUIET_SECONDS):
             end_ns = time.monotonic_ns()
             received += len(batch)
-            first = batch[0].sequence
-            if first > workload.warm_up:
-                for message in batch[(1 - first) % workload.stamp_every :: workload.stamp_every]:
-                    whole_ns = age_ns(message)
-                    after_ns = time.monotonic_ns() - (message.time_ns - clocks_ns)
-                    latencies.append((whole_ns, max(0, whole_ns - after_ns)))
+            for message in workloads.with_stamps(batch, workload):
+                whole_ns = age_ns(message)
+                after_ns = time.monotonic_ns() - (message.time_ns - clocks_ns)
+                latencies.append((whole_ns, max(0, whole_ns - after_ns)))
             if batch[-1].sequence >= workload.messages:
                 break
         return {**stopwatch.measured(received=received, latencies=latencies), "end_ns": end_ns}

@@ -199,13 +199,20 @@ def subscribe(begin: Begin, workload: Workload) -> Measured:
         while batch := messages.take(BATCH, timeout=QUIET_SECONDS):
             end_ns = time.monotonic_ns()
             received += len(batch)
-            first = batch[0].sequence
-            # A stamp is in the first message of a stream, and then in every so many.
-            if first > workload.warm_up:
-                latencies += map(age_ns, batch[(1 - first) % workload.stamp_every :: workload.stamp_every])
+            latencies += map(age_ns, with_stamps(batch, workload))
             if batch[-1].sequence >= workload.messages:
                 break
         return {**stopwatch.measured(received=received, latencies=latencies), "end_ns": end_ns}
+
+
+def with_stamps(batch: Sequence[Message], workload: Workload) -> Sequence[Message]:
+    """Those of a batch that have a stamp, which is the first message of a stream and then every so many.
+
+    What came before the end of the warm-up is left out, also where a batch holds that end.
+    """
+    first = batch[0].sequence
+    measured = max(0, workload.warm_up + 1 - first)
+    return batch[measured + (1 - first - measured) % workload.stamp_every :: workload.stamp_every]
 
 
 def subscribe_many(begin: Begin, workload: Workload, subscribers: int) -> Measured:

@@ -6,6 +6,7 @@ import json
 import multiprocessing
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from cli_commands import Run
@@ -14,6 +15,7 @@ from malamute.bench import processes
 from malamute.bench.machine import Watch, describe
 from malamute.bench.processes import WorkloadProcess, run_together
 from malamute.bench.scenarios import row_of
+from malamute.bench.workloads import Workload, with_stamps
 from malamute.errors import MalamuteError
 from malamute.testing import Broker
 
@@ -112,3 +114,16 @@ def test_the_time_in_the_system_is_shown_for_each_load(run: Run, tmp_path: Path)
         assert row["per_second"] > 0
         assert row["p50_ms"] <= row["p99_ms"]
         assert row["to_broker_p50_ms"] <= row["to_broker_p99_ms"] <= row["p99_ms"]
+
+
+@pytest.mark.parametrize("takes", [1, 7, 100, 1_000])
+def test_every_message_with_a_stamp_is_looked_into_but_those_of_the_warm_up(takes: int) -> None:
+    workload = Workload("", "s", 1_000, 100, 50, 1, warm_up=50)
+    messages = [SimpleNamespace(sequence=number + 1) for number in range(workload.messages)]
+    found = [
+        message.sequence
+        for first in range(0, workload.messages, takes)
+        for message in with_stamps(messages[first : first + takes], workload)  # type: ignore[arg-type]
+    ]
+    every = workload.stamp_every
+    assert found == [number for number in range(51, workload.messages + 1) if number % every == 1 % every]
