@@ -1,7 +1,8 @@
 """Who a peer is: the handler of libzmq's authentication protocol (ZAP, RFC 27), in the broker's loop.
 
-libzmq asks here about each connection to a listener with PLAIN or CURVE, before anything that it sends is
-handed over, and puts the user whom it is told into every frame of that connection (`User-Id`).
+libzmq asks here about each connection, before anything that it sends is handed over, and puts the user whom it
+is told into every frame of that connection (`User-Id`). It asks about open listeners, too: a peer may call
+itself anything in its own metadata, which only an answer from here outweighs.
 
 A password takes some 50 ms to try, so a thread of its own does that, for a few at a time. Who was right
 before is known by a keyed digest: a thousand clients that reconnect cost a thousand digests. Addresses from
@@ -29,6 +30,9 @@ from malamute.core.access import ANONYMOUS, Principal
 
 ENDPOINT = "inproc://zeromq.zap.01"
 VERSION = b"1.0"
+
+OPEN = b"null"
+"""The domain of listeners that ask nobody who he is. That of each listener is its mechanism."""
 
 OK, LATER, REFUSED, FAULTY = b"200", b"300", b"400", b"500"
 """What libzmq is answered: 300 has the client try again, and 400 and 500 tell it that it was refused."""
@@ -178,10 +182,12 @@ class Authenticator:
             # Without a request there is nothing to answer.
             self._note("", "", "malformed request")
             return
-        routing, _, version, request, _, address, _, mechanism, *credentials = frames
+        routing, _, version, request, domain, address, _, mechanism, *credentials = frames
         where, how = address.decode("utf-8", "replace"), mechanism.decode("utf-8", "replace")
         if version != VERSION:
             self._refuse(routing, request, where, how, "unknown version of ZAP", FAULTY)
+        elif how == "NULL" and domain == OPEN:
+            self._reply(routing, request, OK, "", "", "null")
         elif how == "CURVE" and len(credentials) == 1 and len(credentials[0]) == 32:
             account = self.accounts.by_key.get(z85.encode(credentials[0]).decode())
             self._decide(routing, request, where, how, account, "unknown key")
@@ -254,7 +260,7 @@ class Authenticator:
     def _reply(
         self, routing: bytes, request: bytes, status: bytes, text: str, user: str = "", method: str = ""
     ) -> None:
-        known = _metadata(_METHOD, method) if user else b""
+        known = metadata(_METHOD, method) if method else b""
         reply = (routing, b"", VERSION, request, status, text.encode(), user.encode(), known)
         self._socket.send_multipart(reply)
 
@@ -266,7 +272,7 @@ class Authenticator:
         self._sender.close()
 
 
-def _metadata(name: str, value: str) -> bytes:
+def metadata(name: str, value: str) -> bytes:
     """A property as ZMTP has it."""
     return bytes([len(name)]) + name.encode() + len(value).to_bytes(4, "big") + value.encode()
 

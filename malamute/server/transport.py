@@ -207,11 +207,13 @@ class Transport:
     ) -> str:
         """Listen on an endpoint; returns it with the port that was chosen. Raises `ConfigError`.
 
-        The file of a socket has this mode from its first moment. With the mechanism `plain` or `curve`, the
-        authenticator decides who may connect.
+        The file of a socket has this mode from its first moment. If there is an authenticator, it is asked who
+        connects, on listeners with the mechanism `null` as well.
         """
         before = os.umask(0o777 & ~ipc_mode)
         # The connections of a listener have the options of when it was bound, these too.
+        if self._authenticator is not None:
+            self.socket.setsockopt(zmq.ZAP_DOMAIN, mechanism.encode())
         self.socket.setsockopt(zmq.PLAIN_SERVER, mechanism == "plain")
         if mechanism == "curve":
             self.socket.setsockopt(zmq.CURVE_SECRETKEY, secret_key)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -20,6 +21,7 @@ from malamute.errors import AccessRefused, ConfigError, ConnectTimeout, InvalidV
 from malamute.protocol.admin import BrokerReload
 from malamute.protocol.codec import decode, encode
 from malamute.protocol.messages import Error, Hello, Publish, Welcome
+from malamute.server.authentication import metadata
 from malamute.server.daemon import open_broker
 from malamute.testing import small_config
 
@@ -291,3 +293,33 @@ def test_a_broker_does_not_start_with_secrets_that_others_can_read(
     with pytest.raises(MalamuteError, match="open to others"):
         open_broker(config, context)
     context.term()
+
+
+def forged(secure: SecureBroker, **properties: str) -> socket.socket:
+    """A bare connection to the open listener that claims these properties in its handshake."""
+    place = secure.open.removeprefix("tcp://").split(":")
+    connection = socket.create_connection((place[0], int(place[1])), 30)
+    connection.sendall(b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32))
+    claims = {"Socket-Type": "DEALER", "Identity": "\x01" * 16, **properties}
+    ready = b"\x05READY" + b"".join(metadata(name.replace("_", "-"), claims[name]) for name in claims)
+    connection.sendall(bytes([4, len(ready)]) + ready)
+    read_until(connection, b"READY")
+    return connection
+
+
+def read_until(connection: socket.socket, *words: bytes) -> bytes:
+    """Read what the broker says until it has said one of these."""
+    heard = b""
+    while not any(word in heard for word in words):
+        data = connection.recv(4096)
+        assert data, heard
+        heard += data
+    return heard
+
+
+def test_nobody_becomes_a_user_by_what_he_says_of_himself(secure: SecureBroker) -> None:
+    with forged(secure, User_Id="ann", X_Method="curve") as connection:
+        (hello,) = encode(Hello([2], "ann"))
+        connection.sendall(bytes([0, len(hello)]) + hello)
+        heard = read_until(connection, b"is not allowed", b"queues_bytes")
+        assert b"'receive mailbox/ann' is not allowed" in heard
