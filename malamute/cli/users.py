@@ -46,24 +46,36 @@ _password = click.option(
     epilog=examples(
         "malamute user add ann --key ann.key --accounts accounts.toml",
         "malamute user add bob --password --group staff --accounts accounts.toml",
+        "malamute user add carl --uid 1000 --accounts accounts.toml",
     )
 )
 @click.argument("name")
 @click.option("--key", "-k", help="The public half of a CURVE key, or the file that has it.")
 @_password
+@click.option("--uid", type=click.IntRange(0), help="The uid of the system, for endpoints with `peer+`.")
 @click.option("--group", "-g", "groups", multiple=True, help="A group; may be given again.")
 @_file
 @json_option
-def add(name: str, *, key: str | None, asks: bool, groups: Sequence[str], path: Path, as_json: bool) -> None:
-    """Add an account, with a key, a password, or both."""
+def add(
+    name: str,
+    *,
+    key: str | None,
+    asks: bool,
+    uid: int | None,
+    groups: Sequence[str],
+    path: Path,
+    as_json: bool,
+) -> None:
+    """Add an account, with a key, a password, a uid, or more than one of them."""
     from malamute.config.accounts import Account, Accounts
 
     accounts = _load(path) if path.exists() else Accounts()
     if name in accounts.by_name:
         raise ConfigError(f"there is an account {name!r} already: change it with `malamute user passwd`")
-    if not (key or asks):
-        raise ConfigError("no --key and no --password: expected one of them, or both")
-    account = Account(name, _asked() if asks else None, _key(key) if key else None, tuple(groups) or None)
+    if not (key or asks or uid is not None):
+        raise ConfigError("no --key, no --password and no --uid: expected at least one of them")
+    password, public = _asked() if asks else None, _key(key) if key else None
+    account = Account(name, password, public, tuple(groups) or None, uid=uid)
     _save(accounts, account, path, as_json=as_json)
 
 
@@ -121,6 +133,7 @@ def _row(account: Account) -> dict[str, Any]:
         "name": account.name,
         "key": account.key,
         "password": account.password is not None,
+        "uid": account.uid,
         "groups": [*(account.groups or ())],
         "disabled": bool(account.disabled),
     }

@@ -1,13 +1,14 @@
-"""Accounts: who may log in, by a password or a key, in a file that the command line writes.
+"""Accounts: who may log in, by a password, a key or a uid, in a file that the command line writes.
 
     [[account]]
     name = "ann"
     password = "scrypt$16384$8$1$…$…"
     key = "Yne@$w-vo<fVvi]a<NY6T1ed:M$fCG*[IaLV{hID"
+    uid = 1000
     groups = ["traders"]
 
 The file is its owner's alone to read, and is read as a whole or not at all. Passwords are kept as scrypt
-makes them; a key is the public half of a CURVE key.
+makes them; a key is the public half of a CURVE key, and a uid the number of a user of this system.
 """
 
 from __future__ import annotations
@@ -106,6 +107,7 @@ def read_key(value: object) -> str:
 
 
 _HASH = option_types.OptionType("what `malamute user passwd` writes", _read_hash, option_types.quoted)
+_UID = option_types.count(0, 2**32 - 2)
 _KEY = option_types.OptionType("40 characters of Z85", read_key, option_types.quoted)
 
 
@@ -120,15 +122,17 @@ class Account(Section):
     key: str | None = option(None, _KEY)
     groups: tuple[str, ...] | None = option(None, option_types.OWNERS)
     disabled: bool | None = option(None, option_types.FLAG)
+    uid: int | None = option(None, _UID)
 
 
 class Accounts:
-    """All accounts, by their names and by their keys."""
+    """All accounts, by their names, by their keys and by their uids."""
 
     def __init__(self, accounts: Iterable[Account] = ()) -> None:
-        """Raises `ConfigError` for a name or a key that stands twice."""
+        """Raises `ConfigError` for a name, a key or a uid that stands twice."""
         self.by_name: dict[str, Account] = {}
         self.by_key: dict[str, Account] = {}
+        self.by_uid: dict[int, Account] = {}
         for account in accounts:
             if account.name in self.by_name:
                 raise ConfigError(f"account {account.name!r} stands twice: expected each name once")
@@ -136,6 +140,9 @@ class Accounts:
             if account.key and self.by_key.setdefault(account.key, account) is not account:
                 other = self.by_key[account.key].name
                 raise ConfigError(f"accounts {other!r} and {account.name!r} have one key: expected two")
+            if account.uid is not None and self.by_uid.setdefault(account.uid, account) is not account:
+                other = self.by_uid[account.uid].name
+                raise ConfigError(f"accounts {other!r} and {account.name!r} have one uid: expected two")
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Accounts) and self.by_name == other.by_name

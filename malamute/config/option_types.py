@@ -229,15 +229,18 @@ def _read_endpoints(value: Any) -> tuple[str, ...]:
 def _is_endpoint(value: Any) -> bool:
     if not isinstance(value, str):
         return False
-    place = ListenEndpoint.parse(value).endpoint
-    if match := _TCP.fullmatch(place):
+    mechanism, place = ListenEndpoint.parse(value)
+    if (match := _TCP.fullmatch(place)) and mechanism != "peer":
         return match[2] == "*" or int(match[2]) <= 65535
     path = place.removeprefix("ipc://")
     return path not in (place, "", "@") and len(path.encode()) <= _IPC_BYTES_MAX
 
 
 class ListenEndpoint(NamedTuple):
-    """An endpoint, and how those prove who they are that connect to it: `null`, `plain` or `curve`."""
+    """An endpoint, and how those prove who they are that connect to it.
+
+    The mechanism is `null`, `plain` or `curve`; with `peer` the system says who is on the other end.
+    """
 
     mechanism: str
     endpoint: str
@@ -245,7 +248,7 @@ class ListenEndpoint(NamedTuple):
     @classmethod
     def parse(cls, text: str) -> ListenEndpoint:
         """Read what stands in the configuration."""
-        for mechanism in ("plain", "curve"):
+        for mechanism in ("plain", "curve", "peer"):
             if text.startswith(f"{mechanism}+"):
                 return cls(mechanism, text.removeprefix(f"{mechanism}+"))
         return cls("null", text)
@@ -309,7 +312,8 @@ FILE = OptionType("a path; none if it is empty", _read_file, quoted)
 PATH = OptionType("a path", _read_path, quoted)
 PATTERN = OptionType("a pattern of names", _read_text, quoted, '"metrics.*"')
 ENDPOINTS = OptionType(
-    "a list of different endpoints, each `tcp://HOST:PORT` or `ipc://PATH`, with `curve+` or `plain+` or not",
+    "a list of different endpoints, each `tcp://HOST:PORT` or `ipc://PATH`, with `curve+` or `plain+` or not, or "
+    "`peer+ipc://PATH`",
     _read_endpoints,
     lambda value: f"[{', '.join(map(quoted, value))}]",
     '["tcp://*:9999", "ipc:///run/malamute.sock"]',

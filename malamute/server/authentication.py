@@ -12,6 +12,7 @@ which wrong passwords come have to wait, and a handshake that has to wait is one
 from __future__ import annotations
 
 import os
+import re
 import socket
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Sequence
@@ -31,8 +32,12 @@ from malamute.core.access import ANONYMOUS, Principal
 ENDPOINT = "inproc://zeromq.zap.01"
 VERSION = b"1.0"
 
-OPEN = b"null"
-"""The domain of listeners that ask nobody who he is. That of each listener is its mechanism."""
+OPEN, PEER = b"null", b"peer"
+"""The domains of listeners that ask nobody who he is, and of those that ask the system. That of each listener is
+its mechanism."""
+
+_PEER = re.compile(r"(localhost:([0-9]+):[0-9]+):[0-9]+")
+"""What libzmq calls a peer on a socket of the file system: `localhost:UID:GID:PID`."""
 
 OK, LATER, REFUSED, FAULTY = b"200", b"300", b"400", b"500"
 """What libzmq is answered: 300 has the client try again, and 400 and 500 tell it that it was refused."""
@@ -188,11 +193,16 @@ class Authenticator:
             self._refuse(routing, request, where, how, "unknown version of ZAP", FAULTY)
         elif how == "NULL" and domain == OPEN:
             self._reply(routing, request, OK, "", "", "null")
+        elif how == "NULL" and domain == PEER and (peer := _PEER.fullmatch(where)):
+            account = self.accounts.by_uid.get(int(peer[2]))
+            self._decide(routing, request, where, "PEER", account, "unknown uid")
         elif how == "CURVE" and len(credentials) == 1 and len(credentials[0]) == 32:
             account = self.accounts.by_key.get(z85.encode(credentials[0]).decode())
             self._decide(routing, request, where, how, account, "unknown key")
         elif how == "PLAIN" and len(credentials) == 2:
-            self._try_password(routing, request, where, credentials, now)
+            # Another process of the same user is no other address.
+            peer = _PEER.fullmatch(where)
+            self._try_password(routing, request, peer[1] if peer else where, credentials, now)
         else:
             self._refuse(routing, request, where, how, "malformed credentials", FAULTY)
 

@@ -52,23 +52,26 @@ def test_accounts_are_added_changed_disabled_and_listed(run: Run, tmp_path: Path
     run("user", "add", "bob", "--password", *accounts, stdin="first\n")
     run("user", "passwd", "bob", *accounts, stdin="second\n")
     run("user", "disable", "ann", *accounts)
+    run("user", "add", "carl", "--uid", "1000", *accounts)
     listed = json.loads(run("user", "list", "--json", *accounts).stdout)
+    nothing = {"key": None, "password": False, "uid": None, "groups": [], "disabled": False}
     assert listed == [
-        {"name": "ann", "key": key["public"], "password": False, "groups": ["a", "b"], "disabled": True},
-        {"name": "bob", "key": None, "password": True, "groups": [], "disabled": False},
+        {**nothing, "name": "ann", "key": key["public"], "groups": ["a", "b"], "disabled": True},
+        {**nothing, "name": "bob", "password": True},
+        {**nothing, "name": "carl", "uid": 1000},
     ]
     kept = Accounts.load(path).by_name["bob"].password
     assert kept is not None
     assert PasswordHash.parse(kept).fits(b"second")
     assert kept not in run("user", "list", *accounts).stdout
     run("user", "disable", "ann", "--undo", *accounts)
-    assert Accounts.load(path).enabled.keys() == {"ann", "bob"}
+    assert Accounts.load(path).enabled.keys() == {"ann", "bob", "carl"}
 
 
 @pytest.mark.parametrize(
     ("arguments", "stdin", "words"),
     [
-        (("add", "ann"), "", "no --key and no --password"),
+        (("add", "ann"), "", "no --key, no --password and no --uid"),
         (("add", "ann", "--key", "nothing"), "", "nothing: key cannot be read"),
         (("add", "ann", "--password"), "\n", "invalid password"),
         (("add", "$ann", "--password"), "x\n", "account.name = '$ann'"),

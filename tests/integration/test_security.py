@@ -53,13 +53,14 @@ class SecureBroker:
         self.accounts_file = directory / "accounts.toml"
         self.config_rules = RULES
         self.groups: tuple[GroupRules, ...] = ()
-        ann = Account("ann", key=keys.public["ann"], groups=("staff",))
+        ann = Account("ann", key=keys.public["ann"], groups=("staff",), uid=os.getuid())
         self.save(ann, Account("bob", hash_password("secret")))
         endpoints = ("tcp://127.0.0.1:*", "plain+tcp://127.0.0.1:*", "curve+tcp://127.0.0.1:*")
+        endpoints += (f"peer+ipc://{directory}/peer",)
         self._context: zmq.Context[Any] = zmq.Context()
         config = self.config(endpoints)
         self.loop = open_broker(config, self._context, read=lambda: self.config(endpoints))
-        self.open, self.plain, self.curve = self.loop.endpoints
+        self.open, self.plain, self.curve, self.peer = self.loop.endpoints
         self.notices: list[str] = []
         self.loop._on_notice = lambda notice: self.notices.append(notice.event)
         self._thread = threading.Thread(target=self.loop.run, daemon=True)
@@ -120,6 +121,17 @@ def test_one_broker_serves_open_plain_and_curve_listeners_at_once(secure: Secure
             assert [subscription.receive().sender for _ in range(3)] == ["", "bob", "ann"]
         bob.send("ann", "hello", b"y", assurance="stored")
         assert ann.mailbox().receive().body == b"y"
+
+
+def test_the_system_says_whose_program_it_is(secure: SecureBroker) -> None:
+    with malamute.connect(secure.peer, address="ann") as ann:
+        ann.publish("s", "a", b"x", assurance="stored")
+        with pytest.raises(AccessRefused, match="'receive mailbox/bob' is not allowed"):
+            malamute.connect(secure.peer, address="bob")
+        secure.save(Account("ann", key=secure.keys.public["ann"], uid=os.getuid() + 1))
+        ann.change(BrokerReload())
+        with pytest.raises(AccessRefused, match="is refused"):
+            malamute.connect(secure.peer)
 
 
 def test_who_cannot_prove_who_he_is_is_refused_at_once(secure: SecureBroker) -> None:

@@ -66,7 +66,7 @@ def asking(monkeypatch: pytest.MonkeyPatch) -> Iterator[Asking]:
     accounts = Accounts(
         [
             Account("ann", key=z85.encode(KEY).decode()),
-            Account("bob", hash_password("secret")),
+            Account("bob", hash_password("secret"), uid=1000),
             Account("out", hash_password("secret"), key=z85.encode(KEY[::-1]).decode(), disabled=True),
         ]
     )
@@ -100,6 +100,30 @@ def test_who_proves_nothing_is_refused(asking: Asking, ask: Callable[[Asking], A
     assert ask(asking) == ("400", "")
     assert [refusal.reason for refusal in asking.refusals] == [reason]
     assert asking.refusals[0].address == "10.0.0.1"
+
+
+def peer_of(address: str) -> tuple[bytes, ...]:
+    return (b"1.0", b"7", b"peer", address.encode(), b"id", b"NULL")
+
+
+def test_a_listener_that_asks_nobody_says_that_nobody_is_there(asking: Asking) -> None:
+    assert asking.ask(b"1.0", b"7", b"null", b"10.0.0.1", b"id", b"NULL") == ("200", "")
+    assert asking.refusals == []
+
+
+def test_the_system_says_who_is_on_the_other_end_of_a_socket(asking: Asking) -> None:
+    assert asking.ask(*peer_of("localhost:1000:50:77")) == ("200", "bob")
+    assert asking.ask(*peer_of("localhost:1001:1000:1000")) == ("400", "")
+    for address in ("", "localhost", "localhost:1000", "127.0.0.1", "10.0.0.1:1000:1:1"):
+        assert asking.ask(*peer_of(address)) == ("500", "")
+    assert [refusal.reason for refusal in asking.refusals[:2]] == ["unknown uid", "malformed credentials"]
+
+
+def test_another_process_of_the_same_user_is_no_other_address(asking: Asking) -> None:
+    for process in range(FAILURES_MAX + 1):
+        place = f"localhost:7:7:{process}".encode()
+        status, _ = asking.ask(b"1.0", b"7", b"plain", place, b"id", b"PLAIN", b"bob", b"wrong")
+    assert status == "300"
 
 
 @pytest.mark.parametrize(

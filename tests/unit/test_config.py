@@ -223,6 +223,7 @@ def test_a_file_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
         ("listen", "endpoints", "tcp://127.0.0.1"),
         ("listen", "endpoints", "tcp://127.0.0.1:65536"),
         ("listen", "endpoints", "ipc://"),
+        ("listen", "endpoints", "peer+tcp://127.0.0.1:9999"),
         ("listen", "endpoints", "ipc://@"),
         ("listen", "endpoints", "ipc://" + "x" * 108),
         ("listen", "endpoints", ["tcp://*:1", "tcp://*:1"]),

@@ -64,6 +64,11 @@ def test_a_file_that_others_can_read_is_refused(tmp_path: Path, mode: int) -> No
             f"[[account]]\nname = 'a'\nkey = '{KEY}'\n[[account]]\nname = 'b'\nkey = '{KEY}'",
             "accounts 'a' and 'b' have one key",
         ),
+        ("[[account]]\nname = 'a'\nuid = -1", "account 1: account.uid = -1"),
+        (
+            "[[account]]\nname = 'a'\nuid = 0\n[[account]]\nname = 'b'\nuid = 0",
+            "accounts 'a' and 'b' have one uid",
+        ),
     ],
 )
 def test_a_file_that_is_wrong_is_refused_with_its_name(tmp_path: Path, text: str, words: str) -> None:
