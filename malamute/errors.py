@@ -296,7 +296,7 @@ class NotInstalled(ConfigError):
     """Raised when a library or a program is missing that only an extra needs. The text says how to get it."""
 
     code = 701
-    hint = "docs/spark.md tells what exporting, and what Spark needs"
+    hint = "install the extra that the text names; docs/spark.md tells what exporting, and what Spark needs"
 
 
 class StoreError(MalamuteError):
