@@ -84,6 +84,9 @@ def encode(message: Message) -> list[Frame]:
         assert isinstance(message, PackedAnswer)
         return [_ANSWER + pack(message.ref) + message.value]
     if not spec.frames:
+        if isinstance(message, Hello) and not message.token:
+            # A broker that knows no tokens refuses the field.
+            return [pack((spec.opcode, *message[:-1]))]
         return [pack((spec.opcode, *message))]
     if isinstance(message, Deliver):
         return [pack((_DELIVER, message.source, message.after)), message.payload, *message.large]

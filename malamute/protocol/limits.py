@@ -47,6 +47,9 @@ VERSIONS_MAX = 16
 TEXT_BYTES_MAX = 255
 """Bytes of UTF-8 in a client's name for itself, and in other words meant for people."""
 
+TOKEN_BYTES_MAX = 8_192
+"""Bytes of a bearer token in HELLO."""
+
 RECORD_LARGE_BYTES = 65_536
 """A record of this size or more travels as a frame of its own."""
 

@@ -34,6 +34,7 @@ class Hello(NamedTuple):
     `attempt` counts the HELLOs of a client; the answer repeats it, and one to an earlier HELLO is told apart.
     `heartbeat` is after how many milliseconds at the most something comes, if only a ZMTP heartbeat; 0 is no
     promise.
+    `token` proves who the client is, where the connection does not. It is a secret, and is never shown.
     """
 
     versions: Sequence[int]
@@ -43,6 +44,11 @@ class Hello(NamedTuple):
     attempt: int = 0
     heartbeat: int = 0
     settled: Ranges = []  # what is decoded is a list
+    token: str = ""
+
+    def __repr__(self) -> str:
+        shown = [f"{name}={value!r}" for name, value in zip(self._fields[:-1], self, strict=False)]
+        return f"Hello({', '.join([*shown, 'token=…'] if self.token else shown)})"
 
 
 class Publish(NamedTuple):
@@ -519,6 +525,7 @@ DELAY = _integer("delay", -1, limits.DURATION_MS_MAX)
 CREDIT = _integer("credit", UNLIMITED, limits.NUMBER_MAX)
 CODE = _integer("code", 100, 999)
 WORDS = _text("words", limits.TEXT_BYTES_MAX)
+TOKEN = _text("token", limits.TOKEN_BYTES_MAX)
 TEXT = _text("long text", limits.WHERE_BYTES_MAX)
 SUBJECTS = _column("subjects", _are_subjects, limits.SUBJECT_BYTES_MAX)
 RECORDS = _column("records", _are_records)
@@ -590,7 +597,7 @@ class Spec(NamedTuple):
 
 
 SPECS: tuple[Spec, ...] = (
-    Spec(1, Hello, (VERSIONS, ADDRESS, WORDS, SEQUENCE, NUMBER, NUMBER, SETTLED), 2, 4),
+    Spec(1, Hello, (VERSIONS, ADDRESS, WORDS, SEQUENCE, NUMBER, NUMBER, SETTLED, TOKEN), 2, 4),
     Spec(2, Publish, (NAME, NUMBER, SUBJECTS, RECORDS), 4, 1, "large", 3, (2,)),
     Spec(3, Send, (NAME, NUMBER, SUBJECTS, RECORDS, PROPERTIES), 4, 1, "large", 3, (2, 4)),
     Spec(4, Request, (NAME, NUMBER, SUBJECTS, RECORDS, PROPERTIES, HELD), 4, 1, "large", 3, (2, 4)),

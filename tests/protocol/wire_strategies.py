@@ -53,6 +53,7 @@ BY_WORDS: dict[str, st.SearchStrategy[Any]] = {
     "kind": st.sampled_from(["mailbox", "service"]),
     "correlation": st.integers(-limits.NUMBER_MAX, limits.NUMBER_MAX) | _text(limits.TEXT_BYTES_MAX),
     "words": _text(limits.TEXT_BYTES_MAX),
+    "token": _text(limits.TOKEN_BYTES_MAX),
     "long text": _text(limits.WHERE_BYTES_MAX),
     "versions": st.lists(SEQUENCES, min_size=1, max_size=limits.VERSIONS_MAX),
     "criteria": st.lists(st.tuples(st.text(max_size=10), PLAIN).map(list), min_size=1, max_size=4),

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 from malamute.client.events import Event
 from malamute.client.link.connection import Connection
 from malamute.client.link.consumers import MailboxBase, outcome_of
-from malamute.client.link.credentials import credentials
+from malamute.client.link.credentials import credentials, token_of
 from malamute.client.link.driver import Driver
 from malamute.client.link.handlers import Registration, registration
 from malamute.client.link.link import HEARTBEAT_MAX, HEARTBEAT_MIN, AnyContext, shared_context
@@ -77,6 +77,9 @@ class ConnectOptions(TypedDict, total=False):
     server_key: str | os.PathLike[str]
     """The public key of the broker, or the file that has it; with `curve`. Default: MALAMUTE_SERVER_KEY of
     the environment."""
+    token: str
+    """A bearer token (JWT) that says who this is, for a broker that takes tokens; with `server_key` the
+    connection is encrypted. Default: MALAMUTE_TOKEN of the environment."""
     context: AnyContext | None
     """The context of ZeroMQ to open sockets in. Default: one that the clients of the process share."""
 
@@ -98,6 +101,7 @@ async def open_driver(
     password: str = "",
     curve: str | os.PathLike[str] = "",
     server_key: str | os.PathLike[str] = "",
+    token: str = "",
     context: AnyContext | None = None,
 ) -> AnyDriver:
     """Connect, and wait until the broker has answered. Raises as `connect` does."""
@@ -107,9 +111,12 @@ async def open_driver(
         raise InvalidValue(
             f"invalid heartbeat {heartbeat!r}: expected {HEARTBEAT_MIN} to {HEARTBEAT_MAX} seconds"
         )
-    session = ClientSession(identity, address=address, software=software or _software(), heartbeat=heartbeat)
+    token = token_of(os.environ, token, user=user, curve=curve)
+    session = ClientSession(
+        identity, address=address, software=software or _software(), heartbeat=heartbeat, token=token
+    )
     route = Route(urls_of(url))
-    proof = credentials(os.environ, user, password, curve, server_key)
+    proof = credentials(os.environ, user, password, curve, server_key, token)
     connection = Connection(context or shared_context(), route, identity, heartbeat, proof)
     driver = make(session, connection, timeout)
     try:

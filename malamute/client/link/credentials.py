@@ -1,7 +1,8 @@
-"""How a client proves who it is: by a password, or by a CURVE key, which encrypts the connection as well.
+"""How a client proves who it is: by a password, by a CURVE key, which encrypts the connection, or by a token.
 
-What `connect` is not given comes from the environment: MALAMUTE_USER, MALAMUTE_PASSWORD, MALAMUTE_CURVE and
-MALAMUTE_SERVER_KEY.
+What `connect` is not given comes from the environment: MALAMUTE_USER, MALAMUTE_PASSWORD, MALAMUTE_CURVE,
+MALAMUTE_SERVER_KEY and MALAMUTE_TOKEN. A token goes into HELLO, so its connection proves nobody: with a
+server key it is encrypted by a CURVE key of its own, and without one it is a PLAIN one of nobody.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from pathlib import Path
 import zmq
 
 from malamute.errors import InvalidValue
+from malamute.protocol.limits import TOKEN_BYTES_MAX
 
 TEXT_BYTES_MAX = 255
 """The longest user or password that libzmq sends."""
@@ -30,12 +32,15 @@ def credentials(
     password: str = "",
     curve: str | os.PathLike[str] = "",
     server_key: str | os.PathLike[str] = "",
+    token: str = "",
 ) -> SocketOptions:
-    """The options of a socket that prove who a client is; none where nothing is given.
+    """The options of a socket that prove who a client is, or say that it has a token; none by default.
 
     Raises:
         InvalidValue: they contradict each other, or a key cannot be read.
     """
+    if token:
+        return _bearer(server_key or environ.get("MALAMUTE_SERVER_KEY", ""))
     if not (user or curve):
         user, password = environ.get("MALAMUTE_USER", ""), password or environ.get("MALAMUTE_PASSWORD", "")
         curve = "" if user else environ.get("MALAMUTE_CURVE", "")
@@ -56,19 +61,53 @@ def credentials(
     return {zmq.PLAIN_USERNAME: user.encode(), zmq.PLAIN_PASSWORD: password.encode()}
 
 
+def token_of(
+    environ: Mapping[str, str],
+    token: str = "",
+    *,
+    user: str = "",
+    curve: str | os.PathLike[str] = "",
+) -> str:
+    """The token that a client has; empty for none. Any other proof comes before that of the environment.
+
+    Raises:
+        InvalidValue: there is another proof beside it, or it is none. Nothing of it is shown.
+    """
+    others = user or curve
+    if not (token or others or environ.get("MALAMUTE_USER") or environ.get("MALAMUTE_CURVE")):
+        token = environ.get("MALAMUTE_TOKEN", "").strip()
+    if token and others:
+        raise InvalidValue("a token beside a user or a curve key: expected one of them")
+    if len(token) > TOKEN_BYTES_MAX or not token.isascii():
+        raise InvalidValue(f"invalid token: expected at most {TOKEN_BYTES_MAX} characters of ASCII")
+    return token
+
+
+def _bearer(server_key: str | os.PathLike[str]) -> SocketOptions:
+    if not server_key:
+        return {zmq.PLAIN_USERNAME: b"$token", zmq.PLAIN_PASSWORD: b"-"}
+    server = _server_key(server_key)
+    public, secret = zmq.curve_keypair()
+    return {zmq.CURVE_SERVERKEY: server, zmq.CURVE_PUBLICKEY: public, zmq.CURVE_SECRETKEY: secret}
+
+
 def _curve(path: Path, server_key: str | os.PathLike[str]) -> SocketOptions:
+    server = _server_key(server_key)
+    public, secret = _read(path, "public"), _read(path, "secret")
+    return {
+        zmq.CURVE_SERVERKEY: server,
+        zmq.CURVE_PUBLICKEY: public.encode(),
+        zmq.CURVE_SECRETKEY: secret.encode(),
+    }
+
+
+def _server_key(server_key: str | os.PathLike[str]) -> bytes:
     if not zmq.has("curve"):
         raise InvalidValue("libzmq was built without CURVE: install pyzmq from its wheel")
     if not server_key:
         raise InvalidValue("no server_key: expected the public key of the broker, or the file that has it")
     given = os.fspath(server_key)
-    server = given if _KEY.fullmatch(given) else _read(Path(given), "public")
-    public, secret = _read(path, "public"), _read(path, "secret")
-    return {
-        zmq.CURVE_SERVERKEY: server.encode(),
-        zmq.CURVE_PUBLICKEY: public.encode(),
-        zmq.CURVE_SECRETKEY: secret.encode(),
-    }
+    return (given if _KEY.fullmatch(given) else _read(Path(given), "public")).encode()
 
 
 def _read(path: Path, half: str) -> str:

@@ -70,7 +70,13 @@ class ClientSession:
     """One client, over all its connections."""
 
     def __init__(
-        self, identity: bytes, *, address: str = "", software: str = "", heartbeat: float = 0.0
+        self,
+        identity: bytes,
+        *,
+        address: str = "",
+        software: str = "",
+        heartbeat: float = 0.0,
+        token: str = "",
     ) -> None:
         if address and not is_name(address):
             raise InvalidName(f"invalid address {address!r}: expected {NAME_FORM}")
@@ -78,6 +84,7 @@ class ClientSession:
         self.address = address
         self.software = software
         self._heartbeat_ms = int(heartbeat * 1000)
+        self._token = token
         self.state = State.LOST
         self.error: MalamuteError | None = None
         self.broker = b""
@@ -166,6 +173,7 @@ class ClientSession:
                 self._attempt,
                 self._heartbeat_ms,
                 self.outbox.settled(),
+                self._token,
             )
         )
 
