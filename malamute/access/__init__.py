@@ -8,18 +8,20 @@ explains them.
     policy      all rules, users and groups, and what they grant to one of them
     explanation which rule decides
     scope       what somebody may do with one thing: which subjects, and which rows
+    token       who somebody is by a bearer token
 """
 
 from malamute.access.explanation import DecisionReport, explain
 from malamute.access.policy import EVERYBODY, Grants, Policy, User
 from malamute.access.rule import ACTIONS, KINDS, AccessRule
-from malamute.access.scope import Decision, Grant, Scope
+from malamute.access.scope import CommonScope, Decision, Grant, Scope
 
 __all__ = [
     "ACTIONS",
     "EVERYBODY",
     "KINDS",
     "AccessRule",
+    "CommonScope",
     "Decision",
     "DecisionReport",
     "Grant",

@@ -44,12 +44,18 @@ class Policy:
         groups: Mapping[str, tuple[AccessRule, ...]] | None = None,
         users: Mapping[str, User] | None = None,
         accounts: Mapping[str, tuple[str, ...]] | None = None,
+        disabled: frozenset[str] = frozenset(),
+        keys: frozenset[str] = frozenset(),
     ) -> None:
-        """`accounts` are the users who may log in, where that is asked, with groups that they are in."""
+        """`accounts` are the users who may log in, where that is asked, with groups that they are in.
+
+        Those who are `disabled` may not, by a token neither. `keys` are those by which tokens are signed.
+        """
         self.rules = tuple(rules)
         self.groups = dict(groups or {})
         self.users = dict(users or {})
         self.accounts = dict(accounts or {})
+        self.disabled, self.keys = disabled, keys
         self.in_force = bool(self.rules) or any(
             [*self.groups.values(), *(u.rules for u in self.users.values())]
         )
@@ -86,7 +92,7 @@ class Policy:
         return Grants([*tables, RuleTable(own, values)])
 
 
-_PARTS = ("rules", "groups", "users", "accounts")
+_PARTS = ("rules", "groups", "users", "accounts", "disabled", "keys")
 
 
 class Grants:

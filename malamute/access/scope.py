@@ -143,6 +143,35 @@ class Scope:
                 yield "not (" + " and ".join(f"({part})" for part in words if part) + ")"
 
 
+class CommonScope:
+    """What each of several scopes allows: one can only narrow what the others do."""
+
+    def __init__(self, scopes: Sequence[Scope]) -> None:
+        self._scopes = scopes
+
+    @property
+    def deny(self) -> list[Term]:
+        """The rules that deny something."""
+        return [term for scope in self._scopes for term in scope.deny]
+
+    @property
+    def is_open(self) -> bool:
+        """Whether everything is allowed."""
+        return all(scope.is_open for scope in self._scopes)
+
+    def decide(self, subject: str | None = None) -> Decision:
+        """As `Scope.decide`: the first that does not allow it decides."""
+        decisions = [scope.decide(subject) for scope in self._scopes]
+        refused = next((decision for decision in decisions if not decision.allowed), None)
+        return refused or Decision(True, any(each.limited for each in decisions), decisions[-1].by)
+
+    def narrow(self, selector: Selector) -> Selector:
+        """As `Scope.narrow`, by one after the other. Raises `AccessRefused` if nothing is left."""
+        for scope in self._scopes:
+            selector = scope.narrow(selector)
+        return selector
+
+
 def _by_subject(terms: Sequence[Term]) -> PatternTable[Term]:
     return PatternTable((term.subject or ALL_SUBJECTS, term) for term in terms)
 

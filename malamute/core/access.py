@@ -12,10 +12,11 @@ and name, or subject, so a command whose name is known costs a look into a set.
 from __future__ import annotations
 
 from collections.abc import Container, Iterator, Mapping, Sequence
+from math import inf
 from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
-from malamute.access import ACTIONS, Decision, Grants, Policy, Scope
+from malamute.access import ACTIONS, AccessRule, CommonScope, Decision, Grants, Policy, Scope
 from malamute.access.rule import needed_rule
 from malamute.errors import AccessRefused
 from malamute.matching import Selector
@@ -55,6 +56,9 @@ class Principal(NamedTuple):
 
     `method` is how the peer was authenticated, and `listener` the endpoint that it connected to; both are
     empty if that is not known. `claims` are what rules may name as `{claim.NAME}`.
+
+    Who was proved by a token is nobody from `expires_at` on, in seconds since the epoch, or when the `key`
+    that has signed it is not trusted any more. `scope` are rules that narrow what he may do.
     """
 
     user: str = ""
@@ -62,6 +66,9 @@ class Principal(NamedTuple):
     method: str = ""
     listener: str = ""
     claims: tuple[tuple[str, str], ...] = ()
+    expires_at: float = inf
+    key: str = ""
+    scope: tuple[AccessRule, ...] | None = None
 
 
 ANONYMOUS = Principal()
@@ -81,6 +88,8 @@ class Access(NamedTuple):
     field: str
     subjects: str = ""
 
+
+AnyScope = Scope | CommonScope
 
 WHOLE = "*"
 
@@ -183,9 +192,10 @@ class Permissions:
         self._control = control
         self._allowed: dict[tuple[str, str], set[str]] = {}
         """Names that are allowed under every subject."""
-        self._subjects: dict[tuple[str, str, str], tuple[Scope, set[str]]] = {}
+        self._subjects: dict[tuple[str, str, str], tuple[AnyScope, set[str]]] = {}
         """What there are rules about, and the subjects that are known to be allowed."""
-        self._grants: Grants | None = None
+        self._grants: list[Grants] | None = None
+        """What the rules grant, and what the token does: only what both do is allowed."""
         self.fast: dict[type[Any], tuple[int, Container[object]]] = {}
         for command, needed in ACCESS.items():
             if needed:
@@ -239,7 +249,7 @@ class Permissions:
             )
 
     def _check_subjects(
-        self, scope: Scope, allowed: set[str], thing: tuple[str, str, str], subjects: Sequence[str]
+        self, scope: AnyScope, allowed: set[str], thing: tuple[str, str, str], subjects: Sequence[str]
     ) -> None:
         if allowed.issuperset(subjects):
             return
@@ -248,15 +258,21 @@ class Permissions:
             self._control.count()
             allowed.add(subject)
 
-    def scope(self, action: str, kind: str, name: str) -> Scope | None:
+    def scope(self, action: str, kind: str, name: str) -> AnyScope | None:
         """What the rules say of one thing; None if they say nothing of that action, or there are none."""
-        policy = self._control.policy
-        if not policy.in_force or action not in ACTIONS:
-            return None
         if self._grants is None:
-            user, groups, _, _, claims = self.principal
-            self._grants = policy.grants(user, groups, claims)
-        return self._grants.scope(action, kind, name)
+            self._grants = self._granted()
+        if not self._grants or action not in ACTIONS:
+            return None
+        scopes = [grants.scope(action, kind, name) for grants in self._grants]
+        return scopes[0] if len(scopes) == 1 else CommonScope(scopes)
+
+    def _granted(self) -> list[Grants]:
+        who, policy = self.principal, self._control.policy
+        granted = [policy.grants(who.user, who.groups, who.claims)] if policy.in_force else []
+        if who.scope is not None:
+            granted.append(Policy(who.scope).grants(who.user, who.groups, who.claims))
+        return granted
 
     def narrow(self, action: str, kind: str, name: str, selector: Selector) -> Selector:
         """A selector for what the principal may have of all that this one takes.
@@ -297,6 +313,20 @@ class AccessControl:
         if permissions is None:
             permissions = self._permissions[principal] = Permissions(principal, self)
         return permissions
+
+    def confirm(self, principal: Principal) -> None:
+        """Check that who a peer is still counts.
+
+        Raises:
+            AccessRefused: its account was disabled, or the key that has signed its token is not trusted now.
+        """
+        policy, user = self.policy, principal.user
+        if principal.key and principal.key not in policy.keys:
+            raise AccessRefused(f"the token of {user!r} was signed by a key that is not trusted any more")
+        if user in policy.disabled or (
+            principal.method and not principal.key and user not in policy.accounts
+        ):
+            raise AccessRefused(f"the account {user!r} is disabled")
 
     def is_reserved(self, action: str, kind: str, name: str) -> bool:
         """Whether a thing is the broker's own, and not for a client to do this with.

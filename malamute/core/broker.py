@@ -375,9 +375,7 @@ class Core(Engines):
 
     def _review_session(self, session: Session) -> None:
         try:
-            principal = session.may.principal
-            if principal.method and principal.user not in self.access.policy.accounts:
-                raise AccessRefused(f"the account {principal.user!r} is disabled")
+            self.access.confirm(session.may.principal)
             if session.address:
                 session.may.require("receive", "mailbox", session.address)
         except AccessRefused as error:
@@ -563,7 +561,17 @@ class Core(Engines):
     # Handlers
 
     def _hello(self, peer: bytes, session: Session | None, message: Hello) -> None:
-        self.sessions.hello(peer, message, self._sender)
+        session = self.sessions.hello(peer, message, self._sender)
+        expires_at = session.may.principal.expires_at
+        if expires_at < inf:
+            session.expiry = self.timers.at(expires_at, partial(self._expire, session))
+
+    def _expire(self, session: Session) -> None:
+        """The token of a session's user has expired."""
+        error = AccessRefused(
+            f"the token of {session.may.principal.user!r} has expired: connect with a new one"
+        )
+        self.sessions.dismiss(session, error, "token expired")
 
     def _publish(self, peer: bytes, session: Session, message: Publish) -> None:
         if message.number and not self.sessions.admit(session, message.number):
@@ -673,6 +681,8 @@ class Core(Engines):
 
     def _take_back(self, session: Session) -> None:
         """Take back all that belongs to a connection."""
+        self.timers.cancel(session.expiry)
+        session.expiry = None
         sources = list(session.sources.values())
         session.sources.clear()
         for source in sources:

@@ -29,6 +29,7 @@ from malamute.core.access import Permissions
 from malamute.core.effects import BacklogShare, Effects
 from malamute.core.outcomes import Outcomes
 from malamute.core.refusals import Refusals
+from malamute.core.timers import Timer
 from malamute.errors import (
     AccessRefused,
     AddressTaken,
@@ -230,6 +231,8 @@ class Session(BacklogShare):
         """What the selectors of its sources take of memory."""
         self.holding = 0
         """Deliveries that wait for an ack or a reply."""
+        self.expiry: Timer | None = None
+        """When the token of its user expires, if he has one."""
 
     @property
     def mailbox(self) -> str:
