@@ -29,6 +29,7 @@ from malamute.config.sections import (
     StorageConfig,
     StreamRule,
     StreamsConfig,
+    TokenIssuer,
     UserRules,
     read,
     refuse_unknown,
@@ -51,6 +52,7 @@ __all__ = [
     "StorageConfig",
     "StreamRule",
     "StreamsConfig",
+    "TokenIssuer",
     "UserRules",
 ]
 
@@ -159,7 +161,8 @@ def _unprotected(config: Config) -> Iterator[str]:
                 f"listen.endpoints: {listener.endpoint} is open to other machines without encryption: "
                 f"expected curve+{listener.endpoint}, or listen.insecure = true"
             )
-    if mechanisms - {"null"} and not config.access.accounts:
+    known = config.access.accounts or (config.access.issuer and "peer" not in mechanisms)
+    if mechanisms - {"null"} and not known:
         yield "access.accounts is empty: expected the file of those who may log in"
     if "curve" in mechanisms and not config.access.key:
         yield "access.key is empty: expected the file with the secret key of the broker"

@@ -155,6 +155,11 @@ class Accounts:
         found = self.by_name.values()
         return {account.name: account.groups or () for account in found if not account.disabled}
 
+    @property
+    def disabled(self) -> frozenset[str]:
+        """Those who may not log in."""
+        return frozenset(account.name for account in self.by_name.values() if account.disabled)
+
     @classmethod
     def load(cls, path: Path) -> Accounts:
         """Read a file. Raises `ConfigError`, also if others may read it."""

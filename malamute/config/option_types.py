@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from malamute.access import AccessRule
+from malamute.access.token import ALGORITHMS
 from malamute.errors import ConfigError, InvalidRule
 from malamute.protocol.limits import NUMBER_MAX
 from malamute.protocol.names import RESERVED_PREFIX, is_name
@@ -301,6 +302,21 @@ CLAIMS = OptionType(
     lambda claims: "{" + ", ".join(f"{quoted(name)} = {quoted(value)}" for name, value in claims) + "}",
     '{ward = "3"}',
 )
+
+
+def _read_algorithms(value: Any) -> tuple[str, ...]:
+    found = items(value)
+    if not found or not set(found) <= ALGORITHMS.keys():
+        raise ValueError
+    return found
+
+
+ALGORITHMS_LIST = OptionType(
+    f"a list of some of {', '.join(ALGORITHMS)}",
+    _read_algorithms,
+    lambda value: f"[{', '.join(map(quoted, value))}]",
+    '["RS256"]',
+)
 FLAG = OptionType("true or false", _read_flag, lambda value: str(value).lower())
 
 
@@ -310,10 +326,11 @@ def _read_file(value: Any) -> str:
 
 FILE = OptionType("a path; none if it is empty", _read_file, quoted)
 PATH = OptionType("a path", _read_path, quoted)
+TEXT = OptionType("a text", _read_text, quoted)
 PATTERN = OptionType("a pattern of names", _read_text, quoted, '"metrics.*"')
 ENDPOINTS = OptionType(
-    "a list of different endpoints, each `tcp://HOST:PORT` or `ipc://PATH`, with `curve+` or `plain+` or not, or "
-    "`peer+ipc://PATH`",
+    "a list of different endpoints, each `tcp://HOST:PORT` or `ipc://PATH`, with `curve+` or `plain+` or not,"
+    " or `peer+ipc://PATH`",
     _read_endpoints,
     lambda value: f"[{', '.join(map(quoted, value))}]",
     '["tcp://*:9999", "ipc:///run/malamute.sock"]',

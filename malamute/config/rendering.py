@@ -12,6 +12,7 @@ from malamute.access import AccessRule
 from malamute.config.option_types import OptionType
 from malamute.config.sections import (
     GROUPS,
+    ISSUERS,
     QUEUE_RULES,
     SECTIONS,
     STREAM_RULES,
@@ -20,6 +21,7 @@ from malamute.config.sections import (
     QueueRule,
     Section,
     StreamRule,
+    TokenIssuer,
     UserRules,
     types_of,
     write_table,
@@ -55,6 +57,10 @@ _EXAMPLES: dict[OptionType, tuple[str, Section]] = {
             rules=_parsed("receive mailbox/{user}", "subscribe stream/patients where ward = '{claim.ward}'"),
             claims=(("ward", "3"),),
         ),
+    ),
+    ISSUERS: (
+        "access",
+        TokenIssuer("https://login.example.org", "malamute", "issuer.jwks", ("ES256", "EdDSA")),
     ),
 }
 

@@ -212,6 +212,21 @@ class UserRules(Section):
     claims: tuple[tuple[str, str], ...] | None = option(None, option_types.CLAIMS)
 
 
+@dataclass(frozen=True)
+class TokenIssuer(Section):
+    """Somebody who signs bearer tokens: what their claims `iss` and `aud` have to be, and his public keys."""
+
+    table = "issuer"
+
+    name: str = option("", option_types.TEXT)
+    audience: str = option("", option_types.TEXT)
+    keys: str = option("", option_types.TEXT)
+    algorithms: tuple[str, ...] = option((), option_types.ALGORITHMS_LIST)
+    user_claim: str | None = option(None, option_types.TEXT)
+    scope_claim: str | None = option(None, option_types.TEXT)
+    leeway: float | None = option(None, option_types.duration(0, 5 * _MINUTE))
+
+
 Table = TypeVar("Table", bound=Section)
 
 
@@ -246,6 +261,7 @@ STREAM_RULES = _tables("streams", StreamRule, _DIFFERS)
 QUEUE_RULES = _tables("queues", QueueRule, _DIFFERS)
 GROUPS = _tables("access", GroupRules, "a name and the rules of the group")
 USERS = _tables("access", UserRules, "a name, and the groups, rules and claims of the user")
+ISSUERS = _tables("access", TokenIssuer, "a name, an audience, a file of keys and algorithms")
 
 
 @dataclass(frozen=True)
@@ -393,12 +409,17 @@ class AccessConfig(Section):
     user: tuple[UserRules, ...] = option((), USERS)
     """What users may do, and the groups that they are in. `claims` are what rules may name as
     `{claim.NAME}`."""
+    issuer: tuple[TokenIssuer, ...] = option((), ISSUERS)
+    """Whose bearer tokens (JWT) are taken, on endpoints with `curve+` or `plain+`: `name` is the claim `iss`,
+    `audience` the claim `aud`, and `keys` a file of public keys, in PEM or as a JWKS. `user_claim` says who
+    it is, and is `sub` by default. `scope_claim` has rules that narrow what he may do. `leeway` is how much
+    clocks may differ."""
 
     def __post_init__(self) -> None:
         """Raises ConfigError for a name that stands twice, and for a group that is none."""
         super().__post_init__()
         groups = {group.name for group in self.group}
-        for kind, tables in (("group", self.group), ("user", self.user)):
+        for kind, tables in (("group", self.group), ("user", self.user), ("issuer", self.issuer)):
             names = Counter(table.name for table in tables)
             if twice := [name for name, count in names.items() if count > 1]:
                 raise ConfigError(f"access.{kind}: {twice[0]!r} stands twice: expected each name once")
@@ -406,13 +427,20 @@ class AccessConfig(Section):
             fault = f"access.user {quoted(user.name)}: unknown group"
             refuse_unknown(user.groups or (), groups, fault)
 
-    def policy(self, accounts: Mapping[str, tuple[str, ...]] | None = None) -> Policy:
-        """The rules, as the broker goes by them. `accounts` are the users who may log in, with groups."""
+    def policy(
+        self,
+        accounts: Mapping[str, tuple[str, ...]] | None = None,
+        disabled: frozenset[str] = frozenset(),
+        keys: frozenset[str] = frozenset(),
+    ) -> Policy:
+        """The rules, as the broker goes by them. The rest is as in `Policy`."""
         return Policy(
             self.rules,
             {group.name: group.rules or () for group in self.group},
             {user.name: User(user.groups or (), user.rules or (), user.claims or ()) for user in self.user},
             accounts,
+            disabled,
+            keys,
         )
 
 

@@ -1,7 +1,7 @@
 """Who a peer is: the handler of libzmq's authentication protocol (ZAP, RFC 27), in the broker's loop.
 
-libzmq asks here about each connection, before anything that it sends is handed over, and puts the user whom it
-is told into every frame of that connection (`User-Id`). It asks about open listeners, too: a peer may call
+libzmq asks here about each connection, before anything that it sends is handed over, and puts the user whom
+it is told into every frame of that connection (`User-Id`). It asks about open listeners, too: a peer may call
 itself anything in its own metadata, which only an answer from here outweighs.
 
 A password takes some 50 ms to try, so a thread of its own does that, for a few at a time. Who was right
@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 import re
 import socket
-from collections import Counter, OrderedDict, deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -26,15 +26,23 @@ from typing import Any, NamedTuple
 import zmq
 from zmq.utils import z85
 
+from malamute.access.token import Issuers
 from malamute.config.accounts import PASSWORD_BYTES_MAX, Account, Accounts, PasswordHash, hash_password
 from malamute.core.access import ANONYMOUS, Principal
+from malamute.errors import AccessRefused
+from malamute.protocol.messages import Hello
+from malamute.server.bearers import METHOD, NOT_ASKED, UNPROVED, Bearers, WaitingHello
+from malamute.server.failures import Failures
 
 ENDPOINT = "inproc://zeromq.zap.01"
 VERSION = b"1.0"
 
 OPEN, PEER = b"null", b"peer"
-"""The domains of listeners that ask nobody who he is, and of those that ask the system. That of each listener is
-its mechanism."""
+"""The domains of listeners that ask nobody who he is, and of those that ask the system. That of each listener
+is its mechanism."""
+
+BEARER = b"$token"
+"""What PLAIN has as the user of a client with a token, who is nobody yet."""
 
 _PEER = re.compile(r"(localhost:([0-9]+):[0-9]+):[0-9]+")
 """What libzmq calls a peer on a socket of the file system: `localhost:UID:GID:PID`."""
@@ -48,18 +56,10 @@ REQUESTS_MAX = 64
 TRYING_MAX = 64
 """Passwords that wait for the thread; with more, the client has to come again."""
 
-FAILURES_MAX = 10
-"""Wrong passwords from one address, in FAILURE_SECONDS, after which no other is tried from there."""
-
-FAILURE_SECONDS = 60.0
-
-ADDRESSES_MAX = 10_000
-"""Addresses whose failures are remembered: those of the newest."""
-
 REASONS_MAX = 1_000
 """Different reasons that are reported."""
 
-_METHOD = "X-Method"
+_METHOD, _ADDRESS = "X-Method", "Peer-Address"
 
 
 class RefusedConnection(NamedTuple):
@@ -106,29 +106,6 @@ class _Tried(NamedTuple):
     right: bool
 
 
-class Failures:
-    """Wrong passwords by the addresses that they came from."""
-
-    def __init__(self) -> None:
-        self._found: OrderedDict[str, tuple[int, float]] = OrderedDict()
-
-    def add(self, address: str, now: float) -> None:
-        """One more."""
-        count, since = self._recent(address, now)
-        self._found[address] = (count + 1, since)
-        self._found.move_to_end(address)
-        if len(self._found) > ADDRESSES_MAX:
-            self._found.popitem(last=False)
-
-    def too_many(self, address: str, now: float) -> bool:
-        """Whether nothing more is tried from there for now."""
-        return self._recent(address, now)[0] >= FAILURES_MAX
-
-    def _recent(self, address: str, now: float) -> tuple[int, float]:
-        count, since = self._found.get(address, (0, now))
-        return (count, since) if now < since + FAILURE_SECONDS else (0, now)
-
-
 class Authenticator:
     """Answers libzmq who may connect. Only the loop's thread calls it."""
 
@@ -137,8 +114,14 @@ class Authenticator:
         context: zmq.Context[Any],
         accounts: Accounts,
         on_refusal: Callable[[RefusedConnection], None] = lambda refusal: None,
+        issuers: Issuers | None = None,
     ) -> None:
         self.accounts = accounts
+        self.bearers = Bearers(
+            issuers or Issuers(),
+            lambda address, reason: self._note(address, "TOKEN", reason),
+            self._is_disabled,
+        )
         self.refused: Counter[str] = Counter()
         """How many were refused, by the reason."""
         self._on_refusal = on_refusal
@@ -161,7 +144,7 @@ class Authenticator:
     @property
     def inputs(self) -> Sequence[Any]:
         """What to poll for input."""
-        return self._socket, self._receiver.fileno()
+        return self._socket, self._receiver.fileno(), self.bearers.fileno()
 
     def update(self, now: float) -> None:
         """Answer what libzmq asks, and what was tried meanwhile."""
@@ -178,9 +161,38 @@ class Authenticator:
         user = user_of(part)
         return Principal(user, method=str(part.get(_METHOD))) if user else ANONYMOUS
 
+    def identify(self, peer: bytes, hello: Hello, part: Any, now: float) -> Principal | None:
+        """Who says HELLO in this frame; None if that is to be proved by its token first: `bearers.take`.
+
+        Raises:
+            AccessRefused: there is no token where one is needed, or one where none is.
+            TryLater: its token cannot be verified now.
+        """
+        name = user_of(part)
+        if not name.startswith(UNPROVED):
+            if hello.token:
+                raise AccessRefused(NOT_ASKED)
+            return self.principal(part)
+        waiting = WaitingHello(
+            peer, hello._replace(token=""), name, _place(part.get(_ADDRESS)), part.get(zmq.SRCFD)
+        )
+        self.bearers.prove(waiting, hello.token, now)
+        return None
+
+    def user(self, peer: bytes, part: Any) -> str:
+        """Whose a frame is that a peer has sent."""
+        name = user_of(part)
+        return self.bearers.user(peer, name) if name.startswith(UNPROVED) else name
+
+    def _is_disabled(self, user: str) -> bool:
+        account = self.accounts.by_name.get(user)
+        return account is not None and bool(account.disabled)
+
     def note_foreign(self, part: Any) -> None:
         """Note that somebody has spoken in the session of another one."""
-        self._note("", "", f"the user {user_of(part)!r} in a session of another")
+        user = user_of(part)
+        who = "nobody" if user.startswith(UNPROVED) else f"the user {user!r}"
+        self._note("", "", f"{who} in a session of another")
 
     def _ask(self, frames: list[bytes], now: float) -> None:
         if len(frames) < 8:
@@ -198,11 +210,15 @@ class Authenticator:
             self._decide(routing, request, where, "PEER", account, "unknown uid")
         elif how == "CURVE" and len(credentials) == 1 and len(credentials[0]) == 32:
             account = self.accounts.by_key.get(z85.encode(credentials[0]).decode())
+            if account is None and self.bearers.issuers:
+                self._reply(routing, request, OK, "", self.bearers.new_name(), METHOD)
+                return
             self._decide(routing, request, where, how, account, "unknown key")
         elif how == "PLAIN" and len(credentials) == 2:
-            # Another process of the same user is no other address.
-            peer = _PEER.fullmatch(where)
-            self._try_password(routing, request, peer[1] if peer else where, credentials, now)
+            if credentials[0] == BEARER and self.bearers.issuers:
+                self._reply(routing, request, OK, "", self.bearers.new_name(), METHOD)
+                return
+            self._try_password(routing, request, _place(where), credentials, now)
         else:
             self._refuse(routing, request, where, how, "malformed credentials", FAULTY)
 
@@ -276,10 +292,17 @@ class Authenticator:
 
     def close(self) -> None:
         """Answer no more. The sockets that ask have to be closed before."""
+        self.bearers.close()
         self._thread.shutdown(cancel_futures=True)
         self._socket.close(0)
         self._receiver.close()
         self._sender.close()
+
+
+def _place(address: str) -> str:
+    """Where a peer is. Another process of the same user is no other address."""
+    peer = _PEER.fullmatch(address)
+    return peer[1] if peer else address
 
 
 def metadata(name: str, value: str) -> bytes:

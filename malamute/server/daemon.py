@@ -19,8 +19,10 @@ import structlog
 import zmq
 from structlog.typing import EventDict
 
+from malamute.access.token import Issuers
 from malamute.config import Config, LogConfig
 from malamute.config.accounts import Accounts, read_secret_key
+from malamute.config.issuers import read_issuers
 from malamute.config.reload import reloaded
 from malamute.core.broker import CONFIGURED, Core
 from malamute.core.effects import Notice
@@ -106,18 +108,19 @@ class Configuration:
         """Read it and check it as a whole. Any thread may call this: it changes nothing."""
         try:
             config, changed, waiting = reloaded(self._running, self._read())
-            accounts = read_accounts(config)
+            accounts, issuers = read_accounts(config), read_issuers(config.access.issuer)
         except ConfigError as error:
             return error
-        settings = _settings(config, self._endpoints, accounts)
-        return ConfigurationLoaded(settings, changed, waiting, (config, accounts))
+        settings = _settings(config, self._endpoints, accounts, issuers)
+        return ConfigurationLoaded(settings, changed, waiting, (config, accounts, issuers))
 
     def apply(self, loaded: ConfigurationLoaded) -> None:
         """Go by it, in all that the core does not know of."""
         before = self._running
-        self._running, accounts = loaded.edge
+        self._running, accounts, issuers = loaded.edge
         if self._authenticator is not None:
             self._authenticator.accounts = accounts
+            self._authenticator.bearers.issuers = issuers
         if self._running.log != before.log:
             configure_logs(self._running.log)
 
@@ -132,12 +135,12 @@ def open_broker(
 
     `files` is how many files the process may open, and `read` reads the configuration again.
     """
-    accounts = read_accounts(config)
+    accounts, issuers = read_accounts(config), read_issuers(config.access.issuer)
     key = read_secret_key(Path(config.access.key)) if config.access.key else ""
     store = open_store(config)
     listeners = config.listen.listeners
     asking = any(listener.mechanism != "null" for listener in listeners)
-    authenticator = Authenticator(context, accounts, Reported(log)) if asking else None
+    authenticator = Authenticator(context, accounts, Reported(log), issuers) if asking else None
     transport = _open_transport(config, context, files, authenticator)
     try:
         for mechanism, endpoint in listeners:
@@ -145,7 +148,7 @@ def open_broker(
         clock = Clock()
         # Half of the memory stays free for what comes.
         recovered = store.recover(records_bytes=config.limits.queues_memory_bytes // 2, now=clock())
-        core = Core(clock(), _settings(config, transport.endpoints, accounts), recovered)
+        core = Core(clock(), _settings(config, transport.endpoints, accounts, issuers), recovered)
         transport.owner_of = core.owner_of
     except BaseException:
         transport.close(0)
@@ -192,7 +195,7 @@ def _open_transport(
     return Transport(context, options, windows, rules, patience, allowance, authenticator=authenticator)
 
 
-def _settings(config: Config, endpoints: list[str], accounts: Accounts) -> Settings:
+def _settings(config: Config, endpoints: list[str], accounts: Accounts, issuers: Issuers) -> Settings:
     return Settings(
         limits=config.limits,
         session_expiry=config.session.expiry,
@@ -204,7 +207,7 @@ def _settings(config: Config, endpoints: list[str], accounts: Accounts) -> Setti
         queues=config.queues.policy,
         lifecycle_events=config.events.lifecycle,
         settled_events=config.events.settled,
-        access=config.access.policy(accounts.enabled),
+        access=config.access.policy(accounts.enabled, accounts.disabled, issuers.keys),
         software=SOFTWARE,
         backups=backup_directory(config),
         facts={

@@ -24,7 +24,8 @@ from malamute.errors import AccessRefused, ConfigError, MalamuteError, TooLarge,
 from malamute.protocol.codec import PROTOCOL_2, Codec
 from malamute.protocol.limits import BATCH_MESSAGES_MAX, RECORD_LARGE_BYTES
 from malamute.protocol.messages import BY_TYPE, Error, Frame, Hello, Message, Ping, Received, Welcome
-from malamute.server.authentication import Authenticator, user_of
+from malamute.server.authentication import Authenticator
+from malamute.server.bearers import NOT_ASKED
 from malamute.server.flow import DEFAULT, Flows, Windows
 from malamute.server.guard import RULES, Guard, Rules
 from malamute.server.intake import ALLOWANCE, IDLE_SECONDS, Allowance, Intake, size_of
@@ -207,8 +208,8 @@ class Transport:
     ) -> str:
         """Listen on an endpoint; returns it with the port that was chosen. Raises `ConfigError`.
 
-        The file of a socket has this mode from its first moment. If there is an authenticator, it is asked who
-        connects, on listeners with the mechanism `null` as well.
+        The file of a socket has this mode from its first moment. If there is an authenticator, it is asked
+        who connects, on listeners with the mechanism `null` as well.
         """
         before = os.umask(0o777 & ~ipc_mode)
         # The connections of a listener have the options of when it was bound, these too.
@@ -307,6 +308,8 @@ class Transport:
         self.drained = False
         self._hellos.clear()
         self._promises.clear()
+        if self._authenticator is not None:
+            yield from self._proved(self._authenticator)
         if self._skipping and not self._skip():
             return
         for count in range(TURN_MESSAGES):
@@ -342,7 +345,9 @@ class Transport:
                 yield peer, error
             else:
                 if type(message) in _OF_CONNECTIONS:
-                    yield peer, self._heard(peer, message, part)
+                    heard = self._heard(peer, message, part)
+                    if heard is not None:
+                        yield peer, heard
                 elif asked and self._is_foreign(peer, part):
                     yield peer, self._refuse_foreign(peer, part)
                 else:
@@ -370,8 +375,22 @@ class Transport:
                 return True
         return False
 
-    def _heard(self, peer: bytes, message: Message, part: Any) -> Message | MalamuteError:
-        """A peer speaks of its connection. Returns the message, or what is wrong with it."""
+    def _proved(self, authenticator: Authenticator) -> Iterator[tuple[bytes, Message | Exception]]:
+        """The HELLOs whose tokens were verified."""
+        for (peer, hello, _, _, descriptor), outcome in authenticator.bearers.take(self._now):
+            if isinstance(outcome, MalamuteError):
+                yield peer, outcome
+            else:
+                self._principal = outcome
+                self._promises[peer] = hello.heartbeat / 1000
+                self._hellos[peer] = descriptor
+                yield peer, hello
+
+    def _heard(self, peer: bytes, message: Message, part: Any) -> Message | MalamuteError | None:
+        """A peer speaks of its connection. Returns the message, or what is wrong with it.
+
+        None is for a HELLO that has to wait until its token is verified.
+        """
         if isinstance(message, Received) and self._authenticator is not None and self._is_foreign(peer, part):
             return self._refuse_foreign(peer, part)
         if isinstance(message, Received):
@@ -382,17 +401,30 @@ class Transport:
         if isinstance(message, Hello):
             try:
                 self._codec_of(peer).check_hello(peer, message)
+                principal = self._identify(peer, message, part)
             except MalamuteError as error:
+                error.about, error.ref = _HELLO, message.attempt
                 return error
+            if principal is None:
+                return None
+            self._principal = principal
             self._promises[peer] = message.heartbeat / 1000
-            if self._authenticator is not None:
-                self._principal = self._authenticator.principal(part)
         self._hellos[peer] = _descriptor(part)
         return message
 
+    def _identify(self, peer: bytes, hello: Hello, part: Any) -> Principal | None:
+        if self._authenticator is not None:
+            return self._authenticator.identify(peer, hello, part, self._now)
+        if hello.token:
+            raise AccessRefused(NOT_ASKED)
+        return ANONYMOUS
+
     def _is_foreign(self, peer: bytes, part: Any) -> bool:
         owner = self.owner_of(peer)
-        return owner is not None and owner != user_of(part)
+        if owner is None:
+            return False
+        assert self._authenticator is not None
+        return owner != self._authenticator.user(peer, part)
 
     def _refuse_foreign(self, peer: bytes, part: Any) -> MalamuteError:
         """Somebody speaks in the session of another: its routing id is known to him. He gets no further."""
@@ -469,6 +501,8 @@ class Transport:
     def _welcome(self, peer: bytes, frames: Sequence[Frame]) -> bool:
         """Begin a session. What is kept for the peer belongs to the time before, and goes."""
         self._unblock(peer)
+        if self._authenticator is not None:
+            self._authenticator.bearers.welcomed(peer)
         if peer in self._hellos:
             self._connected(peer, self._hellos[peer])
         self._heartbeats[peer] = self._promises.get(peer, 0.0)
@@ -559,6 +593,8 @@ class Transport:
             unsent.drop()
             self._first.setdefault(peer, deque()).append(last_word)
             self._stuck.discard(peer)
+        if self._authenticator is not None:
+            self._authenticator.bearers.forget(peer)
         self._stalls.forget(peer)
         self._heartbeats.pop(peer, None)
         self._chosen.pop(peer, None)

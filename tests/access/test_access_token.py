@@ -8,6 +8,7 @@ import hmac
 import json
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import jwt
@@ -216,6 +217,12 @@ def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "jwt", None)
     with pytest.raises(NotInstalled, match=r"tokens need jwt: pip install 'malamute\[jwt\]' \(error 701\)"):
         issuers()
+
+
+def test_the_documentation_names_every_reason() -> None:
+    page = Path(__file__).parents[2] / "docs" / "security.md"
+    words = " ".join(page.read_text(encoding="utf-8").split())
+    assert [reason for reason in token.REASONS if f"`{reason}`" not in words] == []
 
 
 @given(st.text(max_size=50), st.recursive(st.none() | st.floats() | st.text(), st.lists, max_leaves=5))

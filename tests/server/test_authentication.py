@@ -12,15 +12,12 @@ from zmq.utils import z85
 from malamute.config import accounts as module
 from malamute.config.accounts import Account, Accounts, hash_password
 from malamute.server.authentication import (
-    ADDRESSES_MAX,
     ENDPOINT,
-    FAILURE_SECONDS,
-    FAILURES_MAX,
     Authenticator,
-    Failures,
     RefusedConnection,
     Reported,
 )
+from malamute.server.failures import ADDRESSES_MAX, FAILURE_SECONDS, FAILURES_MAX, Failures
 
 KEY = bytes(range(32))
 

@@ -62,7 +62,7 @@ def test_the_shipped_file_has_every_option_with_a_comment_before_it() -> None:
     text = SHIPPED.read_text(encoding="utf-8")
     tables = tomllib.loads(text)
     for name, section in SECTIONS.items():
-        assert set(tables[name]) == set(types_of(section)) - {"rule", "group", "user"}
+        assert set(tables[name]) == set(types_of(section)) - {"rule", "group", "user", "issuer"}
     options = re.findall(r"^(.*)\n(\w+ = .*)$", text, re.MULTILINE)
     assert len(options) >= sum(map(len, tables.values()))
     assert all(before.startswith("# ") for before, _ in options)
@@ -427,6 +427,9 @@ def test_rules_users_and_groups_are_read_and_written(load: Load) -> None:
     assert load(config.toml()) == config
 
 
+ISSUER = "[[access.issuer]]\nname = 'i'\naudience = 'a'\nkeys = 'k'\n"
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
@@ -451,6 +454,12 @@ def test_rules_users_and_groups_are_read_and_written(load: Load) -> None:
             "[[access.user]]\nname = 'a'\nrules = ['send mailbox/a b']",
             "access.user: user.rules: invalid rule 'send mailbox/a b': unexpected 'b': expected 'where'",
         ),
+        ("[[access.issuer]]", "access.issuer: issuer.name = '': expected a text"),
+        (f"{ISSUER}algorithms = []", "issuer.algorithms = []: expected a list of some of RS256"),
+        (f"{ISSUER}algorithms = ['none']", "issuer.algorithms = ['none']: expected a list of some of"),
+        (f"{ISSUER}algorithms = ['HS256']", "issuer.algorithms = ['HS256']: expected a list of some of"),
+        (f"{ISSUER}algorithms = ['RS256']\nleeway = '1h'", "issuer.leeway = '1h': expected a duration"),
+        (2 * f"{ISSUER}algorithms = ['RS256']\n", "access.issuer: 'i' stands twice"),
     ],
 )
 def test_rules_that_cannot_be_used_are_refused_as_a_whole(load: Load, text: str, words: str) -> None:
@@ -474,6 +483,10 @@ def test_rules_from_the_environment_are_a_list_of_toml(load: Load) -> None:
         ),
         ('endpoints = ["plain+tcp://*:9999"]', "is open to other machines without encryption"),
         ('endpoints = ["plain+tcp://127.0.0.1:9999"]', "access.accounts is empty"),
+        (
+            f'endpoints = ["plain+ipc:///run/m", "peer+ipc:///run/p"]\n{ISSUER}algorithms = ["RS256"]',
+            "access.accounts is empty",
+        ),
         ('endpoints = ["curve+tcp://*:9999"]', "access.key is empty"),
         ('endpoints = ["tls+tcp://*:9999"]', "expected a list of different endpoints"),
         ('endpoints = ["curve+"]', "expected a list of different endpoints"),
@@ -490,6 +503,7 @@ def test_a_listener_that_protects_nothing_is_refused(load: Load, text: str, word
     [
         'endpoints = ["tcp://*:9999"]\ninsecure = true',
         'endpoints = ["tcp://localhost:1", "tcp://127.3.2.1:1", "tcp://[::1]:1", "ipc:///run/m"]',
+        f'endpoints = ["plain+ipc:///run/m"]\n{ISSUER}algorithms = ["RS256", "EdDSA"]',
         'endpoints = ["curve+tcp://*:1", "plain+ipc:///run/m"]\n[access]\nkey = "a"\naccounts = "b"',
     ],
 )

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from malamute.access.token import Issuers
 from malamute.config import Config, QueueRule, QueuesConfig
 from malamute.config.accounts import Accounts
 from malamute.config.sections import POLICY_FIELDS
@@ -71,8 +72,8 @@ def test_the_environment_configures_queues() -> None:
 
 def test_the_core_is_given_the_policies() -> None:
     config = Config(queues=QueuesConfig(rule=(QueueRule("w", kind="service", max_deliver=2),)))
-    assert _settings(config, [], Accounts()).queues("service", "w").attempts_max == 2
-    assert _settings(config, [], Accounts()).queues("mailbox", "w").attempts_max == 20
+    assert _settings(config, [], Accounts(), Issuers()).queues("service", "w").attempts_max == 2
+    assert _settings(config, [], Accounts(), Issuers()).queues("mailbox", "w").attempts_max == 20
 
 
 def test_the_example_of_a_rule_is_a_valid_one() -> None:

@@ -57,6 +57,10 @@ def test_the_command_line_loads_neither_the_store_nor_spark() -> None:
     assert not _loaded_by("malamute.cli") & {"lmdb", "pyspark", "pyarrow", "pandas"}
 
 
+def test_what_verifies_tokens_is_loaded_only_where_there_are_some() -> None:
+    assert not _loaded_by("malamute.server.daemon") & {"jwt", "cryptography"}
+
+
 def _circles(graph: grimp.ImportGraph) -> list[set[str]]:
     """The largest sets of files of which each imports all others, be it by way of them or for types alone."""
     upstream = {module: graph.find_upstream_modules(module) for module in graph.modules}

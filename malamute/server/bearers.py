@@ -1,0 +1,197 @@
+"""Bearer tokens in HELLO: each is verified beside the loop, and its HELLO waits for that.
+
+A signature takes a tenth of a millisecond to check, and whoever reaches a listener may send one. So a thread
+of its own does that, for a few at a time, and addresses from which refused ones come have to wait. Nothing
+else of that connection waits: a client says nothing between HELLO and WELCOME.
+
+A connection whose user is still to be proved has a name of its own (`$token.1`), which libzmq puts into each
+of its frames. With WELCOME that name stands for the user of the token, as far as this session goes: one that
+takes the routing id over has another name, and is nobody.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from itertools import count
+from typing import NamedTuple
+
+from malamute.access.token import Bearer, Issuers, TokenRefused
+from malamute.core.access import Principal
+from malamute.errors import AccessRefused, InternalError, MalamuteError, TryLater
+from malamute.protocol.messages import BY_TYPE, Hello
+from malamute.protocol.names import RESERVED_PREFIX
+from malamute.server.failures import Failures
+
+METHOD = "token"
+
+UNPROVED = f"{RESERVED_PREFIX}token."
+"""How the names of connections begin whose users are to be proved by a token."""
+
+WAITING_MAX = 256
+"""Tokens that wait for the thread; with more, the client has to try again."""
+
+NO_TOKEN = "the connection proves nobody, and HELLO has no token: expected a token"
+NOT_ASKED = "a token on a connection that needs none: expected none"
+
+_HELLO = BY_TYPE[Hello].opcode
+
+
+class WaitingHello(NamedTuple):
+    """A HELLO without its token, and the connection that it came on, by its name, address and descriptor."""
+
+    peer: bytes
+    hello: Hello
+    connection: str
+    address: str
+    descriptor: int
+
+
+class ProvedHello(NamedTuple):
+    """A HELLO, and who says it, or why he is refused."""
+
+    waiting: WaitingHello
+    outcome: Principal | MalamuteError
+
+
+class _Verified(NamedTuple):
+    """A HELLO whose token was verified, whose it is or the error for its client, and why for the log."""
+
+    waiting: WaitingHello
+    found: Bearer | MalamuteError
+    reason: str
+    at: float
+
+
+class Bearers:
+    """Whom connections are of by their tokens. Only the loop's thread calls it.
+
+    `on_refusal` gets an address and a reason. Users who are disabled may not log in, whatever their tokens
+    say. `wall` is the time by which tokens expire.
+    """
+
+    def __init__(
+        self,
+        issuers: Issuers,
+        on_refusal: Callable[[str, str], None],
+        is_disabled: Callable[[str], bool] = lambda user: False,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        self.issuers = issuers
+        self._on_refusal = on_refusal
+        self._is_disabled = is_disabled
+        self._wall = wall
+        self._names = count(1)
+        self._failures = Failures()
+        self._claimed: dict[bytes, tuple[str, str]] = {}
+        """The connections of HELLOs that are under way, and the users whom their tokens prove."""
+        self._users: dict[bytes, tuple[str, str]] = {}
+        """The same of peers that were welcomed."""
+        self._waiting: set[str] = set()
+        """The connections whose tokens are being verified: one HELLO of each."""
+        self._done: deque[_Verified] = deque()
+        self._thread = ThreadPoolExecutor(1, "malamute-tokens")
+        # A byte for each that is done: there is input until the last of them is taken.
+        self._receiver, self._sender = socket.socketpair()
+
+    def fileno(self) -> int:
+        """What has input when a HELLO is ready to be taken."""
+        return self._receiver.fileno()
+
+    def new_name(self) -> str:
+        """The name of a connection whose user is to be proved."""
+        return f"{UNPROVED}{next(self._names)}"
+
+    def user(self, peer: bytes, connection: str) -> str:
+        """Who speaks for a peer on a connection: the user of its token, or else the connection's own name."""
+        name, user = self._users.get(peer, ("", ""))
+        return user if name == connection else connection
+
+    def prove(self, waiting: WaitingHello, token: str, now: float) -> None:
+        """Verify the token of a HELLO, which `take` hands out when that is done.
+
+        Raises:
+            AccessRefused: there is none.
+            TryLater: too many wait, another one of this connection does, or too many from there were refused.
+        """
+        if not token:
+            raise AccessRefused(NO_TOKEN)
+        if self._failures.too_many(waiting.address, now):
+            self._on_refusal(waiting.address, "too many tokens refused")
+            raise TryLater("too many tokens from this address were refused")
+        if waiting.connection in self._waiting:
+            raise TryLater("another HELLO of this connection waits for its token")
+        if len(self._waiting) >= WAITING_MAX:
+            raise TryLater("too many tokens wait to be verified")
+        self._waiting.add(waiting.connection)
+        self._thread.submit(self._verify, waiting, token)
+
+    def _verify(self, waiting: WaitingHello, token: str) -> None:
+        """Verify a token. This is the thread's."""
+        at = self._wall()
+        found: Bearer | MalamuteError
+        reason = ""
+        try:
+            found = self.issuers.verify(token, at)
+        except TokenRefused as refused:
+            found, reason = AccessRefused(str(refused)), refused.reason
+        except Exception as error:
+            found = InternalError(f"a fault of the broker's own with a token: {type(error).__name__}")
+            reason = found.text
+        self._done.append(_Verified(waiting, found, reason, at))
+        with suppress(OSError):  # the loop has ended
+            self._sender.send(b"!")
+
+    def take(self, now: float) -> Iterator[ProvedHello]:
+        """The HELLOs whose tokens were verified. `now` is the loop's time."""
+        self._claimed.clear()
+        while self._done:
+            verified = self._done.popleft()
+            self._receiver.recv(1)
+            self._waiting.discard(verified.waiting.connection)
+            yield ProvedHello(verified.waiting, self._outcome(verified, now))
+
+    def _outcome(self, verified: _Verified, now: float) -> Principal | MalamuteError:
+        waiting, found, reason, at = verified
+        if isinstance(found, Bearer) and found.key not in self.issuers.keys:
+            found = AccessRefused("token refused: its key was removed meanwhile")
+        if isinstance(found, Bearer) and self._is_disabled(found.user):
+            found = AccessRefused(f"the account {found.user!r} is disabled")
+        if not isinstance(found, Bearer):
+            self._failures.add(waiting.address, now)
+            self._on_refusal(waiting.address, reason or "token of nobody who may log in")
+            found.about, found.ref = _HELLO, waiting.hello.attempt
+            return found
+        self._claimed[waiting.peer] = waiting.connection, found.user
+        # How long it is valid is counted: no step of a clock ends a session, or keeps one.
+        expires_at = now + found.expires_at - at
+        return Principal(
+            found.user,
+            method=METHOD,
+            claims=found.claims,
+            expires_at=expires_at,
+            key=found.key,
+            scope=found.scope,
+        )
+
+    def welcomed(self, peer: bytes) -> None:
+        """A session was opened, by the HELLO that was taken last if there is one."""
+        claimed = self._claimed.pop(peer, None)
+        if claimed is not None:
+            self._users[peer] = claimed
+        else:
+            self.forget(peer)
+
+    def forget(self, peer: bytes) -> None:
+        """The session of a peer has ended."""
+        self._users.pop(peer, None)
+
+    def close(self) -> None:
+        """Verify no more."""
+        self._thread.shutdown(cancel_futures=True)
+        self._receiver.close()
+        self._sender.close()
