@@ -44,21 +44,31 @@ name_argument = click.argument("name", shell_complete=complete)
 )
 @click.option("--user", metavar="NAME", help="Log in under this name; asks for the password.")
 @click.option("--curve", metavar="FILE", help="The secret key to connect with, as of `malamute keys new`.")
+@click.option("--token", "has_token", is_flag=True, help="Log in with a bearer token; asks for it.")
 @click.option("--server-key", metavar="KEY", help="The public key of the broker, or the file that has it.")
 @click.option("--use", "used", is_flag=True, help="Use it from now on where no other is named.")
 @click.option("--replace", is_flag=True, help="Take the place of a context of this name.")
 @json_option
-def add(name: str, *, used: bool, replace: bool, as_json: bool, user: str | None, **given: Any) -> None:
+def add(
+    name: str,
+    *,
+    used: bool,
+    replace: bool,
+    as_json: bool,
+    user: str | None,
+    has_token: bool,
+    **given: Any,
+) -> None:
     """Give a broker a NAME.
 
-    The password of a --user is kept in the file of the contexts, which is for its owner alone. Where there
-    is no terminal it is a line of standard input.
+    The password of a --user, or a --token, is kept in the file of the contexts, which is for its owner
+    alone. Where there is no terminal it is a line of standard input.
     """
     path = file_of(os.environ)
     contexts = load(path)
     if name in contexts.by_name and not replace:
         raise BadInput(f"there is a context {name!r} already: give --replace to replace it")
-    contexts.by_name[name] = _with_credentials(Context(**given), user)
+    contexts.by_name[name] = _with_credentials(Context(**given), user, has_token=has_token)
     if used:
         contexts.current = name
     save(path, contexts)
@@ -114,9 +124,9 @@ def delete(name: str, *, as_json: bool) -> None:
     show_map({**row, **removed.shown()}, as_json=as_json)
 
 
-def _with_credentials(context: Context, user: str | None) -> Context:
-    """The same context with the password of a user, and with whole paths of keys. Raises `InvalidValue`."""
-    from malamute.client.link.credentials import credentials
+def _with_credentials(context: Context, user: str | None, *, has_token: bool) -> Context:
+    """The same context with a password or a token, and with whole paths of keys. Raises `InvalidValue`."""
+    from malamute.client.link.credentials import credentials, token_of
 
     found = context.credentials()
     for field in {"curve", "server_key"} & found.keys():
@@ -125,6 +135,10 @@ def _with_credentials(context: Context, user: str | None) -> Context:
             found[field] = str(Path(found[field]).resolve())
     if user is not None:
         found |= {"user": user, "password": ask_password()}
+    if has_token:
+        if not (token := ask_password("Token")):
+            raise BadInput("no token: expected one")
+        found["token"] = token_of({}, token, user=found.get("user", ""), curve=found.get("curve", ""))
     credentials({}, **found)
     return context.with_credentials(found)
 

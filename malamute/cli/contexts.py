@@ -11,7 +11,8 @@ The file is `malamute/contexts.toml` below $XDG_CONFIG_HOME, which is ~/.config 
     user = "alice"
     password = "..."
 
-Instead of a user and a password it may have `curve`, the file of a key, and the `server_key` of the broker.
+Instead of a user and a password it may have `curve`, the file of a key, and the `server_key` of the broker,
+or a `token` and perhaps the `server_key`.
 It is read by every command that connects, and written as a whole, beside the old one and then in its place,
 so that nobody ever reads half of it.
 """
@@ -30,8 +31,10 @@ from click.shell_completion import CompletionItem
 
 from malamute.cli.error_output import BadInput
 
-CREDENTIALS = ("user", "password", "curve", "server_key")
+CREDENTIALS = ("user", "password", "curve", "server_key", "token")
 """What of a context proves who somebody is, by the names that `malamute.connect` has for it."""
+
+SECRETS = ("password", "token")
 
 FIELDS: Mapping[str, type | tuple[type, ...]] = {
     "url": str,
@@ -52,6 +55,7 @@ class Context(NamedTuple):
     password: str | None = None
     curve: str | None = None
     server_key: str | None = None
+    token: str | None = None
 
     def credentials(self) -> dict[str, str]:
         """What it says of who connects."""
@@ -62,8 +66,8 @@ class Context(NamedTuple):
         return self._replace(**credentials)  # type: ignore[arg-type]  # all of them are text
 
     def shown(self) -> dict[str, Any]:
-        """What may be shown of it: all but the password."""
-        return {name: value for name, value in self._asdict().items() if name != "password"}
+        """What may be shown of it: all but the secrets."""
+        return {name: value for name, value in self._asdict().items() if name not in SECRETS}
 
     def given(self) -> dict[str, Any]:
         """What it says."""
@@ -106,8 +110,8 @@ def load(path: Path) -> Contexts:
     if not isinstance(current, str) or not isinstance(found, dict):
         raise BadInput(f"{path}: invalid contexts: expected `current` as text, and `contexts` as a table")
     contexts = Contexts(current, {name: _context(path, name, given) for name, given in found.items()})
-    if mode & 0o077 and any(context.password for context in contexts.by_name.values()):
-        raise BadInput(f"{path} is open to others: expected chmod 600, as it has a password")
+    if mode & 0o077 and any(set(SECRETS) & context.given().keys() for context in contexts.by_name.values()):
+        raise BadInput(f"{path} is open to others: expected chmod 600, as it has a password or a token")
     return contexts
 
 

@@ -229,10 +229,10 @@ def connection_of(ctx: click.Context) -> ConnectionOptions:
     )
 
 
-def ask_password(*, twice: bool = False) -> str:
-    """A password from the terminal, which does not show it; where there is none, a line of standard input."""
+def ask_password(what: str = "Password", *, twice: bool = False) -> str:
+    """A secret from the terminal, which does not show it; where there is none, a line of standard input."""
     if sys.stdin.isatty():
-        return str(click.prompt("Password", hide_input=True, confirmation_prompt=twice))
+        return str(click.prompt(what, hide_input=True, confirmation_prompt=twice))
     return sys.stdin.readline().rstrip("\n")
 
 

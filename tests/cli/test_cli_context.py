@@ -88,6 +88,14 @@ def test_a_context_keeps_a_password_and_never_shows_it(run: Run) -> None:
     assert "s3cret" not in "".join(printed)
 
 
+def test_a_context_keeps_a_token_and_never_shows_it(run: Run) -> None:
+    arguments = ("context", "add", "lab", "--url", "tcp://lab:1", "--token", "--use")
+    printed = [run(*arguments, stdin="s3cret\n").stdout]
+    assert load(file_of(os.environ)).get("lab").credentials() == {"token": "s3cret"}
+    printed += [run("context", command).stdout for command in ("list", "show")]
+    assert "s3cret" not in "".join(printed)
+
+
 def test_a_key_of_a_context_is_found_from_everywhere(run: Run, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     run("keys", "new", "ann", "--dir", "keys")
@@ -102,6 +110,8 @@ def test_a_key_of_a_context_is_found_from_everywhere(run: Run, tmp_path: Path, m
     ("arguments", "stdin", "words"),
     [
         (("--user", "ann"), "\n", "invalid password"),
+        (("--token",), "\n", "no token"),
+        (("--token", "--user", "ann"), "x\ny\n", "expected one of them"),
         (("--curve", "none.key_secret"), "", "no server_key"),
         (("--user", "ann", "--curve", "none.key_secret"), "x\n", "expected one of them"),
     ],
