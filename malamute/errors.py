@@ -69,10 +69,17 @@ class Malformed(Refused):
 
 
 class AccessRefused(Refused):
-    """Raised when the session may not do what it asked for."""
+    """Raised when the session may not do what it asked for.
+
+    Where a rule decides, the broker's own log has the `action`, its `target` and the `rule`; they stay there.
+    """
 
     code = 401
     hint = "ask who runs the broker for a rule; names that start with '$' belong to the broker"
+
+    def __init__(self, text: str = "", action: str = "", target: str = "", rule: str = "") -> None:
+        super().__init__(text)
+        self.action, self.target, self.rule = action, target, rule
 
 
 class NotFound(Refused):

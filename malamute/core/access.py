@@ -51,6 +51,13 @@ DECISIONS_MAX = 65_536
 """Names that are remembered as allowed, of all principals together. With one more, all are forgotten."""
 
 
+NO_RULE = "no rule"
+"""In place of the rule that refused something, where none allows it."""
+
+RESERVED = "reserved for the broker"
+"""The same where the name of the thing is the broker's own, and no rule could allow it."""
+
+
 class Principal(NamedTuple):
     """Who a peer is, as far as its edge found out. A session belongs to the `user` that opened it.
 
@@ -228,9 +235,10 @@ class Permissions:
         known = self._subjects.get((action, kind, name))
         if known is None:
             if self._control.is_reserved(action, kind, name):
-                raise AccessRefused(
+                words = (
                     f"the name {name!r} is reserved for the broker: expected one without '$' at its beginning"
                 )
+                raise AccessRefused(words, action, f"{kind}/{name}", RESERVED)
             scope = self.scope(action, kind, name)
             self._control.count()
             if scope is None or scope.is_open or not subjects:
@@ -281,7 +289,10 @@ class Permissions:
             AccessRefused: nothing is left.
         """
         scope = self.scope(action, kind, name)
-        return selector if scope is None else scope.narrow(selector)
+        try:
+            return selector if scope is None else scope.narrow(selector)
+        except AccessRefused as error:
+            raise AccessRefused(error.text, action, f"{kind}/{name}", NO_RULE) from None
 
     def _names(self, action: str, kind: str) -> set[str]:
         return self._allowed.setdefault((action, kind), set())
@@ -363,8 +374,12 @@ class AccessControl:
 def _refuse_unless(decision: Decision, action: str, kind: str, name: str, subject: str = "") -> None:
     """Raise `AccessRefused` for what is not allowed, in the words of the rule that would allow it."""
     if not decision.allowed:
-        because = f"refused by {str(decision.by.rule)!r}" if decision.by else "no rule allows it"
-        raise AccessRefused(f"{needed_rule(action, kind, name, subject)!r} is not allowed: {because}")
+        needed = needed_rule(action, kind, name, subject)
+        rule = str(decision.by.rule) if decision.by else NO_RULE
+        because = f"refused by {rule!r}" if decision.by else "no rule allows it"
+        raise AccessRefused(
+            f"{needed!r} is not allowed: {because}", action, needed.removeprefix(f"{action} "), rule
+        )
 
 
 def _needs(message: Any) -> Iterator[tuple[str, str, str, Sequence[str]]]:

@@ -18,6 +18,7 @@ from math import inf
 from typing import Any
 
 from malamute.core.access import ANONYMOUS, AccessControl, Permissions, Principal
+from malamute.core.access_log import AccessLog
 from malamute.core.admin import changes, queries
 from malamute.core.answers import Answers
 from malamute.core.chunk import MESSAGE_BYTES, large_bytes
@@ -171,8 +172,11 @@ class Core(Engines):
         )
         own = frozenset(stream.name for stream in self.streams.by_name.values() if stream.own)
         self.access = AccessControl(own, settings.access)
+        self.access_log = AccessLog(self.effects, self.timers)
         self._sender = self.access.of(ANONYMOUS)
         """Who said HELLO last, and what he may do."""
+        self._origin = ""
+        """From where that came."""
         self.health.damaged(recovered.defects)
         self.effects.event("broker.started", software=settings.software, pid=settings.facts.get("pid"))
         if recovered.restored:
@@ -232,10 +236,18 @@ class Core(Engines):
 
     # Events in
 
-    def receive(self, peer: bytes, message: Message, now: float, principal: Principal = ANONYMOUS) -> None:
+    def receive(
+        self,
+        peer: bytes,
+        message: Message,
+        now: float,
+        principal: Principal = ANONYMOUS,
+        origin: str = "",
+    ) -> None:
         """Take a message from a peer. `principal` is who it is; HELLO makes the session his.
 
-        What comes later on this connection is his too, and need not say so.
+        What comes later on this connection is his too, and need not say so. `origin` is the network address
+        that it comes from, where that is known.
         """
         self.effects.now = now
         command = type(message)
@@ -249,12 +261,15 @@ class Core(Engines):
                 session.last_heard = now
             if session is None or command is Hello:
                 may = self._sender = self.access.of(principal)
+                self._origin = origin
             else:
                 may = session.may
             needed = may.fast.get(command)
             if needed is None or message[needed[0]] in needed[1] or self._may(may, session, message):
                 handler(self, peer, session, message)
         except MalamuteError as error:
+            if isinstance(error, AccessRefused):
+                self._log_refusal(session, message, error)
             self.refuse(peer, _about(error, message), now)
         except Exception as error:
             fault = self.effects.fault(command.__name__.upper(), error)
@@ -281,6 +296,24 @@ class Core(Engines):
                     return False
             raise
         return True
+
+    def _log_refusal(self, session: Session | None, message: Message, error: AccessRefused) -> None:
+        """Tell in `$sys` that a command was refused: to whom, from where, what, and by which rule."""
+        if session is None or type(message) is Hello:
+            # Whose the session is that there may be by this name says nothing of who asks for it.
+            may, origin, client, address = self._sender, self._origin, "", getattr(message, "address", "")
+        else:
+            may, origin, client, address = session.may, session.origin, session.ident, session.address
+        self.access_log.note(
+            may.principal.user,
+            method=may.principal.method,
+            origin=origin,
+            client=client,
+            address=address,
+            action=error.action or type(message).__name__.lower(),
+            target=error.target,
+            rule=error.rule or error.text,
+        )
 
     def owner_of(self, peer: bytes) -> str | None:
         """The user whose open session is that of a peer; None if there is none."""
@@ -541,6 +574,7 @@ class Core(Engines):
     def close(self) -> None:
         """Give back the sequences that were reserved and not used; the last `ready` is to follow."""
         guard = self.effects.guard
+        guard("the end of the log of refusals", self.access_log.close)
         guard("the end of the events", self.events.stop)
         self.streams.flush()
         self.feeds.keep()
@@ -562,6 +596,7 @@ class Core(Engines):
 
     def _hello(self, peer: bytes, session: Session | None, message: Hello) -> None:
         session = self.sessions.hello(peer, message, self._sender)
+        session.origin = self._origin
         expires_at = session.may.principal.expires_at
         if expires_at < inf:
             session.expiry = self.timers.at(expires_at, partial(self._expire, session))

@@ -218,6 +218,8 @@ class Session(BacklogShare):
         self.peer = peer
         self.numbers = numbers
         self.address = ""
+        self.origin = ""
+        """The network address of its connection, where that is known."""
         self.software = ""
         self.open = False
         self.blocked = False

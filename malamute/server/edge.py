@@ -66,6 +66,10 @@ class Edge(Protocol):
         """Who a peer is that says HELLO."""
         ...
 
+    def origin(self, peer: bytes) -> str:
+        """The network address that such a peer comes from; empty if it has none, or it is not known."""
+        ...
+
     def send(self, peer: bytes, message: Message) -> bool:
         """Send a message, or keep it if the peer takes none. Returns whether the peer is full since now.
 

@@ -181,7 +181,7 @@ class Loop:
         ends = at + INTAKE_SECONDS / len(self.edges)
         for peer, message in edge.receive():
             if type(message) is Hello:
-                core.receive(peer, message, now, edge.principal(peer))
+                core.receive(peer, message, now, edge.principal(peer), edge.origin(peer))
             elif not isinstance(message, Exception):
                 core.receive(peer, message, now)
             elif isinstance(message, MalamuteError):

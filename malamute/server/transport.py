@@ -124,6 +124,14 @@ def _descriptor(part: Any) -> int:
         return -1
 
 
+def _network_address(part: Any) -> str:
+    """The address from which the connection was made on which a frame came; empty if it has none."""
+    try:
+        return str(part.get("Peer-Address"))
+    except zmq.ZMQError:
+        return ""
+
+
 _GIVEN_UP = Error(UnexpectedCommand.code, "too much was waiting for this client: say HELLO again")
 
 
@@ -199,6 +207,8 @@ class Transport:
         """The same of each peer that was welcomed."""
         self._principal = ANONYMOUS
         """Who has said HELLO last."""
+        self._origin = ""
+        """From where that came."""
         self.owner_of: Callable[[bytes], str | None] = lambda peer: None
         """Whose the open session of a peer is, if anybody is asked who he is. With `ROUTER_HANDOVER` a
         routing id is the newest connection's, so all that comes is compared with it."""
@@ -277,6 +287,10 @@ class Transport:
     def principal(self, peer: bytes) -> Principal:
         """Who has said HELLO last: it is asked then. Where nobody is asked who he is, it is anybody."""
         return self._principal
+
+    def origin(self, peer: bytes) -> str:
+        """From where who has said HELLO last comes: an IP address, or `localhost:UID:GID:PID` over IPC."""
+        return self._origin
 
     def _update(self) -> None:
         guard = self.guard
@@ -377,11 +391,11 @@ class Transport:
 
     def _proved(self, authenticator: Authenticator) -> Iterator[tuple[bytes, Message | Exception]]:
         """The HELLOs whose tokens were verified."""
-        for (peer, hello, _, _, descriptor), outcome in authenticator.bearers.take(self._now):
+        for (peer, hello, _, address, descriptor), outcome in authenticator.bearers.take(self._now):
             if isinstance(outcome, MalamuteError):
                 yield peer, outcome
             else:
-                self._principal = outcome
+                self._principal, self._origin = outcome, address
                 self._promises[peer] = hello.heartbeat / 1000
                 self._hellos[peer] = descriptor
                 yield peer, hello
@@ -409,6 +423,7 @@ class Transport:
                 return None
             self._principal = principal
             self._promises[peer] = message.heartbeat / 1000
+            self._origin = _network_address(part)
         self._hellos[peer] = _descriptor(part)
         return message
 

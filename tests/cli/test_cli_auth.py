@@ -9,7 +9,10 @@ from pathlib import Path
 import pytest
 from cli_commands import Run
 
+from malamute.cli.auth import as_refusal
+from malamute.client.session.message import Message
 from malamute.config import Config
+from malamute.protocol.batch import pack_record
 from malamute.testing import Broker
 
 RULES = """
@@ -97,3 +100,28 @@ def test_without_rules_everything_is_allowed(run: Run, tmp_path: Path) -> None:
     asked = ("auth", "check", "ann", "admin", "broker/reload", "--config", str(path))
     assert run(*asked).stdout == "allowed: there are no rules\n"
     assert json.loads(run(*asked, "--json").stdout)["in_force"] is False
+
+
+def test_the_log_has_what_was_refused_to_whom_and_by_which_rule(run: Run, path: Path) -> None:
+    path.write_text(
+        RULES.replace("prices", "s").replace('rules = ["view', 'rules = ["subscribe stream/$sys", "view', 1)
+    )
+    with Broker(config=Config.load(path, {})) as broker:
+        run("pub", "s", "internal.x", "1", "--url", broker.url, exit_code=1)
+        run("pub", "other", "x", "1", "--url", broker.url, exit_code=1)
+        shown = run("auth", "log", "--url", broker.url, "-n", "2").stdout.splitlines()
+        assert [line.split("  ", 3)[2:] for line in shown] == [
+            ["127.0.0.1", "publish stream/s/internal.x  deny publish stream/s/internal.#"],
+            ["127.0.0.1", "publish stream/other/x  no rule"],
+        ]
+        (row,) = run("auth", "log", "--url", broker.url, "-n", "1", "--json").stdout.splitlines()
+        assert json.loads(row)["headers"]["rule"] == "deny publish stream/s/internal.#"
+        run("auth", "log", "ann", "--url", broker.url, "--wait", "0", "-n", "1", exit_code=3)
+
+
+def test_a_line_of_the_log_stands_for_those_that_were_left_out() -> None:
+    headers = {"user": "eve\n", "origin": "", "action": "receive", "target": "mailbox/b", "rule": "no rule"}
+    event = Message(7, 0, "$broker", "access.refused", pack_record({**headers, "count": 5}, b""))
+    assert as_refusal(event).decode() == (
+        "1970-01-01T00:00:00.000Z  eve\\n  -  receive mailbox/b  no rule  the last of 5 that were left out\n"
+    )

@@ -98,6 +98,9 @@ class Lane:
         while self._in:
             yield self._in.popleft()
 
+    def origin(self, peer: bytes) -> str:
+        return ""
+
     def principal(self, peer: bytes) -> Principal:
         return Principal("nearby", listener="lane")
 

@@ -1,0 +1,75 @@
+"""Refusals on their way into `$sys`: some of each principal, and how many there were in all.
+
+A program that is refused tries again, and one that means harm tries a thousand times. So a principal has
+`REFUSALS_MAX` events in `PERIOD_SECONDS`. Of what it is refused beyond that, the last one is reported when
+that time is over, and stands for the others: its `count` is how many they were. The counts of all events
+together are the refusals.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from malamute.core.effects import Effects
+from malamute.core.timers import Timers
+
+REFUSALS_MAX = 10
+"""Refusals of one principal that are events of their own, in each period."""
+
+PERIOD_SECONDS = 10.0
+
+PRINCIPALS_MAX = 1_000
+"""Principals that are counted by themselves. Those beyond share what one of them has."""
+
+_OTHERS = None
+
+
+class _Period:
+    """What one principal was refused since its period began."""
+
+    count = 0
+    left_out = 0
+    last: Mapping[str, Any] = {}
+    """The details of the last one that was left out."""
+
+
+class AccessLog:
+    """Counts what each principal is refused, and reports it."""
+
+    def __init__(self, effects: Effects, timers: Timers) -> None:
+        self._effects = effects
+        self._timers = timers
+        self._periods: dict[str | None, _Period] = {}
+
+    def note(self, user: str, **details: Any) -> None:
+        """A user was refused something: now it is an event, or counts for a later one."""
+        if not self._effects.events_max:
+            return
+        who = user if user in self._periods or len(self._periods) < PRINCIPALS_MAX else _OTHERS
+        period = self._periods.get(who)
+        if period is None:
+            period = self._periods[who] = _Period()
+            self._timers.at(self._effects.now + PERIOD_SECONDS, partial(self._end, who))
+        period.count += 1
+        details = {"user": user, **details}
+        if period.count > REFUSALS_MAX:
+            period.left_out, period.last = period.left_out + 1, details
+        else:
+            self._report(details, 1)
+
+    def close(self) -> None:
+        """The broker ends: report what was left out so far."""
+        for who in [*self._periods]:
+            self._end(who)
+
+    def _end(self, who: str | None) -> None:
+        period = self._periods.pop(who, None)
+        if period is not None and period.left_out:
+            self._report(period.last, period.left_out)
+
+    def _report(self, details: Mapping[str, Any], count: int) -> None:
+        user = details["user"]
+        subject = f"access.refused.{user}" if user else "access.refused"
+        self._effects.event(subject, **details, count=count)

@@ -1,0 +1,142 @@
+"""What is refused is an event: who, what and by which rule; of many alike some, and how many there were."""
+
+from __future__ import annotations
+
+import pytest
+from core_bench import Bench, offer, peer_id, publish, subscribe
+from hypothesis import given
+from hypothesis import strategies as st
+from test_core_events import read
+
+from malamute.access import AccessRule, Policy
+from malamute.core import access_log
+from malamute.core.access import Principal
+from malamute.core.access_log import PERIOD_SECONDS, REFUSALS_MAX, AccessLog
+from malamute.core.effects import Effects
+from malamute.core.events import EVENTS, EVENTS_MAX
+from malamute.core.timers import Timers
+from malamute.protocol.messages import Change, Hello
+
+RULES = ("publish stream/s", "deny publish stream/s/secret", "subscribe stream/s/a")
+
+
+@pytest.fixture
+def bench():
+    bench = Bench(lifecycle=True)
+    bench.settings = bench.settings._replace(access=Policy(map(AccessRule.parse, RULES)))
+    bench.core.configure(bench.settings, bench.now)
+    hello(bench, "ann")
+    return bench
+
+
+def hello(bench, user, address="", peer=""):
+    peer = peer_id(peer or user)
+    bench._names[peer] = user
+    bench.core.receive(peer, Hello([2], address), bench.now, Principal(user, method="curve"), "192.0.2.7")
+    bench.turn()
+
+
+def refused(bench):
+    """The headers of all refusals that are stored."""
+    bench.settle()
+    found = bench.store.read(EVENTS, 1, bytes_max=1 << 30).found
+    return [e.headers for chunk in found for e in read(chunk) if e.subject.startswith("access.refused")]
+
+
+REFUSED = [
+    (publish(b"1", subject="secret"), "publish", "stream/s/secret", "deny publish stream/s/secret"),
+    (publish(b"1", stream="t"), "publish", "stream/t/a", "no rule"),
+    (publish(b"1", stream="$sys"), "publish", "stream/$sys", "reserved for the broker"),
+    (subscribe(criteria=[["exact", "b"]]), "subscribe", "stream/s", "no rule"),
+    (offer(), "offer", "service/w", "no rule"),
+    (Change(0, "stream.purge", {"stream": "s"}), "admin", "stream/s", "no rule"),
+]
+
+
+@pytest.mark.parametrize(("command", "action", "target", "rule"), REFUSED, ids=lambda value: str(value)[:40])
+def test_a_refusal_says_who_from_where_what_and_by_which_rule(bench, command, action, target, rule):
+    bench.tell("ann", command)
+    (found,) = refused(bench)
+    assert found == {
+        "name": "ann",
+        "user": "ann",
+        "method": "curve",
+        "origin": "192.0.2.7",
+        "client": bench.core.sessions.by_peer[peer_id("ann")].ident,
+        "address": "",
+        "action": action,
+        "target": target,
+        "rule": rule,
+        "count": 1,
+    }
+
+
+def test_a_hello_that_is_refused_is_told_of_whoever_says_it(bench):
+    hello(bench, "eve", "bob")
+    hello(bench, "eve", peer="ann")
+    address, session = refused(bench)
+    assert (address["user"], address["address"], address["target"]) == ("eve", "bob", "mailbox/bob")
+    assert (session["user"], session["action"], session["client"]) == ("eve", "hello", "")
+    assert session["rule"] == "this session belongs to another user"
+
+
+def test_no_event_has_a_routing_id(bench):
+    bench.tell("ann", publish(b"1", stream="t"))
+    assert peer_id("ann").hex() not in str(refused(bench))
+    assert "ann." not in str(refused(bench))
+
+
+def test_of_a_flood_some_are_told_and_all_are_counted(bench):
+    flood = 500
+    for _ in range(flood):
+        bench.receive("ann", publish(b"1", stream="t"))
+    bench.receive("ann", publish(b"1", stream="u"))
+    assert [found["count"] for found in refused(bench)] == [1] * REFUSALS_MAX
+    bench.wait(PERIOD_SECONDS)
+    last = refused(bench)[-1]
+    assert (last["count"], last["target"]) == (flood + 1 - REFUSALS_MAX, "stream/u/a")
+    bench.tell("ann", publish(b"1", stream="t"))
+    assert len(refused(bench)) == REFUSALS_MAX + 2
+
+
+def test_the_flood_of_one_hides_nothing_of_another(bench):
+    hello(bench, "eve")
+    for _ in range(2 * EVENTS_MAX):
+        bench.receive("eve", publish(b"1", stream="t"))
+    bench.tell("ann", publish(b"1", stream="t"))
+    assert [found["user"] for found in refused(bench)] == ["eve"] * REFUSALS_MAX + ["ann"]
+
+
+def test_what_was_left_out_is_told_when_the_broker_ends(bench):
+    for _ in range(REFUSALS_MAX + 5):
+        bench.receive("ann", publish(b"1", stream="t"))
+    bench.restart()
+    assert refused(bench)[-1]["count"] == 5
+
+
+def test_without_events_nothing_is_kept():
+    effects = Effects(0.0)
+    log = AccessLog(effects, timers := Timers(print))
+    log.note("ann", action="publish")
+    assert (effects.events, len(timers)) == ([], 0)
+
+
+@given(st.lists(st.tuples(st.sampled_from(["", "a", "b", "c", "d"]), st.floats(0, 8)), max_size=200))
+def test_the_counts_together_are_the_refusals(steps):
+    effects = Effects(0.0)
+    effects.events_max = 1_000
+    timers = Timers(lambda error: pytest.fail(str(error)))
+    log = AccessLog(effects, timers)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(access_log, "PRINCIPALS_MAX", 3)
+        for user, seconds in steps:
+            log.note(user, action="publish")
+            assert len(log._periods) <= 4
+            effects.now += seconds
+            timers.run(effects.now)
+    log.close()
+    assert sum(event.details["count"] for event in effects.events) == len(steps)
+    effects.now += PERIOD_SECONDS
+    timers.run(effects.now)
+    assert sum(event.details["count"] for event in effects.events) == len(steps)
+    assert not log._periods
