@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from malamute.cli.events import STREAM
+from malamute.cli.events import STREAM as EVENTS
 from malamute.cli.exit_codes import ERROR, TIMED_OUT
 from malamute.cli.options import ConnectionOptions, connects, examples, json_option, waits
-from malamute.cli.printing import Render, printable, prints_messages, to_json
+from malamute.cli.printing import Function, Render, printable, prints_messages, to_json
 from malamute.cli.settings import load
 from malamute.cli.signals import until_stopped
 from malamute.cli.subscribe import follow, window
 from malamute.cli.tables import show_rows
+from malamute.protocol.names import AUDIT
 
 if TYPE_CHECKING:
     from malamute.client.session.message import Message
@@ -100,13 +102,69 @@ def explain(
 def as_refusal(message: Message) -> bytes:
     """A refusal as a line for people: when, who, from where, what he wanted to do, and the rule."""
     headers = message.headers
-    who = headers.get("user") or headers.get("address") or headers.get("client") or "-"
     wanted = f"{headers.get('action', '')} {headers.get('target', '')}".rstrip()
-    parts = [who, headers.get("origin") or "-", wanted, headers.get("rule", "")]
-    if (count := headers.get("count", 1)) != 1:
-        parts.append(f"the last of {count} that were left out")
+    return _line(message, wanted, headers.get("rule", ""))
+
+
+def as_change(message: Message) -> bytes:
+    """A change as a line for people: when, who, from where, what came of what, and the body as it is."""
+    headers = message.headers
+    outcome = [headers.get("outcome", ""), headers.get("error", "")]
+    body = message.body.decode("utf-8", "backslashreplace")
+    return _line(message, message.subject, ": ".join(filter(None, outcome)), body)
+
+
+def _line(message: Message, *parts: Any) -> bytes:
+    headers = message.headers
     when = message.time.strftime("%Y-%m-%dT%H:%M:%S.%f")[:-3]
-    return "  ".join([f"{when}Z", *(printable(str(part)) for part in parts)]).encode() + b"\n"
+    who = headers.get("user") or headers.get("address") or headers.get("client") or "-"
+    if (count := headers.get("count", 1)) != 1:
+        parts = (*parts, f"the last of {count} that were left out")
+    fields = (f"{when}Z", who, headers.get("origin") or "-", *parts)
+    return "  ".join(printable(str(field)) for field in fields).encode("utf-8", "backslashreplace") + b"\n"
+
+
+def _follows(as_line: Render, what: str) -> Callable[[Function], Function]:
+    """Add the arguments and options of a command that follows what the broker says of users."""
+
+    def decorate(function: Function) -> Function:
+        decorators: tuple[Callable[[Function], Function], ...] = (
+            prints_messages(as_line),
+            connects,
+            waits(f"End when none comes for so long; with --count, and fewer {what}, that is exit code 3."),
+            click.option("--count", "-n", type=click.IntRange(min=1), help=f"End after so many {what}."),
+            click.option(
+                "--start", default="first", show_default=True, metavar="START", help="As for malamute sub."
+            ),
+            click.argument("users", nargs=-1, metavar="[USER]..."),
+        )
+        for add in decorators:
+            function = add(function)
+        return function
+
+    return decorate
+
+
+def _follow(
+    stream: str,
+    patterns: tuple[str, ...],
+    render: Render,
+    *,
+    users: tuple[str, ...],
+    start: str,
+    count: int | None,
+    wait_seconds: float | None,
+    connection: ConnectionOptions,
+) -> None:
+    """Print what a stream of the broker's own has of some users, or of all."""
+    from malamute.matching.expression import value_text
+
+    where = " or ".join(f"user = {value_text(user)}" for user in users)
+    with until_stopped(), connection.open() as client:
+        with client.subscribe(stream, *patterns, where=where, start=start, credit=window(count)) as messages:
+            left = follow(messages, render, count=count, wait_seconds=wait_seconds)
+        if left:
+            raise click.exceptions.Exit(TIMED_OUT)
 
 
 @auth.command(
@@ -114,36 +172,30 @@ def as_refusal(message: Message) -> bytes:
         "malamute auth log --wait 1", "malamute auth log ann --start since:1h", "malamute auth log --json"
     )
 )
-@click.argument("users", nargs=-1, metavar="[USER]...")
-@click.option("--start", default="first", show_default=True, metavar="START", help="As for malamute sub.")
-@click.option("--count", "-n", type=click.IntRange(min=1), help="End after this many refusals.")
-@waits("End when none comes for so long; with --count, and fewer refusals, that is exit code 3.")
-@connects
-@prints_messages(as_refusal)
-def log(
-    users: tuple[str, ...],
-    *,
-    start: str,
-    count: int | None,
-    wait_seconds: float | None,
-    connection: ConnectionOptions,
-    render: Render,
-) -> None:
+@_follows(as_refusal, "refusals")
+def log(*, render: Render, **options: Any) -> None:
     """Follow what was refused to each USER, or to all: who, from where, what, and by which rule.
 
-    They are events of the broker. A principal has ten of them in ten seconds; what it was refused beyond
-    that is one more, with how many they were.
+    They are events of the broker. A user has ten of them in ten seconds; what he was refused beyond that is
+    one more, with how many they were.
     """
-    from malamute.matching.expression import value_text
+    _follow(EVENTS, ("access.refused.#",), render, **options)
 
-    where = " or ".join(f"user = {value_text(user)}" for user in users)
-    with until_stopped(), connection.open() as client:
-        with client.subscribe(
-            STREAM, "access.refused.#", where=where, start=start, credit=window(count)
-        ) as refusals:
-            left = follow(refusals, render, count=count, wait_seconds=wait_seconds)
-        if left:
-            raise click.exceptions.Exit(TIMED_OUT)
+
+@auth.command(
+    epilog=examples(
+        "malamute auth changes --wait 1",
+        "malamute auth changes ann --start since:1d",
+        "malamute auth changes --json",
+    )
+)
+@_follows(as_change, "changes")
+def changes(*, render: Render, **options: Any) -> None:
+    """Follow the audit: each administrative change of each USER, or of all, and those that were refused.
+
+    A line has who it was, from where, what he changed, what came of it, and what there was before and after.
+    """
+    _follow(AUDIT, (), render, **options)
 
 
 def _words(found: dict[str, Any]) -> str:

@@ -16,7 +16,7 @@ RELOADED: Mapping[str, frozenset[str]] = {
     "storage": frozenset({"backups"}),
     "streams": frozenset({"committed", "bytes", "count", "age", "rule"}),
     "queues": frozenset(option.name for option in fields(SECTIONS["queues"])),
-    "events": frozenset({"bytes"}),
+    "events": frozenset({"bytes", "audit_bytes"}),
     "limits": frozenset(
         {
             "streams",

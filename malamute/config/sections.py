@@ -362,7 +362,7 @@ class QueuesConfig(Section):
 
 @dataclass(frozen=True)
 class EventsConfig(Section):
-    """What the broker tells of itself on the stream `$sys`, which clients can subscribe to and replay."""
+    """What the broker tells of itself on the streams `$sys` and `$audit`, which clients can only read."""
 
     table = "events"
 
@@ -373,6 +373,10 @@ class EventsConfig(Section):
     It costs about a tenth of what queued messages cost the broker."""
     bytes: int = option(64 * 1024**2, _ANY_SIZE)
     """Bytes kept of `$sys`, unless [streams] or a rule there sets a size; 0 is as much as there is."""
+    audit: bool = option(True, option_types.FLAG)
+    """Every administrative change on `$audit`: who, what, before and after. It is stored with the change."""
+    audit_bytes: int = option(64 * 1024**2, _ANY_SIZE)
+    """The same as `bytes` for `$audit`."""
 
 
 @dataclass(frozen=True)

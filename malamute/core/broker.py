@@ -18,9 +18,9 @@ from math import inf
 from typing import Any
 
 from malamute.core.access import ANONYMOUS, AccessControl, Permissions, Principal
-from malamute.core.access_log import AccessLog
 from malamute.core.admin import changes, queries
 from malamute.core.answers import Answers
+from malamute.core.audit import BY_SIGNAL, DONE, REFUSED, Audit, who
 from malamute.core.chunk import MESSAGE_BYTES, large_bytes
 from malamute.core.doubt import Doubt, newest_time
 from malamute.core.effects import ClockStep, Effects, LoadConfiguration, Question, Ready
@@ -35,6 +35,7 @@ from malamute.core.queue.purge import withdraw
 from malamute.core.queue.source import QueueSource
 from malamute.core.queue.trackers import Trackers
 from malamute.core.recovery import Recovery
+from malamute.core.refusal_log import Details, RefusalLog
 from malamute.core.selectors import OFFER_BYTES, SUBSCRIPTION_BYTES, SelectorBudget
 from malamute.core.service import Services
 from malamute.core.session import Session, Sessions, SessionSource, session_name
@@ -170,9 +171,10 @@ class Core(Engines):
             lifecycle=settings.lifecycle_events,
             settled=settings.settled_events,
         )
+        self.audit = Audit(self.effects, self.timers, self.streams, on=settings.audit)
         own = frozenset(stream.name for stream in self.streams.by_name.values() if stream.own)
         self.access = AccessControl(own, settings.access)
-        self.access_log = AccessLog(self.effects, self.timers)
+        self._refusals = RefusalLog(self.effects, self.timers, self._report_refusal)
         self._sender = self.access.of(ANONYMOUS)
         """Who said HELLO last, and what he may do."""
         self._origin = ""
@@ -268,8 +270,7 @@ class Core(Engines):
             if needed is None or message[needed[0]] in needed[1] or self._may(may, session, message):
                 handler(self, peer, session, message)
         except MalamuteError as error:
-            if isinstance(error, AccessRefused):
-                self._log_refusal(session, message, error)
+            self.effects.guard("the log of refusals", self._log_refusal, session, message, error)
             self.refuse(peer, _about(error, message), now)
         except Exception as error:
             fault = self.effects.fault(command.__name__.upper(), error)
@@ -297,23 +298,28 @@ class Core(Engines):
             raise
         return True
 
-    def _log_refusal(self, session: Session | None, message: Message, error: AccessRefused) -> None:
-        """Tell in `$sys` that a command was refused: to whom, from where, what, and by which rule."""
-        if session is None or type(message) is Hello:
-            # Whose the session is that there may be by this name says nothing of who asks for it.
-            may, origin, client, address = self._sender, self._origin, "", getattr(message, "address", "")
-        else:
-            may, origin, client, address = session.may, session.origin, session.ident, session.address
-        self.access_log.note(
-            may.principal.user,
-            method=may.principal.method,
-            origin=origin,
-            client=client,
-            address=address,
-            action=error.action or type(message).__name__.lower(),
-            target=error.target,
-            rule=error.rule or error.text,
-        )
+    def _log_refusal(self, session: Session | None, message: Message, error: MalamuteError) -> None:
+        """Report a command that rules refuse in `$sys`, and a change that is refused in the audit."""
+        if isinstance(error, AccessRefused):
+            if session is None or type(message) is Hello:
+                # Whose the session is that there may be by this name says nothing of who asks for it.
+                user, method = self._sender.principal.user, self._sender.principal.method
+                address = getattr(message, "address", "")
+                by = dict(user=user, method=method, origin=self._origin, client="", address=address)
+            else:
+                by = who(session)
+            wanted = error.action or type(message).__name__.lower()
+            rule = error.rule or error.text
+            self._refusals.note(by["user"], {**by, "action": wanted, "target": error.target, "rule": rule})
+        # What comes too early, or before HELLO, has no outcome yet: it will be sent again.
+        known = session is not None and session.open and not isinstance(error, NumberTooOld)
+        if session is not None and known and type(message) is Change:
+            self.audit.record(who(session), message.topic, message.arguments, REFUSED, error=error)
+
+    def _report_refusal(self, details: Details, count: int) -> None:
+        user = details["user"]
+        subject = f"access.refused.{user}" if user else "access.refused"
+        self.effects.event(subject, **details, count=count)
 
     def owner_of(self, peer: bytes) -> str | None:
         """The user whose open session is that of a peer; None if there is none."""
@@ -365,7 +371,12 @@ class Core(Engines):
     def reload(self, now: float) -> None:
         """Have the configuration read again, and go by it if it is good."""
         self.effects.now = now
-        self.effects.ask(LoadConfiguration(), lambda loaded: None, lambda error: None)
+        record = partial(self.audit.record, BY_SIGNAL, "broker.reload", {})
+        self.effects.ask(
+            LoadConfiguration(),
+            lambda loaded: record(DONE, after=changes.reloaded(loaded)),
+            lambda error: record(REFUSED, error=error),
+        )
 
     def _loaded(self, result: ConfigurationLoaded | MalamuteError) -> None:
         if isinstance(result, MalamuteError):
@@ -574,7 +585,8 @@ class Core(Engines):
     def close(self) -> None:
         """Give back the sequences that were reserved and not used; the last `ready` is to follow."""
         guard = self.effects.guard
-        guard("the end of the log of refusals", self.access_log.close)
+        guard("the end of the log of refusals", self._refusals.close)
+        guard("the end of the audit", self.audit.close)
         guard("the end of the events", self.events.stop)
         self.streams.flush()
         self.feeds.keep()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from malamute.core.access import AccessControl
 from malamute.core.answers import Answers
+from malamute.core.audit import Audit
 from malamute.core.effects import Effects
 from malamute.core.feed import Feeds
 from malamute.core.health import Health
@@ -23,6 +24,7 @@ class Engines:
 
     settings: Settings
     access: AccessControl
+    audit: Audit
     effects: Effects
     answers: Answers
     selectors: SelectorBudget

@@ -24,6 +24,8 @@ class Settings(NamedTuple):
     """Whether `$sys` tells what happens to clients, streams, queues and the store."""
     settled_events: bool = False
     """Whether `$sys` tells the history of each queued message."""
+    audit: bool = False
+    """Whether `$audit` has every administrative change."""
     access: Policy = Policy()
     """The rules of who may do what."""
     software: str = ""

@@ -14,7 +14,8 @@ O(log streams) for a dropped chunk and nothing for an appended one.
 
 A stream never loses its newest chunk to its own retention. The budget is stricter, since it protects
 the file: it may empty a stream that has been silent for longest (the stream keeps its numbers). Only
-the chunks appended in the same transaction are spared.
+the chunks appended in the same transaction are spared, and the audit while it is a small part of the budget:
+whoever publishes must not drive out what is recorded of him.
 
 Dropping costs by the chunk, so it is done in steps where much may have to leave at once: when a retention
 was made smaller, and when a stream was deleted. A transaction drops `STEP_CHUNKS` for these reasons and two
@@ -40,6 +41,7 @@ from typing import Any, NamedTuple, Protocol
 
 from malamute.journal.format import StreamMeta
 from malamute.protocol.limits import AGE_SECONDS_MAX
+from malamute.protocol.names import AUDIT
 from malamute.protocol.time_units import to_ns
 from malamute.store.operations import (
     AppendChunk,
@@ -56,6 +58,9 @@ from malamute.store.policies import KEEP_ALL, StreamRetention
 
 STEP_CHUNKS = 64
 """Chunks that one transaction may drop besides two for each that it appends, unless the budget needs more."""
+
+SPARED_SHARE = 1 / 8
+"""The part of the budget up to which the audit loses nothing to other streams."""
 
 PACE = 2
 """How fast the time of a stream may pass for its limit by age, beside that which is counted."""
@@ -342,7 +347,7 @@ class RingTransaction:
             if stream is None or not stream.chunks:
                 heapq.heappop(heap)
                 self._ring.in_heap.discard(name)
-            elif stream.first > self._last_before(name):  # all of it is of this transaction
+            elif self._is_spared(name, stream):
                 spared.append(heapq.heappop(heap))
             elif stream.first_time != time:
                 heapq.heapreplace(heap, (stream.first_time, name))
@@ -350,6 +355,11 @@ class RingTransaction:
                 self._drop(name, deleter)
         for entry in spared:
             heapq.heappush(heap, entry)
+
+    def _is_spared(self, name: str, stream: StreamMeta) -> bool:
+        if name == AUDIT and stream.bytes <= self._ring.budget * SPARED_SHARE:
+            return True
+        return stream.first > self._last_before(name)  # all of it is of this transaction
 
     def _drop(self, name: str, deleter: ChunkDeleter) -> None:
         stream = self._stream(name)

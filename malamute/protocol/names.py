@@ -26,6 +26,9 @@ NAME_FORM = f"1 to {NAME_BYTES_MAX} bytes of UTF-8 without control characters"
 FORM = "malamute://host[:port], and perhaps /stream/NAME, /mailbox/NAME or /service/NAME"
 RESERVED_PREFIX = "$"
 
+AUDIT = "$audit"
+"""The stream of administrative changes."""
+
 ERROR_HEADER = "malamute.error"
 """The header of a final reply that is none: what went wrong."""
 

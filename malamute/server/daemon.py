@@ -35,6 +35,7 @@ from malamute.journal.memory import MemoryStore
 from malamute.journal.store import Store
 from malamute.matching import load_plugins
 from malamute.protocol.limits import Limits
+from malamute.protocol.names import AUDIT
 from malamute.server.authentication import Authenticator, Reported
 from malamute.server.clock import Clock, counted
 from malamute.server.flow import Windows
@@ -207,6 +208,7 @@ def _settings(config: Config, endpoints: list[str], accounts: Accounts, issuers:
         queues=config.queues.policy,
         lifecycle_events=config.events.lifecycle,
         settled_events=config.events.settled,
+        audit=config.events.audit,
         access=config.access.policy(accounts.enabled, accounts.disabled, issuers.keys),
         software=SOFTWARE,
         backups=backup_directory(config),
@@ -221,9 +223,13 @@ def _settings(config: Config, endpoints: list[str], accounts: Accounts, issuers:
 
 def _stream_policy(config: Config, stream: str) -> StreamPolicy:
     policy = config.streams.policy(stream)
-    if stream != EVENTS or policy.retention.bytes_max:
+    if stream == AUDIT:
+        # Nobody is to read of a change that a crash may take back.
+        policy = policy._replace(journal=True, committed=True)
+    size_bytes = {EVENTS: config.events.bytes, AUDIT: config.events.audit_bytes}.get(stream)
+    if size_bytes is None or policy.retention.bytes_max:
         return policy
-    return policy._replace(retention=policy.retention._replace(bytes_max=config.events.bytes))
+    return policy._replace(retention=policy.retention._replace(bytes_max=size_bytes))
 
 
 def data_directory(config: Config) -> str:

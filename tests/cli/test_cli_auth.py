@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from cli_commands import Run
 
+import malamute
 from malamute.cli.auth import as_refusal
 from malamute.client.session.message import Message
 from malamute.config import Config
@@ -125,3 +126,15 @@ def test_a_line_of_the_log_stands_for_those_that_were_left_out() -> None:
     assert as_refusal(event).decode() == (
         "1970-01-01T00:00:00.000Z  eve\\n  -  receive mailbox/b  no rule  the last of 5 that were left out\n"
     )
+
+
+def test_the_changes_of_operators_are_followed_with_what_came_of_them(
+    run: Run, client: malamute.Client
+) -> None:
+    run("stream", "create", "made", "--count", "5")
+    run("stream", "delete", "none", "--yes", exit_code=1)
+    done, refused = run("auth", "changes", "-n", "2").stdout.splitlines()
+    assert "  127.0.0.1  stream.create  done  {" in done
+    assert "  127.0.0.1  stream.delete  refused: there is no stream 'none'  {" in refused
+    (row,) = run("auth", "changes", "-n", "1", "--json").stdout.splitlines()
+    assert json.loads(json.loads(row)["body"])["after"]["count"] == 5

@@ -92,6 +92,7 @@ class Bench:
         queues: QueuePolicy | None = None,
         lifecycle: bool = False,
         settled: bool = False,
+        audit: bool = False,
         unjournaled: bool = False,
     ) -> None:
         self.now = START
@@ -105,6 +106,7 @@ class Bench:
             queues=lambda kind, name: queues or QueuePolicy(),
             lifecycle_events=lifecycle,
             settled_events=settled,
+            audit=audit,
             software="bench",
             backups="/backups",
         )

@@ -65,3 +65,24 @@ def test_an_emptied_stream_comes_back():
     assert kept(shelf) == {"a": [], "b": [4]}
     assert ring.streams["a"][2:4] == (4, 3)
     assert (ring.bytes, ring.streams["a"].chunks, ring.streams["b"].chunks) == (10, 0, 1)
+
+
+def test_the_audit_loses_nothing_to_others_while_it_is_a_small_part_of_all():
+    ring, shelf = Ring((), 160), ChunkDeleter()
+    ring.commit(turn(ring, shelf, ("$audit", 1), ("$audit", 2)))
+    for first in range(3, 60):
+        ring.commit(turn(ring, shelf, ("a", first)))
+    assert kept(shelf)["$audit"] == [1, 2]
+    assert ring.bytes == 160
+
+
+def test_an_audit_that_is_larger_than_its_part_gives_way_down_to_it():
+    ring, shelf = Ring((), 160), ChunkDeleter()
+    for first in range(1, 8):
+        ring.commit(turn(ring, shelf, ("$audit", first)))
+    for first in range(8, 80):
+        ring.commit(turn(ring, shelf, ("a", first)))
+    assert kept(shelf)["$audit"] == [6, 7]
+    ring.commit(turn(ring, shelf, ("$audit", 100)))
+    ring.commit(turn(ring, shelf, ("a", 101)))
+    assert kept(shelf)["$audit"] == [7, 100]

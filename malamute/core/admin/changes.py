@@ -4,19 +4,21 @@ A change is a value of `protocol.admin`, and so is what it is answered: what it 
 `dry_run` that is what it would do, and nothing is done.
 
 What a change stores goes into the iteration in which it calls `answered`, so that its outcome is stored with
-it. One that takes several commits tells at each of them what it has come to, with `final=False`, and what it
-has come to `otherwise`, should this one fail.
+it, and its record in the audit. One that takes several commits tells at each of them what it has come to,
+with `final=False`, and what it has come to `otherwise`, should this one fail.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from posixpath import join, normpath
 from typing import TYPE_CHECKING, Any, Protocol
 
 from malamute.core.admin.clients import session_of
 from malamute.core.admin.queues import queue_of
 from malamute.core.admin.streams import stream_of
+from malamute.core.audit import DONE, FAILED, PARTIAL, REFUSED, who
 from malamute.core.effects import LoadConfiguration
 from malamute.core.feed import no_feed
 from malamute.core.mailbox import EVERYTHING
@@ -50,6 +52,7 @@ from malamute.protocol.admin import (
     FeedChanged,
     FeedDelete,
     FeedDeleted,
+    FeedRow,
     FeedSet,
     JournalBackup,
     QueueChanged,
@@ -83,8 +86,13 @@ Failed = Callable[[MalamuteError], None]
 class Answered(Protocol):
     """What a change calls with what it did."""
 
-    def __call__(self, value: Row, *, final: bool = True, otherwise: Row | None = None) -> None:
-        """It has done this, with all that this iteration stores."""
+    def __call__(
+        self, value: Row, *, final: bool = True, otherwise: Row | None = None, before: Any = None
+    ) -> None:
+        """It has done this, with all that this iteration stores.
+
+        `before` is what there was, for the audit. Where that is the answer itself, nothing is left of it.
+        """
 
 
 def change(core: Engines, session: Session, message: Change) -> None:
@@ -105,10 +113,22 @@ def change(core: Engines, session: Session, message: Change) -> None:
     if number:
         sessions.begin_change(session, number)
 
-    def answered(value: Row, *, final: bool = True, otherwise: Row | None = None) -> None:
+    record = partial(core.audit.record, who(session), message.topic, message.arguments)
+
+    def answered(value: Row, *, final: bool = True, otherwise: Row | None = None, before: Any = None) -> None:
+        record(DONE if final else PARTIAL, before=before, after=None if before is value else value)
+        if final:
+            core.effects.when_stored(partial(stored, otherwise), awaited=False)
         sessions.decide_change(session, number, encode(value), final=final, otherwise=encode(otherwise))
 
+    def stored(otherwise: Row | None, error: MalamuteError | None) -> None:
+        if error is not None and otherwise is None:
+            record(FAILED, error=error)
+        elif error is not None:
+            record(DONE, after=otherwise)
+
     def failed(error: MalamuteError) -> None:
+        record(REFUSED, error=error)
         sessions.fail_change(session, number, error)
 
     with core.effects.failing(failed):
@@ -136,7 +156,8 @@ def set_cursor(core: Engines, wanted: CursorSet, answered: Answered, failed: Fai
         before, sequence = stream.cursors.get(cursor), position.first - 1
         if not wanted.dry_run:
             stream.commit(cursor, sequence)
-        answered(CursorChanged(stream=name, cursor=cursor, before=before, sequence=sequence))
+        value = CursorChanged(stream=name, cursor=cursor, before=before, sequence=sequence)
+        answered(value, before={"sequence": before})
 
     locate(stream, where, Group(0, EVERYTHING), located)
 
@@ -149,7 +170,8 @@ def delete_cursor(core: Engines, wanted: CursorDelete, answered: Answered, faile
     before = stream.cursors.get(cursor)
     if not wanted.dry_run:
         stream.delete_cursor(cursor)
-    answered(CursorDeleted(stream=wanted.stream, cursor=cursor, before=before))
+    value = CursorDeleted(stream=wanted.stream, cursor=cursor, before=before)
+    answered(value, before=value)
 
 
 def create_stream(core: Engines, wanted: StreamCreate, answered: Answered, failed: Failed) -> None:
@@ -186,7 +208,7 @@ def set_retention(core: Engines, wanted: StreamRetain, answered: Answered, faile
     kept = StreamRetention.of([own if one is None else one for one, own in zip(given, before, strict=True)])
     if not wanted.dry_run:
         _made(core, wanted.stream).retain(kept)
-    answered(_kept(wanted.stream, kept))
+    answered(_kept(wanted.stream, kept), before=_kept(wanted.stream, before))
 
 
 def _in_words(kept: StreamRetention) -> str:
@@ -228,7 +250,7 @@ def purge_stream(core: Engines, wanted: StreamPurge, answered: Answered, failed:
         what = f"stream.purged.{name}"
         stream.purge(lambda: core.effects.event(what, first=purged.first, last=purged.last))
         core.feeds.put_again(name)
-    answered(purged)
+    answered(purged, before=purged)
 
 
 def delete_stream(core: Engines, wanted: StreamDelete, answered: Answered, failed: Failed) -> None:
@@ -245,7 +267,7 @@ def delete_stream(core: Engines, wanted: StreamDelete, answered: Answered, faile
         what = f"stream.deleted.{name}"
         core.streams.delete(stream, lambda: core.effects.event(what, first=gone.first, last=gone.last))
         core.feeds.forget(name)
-    answered(gone)
+    answered(gone, before=gone)
 
 
 def set_feed(core: Engines, wanted: FeedSet, answered: Answered, failed: Failed) -> None:
@@ -258,6 +280,7 @@ def set_feed(core: Engines, wanted: FeedSet, answered: Answered, failed: Failed)
         answered(FeedChanged(service=service, stream=name, created=created))
         return
     queue = core.services.get(service)
+    before = _feed(core, service, name)
     made = name not in core.streams.by_name
     try:
         stream = core.streams.get(name)
@@ -267,7 +290,8 @@ def set_feed(core: Engines, wanted: FeedSet, answered: Answered, failed: Failed)
     stream.flush()
 
     def report(sequence: int, *, created: bool) -> None:
-        answered(FeedChanged(service=service, stream=name, created=created, sequence=sequence))
+        value = FeedChanged(service=service, stream=name, created=created, sequence=sequence)
+        answered(value, before=before)
         core.effects.when_stored(undone)
 
     def undone(error: MalamuteError | None) -> None:
@@ -299,6 +323,12 @@ def _drop_made(core: Engines, queue: Queue, stream: Stream | None) -> None:
         core.streams.drop_untouched(stream)
 
 
+def _feed(core: Engines, service: str, stream: str) -> FeedRow | None:
+    """What a feed does, if there is one."""
+    found = core.feeds.by_name.get((service, stream))
+    return None if found is None else found.row()
+
+
 def _check_feed(core: Engines, service: str, stream: str, criteria: Sequence[Any], where: str) -> None:
     core.feeds.check(service, stream)
     core.selectors.check(Selector.parse(criteria, where))
@@ -309,9 +339,10 @@ def _check_feed(core: Engines, service: str, stream: str, criteria: Sequence[Any
 def delete_feed(core: Engines, wanted: FeedDelete, answered: Answered, failed: Failed) -> None:
     """Feed a service from a stream no longer; the requests that came of it stay."""
     service, stream = wanted.service, wanted.stream
+    before = _feed(core, service, stream)
 
     def report(sequence: int, *, created: bool = False) -> None:
-        answered(FeedDeleted(service=service, stream=stream, sequence=sequence))
+        answered(FeedDeleted(service=service, stream=stream, sequence=sequence), before=before)
 
     if not wanted.dry_run:
         core.feeds.delete(service, stream, report, failed)
@@ -324,6 +355,7 @@ def delete_feed(core: Engines, wanted: FeedDelete, answered: Answered, failed: F
 def redrive(core: Engines, wanted: QueueRedrive, answered: Answered, failed: Failed) -> None:
     """Send dead letters again, as new messages: those that are named or found, or all."""
     queue = queue_of(core, wanted.kind, wanted.name)
+    there = {"messages": len(queue.dead_letters.entries)}
 
     def found(sequences: list[int]) -> None:
         total = len(sequences)
@@ -332,7 +364,8 @@ def redrive(core: Engines, wanted: QueueRedrive, answered: Answered, failed: Fai
             return _queue_changed(wanted, count, partial=count != total)
 
         def report(count: int, before: int = 0, *, final: bool = True) -> None:
-            answered(value(count), final=final, otherwise=value(before) if before else None)
+            otherwise = value(before) if before else None
+            answered(value(count), final=final, otherwise=otherwise, before=there)
 
         if wanted.dry_run:
             report(total)
@@ -348,11 +381,12 @@ def redrive(core: Engines, wanted: QueueRedrive, answered: Answered, failed: Fai
 def purge(core: Engines, wanted: QueuePurge, answered: Answered, failed: Failed) -> None:
     """Drop messages of a queue, or dead letters: those that are named or found, or all."""
     queue = queue_of(core, wanted.kind, wanted.name)
+    there = {"messages": len(queue.dead_letters.entries if wanted.dead else queue.entries)}
 
     def report(count: int, before: int = 0, *, final: bool = True, partial: bool = False) -> None:
         otherwise = _queue_changed(wanted, before, partial=True) if before else None
         value = _queue_changed(wanted, count, partial=partial or not final)
-        answered(value, final=final, otherwise=otherwise)
+        answered(value, final=final, otherwise=otherwise, before=there)
 
     def found(sequences: list[int]) -> None:
         if wanted.dry_run:
@@ -386,7 +420,7 @@ def disconnect(core: Engines, wanted: ClientDisconnect, answered: Answered, fail
     if not wanted.dry_run:
         core.sessions.dismiss(session, Disconnected("session ended by an operator"), "operator")
     # It has ended, whether the disk takes that or not.
-    answered(value, otherwise=value)
+    answered(value, otherwise=value, before=value)
 
 
 def back_up(core: Engines, wanted: JournalBackup, answered: Answered, failed: Failed) -> None:
@@ -414,11 +448,16 @@ def reload(core: Engines, wanted: BrokerReload, answered: Answered, failed: Fail
     """Read the configuration again, and go by it if it is good as a whole."""
 
     def loaded(result: ConfigurationLoaded) -> None:
-        value = BrokerReloaded(changed=[*result.changed], waiting_for_restart=[*result.waiting])
+        value = reloaded(result)
         # It is in force, whether the disk takes the answer or not.
         answered(value, otherwise=value)
 
     core.effects.ask(LoadConfiguration(wanted.dry_run), loaded)
+
+
+def reloaded(result: ConfigurationLoaded) -> BrokerReloaded:
+    """What a reload did, as it is answered."""
+    return BrokerReloaded(changed=[*result.changed], waiting_for_restart=[*result.waiting])
 
 
 def _one_position(start: str, what: str) -> Start:

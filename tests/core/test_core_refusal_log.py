@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from test_core_events import read
 
 from malamute.access import AccessRule, Policy
-from malamute.core import access_log
+from malamute.core import refusal_log
 from malamute.core.access import Principal
-from malamute.core.access_log import PERIOD_SECONDS, REFUSALS_MAX, AccessLog
 from malamute.core.effects import Effects
 from malamute.core.events import EVENTS, EVENTS_MAX
+from malamute.core.refusal_log import PERIOD_SECONDS, REFUSALS_MAX, RefusalLog
 from malamute.core.timers import Timers
 from malamute.protocol.messages import Change, Hello
 
@@ -114,29 +114,22 @@ def test_what_was_left_out_is_told_when_the_broker_ends(bench):
     assert refused(bench)[-1]["count"] == 5
 
 
-def test_without_events_nothing_is_kept():
-    effects = Effects(0.0)
-    log = AccessLog(effects, timers := Timers(print))
-    log.note("ann", action="publish")
-    assert (effects.events, len(timers)) == ([], 0)
-
-
 @given(st.lists(st.tuples(st.sampled_from(["", "a", "b", "c", "d"]), st.floats(0, 8)), max_size=200))
 def test_the_counts_together_are_the_refusals(steps):
     effects = Effects(0.0)
-    effects.events_max = 1_000
     timers = Timers(lambda error: pytest.fail(str(error)))
-    log = AccessLog(effects, timers)
+    counts = []
+    log = RefusalLog(effects, timers, lambda details, count: counts.append(count))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(access_log, "PRINCIPALS_MAX", 3)
+        patch.setattr(refusal_log, "PRINCIPALS_MAX", 3)
         for user, seconds in steps:
-            log.note(user, action="publish")
+            log.note(user, {})
             assert len(log._periods) <= 4
             effects.now += seconds
             timers.run(effects.now)
     log.close()
-    assert sum(event.details["count"] for event in effects.events) == len(steps)
+    assert sum(counts) == len(steps)
     effects.now += PERIOD_SECONDS
     timers.run(effects.now)
-    assert sum(event.details["count"] for event in effects.events) == len(steps)
+    assert sum(counts) == len(steps)
     assert not log._periods

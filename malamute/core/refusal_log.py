@@ -1,14 +1,14 @@
-"""Refusals on their way into `$sys`: some of each principal, and how many there were in all.
+"""Refusals on their way into a stream of the broker's own: some of each principal, and how many in all.
 
 A program that is refused tries again, and one that means harm tries a thousand times. So a principal has
-`REFUSALS_MAX` events in `PERIOD_SECONDS`. Of what it is refused beyond that, the last one is reported when
-that time is over, and stands for the others: its `count` is how many they were. The counts of all events
+`REFUSALS_MAX` reports in `PERIOD_SECONDS`. Of what he is refused beyond that, the last one is reported when
+that time is over, and stands for the others: its `count` is how many they were. The counts of all reports
 together are the refusals.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -16,7 +16,7 @@ from malamute.core.effects import Effects
 from malamute.core.timers import Timers
 
 REFUSALS_MAX = 10
-"""Refusals of one principal that are events of their own, in each period."""
+"""Refusals of one principal that are reported as they are, in each period."""
 
 PERIOD_SECONDS = 10.0
 
@@ -25,35 +25,35 @@ PRINCIPALS_MAX = 1_000
 
 _OTHERS = None
 
+Details = Mapping[str, Any]
+
 
 class _Period:
     """What one principal was refused since its period began."""
 
     count = 0
     left_out = 0
-    last: Mapping[str, Any] = {}
+    last: Details = {}
     """The details of the last one that was left out."""
 
 
-class AccessLog:
-    """Counts what each principal is refused, and reports it."""
+class RefusalLog:
+    """Counts what each principal is refused, and reports it: the details, and for how many they stand."""
 
-    def __init__(self, effects: Effects, timers: Timers) -> None:
+    def __init__(self, effects: Effects, timers: Timers, report: Callable[[Details, int], None]) -> None:
         self._effects = effects
         self._timers = timers
+        self._report = report
         self._periods: dict[str | None, _Period] = {}
 
-    def note(self, user: str, **details: Any) -> None:
-        """A user was refused something: now it is an event, or counts for a later one."""
-        if not self._effects.events_max:
-            return
+    def note(self, user: str, details: Details) -> None:
+        """A user was refused something: it is reported now, or counts for a later report."""
         who = user if user in self._periods or len(self._periods) < PRINCIPALS_MAX else _OTHERS
         period = self._periods.get(who)
         if period is None:
             period = self._periods[who] = _Period()
             self._timers.at(self._effects.now + PERIOD_SECONDS, partial(self._end, who))
         period.count += 1
-        details = {"user": user, **details}
         if period.count > REFUSALS_MAX:
             period.left_out, period.last = period.left_out + 1, details
         else:
@@ -68,8 +68,3 @@ class AccessLog:
         period = self._periods.pop(who, None)
         if period is not None and period.left_out:
             self._report(period.last, period.left_out)
-
-    def _report(self, details: Mapping[str, Any], count: int) -> None:
-        user = details["user"]
-        subject = f"access.refused.{user}" if user else "access.refused"
-        self._effects.event(subject, **details, count=count)

@@ -1,0 +1,140 @@
+"""The audit: the stream `$audit`, which has every administrative change and every one that was refused.
+
+The record of a change goes into the iteration that stores the change and its outcome, so it is in the same
+transaction: what was confirmed is recorded, over any crash. It is a stream like `$sys`, with the broker as
+its only publisher, and since its name is reserved nobody can purge, shorten or delete it. How much of it is
+kept, the configuration says; the ring spares it when others need room (`journal.ring`).
+
+A change that the disk refuses was no change, and its record is gone with it: another one says that it
+failed, as soon as the disk takes anything. A change that takes several commits has a record in each.
+
+What takes no right to administer could be used to drive records out of the stream: refusals, and cursors,
+which belong to readers. They are told as refusals are in `$sys`, some as they are and of the others how many.
+
+The subject of a record is the topic of the change. The headers say who, from where, and what came of it; the
+body is JSON: the `arguments`, and what there was `before` and `after`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from math import isfinite
+from typing import TYPE_CHECKING, Any
+
+from malamute.core.access import CHANGES
+from malamute.core.effects import Effects
+from malamute.core.events import SENDER
+from malamute.core.refusal_log import Details, RefusalLog
+from malamute.core.timers import Timers
+from malamute.errors import MalamuteError
+from malamute.protocol.admin import Row
+from malamute.protocol.batch import pack_record
+from malamute.protocol.names import AUDIT
+
+if TYPE_CHECKING:
+    from malamute.core.session import Session
+    from malamute.core.stream import Stream, Streams
+
+DONE, PARTIAL, REFUSED, FAILED = "done", "partial", "refused", "failed"
+"""What came of a change: done; a part of it is, and it goes on; refused, and nothing was changed; or the disk
+took it not, and nothing was changed."""
+
+ITEMS_MAX = 100
+"""Items of a list or a map that a record has; of more it has the first ones, and how many there were."""
+
+CHARACTERS_MAX = 1_000
+"""Characters of a text that a record has."""
+
+DEPTH_MAX = 5
+"""Lists in lists that a record has."""
+
+BY_SIGNAL = {"user": "", "method": "signal", "origin": "", "client": "", "address": ""}
+"""Who did what nobody did over a connection."""
+
+SAMPLED = frozenset(
+    topic for topic, needs in CHANGES.items() if needs and not any(need.action == "admin" for need in needs)
+)
+"""Changes that take no right to administer."""
+
+
+def who(session: Session) -> dict[str, str]:
+    """Who has a session, and from where, as headers."""
+    principal = session.may.principal
+    return {
+        "user": principal.user,
+        "method": principal.method,
+        "origin": session.origin,
+        "client": session.ident,
+        "address": session.address,
+    }
+
+
+class Audit:
+    """Writes the records. Without being `on`, it writes none."""
+
+    def __init__(self, effects: Effects, timers: Timers, streams: Streams, *, on: bool) -> None:
+        self._effects = effects
+        self._stream: Stream | None = streams.keep(AUDIT) if on else None
+        self._sampled = RefusalLog(effects, timers, self._write)
+
+    def record(
+        self, by: Mapping[str, str], topic: str, arguments: Mapping[str, Any], outcome: str, **more: Any
+    ) -> None:
+        """Write a record with what this iteration stores.
+
+        `more` are `before` and `after`, as they are, and the `error`, if there is one. What was only tried is
+        not recorded.
+        """
+        if self._stream is None or arguments.get("dry_run") is True:
+            return
+        details = {**by, "topic": topic if topic in CHANGES else "unknown", "outcome": outcome}
+        details |= {"arguments": arguments, "before": None, "after": None, "error": None} | more
+        if topic in SAMPLED or outcome == REFUSED:
+            self._sampled.note(by["user"], details)
+        else:
+            self._write(details, 1)
+
+    def close(self) -> None:
+        """The broker ends: write what was left out so far."""
+        self._sampled.close()
+
+    def _write(self, details: Details, count: int) -> None:
+        assert self._stream is not None
+        try:
+            self._stream.publish(SENDER, [details["topic"]], [_packed(details, count)])
+            # It is to be in this iteration, however late in it this is.
+            self._stream.flush()
+        except Exception as error:
+            # A change without its record is none.
+            self._effects.spoil("a record of the audit", error)
+
+
+def _packed(details: Details, count: int) -> bytes:
+    headers = dict(details)
+    body = {name: _short(headers.pop(name)) for name in ("arguments", "before", "after")}
+    error = headers.pop("error")
+    if isinstance(error, MalamuteError):
+        headers |= {"code": error.code, "error": _short(error.text)}
+    text = json.dumps(body, ensure_ascii=False).encode("utf-8", "replace")
+    return pack_record({**headers, "count": count}, text)
+
+
+def _short(value: Any, depth: int = DEPTH_MAX) -> Any:
+    """A value for JSON that takes little, whatever a client has put into it."""
+    if isinstance(value, Row):
+        value = vars(value)
+    if isinstance(value, Mapping | list | tuple) and not depth:
+        return f"{len(value)} items"
+    if isinstance(value, Mapping):
+        first = [*value.items()][:ITEMS_MAX]
+        short = {str(_short(key, 0)): _short(item, depth - 1) for key, item in first}
+        return {**short, "…": f"{len(value)} items"} if len(value) > ITEMS_MAX else short
+    if isinstance(value, list | tuple):
+        items = [_short(item, depth - 1) for item in value[:ITEMS_MAX]]
+        return [*items, f"… {len(value)} items"] if len(value) > ITEMS_MAX else items
+    if isinstance(value, str):
+        return value if len(value) <= CHARACTERS_MAX else f"{value[:CHARACTERS_MAX]}…"
+    if isinstance(value, bytes | bytearray | memoryview):
+        return f"{len(value)} bytes"
+    return str(value) if isinstance(value, float) and not isfinite(value) else value
