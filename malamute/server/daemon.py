@@ -43,6 +43,7 @@ from malamute.server.guard import Rules
 from malamute.server.intake import Allowance
 from malamute.server.loop import Loop, socket_options
 from malamute.server.stalls import FOR_EVER, Patience
+from malamute.server.supervisor import Supervisor
 from malamute.server.transport import Transport
 from malamute.server.worker import no_configuration
 from malamute.store.policies import StreamPolicy
@@ -131,10 +132,12 @@ def open_broker(
     context: zmq.Context[zmq.Socket[bytes]],
     files: int = sys.maxsize,
     read: Callable[[], Config] | None = None,
+    supervisor: Supervisor | None = None,
 ) -> Loop:
     """A broker that listens and has its store open; `run` it. Raises `ConfigError` or `StoreError`.
 
-    `files` is how many files the process may open, and `read` reads the configuration again.
+    `files` is how many files the process may open, and `read` reads the configuration again. The `supervisor`
+    learns how it goes.
     """
     accounts, issuers = read_accounts(config), read_issuers(config.access.issuer)
     key = read_secret_key(Path(config.access.key)) if config.access.key else ""
@@ -165,6 +168,7 @@ def open_broker(
         on_notice=_on_notice,
         load=configuration.load if configuration else no_configuration,
         on_loaded=configuration.apply if configuration else lambda loaded: None,
+        supervisor=supervisor,
     )
 
 
@@ -261,7 +265,8 @@ def run(
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(config.listen.io_threads)
     context.set(zmq.MAX_SOCKETS, 1024)
     try:
-        loop = open_broker(config, context, files, read and (lambda: _within_files(read(), files)))
+        again = read and (lambda: _within_files(read(), files))
+        loop = open_broker(config, context, files, again, Supervisor.of(os.environ))
     except BaseException:
         context.term()
         raise

@@ -23,6 +23,7 @@ from malamute.journal.store import Store
 from malamute.protocol.messages import Hello, Message
 from malamute.server.clock import Clock
 from malamute.server.edge import Edge
+from malamute.server.supervisor import Supervisor
 from malamute.server.worker import (
     Crashed,
     DamageFound,
@@ -88,6 +89,7 @@ class Loop:
         on_notice: OnNotice = lambda notice: None,
         load: Load = no_configuration,
         on_loaded: OnLoaded = lambda loaded: None,
+        supervisor: Supervisor | None = None,
     ) -> None:
         self.core = core
         self.store = store
@@ -97,6 +99,7 @@ class Loop:
         self._on_store_error = on_store_error
         self._on_notice = on_notice
         self._on_loaded = on_loaded
+        self._supervisor = supervisor or Supervisor()
         self._results = Results()
         self._writer = WriterThread("malamute-writer", store, self._results)
         self._reader = ReaderThread("malamute-reader", store, self._results, load)
@@ -138,8 +141,11 @@ class Loop:
         self._reader.start()
         self._copier.start()
         try:
+            self._supervisor.ready()
             while not self._stopping:
                 self._iterate()
+                self._supervisor.turned()
+            self._supervisor.stopping()
             self._drain()
         finally:
             self._close()
@@ -165,6 +171,7 @@ class Loop:
             self.core.clock(step, now)
         if self._reloading:
             self._reloading = False
+            self._supervisor.reloading()
             self.core.reload(now)
         if self._awake(now):
             self.core.tick(now)
@@ -276,6 +283,8 @@ class Loop:
         if isinstance(result, ConfigurationLoaded) and question == LoadConfiguration():
             self._on_loaded(result)
         self.core.answered(question, result, now)
+        if question == LoadConfiguration():
+            self._supervisor.reloaded()
 
     def _settle(self, written: Written, now: float) -> None:
         if written.error is not None:
@@ -349,6 +358,7 @@ class Loop:
             now = self.clock()
             self._take_results(now)
             self._flush(now)
+            self._supervisor.turned()
 
     def _close(self) -> None:
         workers = self._writer, self._reader, self._copier
@@ -360,6 +370,7 @@ class Loop:
         for edge in self.edges:
             edge.close(LINGER_MS)
         self.store.close()
+        self._supervisor.close()
 
 
 def _is_awaited(appends: Sequence[Append]) -> bool:

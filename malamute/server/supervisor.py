@@ -1,0 +1,84 @@
+"""What systemd is told of the broker: the protocol of sd_notify(3), without its library.
+
+A service of `Type=notify` gets the address of a datagram socket as `NOTIFY_SOCKET`. The broker says there
+that it is ready, reloads its configuration or stops. With `WatchdogSec=` it has to give a sign of life too,
+and does so in the loop and nowhere else: a broker whose loop hangs is one that is restarted.
+
+Nobody waits for the other side: what it does not take is left out, since a supervisor must not hold up what
+it supervises.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from time import CLOCK_MONOTONIC, clock_gettime_ns, monotonic
+from typing import Self
+
+BEATS = 4
+"""Signs of life in the time after which one has to have come. The loop turns once a second at least."""
+
+
+class Supervisor:
+    """Whoever has started the broker, at an address; without one, nobody."""
+
+    def __init__(
+        self, address: str = "", watchdog_seconds: float = 0.0, timer: Callable[[], float] = monotonic
+    ) -> None:
+        """`watchdog_seconds` is after how long without a sign of life it acts; 0 is never."""
+        # An abstract address is written with an @ in place of the NUL.
+        self._address = f"\0{address[1:]}" if address.startswith("@") else address
+        self._socket: socket.socket | None = None
+        if address:
+            self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+            self._socket.setblocking(False)
+        self._interval = watchdog_seconds / BEATS if address else 0.0
+        self._timer = timer
+        self._next = timer()
+        self._reloading = False
+
+    @classmethod
+    def of(cls, environment: Mapping[str, str]) -> Self:
+        """Who is named by the environment of this process. What makes no sense there names nobody."""
+        address = environment.get("NOTIFY_SOCKET", "")
+        watchdog, pid = environment.get("WATCHDOG_USEC", ""), environment.get("WATCHDOG_PID", "")
+        watched = watchdog.isdecimal() and pid in ("", str(os.getpid()))
+        return cls(address if address[:1] in ("/", "@") else "", int(watchdog) / 1e6 if watched else 0.0)
+
+    def ready(self) -> None:
+        """Clients can connect."""
+        self._say("READY=1")
+
+    def reloading(self) -> None:
+        """The configuration is read again, and it goes on as before meanwhile."""
+        self._reloading = True
+        self._say(f"RELOADING=1\nMONOTONIC_USEC={clock_gettime_ns(CLOCK_MONOTONIC) // 1_000}")
+
+    def reloaded(self) -> None:
+        """That is done, or was refused."""
+        if self._reloading:
+            self._reloading = False
+            self.ready()
+
+    def stopping(self) -> None:
+        """It stores and confirms what it has accepted, and ends."""
+        self._say("STOPPING=1")
+
+    def turned(self) -> None:
+        """The loop has turned: this is the sign of life, if it is time for one."""
+        if self._interval and (now := self._timer()) >= self._next:
+            self._next = now + self._interval
+            self._say("WATCHDOG=1")
+
+    def close(self) -> None:
+        """Say no more."""
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+
+    def _say(self, words: str) -> None:
+        if self._socket is not None:
+            with suppress(OSError, ValueError):
+                self._socket.sendto(words.encode(), self._address)
