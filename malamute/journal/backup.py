@@ -80,7 +80,7 @@ class Copy:
         self._is_complete = False
         _check_free(directory)
         try:
-            directory.mkdir(parents=True, exist_ok=True)
+            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._lock = take_lock(directory)
         except OSError as error:
             raise StoreError(f"cannot use {directory}: {error.strerror}") from error

@@ -14,6 +14,7 @@ import errno
 import fcntl
 import mmap
 import os
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -42,6 +43,36 @@ META_TWIN = key(META, 0, 1)
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _CORRUPT = (lmdb.CorruptedError, lmdb.InvalidError, lmdb.PageNotFoundError, lmdb.VersionMismatchError)
+
+
+_OTHERS_READ_OR_WRITE = stat.S_IROTH | stat.S_IWOTH
+
+
+def check_private(path: Path) -> None:
+    """Check that nobody but the owner and his group can read or write a data directory, if it is there.
+
+    Raises:
+        StoreError: others can, or it cannot be looked at.
+    """
+    mode = _mode_of(path)
+    if mode & _OTHERS_READ_OR_WRITE:
+        raise _open_to_others(path, mode, "or name a new directory below it")
+    if mode & stat.S_IXOTH and (mode := _mode_of(path / "data.mdb")) & _OTHERS_READ_OR_WRITE:
+        raise _open_to_others(path / "data.mdb", mode, "and for its directory, too")
+
+
+def _mode_of(path: Path) -> int:
+    """The mode of a file; 0 if there is none."""
+    try:
+        return stat.S_IMODE(path.stat().st_mode)
+    except FileNotFoundError:
+        return 0
+    except OSError as error:
+        raise StoreError(f"cannot use {path}: {error.strerror}") from error
+
+
+def _open_to_others(path: Path, mode: int, remedy: str) -> StoreError:
+    return StoreError(f"{path} is open to others (mode {mode:04o}): expected chmod o-rwx, {remedy}")
 
 
 def take_lock(path: Path) -> int:

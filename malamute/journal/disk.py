@@ -222,7 +222,7 @@ class DiskStore:
         """
         path = Path(directory)
         try:
-            path.mkdir(parents=True, exist_ok=True)
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)
             lock = take_lock(path)
         except OSError as error:
             raise StoreError(f"cannot use {path}: {error.strerror}") from error

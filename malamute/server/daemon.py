@@ -30,6 +30,7 @@ from malamute.core.events import EVENTS
 from malamute.core.faults import FAULT
 from malamute.core.settings import ConfigurationLoaded, Settings
 from malamute.errors import ConfigError, MalamuteError
+from malamute.journal.directory import check_private
 from malamute.journal.disk import DiskStore
 from malamute.journal.memory import MemoryStore
 from malamute.journal.store import Store
@@ -67,6 +68,9 @@ are until it looks at what has survived one. A look at 50,000 objects holds ever
 SWITCH_INTERVAL = 0.0005
 """Seconds that a thread may keep the interpreter from the others. With the usual 5 ms, each of the writer's
 steps beside a busy loop would take that long."""
+
+OTHERS_MASK = 0o077
+"""What nobody but the owner may do with the files that the broker makes."""
 
 log = structlog.get_logger("malamute")
 
@@ -258,6 +262,10 @@ def run(
     SIGHUP and when an operator asks for it.
     """
     configure_logs(config.log)
+    # The data, its backups and whatever else this process makes are its owner's alone.
+    os.umask(OTHERS_MASK)
+    if config.storage.kind != "memory":
+        check_private(Path(config.storage.directory))
     files = raise_file_limit()
     config = _within_files(config, files)
     sys.setswitchinterval(SWITCH_INTERVAL)

@@ -148,7 +148,7 @@ def test_a_store_that_cannot_be_opened_again_ends_the_broker_with_an_exit_code_o
         publish(client, b"before")
         # LMDB goes on with the file that it has; only when it has to open one again, there is none.
         data.rename(aside)
-        data.mkdir()
+        data.mkdir(0o700)
         faults(10**6)
         client.publish("weather", "temp", b"lost")
         assert broker.wait(PATIENCE) == STORE_LOST
@@ -165,7 +165,7 @@ def test_a_store_that_cannot_be_opened_again_ends_the_broker_with_an_exit_code_o
 
 
 def test_a_store_that_is_none_keeps_the_broker_from_starting_and_is_left_as_it_is(tmp_path: Path) -> None:
-    (tmp_path / "data").mkdir()
+    (tmp_path / "data").mkdir(0o700)
     data = tmp_path / "data" / "data.mdb"
     data.write_bytes(b"no store" * 4096)
     done = command("broker", "run", "--data", str(data.parent), "--listen", "tcp://127.0.0.1:*")
