@@ -56,6 +56,12 @@ class Switched(NamedTuple):
     sequence: int
 
 
+class Limited(NamedTuple):
+    """A subscription has not all that it asked for: the rules of the broker allow a part of it."""
+
+    stream: str
+
+
 class Slow(NamedTuple):
     """A subscription fell behind: it was live, and `waiting` messages are here that nobody consumes."""
 
@@ -81,7 +87,7 @@ class Refusal(NamedTuple):
     error: MalamuteError
 
 
-Event = Connected | Lost | Restored | Gap | Switched | Slow | Recalled | Refusal
+Event = Connected | Lost | Restored | Gap | Switched | Limited | Slow | Recalled | Refusal
 
 _LEVELS: dict[type, int] = {
     Connected: logging.INFO,
@@ -89,6 +95,7 @@ _LEVELS: dict[type, int] = {
     Restored: logging.WARNING,
     Gap: logging.WARNING,
     Switched: logging.INFO,
+    Limited: logging.INFO,
     Slow: logging.INFO,
     Recalled: logging.WARNING,
     Refusal: logging.WARNING,

@@ -707,7 +707,7 @@ class Core(Engines):
         asked = Selector.parse(message.criteria, message.where)
         selector = session.may.narrow("subscribe", "stream", message.stream, asked)
         cost = self.selectors.check(selector, session, SUBSCRIPTION_BYTES)
-        self.streams.subscribe(session, message, selector).asked = asked
+        self.streams.subscribe(session, message, selector, asked)
         self._take_selector(session, message.source, cost)
 
     def _offer(self, peer: bytes, session: Session, message: Offer) -> None:

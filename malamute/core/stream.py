@@ -50,7 +50,7 @@ from malamute.errors import CursorLost, InvalidValue, MalamuteError, NotFound, T
 from malamute.matching import CacheBudget, Group, Groups, Selector
 from malamute.protocol.batch import Columns, Frame, pack_stream_payload
 from malamute.protocol.limits import Limits
-from malamute.protocol.messages import BY_TYPE, Commit, Ok, Subscribe
+from malamute.protocol.messages import Commit, Subscribe
 from malamute.protocol.names import RESERVED_PREFIX
 from malamute.protocol.start import NEW, SEQ, Start
 from malamute.store.operations import (
@@ -80,8 +80,6 @@ EPOCH = 1 << 32
 
 BEHIND_BYTES = 16 << 20
 """Bytes of chunks that may wait to be offered, where matching them takes longer than they take to come."""
-
-_SUBSCRIBE = BY_TYPE[Subscribe].opcode
 
 
 DELETED_MAX = 1_000
@@ -741,8 +739,14 @@ class Streams:
         self.by_name[name].lasting = True
         return self.by_name[name]
 
-    def subscribe(self, session: Session, message: Subscribe, selector: Selector) -> Subscription:
-        """Begin a subscription. Raises `InvalidSelector`, `InvalidValue` or `TooMany`."""
+    def subscribe(
+        self, session: Session, message: Subscribe, selector: Selector, asked: Selector
+    ) -> Subscription:
+        """Begin a subscription to what is allowed of what was asked for.
+
+        Raises:
+            InvalidSelector, InvalidValue, TooMany: it cannot be.
+        """
         start = Start.parse(message.start)
         stream = self.get(message.stream)
         if message.cursor:
@@ -759,7 +763,7 @@ class Streams:
         stream.flush()
         committed = stream.journaled and (message.committed or stream.committed)
         subscription = Subscription(
-            session, message.source, stream, selector, message.had, committed=committed
+            session, message.source, stream, selector, asked, message.had, committed=committed
         )
         session.sources[message.source] = subscription
         subscription.credit.grant(message.credit, message.credit_bytes)
@@ -777,7 +781,7 @@ class Streams:
                         subscription.fail(error)
                         return
                     stream.commit(message.cursor, position.first - 1)
-                self.effects.send(session.peer, Ok(_SUBSCRIBE, message.source, position.first))
+                subscription.accept(position)
                 for missing in taken_back:
                     subscription.missed(*missing)
                 subscription.begin(position)

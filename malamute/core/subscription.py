@@ -17,10 +17,12 @@ from malamute.core.session import Session
 from malamute.matching import Group, Selector
 from malamute.protocol.messages import (
     BY_TYPE,
+    LIMITED,
     NOT_STORED,
     TAKEN_BACK,
     Delivery,
     Gap,
+    Ok,
     Ranges,
     Subscribe,
     Switch,
@@ -217,6 +219,7 @@ class Subscription(Reader):
         source: int,
         stream: SourceStream,
         selector: Selector,
+        asked: Selector,
         had: int = 0,
         *,
         committed: bool = False,
@@ -226,7 +229,7 @@ class Subscription(Reader):
         self.had = had
         """What came up to here it has had on an older connection."""
         self.committed = committed
-        self.asked = selector
+        self.asked = asked
         """What its client asked for; it takes what is allowed of that."""
         self.credit = CreditBalance()
         super().__init__(stream, selector)
@@ -235,6 +238,20 @@ class Subscription(Reader):
     def read_by(self) -> tuple[str, str]:
         """Whose it is: the id of the client, and its address."""
         return self.session.ident, self.session.address
+
+    @property
+    def limited(self) -> bool:
+        """Whether it takes less than its client asked for."""
+        taken, asked = self.group.selector, self.asked
+        return taken.where != asked.where or {*taken.criteria} != {*asked.criteria}
+
+    def accept(self, position: Position) -> None:
+        """Tell the client where it begins, and before that if it is limited."""
+        send, peer = self.stream.effects.send, self.session.peer
+        if self.limited:
+            # A client of an older version knows no such state, and goes on.
+            send(peer, Switch(self.source, LIMITED, position.first))
+        send(peer, Ok(_SUBSCRIBE, self.source, position.first))
 
     @property
     def open(self) -> bool:  # type: ignore[override]  # the session knows it

@@ -337,11 +337,18 @@ HARMLESS = frozenset((RESTART, NOT_STORED))
 
 
 class Switch(NamedTuple):
-    """A subscription is now `live` or in `replay`, from this sequence on."""
+    """A subscription is now `live` or in `replay`, from this sequence on.
+
+    One that is `limited` from its beginning on has not all that was asked for: the rules allow a part of it.
+    """
 
     source: int
     state: str
     sequence: int
+
+
+LIMITED = "limited"
+"""The state of a subscription that has a part of what was asked for."""
 
 
 class Answer(NamedTuple):

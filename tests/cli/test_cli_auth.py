@@ -138,3 +138,14 @@ def test_the_changes_of_operators_are_followed_with_what_came_of_them(
     assert "  127.0.0.1  stream.delete  refused: there is no stream 'none'  {" in refused
     (row,) = run("auth", "changes", "-n", "1", "--json").stdout.splitlines()
     assert json.loads(json.loads(row)["body"])["after"]["count"] == 5
+
+
+def test_sub_says_that_it_gets_a_part(run: Run, path: Path) -> None:
+    path.write_text("[access]\nrules = [\"subscribe stream/s where ward = 3\", 'publish stream/s']")
+    with Broker(config=Config.load(path, {})) as broker:
+        for ward in "2", "3":
+            run("pub", "s", "a", ward, "-H", f"ward={ward}", "--url", broker.url)
+        found = run("sub", "s", "--start", "first", "-n", "1", "--url", broker.url)
+        assert (found.stdout.split("\t")[2], found.stderr) == ("3", "limited: stream s\n")
+        found = run("sub", "s", "--start", "first", "-n", "1", "--json", "--url", broker.url)
+        assert json.loads(found.stderr) == {"limited": {"stream": "s"}}

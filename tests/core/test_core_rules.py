@@ -24,6 +24,7 @@ from malamute.protocol.messages import (
     Ok,
     Query,
     Subscribe,
+    Switch,
     Welcome,
 )
 
@@ -380,3 +381,35 @@ def test_acknowledgements_need_no_rule():
     bench.tell("ann", offer(1, service="w"), request(b"1", service="w"))
     assert [m for m in bench.ask("ann", ack(1, (1, 1))) if isinstance(m, Error)] == []
     assert not [m for m in bench.ask("ann", Commit("s", 0, "c", 0)) if isinstance(m, Ok)]
+
+
+LIMITING = [
+    ("subscribe stream/s", [["all", ""]], "", False),
+    ("subscribe stream/s where a = 1", [["all", ""]], "", True),
+    ("subscribe stream/s where a = 1", [["all", ""]], "a = 1", False),
+    ("subscribe stream/s/fx.#", [["all", ""]], "", True),
+    ("subscribe stream/s/fx.#", [["topic", "fx.b.*"], ["exact", "fx.a"]], "b=1  and c = 2", False),
+    ("subscribe stream/s/fx.#", [["exact", "fx.a"], ["exact", "metals"]], "", True),
+]
+
+
+@pytest.mark.parametrize(("rule", "criteria", "where", "limited"), LIMITING)
+def test_a_subscription_that_gets_a_part_of_what_it_asks_for_is_told_before_it_begins(
+    rule, criteria, where, limited
+):
+    bench = bench_with(rule)
+    hello(bench, "ann")
+    answers = bench.ask("ann", subscribe(1, criteria=criteria, where=where))
+    expected = [Switch(1, "limited", 1)] * limited + [Ok(BY_TYPE[Subscribe].opcode, 1, 1)]
+    assert answers == expected
+
+
+def test_a_subscription_from_the_past_is_told_when_it_begins():
+    bench = bench_with("subscribe stream/s where a = 1", "publish stream/s")
+    hello(bench, "ann")
+    bench.tell("ann", publish(b"1"))
+    bench.settle()
+    bench.sent("ann")
+    bench.tell("ann", subscribe(1, start="since:1h"))
+    bench.settle()
+    assert [type(message) for message in bench.sent("ann")][:2] == [Switch, Ok]

@@ -209,6 +209,39 @@ def test_a_group_that_an_account_leaves_is_left_by_its_sessions(secure: SecureBr
             next(iter(ann.request("w", "x", b"", timeout=30)))
 
 
+def test_a_subscription_that_is_narrowed_says_so_and_one_that_is_not_does_not(secure: SecureBroker) -> None:
+    secure.config_rules = ("publish stream/#", "subscribe stream/s/a.#", "admin broker/reload")
+    with secure.connect("bob") as bob:
+        bob.change(BrokerReload())
+        assert bob.subscribe("s").limited
+        assert not bob.subscribe("s", "a.b").limited
+        bob.publish("s", "b", b"no", assurance="stored")
+        bob.publish("s", "a.c", b"yes", assurance="stored")
+        assert bob.subscribe("s", start="first").receive(timeout=30).body == b"yes"
+
+
+def test_a_refusal_is_told_with_the_user_and_the_address_that_he_comes_from(secure: SecureBroker) -> None:
+    secure.config_rules = ("subscribe stream/$sys", "subscribe stream/$audit", "admin broker/reload")
+    with secure.connect("bob") as bob, secure.connect("ann") as ann:
+        bob.change(BrokerReload())
+        with pytest.raises(AccessRefused):
+            ann.publish("s", "a", b"x", assurance="stored")
+        refused = bob.subscribe("$sys", "access.refused.#", start="first").receive(timeout=30).headers
+        assert {
+            "user": "ann",
+            "method": "curve",
+            "origin": "127.0.0.1",
+            "rule": "no rule",
+        }.items() <= refused.items()
+        assert (refused["action"], refused["target"]) == ("publish", "stream/s/a")
+        record = bob.subscribe("$audit", start="first").receive(timeout=30)
+        assert (record.subject, record.headers["user"], record.headers["method"]) == (
+            "broker.reload",
+            "bob",
+            "plain",
+        )
+
+
 def test_a_file_that_is_wrong_keeps_the_accounts_that_are_there(secure: SecureBroker) -> None:
     with secure.connect("bob", address="bob") as bob:
         secure.accounts_file.write_text("[[account]]\nname = 'ann'\npassword = 'plain text'\n")

@@ -56,6 +56,11 @@ class SubscriptionBase:
         return self._source.last
 
     @property
+    def limited(self) -> bool:
+        """Whether the broker's rules allow only a part of what was asked for: some subjects, or some rows."""
+        return self._source.limited
+
+    @property
     def gaps(self) -> int:
         """How many gaps were reported. `Client.on_event` has each with its range."""
         return self._source.gaps

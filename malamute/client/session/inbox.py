@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from malamute.client.events import Event, Gap, Recalled, Slow, Switched
+from malamute.client.events import Event, Gap, Limited, Recalled, Slow, Switched
 from malamute.client.options import Criteria
 from malamute.client.session.outbox import Outbox
 from malamute.client.session.replies import PendingReplies
@@ -329,9 +329,11 @@ class Inbox:
             self._emit(Gap(source.stream, gap.first, gap.last, gap.reason))
 
     def switch(self, switch: wire.Switch) -> None:
-        """Report that a subscription is live, or in replay."""
+        """Report that a subscription is live, or in replay, or note that it is limited."""
         source = self._sources.get(switch.source)
-        if isinstance(source, StreamSource):
+        if isinstance(source, StreamSource) and switch.state == wire.LIMITED:
+            source.narrow()
+        elif isinstance(source, StreamSource):
             self._emit(Switched(source.stream, switch.state, switch.sequence))
             if switch.state == "replay" and source.window.spent:
                 # It was live until its credit was used up: its consumer is too slow.
@@ -340,7 +342,10 @@ class Inbox:
     def opened(self, number: int, value: Any) -> None:
         """The broker accepted a subscription or an offer."""
         if source := self._sources.get(number):
+            was_limited = isinstance(source, StreamSource) and source.limited
             source.opened(value)
+            if isinstance(source, StreamSource) and source.limited and not was_limited:
+                self._emit(Limited(source.stream))
 
     def refused(self, number: int, error: MalamuteError) -> bool:
         """The broker refused a subscription or an offer. Returns whether it was known."""

@@ -99,6 +99,7 @@ class StreamSource(Source):
         self.had = 0
         """The last message that has come; 0 before there is one."""
         self.waiting = 0
+        self.limited = self._narrowed = False
         self.gaps = 0
         self._reported: list[tuple[int, int]] = []
         """The gaps in what had come, with no two that touch."""
@@ -130,12 +131,17 @@ class StreamSource(Source):
         One beyond means that there never was anything before it: the stream was created again.
         """
         super().opened(value)
+        self.limited, self._narrowed = self._narrowed, False
         if type(value) is int and self.first is None:
             self.first = value
         if type(value) is int and (self.last is None or value < self._asked or value > self.last + 1):
             self.last = value - 1
             self.had = 0
             self._reported.clear()
+
+    def narrow(self) -> None:
+        """The broker accepts a part of what was asked for, with its next answer."""
+        self._narrowed = True
 
     def deliver(self, after: int, columns: Columns) -> bool:
         """Accept a delivery. Returns False, and changes nothing, if it does not follow the one before."""

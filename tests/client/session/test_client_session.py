@@ -3,7 +3,7 @@
 import pytest
 
 from malamute import errors
-from malamute.client.events import Connected, Gap, Lost, Refusal, Switched
+from malamute.client.events import Connected, Gap, Limited, Lost, Refusal, Switched
 from malamute.client.session.outbox import Command
 from malamute.client.session.session import RESYNCS_MAX, State
 from malamute.client.session.sources import REPORTED_GAPS_MAX
@@ -374,6 +374,24 @@ def test_a_switch_is_an_event(dialogue):
     subscribe(dialogue)
     dialogue.receives(wire.Switch(1, "replay", 7))
     assert dialogue.session.pop_events() == [Switched("s", "replay", 7)]
+
+
+def test_a_subscription_of_which_a_part_is_allowed_is_limited_when_it_begins(dialogue):
+    source = subscribe(dialogue)
+    dialogue.receives(wire.Switch(1, "limited", 7), Ok(6, 1, 7))
+    assert source.limited
+    assert source.first == 7
+    assert dialogue.session.pop_events() == [Limited("s")]
+
+
+def test_a_subscription_is_limited_as_the_last_answer_says(dialogue):
+    source = subscribe(dialogue)
+    dialogue.receives(Ok(6, 1, 7))
+    assert not source.limited
+    for limited, events in ((True, [Limited("s")]), (True, []), (False, []), (True, [Limited("s")])):
+        dialogue.receives(*[wire.Switch(1, "limited", 7)] * limited, Ok(6, 1, 7))
+        assert source.limited == limited
+        assert [*dialogue.session.pop_events()] == events
 
 
 def test_a_refused_subscription_has_the_error_and_is_not_resumed(dialogue):
