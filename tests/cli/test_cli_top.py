@@ -146,7 +146,7 @@ def test_json_has_what_the_broker_reported(run: Run, client: malamute.Client) ->
     client.publish("weather", "a", b"", assurance="stored")
     lines = run("top", "--json", "--count", "2", "--interval", "0.1").stdout.splitlines()
     printed = [{row["name"] for row in json.loads(line)["streams"]} for line in lines]
-    assert printed == [{"$sys", "weather"}] * 2
+    assert printed == [{"$audit", "$sys", "weather"}] * 2
 
 
 class _Terminal:
