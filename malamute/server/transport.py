@@ -31,13 +31,13 @@ from malamute.server.guard import RULES, Guard, Rules
 from malamute.server.intake import ALLOWANCE, IDLE_SECONDS, Allowance, Intake, size_of
 from malamute.server.stalls import CAN_TELL, FOR_EVER, Patience, Stalls
 
-TURN_MESSAGES = 2_000
+INTAKE_MESSAGES = 2_000
 """Commands that one iteration takes in."""
 
 RETRY_SECONDS = 0.010
 """How often full pipes are tried again."""
 
-TURN_BYTES = 1 << 19
+INTAKE_BYTES = 1 << 19
 """Bytes that one iteration takes in; the command that passes it is the last."""
 
 KEPT_MESSAGES = 1_000
@@ -326,7 +326,7 @@ class Transport:
             yield from self._proved(self._authenticator)
         if self._skipping and not self._skip():
             return
-        for count in range(TURN_MESSAGES):
+        for count in range(INTAKE_MESSAGES):
             # Most iterations are of one command. To ask is three times faster than to be refused; where there
             # are many, not to ask is.
             if count == 1 and not zmq.zmq_poll(self._has_input, 0):
@@ -368,7 +368,7 @@ class Transport:
                     if peer not in descriptors and peer in self.flows:
                         self._connected(peer, _descriptor(part))
                     yield peer, message
-            if size_bytes >= TURN_BYTES:
+            if size_bytes >= INTAKE_BYTES:
                 return
 
     def _refuse_parts(self, part: Any) -> MalamuteError:

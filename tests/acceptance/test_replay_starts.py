@@ -42,7 +42,7 @@ class Hands:
     def move(self, seconds: float, client: malamute.Client) -> None:
         """Let time pass. What the client publishes from now on is of the new time."""
         self._moved += seconds
-        client.flush(PATIENCE)  # the turn that began before is over
+        client.flush(PATIENCE)  # the iteration that began before is over
 
 
 @pytest.fixture

@@ -148,12 +148,12 @@ class Bench:
     # What peers do
 
     def receive(self, name: str, *messages: Message) -> None:
-        """Take in messages from a peer; the turn goes on."""
+        """Take in messages from a peer; the iteration goes on."""
         for message in messages:
             self.receive_frames(name, [bytes(frame) for frame in encode(message)])
 
     def receive_frames(self, name: str, frames: list[bytes]) -> None:
-        """Take in any bytes from a peer; the turn goes on."""
+        """Take in any bytes from a peer; the iteration goes on."""
         peer = peer_id(name)
         self._names[peer] = name
         try:
@@ -164,12 +164,12 @@ class Bench:
             self.core.receive(peer, message, self.now)
 
     def tell(self, name: str, *messages: Message) -> None:
-        """Take in messages from a peer in a turn of their own."""
+        """Take in messages from a peer in an iteration of their own."""
         self.receive(name, *messages)
-        self.turn()
+        self.iterate()
 
     def ask(self, name: str, *messages: Message) -> list[Message]:
-        """The same, and what the peer is sent in this turn."""
+        """The same, and what the peer is sent in this iteration."""
         self.sent(name)
         self.tell(name, *messages)
         return self.sent(name)
@@ -182,7 +182,7 @@ class Bench:
     def lost(self, name: str) -> None:
         """The peer cannot be reached any more."""
         self.core.lost(peer_id(name), self.now)
-        self.turn()
+        self.iterate()
 
     def block(self, name: str) -> None:
         """The peer's pipe is full."""
@@ -191,12 +191,12 @@ class Bench:
     def unblock(self, name: str) -> None:
         """The peer's pipe has room again."""
         self.core.unblocked(peer_id(name), self.now)
-        self.turn()
+        self.iterate()
 
     # What the loop does
 
-    def turn(self) -> None:
-        """End the turn: note what is to be stored, read and sent."""
+    def iterate(self) -> None:
+        """End the iteration: note what is to be stored, read and sent."""
         ready = self.core.ready()
         if not self.faulty:
             assert not self.core.effects.faults.by_place, [n.details for n in ready.notices]
@@ -211,7 +211,7 @@ class Bench:
         """Let time go by, and tell the core."""
         self.now += seconds
         self.core.tick(self.now)
-        self.turn()
+        self.iterate()
 
     def commit(self) -> None:
         """Store what was handed out first, and tell the core."""
@@ -221,7 +221,7 @@ class Bench:
         append = self.appends.popleft()
         self.store.write(append.operations)
         self.core.stored(append.token, self.now)
-        self.turn()
+        self.iterate()
 
     def fail(self, error: MalamuteError | None = None) -> None:
         """Fail what was handed out first, as the writer does: what gives room back is done."""
@@ -229,13 +229,13 @@ class Bench:
         self._failed.add(append.token)
         self.store.write(done_anyway(append))
         self.core.store_failed(append.token, error or StorageFull("the disk is full"), self.now)
-        self.turn()
+        self.iterate()
 
     def read(self) -> None:
         """Do the read that was asked for first."""
         question = self.reads.popleft()
         self.core.answered(question, ANSWERS[type(question)](self.store, question), self.now)
-        self.turn()
+        self.iterate()
 
     def read_all(self) -> None:
         """Read until nothing more is asked for, without storing anything."""
@@ -244,12 +244,12 @@ class Bench:
 
     def settle(self) -> None:
         """Store and read until there is nothing left to do."""
-        self.turn()
+        self.iterate()
         while self.appends or self.reads or self.core.effects.chores or self.core.streams.active:
             if self.appends or self.reads:
                 self.commit() if self.appends else self.read()
             else:
-                self.turn()
+                self.iterate()
 
     def crash(self) -> None:
         """Kill the broker and start another one on what was committed."""

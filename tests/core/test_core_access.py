@@ -28,7 +28,7 @@ def hello(bench, peer, principal, address=""):
     bench.ask(peer)
     bench._names[peer_id(peer)] = peer
     bench.core.receive(peer_id(peer), Hello([2], address), bench.now, principal)
-    bench.turn()
+    bench.iterate()
     return bench.sent(peer)[-1]
 
 
@@ -99,7 +99,7 @@ def test_permissions_go_with_the_last_session_of_their_principal(bench):
     bench.lost("two")
     bench.now += 10_000
     bench.core.tick(bench.now)
-    bench.turn()
+    bench.iterate()
     gc.collect()
     assert [*bench.core.access._permissions] == [BOB]
 

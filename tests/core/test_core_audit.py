@@ -225,7 +225,7 @@ def test_a_change_whose_question_to_the_store_fails_is_recorded_as_refused(bench
     change(bench, "cursor.set")
     question = bench.reads.popleft()
     bench.core.answered(question, NotFound("nothing there"), bench.now)
-    bench.turn()
+    bench.iterate()
     (record,) = new(bench, start)
     assert (record["outcome"], record["code"]) == ("refused", 404)
 
@@ -268,9 +268,9 @@ def test_a_reload_by_a_signal_is_recorded(bench, monkeypatch):
     assert (record["topic"], record["method"], record["outcome"]) == ("broker.reload", "signal", "done")
     assert record["after"]["changed"] == ["limits.streams"]
     bench.core.reload(bench.now)
-    bench.turn()
+    bench.iterate()
     bench.core.answered(bench.reads.popleft(), ConfigError("wrong"), bench.now)
-    bench.turn()
+    bench.iterate()
     (refused,) = new(bench, start + 1)
     assert (refused["outcome"], refused["error"]) == ("refused", "wrong")
 

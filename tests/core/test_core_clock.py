@@ -34,7 +34,7 @@ def restart(bench, seconds):
 
 def step(bench, seconds):
     bench.core.clock(ClockStep("followed", seconds, seconds), bench.now)
-    bench.turn()
+    bench.iterate()
 
 
 @pytest.fixture
@@ -187,7 +187,7 @@ def mail(bench):
 def seen(bench, seconds, what="stepped"):
     """The clock on the wall is set, which nobody believes yet."""
     bench.core.clock(ClockStep(what, seconds, bench.core.effects.ahead), bench.now)
-    bench.turn()
+    bench.iterate()
 
 
 def wait_for_the_end_of_doubt(bench):
@@ -470,7 +470,7 @@ def test_an_operator_who_sets_an_age_is_believed():
 @pytest.mark.parametrize("what", ["stepped", "returned", "followed"])
 def test_each_step_is_reported(bench, what):
     bench.core.clock(ClockStep(what, HOUR, 0.0), bench.now)
-    bench.turn()
+    bench.iterate()
     assert f"clock.{what}" in bench.events
     assert bench.notices[-1].details == {"seconds": HOUR}
 
@@ -483,6 +483,6 @@ def test_a_clock_that_is_not_where_the_newest_message_was_is_reported_at_the_sta
     tell(bench, b"1")
     notices = len(bench.notices)
     bench.restart_at(seconds)
-    bench.turn()
+    bench.iterate()
     words = [notice.event for notice in bench.notices[notices:]]
     assert words == ([f"the clock is {told} of the newest message"] if told else [])

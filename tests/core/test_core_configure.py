@@ -88,7 +88,7 @@ def test_a_reload_is_asked_for_and_reported_and_remembered():
     bench.open("op")
     bench.now += 5
     bench.core.reload(bench.now)
-    bench.turn()
+    bench.iterate()
     bench.reads.clear()
     loaded = ConfigurationLoaded(
         bench.settings._replace(limits=Limits(streams=3)), ("limits.streams",), ("listen.endpoints",)
@@ -173,7 +173,7 @@ def test_what_the_disk_refused_is_not_expected():
     bench = Bench()
     bench.open("one")
     bench.receive("one", Change(0, "stream.retain", {"stream": "s", "count": 5}))
-    bench.turn()
+    bench.iterate()
     bench.fail()
     bench.settle()
     bench.sent("one")

@@ -131,7 +131,7 @@ def with_damaged_mail() -> Bench:
 
 def test_a_message_that_cannot_be_read_is_not_delivered_if_the_disk_refuses_its_dead_letter():
     bench = with_damaged_mail()
-    bench.turn()
+    bench.iterate()
     bench.fail(StorageFull("full"))
     bench.open("bob")
     bench.tell("bob", mail_credit())

@@ -47,19 +47,19 @@ def is_refused(bench: Bench, stream: str) -> bool:
 @pytest.mark.parametrize("end", ["crash", "restart"])
 def test_streams_that_are_deleted_leave_their_places_to_others(bench, end):
     seen: dict[str, int] = {}
-    for turn in range(12):
-        names = ["a", "b", f"c{turn}"]
+    for number in range(12):
+        names = ["a", "b", f"c{number}"]
         for name in names:
             assert put(bench, name) > seen.get(name, 0)
         assert is_refused(bench, "one too many")
-        if turn % 3 == 0:
+        if number % 3 == 0:
             getattr(bench, end)()
             bench.open("alice")
             assert is_refused(bench, "one too many")
         for name in names:
             seen[name] = bench.core.streams.by_name[name].last
             delete(bench, name)
-        if turn % 3 == 1:
+        if number % 3 == 1:
             getattr(bench, end)()
             bench.open("alice")
     assert not bench.core.streams.by_name

@@ -67,7 +67,7 @@ def test_new_subjects_are_looked_up_in_bounded_steps_and_no_reader_notices(monke
     iterations, deliveries = 0, 0
     while bench.core.streams.active:
         looked_up.clear()
-        bench.turn()
+        bench.iterate()
         new = sum(isinstance(m, Deliver) for peer, m in bench.log if peer == "reader")
         assert looked_up["now"] <= effects_module.WORK_MAX // 2 + dispatch.STEP_MESSAGES
         assert (new - deliveries) * dispatch.OFFER_WORK <= effects_module.WORK_MAX + dispatch.STEP_READERS
@@ -98,7 +98,7 @@ def test_who_comes_while_a_chunk_is_dispatched_gets_each_message_once(start):
     bench.tell("alice", batch(0))
     assert bench.core.streams.by_name["s"].behind
     bench.tell("other", subscribe(1, criteria=[["topic", "*.7"]], start=start))
-    bench.turn()
+    bench.iterate()
     bench.tell("alice", batch(1))
     bench.settle()
     before = wanted(7, 0) if start == "first" else []
@@ -143,7 +143,7 @@ def test_who_takes_what_is_on_the_disk_gets_it_whichever_is_done_first(stored):
     bench.tell("alice", batch(0))
     assert bench.core.streams.by_name["s"].behind
     while bench.core.streams.active and not stored:
-        bench.turn()
+        bench.iterate()
     assert not got(bench, "other")
     bench.settle()
     assert got(bench, "other") == {1: wanted(7, 0)}
@@ -264,7 +264,7 @@ def test_work_of_others_leaves_some_for_chunks():
     effects.later(greedy)
     bench.tell("alice", batch(0))
     for _ in range(100):
-        bench.turn()
+        bench.iterate()
     assert not bench.core.streams.by_name["s"].behind
     assert sum(map(len, got(bench).values())) == MESSAGES
 
@@ -313,7 +313,7 @@ def test_plain_readers_of_history_are_served_in_bounded_steps(monkeypatch):
     while bench.core.effects.chores or bench.core.streams.active:
         assert judged[0] <= effects_module.WORK_MAX + MESSAGES
         judged[0] = 0
-        bench.turn()
+        bench.iterate()
         iterations += 1
     assert iterations >= 30 * MESSAGES // (effects_module.WORK_MAX + MESSAGES) - 1
     assert got(bench) == {reader + 1: wanted(reader) for reader in range(30)}
@@ -332,7 +332,7 @@ def test_many_readers_of_history_have_each_message_looked_up_once_in_bounded_ste
     total = judged[0]
     while bench.core.effects.chores or bench.core.streams.active:
         judged[0] = 0
-        bench.turn()
+        bench.iterate()
         total += judged[0]
         assert judged[0] <= replay.STEP
     assert total == MESSAGES
@@ -376,10 +376,10 @@ def test_readers_by_header_get_what_each_takes_whenever_they_come_and_change():
     bench.tell("reader", *commands[:30])
     bench.read()
     bench.tell("reader", *commands[30:35])
-    bench.turn()
+    bench.iterate()
     # A selector that is gone while others are served, and an equal one that comes later.
     bench.tell("reader", Cancel(16), *commands[35:])
-    bench.turn()
+    bench.iterate()
     bench.tell("reader", commands[15]._replace(source=100))
     bench.settle()
     bodies = got(bench)
@@ -434,7 +434,7 @@ def test_equal_readers_of_history_share_what_is_found_and_encoded(monkeypatch):
 def test_credit_that_comes_between_two_steps_of_a_replay_loses_nothing():
     bench = replaying(batches=3)
     bench.receive("reader", subscribe(100, criteria=[["topic", "*.9"]], start="first", credit=5))
-    bench.turn()
+    bench.iterate()
     while bench.reads:
         bench.read()
     bench.receive("reader", Credit(100, -1, -1))

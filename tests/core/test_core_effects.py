@@ -1,4 +1,4 @@
-"""The turn: what is handed over together, and the one place that confirms (DESIGN's contract of the core)."""
+"""The iteration: what is handed over together, and the one place that confirms (the core's contract)."""
 
 from __future__ import annotations
 

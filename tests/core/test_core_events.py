@@ -361,7 +361,7 @@ def test_an_iteration_at_the_limit_shows_all_and_one_past_it_shows_how_many_were
     for count, dropped in ((EVENTS_MAX, []), (EVENTS_MAX + 1, [1]), (EVENTS_MAX + 7, [7])):
         for number in range(count):
             bench.core.effects.event(f"test.many.{number}")
-        bench.turn()
+        bench.iterate()
         events = told(bench)
         assert len(events) == EVENTS_MAX + len(dropped)
         assert [e.headers["count"] for e in events if e.subject == "events.dropped"] == dropped
@@ -383,7 +383,7 @@ def test_while_the_disk_does_not_keep_up_events_are_dropped_and_counted():
 def test_an_event_that_cannot_be_packed_is_counted(bench):
     bench.core.effects.event("test.bad.x", value=2**70)
     bench.core.effects.event("test.odd.y", value=[1, 2])
-    bench.turn()
+    bench.iterate()
     odd, dropped = told(bench)
     assert odd.headers == {"name": "y", "value": "[1, 2]"}
     assert dropped.headers == {"count": 1}
@@ -524,7 +524,7 @@ def test_more_queues_than_an_iteration_may_report_are_counted(monkeypatch):
     bench.settle()
     for name in ("a", "b", "c"):
         bench.receive("bob", reply(ord(name), 1))
-    bench.turn()
+    bench.iterate()
     bench.settle()
     events = told(bench)
     assert subjects(events) == ["service.settled.a", "service.settled.b", "events.dropped"]
@@ -638,7 +638,7 @@ def everything_happens():
     bench.core.effects.event("events.odd", value=2**70)
     bench.core.receive(peer_id("eve"), Hello([2], "$eve"), bench.now, Principal("eve"))
     bench.core.reload(bench.now)
-    bench.turn()
+    bench.iterate()
     bench.reads.clear()
     bench.core.answered(LoadConfiguration(), ConfigurationLoaded(bench.settings), bench.now)
     bench.settle()

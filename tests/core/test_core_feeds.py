@@ -269,7 +269,7 @@ def test_a_feed_that_is_changed_continues_and_with_a_start_goes_elsewhere(bench)
 def test_a_feed_that_is_sent_to_the_head_when_it_is_about_to_read_takes_nothing_old(bench):
     asked(bench, "alice", publish(b"1", b"2", b"3"), feed("v"))
     bench.receive("alice", feed("v", start="seq:3"), feed("v", start="new"))
-    bench.turn()
+    bench.iterate()
     bench.settle()
     asked(bench, "alice", publish(b"4"))
     assert waiting(bench, "v") == [4]
@@ -646,7 +646,7 @@ def test_a_position_is_set_back_until_the_disk_takes_it():
         [PutValue(FEEDS, ("s", "w"), pack(([["exact", "a"]], ""))), PutValue(CURSORS, ("s", "$feed/w"), 2)]
     )
     bench.crash()
-    bench.turn()
+    bench.iterate()
     for _ in range(2):
         bench.fail()
         assert not bench.appends
@@ -661,7 +661,7 @@ def test_a_feed_of_an_unknown_family_rests_and_the_broker_starts():
     bench = fed(Bench())
     bench.store.write([PutValue(FEEDS, ("s", "v"), pack(([["gone", "x"]], "")))])
     bench.crash()
-    bench.turn()
+    bench.iterate()
     [notice] = bench.notices
     assert notice.event == "not recovered, left in the store"
     assert (notice.details["kind"], notice.details["name"]) == ("feed", "v from s")
@@ -697,7 +697,7 @@ def test_feeds_are_taken_up_whatever_the_limits_are_now():
 
 def commit_some(bench, number):
     for _ in range(number):
-        bench.commit() if bench.appends else bench.turn()
+        bench.commit() if bench.appends else bench.iterate()
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -725,7 +725,7 @@ def test_every_message_is_one_request_whatever_happens(seed):
 
     def crash():
         bench.crash()
-        bench.turn()
+        bench.iterate()
         bench.open("alice", "bob")
         bench.tell("bob", offer(credit=0))
 

@@ -338,7 +338,7 @@ class Fuzz(RuleBasedStateMachine):
                 free = max(session.sources, default=0) + 1
                 message = message._replace(source=free)
             self.bench.receive(name, self.numbered(name, message) if number else message)
-        self.bench.settle() if settle else self.bench.turn()
+        self.bench.settle() if settle else self.bench.iterate()
 
     @rule(
         name=st.sampled_from(CLIENTS),
@@ -361,7 +361,7 @@ class Fuzz(RuleBasedStateMachine):
             source, sequence = held[place % len(held)]
             last = sequence + 1 if many else sequence
             self.bench.receive(name, self.numbered(name, verb(source, sequence, last)))
-            self.bench.turn()
+            self.bench.iterate()
 
     @rule(name=st.sampled_from(CLIENTS), message=ASKED, proper=st.booleans())
     def ask(self, name, message, proper):
@@ -400,7 +400,7 @@ class Fuzz(RuleBasedStateMachine):
 
     @rule()
     def end_the_iteration(self):
-        self.bench.turn()
+        self.bench.iterate()
 
     @precondition(lambda self: self.bench.appends)
     @rule()
@@ -422,7 +422,7 @@ class Fuzz(RuleBasedStateMachine):
     def fail_to_read(self, error):
         question = self.bench.reads.popleft()
         self.bench.core.answered(question, error, self.bench.now)
-        self.bench.turn()
+        self.bench.iterate()
 
     @rule()
     def settle(self):
@@ -440,7 +440,7 @@ class Fuzz(RuleBasedStateMachine):
         )
         bench.restart() if good else bench.crash()
         assert bench.core.recovery.skipped == 0, [notice.details for notice in bench.notices]
-        bench.turn()
+        bench.iterate()
 
     @invariant()
     def nothing_was_raised(self):

@@ -336,7 +336,7 @@ def test_every_restore_of_one_backup_is_another_incarnation(bench):
         bench.store = backup.copy()
         bench.crash()
         bench.receive("bob", Hello([2], "bob"))
-        bench.turn()
+        bench.iterate()
         found += [m.incarnation for m in bench.sent("bob") if isinstance(m, Welcome)]
         bench.now += 0.01
     assert 0 < found[0] < found[1]

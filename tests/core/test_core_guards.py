@@ -273,7 +273,7 @@ def no_answers(bench, monkeypatch):
     def read() -> None:
         question = bench.reads.popleft()
         bench.core.answered(question, StoreError("input/output error"), bench.now)
-        bench.turn()
+        bench.iterate()
 
     monkeypatch.setattr(bench, "read", read)
     return bench
@@ -327,7 +327,7 @@ def test_records_that_cannot_be_read_for_now_come_later(monkeypatch):
     [question] = bench.reads
     bench.reads.clear()
     bench.core.answered(question, StoreError("input/output error"), bench.now)
-    bench.turn()
+    bench.iterate()
     bench.settle()
     assert bench.bodies("bob") == []
     bench.wait(RETRY_SECONDS)
@@ -347,7 +347,7 @@ def test_a_look_at_messages_that_cannot_be_read_is_refused(message):
     bench = cold_bench()
     bench.sent("bob")
     bench.receive("bob", message)
-    bench.turn()
+    bench.iterate()
     [question] = bench.reads
     bench.reads.clear()
     bench.core.answered(question, StoreError("input/output error"), bench.now)
@@ -364,7 +364,7 @@ def test_dead_letters_that_cannot_be_read_stay_and_the_redrive_is_refused():
     bench.settle()
     bench.sent("carl")
     bench.receive("carl", Change(0, "queue.redrive", {"kind": "service", "name": "w"}))
-    bench.turn()
+    bench.iterate()
     reserved = bench.core.services.by_name["w"].usage.reserved
     assert reserved == 1
     [question] = bench.reads
@@ -384,10 +384,10 @@ def test_dead_letters_that_cannot_be_read_stay_and_the_redrive_is_refused():
 
 def test_an_answer_that_cannot_be_encoded_is_an_error(bench):
     bench.core.unsent(peer_id("alice"), Answer(9, 2**80), OverflowError(), bench.now)
-    bench.turn()
+    bench.iterate()
     assert errors(bench, "alice") == [(500, BY_TYPE[Query].opcode, 9)]
     bench.core.unsent(peer_id("alice"), Recall(2**80, [], ""), OverflowError(), bench.now)
-    bench.turn()
+    bench.iterate()
     assert errors(bench, "alice") == [(405, 0, 0)]
     assert faults(bench) == 2
 

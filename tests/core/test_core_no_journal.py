@@ -19,7 +19,7 @@ BACKLOG = 20_000
 def bench() -> Bench:
     """A broker that has begun, and whose disk hangs since."""
     bench = Bench(Limits(backlog_bytes=BACKLOG), no_journal=("live", "other"), unjournaled=True)
-    bench.turn()
+    bench.iterate()
     bench.commit()
     begin(bench)
     return bench

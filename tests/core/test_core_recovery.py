@@ -24,7 +24,7 @@ def crashed(bench: Bench, limits: Limits | None = None) -> Bench:
     if limits is not None:
         bench.settings = bench.settings._replace(limits=limits)
     bench.crash()
-    bench.turn()
+    bench.iterate()
     return bench
 
 
@@ -138,7 +138,7 @@ def test_fewer_streams_allowed_than_there_are_names_with_cursors(stop):
     bench.settle()
     bench.settings = bench.settings._replace(limits=Limits(streams=2, cursors=0))
     getattr(bench, stop)()
-    bench.turn()
+    bench.iterate()
     assert {name: stream.cursors for name, stream in bench.core.streams.by_name.items()} == {
         name: {"mine": 0} for name in "abcd"
     }

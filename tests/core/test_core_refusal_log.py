@@ -33,7 +33,7 @@ def hello(bench, user, address="", peer=""):
     peer = peer_id(peer or user)
     bench._names[peer] = user
     bench.core.receive(peer, Hello([2], address), bench.now, Principal(user, method="curve"), "192.0.2.7")
-    bench.turn()
+    bench.iterate()
 
 
 def refused(bench):

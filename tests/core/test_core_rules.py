@@ -53,7 +53,7 @@ def hello(bench, user, address="", peer=""):
     peer = peer or user
     bench._names[peer_id(peer)] = peer
     bench.core.receive(peer_id(peer), Hello([2], address), bench.now, Principal(user))
-    bench.turn()
+    bench.iterate()
     return bench.sent(peer)[-1]
 
 
@@ -301,7 +301,7 @@ def test_many_sessions_are_looked_at_in_steps(monkeypatch):
     steps = 0
     while bench.core.next_deadline() == bench.now and steps < 100:
         bench.core.tick(bench.now)
-        bench.turn()
+        bench.iterate()
         steps += 1
     assert 5 < steps < 30
     for number in range(200):

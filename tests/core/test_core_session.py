@@ -118,7 +118,7 @@ def test_refusals_are_stored_once_and_not_with_each_command(bench):
     bench.settle()
     for number in range(1, 60, 2):
         bench.receive("ann", send("$nobody", b"", number=number), publish(b"", number=number + 1))
-    bench.turn()
+    bench.iterate()
     assert [part for part, _ in stored_parts(bench)] == [NUMBERS, REFUSALS]
     bench.settle()
     bench.tell("ann", publish(b"", number=61))

@@ -229,13 +229,13 @@ def test_a_damage_is_reported_after_what_comes_before_it(bench):
     found = bench.store.read("s", 2, bytes_max=1 << 20).found
     damage = Damage(5, 9, "corrupt")
     bench.core.answered(read, ReadResult([*found, damage], 1), bench.now)
-    bench.turn()
+    bench.iterate()
     sent = bench.sent("bob")
     assert sequences(sent) == [2]
     assert gaps(sent) == []
     bench.tell("bob", Credit(1, 5))
     bench.core.answered(bench.reads.popleft(), ReadResult([*found, damage], 1), bench.now)
-    bench.turn()
+    bench.iterate()
     told = [m for m in bench.sent("bob") if isinstance(m, Deliver | Gap)]
     assert [sequences([m]) or m for m in told] == [[3, 4], Gap(1, 5, 9, "corrupt")]
 
@@ -247,7 +247,7 @@ def test_a_damage_is_a_gap_with_its_range(bench):
     read = bench.reads.popleft()
     found = bench.store.read("s", 2, bytes_max=1 << 20).found
     bench.core.answered(read, ReadResult([Damage(1, 1, "corrupt"), *found], 1), bench.now)
-    bench.turn()
+    bench.iterate()
     sent = bench.sent("bob")
     assert gaps(sent) == [Gap(1, 1, 1, "corrupt")]
     assert sequences(sent) == [2]
@@ -273,7 +273,7 @@ def test_readers_of_the_same_place_share_one_read(bench):
     bench.open("carol")
     bench.receive("bob", subscribe(start="seq:1"))
     bench.receive("carol", subscribe(start="seq:1"))
-    bench.turn()
+    bench.iterate()
     assert len(bench.reads) == 1
     bench.settle()
     assert bench.bodies("bob") == bench.bodies("carol") == [b"0"]
@@ -312,7 +312,7 @@ def test_the_broker_stamps_sender_and_time(bench):
     bench.tell("anonymous", Hello([2], ""))
     bench.receive("alice", publish(b"1"))
     bench.receive("anonymous", publish(b"2"))
-    bench.turn()
+    bench.iterate()
     assert [item.sender for item in bench.got("bob")] == ["alice", ""]
 
 

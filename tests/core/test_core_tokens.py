@@ -34,7 +34,7 @@ class World:
         self.bench.sent(peer)
         self.bench._names[peer_id(peer)] = peer
         self.bench.core.receive(peer_id(peer), Hello([2], ""), self.bench.now, principal)
-        self.bench.turn()
+        self.bench.iterate()
         return self.bench.sent(peer)[-1]
 
     def timers(self):

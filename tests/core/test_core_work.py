@@ -124,7 +124,7 @@ def test_offers_that_match_nothing_look_at_a_deep_queue_in_bounded_steps(monkeyp
     iterations = 0
     while bench.core.effects.chores or not iterations:
         sizes.clear()
-        bench.turn()
+        bench.iterate()
         assert sum(sizes) <= effects_module.WORK_MAX + SEARCH_MESSAGES
         iterations += 1
     assert iterations >= 3 * DEPTH // (effects_module.WORK_MAX + SEARCH_MESSAGES)
@@ -140,7 +140,7 @@ def test_a_selective_worker_gets_what_waits_deep_in_the_queue_in_order():
     bench.settle()
     bench.open("worker")
     bench.tell("worker", offer(1, pattern="some.*"))
-    bench.turn()
+    bench.iterate()
     bench.tell("alice", request(b"4", subject="some.one"))
     bench.settle()
     assert bench.bodies("worker") == [b"1", b"2", b"4"]
@@ -150,7 +150,7 @@ def test_an_offer_that_is_cancelled_while_it_looks_looks_no_more():
     bench = deep()
     bench.open("worker")
     bench.tell("worker", offer(1, pattern="some.*"))
-    bench.turn()
+    bench.iterate()
     assert bench.core.effects.chores
     bench.lost("worker")
     assert not bench.core.effects.chores
@@ -190,7 +190,7 @@ def test_costly_selectors_take_a_bounded_part_of_each_iteration_and_nobody_waits
         elif bench.reads:
             bench.read()
         else:
-            bench.turn()
+            bench.iterate()
         most, iterations = max(most, evaluated[0]), iterations + 1
     assert most <= effects_module.WORK_MAX + audience.STEP + 2 * replay.STEP
     assert iterations >= costly * messages // (effects_module.WORK_MAX + audience.STEP + 2 * replay.STEP)
@@ -239,7 +239,7 @@ def in_iterations(bench: Bench, ended) -> list[int]:
         if bench.appends or bench.reads:
             bench.commit() if bench.appends else bench.read()
         else:
-            bench.turn()
+            bench.iterate()
         steps.append(ended() - before)
     return steps
 
@@ -369,7 +369,7 @@ def test_a_drain_of_very_much_is_confirmed_when_all_of_it_is_stored():
     bench.tell("worker", Drain(1, []))
     while bench.core.effects.chores or bench.appends:
         assert not bench.sent("worker")
-        bench.turn() if bench.core.effects.chores else bench.commit()
+        bench.iterate() if bench.core.effects.chores else bench.commit()
     assert bench.sent("worker") == [Ok(21, 1)]
 
 
@@ -476,7 +476,7 @@ def test_a_look_at_a_deep_queue_that_finds_nothing_continues_in_bounded_steps(mo
     iterations = 0
     while bench.core.effects.chores:
         sizes.clear()
-        bench.turn()
+        bench.iterate()
         assert sum(sizes) <= effects_module.WORK_MAX + 2 * STEP
         iterations += 1
     assert iterations >= DEPTH // (effects_module.WORK_MAX + 2 * STEP) - 1

@@ -81,12 +81,12 @@ def test_requests_go_to_ready_workers_first_come_first_served_and_none_waits_beh
     others = ask(client, *(b"%d" % n for n in range(1, 31)))
 
     started = []
-    for turn in range(30):
+    for number in range(30):
         # A worker has its next request when it has replied to the one before.
-        request = fast[turn % 3].receive(PATIENCE)
+        request = fast[number % 3].receive(PATIENCE)
         started.append(int(request.body))
         request.reply(request.body)
-        workers[turn % 3].flush()
+        workers[number % 3].flush()
     assert started == list(range(1, 31))
     assert [[reply.body for reply in replies] for replies in others] == [[b"%d" % n] for n in range(1, 31)]
     assert nothing_to_do(slow)

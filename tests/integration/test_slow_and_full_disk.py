@@ -17,7 +17,7 @@ from malamute.config import Config, Limits, StorageConfig, StreamRule, StreamsCo
 from malamute.errors import InternalError, StorageFull, StoreError, TimedOut, TryLater
 from malamute.journal.store import Store
 from malamute.server import daemon
-from malamute.server.transport import TURN_BYTES
+from malamute.server.transport import INTAKE_BYTES
 from malamute.store.operations import Operation
 from malamute.testing import Broker
 
@@ -187,8 +187,8 @@ def test_behind_a_hanging_write_no_more_than_the_backlog_is_accepted(rig: Rig, c
         client.query("status")  # the broker has dealt with all that came before
         refused = [receipt for receipt in receipts if receipt.done]
         assert {type(receipt.error) for receipt in refused} == {TryLater}
-        # What came in the turn that passed the limit is accepted, too.
-        assert client.query("status")["backlog_bytes"] < LIMITS.backlog_bytes + TURN_BYTES + 2 * len(body)
+        # What came in the iteration that passed the limit is accepted, too.
+        assert client.query("status")["backlog_bytes"] < LIMITS.backlog_bytes + INTAKE_BYTES + 2 * len(body)
         rig.gate.open()
         with pytest.raises(TryLater):
             out.flush(PATIENCE)

@@ -19,7 +19,7 @@ class ChunkDeleter:
         return Dropped(1, 10, *(kept[0] if kept else (None, 0)))
 
 
-def turn(ring, shelf, *appends):
+def transaction(ring, shelf, *appends):
     """One transaction up to its commit; each append is (stream, first and time)."""
     changes = ring.begin()
     for stream, first in appends:
@@ -35,33 +35,33 @@ def kept(shelf):
 
 def test_a_failed_iteration_changes_no_later_decision():
     ring, shelf = Ring((), 30), ChunkDeleter()
-    ring.commit(turn(ring, shelf, ("silent", 1), ("a", 2), ("b", 3)))
+    ring.commit(transaction(ring, shelf, ("silent", 1), ("a", 2), ("b", 3)))
     before = {name: list(chunks) for name, chunks in shelf.chunks.items()}
-    turn(ring, shelf, ("a", 4), ("a", 5), ("b", 6), ("b", 7))
+    transaction(ring, shelf, ("a", 4), ("a", 5), ("b", 6), ("b", 7))
     assert kept(shelf) == {"silent": [], "a": [4, 5], "b": [6, 7]}
     shelf.chunks = before
     ring.abandon()
     assert ring.bytes == 30
-    ring.commit(turn(ring, shelf, ("a", 4)))
+    ring.commit(transaction(ring, shelf, ("a", 4)))
     assert kept(shelf) == {"silent": [], "a": [2, 4], "b": [3]}
-    ring.commit(turn(ring, shelf, ("a", 5)))
+    ring.commit(transaction(ring, shelf, ("a", 5)))
     assert kept(shelf) == {"silent": [], "a": [4, 5], "b": [3]}
     assert ring.bytes == 30
 
 
 def test_a_stream_that_was_spared_once_leaves_later():
     ring, shelf = Ring((), 10), ChunkDeleter()
-    ring.commit(turn(ring, shelf, ("a", 1)))
-    ring.commit(turn(ring, shelf, ("a", 2), ("a", 3)))
+    ring.commit(transaction(ring, shelf, ("a", 1)))
+    ring.commit(transaction(ring, shelf, ("a", 2), ("a", 3)))
     assert kept(shelf) == {"a": [2, 3]}
-    ring.commit(turn(ring, shelf, ("b", 4)))
+    ring.commit(transaction(ring, shelf, ("b", 4)))
     assert kept(shelf) == {"a": [], "b": [4]}
 
 
 def test_an_emptied_stream_comes_back():
     ring, shelf = Ring((), 10), ChunkDeleter()
     for stream, first in (("a", 1), ("b", 2), ("a", 3), ("b", 4)):
-        ring.commit(turn(ring, shelf, (stream, first)))
+        ring.commit(transaction(ring, shelf, (stream, first)))
     assert kept(shelf) == {"a": [], "b": [4]}
     assert ring.streams["a"][2:4] == (4, 3)
     assert (ring.bytes, ring.streams["a"].chunks, ring.streams["b"].chunks) == (10, 0, 1)
@@ -69,9 +69,9 @@ def test_an_emptied_stream_comes_back():
 
 def test_the_audit_loses_nothing_to_others_while_it_is_a_small_part_of_all():
     ring, shelf = Ring((), 160), ChunkDeleter()
-    ring.commit(turn(ring, shelf, ("$audit", 1), ("$audit", 2)))
+    ring.commit(transaction(ring, shelf, ("$audit", 1), ("$audit", 2)))
     for first in range(3, 60):
-        ring.commit(turn(ring, shelf, ("a", first)))
+        ring.commit(transaction(ring, shelf, ("a", first)))
     assert kept(shelf)["$audit"] == [1, 2]
     assert ring.bytes == 160
 
@@ -79,10 +79,10 @@ def test_the_audit_loses_nothing_to_others_while_it_is_a_small_part_of_all():
 def test_an_audit_that_is_larger_than_its_part_gives_way_down_to_it():
     ring, shelf = Ring((), 160), ChunkDeleter()
     for first in range(1, 8):
-        ring.commit(turn(ring, shelf, ("$audit", first)))
+        ring.commit(transaction(ring, shelf, ("$audit", first)))
     for first in range(8, 80):
-        ring.commit(turn(ring, shelf, ("a", first)))
+        ring.commit(transaction(ring, shelf, ("a", first)))
     assert kept(shelf)["$audit"] == [6, 7]
-    ring.commit(turn(ring, shelf, ("$audit", 100)))
-    ring.commit(turn(ring, shelf, ("a", 101)))
+    ring.commit(transaction(ring, shelf, ("$audit", 100)))
+    ring.commit(transaction(ring, shelf, ("a", 101)))
     assert kept(shelf)["$audit"] == [7, 100]

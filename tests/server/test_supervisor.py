@@ -91,15 +91,15 @@ def test_what_was_not_announced_as_a_reload_is_none(manager: Manager) -> None:
 def test_signs_of_life_come_when_the_loop_turns_and_some_time_has_passed(manager: Manager) -> None:
     timer = Timer()
     supervisor = Supervisor(manager.address, 8.0, timer)
-    supervisor.turned()
+    supervisor.iterated()
     assert manager.heard() == "WATCHDOG=1"
-    supervisor.turned()
+    supervisor.iterated()
     timer.now += 8.0 / BEATS - 0.1
-    supervisor.turned()
+    supervisor.iterated()
     assert manager.is_quiet
     timer.now += 0.1
     assert manager.is_quiet
-    supervisor.turned()
+    supervisor.iterated()
     assert manager.heard() == "WATCHDOG=1"
     supervisor.close()
 
@@ -116,7 +116,7 @@ def test_signs_of_life_come_when_the_loop_turns_and_some_time_has_passed(manager
 )
 def test_nobody_who_did_not_ask_gets_signs_of_life(manager: Manager, variables: dict[str, str]) -> None:
     supervisor = Supervisor.of({"NOTIFY_SOCKET": manager.address, **variables})
-    supervisor.turned()
+    supervisor.iterated()
     assert manager.is_quiet
     supervisor.close()
 
@@ -125,7 +125,7 @@ def test_nobody_who_did_not_ask_gets_signs_of_life(manager: Manager, variables: 
 def test_an_address_where_nobody_listens_harms_nobody(address: str) -> None:
     supervisor = Supervisor.of({"NOTIFY_SOCKET": address, "WATCHDOG_USEC": "1000000"})
     supervisor.ready()
-    supervisor.turned()
+    supervisor.iterated()
     supervisor.close()
     supervisor.close()
 

@@ -105,7 +105,7 @@ def test_large_records_come_as_frames_of_their_own(transport, context):
 
 
 def test_an_iteration_ends_after_its_messages(transport, context, monkeypatch):
-    monkeypatch.setattr(module, "TURN_MESSAGES", 2)
+    monkeypatch.setattr(module, "INTAKE_MESSAGES", 2)
     client = connect(transport, context)
     for _ in range(3):
         client.send_multipart(encode(Ping()))
@@ -113,7 +113,7 @@ def test_an_iteration_ends_after_its_messages(transport, context, monkeypatch):
 
 
 def test_an_iteration_ends_after_its_bytes(transport, context, monkeypatch):
-    monkeypatch.setattr(module, "TURN_BYTES", 2)
+    monkeypatch.setattr(module, "INTAKE_BYTES", 2)
     client = connect(transport, context)
     for _ in range(3):
         client.send_multipart(encode(Ping()))

@@ -1,8 +1,8 @@
 """The book of answers: each command is answered as often as it is sent at the most, and with what came of it.
 
 A command with a number has its answer when it is stored or refused. One without a number has none but a
-refusal, so what the broker neither stores nor refuses within the turn was lost without a word. Who takes back
-what he sent is told how much of it was there.
+refusal, so what the broker neither stores nor refuses in the iteration was lost without a word. Who takes
+back what he sent is told how much of it was there.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ class AnswerBook:
         self._answered: Counter[tuple[bytes, int]] = Counter()
         self._unnumbered: list[tuple[bytes, Publish | Send | Request]] = []
         self._refused: set[bytes] = set()
-        """Who was refused something in this turn; of what has no number, one refusal may stand for others."""
+        """Who was refused something in this iteration; one refusal may stand for all without a number."""
         self._withdrawals: dict[Asked, tuple[bytes, int]] = {}
-        """The first of this turn for each."""
+        """The first of this iteration for each."""
         self._withdrawn: dict[tuple[bytes, int], int] = {}
         """How many messages each took back."""
 
@@ -91,8 +91,8 @@ class AnswerBook:
         if self._answered[peer, number] > self._sent[peer, number]:
             raise Violation("a number was answered more often than it was sent", peer=peer, number=number)
 
-    def turned(self, has: Callable[[Publish | Send | Request, int], bool], open_: set[bytes]) -> None:
-        """A turn is over: what was read in it and has no number is about to be stored, or was refused."""
+    def iterated(self, has: Callable[[Publish | Send | Request, int], bool], open_: set[bytes]) -> None:
+        """An iteration is over: what it read without a number is about to be stored, or refused."""
         for peer, message in self._unnumbered:
             if peer not in open_ or peer in self._refused:
                 continue

@@ -1,7 +1,7 @@
 """The books together: what is shown of a broker, written down in each and checked against the others.
 
-The order in which things are shown is that of a turn: commands read, peers found gone, operations handed
-to the disk, messages sent. What the disk commits is shown in between, when it does.
+The order in which things are shown is that of an iteration: commands read, peers found gone, operations
+handed to the disk, messages sent. What the disk commits is shown in between, when it does.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ class Book:
         self.retentions: dict[str, tuple[int, int, float]] = {}
         """Those on the disk."""
         self.recent: dict[tuple[str, str], set[int | None]] = {}
-        """What was committed in this turn; None is anywhere."""
+        """What was committed in this iteration; None is anywhere."""
         self.asked: dict[tuple[bytes, int], set[int | None]] = {}
         """Where the cursor of a subscription may have been when it was asked for."""
         self.ends: dict[tuple[bytes, int], int] = {}
@@ -372,7 +372,7 @@ class Book:
     def ending(self, peer: bytes) -> None:
         """The broker forgets a session: what it had no answer for may be executed again.
 
-        What was taken back from it before, in this turn, it is told all the same.
+        What was taken back from it before, in this iteration, it is told all the same.
         """
         self.queues.heard.add(peer)
         self._taken_back(peer)
@@ -478,12 +478,12 @@ class Book:
         """A moment is over: what was chosen for somebody stays so, whoever goes now."""
         self.queues.note_choices(core)
 
-    def turned(self, core: Core) -> None:
-        """A turn is over, and the broker stands as it stands."""
+    def iterated(self, core: Core) -> None:
+        """An iteration is over, and the broker stands as it stands."""
         self.queues.turn_over()
-        self._answers.turned(self._has, {*core.sessions.by_peer})
+        self._answers.iterated(self._has, {*core.sessions.by_peer})
         self.choosing(core)
-        self.waiting.turned(core, lambda peer, source: self.credit.began(peer, source))
+        self.waiting.iterated(core, lambda peer, source: self.credit.began(peer, source))
 
     def _has(self, message: Publish | Send | Request, place: int) -> bool:
         """Whether a message of a command is in its stream or its queue, or need not be.

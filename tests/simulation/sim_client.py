@@ -2,7 +2,7 @@
 
 A `Client` is a place at the table. Whoever sits there may crash, or lose its address to another; then a new
 session with a new identity takes the place. What a program does in a step is its habit; how far it gets
-depends on what has arrived. A program takes a turn as the blocking edge does: what happened to the
+depends on what has arrived. A program takes an iteration as the blocking edge does: what happened to the
 connection, what came in, what there is to send.
 """
 
@@ -106,10 +106,10 @@ class Client:
         """A name for people."""
         return f"client {self.place}.{self.generation} ({self.address or 'anonymous'})"
 
-    # Turns
+    # Iterations
 
-    def turn(self, most: int, choice: int = 0, *, late: bool = False) -> int:
-        """One turn of the edge. Returns how many commands came in.
+    def iterate(self, most: int, choice: int = 0, *, late: bool = False) -> int:
+        """One iteration of the edge. Returns how many commands came in.
 
         If it is `late`, the monitor has not told yet what happened to the connection.
         """

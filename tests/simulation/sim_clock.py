@@ -72,7 +72,7 @@ class MailTimes:
     def __init__(self, wall: Wall) -> None:
         self.wall = wall
         self.ahead = self._before = 0.0
-        """How far the clock is ahead that the broker believes in, now and in the last turn."""
+        """How far the clock is ahead that the broker believes in, now and in the last iteration."""
         self.began = wall.now
         self.doubt_until = 0.0
 
@@ -90,16 +90,16 @@ class MailTimes:
         far = newest > 0 and self.began - newest / 1e9 > doubt.DOUBT_SECONDS
         self.doubt_until = self.began + doubt.DOUBT_SECONDS if far else 0.0
 
-    def turned(self) -> None:
-        """A turn is over."""
+    def iterated(self) -> None:
+        """An iteration is over."""
         self._before = self.ahead
 
     def is_now(self, time: int) -> bool:
-        """Whether a message that comes in this turn may have this time."""
+        """Whether a message that comes in this iteration may have this time."""
         return time in {int((self.wall.now + ahead) * 1e9) for ahead in (self._before, self.ahead)}
 
     def span(self, since: float) -> tuple[float, float]:
-        """From when to when it was on the clock on the wall, since a moment of this turn."""
+        """From when to when it was on the clock on the wall, since a moment of this iteration."""
         aheads = self._before, self.ahead
         return since + min(aheads), self.wall.now + max(aheads)
 

@@ -1,7 +1,8 @@
 """The book of credit: what each peer has granted, and what the broker has sent against it.
 
 A HELLO takes all grants back. Grants count from the moment the broker reads them; what it sends in the same
-turn before WELCOME still belongs to the time before, so each HELLO begins a new page, and WELCOME turns it.
+iteration before WELCOME still belongs to the time before, so each HELLO begins a new page, and WELCOME turns
+it.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 The broker removes a message in one transaction with what follows from it: a dead letter, or an outcome for
 who tracks it. `Facts` gathers what one append tells of that, and `Ends.judge` says how a message ended, or
-what is wrong about it. What the broker was told in a turn is in `said`, by the end that it allows.
+what is wrong about it. What the broker was told in an iteration is in `said`, by the end that it allows.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from malamute.store.operations import StoredMessage
 from malamute.store.policies import QueuePolicy
 
 Said = Mapping[str, str]
-"""What was said of a message in this turn: the end that it allows, and the reason."""
+"""What was said of a message in this iteration: the end that it allows, and the reason."""
 
 TAKEN_BACK = ("withdrawn", "purged", "expired")
 """Ends of a message that come to it wherever it is; whoever holds it is told."""

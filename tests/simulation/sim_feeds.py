@@ -122,7 +122,7 @@ class FeedBook:
         self._told: dict[Name, set[Taken]] = {}
         """What feeds have told that they cannot have."""
         self._denied: list[tuple[Name, int, Origin]] = []
-        """Of that in this turn, what is there."""
+        """Of that in this iteration, what is there."""
 
     # What operators and the broker do
 
@@ -287,8 +287,8 @@ class FeedBook:
             if self.streams.is_there(stream, sequence):
                 self._denied.append((name, sequence, place.origin))
 
-    def turned(self) -> None:
-        """A turn is over."""
+    def iterated(self) -> None:
+        """An iteration is over."""
         for name, sequence, origin in self._denied:
             if self.feeds[name].wants(origin) and sequence > self._course(name).start:
                 raise Violation("a feed left out what is there", feed=name, sequence=sequence)

@@ -1,7 +1,7 @@
-"""The broker's process: the real core in a loop that goes turn by turn, and can be killed after each.
+"""The broker's process: the real core in a loop whose iterations are single steps, killed after any.
 
-A turn does what a turn of the server's loop does, in the same order. What it takes in, and what comes of it,
-is shown to the `Watch`: the books, which know what a broker has promised.
+An iteration does what an iteration of the server's loop does, in the same order. What it takes in, and what
+comes of it, is shown to the `Watch`: the books, which know what a broker has promised.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Watch(Protocol):
     def handed_out(self, append: Append) -> None: ...
     def failed(self, append: Append) -> None: ...
     def sends(self, sends: Sequence[tuple[bytes, Message]], blocked: frozenset[bytes]) -> None: ...
-    def turned(self, core: Core) -> None: ...
+    def iterated(self, core: Core) -> None: ...
     def ending(self, peer: bytes) -> None: ...
     def closed(self, peer: bytes) -> None: ...
 
@@ -147,8 +147,8 @@ class Machine:
         self.kill()
         self.start()
 
-    def turn(self, choice: int, most: int) -> bool:
-        """One turn of the loop. Returns whether there was anything to do."""
+    def iterate(self, choice: int, most: int) -> bool:
+        """One iteration of the loop. Returns whether there was anything to do."""
         core, router = self.core, self.router
         busy = bool(router.waiting or router.blocked or self.workers.has_results or core.streams.active)
         for peer in router.retry():
@@ -163,7 +163,7 @@ class Machine:
             else:
                 if isinstance(message, Hello | Bye | Cancel | Drain):
                     self.watch.choosing(core)
-                # Whose session was ended in this turn is refused whatever he says but HELLO.
+                # Whose session was ended in this iteration is refused whatever he says but HELLO.
                 ended = peer in core.effects.closed and peer not in core.sessions.by_peer
                 if not ended or isinstance(message, Hello):
                     self.watch.received(peer, message)
@@ -176,7 +176,7 @@ class Machine:
             core.clock(step, self.now)
         core.tick(self.now)
         busy |= self.flush()
-        self.watch.turned(core)
+        self.watch.iterated(core)
         return busy
 
     def _take_results(self) -> None:

@@ -103,16 +103,16 @@ class QueueBook:
         self._chosen: dict[Key, tuple[Holder, int]] = {}
         """For whom the broker has chosen each message with a key, and the moment at which that was seen."""
         self.said: dict[Key, dict[str, str]] = {}
-        """What the broker was told of each message in this turn."""
+        """What the broker was told of each message in this iteration."""
         self.purged: set[Name] = set()
         self.withdrawn: set[tuple[Name, str, int | str]] = set()
-        """What operators and senders took back in this turn."""
+        """What operators and senders took back in this iteration."""
         self.heard: set[bytes] = set()
-        """Who said anything in this turn, or went."""
+        """Who said anything in this iteration, or went."""
         self._given_back: dict[Key, tuple[Holder, int, float]] = {}
-        """What was given back in this turn: who had it, and its attempts and its time before that."""
+        """What was given back in this iteration: who had it, and its attempts and its time before that."""
         self._behind_reply: dict[Key, Holder] = {}
-        """What was released in this turn behind a reply, by whom. It counts if the reply is refused."""
+        """What was released in this iteration behind a reply, by whom. It counts if the reply is refused."""
         self._noted: dict[Key, int] = {}
         self._found: dict[bytes, Key] = {}
         self._marks: dict[Name, int] = {}
@@ -121,7 +121,7 @@ class QueueBook:
         self._in_memory: set[Key] = set()
         """What the broker had in memory when the disk had lost it."""
         self._to_store: set[tuple[str, str, int | str]] = set()
-        """What of it is to be stored again in this turn, messages and identities."""
+        """What of it is to be stored again in this iteration, messages and identities."""
         self._stranded_identities: set[tuple[str, str, str]] = set()
         """Those that the disk has lost while this broker runs, and does not have again."""
         self._unmarked: set[Name] = set()
@@ -133,7 +133,7 @@ class QueueBook:
         """What was taken back from each."""
         self._outcomes = 0
         self._began = 0.0
-        """When the turn began, or the broker."""
+        """When the iteration began, or the broker."""
         self._used: dict[Name, float] = {}
         """When anything last came to a queue or left it."""
         self.sent_again: set[bytes] = set()
@@ -228,7 +228,7 @@ class QueueBook:
         self._to_store.discard(key)
 
     def _said_of(self, mail: Mail) -> Said:
-        """What the broker was told of a message in this turn, by itself or with others."""
+        """What the broker was told of a message in this iteration, by itself or with others."""
         key, sender = mail.key, mail.message.sender
         said = dict(self.said.get(key, {}))
         if mail.rejected is not None:
@@ -752,7 +752,7 @@ class QueueBook:
         return known[1] if known and known[0] == holder else self.moment
 
     def settled(self, holder: Holder, queue: Name, ranges: Ranges, end: str, reason: str = "") -> None:
-        """Somebody says that he is done with what he holds, or will be given in this turn."""
+        """Somebody says that he is done with what he holds, or will be given in this iteration."""
         # The broker refuses all if there is nothing in one of the ranges, and never was.
         gone = self._recalled.get(holder, set())
         taken = all(
@@ -763,7 +763,7 @@ class QueueBook:
         for key, mail in self._among(queue, ranges):
             if mail.holder in (None, holder) and not mail.buried and not mail.leaving:
                 said = self.said.setdefault(key, {})
-                # After an acknowledgement, a reply in the same turn comes too late, and is refused.
+                # After an acknowledgement, a reply in the same iteration comes too late, and is refused.
                 if end != "acknowledged" or said.get(end) != "":
                     said[end] = reason
                 mail.replied = said[end] if end == "acknowledged" else ""
@@ -797,7 +797,7 @@ class QueueBook:
         mail.attempts -= 1
 
     def reply_refused(self, peer: bytes) -> None:
-        """A reply of this turn had no effect: what came behind it has."""
+        """A reply of this iteration had no effect: what came behind it has."""
         for key in [key for key, holder in self._behind_reply.items() if holder[0] == peer]:
             mail, holder = self.mail.get(key), self._behind_reply.pop(key)
             self.said.pop(key, None)
@@ -847,7 +847,7 @@ class QueueBook:
         """The broker takes back what somebody holds."""
         for key, mail in self._among(queue, ranges):
             if key in self._given_back and self._given_back[key][0] == holder:
-                # He gave it back too late in this turn, and was refused: only who holds something is told.
+                # He gave it back too late in this iteration, and was refused: only its holder is told.
                 mail.holder, mail.attempts, mail.not_before = self._given_back.pop(key)
         found = [(key, mail) for key, mail in self._among(queue, ranges) if mail.holder == holder]
         if holder[0] not in self.heard and len(found) < sum(last - first + 1 for first, last in ranges):
@@ -865,7 +865,7 @@ class QueueBook:
 
     def _may_be(self, reason: str, mail: Mail) -> bool:
         """Whether a message may have ended for this reason, though the book took another one for its end."""
-        # Of several who take it back in one turn, the book does not know who was first; an outcome does.
+        # Of several who take it back in one iteration, the book does not know who was first; an outcome does.
         guessed = mail.leaving in TAKEN_BACK and not mail.wishes.tracker
         return guessed and reason in TAKEN_BACK and self.ends.may(reason, mail, self._said_of(mail))
 
@@ -886,9 +886,9 @@ class QueueBook:
         }
 
     def turn_over(self) -> None:
-        """All of a turn was shown."""
-        self.feeds.turned()
-        self.times.turned()
+        """All of an iteration was shown."""
+        self.feeds.iterated()
+        self.times.iterated()
         if self._to_store:
             raise Violation("what a damaged block held is not stored again", left=self._to_store)
         now = self.now()
@@ -899,7 +899,7 @@ class QueueBook:
         self._begin()
 
     def _begin(self) -> None:
-        """A turn begins."""
+        """An iteration begins."""
         self.said.clear()
         self.purged.clear()
         self.withdrawn.clear()

@@ -1,9 +1,9 @@
 """The book of those who wait: messages for a worker, and workers for a message.
 
-This one looks into the broker, since only the broker knows what waits: at the end of each turn it takes down
-which messages wait in each queue. Nobody with credit may stand idle beside a message that he takes. Of the
-messages that waited through a turn, none may have been passed over for one that comes behind it, by its
-priority and the step that bounds starvation.
+This one looks into the broker, since only the broker knows what waits: at the end of each iteration it takes
+down which messages wait in each queue. Nobody with credit may stand idle beside a message that he takes. Of
+the messages that waited through an iteration, none may have been passed over for one that comes behind it,
+by its priority and the step that bounds starvation.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ class WaitingBook:
         self.policy = policy
         self._before: dict[Name, Waits] = {}
         self.offered: set[Name] = set()
-        """Whom somebody has offered to work for in this turn."""
+        """Whom somebody has offered to work for in this iteration."""
 
     def died(self) -> None:
         """The broker is killed."""
         self._before.clear()
         self.offered.clear()
 
-    def turned(self, core: Core, began: Began) -> None:
-        """A turn is over."""
+    def iterated(self, core: Core, began: Began) -> None:
+        """An iteration is over."""
         now: dict[Name, Waits] = {}
         for table in (core.mailboxes, core.services):
             for name, queue in table.by_name.items():
@@ -59,7 +59,7 @@ class WaitingBook:
                     self._check_idle(queue, waits, began)
         for name, before in self._before.items():
             after = now.get(name)
-            # Who came and went in this turn may have had what waits again.
+            # Who came and went in this iteration may have had what waits again.
             if after is not None and before.consumers == after.consumers and name not in self.offered:
                 self._check_order(name, before, after, began)
         self._before = now
@@ -91,7 +91,7 @@ class WaitingBook:
             if before.attempts.get(sequence) == entry.attempts and not Wishes(entry.message).key
         ]
         for sequence, entry in before.entries.items():
-            # It may have ended when it came back from one who came and went in this turn.
+            # It may have ended when it came back from one who came and went in this iteration.
             if entry.state != DELIVERED or id(entry.consumer) not in after.consumers:
                 continue
             offer = began(entry.consumer.session.peer, entry.consumer.source)

@@ -98,22 +98,22 @@ class World:
             self.log(said)
 
     def client(self, a: int, b: int, c: int) -> str:
-        """A client takes a turn."""
+        """A client takes an iteration."""
         client = self.clients[a % len(self.clients)]
         if client.is_over:
             self.renew(client)
-        taken = client.turn(1 + c % 8, b if self.setup.stale else 0, late=c // 8 % 2 == 0)
+        taken = client.iterate(1 + c % 8, b if self.setup.stale else 0, late=c // 8 % 2 == 0)
         return f"{client.name} reads {taken}" if taken else ""
 
-    def turn(self, a: int, b: int, c: int) -> str:
-        """The broker takes a turn."""
-        return "the broker takes a turn" if self.machine.turn(a, 1 + c % 12) else ""
+    def iterate(self, a: int, b: int, c: int) -> str:
+        """The broker takes an iteration."""
+        return "the broker takes an iteration" if self.machine.iterate(a, 1 + c % 12) else ""
 
     def round(self, a: int, b: int, c: int) -> str:
-        """Everybody takes a turn: what there is to do gets done, mostly."""
+        """Everybody takes an iteration: what there is to do gets done, mostly."""
         for client in self.clients:
             self.client(client.place, b, c)
-        self.turn(a, b, c)
+        self.iterate(a, b, c)
         return self.write(a, b, c)
 
     def write(self, a: int, b: int, c: int) -> str:
@@ -149,7 +149,7 @@ class World:
     def connect(self, client: Client) -> str:
         """Connect a client."""
         if not self.setup.stale:
-            client.turn(WIDE, late=True)
+            client.iterate(WIDE, late=True)
         connection = Connection(client.peer, self.setup.pipe)
         self.machine.router.accept(connection)
         client.link.connect(connection)
@@ -231,7 +231,7 @@ class World:
         machine.flush()
         while machine.workers.appends and not self.disk.failures and self.disk.writes_left is None:
             machine.write(WIDE)
-            machine.turn(0, 0)
+            machine.iterate(0, 0)
         machine.die()
         self._dropped()
         return "the broker stops and starts"
@@ -285,7 +285,7 @@ class World:
         return f"the broker dies, and the disk loses {found}"
 
     def damage_running(self, a: int, b: int, c: int) -> str:
-        """The store finds damaged what was in one block, and tells the broker in its next turn."""
+        """The store finds damaged what was in one block, and tells the broker in its next iteration."""
         assert isinstance(self.disk.store, FlawedStore)
         found = self.disk.store.damage_running(a, b, c)
         self.book.stranded(found)
@@ -375,12 +375,12 @@ class World:
     def _round(self) -> bool:
         busy = False
         for client in self.clients:
-            busy |= bool(client.turn(WIDE)) | self._work(client)
-        busy |= self.machine.turn(0, WIDE)
+            busy |= bool(client.iterate(WIDE)) | self._work(client)
+        busy |= self.machine.iterate(0, WIDE)
         busy |= bool(self.machine.write(WIDE))
         while self.machine.workers.read(0):
             busy = True
-        return self.machine.turn(0, WIDE) or busy
+        return self.machine.iterate(0, WIDE) or busy
 
     def _work(self, client: Client) -> bool:
         """Let a program do all there is to do."""
@@ -505,7 +505,7 @@ class World:
             *([idle] * 4 if idle <= EXPIRY else ()),
         ):
             self.machine.now += seconds
-            while self.machine.turn(0, WIDE) | bool(self.machine.write(WIDE)):
+            while self.machine.iterate(0, WIDE) | bool(self.machine.write(WIDE)):
                 pass
         check_limits(self.machine, self.machine.settings.limits)
 
@@ -536,7 +536,7 @@ class World:
 
 _STEPS: dict[str, Callable[[World, int, int, int], str]] = {
     "client": World.client,
-    "turn": World.turn,
+    "turn": World.iterate,
     "round": World.round,
     "write": World.write,
     "read": World.read,

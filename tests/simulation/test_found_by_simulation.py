@@ -39,9 +39,9 @@ class Broker:
     def tell(self, peer: bytes, *messages: Any) -> None:
         for message in messages:
             self.core.receive(peer, message, START)
-        self.turn()
+        self.iterate()
 
-    def turn(self) -> None:
+    def iterate(self) -> None:
         while True:
             ready = self.core.ready()
             self.sent += [message for _, message in ready.sends]
@@ -56,7 +56,7 @@ class Broker:
         while self.questions:
             question = self.questions.pop(0)
             self.core.answered(question, ANSWERS[type(question)](self.store, question), START)
-            self.turn()
+            self.iterate()
 
     def sequences(self) -> list[int]:
         found = [message for message in self.sent if isinstance(message, wire.Delivery)]
@@ -110,7 +110,7 @@ def test_what_needs_a_failed_append_is_not_stored() -> None:
     results_of = type("Results", (), {"put": lambda self, result: results.append(result)})()
     writer = WriterThread("writer", store, results_of)
     writer.work([Append(1, [PutValue(SESSIONS, (ANN, NUMBERS), b"1")])])
-    # The core has learned of the failure in the turn that needs it, so it knows of it when that is over.
+    # The core has learned of the failure in the iteration that needs it, so it knows of it when that is over.
     writer.work([Append(2, [PutValue(SESSIONS, (BOB, NUMBERS), b"2")], known=1, needs=frozenset((1,)))])
     writer.work([Append(3, [PutValue(SESSIONS, (BOB, NUMBERS), b"3")], known=2)])
     told = [(written.tokens, written.error is None) for written in results if isinstance(written, Written)]

@@ -1,8 +1,8 @@
 """Transcripts: dialogues between clients and the core, with all that the broker answers.
 
     # Credit                                a comment; the heading of docs/protocol.md comes after "Proves:"
-    alice> PUBLISH weather number=1 oslo:-3 a command, in a turn of its own
-    & alice> PUBLISH weather rome:12        the same, in one turn with the command that follows
+    alice> PUBLISH weather number=1 oslo:-3 a command, in an iteration of its own
+    & alice> PUBLISH weather rome:12        the same, in one iteration with the command that follows
     ! commit                                something that is done to the broker, see `ACTIONS`
     alice< STORED 1-1 at 1                  what a client gets; messages are in the lines below it
         1 oslo "-3" from alice
@@ -68,7 +68,7 @@ class Stage:
             self._say(speaker, command)
             if line.startswith("& "):
                 return
-            self.bench.turn()
+            self.bench.iterate()
         log, self.bench.log = self.bench.log, []
         for name, message in log:
             yield from shown(name, message)
