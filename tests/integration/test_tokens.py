@@ -12,9 +12,11 @@ from typing import Any
 
 import jwt
 import pytest
+import structlog
 import zmq
 from cryptography.hazmat.primitives.asymmetric import ed25519
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+from structlog.testing import LogCapture
 
 import malamute
 import malamute.aio
@@ -25,6 +27,7 @@ from malamute.errors import AccessRefused, ConfigError, ConnectTimeout, InvalidV
 from malamute.protocol.admin import BrokerReload
 from malamute.protocol.codec import decode, encode
 from malamute.protocol.messages import Error, Hello, Publish, Welcome
+from malamute.server import daemon
 from malamute.server.daemon import open_broker
 from malamute.server.failures import FAILURES_MAX
 from malamute.testing import small_config
@@ -141,8 +144,11 @@ def test_a_session_ends_when_its_token_expires_and_says_so(broker: TokenBroker) 
 
 
 def test_each_refusal_is_named_and_no_token_is_shown(
-    broker: TokenBroker, capsys: pytest.CaptureFixture[str]
+    broker: TokenBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    logged = LogCapture()
+    logger = structlog.wrap_logger(None, processors=[logged], wrapper_class=structlog.BoundLogger)
+    monkeypatch.setattr(daemon, "log", logger)
     other = ed25519.Ed25519PrivateKey.generate()
     given = {"iss": ISSUER, "aud": "malamute", "sub": "eve", "exp": time.time() + 60}
     for token, reason in [
@@ -154,9 +160,8 @@ def test_each_refusal_is_named_and_no_token_is_shown(
         with pytest.raises(AccessRefused, match=f"token refused: {reason}") as refused:
             broker.connect(token=token)
         assert token not in str(refused.value)
-        logged = capsys.readouterr()
-        assert reason in logged.out + logged.err
-        assert token not in logged.out + logged.err
+        assert reason in str(logged.entries)
+        assert token not in str(logged.entries)
 
 
 def test_who_guesses_has_to_wait(broker: TokenBroker) -> None:
