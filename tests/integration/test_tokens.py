@@ -97,6 +97,15 @@ class TokenBroker:
 
 
 @pytest.fixture
+def logged(monkeypatch: pytest.MonkeyPatch) -> LogCapture:
+    """What a broker logs that is started after this."""
+    capture = LogCapture()
+    logger = structlog.wrap_logger(None, processors=[capture], wrapper_class=structlog.BoundLogger)
+    monkeypatch.setattr(daemon, "log", logger)
+    return capture
+
+
+@pytest.fixture
 def broker(tmp_path: Path) -> Iterator[TokenBroker]:
     broker = TokenBroker(tmp_path)
     yield broker
@@ -143,12 +152,7 @@ def test_a_session_ends_when_its_token_expires_and_says_so(broker: TokenBroker) 
         ann.subscribe("t").receive(timeout=30)
 
 
-def test_each_refusal_is_named_and_no_token_is_shown(
-    broker: TokenBroker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    logged = LogCapture()
-    logger = structlog.wrap_logger(None, processors=[logged], wrapper_class=structlog.BoundLogger)
-    monkeypatch.setattr(daemon, "log", logger)
+def test_each_refusal_is_named_and_no_token_is_shown(logged: LogCapture, broker: TokenBroker) -> None:
     other = ed25519.Ed25519PrivateKey.generate()
     given = {"iss": ISSUER, "aud": "malamute", "sub": "eve", "exp": time.time() + 60}
     for token, reason in [

@@ -9,6 +9,7 @@ from contextlib import suppress
 from typing import Any
 
 import nats
+from nats.js.errors import BadRequestError
 
 from malamute.bench.peers.work import NAME, ArrivalCount, PeerWork
 from malamute.bench.processes import Measured
@@ -41,7 +42,11 @@ async def _connect(work: PeerWork) -> Client:
 
 async def _open_stream(client: Client, name: str) -> Any:
     stream = client.jetstream()
-    await stream.add_stream(name=name, subjects=[name])
+    try:
+        await stream.add_stream(name=name, subjects=[name])
+    except BadRequestError:
+        # The other process of this benchmark makes the same one at this moment.
+        await stream.stream_info(name)
     return stream
 
 
