@@ -144,7 +144,7 @@ class Loop:
             self._supervisor.ready()
             while not self._stopping:
                 self._iterate()
-                self._supervisor.turned()
+                self._supervisor.iterated()
             self._supervisor.stopping()
             self._drain()
         finally:
@@ -358,7 +358,7 @@ class Loop:
             now = self.clock()
             self._take_results(now)
             self._flush(now)
-            self._supervisor.turned()
+            self._supervisor.iterated()
 
     def _close(self) -> None:
         workers = self._writer, self._reader, self._copier

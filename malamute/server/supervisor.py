@@ -66,8 +66,8 @@ class Supervisor:
         """It stores and confirms what it has accepted, and ends."""
         self._say("STOPPING=1")
 
-    def turned(self) -> None:
-        """The loop has turned: this is the sign of life, if it is time for one."""
+    def iterated(self) -> None:
+        """An iteration of the loop is over: this is the sign of life, if it is time for one."""
         if self._interval and (now := self._timer()) >= self._next:
             self._next = now + self._interval
             self._say("WATCHDOG=1")
