@@ -27,7 +27,7 @@ from collections import deque
 from math import inf
 from typing import NamedTuple
 
-TARGET_SECONDS = 0.01
+TARGET_SECONDS = 0.015
 """The queueing delay that is accepted: some slices of the time that a system gives to one process."""
 
 INITIAL_BYTES = 64 * 1024
