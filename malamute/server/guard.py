@@ -32,11 +32,11 @@ import zmq
 HELLO_BYTES_MAX = 64 * 1024
 """Bytes that may come on a connection before WELCOME. HELLO and what libzmq says itself take below 2 KiB."""
 
-HELLO_BYTES_MIN = 4 * 1024
-"""The same, where very many share `WAITING_BYTES_MAX`."""
+HELLO_BYTES_MIN = 12 * 1024
+"""The same, where very many share `WAITING_BYTES_MAX`: room for a HELLO with the longest token."""
 
 WAITING_BYTES_MAX = 64 * 1024 * 1024
-"""Bytes that may come on all these connections."""
+"""Bytes that may come on all these connections, unless that is less than `HELLO_BYTES_MIN` for each."""
 
 PENDING_BYTES_MAX = 16 * 1024
 """Bytes of these that may wait at a time on a connection of which the system tells no more."""

@@ -13,6 +13,7 @@ import pytest
 
 from malamute.errors import TooLarge
 from malamute.protocol.codec import decode, encode
+from malamute.protocol.limits import TOKEN_BYTES_MAX
 from malamute.protocol.messages import Hello, Ok, Welcome
 from malamute.server import guard as module
 from malamute.server import transport as transport_module
@@ -196,6 +197,11 @@ def test_frames_without_end_are_ended_after_so_many_bytes(make, monkeypatch):
         transport.watch(102.0, ())
     stranger.until_ended(transport, 102.0)
     stranger.close()
+
+
+def test_however_many_wait_there_is_room_for_a_hello_with_the_longest_token():
+    hello = encode(Hello([2], "a" * 255, token="t" * TOKEN_BYTES_MAX))
+    assert len(GREETING) + len(READY) + sum(map(len, hello)) + 2_048 <= module.HELLO_BYTES_MIN
 
 
 @pytest.mark.skipif(not module._COUNTED, reason="this system does not tell how many bytes came")
