@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from malamute.core.chunk_part import ChunkPart
-from malamute.matching import CompiledSelector, Group
+from malamute.matching import CompiledSelector
 from malamute.protocol.batch import (
     Columns,
     Frame,
@@ -106,13 +106,13 @@ class Loaded:
         found = selector.places(subjects, senders, headers)
         return [start + place for place in found] if start else found
 
-    def shared_places(self, audience: Audience, group: Group, start: int, stop: int) -> Sequence[int] | None:
-        """The same of a group, found once for all groups; None if the group came after that."""
+    def shared(self, audience: Audience, start: int, stop: int) -> SharedPlaces:
+        """The places that each plain group of an audience takes, found once."""
         found = self._shared.get((start, stop))
         if found is None:
             found = self._shared[start, stop] = audience.places(self.columns, start, stop)
             self._spent += audience.take_work()
-        return audience.places_of(group, found)
+        return found
 
     def part(self, places: Sequence[int] | None = None) -> ChunkPart:
         """The messages at these places; all of them is the chunk as it is. Equal parts are one."""

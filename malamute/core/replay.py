@@ -2,8 +2,13 @@
 
 A subscription that is behind and has credit *wakes*. At the end of the iteration it is served from where its
 cursor is: out of the chunks that wait for the disk, which are in memory, or by a read from the journal, whose
-result comes in a later iteration. Who waits at the same place shares a read. A read is bounded, and so is the
-number of reads in one iteration, so readers take turns and memory stays within bounds however many there are.
+result comes in a later iteration. A read is bounded, and so is the number of reads in one iteration, so
+readers take turns and memory stays within bounds however many there are.
+
+A read and those who are served what it finds are a *pass*. Who waits at the same place shares one. Who is
+close in front of one joins it: it waits until those behind have come nearer, and where they meet all become
+one pass, for which each chunk is decoded and looked up once. It does so once at each place, so whoever
+follows holds it up for a read of its own at the most. Nobody waits so for a costly selector.
 """
 
 from __future__ import annotations
@@ -11,6 +16,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from functools import partial
+from itertools import product
 from operator import attrgetter
 from typing import TYPE_CHECKING, Protocol
 
@@ -40,6 +46,15 @@ SERVE_WORK = 20
 PASS_WORK = 3
 """What a reader costs for whom there is nothing."""
 
+READERS_STEP = 500
+"""Readers that are moved on between two looks at whether there is work left."""
+
+READERS_PASSED = 1
+"""Those of many who share a look-up, and for whom there is nothing, that are moved on in a microsecond."""
+
+REACH_READS = 4
+"""How far in front of a pass a reader may be to join it, in reads."""
+
 
 class ReplayedStream(SourceStream, Protocol):
     """What replay needs of its stream."""
@@ -55,6 +70,31 @@ class ReplayedStream(SourceStream, Protocol):
 
     def deliver(self, loaded: Loaded) -> None:
         """Deliver a chunk that is on the disk to those who waited for that."""
+
+
+class _Pass:
+    """A read, and those who are served what it finds."""
+
+    __slots__ = ("costly", "going", "readers", "served", "start")
+
+    def __init__(self, start: int) -> None:
+        self.start = start
+        self.served = start - 1
+        """The last message of the chunk that is being served, or before the first one."""
+        self.readers: dict[int, Reader] = {}
+        """All who wait for it to end."""
+        self.going: dict[int, Reader] = {}
+        """Those of them who are to have what is still to be served."""
+        self.costly = False
+        """Whether a reader's selector is: nobody is to wait for such a one who need not."""
+
+    def add(self, reader: Reader, *, costly: bool) -> None:
+        self.readers[id(reader)] = self.going[id(reader)] = reader
+        self.costly |= costly
+
+    def remove(self, reader: Reader) -> None:
+        self.readers.pop(id(reader), None)
+        self.going.pop(id(reader), None)
 
 
 class Replay:
@@ -74,10 +114,10 @@ class Replay:
         """Those that wait for what is on its way to the disk."""
         self._selectors: dict[Group, CompiledSelector] = {}
         """Made ready for those that are behind."""
-        self._readers: dict[int, list[Reader]] = {}
-        """Those who wait for a read, by where it begins."""
-        self._serving: list[dict[int, Reader]] = []
-        """Those who are served what a read has found."""
+        self._passes: list[_Pass] = []
+        """Those that are under way."""
+        self._reach = 0
+        """How many messages the last read brought."""
 
     def wake(self, subscription: Reader) -> None:
         """Serve a subscription that is behind and has credit, at the end of this iteration."""
@@ -92,11 +132,8 @@ class Replay:
 
     def rewind(self, subscription: Reader, sequence: int) -> None:
         """Have it go on from another sequence: what it waits or was to wake for is not what it needs."""
-        for waiting in self._readers.values():
-            if subscription in waiting:
-                waiting.remove(subscription)
-        for serving in self._serving:
-            serving.pop(id(subscription), None)
+        for under_way in self._passes:
+            under_way.remove(subscription)
         self.waking.pop(id(subscription), None)
         subscription.reading = False
         subscription.rewind(sequence)
@@ -152,9 +189,7 @@ class Replay:
                 self.waking[id(subscription)] = self.waking.pop(id(subscription))
                 return
             if subscription.cursor <= stream.last_stored:
-                if len(stream.effects.reads) + stream.effects.replaying < READS_MAX:
-                    del self.waking[id(subscription)]
-                    self._read(subscription)
+                self._read(subscription)
                 return
             loaded = self._in_memory(subscription.cursor, head)
             if loaded is None:
@@ -199,36 +234,62 @@ class Replay:
                 self.stream.effects.replay_work -= work
 
     def _read(self, subscription: Reader) -> None:
-        subscription.reading = True
-        readers = self._readers.setdefault(subscription.cursor, [])
-        readers.append(subscription)
-        if len(readers) == 1:
-            # Single messages lie far apart: what follows them would be read in vain.
-            size_bytes = 1 if subscription.wanted else READ_BYTES
-            read = ReadChunks(self.stream.name, subscription.cursor, size_bytes)
-            # What is stored while it is under way, the read may not have seen.
-            self.stream.effects.ask(
-                read,
-                partial(self.replayed, read.start, self.stream.last_stored),
-                partial(self.not_replayed, read.start),
-            )
+        """Have it wait for a read that is under way, or else for its own if there may be one more."""
+        effects = self.stream.effects
+        costly = self.stream.audience.is_costly(subscription.group)
+        under_way = self._pass_for(subscription, costly=costly)
+        if under_way is None and len(effects.reads) + effects.replaying < READS_MAX:
+            under_way = self._begin_pass(subscription)
+        if under_way is not None:
+            del self.waking[id(subscription)]
+            subscription.reading = True
+            under_way.add(subscription, costly=costly)
 
-    def replayed(self, start: int, last: int, result: ReadResult) -> None:
-        """Serve what a read found to those who waited for it; `last` was on the disk when it was asked."""
+    def _pass_for(self, subscription: Reader, *, costly: bool) -> _Pass | None:
+        """The nearest pass that begins where a reader is, or that it joins."""
+        cursor = subscription.cursor
+        near = [some for some in self._passes if some.start <= cursor and some.served < cursor]
+        found = max(near, key=attrgetter("served", "start"), default=None)
+        if found is None or found.start == cursor:
+            return found
+        if subscription.joined == cursor or cursor - found.served > REACH_READS * self._reach:
+            return None
+        if costly or found.costly or subscription.wanted:
+            return None
+        subscription.joined = cursor
+        return found
+
+    def _begin_pass(self, subscription: Reader) -> _Pass:
+        # Single messages lie far apart: what follows them would be read in vain.
+        size_bytes = 1 if subscription.wanted else READ_BYTES
+        under_way = _Pass(subscription.cursor)
+        self._passes.append(under_way)
+        # What is stored while it is under way, the read may not have seen.
+        self.stream.effects.ask(
+            ReadChunks(self.stream.name, under_way.start, size_bytes),
+            partial(self._replayed, under_way, self.stream.last_stored),
+            partial(self._not_replayed, under_way),
+        )
+        return under_way
+
+    def _replayed(self, under_way: _Pass, last: int, result: ReadResult) -> None:
+        """Serve what a read found; `last` was on the disk when it was asked."""
         self.stream.first_kept = max(self.stream.first_kept, result.first)
-        readers = {id(reader): reader for reader in self._readers.pop(start, ()) if reader.open}
+        if result.found:
+            self._reach = result.found[-1].last + 1 - under_way.start
         self.stream.effects.replaying += 1
-        run_workflow(self.stream.effects, self._replay(readers, last, result))
+        run_workflow(self.stream.effects, self._replay(under_way, last, result))
 
-    def _replay(self, readers: dict[int, Reader], last: int, result: ReadResult) -> Workflow:
-        """Serve the readers of one read, as far as there is work in each iteration."""
-        going = readers.copy()
-        self._serving += readers, going
+    def _replay(self, under_way: _Pass, last: int, result: ReadResult) -> Workflow:
+        """Serve the readers of a pass, as far as there is work in each iteration."""
+        going = under_way.going
         try:
             for found in result.found:
+                under_way.served = found.last
                 if isinstance(found, Damage):
-                    for subscription in filter(attrgetter("ready"), [*going.values()]):
-                        subscription.skip(found.last, found.reason)
+                    for subscription in [*going.values()]:
+                        if subscription.open and subscription.ready:
+                            subscription.skip(found.last, found.reason)
                 elif found.last >= self.stream.next_dispatch:
                     # The read has overtaken the answer of the commit. What is held for that answer is offered
                     # to all who are LIVE then, and each of these will be.
@@ -236,13 +297,12 @@ class Replay:
                 else:
                     yield from self._serve_all(going, found)
                 # Who has not had all of this is not to have what follows. It reads again.
-                for subscription in [*going.values()]:
-                    if not subscription.open or subscription.cursor <= found.last:
-                        del going[id(subscription)]
+                for key in [key for key, reader in going.items() if reader.cursor <= under_way.served]:
+                    del going[key]
         finally:
-            self._serving = [some for some in self._serving if some is not readers and some is not going]
+            self._passes.remove(under_way)
             self.stream.effects.replaying -= 1
-        for subscription in readers.values():
+        for subscription in under_way.readers.values():
             if not subscription.open:
                 continue
             subscription.reading = False
@@ -250,29 +310,62 @@ class Replay:
                 subscription.skip(last, OVERWRITTEN)
             subscription.unblock()
 
-    def not_replayed(self, start: int, error: MalamuteError) -> None:
+    def _not_replayed(self, under_way: _Pass, error: MalamuteError) -> None:
         """A read came to nothing: whoever waited for it learns why."""
-        for subscription in self._readers.pop(start, ()):
+        self._passes.remove(under_way)
+        for subscription in under_way.readers.values():
             if subscription.open:
                 subscription.reading = False
-                subscription.fail(error)
+                if subscription.cursor > under_way.start:
+                    # What it needs itself lies further on.
+                    subscription.unblock()
+                else:
+                    subscription.fail(error)
 
     def _serve_all(self, going: dict[int, Reader], chunk: Chunk) -> Workflow:
         """Serve a chunk to those who are ready for it."""
         loaded = Loaded.read(chunk)
+        effects = self.stream.effects
         shared = self.stream.audience.shares(len({subscription.group for subscription in going.values()}))
-        for subscription in [*going.values()]:
-            try:
-                # Between two steps one may end, or be rewound.
-                while id(subscription) in going and subscription.open and subscription.ready:
-                    if subscription.cursor > chunk.last:
-                        break
-                    if self.stream.effects.replay_work > 0:
-                        self._serve(subscription, loaded, shared=shared)
-                    else:
-                        yield GO_ON
-            except Exception as error:
-                self._fail(subscription, error)
+        readers = [*going.values()]
+        step = STEP if shared else chunk.count
+        for start, number in product(range(0, chunk.count, step), range(0, len(readers), READERS_STEP)):
+            while effects.replay_work <= 0:
+                yield GO_ON
+            some = readers[number : number + READERS_STEP]
+            stop = min(start + step, chunk.count)
+            for subscription in self._move_on(going, some, loaded, start, stop) if shared else some:
+                try:
+                    # Between two steps one may end, or be rewound.
+                    while id(subscription) in going and subscription.open and subscription.ready:
+                        if subscription.cursor >= chunk.first + stop:
+                            break
+                        if effects.replay_work > 0:
+                            self._serve(subscription, loaded, shared=shared)
+                        else:
+                            yield GO_ON
+                except Exception as error:
+                    self._fail(subscription, error)
+
+    def _move_on(
+        self, going: dict[int, Reader], readers: list[Reader], loaded: Loaded, start: int, stop: int
+    ) -> list[Reader]:
+        """Move those past some places of a chunk for whom there is nothing there. Returns the others."""
+        try:
+            found = loaded.shared(self.stream.audience, start, stop)
+        except Exception:
+            # Each of them meets it for itself.
+            return readers
+        first, after = loaded.chunk.first + start, loaded.chunk.first + stop
+        places_of = self.stream.audience.places_of
+        left: list[Reader] = []
+        for reader in readers:
+            if reader.cursor < first or places_of(reader.group, found) != ():
+                left.append(reader)
+            elif reader.cursor < after and id(reader) in going:
+                reader.move(after)
+        self.stream.effects.replay_work -= len(readers) // READERS_PASSED + loaded.take_spent()
+        return left
 
     def _serve(self, subscription: Reader, loaded: Loaded, *, shared: bool = False) -> None:
         """Serve a chunk, or as much of it as is looked at in one step, from the cursor on.
@@ -285,7 +378,8 @@ class Replay:
         if shared:
             start = (subscription.cursor - chunk.first) // STEP * STEP
             stop = min(start + STEP, chunk.count)
-            places = loaded.shared_places(self.stream.audience, subscription.group, start, stop)
+            audience = self.stream.audience
+            places = audience.places_of(subscription.group, loaded.shared(audience, start, stop))
             if places is not None:
                 self._pass(subscription, loaded, places, stop)
                 return

@@ -95,6 +95,8 @@ class Reader:
         self.head = 0
         # Until it is known where to begin, it is as if it waited for a read.
         self.reading = True
+        self.joined = 0
+        """Where it last joined a pass from further back; from there it goes on by itself."""
         self.began = False
         self.delivered = 0
         self.skipped = 0
@@ -157,6 +159,7 @@ class Reader:
 
     def cancel(self) -> None:
         """End it."""
+        self.began = False
         self.stream.audience.remove(id(self))
         self.stream.forget(self)
 
@@ -278,6 +281,10 @@ class Subscription(Reader):
 
     def offer(self, part: ChunkPart) -> int:
         """Send as much of a part as there is credit for. Returns the first sequence left out, or 0."""
+        if self.session.review is not None:
+            self.session.review(self.session)
+            if not self.open:
+                return 0
         credit = self.credit
         if self.session.blocked:
             room = 0
