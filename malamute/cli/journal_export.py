@@ -13,7 +13,7 @@ import click
 from click.core import ParameterSource
 
 from malamute.cli.exit_codes import ERROR
-from malamute.cli.options import examples, json_option
+from malamute.cli.options import connection_of, examples, json_option
 from malamute.cli.printing import printable, to_json
 from malamute.cli.signals import until_stopped
 from malamute.cli.tables import show_rows
@@ -36,6 +36,9 @@ data_option = click.option(
 )
 url_option = click.option(
     "--url", "-u", help="Read from the broker at this address instead of a data directory."
+)
+context_option = click.option(
+    "--context", metavar="NAME", help="The same of the broker that `malamute context add` gave this name."
 )
 streams_option = click.option(
     "--stream", "streams", multiple=True, metavar="NAME", help="A stream; all of them without this option."
@@ -66,6 +69,7 @@ def _promoted(
 @click.option("--to", "target", metavar="DIR|URL", help="Where the files go.")
 @data_option
 @url_option
+@context_option
 @click.option("--since", default="", metavar="WHEN", help="Nothing before: 2024-05-31T12:00, 7d or seq:N.")
 @click.option("--until", default="", metavar="WHEN", help="Nothing from then on.")
 @click.option("--follow", is_flag=True, help="Go on with what comes, until interrupted.")
@@ -93,6 +97,7 @@ def export(
     target: str | None,
     data: Path,
     url: str | None,
+    context: str | None,
     since: str,
     until: str,
     *,
@@ -118,7 +123,7 @@ def export(
     if follow and until:
         raise click.UsageError("--follow with --until: expected one of them, because --follow has no end")
     limits = {"since": _when(since), "until": _when(until)}
-    with open_history(**_source(data, url)) as history:
+    with open_history(**_source(data, url, context)) as history:
         if not follow:
             _print_rows(_export_all(history, streams, place, promoted, **limits), as_json=as_json)
             return
@@ -130,8 +135,14 @@ def export(
                 stop.wait(every)
 
 
-def _source(data: Path, url: str | None) -> dict[str, str]:
-    return {"url": url} if url else {"data": str(data)}
+def _source(data: Path, url: str | None, context: str | None) -> dict[str, Any]:
+    """What to read from. Who connects to a broker, the context or the environment says."""
+    from malamute.spark.login import Login
+
+    if not (url or context):
+        return {"data": str(data)}
+    connection = connection_of(click.get_current_context())
+    return {"url": connection.url, "login": Login.of(connection.credentials)}
 
 
 def _place(target: str) -> ExportLocation:
@@ -190,6 +201,7 @@ def _print_rows(rows: list[dict[str, Any]], *, as_json: bool) -> None:
 @click.option("--from", "target", required=True, metavar="DIR|URL", help="Where the files are.")
 @click.option("--data", type=DIRECTORY, help="Compare with the journal in this data directory.")
 @url_option
+@context_option
 @json_option
 @click.pass_context
 def export_verify(
@@ -198,6 +210,7 @@ def export_verify(
     target: str,
     data: Path | None,
     url: str | None,
+    context: str | None,
     *,
     as_json: bool,
 ) -> None:
@@ -213,8 +226,8 @@ def export_verify(
     names = streams or tuple(exported_streams(place))
     if not names:
         raise NotFound(f"no export in {target}: export to it first, with `malamute journal export`")
-    if data or url:
-        with open_history(**_source(data or Path(), url)) as history:
+    if data or url or context:
+        with open_history(**_source(data or Path(), url, context)) as history:
             rows = _verified(place, names, history)
     else:
         rows = _verified(place, names, None)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from malamute.cli.exit_codes import ERROR
-from malamute.cli.options import URL, examples, json_option
+from malamute.cli.options import URL, connection_of, context_option, examples, json_option
 from malamute.cli.printing import printable, to_json
 from malamute.cli.signals import interruptible
 from malamute.cli.tables import show_rows
@@ -261,7 +261,8 @@ def _none(wanted: Sequence[Any], hits: Sequence[Any]) -> list[str]:
     help="To wait for a broker.",
 )
 @click.option("--dry-run", is_flag=True, help="Only show what would be published.")
-@click.option("--url", "-u", envvar="MALAMUTE_URL", default=URL, show_default=True, help="The broker.")
+@click.option("--url", "-u", envvar="MALAMUTE_URL", show_default=URL, help="The broker.")
+@context_option
 @master_option
 @json_option
 def replay(
@@ -274,7 +275,8 @@ def replay(
     name: str,
     patience_seconds: float,
     dry_run: bool,
-    url: str,
+    url: str | None,
+    context: str | None,
     master: str,
     as_json: bool,
 ) -> None:
@@ -283,10 +285,14 @@ def replay(
     Whatever fails on the way, the same command continues where it was. Messages get headers that say where
     they come from: malamute.stream, malamute.sequence, malamute.time and malamute.sender.
     """
+    from malamute.spark.login import Login
     from malamute.spark.replay import ReplaySettings, plan
     from malamute.spark.replay import replay as run
 
-    options = ReplaySettings(url, into, patterns, where, speed, name, patience_seconds).named(history)
+    connection = connection_of(click.get_current_context())
+    login = Login.of(connection.credentials)
+    options = ReplaySettings(connection.url, into, patterns, where, speed, name, patience_seconds, login)
+    options = options.named(history)
     if dry_run:
         show_rows([_planned(one) for one in plan(history, options)], as_json=as_json)
         return

@@ -106,14 +106,14 @@ TABLES = {
     "volume": ("kind = 'prefix'", "stream", _seconds("slot", "window"), "name as prefix", *_SUMS),
     "subjects": ("kind = 'subject'", "stream", "name as subject", *_SUMS),
     "senders": (
-        "kind = 'heard'",
+        "kind = 'sender_total'",
         *("stream", "name as sender", *_SUMS, *_EXTENT, *PERCENTS),
         *(f"{_SILENCE} as longest_silence", _seconds("slot", "silent_since")),
         f"coalesce({_SILENCE} > {LATE} * p99 and {_SILENCE} >= {{window}}, false) as late",
     ),
     "sender_volume": ("kind = 'sender'", "stream", _seconds("slot", "window"), "name as sender", *_SUMS),
     "intervals": ("kind = 'interval'", "stream", "name as sender", "slot as bucket", "messages"),
-    "gaps": ("kind = 'hole'", "stream", "first", "last", "last - first + 1 as messages"),
+    "gaps": ("kind = 'gap'", "stream", "first", "last", "last - first + 1 as messages"),
     "headers": (
         "kind = 'header'",
         *("stream", "name as header", "messages", "count as numbers"),
@@ -188,17 +188,17 @@ def _whole(parts: DataFrame) -> DataFrame:
     from pyspark.sql import functions as f
     from pyspark.sql.pandas.types import from_arrow_schema
 
-    name = f.when(f.col("kind") == "cut", f.col("name")).alias("name")
+    name = f.when(f.col("kind") == "rest", f.col("name")).alias("name")
     window = f.when(f.col("kind") == "window", f.col("slot")).alias("window")
     sums = (f.count("*").alias("rows"), f.max("last_time").alias("end"), f.sum("high").alias("high"))
     found = parts.groupBy("kind", "stream", name, window).agg(*sums, f.sum("messages").alias("messages"))
     most = (f.sum("rows").alias("rows"), f.max("end").alias("end"), f.max("high").alias("high"))
     counted = found.groupBy("kind", "stream", "name").agg(*most, f.max("messages").alias("most")).collect()
-    of = {kind: [row for row in counted if row["kind"] == kind] for kind in ("run", "window", "cut")}
+    of = {kind: [row for row in counted if row["kind"] == kind] for kind in ("run", "window", "rest")}
     known = Known(
         {row["stream"]: row["end"] for row in of["run"]},
         {row["stream"]: row["most"] for row in of["window"]},
-        {(row["stream"], row["name"]): int(row["high"]) for row in of["cut"]},
+        {(row["stream"], row["name"]): int(row["high"]) for row in of["rest"]},
     )
     parts = parts.where("not kind <=> 'window'")  # `!=` would make it another schema, without nulls
     count = -(-sum(row["rows"] for row in counted if row["kind"] != "window") // ROWS_EACH)
@@ -260,8 +260,8 @@ def _exact(tables: Tables, numbers: DataFrame, others: Column) -> dict[str, Data
     """The tables with the gaps and duplicates of some streams out of their sequences themselves."""
     from pyspark.sql import functions as f
 
-    holes = _holes(numbers).selectExpr("stream", "first", "last", "last - first + 1 as messages")
-    missing = holes.groupBy("stream").agg(f.count("*").alias("gaps"), f.sum("messages").alias("missing"))
+    gaps = _gaps(numbers).selectExpr("stream", "first", "last", "last - first + 1 as messages")
+    missing = gaps.groupBy("stream").agg(f.count("*").alias("gaps"), f.sum("messages").alias("missing"))
     duplicates = numbers.groupBy("stream").agg(f.sum("copies").alias("duplicates"))
     streams = tables["streams"]
     counted = (
@@ -272,7 +272,7 @@ def _exact(tables: Tables, numbers: DataFrame, others: Column) -> dict[str, Data
     counted = counted.na.fill(0, ["gaps", "missing"]).select(*streams.columns)
     return {
         "streams": streams.where(others).unionByName(counted),
-        "gaps": tables["gaps"].where(others).union(holes),
+        "gaps": tables["gaps"].where(others).union(gaps),
     }
 
 
@@ -284,7 +284,7 @@ def _sequences(spark: SparkSession, history: ExportedHistory, streams: Sequence[
     return files.groupBy("stream", "sequence").agg((f.count("*") - 1).alias("copies"))
 
 
-def _holes(numbers: DataFrame) -> DataFrame:
+def _gaps(numbers: DataFrame) -> DataFrame:
     from pyspark.sql import Window
     from pyspark.sql import functions as f
 

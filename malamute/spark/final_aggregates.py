@@ -7,12 +7,12 @@ known of all rows is given (`Known`). It makes rows of these kinds:
     stream    -          messages, bytes, first, last, first_time, last_time, gaps, missing, duplicates,
                          crossed, most: messages of the fullest window; p50, p95, p99: from one message to
                          the next
-    heard     sender     messages, bytes, first_time, last_time, silence: the longest, slot: since when;
+    sender_total  sender messages, bytes, first_time, last_time, silence: the longest, slot: since when;
                          p50, p95, p99: from one message of the sender to the next
     header    header     messages, count, low, high, total, mean, deviation, and messages of each type
     value     header     messages; within: how many more there may be
     queue_time  queue    p50, p95, p99; and so `processing_time` and `total_time`
-    hole      -          first, last, between row groups as well
+    gap       -          first, last, between row groups as well
 
 and `prefix`, `sender`, `subject`, `interval`, `queue`, `event` and `consumer` added up, and `damage` as it
 was. A stream is `crossed` when row groups hold the same sequences; then its gaps and duplicates are to be
@@ -36,7 +36,7 @@ PERCENTILES = (0.50, 0.95, 0.99)
 TYPES = (*KINDS, "none")
 
 TIMES = ("queue_time", "processing_time", "total_time")
-SPREAD = ("prefix", "sender", "subject", "value", "queue", "event", "consumer", "hole")
+SPREAD = ("prefix", "sender", "subject", "value", "queue", "event", "consumer", "gap")
 """Kinds of which the rows of a name may be divided among tasks by their `value`, `slot` and `first`."""
 
 SUMMED = (*SPREAD[:-1], "interval", *TIMES)
@@ -74,9 +74,9 @@ def whole(batches: Iterable[pa.RecordBatch], known: Known) -> Iterator[pa.Record
     found = [
         _within(_of(summed, *COUNTED), known),
         _of(times, *TIMES),
-        _of(table, "hole", "damage"),
+        _of(table, "gap", "damage"),
         *_streams(table, apart, known),
-        _heard(spans, apart, known),
+        _senders(spans, apart, known),
         _headers(_of(table, "header", "type")),
     ]
     joined = pa.concat_tables([WHOLE.empty_table(), *found], promote_options="default")
@@ -188,13 +188,13 @@ def _streams(table: pa.Table, apart: pa.Table, known: Known) -> Iterator[pa.Tabl
     later = np.delete(np.arange(len(firsts)), runs.starts)
     steps = np.ones(len(firsts), np.int64)
     steps[later] = firsts[later] - reached[later - 1]
-    holes = np.flatnonzero(steps > 1)
+    gaps = np.flatnonzero(steps > 1)
     yield pa.table(
         {
-            "kind": pa.repeat("hole", len(holes)),
-            "stream": runs.rows.column("stream").take(pa.array(holes)),
-            "first": reached[holes - 1] + 1,
-            "last": firsts[holes] - 1,
+            "kind": pa.repeat("gap", len(gaps)),
+            "stream": runs.rows.column("stream").take(pa.array(gaps)),
+            "first": reached[gaps - 1] + 1,
+            "last": firsts[gaps] - 1,
         }
     )
     messages, duplicates = (runs.each(np.add, runs[name]) for name in ("messages", "slot"))
@@ -218,7 +218,7 @@ def _streams(table: pa.Table, apart: pa.Table, known: Known) -> Iterator[pa.Tabl
     yield streams.join(apart, "stream", use_threads=False)
 
 
-def _heard(spans: _Grouped, apart: pa.Table, known: Known) -> pa.Table:
+def _senders(spans: _Grouped, apart: pa.Table, known: Known) -> pa.Table:
     """The senders."""
     before, begins = spans["last_time"], spans["first_time"]
     following = np.roll(begins, -1)
@@ -236,8 +236,8 @@ def _heard(spans: _Grouped, apart: pa.Table, known: Known) -> pa.Table:
         "silence": longest,
         "slot": spans.each(np.maximum, np.where(lengths == spans.spread(longest), since, 0)),
     }
-    heard = spans.table("heard", ("stream", "name"), columns)
-    senders = heard.filter(heard.column("name").is_valid())
+    totals = spans.table("sender_total", ("stream", "name"), columns)
+    senders = totals.filter(totals.column("name").is_valid())
     return senders.join(apart, ["stream", "name"], use_threads=False)
 
 

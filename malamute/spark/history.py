@@ -18,6 +18,7 @@ from malamute.errors import ConfigError, Malformed, NotFound, TimedOut
 from malamute.protocol.admin import StatusQuery, StreamsQuery
 from malamute.protocol.batch import Columns, unpack_payload
 from malamute.protocol.start import SEQ, SINCE, TIME, Start
+from malamute.spark.login import ANYBODY, Login
 from malamute.store.operations import Damage
 
 if TYPE_CHECKING:
@@ -77,11 +78,16 @@ class HistorySource(Protocol):
         """Release it."""
 
 
-def open_history(*, data: str = "", url: str = "") -> AbstractContextManager[HistorySource]:
-    """The history in a data directory, or at a broker's URL. Raises `ConfigError` for both or none."""
+def open_history(
+    *, data: str = "", url: str = "", login: Login = ANYBODY
+) -> AbstractContextManager[HistorySource]:
+    """The history in a data directory, or at a broker's URL, where `login` says who connects.
+
+    Raises `ConfigError` for both or none.
+    """
     if bool(data) == bool(url):
         raise ConfigError("invalid source of history: expected either a data directory or a broker's URL")
-    return closing(StoreHistory(data) if data else BrokerHistory(url))
+    return closing(StoreHistory(data) if data else BrokerHistory(url, login))
 
 
 def range_of(history: HistorySource, stream: str) -> SequenceRange:
@@ -169,10 +175,8 @@ def _cut(columns: Columns, first: int, last: int) -> Columns:
 class BrokerHistory:
     """The history at a broker. Raises `ConnectTimeout` when none answers."""
 
-    def __init__(self, url: str) -> None:
-        from malamute.client.sync.client import connect
-
-        self._client: Client = connect(url, timeout=TIMEOUT_SECONDS, software="malamute-history")
+    def __init__(self, url: str, login: Login = ANYBODY) -> None:
+        self._client: Client = login.connect(url, timeout=TIMEOUT_SECONDS, software="malamute-history")
         self._events: list[events.Event] = []
         self._client.on_event = self._events.append
 

@@ -3,6 +3,8 @@
     path       an exported directory or URL, as `load` takes it
     data       a data directory, which may be in use
     url        a broker
+    user, password, token, curve, server_key
+               who connects there, as for `malamute.connect`; the environment of the program may say it, too
     stream     one stream; all of them without it
     since      nothing before: a time, seq:N, or since:1h
     until      nothing from then on
@@ -22,11 +24,13 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import NamedTuple
 
+from malamute.client.link.credentials import CREDENTIALS
 from malamute.errors import InvalidValue, NotFound
 from malamute.protocol.start import SEQ, SINCE
 from malamute.spark.export_location import ExportLocation
 from malamute.spark.filters import Condition
 from malamute.spark.history import HistorySource, open_history, parse_point
+from malamute.spark.login import ANYBODY, Login, login_of
 from malamute.spark.manifest import Manifest, exported_streams, load
 from malamute.spark.schema import Column, Promoted, all_columns, parse_promoted
 
@@ -45,7 +49,10 @@ GAP_COLUMNS = (
 """What `table=gaps` has: the range, why, and the file or an empty text."""
 
 NAMES = frozenset(
-    ("path", "data", "url", "stream", "since", "until", "columns", "promote", "table", "lost", "rows")
+    (
+        *("path", "data", "url", "stream", "since", "until", "columns", "promote", "table", "lost", "rows"),
+        *CREDENTIALS,
+    )
 )
 
 
@@ -63,6 +70,7 @@ class SourceOptions(NamedTuple):
     table: str = MESSAGES
     lost: str = REPORT
     rows: int = 0
+    login: Login = ANYBODY
 
     @classmethod
     def parse(cls, given: Mapping[str, str], lost: str = REPORT) -> SourceOptions:
@@ -77,6 +85,7 @@ class SourceOptions(NamedTuple):
             table=_one_of("table", texts.get("table", MESSAGES), MESSAGES, GAPS),
             lost=_one_of("lost", texts.get("lost", lost), REPORT, FAIL),
             rows=_count(texts.get("rows", "0")),
+            login=login_of(texts, texts.get("url", "")),
         )
         if sum(map(bool, (options.path, options.data, options.url))) != 1:
             raise InvalidValue(
@@ -132,7 +141,7 @@ class SourceOptions(NamedTuple):
     @contextmanager
     def history(self) -> Iterator[HistorySource]:
         """The data directory or the broker."""
-        with open_history(data=self.data, url=self.url) as history:
+        with open_history(data=self.data, url=self.url, login=self.login) as history:
             yield history
 
 

@@ -8,14 +8,14 @@ row groups as far as their sums can be added, and hands over what is left:
     sender    sender     window's start   messages, bytes
     subject   subject    -                messages, bytes; or by window, if nothing else is asked for
     window    -          window's start   messages
-    run       -          duplicates       messages, bytes, first, last, first_time, last_time, count: of holes
-    hole      -          -                first, last: sequences that are not there
+    run       -          duplicates       messages, bytes, first, last, first_time, last_time, count: of gaps
+    gap       -          -                first, last: sequences that are not there
     span      sender     silent since     as `run`, and high: the longest silence; no count
     interval  sender     bucket           messages; for the whole stream, the name is null
     header    header     -                messages; of finite numbers: count, low, high, total, squares
     type      header     -                messages; value: text, integer, number, flag or none
     value     header     -                messages; value: as text
-    cut       header     -                messages, of other values; high: the most that one of them has
+    rest      header     -                messages, of other values; high: the most that one of them has
     damage    path       row group        messages, as far as known; value: the reason
 
 Doubles are sequences that are there again. Times and silences are in nanoseconds. `squares` is the sum of the
@@ -216,11 +216,11 @@ def _by_window(
 
 
 def _order(part: HistoryPart) -> Iterator[pa.RecordBatch]:
-    """Whether the sequences are without holes, and how far apart the messages are."""
+    """Whether the sequences are without gaps, and how far apart the messages are."""
     batch, stream = part.batch, part.stream
     numbers, times = _ints(batch, "sequence"), _ints(batch, "time_ns")
     steps = np.diff(numbers)
-    holes = np.flatnonzero(steps > 1)
+    gaps = np.flatnonzero(steps > 1)
     ends = {
         "slot": [int((steps == 0).sum())],
         "messages": [len(numbers)],
@@ -229,11 +229,11 @@ def _order(part: HistoryPart) -> Iterator[pa.RecordBatch]:
         "last": numbers[-1:],
         "first_time": times[:1],
         "last_time": times[-1:],
-        "count": [len(holes)],
+        "count": [len(gaps)],
     }
     yield rows("run", stream, 1, **ends)
-    if len(holes):
-        yield rows("hole", stream, len(holes), first=numbers[holes] + 1, last=numbers[holes + 1] - 1)
+    if len(gaps):
+        yield rows("gap", stream, len(gaps), first=numbers[gaps] + 1, last=numbers[gaps + 1] - 1)
     found, counts = np.unique(buckets(np.diff(times)), return_counts=True)
     if len(found):
         yield rows("interval", stream, len(found), slot=found, messages=counts)
@@ -324,7 +324,7 @@ def _values(stream: str, name: str, column: pa.Array) -> Iterator[pa.RecordBatch
     if len(counts) > VALUES_MAX:
         order = np.argpartition(counts, -VALUES_MAX)
         listed, others = order[-VALUES_MAX:], counts[order[:-VALUES_MAX]]
-        yield rows("cut", stream, 1, name=[name], messages=[int(others.sum())], high=[float(others.max())])
+        yield rows("rest", stream, 1, name=[name], messages=[int(others.sum())], high=[float(others.max())])
         values, counts = values.take(pa.array(listed)), counts[listed]
     columns = {"name": pa.repeat(name, len(counts)), "value": values.cast(pa.string()), "messages": counts}
     yield rows("value", stream, len(counts), **columns)

@@ -40,7 +40,7 @@ import pyarrow as pa
 
 from malamute.client.events import Event, Gap, Lost
 from malamute.client.session.message import Message
-from malamute.client.sync.client import Client, connect
+from malamute.client.sync.client import Client
 from malamute.client.sync.consumers import Subscription
 from malamute.errors import (
     AddressTaken,
@@ -56,6 +56,7 @@ from malamute.errors import (
 from malamute.matching import Index, Selector, load_plugins
 from malamute.protocol.admin import CursorsQuery, StreamQuery
 from malamute.protocol.time_units import to_seconds
+from malamute.spark.login import ANYBODY, Login
 from malamute.spark.match import decoded
 from malamute.spark.scan import ExportDamage, ExportedHistory, HistoryBounds, HistoryPart, Piece, read, run
 
@@ -109,6 +110,7 @@ class ReplaySettings(NamedTuple):
     speed: float = 0.0
     name: str = ""
     patience_seconds: float = PATIENCE_SECONDS
+    login: Login = ANYBODY
 
     def selector(self) -> Selector:
         """Which messages. Raises `InvalidSelector`."""
@@ -156,7 +158,7 @@ def sources(history: ExportedHistory, options: ReplaySettings) -> list[ReplaySou
 def plan(history: ExportedHistory, options: ReplaySettings) -> list[ReplayPlan]:
     """What a replay would do now. Nothing is changed, at the broker or elsewhere."""
     options = options.named(history)
-    with connect(options.url, timeout=CONNECT_TIMEOUT_SECONDS) as client:
+    with options.login.connect(options.url, timeout=CONNECT_TIMEOUT_SECONDS) as client:
         return [
             _left(history, source, options, _position(client, source, options))
             for source in sources(history, options)
@@ -230,7 +232,7 @@ def _first_pace(
     history: ExportedHistory, options: ReplaySettings, todo: Sequence[ReplaySource]
 ) -> ReplayPace:
     """The pace that all streams keep: it begins now, with the first message that is left."""
-    with connect(options.url, timeout=CONNECT_TIMEOUT_SECONDS) as client:
+    with options.login.connect(options.url, timeout=CONNECT_TIMEOUT_SECONDS) as client:
         first = [_first_time(history, source, options, _position(client, source, options)) for source in todo]
     return ReplayPace(min(filter(None, first), default=0), time.time(), options.speed)
 
@@ -251,7 +253,9 @@ def _replay(
     """Replay one stream. Returns what became of it."""
     published = 0
     try:
-        with ReplayWriter(options.url, source.target, options.name, options.patience_seconds) as writer:
+        with ReplayWriter(
+            options.url, source.target, options.name, options.patience_seconds, options.login
+        ) as writer:
             for found in _selected(history, source, options, writer.position, COLUMNS):
                 if isinstance(found, ExportDamage):
                     yield _row(source, found._asdict())
@@ -382,10 +386,18 @@ def _cut(body: bytes, sizes: Sequence[int]) -> list[bytes]:
 class ReplayWriter:
     """The one writer of a replay into a target. `position` is the last sequence of then that is there."""
 
-    def __init__(self, url: str, target: str, name: str, patience_seconds: float = PATIENCE_SECONDS) -> None:
+    def __init__(
+        self,
+        url: str,
+        target: str,
+        name: str,
+        patience_seconds: float = PATIENCE_SECONDS,
+        login: Login = ANYBODY,
+    ) -> None:
         self.name = name
         self.position = 0
         self._url = url
+        self._login = login
         self._target = target
         self._patience_seconds = patience_seconds
         self._link: tuple[Client, Subscription] | None = None
@@ -441,7 +453,7 @@ class ReplayWriter:
     def _open(self) -> None:
         self._broken = False
         address = _address(self.name, self._target)
-        client = connect(
+        client = self._login.connect(
             self._url, address=address, timeout=CONNECT_TIMEOUT_SECONDS, software="malamute-replay"
         )
         client.on_event = self._guard

@@ -25,10 +25,11 @@ from pyspark.sql.datasource import (
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
-from malamute.client.sync.client import connect
+from malamute.client.link.credentials import CREDENTIALS
 from malamute.errors import InvalidValue
 from malamute.protocol.batch import Body
 from malamute.spark.history import TIMEOUT_SECONDS
+from malamute.spark.login import ANYBODY, Login, login_of
 from malamute.spark.schema import KINDS, PREFIX
 
 ROWS = 5000
@@ -37,7 +38,7 @@ ROWS = 5000
 GIVEN = frozenset(("sequence", "time", "time_ns", "sender", "parts", "size", "stream", "date"))
 """Columns that the broker gives its messages."""
 
-_OPTIONS = frozenset(("url", "stream", "checkpointlocation", "path"))
+_OPTIONS = frozenset(("url", "stream", "checkpointlocation", "path", *CREDENTIALS))
 
 
 def _is_text(kind: pa.DataType) -> bool:
@@ -75,6 +76,7 @@ class Target(NamedTuple):
     url: str
     stream: str
     columns: tuple[str, ...]
+    login: Login = ANYBODY
 
     @classmethod
     def parse(cls, options: Mapping[str, str], schema: StructType, *, overwrite: bool) -> Target:
@@ -92,13 +94,14 @@ class Target(NamedTuple):
             raise InvalidValue(f"no column 'subject' among {', '.join(fields.names)}: a message needs one")
         for field in fields:
             _check(field)
-        return cls(url, stream, tuple(name for name in fields.names if name not in GIVEN))
+        columns = tuple(name for name in fields.names if name not in GIVEN)
+        return cls(url, stream, columns, login_of(texts, url))
 
     def publish(self, batches: Iterator[pa.RecordBatch]) -> int:
         """Publish all rows, and return how many when they are stored."""
         count = 0
         with (
-            connect(self.url, timeout=TIMEOUT_SECONDS, software="malamute-spark") as client,
+            self.login.connect(self.url, timeout=TIMEOUT_SECONDS, software="malamute-spark") as client,
             client.publisher(self.stream, timeout=TIMEOUT_SECONDS) as publisher,
         ):
             for batch in batches:

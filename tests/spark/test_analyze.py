@@ -368,8 +368,8 @@ def test_values_beyond_the_limit_are_counted_and_bounded(tmp_path: Path) -> None
     values = [row for rows in tables for row in rows if row["kind"] == "value"]
     assert len(values) == VALUES_MAX
     assert one(values, value="often")["messages"] == 5
-    [cut] = [row for rows in tables for row in rows if row["kind"] == "cut"]
-    assert (cut["messages"], cut["high"]) == (1, 1.0)
+    [rest] = [row for rows in tables for row in rows if row["kind"] == "rest"]
+    assert (rest["messages"], rest["high"]) == (1, 1.0)
 
 
 def test_the_rows_of_a_task_do_not_grow_with_the_messages(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ DAY = 86_400
 
 
 def messages_of(count: int) -> list[Sent]:
-    """Messages with holes, of senders of whom some fall silent, with headers of all types."""
+    """Messages with gaps, of senders of whom some fall silent, with headers of all types."""
     chance = Random(3)
     seconds, sequence, found = 0.0, 0, []
     for number in range(count):
@@ -80,7 +80,14 @@ def test_it_is_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(scan, "PART_ROWS", 1)  # each row group is a part
     monkeypatch.setattr(scan, "SHARE_BYTES", 1)
     expected = tables([one.pieces], one)
-    assert {row["kind"] for row in expected} >= {"stream", "heard", "hole", "interval", "header", "value"}
+    assert {row["kind"] for row in expected} >= {
+        "stream",
+        "sender_total",
+        "gap",
+        "interval",
+        "header",
+        "value",
+    }
     assert not any(row["crossed"] for row in expected)
     for tasks in (1, 4, 50):
         found = tables(deal(many.pieces, tasks)[::-1], many)
@@ -203,7 +210,7 @@ def test_small_files_that_overlap_are_exact_where_one_task_reads_them(tmp_path: 
     found = tables([history.pieces], history)
     [stream] = [row for row in found if row["kind"] == "stream"]
     assert (stream["gaps"], stream["missing"], stream["duplicates"], stream["crossed"]) == (2, 3, 2, False)
-    assert [(row["first"], row["last"]) for row in found if row["kind"] == "hole"] == [(4, 4), (7, 8)]
+    assert [(row["first"], row["last"]) for row in found if row["kind"] == "gap"] == [(4, 4), (7, 8)]
     apart = tables([history.pieces[:1], history.pieces[1:]], history)
     assert [row["crossed"] for row in apart if row["kind"] == "stream"] == [True]
 

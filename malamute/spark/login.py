@@ -1,0 +1,49 @@
+"""Who connects to a broker: what a program on one machine says, for tasks that run on others."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from malamute.client.link.credentials import CREDENTIALS, given_by
+from malamute.errors import InvalidValue
+
+if TYPE_CHECKING:
+    from malamute.client.sync.client import Client
+
+
+@dataclass(frozen=True)
+class Login:
+    """The options of `malamute.connect` that say who it is. Nothing shows them: no text, no log, no plan."""
+
+    credentials: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+    @classmethod
+    def of(cls, given: Mapping[str, str], environ: Mapping[str, str] = os.environ) -> Login:
+        """What is given, and else what the environment here says: that of a task is another one.
+
+        Raises:
+            InvalidValue: the server key cannot be read. A curve key is read where it is used.
+        """
+        return cls(given_by(environ, {name: given[name] for name in CREDENTIALS if given.get(name)}))
+
+    def connect(self, url: str, **options: Any) -> Client:
+        """A client. Raises what `malamute.connect` does."""
+        from malamute.client.sync.client import connect
+
+        given: dict[str, Any] = {**self.credentials, **options}
+        return connect(url, **given)
+
+
+ANYBODY = Login()
+
+
+def login_of(texts: Mapping[str, str], url: str) -> Login:
+    """What the options of Spark say of who it is. Raises `InvalidValue` where no broker is asked."""
+    if not url:
+        if found := sorted(set(CREDENTIALS) & texts.keys()):
+            raise InvalidValue(f"option {found[0]!r} without a broker: expected the option url beside it")
+        return ANYBODY
+    return Login.of(texts)

@@ -1,0 +1,185 @@
+"""Spark's jobs at a broker that asks who connects, and that nothing they print has a secret."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+import zmq
+from click.testing import CliRunner
+from history_files import Sent, write
+from pyspark.sql import SparkSession
+from pyspark.sql.types import StringType, StructField, StructType
+
+import malamute
+from malamute.access import AccessRule, Account, Accounts
+from malamute.cli.contexts import Context, Contexts, file_of, save
+from malamute.cli.root import cli
+from malamute.client.link.credentials import given_by
+from malamute.config import AccessConfig, ListenConfig
+from malamute.config.accounts import hash_password, save_accounts
+from malamute.errors import AccessRefused, InvalidValue
+from malamute.server.daemon import open_broker
+from malamute.spark.history import open_history
+from malamute.spark.login import Login
+from malamute.spark.options import SourceOptions
+from malamute.spark.replay import ReplaySettings, ReplayWriter
+from malamute.spark.source import MalamuteSource
+from malamute.spark.writing import Target
+from malamute.testing import small_config
+
+SECRET = "open-sesame"
+ANN = {"user": "ann", "password": SECRET}
+KEY = zmq.curve_keypair()[0].decode()
+RULES = ("create,publish,subscribe stream/#", "receive mailbox/#", "view */#", "view broker/#")
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The URL of a broker that ann may use, and nobody else."""
+    accounts = tmp_path_factory.mktemp("login") / "accounts.toml"
+    save_accounts(Accounts([Account("ann", hash_password(SECRET))]), accounts)
+    config = small_config()
+    config = replace(
+        config,
+        storage=replace(config.storage, directory=accounts.parent / "data"),
+        listen=ListenConfig(endpoints=("plain+tcp://127.0.0.1:*",)),
+        access=AccessConfig(accounts=str(accounts), rules=tuple(map(AccessRule.parse, RULES))),
+    )
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    loop = open_broker(config, context)
+    thread = threading.Thread(target=loop.run)
+    thread.start()
+    (found,) = loop.endpoints
+    with malamute.connect(found, user="ann", password=SECRET) as client:
+        client.publish("s", "a", b"x", assurance="stored")
+    yield found
+    loop.stop()
+    thread.join()
+    context.term()
+
+
+@pytest.mark.parametrize(
+    ("environ", "given", "found"),
+    [
+        ({}, {}, {}),
+        ({"MALAMUTE_USER": "a", "MALAMUTE_PASSWORD": "b"}, {}, {"user": "a", "password": "b"}),
+        ({"MALAMUTE_USER": "a", "MALAMUTE_PASSWORD": "b"}, {"user": "c"}, {"user": "c", "password": "b"}),
+        ({"MALAMUTE_USER": "a", "MALAMUTE_PASSWORD": "b"}, {"token": "t"}, {"token": "t"}),
+        ({"MALAMUTE_USER": "a", "MALAMUTE_CURVE": "k"}, {}, {"user": "a"}),
+        ({"MALAMUTE_TOKEN": " t\n"}, {}, {"token": "t"}),
+        ({"MALAMUTE_SERVER_KEY": KEY}, {}, {}),
+        ({"MALAMUTE_SERVER_KEY": KEY}, {"curve": "k"}, {"curve": "k", "server_key": KEY}),
+        ({"MALAMUTE_CURVE": "k", "MALAMUTE_SERVER_KEY": KEY}, {"user": "a"}, {"user": "a"}),
+    ],
+)
+def test_a_task_gets_what_the_program_would_go_by(
+    environ: dict[str, str], given: dict[str, str], found: dict[str, str]
+) -> None:
+    assert given_by(environ, given) == found
+
+
+def test_a_server_key_is_read_where_its_file_is(tmp_path: Path) -> None:
+    path = tmp_path / "broker.key"
+    path.write_text(f'curve\n    public-key = "{KEY}"\n')
+    assert given_by({}, {"token": "t", "server_key": str(path)})["server_key"] == KEY
+    with pytest.raises(InvalidValue, match="key cannot be read"):
+        given_by({}, {"token": "t", "server_key": str(tmp_path / "none")})
+
+
+def test_no_text_of_it_has_the_secret_and_a_task_does() -> None:
+    login = Login.of({**ANN, "stream": "s"}, {})
+    options = SourceOptions.parse({"url": "tcp://127.0.0.1:9", "stream": "s", **ANN})
+    schema = StructType([StructField("subject", StringType())])
+    target = Target.parse({"url": "tcp://127.0.0.1:9", "stream": "s", **ANN}, schema, overwrite=False)
+    for one in (login, options, target, ReplaySettings("tcp://127.0.0.1:9", login=login)):
+        assert SECRET not in f"{one!r} {one}"
+    for one in (login, options.login, target.login):
+        assert pickle.loads(pickle.dumps(one)).credentials == ANN
+
+
+@pytest.mark.parametrize("name", ["user", "password", "token", "curve", "server_key"])
+def test_who_connects_is_asked_of_brokers_alone(name: str) -> None:
+    with pytest.raises(InvalidValue, match=f"option '{name}' without a broker: .* url") as caught:
+        SourceOptions.parse({"path": "/exports", name: SECRET})
+    assert SECRET not in caught.value.text
+
+
+def test_history_is_read_from_a_broker_by_who_may(url: str) -> None:
+    with open_history(url=url, login=Login.of(ANN)) as history:
+        assert [*history.streams()] == ["s"] or "s" in history.streams()
+    with pytest.raises(AccessRefused), open_history(url=url, login=Login.of({**ANN, "password": "guess"})):
+        pass
+
+
+def test_a_frame_is_published_by_who_may(url: str) -> None:
+    schema = StructType([StructField("subject", StringType())])
+    target = Target.parse({"url": url, "stream": "written", **ANN}, schema, overwrite=False)
+    assert target.publish(iter([pa.RecordBatch.from_pydict({"subject": ["a", "b"]})])) == 2
+
+
+def test_a_replay_is_written_by_who_may(url: str) -> None:
+    with ReplayWriter(url, "replayed", "r", 0.0, Login.of(ANN)) as writer:
+        assert writer.position == 0
+    with (
+        pytest.raises(AccessRefused),
+        ReplayWriter(url, "replayed", "r", 0.0, Login.of({"user": "eve", "password": "guess"})),
+    ):
+        pass
+
+
+def test_spark_reads_as_who_the_options_say_and_its_plan_has_no_secret(spark: SparkSession, url: str) -> None:
+    spark.dataSource.register(MalamuteSource)
+    frame = spark.read.format("malamute").options(url=url, stream="s", **ANN).load()
+    assert [row.subject for row in frame.select("subject").collect()] == ["a"]
+    assert SECRET not in str(frame._jdf.queryExecution())
+
+
+@pytest.fixture
+def context(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The name of a context of ann."""
+    for name in [name for name in os.environ if name.startswith("MALAMUTE_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    save(file_of(os.environ), Contexts("", {"safe": Context(url=url, user="ann", password=SECRET)}))
+    return "safe"
+
+
+def test_an_export_goes_by_a_context(context: str, tmp_path: Path) -> None:
+    out = str(tmp_path / "out")
+    for arguments in (
+        ("export", "--context", context, "--stream", "s", "--to", out),
+        ("export", "verify", "--context", context, "--from", out),
+    ):
+        result = CliRunner().invoke(cli, ["journal", *arguments])
+        assert result.exit_code == 0, result.output
+        assert SECRET not in result.output
+
+
+def test_an_export_goes_by_the_environment_where_a_url_is_given(
+    context: str, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MALAMUTE_USER", "ann")
+    monkeypatch.setenv("MALAMUTE_PASSWORD", SECRET)
+    arguments = ["journal", "export", "--url", url, "--stream", "s", "--to"]
+    result = CliRunner().invoke(cli, [*arguments, str(tmp_path / "out")])
+    assert result.exit_code == 0, result.output
+    monkeypatch.setenv("MALAMUTE_PASSWORD", "guess")
+    result = CliRunner().invoke(cli, [*arguments, str(tmp_path / "other")])
+    assert result.exit_code == 1
+    assert "error 401: connection to tcp://" in result.output
+
+
+def test_a_replay_goes_by_a_context(context: str, tmp_path: Path) -> None:
+    write(tmp_path / "h", "one", [Sent(1, "a", b"x")])
+    arguments = ["spark", "replay", str(tmp_path / "h"), "--dry-run", "--name", "r"]
+    result = CliRunner().invoke(cli, [*arguments, "--context", context, "--json"])
+    assert result.exit_code == 0, result.output
+    assert '"messages":1' in result.output.replace(" ", "")
+    assert SECRET not in result.output
