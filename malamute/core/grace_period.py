@@ -1,10 +1,10 @@
-"""Whether the wall clock may have been wrong when the broker started, and what must not hang on it.
+"""The grace period of a start: nothing expires while the wall clock may be wrong.
 
 While a broker runs its durations are counted (`malamute/server/clock.py`), and no step of the clock ends any.
 Over a restart there is nothing to count by: the times that were stored are compared with what the clock says.
 If it is far ahead of the newest of them, either no message came for long, or the clock is wrong. Whoever set
 it wrongly, or the daemon that keeps the time, needs a while to mend that. So nothing that was stored before
-ends by its time until then: what would be over is kept back, and delivered to nobody. If the clock was set
+expires during a grace period: what would be over is kept back, and delivered to nobody. If the clock was set
 back meanwhile, all get the time back that they had lost.
 """
 
@@ -17,8 +17,8 @@ from malamute.core.timers import Timers
 from malamute.protocol.time_units import to_seconds
 from malamute.store.operations import Recovered
 
-DOUBT_SECONDS = 600.0
-"""How long a start is in doubt, and how far the clock may be ahead of the newest message without any."""
+GRACE_SECONDS = 600.0
+"""How long a grace period lasts, and how far the clock may be ahead of the newest message without any."""
 
 
 def newest_time(recovered: Recovered) -> int:
@@ -28,8 +28,8 @@ def newest_time(recovered: Recovered) -> int:
     return max((*streams, *queues), default=0)
 
 
-class Doubt:
-    """The doubt in the clock of one start. It is over at `until`, in seconds; 0 if there was none."""
+class GracePeriod:
+    """The grace period of one start. It is over at `until`, in seconds; 0 if there was none."""
 
     def __init__(self, effects: Effects, timers: Timers, newest: int, over: Callable[[float], None]) -> None:
         """`newest` is the newest time that was stored; `over` gets the seconds by which it was wrong."""
@@ -39,8 +39,8 @@ class Doubt:
         self._over = over
         self._stepped = 0.0
         """The step of the clock that is not believed yet."""
-        if newest and effects.now - to_seconds(newest) > DOUBT_SECONDS:
-            self.until = effects.now + DOUBT_SECONDS
+        if newest and effects.now - to_seconds(newest) > GRACE_SECONDS:
+            self.until = effects.now + GRACE_SECONDS
             timers.at(self.until, self._end)
 
     def holds(self, time: int) -> bool:
