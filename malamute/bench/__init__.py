@@ -6,8 +6,8 @@ them share the machine, so a figure is for the whole.
 
 `scenarios` are those that have the same columns. Each of the others is a module of its own, with its options,
 its rows and `measure`: `commands`, `hostile`, `idle`, `iterator`, `journal`, `match`, `queues`, `replay`,
-`scale`, `slow_consumer`, `spark` and `start`. `peers` is a package, since it speaks with brokers of other
-projects.
+`scale`, `security`, `slow_consumer`, `spark` and `start`. `peers` is a package, since it speaks with brokers
+of other projects.
 
 What they share: `workspace` gives them a broker, `processes` runs `workloads` and lets them begin together
 (`asyncio_workloads` are those on an event loop), `machine` describes what it is measured on and watches the

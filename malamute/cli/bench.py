@@ -24,6 +24,7 @@ from malamute.bench import (
     replay,
     scale,
     scenarios,
+    security,
     slow_consumer,
     start,
 )
@@ -203,7 +204,7 @@ def bench() -> None:
     """Measure what this machine does; without a command it is run, which is all of them that are quick.
 
     Others take longer or have columns of their own: commands, hostile, idle, iterator, journal, latency,
-    peers, queues, replay, scale, slow-consumer, spark and start.
+    peers, queues, replay, scale, security, slow-consumer, spark and start.
 
     Each benchmark starts a broker as a process on LMDB in a temporary directory, with its fsync, unless --url
     names one; publishers, subscribers and workers are processes too. Broker and clients share the machine.
@@ -442,6 +443,27 @@ def hostile_command(as_json: bool, **given: Any) -> None:
     """
     options = hostile.HostileOptions(**{**given, "attacks": given["attacks"] or (*ATTACKS,)})
     _measure_alone(options, hostile.measure(options), {}, as_json=as_json)
+
+
+@bench.command("security")
+@messages_option(1_000_000, "Messages of the batched work; a hundredth of them are requests.")
+@SIZE
+@BATCH
+@count_option("--rules", 1000, "Rules, of which four are about what is measured.", least=4, most=100_000)
+@count_option("--rate", 1000, "Strangers that connect in a second.", most=100_000)
+@count_option("--sessions", 10_000, "Sessions when the rules change.", most=1_000_000)
+@count_option("--users", 100_000, "Accounts.", most=1_000_000)
+@rounds_option(5)
+@DATA
+@json_option
+def security_command(as_json: bool, **given: Any) -> None:
+    """What rules, CURVE, strangers at the door, a change of rules and many users cost.
+
+    Each round is one without and one with. A ratio is the time with it in parts of the time without.
+    """
+    options = security.SecurityOptions(**given)
+    about = {"strangers": f"of niceness {security.FLOOD_NICENESS}, with keys that nobody knows"}
+    _measure_alone(options, security.measure(options), about, as_json=as_json)
 
 
 @bench.command("iterator")

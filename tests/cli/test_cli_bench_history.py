@@ -203,3 +203,23 @@ def test_queues(measured: Any) -> None:
         assert row["messages"] >= 100
         assert row["extent"][0] <= row["per_second"] <= row["extent"][1]
         assert row["rss_anon_max_mib"] > 0
+
+
+def test_security(measured: Any) -> None:
+    small = ("--messages", "2000", "--rules", "20", "--rate", "50", "--sessions", "100", "--users", "50")
+    parameters, rows = measured("security", *small, "--rounds", "1")
+    assert parameters["rules"] == 20
+    assert "fsync" in parameters["durability"]
+    assert [row["what"] for row in rows] == [
+        "20 rules, batched publish",
+        "20 rules, round trip",
+        "CURVE, 100 bytes, batched 1 to 1",
+        "50 strangers/s, batched publish",
+        "change of rules, 100 sessions",
+        "50 users, memory",
+        "50 users, start and the stop before",
+        "50 users, reload",
+    ]
+    for row in rows:
+        assert row["secured"] > 0
+        assert row["extent"][0] <= row["extent"][1]
