@@ -14,8 +14,8 @@ are names of the package too: `malamute.TimedOut`.
     │   ├── AddressTaken       409      ├── TrackerInUse        422
     │   ├── Disconnected       410      ├── CursorLost          424
     │   ├── NotAsExpected      412      ├── TooMany             429
-    │   ├── TooLarge           413      ├── InvalidRule         417
-    │   │                               └── UnknownCommand      501
+    │   ├── TooLarge           413      ├── QuotaExceeded       430
+    │   ├── InvalidRule        417      └── UnknownCommand      501
     ├── Failed                      the broker could not do it now; the same command may succeed later
     │   ├── InternalError      500      ├── NoWorkers           504
     │   ├── TryLater           503      └── StorageFull         507
@@ -23,6 +23,11 @@ are names of the package too: `malamute.TimedOut`.
     │   ├── ConnectTimeout     600      ├── Closed              603
     │   ├── ConnectionLost     601      └── OutOfSockets        604
     │   ├── TimedOut           602
+    ├── HttpRefused                 the gateway refused an HTTP request; the broker has not seen it
+    │   ├── NoSuchResource     901      ├── LoginNeeded         905
+    │   ├── MethodRefused      902      ├── OriginRefused       906
+    │   ├── MediaTypeRefused   903      └── KeyReused           907
+    │   ├── RequestTimeout     904
     ├── ConfigError            700
     │   └── NotInstalled       701      what only an extra needs
     └── StoreError             800      the data directory
@@ -41,6 +46,7 @@ class MalamuteError(Exception):
 
     `text` says what was wrong with this one; `code` and `hint` belong to the class. `about` is the
     opcode of the command that was refused and `ref` its number or source; 0 where there is none.
+    After `retry_after` seconds the same command is not refused for this reason; 0.0 is not known.
     """
 
     code: ClassVar[int] = 0
@@ -51,6 +57,7 @@ class MalamuteError(Exception):
         self.text = text
         self.about = 0
         self.ref = 0
+        self.retry_after = 0.0
 
     def __str__(self) -> str:
         words = self.text or type(self).__name__
@@ -211,6 +218,24 @@ class TooMany(Refused):
     hint = "the limits are in the [limits] section of the broker's configuration"
 
 
+class QuotaExceeded(Refused):
+    """Raised when a user, or one of the groups that he is in, has as much as its quota allows.
+
+    If a rate is meant, the same command is not refused for it after `retry_after` seconds; that is 0 if no
+    time helps, but only something that is given back. The broker's own log has the `owner` and the `limit`.
+    """
+
+    code = 430
+    hint = "`malamute user show NAME` tells what is used; ask who runs the broker for more"
+
+    def __init__(
+        self, text: str = "", retry_after: float = 0.0, owner: tuple[str, str] = ("", ""), limit: str = ""
+    ) -> None:
+        super().__init__(text)
+        self.retry_after = retry_after
+        self.owner, self.limit = owner, limit
+
+
 class UnknownCommand(Refused):
     """Raised when the opcode is none of this version."""
 
@@ -348,6 +373,59 @@ class StoreLost(StoreError):
     hint = "look at the disk and the kernel's log, then start the broker again"
 
 
+class HttpRefused(MalamuteError):
+    """Raised when the HTTP gateway refused a request. The broker has not seen it."""
+
+
+class NoSuchResource(HttpRefused):
+    """Raised when an HTTP request names a path that the gateway does not have."""
+
+    code = 901
+    hint = "`/v1/openapi.json` of the gateway describes every path"
+
+
+class MethodRefused(HttpRefused):
+    """Raised when a path of the gateway does not know the method of an HTTP request."""
+
+    code = 902
+    hint = "use a method of the header Allow of the answer"
+
+
+class MediaTypeRefused(HttpRefused):
+    """Raised when the body of an HTTP request is of a type, or of an encoding, that is not read here."""
+
+    code = 903
+    hint = "give the header Content-Type one of the types that the text names"
+
+
+class RequestTimeout(HttpRefused):
+    """Raised when the body of an HTTP request did not come in time. Nothing was done."""
+
+    code = 904
+    hint = "send the whole body at once, in smaller requests if the line is slow"
+
+
+class LoginNeeded(HttpRefused):
+    """Raised when an HTTP request does not prove who sends it."""
+
+    code = 905
+    hint = "send the header Authorization, as Basic with user and password or as Bearer with a token"
+
+
+class OriginRefused(HttpRefused):
+    """Raised when a browser sends a request for a page of another site, or names a host that is not ours."""
+
+    code = 906
+    hint = "start the gateway with --allow-origin for that site, or with --allow-host for that name"
+
+
+class KeyReused(HttpRefused):
+    """Raised when an Idempotency-Key was used before, for another request."""
+
+    code = 907
+    hint = "make a new key for each request, and repeat it only with the same request"
+
+
 def _tree(base: type[MalamuteError]) -> list[type[MalamuteError]]:
     return [base] + [error for child in base.__subclasses__() for error in _tree(child)]
 
@@ -356,9 +434,10 @@ BY_CODE: dict[int, type[MalamuteError]] = {e.code: e for e in _tree(MalamuteErro
 """Every numbered error, by its number."""
 
 
-def from_wire(code: int, text: str) -> MalamuteError:
-    """The error that a number and its words stand for; an unknown number is a plain one."""
+def from_wire(code: int, text: str, about: int = 0, ref: int = 0, retry_after_ms: int = 0) -> MalamuteError:
+    """The error that a number, its words and the rest stand for; an unknown number is a plain one."""
     error = BY_CODE.get(code, MalamuteError)("")
     error.text = text if type(error).code == code else f"{text} (unknown error {code})"
     error.args = (error.text,)
+    error.about, error.ref, error.retry_after = about, ref, retry_after_ms / 1000
     return error

@@ -8,11 +8,15 @@ explains them.
     policy      all rules, users and groups, and what they grant to one of them
     explanation which rule decides
     scope       what somebody may do with one thing: which subjects, and which rows
+    account     who may log in, and what he gets by that
+    quota       how much of the broker somebody may have
     token       who somebody is by a bearer token
 """
 
+from malamute.access.account import Account, AccountBook, Accounts
 from malamute.access.explanation import DecisionReport, explain
 from malamute.access.policy import EVERYBODY, Grants, Policy, User
+from malamute.access.quota import Quota, Quotas
 from malamute.access.rule import ACTIONS, KINDS, AccessRule
 from malamute.access.scope import CommonScope, Decision, Grant, Scope
 
@@ -21,12 +25,17 @@ __all__ = [
     "EVERYBODY",
     "KINDS",
     "AccessRule",
+    "Account",
+    "AccountBook",
+    "Accounts",
     "CommonScope",
     "Decision",
     "DecisionReport",
     "Grant",
     "Grants",
     "Policy",
+    "Quota",
+    "Quotas",
     "Scope",
     "User",
     "explain",

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from malamute.access.policy import Claims, Policy
-from malamute.access.rule import Thing
+from malamute.access.rule import AccessRule, Thing
 from malamute.access.scope import Decision, Grant
 
 
@@ -34,16 +34,27 @@ class DecisionReport(NamedTuple):
 
 
 def explain(
-    policy: Policy, user: str, action: str, target: str, groups: Iterable[str] = (), claims: Claims = ()
+    policy: Policy,
+    user: str,
+    action: str,
+    target: str,
+    groups: Iterable[str] = (),
+    claims: Claims = (),
+    rules: Iterable[AccessRule] = (),
+    *,
+    in_force: bool = False,
 ) -> DecisionReport:
     """Whether a user may do something to `KIND/NAME[/SUBJECT]`.
+
+    `groups`, `claims` and `rules` are what is known of him beside what the policy says. There may be rules
+    `in_force` that it does not have.
 
     Raises:
         InvalidRule: the action or the target is none.
     """
     kind, name, subject = Thing.parse(action, target)
-    if not policy.in_force:
+    if not (policy.in_force or in_force):
         return DecisionReport(Decision(True), in_force=False)
-    scope = policy.grants(user, groups, claims).scope(action, kind, name)
+    scope = policy.grants(user, groups, claims, rules).scope(action, kind, name)
     about = tuple(term.by for term in (*scope.deny, *scope.allow))
     return DecisionReport(scope.decide(subject), in_force=True, about=about)

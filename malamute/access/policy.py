@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
+from malamute.access.quota import NO_QUOTAS, Owner, Quotas
 from malamute.access.rule import AccessRule, resolve_where
 from malamute.access.scope import ALL_SUBJECTS, Decision, Grant, Scope, Term
 from malamute.access.template import PatternTable, Values, marked, resolve
@@ -43,19 +44,15 @@ class Policy:
         rules: Iterable[AccessRule] = (),
         groups: Mapping[str, tuple[AccessRule, ...]] | None = None,
         users: Mapping[str, User] | None = None,
-        accounts: Mapping[str, tuple[str, ...]] | None = None,
-        disabled: frozenset[str] = frozenset(),
         keys: frozenset[str] = frozenset(),
+        quotas: Quotas = NO_QUOTAS,
     ) -> None:
-        """`accounts` are the users who may log in, where that is asked, with groups that they are in.
-
-        Those who are `disabled` may not, by a token neither. `keys` are those by which tokens are signed.
-        """
+        """`keys` are those by which tokens are signed."""
         self.rules = tuple(rules)
         self.groups = dict(groups or {})
         self.users = dict(users or {})
-        self.accounts = dict(accounts or {})
-        self.disabled, self.keys = disabled, keys
+        self.keys = keys
+        self.quotas = quotas
         self.in_force = bool(self.rules) or any(
             [*self.groups.values(), *(u.rules for u in self.users.values())]
         )
@@ -69,17 +66,23 @@ class Policy:
 
     __hash__ = None  # type: ignore[assignment]  # it has mappings
 
-    def grants(self, user: str, groups: Iterable[str] = (), claims: Claims = ()) -> Grants:
-        """What somebody has: a user of this name, in the groups that he is known to be in."""
+    def grants(
+        self,
+        user: str,
+        groups: Iterable[str] = (),
+        claims: Claims = (),
+        rules: Iterable[AccessRule] = (),
+    ) -> Grants:
+        """What somebody has: a user of this name, with groups and rules that he is known to have besides."""
         known = self.users.get(user, _UNKNOWN)
         values = {f"claim.{name}": value for name, value in (*known.claims, *claims)}
         if user:
             values["user"] = user
-        own = [Grant(f"user {user}", rule) for rule in known.rules]
+        own = [Grant(f"user {user}", rule) for rule in (*known.rules, *rules)]
         shared = [(EVERYBODY, self.rules)]
         shared += [
             (f"group {group}", self.groups[group])
-            for group in sorted({*known.groups, *self.accounts.get(user, ()), *groups})
+            for group in sorted({*known.groups, *groups})
             if group in self.groups
         ]
         tables = []
@@ -91,8 +94,13 @@ class Policy:
             tables.append(self._tables[owner])
         return Grants([*tables, RuleTable(own, values)])
 
+    def quota_owners(self, user: str, groups: Iterable[str] = ()) -> list[Owner]:
+        """Whose quotas somebody is under: a user of this name, with groups that he has besides."""
+        known = self.users.get(user, _UNKNOWN)
+        return [*self.quotas.owners(user, {*known.groups, *groups})]
 
-_PARTS = ("rules", "groups", "users", "accounts", "disabled", "keys")
+
+_PARTS = ("rules", "groups", "users", "keys", "quotas")
 
 
 class Grants:

@@ -38,9 +38,10 @@ ACTIONS: Mapping[str, tuple[str, ...]] = {
     "receive": ("mailbox",),
     "request": ("service",),
     "offer": ("service",),
+    "create": ("stream", "mailbox", "service"),
     "browse": ("mailbox", "service"),
     "view": _THINGS,
-    "admin": _THINGS,
+    "admin": (*_THINGS, "user"),
     "impersonate": ("user",),
 }
 """Every action, with the kinds of things that it can be done to."""

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 def auth() -> None:
     """Ask who may do what, and why.
 
-    ACTION is publish, subscribe, send, receive, request, offer, browse, view or admin; TARGET is
+    ACTION is publish, subscribe, send, receive, request, offer, create, browse, view or admin; TARGET is
     KIND/NAME or KIND/NAME/SUBJECT, as in a rule. USER may be '' for clients without a name.
     """
 
@@ -159,7 +159,10 @@ def _follow(
     """Print what a stream of the broker's own has of some users, or of all."""
     from malamute.matching.expression import value_text
 
-    where = " or ".join(f"user = {value_text(user)}" for user in users)
+    named = [(value_text(user), value_text(f"user/{user}")) for user in users]
+    where = " or ".join(
+        f"user = {user} or action = 'connect' and target = {claimed}" for user, claimed in named
+    )
     with until_stopped(), connection.open() as client:
         with client.subscribe(stream, *patterns, where=where, start=start, credit=window(count)) as messages:
             left = follow(messages, render, count=count, wait_seconds=wait_seconds)
@@ -177,7 +180,8 @@ def log(*, render: Render, **options: Any) -> None:
     """Follow what was refused to each USER, or to all: who, from where, what, and by which rule.
 
     They are events of the broker. A user has ten of them in ten seconds; what he was refused beyond that is
-    one more, with how many they were.
+    one more, with how many they were. Connections that were refused are among them, by the address that they
+    came from: who they say they are nobody has proved.
     """
     _follow(EVENTS, ("access.refused.#",), render, **options)
 

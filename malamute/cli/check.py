@@ -67,6 +67,7 @@ MEASURES: Mapping[str, CheckedFigure] = {
     "uptime": CheckedFigure("s", duration, "how long the broker has run", least=True),
     "faults": CheckedFigure("", float, "faults of the broker's own since it started, which are in its log"),
     "unrecovered": CheckedFigure("", float, "things of the store that the broker could not take up"),
+    "quotas": CheckedFigure("", float, "commands that a quota has refused since the broker started"),
     "surplus": CheckedFigure("", float, "dead letters beyond a lowered limit: the next one drops them"),
 }
 
@@ -145,6 +146,7 @@ def measure(client: Client, status: admin.BrokerStatus) -> dict[str, Figure]:
         "uptime": Figure(status.uptime),
         "faults": Figure(status.faults),
         "unrecovered": Figure(status.not_recovered),
+        "quotas": Figure(status.quotas_exceeded),
         "surplus": Figure(status.dead_excess),
     }
 

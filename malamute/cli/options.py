@@ -184,17 +184,21 @@ def waits(words: str) -> Callable[[Function], Function]:
     return decorate
 
 
+context_option = click.option(
+    "--context",
+    envvar="MALAMUTE_CONTEXT",
+    metavar="NAME",
+    shell_complete=complete,
+    help="The broker, by the name that `malamute context add` gave it.",
+)
+"""--context; `connection_of` goes by it."""
+
+
 def connects(function: Function) -> Function:
     """Add --url, --context, --address and --timeout; the command gets them as `connection`."""
 
     @click.option("--url", "-u", envvar="MALAMUTE_URL", help="The broker.", show_default=URL)
-    @click.option(
-        "--context",
-        envvar="MALAMUTE_CONTEXT",
-        metavar="NAME",
-        shell_complete=complete,
-        help="The broker, by the name that `malamute context add` gave it.",
-    )
+    @context_option
     @click.option("--address", metavar="NAME", help="Connect as the owner of this mailbox.")
     @click.option(
         "--timeout",

@@ -64,6 +64,9 @@ def configured(function: Function) -> Function:
     )
     @click.option("--data", metavar="DIR", help="The data directory: storage.directory.")
     @click.option("--listen", multiple=True, metavar="ENDPOINT", help="Where to listen; may be given again.")
+    @click.option(
+        "--user", metavar="NAME[:GROUP]", help="Run as this user when root has started it: broker.user."
+    )
     @click.option("--memory", is_flag=True, help="Keep nothing on the disk: storage.kind=memory.")
     @click.option(
         "--set",
@@ -79,6 +82,7 @@ def configured(function: Function) -> Function:
         path: Path | None,
         data: str | None,
         listen: Sequence[str],
+        user: str | None,
         memory: bool,
         settings: dict[str, str],
         **more: Any,
@@ -86,6 +90,7 @@ def configured(function: Function) -> Function:
         given = {
             "storage.directory": data,
             "listen.endpoints": json.dumps(listen) if listen else None,
+            "broker.user": user,
             "storage.kind": "memory" if memory else None,
         }
         options = {**settings, **{option: value for option, value in given.items() if value is not None}}

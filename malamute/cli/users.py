@@ -1,142 +1,321 @@
-"""`malamute user`: the accounts of those who may log in, in a file."""
+"""`malamute user`: the accounts of those who may log in, in a running broker or in a file."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+import functools
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import click
+from click.core import ParameterSource
 
-from malamute.cli.options import ask_password, examples, json_option
+from malamute.cli.options import (
+    ConnectionOptions,
+    Function,
+    ask_password,
+    connects,
+    examples,
+    json_option,
+)
+from malamute.cli.quotas import quotas, show
 from malamute.cli.tables import show_map, show_rows
 from malamute.errors import ConfigError, NotFound
 
 if TYPE_CHECKING:
-    from malamute.config.accounts import Account, Accounts
+    from malamute.access import Account, Accounts
+
+Row = dict[str, Any]
+
+
+class Book(Protocol):
+    """Where accounts are kept. The fields are those of the change `user.set`."""
+
+    def add(self, name: str, **fields: Any) -> Row:
+        """Add an account."""
+
+    def set(self, name: str, **fields: Any) -> Row:
+        """Change those fields of an account that are not None."""
+
+    def remove(self, name: str) -> Row:
+        """Remove an account."""
+
+    def list(self) -> Iterable[Row]:
+        """All accounts, by name."""
+
+
+@dataclass
+class BrokerBook:
+    """The accounts of a running broker. It stores changes, and goes by them at once."""
+
+    connection: ConnectionOptions
+
+    def add(self, name: str, **fields: Any) -> Row:
+        """Add an account to the store."""
+        from malamute.protocol.admin import UserAdd
+
+        return self._change(UserAdd(name=name, **fields))
+
+    def set(self, name: str, **fields: Any) -> Row:
+        """Change an account in the store."""
+        from malamute.protocol.admin import UserSet
+
+        return self._change(UserSet(name=name, **fields))
+
+    def remove(self, name: str) -> Row:
+        """Remove an account from the store."""
+        from malamute.protocol.admin import UserRemove
+
+        return self._change(UserRemove(name=name))
+
+    def list(self) -> Iterable[Row]:
+        """The accounts of the broker's file, and those in its store."""
+        from malamute.protocol.admin import UsersQuery
+
+        with self.connection.open() as client:
+            return [row.as_map() for row in client.query(UsersQuery())]
+
+    def _change(self, change: Any) -> Row:
+        with self.connection.open() as client:
+            done: Row = client.change(change).as_map()
+        return done
+
+
+@dataclass
+class FileBook:
+    """The accounts of a file. A broker takes a change with its next reload."""
+
+    path: Path
+
+    def add(self, name: str, **fields: Any) -> Row:
+        """Add an account; the first one makes the file."""
+        from malamute.access import Account, Accounts
+
+        accounts = self._load() if self.path.exists() else Accounts()
+        if accounts.named(name) is not None:
+            raise ConfigError(f"there is an account {name!r} already: change it with `malamute user set`")
+        return self._put(accounts, Account(name), fields)
+
+    def set(self, name: str, **fields: Any) -> Row:
+        """Change an account."""
+        accounts = self._load()
+        return self._put(accounts, _account(accounts, name), fields)
+
+    def remove(self, name: str) -> Row:
+        """Remove an account."""
+        from malamute.config.accounts import save_accounts
+
+        accounts = self._load()
+        accounts.remove(_account(accounts, name).name)
+        save_accounts(accounts, self.path)
+        return {"name": name}
+
+    def list(self) -> Iterable[Row]:
+        """All accounts, in their order."""
+        return [_row(account) for account in self._load().by_name.values()]
+
+    def _load(self) -> Accounts:
+        from malamute.config.accounts import load_accounts
+
+        return load_accounts(self.path)
+
+    def _put(self, accounts: Accounts, before: Account, fields: Row) -> Row:
+        from malamute.config.accounts import save_accounts
+
+        given = {field: value for field, value in fields.items() if value is not None}
+        if given.pop("access_rules", ()):
+            raise ConfigError("--rule with --accounts: rules stand in [[access.user]] of the configuration")
+        if "groups" in given:
+            given["groups"] = tuple(given["groups"])
+        account = before._replace(**given)
+        if (fault := accounts.conflict(account)) is not None:
+            raise ConfigError(fault)
+        accounts.put(account)
+        save_accounts(accounts, self.path)
+        return _row(account)
+
+
+def _account(accounts: Accounts, name: str) -> Account:
+    account = accounts.named(name)
+    if account is None:
+        raise NotFound(f"there is no account {name!r}")
+    return account
+
+
+def _row(account: Account) -> Row:
+    return {
+        "name": account.name,
+        "source": "file",
+        "key": account.key or None,
+        "password": bool(account.password),
+        "uid": account.uid,
+        "groups": [*account.groups],
+        "access_rules": [],
+        "disabled": account.disabled,
+    }
 
 
 @click.group()
 def user() -> None:
     """Add, change and list those who may log in.
 
-    They are in a file for its owner alone, which `access.accounts` of the configuration names. A running
-    broker takes a change with `malamute broker reload`.
+    A running broker stores them, and goes by each change at once. With --accounts they are in a file for its
+    owner alone, which `access.accounts` of the configuration names, and a broker takes a change with
+    `malamute broker reload`. What the file says of a name, a key or a uid counts. What they use of their
+    quotas, `show` and `quotas` ask it.
     """
 
 
-_file = click.option(
-    "--accounts",
-    "path",
-    required=True,
-    type=click.Path(dir_okay=False, path_type=Path),
-    envvar="MALAMUTE_ACCESS__ACCOUNTS",
-    help="The file of the accounts.",
-)
-_password = click.option(
-    "--password",
-    "asks",
-    is_flag=True,
-    help="Ask for a password; where there is no terminal it is a line of standard input.",
-)
+def _keeps(function: Function) -> Function:
+    """Add --accounts, the options of a connection and --json; the command gets the accounts as `book`."""
+
+    @click.option(
+        "--accounts",
+        "path",
+        type=click.Path(dir_okay=False, path_type=Path),
+        envvar="MALAMUTE_ACCESS__ACCOUNTS",
+        help="The file of the accounts, in place of a running broker.",
+    )
+    @connects
+    @json_option
+    @functools.wraps(function)
+    def command(*args: Any, path: Path | None, connection: ConnectionOptions, **more: Any) -> Any:
+        context = click.get_current_context()
+        named = {
+            option: context.get_parameter_source(option) is ParameterSource.COMMANDLINE
+            for option in ("path", "url", "context")
+        }
+        broker = named["url"] or named["context"]
+        if named["path"] and broker:
+            raise click.UsageError("--accounts with --url or --context: expected a file or a broker")
+        book = BrokerBook(connection) if path is None or broker else FileBook(path)
+        return function(*args, book=book, **more)
+
+    return command  # type: ignore[return-value]  # the wrapper takes the place of what it wraps
+
+
+def _describes(function: Function) -> Function:
+    """Add what an account has; the command gets it as `fields`, with None for what was not given."""
+
+    @click.option("--key", "-k", help="The public half of a CURVE key, or the file that has it.")
+    @click.option(
+        "--password",
+        "asks",
+        is_flag=True,
+        help="Ask for a password; where there is no terminal it is a line of standard input.",
+    )
+    @click.option("--uid", type=click.IntRange(0), help="The uid of the system, for endpoints with `peer+`.")
+    @click.option("--group", "-g", "groups", multiple=True, help="A group; may be given again.")
+    @click.option(
+        "--rule",
+        "-r",
+        "rules",
+        multiple=True,
+        help="A rule of his own, on a running broker; may be given again.",
+    )
+    @functools.wraps(function)
+    def command(
+        *args: Any,
+        key: str | None,
+        asks: bool,
+        uid: int | None,
+        groups: Sequence[str],
+        rules: Sequence[str],
+        **more: Any,
+    ) -> Any:
+        fields = {
+            "password": _asked() if asks else None,
+            "key": _key(key) if key else None,
+            "uid": uid,
+            # An empty one is none, so that all can be taken away.
+            "groups": [*filter(None, groups)] if groups else None,
+            "access_rules": [*filter(None, rules)] if rules else None,
+        }
+        return function(*args, fields=fields, **more)
+
+    return command  # type: ignore[return-value]  # the wrapper takes the place of what it wraps
 
 
 @user.command(
     epilog=examples(
-        "malamute user add ann --key ann.key --accounts accounts.toml",
-        "malamute user add bob --password --group staff --accounts accounts.toml",
+        "malamute user add ann --key ann.key --group traders",
+        "malamute user add bob --password --rule 'subscribe stream/prices'",
         "malamute user add carl --uid 1000 --accounts accounts.toml",
     )
 )
 @click.argument("name")
-@click.option("--key", "-k", help="The public half of a CURVE key, or the file that has it.")
-@_password
-@click.option("--uid", type=click.IntRange(0), help="The uid of the system, for endpoints with `peer+`.")
-@click.option("--group", "-g", "groups", multiple=True, help="A group; may be given again.")
-@_file
-@json_option
-def add(
-    name: str,
-    *,
-    key: str | None,
-    asks: bool,
-    uid: int | None,
-    groups: Sequence[str],
-    path: Path,
-    as_json: bool,
-) -> None:
+@_describes
+@_keeps
+def add(name: str, *, fields: Row, book: Book, as_json: bool) -> None:
     """Add an account, with a key, a password, a uid, or more than one of them."""
-    from malamute.config.accounts import Account, Accounts
-
-    accounts = _load(path) if path.exists() else Accounts()
-    if name in accounts.by_name:
-        raise ConfigError(f"there is an account {name!r} already: change it with `malamute user passwd`")
-    if not (key or asks or uid is not None):
+    if all(fields[proof] is None for proof in ("key", "password", "uid")):
         raise ConfigError("no --key, no --password and no --uid: expected at least one of them")
-    password, public = _asked() if asks else None, _key(key) if key else None
-    account = Account(name, password, public, tuple(groups) or None, uid=uid)
-    _save(accounts, account, path, as_json=as_json)
+    show_map(book.add(name, **fields), as_json=as_json)
+
+
+@user.command(
+    "set",
+    epilog=examples(
+        "malamute user set ann --group traders --group staff",
+        "malamute user set bob --rule 'subscribe stream/prices' --rule 'receive mailbox/bob'",
+        "malamute user set bob --group ''",
+    ),
+)
+@click.argument("name")
+@_describes
+@_keeps
+def set_(name: str, *, fields: Row, book: Book, as_json: bool) -> None:
+    """Change an account: what is given takes the place of what it has.
+
+    With --group '' it is in no group, and with --rule '' it has no rules.
+    """
+    if all(value is None for value in fields.values()):
+        raise click.UsageError("nothing to change: expected at least one of the options")
+    show_map(book.set(name, **fields), as_json=as_json)
 
 
 @user.command()
 @click.argument("name")
-@_file
-@json_option
-def passwd(name: str, *, path: Path, as_json: bool) -> None:
+@_keeps
+def passwd(name: str, *, book: Book, as_json: bool) -> None:
     """Give an account another password."""
-    accounts = _load(path)
-    _save(accounts, replace(_account(accounts, name), password=_asked()), path, as_json=as_json)
+    show_map(book.set(name, password=_asked()), as_json=as_json)
 
 
 @user.command()
 @click.argument("name")
-@click.option("--undo", is_flag=True, help="Let it log in again.")
-@_file
-@json_option
-def disable(name: str, *, undo: bool, path: Path, as_json: bool) -> None:
-    """Keep an account from logging in; with the next reload its sessions end."""
-    accounts = _load(path)
-    _save(accounts, replace(_account(accounts, name), disabled=None if undo else True), path, as_json=as_json)
+@_keeps
+def disable(name: str, *, book: Book, as_json: bool) -> None:
+    """Keep an account from logging in. Its sessions end."""
+    show_map(book.set(name, disabled=True), as_json=as_json)
+
+
+@user.command()
+@click.argument("name")
+@_keeps
+def enable(name: str, *, book: Book, as_json: bool) -> None:
+    """Let an account log in again that was disabled."""
+    show_map(book.set(name, disabled=False), as_json=as_json)
+
+
+@user.command()
+@click.argument("name")
+@_keeps
+def remove(name: str, *, book: Book, as_json: bool) -> None:
+    """Remove an account. Its sessions end."""
+    show_map(book.remove(name), as_json=as_json)
+
+
+user.add_command(show)
+user.add_command(quotas)
 
 
 @user.command("list")
-@_file
-@json_option
-def listing(*, path: Path, as_json: bool) -> None:
+@_keeps
+def listing(*, book: Book, as_json: bool) -> None:
     """List the accounts. Passwords are not shown."""
-    show_rows([_row(account) for account in _load(path).by_name.values()], as_json=as_json)
-
-
-def _load(path: Path) -> Accounts:
-    from malamute.config.accounts import Accounts
-
-    return Accounts.load(path)
-
-
-def _account(accounts: Accounts, name: str) -> Account:
-    if name not in accounts.by_name:
-        raise NotFound(f"there is no account {name!r}")
-    return accounts.by_name[name]
-
-
-def _save(accounts: Accounts, account: Account, path: Path, *, as_json: bool) -> None:
-    from malamute.config.accounts import Accounts
-
-    changed = {**accounts.by_name, account.name: account}
-    Accounts(changed.values()).save(path)
-    show_map(_row(account), as_json=as_json)
-
-
-def _row(account: Account) -> dict[str, Any]:
-    return {
-        "name": account.name,
-        "key": account.key,
-        "password": account.password is not None,
-        "uid": account.uid,
-        "groups": [*(account.groups or ())],
-        "disabled": bool(account.disabled),
-    }
+    show_rows([*book.list()], as_json=as_json)
 
 
 def _asked() -> str:
@@ -146,6 +325,7 @@ def _asked() -> str:
 
 
 def _key(text: str) -> str:
-    from malamute.config.accounts import KEY, read_public_key
+    from malamute.access.account import KEY
+    from malamute.config.accounts import read_public_key
 
     return text if KEY.fullmatch(text) else read_public_key(Path(text))

@@ -23,6 +23,7 @@ from malamute.config.sections import (
     GroupRules,
     ListenConfig,
     LogConfig,
+    ProcessConfig,
     QueueRule,
     QueuesConfig,
     SessionConfig,
@@ -72,6 +73,7 @@ _MIB = 1024**2
 class Config:
     """All options of a broker, checked one by one and against each other. `Config()` has the defaults."""
 
+    broker: ProcessConfig = field(default_factory=ProcessConfig)
     listen: ListenConfig = field(default_factory=ListenConfig)
     access: AccessConfig = field(default_factory=AccessConfig)
     storage: StorageConfig = field(default_factory=StorageConfig)

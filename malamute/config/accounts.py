@@ -9,33 +9,34 @@
 
 The file is its owner's alone to read, and is read as a whole or not at all. Passwords are kept as scrypt
 makes them; a key is the public half of a CURVE key, and a uid the number of a user of this system.
+
+There may be 100,000 of them in a broker that has other things to do. So each is kept as a plain tuple of
+texts, which the garbage collector need not look into, and is an `Account` when it is asked for. The file is
+read one account after the other, and let go in the same way: no step of it keeps the interpreter for long.
 """
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import os
 import re
 import tomllib
-from base64 import b64decode, b64encode
-from collections.abc import Iterable, Mapping
+from base64 import b64encode
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
+from malamute.access.account import KEY, Account, Accounts, PasswordHash, scrypt
 from malamute.config import option_types
 from malamute.config.sections import Section, option, read_table, write_table
 from malamute.errors import ConfigError
+from malamute.protocol.limits import UID_MAX
 
 SCRYPT_COST, SCRYPT_BLOCKS, SCRYPT_LANES = 1 << 14, 8, 1
 """What a password costs whoever tries it: 16 MiB, and some 50 ms."""
 
-SCRYPT_COST_MAX = 1 << 20
 PASSWORD_BYTES_MAX = 1_024
-
-KEY = re.compile(r"[0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}")
-"""A CURVE key in Z85, as pyzmq writes it."""
 
 
 def hash_password(password: str) -> str:
@@ -48,48 +49,9 @@ def hash_password(password: str) -> str:
     words = [
         "scrypt",
         *map(str, cost),
-        *(b64encode(part).decode() for part in (salt, _scrypt(given, salt, *cost))),
+        *(b64encode(part).decode() for part in (salt, scrypt(given, salt, *cost))),
     ]
     return "$".join(words)
-
-
-class PasswordHash(NamedTuple):
-    """A password as it is kept, apart."""
-
-    cost: int
-    blocks: int
-    lanes: int
-    salt: bytes
-    hashed: bytes
-
-    @classmethod
-    def parse(cls, text: str) -> PasswordHash:
-        """Read what `hash_password` made. Raises `ValueError` for anything else."""
-        scheme, cost, blocks, lanes, salt, hashed = text.split("$")
-        found = cls(
-            int(cost),
-            int(blocks),
-            int(lanes),
-            b64decode(salt, validate=True),
-            b64decode(hashed, validate=True),
-        )
-        if scheme != "scrypt" or not 2 <= found.cost <= SCRYPT_COST_MAX or found.cost & (found.cost - 1):
-            raise ValueError
-        if not (
-            1 <= found.blocks <= 32 and 1 <= found.lanes <= 16 and found.salt and len(found.hashed) == 32
-        ):
-            raise ValueError
-        return found
-
-    def fits(self, password: bytes) -> bool:
-        """Whether this is the password. It takes as long as making the hash did."""
-        tried = _scrypt(password, self.salt, self.cost, self.blocks, self.lanes)
-        return hmac.compare_digest(tried, self.hashed)
-
-
-def _scrypt(password: bytes, salt: bytes, cost: int, blocks: int, lanes: int) -> bytes:
-    memory_bytes = 256 * cost * blocks * lanes + (1 << 20)
-    return hashlib.scrypt(password, salt=salt, n=cost, r=blocks, p=lanes, maxmem=memory_bytes, dklen=32)
 
 
 def _read_hash(value: object) -> str:
@@ -107,13 +69,13 @@ def read_key(value: object) -> str:
 
 
 _HASH = option_types.OptionType("what `malamute user passwd` writes", _read_hash, option_types.quoted)
-_UID = option_types.count(0, 2**32 - 2)
+_UID = option_types.count(0, UID_MAX)
 _KEY = option_types.OptionType("40 characters of Z85", read_key, option_types.quoted)
 
 
 @dataclass(frozen=True)
-class Account(Section):
-    """Somebody who may log in."""
+class AccountTable(Section):
+    """Somebody who may log in, as the file has him."""
 
     table: ClassVar[str] = "account"
 
@@ -124,77 +86,89 @@ class Account(Section):
     disabled: bool | None = option(None, option_types.FLAG)
     uid: int | None = option(None, _UID)
 
-
-class Accounts:
-    """All accounts, by their names, by their keys and by their uids."""
-
-    def __init__(self, accounts: Iterable[Account] = ()) -> None:
-        """Raises `ConfigError` for a name, a key or a uid that stands twice."""
-        self.by_name: dict[str, Account] = {}
-        self.by_key: dict[str, Account] = {}
-        self.by_uid: dict[int, Account] = {}
-        for account in accounts:
-            if account.name in self.by_name:
-                raise ConfigError(f"account {account.name!r} stands twice: expected each name once")
-            self.by_name[account.name] = account
-            if account.key and self.by_key.setdefault(account.key, account) is not account:
-                other = self.by_key[account.key].name
-                raise ConfigError(f"accounts {other!r} and {account.name!r} have one key: expected two")
-            if account.uid is not None and self.by_uid.setdefault(account.uid, account) is not account:
-                other = self.by_uid[account.uid].name
-                raise ConfigError(f"accounts {other!r} and {account.name!r} have one uid: expected two")
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Accounts) and self.by_name == other.by_name
-
-    __hash__ = None  # type: ignore[assignment]  # it has mappings
-
-    @property
-    def enabled(self) -> dict[str, tuple[str, ...]]:
-        """Those who may log in, each with his groups."""
-        found = self.by_name.values()
-        return {account.name: account.groups or () for account in found if not account.disabled}
-
-    @property
-    def disabled(self) -> frozenset[str]:
-        """Those who may not log in."""
-        return frozenset(account.name for account in self.by_name.values() if account.disabled)
+    def account(self) -> Account:
+        """The same as the broker goes by it."""
+        return Account(
+            self.name, self.password or "", self.key or "", self.groups or (), bool(self.disabled), self.uid
+        )
 
     @classmethod
-    def load(cls, path: Path) -> Accounts:
-        """Read a file. Raises `ConfigError`, also if others may read it."""
-        tables = read_private(path, "accounts")
-        try:
-            return cls(_accounts(tables))
-        except ConfigError as error:
-            raise ConfigError(f"{path}: {error.text}") from None
-
-    def save(self, path: Path) -> None:
-        """Write them beside the file and then in its place, for its owner alone. Raises `ConfigError`."""
-        accounts = (self.by_name[name] for name in sorted(self.by_name))
-        write_private(path, "\n\n".join(write_table("", account) for account in accounts) + "\n")
+    def of(cls, account: Account) -> AccountTable:
+        """What is to be in the file. Raises `ConfigError` for an account that cannot be there."""
+        if account.rules:
+            raise ConfigError(
+                f"account {account.name!r} has rules: in a configuration they stand in [[access.user]]"
+            )
+        name, password, key, groups, disabled, uid, _ = account
+        return cls(name, password or None, key or None, groups or None, disabled or None, uid)
 
 
-def _accounts(tables: Mapping[str, object]) -> Iterable[Account]:
-    for name, listed in tables.items():
-        if name != "account" or not isinstance(listed, list):
-            raise ConfigError(f"unexpected {name!r}: expected [[account]] and nothing else")
-        for number, table in enumerate(listed, 1):
-            try:
-                yield read_table(Account, table)
-            except (ConfigError, ValueError) as error:
-                raise ConfigError(f"account {number}: {getattr(error, 'text', 'expected a table')}") from None
+def load_accounts(path: Path) -> Accounts:
+    """Read a file. Raises `ConfigError`, also if others may read it."""
+    text = _read_private_text(path, "accounts")
+    try:
+        return Accounts(_accounts(text))
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path}: invalid TOML: {_fault(text, error)}") from None
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error.text}") from None
+
+
+def save_accounts(accounts: Accounts, path: Path) -> None:
+    """Write them beside the file and then in its place, for its owner alone. Raises `ConfigError`."""
+    found = (AccountTable.of(accounts.by_name[name]) for name in sorted(accounts.by_name))
+    write_private(path, "\n\n".join(write_table("", account) for account in found) + "\n")
+
+
+_BEGIN = re.compile(r"^(?=\[\[account\]\])", re.MULTILINE)
+"""Where an account begins. Within a text of several lines it ends that text where TOML has no end of it."""
+
+
+def _accounts(text: str) -> Iterator[Account]:
+    """Each account of a file. Raises `ConfigError`, or `TOMLDecodeError`."""
+    begins = [found.start() for found in _BEGIN.finditer(text)]
+    if tomllib.loads(text[: begins[0]] if begins else text):
+        # What stands before the first of them is one with all that follows.
+        begins = [0]
+    number = 0
+    for begin, end in pairwise([*begins, len(text)]):
+        for name, listed in tomllib.loads(text[begin:end]).items():
+            if name != "account" or not isinstance(listed, list):
+                raise ConfigError(f"unexpected {name!r}: expected [[account]] and nothing else")
+            for table in listed:
+                number += 1
+                try:
+                    yield read_table(AccountTable, table).account()
+                except (ConfigError, ValueError) as error:
+                    words = getattr(error, "text", "expected a table")
+                    raise ConfigError(f"account {number}: {words}") from None
+
+
+def _fault(text: str, found: ValueError) -> ValueError:
+    """What is wrong with a text, with its place in all of it, in which a part has a fault."""
+    try:
+        tomllib.loads(text)
+    except ValueError as error:
+        return error
+    return found
 
 
 def read_private(path: Path, what: str) -> dict[str, object]:
     """A file of TOML with secrets in it. Raises `ConfigError`, also if others may read it."""
     try:
+        return tomllib.loads(_read_private_text(path, what))
+    except ValueError as error:
+        raise ConfigError(f"{path}: invalid TOML: {error}") from None
+
+
+def _read_private_text(path: Path, what: str) -> str:
+    try:
         with path.open("rb") as file:
             check_private(path, os.fstat(file.fileno()).st_mode, what)
-            return tomllib.loads(file.read().decode())
+            return file.read().decode()
     except OSError as error:
         raise ConfigError(f"{path}: {what} cannot be read: {error.strerror}") from None
-    except ValueError as error:
+    except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: invalid TOML: {error}") from None
 
 

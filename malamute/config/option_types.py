@@ -15,7 +15,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from malamute.access import AccessRule
+from malamute.access import AccessRule, Quota
 from malamute.access.token import ALGORITHMS
 from malamute.errors import ConfigError, InvalidRule
 from malamute.protocol.limits import NUMBER_MAX
@@ -304,6 +304,44 @@ CLAIMS = OptionType(
 )
 
 
+QUOTA_TYPES: dict[str, OptionType] = {
+    name: size(1) if "bytes" in name else count(1) for name in Quota._fields
+}
+
+
+def _read_quota(value: Any) -> Quota:
+    if isinstance(value, Quota):
+        value = {name: most for name, most in value._asdict().items() if most is not None}
+    if isinstance(value, str):
+        value = tomllib.loads(f"table = {value}")["table"]
+    if not isinstance(value, dict):
+        raise ValueError
+    for name in value:
+        if name not in QUOTA_TYPES:
+            raise ConfigError(f"unknown quota {name!r}: expected {', '.join(QUOTA_TYPES)}")
+    return Quota(**{name: _read_most(name, most) for name, most in value.items()})
+
+
+def _read_most(name: str, value: Any) -> Any:
+    try:
+        return QUOTA_TYPES[name].read(value)
+    except (ValueError, ArithmeticError):
+        raise ConfigError(f"{name} = {value!r}: expected {QUOTA_TYPES[name].words}") from None
+
+
+def _write_quota(quota: Quota) -> str:
+    given = ((name, most) for name, most in quota._asdict().items() if most is not None)
+    return "{" + ", ".join(f"{name} = {QUOTA_TYPES[name].write(most)}" for name, most in given) + "}"
+
+
+QUOTA = OptionType(
+    f"a table of some of {', '.join(QUOTA_TYPES)}, each 1 or more; what is left out has no limit",
+    _read_quota,
+    _write_quota,
+    '{connections = 10, bytes_per_second = "1MiB"}',
+)
+
+
 def _read_algorithms(value: Any) -> tuple[str, ...]:
     found = items(value)
     if not found or not set(found) <= ALGORITHMS.keys():
@@ -324,6 +362,17 @@ def _read_file(value: Any) -> str:
     return "" if value == "" else str(_read_path(value))
 
 
+def _read_process_user(value: Any) -> str:
+    if not isinstance(value, str) or (value and not _PROCESS_USER.fullmatch(value)):
+        raise ValueError
+    return value
+
+
+_PROCESS_USER = re.compile(r"[^\s:/]+(:[^\s:/]+)?")
+
+PROCESS_USER = OptionType(
+    "NAME or NAME:GROUP of this system; none if it is empty", _read_process_user, quoted
+)
 FILE = OptionType("a path; none if it is empty", _read_file, quoted)
 PATH = OptionType("a path", _read_path, quoted)
 TEXT = OptionType("a text", _read_text, quoted)

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from malamute.config import Config
 
 RELOADED: Mapping[str, frozenset[str]] = {
-    "access": frozenset({"accounts", "rules", "group", "user", "issuer"}),
+    "access": frozenset({"accounts", "rules", "quota", "group", "user", "issuer"}),
     "storage": frozenset({"backups"}),
     "streams": frozenset({"committed", "bytes", "count", "age", "rule"}),
     "queues": frozenset(option.name for option in fields(SECTIONS["queues"])),
@@ -21,6 +21,7 @@ RELOADED: Mapping[str, frozenset[str]] = {
         {
             "streams",
             "feeds",
+            "accounts",
             "sessions",
             "sources",
             "selector_bytes",

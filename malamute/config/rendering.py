@@ -8,7 +8,7 @@ import textwrap
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from malamute.access import AccessRule
+from malamute.access import AccessRule, Quota
 from malamute.config.option_types import OptionType
 from malamute.config.sections import (
     GROUPS,
@@ -48,7 +48,14 @@ def _parsed(*rules: str) -> tuple[AccessRule, ...]:
 _EXAMPLES: dict[OptionType, tuple[str, Section]] = {
     STREAM_RULES: ("streams", StreamRule("metrics.*", journal=True, bytes=64 * 1024**2, age=3600.0)),
     QUEUE_RULES: ("queues", QueueRule("print.*", kind="service", ack_timeout=30.0, backoff=(0.5, 10.0))),
-    GROUPS: ("access", GroupRules("traders", rules=_parsed("publish,subscribe stream/prices/fx.#"))),
+    GROUPS: (
+        "access",
+        GroupRules(
+            "traders",
+            rules=_parsed("publish,subscribe stream/prices/fx.#"),
+            quota=Quota(connections=100, bytes_per_second=10 * 1024**2),
+        ),
+    ),
     USERS: (
         "access",
         UserRules(

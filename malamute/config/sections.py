@@ -7,7 +7,7 @@ The docstring is what people read in `config/malamute.toml`. To add an option, a
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
-from malamute.access import AccessRule, Policy, User
+from malamute.access import AccessRule, Policy, Quota, Quotas, User
 from malamute.config import option_types
 from malamute.config.option_types import OptionType, quoted
 from malamute.errors import ConfigError
@@ -67,6 +67,18 @@ class Section:
             if value is not None or option.default is not None:
                 value = read(option.metadata["type"], value, f"{self.table}.{option.name}")
                 object.__setattr__(self, option.name, value)
+
+
+@dataclass(frozen=True)
+class ProcessConfig(Section):
+    """The process of the broker."""
+
+    table = "broker"
+
+    user: str = option("", option_types.PROCESS_USER)
+    """The user of the system that it runs as when root has started it, as NAME or NAME:GROUP. It opens its
+    store as that user, listens as root, and has no privileges from then on. What a reload reads has to be
+    readable by that user."""
 
 
 @dataclass(frozen=True)
@@ -192,17 +204,18 @@ class QueueRule(Section):
 
 @dataclass(frozen=True)
 class GroupRules(Section):
-    """What the users of a group may do."""
+    """What the users of a group may do, and how much they may have together."""
 
     table = "group"
 
     name: str = option("", option_types.OWNER)
     rules: tuple[AccessRule, ...] | None = option(None, option_types.RULES)
+    quota: Quota | None = option(None, option_types.QUOTA)  # noqa: RUF009  # a Quota is immutable
 
 
 @dataclass(frozen=True)
 class UserRules(Section):
-    """What a user may do, the groups that he is in, and what his rules may name as `{claim.NAME}`."""
+    """What a user may do and have, his groups, and what his rules may name as `{claim.NAME}`."""
 
     table = "user"
 
@@ -210,6 +223,7 @@ class UserRules(Section):
     groups: tuple[str, ...] | None = option(None, option_types.OWNERS)
     rules: tuple[AccessRule, ...] | None = option(None, option_types.RULES)
     claims: tuple[tuple[str, str], ...] | None = option(None, option_types.CLAIMS)
+    quota: Quota | None = option(None, option_types.QUOTA)  # noqa: RUF009  # a Quota is immutable
 
 
 @dataclass(frozen=True)
@@ -259,8 +273,8 @@ def _tables(section: str, table: type[Section], words: str) -> OptionType:
 _DIFFERS = "a pattern and what differs for it"
 STREAM_RULES = _tables("streams", StreamRule, _DIFFERS)
 QUEUE_RULES = _tables("queues", QueueRule, _DIFFERS)
-GROUPS = _tables("access", GroupRules, "a name and the rules of the group")
-USERS = _tables("access", UserRules, "a name, and the groups, rules and claims of the user")
+GROUPS = _tables("access", GroupRules, "a name, and the rules and the quota of the group")
+USERS = _tables("access", UserRules, "a name, and the groups, rules, claims and quota of the user")
 ISSUERS = _tables("access", TokenIssuer, "a name, an audience, a file of keys and algorithms")
 
 
@@ -408,10 +422,12 @@ class AccessConfig(Section):
     it."""
     rules: tuple[AccessRule, ...] = option((), option_types.RULES)
     """What everybody may do. A rule that begins with `deny` wins over all others; the order means nothing."""
+    quota: Quota = option(Quota(), option_types.QUOTA)  # noqa: RUF009  # the same
+    """How much of the broker each user may have who has no quota of his own; docs/security.md."""
     group: tuple[GroupRules, ...] = option((), GROUPS)
-    """What groups may do."""
+    """What groups may do, and how much their users may have together."""
     user: tuple[UserRules, ...] = option((), USERS)
-    """What users may do, and the groups that they are in. `claims` are what rules may name as
+    """What users may do and have, and the groups that they are in. `claims` are what rules may name as
     `{claim.NAME}`."""
     issuer: tuple[TokenIssuer, ...] = option((), ISSUERS)
     """Whose bearer tokens (JWT) are taken, on endpoints with `curve+` or `plain+`: `name` is the claim `iss`,
@@ -431,24 +447,23 @@ class AccessConfig(Section):
             fault = f"access.user {quoted(user.name)}: unknown group"
             refuse_unknown(user.groups or (), groups, fault)
 
-    def policy(
-        self,
-        accounts: Mapping[str, tuple[str, ...]] | None = None,
-        disabled: frozenset[str] = frozenset(),
-        keys: frozenset[str] = frozenset(),
-    ) -> Policy:
+    def policy(self, keys: frozenset[str] = frozenset()) -> Policy:
         """The rules, as the broker goes by them. The rest is as in `Policy`."""
         return Policy(
             self.rules,
             {group.name: group.rules or () for group in self.group},
             {user.name: User(user.groups or (), user.rules or (), user.claims or ()) for user in self.user},
-            accounts,
-            disabled,
             keys,
+            Quotas(
+                self.quota,
+                {user.name: user.quota for user in self.user if user.quota is not None},
+                {group.name: group.quota for group in self.group if group.quota is not None},
+            ),
         )
 
 
 SECTIONS: dict[str, type[Any]] = {
+    "broker": ProcessConfig,
     "listen": ListenConfig,
     "access": AccessConfig,
     "storage": StorageConfig,

@@ -13,10 +13,21 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterator, Mapping, Sequence
 from math import inf
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakValueDictionary
 
-from malamute.access import ACTIONS, AccessRule, CommonScope, Decision, Grants, Policy, Scope
+from malamute.access import (
+    ACTIONS,
+    AccessRule,
+    Accounts,
+    CommonScope,
+    Decision,
+    DecisionReport,
+    Grants,
+    Policy,
+    Scope,
+    explain,
+)
 from malamute.access.rule import needed_rule
 from malamute.errors import AccessRefused
 from malamute.matching import Selector
@@ -47,6 +58,9 @@ from malamute.protocol.messages import (
 )
 from malamute.protocol.names import RESERVED_PREFIX
 
+if TYPE_CHECKING:
+    from malamute.core.accounts import AccountDirectory
+
 DECISIONS_MAX = 65_536
 """Names that are remembered as allowed, of all principals together. With one more, all are forgotten."""
 
@@ -76,6 +90,22 @@ class Principal(NamedTuple):
     expires_at: float = inf
     key: str = ""
     scope: tuple[AccessRule, ...] | None = None
+
+    def stored(self) -> tuple[Any, ...]:
+        """What is kept of him as plain values, for what goes on with his rights when he has left.
+
+        That is who he is and what narrows his rights. It outlives his token, but not the key of that.
+        """
+        scope = None if self.scope is None else [*map(str, self.scope)]
+        return self.user, sorted(self.groups), self.method, [*map(list, self.claims)], self.key, scope
+
+    @classmethod
+    def of(cls, value: Sequence[Any]) -> Principal:
+        """What `stored` made. Raises an exception of any kind for anything else."""
+        user, groups, method, claims, key, scope = value
+        rules = None if scope is None else tuple(map(AccessRule.parse, scope))
+        pairs = tuple((str(name), str(text)) for name, text in claims)
+        return cls(str(user), frozenset(groups), str(method), claims=pairs, key=str(key), scope=rules)
 
 
 ANONYMOUS = Principal()
@@ -138,6 +168,7 @@ _FEED = (
     Access("subscribe", "stream", "stream", WHOLE),
 )
 _QUEUE = (Access("admin", "", "name"),)
+_USER = (Access("admin", "user", "name"),)
 
 CHANGES: dict[str, tuple[Access, ...]] = {
     "cursor.set": _CURSOR,
@@ -152,6 +183,9 @@ CHANGES: dict[str, tuple[Access, ...]] = {
     "queue.purge": _QUEUE,
     "broker.reload": (),
     "client.disconnect": (Access("admin", "client", "id"),),
+    "user.add": _USER,
+    "user.set": _USER,
+    "user.remove": _USER,
     "journal.backup": (),
 }
 """What each topic of CHANGE needs; the fields are its arguments. If it names nothing, it is the broker's."""
@@ -163,8 +197,11 @@ QUERIES: dict[str, tuple[Access, ...]] = {
     "services": (),
     "clients": (),
     "feeds": (),
+    "users": (),
     "storage": (),
+    "totals": (),
     "access": (),
+    "quotas": (),
     "stored": (Access("view", "stream", "stream"),),
     "cursors": (Access("view", "stream", "stream"),),
     "stream": (Access("view", "stream", "name"),),
@@ -192,11 +229,21 @@ class Permissions:
     A command that is not in it needs nothing; one whose name is not among them is to be checked.
     """
 
-    __slots__ = ("__weakref__", "_allowed", "_control", "_grants", "_subjects", "fast", "principal")
+    __slots__ = (
+        "__weakref__",
+        "_allowed",
+        "_control",
+        "_generation",
+        "_grants",
+        "_subjects",
+        "fast",
+        "principal",
+    )
 
     def __init__(self, principal: Principal, control: AccessControl) -> None:
         self.principal = principal
         self._control = control
+        self._generation = control.generation
         self._allowed: dict[tuple[str, str], set[str]] = {}
         """Names that are allowed under every subject."""
         self._subjects: dict[tuple[str, str, str], tuple[AnyScope, set[str]]] = {}
@@ -220,6 +267,17 @@ class Permissions:
         """
         for need in _needs(message):
             self.require(*need)
+
+    def require_there(self, kind: str, name: str, there: Container[str]) -> None:
+        """Check that a thing is there, or may be made by what is about to be done to it.
+
+        What is there changes with every command, so this is asked where a thing would be made.
+
+        Raises:
+            AccessRefused: the principal may not make it.
+        """
+        if name not in there:
+            self.require("create", kind, name)
 
     def require(self, action: str, kind: str, name: str, subjects: Sequence[str] = ()) -> None:
         """Check one action on one thing, under each of these subjects, or on the `WHOLE` of it.
@@ -276,8 +334,8 @@ class Permissions:
         return scopes[0] if len(scopes) == 1 else CommonScope(scopes)
 
     def _granted(self) -> list[Grants]:
-        who, policy = self.principal, self._control.policy
-        granted = [policy.grants(who.user, who.groups, who.claims)] if policy.in_force else []
+        who, control = self.principal, self._control
+        granted = [control.grants(who)] if control.in_force else []
         if who.scope is not None:
             granted.append(Policy(who.scope).grants(who.user, who.groups, who.claims))
         return granted
@@ -297,6 +355,12 @@ class Permissions:
     def _names(self, action: str, kind: str) -> set[str]:
         return self._allowed.setdefault((action, kind), set())
 
+    def renew(self) -> None:
+        """Go by the rules of now. What others allowed is forgotten."""
+        if self._generation != self._control.generation:
+            self._generation = self._control.generation
+            self.forget()
+
     def forget(self) -> None:
         """Decide all anew."""
         self._grants = None
@@ -308,21 +372,30 @@ class Permissions:
 class AccessControl:
     """The permissions of all principals. `published` are the broker's own streams that rules may open.
 
-    Without rules anybody may read them.
+    Without rules anybody may read them. Those who may log in are in the `accounts`.
     """
 
-    def __init__(self, published: frozenset[str] = frozenset(), policy: Policy | None = None) -> None:
+    def __init__(
+        self,
+        published: frozenset[str] = frozenset(),
+        policy: Policy | None = None,
+        accounts: AccountDirectory | Accounts | None = None,
+    ) -> None:
         self.policy = policy or Policy()
+        self.accounts = accounts or Accounts()
+        self.generation = 0
+        """How often all decisions were outdated."""
         self._published = published
         self._decisions = 0
         # They go with the last session of their principal.
         self._permissions: WeakValueDictionary[Principal, Permissions] = WeakValueDictionary()
 
     def of(self, principal: Principal) -> Permissions:
-        """What a principal may do."""
+        """What a principal may do now."""
         permissions = self._permissions.get(principal)
         if permissions is None:
             permissions = self._permissions[principal] = Permissions(principal, self)
+        permissions.renew()
         return permissions
 
     def confirm(self, principal: Principal) -> None:
@@ -331,13 +404,40 @@ class AccessControl:
         Raises:
             AccessRefused: its account was disabled, or the key that has signed its token is not trusted now.
         """
-        policy, user = self.policy, principal.user
-        if principal.key and principal.key not in policy.keys:
+        user, by_account = principal.user, principal.method and not principal.key
+        if principal.key and principal.key not in self.policy.keys:
             raise AccessRefused(f"the token of {user!r} was signed by a key that is not trusted any more")
-        if user in policy.disabled or (
-            principal.method and not principal.key and user not in policy.accounts
-        ):
+        if self.accounts.is_disabled(user) or (by_account and self.accounts.named(user) is None):
             raise AccessRefused(f"the account {user!r} is disabled")
+
+    def confirm_change(self, principal: Principal, change: Change) -> None:
+        """Check that somebody may still do what he has done by a change.
+
+        Raises:
+            AccessRefused: he may not, or does not count any more.
+        """
+        self.confirm(principal)
+        self.of(principal).check(change)
+
+    @property
+    def in_force(self) -> bool:
+        """Whether there is any rule: without one, everything is allowed."""
+        return self.policy.in_force or self.accounts.have_rules
+
+    def grants(self, principal: Principal) -> Grants:
+        """What the rules grant to somebody, by his name, his groups and his account."""
+        user, claims = principal.user, principal.claims
+        groups, rules = self._of_account(user)
+        return self.policy.grants(user, (*principal.groups, *groups), claims, rules)
+
+    def explain(self, user: str, action: str, target: str) -> DecisionReport:
+        """Which rule decides whether a user may do something. Raises `InvalidRule`."""
+        groups, rules = self._of_account(user)
+        return explain(self.policy, user, action, target, groups, (), rules, in_force=self.in_force)
+
+    def _of_account(self, user: str) -> tuple[tuple[str, ...], tuple[AccessRule, ...]]:
+        account = self.accounts.named(user)
+        return (account.groups, account.rules) if account is not None and not account.disabled else ((), ())
 
     def is_reserved(self, action: str, kind: str, name: str) -> bool:
         """Whether a thing is the broker's own, and not for a client to do this with.
@@ -362,12 +462,28 @@ class AccessControl:
         for permissions in [*self._permissions.values()]:
             permissions.forget()
 
+    def outdate(self) -> None:
+        """Have all that is decided decided anew, each when its permissions are renewed.
+
+        Nothing here takes longer the more of them there are.
+        """
+        self.generation += 1
+        self._decisions = 0
+
+    def forget_user(self, user: str) -> None:
+        """Decide anew what one user may do."""
+        for permissions in [*self._permissions.values()]:
+            if permissions.principal.user == user:
+                permissions.forget()
+
     def configure(self, policy: Policy) -> bool:
-        """Go by other rules from now on. Returns whether they differ."""
-        if policy == self.policy:
+        """Go by other rules from now on. Returns whether they are others, so that decisions are outdated.
+
+        There may be very many, so to compare them is for whoever reads them.
+        """
+        if policy is self.policy:
             return False
         self.policy = policy
-        self.forget()
         return True
 
 

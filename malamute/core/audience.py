@@ -83,6 +83,10 @@ class Audience:
             for group in index.groups():
                 yield f"{letter}{group.number:07}", group
 
+    def is_costly(self, group: Group) -> bool:
+        """Whether a group is one of those that are costly to match."""
+        return self._costly.holds(group)
+
     def match(self, columns: Columns, start: int = 0, stop: int | None = None) -> Sequence[Groups]:
         """The plain groups that each message is for, from one place to before another."""
         if len(self._plain):

@@ -6,19 +6,25 @@ its only publisher, and since its name is reserved nobody can purge, shorten or 
 kept, the configuration says; the ring spares it when others need room (`journal.ring`).
 
 A change that the disk refuses was no change, and its record is gone with it: another one says that it
-failed, as soon as the disk takes anything. A change that takes several commits has a record in each.
+failed. A change that takes several commits has a record in each.
+
+Every other record (of what failed or was refused, or could not be undone) is of something that is so whether
+the disk takes the record or not. So what the disk refuses of them is written again, a little later, until it
+is there or the broker ends.
 
 What takes no right to administer could be used to drive records out of the stream: refusals, and cursors,
 which belong to readers. They are told as refusals are in `$sys`, some as they are and of the others how many.
 
 The subject of a record is the topic of the change. The headers say who, from where, and what came of it; the
-body is JSON: the `arguments`, and what there was `before` and `after`.
+body is JSON: the `arguments`, and what there was `before` and `after`. None of them has a secret: an argument
+that may be one has `…` in its place.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from functools import partial
 from math import isfinite
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +34,9 @@ from malamute.core.events import SENDER
 from malamute.core.refusal_log import Details, RefusalLog
 from malamute.core.timers import Timers
 from malamute.errors import MalamuteError
+from malamute.protocol.admin import CHANGES as TAKEN
 from malamute.protocol.admin import Row
+from malamute.protocol.arguments import SECRET
 from malamute.protocol.batch import pack_record
 from malamute.protocol.names import AUDIT
 
@@ -49,8 +57,18 @@ CHARACTERS_MAX = 1_000
 DEPTH_MAX = 5
 """Lists in lists that a record has."""
 
+WAITING_MAX = 1_000
+"""Records that wait to be written again; there is no room for more while the disk takes nothing."""
+
+RETRY_SECONDS = 1.0
+"""How long they wait."""
+HIDDEN = "…"
+"""In place of what is secret."""
+
 BY_SIGNAL = {"user": "", "method": "signal", "origin": "", "client": "", "address": ""}
 """Who did what nobody did over a connection."""
+
+DROPPED_WORDS = "records of the audit are dropped: the disk has refused as many as can wait"
 
 SAMPLED = frozenset(
     topic for topic, needs in CHANGES.items() if needs and not any(need.action == "admin" for need in needs)
@@ -75,21 +93,39 @@ class Audit:
 
     def __init__(self, effects: Effects, timers: Timers, streams: Streams, *, on: bool) -> None:
         self._effects = effects
+        self._timers = timers
         self._stream: Stream | None = streams.keep(AUDIT) if on else None
+        self._waiting: list[tuple[str, bytes]] = []
+        """What the disk has refused, to be written again: topics and records."""
+        self.dropped = 0
+        """Records for which there was no room there."""
         self._sampled = RefusalLog(effects, timers, self._write)
 
     def record(
-        self, by: Mapping[str, str], topic: str, arguments: Mapping[str, Any], outcome: str, **more: Any
+        self,
+        by: Mapping[str, str],
+        topic: str,
+        arguments: Mapping[str, Any],
+        outcome: str,
+        *,
+        bound: bool = False,
+        **more: Any,
     ) -> None:
         """Write a record with what this iteration stores.
 
-        `more` are `before` and `after`, as they are, and the `error`, if there is one. What was only tried is
-        not recorded.
+        It is `bound` if it tells of just that: then it is gone if the disk refuses it. `more` are `before`
+        and `after`, as they are, and the `error`, if there is one. What was only tried is not recorded.
         """
         if self._stream is None or arguments.get("dry_run") is True:
             return
-        details = {**by, "topic": topic if topic in CHANGES else "unknown", "outcome": outcome}
-        details |= {"arguments": arguments, "before": None, "after": None, "error": None} | more
+        details: dict[str, Any] = {
+            **by,
+            "topic": topic if topic in CHANGES else "unknown",
+            "outcome": outcome,
+        }
+        shown = {n: HIDDEN if _is_secret(topic, n) else value for n, value in arguments.items()}
+        details |= {"arguments": shown, "before": None, "after": None, "error": None} | more
+        details["append"] = self._effects.token if bound else 0
         if topic in SAMPLED or outcome == REFUSED:
             self._sampled.note(by["user"], details)
         else:
@@ -98,20 +134,50 @@ class Audit:
     def close(self) -> None:
         """The broker ends: write what was left out so far."""
         self._sampled.close()
+        self._write_again()
 
     def _write(self, details: Details, count: int) -> None:
-        assert self._stream is not None
         try:
-            self._stream.publish(SENDER, [details["topic"]], [_packed(details, count)])
-            # It is to be in this iteration, however late in it this is.
-            self._stream.flush()
+            record = _packed(details, count)
+            self._publish(details["topic"], record, bound=details["append"] == self._effects.token)
         except Exception as error:
             # A change without its record is none.
             self._effects.spoil("a record of the audit", error)
 
+    def _publish(self, topic: str, record: bytes, *, bound: bool) -> None:
+        assert self._stream is not None
+        self._stream.publish(SENDER, [topic], [record])
+        # It is to be in this iteration, however late in it this is.
+        self._stream.flush()
+        if not bound:
+            self._effects.when_stored(partial(self._stored, topic, record), awaited=False)
+
+    def _stored(self, topic: str, record: bytes, error: MalamuteError | None) -> None:
+        if error is None:
+            return
+        if len(self._waiting) >= WAITING_MAX:
+            self.dropped += 1
+            if self.dropped == 1:
+                self._effects.notice(DROPPED_WORDS)
+            return
+        if not self._waiting:
+            self._timers.at(self._effects.now + RETRY_SECONDS, self._write_again)
+        self._waiting.append((topic, record))
+
+    def _write_again(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        for topic, record in waiting:
+            self._publish(topic, record, bound=False)
+
+
+def _is_secret(topic: str, argument: str) -> bool:
+    """Whether an argument may be a secret: by its name, or as one that its topic does not have."""
+    return argument in SECRET or (topic in TAKEN and argument not in TAKEN[topic].rules.rules)
+
 
 def _packed(details: Details, count: int) -> bytes:
     headers = dict(details)
+    del headers["append"]
     body = {name: _short(headers.pop(name)) for name in ("arguments", "before", "after")}
     error = headers.pop("error")
     if isinstance(error, MalamuteError):

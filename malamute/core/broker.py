@@ -12,21 +12,23 @@ An absent key is an error of the protocol. `access.ACCESS` beside it says what e
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
+from itertools import chain
 from math import inf
 from typing import Any
 
 from malamute.core.access import ANONYMOUS, AccessControl, Permissions, Principal
+from malamute.core.accounts import AccountDirectory
 from malamute.core.admin import changes, queries
 from malamute.core.answers import Answers
 from malamute.core.audit import BY_SIGNAL, DONE, REFUSED, Audit, who
 from malamute.core.chunk import MESSAGE_BYTES, large_bytes
-from malamute.core.doubt import Doubt, newest_time
 from malamute.core.effects import ClockStep, Effects, LoadConfiguration, Question, Ready
 from malamute.core.engines import Engines
 from malamute.core.events import Events, tell_worker
-from malamute.core.feed import CURSOR_PREFIX, Feeds, feed_name
+from malamute.core.feed import CURSOR_PREFIX, Feed, Feeds, feed_name
+from malamute.core.grace_period import GracePeriod, newest_time
 from malamute.core.health import Health
 from malamute.core.mailbox import Mailboxes
 from malamute.core.queue.entry import ENTRY_BYTES
@@ -34,8 +36,9 @@ from malamute.core.queue.limits import QueueLimits
 from malamute.core.queue.purge import withdraw
 from malamute.core.queue.source import QueueSource
 from malamute.core.queue.trackers import Trackers
+from malamute.core.quotas import QuotaTable, check_rates, take_rates
 from malamute.core.recovery import Recovery
-from malamute.core.refusal_log import Details, RefusalLog
+from malamute.core.refusal_log import ADDRESSES_MAX, Details, RefusalLog
 from malamute.core.selectors import OFFER_BYTES, SUBSCRIPTION_BYTES, SelectorBudget
 from malamute.core.service import Services
 from malamute.core.session import Session, Sessions, SessionSource, session_name
@@ -43,6 +46,7 @@ from malamute.core.settings import ConfigurationLoaded, Settings
 from malamute.core.stream import Streams
 from malamute.core.subscription import Subscription
 from malamute.core.timers import Timers
+from malamute.core.workflow import GO_ON, Workflow, run_workflow
 from malamute.errors import (
     AccessRefused,
     Failed,
@@ -51,12 +55,14 @@ from malamute.errors import (
     MalamuteError,
     NotFound,
     NumberTooOld,
+    QuotaExceeded,
     TooLarge,
     TooMany,
     TryLater,
     UnexpectedCommand,
 )
 from malamute.matching import CacheBudget, Selector
+from malamute.protocol.admin import FeedSet
 from malamute.protocol.batch import Frame
 from malamute.protocol.limits import RECORD_LARGE_BYTES
 from malamute.protocol.messages import (
@@ -94,7 +100,16 @@ from malamute.protocol.messages import (
 from malamute.protocol.time_units import to_seconds
 from malamute.store.operations import EMPTY, Defect, Recovered, Stranded
 from malamute.store.policies import StreamRetention
-from malamute.store.tables import CURSORS, FEEDS, NUMBERS, OUTCOMES, REFUSALS, RETENTIONS, SESSIONS
+from malamute.store.tables import (
+    ACCOUNTS,
+    CURSORS,
+    FEEDS,
+    NUMBERS,
+    OUTCOMES,
+    REFUSALS,
+    RETENTIONS,
+    SESSIONS,
+)
 
 CLOCK_WORDS = {
     "stepped": "the wall clock was set; the times of messages follow when it has stood for a while",
@@ -106,7 +121,13 @@ CLOCK_WORDS = {
 CONFIGURED = "the configuration was loaded"
 
 REVIEW_WORK = 100
-"""What it takes to look at a session, or at a source of it, when the rules have changed."""
+"""What it takes to look at a session, at a source of it, or at a feed, when the rules have changed."""
+
+CONFIGURE_WORK = 10
+"""What it takes to have a stream or a queue go by another policy."""
+
+SHOWN_MAX = 64
+"""Characters that are shown of a name that nobody has proved."""
 
 RESTORED_WORDS = "the store was restored: sequences begin far beyond all that may have been used"
 
@@ -142,10 +163,13 @@ class Core(Engines):
             self.effects, limits, self.timers, settings.queues, caches, recovered.incarnation
         )
         self._newest = newest_time(recovered)
-        self.queue_limits.doubt = Doubt(self.effects, self.timers, self._newest, self._give_time_back)
+        self.queue_limits.grace_period = GracePeriod(
+            self.effects, self.timers, self._newest, self._give_time_back
+        )
         self.mailboxes = Mailboxes(self.queue_limits)
         self.queue_limits.trackers = Trackers(self.mailboxes)
         self.services = Services(self.queue_limits, self.mailboxes)
+        self.quotas = QuotaTable(settings.access, self._groups_of_account)
         self.sessions = Sessions(
             self.effects,
             limits,
@@ -157,10 +181,17 @@ class Core(Engines):
             release=self._take_back,
             forget=self.mailboxes.forget,
             ack_timeout=lambda address: self.settings.queues("mailbox", address).ack_timeout_seconds,
+            quotas=self.quotas,
         )
         self.recovery = Recovery(self.effects)
-        self.feeds = Feeds(limits, self.streams, self.services, self.selectors, self.recovery)
+        self.accounts = AccountDirectory(self.effects, settings.accounts, self._account_changed)
+        self.feeds = Feeds(
+            limits, self.streams, self.services, self.selectors, self.recovery, self._feed_refusal
+        )
+        self._restore_accounts(recovered)
         self._restore(recovered)
+        for session in self.sessions.by_peer.values():
+            self._count_for_quotas(session)
         if settings.unjournaled:
             self.streams.begin_epoch()
         self.events = Events(
@@ -173,8 +204,14 @@ class Core(Engines):
         )
         self.audit = Audit(self.effects, self.timers, self.streams, on=settings.audit)
         own = frozenset(stream.name for stream in self.streams.by_name.values() if stream.own)
-        self.access = AccessControl(own, settings.access)
+        self.access = AccessControl(own, settings.access, self.accounts)
+        self._rules_in_force = self.access.in_force
+        for feed in self.feeds.by_name.values():
+            self.feeds.review(feed)
         self._refusals = RefusalLog(self.effects, self.timers, self._report_refusal)
+        self._strangers = RefusalLog(self.effects, self.timers, self._report_refusal, ADDRESSES_MAX)
+        """What those were refused who did not come as far as a command, by their addresses."""
+        self._exceeded = RefusalLog(self.effects, self.timers, self._report_exceeded)
         self._sender = self.access.of(ANONYMOUS)
         """Who said HELLO last, and what he may do."""
         self._origin = ""
@@ -193,6 +230,11 @@ class Core(Engines):
             what = "behind" if seconds < 0 else "ahead"
             self.effects.notice(f"the clock is {what} of the newest message", seconds=abs(seconds))
             self.effects.event(f"clock.{what}", seconds=abs(seconds))
+
+    def _restore_accounts(self, recovered: Recovered) -> None:
+        for key, value in recovered.table(ACCOUNTS).items():
+            doubtful = (ACCOUNTS, key) in recovered.doubtful
+            self.recovery.take_up("account", str(key[0]), self.accounts.restore, key, value, doubtful)
 
     def _restore(self, recovered: Recovered) -> None:
         take_up = self.recovery.take_up
@@ -218,7 +260,9 @@ class Core(Engines):
         self.mailboxes.resume(self.recovery)
         self.services.resume(self.recovery)
         for (name, service), value in recovered.table(FEEDS).items():
-            take_up("feed", feed_name(service, name), self.feeds.restore, service, name, value)
+            doubtful = (CURSORS, (name, CURSOR_PREFIX + service)) in recovered.doubtful
+            restore = partial(self.feeds.restore, doubtful=doubtful)
+            take_up("feed", feed_name(service, name), restore, service, name, value)
         for table in (self.mailboxes, self.services):
             for name, here in table.by_name.items():
                 self.recovery.look_at_dead(table.kind, name, here.dead_letters)
@@ -233,6 +277,7 @@ class Core(Engines):
                 "queued messages": (self.queue_limits.messages, limits.queues_messages),
                 "bytes of queued messages": (self.queue_limits.bytes, limits.queues_bytes),
                 "feeds": (len(self.feeds.by_name), limits.feeds),
+                "stored accounts": (len(self.accounts.stored.by_name), limits.accounts),
             }
         )
 
@@ -254,6 +299,9 @@ class Core(Engines):
         self.effects.now = now
         command = type(message)
         session = self.sessions.by_peer.get(peer)
+        if session is not None and session.review is not None and command is not Hello:
+            session.review(session)
+            session = self.sessions.by_peer.get(peer)
         state = "absent" if session is None else "open" if session.open else "away"
         handler = STATES[state].get(command)
         try:
@@ -299,27 +347,51 @@ class Core(Engines):
         return True
 
     def _log_refusal(self, session: Session | None, message: Message, error: MalamuteError) -> None:
-        """Report a command that rules refuse in `$sys`, and a change that is refused in the audit."""
+        """Report a command that rules or quotas refuse in `$sys`, and a refused change in the audit."""
+        wanted = type(message).__name__.lower()
         if isinstance(error, AccessRefused):
-            if session is None or type(message) is Hello:
-                # Whose the session is that there may be by this name says nothing of who asks for it.
-                user, method = self._sender.principal.user, self._sender.principal.method
-                address = getattr(message, "address", "")
-                by = dict(user=user, method=method, origin=self._origin, client="", address=address)
-            else:
-                by = who(session)
-            wanted = error.action or type(message).__name__.lower()
-            rule = error.rule or error.text
-            self._refusals.note(by["user"], {**by, "action": wanted, "target": error.target, "rule": rule})
+            by = self._who(session, message)
+            action, rule = error.action or wanted, error.rule or error.text
+            self._refusals.note(by["user"], {**by, "action": action, "target": error.target, "rule": rule})
+        elif isinstance(error, QuotaExceeded):
+            self.quotas.refused += 1
+            by, owner = self._who(session, message), " ".join(error.owner)
+            self._exceeded.note(by["user"], {**by, "action": wanted, "quota": error.limit, "owner": owner})
         # What comes too early, or before HELLO, has no outcome yet: it will be sent again.
         known = session is not None and session.open and not isinstance(error, NumberTooOld)
         if session is not None and known and type(message) is Change:
             self.audit.record(who(session), message.topic, message.arguments, REFUSED, error=error)
 
+    def connection_refused(self, origin: str, method: str, claimed: str, reason: str, now: float) -> None:
+        """A connection was refused before a command came on it: report it in `$sys`.
+
+        `claimed` is who it said to be. That may be any text, so what could harm who reads it is escaped.
+        """
+        self.effects.now = now
+        target = f"user/{shown_name(claimed)}" if claimed else ""
+        nobody = dict(user="", client="", address="")
+        details = {**nobody, "method": method, "origin": origin, "action": "connect"}
+        details.update(target=target, rule=reason)
+        self.effects.guard("the log of strangers", self._strangers.note, origin, details)
+
+    def _who(self, session: Session | None, message: Message) -> dict[str, str]:
+        """Who has sent a message, and from where, as headers."""
+        if session is not None and type(message) is not Hello:
+            return who(session)
+        # Whose the session is that there may be by this name says nothing of who asks for it.
+        user, method = self._sender.principal.user, self._sender.principal.method
+        address = getattr(message, "address", "")
+        return dict(user=user, method=method, origin=self._origin, client="", address=address)
+
     def _report_refusal(self, details: Details, count: int) -> None:
+        self._report("access.refused", details, count)
+
+    def _report_exceeded(self, details: Details, count: int) -> None:
+        self._report("quota.exceeded", details, count)
+
+    def _report(self, what: str, details: Details, count: int) -> None:
         user = details["user"]
-        subject = f"access.refused.{user}" if user else "access.refused"
-        self.effects.event(subject, **details, count=count)
+        self.effects.event(f"{what}.{user}" if user else what, **details, count=count)
 
     def owner_of(self, peer: bytes) -> str | None:
         """The user whose open session is that of a peer; None if there is none."""
@@ -399,25 +471,123 @@ class Core(Engines):
         self.settings, limits = settings, settings.limits
         self.streams.configure(settings.streams, limits)
         self.queue_limits.configure(settings.queues, limits)
-        for table in (self.mailboxes, self.services):
-            for queue in table.by_name.values():
-                queue.configure()
         self.sessions.limits = self.feeds.limits = self.selectors.limits = limits
-        if self.access.configure(settings.access):
-            self._review([*self.sessions.by_peer])
+        accounts, rules = self.accounts.configure(settings.accounts), self.access.configure(settings.access)
+        if accounts or rules:
+            self.quotas.configure(settings.access)
+            self._review_all()
+        run_workflow(self.effects, self._configure_all(settings))
 
-    def _review(self, peers: list[bytes]) -> None:
-        """Take back what open sessions may not have any more, some of them in each iteration."""
-        while peers:
-            session = self.sessions.by_peer.get(peers.pop())
-            if session is not None and session.open:
-                self.effects.work -= REVIEW_WORK * (1 + len(session.sources))
-                self.effects.guard("a look at what a session may do", self._review_session, session)
+    def _account_changed(self, user: str) -> None:
+        """A stored account is other than before: look at what its user has."""
+        self.access.forget_user(user)
+        # The change is to be answered before its own session ends.
+        self.effects.later(partial(self._review_account, user))
+
+    def _review_account(self, user: str) -> None:
+        """Look at what a user has. Others are concerned if rules go in or out of force by him."""
+        if self.access.in_force != self._rules_in_force:
+            self._review_all()
+            looks = chain(self._each_feed(), self._each_session())
+        else:
+            sessions = [s for s in self.sessions.by_peer.values() if s.numbers.user == user]
+            feeds = [feed for feed in self.feeds.by_name.values() if feed.setter.user == user]
+            looks = chain(
+                (partial(self._review_feed, feed) for feed in feeds),
+                (partial(self._review, session) for session in sessions),
+            )
+        run_workflow(self.effects, self._look(looks))
+
+    def _review_all(self) -> None:
+        """Have each session reviewed before anything else is done for it."""
+        self._rules_in_force = self.access.in_force
+        self.access.outdate()
+        self.effects.reviewing = True
+        for session in self.sessions.by_peer.values():
+            session.review = self._review
+
+    def _look(self, looks: Iterable[Callable[[], None]]) -> Workflow:
+        """Look at one after the other, some of them in each iteration."""
+        for look in looks:
+            look()
             if self.effects.work <= 0:
-                self.effects.later(partial(self._review, peers))
-                return
+                yield GO_ON
+
+    def _configure_all(self, settings: Settings) -> Workflow:
+        """Have all that there is go by the settings, some of it in each iteration.
+
+        What something is done for goes by the rules of now before its turn comes (`Session.review`). Other
+        settings that come meanwhile are for all that there is again, so this ends there.
+        """
+        looks = chain(self._each_feed(), self._each_session()) if self.effects.reviewing else ()
+        for configure in chain(looks, self._each_queue(), self._each_stream()):
+            configure()
+            if self.effects.work <= 0:
+                yield GO_ON
+                if self.settings is not settings:
+                    return
+
+    def _each_feed(self) -> Iterator[Callable[[], None]]:
+        for feed in [*self.feeds.by_name.values()]:
+            yield partial(self._review_feed, feed)
+
+    def _each_session(self) -> Iterator[Callable[[], None]]:
+        generation = self.access.generation
+        for session in [*self.sessions.by_peer.values()]:
+            if session.review is not None:
+                yield partial(session.review, session)
+        # Otherwise decisions were outdated again meanwhile, and whoever looks since then has not come so far.
+        if generation == self.access.generation:
+            self.effects.reviewing = False
+
+    def _each_queue(self) -> Iterator[Callable[[], None]]:
+        for table in (self.mailboxes, self.services):
+            for queue in [*table.by_name.values()]:
+                self.effects.work -= CONFIGURE_WORK
+                yield queue.configure
+
+    def _each_stream(self) -> Iterator[Callable[[], None]]:
+        for stream in [*self.streams.by_name.values()]:
+            # One that was deleted meanwhile is not to be stored again.
+            if self.streams.by_name.get(stream.name) is stream:
+                self.effects.work -= CONFIGURE_WORK
+                yield partial(stream.configure, self.streams.policy(stream.name))
+
+    def _review(self, session: Session) -> None:
+        """Take back what a session may not have any more, before anything else is done for it."""
+        session.review = None
+        self.effects.work -= REVIEW_WORK * (1 + len(session.sources))
+        self.effects.guard("a look at what a session may do", self._review_session, session)
+
+    def _review_feed(self, feed: Feed) -> None:
+        """Stop a feed whose setter may not have it any more."""
+        self.effects.work -= REVIEW_WORK
+        self.effects.guard("a look at what a feed may do", self.feeds.review, feed)
+
+    def _feed_refusal(self, setter: Principal, service: str, stream: str) -> str:
+        """Why somebody may not feed a service from a stream; empty if he may."""
+        try:
+            self.access.confirm_change(
+                setter, Change(0, FeedSet.topic, {"service": service, "stream": stream})
+            )
+        except AccessRefused as error:
+            return error.text
+        return ""
+
+    def _groups_of_account(self, user: str) -> tuple[str, ...]:
+        account = self.accounts.named(user)
+        return () if account is None else account.groups
+
+    def _count_for_quotas(self, session: Session) -> None:
+        """Have a session count for the quotas that its user is under now."""
+        groups = session.may.principal.groups if session.open else ()
+        session.count_for(self.quotas.of(session.numbers.user, groups, self.effects.now))
 
     def _review_session(self, session: Session) -> None:
+        self._count_for_quotas(session)
+        if not session.open:
+            return
+        session.may.renew()
         try:
             self.access.confirm(session.may.principal)
             if session.address:
@@ -455,6 +625,8 @@ class Core(Engines):
                 queue.store_identities_again(identities)
         for peer in {key[0] for table, key in stranded.values if table == SESSIONS}:
             self.sessions.store_again(peer)
+        for (name,) in [key for table, key in stranded.values if table == ACCOUNTS]:
+            self.accounts.store_again(name)
         for name, cursor in [key for table, key in stranded.values if table == CURSORS]:
             stream = self.streams.by_name.get(name)
             if cursor.startswith(CURSOR_PREFIX):
@@ -497,7 +669,7 @@ class Core(Engines):
         """The wall clock was set. What is counted goes on; the times of messages may follow."""
         self.effects.now = now
         self.effects.ahead = step.ahead
-        self.queue_limits.doubt.note(step)
+        self.queue_limits.grace_period.note(step)
         self._tell_clock(step.what, step.seconds)
 
     def _give_time_back(self, seconds: float) -> None:
@@ -586,6 +758,8 @@ class Core(Engines):
         """Give back the sequences that were reserved and not used; the last `ready` is to follow."""
         guard = self.effects.guard
         guard("the end of the log of refusals", self._refusals.close)
+        guard("the end of the log of strangers", self._strangers.close)
+        guard("the end of the log of quotas", self._exceeded.close)
         guard("the end of the audit", self.audit.close)
         guard("the end of the events", self.events.stop)
         self.streams.flush()
@@ -625,12 +799,19 @@ class Core(Engines):
             return
         records = message.records
         size_bytes = self._check_size(records)
+        if session.quotas:
+            amounts = len(records), size_bytes
+            check_rates(session.quotas, amounts, self.effects.now)
         stream = self.streams.by_name.get(message.stream)
         if stream is None or stream.journaled or stream.next > stream.reserved:
+            if stream is None:
+                session.may.require("create", "stream", message.stream)
             taken = 2 * size_bytes + MESSAGE_BYTES * len(records)
             self._hold(session, taken - large_bytes(records) if size_bytes >= RECORD_LARGE_BYTES else taken)
             stream = stream or self.streams.get(message.stream)
         first = stream.publish(session.address, message.subjects, records)
+        if session.quotas:
+            take_rates(session.quotas, amounts, self.effects.now)
         if message.number:
             self.sessions.accept(session, message, len(records), first)
 
@@ -665,8 +846,16 @@ class Core(Engines):
         if message.number and not self.sessions.admit(session, message.number):
             return
         records = message.records
-        self._hold(session, self._check_size(records) + ENTRY_BYTES * len(records))
+        size_bytes = self._check_size(records)
+        # Whoever works can always end what he has begun.
+        quotas = session.quotas if type(message) is not Reply else ()
+        if quotas:
+            amounts = len(records), size_bytes
+            check_rates(quotas, amounts, self.effects.now)
+        self._hold(session, size_bytes + ENTRY_BYTES * len(records))
         execute(session, message)
+        if quotas:
+            take_rates(quotas, amounts, self.effects.now)
         if message.number:
             self.sessions.accept(session, message, 0, 0)
 
@@ -706,6 +895,7 @@ class Core(Engines):
         self._check_source(session, message.source)
         asked = Selector.parse(message.criteria, message.where)
         selector = session.may.narrow("subscribe", "stream", message.stream, asked)
+        session.may.require_there("stream", message.stream, self.streams.by_name)
         cost = self.selectors.check(selector, session, SUBSCRIPTION_BYTES)
         self.streams.subscribe(session, message, selector, asked)
         self._take_selector(session, message.source, cost)
@@ -714,6 +904,7 @@ class Core(Engines):
         self._check_source(session, message.source)
         selector = Selector.parse(message.criteria)
         _check_offer(session.may, message.service, selector)
+        session.may.require_there("service", message.service, self.services.by_name)
         cost = self.selectors.check(selector, session, OFFER_BYTES)
         offer = session.sources[message.source] = self.services.offer(session, message, selector)
         self._take_selector(session, message.source, cost)
@@ -886,6 +1077,12 @@ _BEGIN_ANEW = Error(UnexpectedCommand.code, "a fault of the broker's own has end
 
 NUMBERED = frozenset(BY_TYPE[message].opcode for message in (Publish, Send, Request, Reply, Commit, Change))
 """Opcodes of the commands whose `ref` is a number of the session."""
+
+
+def shown_name(text: str) -> str:
+    """A name that anybody may have chosen, for others to see: short, and without what is not printable."""
+    short = text if len(text) <= SHOWN_MAX else f"{text[:SHOWN_MAX]}…"
+    return "".join(c if c.isprintable() and c != "\\" else c.encode("unicode_escape").decode() for c in short)
 
 
 def _was_answered(session: Session, message: Request | Reply) -> bool:

@@ -79,7 +79,7 @@ def in_steps(effects: Effects, audience: Audience, loaded: Loaded, offer: Offer)
     for group, runs in by_group.items():
         part = parts.get(runs)
         readers = iter([*group.members.values()])
-        while some := [*islice(readers, STEP_READERS)]:
+        while some := [*islice(readers, 1 if effects.reviewing else STEP_READERS)]:
             offer(loaded, part, [reader for reader in some if reader.open])
             effects.work -= OFFER_WORK * len(some)
             if effects.work <= 0:

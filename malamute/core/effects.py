@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from malamute.core.faults import Faults
+from malamute.core.metrics import DurationTotal
 from malamute.errors import InternalError, MalamuteError
 from malamute.protocol.messages import Message
 from malamute.protocol.time_units import to_ns
@@ -91,6 +92,11 @@ class Ready(NamedTuple):
     notices: Sequence[Notice] = ()
 
 
+_Unsettled = tuple[list[WhenStored], int, Sequence[tuple[BacklogShare, int]], float | None]
+"""Of what was handed over to be stored: who is called back, its bytes, whose shares of the backlog it takes,
+and since when anybody waits for it."""
+
+
 class Effects:
     """The iteration under way: the engines' shared note pad.
 
@@ -113,6 +119,11 @@ class Effects:
         self.bound: list[Operation] = []
         self.backlog_bytes = 0
         self.faults = Faults(self.notice)
+        self.iterations = DurationTotal()
+        """How long iterations of the loop took, without its waiting. Everybody else waits so long."""
+        self.commits = DurationTotal()
+        """From when something was handed over that somebody waits for, to when it was durable."""
+        self.committed_bytes = 0
         self.on_failure: Failed | None = None
         """Who learns that the store could not answer what is asked now, unless the asker names somebody."""
         self.broken: dict[bytes, None] = {}
@@ -124,6 +135,8 @@ class Effects:
         """What is left of it in this iteration; whoever has used it up goes on `later`."""
         self.replay_work = WORK_MAX
         """The same for replay, which must not wait for anything else."""
+        self.reviewing = False
+        """Whether sessions are still to be reviewed, so that whatever is done for one may take that long."""
         self.replaying = 0
         """Reads for replay whose results are still being served."""
         self.chores: deque[tuple[Callable[[], None], Failed | None]] = deque()
@@ -138,7 +151,7 @@ class Effects:
         self._token = 0
         self._known = 0
         self._needs: set[int] = set()
-        self._waiting: dict[int, tuple[list[WhenStored], int, Sequence[tuple[BacklogShare, int]]]] = {}
+        self._waiting: dict[int, _Unsettled] = {}
 
     @property
     def time_ns(self) -> int:
@@ -262,8 +275,12 @@ class Effects:
 
     def settle(self, token: int, error: MalamuteError | None) -> None:
         """The operations of `token` are durable, or failed as a whole with `error`."""
-        callbacks, size_bytes, backlog_shares = self._waiting.pop(token)
+        callbacks, size_bytes, backlog_shares, since = self._waiting.pop(token)
         self._known = token
+        if error is None:
+            self.committed_bytes += size_bytes
+            if since is not None:
+                self.commits.add(self.now - since, self.now)
         self.backlog_bytes -= size_bytes
         _let_go(backlog_shares)
         for callback in callbacks:
@@ -299,7 +316,8 @@ class Effects:
             _let_go(backlog_shares)
             return ()
         self._token += 1
-        self._waiting[self._token] = (self._callbacks, self._bytes, backlog_shares)
+        since = self.now if self._awaited else None
+        self._waiting[self._token] = (self._callbacks, self._bytes, backlog_shares, since)
         append = Append(
             self._token,
             self.operations,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from malamute.core.access import AccessControl
+from malamute.core.accounts import AccountDirectory
 from malamute.core.answers import Answers
 from malamute.core.audit import Audit
 from malamute.core.effects import Effects
@@ -11,6 +12,7 @@ from malamute.core.health import Health
 from malamute.core.mailbox import Mailboxes
 from malamute.core.queue.limits import QueueLimits
 from malamute.core.queue.table import QueueTable
+from malamute.core.quotas import QuotaTable
 from malamute.core.recovery import Recovery
 from malamute.core.selectors import SelectorBudget
 from malamute.core.service import Services
@@ -24,6 +26,8 @@ class Engines:
 
     settings: Settings
     access: AccessControl
+    accounts: AccountDirectory
+    quotas: QuotaTable
     audit: Audit
     effects: Effects
     answers: Answers

@@ -11,9 +11,16 @@ A feed takes a message when it is on the disk: what could not be stored must not
 waits for the outcome of what it has put before it puts more in a later iteration. So when the disk refuses
 it, it goes back to the first of these messages, and nothing behind them is in the queue yet.
 
+A feed that an operator has begun in the past had later positions before. Where the store is damaged, one of
+those may come back in place of what it had stored since. So it is stored with the feed where it began and
+where the stream ended then: a position between the two that may be old is none, and the feed begins again.
+
 What an operator does to a feed is done when it is on the disk: until then it rests, and if the disk refuses,
 it goes on as it was. A feed and its position are stored and deleted together. So a feed on the disk has its
 own position, and never that of an earlier feed of the same name.
+
+A feed acts with the rights of whoever has set it. When they end, by other rules, with his account or with the
+key of his token, it is stopped where it is, over restarts, until an operator sets it again.
 
 The sender of such a request is that of the message, and its properties name the stream and the sequence.
 Nobody waits for an answer: the final reply completes it, and replies go nowhere.
@@ -28,8 +35,9 @@ from collections import Counter
 from collections.abc import Callable, Generator, Sequence
 from itertools import accumulate
 from math import inf
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, Self
 
+from malamute.core.access import ANONYMOUS, Principal
 from malamute.core.chunk_part import ChunkPart
 from malamute.core.queue.entry import ENTRY_BYTES, PROPERTY_BYTES, Entry
 from malamute.core.queue.queue import Queue
@@ -57,6 +65,9 @@ CURSOR_PREFIX = "$feed/"
 RETRY_SECONDS = 1.0
 """How long a feed waits when the disk has refused its requests."""
 
+STOPPED = "a feed is stopped: the rights of whoever has set it have ended; set it again"
+"""What the log says of it."""
+
 KEEP_SECONDS = 10.0
 """How often the position of a feed is stored that found nothing to take."""
 
@@ -75,8 +86,14 @@ class Feed(Reader):
 
     stream: Stream
 
-    def __init__(self, owner: Feeds, stream: Stream, queue: Queue, selector: Selector) -> None:
-        self.owner = owner
+    def __init__(
+        self, feeds: Feeds, stream: Stream, queue: Queue, selector: Selector, setter: Principal
+    ) -> None:
+        self.feeds = feeds
+        self.setter = setter
+        """Who has set it: it acts with his rights."""
+        self.stopped = ""
+        """Why it takes nothing until an operator sets it again: his rights have ended."""
         self.effects = stream.effects
         self.queue = queue
         self.open = True
@@ -109,7 +126,7 @@ class Feed(Reader):
         """Whether it may put into the queue what is at its cursor."""
         return (
             self.cursor <= self.stream.replay.durable
-            and not self.resting
+            and not (self.resting or self.stopped)
             and not self.full
             and self.effects.now >= self.retry_at
             and self._token in (0, self.effects.token)
@@ -143,7 +160,7 @@ class Feed(Reader):
             self.begin(position)
 
     def _cost(self, cost_bytes: int) -> None:
-        self.owner.selectors.take(cost_bytes - self.cost_bytes)
+        self.feeds.selectors.take(cost_bytes - self.cost_bytes)
         self.cost_bytes = cost_bytes
 
     def resume(self) -> None:
@@ -231,7 +248,7 @@ class Feed(Reader):
         # A read from the journal for each message that leaves the queue would be a waste.
         held = len(self.queue.entries)
         self._resume_at = inf if self._fits(1, size_bytes, others=False) else held * 7 // 8
-        self.owner.waiting[id(self)] = self
+        self.feeds.waiting[id(self)] = self
         self.effects.event(f"feed.full.{self.queue.name}", stream=self.stream.name, messages=held)
 
     def wake(self) -> None:
@@ -239,7 +256,7 @@ class Feed(Reader):
         has_room = len(self.queue.entries) <= self._resume_at and self._fits(1, self.full)
         if has_room or self._never_fits(self.full):
             self.full = 0
-            del self.owner.waiting[id(self)]
+            del self.feeds.waiting[id(self)]
             self.effects.event(f"feed.resumed.{self.queue.name}", stream=self.stream.name)
             self.unblock()
 
@@ -276,12 +293,34 @@ class Feed(Reader):
             stream=stream.name,
             criteria=[[*criterion] for criterion in selector.criteria],
             where=selector.where,
-            state="full" if self.full else "replay" if lag else "live",
+            state="stopped" if self.stopped else "full" if self.full else "replay" if lag else "live",
             sequence=stream.cursors.get(self.name, 0),
             lag=lag,
             requests=self.delivered,
             skipped=self.skipped,
+            user=self.setter.user,
+            reason=self.stopped,
         )
+
+
+class _StoredFeed(NamedTuple):
+    """What is stored of a feed. Of what an earlier version has stored nobody knows who has set it."""
+
+    criteria: Sequence[Any]
+    where: str
+    setter: Principal = ANONYMOUS
+    stopped: str = ""
+    began: Sequence[int] = ()
+    """Where it began in the past: the position, and the last sequence of the stream then."""
+
+    @classmethod
+    def parse(cls, value: bytes) -> Self:
+        found = cls(*unpack(value))
+        return found if found.setter is ANONYMOUS else found._replace(setter=Principal.of(found.setter))
+
+    def packed(self) -> bytes:
+        value: bytes = pack((self.criteria, self.where, self.setter.stored(), self.stopped, self.began))
+        return value
 
 
 def feed_name(service: str, stream: str) -> str:
@@ -311,7 +350,10 @@ class Feeds:
         services: Services,
         selectors: SelectorBudget,
         recovery: Recovery,
+        refusal: Callable[[Principal, str, str], str],
     ) -> None:
+        """`refusal` says why somebody may not feed a service from a stream, or is empty if he may."""
+        self._refusal = refusal
         self.effects = streams.effects
         self.limits = limits
         self.streams = streams
@@ -329,22 +371,28 @@ class Feeds:
         """Those that have a change under way to the disk: one change of a feed after the other."""
         self._keeper: Timer | None = None
 
-    def restore(self, service: str, stream_name: str, value: bytes) -> None:
+    def restore(self, service: str, stream_name: str, value: bytes, *, doubtful: bool = False) -> None:
         """Take up a feed that the store kept, where it was.
+
+        If its position is `doubtful`, a later one may have been in a part of the store that is damaged.
 
         Raises `InvalidSelector` for a family from outside that is not here any more, and `CursorLost` if its
         position is not known: what becomes of the feed is for the operator to say.
         """
         self.values[service, stream_name] = value
-        criteria, where = unpack(value)
-        selector = Selector.parse(criteria, where)
+        known = _StoredFeed.parse(value)
+        selector = Selector.parse(known.criteria, known.where)
         stream = self.streams.keep(stream_name)
         stream.check_known(CURSOR_PREFIX + service)
-        feed = self._add(self.services.get_or_create(service), stream, selector)
+        feed = self._add(self.services.get_or_create(service), stream, selector, known.setter)
+        feed.stopped = known.stopped
         done = stream.cursors.get(feed.name, stream.next - 1)
-        if done >= stream.next:
-            # The disk did not reserve these sequences, so they are used again.
-            done = stream.next - 1
+        found = done
+        if doubtful and known.began and known.began[0] < done <= known.began[1]:
+            done = known.began[0]
+        # The disk may not have reserved these sequences, so they are used again.
+        done = min(done, stream.next - 1)
+        if done < found:
             self._set_back(feed, done)
         feed.begin(Position(done + 1))
 
@@ -390,8 +438,16 @@ class Feeds:
 
     def forget(self, stream: str) -> None:
         """A stream is gone with this iteration, and with it the feeds from it that could not be taken up."""
-        for name in [name for name in self.values if name[1] == stream]:
+        names = [name for name in self.values if name[1] == stream]
+        for name in names:
             self.values.put(name, None)
+
+        def gone(error: MalamuteError | None) -> None:
+            for name in names if error is None else ():
+                self.recovery.settled("feed", feed_name(*name))
+
+        if names:
+            self.effects.when_stored(gone)
 
     def put_again(self, stream: str) -> None:
         """Store the feeds from a stream again: what the store had of it is gone.
@@ -413,24 +469,26 @@ class Feeds:
         where: str,
         position: Position | None,
         report: FeedReport,
+        setter: Principal,
     ) -> None:
         """Make a feed, or change it. Without a position it goes on where it is, or begins at the head.
 
-        `report` is called in the iteration that stores it; when that is done, it is in force.
+        It acts with the rights of the `setter`, and begins again if it was stopped. `report` is called in the
+        iteration that stores it; when that is done, it is in force.
         """
         selector = Selector.parse(criteria, where)
         self.selectors.check(selector)
         if position is None and (service, stream.name) not in self.by_name:
             stream.check_known(CURSOR_PREFIX + service)
-        queue, value = self.services.get(service), pack((criteria, where))
-        run_workflow(self.effects, self._set(queue, stream, selector, value, position, report))
+        queue, wanted = self.services.get(service), _StoredFeed(criteria, where, setter)
+        run_workflow(self.effects, self._set(queue, stream, selector, wanted, position, report))
 
     def _set(
         self,
         queue: Queue,
         stream: Stream,
         selector: Selector,
-        value: bytes,
+        wanted: _StoredFeed,
         position: Position | None,
         report: FeedReport,
     ) -> Workflow:
@@ -447,6 +505,11 @@ class Feeds:
             position = Position(stream.cursors[cursor] + 1 if known else stream.next)
         done = stream.cursors[cursor] if position is None else position.first - 1
         head = stream.next
+        if position is None:
+            began = _StoredFeed.parse(self.values[name]).began
+        else:
+            began = (done, head - 1) if done < head - 1 else ()
+        value = wanted._replace(began=began).packed()
         self.effects.store(
             PutValue(FEEDS, (stream.name, queue.name), value), PutValue(CURSORS, (stream.name, cursor), done)
         )
@@ -457,15 +520,16 @@ class Feeds:
         queue.feeds -= 1
         stream.changing -= 1
         if error is None:
-            self.recovery.feed_settled(feed_name(*name))
+            self.recovery.settled("feed", feed_name(*name))
             self.values[name] = value
             stream.cursors[cursor] = done
             stream.lost_cursors.discard(cursor)
             if feed is not None:
                 feed.change(selector, position)
+                feed.setter, feed.stopped = wanted.setter, ""
             else:
                 assert position is not None, "a new feed has one"
-                feed = self._add(queue, stream, selector)
+                feed = self._add(queue, stream, selector, wanted.setter)
                 feed.begin(position)
             if position is not None:
                 # What has come since and is gone already is a gap.
@@ -475,9 +539,40 @@ class Feeds:
         stream.cursors.release(cursor)
         self.selectors.reserved_bytes -= selector.cost_bytes
         if feed is not None:
+            # They may have ended while it was being stored.
+            self.review(feed)
             feed.resume()
         else:
             self.services.drop_unused(queue)
+
+    def review(self, feed: Feed) -> None:
+        """Stop a feed if the rights of whoever has set it have ended. An operator has to set it again."""
+        service, stream = feed.queue.name, feed.stream.name
+        if feed.stopped or not feed.open or not (reason := self._refusal(feed.setter, service, stream)):
+            return
+        feed.stopped = reason
+        self.effects.event(f"feed.stopped.{service}", stream=stream, user=feed.setter.user, reason=reason)
+        self.effects.notice(STOPPED, service=service, stream=stream, user=feed.setter.user, reason=reason)
+        run_workflow(self.effects, self._stop((service, stream), feed))
+
+    def _stop(self, name: tuple[str, str], feed: Feed) -> Workflow:
+        """Store that a feed is stopped, so that it is when the broker starts again."""
+        yield from self._begin_change(name)
+        error = None
+        if feed.open and feed.stopped:
+            value = _StoredFeed.parse(self.values[name])._replace(stopped=feed.stopped).packed()
+            self.effects.store(PutValue(FEEDS, (name[1], name[0]), value))
+            error = yield STORED
+            if error is None:
+                self.values[name] = value
+        self._end_change(name)
+        if feed.open:
+            feed.resume()
+        if error is not None:
+            self.services.limits.timers.at(
+                self.effects.now + RETRY_SECONDS,
+                lambda: run_workflow(self.effects, self._stop(name, feed)),
+            )
 
     def _begin_change(self, name: tuple[str, str]) -> Generator[Literal["stored"], Any, Feed | None]:
         """Wait for the change of this feed before, and for the outcome of what it has put; it rests then."""
@@ -539,15 +634,15 @@ class Feeds:
             feed.cancel()
             del self.by_name[name]
             self.waiting.pop(id(feed), None)
-        self.recovery.feed_settled(feed_name(*name))
+        self.recovery.settled("feed", feed_name(*name))
         self.values.pop(name, None)
         if (stream := self.streams.by_name.get(stream_name)) is not None:
             stream.cursors.pop(cursor, None)
             stream.lost_cursors.discard(cursor)
         self.effects.event(f"feed.deleted.{service}", stream=stream_name)
 
-    def _add(self, queue: Queue, stream: Stream, selector: Selector) -> Feed:
-        feed = self.by_name[queue.name, stream.name] = Feed(self, stream, queue, selector)
+    def _add(self, queue: Queue, stream: Stream, selector: Selector, setter: Principal) -> Feed:
+        feed = self.by_name[queue.name, stream.name] = Feed(self, stream, queue, selector, setter)
         if self._keeper is None:
             self._keep_later()
         return feed

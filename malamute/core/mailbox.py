@@ -11,6 +11,7 @@ from malamute.core.queue.enqueue import enqueue
 from malamute.core.queue.queue import Queue
 from malamute.core.queue.source import QueueSource
 from malamute.core.queue.table import QueueTable
+from malamute.core.quotas import QuotaUsages
 from malamute.core.session import Session
 from malamute.errors import MalamuteError, NotFound
 from malamute.matching import Criterion, Selector
@@ -25,8 +26,11 @@ class Mailboxes(QueueTable):
 
     kind = "mailbox"
 
-    def get(self, name: str, *, private: bool = False) -> Queue:
-        """The mailbox of an address, made if needed. Raises `TryLater`, or `NotFound` for a private one."""
+    def get(self, name: str, *, private: bool = False, quotas: QuotaUsages = ()) -> Queue:
+        """The mailbox of an address, made if needed; then it counts for these quotas.
+
+        Raises `TryLater` or `QuotaExceeded`, or `NotFound` for a private one.
+        """
         mailbox = self.by_name.get(name)
         if mailbox is not None:
             return mailbox
@@ -34,13 +38,16 @@ class Mailboxes(QueueTable):
             raise NotFound(
                 f"there is no mailbox {name!r}: expected the name of one, or one without '$' at its beginning"
             )
-        return self.create(name)
+        # A private one goes with its session, which counts.
+        return self.create(name, () if name.startswith(RESERVED_PREFIX) else quotas)
 
     def send(self, session: Session, message: Send) -> None:
-        """Put messages into a mailbox. Raises what `enqueue` does, or `NotFound`."""
-        mailbox = self.get(message.address)
+        """Put messages into a mailbox. Raises what `enqueue` does, `NotFound`, or `AccessRefused`."""
+        if not message.address.startswith(RESERVED_PREFIX):
+            session.may.require_there("mailbox", message.address, self.by_name)
+        mailbox = self.get(message.address, quotas=session.quotas)
         try:
-            enqueue(mailbox, session.address, session.address, message)
+            enqueue(mailbox, session.address, session.address, message, session.quotas)
         except MalamuteError:
             self.drop_unused(mailbox)
             raise
@@ -49,7 +56,7 @@ class Mailboxes(QueueTable):
         """The mailbox of a session as a source of it, from its first credit on."""
         source = session.sources.get(MAILBOX)
         if not isinstance(source, QueueSource):
-            mailbox = self.get(session.mailbox, private=True)
+            mailbox = self.get(session.mailbox, private=True, quotas=session.quotas)
             source = session.sources[MAILBOX] = QueueSource(session, MAILBOX, mailbox, EVERYTHING)
         return source
 

@@ -4,6 +4,8 @@ A `Histogram` counts durations in buckets whose limits grow by the same factor, 
 within 5 % of itself wherever it lies. A bucket that is not used takes nothing, and there are fewer than
 300 of them. Two histograms take turns, so that what is told is of the last minutes, not of all time.
 
+A `DurationTotal` sums durations since the start, for whoever looks now and then and takes the difference.
+
 A `Rate` weighs the window before with what is left of it, which needs no list of times.
 
 Sources: the log-spaced buckets are those of DDSketch (Masson, Rim, Lee: "DDSketch: a fast and fully-mergeable
@@ -72,6 +74,40 @@ class Histogram:
             self._former = self._buckets if recent else Counter()
             self._buckets = Counter()
             self._until = now + WINDOW_SECONDS
+
+
+class DurationTotal:
+    """Durations in seconds: how many, their sum since the start, and the longest of one or two windows."""
+
+    __slots__ = ("_former", "_longest", "_until", "count", "seconds")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.seconds = 0.0
+        self._longest = self._former = 0.0
+        self._until = 0.0
+
+    def add(self, seconds: float, now: float) -> None:
+        """Count a duration. Less than none, as by a clock that was set, counts as none."""
+        if now >= self._until:
+            self._turn_over(now)
+        self.count += 1
+        if seconds > 0:
+            self.seconds += seconds
+            if seconds > self._longest:
+                self._longest = seconds
+
+    def row(self, now: float) -> dict[str, Any]:
+        """All of it; the longest is 0 when nothing was measured."""
+        if now >= self._until:
+            self._turn_over(now)
+        longest = max(self._longest, self._former)
+        return {"count": self.count, "seconds": self.seconds, "longest_seconds": longest}
+
+    def _turn_over(self, now: float) -> None:
+        self._former = self._longest if now < self._until + WINDOW_SECONDS else 0.0
+        self._longest = 0.0
+        self._until = now + WINDOW_SECONDS
 
 
 class Rate:

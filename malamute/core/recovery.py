@@ -36,7 +36,8 @@ class Recovery:
     def __init__(self, effects: Effects) -> None:
         self.skipped = 0
         self._effects = effects
-        self._feeds: set[str] = set()
+        self._for_operators: set[tuple[str, str]] = set()
+        """Those that an operator can set or remove."""
         self._dead: list[Excess] = []
 
     def take_up(self, kind: str, name: str, action: Callable[..., object], *arguments: Any) -> None:
@@ -49,16 +50,16 @@ class Recovery:
     def skip(self, kind: str, name: str, error: Exception) -> None:
         """Leave one thing in the store as it is, and report it."""
         self.skipped += 1
-        if kind == "feed":
-            self._feeds.add(name)
+        if kind in ("feed", "account"):
+            self._for_operators.add((kind, name))
         if self.skipped <= REPORTED_MAX:
             reason = f"{type(error).__name__}: {error}"
             self._effects.notice("not recovered, left in the store", kind=kind, name=name, reason=reason)
 
-    def feed_settled(self, name: str) -> None:
-        """An operator has set or deleted a feed, which may be one that was skipped."""
-        if name in self._feeds:
-            self._feeds.discard(name)
+    def settled(self, kind: str, name: str) -> None:
+        """An operator has set or removed a feed or an account, which may be one that was skipped."""
+        if (kind, name) in self._for_operators:
+            self._for_operators.discard((kind, name))
             self.skipped -= 1
 
     def look_at_dead(self, kind: str, name: str, dead: Excess) -> None:

@@ -23,6 +23,9 @@ PERIOD_SECONDS = 10.0
 PRINCIPALS_MAX = 1_000
 """Principals that are counted by themselves. Those beyond share what one of them has."""
 
+ADDRESSES_MAX = 100
+"""The same of addresses from which connections were refused. Whoever floods has as many as he likes."""
+
 _OTHERS = None
 
 Details = Mapping[str, Any]
@@ -40,7 +43,14 @@ class _Period:
 class RefusalLog:
     """Counts what each principal is refused, and reports it: the details, and for how many they stand."""
 
-    def __init__(self, effects: Effects, timers: Timers, report: Callable[[Details, int], None]) -> None:
+    def __init__(
+        self,
+        effects: Effects,
+        timers: Timers,
+        report: Callable[[Details, int], None],
+        principals_max: int = PRINCIPALS_MAX,
+    ) -> None:
+        self._principals_max = principals_max
         self._effects = effects
         self._timers = timers
         self._report = report
@@ -48,7 +58,7 @@ class RefusalLog:
 
     def note(self, user: str, details: Details) -> None:
         """A user was refused something: it is reported now, or counts for a later report."""
-        who = user if user in self._periods or len(self._periods) < PRINCIPALS_MAX else _OTHERS
+        who = user if user in self._periods or len(self._periods) < self._principals_max else _OTHERS
         period = self._periods.get(who)
         if period is None:
             period = self._periods[who] = _Period()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from malamute.core.quotas import add_all, check_all
 from malamute.errors import InvalidSelector, TooMany
 
 if TYPE_CHECKING:
@@ -31,7 +32,13 @@ class SelectorBudget:
         self.limits = limits
 
     def check(self, selector: Selector, session: Session | None = None, beside: int = 0) -> int:
-        """The cost of a selector and of what has it. Raises `InvalidSelector` or `TooMany` without room."""
+        """The cost of a selector and of what has it.
+
+        Raises:
+            InvalidSelector: it is too large for any.
+            TooMany: there is no room for it.
+            QuotaExceeded: nor has the session's user any.
+        """
         cost, limits = selector.cost_bytes, self.limits
         if cost > limits.selector_bytes:
             raise InvalidSelector(
@@ -44,6 +51,9 @@ class SelectorBudget:
                 f"selectors of this session are too large: {session.selector_bytes} bytes of memory, "
                 f"and {cost} more; expected at most {limits.session_selector_bytes}"
             )
+        if session is not None and session.quotas:
+            check_all(session.quotas, "sources", 1)
+            check_all(session.quotas, "selector_bytes", cost)
         taken = self.used_bytes + self.reserved_bytes
         if taken + cost > limits.selectors_bytes:
             raise TooMany(
@@ -57,3 +67,6 @@ class SelectorBudget:
         self.used_bytes += cost
         if session is not None:
             session.selector_bytes += cost
+            if session.quotas:
+                add_all(session.quotas, "sources", (cost > 0) - (cost < 0))
+                add_all(session.quotas, "selector_bytes", cost)

@@ -25,6 +25,7 @@ from malamute.core.queue.options import is_address
 from malamute.core.queue.queue import Queue
 from malamute.core.queue.source import QueueSource
 from malamute.core.queue.table import QueueTable
+from malamute.core.quotas import QuotaUsages
 from malamute.core.session import Session
 from malamute.errors import InvalidSelector, MalamuteError, NotFound, NotOutstanding, TryLater
 from malamute.matching import Selector
@@ -44,9 +45,12 @@ class Services(QueueTable):
         super().__init__(limits)
         self.mailboxes = mailboxes
 
-    def get(self, name: str) -> Queue:
-        """The service of this name, made if needed. Raises `TryLater`."""
-        return self.by_name.get(name) or self.create(name)
+    def get(self, name: str, quotas: QuotaUsages = ()) -> Queue:
+        """The service of this name, made if needed; then it counts for these quotas.
+
+        Raises `TryLater` or `QuotaExceeded`.
+        """
+        return self.by_name.get(name) or self.create(name, quotas)
 
     def await_replies(self, requesters: Container[str]) -> None:
         """Have the mailboxes of these requesters there for the replies to what is queued."""
@@ -56,19 +60,21 @@ class Services(QueueTable):
                     self.mailboxes.get_or_create(entry.sender)
 
     def request(self, session: Session, message: Request) -> None:
-        """Queue requests. Raises what `enqueue` does, or `AccessRefused` for the mailbox of a reply."""
+        """Queue requests. Raises what `enqueue` does, or `AccessRefused`, for the mailbox of a reply too."""
         requesters = _requesters(session, message)
         for name in requesters:
             if name != session.mailbox:
                 session.may.require("send", "mailbox", name, message.subjects)
-        queue = self.get(message.service)
+                session.may.require_there("mailbox", name, self.mailboxes.by_name)
+        session.may.require_there("service", message.service, self.by_name)
+        queue = self.get(message.service, session.quotas)
         mailboxes = self.mailboxes.by_name
         absent = [name for name in requesters if name not in mailboxes]
         try:
             for name in requesters:
                 # The replies need a place that is there before the first of them.
-                self._check_answerable(self.mailboxes.get(name, private=True))
-            enqueue(queue, session.address, session.mailbox, message)
+                self._check_answerable(self.mailboxes.get(name, private=True, quotas=session.quotas))
+            enqueue(queue, session.address, session.mailbox, message, session.quotas)
         except MalamuteError:
             for name in absent:
                 if mailbox := mailboxes.get(name):
@@ -84,12 +90,12 @@ class Services(QueueTable):
             raise TryLater(f"no space for the reply: {error.text}") from None
 
     def offer(self, session: Session, message: Offer, selector: Selector) -> QueueSource:
-        """Begin to work for a service. Raises `InvalidSelector` or `TryLater`."""
+        """Begin to work for a service. Raises `InvalidSelector`, `TryLater` or `QuotaExceeded`."""
         if selector.needs_headers:
             raise InvalidSelector(
                 "invalid criteria of an offer: expected families of subjects, not of headers"
             )
-        queue = self.get(message.service)
+        queue = self.get(message.service, session.quotas)
         return QueueSource(session, message.source, queue, selector, message.ack_timeout / 1000)
 
     def reply(self, session: Session, message: Reply) -> None:

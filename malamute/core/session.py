@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from malamute.core.access import Permissions
 from malamute.core.effects import BacklogShare, Effects
 from malamute.core.outcomes import Outcomes
+from malamute.core.quotas import QuotaTable, QuotaUsages, add_all
 from malamute.core.refusals import Refusals
 from malamute.core.timers import Timer
 from malamute.errors import (
@@ -223,6 +224,8 @@ class Session(BacklogShare):
         self.software = ""
         self.open = False
         self.blocked = False
+        self.review: Callable[[Session], None] | None = None
+        """To be called before anything is done for it, as the rules have changed; None once that was done."""
         self.durable = False
         self.doubtful = False
         """Whether newer numbers of it may have been in a part of the store that is damaged."""
@@ -233,6 +236,8 @@ class Session(BacklogShare):
         """What the selectors of its sources take of memory."""
         self.holding = 0
         """Deliveries that wait for an ack or a reply."""
+        self.quotas: QuotaUsages = ()
+        """The quotas that it counts for."""
         self.expiry: Timer | None = None
         """When the token of its user expires, if he has one."""
 
@@ -245,6 +250,20 @@ class Session(BacklogShare):
     def ident(self) -> str:
         """Its name for people."""
         return session_name(self.peer)
+
+    def count_for(self, quotas: QuotaUsages) -> None:
+        """Count for these quotas from now on, with all that it has."""
+        costs = [source.cost_bytes for source in self.sources.values() if source.cost_bytes]
+        has = {
+            "sessions": 1,
+            "connections": int(self.open),
+            "sources": len(costs),
+            "selector_bytes": sum(costs),
+        }
+        for name, count in has.items():
+            add_all(self.quotas, name, -count)
+            add_all(quotas, name, count)
+        self.quotas = quotas
 
     def source(self, source_id: int) -> SessionSource:
         """The subscription or consumer with this id. Raises `NotFound`."""
@@ -270,9 +289,11 @@ class Sessions:
         release: Callable[[Session], None],
         forget: Callable[[Session], None],
         ack_timeout: Callable[[str], float],
+        quotas: QuotaTable,
     ) -> None:
         self.effects = effects
         self.limits = limits
+        self.quotas = quotas
         self.by_peer: dict[bytes, Session] = {}
         self.by_address: dict[str, Session] = {}
         self._broker_id = broker_id
@@ -311,6 +332,7 @@ class Sessions:
             UnsupportedVersion: none of the versions is spoken here.
             AccessRefused: the session, or the one that has the address now, belongs to another user.
             TooMany: there are as many sessions as may be.
+            QuotaExceeded: its user, or a group of his, has as many as he may.
         """
         if VERSION not in hello.versions:
             raise UnsupportedVersion(f"unsupported version: expected {VERSION} among the versions")
@@ -324,6 +346,9 @@ class Sessions:
         if older is not None and older.numbers.user != user:
             raise AccessRefused(f"the address {hello.address!r} is in use by another user")
         resumed = session is not None and not session.doubtful
+        quotas = self.quotas.of(user, may.principal.groups, self.effects.now)
+        if quotas:
+            _check_quotas(quotas, {one for one in (session, older) if one is not None})
         if session is None:
             if len(self.by_peer) >= self.limits.sessions:
                 raise TooMany(f"too many sessions: expected at most {self.limits.sessions}")
@@ -334,8 +359,11 @@ class Sessions:
         session.numbers.skip_to(hello.unsettled)
         session.numbers.settle(hello.settled)
         self._take_address(session, hello.address)
+        session.count_for(quotas)
         session.may = may
+        session.review = None
         session.open = True
+        add_all(quotas, "connections", 1)
         session.software = hello.software
         session.since = self.effects.now
         self._away.pop(peer, None)
@@ -377,6 +405,7 @@ class Sessions:
 
     def _leave(self, session: Session) -> None:
         session.open = session.blocked = False
+        add_all(session.quotas, "connections", -1)
         self._release(session)
         if self.by_address.get(session.address) is session:
             del self.by_address[session.address]
@@ -391,6 +420,7 @@ class Sessions:
 
     def end(self, session: Session, reason: str) -> None:
         """Forget a session for good. The reason is for those who read of it."""
+        session.count_for(())
         if session.open:
             self._leave(session)
         self._tell("expired" if reason == "expired" else "left", session, reason=reason)
@@ -610,6 +640,14 @@ class Sessions:
                 answer = Error(error.code, error.text, opcode, number)
                 session.numbers.refuse(number, answer)
                 self.effects.send(session.peer, answer)
+
+
+def _check_quotas(quotas: QuotaUsages, replaced: set[Session]) -> None:
+    """Raise `QuotaExceeded` unless there may be a session in the place of these."""
+    for usage in quotas:
+        counted = [session for session in replaced if usage in session.quotas]
+        usage.check("connections", 1 - sum(session.open for session in counted))
+        usage.check("sessions", 1 - len(counted))
 
 
 PROBES_TOGETHER = 1 / 64

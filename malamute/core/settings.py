@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from malamute.access import Policy
+from malamute.access import Accounts, Policy
 from malamute.protocol.limits import Limits
 from malamute.store.policies import PolicyOf, QueuePolicy, StreamPolicy, StreamPolicyOf
 
@@ -28,6 +28,8 @@ class Settings(NamedTuple):
     """Whether `$audit` has every administrative change."""
     access: Policy = Policy()
     """The rules of who may do what."""
+    accounts: Accounts = Accounts()
+    """Those who may log in, as the file of the configuration has them. Nobody changes them."""
     software: str = ""
     backups: str = ""
     """The directory below which backups are made; none if nothing is kept on a disk."""

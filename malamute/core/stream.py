@@ -204,6 +204,8 @@ class Stream:
         self.cursors = Cursors(self.effects, owner.cursors)
         self.lost_cursors: set[str] = set()
         """Those whose positions were in a part of the store that is damaged."""
+        self._lost_going: Counter[str] = Counter()
+        """Those of them that go with deletions under way."""
         self._retentions = owner.retentions
         self.lasting = state is not None
         """Whether it was made for more than to be read, and stays until it is deleted."""
@@ -350,7 +352,8 @@ class Stream:
         self.cursors.rely_on_changes(lambda cursor: True)
         self._retentions.rely_on_changes(lambda stream: stream == self.name)
         # Nobody knows where the lost ones stood: their readers get a GAP for all of it.
-        for cursor, sequence in [*self.cursors.items(), *((cursor, 0) for cursor in self.lost_cursors)]:
+        lost = self.lost_cursors - self._lost_going.keys()
+        for cursor, sequence in [*self.cursors.items(), *((cursor, 0) for cursor in lost)]:
             self.commit(cursor, sequence)
         if self.retention is not None:
             self.retain(self.retention)
@@ -364,8 +367,11 @@ class Stream:
             self._deletions += 1
             self.reserved = min(self.reserved, first - 1)
 
+        lost = Counter(self.lost_cursors)
+        self._lost_going += lost
+
         def gone() -> None:
-            self.lost_cursors.clear()
+            self.lost_cursors -= lost.keys()
             if self.next == first:
                 self.last = self.last_stored = self.messages = 0
             deleted()
@@ -375,6 +381,11 @@ class Stream:
             self.cursors.put(cursor, None)
         self._retentions.put(self.name, None)
         self._drop_before(first, gone)
+
+        def settled(error: MalamuteError | None) -> None:
+            self._lost_going -= lost
+
+        self.effects.when_stored(settled, awaited=False)
 
     def _drop_before(self, first: int, dropped: Callable[[], None]) -> None:
         """What this iteration stores drops what is before a sequence: it is gone when that is done."""
@@ -499,7 +510,8 @@ class Stream:
         readers = len(audience)
         if not readers and self._steps is None:
             return True
-        if self._steps is None and loaded.chunk.count * readers <= effects.work:
+        at_once = self._steps is None and not effects.reviewing
+        if at_once and loaded.chunk.count * readers <= effects.work:
             for group, part in self._parts(loaded, audience.match(loaded.columns)):
                 self._offer(loaded, part, group.members.values())
             effects.work -= audience.take_work()
@@ -543,7 +555,8 @@ class Stream:
 
     def _offer(self, loaded: Loaded, part: ChunkPart, readers: Iterable[Reader]) -> None:
         """Offer messages of a chunk to those whom they are for."""
-        for subscription in readers:
+        # A review may end any of them.
+        for subscription in [*readers]:
             start = subscription.start
             if subscription.cursor or start > loaded.chunk.last or not subscription.began:
                 continue
@@ -637,10 +650,8 @@ class Streams:
         return self.retentions.get(name) or self.policy(name).retention
 
     def configure(self, policy_of: StreamPolicyOf, limits: Limits) -> None:
-        """Go by other policies and limits from now on."""
+        """Go by other policies and limits from now on; `Stream.configure` does so for each stream."""
         self._policy_of, self.limits = policy_of, limits
-        for stream in self.by_name.values():
-            stream.configure(self.policy(stream.name))
 
     def restore(self, name: str, state: StreamState, refused: Sequence[NoteRefused] = ()) -> None:
         """Take up a stream that the store kept, and what the disk had `refused` of it."""

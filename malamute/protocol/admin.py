@@ -29,7 +29,19 @@ from typing import (
 )
 
 from malamute.errors import Malformed
-from malamute.protocol.arguments import HEADERS, PATH, ROWS, SECONDS, STATE, SUBJECT, Arguments
+from malamute.protocol.arguments import (
+    HEADERS,
+    NAMES,
+    PASSWORD,
+    PATH,
+    ROWS,
+    RULES,
+    SECONDS,
+    STATE,
+    SUBJECT,
+    UID,
+    Arguments,
+)
 from malamute.protocol.messages import (
     ADDRESS,
     BOOLEAN,
@@ -231,7 +243,8 @@ class BrokerStatus(Row):
     """The broker as a whole. `faults` are of its own, `damages` parts of its store.
 
     Its configuration was loaded at `configured_at`, and these options of it are `waiting_for_restart`. A
-    `config_error` tells why the one that was to be loaded last was refused.
+    `config_error` tells why the one that was to be loaded last was refused. Quotas have refused something
+    `quotas_exceeded` times since the start.
     """
 
     software: str
@@ -254,6 +267,7 @@ class BrokerStatus(Row):
     configured_at: float
     waiting_for_restart: list[str]
     config_error: str
+    quotas_exceeded: int = 0
     endpoints: Sequence[str] = ()
     storage: str = ""
     directory: str = ""
@@ -264,6 +278,46 @@ class StatusQuery(AdminQuery[BrokerStatus]):
     """How the broker is."""
 
     topic = "status"
+
+
+class DurationTotals(Row):
+    """How many durations there were since the start, their sum, and the longest of the last minute or two."""
+
+    count: int
+    seconds: float
+    longest_seconds: float
+
+
+class QueueTotals(Row):
+    """All mailboxes, or all services, together; the age is that of the oldest message, in seconds."""
+
+    kind: str
+    messages: int
+    waiting: int
+    delayed: int
+    outstanding: int
+    dead: int
+    oldest_age: float | None
+
+
+class BrokerTotals(Row):
+    """What the broker has done since it started, and what all of its queues have.
+
+    `iterations` are those of its loop, `commits` the times until something was durable that somebody waited
+    for. `settlements` are messages by outcome.
+    """
+
+    iterations: DurationTotals
+    commits: DurationTotals
+    committed_bytes: int
+    settlements: dict[str, int]
+    queues: list[QueueTotals]
+
+
+class TotalsQuery(AdminQuery[BrokerTotals]):
+    """What the broker has done, and what all queues have together."""
+
+    topic = "totals"
 
 
 class StoreDamage(Row):
@@ -444,7 +498,10 @@ class CursorsQuery(_Pages[list[StreamCursor]]):
 
 
 class FeedRow(Row):
-    """A feed: what it takes, how many requests it has made, and where it stands."""
+    """A feed: what it takes, how many requests it has made, and where it stands.
+
+    It acts with the rights of the `user` who has set it, and is `stopped` for a `reason` when they end.
+    """
 
     service: str
     stream: str
@@ -455,6 +512,8 @@ class FeedRow(Row):
     lag: int
     requests: int
     skipped: int
+    user: str
+    reason: str
 
 
 class FeedsQuery(_Pages[list[FeedRow]]):
@@ -660,6 +719,30 @@ class AccessExplained(Row):
     rules: list[dict[str, Any]]
 
 
+class UserRow(Row):
+    """An account without its password, and where it is: in the `file` or in the `store`.
+
+    One that is `unreadable` is in the store, and lets nobody in. One in the store that the file has too does
+    not count.
+    """
+
+    name: str
+    source: str
+    key: str | None
+    password: bool
+    uid: int | None
+    groups: list[str]
+    access_rules: list[str]
+    disabled: bool
+
+
+class UsersQuery(_Pages[list[UserRow]]):
+    """Those who may log in: the accounts of the file, and those in the store."""
+
+    topic = "users"
+    page_key = "name"
+
+
 class AccessQuery(AdminQuery[AccessExplained]):
     """Whether a user may do something: the action, and the thing as it stands in a rule."""
 
@@ -668,6 +751,34 @@ class AccessQuery(AdminQuery[AccessExplained]):
     user: str = argument(ADDRESS)
     action: str = argument(WORDS)
     target: str = argument(WORDS)
+
+
+class QuotaFigure(Row):
+    """One limit of a quota: how much of it is used, and how often it refused something since the start.
+
+    Of a rate, it is what of one second's worth is used.
+    """
+
+    name: str
+    used: int
+    limit: int
+    refused: int
+
+
+class QuotaRow(Row):
+    """What a user or a group has of its quota. The owner is `user NAME` or `group NAME`."""
+
+    owner: str
+    quotas: list[QuotaFigure]
+
+
+class QuotasQuery(_Pages[list[QuotaRow]]):
+    """The quotas of those who have one and were here, or have it by name; or of one user and his groups."""
+
+    topic = "quotas"
+    page_key = "owner"
+
+    user: str = argument(ADDRESS, default="")
 
 
 # Changes
@@ -880,6 +991,46 @@ class ClientDisconnect(AdminChange[ClientDisconnected]):
     topic = "client.disconnect"
 
     id: str = argument(NAME)
+
+
+class UserRemoved(Row):
+    """The account that was removed."""
+
+    name: str
+
+
+class _UserChange(AdminChange[UserRow]):
+    name: str = argument(NAME)
+    password: str | None = argument(PASSWORD, default=None)
+    key: str | None = argument(WORDS, default=None)
+    uid: int | None = argument(UID, default=None)
+    groups: Sequence[str] | None = argument(NAMES, default=None)
+    access_rules: Sequence[str] | None = argument(RULES, default=None)
+    disabled: bool | None = argument(BOOLEAN, default=None)
+
+    def __repr__(self) -> str:
+        # Whatever prints it prints no hash.
+        return f"{type(self).__name__}(name={self.name!r})"
+
+
+class UserAdd(_UserChange):
+    """Add somebody who may log in to the store. `password` is a hash of it, as `malamute user` makes it."""
+
+    topic = "user.add"
+
+
+class UserSet(_UserChange):
+    """Change an account in the store. What is None stays as it is; an empty password or key is none."""
+
+    topic = "user.set"
+
+
+class UserRemove(AdminChange[UserRemoved]):
+    """Remove an account from the store."""
+
+    topic = "user.remove"
+
+    name: str = argument(NAME)
 
 
 class BackupMade(Row):

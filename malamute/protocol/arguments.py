@@ -37,6 +37,15 @@ def _are_few_headers(value: Any) -> bool:
     return type(value) is dict and len(value) <= limits.HEADERS_MAX and are_headers(value)
 
 
+def _are_names(value: Any) -> bool:
+    return type(value) is list and len(value) <= limits.GROUPS_MAX and all(map(NAME.holds, value))
+
+
+def _are_rules(value: Any) -> bool:
+    fits = type(value) is list and len(value) <= limits.RULES_MAX
+    return fits and all(_is_text(text, limits.RULE_BYTES_MAX) for text in value)
+
+
 SECONDS = Rule("seconds", _is_seconds)
 ROWS = Rule("rows", lambda value: type(value) is int and 1 <= value <= limits.ROWS_MAX)
 SUBJECT = Rule(
@@ -45,6 +54,15 @@ SUBJECT = Rule(
 PATH = Rule("path", _is_path, bytes_max=limits.PATH_BYTES_MAX)
 STATE = Rule("state", lambda value: value == "" or value in MESSAGE_STATES)
 HEADERS = Rule("headers", _are_few_headers)
+NAMES = Rule("names", _are_names, limits.GROUPS_MAX, limits.NAME_BYTES_MAX)
+RULES = Rule("rules", _are_rules, limits.RULES_MAX, limits.RULE_BYTES_MAX)
+PASSWORD = Rule(
+    "password hash", lambda value: _is_text(value, limits.TEXT_BYTES_MAX), bytes_max=limits.TEXT_BYTES_MAX
+)
+UID = Rule("uid", lambda value: type(value) is int and 0 <= value <= limits.UID_MAX)
+
+SECRET = frozenset({"password"})
+"""The names of arguments that are in no error, no log and no audit, whatever topic they were given to."""
 
 EXPECTED = {
     "seconds": f"a finite number from 0 to {limits.AGE_SECONDS_MAX}",
@@ -61,6 +79,10 @@ EXPECTED = {
     "address": f"a name, or empty: text of at most {limits.NAME_BYTES_MAX} bytes with no control characters",
     "path": f"a path of 1 to {limits.PATH_BYTES_MAX} bytes without NUL",
     "kind": "'mailbox' or 'service'",
+    "names": f"a list of at most {limits.GROUPS_MAX} names",
+    "rules": f"a list of at most {limits.RULES_MAX} texts of at most {limits.RULE_BYTES_MAX} bytes",
+    "password hash": f"a password as `malamute user` hashes it: at most {limits.TEXT_BYTES_MAX} bytes",
+    "uid": f"an integer from 0 to {limits.UID_MAX}",
     "state": f"one of {', '.join(MESSAGE_STATES)}",
     "headers": f"a map of at most {limits.HEADERS_MAX} texts to a str, int, float, bool or nil each",
 }
@@ -91,7 +113,8 @@ class Arguments(NamedTuple):
                 )
             if not rule.holds(value):
                 fault = InvalidName if rule in (NAME, ADDRESS) and type(value) is str else InvalidValue
-                raise fault(f"{topic}: invalid {name} {_SHORT.repr(value)}: expected {EXPECTED[rule.words]}")
+                shown = name if name in SECRET else f"{name} {_SHORT.repr(value)}"
+                raise fault(f"{topic}: invalid {shown}: expected {EXPECTED[rule.words]}")
         for name, rule in self.required.items():
             if name not in given:
                 raise InvalidValue(f"missing argument {name!r} of {topic}: expected {EXPECTED[rule.words]}")

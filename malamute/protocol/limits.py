@@ -71,6 +71,18 @@ HEADERS_MAX = 1_000
 PATH_BYTES_MAX = 4_095
 """Bytes of UTF-8 in a path on the broker's machine."""
 
+GROUPS_MAX = 100
+"""Groups of one account."""
+
+RULES_MAX = 100
+"""Rules of one account."""
+
+RULE_BYTES_MAX = 4_096
+"""Bytes of UTF-8 in a rule of an account."""
+
+UID_MAX = 2**32 - 2
+"""The highest uid of a system."""
+
 NUMBER_MAX = 2**63 - 1
 """The highest number, sequence or count."""
 
@@ -106,6 +118,8 @@ class Limits(NamedTuple):
     """Memory of all cursors of the broker: each takes 400 bytes and those of its name."""
     feeds: int = 1_000
     """Services that a stream feeds, or streams that feed a service."""
+    accounts: int = 100_000
+    """Accounts that operators have put into the store; those of a file are not counted."""
     queues: int = 50_000
     """Mailboxes and service queues of the broker."""
     queue_messages: int = 1_500_000

@@ -283,12 +283,16 @@ class Ok(NamedTuple):
 
 
 class Error(NamedTuple):
-    """The command `about` with this `ref` was refused and changed nothing. 0 means not known."""
+    """The command `about` with this `ref` was refused and changed nothing. 0 means not known.
+
+    The same command would not be refused for this reason after `retry_after` milliseconds; 0 is not known.
+    """
 
     code: int
     text: str
     about: int = 0
     ref: int = 0
+    retry_after: int = 0
 
 
 class Stored(NamedTuple):
@@ -590,12 +594,8 @@ class Spec(NamedTuple):
 
     def hold(self, fields: Sequence[Any]) -> bool:
         """Whether each field is within its range."""
-        return all(map(call, self.checks, fields))
-
-    @property
-    def checks(self) -> tuple[Callable[[Any], bool], ...]:
-        """The checks of the rules. Looked up by opcode, since it is done for each command."""
-        return _CHECKS[self.opcode]
+        # The checks of its rules, looked up by opcode, since this is done for each command.
+        return all(map(call, _CHECKS[self.opcode], fields))
 
     @property
     def name(self) -> str:
@@ -636,7 +636,7 @@ SPECS: tuple[Spec, ...] = (
     Spec(22, Received, (NUMBER,), 1),
     Spec(65, Welcome, (NUMBER, BINARY, BINARY, BOOLEAN, WORDS, LIMITS, NUMBER, NUMBER), 6),
     Spec(66, Ok, (OPCODE, REF, ANY), 2, 1),
-    Spec(67, Error, (CODE, TEXT, OPCODE, REF), 2, 3),
+    Spec(67, Error, (CODE, TEXT, OPCODE, REF, DURATION), 2, 3),
     Spec(68, Stored, (STORED_RANGES,), 1),
     Spec(69, Deliver, (SOURCE, NUMBER), 2, 0, "payload"),
     Spec(70, Gap, (SOURCE, SEQUENCE, SEQUENCE, WORDS), 4, 0),
@@ -656,4 +656,6 @@ def error_message(error: MalamuteError, about: int = 0, ref: int = 0) -> Error:
     """The ERROR that tells a peer of `error`. Words that are too long for it are cut."""
     text = error.text or str(error)
     words = text.encode("utf-8", "replace")[: limits.WHERE_BYTES_MAX].decode("utf-8", "ignore")
-    return Error(error.code, words, error.about or about, error.ref or ref)
+    # A rate of one a second is not reached again for years by one huge command.
+    retry_after = min(round(error.retry_after * 1000), limits.DURATION_MS_MAX)
+    return Error(error.code, words, error.about or about, error.ref or ref, retry_after)

@@ -41,11 +41,15 @@ own."""
 NUMBERS, REFUSALS, OUTCOMES = 0, 1, 2
 """The parts of a session."""
 
+ACCOUNTS = "accounts"
+"""Of (name,): who may log in beside those of the configuration: an `Account` as plain values."""
+
 TABLES = {
     CURSORS: Table(of_stream=True, changes_often=True),
     RETENTIONS: Table(of_stream=True),
     FEEDS: Table(of_stream=True, gives_room=True),
     SESSIONS: Table(gives_room=True),
+    ACCOUNTS: Table(),
 }
 
 OF_STREAMS = frozenset(name for name, table in TABLES.items() if table.of_stream)

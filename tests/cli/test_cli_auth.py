@@ -141,7 +141,7 @@ def test_the_changes_of_operators_are_followed_with_what_came_of_them(
 
 
 def test_sub_says_that_it_gets_a_part(run: Run, path: Path) -> None:
-    path.write_text("[access]\nrules = [\"subscribe stream/s where ward = 3\", 'publish stream/s']")
+    path.write_text("[access]\nrules = [\"subscribe stream/s where ward = 3\", 'create,publish stream/s']")
     with Broker(config=Config.load(path, {})) as broker:
         for ward in "2", "3":
             run("pub", "s", "a", ward, "-H", f"ward={ward}", "--url", broker.url)

@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 from cli_commands import Run
 
-from malamute.config.accounts import Accounts, PasswordHash
+from malamute.access.account import PasswordHash
+from malamute.config.accounts import load_accounts
+from malamute.testing import Broker
 
 
 @pytest.fixture
@@ -54,18 +56,24 @@ def test_accounts_are_added_changed_disabled_and_listed(run: Run, tmp_path: Path
     run("user", "disable", "ann", *accounts)
     run("user", "add", "carl", "--uid", "1000", *accounts)
     listed = json.loads(run("user", "list", "--json", *accounts).stdout)
-    nothing = {"key": None, "password": False, "uid": None, "groups": [], "disabled": False}
+    nothing = {"source": "file", "key": None, "password": False, "uid": None, "groups": []}
+    nothing |= {"access_rules": [], "disabled": False}
     assert listed == [
         {**nothing, "name": "ann", "key": key["public"], "groups": ["a", "b"], "disabled": True},
         {**nothing, "name": "bob", "password": True},
         {**nothing, "name": "carl", "uid": 1000},
     ]
-    kept = Accounts.load(path).by_name["bob"].password
-    assert kept is not None
+    kept = load_accounts(path).by_name["bob"].password
     assert PasswordHash.parse(kept).fits(b"second")
     assert kept not in run("user", "list", *accounts).stdout
-    run("user", "disable", "ann", "--undo", *accounts)
-    assert Accounts.load(path).enabled.keys() == {"ann", "bob", "carl"}
+    run("user", "enable", "ann", *accounts)
+    assert not load_accounts(path).is_disabled("ann")
+    run("user", "set", "bob", "--group", "c", *accounts)
+    assert load_accounts(path).by_name["bob"].groups == ("c",)
+    run("user", "set", "bob", "--group", "", *accounts)
+    assert load_accounts(path).by_name["bob"].groups == ()
+    assert json.loads(run("user", "remove", "bob", "--json", *accounts).stdout) == {"name": "bob"}
+    assert load_accounts(path).by_name.keys() == {"ann", "carl"}
 
 
 @pytest.mark.parametrize(
@@ -84,6 +92,49 @@ def test_what_cannot_be_done_is_refused(
     failed = run("user", *arguments, "--accounts", str(path), stdin=stdin, exit_code=1)
     assert words in failed.stderr
     assert not path.exists()
+
+
+def test_rules_of_an_account_and_a_broker_go_with_no_file(run: Run, path: Path) -> None:
+    accounts = ("--accounts", str(path))
+    failed = run("user", "add", "bob", "--uid", "7", "--rule", "view broker/#", *accounts, exit_code=1)
+    assert "rules stand in [[access.user]]" in failed.stderr
+    assert not path.exists()
+    failed = run("user", "list", *accounts, "--url", "tcp://127.0.0.1:1", exit_code=2)
+    assert "expected a file or a broker" in failed.stderr
+    assert "nothing to change" in run("user", "set", "bob", *accounts, exit_code=2).stderr
+
+
+def test_two_accounts_of_a_file_have_two_keys_and_uids(run: Run, path: Path) -> None:
+    accounts = ("--accounts", str(path))
+    run("user", "add", "ann", "--uid", "7", *accounts)
+    failed = run("user", "add", "bob", "--uid", "7", *accounts, exit_code=1)
+    assert "accounts 'ann' and 'bob' have one uid" in failed.stderr
+    run("user", "set", "ann", "--uid", "8", *accounts)
+    run("user", "add", "bob", "--uid", "7", *accounts)
+
+
+def test_accounts_of_a_running_broker_are_changed_and_listed(run: Run, broker: Broker, path: Path) -> None:
+    run("user", "add", "ann", "--password", "-g", "a", stdin="secret\n")
+    run("user", "set", "ann", "--uid", "7")
+    run("user", "disable", "ann")
+    # What the environment says of a file is for the broker that is started there.
+    listed = run("user", "list", "--json", "--url", broker.url, MALAMUTE_ACCESS__ACCOUNTS=str(path)).stdout
+    (row,) = json.loads(listed)
+    assert row == {
+        "name": "ann",
+        "source": "store",
+        "key": None,
+        "password": True,
+        "uid": 7,
+        "groups": ["a"],
+        "access_rules": [],
+        "disabled": True,
+    }
+    refused = run("user", "add", "bob", "--uid", "7", exit_code=1).stderr
+    assert "accounts 'ann' and 'bob' have one uid" in refused
+    run("user", "enable", "ann")
+    run("user", "remove", "ann")
+    assert json.loads(run("user", "list", "--json").stdout) == []
 
 
 def test_an_account_is_added_once_and_changed_only_if_it_is_there(run: Run, path: Path) -> None:

@@ -11,7 +11,7 @@ from test_core_changes import CHANGES, furnished
 
 from malamute.access import AccessRule, Policy
 from malamute.core import audit
-from malamute.core.audit import CHARACTERS_MAX, ITEMS_MAX, SAMPLED, _short
+from malamute.core.audit import CHARACTERS_MAX, ITEMS_MAX, RETRY_SECONDS, SAMPLED, _short
 from malamute.core.effects import LoadConfiguration
 from malamute.core.queue import purge
 from malamute.core.refusal_log import PERIOD_SECONDS, REFUSALS_MAX
@@ -129,6 +129,58 @@ def test_what_the_disk_refuses_is_recorded_as_soon_as_it_takes_anything(bench, t
     (record,) = [r for r in new(bench, start) if r["topic"] == topic]
     assert record["outcome"] == AT_ONCE.get(topic, "failed")
     assert record.get("code") == (None if topic in AT_ONCE else 507)
+
+
+@by_topic
+def test_what_the_disk_refuses_twice_is_recorded_when_it_takes_anything(bench, topic):
+    start = head(bench)
+    change(bench, topic)
+    bench.read_all()
+    while not is_recorded(bench.appends[0]):
+        bench.commit()
+        bench.read_all()
+    for _ in range(3):
+        while not is_recorded(bench.appends[0]):
+            bench.commit()
+        bench.fail(StorageFull("the disk is full"))
+        bench.wait(RETRY_SECONDS)
+    (record,) = [r for r in new(bench, start) if r["topic"] == topic]
+    assert record["outcome"] == AT_ONCE.get(topic, "failed")
+
+
+def test_a_refusal_that_the_disk_does_not_take_is_recorded_later(bench):
+    start = head(bench)
+    bench.tell("op", Change(1, "stream.delete", {"stream": "nothing"}))
+    bench.fail()
+    assert new(bench, start) == []
+    bench.wait(RETRY_SECONDS)
+    (record,) = new(bench, start)
+    assert (record["outcome"], record["code"]) == ("refused", NotFound.code)
+
+
+@pytest.mark.parametrize("more", [0, 1])
+def test_no_more_records_wait_for_the_disk_than_may(bench, monkeypatch, more):
+    monkeypatch.setattr(audit, "WAITING_MAX", 3)
+    start = head(bench)
+    for number in range(3 + more):
+        bench.tell("op", Change(number + 1, "stream.delete", {"stream": f"nothing{number}"}))
+        while not is_recorded(bench.appends[0]):
+            bench.commit()
+        bench.fail()
+    bench.wait(RETRY_SECONDS)
+    assert len(new(bench, start)) == 3
+    assert bench.core.audit.dropped == more
+    words = [notice.event for notice in bench.notices]
+    assert words.count(audit.DROPPED_WORDS) == more
+
+
+def test_what_waits_to_be_recorded_is_written_when_the_broker_ends(bench):
+    start = head(bench)
+    bench.tell("op", Change(1, "stream.delete", {"stream": "nothing"}))
+    bench.fail()
+    bench.core.close()
+    (record,) = new(bench, start)
+    assert record["outcome"] == "refused"
 
 
 @by_topic

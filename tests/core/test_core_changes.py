@@ -48,6 +48,9 @@ CHANGES: dict[str, dict[str, Any]] = {
     "broker.reload": {},
     "client.disconnect": {"id": "carl"},
     "journal.backup": {"directory": "monday"},
+    "user.add": {"name": "ann", "groups": ["staff"]},
+    "user.set": {"name": "eve", "disabled": True},
+    "user.remove": {"name": "eve"},
 }
 """Of each topic a change that succeeds on `furnished`."""
 
@@ -61,6 +64,7 @@ def furnished(bench: Bench) -> None:
     bench.settle()
     bench.tell("alice", Change(0, "cursor.set", {"stream": "s", "cursor": "old", "start": "first"}))
     bench.tell("alice", Change(0, "feed.set", {"service": "fed", "stream": "t"}))
+    bench.tell("alice", Change(0, "user.add", {"name": "eve", "uid": 7}))
     bench.tell("carl", offer())
     bench.settle()
     bench.tell("carl", Reject(1, [[1, 1]], "no"))

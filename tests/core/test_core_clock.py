@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from core_bench import START, Bench, mail_credit, offer, publish, request, send, subscribe
 
-from malamute.core.doubt import DOUBT_SECONDS
 from malamute.core.effects import ClockStep
+from malamute.core.grace_period import GRACE_SECONDS
 from malamute.protocol.messages import Change, Nak, Recall
 from malamute.store.operations import Chunk
 from malamute.store.policies import QueuePolicy, StreamRetention
@@ -190,8 +190,8 @@ def seen(bench, seconds, what="stepped"):
     bench.iterate()
 
 
-def wait_for_the_end_of_doubt(bench):
-    bench.wait(DOUBT_SECONDS - 1)
+def wait_for_the_end_of_the_grace_period(bench):
+    bench.wait(GRACE_SECONDS - 1)
     bench.settle()
     assert bench.bodies("bob") == [b"once"]
     bench.wait(1)
@@ -201,7 +201,7 @@ def wait_for_the_end_of_doubt(bench):
 def test_a_start_far_ahead_ends_nothing_if_the_clock_is_set_back_in_time(mail):
     mail.tell("bob", mail_credit())
     seen(mail, -YEAR)
-    wait_for_the_end_of_doubt(mail)
+    wait_for_the_end_of_the_grace_period(mail)
     assert mail.bodies("bob") == [b"ttl"]
     assert "clock.corrected" in mail.events
 
@@ -223,13 +223,13 @@ def test_a_start_far_ahead_is_believed_in_the_end_and_delivers_nothing_that_is_o
     mail.tell("bob", mail_credit())
     for seconds, what in steps:
         seen(mail, seconds, what)
-    wait_for_the_end_of_doubt(mail)
+    wait_for_the_end_of_the_grace_period(mail)
     assert mail.bodies("bob") == []
     assert len(mail.core.mailboxes.by_name["bob"].entries) == 1  # which bob has
     assert "clock.corrected" not in mail.events
 
 
-def test_what_waits_when_its_time_is_over_in_doubt_is_kept_back(bench):
+def test_what_waits_when_its_time_is_over_in_the_grace_period_is_kept_back(bench):
     bench.tell("alice", send("bob", b"ttl", ttl=int((HOUR + 60) * 1000)))
     bench.settle()
     restart(bench, HOUR)
@@ -238,12 +238,12 @@ def test_what_waits_when_its_time_is_over_in_doubt_is_kept_back(bench):
     bench.settle()
     assert bench.bodies("bob") == []
     seen(bench, -HOUR)
-    bench.wait(DOUBT_SECONDS - 61)
+    bench.wait(GRACE_SECONDS - 61)
     bench.settle()
     assert bench.bodies("bob") == [b"ttl"]
 
 
-def test_what_somebody_holds_is_not_recalled_in_doubt():
+def test_what_somebody_holds_is_not_recalled_in_the_grace_period():
     bench = Bench(queues=QueuePolicy(ack_timeout_seconds=2 * HOUR))
     bench.open("alice", "bob")
     bench.tell("alice", send("bob", b"ttl", ttl=int((HOUR + 60) * 1000)))
@@ -252,7 +252,7 @@ def test_what_somebody_holds_is_not_recalled_in_doubt():
     bench.tell("bob", mail_credit())
     bench.settle()
     assert bench.bodies("bob") == [b"ttl"]
-    bench.wait(DOUBT_SECONDS - 1)
+    bench.wait(GRACE_SECONDS - 1)
     bench.settle()
     assert not [m for m in bench.sent("bob") if isinstance(m, Recall)]
     bench.wait(2)
@@ -260,17 +260,19 @@ def test_what_somebody_holds_is_not_recalled_in_doubt():
     assert [m for m in bench.sent("bob") if isinstance(m, Recall)]
 
 
-@pytest.mark.parametrize(("seconds", "doubted"), [(DOUBT_SECONDS, False), (DOUBT_SECONDS + 1, True)])
-def test_a_start_is_in_doubt_when_it_is_further_ahead_than_the_doubt_lasts(bench, seconds, doubted):
+@pytest.mark.parametrize(("seconds", "held"), [(GRACE_SECONDS, False), (GRACE_SECONDS + 1, True)])
+def test_a_start_has_a_grace_period_when_it_is_further_ahead_than_the_grace_period_lasts(
+    bench, seconds, held
+):
     bench.tell("alice", send("bob", b"ttl", ttl=1_000))
     bench.settle()
     restart(bench, seconds)
     bench.wait(1)
     bench.settle()
-    assert bool(bench.core.mailboxes.by_name["bob"].entries) is doubted
+    assert bool(bench.core.mailboxes.by_name["bob"].entries) is held
 
 
-def test_an_identity_is_known_for_a_window_after_a_start_in_doubt(mail):
+def test_an_identity_is_known_for_a_window_after_a_start_with_a_grace_period(mail):
     mail.tell("alice", send("bob", b"again", id="one"))
     mail.wait(119)
     mail.tell("alice", send("bob", b"again", id="one"))

@@ -281,6 +281,23 @@ def test_a_reader_of_a_lost_cursor_is_notified_of_what_a_purge_has_dropped():
     assert Gap(1, 1, 3, "overwritten") in gaps
 
 
+@pytest.mark.parametrize("refused", [False, True])
+def test_a_lost_cursor_goes_with_its_stream_though_a_purge_follows(refused):
+    bench = served(Bench())
+    bench.tell("alice", publish(b"1"))
+    bench.settle()
+    again(bench, values={}, lost=frozenset({(CURSORS, ("s", "c"))}))
+    bench.open("alice")
+    topics = ("stream.delete", "stream.purge")
+    bench.tell("alice", *(Change(0, topic, {"stream": "s"}) for topic in topics))
+    while refused and bench.appends:
+        bench.fail()
+    bench.settle()
+    assert bench.store.recover().table(CURSORS) == ({("s", "c"): 1} if refused else {})
+    found = bench.core.streams.by_name.get("s")
+    assert (set(found.lost_cursors) if found else set()) == ({"c"} if refused else set())
+
+
 def test_a_session_whose_numbers_may_be_lost_is_notified_that_it_is_another_one():
     bench = served(Bench())
     again(bench, doubtful=frozenset({(SESSIONS, (peer_id("alice"), NUMBERS))}))

@@ -22,10 +22,11 @@ from core_bench import (
     subscribe,
 )
 
+from malamute.access import AccessRule, Policy, Quota, Quotas
 from malamute.core.access import Principal
-from malamute.core.doubt import DOUBT_SECONDS
 from malamute.core.effects import ClockStep, LoadConfiguration
 from malamute.core.events import EVENTS, EVENTS_MAX, PART_BYTES_MAX, TROUBLE_SECONDS, subject_part
+from malamute.core.grace_period import GRACE_SECONDS
 from malamute.core.settings import ConfigurationLoaded
 from malamute.errors import StoreError
 from malamute.protocol.batch import unpack, unpack_payload, unpack_record
@@ -618,6 +619,9 @@ def everything_happens():
     bench.settle()
     bench.tell("alice", publish(b"y"))
     bench.settle()
+    rules = Policy(map(AccessRule.parse, ("* */#", "deny admin service/w")))
+    for policy in (rules, Policy()):
+        bench.core.configure(bench.settings._replace(access=policy), bench.now)
     bench.tell("alice", Change(0, "feed.delete", {"service": "w", "stream": "s"}))
     bench.tell("bob", Cancel(1), Cancel(2), subscribe(3, stream="empty"), Cancel(3))
     bench.settle()
@@ -629,7 +633,7 @@ def everything_happens():
         bench.crash()
         bench.settle()
     bench.core.clock(ClockStep("stepped", -200_000.0, 0.0), bench.now)
-    bench.wait(DOUBT_SECONDS)
+    bench.wait(GRACE_SECONDS)
     bench.settle()
     bench.open("alice", "bob")
     bench.tell("alice", Change(0, "stream.purge", {"stream": "s"}))
@@ -637,6 +641,10 @@ def everything_happens():
     bench.settle()
     bench.core.effects.event("events.odd", value=2**70)
     bench.core.receive(peer_id("eve"), Hello([2], "$eve"), bench.now, Principal("eve"))
+    limited = Policy(quotas=Quotas(users={"mia": Quota(connections=1)}))
+    bench.core.configure(bench.settings._replace(access=limited), bench.now)
+    for name in ("mia", "mia2"):
+        bench.core.receive(peer_id(name), Hello([2], ""), bench.now, Principal("mia"))
     bench.core.reload(bench.now)
     bench.iterate()
     bench.reads.clear()

@@ -299,6 +299,8 @@ def test_feeds_show_what_they_do():
             "lag": 0,
             "requests": 0,
             "skipped": 0,
+            "user": "",
+            "reason": "",
         }
     ]
 
@@ -992,6 +994,66 @@ def test_a_feed_whose_position_is_lost_may_be_set_again_where_there_is_no_room_f
     assert codes(asked(narrow, "alice", feed("c"))) == [429]
     assert codes(asked(narrow, "alice", feed("a", start="new"))) == [0]
     assert [row["service"] for row in rows(narrow)] == ["a", "b"]
+
+
+def lost_feed():
+    """A bench with a feed whose position is lost."""
+    bench = Bench()
+    bench.open("alice")
+    asked(bench, "alice", publish(b"1"), feed("a"))
+    recovered = bench.store.recover()
+    lost = recovered._replace(values={**recovered.values, CURSORS: {}}, lost={(CURSORS, ("s", "$feed/a"))})
+    bench.core = Core(bench.now, bench.settings, lost)
+    bench.open("alice")
+    assert bench.core.recovery.skipped == 1
+    return bench
+
+
+def test_a_lost_feed_that_goes_with_its_stream_is_not_reported_any_more():
+    bench = lost_feed()
+    bench.tell("alice", Change(0, "stream.delete", {"stream": "s"}))
+    bench.fail()
+    assert bench.core.recovery.skipped == 1
+    bench.settle()
+    asked(bench, "alice", Change(0, "stream.delete", {"stream": "s"}))
+    assert bench.core.recovery.skipped == 0
+
+
+def back_at(bench, sequence, *, doubtful):
+    """The broker starts anew, and the position of its feed is what the store had of it before."""
+    recovered = bench.store.recover()
+    cursor = ("s", "$feed/w")
+    doubts = {(CURSORS, cursor)} if doubtful else set()
+    damaged = recovered._replace(values={**recovered.values, CURSORS: {cursor: sequence}}, doubtful=doubts)
+    bench.appends.clear()
+    bench.core = Core(bench.now, bench.settings, damaged)
+    return bench.core.feeds.position("w", "s")
+
+
+@pytest.mark.parametrize("seen", [False, True])
+@pytest.mark.parametrize(("sequence", "begins"), [(1, 1), (2, 1), (4, 1), (5, 5)])
+def test_a_feed_that_was_set_back_does_not_go_on_where_it_was_before(bench, sequence, begins, seen):
+    bench.open("alice")
+    asked(bench, "alice", publish(b"1", b"2", b"3", b"4"), feed(start="new"))
+    asked(bench, "alice", feed(start="seq:2"))
+    if seen:
+        # A change that says nothing of a start leaves it where it began.
+        asked(bench, "alice", feed(where="x = 1"), publish(b"5"))
+    else:
+        asked(bench, "alice", publish(b"5"))
+    assert back_at(bench, sequence, doubtful=True) == begins
+
+
+def test_a_feed_goes_on_where_it_is_if_nothing_later_can_be_lost(bench):
+    bench.open("alice")
+    asked(bench, "alice", publish(b"1", b"2", b"3", b"4"), feed(start="seq:2"))
+    assert back_at(bench, 3, doubtful=False) == 3
+
+
+def test_a_feed_that_began_at_the_head_goes_on_where_its_store_has_it(bench):
+    bench.open("alice")
+    asked(bench, "alice", publish(b"1", b"2"), feed(start="new"), publish(b"3"))
+    assert back_at(bench, 2, doubtful=True) == 2
 
 
 # And so have their selectors

@@ -167,6 +167,14 @@ def feeds() -> Case:
     yield bench.ask("alice", feed[2])
 
 
+def accounts() -> Case:
+    bench = Bench(Limits(accounts=2))
+    bench.open("alice")
+    added = [Change(0, "user.add", {"name": name}) for name in "abc"]
+    yield bench.ask("alice", added[0], added[1], Change(0, "user.set", {"name": "a", "uid": 1}))
+    yield bench.ask("alice", added[2])
+
+
 WANTED = Selector.parse([["topic", "a.*"]], "x in (2, 3)")
 
 
@@ -244,6 +252,7 @@ CASES = {
     cursors: 429,
     cursors_bytes: 429,
     feeds: 429,
+    accounts: 429,
     queues: 503,
     queue_messages: 503,
     queue_bytes: 503,

@@ -15,6 +15,7 @@ from malamute.core.metrics import (
     RATE_SECONDS,
     SHORTEST,
     WINDOW_SECONDS,
+    DurationTotal,
     Histogram,
     QueueMetrics,
     Rate,
@@ -117,3 +118,21 @@ def test_measures_show_milliseconds_and_times_a_second():
         "processing_time_p50_ms": pytest.approx(250, rel=NEAR),
         "processing_time_p99_ms": pytest.approx(250, rel=NEAR),
     }
+
+
+def test_durations_are_summed_for_ever_and_the_longest_is_of_the_last_windows():
+    total = DurationTotal()
+    assert total.row(0.0) == {"count": 0, "seconds": 0.0, "longest_seconds": 0.0}
+    total.add(3.0, 0.0)
+    total.add(1.0, 0.5)
+    assert total.row(1.0) == {"count": 2, "seconds": 4.0, "longest_seconds": 3.0}
+    total.add(2.0, WINDOW_SECONDS)
+    assert total.row(WINDOW_SECONDS)["longest_seconds"] == 3.0
+    assert total.row(2 * WINDOW_SECONDS)["longest_seconds"] == 2.0
+    assert total.row(4 * WINDOW_SECONDS) == {"count": 3, "seconds": 6.0, "longest_seconds": 0.0}
+
+
+def test_a_duration_of_less_than_nothing_counts_as_none():
+    total = DurationTotal()
+    total.add(-1.0, 0.0)
+    assert total.row(0.0) == {"count": 1, "seconds": 0.0, "longest_seconds": 0.0}

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from test_core_events import read
 
 from malamute.access import AccessRule, Policy
-from malamute.core import refusal_log
 from malamute.core.access import Principal
+from malamute.core.broker import SHOWN_MAX
 from malamute.core.effects import Effects
 from malamute.core.events import EVENTS, EVENTS_MAX
-from malamute.core.refusal_log import PERIOD_SECONDS, REFUSALS_MAX, RefusalLog
+from malamute.core.refusal_log import ADDRESSES_MAX, PERIOD_SECONDS, REFUSALS_MAX, RefusalLog
 from malamute.core.timers import Timers
 from malamute.protocol.messages import Change, Hello
 
@@ -119,17 +119,92 @@ def test_the_counts_together_are_the_refusals(steps):
     effects = Effects(0.0)
     timers = Timers(lambda error: pytest.fail(str(error)))
     counts = []
-    log = RefusalLog(effects, timers, lambda details, count: counts.append(count))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(refusal_log, "PRINCIPALS_MAX", 3)
-        for user, seconds in steps:
-            log.note(user, {})
-            assert len(log._periods) <= 4
-            effects.now += seconds
-            timers.run(effects.now)
+    log = RefusalLog(effects, timers, lambda details, count: counts.append(count), principals_max=3)
+    for user, seconds in steps:
+        log.note(user, {})
+        assert len(log._periods) <= 4
+        effects.now += seconds
+        timers.run(effects.now)
     log.close()
     assert sum(counts) == len(steps)
     effects.now += PERIOD_SECONDS
     timers.run(effects.now)
     assert sum(counts) == len(steps)
     assert not log._periods
+
+
+# Connections that were refused before a command came on them
+
+
+def stranger(bench, origin="192.0.2.7", claimed="ann", reason="wrong user or password"):
+    bench.core.connection_refused(origin, "PLAIN", claimed, reason, bench.now)
+    bench.settle()
+
+
+def test_a_connection_that_was_refused_is_told_with_where_it_came_from(bench):
+    stranger(bench)
+    assert refused(bench) == [
+        {
+            "user": "",
+            "method": "PLAIN",
+            "origin": "192.0.2.7",
+            "client": "",
+            "address": "",
+            "action": "connect",
+            "target": "user/ann",
+            "rule": "wrong user or password",
+            "count": 1,
+        }
+    ]
+
+
+def test_who_says_nothing_of_himself_has_no_target(bench):
+    stranger(bench, claimed="", reason="no HELLO in time")
+    assert [(r["target"], r["rule"]) for r in refused(bench)] == [("", "no HELLO in time")]
+
+
+@pytest.mark.parametrize(
+    ("claimed", "shown"),
+    [
+        ("ann\x1b[2J\r\n", "ann\\x1b[2J\\r\\n"),
+        ("\u202egnp", "\\u202egnp"),
+        ("a\\nb", "a\\\\nb"),
+        ("żółw", "żółw"),
+        ("x" * SHOWN_MAX, "x" * SHOWN_MAX),
+        ("x" * (SHOWN_MAX + 1), "x" * SHOWN_MAX + "…"),
+        ("\x00" * 255, "\\x00" * SHOWN_MAX + "…"),
+        ("\ufffd", "\ufffd"),
+    ],
+)
+def test_a_name_that_a_stranger_chose_is_short_and_harms_no_terminal(bench, claimed, shown):
+    stranger(bench, claimed=claimed)
+    assert [r["target"] for r in refused(bench)] == [f"user/{shown}"]
+
+
+def test_of_a_flood_of_connections_some_are_told_and_all_are_counted(bench):
+    for number in range(REFUSALS_MAX + 1_000):
+        bench.core.connection_refused("192.0.2.7", "CURVE", "", f"reason {number}", bench.now)
+    bench.settle()
+    assert [r["count"] for r in refused(bench)] == [1] * REFUSALS_MAX
+    bench.wait(PERIOD_SECONDS)
+    bench.settle()
+    told = refused(bench)
+    assert sum(r["count"] for r in told) == REFUSALS_MAX + 1_000
+    assert (told[-1]["count"], told[-1]["rule"]) == (1_000, f"reason {REFUSALS_MAX + 999}")
+
+
+@pytest.mark.parametrize("more", [0, 1])
+def test_many_addresses_share_what_one_has_past_so_many(bench, more):
+    for number in range(ADDRESSES_MAX + 20 * more):
+        stranger(bench, origin=f"192.0.2.{number}")
+    assert len(refused(bench)) == ADDRESSES_MAX + REFUSALS_MAX * more
+
+
+def test_a_flood_of_connections_hides_no_refusal_of_a_user(bench):
+    for number in range(ADDRESSES_MAX + 100):
+        stranger(bench, origin=f"10.0.0.{number}")
+    hello(bench, "eve")
+    before = len(refused(bench))
+    bench.ask("eve", publish(b"1", stream="other"))
+    bench.settle()
+    assert refused(bench)[before:][0]["user"] == "eve"

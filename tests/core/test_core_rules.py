@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from itertools import count
+from itertools import pairwise
 
 import pytest
 from core_bench import Bench, ack, mail_credit, offer, peer_id, publish, reply, request, send, subscribe
 from hypothesis import given
 from hypothesis import strategies as st
 
-from malamute.access import AccessRule, Policy, User
+from malamute.access import AccessRule, Account, Accounts, Policy, User
 from malamute.core import access
 from malamute.core.access import QUERIES, Principal
+from malamute.core.broker import CONFIGURE_WORK, REVIEW_WORK
+from malamute.core.effects import WORK_MAX
+from malamute.core.queue.queue import Queue
+from malamute.core.stream import STREAMS_WORK, Stream
 from malamute.protocol import admin
 from malamute.protocol.batch import pack_record
 from malamute.protocol.messages import (
@@ -29,9 +33,10 @@ from malamute.protocol.messages import (
 )
 
 
-def policy(*rules, **users):
+def policy(*rules, create="create */#", **users):
+    """Rules, and one by which whatever is named may be made."""
     return Policy(
-        map(AccessRule.parse, rules),
+        map(AccessRule.parse, filter(None, (create, *rules))),
         users={n: User(rules=tuple(map(AccessRule.parse, r))) for n, r in users.items()},
     )
 
@@ -288,32 +293,167 @@ def test_a_subscription_that_was_narrowed_goes_on_when_it_may_have_more():
     assert len(refusals(bench.sent("ann"))) == 1
 
 
-def test_many_sessions_are_looked_at_in_steps(monkeypatch):
-    bench = bench_with(*OPEN)
-    for number in range(200):
+def many(count, *rules, each=()):
+    """A bench with so many users, each of whom has said these."""
+    bench = bench_with(*rules)
+    for number in range(count):
         hello(bench, f"user{number}")
-        bench.tell(f"user{number}", subscribe(1))
-    looked = count()
-    look = type(bench.core)._review_session
-    monkeypatch.setattr(type(bench.core), "_review_session", lambda *given: (next(looked), look(*given)))
-    bench.core.configure(bench.settings._replace(access=policy("subscribe stream/t")), bench.now)
-    assert next(looked) < 50
-    steps = 0
-    while bench.core.next_deadline() == bench.now and steps < 100:
+        bench.tell(f"user{number}", *each)
+        bench.sent(f"user{number}")
+    return bench
+
+
+def reviewing(bench, monkeypatch, *rules, **users):
+    """Change the rules. Returns the users who were reviewed, as they are."""
+    seen = []
+    review = type(bench.core)._review_session
+    monkeypatch.setattr(
+        type(bench.core),
+        "_review_session",
+        lambda core, session: (seen.append(session.may.principal.user), review(core, session)),
+    )
+    bench.core.configure(bench.settings._replace(access=policy(*rules, **users)), bench.now)
+    return seen
+
+
+def test_many_sessions_are_reviewed_in_steps(monkeypatch):
+    bench = many(200, *OPEN, each=[subscribe(1)])
+    seen = reviewing(bench, monkeypatch, "publish stream/t")
+    step = WORK_MAX // (2 * REVIEW_WORK)
+    steps = []
+    while bench.core.next_deadline() == bench.now and len(steps) < 100:
+        steps.append(len(seen))
         bench.core.tick(bench.now)
         bench.iterate()
-        steps += 1
-    assert 5 < steps < 30
+    # What is left of an iteration goes on with one in any case.
+    assert steps[0] == step
+    assert {after - before for before, after in pairwise(steps)} == {1, step}
     for number in range(200):
         assert len(refusals(bench.sent(f"user{number}"))) == 1
-    assert next(looked) == 201
+    assert sorted(seen) == sorted(f"user{number}" for number in range(200))
+    assert not bench.core.effects.reviewing
+
+
+def test_to_change_rules_forgets_no_decisions_at_once(monkeypatch):
+    bench = many(200, *OPEN, each=[publish(b"1")])
+    forgotten = []
+    forget = access.Permissions.forget
+    monkeypatch.setattr(access.Permissions, "forget", lambda may: (forgotten.append(may), forget(may)))
+    seen = reviewing(bench, monkeypatch, "publish stream/t")
+    assert len(forgotten) == len(seen) == WORK_MAX // REVIEW_WORK
+
+
+def test_who_was_not_reviewed_yet_is_at_his_next_command(monkeypatch):
+    bench = many(200, *OPEN, each=[publish(b"1")])
+    seen = reviewing(bench, monkeypatch, "publish stream/t")
+    assert "user199" not in seen
+    assert refusals(bench.ask("user199", publish(b"2"))) == [
+        "'publish stream/s/a' is not allowed: no rule allows it"
+    ]
+    assert seen.count("user199") == 1
+    bench.settle()
+    assert seen.count("user199") == 1
+    assert bench.core.streams.by_name["s"].messages == 200
+
+
+def test_whose_account_was_disabled_does_nothing_more(monkeypatch):
+    bench = many(200, *OPEN, each=[subscribe(1, credit=0)])
+    accounts = Accounts([Account("user199", disabled=True)])
+    bench.core.configure(bench.settings._replace(accounts=accounts), bench.now)
+    assert bench.core.effects.reviewing
+    told = bench.ask("user199", publish(b"2"))
+    assert [error.text for error in told] == [
+        "the account 'user199' is disabled",
+        "PUBLISH before HELLO: expected HELLO first",
+    ]
+    assert peer_id("user199") not in bench.core.sessions.by_peer
+    assert "s" not in bench.core.streams.by_name or not bench.core.streams.by_name["s"].messages
+
+
+def test_who_was_not_reviewed_yet_gets_no_message_of_a_stream(monkeypatch):
+    bench = many(200, *OPEN, each=[subscribe(1)])
+    seen = reviewing(bench, monkeypatch, "publish stream/s", user199=["subscribe stream/s"])
+    assert "user199" not in seen
+    bench.receive("user0", publish(b"secret"))
+    steps = 0
+    while bench.core.next_deadline() == bench.now and steps < 100:
+        before = len(seen)
+        bench.iterate()
+        # Those of the review, and those for whom there is a message, of the work that is left for streams.
+        assert len(seen) - before <= (WORK_MAX + STREAMS_WORK) // (2 * REVIEW_WORK) + 1
+        steps += 1
+    bench.settle()
+    assert 5 < steps < 30
+    got = {number for number in range(200) if bench.bodies(f"user{number}")}
+    assert got == {199}
+    assert len(seen) == len({*seen}) == 200
+
+
+def test_who_was_not_reviewed_yet_gets_no_message_of_a_queue(monkeypatch):
+    bench = many(100, *OPEN, each=[offer(1, service="w", credit=0), mail_credit(9)])
+    hello(bench, "late", "late")
+    bench.tell("late", mail_credit(9), offer(1, service="v", credit=9))
+    bench.sent("late")
+    less = ("send mailbox/#", "request service/#", "receive mailbox/#")
+    seen = reviewing(bench, monkeypatch, *less)
+    assert "late" not in seen
+    bench.tell("user0", send("late", b"letter"), request(b"job", service="v"))
+    bench.settle()
+    assert bench.bodies("late") == [b"letter"]
+    assert seen.count("late") == 1
+    assert [*bench.core.services.by_name["v"].entries] != []
+
+
+def test_what_is_left_for_a_queue_waits_for_the_review_to_go_on(monkeypatch):
+    bench = bench_with(*OPEN)
+    for number in range(300):
+        hello(bench, f"user{number}", f"user{number}")
+        bench.tell(f"user{number}", mail_credit(9))
+        bench.sent(f"user{number}")
+    seen = reviewing(bench, monkeypatch, *OPEN, "view broker/status")
+    first = len(seen)
+    for number in range(300):
+        bench.receive("user0", send(f"user{number}", b"letter"))
+    bench.iterate()
+    assert len(seen) - first <= WORK_MAX // (2 * REVIEW_WORK) + 2
+    bench.settle()
+    assert all(bench.bodies(f"user{number}") == [b"letter"] for number in range(300))
+
+
+def test_a_change_of_rules_during_another_one_ends_with_the_newest(monkeypatch):
+    bench = many(200, *OPEN, each=[subscribe(1)])
+    seen = reviewing(bench, monkeypatch, "publish stream/t")
+    first = [*seen]
+    configure(bench, policy("publish stream/t", "view broker/status"))
+    assert sorted(seen[len(first) :]) == sorted(f"user{number}" for number in range(200))
+    assert all(not session.sources for session in bench.core.sessions.by_peer.values())
+
+
+def test_streams_and_queues_go_by_other_policies_in_steps(monkeypatch):
+    bench = Bench()
+    bench.open("ann")
+    for number in range(500):
+        bench.tell("ann", publish(b"1", stream=f"s{number}"), send(f"m{number}", b"1"))
+    bench.settle()
+    changed = []
+    for kind in (Stream, Queue):
+        configure_one = kind.configure
+        monkeypatch.setattr(
+            kind, "configure", lambda one, *given, act=configure_one: (changed.append(one), act(one, *given))
+        )
+    bench.core.configure(bench.settings._replace(streams=bench.settings.streams), bench.now)
+    assert len(changed) == WORK_MAX // CONFIGURE_WORK
+    bench.settle()
+    there = [*bench.core.streams.by_name.values(), *bench.core.mailboxes.by_name.values()]
+    assert {*map(id, changed)} == {*map(id, there)}
+    assert len(changed) == len(there)
 
 
 def test_the_same_rules_again_are_no_change(monkeypatch):
     bench = bench_with(*OPEN)
     hello(bench, "ann", "ann")
     monkeypatch.setattr(type(bench.core), "_review_session", lambda *given: pytest.fail("looked at"))
-    configure(bench, policy(*OPEN))
+    configure(bench, bench.settings.access)
 
 
 # Any rules and commands
@@ -326,10 +466,16 @@ COMMANDS = [
     (request(b"1", service="t"), ("request", "service", "t", "a")),
     (Query(1, "streams", {}), ("view", "broker", "streams", "")),
     (Change(0, "stream.create", {"stream": "s"}), ("admin", "stream", "s", "")),
+    (subscribe(1), ("subscribe", "stream", "s", "")),
+    (offer(2, service="t"), ("offer", "service", "t", "")),
 ]
+MAKING = {"publish": "streams", "subscribe": "streams", "send": "mailboxes"}
+MAKING |= {"request": "services", "offer": "services"}
+"""What makes the thing that it names, and where that is then."""
+
 RULES = st.tuples(
     st.booleans(),
-    st.sampled_from(["publish", "send", "request", "view", "admin", "*"]),
+    st.sampled_from([*MAKING, "create", "create", "view", "admin", "*"]),
     st.sampled_from(["s", "t", "#", "streams"]),
     st.sampled_from(["", "", "a", "b"]),
 )
@@ -345,6 +491,12 @@ def allowed(rules, action, name, subject):
     return any(not deny for deny in fitting) and not any(fitting)
 
 
+def may(rules, bench, action, name, subject):
+    """The same of a command, which may need the thing to be made."""
+    there = action not in MAKING or name in getattr(bench.core, MAKING[action]).by_name
+    return allowed(rules, action, name, subject) and (there or allowed(rules, "create", name, ""))
+
+
 @given(st.lists(RULES, min_size=1, max_size=6), st.lists(st.sampled_from(COMMANDS), max_size=6))
 def test_any_command_is_done_exactly_if_the_reference_allows_it_and_leaves_no_trace_if_not(rules, commands):
     rules = [
@@ -354,13 +506,13 @@ def test_any_command_is_done_exactly_if_the_reference_allows_it_and_leaves_no_tr
     texts = [
         f"{'deny ' * deny}{of} */{pattern}{'/' * bool(under)}{under}" for deny, of, pattern, under in rules
     ]
-    bench = bench_with(*texts)
+    bench = bench_with(*texts, create="")
     hello(bench, "ann")
     for command, (action, _, name, subject) in commands:
-        before = state(bench)
+        before, expected = state(bench), may(rules, bench, action, name, subject)
         refused = refusals(bench.ask("ann", command))
         bench.settle()
-        assert bool(refused) != allowed(rules, action, name, subject)
+        assert bool(refused) != expected
         if refused:
             assert state(bench) == before
         bench.sent("ann")
@@ -381,6 +533,84 @@ def test_acknowledgements_need_no_rule():
     bench.tell("ann", offer(1, service="w"), request(b"1", service="w"))
     assert [m for m in bench.ask("ann", ack(1, (1, 1))) if isinstance(m, Error)] == []
     assert not [m for m in bench.ask("ann", Commit("s", 0, "c", 0)) if isinstance(m, Ok)]
+
+
+CREATING = [
+    (publish(b"1"), "publish stream/s", "create stream/s"),
+    (subscribe(1), "subscribe stream/s", "create stream/s"),
+    (send("bob", b"1"), "send mailbox/bob", "create mailbox/bob"),
+    (request(b"1", service="w"), "request service/w", "create service/w"),
+    (offer(2, service="w"), "offer service/w", "create service/w"),
+    (
+        request(b"1", service="there")._replace(properties=[{"reply_to": "desk"}]),
+        "send mailbox/desk",
+        "create mailbox/desk",
+    ),
+]
+
+
+@pytest.mark.parametrize(("command", "use", "create"), CREATING, ids=lambda value: str(value)[:40])
+def test_what_is_not_there_is_made_by_whom_a_rule_allows_it_and_used_by_others_then(command, use, create):
+    bench = bench_with(use, "* service/there", create="", ann=[create])
+    for name in ("ann", "eve"):
+        hello(bench, name)
+    bench.tell("ann", request(b"1", service="there"))
+    configure(bench, policy(use, "request service/there", create="", ann=[create]))
+    before = state(bench)
+    assert refusals(bench.ask("eve", command)) == [f"'{create}' is not allowed: no rule allows it"]
+    assert state(bench) == before
+    assert refusals(bench.ask("ann", command)) == []
+    assert refusals(bench.ask("eve", command)) == []
+    # To make it takes the right to use it as well.
+    configure(bench, policy("request service/there", create="", ann=[create]))
+    assert refusals(bench.ask("ann", command)) == [
+        f"'{use}{'/a' * (use[:2] != 'su' and use[:2] != 'of')}' is not allowed: no rule allows it"
+    ]
+
+
+def test_what_is_made_by_nobody_any_more_is_to_be_made_again():
+    bench = bench_with("publish,admin stream/s", create="", ann=["create stream/s"])
+    for name in ("ann", "eve"):
+        hello(bench, name)
+    bench.tell("ann", publish(b"1"))
+    assert refusals(bench.ask("eve", publish(b"1"))) == []
+    bench.settle()
+    bench.tell("eve", Change(0, "stream.delete", {"stream": "s"}))
+    bench.settle()
+    bench.sent("eve")
+    assert refusals(bench.ask("eve", publish(b"1"))) == [
+        "'create stream/s' is not allowed: no rule allows it"
+    ]
+
+
+def test_a_numbered_command_that_may_not_make_its_stream_is_answered_once_and_again():
+    bench = bench_with("publish stream/s", create="")
+    hello(bench, "ann")
+    for _ in range(2):
+        (refused,) = bench.ask("ann", publish(b"1", number=1))
+        assert (refused.code, refused.ref) == (401, 1)
+    configure(bench, policy("publish stream/s"))
+    (refused,) = bench.ask("ann", publish(b"1", number=1))
+    assert refused.code == 401
+    bench.tell("ann", publish(b"1", number=2))
+    assert bench.core.streams.by_name["s"].last == 1
+
+
+def test_an_operator_makes_a_stream_by_the_right_to_administer_it_and_an_owner_has_his_mailbox():
+    bench = bench_with("admin stream/s", "subscribe stream/s", "receive mailbox/{user}", create="")
+    assert isinstance(hello(bench, "ann", "ann"), Welcome)
+    bench.tell("ann", mail_credit(1), Change(0, "stream.create", {"stream": "s"}))
+    bench.settle()
+    assert refusals(bench.sent("ann")) == []
+    assert "ann" in bench.core.mailboxes.by_name
+    assert refusals(bench.ask("ann", subscribe(1))) == []
+
+
+def test_without_rules_everybody_makes_what_he_names():
+    bench = bench_with(create="")
+    hello(bench, "ann")
+    for command, _, _ in CREATING:
+        assert refusals(bench.ask("ann", command)) == []
 
 
 LIMITING = [

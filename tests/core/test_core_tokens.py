@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pytest
 from core_bench import START, Bench, offer, peer_id, publish, subscribe
 
-from malamute.access import AccessRule, Policy
+from malamute.access import AccessRule, Account, Accounts, Policy
 from malamute.core.access import Principal
 from malamute.protocol.messages import Bye, Error, Hello, Ok, Welcome
 
@@ -25,8 +25,9 @@ class World:
     bench: Bench
 
     def configure(self, *texts, disabled=(), keys=("k",)):
-        found = Policy(rules(*texts), disabled=frozenset(disabled), keys=frozenset(keys))
-        self.bench.settings = self.bench.settings._replace(access=found)
+        found = Policy(rules(*(texts and ("create stream/#", *texts))), keys=frozenset(keys))
+        accounts = [Account(name, disabled=True) for name in disabled]
+        self.bench.settings = self.bench.settings._replace(access=found, accounts=Accounts(accounts))
         self.bench.core.configure(self.bench.settings, self.bench.now)
         self.bench.settle()
 
@@ -104,7 +105,9 @@ def answers(world, *commands):
 
 def test_a_scope_narrows_what_the_rules_allow_and_adds_nothing(world):
     world.configure("publish stream/s", "subscribe stream/s/a.#")
-    world.hello(token_of(scope=rules("publish stream/s/a.#", "publish stream/t", "subscribe stream/#")))
+    world.hello(
+        token_of(scope=rules("create,subscribe stream/#", "publish stream/s/a.#", "publish stream/t"))
+    )
     assert answers(world, publish(b"1", subject="a.x")) == []
     assert answers(world, publish(b"1", subject="b")) == [(Error, 401)]
     assert answers(world, publish(b"1", stream="t", subject="a.x")) == [(Error, 401)]
@@ -115,7 +118,7 @@ def test_a_scope_narrows_what_the_rules_allow_and_adds_nothing(world):
 
 
 def test_a_scope_narrows_where_there_are_no_rules_at_all(world):
-    world.hello(token_of(scope=rules("publish stream/s", "deny publish stream/s/b")))
+    world.hello(token_of(scope=rules("create,publish stream/s", "deny publish stream/s/b")))
     assert answers(world, publish(b"1", subject="a")) == []
     assert answers(world, publish(b"1", subject="b")) == [(Error, 401)]
     assert answers(world, subscribe(1)) == [(Error, 401)]

@@ -150,6 +150,8 @@ SAMPLES: dict[str, Any] = {
     "held ranges": [1, 1],
     "settled ranges": [1, 1],
     "stored ranges": [1, 1, 0],
+    "names": "a",
+    "rules": "view broker/status",
 }
 TYPES = page.table(page.section("Types"), "type")
 ARGUMENT_TYPES = page.table(page.section("Types of arguments"), "type")

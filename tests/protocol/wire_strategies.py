@@ -71,6 +71,10 @@ BY_WORDS: dict[str, st.SearchStrategy[Any]] = {
     "rows": st.integers(1, limits.ROWS_MAX),
     "seconds": st.integers(0, limits.AGE_SECONDS_MAX) | st.floats(0, limits.AGE_SECONDS_MAX),
     "state": st.sampled_from(["", *MESSAGE_STATES]),
+    "names": st.lists(NAMES, max_size=4),
+    "rules": st.lists(_text(limits.RULE_BYTES_MAX), max_size=4),
+    "password hash": _text(limits.TEXT_BYTES_MAX),
+    "uid": st.integers(0, limits.UID_MAX),
     "headers": st.dictionaries(
         st.text(max_size=10),
         st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats() | st.text(max_size=20),

@@ -230,6 +230,7 @@ def _fields(message: Any) -> str:
     values = message._asdict()
     if isinstance(message, Error):
         values["code"] = f"{message.code} {BY_CODE[message.code].__name__}"
+        values["retry_after"] = message.retry_after or None
     if "about" in values:
         values["about"] = BY_OPCODE[message.about].name if message.about in BY_OPCODE else message.about
     if isinstance(message, Welcome):

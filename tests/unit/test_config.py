@@ -62,7 +62,8 @@ def test_the_shipped_file_has_every_option_with_a_comment_before_it() -> None:
     text = SHIPPED.read_text(encoding="utf-8")
     tables = tomllib.loads(text)
     for name, section in SECTIONS.items():
-        assert set(tables[name]) == set(types_of(section)) - {"rule", "group", "user", "issuer"}
+        of_tables = {"rule", "group", "issuer", *(("user",) if name == "access" else ())}
+        assert set(tables[name]) == set(types_of(section)) - of_tables
     options = re.findall(r"^(.*)\n(\w+ = .*)$", text, re.MULTILINE)
     assert len(options) >= sum(map(len, tables.values()))
     assert all(before.startswith("# ") for before, _ in options)
@@ -157,8 +158,8 @@ def test_a_home_directory_is_expanded(monkeypatch: pytest.MonkeyPatch) -> None:
         ("[storag]", "unknown section 'storag': did you mean 'storage'?"),
         (
             "size = 1",
-            "unknown section 'size': expected listen, access, storage, session, streams, queues, events, "
-            "limits, log",
+            "unknown section 'size': expected broker, listen, access, storage, session, streams, queues, "
+            "events, limits, log",
         ),
         ("storage = 1", "storage = 1: expected a table, as in [storage]"),
         (
@@ -509,3 +510,14 @@ def test_a_listener_that_protects_nothing_is_refused(load: Load, text: str, word
 )
 def test_a_listener_that_protects_or_says_that_it_does_not_is_allowed(load: Load, text: str) -> None:
     assert load(f"[listen]\n{text}").listen.listeners
+
+
+@pytest.mark.parametrize("user", ["", "malamute", "malamute:data", "1000:1000", "a-b.c_d$"])
+def test_a_user_of_the_system_is_a_name_with_or_without_a_group(load: Load, user: str) -> None:
+    assert load(f"[broker]\nuser = '{user}'").broker.user == user
+
+
+@pytest.mark.parametrize("user", [":group", "name:", "a:b:c", "a b", "a/b"])
+def test_what_is_no_user_of_the_system_is_refused(load: Load, user: str) -> None:
+    with pytest.raises(ConfigError, match=r"broker\.user = .*: expected NAME or NAME:GROUP"):
+        load(f"[broker]\nuser = '{user}'")

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from malamute.access import Accounts
 from malamute.access.token import Issuers
 from malamute.config import Config, QueueRule, QueuesConfig
-from malamute.config.accounts import Accounts
 from malamute.config.sections import POLICY_FIELDS
 from malamute.errors import ConfigError
 from malamute.server.daemon import _settings

@@ -13,11 +13,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from posixpath import join, normpath
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
+from malamute.core.admin.answered import Answered, Failed
 from malamute.core.admin.clients import session_of
 from malamute.core.admin.queues import queue_of
 from malamute.core.admin.streams import stream_of
+from malamute.core.admin.users import add_user, remove_user, set_user
 from malamute.core.audit import DONE, FAILED, PARTIAL, REFUSED, who
 from malamute.core.effects import LoadConfiguration
 from malamute.core.feed import no_feed
@@ -80,20 +82,6 @@ if TYPE_CHECKING:
     from malamute.core.settings import ConfigurationLoaded
     from malamute.core.stream import Stream
 
-Failed = Callable[[MalamuteError], None]
-
-
-class Answered(Protocol):
-    """What a change calls with what it did."""
-
-    def __call__(
-        self, value: Row, *, final: bool = True, otherwise: Row | None = None, before: Any = None
-    ) -> None:
-        """It has done this, with all that this iteration stores.
-
-        `before` is what there was, for the audit. Where that is the answer itself, nothing is left of it.
-        """
-
 
 def change(core: Engines, session: Session, message: Change) -> None:
     """Make a change, unless it was made before. A refused one changes nothing.
@@ -116,7 +104,8 @@ def change(core: Engines, session: Session, message: Change) -> None:
     record = partial(core.audit.record, who(session), message.topic, message.arguments)
 
     def answered(value: Row, *, final: bool = True, otherwise: Row | None = None, before: Any = None) -> None:
-        record(DONE if final else PARTIAL, before=before, after=None if before is value else value)
+        outcome, after = DONE if final else PARTIAL, None if before is value else value
+        record(outcome, bound=True, before=before, after=after)
         if final:
             core.effects.when_stored(partial(stored, otherwise), awaited=False)
         sessions.decide_change(session, number, encode(value), final=final, otherwise=encode(otherwise))
@@ -132,10 +121,12 @@ def change(core: Engines, session: Session, message: Change) -> None:
         sessions.fail_change(session, number, error)
 
     with core.effects.failing(failed):
-        MAKING[message.topic](core, wanted, answered, failed)
+        MAKING[message.topic](core, session, wanted, answered, failed)
 
 
-def set_cursor(core: Engines, wanted: CursorSet, answered: Answered, failed: Failed) -> None:
+def set_cursor(
+    core: Engines, session: Session, wanted: CursorSet, answered: Answered, failed: Failed
+) -> None:
     """Set a cursor so that its reader goes on at `start`."""
     name, cursor = wanted.stream, wanted.cursor
     stream = stream_of(core, name)
@@ -162,7 +153,9 @@ def set_cursor(core: Engines, wanted: CursorSet, answered: Answered, failed: Fai
     locate(stream, where, Group(0, EVERYTHING), located)
 
 
-def delete_cursor(core: Engines, wanted: CursorDelete, answered: Answered, failed: Failed) -> None:
+def delete_cursor(
+    core: Engines, session: Session, wanted: CursorDelete, answered: Answered, failed: Failed
+) -> None:
     """Forget a cursor."""
     stream, cursor = stream_of(core, wanted.stream), wanted.cursor
     if cursor not in stream.cursors and cursor not in stream.lost_cursors:
@@ -174,7 +167,9 @@ def delete_cursor(core: Engines, wanted: CursorDelete, answered: Answered, faile
     answered(value, before=value)
 
 
-def create_stream(core: Engines, wanted: StreamCreate, answered: Answered, failed: Failed) -> None:
+def create_stream(
+    core: Engines, session: Session, wanted: StreamCreate, answered: Answered, failed: Failed
+) -> None:
     """Make a stream, and set how much of it is kept if any limit is given; 0 is no limit."""
     name = wanted.stream
     kept = _retention(wanted)
@@ -194,7 +189,9 @@ def create_stream(core: Engines, wanted: StreamCreate, answered: Answered, faile
     answered(_kept(name, kept) if limited else StreamKept(stream=name))
 
 
-def set_retention(core: Engines, wanted: StreamRetain, answered: Answered, failed: Failed) -> None:
+def set_retention(
+    core: Engines, session: Session, wanted: StreamRetain, answered: Answered, failed: Failed
+) -> None:
     """Set how much of a stream is kept, making the stream if needed; 0 is no limit.
 
     Raises:
@@ -239,7 +236,9 @@ def _made(core: Engines, stream: str) -> Stream:
     return found
 
 
-def purge_stream(core: Engines, wanted: StreamPurge, answered: Answered, failed: Failed) -> None:
+def purge_stream(
+    core: Engines, session: Session, wanted: StreamPurge, answered: Answered, failed: Failed
+) -> None:
     """Drop the history of a stream. Its readers, its cursors, its retention and its sequences go on."""
     name = wanted.stream
     stream = stream_of(core, name)
@@ -253,7 +252,9 @@ def purge_stream(core: Engines, wanted: StreamPurge, answered: Answered, failed:
     answered(purged, before=purged)
 
 
-def delete_stream(core: Engines, wanted: StreamDelete, answered: Answered, failed: Failed) -> None:
+def delete_stream(
+    core: Engines, session: Session, wanted: StreamDelete, answered: Answered, failed: Failed
+) -> None:
     """Remove a stream that nobody reads, with its history and its cursors."""
     name = wanted.stream
     stream = stream_of(core, name)
@@ -270,8 +271,11 @@ def delete_stream(core: Engines, wanted: StreamDelete, answered: Answered, faile
     answered(gone, before=gone)
 
 
-def set_feed(core: Engines, wanted: FeedSet, answered: Answered, failed: Failed) -> None:
-    """Feed a service from a stream, or change how; without a `start` it goes on, or begins at the head."""
+def set_feed(core: Engines, session: Session, wanted: FeedSet, answered: Answered, failed: Failed) -> None:
+    """Feed a service from a stream, or change how; without a `start` it goes on, or begins at the head.
+
+    From now on it acts with the rights of whoever has this session.
+    """
     service, name, criteria, where = wanted.service, wanted.stream, wanted.criteria, wanted.where
     _check_feed(core, service, name, criteria, where)
     begin = _one_position(wanted.start, "a feed") if wanted.start else None
@@ -304,7 +308,7 @@ def set_feed(core: Engines, wanted: FeedSet, answered: Answered, failed: Failed)
             core.feeds.check(service, name)
             if core.streams.by_name.get(name) is not stream:
                 raise _removed(name)
-            core.feeds.set(service, stream, criteria, where, position, report)
+            core.feeds.set(service, stream, criteria, where, position, report, session.may.principal)
         except MalamuteError as error:
             failed(error)
             _drop_made(core, queue, stream if made else None)
@@ -336,7 +340,9 @@ def _check_feed(core: Engines, service: str, stream: str, criteria: Sequence[Any
         raise InvalidValue(f"stream {stream!r} has no journal: a feed needs one")
 
 
-def delete_feed(core: Engines, wanted: FeedDelete, answered: Answered, failed: Failed) -> None:
+def delete_feed(
+    core: Engines, session: Session, wanted: FeedDelete, answered: Answered, failed: Failed
+) -> None:
     """Feed a service from a stream no longer; the requests that came of it stay."""
     service, stream = wanted.service, wanted.stream
     before = _feed(core, service, stream)
@@ -352,7 +358,9 @@ def delete_feed(core: Engines, wanted: FeedDelete, answered: Answered, failed: F
         report(core.feeds.position(service, stream))
 
 
-def redrive(core: Engines, wanted: QueueRedrive, answered: Answered, failed: Failed) -> None:
+def redrive(
+    core: Engines, session: Session, wanted: QueueRedrive, answered: Answered, failed: Failed
+) -> None:
     """Send dead letters again, as new messages: those that are named or found, or all."""
     queue = queue_of(core, wanted.kind, wanted.name)
     there = {"messages": len(queue.dead_letters.entries)}
@@ -378,7 +386,7 @@ def redrive(core: Engines, wanted: QueueRedrive, answered: Answered, failed: Fai
     choose(queue, found, dead=True, sequences=wanted.sequences, where=wanted.where, limit=wanted.limit)
 
 
-def purge(core: Engines, wanted: QueuePurge, answered: Answered, failed: Failed) -> None:
+def purge(core: Engines, session: Session, wanted: QueuePurge, answered: Answered, failed: Failed) -> None:
     """Drop messages of a queue, or dead letters: those that are named or found, or all."""
     queue = queue_of(core, wanted.kind, wanted.name)
     there = {"messages": len(queue.dead_letters.entries if wanted.dead else queue.entries)}
@@ -411,7 +419,9 @@ def _queue_changed(wanted: QueueRedrive | QueuePurge, messages: int, *, partial:
     return QueueChanged(kind=wanted.kind, name=wanted.name, messages=messages, partial=partial)
 
 
-def disconnect(core: Engines, wanted: ClientDisconnect, answered: Answered, failed: Failed) -> None:
+def disconnect(
+    core: Engines, session: Session, wanted: ClientDisconnect, answered: Answered, failed: Failed
+) -> None:
     """End a session; what it holds goes back to the queues, and its client does not come back by itself."""
     session = session_of(core, wanted.id)
     value = ClientDisconnected(
@@ -423,7 +433,9 @@ def disconnect(core: Engines, wanted: ClientDisconnect, answered: Answered, fail
     answered(value, otherwise=value, before=value)
 
 
-def back_up(core: Engines, wanted: JournalBackup, answered: Answered, failed: Failed) -> None:
+def back_up(
+    core: Engines, session: Session, wanted: JournalBackup, answered: Answered, failed: Failed
+) -> None:
     """Copy the store into a new directory below that of the backups, while the broker runs."""
     below = core.settings.backups
     if not below:
@@ -444,7 +456,7 @@ def back_up(core: Engines, wanted: JournalBackup, answered: Answered, failed: Fa
         core.effects.ask(Backup(place, below), copied)
 
 
-def reload(core: Engines, wanted: BrokerReload, answered: Answered, failed: Failed) -> None:
+def reload(core: Engines, session: Session, wanted: BrokerReload, answered: Answered, failed: Failed) -> None:
     """Read the configuration again, and go by it if it is good as a whole."""
 
     def loaded(result: ConfigurationLoaded) -> None:
@@ -471,7 +483,7 @@ def _removed(stream: str) -> TryLater:
     return TryLater(f"stream {stream!r} was removed meanwhile: retry later")
 
 
-MAKING: dict[str, Callable[[Engines, Any, Answered, Failed], None]] = {
+MAKING: dict[str, Callable[[Engines, Session, Any, Answered, Failed], None]] = {
     "cursor.set": set_cursor,
     "cursor.delete": delete_cursor,
     "stream.create": create_stream,
@@ -485,5 +497,8 @@ MAKING: dict[str, Callable[[Engines, Any, Answered, Failed], None]] = {
     "broker.reload": reload,
     "client.disconnect": disconnect,
     "journal.backup": back_up,
+    "user.add": add_user,
+    "user.set": set_user,
+    "user.remove": remove_user,
 }
 """What makes each change."""

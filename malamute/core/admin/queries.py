@@ -1,6 +1,6 @@
 """What the broker tells about itself: the answers to QUERY, by topic.
 
-`streams`, `queues` and `clients` make the rows of what they are named for.
+`streams`, `queues`, `clients` and `users` make the rows of what they are named for.
 """
 
 from __future__ import annotations
@@ -8,17 +8,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from malamute.access import explain as explain_access
 from malamute.core.admin.clients import client, clients
-from malamute.core.admin.pages import PAGE_ROWS
-from malamute.core.admin.queues import mailboxes, messages, service, services
+from malamute.core.admin.pages import PAGE_ROWS, page
+from malamute.core.admin.queues import mailboxes, messages, service, services, totals
 from malamute.core.admin.streams import cursors, explain, feeds, stream, streams
+from malamute.core.admin.users import users
 from malamute.errors import InvalidValue, MalamuteError
 from malamute.protocol.admin import (
     QUERIES,
     AccessExplained,
     AccessQuery,
     BrokerStatus,
+    QuotaFigure,
+    QuotaRow,
+    QuotasQuery,
     StatusQuery,
     StorageQuery,
     StoredQuery,
@@ -31,6 +34,7 @@ from malamute.store.operations import StoreStats, StreamStats
 
 if TYPE_CHECKING:
     from malamute.core.engines import Engines
+    from malamute.core.quotas import QuotaUsage
     from malamute.core.session import Session
 
 _QUERY = BY_TYPE[Query].opcode
@@ -99,13 +103,30 @@ def status(core: Engines, query: StatusQuery) -> BrokerStatus:
         configured_at=core.configured_at + core.effects.ahead,
         waiting_for_restart=[*core.waiting_options],
         config_error=core.config_error,
+        quotas_exceeded=core.quotas.refused,
     )
 
 
 def access(core: Engines, query: AccessQuery) -> AccessExplained:
     """Whether a user may do something, by the rules that are in force. Raises `InvalidRule`."""
-    return AccessExplained(
-        **explain_access(core.access.policy, query.user, query.action, query.target).as_map()
+    return AccessExplained(**core.access.explain(query.user, query.action, query.target).as_map())
+
+
+def quotas(core: Engines, query: QuotasQuery) -> list[QuotaRow]:
+    """What is used of quotas, by their owners; of all, or of one user and his groups."""
+    owners = core.quotas.owners(query.user)
+    found = page(core.effects, owners, " ".join, query.after_name, query.limit)
+    return [_quota(core.quotas.usage_of(owner, core.effects.now), core.effects.now) for owner in found]
+
+
+def _quota(usage: QuotaUsage, now: float) -> QuotaRow:
+    return QuotaRow(
+        owner=" ".join(usage.owner),
+        quotas=[
+            QuotaFigure(name=name, used=usage.used_of(name, now), limit=most, refused=usage.refused[name])
+            for name, most in usage.quota._asdict().items()
+            if most is not None
+        ],
     )
 
 
@@ -133,6 +154,8 @@ TELLING: dict[str, Callable[[Engines, Any], Any]] = {
     "client": client,
     "feeds": feeds,
     "access": access,
+    "users": users,
+    "quotas": quotas,
 }
 """What answers each topic at once."""
 
@@ -140,5 +163,6 @@ ASKING: dict[str, Callable[[Engines, Any, Callable[[Any], None]], None]] = {
     "messages": messages,
     "storage": storage,
     "stored": stored,
+    "totals": totals,
 }
-"""What answers each topic that asks the store, and is answered later."""
+"""What answers each topic that asks the store or looks at very much, and is answered later."""

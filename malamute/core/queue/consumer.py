@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import takewhile
 from operator import attrgetter
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from malamute.core.credit import CreditBalance
 from malamute.core.queue.entry import Entry, size_of
@@ -32,6 +32,8 @@ class Owner(Holding, Protocol):
     peer: bytes
     blocked: bool
     """Whether it can be sent nothing for now."""
+    review: Callable[[Any], None] | None
+    """To be called before it is sent anything, if there is one."""
 
     address: str
 

@@ -91,16 +91,16 @@ class DedupWindow:
         their windows are over: this clock may be the wrong one, and set right at the next start."""
 
     def restore(
-        self, identities: Mapping[str, tuple[int, int]], policy: QueuePolicy, doubtful_until: float
+        self, identities: Mapping[str, tuple[int, int]], policy: QueuePolicy, grace_until: float
     ) -> None:
         """Restore what the store kept.
 
-        Nobody knows how much of each window has gone by if it is in doubt what time it is: then none ends
-        before `doubtful_until`, in seconds since the epoch.
+        Nobody knows how much of each window has gone by in the grace period of a start: none ends
+        before `grace_until`, in seconds since the epoch.
         """
         self._window_seconds = policy.dedup_window_seconds
         most = self._effects.now + policy.dedup_window_seconds
-        least = min(doubtful_until, most)
+        least = min(grace_until, most)
         ending = sorted(identities.items(), key=lambda item: item[1][1])
         for identity, (sequence, stored) in ending:
             until = min(max(stored, to_ns(least)), to_ns(most))

@@ -46,15 +46,23 @@ class QueueFlush:
         Returns the peers that now hold messages.
         """
         given: dict[bytes, None] = {}
+        waiting: list[tuple[Deliveries, Consumer]] = []
         while self.consumers:
             given_to, self.consumers = self.consumers, []
             for queue, consumer in given_to:
-                given[consumer.session.peer] = None
+                session = consumer.session
+                if session.review is not None:
+                    if self._effects.work <= 0:
+                        waiting.append((queue, consumer))
+                        continue
+                    session.review(session)
+                given[session.peer] = None
                 try:
                     queue.deliver(consumer)
                 except Exception as error:
                     self._effects.fault("a delivery", error)
-                    self._effects.broken[consumer.session.peer] = None
+                    self._effects.broken[session.peer] = None
+        self.consumers = waiting
         if self._noted:
             for (kind, what, name), count in self._noted.items():
                 self._effects.event(f"{kind}.{what}.{name}", count=count)

@@ -8,19 +8,26 @@ from typing import TYPE_CHECKING, Any
 
 from malamute.core.queue.entry import Entry
 from malamute.core.queue.options import Options
+from malamute.core.queue.sent_by import check_entries
 from malamute.errors import NoWorkers
 from malamute.protocol.messages import Request, Send
 
 if TYPE_CHECKING:
     from malamute.core.queue.queue import Queue
+    from malamute.core.quotas import QuotaUsages
 
 _NONE: Sequence[None] = ()
 
 
-def enqueue(queue: Queue, address: str, sender: str, command: Send | Request) -> None:
+def enqueue(
+    queue: Queue, address: str, sender: str, command: Send | Request, quotas: QuotaUsages = ()
+) -> None:
     """Put the messages of a command into a queue. Outcomes go to the `address`; none are sent without one.
 
-    Raises `InvalidValue`, `NoWorkers`, `TrackerInUse` or `TryLater`; then nothing was changed.
+    They count for these quotas until they leave.
+
+    Raises `InvalidValue`, `NoWorkers`, `TrackerInUse`, `TryLater` or `QuotaExceeded`; then nothing was
+    changed.
     """
     records = command.records
     time, ahead_ns = queue.effects.time_ns, queue.effects.ahead_ns
@@ -35,7 +42,7 @@ def enqueue(queue: Queue, address: str, sender: str, command: Send | Request) ->
     if not any(options):
         numbers = range(queue.next_sequence, queue.next_sequence + len(records))
         rows = zip(numbers, repeat(time), repeat(sender), command.subjects, records, columns)
-        queue.put([*map(Entry, rows)], confirmed=command.number > 0)
+        _put(queue, [*map(Entry, rows)], command, quotas)
         return
     places = _wanted(queue, command, options)
     entries = [
@@ -51,7 +58,22 @@ def enqueue(queue: Queue, address: str, sender: str, command: Send | Request) ->
     if tracked:
         queue.limits.trackers.check(address, queue.usage, tracked, entries)
     if entries:
-        queue.put(entries, confirmed=command.number > 0, options=chosen)
+        _put(queue, entries, command, quotas, chosen)
+
+
+def _put(
+    queue: Queue,
+    entries: Sequence[Entry],
+    command: Send | Request,
+    quotas: QuotaUsages,
+    chosen: Mapping[int, Options] | None = None,
+) -> None:
+    if quotas:
+        check_entries(quotas, queue.kind, entries)
+    queue.put(entries, confirmed=command.number > 0, options=chosen)
+    if quotas:
+        # Some may be over already.
+        queue.sent_by.add([entry for entry in entries if entry.sequence in queue.entries], quotas)
 
 
 def _wanted(queue: Queue, command: Send | Request, options: Sequence[Options | None]) -> list[int]:

@@ -6,6 +6,7 @@ What one queue takes is in its `QueueUsage`, which is changed here alone.
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import accumulate
 from math import inf
@@ -19,8 +20,8 @@ from malamute.core.timers import Timers
 from malamute.errors import TryLater
 
 if TYPE_CHECKING:
-    from malamute.core.doubt import Doubt
     from malamute.core.effects import Effects
+    from malamute.core.grace_period import GracePeriod
     from malamute.core.queue.usage import QueueUsage, RecordOwner
     from malamute.matching import CacheBudget
     from malamute.protocol.limits import Limits
@@ -60,7 +61,7 @@ class QueueLimits:
     """The room for queues, and all else that they share; sizes in bytes."""
 
     trackers: Tracking
-    doubt: Doubt
+    grace_period: GracePeriod
     """Whether the clock may have been wrong at the start."""
 
     def __init__(
@@ -86,6 +87,8 @@ class QueueLimits:
         self.memory = RecordMemory(self)
         self.dedup_quota = DedupQuota(limits.identities_bytes)
         self.settlement_log = SettlementLog(effects)
+        self.settlements: Counter[str] = Counter()
+        """How many messages of all queues were settled, by outcome."""
         self.flush = QueueFlush(effects)
 
     def configure(self, policy: PolicyOf, limits: Limits) -> None:

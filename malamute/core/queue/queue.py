@@ -27,6 +27,7 @@ from malamute.core.queue.entry import Entries, Entry, puts, ranges_of, size_of
 from malamute.core.queue.options import Options
 from malamute.core.queue.paging import Prefetch
 from malamute.core.queue.schedule import Schedule, Times
+from malamute.core.queue.sent_by import SentBy
 from malamute.core.queue.settlement import Settlement
 from malamute.core.queue.state import AT_REST, DELAYED, DELIVERED, PENDING, READY, SETTLING, MessageStates
 from malamute.core.queue.usage import QueueUsage
@@ -37,6 +38,7 @@ from malamute.protocol.names import RESERVED_PREFIX
 if TYPE_CHECKING:
     from malamute.core.queue.consumer import Consumer
     from malamute.core.queue.limits import QueueLimits
+    from malamute.core.quotas import QuotaUsages
     from malamute.core.recovery import Recovery
     from malamute.core.timers import Timer
     from malamute.errors import MalamuteError
@@ -71,6 +73,9 @@ class Queue:
         """Messages that are in the store, and that nobody gets."""
         self.feeds = 0
         """Streams that make requests of their messages for it."""
+        self.made_by: QuotaUsages = ()
+        """The quotas that it counts for."""
+        self.sent_by = SentBy(kind)
         self.collector: Timer | None = None
         """Removes it when it is not used."""
         self._coming: deque[int] = deque()
@@ -83,7 +88,7 @@ class Queue:
         self.correlations = Correlations(entries)
         self.watermark = Watermark(effects, usage, entries)
         self.schedule = Schedule(
-            effects, timers, limits.doubt, entries, self.options, due=self._undelay, over=self._expire
+            effects, timers, limits.grace_period, entries, self.options, due=self._undelay, over=self._expire
         )
         self.dispatcher = Dispatcher(
             effects,
@@ -264,11 +269,11 @@ class Queue:
     def _expire(self, sequence: int) -> None:
         """The time of a message is over."""
         entry = self.entries[sequence]
-        if not self.schedule.is_doubtful(sequence):
+        if not self.schedule.is_in_grace_period(sequence):
             # What is on its way to or from the disk is looked at when the disk has answered.
             self.settle_early([sequence], "expired", bound=False)
             return
-        until = self.schedule.watch_doubtful(sequence)
+        until = self.schedule.watch_grace_period(sequence)
         # A consumer that holds it goes on; what is on its way from the disk is looked at when it is there.
         if entry.state == READY:
             self.states.take_back([entry])
@@ -434,6 +439,8 @@ class Queue:
                 self._forget_options(entry)
         if self.schedule.delayed or self.schedule.claimed:
             self.schedule.drop(sequences)
+        if self.sent_by.quotas:
+            self.sent_by.remove(entries)
         if self.correlations.known is not None:
             self.correlations.remove(entries)
         if self.not_durable:
@@ -522,7 +529,7 @@ class Queue:
         self.entries.restore(self._restored)
         self.states.enqueue(len(self._restored))
         self.schedule.restore(state.due_ns, self.effects.time_ns)
-        self.dedup.restore(state.identities, self.usage.policy, self.limits.doubt.until)
+        self.dedup.restore(state.identities, self.usage.policy, self.limits.grace_period.until)
 
     def resume(self, recovery: Recovery) -> None:
         """Begin with what was restored, in this queue and in all others."""

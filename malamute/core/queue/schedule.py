@@ -1,6 +1,6 @@
 """When messages may be delivered: not before the delay of each is over, and not after its time.
 
-While it is in doubt what time it is (`malamute.core.doubt`), what would be over is delayed.
+During the grace period of a start (`malamute.core.grace_period`) what would be over is delayed.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from malamute.protocol.time_units import to_seconds
 
 if TYPE_CHECKING:
-    from malamute.core.doubt import Doubt
     from malamute.core.effects import Effects
+    from malamute.core.grace_period import GracePeriod
     from malamute.core.queue.entry import Entry
     from malamute.core.queue.options import Options
     from malamute.core.timers import Timer, Timers
@@ -36,7 +36,7 @@ class Schedule:
         self,
         effects: Effects,
         timers: Timers,
-        doubt: Doubt,
+        grace_period: GracePeriod,
         entries: Mapping[int, Entry],
         options: Mapping[int, Options],
         *,
@@ -49,7 +49,7 @@ class Schedule:
         """When those are redelivered that were delayed before they were to leave, or before a restart."""
         self._effects = effects
         self._timers = timers
-        self._doubt = doubt
+        self._grace_period = grace_period
         self._entries = entries
         self._options = options
         self._due = due
@@ -70,8 +70,8 @@ class Schedule:
         for sequence in sequences:
             asked = self._options.get(sequence)
             if asked is not None and asked.expires and asked.expires <= now:
-                if self.is_doubtful(sequence):
-                    times.later.append((sequence, self._doubt.until))
+                if self.is_in_grace_period(sequence):
+                    times.later.append((sequence, self._grace_period.until))
                 else:
                     times.over.append(sequence)
             elif asked is not None and asked.due > now:
@@ -80,9 +80,9 @@ class Schedule:
                 times.ready.append(sequence)
         return times
 
-    def is_doubtful(self, sequence: int) -> bool:
+    def is_in_grace_period(self, sequence: int) -> bool:
         """Whether nobody knows if the time of a message is over."""
-        return self._doubt.holds(self._entries[sequence].time_ns)
+        return self._grace_period.holds(self._entries[sequence].time_ns)
 
     # Delays
 
@@ -126,16 +126,16 @@ class Schedule:
         """See to it that the end of a message's time is noticed, in seconds since the epoch."""
         self._options[sequence].timer = self._timers.at(expires, lambda: self._over(sequence))
 
-    def watch_doubtful(self, sequence: int) -> float:
+    def watch_grace_period(self, sequence: int) -> float:
         """The time of a message may be over: look again when that is known. Returns when that is."""
-        until = self._doubt.until
+        until = self._grace_period.until
         self.watch(sequence, until)
         return until
 
     def give_time_back(self, seconds: float) -> None:
         """The clock was wrong by so much when the broker started: what was here before has longer."""
         for sequence, asked in self._options.items():
-            if asked.expires and self._entries[sequence].time_ns < self._doubt.began:
+            if asked.expires and self._entries[sequence].time_ns < self._grace_period.began:
                 asked.expires += seconds
                 self._timers.cancel(asked.timer)
                 self.watch(sequence, asked.expires)

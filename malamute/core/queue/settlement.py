@@ -126,6 +126,7 @@ class Settlement:
         entries, usage = [*map(self._entries.__getitem__, sequences)], self._usage
         metrics = usage.metrics = usage.metrics or QueueMetrics()
         metrics.settled(entries, self._effects.now, self._effects.ahead)
+        self._limits.settlements[outcome] += len(entries)
         if (log := self._limits.settlement_log).on:
             log.add((usage.kind, usage.name), entries, outcome, worker)
         self._settled(sequences)

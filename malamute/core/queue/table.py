@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from malamute.core.queue.limits import QueueLimits
 from malamute.core.queue.queue import Queue
+from malamute.core.quotas import QuotaUsages, add_all, check_all
 from malamute.protocol.names import RESERVED_PREFIX
 from malamute.store.operations import DeleteQueue, QueueState
 from malamute.store.policies import BaseKind
@@ -27,10 +28,14 @@ class QueueTable:
         """A queue with its policy that is in no table yet."""
         return Queue(self.kind, name, self.limits)
 
-    def create(self, name: str) -> Queue:
-        """Make a queue. Raises `TryLater`."""
+    def create(self, name: str, quotas: QuotaUsages = ()) -> Queue:
+        """Make a queue, which counts for these quotas. Raises `TryLater` or `QuotaExceeded`."""
         self.limits.check_queues()
-        return self.get_or_create(name)
+        check_all(quotas, "queues", 1)
+        queue = self.get_or_create(name)
+        queue.made_by = quotas
+        add_all(quotas, "queues", 1)
+        return queue
 
     def get_or_create(self, name: str) -> Queue:
         """The queue of this name, made if needed, even past the limit: something was promised to it."""
@@ -76,6 +81,7 @@ class QueueTable:
     def _release(self, queue: Queue) -> None:
         del self.by_name[queue.name]
         self.limits.queues -= 1
+        add_all(queue.made_by, "queues", -1)
         self.limits.timers.cancel(queue.collector)
         queue.clear()
 

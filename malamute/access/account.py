@@ -1,0 +1,255 @@
+"""Accounts: who may log in, by a password, a key or a uid, and what he gets by that.
+
+An account is in the file that the configuration names, or in the store of the broker, where an operator has
+put it while the broker runs. Passwords are kept as scrypt makes them; a key is the public half of a CURVE
+key, and a uid the number of a user of the broker's system.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+from base64 import b64decode
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple, Protocol
+
+from malamute.access.rule import AccessRule
+from malamute.errors import ConfigError, InvalidName, InvalidValue
+from malamute.protocol.limits import UID_MAX
+from malamute.protocol.names import RESERVED_PREFIX, is_name
+
+SCRYPT_COST_MAX = 1 << 20
+
+SCRYPT_WORK_MAX = 1 << 20
+"""What the hash of a stored account may cost, eight times what `malamute user` makes: 128 MiB for a try. Who
+may administer accounts must not be able to have the broker use up its memory."""
+
+KEY = re.compile(r"[0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}")
+"""A CURVE key in Z85, as pyzmq writes it."""
+
+
+class PasswordHash(NamedTuple):
+    """A password as it is kept, apart."""
+
+    cost: int
+    blocks: int
+    lanes: int
+    salt: bytes
+    hashed: bytes
+
+    @classmethod
+    def parse(cls, text: str) -> PasswordHash:
+        """Read what `hash_password` made. Raises `ValueError` for anything else."""
+        scheme, cost, blocks, lanes, salt, hashed = text.split("$")
+        found = cls(
+            int(cost),
+            int(blocks),
+            int(lanes),
+            b64decode(salt, validate=True),
+            b64decode(hashed, validate=True),
+        )
+        if scheme != "scrypt" or not 2 <= found.cost <= SCRYPT_COST_MAX or found.cost & (found.cost - 1):
+            raise ValueError
+        if not (
+            1 <= found.blocks <= 32 and 1 <= found.lanes <= 16 and found.salt and len(found.hashed) == 32
+        ):
+            raise ValueError
+        return found
+
+    @property
+    def work(self) -> int:
+        """What a try costs: 128 times as many bytes, and time in proportion."""
+        return self.cost * self.blocks * self.lanes
+
+    def fits(self, password: bytes) -> bool:
+        """Whether this is the password. It takes as long as making the hash did."""
+        tried = scrypt(password, self.salt, self.cost, self.blocks, self.lanes)
+        return hmac.compare_digest(tried, self.hashed)
+
+
+def scrypt(password: bytes, salt: bytes, cost: int, blocks: int, lanes: int) -> bytes:
+    """The hash of a password. This takes long."""
+    memory_bytes = 256 * cost * blocks * lanes + (1 << 20)
+    return hashlib.scrypt(password, salt=salt, n=cost, r=blocks, p=lanes, maxmem=memory_bytes, dklen=32)
+
+
+class Account(NamedTuple):
+    """Somebody who may log in. `rules` are his own, beside those that the configuration has for his name."""
+
+    name: str
+    password: str = ""
+    key: str = ""
+    groups: tuple[str, ...] = ()
+    disabled: bool = False
+    uid: int | None = None
+    rules: tuple[AccessRule, ...] = ()
+
+    def __repr__(self) -> str:
+        # Whatever prints it prints no hash.
+        return f"Account({self.name!r})"
+
+    @classmethod
+    def of(cls, *fields: Any) -> Account:
+        """An account of plain values, as `stored` makes them and operators send them.
+
+        Raises:
+            InvalidName: the name of it or of a group is none, or reserved.
+            InvalidValue: a password, a key or a uid is none. What it is, is not said.
+            InvalidRule: a rule is none.
+        """
+        account = cls(*fields)
+        for name in (account.name, *account.groups):
+            if type(name) is not str or not is_name(name) or name.startswith(RESERVED_PREFIX):
+                raise InvalidName(f"invalid name {name!r}: expected one that does not begin with $")
+        if account.password and not is_stored_hash(account.password):
+            raise InvalidValue(f"account {account.name!r}: the password is not as `malamute user` makes it")
+        if account.key and (type(account.key) is not str or not KEY.fullmatch(account.key)):
+            raise InvalidValue(f"account {account.name!r}: invalid key: expected 40 characters of Z85")
+        if account.uid is not None and (type(account.uid) is not int or not 0 <= account.uid <= UID_MAX):
+            raise InvalidValue(f"account {account.name!r}: invalid uid: expected 0 to {UID_MAX}")
+        return account._replace(
+            groups=tuple(account.groups), rules=tuple(AccessRule.parse(str(rule)) for rule in account.rules)
+        )
+
+    def stored(self) -> tuple[Any, ...]:
+        """The fields as plain values, for the store."""
+        return tuple(self._replace(rules=tuple(map(str, self.rules))))  # type: ignore[arg-type]
+
+
+def is_stored_hash(text: Any) -> bool:
+    """Whether this is a password as an operator may store it."""
+    try:
+        return type(text) is str and PasswordHash.parse(text).work <= SCRYPT_WORK_MAX
+    except ValueError:
+        return False
+
+
+class AccountBook(Protocol):
+    """Who may log in, as those see it who ask."""
+
+    def named(self, name: str) -> Account | None:
+        """The account of a name."""
+
+    def with_key(self, key: str) -> Account | None:
+        """The account that has a key."""
+
+    def with_uid(self, uid: int) -> Account | None:
+        """The account that has a uid."""
+
+    def is_disabled(self, name: str) -> bool:
+        """Whether nobody may log in by this name, however he proves it."""
+
+
+_Row = tuple[Any, ...]
+"""The fields of an account."""
+
+_GROUPS = Account._fields.index("groups")
+
+
+class AccountsByName(Mapping[str, Account]):
+    """Accounts by their names, each of them made when it is asked for."""
+
+    def __init__(self, rows: Mapping[str, _Row]) -> None:
+        self._rows = rows
+
+    def __getitem__(self, name: str) -> Account:
+        return Account(*self._rows[name])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._rows)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+
+class Accounts:
+    """Accounts by their names, by their keys and by their uids.
+
+    There may be 100,000 of them in a broker that has other things to do. So each is kept as a plain tuple of
+    texts, which the garbage collector need not look into, and is an `Account` when it is asked for.
+    """
+
+    def __init__(self, accounts: Iterable[Account] = ()) -> None:
+        """Raises `ConfigError` for a name, a key or a uid that stands twice."""
+        self._rows: dict[str, _Row] = {}
+        self._keys: dict[str, str] = {}
+        self._uids: dict[int, str] = {}
+        self._groups: dict[tuple[str, ...], tuple[str, ...]] = {}
+        """Each list of groups once: there are far fewer of them than accounts."""
+        self._with_rules: set[str] = set()
+        self.by_name = AccountsByName(self._rows)
+        for account in accounts:
+            if account.name in self._rows:
+                raise ConfigError(f"account {account.name!r} stands twice: expected each name once")
+            if (fault := self.conflict(account)) is not None:
+                raise ConfigError(fault)
+            self.put(account)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Accounts) and self._rows == other._rows
+
+    __hash__ = None  # type: ignore[assignment]  # it has mappings
+
+    def conflict(self, account: Account) -> str | None:
+        """Why an account cannot be beside the others, in words: its key or its uid is another one's."""
+        for what, other in (("key", self.with_key(account.key)), ("uid", self.with_uid(account.uid))):
+            if other is not None and other.name != account.name:
+                return f"accounts {other.name!r} and {account.name!r} have one {what}: expected two"
+        return None
+
+    def put(self, account: Account) -> None:
+        """Add an account, or put it in the place of the one that has its name."""
+        self.remove(account.name)
+        row = [*account]
+        row[_GROUPS] = self._groups.setdefault(account.groups, account.groups)
+        self._rows[account.name] = tuple(row)
+        if account.key:
+            self._keys[account.key] = account.name
+        if account.uid is not None:
+            self._uids[account.uid] = account.name
+        if account.rules:
+            self._with_rules.add(account.name)
+
+    def remove(self, name: str) -> None:
+        """Remove an account, if there is one."""
+        account = self.named(name)
+        if account is not None:
+            del self._rows[name]
+            # What is taken back may have had what another one has by now.
+            if self._keys.get(account.key) == name:
+                del self._keys[account.key]
+            if account.uid is not None and self._uids.get(account.uid) == name:
+                del self._uids[account.uid]
+            self._with_rules.discard(name)
+
+    def clear(self) -> None:
+        """Let go of all of them, one after the other: of so many at once, other threads would notice."""
+        for table in (self._rows, self._keys, self._uids):
+            while table:
+                table.popitem()
+
+    @property
+    def have_rules(self) -> bool:
+        """Whether any of them has rules of its own."""
+        return bool(self._with_rules)
+
+    def named(self, name: str) -> Account | None:
+        """The account of a name."""
+        row = self._rows.get(name)
+        return None if row is None else Account(*row)
+
+    def with_key(self, key: str) -> Account | None:
+        """The account that has a key."""
+        name = self._keys.get(key)
+        return None if name is None else self.named(name)
+
+    def with_uid(self, uid: int | None) -> Account | None:
+        """The account that has a uid."""
+        name = None if uid is None else self._uids.get(uid)
+        return None if name is None else self.named(name)
+
+    def is_disabled(self, name: str) -> bool:
+        """Whether nobody may log in by this name, however he proves it."""
+        account = self.named(name)
+        return account is not None and account.disabled

@@ -1,0 +1,55 @@
+"""`malamute user quotas` and `user show`: what users and groups have of what they may have."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+import click
+
+from malamute.cli.admin import show_found
+from malamute.cli.options import ConnectionOptions, connects, examples, json_option
+
+if TYPE_CHECKING:
+    from malamute.protocol import admin
+
+
+@click.command(epilog=examples("malamute user quotas", "malamute user quotas --json"))
+@connects
+@json_option
+def quotas(*, connection: ConnectionOptions, as_json: bool) -> None:
+    """Tell what is used of every quota: of those named in the configuration, and of who was here.
+
+    A rate is what of one second's worth is used. `refused` counts since the broker started.
+    """
+    _show(connection, "", as_json=as_json)
+
+
+@click.command(epilog=examples("malamute user show ann"))
+@click.argument("name")
+@connects
+@json_option
+def show(name: str, *, connection: ConnectionOptions, as_json: bool) -> None:
+    """Tell what a user, and each of the groups that he is in, has used of the quota."""
+    _show(connection, name, as_json=as_json)
+
+
+def _show(connection: ConnectionOptions, user: str, *, as_json: bool) -> None:
+    from malamute.protocol import admin
+
+    with connection.open() as client:
+        found = client.query(admin.QuotasQuery(user=user))
+    show_found([*_rows(found)], "quotas", as_json=as_json)
+
+
+def _rows(found: Iterable[admin.QuotaRow]) -> Iterable[dict[str, object]]:
+    """One row for each limit."""
+    for row in found:
+        for figure in row.quotas:
+            yield {
+                "owner": row.owner,
+                "quota": figure.name,
+                "used": figure.used,
+                "limit": figure.limit,
+                "refused": figure.refused,
+            }

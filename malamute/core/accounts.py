@@ -1,0 +1,168 @@
+"""Who may log in: the accounts of the configuration, and those that operators have put into the store.
+
+What the file of the configuration says of a name, a key or a uid counts, whatever is stored: it is what
+whoever runs the broker relies on, and no client can change it. A stored account is seen at once, and is again
+what it was if the disk refuses the change. What cannot be taken up at the start, or may be older than what
+was stored last, lets nobody in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from malamute.access.account import Account, Accounts
+from malamute.core.stored_values import StoredValues
+from malamute.errors import InvalidValue, TooMany
+from malamute.store.operations import DeleteValue, Key, PutValue
+from malamute.store.tables import ACCOUNTS
+
+if TYPE_CHECKING:
+    from malamute.core.effects import Effects
+    from malamute.errors import MalamuteError
+
+DOUBTFUL = "an account is disabled: what was stored of it last may be lost; look at it, and enable it"
+"""What the log says of an account if a newer one may have been in a part of the store that is damaged."""
+
+
+class StoredAccounts(StoredValues[str, Account]):
+    """The stored accounts, and an index that follows each change of them."""
+
+    def __init__(self, effects: Effects, index: Accounts, changed: Callable[[str], None]) -> None:
+        super().__init__(effects)
+        self._index = index
+        self._changed = changed
+
+    def _become(self, name: str, value: Account | None) -> None:
+        if self.get(name) == value:
+            return
+        super()._become(name, value)
+        if value is None:
+            self._index.remove(name)
+        else:
+            self._index.put(value)
+        self._changed(name)
+
+
+class AccountDirectory:
+    """All accounts. `changed` is called with the name of a stored one that is other than before."""
+
+    def __init__(self, effects: Effects, configured: Accounts, changed: Callable[[str], None]) -> None:
+        self.configured = configured
+        self.stored = Accounts()
+        self.unreadable: set[str] = set()
+        """Those in the store that could not be taken up."""
+        self._effects = effects
+        self._values = StoredAccounts(effects, self.stored, changed)
+
+    def configure(self, configured: Accounts) -> bool:
+        """Go by another file from now on. Returns whether it is another.
+
+        There may be very many, so to compare them is for whoever reads them.
+        """
+        if configured is self.configured:
+            return False
+        self.configured = configured
+        return True
+
+    # Who they are
+
+    def named(self, name: str) -> Account | None:
+        """The account of a name."""
+        return self.configured.named(name) or self.stored.named(name)
+
+    def with_key(self, key: str) -> Account | None:
+        """The account that has a key."""
+        return self.configured.with_key(key) or self._counting(self.stored.with_key(key))
+
+    def with_uid(self, uid: int) -> Account | None:
+        """The account that has a uid."""
+        return self.configured.with_uid(uid) or self._counting(self.stored.with_uid(uid))
+
+    def _counting(self, stored: Account | None) -> Account | None:
+        """A stored account, unless the file has one of its name."""
+        return None if stored is None or self.configured.named(stored.name) else stored
+
+    def is_disabled(self, name: str) -> bool:
+        """Whether nobody may log in by this name, however he proves it."""
+        account = self.named(name)
+        return name in self.unreadable if account is None else account.disabled
+
+    @property
+    def have_rules(self) -> bool:
+        """Whether any of them has rules of its own."""
+        return self.stored.have_rules
+
+    def names(self) -> Iterator[str]:
+        """The names of all, in no order."""
+        yield from {*self.configured.by_name, *self.stored.by_name, *self.unreadable}
+
+    # What is stored
+
+    def restore(self, key: Key, value: Any, doubtful: bool = False) -> None:
+        """Take up what the store kept of an account.
+
+        Raises:
+            MalamuteError, TypeError, ValueError: it is none. Nobody may log in by this name.
+        """
+        name = str(key[0])
+        self.unreadable.add(name)
+        account = Account.of(*value)
+        if (account.name,) != key:
+            raise ValueError(f"it is the account {account.name!r}: expected {name!r}")
+        if (fault := self.stored.conflict(account)) is not None:
+            raise ValueError(fault)
+        if doubtful:
+            account = account._replace(disabled=True)
+            self._effects.notice(DOUBTFUL, name=name)
+        # It is what the store has, so nothing is under way that could fail.
+        self._values[name] = account
+        self.stored.put(account)
+        self.unreadable.discard(name)
+
+    def check(self, account: Account, accounts_max: int) -> None:
+        """Raise `InvalidValue` or `TooMany` if an account cannot be stored beside the others."""
+        self.check_name(account.name)
+        for accounts in (self.configured, self.stored):
+            if (fault := accounts.conflict(account)) is not None:
+                raise InvalidValue(fault)
+        if account.name not in self._values and len(self._values) >= accounts_max:
+            raise TooMany(f"too many accounts: expected at most {accounts_max} in the store")
+
+    def check_name(self, name: str) -> None:
+        """Raise `InvalidValue` if the file has an account of this name."""
+        if self.configured.named(name) is not None:
+            raise InvalidValue(
+                f"the account {name!r} is in the file of the configuration (access.accounts): "
+                "change it there, with --accounts, and reload"
+            )
+
+    def put(self, account: Account) -> None:
+        """Add or change a stored account, with all else that this iteration stores."""
+        self._change(account.name, account)
+        self._effects.store(PutValue(ACCOUNTS, (account.name,), account.stored()))
+
+    def remove(self, name: str) -> None:
+        """Remove a stored account, with all else that this iteration stores."""
+        self._change(name, None)
+        self._effects.store(DeleteValue(ACCOUNTS, (name,)))
+        if name in self.unreadable:
+            self.unreadable.discard(name)
+            self._effects.when_stored(partial(self._removed, name), awaited=False)
+
+    def _removed(self, name: str, error: MalamuteError | None) -> None:
+        if error is not None:
+            self.unreadable.add(name)
+
+    def store_again(self, name: str) -> None:
+        """The store has lost an account: it is stored once more as it is."""
+        account = self._values.get(name)
+        if account is not None:
+            self._values.rely_on_changes(lambda other: other == name)
+            self._effects.store(PutValue(ACCOUNTS, (name,), account.stored()))
+
+    def _change(self, name: str, account: Account | None) -> None:
+        # What was found good beside the others is so only if they become what they are to be.
+        self._values.rely_on_changes(lambda other: True)
+        self._values.put(name, account)

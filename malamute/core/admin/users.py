@@ -1,0 +1,123 @@
+"""Users: who may log in, and what an operator changes about that. No hash of a password leaves the broker."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from malamute.access import Account
+from malamute.core.admin.pages import page
+from malamute.errors import InvalidValue, NotFound
+from malamute.protocol.admin import UserAdd, UserRemove, UserRemoved, UserRow, UserSet, UsersQuery
+
+if TYPE_CHECKING:
+    from malamute.core.admin.answered import Answered, Failed
+    from malamute.core.engines import Engines
+    from malamute.core.session import Session
+    from malamute.errors import MalamuteError
+
+FILE, STORE, UNREADABLE = "file", "store", "unreadable"
+"""Where an account is."""
+
+
+def users(core: Engines, query: UsersQuery) -> list[UserRow]:
+    """Those who may log in, by name."""
+    names = page(core.effects, core.accounts.names(), str, query.after_name, query.limit)
+    return [_row(core, name) for name in names]
+
+
+def _row(core: Engines, name: str) -> UserRow:
+    account = core.accounts.named(name)
+    if account is None:
+        return _row_of(Account(name, disabled=True), UNREADABLE)
+    return _row_of(account, FILE if core.accounts.configured.named(name) else STORE)
+
+
+def _row_of(account: Account, source: str = STORE) -> UserRow:
+    return UserRow(
+        name=account.name,
+        source=source,
+        key=account.key or None,
+        password=bool(account.password),
+        uid=account.uid,
+        groups=[*account.groups],
+        access_rules=[*map(str, account.rules)],
+        disabled=account.disabled,
+    )
+
+
+def add_user(core: Engines, session: Session, wanted: UserAdd, answered: Answered, failed: Failed) -> None:
+    """Add somebody who may log in.
+
+    Raises:
+        InvalidValue: there is an account of this name, or another one has its key or its uid.
+        InvalidRule: a rule is none.
+        TooMany: there are as many stored accounts as may be.
+    """
+    name = wanted.name
+    core.accounts.check_name(name)
+    if core.accounts.named(name) is not None or name in core.accounts.unreadable:
+        raise InvalidValue(f"there is an account {name!r} already: change it, or remove it first")
+    _put(core, Account(name), wanted, answered)
+
+
+def set_user(core: Engines, session: Session, wanted: UserSet, answered: Answered, failed: Failed) -> None:
+    """Change somebody who may log in. What is None stays as it is.
+
+    Raises:
+        NotFound: there is no account of this name in the store that can be read.
+        InvalidValue, InvalidRule: as `add_user`.
+    """
+    core.accounts.check_name(wanted.name)
+    before = core.accounts.stored.named(wanted.name)
+    if before is None:
+        raise _no_account(core, wanted.name)
+    _put(core, before, wanted, answered, _row_of(before))
+
+
+def _put(
+    core: Engines,
+    before: Account,
+    wanted: UserAdd | UserSet,
+    answered: Answered,
+    row_before: UserRow | None = None,
+) -> None:
+    given = {name: value for name, value in vars(wanted).items() if value is not None and name != "dry_run"}
+    fields = {**before._asdict(), "rules": tuple(map(str, before.rules)), **given}
+    fields["rules"] = fields.pop("access_rules", fields["rules"])
+    account = Account.of(*(fields[name] for name in Account._fields))
+    core.accounts.check(account, core.settings.limits.accounts)
+    if account.rules and not core.access.in_force:
+        raise InvalidValue(
+            "there are no rules in the configuration, and with the first one all others may do nothing: "
+            "write access.rules there, and reload"
+        )
+    if not wanted.dry_run:
+        core.accounts.put(account)
+    answered(_row_of(account), before=row_before)
+
+
+def remove_user(
+    core: Engines, session: Session, wanted: UserRemove, answered: Answered, failed: Failed
+) -> None:
+    """Remove somebody who may log in; his sessions end. Raises `NotFound`, or `InvalidValue`."""
+    name = wanted.name
+    before = core.accounts.stored.named(name)
+    if before is None and name not in core.accounts.unreadable:
+        core.accounts.check_name(name)
+        raise _no_account(core, name)
+    if not wanted.dry_run:
+        core.accounts.remove(name)
+        core.effects.when_stored(partial(_removed, core, name), awaited=False)
+    answered(UserRemoved(name=name), before=_row_of(before) if before else _row(core, name))
+
+
+def _removed(core: Engines, name: str, error: MalamuteError | None) -> None:
+    if error is None:
+        core.recovery.settled("account", name)
+
+
+def _no_account(core: Engines, name: str) -> NotFound:
+    if name in core.accounts.unreadable:
+        return NotFound(f"the account {name!r} in the store cannot be read: remove it, and add it again")
+    return NotFound(f"there is no account {name!r}")

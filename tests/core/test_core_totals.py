@@ -1,0 +1,99 @@
+"""What the broker has done, and what all queues have together: the answer to `totals`."""
+
+from __future__ import annotations
+
+import pytest
+from core_bench import Bench, ack, mail_credit, offer, publish, request, send
+
+from malamute.core.admin.queues import TOTALS_EACH
+from malamute.core.metrics import WINDOW_SECONDS
+from malamute.protocol.messages import Answer, Query
+
+
+@pytest.fixture
+def bench():
+    bench = Bench()
+    bench.open("alice", "bob", "carl")
+    bench.settle()
+    return bench
+
+
+def totals(bench):
+    bench.sent("carl")
+    bench.tell("carl", Query(1, "totals", {}))
+    while bench.core.effects.chores:
+        bench.iterate()
+    return [message for message in bench.sent("carl") if isinstance(message, Answer)][-1].value
+
+
+def queues(bench):
+    return {row["kind"]: row for row in totals(bench)["queues"]}
+
+
+def test_queues_are_summed_by_kind_and_the_oldest_message_counts(bench):
+    bench.tell("alice", send("dora", b"1"))
+    bench.settle()
+    bench.now += 10
+    bench.tell("alice", send("emil", b"2", b"3"), request(b"4"))
+    bench.settle()
+    bench.tell("bob", offer(1, credit=1))
+    bench.settle()
+    bench.now += 5
+    found = queues(bench)
+    assert found["mailbox"] == {
+        "kind": "mailbox",
+        "messages": 3,
+        "waiting": 3,
+        "delayed": 0,
+        "outstanding": 0,
+        "dead": 0,
+        "oldest_age": pytest.approx(15),
+    }
+    assert (found["service"]["messages"], found["service"]["outstanding"]) == (1, 1)
+    assert found["service"]["oldest_age"] == pytest.approx(5)
+
+
+def test_without_messages_there_is_no_oldest(bench):
+    assert [row["oldest_age"] for row in queues(bench).values()] == [None, None]
+
+
+@pytest.mark.parametrize("count", [TOTALS_EACH - 1, TOTALS_EACH, TOTALS_EACH + 1, 2 * TOTALS_EACH + 1])
+def test_many_queues_are_looked_at_in_several_iterations(bench, count):
+    for number in range(count):
+        bench.receive("alice", send(f"box.{number}", b"x"))
+    bench.settle()
+    bench.receive("carl", Query(1, "totals", {}))
+    assert bool(bench.core.effects.chores) is (count >= TOTALS_EACH)
+    assert queues(bench)["mailbox"]["messages"] == count
+
+
+def test_settlements_are_counted_by_outcome(bench):
+    bench.tell("bob", mail_credit())
+    bench.tell("alice", send("bob", b"1", b"2"))
+    bench.settle()
+    bench.tell("bob", ack(0, (1, 2)))
+    bench.settle()
+    assert totals(bench)["settlements"] == {"acknowledged": 2}
+
+
+def test_a_commit_takes_from_what_asked_for_it_to_what_is_durable(bench):
+    before = totals(bench)
+    bench.tell("alice", publish(b"x" * 1000))
+    bench.now += 0.25
+    bench.commit()
+    after = totals(bench)
+    assert after["commits"]["count"] == before["commits"]["count"] + 1
+    assert after["commits"]["seconds"] - before["commits"]["seconds"] == pytest.approx(0.25)
+    assert after["commits"]["longest_seconds"] == pytest.approx(0.25)
+    assert after["committed_bytes"] - before["committed_bytes"] >= 1000
+    bench.now += 2 * WINDOW_SECONDS
+    assert totals(bench)["commits"]["longest_seconds"] == 0
+
+
+def test_what_could_not_be_stored_is_no_commit(bench):
+    before = totals(bench)
+    bench.tell("alice", publish(b"x" * 1000))
+    bench.now += 0.25
+    bench.fail()
+    after = totals(bench)
+    assert (after["commits"], after["committed_bytes"]) == (before["commits"], before["committed_bytes"])
