@@ -311,7 +311,7 @@ class DiskStore:
                 doubtful=frozenset(
                     (table, key)
                     for table, key, (block, _) in log.places()
-                    if block.number < suspect and table not in OF_STREAMS
+                    if block.number < suspect and (table == CURSORS or table not in OF_STREAMS)
                 ),
                 defects=tuple(self._defects.take()),
                 incarnations=self._meta.incarnations,

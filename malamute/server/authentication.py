@@ -26,12 +26,15 @@ from typing import Any, NamedTuple
 import zmq
 from zmq.utils import z85
 
+from malamute.access import Account, AccountBook
+from malamute.access.account import PasswordHash
 from malamute.access.token import Issuers
-from malamute.config.accounts import PASSWORD_BYTES_MAX, Account, Accounts, PasswordHash, hash_password
+from malamute.config.accounts import PASSWORD_BYTES_MAX, hash_password
 from malamute.core.access import ANONYMOUS, Principal
 from malamute.errors import AccessRefused
 from malamute.protocol.messages import Hello
 from malamute.server.bearers import METHOD, NOT_ASKED, UNPROVED, Bearers, WaitingHello
+from malamute.server.edge import RefusedConnection
 from malamute.server.failures import Failures
 
 ENDPOINT = "inproc://zeromq.zap.01"
@@ -60,14 +63,6 @@ REASONS_MAX = 1_000
 """Different reasons that are reported."""
 
 _METHOD, _ADDRESS = "X-Method", "Peer-Address"
-
-
-class RefusedConnection(NamedTuple):
-    """A connection that was refused: from where, how it tried to prove who it is, and why."""
-
-    address: str
-    mechanism: str
-    reason: str
 
 
 class Reported:
@@ -112,7 +107,7 @@ class Authenticator:
     def __init__(
         self,
         context: zmq.Context[Any],
-        accounts: Accounts,
+        accounts: AccountBook,
         on_refusal: Callable[[RefusedConnection], None] = lambda refusal: None,
         issuers: Issuers | None = None,
     ) -> None:
@@ -124,7 +119,7 @@ class Authenticator:
         )
         self.refused: Counter[str] = Counter()
         """How many were refused, by the reason."""
-        self._on_refusal = on_refusal
+        self.on_refusal = on_refusal
         self._socket = context.socket(zmq.ROUTER)
         self._socket.linger = 0
         self._socket.bind(ENDPOINT)
@@ -185,8 +180,7 @@ class Authenticator:
         return self.bearers.user(peer, name) if name.startswith(UNPROVED) else name
 
     def _is_disabled(self, user: str) -> bool:
-        account = self.accounts.by_name.get(user)
-        return account is not None and bool(account.disabled)
+        return self.accounts.is_disabled(user)
 
     def note_foreign(self, part: Any) -> None:
         """Note that somebody has spoken in the session of another one."""
@@ -206,10 +200,10 @@ class Authenticator:
         elif how == "NULL" and domain == OPEN:
             self._reply(routing, request, OK, "", "", "null")
         elif how == "NULL" and domain == PEER and (peer := _PEER.fullmatch(where)):
-            account = self.accounts.by_uid.get(int(peer[2]))
+            account = self.accounts.with_uid(int(peer[2]))
             self._decide(routing, request, where, "PEER", account, "unknown uid")
         elif how == "CURVE" and len(credentials) == 1 and len(credentials[0]) == 32:
-            account = self.accounts.by_key.get(z85.encode(credentials[0]).decode())
+            account = self.accounts.with_key(z85.encode(credentials[0]).decode())
             if account is None and self.bearers.issuers:
                 self._reply(routing, request, OK, "", self.bearers.new_name(), METHOD)
                 return
@@ -223,12 +217,19 @@ class Authenticator:
             self._refuse(routing, request, where, how, "malformed credentials", FAULTY)
 
     def _decide(
-        self, routing: bytes, request: bytes, where: str, how: str, account: Account | None, otherwise: str
+        self,
+        routing: bytes,
+        request: bytes,
+        where: str,
+        how: str,
+        account: Account | None,
+        otherwise: str,
+        claimed: str = "",
     ) -> None:
         if account is None:
-            self._refuse(routing, request, where, how, otherwise)
+            self._refuse(routing, request, where, how, otherwise, claimed=claimed)
         elif account.disabled:
-            self._refuse(routing, request, where, how, "disabled account")
+            self._refuse(routing, request, where, how, "disabled account", claimed=account.name)
         else:
             self._reply(routing, request, OK, "", account.name, how.lower())
 
@@ -236,18 +237,18 @@ class Authenticator:
         self, routing: bytes, request: bytes, where: str, credentials: Sequence[bytes], now: float
     ) -> None:
         name, password = credentials[0].decode("utf-8", "replace"), credentials[1]
-        account = self.accounts.by_name.get(name)
-        hashed = (account.password if account else None) or ""
+        account = self.accounts.named(name)
+        hashed = account.password if account else ""
         digest = blake2b(password, key=self._secret, digest_size=32).digest()
         known = self._right.get(name)
         if hashed and known and known[0] == hashed and compare_digest(known[1], digest):
-            self._decide(routing, request, where, "PLAIN", account, "")
+            self._decide(routing, request, where, "PLAIN", account, "", name)
         elif len(password) > PASSWORD_BYTES_MAX:
-            self._refuse(routing, request, where, "PLAIN", "wrong user or password")
+            self._refuse(routing, request, where, "PLAIN", "wrong user or password", claimed=name)
         elif self._failures.too_many(where, now):
-            self._refuse(routing, request, where, "PLAIN", "too many wrong passwords", LATER)
+            self._refuse(routing, request, where, "PLAIN", "too many wrong passwords", LATER, name)
         elif self._trying >= TRYING_MAX:
-            self._refuse(routing, request, where, "PLAIN", "too many at a time", LATER)
+            self._refuse(routing, request, where, "PLAIN", "too many at a time", LATER, name)
         else:
             self._trying += 1
             tried = _Tried(routing, request, where, name, hashed, digest, right=False)
@@ -263,7 +264,7 @@ class Authenticator:
 
     def _answer_tried(self, tried: _Tried, now: float) -> None:
         self._trying -= 1
-        account = self.accounts.by_name.get(tried.name)
+        account = self.accounts.named(tried.name)
         # It may have another one by now.
         right = tried.right and account is not None and account.password == tried.hashed
         if right:
@@ -271,17 +272,25 @@ class Authenticator:
         else:
             self._failures.add(tried.address, now)
         known = account if right else None
-        self._decide(tried.routing, tried.request, tried.address, "PLAIN", known, "wrong user or password")
+        wrong = "wrong user or password"
+        self._decide(tried.routing, tried.request, tried.address, "PLAIN", known, wrong, tried.name)
 
     def _refuse(
-        self, routing: bytes, request: bytes, where: str, how: str, reason: str, status: bytes = REFUSED
+        self,
+        routing: bytes,
+        request: bytes,
+        where: str,
+        how: str,
+        reason: str,
+        status: bytes = REFUSED,
+        claimed: str = "",
     ) -> None:
-        self._note(where, how, reason)
+        self._note(where, how, reason, claimed)
         self._reply(routing, request, status, reason)
 
-    def _note(self, where: str, how: str, reason: str) -> None:
+    def _note(self, where: str, how: str, reason: str, claimed: str = "") -> None:
         self.refused[reason] += 1
-        self._on_refusal(RefusedConnection(where, how, reason))
+        self.on_refusal(RefusedConnection(_place(where), how, reason, claimed))
 
     def _reply(
         self, routing: bytes, request: bytes, status: bytes, text: str, user: str = "", method: str = ""

@@ -7,8 +7,9 @@ import os
 import resource
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -19,9 +20,10 @@ import structlog
 import zmq
 from structlog.typing import EventDict
 
+from malamute.access import Accounts, Policy
 from malamute.access.token import Issuers
 from malamute.config import Config, LogConfig
-from malamute.config.accounts import Accounts, read_secret_key
+from malamute.config.accounts import load_accounts, read_secret_key
 from malamute.config.issuers import read_issuers
 from malamute.config.reload import reloaded
 from malamute.core.broker import CONFIGURED, Core
@@ -39,10 +41,12 @@ from malamute.protocol.limits import Limits
 from malamute.protocol.names import AUDIT
 from malamute.server.authentication import Authenticator, Reported
 from malamute.server.clock import Clock, counted
+from malamute.server.edge import RefusedConnection
 from malamute.server.flow import Windows
 from malamute.server.guard import Rules
 from malamute.server.intake import Allowance
 from malamute.server.loop import Loop, socket_options
+from malamute.server.privileges import ProcessUser
 from malamute.server.stalls import FOR_EVER, Patience
 from malamute.server.supervisor import Supervisor
 from malamute.server.transport import Transport
@@ -103,9 +107,13 @@ class Configuration:
         config: Config,
         read: Callable[[], Config],
         endpoints: list[str],
+        policy: Policy,
+        accounts: Accounts,
         authenticator: Authenticator | None = None,
     ) -> None:
         self._running = config
+        self._policy = policy
+        self._accounts = accounts
         self._authenticator = authenticator
         self._read = read
         self._endpoints = endpoints
@@ -118,14 +126,23 @@ class Configuration:
         except ConfigError as error:
             return error
         settings = _settings(config, self._endpoints, accounts, issuers)
-        return ConfigurationLoaded(settings, changed, waiting, (config, accounts, issuers))
+        # To compare all users is not for the loop: there what is equal is the same object.
+        if settings.access == self._policy:
+            settings = settings._replace(access=self._policy)
+        if settings.accounts == self._accounts:
+            settings = settings._replace(accounts=self._accounts)
+        return ConfigurationLoaded(settings, changed, waiting, (config, issuers))
 
     def apply(self, loaded: ConfigurationLoaded) -> None:
         """Go by it, in all that the core does not know of."""
         before = self._running
-        self._running, accounts, issuers = loaded.edge
+        self._running, issuers = loaded.edge
+        self._policy = loaded.settings.access
+        if loaded.settings.accounts is not self._accounts:
+            # Nobody asks those of before any more.
+            threading.Thread(target=self._accounts.clear, name="malamute-accounts", daemon=True).start()
+            self._accounts = loaded.settings.accounts
         if self._authenticator is not None:
-            self._authenticator.accounts = accounts
             self._authenticator.bearers.issuers = issuers
         if self._running.log != before.log:
             configure_logs(self._running.log)
@@ -137,32 +154,47 @@ def open_broker(
     files: int = sys.maxsize,
     read: Callable[[], Config] | None = None,
     supervisor: Supervisor | None = None,
+    user: ProcessUser | None = None,
 ) -> Loop:
     """A broker that listens and has its store open; `run` it. Raises `ConfigError` or `StoreError`.
 
     `files` is how many files the process may open, and `read` reads the configuration again. The `supervisor`
-    learns how it goes.
+    learns how it goes. This process runs as the `user` from when it listens, if there is one.
     """
     accounts, issuers = read_accounts(config), read_issuers(config.access.issuer)
     key = read_secret_key(Path(config.access.key)) if config.access.key else ""
-    store = open_store(config)
+    with user.acting() if user is not None else nullcontext():
+        store = open_store(config)
     listeners = config.listen.listeners
     asking = any(listener.mechanism != "null" for listener in listeners)
-    authenticator = Authenticator(context, accounts, Reported(log), issuers) if asking else None
+    authenticator = Authenticator(context, accounts, issuers=issuers) if asking else None
     transport = _open_transport(config, context, files, authenticator)
     try:
         for mechanism, endpoint in listeners:
-            transport.bind(endpoint, int(config.listen.ipc_mode, 8), mechanism, key.encode())
+            bound = transport.bind(endpoint, int(config.listen.ipc_mode, 8), mechanism, key.encode())
+            if user is not None and bound.startswith("ipc://") and not bound.startswith("ipc://@"):
+                user.own(Path(bound.removeprefix("ipc://")))
+        if user is not None:
+            user.become()
         clock = Clock()
         # Half of the memory stays free for what comes.
         recovered = store.recover(records_bytes=config.limits.queues_memory_bytes // 2, now=clock())
-        core = Core(clock(), _settings(config, transport.endpoints, accounts, issuers), recovered)
+        settings = _settings(config, transport.endpoints, accounts, issuers)
+        core = Core(clock(), settings, recovered)
         transport.owner_of = core.owner_of
+        transport.guard.on_refusal = refused = partial(_refused, core, clock, Reported(log))
+        if authenticator is not None:
+            authenticator.on_refusal = refused
+            authenticator.accounts = core.accounts
     except BaseException:
         transport.close(0)
         store.close()
         raise
-    configuration = Configuration(config, read, transport.endpoints, authenticator) if read else None
+    configuration = (
+        Configuration(config, read, transport.endpoints, settings.access, accounts, authenticator)
+        if read
+        else None
+    )
     return Loop(
         core,
         store,
@@ -176,9 +208,15 @@ def open_broker(
     )
 
 
+def _refused(core: Core, clock: Clock, report: Reported, refusal: RefusedConnection) -> None:
+    """Tell of a connection that was refused, in the log and to the core."""
+    report(refusal)
+    core.connection_refused(refusal.address, refusal.mechanism, refusal.claimed, refusal.reason, clock())
+
+
 def read_accounts(config: Config) -> Accounts:
     """Those who may log in. Raises `ConfigError`."""
-    return Accounts.load(Path(config.access.accounts)) if config.access.accounts else Accounts()
+    return load_accounts(Path(config.access.accounts)) if config.access.accounts else Accounts()
 
 
 def _open_transport(
@@ -217,7 +255,8 @@ def _settings(config: Config, endpoints: list[str], accounts: Accounts, issuers:
         lifecycle_events=config.events.lifecycle,
         settled_events=config.events.settled,
         audit=config.events.audit,
-        access=config.access.policy(accounts.enabled, accounts.disabled, issuers.keys),
+        access=config.access.policy(issuers.keys),
+        accounts=accounts,
         software=SOFTWARE,
         backups=backup_directory(config),
         facts={
@@ -264,8 +303,11 @@ def run(
     configure_logs(config.log)
     # The data, its backups and whatever else this process makes are its owner's alone.
     os.umask(OTHERS_MASK)
+    user = ProcessUser.find(config.broker.user) if config.broker.user else None
     if config.storage.kind != "memory":
         check_private(Path(config.storage.directory))
+        if user is not None:
+            user.prepare(Path(config.storage.directory))
     files = raise_file_limit()
     config = _within_files(config, files)
     sys.setswitchinterval(SWITCH_INTERVAL)
@@ -274,7 +316,7 @@ def run(
     context.set(zmq.MAX_SOCKETS, 1024)
     try:
         again = read and (lambda: _within_files(read(), files))
-        loop = open_broker(config, context, files, again, Supervisor.of(os.environ))
+        loop = open_broker(config, context, files, again, Supervisor.of(os.environ), user)
     except BaseException:
         context.term()
         raise

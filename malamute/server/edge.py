@@ -10,10 +10,22 @@ none of the others owns.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from malamute.core.access import Principal
 from malamute.protocol.messages import Message
+
+
+class RefusedConnection(NamedTuple):
+    """A connection that was refused: from where, how it tried to prove who it is, and why.
+
+    `claimed` is who it said to be: any text, of which nothing is proved.
+    """
+
+    address: str
+    mechanism: str
+    reason: str
+    claimed: str = ""
 
 
 class Edge(Protocol):

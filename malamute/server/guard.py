@@ -24,10 +24,13 @@ import sys
 import termios
 from bisect import bisect_right
 from collections import OrderedDict
+from collections.abc import Callable
 from struct import Struct
 from typing import Any, NamedTuple
 
 import zmq
+
+from malamute.server.edge import RefusedConnection
 
 HELLO_BYTES_MAX = 64 * 1024
 """Bytes that may come on a connection before WELCOME. HELLO and what libzmq says itself take below 2 KiB."""
@@ -46,6 +49,11 @@ CHECK_SECONDS = 0.01
 
 CHECK_COUNT = 64
 """How many of them are looked at each time, in turns."""
+
+NO_HELLO = "no HELLO in time"
+TOO_MANY = "too many connections without HELLO"
+TOO_MANY_BYTES = "too many bytes before HELLO"
+TOO_MANY_FRAMES = "too many frames"
 
 _EVENT = Struct("=Hi")
 _RECEIVED = Struct("=Q")
@@ -85,6 +93,8 @@ class Guard:
         """Descriptors whose connections have ended since the last look of the transport."""
         self.refused = 0
         """How many were shut down."""
+        self.on_refusal: Callable[[RefusedConnection], object] = lambda refusal: None
+        """Learns of each that was shut down before its HELLO."""
         self._open: set[int] = set()
         self._welcomed: dict[int, PendingConnection] = {}
         self._checked_at = 0.0
@@ -112,7 +122,7 @@ class Guard:
             for descriptor in self._turns():
                 waiting = self.waiting[descriptor]
                 if received(descriptor, tcp=waiting.tcp) > waiting.bytes_max - less:
-                    self.end(descriptor)
+                    self.end(descriptor, TOO_MANY_BYTES)
 
     def update(self, now: float) -> None:
         """Take in what libzmq reports of connections."""
@@ -170,7 +180,7 @@ class Guard:
             if age < rules.hello_seconds and not (crowded and age >= rules.hello_seconds / 10) and over <= 0:
                 return
             over -= 1
-            self.end(descriptor)
+            self.end(descriptor, NO_HELLO if age >= rules.hello_seconds else TOO_MANY)
 
     def _turns(self) -> list[int]:
         """Some of the waiting connections: those that follow the ones looked at before."""
@@ -180,8 +190,11 @@ class Guard:
         self._last = turns[-1]
         return turns
 
-    def end(self, descriptor: int) -> None:
-        """Shut a connection down; libzmq will tell of its end."""
+    def end(self, descriptor: int, reason: str) -> None:
+        """Shut a connection down; libzmq will tell of its end.
+
+        The reason is why, if it has not said HELLO yet.
+        """
         waiting = self.waiting.pop(descriptor, None)
         try:
             os.dup2(descriptor, self._spare, inheritable=False)
@@ -191,12 +204,18 @@ class Guard:
             return  # it has ended, which the monitor is about to tell
         # The descriptor may be another one's meanwhile.
         if waiting is None or _inode(self._spare) == waiting.inode:
-            self._shut_down()
+            address = self._shut_down()
+            if waiting is not None:
+                self.on_refusal(RefusedConnection(address, "", reason))
         os.dup2(self._null, self._spare, inheritable=False)
 
-    def _shut_down(self) -> None:
+    def _shut_down(self) -> str:
+        """Returns the address of the peer, as far as there is one."""
+        address = ""
         connection = socket.socket(fileno=self._spare)
         try:
+            if connection.family != socket.AF_UNIX:
+                address = str(connection.getpeername()[0])
             connection.shutdown(socket.SHUT_RDWR)
             self.refused += 1
         except OSError as error:
@@ -204,6 +223,7 @@ class Guard:
                 raise
         finally:
             connection.detach()
+        return address
 
     def close(self) -> None:
         """Watch no more."""

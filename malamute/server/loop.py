@@ -154,6 +154,7 @@ class Loop:
         before = self._look_at_clock(0.0)
         timeout_ms = self._timeout_ms(before)
         ready = self._wait(timeout_ms)
+        begun = self._timer()
         now = self._look_at_clock(timeout_ms / 1000)
         for edge in self.edges:
             edge.watch(now, ready)
@@ -176,6 +177,7 @@ class Loop:
         if self._awake(now):
             self.core.tick(now)
         self._flush(now)
+        self.core.effects.iterations.add(self._timer() - begun, now)
 
     def _take_in(self, edge: Edge, now: float) -> None:
         """Take in what peers of an edge have sent, as long as that may take.
@@ -280,10 +282,11 @@ class Loop:
 
     def _answered(self, found: ReadDone, now: float) -> None:
         question, result = found
-        if isinstance(result, ConfigurationLoaded) and question == LoadConfiguration():
-            self._on_loaded(result)
         self.core.answered(question, result, now)
         if question == LoadConfiguration():
+            # Behind the core, which goes by what was loaded before until here: that is let go now.
+            if isinstance(result, ConfigurationLoaded):
+                self._on_loaded(result)
             self._supervisor.reloaded()
 
     def _settle(self, written: Written, now: float) -> None:

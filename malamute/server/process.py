@@ -18,7 +18,9 @@ STOP_SECONDS = 30.0
 
 
 class BrokerProcess:
-    """A broker on a data directory, at `url`, as the process `pid`. A context manager that stops it.
+    """A broker on a data directory, at `url` and all other `endpoints`, as the process `pid`.
+
+    A context manager that stops it.
 
     `options` are further options of `malamute broker run`.
 
@@ -32,6 +34,7 @@ class BrokerProcess:
         self._options = options
         self._process: subprocess.Popen[str] | None = None
         self.url = ""
+        self.endpoints: list[str] = []
         self.pid = 0
 
     def __enter__(self) -> Self:
@@ -52,7 +55,9 @@ class BrokerProcess:
             process.wait()
             raise MalamuteError(f"the broker did not start: {_reason(log.read_text().strip())}")
         self._process, self.pid = process, process.pid
-        self.url = json.loads(line)["endpoints"][0]
+        # A client has no use for how a listener asks who it is.
+        self.endpoints = [endpoint.rpartition("+")[2] for endpoint in json.loads(line)["endpoints"]]
+        self.url = self.endpoints[0]
         return self
 
     def _command(self) -> Sequence[str]:

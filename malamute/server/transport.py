@@ -27,7 +27,7 @@ from malamute.protocol.messages import BY_TYPE, Error, Frame, Hello, Message, Pi
 from malamute.server.authentication import Authenticator
 from malamute.server.bearers import NOT_ASKED
 from malamute.server.flow import DEFAULT, Flows, Windows
-from malamute.server.guard import RULES, Guard, Rules
+from malamute.server.guard import NO_HELLO, RULES, TOO_MANY_BYTES, TOO_MANY_FRAMES, Guard, Rules
 from malamute.server.intake import ALLOWANCE, IDLE_SECONDS, Allowance, Intake, size_of
 from malamute.server.stalls import CAN_TELL, FOR_EVER, Patience, Stalls
 
@@ -186,7 +186,7 @@ class Transport:
         self.drained = True
         """Whether `receive` found no more last time."""
         self._stalls = Stalls(patience)
-        self.intake = Intake(allowance, lambda descriptor: self.guard.end(descriptor))
+        self.intake = Intake(allowance, lambda descriptor: self.guard.end(descriptor, TOO_MANY_BYTES))
         self.blocked: dict[bytes, Unsent] = {}
         self.unsent = AllUnsent()
         self.lost: list[bytes] = []
@@ -375,7 +375,7 @@ class Transport:
         """Pass over the rest of a command with too many frames, and end its connection."""
         descriptor = _descriptor(part)
         if descriptor >= 0:
-            self.guard.end(descriptor)
+            self.guard.end(descriptor, TOO_MANY_FRAMES)
         self._skipping = bool(part.more)
         if self._skipping:
             self._skip()
@@ -511,7 +511,7 @@ class Transport:
         descriptor = self._descriptors.get(peer, -1)
         heartbeat = self._heartbeats.get(peer, 0.0)
         if descriptor >= 0 and self._stalls.has_stalled(peer, descriptor, monotonic(), heartbeat):
-            self.guard.end(descriptor)
+            self.guard.end(descriptor, NO_HELLO)
 
     def _welcome(self, peer: bytes, frames: Sequence[Frame]) -> bool:
         """Begin a session. What is kept for the peer belongs to the time before, and goes."""

@@ -32,9 +32,11 @@ class Transcript:
         send, receive = Link.send, ClientSession.receive
 
         def noted_send(link: Link, frames: Sequence[bytes]) -> bool:
+            # Before it is sent: once it was, the other end may be done and `begin` anew.
+            message = self._note(self.sent, frames)
             taken = send(link, frames)
-            if taken:
-                self._note(self.sent, frames)
+            if not taken and message is not None:
+                self.sent.remove(message)
             return taken
 
         def noted_receive(session: ClientSession, frames: Sequence[bytes]) -> None:
@@ -44,10 +46,12 @@ class Transcript:
         monkeypatch.setattr(Link, "send", noted_send)
         monkeypatch.setattr(ClientSession, "receive", noted_receive)
 
-    def _note(self, place: list[Message], frames: Sequence[bytes]) -> None:
+    def _note(self, place: list[Message], frames: Sequence[bytes]) -> Message | None:
         message = decode([bytes(frame) for frame in frames])
-        if not isinstance(message, PROBES):
-            place.append(message)
+        if isinstance(message, PROBES):
+            return None
+        place.append(message)
+        return message
 
     def begin(self) -> None:
         self.sent.clear()

@@ -12,20 +12,34 @@ from typing import Any
 
 import pytest
 import zmq
+from click.testing import CliRunner
 
 import malamute
-from malamute.access import AccessRule
+from malamute.access import AccessRule, Account, Accounts, Quota
+from malamute.cli.root import cli
 from malamute.config import AccessConfig, Config, GroupRules, ListenConfig
-from malamute.config.accounts import Account, Accounts, hash_password
-from malamute.errors import AccessRefused, ConfigError, ConnectTimeout, InvalidValue, MalamuteError
-from malamute.protocol.admin import BrokerReload
+from malamute.config.accounts import hash_password, save_accounts
+from malamute.errors import (
+    AccessRefused,
+    ConfigError,
+    ConnectTimeout,
+    InvalidValue,
+    MalamuteError,
+    QuotaExceeded,
+)
+from malamute.protocol.admin import BrokerReload, QuotasQuery, UserAdd, UserRemove, UsersQuery
 from malamute.protocol.codec import decode, encode
 from malamute.protocol.messages import Error, Hello, Publish, Welcome
 from malamute.server.authentication import metadata
 from malamute.server.daemon import open_broker
-from malamute.testing import small_config
+from malamute.testing import Broker, small_config
 
-RULES = ("publish,subscribe stream/#", "receive mailbox/{user}", "send mailbox/#", "view,admin broker/#")
+RULES = (
+    "create,publish,subscribe stream/#",
+    "receive mailbox/{user}",
+    "create,send mailbox/#",
+    "view,admin broker/#",
+)
 
 
 class Keys:
@@ -67,7 +81,7 @@ class SecureBroker:
         self._thread.start()
 
     def save(self, *accounts: Account) -> None:
-        Accounts(accounts).save(self.accounts_file)
+        save_accounts(Accounts(accounts), self.accounts_file)
 
     def config(self, endpoints: tuple[str, ...]) -> Config:
         config = small_config()
@@ -198,6 +212,59 @@ def test_an_account_that_is_disabled_ends_its_sessions_and_no_others(secure: Sec
             secure.connect("ann")
 
 
+def test_an_account_that_is_stored_while_the_broker_runs_logs_in_until_it_is_disabled(
+    secure: SecureBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    secure.config_rules = (*RULES, "admin user/#")
+    for name, value in (("URL", secure.plain), ("USER", "bob"), ("PASSWORD", "secret")):
+        monkeypatch.setenv(f"MALAMUTE_{name}", value)
+    monkeypatch.delenv("MALAMUTE_ACCESS__ACCOUNTS", raising=False)
+
+    def run(*arguments: str, stdin: str = "") -> str:
+        done = CliRunner().invoke(cli, ["user", *arguments], input=stdin)
+        assert done.exit_code == 0, done.output
+        return done.output
+
+    def connect(password: str) -> malamute.Client:
+        return malamute.connect(secure.plain, user="dora", password=password, address="dora", timeout=30)
+
+    with secure.connect("bob", address="bob") as bob:
+        bob.change(BrokerReload())
+        with pytest.raises(AccessRefused):
+            connect("first")
+        run("add", "dora", "--password", "--rule", "create,request service/w", stdin="first\n")
+        with connect("first") as dora:
+            dora.publish("s", "a", b"x", assurance="stored")
+            dora.request("w", "x", b"")
+            run("passwd", "dora", stdin="second\n")
+            with pytest.raises(AccessRefused):
+                connect("first")
+            run("disable", "dora")
+            with pytest.raises(AccessRefused, match="disabled"):
+                dora.subscribe("s").receive(timeout=30)
+            with pytest.raises(AccessRefused):
+                connect("second")
+        run("enable", "dora")
+        with connect("second"):
+            pass
+        assert "scrypt" not in (shown := run("list"))
+        assert "dora" in shown
+        run("remove", "dora")
+        with pytest.raises(AccessRefused):
+            connect("second")
+        bob.publish("s", "a", b"x", assurance="stored")
+
+
+def test_stored_accounts_are_in_a_backup(tmp_path: Path) -> None:
+    with Broker(tmp_path / "data") as broker, malamute.connect(broker.url, timeout=40) as client:
+        client.change(UserAdd(name="dora", uid=7))
+        made = client.change("journal.backup", directory="one")
+        client.change(UserRemove(name="dora"))
+    for directory, users in ((tmp_path / "data", []), (Path(made["directory"]), [("dora", 7)])):
+        with Broker(directory) as broker, malamute.connect(broker.url, timeout=40) as client:
+            assert [(row.name, row.uid) for row in client.query(UsersQuery())] == users
+
+
 def test_a_group_that_an_account_leaves_is_left_by_its_sessions(secure: SecureBroker) -> None:
     secure.groups = (GroupRules("staff", tuple(map(AccessRule.parse, ["request service/#"]))),)
     with secure.connect("ann", address="ann") as ann, secure.connect("bob", address="bob") as bob:
@@ -209,8 +276,26 @@ def test_a_group_that_an_account_leaves_is_left_by_its_sessions(secure: SecureBr
             next(iter(ann.request("w", "x", b"", timeout=30)))
 
 
+def test_a_quota_that_a_reload_brings_counts_for_its_group_and_for_nobody_else(secure: SecureBroker) -> None:
+    rules = tuple(map(AccessRule.parse, RULES))
+    with secure.connect("ann") as ann, secure.connect("bob") as bob:
+        ann.publish_batch("s", ["a"] * 100, [b"x"] * 100)
+        secure.groups = (GroupRules("staff", rules, quota=Quota(messages_per_second=10)),)
+        bob.change(BrokerReload())
+        ann.publish_batch("s", ["a"] * 100, [b"x"] * 100)
+        with pytest.raises(QuotaExceeded, match="group 'staff'"):
+            ann.publish("s", "a", b"x", assurance="stored")
+        bob.publish_batch("s", ["a"] * 100, [b"x"] * 100)
+        bob.publish("s", "a", b"x", assurance="stored")
+        (row,) = bob.query(QuotasQuery(user="ann"))
+        assert (row.owner, row.quotas[0].refused) == ("group staff", 1)
+        secure.groups = ()
+        bob.change(BrokerReload())
+        ann.publish("s", "a", b"x", assurance="stored")
+
+
 def test_a_subscription_that_is_narrowed_says_so_and_one_that_is_not_does_not(secure: SecureBroker) -> None:
-    secure.config_rules = ("publish stream/#", "subscribe stream/s/a.#", "admin broker/reload")
+    secure.config_rules = ("create,publish stream/#", "subscribe stream/s/a.#", "admin broker/reload")
     with secure.connect("bob") as bob:
         bob.change(BrokerReload())
         assert bob.subscribe("s").limited
@@ -218,6 +303,27 @@ def test_a_subscription_that_is_narrowed_says_so_and_one_that_is_not_does_not(se
         bob.publish("s", "b", b"no", assurance="stored")
         bob.publish("s", "a.c", b"yes", assurance="stored")
         assert bob.subscribe("s", start="first").receive(timeout=30).body == b"yes"
+
+
+def test_a_connection_that_was_refused_is_an_event_with_the_name_that_it_gave(secure: SecureBroker) -> None:
+    secure.config_rules = (*RULES, "subscribe stream/$sys")
+    with secure.connect("ann") as ann:
+        ann.change(BrokerReload())
+        with pytest.raises(AccessRefused):
+            malamute.connect(secure.plain, user="bob\x1b[2J", password="guess")
+        with ann.subscribe("$sys", "access.refused.#", start="first") as events:
+            refused = events.receive(timeout=30).headers
+    assert refused == {
+        "user": "",
+        "method": "PLAIN",
+        "origin": "127.0.0.1",
+        "client": "",
+        "address": "",
+        "action": "connect",
+        "target": "user/bob\\x1b[2J",
+        "rule": "wrong user or password",
+        "count": 1,
+    }
 
 
 def test_a_refusal_is_told_with_the_user_and_the_address_that_he_comes_from(secure: SecureBroker) -> None:
@@ -327,7 +433,7 @@ def test_options_that_contradict_each_other_are_refused(keys: Keys, tmp_path: Pa
 def test_a_broker_does_not_start_with_secrets_that_others_can_read(
     tmp_path: Path, keys: Keys, name: str
 ) -> None:
-    Accounts([Account("bob", hash_password("x"))]).save(tmp_path / "accounts.toml")
+    save_accounts(Accounts([Account("bob", hash_password("x"))]), tmp_path / "accounts.toml")
     (tmp_path / name).chmod(0o640)
     config = replace(
         small_config(),

@@ -20,9 +20,9 @@ from structlog.testing import LogCapture
 
 import malamute
 import malamute.aio
-from malamute.access import AccessRule
+from malamute.access import AccessRule, Account, Accounts
 from malamute.config import AccessConfig, Config, ListenConfig, TokenIssuer, UserRules
-from malamute.config.accounts import Account, Accounts, hash_password
+from malamute.config.accounts import hash_password, save_accounts
 from malamute.errors import AccessRefused, ConfigError, ConnectTimeout, InvalidValue, TryLater
 from malamute.protocol.admin import BrokerReload
 from malamute.protocol.codec import decode, encode
@@ -33,7 +33,7 @@ from malamute.server.failures import FAILURES_MAX
 from malamute.testing import small_config
 
 ISSUER = "https://login.example.org"
-RULES = ("publish,subscribe stream/{claim.tenant}", "receive mailbox/{user}", "view,admin broker/#")
+RULES = ("create,publish,subscribe stream/{claim.tenant}", "receive mailbox/{user}", "view,admin broker/#")
 
 
 class TokenBroker:
@@ -43,7 +43,7 @@ class TokenBroker:
         self.key = ed25519.Ed25519PrivateKey.generate()
         self.accounts_file, self.key_file = directory / "accounts.toml", directory / "issuer.pem"
         self.save_key(self.key)
-        Accounts([Account("root", hash_password("secret"))]).save(self.accounts_file)
+        save_accounts(Accounts([Account("root", hash_password("secret"))]), self.accounts_file)
         self.public, secret = (half.decode() for half in zmq.curve_keypair())
         broker_key = directory / "broker.key_secret"
         broker_key.touch(0o600)
@@ -245,9 +245,8 @@ def test_a_reload_takes_other_keys_or_keeps_the_old_ones(broker: TokenBroker) ->
             ann.subscribe("t").receive(timeout=30)
         with broker.connect():
             pass
-        Accounts(
-            [Account("root", hash_password("secret")), Account("ann", hash_password("x"), disabled=True)]
-        ).save(broker.accounts_file)
+        out = Account("ann", hash_password("x"), disabled=True)
+        save_accounts(Accounts([Account("root", hash_password("secret")), out]), broker.accounts_file)
         root.change(BrokerReload())
         with pytest.raises(AccessRefused, match="the account 'ann' is disabled"):
             broker.connect()

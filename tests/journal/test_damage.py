@@ -230,8 +230,8 @@ def test_what_a_damaged_block_had_is_reported(three, way):
     assert recovered.lost == {(CURSORS, ("s", "slow"))}
     assert recovered.table(FEEDS) == {("s", "f"): b"x"}
     assert recovered.table(RETENTIONS) == {("s",): (0, 5, 0.0)}
-    # Numbers that were stored after the first block may be lost.
-    assert recovered.doubtful == {(SESSIONS, (b"old", NUMBERS))}
+    # Numbers and positions that were stored after the first block may be lost.
+    assert recovered.doubtful == {(SESSIONS, (b"old", NUMBERS)), (CURSORS, ("s", "kept"))}
     assert set(recovered.table(SESSIONS)) == {(b"old", NUMBERS), (b"newest", NUMBERS)}
 
 

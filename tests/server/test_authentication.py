@@ -9,14 +9,15 @@ import pytest
 import zmq
 from zmq.utils import z85
 
+from malamute.access import Account, Accounts
 from malamute.config import accounts as module
-from malamute.config.accounts import Account, Accounts, hash_password
+from malamute.config.accounts import hash_password
 from malamute.server.authentication import (
     ENDPOINT,
     Authenticator,
-    RefusedConnection,
     Reported,
 )
+from malamute.server.edge import RefusedConnection
 from malamute.server.failures import ADDRESSES_MAX, FAILURE_SECONDS, FAILURES_MAX, Failures
 
 KEY = bytes(range(32))

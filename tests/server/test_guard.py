@@ -17,6 +17,7 @@ from malamute.protocol.limits import TOKEN_BYTES_MAX
 from malamute.protocol.messages import Hello, Ok, Welcome
 from malamute.server import guard as module
 from malamute.server import transport as transport_module
+from malamute.server.edge import RefusedConnection
 from malamute.server.flow import Windows
 from malamute.server.guard import HELLO_BYTES_MAX, Rules
 from malamute.server.transport import Transport
@@ -116,8 +117,11 @@ def test_a_connection_without_hello_ends_at_its_deadline(make, place):
     transport.watch(109.9, ())
     assert stranger.is_open
     assert transport.guard.waiting
+    refused: list[RefusedConnection] = []
+    transport.guard.on_refusal = refused.append
     transport.watch(110.0, ())
     assert not transport.guard.waiting
+    assert refused == [RefusedConnection("" if place else "127.0.0.1", "", "no HELLO in time")]
     stranger.until_ended(transport, 110.0)
     stranger.close()
 
@@ -187,6 +191,8 @@ def test_a_peer_that_connects_again_is_known_by_its_new_connection(make):
 def test_frames_without_end_are_ended_after_so_many_bytes(make, monkeypatch):
     monkeypatch.setattr(module, "CHECK_SECONDS", 0)
     transport = make()
+    refused: list[RefusedConnection] = []
+    transport.guard.on_refusal = refused.append
     stranger = arrive(transport, 100.0)
     sent = len(GREETING) + 2 + len(READY)
     stranger.socket.sendall(MORE * ((HELLO_BYTES_MAX - sent) // 2))
@@ -195,6 +201,7 @@ def test_frames_without_end_are_ended_after_so_many_bytes(make, monkeypatch):
     stranger.socket.sendall(MORE)
     while transport.guard.waiting:  # until the system counts it
         transport.watch(102.0, ())
+    assert [refusal.reason for refusal in refused] == ["too many bytes before HELLO"]
     stranger.until_ended(transport, 102.0)
     stranger.close()
 

@@ -102,6 +102,15 @@ def test_it_serves(running):
     assert running.hear() == Stored([[1, 1, 1]])
 
 
+def test_it_measures_its_iterations(running):
+    running.say(Hello([2], "alice"))
+    assert isinstance(running.hear(), Welcome)
+    running.say(Query(1, "totals", {}))
+    found = running.hear().value["iterations"]
+    assert found["count"] >= 1
+    assert found["seconds"] >= found["longest_seconds"] > 0
+
+
 def test_what_is_no_command_is_answered_and_the_loop_continues(running):
     running.client.send_multipart([b"\xc1"])
     error = running.hear()

@@ -447,6 +447,8 @@ def test_a_welcomed_peer_that_breaks_its_promise_of_heartbeats_is_cut_off(contex
                 assert monitor.poll(WAIT_MS)
             else:
                 assert next_from(client) == Ping()
+            # One that is closed first holds up the thread of libzmq that reports the next event, for ever.
+            client.disable_monitor()
             monitor.close(0)
     finally:
         transport.close(0)

@@ -160,6 +160,11 @@ class ClientBase:
         return self._session.state is State.READY
 
     @property
+    def ended(self) -> bool:
+        """Whether the session is over for good: it was closed, or the broker has refused it."""
+        return self._session.error is not None
+
+    @property
     def broker(self) -> str:
         """The id of the broker, in hexadecimal."""
         return self._session.broker.hex()

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from itertools import islice
 from time import monotonic
 
+from malamute.client.events import Gap
 from malamute.client.link.driver import Driver
 from malamute.client.session.batch import is_stored, record_of
 from malamute.client.session.message import Mail, Message, ServiceRequest
@@ -64,6 +65,19 @@ class SubscriptionBase:
     def gaps(self) -> int:
         """How many gaps were reported. `Client.on_event` has each with its range."""
         return self._source.gaps
+
+    @property
+    def recent_gaps(self) -> list[Gap]:
+        """The latest gaps, a hundred at most, the oldest first. Each lies behind what came before it."""
+        return [*self._source.recent_gaps]
+
+    @property
+    def state(self) -> str:
+        """`live` or `replay`, as of the last switch; empty if there was none on this connection.
+
+        A subscription that becomes `live` has had all that the stream held for it.
+        """
+        return self._source.state
 
     async def _fill(self, timeout: float | None) -> bool:
         """Have something in `_ready`, waiting for it if need be. False at the end of the subscription."""
@@ -325,6 +339,18 @@ class WorkerBase(QueueConsumer):
             command.settle()
         await driver.ship()
         return command
+
+    def drain(self) -> None:
+        """Take no more requests: those that wait here go back unread. What is held can still be settled.
+
+        `cancel` ends it when that is done.
+        """
+        driver = self._driver
+        driver.check_owner()
+        if driver.session.error is None:
+            driver.session.inbox.drain_offer(self._source)
+            driver.send()
+            driver.changed()
 
     async def _wait(self, command: Command, timeout: float | None) -> None:
         await self._driver.wait(lambda: command.done, timeout, "waiting for a confirmation")

@@ -20,6 +20,12 @@ from malamute.protocol.limits import TOKEN_BYTES_MAX
 TEXT_BYTES_MAX = 255
 """The longest user or password that libzmq sends."""
 
+CREDENTIALS = ("user", "password", "curve", "server_key", "token")
+"""The options of `connect` that say who it is."""
+
+_PROOFS = ("user", "curve", "token")
+"""Those of which one is needed. In the environment the first of them counts."""
+
 SocketOptions = Mapping[int, bytes]
 
 _KEY = re.compile(r"[0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}")
@@ -59,6 +65,25 @@ def credentials(
         if not 1 <= len(text.encode()) <= TEXT_BYTES_MAX:
             raise InvalidValue(f"invalid {what}: expected 1 to {TEXT_BYTES_MAX} bytes")
     return {zmq.PLAIN_USERNAME: user.encode(), zmq.PLAIN_PASSWORD: password.encode()}
+
+
+def given_by(environ: Mapping[str, str], given: Mapping[str, str]) -> dict[str, str]:
+    """What `connect` would go by in this environment, for where there is another one.
+
+    A server key is the key itself then, and no file. Raises `InvalidValue` if it cannot be read.
+    """
+    known = {name: value for name in CREDENTIALS if (value := environ.get(f"MALAMUTE_{name.upper()}"))}
+    found = {**given}
+    if not found.keys() & {*_PROOFS}:
+        found.update({name: known[name] for name in [*filter(known.get, _PROOFS)][:1]})
+    for name, needed in (("password", {"user"}), ("server_key", {"curve", "token"})):
+        if name in known and found.keys() & needed:
+            found.setdefault(name, known[name])
+    if "token" in found:
+        found["token"] = found["token"].strip()
+    if "server_key" in found:
+        found["server_key"] = _server_key(found["server_key"]).decode()
+    return found
 
 
 def token_of(

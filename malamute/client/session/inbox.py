@@ -171,9 +171,17 @@ class Inbox:
         for source in self._all():
             if not isinstance(source, ConsumerSource):
                 self.cancel(source)
-            elif source is not self.mailbox and not source.draining:
-                self._drain(source)
-            source.draining = True
+                source.draining = True
+            elif source is self.mailbox:
+                source.draining = True
+            else:
+                self.drain_offer(source)
+
+    def drain_offer(self, source: ConsumerSource) -> None:
+        """Consume no more requests of an offer, and release those that wait. What is held can be settled."""
+        if not (source.draining or source.ended):
+            self._drain(source)
+        source.draining = True
 
     def close(self) -> None:
         """Prepare the end of the session: what was not handed out is released, mail too."""
@@ -326,7 +334,8 @@ class Inbox:
         """Go on behind messages that are unavailable."""
         source = self._sources.get(gap.source)
         if isinstance(source, StreamSource) and source.open and source.gap(gap.first, gap.last):
-            self._emit(Gap(source.stream, gap.first, gap.last, gap.reason))
+            source.recent_gaps.append(Gap(source.stream, gap.first, gap.last, gap.reason))
+            self._emit(source.recent_gaps[-1])
 
     def switch(self, switch: wire.Switch) -> None:
         """Report that a subscription is live, or in replay, or note that it is limited."""
@@ -334,6 +343,7 @@ class Inbox:
         if isinstance(source, StreamSource) and switch.state == wire.LIMITED:
             source.narrow()
         elif isinstance(source, StreamSource):
+            source.state = switch.state
             self._emit(Switched(source.stream, switch.state, switch.sequence))
             if switch.state == "replay" and source.window.spent:
                 # It was live until its credit was used up: its consumer is too slow.

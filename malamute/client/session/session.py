@@ -267,8 +267,7 @@ class ClientSession:
             self.outbox.say(wire.Received(ping.token))
 
     def _refused(self, refused: wire.Error) -> None:
-        error = from_wire(refused.code, refused.text)
-        error.about, error.ref = refused.about, refused.ref
+        error = from_wire(*refused)
         if refused.about == _HELLO:
             if self._is_current(refused.ref):
                 self._end(error)

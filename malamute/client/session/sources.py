@@ -29,6 +29,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any, NamedTuple
 
+from malamute.client.events import Gap
 from malamute.client.session.message import Message
 from malamute.client.session.window import Window
 from malamute.errors import MalamuteError
@@ -101,6 +102,9 @@ class StreamSource(Source):
         self.waiting = 0
         self.limited = self._narrowed = False
         self.gaps = 0
+        self.recent_gaps: deque[Gap] = deque(maxlen=REPORTED_GAPS_MAX)
+        self.state = ""
+        """`live` or `replay`, as the broker said it last; empty while it has said neither."""
         self._reported: list[tuple[int, int]] = []
         """The gaps in what had come, with no two that touch."""
         self._batches: deque[Columns] = deque()
@@ -123,6 +127,7 @@ class StreamSource(Source):
     def restart(self) -> None:
         """Batches that wait here are good: the position is behind them."""
         self.open = False
+        self.state = ""
 
     def opened(self, value: Any) -> None:
         """Take the position that the broker names, if there is none yet.

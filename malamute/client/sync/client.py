@@ -99,6 +99,7 @@ class Client(ClientBase):
             TooLarge: the subject or the message exceeds a limit.
             TimedOut: the confirmation did not come in time.
             TryLater: too much is on its way or unconfirmed, or the broker is full.
+            QuotaExceeded: the user has as much as he may; `retry_after` tells the seconds to wait for a rate.
             ConnectionLost: the broker is away, and no more can be kept for it.
 
         """
@@ -124,7 +125,7 @@ class Client(ClientBase):
 
         Raises:
             InvalidValue: the columns are empty or differ in length, or a message cannot be sent.
-            InvalidName, TooLarge, TimedOut, TryLater, ConnectionLost: as `publish`.
+            InvalidName, TooLarge, TimedOut, TryLater, QuotaExceeded, ConnectionLost: as `publish`.
 
         """
         return self._driver.run(self._publish_batch(stream, subjects, bodies, headers_list, timeout))
@@ -153,7 +154,7 @@ class Client(ClientBase):
             InvalidName: the stream or the cursor is no valid name.
             InvalidSelector: a pattern or the match expression is wrong.
             InvalidValue: another option is wrong.
-            TooMany: a limit on subscriptions or patterns is reached.
+            TooMany, QuotaExceeded: a limit on subscriptions or patterns is reached.
             TimedOut: the broker did not answer in time.
 
         """
@@ -182,6 +183,7 @@ class Client(ClientBase):
 
         Raises:
             TryLater: the mailbox is full, or as `publish`.
+            QuotaExceeded: as `publish`.
             InvalidName, InvalidValue, TooLarge, TimedOut, ConnectionLost: as `publish`.
 
         """
@@ -276,7 +278,7 @@ class Client(ClientBase):
         The iterator raises `TimedOut`, and the error that the broker refused the request with.
 
         Raises:
-            InvalidName, InvalidValue, TooLarge, TryLater, ConnectionLost: as `publish`.
+            InvalidName, InvalidValue, TooLarge, TryLater, QuotaExceeded, ConnectionLost: as `publish`.
 
         """
         pending = self._driver.run(
@@ -296,7 +298,7 @@ class Client(ClientBase):
             InvalidName: the service is no valid name.
             InvalidSelector: a pattern is wrong.
             InvalidValue: another option is wrong.
-            TooMany: a limit on offers or patterns is reached.
+            TooMany, QuotaExceeded: a limit on offers or patterns is reached.
             TimedOut: the broker did not answer in time.
 
         """
