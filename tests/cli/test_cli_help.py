@@ -141,6 +141,7 @@ def test_errors_without_a_number_are_kinds_or_show_all_by_their_words() -> None:
     assert {error.__name__ for error in _without_number(MalamuteError)} == {
         "Refused",  # kinds: what is raised is of a class below
         "Failed",
+        "HttpRefused",
         "LinkError",  # also raised itself, in a wrong thread or process: the text says what to do
         "BadInput",  # of the command line: the text names the file or the line
     }

@@ -162,6 +162,7 @@ ELSEWHERE = {
     ("broker", "backup"): "a broker in memory has none; it prints what it was given",
     ("broker", "reload"): "the names of options, and what is wrong with the operator's own file",
     ("broker", "run"): "what the operator has configured; its log is JSON",
+    ("gateway", "run"): "its log is JSON, and what it prints is its own",
     ("spark", "analyze"): "tests/spark",
     ("spark", "match"): "tests/spark",
     ("spark", "replay"): "tests/spark",

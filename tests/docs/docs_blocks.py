@@ -10,11 +10,12 @@
 | `text title="Terminal 2"` | what is printed there, since the last look |
 | `toml` | a configuration, and has to be good |
 | `json` | has to be JSON, on each line |
-| `bash`, `py`, `c` | not run: commands for the administrator of a machine, and programs of other systems |
+| `bash`, `py`, `c`, `js` | not run: commands for who administers a machine, programs of other systems |
 
 In what is expected, `…` is anything within a line, and a line that is `…` is any lines. A fence without
-a language is an illustration. What is left in a terminal has to be a broker, a subscriber or a worker: it
-counts as started when the broker answers, or has one subscription or offer more than before.
+a language is an illustration. What is left in a terminal has to be a broker, a gateway, a subscriber or a
+worker: it counts as started when the broker or the gateway answers, or the broker has one subscription or
+offer more than before. A request by `curl -N` that follows a stream is a subscriber.
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from free_ports import free_port
+
 import malamute
 from malamute.config import Config
 
@@ -40,8 +43,10 @@ ROOT = Path(__file__).parents[2]
 PATIENCE = 120
 ADDRESS = "127.0.0.1:9999"
 """Where the broker of the documents listens; the one of a test has another port."""
+GATEWAY_ADDRESS = "127.0.0.1:8080"
+"""Where their gateway listens; that of a test has another port, too."""
 
-NOT_RUN = frozenset({"", "bash", "py", "c"})
+NOT_RUN = frozenset({"", "bash", "py", "c", "js"})
 
 _BLOCK = re.compile(r"^```(\w*)(?: title=\"([^\"\n]+)\")?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
@@ -101,6 +106,12 @@ class Terminal:
             self._printed += data.decode()
         self._printed = ""
 
+    def begins(self) -> None:
+        """Wait until it has printed something. It stays to be shown."""
+        assert self._process.stdout is not None
+        ready = select.select([self._process.stdout], [], [], PATIENCE)[0]
+        assert ready, f"nothing printed:\n{self.errors}"
+
     @property
     def errors(self) -> str:
         """All that it wrote to standard error."""
@@ -125,6 +136,7 @@ class Reader:
     def __init__(self, directory: Path, url: str) -> None:
         self._directory = directory
         self._url = url
+        self._gateway = f"127.0.0.1:{free_port()}"
         self._terminals: dict[str, Terminal] = {}
         self._names: dict[str, Any] = {"__name__": "__main__"}
         self._printed = ""
@@ -135,6 +147,7 @@ class Reader:
             "PYTHONUNBUFFERED": "1",
             "MALAMUTE_URL": url,
             "MALAMUTE_LISTEN__ENDPOINTS": url,
+            "MALAMUTE_GATEWAY_LISTEN": self._gateway,
             "MALAMUTE_STORAGE__PREALLOCATE": "false",
             "PYTEST_ADDOPTS": _plugin(),
         }
@@ -157,12 +170,12 @@ class Reader:
             terminal.interrupt()
 
     def _here(self, text: str) -> str:
-        return text.replace(ADDRESS, self._url.removeprefix("tcp://"))
+        return text.replace(ADDRESS, self._url.removeprefix("tcp://")).replace(GATEWAY_ADDRESS, self._gateway)
 
     def _shell(self, block: Block) -> None:
         command = ["sh", "-euc", block.text]
         if block.title:
-            self._open(block.title, command, runs_broker="broker run" in block.text)
+            self._open(block.title, command)
             return
         run = subprocess.run(
             command, cwd=self._directory, env=self._environ, capture_output=True, text=True, timeout=PATIENCE
@@ -170,13 +183,17 @@ class Reader:
         assert run.returncode == 0, f"{block.text}ended with {run.returncode}:\n{run.stdout}{run.stderr}"
         self._printed = run.stdout
 
-    def _open(self, title: str, command: list[str], *, runs_broker: bool) -> None:
+    def _open(self, title: str, command: list[str]) -> None:
         before = self._terminals.get(title)
         if before is not None:
             before.interrupt()
-        if runs_broker:
+        if "broker run" in command[-1]:
             self._terminals[title] = Terminal(command, self._directory, self._environ)
             malamute.connect(self._url, timeout=PATIENCE).close()
+            return
+        if "gateway run" in command[-1]:
+            self._terminals[title] = Terminal(command, self._directory, self._environ)
+            self._terminals[title].begins()
             return
         with malamute.connect(self._url, timeout=PATIENCE) as client:
             known = _consumers(client)

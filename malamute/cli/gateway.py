@@ -1,0 +1,128 @@
+"""`malamute gateway`: an HTTP server before a broker."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import click
+
+from malamute.cli.contexts import complete
+from malamute.cli.error_output import BadInput
+from malamute.cli.escaping import to_json
+from malamute.cli.options import TIMEOUT_SECONDS, URL, connection_of, examples, json_option
+from malamute.errors import ConfigError, NotInstalled
+from malamute.version import __version__
+
+LISTEN = "127.0.0.1:8080"
+
+
+@click.group()
+def gateway() -> None:
+    """An HTTP server for browsers, scripts and other languages."""
+
+
+@gateway.command(
+    epilog=examples(
+        "malamute gateway run",
+        "malamute gateway run --listen 0.0.0.0:8443 --tls-cert cert.pem --tls-key key.pem",
+        "malamute gateway run --broker tcp://broker.example.org:9999 --allow-origin https://app.example.org",
+    )
+)
+@click.option(
+    "--listen",
+    default=LISTEN,
+    show_default=True,
+    envvar="MALAMUTE_GATEWAY_LISTEN",
+    metavar="HOST:PORT",
+    help="Where to listen; port 0 is one of the system's choice.",
+)
+@click.option("--broker", "url", envvar="MALAMUTE_URL", help="The broker.", show_default=URL)
+@click.option(
+    "--context",
+    envvar="MALAMUTE_CONTEXT",
+    metavar="NAME",
+    shell_complete=complete,
+    help="The broker, by the name that `malamute context add` gave it.",
+)
+@click.option(
+    "--timeout",
+    type=click.FloatRange(min=0, min_open=True),
+    show_default=str(TIMEOUT_SECONDS),
+    metavar="SECONDS",
+    help="How long to wait for the broker.",
+)
+@click.option("--tls-cert", "ssl_certfile", metavar="FILE", help="The certificate for https, in PEM.")
+@click.option("--tls-key", "ssl_keyfile", metavar="FILE", help="Its key, in PEM.")
+@click.option("--insecure", is_flag=True, help="Listen beyond this machine without TLS: a proxy has it.")
+@click.option(
+    "--allow-origin", "origins", multiple=True, metavar="URL", help="A site that may use it (CORS)."
+)
+@click.option("--allow-host", "hosts", multiple=True, metavar="NAME", help="A name that it is called by.")
+@click.option(
+    "--mercure-stream",
+    default="mercure",
+    show_default=True,
+    metavar="NAME",
+    help="The stream that the updates of Mercure's hub are in.",
+)
+@json_option
+def run(
+    *,
+    listen: str,
+    ssl_certfile: str | None,
+    ssl_keyfile: str | None,
+    insecure: bool,
+    origins: tuple[str, ...],
+    hosts: tuple[str, ...],
+    mercure_stream: str,
+    as_json: bool,
+    **connection_options: Any,
+) -> None:
+    """Run a gateway until SIGTERM or SIGINT.
+
+    It acts as the user that a request names, by Basic or Bearer, and the broker decides what that one may do.
+    Requests without credentials are served on loopback alone, as the user that the context or the environment
+    of the gateway names. When it listens it prints where, with --json as one line.
+    """
+    try:
+        from malamute.gateway import server
+    except ImportError as error:
+        words = f"this needs {error.name}: install it with: pip install 'malamute[http]'"
+        raise NotInstalled(words) from error
+    from malamute.gateway.settings import LOOPBACK_NAMES, GatewaySettings, is_loopback
+
+    host, port = _address(listen)
+    local = is_loopback(host)
+    if not (local or ssl_certfile or insecure):
+        raise ConfigError(
+            f"{listen} can be reached from other machines: expected --tls-cert and --tls-key, or --insecure "
+            "where a proxy before it has them"
+        )
+    connection = connection_of(click.get_current_context())
+    settings = GatewaySettings(
+        broker=connection.url,
+        credentials=connection.credentials,
+        server_key=connection.credentials.get("server_key", ""),
+        anonymous=local,
+        hosts=(*LOOPBACK_NAMES, *hosts) if local or hosts else (),
+        origins=origins,
+        mercure_stream=mercure_stream,
+        timeout_seconds=connection.timeout_seconds,
+    )
+
+    def started(urls: list[str]) -> None:
+        fields = {"version": __version__, "urls": urls, "broker": connection.url}
+        words = f"Malamute gateway {__version__} serves {', '.join(urls)} for {connection.url}"
+        click.echo(to_json(fields) if as_json else words)
+
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    tls = {"ssl_certfile": ssl_certfile, "ssl_keyfile": ssl_keyfile} if ssl_certfile else {}
+    server.run(settings, host, port, started, **tls)
+
+
+def _address(listen: str) -> tuple[str, int]:
+    host, colon, port = listen.rpartition(":")
+    if not colon or not host or not port.isdecimal() or int(port) > 65_535:
+        raise BadInput(f"invalid address {listen!r}: expected HOST:PORT")
+    return host.strip("[]"), int(port)

@@ -1,0 +1,121 @@
+"""The ASGI application: the tables of routes, behind the guard."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+from urllib.parse import unquote_to_bytes
+
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, WebSocketRoute
+from starlette.routing import Route as Path
+from starlette.types import Receive, Scope, Send
+
+from malamute.errors import InternalError, MalamuteError, Malformed, MethodRefused, NoSuchResource
+from malamute.gateway import health, mailboxes, mercure, metrics, problems, services, sse, streams
+from malamute.gateway.guard import SiteGuard
+from malamute.gateway.openapi import described
+from malamute.gateway.routes import Endpoint
+from malamute.gateway.settings import GatewaySettings
+from malamute.gateway.state import Gateway
+from malamute.gateway.ws import page_socket
+
+ENDPOINTS: tuple[Endpoint, ...] = described(
+    (
+        *health.ENDPOINTS,
+        *metrics.ENDPOINTS,
+        *streams.ENDPOINTS,
+        *mailboxes.ENDPOINTS,
+        *services.ENDPOINTS,
+        *mercure.ENDPOINTS,
+    )
+)
+
+log = logging.getLogger("malamute.gateway")
+
+
+class Methods:
+    """The methods of one path, as an ASGI application."""
+
+    def __init__(self, routes: Mapping[str, Endpoint]) -> None:
+        self._routes = {**routes}
+        if "GET" in routes and sse.MEDIA_TYPE not in routes["GET"].answers[200].types:
+            # What has no end has no answer without its body either.
+            self._routes["HEAD"] = routes["GET"]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one request. Every error becomes a problem document."""
+        request = Request(scope, receive, send)
+        try:
+            response = await self._respond(request)
+        except MalamuteError as error:
+            response = problems.response(error)
+            if isinstance(error, MethodRefused):
+                response.headers["allow"] = ", ".join(sorted(self._routes))
+        except Exception:
+            log.exception("%s %s", request.method, request.url.path)
+            response = problems.response(InternalError("the gateway met a fault of its own: see its log"))
+        await response(scope, receive, send)
+
+    async def _respond(self, request: Request) -> Response:
+        _check_text(request.scope)
+        route = self._routes.get(request.method)
+        if route is None:
+            raise MethodRefused(f"{request.method[:20]} of {request.url.path}: expected a method that it has")
+        return await route.handler(request, route.read(request))
+
+
+def _check_text(scope: Scope) -> None:
+    """Check that the address is UTF-8: what is not would stand for another name. Raises `Malformed`."""
+    try:
+        for part in (scope.get("raw_path") or b"", scope["query_string"]):
+            unquote_to_bytes(part).decode()
+    except UnicodeDecodeError:
+        raise Malformed("invalid address: expected UTF-8, percent-encoded") from None
+
+
+def paths(routes: Sequence[Endpoint]) -> list[Path]:
+    """The paths of a table of routes. Names in them may have slashes, percent-encoded or not."""
+    by_path: dict[str, dict[str, Endpoint]] = {}
+    for route in routes:
+        by_path.setdefault(route.path, {})[route.method] = route
+    return [
+        Path(path.replace("{name}", "{name:path}"), Methods(methods)) for path, methods in by_path.items()
+    ]
+
+
+async def _no_such_path(request: Request, error: Exception) -> Response:
+    return problems.response(NoSuchResource(f"there is no path {request.url.path[:200]!r}"))
+
+
+def make_app(settings: GatewaySettings) -> Starlette:
+    """The gateway as an ASGI application, for any server that keeps to the lifespan."""
+
+    @asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        app.state.gateway = Gateway(settings)
+        async with app.state.gateway.run():
+            yield
+
+    middleware: list[Middleware] = [Middleware(SiteGuard, settings)]
+    if settings.origins:
+        middleware.append(
+            Middleware(
+                CORSMiddleware,
+                allow_origins=settings.origins,
+                allow_methods=("GET", "POST", "DELETE"),
+                allow_headers=("authorization", "content-type", "idempotency-key", "last-event-id", "prefer"),
+                expose_headers=("last-event-id", "link", "location", "retry-after"),
+            )
+        )
+    routes: list[BaseRoute] = [*paths(ENDPOINTS), WebSocketRoute("/v1/ws", page_socket)]
+    handlers: dict[Any, Any] = {404: _no_such_path}
+    app = Starlette(routes=routes, middleware=middleware, exception_handlers=handlers, lifespan=lifespan)
+    app.router.redirect_slashes = False
+    return app

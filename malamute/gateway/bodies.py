@@ -1,0 +1,247 @@
+"""The bodies of requests and answers: their limits, and messages as JSON, NDJSON and CloudEvents."""
+
+from __future__ import annotations
+
+import asyncio
+from base64 import b64encode
+from collections.abc import Callable, Iterator, Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Any, NamedTuple
+
+import msgspec
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+
+from malamute.client.session.message import Message
+from malamute.errors import InvalidValue, Malformed, MediaTypeRefused, RequestTimeout, TooLarge
+from malamute.protocol.batch import Columns
+from malamute.protocol.limits import BATCH_MESSAGES_MAX
+
+JSON = "application/json"
+NDJSON = "application/x-ndjson"
+CLOUD_EVENT = "application/cloudevents+json"
+CLOUD_EVENTS = "application/cloudevents-batch+json"
+ANY = "*/*"
+
+MESSAGE_TYPES = (ANY, NDJSON, CLOUD_EVENT, CLOUD_EVENTS)
+"""What a message, or many, may be posted as."""
+
+HEADER_PREFIX = "malamute-header-"
+CLOUD_PREFIX = "ce-"
+"""The headers of a CloudEvent in binary mode begin so, in HTTP as in the message."""
+
+HeaderValue = str | int | float | bool | None
+
+
+class Posted(msgspec.Struct, forbid_unknown_fields=True):
+    """A message as it is posted in JSON. Its body is text, or bytes in base64."""
+
+    subject: str = ""
+    headers: dict[str, HeaderValue] = {}
+    body: str | None = None
+    body_base64: bytes | None = None
+
+
+class Content(NamedTuple):
+    """A message that was posted, as a client sends it."""
+
+    subject: str
+    body: bytes
+    headers: Mapping[str, Any]
+
+
+async def read_body(request: Request, limit_bytes: int, seconds: float) -> bytes:
+    """Read the body of a request.
+
+    Raises:
+        TooLarge: it has more than `limit_bytes`; the rest is not read.
+        RequestTimeout: it did not come within `seconds`, or not as a whole.
+        MediaTypeRefused: it is compressed.
+
+    """
+    if request.headers.get("content-encoding", "identity") != "identity":
+        raise MediaTypeRefused("a body with a Content-Encoding: expected one that is not compressed")
+    announced = request.headers.get("content-length", "0")
+    if announced.isdigit() and int(announced) > limit_bytes:
+        raise TooLarge(f"body of {announced} bytes: expected at most {limit_bytes}")
+    body = bytearray()
+    try:
+        async with asyncio.timeout(seconds):
+            async for part in request.stream():
+                body += part
+                if len(body) > limit_bytes:
+                    raise TooLarge(f"body is too large: expected at most {limit_bytes} bytes")
+    except TimeoutError:
+        raise RequestTimeout(f"the body did not come within {seconds} s") from None
+    except ClientDisconnect:
+        raise RequestTimeout("the connection ended before the body did") from None
+    return bytes(body)
+
+
+def media_type(request: Request) -> str:
+    """The media type of the body, without its parameters."""
+    return request.headers.get("content-type", "").partition(";")[0].strip().lower()
+
+
+def contents(request: Request, body: bytes, subject: str | None) -> list[Content]:
+    """The messages of a request.
+
+    `subject` is that of a message that does not say it itself.
+
+    Raises:
+        Malformed: it is not the JSON that its media type announces.
+        InvalidValue: there is no message in it, or a CloudEvent is none.
+        TooLarge: there are more messages than one command may have.
+
+    """
+    read = _READERS.get(media_type(request), _single)
+    found = read(request, body, subject)
+    if not found:
+        raise InvalidValue("no message in the body: expected at least one")
+    if len(found) > BATCH_MESSAGES_MAX:
+        raise TooLarge(f"{len(found)} messages in one request: expected at most {BATCH_MESSAGES_MAX}")
+    return found
+
+
+def _single(request: Request, body: bytes, subject: str | None) -> list[Content]:
+    headers: dict[str, Any] = {}
+    for name, value in request.headers.items():
+        if name.startswith(HEADER_PREFIX):
+            headers[name.removeprefix(HEADER_PREFIX)] = value
+        elif name.startswith(CLOUD_PREFIX):
+            headers[name] = value
+    if "ce-specversion" in headers:
+        _check_event({name.removeprefix(CLOUD_PREFIX): value for name, value in headers.items()})
+        subject = headers["ce-type"] if subject is None else subject
+    if content_type := request.headers.get("content-type"):
+        headers["content-type"] = content_type
+    return [Content(subject or "", body, headers)]
+
+
+def _lines(request: Request, body: bytes, subject: str | None) -> list[Content]:
+    # Each line makes an object: their number is looked at first.
+    if body.count(b"\n") > BATCH_MESSAGES_MAX:
+        raise TooLarge(f"too many lines in one request: expected at most {BATCH_MESSAGES_MAX}")
+    return [_content(posted, subject) for posted in decoded(_posted_lines, body)]
+
+
+def _content(posted: Posted, subject: str | None) -> Content:
+    return Content(posted.subject or subject or "", body_of(posted), posted.headers)
+
+
+def body_of(posted: Posted) -> bytes:
+    """The body of a message in JSON. Raises `InvalidValue` when it is given twice."""
+    if posted.body is not None and posted.body_base64 is not None:
+        raise InvalidValue("a message with body and body_base64: expected one of them")
+    return posted.body.encode() if posted.body is not None else posted.body_base64 or b""
+
+
+def _event(request: Request, body: bytes, subject: str | None) -> list[Content]:
+    return [_of_event(decoded(_decode_event, body), subject)]
+
+
+def _events(request: Request, body: bytes, subject: str | None) -> list[Content]:
+    events = decoded(_decode_events, body)
+    if len(events) > BATCH_MESSAGES_MAX:
+        raise TooLarge(f"{len(events)} messages in one request: expected at most {BATCH_MESSAGES_MAX}")
+    return [_of_event(event, subject) for event in events]
+
+
+def _of_event(event: dict[str, msgspec.Raw], subject: str | None) -> Content:
+    """A CloudEvent in structured mode, made into what the same event is in binary mode."""
+    data, coded = event.pop("data", None), event.pop("data_base64", None)
+    if data is not None and coded is not None:
+        raise InvalidValue("a CloudEvent with data and data_base64: expected one of them")
+    attributes = {name: decoded(_decode_attribute, bytes(raw)) for name, raw in event.items()}
+    _check_event(attributes)
+    kind = attributes.pop("datacontenttype", None) or JSON
+    headers: dict[str, Any] = {f"{CLOUD_PREFIX}{name}": value for name, value in attributes.items()}
+    headers["content-type"] = kind
+    body = b"" if data is None else bytes(data)
+    if coded is not None:
+        body = decoded(_decode_base64, bytes(coded))
+    elif data is not None and not _is_json(str(kind)) and body.startswith(b'"'):
+        # What is not JSON stands as text in the JSON of the event.
+        body = decoded(_decode_text, body).encode()
+    return Content(str(attributes["type"]) if subject is None else subject, body, headers)
+
+
+def _is_json(kind: str) -> bool:
+    essence = kind.partition(";")[0].strip().lower()
+    return essence.endswith("+json") or essence == JSON
+
+
+def _check_event(attributes: Mapping[str, Any]) -> None:
+    if attributes.get("specversion") != "1.0":
+        raise InvalidValue("invalid CloudEvent: expected specversion 1.0")
+    for name in ("id", "source", "type"):
+        if not isinstance(attributes.get(name), str) or not attributes[name]:
+            raise InvalidValue(f"invalid CloudEvent: expected {name!r} with text")
+
+
+def decoded(decode: Callable[[bytes], Any], data: bytes) -> Any:
+    """What JSON says. Raises `Malformed` when it is none, or of another form."""
+    try:
+        return decode(data)
+    except (ValueError, RecursionError) as error:
+        raise Malformed(f"invalid JSON: {error}") from None
+
+
+_posted_lines = msgspec.json.Decoder(Posted).decode_lines
+_decode_event = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+_decode_events = msgspec.json.Decoder(list[dict[str, msgspec.Raw]]).decode
+_decode_attribute = msgspec.json.Decoder(HeaderValue).decode
+_decode_base64 = msgspec.json.Decoder(bytes).decode
+_decode_text = msgspec.json.Decoder(str).decode
+
+_READERS: dict[str, Callable[[Request, bytes, str | None], list[Content]]] = {
+    NDJSON: _lines,
+    CLOUD_EVENT: _event,
+    CLOUD_EVENTS: _events,
+}
+
+to_json = msgspec.json.Encoder().encode
+
+
+def answer(value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    """An answer in JSON, which ends with a line feed for those who read it in a terminal."""
+    return Response(to_json(value) + b"\n", status, headers, media_type=JSON)
+
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def messages_of(columns: Columns) -> Iterator[Message]:
+    """The messages of a run, one by one."""
+    return map(
+        Message,
+        columns.each_sequence(),
+        columns.each_time(),
+        columns.each_sender(),
+        columns.subjects,
+        columns.records,
+    )
+
+
+def time_of(time_ns: int) -> str:
+    """A moment as RFC 3339 has it, in UTC, to the microsecond."""
+    return (_EPOCH + timedelta(microseconds=time_ns // 1000)).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+
+def body_fields(body: bytes) -> dict[str, str]:
+    """A body as fields of JSON: text where it is UTF-8, else base64."""
+    try:
+        return {"body": body.decode()}
+    except UnicodeDecodeError:
+        return {"body_base64": b64encode(body).decode()}
+
+
+def shown(message: Message) -> dict[str, Any]:
+    """A message as JSON has it."""
+    fields: dict[str, Any] = {"sequence": message.sequence, "time": time_of(message.time_ns)}
+    if message.sender:
+        fields["sender"] = message.sender
+    fields["subject"] = message.subject
+    if message.headers:
+        fields["headers"] = message.headers
+    return fields | body_fields(message.body)

@@ -1,0 +1,64 @@
+"""What stands before every path: which hosts and sites are served, and the headers of every answer."""
+
+from __future__ import annotations
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from malamute.errors import OriginRefused
+from malamute.gateway import problems
+from malamute.gateway.settings import GatewaySettings
+
+SECURITY_HEADERS = {
+    "x-content-type-options": "nosniff",
+    "content-security-policy": "default-src 'none'; frame-ancestors 'none'; base-uri 'none'",
+    "referrer-policy": "no-referrer",
+    "cross-origin-resource-policy": "same-origin",
+    "cache-control": "no-store",
+}
+"""Headers of every answer that does not set them itself."""
+
+
+class SiteGuard:
+    """ASGI middleware: refuses what comes from the page of another site, and adds the security headers."""
+
+    def __init__(self, app: ASGIApp, settings: GatewaySettings) -> None:
+        self._app = app
+        self._hosts = frozenset(settings.hosts)
+        self._origins = frozenset(settings.origins)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request or WebSocket."""
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+            return
+
+        async def send_guarded(message: Message) -> None:
+            if message["type"].endswith(".response.start"):
+                headers = MutableHeaders(scope=message)
+                for name, value in SECURITY_HEADERS.items():
+                    headers.setdefault(name, value)
+            await send(message)
+
+        try:
+            self._check(Headers(scope=scope))
+        except OriginRefused as error:
+            await problems.response(error)(scope, receive, send_guarded)
+            return
+        await self._app(scope, receive, send_guarded)
+
+    def _check(self, headers: Headers) -> None:
+        hosts = headers.getlist("host")
+        host = hosts[0].lower() if len(hosts) == 1 else ""
+        if self._hosts and _name_of(host) not in self._hosts:
+            raise OriginRefused(f"request to the host {host[:100]!r}: expected a name of this gateway")
+        for origin in headers.getlist("origin"):
+            if origin not in self._origins and origin.lower().partition("://")[2] != host:
+                raise OriginRefused(f"request from a page of {origin[:100]!r}: expected one of this gateway")
+
+
+def _name_of(host: str) -> str:
+    """The name in a Host header, without port and brackets."""
+    if host.startswith("["):
+        return host[1:].partition("]")[0]
+    return host.partition(":")[0]

@@ -1,0 +1,215 @@
+"""Messages of mailboxes and requests to services that HTTP clients hold: leased, until they are settled.
+
+A lease is a delivery of the broker, held by a session of the user whose it is. It ends when it is settled, or
+when the broker takes the message back, as after its ack timeout; the message is redelivered then. The session
+lasts as long as there is a lease of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from typing import Any, NamedTuple
+
+from malamute.aio import Client
+from malamute.client.events import Event, Recalled
+from malamute.client.session.message import Mail
+from malamute.errors import NotOutstanding, TimedOut, TooMany
+from malamute.gateway.settings import GatewaySettings
+from malamute.gateway.users import Identity, Users
+
+
+class LeasedQueue(NamedTuple):
+    """Whose leases they are, and of what: the mailbox of an address, or a service."""
+
+    identity: Identity
+    kind: str
+    name: str
+
+    @property
+    def address(self) -> str:
+        """The address to connect with."""
+        return self.name if self.kind == "mailbox" else ""
+
+
+def lease_of(message: Mail) -> str:
+    """The name of a lease. A redelivery has another one."""
+    return f"{message.sequence}-{message.attempts}"
+
+
+class _Holder:
+    """The session that holds the leases of one queue."""
+
+    def __init__(self, queue: LeasedQueue, recalled: Callable[[_Holder], None]) -> None:
+        self.queue = queue
+        self._recalled = recalled
+        self.stack = AsyncExitStack()
+        self.client: Client | None = None
+        self.opened = asyncio.Lock()
+        self.uses = 0
+        self.messages: dict[str, Mail] = {}
+        self.over: dict[str, Callable[[], None]] = {}
+        """What to call when a lease is over."""
+
+    def on_event(self, event: Event) -> None:
+        if isinstance(event, Recalled) and event.queue == self.queue.name:
+            taken = {*event.sequences}
+            for lease in [name for name, mail in self.messages.items() if mail.sequence in taken]:
+                # What the client takes for held it would not hand out again.
+                asyncio.get_running_loop().call_soon(self.messages[lease].release)
+                self.drop(lease)
+            self._recalled(self)
+
+    async def end(self) -> None:
+        """Forget its leases: its session has ended, and the broker has taken back all that it held."""
+        self.messages.clear()
+        self.over.clear()
+        self.client = None
+        await self.stack.aclose()
+
+    def drop(self, lease: str) -> None:
+        del self.messages[lease]
+        self.over.pop(lease)()
+
+
+class Leases:
+    """The leases of a gateway, by the queues that they are of."""
+
+    def __init__(self, settings: GatewaySettings, users: Users) -> None:
+        self._settings = settings
+        self._users = users
+        self._holders: dict[LeasedQueue, _Holder] = {}
+        self._leaving: set[asyncio.Task[None]] = set()
+
+    def __len__(self) -> int:
+        return sum(len(holder.messages) for holder in self._holders.values())
+
+    async def _enter(self, queue: LeasedQueue) -> tuple[_Holder, Client]:
+        holder = self._holders.setdefault(queue, _Holder(queue, self._recalled))
+        holder.uses += 1
+        try:
+            async with holder.opened:
+                if holder.client is not None and holder.client.ended:
+                    await holder.end()
+                if holder.client is None:
+                    session = self._users.session(queue.identity, queue.address, holder.on_event)
+                    holder.client = await holder.stack.enter_async_context(session)
+                return holder, holder.client
+        except BaseException:
+            await self._leave(holder)
+            raise
+
+    async def _leave(self, holder: _Holder) -> None:
+        holder.uses -= 1
+        if not (holder.uses or holder.messages):
+            self._holders.pop(holder.queue, None)
+            await holder.stack.aclose()
+
+    def _recalled(self, holder: _Holder) -> None:
+        """Let the session of a holder go, if that was the last of its leases."""
+        holder.uses += 1
+        task = asyncio.create_task(self._leave(holder))
+        self._leaving.add(task)
+        task.add_done_callback(self._leaving.discard)
+
+    async def take(
+        self, queue: LeasedQueue, limit: int, wait_seconds: float, patterns: list[str]
+    ) -> list[Mail]:
+        """Lease up to `limit` messages: those that are there, after waiting for one at least.
+
+        Raises:
+            TooMany: as many messages are leased as may be.
+            MalamuteError: the broker refuses it.
+
+        """
+        room = self._settings.leases - len(self)
+        if room < 1:
+            raise TooMany(f"{len(self)} messages are leased: expected at most {self._settings.leases}")
+        holder, client = await self._enter(queue)
+        try:
+            take = self._take_mail if queue.kind == "mailbox" else self._take_requests
+            return await take(holder, client, min(limit, room), wait_seconds, patterns)
+        finally:
+            await self._leave(holder)
+
+    async def _take_mail(
+        self, holder: _Holder, client: Client, limit: int, wait_seconds: float, patterns: list[str]
+    ) -> list[Mail]:
+        credit = limit + len(holder.messages)
+        async with client.mailbox(auto_ack=False, credit=credit) as mailbox:
+            found = await _received(mailbox, limit, wait_seconds)
+        for mail in found:
+            holder.messages[lease_of(mail)] = mail
+            holder.over[lease_of(mail)] = _nothing
+        return found
+
+    async def _take_requests(
+        self, holder: _Holder, client: Client, limit: int, wait_seconds: float, patterns: list[str]
+    ) -> list[Mail]:
+        work = await client.work(holder.queue.name, *patterns, credit=limit)
+        try:
+            found = await _received(work, limit, wait_seconds)
+        except BaseException:
+            work.cancel()
+            raise
+        # Until they are settled it holds them; no more are to come.
+        work.drain()
+        left = {lease_of(request) for request in found}
+        if not found:
+            work.cancel()
+
+        def settled(lease: str) -> Callable[[], None]:
+            def over() -> None:
+                left.discard(lease)
+                if not left:
+                    work.cancel()
+
+            return over
+
+        for request in found:
+            holder.messages[lease_of(request)] = request
+            holder.over[lease_of(request)] = settled(lease_of(request))
+        return found
+
+    async def settle(
+        self, queue: LeasedQueue, lease: str, do: Callable[[Any], Awaitable[bool]], timeout: float
+    ) -> None:
+        """Have `do` settle the message of a lease; it returns whether the lease is over.
+
+        Returns when the broker has it. Raises `NotOutstanding` when there is no such lease.
+        """
+        holder = self._holders.get(queue)
+        client = None if holder is None else holder.client
+        if holder is None or client is None or client.ended or lease not in holder.messages:
+            raise NotOutstanding(f"there is no lease {lease[:50]!r} of {queue.kind} {queue.name!r}")
+        holder.uses += 1
+        try:
+            message = holder.messages[lease]
+            is_over = await do(message)
+            await client.flush(timeout)
+            if is_over and lease in holder.messages:
+                holder.drop(lease)
+        finally:
+            await self._leave(holder)
+
+    async def close(self) -> None:
+        """Give back all that is leased, by ending the sessions that hold it."""
+        for holder in self._holders.values():
+            await holder.stack.aclose()
+        self._holders.clear()
+
+
+def _nothing() -> None:
+    """Mail is settled one by one."""
+
+
+async def _received(consumer: Any, limit: int, wait_seconds: float) -> list[Mail]:
+    found: list[Mail] = []
+    try:
+        found.append(await consumer.receive(wait_seconds))
+        while consumer.waiting and len(found) < limit:
+            found.append(await consumer.receive(0))
+    except TimedOut:
+        pass
+    return found

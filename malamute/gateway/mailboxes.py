@@ -1,0 +1,52 @@
+"""Mailboxes over HTTP: messages are sent, leased, and settled."""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from malamute.gateway import bodies
+from malamute.gateway.queues import KEY, OPTIONS, SUBJECT, content_of, lease_endpoints, options_of
+from malamute.gateway.routes import Arguments, Documented, Endpoint, Parameter
+from malamute.gateway.state import gateway_of
+
+NAME = Parameter("name", "The address of the mailbox.", place="path")
+
+
+async def send(request: Request, arguments: Arguments) -> Response:
+    """Send one message to a mailbox, and answer when it is durable."""
+    gateway = gateway_of(request)
+    content = await content_of(request, arguments["subject"])
+    options = options_of(arguments, "correlation", "reply_to")
+    async with gateway.session(request) as client:
+        await client.send(
+            arguments["name"],
+            content.subject,
+            content.body,
+            content.headers,
+            timeout=gateway.settings.timeout_seconds,
+            **options,
+        )
+    return bodies.answer({"count": 1}, 201)
+
+
+ENDPOINTS = (
+    Endpoint(
+        "POST",
+        "/v1/mailboxes/{name}/messages",
+        send,
+        "Send one message to a mailbox, whether its owner is there or not.",
+        (
+            NAME,
+            SUBJECT,
+            KEY,
+            *OPTIONS,
+            Parameter("correlation", "What its recipient gets to find it by."),
+            Parameter("reply_to", "The address that its recipient may answer to."),
+        ),
+        bodies.MESSAGE_TYPES,
+        {201: Documented("It is durable.")},
+        (413, 415, 507),
+    ),
+    *lease_endpoints("mailbox", "mailboxes", NAME, ()),
+)

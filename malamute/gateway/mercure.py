@@ -1,0 +1,267 @@
+"""Mercure's hub (draft 07): updates are published by a form, and followed as Server-Sent Events.
+
+All updates are in one stream. Each is a message for every topic of it, published as one command: the topic is
+the subject, so the broker matches the selectors, and its rules say who may publish and see which topics. A
+subscriber whose selectors match several of these messages gets the first one. Each message names all topics
+of its update, so that a rule can allow it by a topic which nobody has asked for. The id of an update is `#`
+and the sequence of its first message, so Last-Event-ID is where a replay begins.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from functools import partial
+from typing import Any, NamedTuple, TypeGuard
+from urllib.parse import parse_qsl
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from malamute.client.session.message import Message
+from malamute.errors import InvalidValue, Malformed, MediaTypeRefused, TooLarge
+from malamute.gateway import bodies, sse
+from malamute.gateway.routes import Arguments, Documented, Endpoint, Parameter
+from malamute.gateway.sse import EventWriter, follow
+from malamute.gateway.state import gateway_of
+from malamute.gateway.topic_selectors import criteria_of
+from malamute.gateway.users import ANONYMOUS
+from malamute.protocol.limits import CRITERIA_MAX, SUBJECT_BYTES_MAX
+
+PATH = "/.well-known/mercure"
+FORM = "application/x-www-form-urlencoded"
+TEXT = "text/plain"
+COOKIE = "mercureAuthorization"
+DISCOVERY = {"link": f'<{PATH}>; rel="mercure"'}
+"""Where the hub is, for those who got any answer of it."""
+
+TOPICS_MAX = 100
+"""The most topics of an update."""
+
+FIELDS_MAX = TOPICS_MAX + 10
+
+RETRY_MS_MAX = 2**31 - 1
+
+EARLIEST = "earliest"
+
+_ID = re.compile(r"#([0-9]{1,18})")
+_LINE_END = re.compile(rb"\r\n|\r|\n")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+_NOT_IN_ID = re.compile(r"^#|[\n\r\0]")
+
+
+class Update(NamedTuple):
+    """What a form says. The headers are those of all its messages."""
+
+    topics: list[str]
+    data: bytes
+    headers: dict[str, Any]
+
+    def headers_of_each(self) -> list[dict[str, Any]]:
+        """The headers of each message."""
+        if len(self.topics) == 1:
+            return [self.headers]
+        first = self.headers | {f"topic{number}": topic for number, topic in enumerate(self.topics, 1)}
+        return [first, *(first | {"alternate": number} for number in range(1, len(self.topics)))]
+
+
+def read_form(body: bytes) -> Update:
+    """The update that a form says.
+
+    Raises:
+        Malformed: it is not UTF-8.
+        TooLarge: it has too many fields.
+        InvalidValue: a field is missing, unknown, repeated or of another form.
+
+    """
+    fields: dict[str, list[str]] = {}
+    for name, value in _pairs(body):
+        fields.setdefault(name, []).append(value)
+    if unknown := sorted(fields.keys() - _FIELDS):
+        raise InvalidValue(f"unknown field {unknown[0][:100]!r}: expected {', '.join(_FIELDS)}")
+    topics = [*dict.fromkeys(fields.pop("topic", ()))]
+    _check_topics(topics)
+    for name, values in fields.items():
+        if len(values) > 1:
+            raise InvalidValue(f"field {name!r} {len(values)} times: expected one")
+    single = {name: values[0] for name, values in fields.items()}
+    if _NOT_IN_ID.search(single.get("id", "")):
+        raise InvalidValue("invalid id: expected one without line feeds that does not begin with '#'")
+    headers: dict[str, Any] = {}
+    if kind := single.get("type"):
+        if not _is_type(kind):
+            raise InvalidValue("invalid type: expected text of one line")
+        headers["type"] = kind
+    if text := single.get("retry"):
+        headers["retry"] = _retry(text)
+    if "private" in single:
+        headers["private"] = None
+    return Update(topics, single.get("data", "").encode(), headers)
+
+
+_FIELDS = ("topic", "data", "id", "type", "retry", "private")
+
+
+def _pairs(body: bytes) -> list[tuple[str, str]]:
+    if body.count(b"&") >= FIELDS_MAX:
+        raise TooLarge(f"too many fields in a form: expected at most {FIELDS_MAX}")
+    try:
+        return parse_qsl(body.decode(), keep_blank_values=True, errors="strict")
+    except UnicodeDecodeError:
+        raise Malformed("invalid form: expected UTF-8, percent-encoded") from None
+
+
+def _check_topics(topics: list[str]) -> None:
+    if not topics:
+        raise InvalidValue("no topic: expected one at least")
+    if len(topics) > TOPICS_MAX:
+        raise InvalidValue(f"{len(topics)} topics: expected at most {TOPICS_MAX}")
+    for topic in topics:
+        if not topic or _CONTROL.search(topic) or len(topic.encode()) > SUBJECT_BYTES_MAX:
+            words = f"expected 1 to {SUBJECT_BYTES_MAX} bytes without control characters"
+            raise InvalidValue(f"invalid topic {topic[:100]!r}: {words}")
+
+
+def _is_type(value: object) -> bool:
+    return isinstance(value, str) and not any(character in value for character in "\r\n\0")
+
+
+def _retry(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) <= 10 and int(text) <= RETRY_MS_MAX):
+        raise InvalidValue(f"invalid retry {text[:100]!r}: expected milliseconds from 0 to {RETRY_MS_MAX}")
+    return int(text)
+
+
+class UpdateWriter(EventWriter):
+    """Writes updates as Mercure's events."""
+
+    OWN_TYPES = b"malamute-"
+
+    def __init__(self, requested: str | None, last: int) -> None:
+        super().__init__(last)
+        self._requested = requested
+        self._update = last
+
+    def headers(self) -> Mapping[str, str]:
+        """The position before the first event: another one than was requested tells that some are missing."""
+        earliest = self._requested == EARLIEST or not self.last
+        return {**DISCOVERY, "last-event-id": EARLIEST if earliest else f"#{self.last}"}
+
+    def position(self, sequence: int) -> bytes:
+        """The id of an update."""
+        return b"#%d" % sequence
+
+    def event(self, message: Message) -> bytes:
+        """An update, with the first of its messages."""
+        # Any client of the broker may have published it.
+        headers = message.headers
+        alternate = headers.get("alternate")
+        update = message.sequence - (alternate if _is_natural(alternate, TOPICS_MAX - 1) else 0)
+        if update == self._update:
+            return b""
+        self._update = update
+        lines = [b"id: " + self.position(update)]
+        if (kind := headers.get("type")) and _is_type(kind):
+            lines.append(b"event: " + kind.encode())
+        if _is_natural(retry_ms := headers.get("retry"), RETRY_MS_MAX):
+            lines.append(b"retry: %d" % retry_ms)
+        lines += [b"data: " + line for line in _LINE_END.split(message.body)]
+        return b"\n".join(lines) + b"\n\n"
+
+
+def _is_natural(value: object, most: int) -> TypeGuard[int]:
+    return type(value) is int and 0 <= value <= most
+
+
+def _with_cookie(request: Request) -> Request:
+    """The same request, with a token in a cookie as the token that it is: EventSource can set no header."""
+    token = request.cookies.get(COOKIE, "")
+    if not token or "authorization" in request.headers:
+        return request
+    header = (b"authorization", b"Bearer " + token.encode("latin-1", "replace"))
+    return Request({**request.scope, "headers": [*request.scope["headers"], header]}, request.receive)
+
+
+async def publish_update(request: Request, arguments: Arguments) -> Response:
+    """Publish an update, and answer its id when it is durable."""
+    request = _with_cookie(request)
+    gateway = gateway_of(request)
+    settings = gateway.settings
+    gateway.identity(request)
+    if bodies.media_type(request) != FORM:
+        raise MediaTypeRefused(f"an update as {bodies.media_type(request)[:100]!r}: expected {FORM}")
+    update = read_form(await bodies.read_body(request, settings.body_bytes, settings.body_seconds))
+    count = len(update.topics)
+    if count * len(update.data) > settings.body_bytes:
+        raise TooLarge(
+            f"{len(update.data)} bytes for {count} topics: expected at most {settings.body_bytes} together"
+        )
+    async with gateway.session(request) as client:
+        first = await client.publish_batch(
+            settings.mercure_stream,
+            update.topics,
+            [update.data] * count,
+            update.headers_of_each(),
+            timeout=settings.timeout_seconds,
+        )
+    # It is 0 when the connection broke before the confirmation came: then nobody knows it any more.
+    return Response(f"#{first}" if first else "", headers=DISCOVERY, media_type=TEXT)
+
+
+async def follow_updates(request: Request, arguments: Arguments) -> Response:
+    """Follow the updates of some topics."""
+    topics = arguments["topic"]
+    if not topics:
+        raise InvalidValue("no topic: expected one at least")
+    request = _with_cookie(request)
+    gateway = gateway_of(request)
+    # The header is what a browser adds to its address when it comes again.
+    last = arguments["last_event_id"] or arguments["lasteventid"]
+    public_only = gateway.identity(request) == ANONYMOUS
+    return await follow(
+        request,
+        gateway.settings.mercure_stream,
+        partial(UpdateWriter, last),
+        criteria=criteria_of(topics),
+        where="not exists private" if public_only else "",
+        start=_start(last),
+        committed=True,
+    )
+
+
+def _start(last: str | None) -> str:
+    if last == EARLIEST:
+        return "first"
+    found = _ID.fullmatch(last or "")
+    return f"seq:{int(found[1]) + 1}" if found else "new"
+
+
+TOPIC = f"A topic, a URI template or `*`. There may be {CRITERIA_MAX}, of which some 30 are templates."
+LAST = "The last update that was had: the next one comes first. `earliest` is all that the hub has."
+
+ENDPOINTS = (
+    Endpoint(
+        "POST",
+        PATH,
+        publish_update,
+        "Mercure: publish an update, by a form with `topic`, `data`, `private`, `type`, `retry` and `id`.",
+        (),
+        (FORM,),
+        {200: Documented("It is durable, and this is its id.", (TEXT,))},
+        (413, 415, 507),
+    ),
+    Endpoint(
+        "GET",
+        PATH,
+        follow_updates,
+        "Mercure: follow the updates of topics as Server-Sent Events.",
+        (
+            Parameter("topic", TOPIC, many=True),
+            Parameter("lastEventID", LAST),
+            Parameter("Last-Event-ID", f"{LAST} It counts before the parameter.", place="header"),
+        ),
+        (),
+        {200: Documented("Updates, without end.", (sse.MEDIA_TYPE,))},
+        (413,),
+    ),
+)

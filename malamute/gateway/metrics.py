@@ -1,0 +1,282 @@
+"""What a monitoring system scrapes, as OpenMetrics: the figures of the broker, and of the gateway.
+
+A scrape asks the broker for its state, its totals and its store, whatever it has of streams and queues. A
+stream is looked at by itself where a scrape names it. The only name in a label is that of this stream, so no
+client makes new series.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric, SummaryMetricFamily
+from prometheus_client.openmetrics.exposition import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.registry import Collector
+from starlette.requests import Request
+from starlette.responses import Response
+
+from malamute.gateway.routes import Arguments, Documented, Endpoint, Parameter
+from malamute.gateway.state import Gateway, gateway_of
+from malamute.protocol.admin import (
+    BrokerTotals,
+    QueueTotals,
+    StatusQuery,
+    StorageQuery,
+    StoredQuery,
+    StoredStream,
+    StreamDetails,
+    StreamQuery,
+    TotalsQuery,
+)
+from malamute.protocol.time_units import to_seconds
+
+MEDIA_TYPE = CONTENT_TYPE_LATEST.partition(";")[0]
+
+
+class MetricField(NamedTuple):
+    """A metric, and the field of a row that it is."""
+
+    name: str
+    field: str
+    words: str
+    kind: type[CounterMetricFamily] | type[GaugeMetricFamily] = GaugeMetricFamily
+    value: Callable[[Any], float] = float
+    """The number that the field is: for a text that is empty when all is well, whether there is one."""
+
+
+STATUS = (
+    MetricField("malamute_uptime_seconds", "uptime", "Seconds since the broker was started."),
+    MetricField("malamute_clients", "clients", "Clients that are connected."),
+    MetricField("malamute_sessions", "sessions", "Sessions, connected or waiting to be resumed."),
+    MetricField("malamute_streams", "streams", "Streams."),
+    MetricField("malamute_mailboxes", "mailboxes", "Mailboxes."),
+    MetricField("malamute_services", "services", "Services."),
+    MetricField("malamute_feeds", "feeds", "Feeds from streams to services."),
+    MetricField(
+        "malamute_published_messages",
+        "messages_published",
+        "Messages that were published to streams.",
+        CounterMetricFamily,
+    ),
+    MetricField("malamute_queue_bytes", "queue_bytes", "Bytes in mailboxes and service queues."),
+    MetricField("malamute_paged_out_bytes", "paged_out_bytes", "Those of them that are on the disk only."),
+    MetricField(
+        "malamute_backlog_bytes", "backlog_bytes", "Bytes that were accepted and are not durable yet."
+    ),
+    MetricField("malamute_damages", "damages", "Parts of the store that are damaged."),
+    MetricField("malamute_faults", "faults", "Faults of the broker itself.", CounterMetricFamily),
+    MetricField(
+        "malamute_store_failing", "store_error", "1 while the disk takes nothing, else 0.", value=bool
+    ),
+    MetricField("malamute_unrecovered", "not_recovered", "Things of the store that were not taken up."),
+    MetricField("malamute_surplus_dead_letters", "dead_excess", "Dead letters beyond a lowered limit."),
+    MetricField(
+        "malamute_quota_refusals",
+        "quotas_exceeded",
+        "Commands that a quota has refused.",
+        CounterMetricFamily,
+    ),
+    MetricField(
+        "malamute_configuration_refused",
+        "config_error",
+        "1 if the configuration was refused when it was read last, else 0.",
+        value=bool,
+    ),
+    MetricField(
+        "malamute_options_waiting_for_restart",
+        "waiting_for_restart",
+        "Options that were changed and are not in force.",
+        value=len,
+    ),
+)
+"""The figures of the broker as a whole."""
+
+STORAGE = (
+    MetricField("malamute_store_size_bytes", "size", "Bytes that the store may have."),
+    MetricField("malamute_store_used_bytes", "used", "Bytes of it that are in use."),
+    MetricField("malamute_store_high_water_bytes", "high_water", "The most bytes that ever were in use."),
+    MetricField("malamute_store_streams_bytes", "streams_bytes", "Bytes of what streams keep."),
+    MetricField("malamute_store_streams_budget_bytes", "streams_budget", "Bytes that streams may keep."),
+    MetricField(
+        "malamute_store_reader_lag_transactions",
+        "reader_lag",
+        "The oldest reader of its directory: behind by.",
+    ),
+    MetricField("malamute_store_transactions", "lsn", "Transactions of the store.", CounterMetricFamily),
+)
+"""The figures of its store."""
+
+STREAM = (
+    MetricField("malamute_stream_first_sequence", "first", "The oldest sequence that is kept."),
+    MetricField("malamute_stream_last_sequence", "last", "The newest sequence."),
+    MetricField(
+        "malamute_stream_published_messages", "published", "Messages published.", CounterMetricFamily
+    ),
+    MetricField("malamute_stream_selectors", "selectors", "Different selectors of its subscriptions."),
+    MetricField(
+        "malamute_stream_switches_to_live",
+        "switches_to_live",
+        "How often a reader came to the head.",
+        CounterMetricFamily,
+    ),
+    MetricField(
+        "malamute_stream_switches_to_replay",
+        "switches_to_replay",
+        "How often one fell behind.",
+        CounterMetricFamily,
+    ),
+)
+"""The figures of one stream."""
+
+
+class _Found(Collector):
+    """The metrics of one scrape."""
+
+    def __init__(self, metrics: Iterable[Metric]) -> None:
+        self._metrics = metrics
+
+    def collect(self) -> Iterable[Metric]:
+        return self._metrics
+
+
+def _figures(
+    figures: Iterable[MetricField], row: Any, labels: Mapping[str, str] | None = None
+) -> Iterator[Metric]:
+    for figure in figures:
+        metric = figure.kind(figure.name, figure.words, labels=[*(labels or ())])
+        metric.add_metric([*(labels or {}).values()], figure.value(getattr(row, figure.field)))
+        yield metric
+
+
+def _totals(totals: BrokerTotals) -> Iterator[Metric]:
+    for name, words, durations in (
+        ("iteration", "Iterations of the broker's loop, without its waiting", totals.iterations),
+        ("commit", "What was stored and somebody waited for", totals.commits),
+    ):
+        yield SummaryMetricFamily(
+            f"malamute_{name}_seconds",
+            f"{words}: seconds.",
+            count_value=durations.count,
+            sum_value=durations.seconds,
+        )
+        longest = durations.longest_seconds
+        yield GaugeMetricFamily(
+            f"malamute_{name}_longest_seconds", f"{words}: the longest of the last minute or two.", longest
+        )
+    yield CounterMetricFamily(
+        "malamute_committed_bytes", "Bytes of messages that became durable.", totals.committed_bytes
+    )
+    settlements = CounterMetricFamily(
+        "malamute_settlements", "Messages that left queues, by what became of them.", labels=["outcome"]
+    )
+    for outcome, count in totals.settlements.items():
+        settlements.add_metric([outcome], count)
+    yield settlements
+    yield from _queues(totals.queues)
+
+
+def _queues(rows: Iterable[QueueTotals]) -> Iterator[Metric]:
+    messages = GaugeMetricFamily(
+        "malamute_queued_messages", "Messages in queues, by their state.", labels=["kind", "state"]
+    )
+    dead = GaugeMetricFamily("malamute_dead_letters", "Dead letters.", labels=["kind"])
+    ages = GaugeMetricFamily(
+        "malamute_oldest_message_seconds", "The age of the oldest message in a queue.", labels=["kind"]
+    )
+    for row in rows:
+        for state in ("waiting", "delayed", "outstanding"):
+            messages.add_metric([row.kind, state], getattr(row, state))
+        dead.add_metric([row.kind], row.dead)
+        ages.add_metric([row.kind], row.oldest_age or 0.0)
+    yield from (messages, dead, ages)
+
+
+def _readers(details: StreamDetails) -> Iterator[Metric]:
+    labels = {"stream": details.name}
+    readers = GaugeMetricFamily(
+        "malamute_stream_readers", "Readers of the stream, by their state.", labels=["stream", "state"]
+    )
+    for state in ("live", "replay"):
+        count = sum(reader.state == state for reader in details.readers)
+        readers.add_metric([details.name, state], count)
+    yield readers
+    for name, words, lags in (
+        ("malamute_stream_lag_messages", "The reader that is most behind: messages.", "lag"),
+        ("malamute_stream_lag_seconds", "The reader that is most behind: seconds.", "lag_seconds"),
+    ):
+        lag = GaugeMetricFamily(name, words, labels=[*labels])
+        lag.add_metric([details.name], max((getattr(r, lags) or 0 for r in details.readers), default=0))
+        yield lag
+
+
+def _own(gateway: Gateway) -> Iterator[Metric]:
+    for name, words, value in (
+        ("malamute_gateway_sessions", "Sessions of the gateway with the broker.", len(gateway.users)),
+        ("malamute_gateway_leases", "Messages that are leased.", len(gateway.leases)),
+        ("malamute_gateway_requests", "Requests whose replies are awaited, or kept.", len(gateway.requests)),
+        ("malamute_gateway_idempotency_keys", "Keys that are remembered.", len(gateway.keys)),
+    ):
+        yield GaugeMetricFamily(name, words, value=value)
+
+
+def _stored(streams: Iterable[StoredStream]) -> Iterator[Metric]:
+    for stream in streams:
+        labels = {"stream": stream.name}
+        for name, words, value in (
+            ("malamute_stream_stored_bytes", "Bytes of the stream in the store.", stream.bytes),
+            (
+                "malamute_stream_first_time_seconds",
+                "When the oldest message that is kept came, since the epoch.",
+                to_seconds(stream.first_time) if stream.chunks else None,
+            ),
+        ):
+            metric = GaugeMetricFamily(name, words, labels=[*labels])
+            if value is not None:
+                metric.add_metric([*labels.values()], value)
+            yield metric
+
+
+async def metrics(request: Request, arguments: Arguments) -> Response:
+    """Answer a scrape."""
+    gateway = gateway_of(request)
+    timeout = gateway.settings.timeout_seconds
+    found: list[Metric] = []
+    async with gateway.session(request) as client:
+        found += _figures(STATUS, await client.query(StatusQuery(), timeout=timeout))
+        found += _totals(await client.query(TotalsQuery(), timeout=timeout))
+        found += _figures(STORAGE, await client.query(StorageQuery(), timeout=timeout))
+        for name in dict.fromkeys(arguments["stream"]):
+            details = await client.query(StreamQuery(name=name), timeout=timeout)
+            found += _figures(STREAM, details, {"stream": details.name})
+            found += _readers(details)
+            found += _stored(await client.query(StoredQuery(stream=name), timeout=timeout))
+    found += _own(gateway)
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_Found(_merged(found)))
+    text: bytes = generate_latest(registry)  # type: ignore[no-untyped-call]
+    return Response(text, headers={"content-type": CONTENT_TYPE_LATEST})
+
+
+def _merged(metrics: Iterable[Metric]) -> list[Metric]:
+    """One metric of each name, with the samples of all that have it."""
+    by_name: dict[str, Metric] = {}
+    for metric in metrics:
+        by_name.setdefault(metric.name, metric)
+        if by_name[metric.name] is not metric:
+            by_name[metric.name].samples += metric.samples
+    return [*by_name.values()]
+
+
+ENDPOINTS = (
+    Endpoint(
+        "GET",
+        "/metrics",
+        metrics,
+        "The figures of broker and gateway for a monitoring system.",
+        (Parameter("stream", "Streams to look at in detail.", many=True),),
+        answers={200: Documented("The figures, as OpenMetrics.", (MEDIA_TYPE,))},
+        problems=(404,),
+    ),
+)

@@ -1,0 +1,124 @@
+"""The description of the gateway as OpenAPI 3.1, and as a page, both made out of the table of routes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+from http import HTTPStatus
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, Response
+
+from malamute.gateway import bodies, problems
+from malamute.gateway.routes import Arguments, Documented, Endpoint, Parameter
+from malamute.version import __version__
+
+OPENAPI = "3.1.0"
+
+COMMON_PROBLEMS = (400, 401, 403, 503, 504)
+"""The statuses of problems that any path may have."""
+
+_ITSELF = {200: Documented("The description.")}
+_ITS_PAGE = {200: Documented("The page.", ("text/html",))}
+
+_PROBLEM: dict[str, Any] = {
+    "type": "object",
+    "required": ["type", "title", "status", "detail", "code", "hint"],
+    "properties": {
+        "type": {"type": "string", "format": "uri-reference"},
+        "title": {"type": "string"},
+        "status": {"type": "integer"},
+        "detail": {"type": "string"},
+        "code": {"type": "integer", "description": "The number of the error; `malamute errors` lists all."},
+        "hint": {"type": "string", "description": "What to do."},
+    },
+}
+
+
+def described(routes: Sequence[Endpoint]) -> tuple[Endpoint, ...]:
+    """The same routes, and those that describe all of them."""
+
+    async def description(request: Request, arguments: Arguments) -> Response:
+        """The description of all paths."""
+        return bodies.answer(document(everything))
+
+    async def page(request: Request, arguments: Arguments) -> Response:
+        """The same for people."""
+        return HTMLResponse(_page(everything))
+
+    own = (
+        Endpoint("GET", "/v1/openapi.json", description, "This description.", answers=_ITSELF),
+        Endpoint("GET", "/v1/", page, "It as a page.", answers=_ITS_PAGE),
+    )
+    everything = (*routes, *own)
+    return everything
+
+
+def document(routes: Sequence[Endpoint]) -> dict[str, Any]:
+    """The description of routes as OpenAPI has it."""
+    paths: dict[str, dict[str, Any]] = {}
+    for route in routes:
+        paths.setdefault(route.path, {})[route.method.lower()] = _operation(route)
+    return {
+        "openapi": OPENAPI,
+        "info": {"title": "Malamute gateway", "version": __version__},
+        "paths": paths,
+        "components": {
+            "schemas": {"Problem": _PROBLEM},
+            "securitySchemes": {
+                "basic": {"type": "http", "scheme": "basic"},
+                "bearer": {"type": "http", "scheme": "bearer"},
+            },
+        },
+        # An empty one: a gateway on loopback serves those who do not say who they are.
+        "security": [{"basic": []}, {"bearer": []}, {}],
+    }
+
+
+def _operation(route: Endpoint) -> dict[str, Any]:
+    responses = {str(status): _answer(answer) for status, answer in route.answers.items()}
+    for status in sorted({*COMMON_PROBLEMS, *route.problems}):
+        content = {problems.MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}}
+        responses[str(status)] = {"description": HTTPStatus(status).phrase, "content": content}
+    operation: dict[str, Any] = {
+        "operationId": route.handler.__name__,
+        "summary": route.summary,
+        "parameters": [_parameter(parameter) for parameter in route.parameters],
+        "responses": responses,
+    }
+    if route.bodies:
+        operation["requestBody"] = {"content": {kind: {} for kind in route.bodies}}
+    return operation
+
+
+def _answer(answer: Documented) -> dict[str, Any]:
+    return {"description": answer.words, "content": {kind: {} for kind in answer.types}}
+
+
+def _parameter(parameter: Parameter) -> dict[str, Any]:
+    schema = {"type": "array", "items": parameter.schema} if parameter.many else parameter.schema
+    return {
+        "name": parameter.name,
+        "in": parameter.place,
+        "description": parameter.words,
+        "required": parameter.place == "path",
+        "schema": schema,
+    }
+
+
+def _page(routes: Sequence[Endpoint]) -> str:
+    rows = "".join(
+        f"<dt><code>{route.method} {escape(route.path)}</code></dt><dd><p>{escape(route.summary)}</p>"
+        f"<ul>{''.join(map(_item, route.parameters))}</ul></dd>"
+        for route in routes
+    )
+    return (
+        '<!doctype html><html lang="en"><meta charset="utf-8"><title>Malamute gateway</title>'
+        '<meta name="viewport" content="width=device-width"><h1>Malamute gateway</h1>'
+        f'<p><a href="/v1/openapi.json">As OpenAPI</a></p><dl>{rows}</dl></html>'
+    )
+
+
+def _item(parameter: Parameter) -> str:
+    return f"<li><code>{escape(parameter.name)}</code> ({parameter.place}) {escape(parameter.words)}</li>"

@@ -1,0 +1,199 @@
+"""What mailboxes and services share over HTTP: options of a message, leases, and how they are settled."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from typing import Any, TypeVar
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from malamute.client.session.message import Mail
+from malamute.errors import InvalidValue, NotFound, RequestTimeout
+from malamute.gateway import bodies
+from malamute.gateway.leases import LeasedQueue, lease_of
+from malamute.gateway.routes import Arguments, Documented, Endpoint, Parameter
+from malamute.gateway.state import gateway_of
+
+Result = TypeVar("Result")
+
+LEASES_MAX = 100
+WAIT_SECONDS_MAX = 60
+
+SUBJECT = Parameter("subject", "The subject of the message.")
+LEASE = Parameter("lease", "The lease, as it was named with the message.", place="path")
+WAIT = Parameter(
+    "wait",
+    "How long to wait for the first one, in seconds.",
+    {"type": "number", "minimum": 0, "maximum": WAIT_SECONDS_MAX, "default": 0},
+)
+LIMIT = Parameter(
+    "limit",
+    "The most messages to lease.",
+    {"type": "integer", "minimum": 1, "maximum": LEASES_MAX, "default": 1},
+)
+KEY = Parameter(
+    "Idempotency-Key",
+    "The queue takes a message with this id once, as long as it remembers it.",
+    place="header",
+)
+OPTIONS = (
+    Parameter("ttl", "After how many seconds it expires.", {"type": "number", "minimum": 0}),
+    Parameter("delay", "For how many seconds it is held back.", {"type": "number", "minimum": 0}),
+    Parameter(
+        "priority", "A higher one is delivered first.", {"type": "integer", "minimum": 0, "maximum": 9}
+    ),
+)
+
+
+def options_of(arguments: Arguments, *more: str) -> dict[str, Any]:
+    """The options of a message that these parameters say."""
+    names = ("ttl", "delay", "priority", *more)
+    given = {name: arguments[name] for name in names if arguments[name] is not None}
+    key = arguments.get("idempotency_key")
+    return given if key is None else {**given, "id": key}
+
+
+async def content_of(request: Request, subject: str | None) -> bodies.Content:
+    """The one message in a body. Raises as `read_body` and `contents`, and `InvalidValue` for several."""
+    gateway = gateway_of(request)
+    # Nobody has to be listened to who does not say who it is.
+    gateway.identity(request)
+    settings = gateway.settings
+    body = await bodies.read_body(request, settings.body_bytes, settings.body_seconds)
+    found = bodies.contents(request, body, subject)
+    if len(found) != 1:
+        raise InvalidValue(f"{len(found)} messages in the body: expected one")
+    return found[0]
+
+
+async def unless_gone(request: Request, call: Coroutine[Any, Any, Result]) -> Result:
+    """Return the result of a call that waits. It is cancelled when who asked is gone: nobody would get it.
+
+    Raises `RequestTimeout` then, which nobody will see.
+    """
+    task = asyncio.create_task(call)
+    watch = asyncio.create_task(_gone(request))
+    try:
+        await asyncio.wait({task, watch}, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        raise RequestTimeout("who asked is gone")
+    finally:
+        watch.cancel()
+        task.cancel()
+        await asyncio.gather(task, watch, return_exceptions=True)
+
+
+async def _gone(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def leased(message: Mail) -> dict[str, Any]:
+    """A leased message as JSON has it."""
+    fields: dict[str, Any] = {"lease": lease_of(message), "attempts": message.attempts}
+    if message.correlation is not None:
+        fields["correlation"] = message.correlation
+    if reply_to := message.properties.get("reply_to"):
+        fields["reply_to"] = reply_to
+    return fields | bodies.shown(message)
+
+
+async def _acknowledge(message: Mail, arguments: Arguments) -> bool:
+    message.ack()
+    return True
+
+
+async def _release(message: Mail, arguments: Arguments) -> bool:
+    message.release()
+    return True
+
+
+async def _retry(message: Mail, arguments: Arguments) -> bool:
+    message.nak(arguments["delay"])
+    return True
+
+
+async def _reject(message: Mail, arguments: Arguments) -> bool:
+    message.reject(arguments["reason"] or "")
+    return True
+
+
+async def _progress(message: Mail, arguments: Arguments) -> bool:
+    message.in_progress()
+    return False
+
+
+_SETTLE: dict[str, Callable[[Mail, Arguments], Awaitable[bool]]] = {
+    "acknowledge": _acknowledge,
+    "release": _release,
+    "retry": _retry,
+    "reject": _reject,
+    "progress": _progress,
+}
+
+VERB = Parameter(
+    "verb",
+    "`acknowledge`: it is done. `release`: it is redelivered at once, and it is no attempt. `retry`: "
+    "it is redelivered after `delay`, or a backoff. `reject`: it becomes a dead letter, with `reason`. "
+    "`progress`: it is still worked on, and its ack timeout begins anew.",
+    {"type": "string", "enum": [*_SETTLE]},
+    "path",
+)
+
+
+def lease_endpoints(
+    kind: str, plural: str, name: Parameter, more: Sequence[Parameter]
+) -> tuple[Endpoint, ...]:
+    """The paths by which messages of a kind of queue are leased and settled."""
+
+    async def lease(request: Request, arguments: Arguments) -> Response:
+        gateway = gateway_of(request)
+        queue = LeasedQueue(gateway.identity(request), kind, arguments["name"])
+        call = gateway.leases.take(queue, arguments["limit"], arguments["wait"], arguments.get("pattern", []))
+        found = await unless_gone(request, call)
+        return bodies.answer({"messages": [leased(message) for message in found]})
+
+    async def settle(request: Request, arguments: Arguments) -> Response:
+        gateway = gateway_of(request)
+        verb = arguments["verb"]
+        if verb not in _SETTLE:
+            raise NotFound(f"no way to settle a lease is called {verb[:50]!r}")
+        queue = LeasedQueue(gateway.identity(request), kind, arguments["name"])
+        await gateway.leases.settle(
+            queue,
+            arguments["lease"],
+            lambda message: _SETTLE[verb](message, arguments),
+            gateway.settings.timeout_seconds,
+        )
+        return Response(status_code=204)
+
+    lease.__name__, settle.__name__ = f"lease_{kind}", f"settle_{kind}"
+    return (
+        Endpoint(
+            "POST",
+            f"/v1/{plural}/{{name}}/leases",
+            lease,
+            f"Lease messages of a {kind}: they are yours until you settle them, or the ack timeout passes.",
+            (name, LIMIT, WAIT, *more),
+            answers={200: Documented("The messages; none if none came in time.")},
+            problems=(409, 429),
+        ),
+        Endpoint(
+            "POST",
+            f"/v1/{plural}/{{name}}/leases/{{lease}}/{{verb}}",
+            settle,
+            "Settle a lease, or report on it.",
+            (
+                name,
+                LEASE,
+                VERB,
+                Parameter("delay", "For `retry`: seconds.", {"type": "number", "minimum": 0}),
+                Parameter("reason", "For `reject`: why, at most 255 bytes."),
+            ),
+            answers={204: Documented("The broker has it.", ())},
+            problems=(404, 409, 410),
+        ),
+    )

@@ -1,0 +1,99 @@
+"""Requests to services that HTTP clients have sent, and the replies that came for them."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Mapping
+from typing import Any
+
+from malamute.errors import NotFound, TooLarge, TooMany
+from malamute.gateway import bodies
+from malamute.gateway.settings import GatewaySettings
+from malamute.gateway.users import Identity, Users
+
+
+class AskedRequest:
+    """A request to a service, and the replies that came so far."""
+
+    def __init__(self, identity: Identity, service: str) -> None:
+        self.identity = identity
+        self.service = service
+        self.stored = asyncio.get_running_loop().create_future()
+        self.replies: list[dict[str, Any]] = []
+        self.task: asyncio.Task[None] | None = None
+
+    async def run(
+        self, settings: GatewaySettings, users: Users, content: bodies.Content, options: Mapping[str, Any]
+    ) -> None:
+        """Send it, and collect its replies."""
+        async with users.session(self.identity) as client:
+            replies = await client.request(
+                self.service,
+                content.subject,
+                content.body,
+                content.headers,
+                timeout=settings.reply_seconds,
+                **options,
+            )
+            await replies.wait(settings.timeout_seconds)
+            self.stored.set_result(None)
+            size_bytes = 0
+            async for reply in replies:
+                size_bytes += len(reply.body)
+                if size_bytes > settings.page_bytes and self.replies:
+                    raise TooLarge(f"replies are too large: expected at most {settings.page_bytes} bytes")
+                self.replies.append(bodies.shown(reply))
+
+
+class Requests:
+    """The requests whose replies are awaited, or kept for who asked."""
+
+    def __init__(self, settings: GatewaySettings, users: Users) -> None:
+        self._settings = settings
+        self._users = users
+        self._asked: dict[str, AskedRequest] = {}
+
+    def __len__(self) -> int:
+        return len(self._asked)
+
+    async def ask(
+        self, identity: Identity, service: str, content: bodies.Content, options: Mapping[str, Any]
+    ) -> tuple[str, AskedRequest]:
+        """Send a request, and return it with its name when it is durable. Raises what it is refused with."""
+        if len(self._asked) >= self._settings.requests:
+            raise TooMany(
+                f"{len(self._asked)} requests wait for replies: expected at most {self._settings.requests}"
+            )
+        name, asked = secrets.token_urlsafe(16), AskedRequest(identity, service)
+        self._asked[name] = asked
+        asked.task = asyncio.create_task(asked.run(self._settings, self._users, content, options))
+        asked.task.add_done_callback(lambda task: self._finished(name, task))
+        await asyncio.wait({asked.task, asked.stored}, return_when=asyncio.FIRST_COMPLETED)
+        if not asked.stored.done():
+            del self._asked[name]
+            asked.task.result()
+        return name, asked
+
+    def _finished(self, name: str, task: asyncio.Task[None]) -> None:
+        if not task.cancelled():
+            # Who asks for it gets it; nobody may.
+            task.exception()
+            loop = asyncio.get_running_loop()
+            loop.call_later(self._settings.reply_seconds, self._asked.pop, name, None)
+
+    def find(self, identity: Identity, service: str, name: str) -> AskedRequest:
+        """A request of this user. Raises `NotFound`."""
+        asked = self._asked.get(name)
+        if asked is None or (asked.identity, asked.service) != (identity, service):
+            raise NotFound(
+                f"there is no request {name[:50]!r} to {service!r}, or its replies are kept no longer"
+            )
+        return asked
+
+    async def close(self) -> None:
+        """Wait for no more replies."""
+        tasks = [asked.task for asked in self._asked.values() if asked.task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,126 @@
+"""What a path of the gateway is: a row of a table, out of which application and description are made."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from malamute.errors import InvalidValue
+
+Schema = Mapping[str, Any]
+Arguments = dict[str, Any]
+"""The parameters of a request by their names, checked, with the defaults where nothing was said."""
+
+TEXT: Schema = {"type": "string"}
+BOOLEAN: Schema = {"type": "boolean"}
+
+
+class Parameter(NamedTuple):
+    """A parameter of a path. Its JSON schema says what is accepted."""
+
+    name: str
+    words: str
+    schema: Schema = TEXT
+    place: str = "query"
+    """`query`, `header` or `path`."""
+    many: bool = False
+    """Whether it may be given several times."""
+
+    @property
+    def key(self) -> str:
+        """Its name in Python."""
+        return self.name.lower().replace("-", "_")
+
+
+class Documented(NamedTuple):
+    """An answer that a path gives when all goes well."""
+
+    words: str
+    types: Sequence[str] = ("application/json",)
+
+
+Handler = Callable[[Request, Arguments], Awaitable[Response]]
+
+
+class Endpoint(NamedTuple):
+    """A method of a path, who handles it, and how it is described."""
+
+    method: str
+    path: str
+    handler: Handler
+    summary: str
+    parameters: Sequence[Parameter] = ()
+    bodies: Sequence[str] = ()
+    """The media types of the body; empty: there is none."""
+    answers: Mapping[int, Documented] = {200: Documented("Done.")}
+    problems: Sequence[int] = ()
+    """The statuses of problems that are particular to it."""
+
+    def read(self, request: Request) -> Arguments:
+        """The checked parameters of a request. Raises `InvalidValue`."""
+        known = {p.name for p in self.parameters if p.place == "query"}
+        if unknown := sorted(request.query_params.keys() - known):
+            raise InvalidValue(f"unknown parameter {unknown[0]!r}: expected {_either(sorted(known))}")
+        return {p.key: _value(p, _given(p, request)) for p in self.parameters}
+
+
+def _either(names: Sequence[str]) -> str:
+    return ", ".join(names) or "none"
+
+
+def _given(parameter: Parameter, request: Request) -> list[str]:
+    if parameter.place == "path":
+        return [request.path_params[parameter.name]]
+    if parameter.place == "header":
+        return request.headers.getlist(parameter.name)
+    return request.query_params.getlist(parameter.name)
+
+
+def _value(parameter: Parameter, given: list[str]) -> Any:
+    if parameter.many:
+        return [_parse(parameter, text) for text in given]
+    if len(given) > 1:
+        raise InvalidValue(f"parameter {parameter.name!r} {len(given)} times: expected one")
+    return _parse(parameter, given[0]) if given else parameter.schema.get("default")
+
+
+def _parse(parameter: Parameter, text: str) -> Any:
+    schema = parameter.schema
+    try:
+        value = _READ[schema["type"]](text)
+    except (ValueError, KeyError):
+        raise _wrong(parameter, text) from None
+    # A number that is none is between no limits.
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        if not schema.get("minimum", value) <= value <= schema.get("maximum", value):
+            raise _wrong(parameter, text)
+    elif value not in schema.get("enum", (value,)):
+        raise _wrong(parameter, text)
+    return value
+
+
+def _wrong(parameter: Parameter, text: str) -> InvalidValue:
+    schema = parameter.schema
+    expected = _either([str(one) for one in schema["enum"]]) if "enum" in schema else schema["type"]
+    limits = [f"{words} {schema[name]}" for name, words in _LIMITS.items() if name in schema]
+    return InvalidValue(f"invalid {parameter.name} {text[:100]!r}: expected {' '.join([expected, *limits])}")
+
+
+_LIMITS = {"minimum": "from", "maximum": "to"}
+
+
+def _integer(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) <= 19):
+        raise ValueError(text)
+    return int(text)
+
+
+_READ: Mapping[str, Callable[[str], Any]] = {
+    "string": str,
+    "integer": _integer,
+    "number": float,
+    "boolean": {"true": True, "false": False}.__getitem__,
+}

@@ -1,0 +1,68 @@
+"""What the paths of a gateway share: its settings, its sessions with the broker, and what it remembers."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+
+from starlette.requests import HTTPConnection
+
+from malamute.aio import Client, Subscription
+from malamute.gateway.idempotency import IdempotencyKeys
+from malamute.gateway.leases import Leases
+from malamute.gateway.requests import Requests
+from malamute.gateway.settings import GatewaySettings
+from malamute.gateway.users import Identity, Users, identity_of
+
+
+class Gateway:
+    """A gateway that runs."""
+
+    def __init__(self, settings: GatewaySettings) -> None:
+        self.settings = settings
+        self.users = Users(settings)
+        self.keys = IdempotencyKeys(settings.keys, settings.key_seconds)
+        self.leases = Leases(settings, self.users)
+        self.requests = Requests(settings, self.users)
+        self._followed: set[Subscription] = set()
+
+    @asynccontextmanager
+    async def run(self) -> AsyncIterator[None]:
+        """Run what it needs besides requests, and close all of it at the end."""
+        async with self.users.run():
+            try:
+                yield
+            finally:
+                await self.keys.close()
+                await self.requests.close()
+                await self.leases.close()
+
+    @contextmanager
+    def follows(self, subscription: Subscription) -> Iterator[None]:
+        """Note that an answer follows a stream without end, while the block runs."""
+        self._followed.add(subscription)
+        try:
+            yield
+        finally:
+            self._followed.discard(subscription)
+
+    def stop_following(self) -> None:
+        """End the answers that have no end of their own: the gateway is to stop."""
+        for subscription in self._followed:
+            subscription.cancel()
+
+    def identity(self, connection: HTTPConnection) -> Identity:
+        """Who sends a request. Raises `LoginNeeded`."""
+        return identity_of(connection.headers, anonymous=self.settings.anonymous)
+
+    def session(
+        self, connection: HTTPConnection, *, followers: int = 0
+    ) -> AbstractAsyncContextManager[Client]:
+        """A client that acts as who sends a request. Raises as `Users.session`, and `LoginNeeded`."""
+        return self.users.session(self.identity(connection), followers=followers)
+
+
+def gateway_of(connection: HTTPConnection) -> Gateway:
+    """The gateway that a request came to."""
+    gateway: Gateway = connection.app.state.gateway
+    return gateway

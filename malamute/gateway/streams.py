@@ -1,0 +1,218 @@
+"""Streams over HTTP: messages are posted, read in pages, and followed as Server-Sent Events."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from hashlib import blake2b
+from typing import Any
+from urllib.parse import urlencode
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from malamute.aio import Client, Subscription
+from malamute.client.session.message import Message
+from malamute.errors import InvalidSelector, TimedOut
+from malamute.gateway import bodies
+from malamute.gateway.routes import Arguments, Documented, Endpoint, Parameter
+from malamute.gateway.sse import follow
+from malamute.gateway.state import Gateway, gateway_of
+
+PAGE_MESSAGES = 100
+PAGE_MESSAGES_MAX = 1000
+
+NAME = Parameter("name", "The name of the stream.", place="path")
+SUBJECT = Parameter("subject", "The subject of a message that does not say it itself.")
+KEY = Parameter(
+    "Idempotency-Key", "A request that is repeated with its key is carried out once.", place="header"
+)
+SELECTION = (
+    Parameter("pattern", "Messages whose subject matches one of these patterns.", many=True),
+    Parameter(
+        "family",
+        "How the patterns are read: `topic`, `topic-amqp`, `exact`, `prefix`, `regex`, or one of a plug-in.",
+        {"type": "string", "default": "topic"},
+    ),
+    Parameter(
+        "criteria", 'Pairs of a family and a pattern as JSON, such as `[["geo", {…}]]`, besides the patterns.'
+    ),
+    Parameter("where", "A match expression on the headers.", {"type": "string", "default": ""}),
+)
+
+
+def _start(default: str) -> Parameter:
+    words = "Where to begin: `new`, `first`, `last`, `last-per-subject`, `seq:N`, `time:T` or `since:1h`."
+    return Parameter("start", words, {"type": "string", "default": default})
+
+
+def selection(arguments: Arguments) -> dict[str, Any]:
+    """The options of `subscribe` that these parameters say. Raises `InvalidSelector`."""
+    criteria: list[tuple[str, Any]] = [(arguments["family"], p) for p in arguments["pattern"]]
+    if text := arguments["criteria"]:
+        try:
+            criteria += msgspec.json.decode(text, type=list[tuple[str, Any]])
+        except (ValueError, RecursionError) as error:
+            raise InvalidSelector(
+                f"invalid criteria: expected pairs of family and pattern: {error}"
+            ) from None
+    return {"criteria": criteria, "where": arguments["where"]}
+
+
+async def publish(request: Request, arguments: Arguments) -> Response:
+    """Publish the messages of a body as one command, and answer when they are durable."""
+    gateway = gateway_of(request)
+    settings = gateway.settings
+    identity = gateway.identity(request)
+    body = await bodies.read_body(request, settings.body_bytes, settings.body_seconds)
+    found = bodies.contents(request, body, arguments["subject"])
+    name, key = arguments["name"], arguments["idempotency_key"]
+
+    async def publish_all(timeout: float | None) -> int:
+        async with gateway.session(request) as client:
+            return await client.publish_batch(
+                name,
+                [content.subject for content in found],
+                [content.body for content in found],
+                [content.headers for content in found],
+                timeout=timeout,
+            )
+
+    if key is None:
+        first = await publish_all(settings.timeout_seconds)
+    else:
+        owner = (identity.digest, name, key)
+        first = await gateway.keys.once(
+            owner,
+            blake2b(repr(found).encode(), digest_size=16).digest(),
+            lambda: publish_all(settings.key_seconds),
+            settings.timeout_seconds,
+        )
+    # It is 0 when the connection broke before the confirmation came: then nobody knows it any more.
+    answer = {"first": first, "last": first + len(found) - 1} if first else {}
+    return bodies.answer({"count": len(found), **answer}, 201)
+
+
+async def history(request: Request, arguments: Arguments) -> Response:
+    """A page of the messages that a stream holds."""
+    gateway = gateway_of(request)
+    limit = arguments["limit"]
+    async with gateway.session(request) as client:
+        messages, is_last = await _page(
+            gateway, client, arguments["name"], limit, start=arguments["start"], **selection(arguments)
+        )
+    link = "" if is_last else _next_page(request, messages)
+    headers = {"link": f'<{link}>; rel="next"'} if link else {}
+    rows = [bodies.shown(message) for message in messages]
+    if bodies.NDJSON in request.headers.get("accept", ""):
+        lines = b"".join(bodies.to_json(row) + b"\n" for row in rows)
+        return Response(lines, headers=headers, media_type=bodies.NDJSON)
+    page = {"messages": rows, "next": link or None}
+    return bodies.answer(page, headers=headers)
+
+
+async def _page(
+    gateway: Gateway, client: Client, name: str, limit: int, **options: Any
+) -> tuple[list[Message], bool]:
+    """Up to `limit` messages, and whether there are no more now.
+
+    Raises `TimedOut` if none came in time.
+    """
+    settings = gateway.settings
+    async with client.subscribe(name, credit=1) as probe:
+        head = probe.first
+    credit_bytes = settings.page_bytes
+    found: list[Message] = []
+    size_bytes = 0
+    async with client.subscribe(name, credit=limit, credit_bytes=credit_bytes, **options) as subscription:
+        if subscription.first >= head:
+            # One that begins at the head is never said to have come there.
+            return [], True
+        while len(found) < limit and size_bytes < credit_bytes:
+            try:
+                part = await _next_part(subscription, settings.timeout_seconds)
+            except TimedOut:
+                if found:
+                    break
+                raise
+            if part is None:
+                return found, True
+            found += part
+            size_bytes += sum(len(message.body) for message in part)
+    return found[:limit], False
+
+
+async def _next_part(subscription: Subscription, timeout: float) -> list[Message] | None:
+    """The next messages of a subscription; None when it has had all that the stream held."""
+    columns = await subscription.columns(timeout, enough=lambda: subscription.state == "live")
+    return None if columns is None else [*bodies.messages_of(columns)]
+
+
+def _next_page(request: Request, messages: Sequence[Message]) -> str:
+    following = [("start", f"seq:{messages[-1].sequence + 1}")]
+    same = [(name, value) for name, value in request.query_params.multi_items() if name != "start"]
+    return f"{request.url.path}?{urlencode(same + following)}"
+
+
+async def events(request: Request, arguments: Arguments) -> Response:
+    """Follow a stream."""
+    last = arguments["last_event_id"]
+    start = arguments["start"] if last is None else f"seq:{last + 1}"
+    options = {"start": start, "committed": arguments["committed"], **selection(arguments)}
+    return await follow(request, arguments["name"], **options)
+
+
+ENDPOINTS = (
+    Endpoint(
+        "POST",
+        "/v1/streams/{name}/messages",
+        publish,
+        "Publish one message, or many as one: all of them become durable, or none.",
+        (NAME, SUBJECT, KEY),
+        bodies.MESSAGE_TYPES,
+        {201: Documented("They are durable. `first` and `last` are their sequences.")},
+        (413, 415, 422, 507),
+    ),
+    Endpoint(
+        "GET",
+        "/v1/streams/{name}/messages",
+        history,
+        "Read a page of the messages that a stream holds.",
+        (
+            NAME,
+            *SELECTION,
+            _start("first"),
+            Parameter(
+                "limit",
+                "The most messages of the page.",
+                {"type": "integer", "minimum": 1, "maximum": PAGE_MESSAGES_MAX, "default": PAGE_MESSAGES},
+            ),
+        ),
+        (),
+        {200: Documented("The page. `next` leads to the following one.", (bodies.JSON, bodies.NDJSON))},
+    ),
+    Endpoint(
+        "GET",
+        "/v1/streams/{name}/events",
+        events,
+        "Follow a stream as Server-Sent Events; the id of an event is its sequence.",
+        (
+            NAME,
+            *SELECTION,
+            _start("new"),
+            Parameter(
+                "committed",
+                "Whether a message comes only when it is durable.",
+                {"type": "boolean", "default": False},
+            ),
+            Parameter(
+                "Last-Event-ID",
+                "The last event that was had: the next one comes first.",
+                {"type": "integer", "minimum": 0, "maximum": 2**63 - 2},
+                "header",
+            ),
+        ),
+        (),
+        {200: Documented("Events `message` and `gap`, without end.", ("text/event-stream",))},
+    ),
+)

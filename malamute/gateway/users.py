@@ -1,0 +1,250 @@
+"""Who sends a request, and the sessions with the broker in which the gateway acts as them.
+
+A session is shared by all requests with the same credentials (and, for a mailbox, the same address). It is
+opened with the first of them, and so the broker has looked at the credentials; it is closed when nobody has
+used it for a while. Answers without end have sessions of their own, some of them each: they are not to fill
+the way of others, and the broker has a limit for the subscriptions of a session.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import binascii
+import logging
+from base64 import b64decode
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from hashlib import blake2b
+from itertools import count
+from secrets import token_bytes
+from time import monotonic
+from typing import Any, NamedTuple
+
+from starlette.datastructures import Headers
+
+import malamute.aio
+from malamute.client.events import Event, log_event
+from malamute.errors import AccessRefused, InvalidValue, LoginNeeded, MalamuteError, TryLater
+from malamute.gateway.settings import GatewaySettings
+from malamute.version import __version__
+
+log = logging.getLogger("malamute.gateway")
+
+_SECRET = token_bytes(32)
+
+
+class Identity(NamedTuple):
+    """Who sends a request, as it says; the broker finds out whether that is so."""
+
+    user: str = ""
+    password: str = ""
+    token: str = ""
+
+    def __repr__(self) -> str:
+        return f"Identity(user={self.user!r})"
+
+    @property
+    def digest(self) -> str:
+        """A name of these credentials that does not tell them."""
+        return blake2b("\0".join(self).encode(), digest_size=16, key=_SECRET).hexdigest()
+
+
+ANONYMOUS = Identity()
+
+
+def identity_of(headers: Headers, *, anonymous: bool) -> Identity:
+    """Who sends a request with these headers. Raises `LoginNeeded`."""
+    given = headers.getlist("authorization")
+    if not given and anonymous:
+        return ANONYMOUS
+    if len(given) != 1:
+        raise LoginNeeded("no credentials: expected one header Authorization")
+    scheme, _, rest = given[0].partition(" ")
+    read = _SCHEMES.get(scheme.lower())
+    if read is None:
+        raise LoginNeeded(f"unknown scheme {scheme[:20]!r}: expected Basic or Bearer")
+    return read(rest.strip())
+
+
+def _basic(text: str) -> Identity:
+    try:
+        user, colon, password = b64decode(text, validate=True).decode().partition(":")
+    except (binascii.Error, UnicodeDecodeError):
+        colon = ""
+    if not colon or not user:
+        raise LoginNeeded("invalid credentials: expected user:password in base64") from None
+    return Identity(user, password)
+
+
+def _bearer(text: str) -> Identity:
+    if not text:
+        raise LoginNeeded("no token: expected one behind Bearer")
+    return Identity(token=text)
+
+
+_SCHEMES: dict[str, Callable[[str], Identity]] = {"basic": _basic, "bearer": _bearer}
+
+
+class SessionKey(NamedTuple):
+    """What a session is for. `number` is 0 for requests, and counts from 1 for answers without end."""
+
+    identity: Identity
+    address: str = ""
+    number: int = 0
+
+
+class _Entry:
+    """A session, or one that is being opened."""
+
+    def __init__(self, opening: asyncio.Task[malamute.aio.Client]) -> None:
+        self.opening = opening
+        self.uses = 0
+        self.used_at = monotonic()
+        self.listeners: list[Callable[[Event], None]] = []
+
+    def on_event(self, event: Event) -> None:
+        log_event(event)
+        for listener in self.listeners:
+            listener(event)
+
+
+class Users:
+    """The sessions with the broker, by whom they belong to. To be used within `run`."""
+
+    def __init__(self, settings: GatewaySettings) -> None:
+        self._settings = settings
+        self._entries: OrderedDict[SessionKey, _Entry] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    @asynccontextmanager
+    async def run(self) -> AsyncIterator[None]:
+        """Close what is idle while the block runs, and all of it at its end."""
+        sweeping = asyncio.create_task(self._sweep())
+        try:
+            yield
+        finally:
+            sweeping.cancel()
+            await asyncio.gather(*(self._close(entry) for entry in self._entries.values()))
+            self._entries.clear()
+
+    async def _sweep(self) -> None:
+        while True:
+            await asyncio.sleep(self._settings.idle_seconds / 2)
+            await self.close_idle(monotonic() - self._settings.idle_seconds)
+
+    async def close_idle(self, before: float) -> None:
+        """Close what nobody has used since `before`, a time of `monotonic`."""
+        for key, entry in [*self._entries.items()]:
+            if not entry.uses and entry.used_at <= before and self._entries.get(key) is entry:
+                del self._entries[key]
+                await self._close(entry)
+
+    async def _close(self, entry: _Entry) -> None:
+        entry.opening.cancel()
+        with suppress(asyncio.CancelledError, MalamuteError):
+            client = await entry.opening
+            await client.close()
+
+    @asynccontextmanager
+    async def session(
+        self,
+        identity: Identity,
+        address: str = "",
+        listener: Callable[[Event], None] | None = None,
+        *,
+        followers: int = 0,
+    ) -> AsyncIterator[malamute.aio.Client]:
+        """A client of these credentials, for as long as the block runs. `listener` is called with its events.
+
+        For an answer without end, `followers` is for how many such answers it counts, by what it takes of the
+        session; for others it is 0.
+
+        Raises:
+            LoginNeeded: the broker does not accept the credentials.
+            TryLater: there are as many sessions as there may be, and all are in use.
+            MalamuteError: the broker cannot be reached.
+
+        """
+        key = self._endless(identity, followers) if followers else SessionKey(identity, address)
+        entry = await self._entry(key)
+        self._entries.move_to_end(key)
+        uses = followers or 1
+        entry.uses += uses
+        if listener is not None:
+            entry.listeners.append(listener)
+        try:
+            # Others may wait for the same one: who leaves takes it from nobody.
+            client = await asyncio.shield(entry.opening)
+            client.on_event = entry.on_event
+            yield client
+        finally:
+            entry.uses -= uses
+            entry.used_at = monotonic()
+            if listener is not None:
+                entry.listeners.remove(listener)
+
+    async def _entry(self, key: SessionKey) -> _Entry:
+        # Whenever it has waited, somebody else may have opened it, or have taken the room.
+        while True:
+            entry = self._entries.get(key)
+            if entry is not None and not _is_over(entry):
+                return entry
+            if entry is not None:
+                del self._entries[key]
+                await self._close(entry)
+            elif len(self._entries) >= self._settings.users:
+                await self._make_room()
+            else:
+                entry = self._entries[key] = _Entry(
+                    asyncio.create_task(self._open(key.identity, key.address))
+                )
+                return entry
+
+    def _endless(self, identity: Identity, followers: int) -> SessionKey:
+        """The first session for answers without end that has room for so many more, or is empty."""
+        for number in count(1):
+            key = SessionKey(identity, number=number)
+            entry = self._entries.get(key)
+            if entry is None or not entry.uses or entry.uses + followers <= self._settings.session_followers:
+                return key
+        raise AssertionError("there are numbers enough")
+
+    async def _make_room(self) -> None:
+        for key, entry in self._entries.items():
+            if not entry.uses:
+                del self._entries[key]
+                await self._close(entry)
+                return
+        raise TryLater(f"{len(self._entries)} sessions are in use: expected at most {self._settings.users}")
+
+    async def _open(self, identity: Identity, address: str) -> malamute.aio.Client:
+        settings = self._settings
+        options: dict[str, Any] = {"user": identity.user, "password": identity.password}
+        if identity.token:
+            options = {"token": identity.token, "server_key": settings.server_key}
+        elif identity == ANONYMOUS:
+            options = dict(settings.credentials)
+        try:
+            return await malamute.aio.connect(
+                settings.broker,
+                address=address,
+                timeout=settings.timeout_seconds,
+                software=f"malamute-gateway/{__version__}",
+                **options,
+            )
+        except InvalidValue as error:
+            raise LoginNeeded(f"invalid credentials: {error.text}") from None
+        except AccessRefused as error:
+            if address:
+                raise
+            raise LoginNeeded(f"the broker refuses these credentials: {error.text}") from None
+
+
+def _is_over(entry: _Entry) -> bool:
+    """Whether it could not be opened, or has ended."""
+    if not entry.opening.done():
+        return False
+    return entry.opening.cancelled() or entry.opening.exception() is not None or entry.opening.result().ended

@@ -1,0 +1,58 @@
+"""A real broker, a real HTTP server before it, and clients of both."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import Any
+
+import httpx
+import pytest
+from running_gateway import WAIT_SECONDS, RunningGateway
+
+import malamute
+from malamute.gateway.settings import GatewaySettings
+from malamute.testing import Broker
+
+
+@pytest.fixture
+def broker() -> Iterator[Broker]:
+    with Broker() as broker:
+        yield broker
+
+
+@pytest.fixture
+def settings(broker: Broker) -> GatewaySettings:
+    return GatewaySettings(broker=broker.url, timeout_seconds=WAIT_SECONDS)
+
+
+@pytest.fixture
+def start(settings: GatewaySettings) -> Iterator[Callable[..., RunningGateway]]:
+    """Start a gateway; its arguments change settings."""
+    with ExitStack() as stack:
+
+        def start(**changes: Any) -> RunningGateway:
+            gateway = RunningGateway(replace(settings, **changes))
+            stack.callback(gateway.stop)
+            return gateway
+
+        yield start
+
+
+@pytest.fixture
+def gateway(start: Callable[..., RunningGateway]) -> RunningGateway:
+    return start()
+
+
+@pytest.fixture
+def http(gateway: RunningGateway) -> Iterator[httpx.Client]:
+    with gateway.client() as client:
+        yield client
+
+
+@pytest.fixture
+def client(broker: Broker) -> Iterator[malamute.Client]:
+    """A native client of the same broker."""
+    with malamute.connect(broker.url, address="native", timeout=WAIT_SECONDS) as client:
+        yield client

@@ -1,0 +1,42 @@
+"""A gateway that runs in a thread of the test."""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import threading
+from typing import Any
+
+import httpx
+
+from malamute.gateway.server import GatewayServer
+from malamute.gateway.settings import GatewaySettings
+
+WAIT_SECONDS = 60
+
+
+class RunningGateway:
+    """A gateway in a thread of the test, on a port of the system's choice."""
+
+    def __init__(self, settings: GatewaySettings, **tls: Any) -> None:
+        started: queue.Queue[list[str]] = queue.Queue()
+        self.server = GatewayServer(settings, "127.0.0.1", 0, started.put, **tls)
+        self._thread = threading.Thread(
+            target=lambda: asyncio.run(self.server.serve()), name="malamute-gateway", daemon=True
+        )
+        self._thread.start()
+        [self.url] = started.get(timeout=WAIT_SECONDS)
+        self.host, port = self.url.partition("://")[2].split(":")
+        self.port = int(port)
+
+    def client(self, **options: Any) -> httpx.Client:
+        return httpx.Client(base_url=self.url, timeout=WAIT_SECONDS, trust_env=False, **options)
+
+    @property
+    def state(self) -> Any:
+        return self.server.config.app.state.gateway  # type: ignore[union-attr]
+
+    def stop(self) -> None:
+        self.server.should_exit = True
+        self._thread.join(WAIT_SECONDS)
+        assert not self._thread.is_alive()

@@ -1,0 +1,263 @@
+"""What stands before every path: limits and deadlines, hosts and sites, headers, health, and who comes."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from running_gateway import RunningGateway
+
+from malamute.errors import BY_CODE, MalamuteError
+from malamute.gateway import problems
+from malamute.gateway.settings import GatewaySettings, is_loopback
+from malamute.testing import Broker
+
+WEATHER = "/v1/streams/weather/messages"
+
+
+def test_it_lives_and_is_ready_while_the_broker_answers(
+    start: Callable[..., RunningGateway], broker: Broker
+) -> None:
+    with start(timeout_seconds=0.5).client() as http:
+        assert http.get("/live").json() == {"status": "live"}
+        assert http.get("/ready").json() == {"status": "ready"}
+        broker.stop()
+        answer = http.get("/ready")
+        assert answer.status_code in (503, 504)
+        assert answer.json()["code"] in (600, 601, 602)
+        assert http.get("/live").status_code == 200
+
+
+def test_head_is_answered_as_get_without_a_body(http: httpx.Client) -> None:
+    answer = http.head("/live")
+    assert (answer.status_code, answer.content) == (200, b"")
+
+
+def test_a_stream_without_end_has_no_head(http: httpx.Client) -> None:
+    answer = http.head("/v1/streams/weather/events")
+    assert (answer.status_code, answer.headers["allow"]) == (405, "GET")
+
+
+def _certificate(directory: Path) -> dict[str, str]:
+    """A certificate for this machine that it has signed itself."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "localhost")])
+    now = datetime.now(UTC)
+    certificate = (
+        x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
+        .not_valid_before(now - timedelta(days=1))
+        .not_valid_after(now + timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ip_address("127.0.0.1"))]), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    files = {"ssl_certfile": directory / "cert.pem", "ssl_keyfile": directory / "key.pem"}
+    files["ssl_certfile"].write_bytes(certificate.public_bytes(Encoding.PEM))
+    files["ssl_keyfile"].write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+    return {option: str(path) for option, path in files.items()}
+
+
+def test_it_serves_with_a_certificate(settings: GatewaySettings, tmp_path: Path) -> None:
+    files = _certificate(tmp_path)
+    gateway = RunningGateway(settings, **files)
+    assert gateway.url.startswith("https://")
+    with gateway.client(verify=ssl.create_default_context(cafile=files["ssl_certfile"])) as http:
+        assert http.post(WEATHER, content=b"x").status_code == 201
+    gateway.stop()
+
+
+@pytest.mark.parametrize("path", ["/live", "/none", WEATHER + "?limit=0"])
+def test_every_answer_has_the_headers_of_security(http: httpx.Client, path: str) -> None:
+    headers = http.get(path).headers
+    assert headers["x-content-type-options"] == "nosniff"
+    assert "default-src 'none'" in headers["content-security-policy"]
+    assert headers["referrer-policy"] == "no-referrer"
+    assert headers["cache-control"] == "no-store"
+    assert "server" not in headers
+    assert not [name for name in headers if name.startswith("access-control")]
+
+
+def test_a_body_at_the_limit_is_taken_and_one_past_it_is_not(start: Callable[..., RunningGateway]) -> None:
+    with start(body_bytes=100).client() as http:
+        assert http.post(WEATHER, content=b"x" * 100).status_code == 201
+        for content in (b"x" * 101, iter([b"x" * 100, b"x"])):
+            answer = http.post(WEATHER, content=content)
+            assert (answer.status_code, answer.json()["code"]) == (413, 413)
+        assert len(http.get(WEATHER).json()["messages"]) == 1
+
+
+def test_a_compressed_body_is_refused(http: httpx.Client) -> None:
+    answer = http.post(WEATHER, content=b"x", headers={"content-encoding": "gzip"})
+    assert (answer.status_code, answer.json()["code"]) == (415, 903)
+
+
+def _talk(gateway: RunningGateway, *parts: bytes, finish: bool = False) -> bytes:
+    """What a raw connection is answered until the gateway ends it."""
+    with socket.create_connection((gateway.host, gateway.port), timeout=60) as sock:
+        for part in parts:
+            sock.sendall(part)
+        if finish:
+            sock.shutdown(socket.SHUT_WR)
+        found = b""
+        while part := sock.recv(65536):
+            found += part
+    return found
+
+
+HEAD = b"POST /v1/streams/weather/messages HTTP/1.1\r\nhost: localhost\r\n"
+
+
+def test_a_body_that_does_not_come_in_time_is_a_problem_and_publishes_nothing(
+    start: Callable[..., RunningGateway],
+) -> None:
+    gateway = start(body_seconds=0.2)
+    answer = _talk(gateway, HEAD + b"content-length: 10\r\n\r\nhalf")
+    assert answer.startswith(b"HTTP/1.1 408 ")
+    assert b'"code":904' in answer
+    with gateway.client() as http:
+        assert http.get(WEATHER).json()["messages"] == []
+
+
+def test_a_body_that_ends_halfway_publishes_nothing(gateway: RunningGateway, http: httpx.Client) -> None:
+    with socket.create_connection((gateway.host, gateway.port), timeout=60) as sock:
+        sock.sendall(HEAD + b"content-length: 10\r\n\r\nhalf")
+    assert http.get(WEATHER).json()["messages"] == []
+
+
+@pytest.mark.parametrize("part", [b"", HEAD, b"GET /live HTTP/1.1\r\nhost: localhost\r\n\r\n" + HEAD])
+def test_a_head_that_does_not_come_in_time_ends_the_connection(
+    start: Callable[..., RunningGateway], part: bytes
+) -> None:
+    gateway = start(head_seconds=0.2)
+    answer = _talk(gateway, part)
+    assert answer.startswith(b"HTTP/1.1 200 ") if b"live" in part else answer == b""
+
+
+def test_a_head_at_the_limit_is_taken_and_one_past_it_is_not(start: Callable[..., RunningGateway]) -> None:
+    gateway = start(head_bytes=1000)
+    begin = b"GET /live HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\nx: "
+    rest = 1000 - len(begin) - len(b"\r\n\r\n")
+    assert _talk(gateway, begin + b"x" * rest + b"\r\n\r\n").startswith(b"HTTP/1.1 200 ")
+    # What is not complete is measured: the end of the head is yet to come.
+    assert _talk(gateway, begin + b"x" * (rest + 5)).startswith(b"HTTP/1.1 400 ")
+
+
+@pytest.mark.parametrize("junk", [b"\x00\xff\r\n\r\n", b"GET\r\n\r\n", b"GET / HTTP/1.1\r\n\r\n"])
+def test_what_is_no_request_is_refused(gateway: RunningGateway, junk: bytes) -> None:
+    assert _talk(gateway, junk).startswith(b"HTTP/1.1 400 ")
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"host": "localhost"}, 200),
+        ({"host": "127.0.0.1:80"}, 200),
+        ({"host": "[::1]:80"}, 200),
+        ({"host": "evil.example"}, 403),
+        ({"host": "localhost.evil.example"}, 403),
+        ({"origin": "http://evil.example"}, 403),
+        ({"origin": "null"}, 403),
+        ({"origin": "http://["}, 403),
+        ({"host": "localhost:80", "origin": "http://localhost:80"}, 200),
+        ({"host": "localhost:80", "origin": "http://localhost:81"}, 403),
+    ],
+)
+def test_pages_of_other_sites_and_names_that_are_not_ours_are_refused(
+    http: httpx.Client, headers: dict[str, str], status: int
+) -> None:
+    answer = http.get("/live", headers=headers)
+    assert answer.status_code == status
+    assert status == 200 or answer.json()["code"] == 906
+
+
+def test_a_site_that_is_allowed_may_ask_before_and_read_the_answer(
+    start: Callable[..., RunningGateway],
+) -> None:
+    site = "https://app.example"
+    with start(origins=[site]).client() as http:
+        assert http.get("/live", headers={"origin": site}).headers["access-control-allow-origin"] == site
+        asked = {"origin": site, "access-control-request-method": "POST"}
+        assert http.options(WEATHER, headers=asked).status_code == 200
+        assert http.get("/live", headers={"origin": "https://other.example"}).status_code == 403
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {},
+        {"authorization": "Basic"},
+        {"authorization": "Basic ?"},
+        {"authorization": "Basic YWJj"},
+        {"authorization": "Basic /w=="},
+        {"authorization": "Bearer"},
+        {"authorization": "Bearer ä".encode().decode("latin-1")},
+        {"authorization": "Digest x"},
+    ],
+)
+def test_who_does_not_say_who_it_is_has_to_log_in(
+    start: Callable[..., RunningGateway], given: dict[str, str]
+) -> None:
+    with start(anonymous=False).client() as http:
+        answer = http.get(WEATHER, headers={k: v.encode("latin-1") for k, v in given.items()})
+        assert (answer.status_code, answer.json()["code"]) == (401, 905)
+        assert "Basic" in answer.headers["www-authenticate"]
+        assert http.get("/live").status_code == 200
+
+
+def test_every_error_with_a_number_has_a_status_and_a_title() -> None:
+    for error in [MalamuteError, *BY_CODE.values()]:
+        assert 400 <= problems.status_of(error) < 600
+        assert problems.title_of(error)
+
+
+def test_the_sessions_are_as_many_as_there_may_be_and_the_oldest_idle_one_makes_room(
+    start: Callable[..., RunningGateway],
+) -> None:
+    gateway = start(users=2)
+    with gateway.client() as http, http.stream("GET", "/v1/streams/a/events") as following:
+        assert following.status_code == 200
+        for _ in range(3):
+            assert http.get("/ready").status_code == 200
+        assert len(gateway.state.users) == 2
+
+
+@pytest.mark.parametrize(
+    ("host", "expected"),
+    [
+        ("localhost", True),
+        ("127.0.0.9", True),
+        ("::1", True),
+        ("0.0.0.0", False),
+        ("10.0.0.1", False),
+        ("x", False),
+    ],
+)
+def test_loopback_is_known(host: str, expected: bool) -> None:
+    assert is_loopback(host) is expected
+
+
+def test_settings_do_not_show_the_credentials() -> None:
+    assert "secret" not in repr(replace(GatewaySettings(), credentials={"password": "secret"}))
+
+
+def test_a_fault_of_the_gateway_is_a_problem_too(
+    gateway: RunningGateway, http: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*arguments: Any) -> None:
+        raise RuntimeError("secret detail")
+
+    monkeypatch.setattr(gateway.state.users, "session", fail)
+    answer = http.get("/ready")
+    assert (answer.status_code, answer.json()["code"]) == (500, 500)
+    assert "secret" not in answer.text

@@ -1,0 +1,192 @@
+"""Mailboxes over HTTP: what is sent is durable, and each message is leased to one until it is settled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
+
+import httpx
+import pytest
+from running_gateway import WAIT_SECONDS, RunningGateway
+
+import malamute
+from malamute.gateway.settings import GatewaySettings
+from malamute.protocol.admin import MailboxesQuery
+from malamute.testing import Broker, small_config
+
+BOB = "/v1/mailboxes/bob"
+
+
+def _row(client: malamute.Client, name: str = "bob") -> Any:
+    return next(row for row in client.query(MailboxesQuery()) if row.name == name)
+
+
+def _lease(http: httpx.Client, **params: Any) -> list[dict[str, Any]]:
+    answer = http.post(f"{BOB}/leases", params={"wait": 60, **params})
+    assert answer.status_code == 200, answer.text
+    return list(answer.json()["messages"])
+
+
+def _settle(http: httpx.Client, lease: str, verb: str, status: int = 204, **params: Any) -> None:
+    answer = http.post(f"{BOB}/leases/{lease}/{verb}", params=params)
+    assert answer.status_code == status, answer.text
+
+
+def test_a_message_is_sent_leased_and_acknowledged(http: httpx.Client, client: malamute.Client) -> None:
+    params = {"subject": "hello", "correlation": "c1", "reply_to": "alice", "priority": 3}
+    headers = {"content-type": "text/plain", "malamute-header-a": "b"}
+    answer = http.post(f"{BOB}/messages", params=params, content=b"hi", headers=headers)
+    assert (answer.status_code, answer.json()) == (201, {"count": 1})
+    [message] = _lease(http)
+    assert message.pop("time").endswith("Z")
+    assert message == {
+        "lease": "1-1",
+        "attempts": 1,
+        "correlation": "c1",
+        "reply_to": "alice",
+        "sequence": 1,
+        "subject": "hello",
+        "headers": {"a": "b", "content-type": "text/plain"},
+        "body": "hi",
+    }
+    assert _row(client).outstanding == 1
+    _settle(http, "1-1", "acknowledge")
+    _wait_until_stored(client)
+    _settle(http, "1-1", "acknowledge", 410)
+
+
+def test_a_key_makes_a_message_known_to_the_queue(http: httpx.Client, client: malamute.Client) -> None:
+    for _ in range(2):
+        answer = http.post(f"{BOB}/messages", content=b"x", headers={"idempotency-key": "k"})
+        assert answer.status_code == 201
+    assert _row(client).messages == 1
+
+
+def test_only_what_is_leased_is_held_and_the_rest_stays_in_the_queue(
+    http: httpx.Client, client: malamute.Client
+) -> None:
+    for n in range(5):
+        client.send("bob", "s", b"%d" % n)
+    assert [m["body"] for m in _lease(http, limit=2)] == ["0", "1"]
+    assert [m["body"] for m in _lease(http, limit=1)] == ["2"]
+    assert (_row(client).outstanding, _row(client).messages) == (3, 5)
+
+
+def _wait_until_stored(client: malamute.Client) -> None:
+    """A message that was settled is in its queue until that is on the disk."""
+    while _row(client).messages:
+        pass
+
+
+@pytest.mark.parametrize("verb", ["release", "retry", "reject"])
+def test_a_lease_is_given_back_or_refused(http: httpx.Client, client: malamute.Client, verb: str) -> None:
+    client.send("bob", "s", b"x")
+    [message] = _lease(http)
+    _settle(http, message["lease"], verb, **({"delay": 0} if verb == "retry" else {}))
+    if verb == "reject":
+        _wait_until_stored(client)
+        assert _row(client).dead == 1
+        return
+    [again] = _lease(http)
+    assert again["attempts"] == (1 if verb == "release" else 2)
+    _settle(http, again["lease"], "progress")
+    _settle(http, again["lease"], "acknowledge")
+    _wait_until_stored(client)
+
+
+def test_without_messages_a_lease_is_empty_and_a_wait_ends_with_the_first_message(
+    http: httpx.Client, gateway: RunningGateway, client: malamute.Client
+) -> None:
+    assert _lease(http, wait=0) == []
+    with ThreadPoolExecutor(1) as pool, gateway.client() as other:
+        waiting = pool.submit(_lease, other)
+        client.send("bob", "s", b"x")
+        assert [m["body"] for m in waiting.result(WAIT_SECONDS)] == ["x"]
+
+
+def test_what_waits_is_given_up_when_who_asked_is_gone(
+    gateway: RunningGateway, http: httpx.Client, client: malamute.Client
+) -> None:
+    with gateway.client() as other, pytest.raises(httpx.ReadTimeout):
+        other.post(f"{BOB}/leases", params={"wait": 60}, timeout=0.2)
+    while gateway.state.leases._holders:
+        http.get("/live")
+    client.send("bob", "s", b"x")
+    assert len(_lease(http)) == 1
+
+
+def test_a_lease_that_the_broker_took_back_is_over(broker: Broker) -> None:
+    config = small_config()
+    queues = replace(config.queues, ack_timeout=0.2)
+    with Broker(config=replace(config, queues=queues)) as quick:
+        gateway = RunningGateway(GatewaySettings(broker=quick.url, timeout_seconds=WAIT_SECONDS))
+        with gateway.client() as http:
+            http.post(f"{BOB}/messages", content=b"x")
+            [first] = _lease(http)
+            [second] = _lease(http)
+            assert second["attempts"] > first["attempts"]
+            _settle(http, first["lease"], "acknowledge", 410)
+            # When the last lease is over the session is let go.
+            while gateway.state.leases._holders:
+                http.get("/live")
+        gateway.stop()
+
+
+def test_there_are_as_many_leases_as_there_may_be(
+    start: Callable[..., RunningGateway], client: malamute.Client
+) -> None:
+    for _ in range(3):
+        client.send("bob", "s", b"x")
+    with start(leases=2).client() as http:
+        leased = _lease(http, limit=3)
+        assert len(leased) == 2
+        answer = http.post(f"{BOB}/leases")
+        assert (answer.status_code, answer.json()["code"]) == (429, 429)
+        _settle(http, leased[0]["lease"], "acknowledge")
+        assert len(_lease(http)) == 1
+
+
+def test_what_is_leased_goes_back_when_the_gateway_stops(
+    start: Callable[..., RunningGateway], client: malamute.Client
+) -> None:
+    client.send("bob", "s", b"x")
+    gateway = start()
+    with gateway.client() as http:
+        assert len(_lease(http)) == 1
+    gateway.stop()
+    assert (_row(client).outstanding, _row(client).messages) == (0, 1)
+
+
+def test_a_second_program_with_the_address_takes_it_over_and_the_leases_with_it(
+    http: httpx.Client, broker: Broker, client: malamute.Client
+) -> None:
+    client.send("bob", "s", b"x")
+    [message] = _lease(http)
+    with malamute.connect(broker.url, address="bob", timeout=WAIT_SECONDS) as bob:
+        assert bob.receive(WAIT_SECONDS).body == b"x"
+        _settle(http, message["lease"], "acknowledge", 410)
+        bob.flush()
+
+
+@pytest.mark.parametrize(
+    ("path", "params", "body", "status", "code"),
+    [
+        (f"{BOB}/messages", {"priority": 10}, b"x", 400, 416),
+        (f"{BOB}/messages", {"ttl": "nan"}, b"x", 400, 416),
+        (f"{BOB}/messages", {"ttl": -1}, b"x", 400, 416),
+        (f"{BOB}/messages", {"subject": "s" * 256}, b"x", 413, 413),
+        (f"/v1/mailboxes/{'b' * 256}/messages", {}, b"x", 400, 414),
+        (f"{BOB}/leases", {"limit": 0}, b"", 400, 416),
+        (f"{BOB}/leases", {"limit": 101}, b"", 400, 416),
+        (f"{BOB}/leases", {"wait": 61}, b"", 400, 416),
+        (f"{BOB}/leases/1-1/explode", {}, b"", 400, 416),
+        (f"{BOB}/leases/9-9/acknowledge", {}, b"", 410, 420),
+    ],
+)
+def test_bad_requests_are_problems(
+    http: httpx.Client, path: str, params: dict[str, Any], body: bytes, status: int, code: int
+) -> None:
+    answer = http.post(path, params=params, content=body)
+    assert (answer.status_code, answer.json()["code"]) == (status, code)

@@ -1,0 +1,98 @@
+"""Metrics: what is scraped is what the broker says, as OpenMetrics, and no client makes a series."""
+
+from __future__ import annotations
+
+import httpx
+import pytest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families
+
+import malamute
+from malamute.gateway.metrics import STATUS, STORAGE, STREAM
+from malamute.protocol.admin import StatusQuery, StorageQuery, StoredQuery, StreamPurge, StreamQuery
+
+
+def _scrape(http: httpx.Client, **params: object) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
+    answer = http.get("/metrics", params=params)
+    assert answer.headers["content-type"].startswith("application/openmetrics-text")
+    return {
+        (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+        for family in text_string_to_metric_families(answer.text)
+        for sample in family.samples
+    }
+
+
+def _names(found: dict[tuple[str, tuple[tuple[str, str], ...]], float]) -> set[str]:
+    return {name.removesuffix("_total") for name, _ in found}
+
+
+def test_every_figure_is_that_of_the_broker(http: httpx.Client, client: malamute.Client) -> None:
+    client.publish_batch("weather", ["a"] * 3, [b"x"] * 3)
+    client.send("bob", "s", b"12345")
+    found = _scrape(http)
+    assert {figure.name for figure in (*STATUS, *STORAGE)} < _names(found)
+    status, storage = client.query(StatusQuery()), client.query(StorageQuery())
+    assert found["malamute_published_messages_total", ()] == status.messages_published >= 3
+    assert found["malamute_queue_bytes", ()] == status.queue_bytes > 0
+    assert found["malamute_mailboxes", ()] == status.mailboxes == 1
+    assert found["malamute_store_size_bytes", ()] == storage.size
+    assert found["malamute_gateway_sessions", ()] == 1
+    assert found["malamute_queued_messages", (("kind", "mailbox"), ("state", "waiting"))] == 1
+    assert found["malamute_dead_letters", (("kind", "service"),)] == 0
+    assert found["malamute_oldest_message_seconds", (("kind", "mailbox"),)] > 0
+    assert found["malamute_commit_seconds_count", ()] > 0
+    assert found["malamute_committed_bytes_total", ()] > 0
+    assert found["malamute_iteration_seconds_sum", ()] >= found["malamute_iteration_longest_seconds", ()] > 0
+    assert {name for _, labels in found for name, _ in labels} == {"kind", "state"}
+
+
+def test_settlements_are_counted_by_outcome(http: httpx.Client, client: malamute.Client) -> None:
+    client.send("native", "s", b"x")
+    with client.mailbox(auto_ack=False) as mailbox:
+        mailbox.receive(60).ack()
+    client.flush()
+    assert _scrape(http)["malamute_settlements_total", (("outcome", "acknowledged"),)] == 1
+
+
+def test_a_stream_that_is_named_is_looked_at(http: httpx.Client, client: malamute.Client) -> None:
+    for name in ("weather", 'b"\\\n'.replace("\n", "")):
+        client.publish_batch(name, ["a"] * 3, [b"x"] * 3)
+    with client.subscribe("weather", credit=1, start="first") as subscription:
+        subscription.receive(60)
+        found = _scrape(http, stream=["weather", 'b"\\', "weather"])
+        details = client.query(StreamQuery(name="weather"))
+    assert {figure.name for figure in STREAM} < _names(found)
+    labels = (("stream", "weather"),)
+    stored = {row.name: row for row in client.query(StoredQuery(stream="weather"))}["weather"]
+    assert found["malamute_stream_stored_bytes", labels] == stored.bytes > 0
+    assert found["malamute_stream_first_time_seconds", labels] == pytest.approx(stored.first_time / 1e9)
+    assert found["malamute_stream_last_sequence", labels] == 3
+    assert found["malamute_stream_last_sequence", (("stream", 'b"\\'),)] == 3
+    states = {
+        state: found["malamute_stream_readers", (("state", state), ("stream", "weather"))]
+        for state in ("live", "replay")
+    }
+    assert sum(states.values()) == len(details.readers) == 1
+    assert found["malamute_stream_lag_messages", labels] == max(reader.lag for reader in details.readers)
+
+
+def test_a_stream_that_is_empty_has_no_oldest_message(http: httpx.Client, client: malamute.Client) -> None:
+    client.publish("weather", "a", b"x", assurance="stored")
+    name = ("malamute_stream_first_time_seconds", (("stream", "weather"),))
+    assert name in _scrape(http, stream="weather")
+    client.change(StreamPurge(stream="weather"))
+    found = _scrape(http, stream="weather")
+    assert name not in found
+    assert found["malamute_stream_stored_bytes", (("stream", "weather"),)] == 0
+
+
+def test_a_stream_that_is_not_there_is_a_problem(http: httpx.Client) -> None:
+    answer = http.get("/metrics", params={"stream": "invented"})
+    assert (answer.status_code, answer.json()["code"]) == (404, 404)
+
+
+def test_names_of_clients_are_in_no_label(http: httpx.Client, client: malamute.Client) -> None:
+    client.publish("weather", "a", b"x", assurance="stored")
+    with client.subscribe("weather", "subject-of-mine"):
+        text = http.get("/metrics", params={"stream": "weather"}).text
+    assert "native" not in text
+    assert "subject-of-mine" not in text

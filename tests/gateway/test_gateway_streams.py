@@ -1,0 +1,292 @@
+"""Streams over HTTP: what is posted is durable and exact, pages have all, and errors say what to do."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import pytest
+
+import malamute
+from malamute.protocol.limits import BATCH_MESSAGES_MAX
+
+WEATHER = "/v1/streams/weather/messages"
+
+
+def _held(client: malamute.Client, stream: str, count: int) -> list[tuple[Any, ...]]:
+    with client.subscribe(stream, start="first") as subscription:
+        found = [subscription.receive() for _ in range(count)]
+    return [(m.sequence, m.subject, m.body, m.headers) for m in found]
+
+
+def test_one_message_is_published_as_it_is_and_confirmed(http: httpx.Client, client: malamute.Client) -> None:
+    headers = {"content-type": "text/plain", "malamute-header-unit": "celsius", "user-agent": "x"}
+    answer = http.post(WEATHER, params={"subject": "temp.oslo"}, content=b"\x00-3.5\xff", headers=headers)
+    assert (answer.status_code, answer.json()) == (201, {"count": 1, "first": 1, "last": 1})
+    expected = {"unit": "celsius", "content-type": "text/plain"}
+    assert _held(client, "weather", 1) == [(1, "temp.oslo", b"\x00-3.5\xff", expected)]
+
+
+def test_lines_are_published_as_one_command_in_their_order(
+    http: httpx.Client, client: malamute.Client
+) -> None:
+    lines = [
+        {"subject": "a", "body": "ä", "headers": {"n": 1, "x": 1.5, "t": True, "none": None, "s": "text"}},
+        {"body_base64": base64.b64encode(b"\xff\x00").decode()},
+        {"subject": "c"},
+    ]
+    content = "\n".join(map(json.dumps, lines)) + "\n"
+    answer = http.post(
+        WEATHER, params={"subject": "b"}, content=content, headers={"content-type": "application/x-ndjson"}
+    )
+    assert (answer.status_code, answer.json()) == (201, {"count": 3, "first": 1, "last": 3})
+    assert _held(client, "weather", 3) == [
+        (1, "a", "ä".encode(), lines[0]["headers"]),
+        (2, "b", b"\xff\x00", {}),
+        (3, "c", b"", {}),
+    ]
+
+
+def test_a_batch_may_have_as_many_lines_as_a_command_and_not_one_more(http: httpx.Client) -> None:
+    headers = {"content-type": "application/x-ndjson"}
+    answer = http.post(WEATHER, content=b"{}\n" * BATCH_MESSAGES_MAX, headers=headers)
+    assert (answer.status_code, answer.json()["count"]) == (201, BATCH_MESSAGES_MAX)
+    for content in (b"{}\n" * (BATCH_MESSAGES_MAX + 1), b"{}\n" * BATCH_MESSAGES_MAX + b"{}"):
+        _refused(http.post(WEATHER, content=content, headers=headers), 413, 413)
+
+
+EVENT = {"specversion": "1.0", "id": "7", "source": "/s", "type": "org.example.temp", "place": "Oslo"}
+EVENT_HEADERS = {f"ce-{name}": value for name, value in EVENT.items()}
+
+
+@pytest.mark.parametrize(
+    ("given", "body", "content_type"),
+    [
+        ({"data": {"t": [1, "ä"]}}, '{"t":[1,"ä"]}'.encode(), "application/json"),
+        ({"data": "words"}, b'"words"', "application/json"),
+        ({"data": "words", "datacontenttype": "text/plain"}, b"words", "text/plain"),
+        ({"data_base64": "/wA=", "datacontenttype": "image/x"}, b"\xff\x00", "image/x"),
+        ({}, b"", "application/json"),
+    ],
+)
+def test_a_structured_cloud_event_is_the_same_message_alone_and_in_a_batch(
+    http: httpx.Client, client: malamute.Client, given: dict[str, Any], body: bytes, content_type: str
+) -> None:
+    event = json.dumps({**EVENT, **given}, ensure_ascii=False, separators=(",", ":"))
+    for content, kind in (
+        (event, "application/cloudevents"),
+        (f"[{event}]", "application/cloudevents-batch"),
+    ):
+        headers = {"content-type": f"{kind}+json; charset=utf-8"}
+        assert http.post(WEATHER, content=content, headers=headers).status_code == 201
+    expected = {**EVENT_HEADERS, "content-type": content_type}
+    assert _held(client, "weather", 2) == [
+        (1, "org.example.temp", body, expected),
+        (2, "org.example.temp", body, expected),
+    ]
+
+
+def test_a_binary_cloud_event_keeps_its_attributes_as_headers(
+    http: httpx.Client, client: malamute.Client
+) -> None:
+    headers = {**EVENT_HEADERS, "content-type": "text/plain"}
+    assert http.post(WEATHER, content=b"x", headers=headers).status_code == 201
+    assert http.post(WEATHER, params={"subject": "s"}, content=b"x", headers=headers).status_code == 201
+    assert _held(client, "weather", 2) == [(1, "org.example.temp", b"x", headers), (2, "s", b"x", headers)]
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        {**EVENT, "specversion": "0.3"},
+        {name: value for name, value in EVENT.items() if name != "id"},
+        {**EVENT, "source": ""},
+        {**EVENT, "type": 7},
+        {**EVENT, "data": 1, "data_base64": ""},
+    ],
+)
+def test_what_is_no_cloud_event_is_refused(http: httpx.Client, event: dict[str, Any]) -> None:
+    headers = {"content-type": "application/cloudevents+json"}
+    _refused(http.post(WEATHER, json=event, headers=headers), 400, 416)
+
+
+def _refused(answer: httpx.Response, status: int, code: int) -> dict[str, Any]:
+    problem = answer.json()
+    assert (answer.status_code, answer.headers["content-type"]) == (status, "application/problem+json")
+    assert (problem["status"], problem["code"]) == (status, code)
+    assert problem["type"] == f"/v1/problems/{code}"
+    assert problem["title"]
+    assert problem["detail"]
+    return dict(problem)
+
+
+@pytest.mark.parametrize(
+    ("content", "status", "code"),
+    [
+        (b"", 400, 416),
+        (b"[1]", 400, 400),
+        (b"{", 400, 400),
+        (b'{"body": "\xff"}', 400, 400),
+        (b'{"body": "\\ud800"}', 400, 400),
+        (b'{"body": 1}', 400, 400),
+        (b'{"unknown": 1}', 400, 400),
+        (b'{"headers": {"a": [1]}}', 400, 400),
+        (b'{"headers": {"a": 1e999}}', 400, 400),
+        (b'{"body": "a", "body_base64": "YQ=="}', 400, 416),
+        (b'{"body_base64": "?"}', 400, 400),
+        (b"[" * 100_000, 400, 400),
+        (b'{"subject": "%s"}' % (b"x" * 256), 413, 413),
+    ],
+)
+def test_a_bad_line_is_refused_and_nothing_of_the_batch_is_published(
+    http: httpx.Client, content: bytes, status: int, code: int
+) -> None:
+    body = b"{}\n" + content + b"\n" if content else b"\n"
+    _refused(http.post(WEATHER, content=body, headers={"content-type": "application/x-ndjson"}), status, code)
+    assert http.get(WEATHER).json() == {"messages": [], "next": None}
+
+
+@pytest.mark.parametrize(
+    ("path", "params", "status", "code"),
+    [
+        (WEATHER, {"limit": "0"}, 400, 416),
+        (WEATHER, {"limit": "1001"}, 400, 416),
+        (WEATHER, {"limit": "many"}, 400, 416),
+        (WEATHER, [("limit", "1"), ("limit", "2")], 400, 416),
+        (WEATHER, {"start": "yesterday"}, 400, 416),
+        (WEATHER, {"unknown": "1"}, 400, 416),
+        (WEATHER, {"where": "a ="}, 400, 415),
+        (WEATHER, {"criteria": "[1]"}, 400, 415),
+        (WEATHER, {"criteria": "["}, 400, 415),
+        (WEATHER, {"pattern": "x" * 1025}, 413, 413),
+        (WEATHER, {"family": "unheard-of", "pattern": "x"}, 400, 415),
+        ("/v1/streams/%00/messages", {}, 400, 414),
+        (f"/v1/streams/{'x' * 256}/messages", {}, 400, 414),
+        ("/v1/streams/%ff/messages", {}, 400, 400),
+        ("/v1/streams/a/letters", {}, 404, 901),
+        ("/v1/streams/a/messages/", {}, 404, 901),
+        ("/v1/problems/1", {}, 404, 404),
+    ],
+)
+def test_bad_requests_are_problems_with_a_number(
+    http: httpx.Client, path: str, params: Any, status: int, code: int
+) -> None:
+    _refused(http.get(path, params=params), status, code)
+
+
+def test_a_method_that_a_path_does_not_have_is_answered_with_those_that_it_has(http: httpx.Client) -> None:
+    answer = http.delete(WEATHER)
+    _refused(answer, 405, 902)
+    assert answer.headers["allow"] == "GET, HEAD, POST"
+
+
+def test_the_type_of_a_problem_leads_to_its_explanation(http: httpx.Client) -> None:
+    problem = http.get(WEATHER, params={"limit": "0"}).json()
+    explained = http.get(problem["type"]).json()
+    assert {explained[name] == problem[name] for name in ("title", "hint", "code", "status")} == {True}
+
+
+def test_names_may_have_any_character_that_a_stream_may_have(
+    http: httpx.Client, client: malamute.Client
+) -> None:
+    name = "a/b ä?#%2F"
+    path = "/v1/streams/a%2Fb%20%C3%A4%3F%23%252F/messages"
+    assert http.post(path, content=b"x").status_code == 201
+    assert _held(client, name, 1) == [(1, "", b"x", {})]
+    assert len(http.get(path).json()["messages"]) == 1
+
+
+def _publish(client: malamute.Client, count: int, stream: str = "weather") -> None:
+    client.publish_batch(
+        stream,
+        [("even" if n % 2 == 0 else "odd") for n in range(1, count + 1)],
+        [str(n).encode() for n in range(1, count + 1)],
+        [{"n": n} for n in range(1, count + 1)],
+    )
+
+
+@pytest.mark.parametrize("limit", [1, 3, 10, 11, 1000])
+def test_following_the_pages_gives_every_message_once_in_order(
+    http: httpx.Client, client: malamute.Client, limit: int
+) -> None:
+    _publish(client, 10)
+    link, found = f"{WEATHER}?limit={limit}", []
+    while link:
+        page = http.get(link)
+        found += page.json()["messages"]
+        assert len(page.json()["messages"]) <= limit
+        assert page.headers.get("link") == (
+            f'<{page.json()["next"]}>; rel="next"' if page.json()["next"] else None
+        )
+        link = page.json()["next"]
+    assert [(m["sequence"], m["body"], m["headers"]) for m in found] == [
+        (n, str(n), {"n": n}) for n in range(1, 11)
+    ]
+
+
+def test_a_page_ends_by_its_bytes_too(start: Callable[..., Any], client: malamute.Client) -> None:
+    _publish(client, 40)
+    with start(page_bytes=8).client() as http:
+        link, sizes = WEATHER, []
+        while link:
+            page = http.get(link).json()
+            sizes.append(len(page["messages"]))
+            link = page["next"]
+    assert sum(sizes) == 40
+    assert max(sizes) < 40
+
+
+@pytest.mark.parametrize(
+    ("params", "expected"),
+    [
+        ({"pattern": "even"}, [2, 4, 6, 8, 10]),
+        ({"pattern": ["even", "odd"], "start": "seq:9"}, [9, 10]),
+        ({"pattern": "ev", "family": "prefix", "where": "n > 6"}, [8, 10]),
+        ({"criteria": '[["fields", {"n": 3}], ["exact", "none"]]'}, [3]),
+        ({"pattern": "none"}, []),
+        ({"start": "new"}, []),
+        ({"start": "last"}, [10]),
+        ({"start": "last-per-subject"}, [9, 10]),
+        ({"start": "seq:11"}, []),
+        ({"start": "seq:1000"}, []),
+        ({"start": "since:1h"}, [*range(1, 11)]),
+    ],
+)
+def test_a_page_has_what_its_criteria_select(
+    http: httpx.Client, client: malamute.Client, params: dict[str, Any], expected: list[int]
+) -> None:
+    _publish(client, 10)
+    page = http.get(WEATHER, params=params).json()
+    assert [message["sequence"] for message in page["messages"]] == expected
+    assert page["next"] is None
+
+
+def test_a_page_can_be_lines(http: httpx.Client, client: malamute.Client) -> None:
+    client.publish("weather", "s", b"\xff", {"a": "ä"}, assurance="stored")
+    client.publish("weather", "s", b"2", assurance="stored")
+    answer = http.get(WEATHER, headers={"accept": "application/x-ndjson"}, params={"limit": 1})
+    assert answer.headers["content-type"] == "application/x-ndjson"
+    [message] = map(json.loads, answer.text.splitlines())
+    assert message.pop("time").endswith("Z")
+    assert message == {
+        "sequence": 1,
+        "sender": "native",
+        "subject": "s",
+        "headers": {"a": "ä"},
+        "body_base64": "/w==",
+    }
+    assert answer.headers["link"] == f'<{WEATHER}?limit=1&start=seq%3A2>; rel="next"'
+
+
+def test_a_repeated_request_with_its_key_is_published_once(http: httpx.Client) -> None:
+    headers = {"idempotency-key": "k1"}
+    answers = [http.post(WEATHER, content=b"x", headers=headers) for _ in range(3)]
+    assert {(answer.status_code, answer.text) for answer in answers} == {(201, answers[0].text)}
+    assert len(http.get(WEATHER).json()["messages"]) == 1
+    assert http.post("/v1/streams/other/messages", content=b"y", headers=headers).status_code == 201
+    _refused(http.post(WEATHER, content=b"y", headers=headers), 422, 907)
+    _refused(http.post(WEATHER, content=b"x", headers={"idempotency-key": "k" * 256}), 400, 416)
+    assert http.post(WEATHER, content=b"x", headers={"idempotency-key": "k" * 255}).status_code == 201

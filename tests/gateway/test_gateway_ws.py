@@ -1,0 +1,183 @@
+"""One WebSocket with many subscriptions: credit decides what comes, and each ends by itself."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import msgpack
+import pytest
+from running_gateway import WAIT_SECONDS, RunningGateway
+from websockets.exceptions import InvalidStatus
+from websockets.sync.client import ClientConnection, connect
+
+import malamute
+from malamute.gateway.ws import CREDIT_MAX, SUBSCRIPTIONS_MAX
+from malamute.protocol.admin import StreamPurge, StreamQuery
+
+
+class Page:
+    def __init__(self, socket: ClientConnection, form: str = "malamute.json") -> None:
+        self._socket = socket
+        self._packed = form == "malamute.msgpack"
+
+    def send(self, op: str, **fields: Any) -> None:
+        message = {"op": op, **fields}
+        self._socket.send(msgpack.packb(message) if self._packed else json.dumps(message))
+
+    def raw(self, data: str | bytes) -> None:
+        self._socket.send(data)
+
+    def receive(self) -> dict[str, Any]:
+        data = self._socket.recv(WAIT_SECONDS)
+        assert isinstance(data, bytes) == self._packed
+        return dict(msgpack.unpackb(data) if isinstance(data, bytes) else json.loads(data))
+
+    def bodies(self, count: int) -> list[tuple[int, str]]:
+        found = [self.receive() for _ in range(count)]
+        assert {report["op"] for report in found} <= {"message"}
+        return [(report["id"], report["body"]) for report in found]
+
+
+@contextmanager
+def _page(gateway: RunningGateway, form: str = "", **options: Any) -> Iterator[Page]:
+    url = gateway.url.replace("http://", "ws://") + "/v1/ws"
+    protocols = [form] if form else None
+    with connect(url, subprotocols=protocols, proxy=None, **options) as socket:  # type: ignore[arg-type]
+        assert socket.subprotocol == (form or None)
+        yield Page(socket, form or "malamute.json")
+
+
+@pytest.fixture
+def page(gateway: RunningGateway) -> Iterator[Page]:
+    with _page(gateway) as page:
+        yield page
+
+
+def _publish(client: malamute.Client, stream: str, first: int, last: int, body: bytes = b"%d") -> None:
+    numbers = range(first, last + 1)
+    client.publish_batch(stream, ["s"] * len(numbers), [body % n for n in numbers])
+
+
+@pytest.mark.parametrize("form", ["", "malamute.json", "malamute.msgpack"])
+def test_many_subscriptions_share_a_socket(
+    gateway: RunningGateway, client: malamute.Client, form: str
+) -> None:
+    _publish(client, "a", 1, 2)
+    with _page(gateway, form) as page:
+        page.send("subscribe", id=7, stream="a", start="first", credit=10)
+        assert page.receive() == {"op": "subscribed", "id": 7, "first": 1}
+        assert page.bodies(2) == [(7, "1"), (7, "2")]
+        page.send("subscribe", id=8, stream="b", patterns=["s"], where="not n = 1", credit=10)
+        assert page.receive() == {"op": "subscribed", "id": 8, "first": 1}
+        _publish(client, "b", 1, 1)
+        message = page.receive()
+        assert message.pop("time").endswith("Z")
+        expected = {"op": "message", "id": 8, "sequence": 1, "sender": "native", "subject": "s", "body": "1"}
+        assert message == expected
+
+
+def test_nothing_comes_without_credit_and_all_of_it_with_more(
+    gateway: RunningGateway, page: Page, client: malamute.Client
+) -> None:
+    page.send("subscribe", id=1, stream="a", start="first")
+    assert page.receive()["op"] == "subscribed"
+    for first in range(1, 2001, 100):
+        _publish(client, "a", first, first + 99, b"%d " + b"x" * 1000)
+    assert client.query(StreamQuery(name="a")).switches_to_replay > 0
+    page.send("credit", id=1, messages=3)
+    assert [body.split()[0] for _, body in page.bodies(3)] == ["1", "2", "3"]
+    # What is answered now was not held up by messages: there is no credit for them.
+    page.send("credit", id=9, messages=1)
+    assert page.receive()["op"] == "problem"
+    page.send("credit", id=1, messages=CREDIT_MAX)
+    assert [int(body.split()[0]) for _, body in page.bodies(1997)] == [*range(4, 2001)]
+
+
+def test_a_subscription_ends_when_the_page_says_so_and_its_id_is_free(page: Page) -> None:
+    for _ in range(2):
+        page.send("subscribe", id=1, stream="a", credit=1)
+        assert page.receive()["op"] == "subscribed"
+        page.send("unsubscribe", id=1)
+        assert page.receive() == {"op": "ended", "id": 1}
+
+
+def test_what_is_refused_ends_with_a_problem(page: Page) -> None:
+    page.send("subscribe", id=1, stream="a", where="a =")
+    ended = page.receive()
+    assert (ended["op"], ended["id"], ended["problem"]["code"]) == ("ended", 1, 415)
+
+
+def test_a_gap_stands_where_it_belongs(page: Page, client: malamute.Client) -> None:
+    _publish(client, "a", 1, 3)
+    client.change(StreamPurge(stream="a"))
+    _publish(client, "a", 4, 4)
+    page.send("subscribe", id=1, stream="a", start="seq:2", credit=1)
+    assert page.receive()["op"] == "subscribed"
+    gap = page.receive()
+    assert (gap["op"], gap["id"], gap["first"], gap["last"]) == ("gap", 1, 2, 3)
+    assert page.receive()["sequence"] == 4
+
+
+@pytest.mark.parametrize(
+    ("frame", "code"),
+    [
+        ("{", 400),
+        ("[]", 400),
+        ('{"op": "explode", "id": 1}', 400),
+        ('{"op": "subscribe", "id": 1}', 400),
+        ('{"op": "subscribe", "id": 1, "stream": 7}', 400),
+        ('{"op": "subscribe", "id": 1, "stream": "a", "more": 1}', 400),
+        ('{"op": "subscribe", "id": 1, "stream": "a", "credit": -1}', 416),
+        (f'{{"op": "subscribe", "id": 1, "stream": "a", "credit": {CREDIT_MAX + 1}}}', 416),
+        ('{"op": "credit", "id": 1, "messages": 1}', 404),
+        ('{"op": "unsubscribe", "id": 1}', 404),
+        (b"\x80", 400),
+        ("[" * 100_000, 400),
+    ],
+)
+def test_a_bad_frame_is_a_problem_and_the_socket_stays(page: Page, frame: str | bytes, code: int) -> None:
+    page.raw(frame)
+    problem = page.receive()
+    assert (problem["op"], problem["code"]) == ("problem", code)
+    page.send("subscribe", id=2, stream="a")
+    assert page.receive()["op"] == "subscribed"
+
+
+def test_there_are_as_many_subscriptions_as_there_may_be(page: Page) -> None:
+    for number in range(SUBSCRIPTIONS_MAX):
+        page.send("subscribe", id=number, stream="a")
+        assert page.receive()["op"] == "subscribed"
+    page.send("subscribe", id=SUBSCRIPTIONS_MAX, stream="a")
+    assert page.receive()["code"] == 429
+    page.send("subscribe", id=0, stream="a")
+    assert page.receive()["code"] == 416
+
+
+def test_who_may_not_come_gets_no_socket(start: Callable[..., RunningGateway]) -> None:
+    with pytest.raises(InvalidStatus) as refused, _page(start(anonymous=False)):
+        pass
+    assert refused.value.response.status_code == 401
+    assert json.loads(refused.value.response.body)["code"] == 905
+    with pytest.raises(InvalidStatus) as refused, _page(start(), origin="http://evil.example"):
+        pass
+    assert refused.value.response.status_code == 403
+
+
+def test_a_socket_ends_with_the_gateway_and_a_gone_page_leaves_nothing(
+    start: Callable[..., RunningGateway],
+) -> None:
+    gateway = start()
+    with _page(gateway) as page:
+        page.send("subscribe", id=1, stream="a")
+        assert page.receive()["op"] == "subscribed"
+        assert len(gateway.state._followed) == 1
+    with gateway.client() as http:
+        while gateway.state._followed:
+            http.get("/live")
+    with _page(gateway) as page:
+        page.send("subscribe", id=1, stream="a")
+        assert page.receive()["op"] == "subscribed"
+        gateway.stop()
