@@ -14,6 +14,7 @@ from sim_wants import CRITERIA
 from malamute.core.events import EVENTS
 from malamute.protocol.admin import CHANGES, QUERIES
 from malamute.protocol.arguments import MESSAGE_STATES
+from malamute.protocol.names import AUDIT
 
 VALUES: Mapping[str, tuple[Any, ...]] = {
     "name": ("kept", "more", "live", EVENTS, "print", "scan", "ann", "bob", "nobody"),
@@ -49,7 +50,7 @@ def question(a: int, b: int, c: int) -> tuple[str, dict[str, Any]]:
 
 
 CHANGED: Mapping[str, tuple[Any, ...]] = {
-    "stream": ("kept", "more", "live", "kept", "more", EVENTS, "made"),
+    "stream": ("kept", "more", "live", "kept", AUDIT, EVENTS, "made"),
     "cursor": ("blue", "red"),
     "service": ("print", "scan"),
     "start": ("new", "first", "last", "seq:3", "since:2s"),
@@ -67,6 +68,12 @@ CHANGED: Mapping[str, tuple[Any, ...]] = {
     "limit": (1, 2, 1000),
     "id": ("ann", "cat", "nobody"),
     "directory": ("monday", "../elsewhere"),
+    "password": ("", f"scrypt$16384$8$1$c2FsdA==${'QUFB' * 10}QUE=", "nonsense"),
+    "key": ("a" * 40, "b" * 40, ""),
+    "uid": (0, 7),
+    "groups": ([], ["staff"]),
+    "access_rules": ([], ["view broker/#"]),
+    "disabled": (True, False),
     "dry_run": (False, False, True),
 }
 """Values of each argument of a change, by its name. The criteria of a feed go with its condition."""

@@ -11,9 +11,10 @@ from itertools import chain
 from typing import Any
 
 from sim_answers import NO_OUTCOME, AnswerBook
+from sim_audit import AuditBook
 from sim_clock import MailTimes, Wall
 from sim_credit import CreditBook, Grant
-from sim_damage import Damaged
+from sim_damage import Damaged, FlawedStore
 from sim_feeds import FeedBook, is_put
 from sim_machine import AUDITOR, NO_JOURNAL
 from sim_origin import Author, Order, Violation, body_of, mailbox_of
@@ -25,6 +26,7 @@ from sim_wants import takes, wants_of
 
 from malamute.core.broker import Core
 from malamute.core.effects import ClockStep
+from malamute.core.feed import CURSOR_PREFIX
 from malamute.core.refusals import TEXT as REFUSED_BEFORE
 from malamute.errors import TryLater
 from malamute.journal.memory import MemoryStore
@@ -66,6 +68,7 @@ from malamute.store.operations import (
     DeleteStream,
     DeleteValue,
     Operation,
+    PutValue,
     Recovered,
     Reserve,
     Stranded,
@@ -91,8 +94,12 @@ class Book:
         has_failed: Callable[[], bool],
         policy: QueuePolicy,
         wall: Wall,
+        *,
+        audit: bool = False,
+        unconfirmed: int = 0,
     ) -> None:
         self.has_failed = has_failed
+        self.audit = AuditBook(lambda: wall.now, has_failed, unconfirmed, on=audit)
         self.author = Author()
         self.streams = StreamBook(self.author, store, NO_JOURNAL)
         self.feeds = FeedBook(self.author, self.streams, NO_JOURNAL)
@@ -121,6 +128,10 @@ class Book:
         """Sessions whose outcomes of changes the disk has refused, and does not have since."""
         self.lost_cursors: set[tuple[str, str]] = set()
         """Those of which nobody knows where they are."""
+        self._unlearned = False
+        """Whether the disk has lost something that this broker has not learned of."""
+        self._to_store: set[tuple[str, Any]] = set()
+        """Values that the disk has lost while this broker runs, and is to have again with this iteration."""
         self.retentions: dict[str, tuple[int, int, float]] = {}
         """Those on the disk."""
         self.recent: dict[tuple[str, str], set[int | None]] = {}
@@ -141,6 +152,7 @@ class Book:
         """A broker starts on what the disk holds."""
         self.streams.started(recovered)
         self.queues.started(recovered)
+        self.audit.started(recovered)
         retentions = {name: value for (name,), value in recovered.table(RETENTIONS).items()}
         if retentions != self.retentions:
             raise Violation("a retention was lost", found=retentions)
@@ -148,8 +160,9 @@ class Book:
             raise Violation("a committed cursor was lost", found=dict(recovered.table(CURSORS)))
         self.cursors = dict(self.cursors_stored)
         self.lost_cursors = {key for table, key in recovered.lost if table == CURSORS}
-        for _, (peer, _) in recovered.doubtful:
-            self._may_come_again(peer)
+        for table, (peer, _) in recovered.doubtful:
+            if table == SESSIONS:
+                self._may_come_again(peer)
 
     def damaged(self, found: Damaged) -> None:
         """The next broker finds something damaged on the disk."""
@@ -163,6 +176,7 @@ class Book:
 
     def stranded(self, found: Stranded) -> None:
         """The disk has lost this while a broker runs, which has not learned of it yet."""
+        self._unlearned = True
         self.queues.stranded(found)
         cursors = [key for table, key in found.values if table == CURSORS]
         self.feeds.stranded(cursors)
@@ -171,8 +185,13 @@ class Book:
 
     def damage_found(self, defects: Sequence[Defect], core: Core) -> None:
         """The broker is about to learn of it."""
+        self._unlearned = False
         for defect in defects:
-            self.queues.damage_found(defect.stranded or Stranded({}), core)
+            stranded = defect.stranded or Stranded({})
+            self.queues.damage_found(stranded, core)
+            self._to_store.update(
+                (table, key) for table, key in stranded.values if _is_known(core, table, key)
+            )
 
     def _may_come_again(self, peer: bytes) -> None:
         """What a session has had no answer for may be executed a second time."""
@@ -190,6 +209,8 @@ class Book:
         self.offers.clear()
         self.waiting.died()
         self.recent.clear()
+        self._to_store.clear()
+        self._unlearned = False
         # A change that could not be taken back is answered, and made again if nobody knows of it any more.
         self.answers = {key: value for key, value in self.answers.items() if key[0] not in self._unnoted}
         self._unnoted.clear()
@@ -210,6 +231,7 @@ class Book:
             return
         self.credit.received(peer, message)
         self._answers.received(peer, message)
+        self.audit.received(peer, message)
         self.queues.heard.add(peer)
         if handler := _READ.get(type(message)):
             handler(self, peer, message)
@@ -377,10 +399,13 @@ class Book:
         self.queues.heard.add(peer)
         self._taken_back(peer)
         self.ended.add(peer)
+        self.audit.ending(peer)
         self._may_come_again(peer)
 
     def handed_out(self, append: Append) -> None:
         """The broker wants to store something."""
+        self.audit.handed_out(append)
+        self._to_store = {value for value in self._to_store if not _covers(append.operations, *value)}
         for operation in append.operations:
             if isinstance(operation, AppendChunk):
                 self.streams.handed_out(operation)
@@ -392,7 +417,6 @@ class Book:
                 self.streams.floor = max(self.streams.floor, operation.reserved)
             elif isinstance(operation, DeleteStream):
                 self.cursors = _without(self.cursors, operation.stream)
-                self.lost_cursors = {key for key in self.lost_cursors if key[0] != operation.stream}
         self.queues.handed_out(self._puts.of(append))
         self._answers.handed_out(self.queues.ends.withdrawn)
         self.queues.ends.withdrawn.clear()
@@ -400,6 +424,7 @@ class Book:
     def committed(self, operations: Sequence[Operation]) -> None:
         """The disk has committed something."""
         self.queues.disk_failed = self.has_failed()
+        self.audit.committed(operations)
         for operation in operations:
             if is_put(operation, SESSIONS) and operation.key[1] == OUTCOMES:
                 self._unnoted.discard(operation.key[0])
@@ -418,12 +443,14 @@ class Book:
             elif isinstance(operation, DeleteStream):
                 self.streams.purged(operation.stream)
                 self.cursors_stored = _without(self.cursors_stored, operation.stream)
+                self.lost_cursors = {key for key in self.lost_cursors if key[0] != operation.stream}
                 self.retentions.pop(operation.stream, None)
         self.queues.committed(self._puts.single(operations))
         self._puts.forget(operations)
 
     def failed(self, append: Append) -> None:
         """The broker is about to learn that something could not be stored."""
+        self.audit.failed(append)
         for operation in append.operations:
             if isinstance(operation, AppendChunk | Reserve):
                 self.streams.failed(operation)
@@ -480,10 +507,36 @@ class Book:
 
     def iterated(self, core: Core) -> None:
         """An iteration is over, and the broker stands as it stands."""
+        if self._to_store:
+            raise Violation("what a damaged block held is not stored again", left=self._to_store)
+        self.audit.iterated()
+        if core.idle and not self._unlearned:
+            self.check_values(core)
         self.queues.turn_over()
         self._answers.iterated(self._has, {*core.sessions.by_peer})
         self.choosing(core)
         self.waiting.iterated(core, lambda peer, source: self.credit.began(peer, source))
+
+    def check_values(self, core: Core) -> None:
+        """What a broker with nothing on its way to the disk goes by is what is there, and nothing refused."""
+        feeds = self.queues.feeds
+        if set(core.feeds.values) != set(feeds.feeds):
+            raise Violation("other feeds are known", feeds=[*core.feeds.values])
+        if set(core.feeds.by_name) != feeds.running:
+            raise Violation("other feeds are there", feeds=[*core.feeds.by_name])
+        cursors = {(s.name, c): at for s in core.streams.by_name.values() for c, at in s.cursors.items()}
+        if self.has_failed() and isinstance(self.streams.store, FlawedStore):
+            # What was found damaged and could not be stored again is reported by the next start.
+            cursors = {key: at for key, at in cursors.items() if key not in self.streams.store.lost}
+        if cursors != self.cursors_stored:
+            raise Violation("cursors are not where the disk has them", cursors=cursors)
+        if core.recovery.skipped != len(feeds.lost):
+            raise Violation("other feeds are reported as lost", count=core.recovery.skipped, lost=feeds.lost)
+        lost = {(s.name, cursor) for s in core.streams.by_name.values() for cursor in s.lost_cursors}
+        if lost != self.lost_cursors:
+            raise Violation("other cursors are lost", found=lost, lost=self.lost_cursors)
+        if dict(core.streams.retentions) != self.retentions:
+            raise Violation("retentions are not those on the disk", retentions=core.streams.retentions)
 
     def _has(self, message: Publish | Send | Request, place: int) -> bool:
         """Whether a message of a command is in its stream or its queue, or need not be.
@@ -509,6 +562,7 @@ class Book:
     def _ok(self, peer: bytes, message: Ok, blocked: bool) -> None:
         if message.about == CHANGE:
             self._changed(peer, message.ref, message.value)
+            self.audit.sent(peer, message)
         began = self.credit.began(peer, message.ref) if message.about == SUBSCRIBE else None
         if began is None:
             return
@@ -539,6 +593,8 @@ class Book:
                     sequence += len(order.bodies) if sequence else 0
 
     def _error(self, peer: bytes, message: Error, blocked: bool) -> None:
+        if message.ref and message.about == CHANGE:
+            self.audit.sent(peer, message)
         if message.ref and message.about in _NUMBERED and message.code not in NO_OUTCOME:
             for order in self._orders(peer, message.ref):
                 self._refused(peer, order, message)
@@ -592,6 +648,27 @@ class Book:
             (_KINDS.get(order.kind, ""), order.target, order.identity)
         )
         return gone or double or body in self.queues.ever_stored
+
+
+def _is_known(core: Core, table: str, key: Any) -> bool:
+    """Whether a broker has in memory what the disk has lost. A feed stores its position when it can."""
+    if table == SESSIONS:
+        return key[0] in core.sessions.by_peer
+    stream = core.streams.by_name.get(key[0])
+    return stream is not None and key[1] in stream.cursors and not key[1].startswith(CURSOR_PREFIX)
+
+
+def _covers(operations: Sequence[Operation], table: str, key: Any) -> bool:
+    """Whether a value is stored or deleted by these, or all of its owner."""
+    return any(
+        (
+            isinstance(operation, PutValue | DeleteValue)
+            and operation.table == table
+            and operation.key in (key, key[:1])
+        )
+        or (isinstance(operation, DeleteStream) and (table, operation.stream) == (CURSORS, key[0]))
+        for operation in operations
+    )
 
 
 def _without(cursors: dict[tuple[str, str], int], stream: str) -> dict[tuple[str, str], int]:

@@ -31,6 +31,7 @@ from malamute.errors import Failed
 from malamute.protocol.codec import decode
 from malamute.protocol.limits import RECORD_LARGE_BYTES
 from malamute.protocol.messages import Recall
+from malamute.protocol.names import AUDIT
 
 ADDRESSES = ("ann", "bob", "", "cat", "")
 STREAMS = ("kept", "more", "live")
@@ -305,8 +306,9 @@ class Client:
         return f"subscribes {source.number} to {stream} {wanted}"
 
     def _readable(self, a: int) -> str:
-        """A stream to read: where the broker tells of events, that of its own too."""
-        streams = (*STREAMS, EVENTS) if self.setup.events else STREAMS
+        """A stream to read: where the broker tells of events or of changes, that of its own too."""
+        own = (EVENTS,) * self.setup.events + (AUDIT,) * self.setup.audit
+        streams = (*STREAMS, *own)
         return streams[a % len(streams)]
 
     def take(self, a: int, b: int, c: int) -> str:

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from sim_origin import Violation
 
-from malamute.core import doubt
+from malamute.core import grace_period
 from malamute.server.clock import STEP_MAX
 from malamute.store.operations import AppendChunk, Recovered, StoredMessage
 
 HOUR, YEAR = 3_600.0, 365 * 86_400.0
 STEPS = (-5.0, 5.0, HOUR, -HOUR, 9 * YEAR, -YEAR)
 HOLD_SECONDS = 1.0
-"""How long a step must stand, and a start is in doubt, here: the steps of a run are short."""
+"""How long a step must stand, and a grace period lasts, here: the steps of a run are short."""
 
 AGE_SECONDS = 20_000
 """For how long streams keep their messages: more than twice the length of a run, so no jump may drop any."""
@@ -65,8 +65,8 @@ class MailTimes:
     """When mail came and what time it was then, as the broker must have it.
 
     What was stored has the times of the clock on the wall, and a start takes them as they are. But nothing
-    came later than now; and if the clock is far ahead, what was there before does not end until the doubt is
-    over.
+    came later than now; and if the clock is far ahead, what was there before does not end until the grace
+    period is over.
     """
 
     def __init__(self, wall: Wall) -> None:
@@ -74,7 +74,7 @@ class MailTimes:
         self.ahead = self._before = 0.0
         """How far the clock is ahead that the broker believes in, now and in the last iteration."""
         self.began = wall.now
-        self.doubt_until = 0.0
+        self.grace_until = 0.0
 
     def now(self) -> float:
         """The time as it is counted."""
@@ -87,8 +87,8 @@ class MailTimes:
         newest = max([state.time_ns for state in recovered.streams.values()], default=0)
         for queue in recovered.queues.values():
             newest = max([newest, *(message.time_ns for message in queue.messages[-1:])])
-        far = newest > 0 and self.began - newest / 1e9 > doubt.DOUBT_SECONDS
-        self.doubt_until = self.began + doubt.DOUBT_SECONDS if far else 0.0
+        far = newest > 0 and self.began - newest / 1e9 > grace_period.GRACE_SECONDS
+        self.grace_until = self.began + grace_period.GRACE_SECONDS if far else 0.0
 
     def iterated(self) -> None:
         """An iteration is over."""
@@ -116,12 +116,12 @@ class MailTimes:
         return message.time_ns < int(self.began * 1e9)
 
     def holds(self, message: StoredMessage) -> bool:
-        """Whether it is in doubt that the time of a message is over."""
-        return self.wall.now < self.doubt_until and self.is_old(message)
+        """Whether a message is in the grace period of this start."""
+        return self.wall.now < self.grace_until and self.is_old(message)
 
     def check_given_back(self, seconds: float) -> None:
         """The broker takes the clock of its start for wrong by so much."""
-        if not self.doubt_until or abs(seconds + self.wall.ahead) > 2 * STEP_MAX:
+        if not self.grace_until or abs(seconds + self.wall.ahead) > 2 * STEP_MAX:
             raise Violation("time was given back for no reason", seconds=seconds, ahead=self.wall.ahead)
 
 

@@ -20,7 +20,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from malamute.core.feed import CURSOR_PREFIX
 from malamute.journal.log import BLOCK_ENTRIES_MAX
 from malamute.journal.memory import MemoryStore
 from malamute.journal.states import CEILING_STEP
@@ -71,8 +70,12 @@ class FlawedStore(MemoryStore):
         self.lost: set[tuple[str, str]] = set()
         self.doubtful: set[bytes] = set()
         """Sessions that were written before what is damaged, and not since."""
+        self.doubtful_cursors: set[tuple[str, str]] = set()
+        """Cursors like that. They are back where they were before, or may be."""
         self.defects: list[Defect] = []
         """What was found damaged so far. There is no repair here."""
+        self._writes: dict[Any, int] = {}
+        """Which write has stored each value."""
         self._before: dict[tuple[str, Any], Any] = {}
         """The values that others took the places of."""
         self._attempts_before: dict[Key, tuple[int, int]] = {}
@@ -93,18 +96,21 @@ class FlawedStore(MemoryStore):
                         self._attempts_before.pop((kind, queue, sequence), None)
                     self.unreadable.get((kind, queue), set()).difference_update(there)
                 case PutValue(table=table, key=key):
+                    self._writes[key] = self._lsn
                     self._before[table, key] = before.get(table, {}).get(key)
                     self._found_again(table, key)
                 case DeleteValue(table=table, key=key):
                     self._found_again(table, key)
                 case DeleteStream(stream=stream):
                     self.lost = {key for key in self.lost if key[0] != stream}
+                    self.doubtful_cursors = {key for key in self.doubtful_cursors if key[0] != stream}
         for name, sequences in self.unreadable.items():
             sequences &= self._queues[name].messages.keys() if name in self._queues else set()
 
     def _found_again(self, table: str, key: Any) -> None:
         if table == CURSORS:
             self.lost.discard(key)
+            self.doubtful_cursors.discard(key)
         elif table == SESSIONS:
             self.doubtful.discard(key[0])
 
@@ -130,7 +136,12 @@ class FlawedStore(MemoryStore):
         return found._replace(
             queues=queues,
             lost=frozenset((CURSORS, key) for key in self.lost),
-            doubtful=frozenset((SESSIONS, (peer, NUMBERS)) for peer in self.doubtful),
+            doubtful=frozenset(
+                [
+                    *((SESSIONS, (peer, NUMBERS)) for peer in self.doubtful),
+                    *((CURSORS, key) for key in self.doubtful_cursors),
+                ]
+            ),
             defects=tuple(self.defects),
         )
 
@@ -160,12 +171,10 @@ class FlawedStore(MemoryStore):
         back = {
             key: before
             for key in damaged.lost
-            if c // 4 % 2
-            and (before := self._before.get((CURSORS, key))) is not None
-            # Where an operator has set a feed back, the one before is of another start.
-            and not (key[1].startswith(CURSOR_PREFIX) and before > self._values[CURSORS][key])
+            if c // 4 % 2 and (before := self._before.get((CURSORS, key))) is not None
         }
         lost = [key for key in damaged.lost if key not in back]
+        self._doubt_cursors(lost)
         self._values.setdefault(CURSORS, {}).update(back)
         for key in lost:
             del self._values[CURSORS][key]
@@ -203,9 +212,14 @@ class FlawedStore(MemoryStore):
             del sessions[key]
         self.lost.update(lost)
         self.doubtful.update(peers)
+        self._doubt_cursors(lost)
         self.defects.append(Defect("block", "", len(self.defects), len(self.defects), "cannot be read"))
         values = [(CURSORS, key) for key in lost] + [(SESSIONS, key) for key in forgotten]
         return Stranded(messages, values, identities)
+
+    def _doubt_cursors(self, lost: Sequence[tuple[str, str]]) -> None:
+        """Whatever else there is was written before what is damaged."""
+        self.doubtful_cursors = {*self._values.get(CURSORS, {})} - {*lost}
 
     def _readable(self) -> list[Key]:
         return [
@@ -217,9 +231,15 @@ class FlawedStore(MemoryStore):
     def _go_back(self, peer: bytes) -> bool:
         """Have the values of a session before the last ones. Returns whether there are any."""
         rows = self._values[SESSIONS]
-        before = self._before.get((SESSIONS, (peer, NUMBERS)))
-        if before is not None:
-            rows[peer, NUMBERS] = before
+        if self._before.get((SESSIONS, (peer, NUMBERS))) is not None:
+            # What was stored together is lost together.
+            last = self._writes[peer, NUMBERS]
+            for key in [key for key in rows if key[0] == peer and self._writes[key] == last]:
+                before = self._before.get((SESSIONS, key))
+                if before is None:
+                    del rows[key]
+                else:
+                    rows[key] = before
             return True
         for key in [key for key in rows if key[0] == peer]:
             del rows[key]

@@ -14,7 +14,7 @@ from typing import Any
 from malamute.errors import StorageFull, StoreError
 from malamute.journal.format import CHUNK_HEADER_SIZE, decode_chunk_header
 from malamute.journal.memory import MemoryStore
-from malamute.server.worker import ANSWERS, DamageFound, ReadDone, WriterThread
+from malamute.server.worker import ANSWERS, DamageFound, Faulty, ReadDone, WriterThread
 from malamute.store.commit import Append, Written
 from malamute.store.operations import Operation, StoreRead
 
@@ -73,11 +73,16 @@ class Workers:
         self.questions: deque[StoreRead] = deque()
         self._results: deque[deque[Any]] = deque((deque(),))
         """What each of the next iterations finds, in order."""
+        self._faults: list[Exception] = []
+        """What the writer has met and would have reported: here each is a fault to be found."""
         self._writer = WriterThread("simulated", disk, self)  # type: ignore[arg-type]  # a part of a store
 
-    def put(self, result: Written | ReadDone | DamageFound) -> None:
+    def put(self, result: Written | ReadDone | DamageFound | Faulty) -> None:
         """Take a result of the writer."""
-        self._results[-1].append(result)
+        if isinstance(result, Faulty):
+            self._faults.append(result.error)
+        else:
+            self._results[-1].append(result)
 
     @property
     def has_results(self) -> bool:
@@ -96,6 +101,8 @@ class Workers:
         jobs = [self.appends.popleft() for _ in range(min(most, len(self.appends)))]
         if jobs:
             self._writer.work(jobs)
+        for fault in self._faults:
+            raise fault
         return len(jobs)
 
     def read(self, choice: int) -> bool:

@@ -14,7 +14,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Collection, Mapping, Sequence, Set
 from math import inf
-from typing import Any, TypeGuard
+from typing import Any, NamedTuple, TypeGuard
 
 from sim_damage import Damaged
 from sim_origin import Author, Origin, Violation, body_of
@@ -63,11 +63,23 @@ class Course:
         self.stored: set[Taken] = set()
         self.unsure: set[Taken] = set()
 
+    def copy(self) -> Course:
+        """What the disk has of it."""
+        other = Course(self.start, self.head)
+        other.stored, other.unsure = set(self.stored), set(self.unsure)
+        return other
+
     def go_back(self, position: int) -> None:
         """It goes on from an earlier position, and makes requests again of what is behind that."""
         self.start, self.position = min(self.start, position), position
         self.made = {taken for taken in self.made if taken[0] <= position}
         self.stored = {taken for taken in self.stored if taken[0] <= position}
+
+    def doubt(self) -> None:
+        """It may be anywhere behind its start, and make any of its requests again."""
+        self.unsure |= self.stored
+        self.made, self.stored = set(), set()
+        self.position = self.start
 
 
 class Feed:
@@ -86,6 +98,13 @@ def is_put(operation: Operation, table: str) -> TypeGuard[PutValue]:
 def name_of(operation: PutValue | DeleteValue) -> Name:
     """The feed that an operation on it or on its cursor is about."""
     return operation.key[1].removeprefix(PREFIX), operation.key[0]
+
+
+class FeedCopy(NamedTuple):
+    """What the book says of a moment of the disk."""
+
+    stored: dict[Name, Wants]
+    cursors: dict[Name, tuple[Course, int]]
 
 
 class FeedBook:
@@ -115,10 +134,18 @@ class FeedBook:
         self._changed_before: list[tuple[Name, Wants, Wants]] = []
         """Those that were there an iteration ago: an answer of the reader may have come before that."""
         self._began: PutValue | None = None
+        self._purged: set[str] = set()
+        """The streams whose history it drops."""
+        self._found: set[Name] = set()
+        """Lost feeds of which the broker knows since a purge where they go on."""
+        self._resting: dict[int, Name] = {}
+        """The feeds that are stored again and stay lost, by the identity of what does that."""
         self._last: dict[tuple[str, str], int] = {}
         """The last of an append that tells of each cursor, by its identity."""
         self._reserved: dict[str, int] = {}
         """Of each stream, up to where the last broker may have used its sequences."""
+        self._incarnation = 0
+        """Up to where sequences may have been used before a restore."""
         self._told: dict[Name, set[Taken]] = {}
         """What feeds have told that they cannot have."""
         self._denied: list[tuple[Name, int, Origin]] = []
@@ -134,6 +161,7 @@ class FeedBook:
 
     def begin(self, append: Append) -> None:
         """The broker wants to store all of this."""
+        self._purged = {o.stream for o in append.operations if isinstance(o, DeleteStream)}
         self._last = {o.key: id(o) for o in append.operations if is_put(o, CURSORS)}
         self._doubt_changed()
 
@@ -154,6 +182,10 @@ class FeedBook:
             if began is None and self._last[operation.key] != id(operation):
                 # A purge stores where it was; what the disk refused meanwhile comes behind that.
                 return
+            if began is None and self.feeds[name].course is None:
+                # A purge has dropped whatever it may have left. It rests until it is set or the next start.
+                self._wanted[id(operation)] = name, Course(operation.value, self._head(name))
+                return
             if began is not None and self._begins(name, operation.value):
                 self._begin(name, operation.value)
             else:
@@ -165,8 +197,15 @@ class FeedBook:
 
     def _put(self, put: PutValue) -> None:
         name = name_of(put)
-        criteria, where = unpack(put.value)
+        criteria, where, *_ = unpack(put.value)
         key = key_of(criteria, where)
+        again = name[1] in self._purged and name in self.lost and self.feeds[name].wants is WANTS[key]
+        if again and name not in self._resting.values():
+            # It is stored again with its stream, whoever asked for it before it was lost. What comes behind
+            # that is an operator's, who sets the same once more.
+            self._wanted[id(put)] = name, WANTS[key]
+            self._resting[id(put)] = name
+            return
         if name[1] == self.no_journal or key not in [asked for asked, _ in self._asked.get(name, ())]:
             raise Violation("a feed that nobody asked for", feed=name, criteria=key)
         wants = WANTS[key]
@@ -209,7 +248,7 @@ class FeedBook:
 
     def _begin(self, name: Name, position: int) -> None:
         feed, head = self.feeds[name], self._head(name)
-        if name in self.lost and not self._has_start(name):
+        if name in self.lost and name not in self._found and not self._has_start(name):
             raise Violation("a feed whose position is lost begins anywhere", feed=name, position=position)
         if position > head:
             raise Violation("a feed begins beyond the head", feed=name, position=position, head=head)
@@ -217,7 +256,8 @@ class FeedBook:
 
     def _head(self, name: Name) -> int:
         """The sequence behind which a stream goes on."""
-        return max(self.streams.last(name[1]), self._reserved.get(name[1], 0), self.streams.floor)
+        reserved = self._reserved.get(name[1], 0)
+        return max(self.streams.last(name[1]), reserved, self.streams.floor, self._incarnation)
 
     def _advance(self, name: Name, sequence: int) -> None:
         """A feed has had all up to a sequence."""
@@ -316,7 +356,14 @@ class FeedBook:
                 name: wants for name, wants in self._stored.items() if name[1] != operation.stream
             }
             self._cursors = {name: at for name, at in self._cursors.items() if name[1] != operation.stream}
-            self.lost = {name for name in self.lost if name[1] != operation.stream}
+            kept = {*self._resting.values()}
+            gone = {name for name in self.lost - kept if name[1] == operation.stream}
+            self.lost -= gone
+            self._found -= gone
+            # One that was set meanwhile is another one.
+            self.feeds = {
+                n: feed for n, feed in self.feeds.items() if n not in gone or feed.course is not None
+            }
             return
         if isinstance(operation, DeleteValue) and operation.table == CURSORS:
             if operation.key[1].startswith(PREFIX):
@@ -325,8 +372,12 @@ class FeedBook:
         name, meant = self._wanted.pop(id(operation), (None, None))
         if name is None:
             return
+        self._take_stored(operation, name, meant, before)
+
+    def _take_stored(self, operation: Operation, name: Name, meant: Any, before: Feed | None) -> None:
         if is_put(operation, FEEDS):
             self._stored[name] = meant
+            self._resting.pop(id(operation), None)
             if before is not None:
                 self._changed.append((name, before.wants, meant))
         elif isinstance(operation, PutMessage):
@@ -336,11 +387,15 @@ class FeedBook:
             self.requests += 1
         elif is_put(operation, CURSORS):
             self._cursors[name] = meant, operation.value
-            self.lost.discard(name)
+            if name in self.feeds and self.feeds[name].course is not None:
+                self.lost.discard(name)
+            else:
+                self._found.add(name)
 
     def failed(self, append: Append) -> None:
         """It could not be stored: the feed is where it was."""
         for operation in append.operations:
+            self._resting.pop(id(operation), None)
             _, meant = self._wanted.pop(id(operation), (None, None))
             undone, before = self._undone.pop(id(operation), (None, None))
             if undone is not None and before is None:
@@ -366,6 +421,8 @@ class FeedBook:
     def died(self) -> None:
         """The broker is killed: the feeds are those on the disk, and where they are there."""
         self._wanted.clear()
+        self._resting.clear()
+        self._found.clear()
         self._undone.clear()
         self._denied.clear()
         self._changed.clear()
@@ -400,9 +457,20 @@ class FeedBook:
         for (stream, cursor), position in found.back.items():
             name = cursor.removeprefix(PREFIX), stream
             if cursor.startswith(PREFIX):
-                course, _ = self._cursors[name]
+                course, last = self._cursors[name]
                 self._cursors[name] = course, position
-                course.go_back(position)
+                if position <= last:
+                    course.go_back(position)
+
+    def copy(self) -> FeedCopy:
+        """What is on the disk now."""
+        return FeedCopy(dict(self._stored), {name: (c.copy(), at) for name, (c, at) in self._cursors.items()})
+
+    def restored(self, before: FeedCopy) -> None:
+        """A copy of the store takes its place, with no broker there. Feeds go on from where they were."""
+        self._stored = dict(before.stored)
+        self._cursors = {name: (course.copy(), at) for name, (course, at) in before.cursors.items()}
+        self.feeds = {}
 
     def stranded(self, cursors: Sequence[tuple[str, str]]) -> None:
         """The disk has lost cursors while a broker runs. What it does not store again is lost later."""
@@ -419,6 +487,7 @@ class FeedBook:
         for name in lost - self.lost:
             self._asked.pop(name, None)
         self.lost = lost
+        self._incarnation = recovered.incarnation
         self._reserved = {name: state.reserved for name, state in recovered.streams.items()}
         for name, feed in self.feeds.items():
             if name in self.lost:
@@ -427,6 +496,8 @@ class FeedBook:
             course = feed.course = feed.course or Course(head, head)
             course.start, course.head = min(course.start, head), min(course.head, head)
             course.position = min(course.position, head)
+            if (CURSORS, (name[1], PREFIX + name[0])) in recovered.doubtful:
+                course.doubt()
 
     @property
     def running(self) -> Set[Name]:

@@ -12,11 +12,13 @@ from malamute.core.broker import Core
 from malamute.core.feed import CURSOR_PREFIX
 from malamute.core.queue.queue import Queue
 from malamute.core.queue.source import QueueSource
+from malamute.core.refusal_log import REFUSALS_MAX
 from malamute.core.refusals import RUNS_MAX
 from malamute.core.stream import cursor_bytes
 from malamute.protocol.limits import Limits
 
 COMMAND_BYTES_MAX = 4_000
+RECORD_BYTES_MAX = 1_500
 
 
 def _check_selectors(core: Core) -> None:
@@ -44,6 +46,12 @@ def _identities_bytes(core: Core) -> int:
     if core.queue_limits.dedup_quota.bytes != known:
         raise Violation("the identities of all queues take other than is counted", bytes=known)
     return known
+
+
+def _records_bytes(core: Core) -> int:
+    """What the records of the audit may take that wait for the disk: of changes, and of some refusals."""
+    under_way = sum(len(session.numbers.outcomes.running) for session in core.sessions.by_peer.values())
+    return RECORD_BYTES_MAX * (under_way + REFUSALS_MAX) if core.settings.audit else 0
 
 
 def check_limits(machine: Machine, limits: Limits) -> None:
@@ -83,7 +91,11 @@ def check_limits(machine: Machine, limits: Limits) -> None:
             core.effects.backlog_bytes,
             # A feed puts what one read has brought, and then waits for the disk. All that dies may do so at
             # once, as at a start.
-            limits.backlog_bytes + COMMAND_BYTES_MAX * (1 + len(core.feeds.by_name)) + dead,
+            # What changes come to is recorded whatever else waits.
+            limits.backlog_bytes
+            + COMMAND_BYTES_MAX * (1 + len(core.feeds.by_name))
+            + dead
+            + _records_bytes(core),
         ),
         "bytes in a queue": (
             max((queue.usage.bytes - sum(_answers(queue)) for queue in queues), default=0),

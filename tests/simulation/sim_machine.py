@@ -88,6 +88,7 @@ class Machine:
             queues=lambda kind, name: setup.queues,
             lifecycle_events=setup.events,
             settled_events=setup.events,
+            audit=setup.audit,
         )
         self.start()
 
@@ -248,7 +249,7 @@ def narrowed(setup: Setup) -> Iterator[None]:
         "malamute.server.transport.KEPT_MESSAGES": KEPT_FOR_PEER,
         "malamute.server.flow.PING_BYTES": PING_BYTES,
         "malamute.server.clock.HOLD_SECONDS": HOLD_SECONDS,
-        "malamute.core.doubt.DOUBT_SECONDS": HOLD_SECONDS if setup.clocks or setup.restores else 600.0,
+        "malamute.core.grace_period.GRACE_SECONDS": HOLD_SECONDS if setup.clocks or setup.restores else 600.0,
         # Tokens that nobody can guess, but the same in each run of a seed.
         "malamute.server.flow.secrets.randbits": Random(0).getrandbits,
     }

@@ -13,6 +13,7 @@ from typing import Any
 from malamute.client.session.outbox import Command
 from malamute.core.events import EVENTS, SENDER
 from malamute.protocol.batch import Frame, pack_record, unpack_record
+from malamute.protocol.names import AUDIT
 
 Key = tuple[str, str, int]
 """A queued message: the kind and the name of its queue, and its sequence."""
@@ -97,7 +98,7 @@ class Author:
 
     def __init__(self) -> None:
         self.origins: dict[bytes, Origin] = {}
-        self._events: dict[tuple[str, bytes], Origin] = {}
+        self._events: dict[tuple[str, str, bytes], Origin] = {}
 
     def write(self, order: Order, subject: str, sender: str, headers: Mapping[str, Any] = {}) -> bytes:
         """Write one more message of a command. Returns its record."""
@@ -108,26 +109,32 @@ class Author:
         return pack_record(headers, body)
 
     def origin(self, record: Frame, stream: str = "", subject: str = "") -> Origin:
-        """Who wrote a record. Those of the stream of events are the broker's own, and some are alike."""
-        if stream == EVENTS:
-            return self._event(subject, bytes(record))
+        """Who wrote a record. Those of the streams of the broker's own are its, and some are alike."""
+        if stream in (EVENTS, AUDIT):
+            return self._event(stream, subject, bytes(record))
         body = body_of(record)
         if body not in self.origins:
             raise Violation("a message that nobody wrote", body=body)
         return self.origins[body]
 
-    def _event(self, subject: str, record: bytes) -> Origin:
-        if (subject, record) not in self._events:
-            order = Order("publish", b"", EVENTS, numbered=False)
+    def _event(self, stream: str, subject: str, record: bytes) -> Origin:
+        key = stream, subject, record
+        if key not in self._events:
+            order = Order("publish", b"", stream, numbered=False)
             order.twice = True
             headers = unpack_record(record)[0]
-            self._events[subject, record] = Origin(order, record, subject, SENDER, headers)
-        return self._events[subject, record]
+            self._events[key] = Origin(order, record, subject, SENDER, headers)
+        return self._events[key]
 
 
 def mailbox_of(peer: bytes, address: str) -> str:
     """The name of the mailbox of a session."""
-    return address or f"$session.{blake2b(peer, digest_size=8).hexdigest()}"
+    return address or f"$session.{ident_of(peer)}"
+
+
+def ident_of(peer: bytes) -> str:
+    """The name of a session for others."""
+    return blake2b(peer, digest_size=8).hexdigest()
 
 
 def body_of(record: Frame) -> bytes:

@@ -136,6 +136,8 @@ class Setup(NamedTuple):
     """Whether the store is lost now and then, and a backup takes its place."""
     flaws: bool = False
     """Whether records other than chunks are found damaged now and then."""
+    audit: bool = False
+    """Whether the broker has its stream of changes."""
     tight: Mapping[str, int] = {}
     """Limits in bytes that are small."""
 
@@ -160,11 +162,11 @@ class Plan(NamedTuple):
 def plan_of(seed: int, theme: frozenset[str] | None = None) -> Plan:
     """The plan that a seed stands for, or would if it had this theme."""
     chance = Random(seed)
-    administered = theme is None and seed % 5 == 2
     clocks, restores = theme is None and seed % 16 in (4, 6), theme is None and seed % 16 == 11
     flaws = theme is None and seed % 10 == 8 and not (clocks or restores)
-    # The books of feeds do not go back to a backup.
-    theme = THEMES[seed // 16 % 3] if restores else THEMES[0] if clocks and seed % 16 == 4 else theme
+    administered = theme is None and (seed % 5 == 2 or (flaws and seed // 20 % 5 in (1, 3)))
+    restored = THEMES[3] if seed // 48 % 2 else THEMES[seed // 16 % 3]
+    theme = restored if restores else THEMES[0] if clocks and seed % 16 == 4 else theme
     fed = flaws and seed // 10 % 2
     weights = _weights(chance, THEMES[3] if fed else theme)
     if fed:
@@ -191,6 +193,7 @@ def plan_of(seed: int, theme: frozenset[str] | None = None) -> Plan:
         clocks=clocks,
         restores=restores,
         flaws=flaws,
+        audit=theme is None and seed % 4 == 2,
         tight=tight,
     )
     if "identities_bytes" in tight:

@@ -16,7 +16,7 @@ from sim_clock import MailTimes
 from sim_damage import Damaged
 from sim_dead import SPENT, DeadBook, Letter, base_of, is_dead, is_put, is_told, name_of, without
 from sim_ends import TAKEN_BACK, Ends, Facts, Said
-from sim_feeds import FeedBook, fed_name, is_fed
+from sim_feeds import FeedBook, FeedCopy, fed_name, is_fed
 from sim_mail import MOMENT, Holder, Mail
 from sim_options import Wishes, identity_bytes
 from sim_origin import Author, Key, Order, Violation, body_of
@@ -67,6 +67,7 @@ class QueueCopy(NamedTuple):
     mail: dict[Key, Mail]
     letters: dict[Key, Letter]
     identities: dict[tuple[str, str, str], Mail]
+    feeds: FeedCopy
     others: dict[str, Any]
 
 
@@ -578,6 +579,7 @@ class QueueBook:
             {mail.key: copies[id(mail)] for mail in here},
             {letter.key: copy(letter) for letter in letters},
             {name: copies[id(mail)] for name, mail in self.identities.items() if mail.stored},
+            self.feeds.copy(),
             {name: copy(getattr(self, name)) for name in _KEPT},
         )
 
@@ -592,6 +594,7 @@ class QueueBook:
         self.dead.letters = {key: copy(letter) for key, letter in before.letters.items()}
         for letter in self.dead.letters.values():
             letter.leaving = False
+        self.feeds.restored(before.feeds)
         for name, value in before.others.items():
             setattr(self, name, copy(value))
         self.again |= {body_of(mail.message.record) for mail in self.mail.values()}

@@ -24,8 +24,11 @@ class Story(Book):
         policy: QueuePolicy,
         wall: Wall,
         log: Callable[[str], None] | None,
+        *,
+        audit: bool = False,
+        unconfirmed: int = 0,
     ) -> None:
-        super().__init__(store, has_failed, policy, wall)
+        super().__init__(store, has_failed, policy, wall, audit=audit, unconfirmed=unconfirmed)
         self._log = log
 
     def received(self, peer: bytes, message: Message) -> None:

@@ -39,7 +39,15 @@ class World:
         self.log = log
         wall = Wall(START)
         store = (FlawedStore if plan.setup.flaws else MemoryStore)(counted=wall.monotonic)
-        self.book = Story(store, lambda: self.disk.has_failed, plan.setup.queues, wall, log)
+        self.book = Story(
+            store,
+            lambda: self.disk.has_failed,
+            plan.setup.queues,
+            wall,
+            log,
+            audit=plan.setup.audit,
+            unconfirmed=plan.setup.unconfirmed,
+        )
         self.disk = Disk(store, self.book.committed)
         self.book.queues.identities_bytes = plan.setup.tight.get(
             "identities_bytes", Limits().identities_bytes
@@ -425,6 +433,7 @@ class World:
         self.book.queues.check_done(queues | {("service", service) for service in SERVICES})
         self.book.queues.feeds.check_done(self._without_room())
         self._check_broker()
+        self.book.audit.check_done()
         self.book.streams.check_store(self.setup.kept_messages)
         self.book.queues.check_store(self.disk.store.recover())
         self._check_outcomes()
@@ -469,18 +478,7 @@ class World:
         for table in (core.mailboxes, core.services):
             for name, queue in table.by_name.items():
                 queues.dead.check_done((queue.dead_letters.kind, name), queue.dead_letters.entries)
-        if set(core.feeds.values) != set(queues.feeds.feeds):
-            raise Violation("other feeds are known", feeds=[*core.feeds.values])
-        if set(core.feeds.by_name) != queues.feeds.running:
-            raise Violation("other feeds are there", feeds=[*core.feeds.by_name])
-        cursors = {(s.name, c): at for s in core.streams.by_name.values() for c, at in s.cursors.items()}
-        if self.disk.has_failed and isinstance(self.disk.store, FlawedStore):
-            # What was found damaged and could not be stored again is reported by the next start.
-            cursors = {key: at for key, at in cursors.items() if key not in self.disk.store.lost}
-        if cursors != self.book.cursors_stored:
-            raise Violation("cursors are not where the disk has them", cursors=cursors)
-        if dict(core.streams.retentions) != self.book.retentions:
-            raise Violation("retentions are not those on the disk", retentions=core.streams.retentions)
+        self.book.check_values(core)
         tracked = sum(bool(mail.wishes.tracker) for mail in queues.mail.values())
         if len(core.queue_limits.trackers._open) != tracked:
             raise Violation("trackers are open that track nothing", tracked=tracked)

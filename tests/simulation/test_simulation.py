@@ -7,36 +7,41 @@ from __future__ import annotations
 
 from itertools import product
 from operator import attrgetter
+from random import Random
 from unittest.mock import patch
 
 import pytest
 from sim_admin import CHANGES, LEFT_OUT, changing
-from sim_client import SUBJECTS
+from sim_client import FEED_STARTS, SUBJECTS
 from sim_disk import Disk, Workers
 from sim_origin import Known, Order, Origin
-from sim_plan import THEMES, plan_of
+from sim_plan import THEMES, Step, plan_of
 from sim_shrink import KNOWN, failure_of, shrink
 from sim_wants import CRITERIA, HEADERS
 from sim_world import run
 
-from malamute.core.feed import Feed, Feeds
+from malamute.core.audit import Audit
+from malamute.core.feed import CURSOR_PREFIX, Feed, Feeds
 from malamute.core.queue import purge, redrive
 from malamute.core.queue.dead_letters import DeadLetters
 from malamute.core.queue.queue import Queue
 from malamute.core.queue.settlement import Settlement
 from malamute.core.queue.table import QueueTable
 from malamute.core.session import Sessions
+from malamute.core.stored_values import StoredValues
 from malamute.core.subscription import Position, Subscription
 from malamute.journal.memory import MemoryStore
 from malamute.matching import FAMILIES, Index, Selector
 from malamute.store.commit import Append
 from malamute.store.operations import DeleteMessages, MarkDelivered, PutValue, ReadChunks
+from malamute.store.policies import StreamRetention
 from malamute.store.tables import CURSORS
 
 SEEDS = 450
 CHUNKS = 9
 SEEDS_BROKEN = 120
 SEEDS_PRESSED = range(40, 240)
+SEEDS_SET_BACK = range(60)
 SEEDS_RARE = range(SEEDS_BROKEN, 1_000)
 
 
@@ -58,6 +63,18 @@ def pressed(seed):
     return plan._replace(setup=setup)
 
 
+def set_back(seed):
+    """The run of a seed in which feeds begin in the past, and what is stored of that is damaged."""
+    plan, chance = plan_of(seed, THEMES[3]), Random(seed)
+    steps = list(plan.steps)
+    starts = [place for place, start in enumerate(FEED_STARTS) if start in ("first", "last", "")]
+    for kind in ("damage_block",) * 4 + ("round",) * 30 + ("feed",) * 20:
+        c = chance.choice(starts) if kind == "feed" else 4 + chance.randrange(1, 4)
+        bits = chance.getrandbits
+        steps.insert(chance.randrange(60, len(steps)), Step(kind, bits(16), bits(16), c))
+    return plan._replace(setup=plan.setup._replace(flaws=True, kept_messages=1_000), steps=steps)
+
+
 @pytest.mark.parametrize("chunk", range(CHUNKS))
 def test_every_promise_is_kept(chunk):
     for seed in range(chunk, SEEDS, CHUNKS):
@@ -74,6 +91,11 @@ def test_every_promise_is_kept(chunk):
 def test_every_promise_is_kept_where_much_has_to_wait(theme):
     for seed in SEEDS_PRESSED[theme :: len(PRESSED)]:
         assert failure_of(pressed(seed)) in (None, KNOWN), f"pressed({seed})"
+
+
+def test_every_promise_is_kept_where_feeds_begin_in_the_past_and_records_are_damaged():
+    for seed in SEEDS_SET_BACK:
+        assert failure_of(set_back(seed)) in (None, KNOWN), f"set_back({seed})"
 
 
 def test_a_seed_makes_the_same_run_again():
@@ -187,6 +209,45 @@ def _is_there(entry, records):
     return entry.sequence in records
 
 
+def _trust_any_position(feeds, service, stream, value, *, doubtful):
+    _RESTORE_FEED(feeds, service, stream, value)
+
+
+def _begin_restored_at(position):
+    def restore(feeds, service, stream, value, *, doubtful):
+        if feeds.streams.incarnation:
+            found = feeds.streams.keep(stream)
+            found.commit(CURSOR_PREFIX + service, position(found))
+        _RESTORE_FEED(feeds, service, stream, value)
+
+    return restore
+
+
+def _leave_out_changes(audit, details, count):
+    if details["outcome"] not in ("done", "partial"):
+        _WRITE_RECORD(audit, details, count)
+
+
+def _record_later(audit, details, count):
+    if details["outcome"] in ("done", "partial"):
+        audit._effects.when_stored(lambda error: _WRITE_RECORD(audit, details, count))
+    else:
+        _WRITE_RECORD(audit, details, count)
+
+
+def _record_twice(audit, details, count):
+    _WRITE_RECORD(audit, details, count)
+    _WRITE_RECORD(audit, details, count)
+
+
+def _let_retentions_stand(values, name, value, pending, error):
+    if isinstance(value, StreamRetention):
+        error = None
+    _VALUE_SETTLED(values, name, value, pending, error)
+
+
+_WRITE_RECORD = Audit._write
+_VALUE_SETTLED = StoredValues._settled
 _RESTORE_QUEUE = Queue.restore
 _DEAD_LETTER = Settlement._dead_letter_steps
 _ADD_DEAD = DeadLetters.add
@@ -194,6 +255,7 @@ _PUT_BACK = redrive._put_back
 _RECALL = Queue._recall
 _COLLECT = QueueTable._collect_unless_used
 _SET_FEED = Feeds.set
+_RESTORE_FEED = Feeds.restore
 _TAKE = Feed._put
 _CONFIRM = Sessions._confirm
 _SEND = Subscription._send
@@ -351,6 +413,11 @@ BROKEN = {
         _go_on_with_old_numbers,
     ),
     "a lost cursor begins at the head": ("malamute.core.stream.Stream.check_known", _nothing),
+    "a lost cursor that is set again stays lost": ("malamute.core.stream.Stream._find_again", _nothing),
+    "a feed that is set again is reported as lost": (
+        "malamute.core.recovery.Recovery.settled",
+        _nothing,
+    ),
     "a lost feed begins anywhere": ("malamute.core.feed.Feeds.set", _begin_anywhere),
     "what cannot be read is not settled": (
         "malamute.core.queue.settlement.Settlement.dead_letter_unreadable",
@@ -360,6 +427,19 @@ BROKEN = {
     "nobody is told that a request is lost": ("malamute.core.queue.trackers.Trackers.answer", _nothing),
     "what could not be read is sent again": ("malamute.core.queue.redrive._is_whole", _is_there),
     "what a damaged block held is forgotten": ("malamute.core.broker.Core._store_again", _nothing),
+    "a session that a damaged block held is forgotten": (
+        "malamute.core.session.Sessions.store_again",
+        _nothing,
+    ),
+    "a change has no record": ("malamute.core.audit.Audit._write", _leave_out_changes),
+    "the record of a change is not stored with it": ("malamute.core.audit.Audit._write", _record_later),
+    "a change has two records": ("malamute.core.audit.Audit._write", _record_twice),
+    "a refused change has no record": ("malamute.core.audit.RefusalLog.note", _nothing),
+    "a record that the disk refuses is gone": ("malamute.core.audit.Audit._stored", _nothing),
+    "a retention that the disk refuses is in force": (
+        "malamute.core.stored_values.StoredValues._settled",
+        _let_retentions_stand,
+    ),
     "damage is not reported": ("malamute.core.health.Health.damaged", _nothing),
     "a session may have any selectors": (
         "malamute.core.selectors.SelectorBudget.check",
@@ -372,6 +452,18 @@ BROKEN = {
     "a restored broker goes on where the backup ends": (
         "malamute.journal.memory.next_incarnation",
         lambda now, used, newest: 0,
+    ),
+    "a feed that was set back goes on where it was before": (
+        "malamute.core.feed.Feeds.restore",
+        _trust_any_position,
+    ),
+    "a restored feed goes on at the head": (
+        "malamute.core.feed.Feeds.restore",
+        _begin_restored_at(lambda stream: stream.next - 1),
+    ),
+    "a restored feed begins again": (
+        "malamute.core.feed.Feeds.restore",
+        _begin_restored_at(lambda stream: 0),
     ),
     "a restore is told as a restart": ("malamute.core.gaps.Gaps._is_restored", lambda *arguments: False),
 }
@@ -408,13 +500,25 @@ NOTICED = {
     "a lost cursor begins at the head": (plan_of, 58),
     "a lost feed begins anywhere": (plan_of, 218),
     "what a damaged block held is forgotten": (plan_of, 58),
+    "a session that a damaged block held is forgotten": (plan_of, 18),
+    "a feed that was set back goes on where it was before": (set_back, 43),
+    "a restored feed goes on at the head": (plan_of, 155),
+    "a restored feed begins again": (plan_of, 91),
+    "a lost cursor that is set again stays lost": (plan_of, 138),
+    "a feed that is set again is reported as lost": (plan_of, 158),
+    "a change has no record": (plan_of, 2),
+    "the record of a change is not stored with it": (plan_of, 2),
+    "a change has two records": (plan_of, 2),
+    "a refused change has no record": (plan_of, 2),
+    "a record that the disk refuses is gone": (plan_of, 2),
+    "a retention that the disk refuses is in force": (plan_of, 392),
     "what cannot be read is not settled": (plan_of, 8),
     "what cannot be read dies for another reason": (plan_of, 8),
     "nobody is told that a request is lost": (plan_of, 188),
     "what could not be read is sent again": (plan_of, 2958),
     "a session may have any selectors": (plan_of, 5),
     "a cursor that waits for its position has room": (plan_of, 32),
-    "a session may have any answers": (plan_of, 122),
+    "a session may have any answers": (plan_of, 365),
     "identities may take any memory": (plan_of, 95),
     "caches may take any memory": (plan_of, 14),
     "a restored broker goes on where the backup ends": (plan_of, 11),
@@ -430,6 +534,7 @@ def _plans(fault):
         yield make(seed)
     yield from map(plan_of, range(SEEDS_BROKEN))
     yield from map(pressed, SEEDS_PRESSED)
+    yield from map(set_back, SEEDS_SET_BACK)
     yield from filter(_is_rare, map(plan_of, SEEDS_RARE))
 
 
