@@ -34,7 +34,7 @@ run: setup ## start a broker on ./malamute-data; ARGS="..." adds options
 	@$(BIN)/malamute broker run $(ARGS)
 
 test: setup ## run the tests; ARGS="-k name" runs some
-	@$(BIN)/python -m pytest -n 2 $(ARGS)
+	@$(BIN)/python -m pytest -n 4 $(ARGS)
 
 check: setup ## lint, formatting, types, and who imports whom
 	$(BIN)/ruff check .
