@@ -606,9 +606,13 @@ class Sessions:
                 self.effects.when_stored(lambda error: self._outcomes_stored(numbers, error), awaited=False)
 
     def store_again(self, peer: bytes) -> None:
-        """The store has lost what it knew of a session."""
+        """The store has lost what it knew of a session.
+
+        One in doubt is not stored again: as new as the damage, it would be in doubt no more after a restart,
+        and its client would never be told.
+        """
         session = self.by_peer.get(peer)
-        if session is not None:
+        if session is not None and not session.doubtful:
             session.numbers.refused_changed = session.numbers.outcomes.changed = True
             self._store(session)
 

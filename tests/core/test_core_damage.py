@@ -306,6 +306,15 @@ def test_a_session_whose_numbers_may_be_lost_is_notified_that_it_is_another_one(
         assert welcome.resumed is resumed
 
 
+def test_a_session_in_doubt_stays_in_doubt_though_more_of_it_is_found_damaged():
+    bench = served(Bench())
+    key = SESSIONS, (peer_id("alice"), NUMBERS)
+    again(bench, doubtful=frozenset({key}))
+    bench.core.damaged([Defect("block", "", 3, 3, "told", Stranded({}, [key]))], bench.now)
+    operations = [o for append in bench.core.ready().appends for o in append.operations]
+    assert not [o for o in operations if type(o) is PutValue and o.table == SESSIONS]
+
+
 def test_a_store_that_fails_is_tried_until_it_is_well():
     bench = served(Bench())
     health = bench.core.health

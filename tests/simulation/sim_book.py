@@ -651,9 +651,13 @@ class Book:
 
 
 def _is_known(core: Core, table: str, key: Any) -> bool:
-    """Whether a broker has in memory what the disk has lost. A feed stores its position when it can."""
+    """Whether a broker has in memory what the disk has lost. A feed stores its position when it can.
+
+    It does not have the newest of a session in doubt, and must not store that as if it were.
+    """
     if table == SESSIONS:
-        return key[0] in core.sessions.by_peer
+        session = core.sessions.by_peer.get(key[0])
+        return session is not None and not session.doubtful
     stream = core.streams.by_name.get(key[0])
     return stream is not None and key[1] in stream.cursors and not key[1].startswith(CURSOR_PREFIX)
 
