@@ -112,6 +112,10 @@ class AuditBook:
         self._wanted: Known = {}
         self._late: Counter[Asked] = Counter()
         """Changes that the disk has refused and that are in force, and have no record yet."""
+        self._unstored: set[tuple[bytes, int]] = set()
+        """Changes in force like that of which the disk has refused the outcome, and has none yet."""
+        self._early: Counter[Asked] = Counter()
+        """Those whose record came first: their outcomes wait for what their sessions store next."""
         self._parts: Counter[Asked] = Counter()
         """Changes of several commits that have a record of a part. The last may have come to no more."""
         self._newest: dict[bytes, int] = {}
@@ -160,6 +164,8 @@ class AuditBook:
             for number, value in outcomes.items():
                 if self._stored.get(peer, {}).get(number) != value:
                     wanted.pop(number, None)
+                    if self._topic(peer, number) in AT_ONCE:
+                        self._unstored.add((peer, number))
 
     def sent(self, peer: bytes, message: Ok | Error) -> None:
         """The broker answers a change."""
@@ -214,13 +220,18 @@ class AuditBook:
         # What was on its way when a session ended is stored once more behind its end.
         new = [change for change in new if ident_of(change[0]) not in self._ended]
         owed = Counter(self._key(*change) for change in new if self._needs_record(*change))
-        missing = owed - found
+        missing = owed - found - self._early
         if missing and not (self._has_failed() and {topic for _, topic, _ in missing} <= AT_ONCE):
             raise Violation("a change has no record in its transaction", owed=owed, found=found)
         parts = Counter(record.asked for record in records if record.outcome == PARTIAL)
         late, self._late = self._late, self._late - (found - owed) + missing
+        self._early -= owed - found
+        self._unstored.difference_update(new)
+        unstored = Counter(self._key(*change) for change in self._unstored)
         for asked, count in (found - owed - parts - self._parts - late).items():
-            if asked[0] not in self._ended and not self._is_old(asked):
+            if self._early[asked] + count <= unstored[asked]:
+                self._early[asked] += count
+            elif asked[0] not in self._ended and not self._is_old(asked):
                 raise Violation("a record of what was not changed", record=asked, count=count)
         for record in records:
             self._parts[record.asked] = int(record.outcome == PARTIAL)
@@ -236,6 +247,8 @@ class AuditBook:
         self._wanted = {peer: dict(outcomes) for peer, outcomes in self._stored.items()}
         self._parts.clear()
         self._late.clear()
+        self._unstored.clear()
+        self._early.clear()
         self._owed = self._refused_again = 0
         self._notes.clear()
 
