@@ -148,6 +148,7 @@ def test_while_a_write_hangs_a_stream_without_a_journal_is_delivered_and_nothing
         body = bytes(LIMITS.backlog_bytes // 80)
         for _ in range(60):
             out.publish("a", body)
+        out.flush()
         had = [live.receive(PATIENCE).sequence for _ in range(60)]
         assert had == list(range(had[0], had[0] + 60))
         assert client.query("status")["backlog_bytes"] < len(body)
