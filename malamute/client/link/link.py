@@ -17,6 +17,7 @@ from struct import Struct
 import zmq
 
 from malamute.client.link.credentials import SocketOptions
+from malamute.client.link.greeting import mechanism_of
 from malamute.errors import AccessRefused, InvalidValue, OutOfSockets
 from malamute.protocol.batch import Frame
 from malamute.protocol.limits import RECORD_LARGE_BYTES
@@ -52,14 +53,15 @@ _DOWN = (
     | zmq.Event.HANDSHAKE_FAILED_AUTH
 )
 
+_OTHER_PROOF = "the broker wants another proof: expected a password (plain), a key (curve), or neither"
 _REFUSED = {
     (zmq.Event.HANDSHAKE_FAILED_AUTH, 400): "wrong user, password or key, or a disabled account",
     (zmq.Event.HANDSHAKE_FAILED_AUTH, 500): "the broker does not understand the credentials",
-    (zmq.Event.HANDSHAKE_FAILED_PROTOCOL, 0x11000002): (
-        "the broker wants another proof: expected a password (plain), a key (curve), or neither"
-    ),
+    (zmq.Event.HANDSHAKE_FAILED_PROTOCOL, 0x11000002): _OTHER_PROOF,
 }
 """What libzmq reports when there is no use in trying again."""
+
+_MECHANISMS = {zmq.NULL: b"NULL", zmq.PLAIN: b"PLAIN", zmq.CURVE: b"CURVE"}
 
 NOBODY: SocketOptions = {}
 
@@ -161,7 +163,13 @@ class Link:
             event, value = _EVENT.unpack_from(self._monitor.recv_multipart()[0])
             if (event, value) in _REFUSED:
                 raise AccessRefused(f"connection to {self._url} is refused: {_REFUSED[event, value]}")
+            if event == zmq.Event.HANDSHAKE_FAILED_NO_DETAIL and self._wants_another_proof():
+                raise AccessRefused(f"connection to {self._url} is refused: {_OTHER_PROOF}")
             yield event == _UP
+
+    def _wants_another_proof(self) -> bool:
+        wanted = mechanism_of(self._url)
+        return wanted in _MECHANISMS.values() and wanted != _MECHANISMS[int(self.socket.get(zmq.MECHANISM))]
 
     def receive(self) -> Iterator[list[bytes]]:
         """The commands that are there, without waiting."""

@@ -1,0 +1,98 @@
+"""A broker that wants another proof is told from one that is away, where libzmq does not."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import zmq
+
+import malamute
+from malamute.client.link import link
+from malamute.client.link.greeting import mechanism_of
+from malamute.errors import AccessRefused, ConnectTimeout
+from malamute.testing import Broker
+
+PATIENCE = 60.0
+
+
+@pytest.fixture(scope="module")
+def broker() -> Iterator[Broker]:
+    with Broker() as broker:
+        yield broker
+
+
+@pytest.mark.parametrize("mechanism", ["NULL", "PLAIN", "CURVE"])
+@pytest.mark.parametrize("kind", ["tcp", "tcp6", "ipc", "abstract"])
+def test_the_mechanism_of_a_listener(kind: str, mechanism: str, tmp_path: Path) -> None:
+    endpoints = {
+        "tcp": "tcp://127.0.0.1:*",
+        "tcp6": "tcp://[::1]:*",
+        "ipc": f"ipc://{tmp_path}/socket",
+        "abstract": f"ipc://@{tmp_path}",
+    }
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as listener:
+        listener.plain_server = mechanism == "PLAIN"
+        if mechanism == "CURVE":
+            listener.curve_secretkey = zmq.curve_keypair()[1]
+            listener.curve_server = True
+        listener.ipv6 = kind == "tcp6"
+        try:
+            listener.bind(endpoints[kind])
+        except zmq.ZMQError:
+            pytest.skip(f"no {kind} here")
+        url = endpoints[kind] if kind in ("ipc", "abstract") else listener.last_endpoint.decode()
+        assert mechanism_of(url) == mechanism.encode()
+
+
+@pytest.mark.parametrize("answer", [b"", b"HTTP/1.1 400 Bad Request\r\n\r\n".ljust(64), b"\xff"])
+def test_who_gives_no_greeting_has_no_mechanism(answer: bytes) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+
+        def serve() -> None:
+            peer = server.accept()[0]
+            peer.recv(64)
+            peer.sendall(answer)
+            peer.close()
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        assert mechanism_of(f"tcp://127.0.0.1:{port}", PATIENCE) == b""
+        thread.join()
+
+
+@pytest.mark.parametrize("url", ["tcp://127.0.0.1:1", "tcp://nobody", "ipc:///nowhere/at/all", "inproc://x"])
+def test_who_is_away_has_no_mechanism(url: str) -> None:
+    assert mechanism_of(url) == b""
+
+
+def test_a_handshake_that_failed_without_detail_is_refused_if_the_mechanisms_differ(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As on a busy machine: the reason never comes.
+    monkeypatch.setattr(link, "_EVENT", _WithoutDetail())
+    with pytest.raises(AccessRefused, match="another proof"):
+        malamute.connect(broker.url, user="a", password="b", timeout=PATIENCE)
+
+
+def test_a_handshake_that_failed_without_detail_is_tried_again_if_they_do_not(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(link, "_EVENT", _WithoutDetail())
+    monkeypatch.setattr(link, "mechanism_of", lambda url: b"PLAIN")
+    with pytest.raises(ConnectTimeout):
+        malamute.connect(broker.url, user="a", password="b", timeout=0.5)
+
+
+class _WithoutDetail:
+    """Every failure of a handshake is one of which nothing is known but that the pipe broke."""
+
+    def unpack_from(self, data: bytes) -> tuple[int, int]:
+        event, value = int.from_bytes(data[:2], "little"), int.from_bytes(data[2:6], "little")
+        if event == zmq.Event.HANDSHAKE_FAILED_PROTOCOL:
+            return int(zmq.Event.HANDSHAKE_FAILED_NO_DETAIL), 32
+        return event, value
