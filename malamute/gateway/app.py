@@ -21,6 +21,7 @@ from malamute.errors import InternalError, MalamuteError, Malformed, MethodRefus
 from malamute.gateway import health, mailboxes, mercure, metrics, problems, services, sse, streams
 from malamute.gateway.guard import SiteGuard
 from malamute.gateway.openapi import described
+from malamute.gateway.restms.endpoints import ENDPOINTS as RESTMS_ENDPOINTS
 from malamute.gateway.routes import Endpoint
 from malamute.gateway.settings import GatewaySettings
 from malamute.gateway.state import Gateway
@@ -34,6 +35,7 @@ ENDPOINTS: tuple[Endpoint, ...] = described(
         *mailboxes.ENDPOINTS,
         *services.ENDPOINTS,
         *mercure.ENDPOINTS,
+        *RESTMS_ENDPOINTS,
     )
 )
 

@@ -11,6 +11,7 @@ from malamute.aio import Client, Subscription
 from malamute.gateway.idempotency import IdempotencyKeys
 from malamute.gateway.leases import Leases
 from malamute.gateway.requests import Requests
+from malamute.gateway.restms.service import RestMS
 from malamute.gateway.settings import GatewaySettings
 from malamute.gateway.users import Identity, Users, identity_of
 
@@ -24,6 +25,7 @@ class Gateway:
         self.keys = IdempotencyKeys(settings.keys, settings.key_seconds)
         self.leases = Leases(settings, self.users)
         self.requests = Requests(settings, self.users)
+        self.restms = RestMS(settings, self.users)
         self._followed: set[Subscription] = set()
 
     @asynccontextmanager
@@ -36,6 +38,7 @@ class Gateway:
                 await self.keys.close()
                 await self.requests.close()
                 await self.leases.close()
+                await self.restms.close()
 
     @contextmanager
     def follows(self, subscription: Subscription) -> Iterator[None]:

@@ -1,0 +1,240 @@
+"""The paths of RestMS: the domain, its profiles, its feeds, and what the server has named."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from malamute.errors import AccessRefused, NotFound
+from malamute.gateway.bodies import ANY
+from malamute.gateway.restms import resources
+from malamute.gateway.restms.conditions import READ_CONDITIONS, WRITE_CONDITIONS, Representation, show
+from malamute.gateway.restms.documents import TYPES
+from malamute.gateway.restms.resources import Call, opened
+from malamute.gateway.restms.views import DOMAIN, domain_view, feed_view, profile_view
+from malamute.gateway.routes import Arguments, Documented, Endpoint, Parameter
+from malamute.gateway.services import wait_of
+
+NAME = Parameter("name", "The name.", place="path")
+PASSWORD = Parameter("RestMS-Password", "The password of the feed, if it has one.", place="header")
+
+
+def _domain(call: Call, name: str) -> None:
+    if name != DOMAIN:
+        raise NotFound(f"there is no domain {name[:100]!r}")
+
+
+async def get_domain(request: Request, arguments: Arguments) -> Response:
+    """The domain, with its profiles and public feeds."""
+    async with opened(request) as call:
+        _domain(call, arguments["name"])
+        registry = call.restms.registry
+
+        async def build() -> Representation:
+            feeds = await call.restms.feeds(call.client)
+            return Representation(
+                [domain_view(call.restms.profiles.all, feeds, call.place)], registry.modified_ns
+            )
+
+        return await show(request, build, lambda: [registry.changed.next()], wait_of(arguments["prefer"]))
+
+
+async def post_domain(request: Request, arguments: Arguments) -> Response:
+    """Create a feed or a pipe."""
+    async with opened(request) as call:
+        _domain(call, arguments["name"])
+        element = await call.element("feed", "pipe")
+        restms = call.restms
+        if element.name == "pipe":
+            pipe = await restms.create_pipe(call.identity, element)
+            return await resources.created(call, pipe, call.place.resource(pipe.name), new=True)
+        feed, new = await restms.create_feed(call.client, element)
+        return await resources.created(call, feed, call.place.feed(feed), new=new)
+
+
+async def get_profile(request: Request, arguments: Arguments) -> Response:
+    """A profile."""
+    async with opened(request) as call:
+        profiles = {profile.name: profile for profile in call.restms.profiles.all}
+        if (profile := profiles.get(arguments["name"])) is None:
+            raise NotFound(f"there is no profile {arguments['name'][:100]!r}")
+        registry = call.restms.registry
+
+        async def build() -> Representation:
+            return Representation([profile_view(profile, call.place)], 0)
+
+        return await show(request, build, lambda: [registry.changed.next()], wait_of(arguments["prefer"]))
+
+
+async def get_feed(request: Request, arguments: Arguments) -> Response:
+    """A public feed."""
+    async with opened(request) as call:
+        registry = call.restms.registry
+
+        async def build() -> Representation:
+            feed = await call.restms.feed(call.client, arguments["name"])
+            return Representation([feed_view(feed, call.place)], registry.time_ns(feed))
+
+        return await show(request, build, lambda: [registry.changed.next()], wait_of(arguments["prefer"]))
+
+
+async def post_feed(request: Request, arguments: Arguments) -> Response:
+    """Publish messages, or stage a content."""
+    async with opened(request) as call:
+        feed = await call.restms.feed(call.client, arguments["name"])
+        return await resources.post_to_feed(call, feed, arguments)
+
+
+async def put_feed(request: Request, arguments: Arguments) -> Response:
+    """Change the title and the license of a feed."""
+    async with opened(request) as call:
+        feed = await call.restms.feed(call.client, arguments["name"])
+        return await resources.put(call, feed)
+
+
+async def delete_feed(request: Request, arguments: Arguments) -> Response:
+    """Delete a feed, with its joins."""
+    async with opened(request) as call:
+        feed = await call.restms.feed(call.client, arguments["name"])
+        return await resources.delete(call, feed, "")
+
+
+async def get_resource(request: Request, arguments: Arguments) -> Response:
+    """A pipe, a join, a private feed, a message or a content."""
+    async with opened(request) as call:
+        return await resources.get(call, arguments["name"], wait_of(arguments["prefer"]))
+
+
+async def post_resource(request: Request, arguments: Arguments) -> Response:
+    """Join a pipe to a feed, or post to a private feed."""
+    async with opened(request) as call:
+        return await resources.post_resource(call, arguments)
+
+
+async def put_resource(request: Request, arguments: Arguments) -> Response:
+    """Change the title of a pipe or of a private feed."""
+    async with opened(request) as call:
+        found, _ = resources.find(call, arguments["name"])
+        return await resources.put(call, found)
+
+
+async def delete_resource(request: Request, arguments: Arguments) -> Response:
+    """Delete it: a pipe with its joins and messages, a message with all older ones."""
+    async with opened(request) as call:
+        found, rest = resources.find(call, arguments["name"])
+        return await resources.delete(call, found, rest)
+
+
+async def refuse(request: Request, arguments: Arguments) -> Response:
+    """Refuse what RestMS knows as a method, and not for this."""
+    raise AccessRefused(f"{request.method} of {request.url.path[:200]}: it is configured, and read only")
+
+
+_DOCUMENT = {200: Documented("It, as a document.", TYPES), 304: Documented("It is as it was.", ())}
+_CREATED = {201: Documented("It is durable, at Location.", TYPES), 200: Documented("It was there.", TYPES)}
+_POSTED = {
+    200: Documented("All messages are durable; with a type that counts, how many joins matched each.", TYPES),
+    201: Documented("The content is durable, at Location.", ()),
+}
+_DONE = {200: Documented("It is done.", ())}
+_PUT = {200: Documented("It, as it is now.", TYPES), 204: Documented("There was nothing to change.", ())}
+
+
+def _read_only(method: str, path: str) -> Endpoint:
+    words = "Refused: it is read only."
+    return Endpoint(method, path, refuse, words, (NAME,), answers={}, problems=(403,))
+
+
+def _paths(path: str, rows: Mapping[str, Endpoint]) -> tuple[Endpoint, ...]:
+    return tuple(row._replace(path=path, method=method) for method, row in rows.items())
+
+
+def _row(handler, summary, parameters=(), **more) -> Endpoint:  # type: ignore[no-untyped-def]
+    return Endpoint("", "", handler, summary, (NAME, *parameters), **more)
+
+
+_READ = {"answers": _DOCUMENT, "problems": (404, 504)}
+_WRITE = {"answers": _DONE, "problems": (404, 412)}
+
+ENDPOINTS = (
+    *_paths(
+        "/restms/domain/{name}",
+        {
+            "GET": _row(get_domain, "The profiles and public feeds of a domain.", READ_CONDITIONS, **_READ),
+            "POST": _row(
+                post_domain, "Create a feed or a pipe.", bodies=TYPES, answers=_CREATED, problems=(413, 415)
+            ),
+        },
+    ),
+    _read_only("PUT", "/restms/domain/{name}"),
+    _read_only("DELETE", "/restms/domain/{name}"),
+    *_paths(
+        "/restms/profile/{name}",
+        {"GET": _row(get_profile, "A profile.", READ_CONDITIONS, **_READ)},
+    ),
+    _read_only("PUT", "/restms/profile/{name}"),
+    _read_only("DELETE", "/restms/profile/{name}"),
+    *_paths(
+        "/restms/feed/{name}",
+        {
+            "GET": _row(get_feed, "A feed.", READ_CONDITIONS, **_READ),
+            "POST": _row(
+                post_feed,
+                "Post messages in a document, or a content of any other type.",
+                (PASSWORD,),
+                bodies=(*TYPES, ANY),
+                answers=_POSTED,
+                problems=(404, 413, 507),
+            ),
+            "PUT": _row(
+                put_feed,
+                "Change the title and the license of a feed.",
+                WRITE_CONDITIONS,
+                bodies=TYPES,
+                answers=_PUT,
+                problems=(404, 412, 413, 415),
+            ),
+            "DELETE": _row(delete_feed, "Delete a feed, with its joins.", WRITE_CONDITIONS, **_WRITE),
+        },
+    ),
+    *_paths(
+        "/restms/resource/{name}",
+        {
+            "GET": _row(
+                get_resource,
+                "A pipe, a join, a message, a content: what the server has named. A message that is still to "
+                "come is waited for.",
+                READ_CONDITIONS,
+                answers={
+                    200: Documented("It, as a document, or a content.", (*TYPES, ANY)),
+                    304: _DOCUMENT[304],
+                },
+                problems=(404, 504),
+            ),
+            "POST": _row(
+                post_resource,
+                "Join a pipe to a feed, or post to a private feed.",
+                (PASSWORD,),
+                bodies=(*TYPES, ANY),
+                answers={**_CREATED, 200: _POSTED[200]},
+                problems=(404, 413, 415),
+            ),
+            "PUT": _row(
+                put_resource,
+                "Change the title of a pipe, or of a private feed.",
+                WRITE_CONDITIONS,
+                bodies=TYPES,
+                answers=_PUT,
+                problems=(404, 412, 413, 415),
+            ),
+            "DELETE": _row(
+                delete_resource,
+                "Delete it: a pipe with its joins and messages, a message with all older ones.",
+                WRITE_CONDITIONS,
+                **_WRITE,
+            ),
+        },
+    ),
+)

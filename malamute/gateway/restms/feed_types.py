@@ -1,0 +1,170 @@
+"""The types of feeds, joins and pipes, as tables, by the profiles that define them.
+
+A plug-in adds a profile: an entry point of the group `malamute.restms` that is a `Profile`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from importlib.metadata import entry_points
+from typing import Any, NamedTuple
+
+import msgspec
+
+from malamute.errors import InvalidSelector, InvalidValue
+
+Criterion = tuple[str, Any]
+"""A family of patterns, and a pattern of it."""
+
+USER_HEADER = "restms.user_id"
+"""The header with who has posted a message."""
+
+MATCH_MODE = "x-match"
+
+
+class Wanted(NamedTuple):
+    """What a join asks for, and who has made it."""
+
+    address: str
+    headers: Mapping[str, str]
+    user: str
+
+
+Select = Callable[[Wanted], Criterion]
+
+
+class FeedType(NamedTuple):
+    """How a feed routes: by the criterion that a join without a type stands for."""
+
+    select: Select
+    counts: bool = False
+    """Whether a post is answered with how many joins have matched."""
+    shared: bool = False
+    """Whether each message goes to one pipe only, out of a service of the broker."""
+    leaves: bool = False
+    """Whether the feed is deleted with its last join."""
+
+
+class PipeType(NamedTuple):
+    """How a pipe is read."""
+
+    credit: int = 100
+    """The most messages that are in its document."""
+    shared_only: bool = False
+    """Whether it may be joined to shared feeds alone."""
+    streams: bool = False
+    """Whether it can be read as one answer without end."""
+
+
+class Profile(NamedTuple):
+    """A named set of types."""
+
+    name: str
+    href: str
+    """Where its specification is; empty: at its own path."""
+    title: str = ""
+    feeds: Mapping[str, FeedType] = {}
+    joins: Mapping[str, Select | None] = {}
+    """None: what the type of the feed says."""
+    pipes: Mapping[str, PipeType] = {}
+
+
+def _exact(wanted: Wanted) -> Criterion:
+    return "exact", wanted.address
+
+
+def _topic(wanted: Wanted) -> Criterion:
+    return "topic-amqp", wanted.address
+
+
+def _everything(wanted: Wanted) -> Criterion:
+    return "all", ""
+
+
+def _headers(wanted: Wanted) -> Criterion:
+    fields = [[name, value] if value else [name] for name, value in _fields(wanted).items()]
+    if not fields:
+        raise InvalidSelector("a join to a headers feed without a header: expected at least one")
+    return "fields", {wanted.headers.get(MATCH_MODE, "all"): fields}
+
+
+def _fields(wanted: Wanted) -> Mapping[str, str]:
+    return {name: value for name, value in wanted.headers.items() if name != MATCH_MODE}
+
+
+def _own(wanted: Wanted) -> Criterion:
+    return "fields", {"all": [[USER_HEADER, wanted.user]]}
+
+
+def _regexp(wanted: Wanted) -> Criterion:
+    return "regex", wanted.address
+
+
+def _prefix(wanted: Wanted) -> Criterion:
+    return "prefix", wanted.address
+
+
+def _geo(wanted: Wanted) -> Criterion:
+    try:
+        return "geo", msgspec.json.decode(wanted.address)
+    except (ValueError, RecursionError) as error:
+        raise InvalidSelector(f"invalid area: expected JSON: {error}") from None
+
+
+_SPEC = "http://www.restms.org/spec:"
+
+DEFAULT_PROFILES = (
+    Profile(
+        "3/Defaults",
+        f"{_SPEC}3/Defaults",
+        "Addresses that are the same",
+        {"": FeedType(_exact, counts=True)},
+        {"": None},
+        {"": PipeType()},
+    ),
+    Profile(
+        "4/AMQP9",
+        f"{_SPEC}4/AMQP9",
+        "The kinds of exchange of AMQP 0-9-1",
+        {
+            "fanout": FeedType(_everything),
+            "direct": FeedType(_exact),
+            "topic": FeedType(_topic),
+            "headers": FeedType(_headers),
+            "rotator": FeedType(_everything, shared=True),
+            "service": FeedType(_everything, shared=True, leaves=True),
+        },
+        pipes={"ondemand": PipeType(credit=1, shared_only=True)},
+    ),
+    Profile("malamute/Stream", "", "Pipes without end", pipes={"stream": PipeType(streams=True)}),
+    Profile("malamute/Loopback", "", "Who posts gets it back", {"loopback": FeedType(_own)}),
+    Profile(
+        "malamute/Patterns",
+        "",
+        "Further joins",
+        joins={"regexp": _regexp, "prefix": _prefix, "geo": _geo},
+    ),
+)
+
+
+class Profiles:
+    """The profiles of a gateway, and the types of all of them."""
+
+    def __init__(self, *more: Profile) -> None:
+        loaded = [entry.load() for entry in entry_points(group="malamute.restms")]
+        self.all: tuple[Profile, ...] = (*DEFAULT_PROFILES, *loaded, *more)
+        self.feeds = {name: kind for profile in self.all for name, kind in profile.feeds.items()}
+        self.joins = {name: kind for profile in self.all for name, kind in profile.joins.items()}
+        self.pipes = {name: kind for profile in self.all for name, kind in profile.pipes.items()}
+
+    def criterion(self, feed_type: str, join_type: str, wanted: Wanted) -> Criterion:
+        """What a join asks the broker for. Raises `InvalidSelector`."""
+        select = self.joins[join_type] or self.feeds[feed_type].select
+        return select(wanted)
+
+
+def check_type(what: str, value: str, known: Mapping[str, object]) -> None:
+    """Check that a type is one that there is. Raises `InvalidValue`."""
+    if value not in known:
+        names = ", ".join(name or "none" for name in known)
+        raise InvalidValue(f"unknown {what} type {value[:100]!r}: expected {names}")

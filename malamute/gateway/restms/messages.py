@@ -1,0 +1,162 @@
+"""Messages as documents: what is posted becomes messages of a stream, and what is held becomes documents.
+
+The address is the subject, headers are headers, and the content is the body with its type in `content-type`,
+as everywhere else in the gateway. Properties are headers that begin with `restms.`.
+"""
+
+from __future__ import annotations
+
+from base64 import b64decode
+from binascii import Error as Base64Error
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import msgspec
+
+from malamute.client.session.message import Mail
+from malamute.errors import InvalidValue
+from malamute.gateway.restms.documents import Element, can_be_xml
+from malamute.gateway.restms.feed_types import USER_HEADER
+from malamute.gateway.users import Identity
+
+PREFIX = "restms."
+CONTENT_TYPE = "content-type"
+
+PROPERTIES = (
+    "message_id",
+    "reply_to",
+    "correlation_id",
+    "delivery_mode",
+    "priority",
+    "expiration",
+    "timestamp",
+    "type",
+)
+"""What a sender may say of a message. Who it is from is not for it to say: `user_id`, `app_id` and
+`sender_id` of a post are dropped."""
+
+EMBEDDED_BYTES_MAX = 64 * 1024
+"""The most bytes of a content that is in the document of its message. A longer one is fetched by itself."""
+
+
+class PostedContent(NamedTuple):
+    """The content of a message that is posted: here, or staged before."""
+
+    type: str = ""
+    body: bytes = b""
+    href: str = ""
+
+
+class PostedMessage(NamedTuple):
+    """A message that is posted."""
+
+    address: str
+    headers: dict[str, str]
+    content: PostedContent
+
+
+def user_of(identity: Identity) -> str:
+    """Who somebody is that the broker has let in; empty if nobody says it."""
+    if not identity.token:
+        return identity.user
+    try:
+        payload = identity.token.split(".")[1]
+        # The broker has checked the token: it has opened a session with it.
+        claims = msgspec.json.decode(b64decode(f"{payload}===", altchars=b"-_"), type=dict[str, Any])
+    except (IndexError, ValueError):
+        return ""
+    return str(claims.get("sub", ""))
+
+
+def posted(element: Element, user: str) -> PostedMessage:
+    """A message out of its document. Raises `InvalidValue`."""
+    headers = headers_of(element)
+    headers |= {f"{PREFIX}{name}": element.get(name) for name in PROPERTIES if element.get(name)}
+    headers[USER_HEADER] = user
+    contents = [*element.each("content")]
+    if len(contents) > 1:
+        raise InvalidValue(f"a message with {len(contents)} contents: expected at most one")
+    content = _content(contents[0]) if contents else PostedContent()
+    return PostedMessage(element.get("address"), headers, content)
+
+
+def headers_of(element: Element) -> dict[str, str]:
+    """The headers in a document. Raises `InvalidValue`."""
+    headers: dict[str, str] = {}
+    for header in element.each("header"):
+        name = header.get("name")
+        if not name or name.startswith(PREFIX):
+            raise InvalidValue(f"invalid header {name[:100]!r}: expected a name that is not {PREFIX}…")
+        headers[name] = header.get("value")
+    return headers
+
+
+def _content(element: Element) -> PostedContent:
+    if href := element.get("href"):
+        return PostedContent(href=href)
+    encoding = element.get("encoding") or "plain"
+    if encoding == "plain":
+        return PostedContent(element.get("type"), element.text.encode())
+    if encoding != "base64":
+        raise InvalidValue(f"invalid encoding {encoding[:50]!r}: expected plain or base64")
+    try:
+        # Lines may be broken in it.
+        return PostedContent(element.get("type"), b64decode("".join(element.text.split()), validate=True))
+    except (Base64Error, ValueError) as error:
+        raise InvalidValue(f"invalid base64 in a content: {error}") from None
+
+
+def summary(mail: Mail, href: str) -> Element:
+    """A message as it stands in its pipe."""
+    return Element("message", {"href": href, **_properties(mail, "message_id")})
+
+
+def delivered(mail: Mail, href: str) -> Element:
+    """A message as it is delivered, at this URI."""
+    element = Element("message", {"href": href, **_properties(mail, *PROPERTIES)})
+    if mail.sender:
+        element.attributes["sender_id"] = mail.sender
+    headers = mail.headers
+    if user := headers.get(USER_HEADER):
+        element.attributes["user_id"] = _shown(user)
+    for name, value in headers.items():
+        if not name.startswith(PREFIX) and name != CONTENT_TYPE:
+            element.children.append(Element("header", {"name": name, "value": _shown(value)}))
+    if mail.body or CONTENT_TYPE in headers:
+        element.children.append(_embedded(mail, href, headers))
+    return element
+
+
+def _properties(mail: Mail, *names: str) -> dict[str, str]:
+    properties = {name: mail.headers.get(f"{PREFIX}{name}") for name in names}
+    return {
+        "address": mail.subject,
+        **{name: _shown(value) for name, value in properties.items() if value is not None},
+    }
+
+
+def _embedded(mail: Mail, href: str, headers: Mapping[str, Any]) -> Element:
+    kind = {"type": content_type(mail)} if CONTENT_TYPE in headers else {}
+    if len(mail.body) <= EMBEDDED_BYTES_MAX:
+        try:
+            text = mail.body.decode()
+        except UnicodeDecodeError:
+            text = "\0"
+        if can_be_xml(text):
+            return Element("content", {**kind, "encoding": "plain"}, text=text)
+    return Element("content", {**kind, "href": content_href(href)})
+
+
+def content_href(href: str) -> str:
+    """Where the content of a message is."""
+    return f"{href}.content"
+
+
+def content_type(mail: Mail) -> str:
+    """The media type of the content of a message."""
+    return _shown(mail.headers.get(CONTENT_TYPE, "application/octet-stream"))
+
+
+def _shown(value: Any) -> str:
+    """A header as text: others than RestMS's clients have numbers and such, too."""
+    return value if isinstance(value, str) else msgspec.json.encode(value).decode()

@@ -1,0 +1,259 @@
+"""What is held for the reader of a pipe: requests of its service, and of the shared feeds it is joined to.
+
+While somebody reads a pipe the gateway works for it, as the user who reads: it offers to take its messages,
+holds what is delivered, and acknowledges what is deleted. Nothing that is not deleted is lost: when nobody
+has come for a while, or the gateway stops, all of it goes back to the broker.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AsyncExitStack, suppress
+from time import monotonic, time_ns
+from typing import Any
+
+from malamute.aio import Client, Work
+from malamute.client.events import Connected, Event, Recalled
+from malamute.client.session.message import Mail
+from malamute.errors import AccessRefused, MalamuteError, NotFound, TimedOut, TooMany
+from malamute.gateway.restms.definitions import Pipe
+from malamute.gateway.restms.registry import Signal
+from malamute.gateway.settings import GatewaySettings
+from malamute.gateway.users import Identity, Users
+
+OWN = "0"
+"""The source of what comes through the pipe's own service."""
+
+NEXT = "next"
+"""The source in the name of a message that is still to come."""
+
+ACK_TIMEOUT_SECONDS = 30 * 86_400.0
+"""How long a reader may keep a message. It has no timeout of its own, and the broker asks for one."""
+
+CREDIT_BYTES = 1024 * 1024
+READERS_MAX = 1000
+IDLE_SECONDS = 300.0
+DELETED_MAX = 1000
+"""How many of the messages that were deleted last are known as such."""
+
+
+class PipeReader:
+    """A pipe that is read. Messages are named by their source and sequence, and stand in order of arrival."""
+
+    def __init__(self, pipe: Pipe, identity: Identity, credit: int) -> None:
+        self.pipe = pipe
+        self.identity = identity
+        self.changed = Signal()
+        self.changed_ns = 0
+        self.over = False
+        self.uses = 0
+        self.used_at = monotonic()
+        self.held: dict[str, Mail] = {}
+        self._credit = credit
+        self._arrived = 0
+        self._epoch = secrets.token_hex(4)
+        self._names: OrderedDict[int, str] = OrderedDict()
+        """The names of messages by the numbers of their arrival, deleted ones too."""
+        self._works: dict[str, tuple[Work, asyncio.Task[None]]] = {}
+        self._client: Client | None = None
+        self._stack = AsyncExitStack()
+
+    async def open(self, users: Users, timeout: float) -> None:
+        """Offer to take its messages. Raises what the broker refuses it with."""
+        session = users.session(self.identity, listener=self._on_event, followers=1)
+        try:
+            self._client = await self._stack.enter_async_context(session)
+            await self._offer(OWN, self.pipe.service, self._credit)
+            await self._client.flush(timeout)
+        except BaseException:
+            await self.close()
+            raise
+
+    async def join(self, shared: Mapping[str, str]) -> None:
+        """Take messages of these services, by the names of their joins, and of no others beside its own."""
+        for source in [*self._works]:
+            if source != OWN and source not in shared:
+                await self._leave(source)
+        for source, service in shared.items():
+            if source not in self._works:
+                await self._offer(source, service, min(self._credit, 10))
+
+    async def _offer(self, source: str, service: str, credit: int) -> None:
+        assert self._client is not None
+        work = await self._client.work(
+            service, credit=credit, credit_bytes=CREDIT_BYTES, ack_timeout=ACK_TIMEOUT_SECONDS
+        )
+        self._works[source] = work, asyncio.create_task(self._consume(source, work))
+
+    async def _consume(self, source: str, work: Work) -> None:
+        try:
+            async for mail in work:
+                self._arrived += 1
+                name = f"{source}.{mail.sequence}"
+                self.held[name] = mail
+                self._names[self._arrived] = name
+                while len(self._names) > len(self.held) + DELETED_MAX:
+                    self._names.popitem(last=False)
+                self._note()
+        except MalamuteError:
+            # What it was allowed it is not any more, or the session has ended: whoever comes asks anew.
+            pass
+        if source in self._works:
+            self._end()
+
+    def _note(self) -> None:
+        self.changed_ns = time_ns()
+        self.changed.notify()
+
+    def _end(self) -> None:
+        self.over = True
+        self._note()
+
+    def _on_event(self, event: Event) -> None:
+        if isinstance(event, Recalled) and event.queue == self.pipe.service:
+            self._end()
+        if isinstance(event, Connected) and not event.resumed:
+            self._end()
+
+    async def _leave(self, source: str) -> None:
+        work, task = self._works.pop(source)
+        for name in [name for name in self.held if name.startswith(f"{source}.")]:
+            with suppress(MalamuteError):
+                self.held.pop(name).release()
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        work.cancel()
+
+    async def close(self) -> None:
+        """Give back what is held."""
+        self._end()
+        for source in [*self._works]:
+            await self._leave(source)
+        await self._stack.aclose()
+
+    @property
+    def next_name(self) -> str:
+        """The name of the next message, before it is there."""
+        return f"{NEXT}.{self._epoch}.{self._arrived + 1}"
+
+    def name_of(self, name: str) -> str | None:
+        """The name by source of a message; None if it is still to come.
+
+        Raises:
+            NotFound: it was to come to another reader, or was deleted long ago.
+
+        """
+        source, _, rest = name.partition(".")
+        if source != NEXT:
+            return name
+        epoch, _, number = rest.partition(".")
+        if epoch != self._epoch or not number.isdigit() or len(number) > 18:
+            raise self._unknown(name)
+        if int(number) > self._arrived:
+            return None
+        if (found := self._names.get(int(number))) is None:
+            raise self._unknown(name)
+        return found
+
+    def find(self, name: str) -> Mail | None:
+        """A message that is held; None if it is still to come. Raises `NotFound`."""
+        found = self.name_of(name)
+        if found is None:
+            return None
+        if found not in self.held:
+            raise self._unknown(name)
+        return self.held[found]
+
+    async def delete(self, name: str, timeout: float) -> None:
+        """Delete a message, and all that came before it, at the broker too. Raises `NotFound`."""
+        found = self.name_of(name)
+        if found is None or found not in self.held:
+            if found not in self._names.values():
+                raise self._unknown(name)
+            return
+        names = [*self.held]
+        for older in names[: names.index(found) + 1]:
+            self.held.pop(older).ack()
+        self._note()
+        assert self._client is not None
+        await self._client.flush(timeout)
+
+    def _unknown(self, name: str) -> NotFound:
+        return NotFound(f"there is no message {name[:50]!r} in pipe {self.pipe.name!r}: read the pipe again")
+
+
+class PipeReaders:
+    """The pipes that are read."""
+
+    def __init__(self, settings: GatewaySettings, users: Users) -> None:
+        self._settings = settings
+        self._users = users
+        self._readers: dict[str, PipeReader] = {}
+        self._opening: dict[str, asyncio.Lock] = {}
+
+    def find(self, pipe: Pipe) -> PipeReader | None:
+        """The reader of a pipe, if there is one."""
+        reader = self._readers.get(pipe.name)
+        return None if reader is None or reader.over else reader
+
+    async def get(
+        self, pipe: Pipe, identity: Identity, credit: int, shared: Callable[[], Mapping[str, str]]
+    ) -> PipeReader:
+        """The reader of a pipe. `shared` are the services of shared feeds that it is joined to.
+
+        Raises:
+            AccessRefused: the broker refuses it, or somebody else reads the pipe.
+            TooMany: as many pipes are read as may be.
+
+        """
+        lock = self._opening.setdefault(pipe.name, asyncio.Lock())
+        async with lock:
+            reader = self._readers.get(pipe.name)
+            if reader is not None and reader.over:
+                await self.drop(pipe)
+                reader = None
+            if reader is None:
+                await self._make_room()
+                reader = PipeReader(pipe, identity, credit)
+                await reader.open(self._users, self._settings.timeout_seconds)
+                self._readers[pipe.name] = reader
+            elif reader.identity != identity:
+                raise AccessRefused(f"the pipe {pipe.name!r} is read by somebody else")
+            reader.used_at = monotonic()
+            await reader.join(shared())
+        return reader
+
+    async def _make_room(self) -> None:
+        oldest = monotonic() - IDLE_SECONDS
+        idle = [reader for reader in self._readers.values() if not reader.uses and reader.used_at < oldest]
+        for reader in idle:
+            await self.drop(reader.pipe)
+        if len(self._readers) >= READERS_MAX:
+            raise TooMany(f"{len(self._readers)} pipes are read: expected at most {READERS_MAX}")
+
+    async def drop(self, pipe: Pipe) -> None:
+        """Read a pipe no longer."""
+        if (reader := self._readers.pop(pipe.name, None)) is not None:
+            await reader.close()
+
+    async def close(self) -> None:
+        """Read none any longer."""
+        for reader in [*self._readers.values()]:
+            await self.drop(reader.pipe)
+        self._opening.clear()
+
+
+async def first_of(signals: Iterable[asyncio.Event], seconds: float) -> None:
+    """Wait until one of these has happened. Raises `TimedOut`."""
+    tasks: set[asyncio.Task[Any]] = {asyncio.create_task(signal.wait()) for signal in signals}
+    try:
+        done, _ = await asyncio.wait(tasks, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        if not done:
+            raise TimedOut(f"nothing has come within {seconds:g} s: send the same request again")
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,269 @@
+"""The definitions of a domain, kept in a stream of the broker and followed by every gateway.
+
+The stream `restms` is the only truth. A change is published, and counts here when it comes back; so all
+gateways before a broker have the same, in the same order, and a gateway that starts reads the last message
+of each subject. It is read and written as the gateway's own user.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import AsyncExitStack
+from time import time_ns
+from typing import NamedTuple, TypeVar
+
+from malamute.aio import Client, Subscription
+from malamute.client.events import Connected, Event, Restored
+from malamute.client.session.message import Message
+from malamute.errors import MalamuteError, TimedOut, TryLater
+from malamute.gateway.restms.definitions import (
+    BUILT_IN,
+    CONTENTS,
+    DEFAULT_STREAM,
+    LOG,
+    MEMORY,
+    Definition,
+    Feed,
+    Join,
+    Pipe,
+    Staged,
+    decode,
+    encode,
+    subject_of,
+)
+from malamute.gateway.settings import GatewaySettings
+from malamute.gateway.users import ANONYMOUS, Users
+from malamute.matching import Index, Selector
+from malamute.protocol.admin import StatusQuery, StreamCreate
+
+Kind = TypeVar("Kind", Feed, Pipe, Join, Staged)
+
+LOADED = "loaded"
+"""The subject under which a gateway publishes to know how far it has to read."""
+
+CONTENT_SECONDS = 86_400.0
+"""How long a staged content waits for its message."""
+
+
+class Known(NamedTuple):
+    """A definition, and when it was published, in nanoseconds since 1970."""
+
+    value: Definition
+    time_ns: int
+
+
+TakeAway = Callable[["Registry", Client, Definition, float], Awaitable[None]]
+
+
+class Signal:
+    """Wakes all who wait for a change."""
+
+    def __init__(self) -> None:
+        self._event = asyncio.Event()
+
+    def next(self) -> asyncio.Event:
+        """The event of the next change. Ask for it before looking at what may change."""
+        return self._event
+
+    def notify(self) -> None:
+        """Something has changed."""
+        self._event.set()
+        self._event = asyncio.Event()
+
+
+class Registry:
+    """What is defined. `ready` before anything else.
+
+    `take_away` is how a definition is taken away with all that hangs on it.
+    """
+
+    def __init__(self, settings: GatewaySettings, users: Users, take_away: TakeAway) -> None:
+        self._settings = settings
+        self._take_away = take_away
+        self._users = users
+        self._known: dict[str, Known] = {}
+        self._by_name: dict[str, str] = {}
+        """The subjects of definitions by their names, which are unique but for public feeds."""
+        self._joins: dict[str, dict[str, Join]] = {}
+        """The joins by their pipes, and by their feeds."""
+        self._indexes: dict[str, Index] = {}
+        self._loading = asyncio.Lock()
+        self._stack = AsyncExitStack()
+        self._task: asyncio.Task[None] | None = None
+        self._client: Client | None = None
+        self._position = 0
+        self._stale = True
+        self.modified_ns = time_ns()
+        self.changed = Signal()
+
+    # What is there
+
+    def feed(self, name: str) -> Feed | None:
+        """A public feed that was defined."""
+        if name == BUILT_IN.name:
+            return BUILT_IN
+        known = self._known.get(f"feed.{name}")
+        feed = known.value if known is not None else None
+        return feed if isinstance(feed, Feed) and not feed.private else None
+
+    def private(self, name: str) -> Definition | None:
+        """What has a name of the server: a private feed, a pipe, a join, or a staged content."""
+        known = self._known.get(self._by_name.get(name, ""))
+        return None if known is None else known.value
+
+    def each(self, kind: type[Kind]) -> Iterator[Kind]:
+        """All definitions of a kind."""
+        return (known.value for known in self._known.values() if isinstance(known.value, kind))
+
+    def time_ns(self, definition: Definition) -> int:
+        """When a definition was published last."""
+        known = self._known.get(subject_of(definition))
+        return self.modified_ns if known is None else known.time_ns
+
+    def joins_of(self, pipe: Pipe) -> list[Join]:
+        """The joins of a pipe."""
+        return [*self._joins.get(f"pipe.{pipe.name}", {}).values()]
+
+    def joins_to(self, feed: Feed) -> list[Join]:
+        """The joins to a feed."""
+        return [*self._joins.get(f"feed.{feed.name}", {}).values()]
+
+    def count(
+        self, feed: Feed, messages: Sequence[tuple[str, dict[str, str]]], selector: Callable[[Join], Selector]
+    ) -> list[int]:
+        """How many joins match each message, by its address and headers."""
+        index = self._indexes.get(feed.name)
+        if index is None:
+            index = self._indexes[feed.name] = Index()
+            for join in self.joins_to(feed):
+                index.add(join.name, selector(join))
+        return [
+            sum(len(group.members) for group in index.match(address, headers))
+            for address, headers in messages
+        ]
+
+    # What is kept
+
+    async def ready(self) -> Client:
+        """The gateway's own session, when all that was defined is known. Raises `MalamuteError`."""
+        async with self._loading:
+            if self._stale or self._task is None or self._task.done():
+                await self.close()
+                await self._load()
+        assert self._client is not None
+        return self._client
+
+    async def put(self, *definitions: Definition) -> None:
+        """Define, or define anew. Returns when it is durable and known here."""
+        await self._publish({subject_of(one): encode(one) for one in definitions})
+
+    async def remove(self, *definitions: Definition) -> None:
+        """Define no longer."""
+        await self._publish({subject_of(one): b"" for one in definitions})
+
+    async def _publish(self, bodies: dict[str, bytes]) -> None:
+        if not bodies:
+            return
+        assert self._client is not None
+        timeout = self._settings.timeout_seconds
+        first = await self._client.publish_batch(LOG, [*bodies], [*bodies.values()], timeout=timeout)
+        if not first:
+            # It is stored, and its number was lost with the connection.
+            self._stale = True
+            return
+        await self._reach(first + len(bodies) - 1)
+
+    async def _reach(self, sequence: int) -> None:
+        assert self._task is not None
+        try:
+            async with asyncio.timeout(self._settings.timeout_seconds):
+                while self._position < sequence:
+                    waiting = asyncio.create_task(self.changed.next().wait())
+                    await asyncio.wait({waiting, self._task}, return_when=asyncio.FIRST_COMPLETED)
+                    waiting.cancel()
+                    if self._task.done():
+                        raise TryLater("the definitions of RestMS are being read again")
+        except TimeoutError:
+            raise TimedOut("the definitions of RestMS did not come in time") from None
+
+    async def _load(self) -> None:
+        timeout = self._settings.timeout_seconds
+        session = self._users.session(ANONYMOUS, listener=self._on_event, followers=1)
+        client = self._client = await self._stack.enter_async_context(session)
+        for stream in (LOG, DEFAULT_STREAM):
+            await client.change(StreamCreate(stream=stream), timeout=timeout)
+        await client.change(StreamCreate(stream=CONTENTS, age=CONTENT_SECONDS), timeout=timeout)
+        status = await client.query(StatusQuery(), timeout=timeout)
+        subscription = await client.subscribe(LOG, start="last-per-subject", committed=True)
+        self._stale = False
+        self._task = asyncio.create_task(self._follow(subscription))
+        await self._reach(await client.publish_batch(LOG, [LOADED], [b"x"], timeout=timeout))
+        now_ns = self._known[LOADED].time_ns
+        await self._clear(client, now_ns, now_ns - int(status.uptime * 1e9))
+
+    async def _clear(self, client: Client, now_ns: int, started_ns: int) -> None:
+        """Forget what does not outlive the broker's process, and contents that nobody has fetched."""
+        over = [known.value for known in self._known.values() if _is_over(known, now_ns, started_ns)]
+        for definition in over:
+            await self._take_away(self, client, definition, self._settings.timeout_seconds)
+
+    async def _follow(self, subscription: Subscription) -> None:
+        async for message in subscription:
+            self._apply(message)
+            self._position = message.sequence
+            self.changed.notify()
+
+    def _apply(self, message: Message) -> None:
+        before = self._known.pop(message.subject, None)
+        self.modified_ns = message.time_ns
+        if before is not None:
+            self._index(before.value, add=False)
+        try:
+            value = BUILT_IN if message.subject == LOADED else decode(message.body)
+        except (ValueError, MalamuteError):
+            # It is empty, or none of ours.
+            return
+        self._known[message.subject] = Known(value, message.time_ns)
+        if message.subject != LOADED:
+            self._index(value, add=True)
+
+    def _index(self, value: Definition, *, add: bool) -> None:
+        if isinstance(value, Join):
+            for place in (f"pipe.{value.pipe}", f"feed.{value.feed}"):
+                joins = self._joins.setdefault(place, {})
+                joins.pop(value.name, None)
+                if add:
+                    joins[value.name] = value
+                elif not joins:
+                    del self._joins[place]
+            self._indexes.pop(value.feed, None)
+        if isinstance(value, Feed) and not value.private:
+            return
+        self._by_name.pop(value.name, None)
+        if add:
+            self._by_name[value.name] = subject_of(value)
+
+    def _on_event(self, event: Event) -> None:
+        if isinstance(event, Restored) or (isinstance(event, Connected) and not event.resumed):
+            # Another process, or another store: what it has is to be read.
+            self._stale = True
+            self.changed.notify()
+
+    async def close(self) -> None:
+        """Follow the definitions no longer, and forget them."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        await self._stack.aclose()
+        self._task = self._client = None
+        self._position = 0
+        for table in (self._known, self._by_name, self._joins, self._indexes):
+            table.clear()
+
+
+def _is_over(known: Known, now_ns: int, started_ns: int) -> bool:
+    if isinstance(known.value, Staged):
+        return now_ns - known.time_ns > CONTENT_SECONDS * 1e9
+    storage = getattr(known.value, "storage", "")
+    return bool(storage == MEMORY and known.time_ns < started_ns)

@@ -1,0 +1,259 @@
+"""What a request does with a resource, by the kind of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import NamedTuple
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+
+from malamute.aio import Client
+from malamute.client.session.message import Mail
+from malamute.errors import AccessRefused, InvalidValue, NotFound
+from malamute.gateway.bodies import media_type, read_body
+from malamute.gateway.queues import unless_gone
+from malamute.gateway.restms import messages
+from malamute.gateway.restms.conditions import Representation, check, show
+from malamute.gateway.restms.definitions import Definition, Feed, Join, Pipe, Staged
+from malamute.gateway.restms.documents import RESTMS_XML, Element, read
+from malamute.gateway.restms.pipes import PipeReader, first_of
+from malamute.gateway.restms.publishing import fetch, post
+from malamute.gateway.restms.service import RestMS
+from malamute.gateway.restms.views import Place, feed_view, join_view, message_href, name_in, pipe_view
+from malamute.gateway.routes import Arguments
+from malamute.gateway.state import gateway_of
+from malamute.gateway.users import Identity
+
+CONTENT = ".content"
+"""What follows the name of a message in the name of its content."""
+
+MULTIPART = "multipart/mixed"
+BOUNDARY = "restms-message"
+READ_ONLY = "of it is not possible: expected GET or DELETE"
+
+
+class Call(NamedTuple):
+    """A request to RestMS."""
+
+    request: Request
+    restms: RestMS
+    client: Client
+    identity: Identity
+    place: Place
+
+    async def body(self) -> bytes:
+        """The body of the request. Raises as `read_body`."""
+        settings = self.restms.settings
+        return await read_body(self.request, settings.body_bytes, settings.body_seconds)
+
+    async def element(self, *kinds: str) -> Element:
+        """The one resource in the document of the request. Raises `InvalidValue`, and as `read`."""
+        return _single(read(await self.body(), media_type(self.request)), *kinds)
+
+
+def _single(root: Element, *kinds: str) -> Element:
+    found = [child for child in root.children if child.name in kinds]
+    if len(found) != 1:
+        raise InvalidValue(f"{len(found)} resources in the document: expected one {' or '.join(kinds)}")
+    return found[0]
+
+
+@asynccontextmanager
+async def opened(request: Request) -> AsyncIterator[Call]:
+    """A request, with a session of who sends it."""
+    gateway = gateway_of(request)
+    identity = gateway.identity(request)
+    async with gateway.session(request) as client:
+        await gateway.restms.registry.ready()
+        yield Call(request, gateway.restms, client, identity, Place(str(request.base_url)))
+
+
+def find(call: Call, name: str) -> tuple[Definition, str]:
+    """What the server has named so, and what stands behind its name. Raises `NotFound`."""
+    first, _, rest = name.partition(".")
+    found = call.restms.registry.private(first)
+    if found is None or (rest and not isinstance(found, Pipe)):
+        raise NotFound(f"there is no resource {name[:100]!r}")
+    return found, rest
+
+
+async def represent(call: Call, found: Definition) -> Representation:
+    """What a feed, a pipe or a join is now."""
+    registry, place = call.restms.registry, call.place
+    modified_ns = registry.time_ns(found)
+    if isinstance(found, Feed):
+        return Representation([feed_view(found, place)], modified_ns)
+    if isinstance(found, Join):
+        return Representation([join_view(found, call.restms.feed_of(found), place)], modified_ns)
+    assert isinstance(found, Pipe)
+    reader = await call.restms.reader(found, call.identity)
+    joins = [(join, call.restms.feed_of(join)) for join in registry.joins_of(found)]
+    times = [modified_ns, reader.changed_ns, *(registry.time_ns(join) for join, _ in joins)]
+    held = [*reader.held.items()]
+    return Representation([pipe_view(found, joins, held, reader.next_name, place)], max(times))
+
+
+async def created(call: Call, definition: Definition, href: str, *, new: bool) -> Response:
+    """The answer to who has created something."""
+    page = (await represent(call, definition)).page_for(call.request)
+    return page.response(201 if new else 200, {"location": href})
+
+
+async def get(call: Call, name: str, wait_seconds: float) -> Response:
+    """A resource, when it is there and the conditions hold."""
+    found, rest = find(call, name)
+    if isinstance(found, Staged):
+        body = await fetch(call.restms, found)
+        return Response(body, headers={"content-type": found.type})
+    if rest:
+        assert isinstance(found, Pipe)
+        return await _get_message(call, found, rest, wait_seconds)
+    if isinstance(found, Pipe) and MULTIPART in call.request.headers.get("accept", ""):
+        return await _flow(call, found)
+
+    async def build() -> Representation:
+        now, _ = find(call, name)
+        return await represent(call, now)
+
+    def events() -> list[asyncio.Event]:
+        reader = call.restms.readers.find(found) if isinstance(found, Pipe) else None
+        return [call.restms.registry.changed.next(), *([reader.changed.next()] if reader else [])]
+
+    return await show(call.request, build, events, wait_seconds)
+
+
+async def _get_message(call: Call, pipe: Pipe, rest: str, wait_seconds: float) -> Response:
+    """A message, or its content. One that is still to come is an asynclet: it is waited for."""
+    name = rest.removesuffix(CONTENT)
+    reader = await call.restms.reader(pipe, call.identity)
+    mail = await unless_gone(call.request, _arrived(reader, name, wait_seconds))
+    if rest != name:
+        return Response(mail.body, headers={"content-type": messages.content_type(mail)})
+    # Whatever name it was asked for by, it says its own.
+    href = message_href(pipe, reader.name_of(name) or name, call.place)
+    representation = Representation([messages.delivered(mail, href)], mail.time_ns)
+
+    async def build() -> Representation:
+        return representation
+
+    response = await show(call.request, build, lambda: [call.restms.registry.changed.next()], wait_seconds)
+    response.headers["content-location"] = href
+    return response
+
+
+async def _arrived(reader: PipeReader, name: str, wait_seconds: float) -> Mail:
+    loop = asyncio.get_running_loop()
+    until = loop.time() + wait_seconds
+    reader.uses += 1
+    try:
+        while True:
+            waiting = reader.changed.next()
+            if (mail := reader.find(name)) is not None:
+                return mail
+            if reader.over:
+                raise NotFound(f"there is no message {name[:50]!r}: the pipe was opened again, read it")
+            await first_of([waiting], max(0, until - loop.time()))
+    finally:
+        reader.uses -= 1
+
+
+async def _flow(call: Call, pipe: Pipe) -> Response:
+    """A pipe as one answer without end; a message is deleted when it is written."""
+    if not call.restms.profiles.pipes[pipe.type].streams:
+        raise InvalidValue(f"pipe {pipe.name!r} as {MULTIPART}: expected one of the type stream")
+    reader = await call.restms.reader(pipe, call.identity)
+    return StreamingResponse(_parts(call, pipe, reader), media_type=f"{MULTIPART}; boundary={BOUNDARY}")
+
+
+async def _parts(call: Call, pipe: Pipe, reader: PipeReader) -> AsyncIterator[bytes]:
+    reader.uses += 1
+    try:
+        yield b"--%b\r\n" % BOUNDARY.encode()
+        while not reader.over:
+            waiting = reader.changed.next()
+            for name, mail in [*reader.held.items()]:
+                href = message_href(pipe, name, call.place)
+                page = Representation([messages.delivered(mail, href)], mail.time_ns).page(RESTMS_XML)
+                head = f"Content-Type: {page.media}\r\nContent-Length: {len(page.body)}\r\n\r\n"
+                yield b"%b%b\r\n--%b\r\n" % (head.encode(), page.body, BOUNDARY.encode())
+                await reader.delete(name, call.restms.settings.timeout_seconds)
+            await waiting.wait()
+    finally:
+        reader.uses -= 1
+
+
+async def post_to_feed(call: Call, feed: Feed, arguments: Arguments) -> Response:
+    """Post messages or a content to a feed."""
+    body = await call.body()
+    await call.restms.check_password(feed, arguments["restms_password"])
+    user = messages.user_of(call.identity)
+    return await post(call.restms, call.client, call.request, feed, body, user, call.place)
+
+
+async def post_resource(call: Call, arguments: Arguments) -> Response:
+    """Join a pipe to a feed, or post to a private feed."""
+    found, rest = find(call, arguments["name"])
+    if isinstance(found, Feed):
+        return await post_to_feed(call, found, arguments)
+    if not isinstance(found, Pipe) or rest:
+        raise AccessRefused(f"POST {READ_ONLY}")
+    element = await call.element("join")
+    name = name_in(element.get("feed"), "feed", "resource")
+    private = call.restms.registry.private(name)
+    feed = private if isinstance(private, Feed) else await call.restms.feed(call.client, name)
+    user = messages.user_of(call.identity)
+    join = await call.restms.create_join(call.client, call.identity, found, feed, element, user)
+    return await created(call, join, call.place.resource(join.name), new=True)
+
+
+async def put(call: Call, found: Definition) -> Response:
+    """Change a feed or a pipe. Without a body nothing is changed."""
+    if not isinstance(found, Feed | Pipe):
+        raise AccessRefused(f"PUT {READ_ONLY}")
+    await check(call.request, lambda: represent(call, found))
+    body = await call.body()
+    if not body:
+        return Response(status_code=204)
+    element = _single(read(body, media_type(call.request)), "feed" if isinstance(found, Feed) else "pipe")
+    for name in ("name", "type"):
+        if element.attributes.get(name, getattr(found, name)) != getattr(found, name):
+            raise InvalidValue(f"another {name} of it: expected the one that it has")
+    if isinstance(found, Feed):
+        await call.restms.update_feed(call.client, found, element)
+        now: Definition | None = call.restms.registry.feed(found.name)
+    else:
+        await call.restms.reader(found, call.identity)
+        title = element.attributes.get("title", found.title)
+        await call.restms.registry.put(msgspec.structs.replace(found, title=title))
+        now = None
+    now = now or call.restms.registry.private(found.name)
+    if now is None:
+        raise NotFound("it was deleted meanwhile")
+    return (await represent(call, now)).page_for(call.request).response()
+
+
+async def delete(call: Call, found: Definition, rest: str) -> Response:
+    """Delete a resource."""
+    restms = call.restms
+    if isinstance(found, Staged):
+        await restms.registry.remove(found)
+    elif rest:
+        assert isinstance(found, Pipe)
+        if rest.endswith(CONTENT):
+            raise AccessRefused("a content is deleted with its message")
+        reader = await restms.reader(found, call.identity)
+        await reader.delete(rest, restms.settings.timeout_seconds)
+    else:
+        await check(call.request, lambda: represent(call, found))
+        if isinstance(found, Feed):
+            await restms.delete_feed(call.client, found)
+        elif isinstance(found, Join):
+            await restms.delete_join(call.client, call.identity, found)
+        else:
+            await restms.reader(found, call.identity)
+            await restms.delete_pipe(call.client, found)
+    return Response(status_code=200)

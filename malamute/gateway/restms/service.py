@@ -1,0 +1,325 @@
+"""RestMS in a gateway: its definitions, its readers, and what is done with feeds, pipes and joins.
+
+Whatever a user asks for is asked of the broker as that user, and its rules decide. The gateway itself keeps
+the definitions, and joins every pipe to the default feed: nobody else is to read what goes there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import secrets
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from hmac import compare_digest
+from typing import Any
+
+import msgspec
+
+from malamute.aio import Client
+from malamute.errors import AccessRefused, InvalidName, InvalidValue, NotFound, TryLater
+from malamute.gateway.restms.definitions import (
+    BUILT_IN,
+    DEFAULT_STREAM,
+    FEED_STORAGES,
+    OWN_PREFIX,
+    PIPE_STORAGES,
+    RING,
+    Feed,
+    Join,
+    Pipe,
+)
+from malamute.gateway.restms.documents import Element
+from malamute.gateway.restms.feed_types import Profiles, Wanted, check_type
+from malamute.gateway.restms.messages import headers_of
+from malamute.gateway.restms.pipes import PipeReader, PipeReaders
+from malamute.gateway.restms.registry import Registry
+from malamute.gateway.restms.teardown import take_away, unfeed
+from malamute.gateway.settings import GatewaySettings
+from malamute.gateway.users import Identity, Users
+from malamute.matching import Selector
+from malamute.protocol.admin import (
+    FeedSet,
+    ServiceQuery,
+    ServicesQuery,
+    StreamCreate,
+    StreamQuery,
+    StreamRetain,
+    StreamsQuery,
+)
+
+BUSY_SECONDS = 0.05
+"""How long to wait when somebody else changes the feeds of a stream of the broker."""
+
+BUSY_ATTEMPTS = 20
+
+
+class RestMS:
+    """RestMS in a gateway."""
+
+    def __init__(self, settings: GatewaySettings, users: Users) -> None:
+        self.settings = settings
+        self.profiles = Profiles()
+        self.registry = Registry(settings, users, take_away)
+        self.readers = PipeReaders(settings, users)
+        self.claimed: set[str] = set()
+        """Staged contents that are being published."""
+        self._changing = asyncio.Lock()
+
+    @property
+    def _timeout(self) -> float:
+        return self.settings.timeout_seconds
+
+    async def close(self) -> None:
+        """Give back what is held, and forget the rest."""
+        await self.readers.close()
+        await self.registry.close()
+
+    @asynccontextmanager
+    async def change(self) -> AsyncIterator[Client]:
+        """One change at a time; with the gateway's own session."""
+        async with self._changing:
+            yield await self.registry.ready()
+
+    # Feeds
+
+    async def feed(self, client: Client, name: str) -> Feed:
+        """A feed by its public name: one that was defined, or what the broker has. Raises `NotFound`."""
+        feed = self.registry.feed(name) or await self._imported(client, name)
+        if feed is None:
+            raise NotFound(f"there is no feed {name[:100]!r}")
+        return feed
+
+    async def _imported(self, client: Client, name: str) -> Feed | None:
+        if _is_own(name):
+            return None
+        for query, kind in ((StreamQuery(name=name), "stream"), (ServiceQuery(name=name), "service")):
+            try:
+                await client.query(query, timeout=self._timeout)
+                return _imported(name, kind)
+            except (NotFound, AccessRefused, InvalidName):
+                # What a user must not view is not there for him.
+                continue
+        return None
+
+    async def feeds(self, client: Client) -> list[Feed]:
+        """All public feeds, and what a user may see of the broker's."""
+        defined = [BUILT_IN, *(feed for feed in self.registry.each(Feed) if not feed.private)]
+        known = {feed.name for feed in defined}
+        imported: dict[str, Feed] = {}
+        try:
+            for row in await client.query(StreamsQuery(), timeout=self._timeout):
+                imported[row.name] = _imported(row.name, "stream")
+            for service in await client.query(ServicesQuery(), timeout=self._timeout):
+                imported.setdefault(service.name, _imported(service.name, "service"))
+        except AccessRefused:
+            imported.clear()
+        # One that is also a client's is its owner's to change.
+        return defined + [feed for name, feed in imported.items() if not _is_own(name) and name not in known]
+
+    async def create_feed(self, client: Client, element: Element) -> tuple[Feed, bool]:
+        """Create a feed, and return whether it is new. Raises `InvalidValue`."""
+        name = element.get("name")
+        kind, storage = element.get("type"), element.get("storage") or FEED_STORAGES[0]
+        check_type("feed", kind, self.profiles.feeds)
+        check_type("storage", storage, dict.fromkeys(FEED_STORAGES))
+        if _is_own(name):
+            raise InvalidName(f"invalid feed {name[:100]!r}: expected a name that is not the gateway's own")
+        size = _size(element.get("size"), storage)
+        async with self.change():
+            if name and (known := self.registry.feed(name) or await self._imported(client, name)):
+                if (known.type, known.storage) != (kind, storage):
+                    raise InvalidValue(f"feed {name[:100]!r} is there, and of type {known.type or 'none'!r}")
+                return known, False
+            feed = Feed(
+                name or secrets.token_hex(16),
+                kind,
+                element.get("title"),
+                element.get("license"),
+                storage,
+                size,
+                await asyncio.to_thread(_hashed, element.get("password")),
+                private=not name,
+            )
+            await client.change(StreamCreate(stream=feed.stream, count=size or None), timeout=self._timeout)
+            if self.profiles.feeds[kind].shared:
+                await self._set_feed(client, feed.stream, feed.stream, [("all", "")])
+            await self.registry.put(feed)
+        return feed, True
+
+    async def update_feed(self, client: Client, feed: Feed, element: Element) -> None:
+        """Change the title and the license of a feed."""
+        await self._check_admin(client, feed)
+        changes = {name: element.get(name) for name in ("title", "license") if name in element.attributes}
+        async with self.change():
+            await self.registry.put(msgspec.structs.replace(feed, **changes))
+
+    async def delete_feed(self, client: Client, feed: Feed) -> None:
+        """Delete a feed with its joins."""
+        await self._check_admin(client, feed)
+        async with self.change() as own:
+            await take_away(self.registry, own, feed, self._timeout)
+
+    async def _check_admin(self, client: Client, feed: Feed) -> None:
+        """Check that a user may change a feed. Raises `AccessRefused`."""
+        if feed.imported or feed == BUILT_IN:
+            raise AccessRefused(f"feed {feed.name[:100]!r} is locked: it is not a client's")
+        await client.change(StreamRetain(stream=feed.stream, dry_run=True), timeout=self._timeout)
+
+    async def check_password(self, feed: Feed, given: str | None) -> None:
+        """Check the password of a post. Raises `AccessRefused`."""
+        if feed.password and not await asyncio.to_thread(_is_password, feed.password, given or ""):
+            raise AccessRefused(f"feed {feed.name[:100]!r} has a password: expected it in RestMS-Password")
+
+    # Pipes
+
+    async def create_pipe(self, identity: Identity, element: Element) -> Pipe:
+        """Create a pipe, with its join to the default feed."""
+        kind, storage = element.get("type"), element.get("storage") or PIPE_STORAGES[0]
+        check_type("pipe", kind, self.profiles.pipes)
+        check_type("storage", storage, dict.fromkeys(PIPE_STORAGES))
+        pipe = Pipe(secrets.token_hex(16), kind, element.get("title"), storage)
+        # Whether he may read it is for the broker to say.
+        await self.reader(pipe, identity)
+        join = Join(secrets.token_hex(16), pipe.name, BUILT_IN.name, address=pipe.name, default=True)
+        async with self.change() as own:
+            await self._set_feed(own, pipe.service, DEFAULT_STREAM, [("exact", pipe.name)])
+            await self.registry.put(pipe, join)
+        return pipe
+
+    async def delete_pipe(self, client: Client, pipe: Pipe) -> None:
+        """Delete a pipe, with its joins and messages."""
+        joins = self.registry.joins_of(pipe)
+        await self.readers.drop(pipe)
+        async with self.change() as own:
+            await take_away(self.registry, own, pipe, self._timeout)
+            for join in joins:
+                await self._leave(own, join)
+
+    async def reader(self, pipe: Pipe, identity: Identity) -> PipeReader:
+        """The reader of a pipe. Raises as `PipeReaders.get`."""
+        return await self.readers.get(
+            pipe, identity, self.profiles.pipes[pipe.type].credit, lambda: self._shared(pipe)
+        )
+
+    def _shared(self, pipe: Pipe) -> Mapping[str, str]:
+        """The services of the shared feeds that a pipe is joined to, by their joins."""
+        joined = {join.name: self.feed_of(join) for join in self.registry.joins_of(pipe)}
+        return {name: feed.stream for name, feed in joined.items() if self.profiles.feeds[feed.type].shared}
+
+    def feed_of(self, join: Join) -> Feed:
+        """The feed of a join."""
+        feed = self.registry.feed(join.feed) or self.registry.private(join.feed)
+        return feed if isinstance(feed, Feed) else _imported(join.feed, join.imported)
+
+    # Joins
+
+    async def create_join(
+        self, client: Client, identity: Identity, pipe: Pipe, feed: Feed, element: Element, user: str
+    ) -> Join:
+        """Join a pipe to a feed. Raises `InvalidValue`, `InvalidSelector`, and `AccessRefused`."""
+        check_type("join", element.get("type"), self.profiles.joins)
+        if feed == BUILT_IN:
+            raise AccessRefused("a join to the default feed: expected another one, a pipe has its own")
+        shared = self.profiles.feeds[feed.type].shared
+        if self.profiles.pipes[pipe.type].shared_only and not shared:
+            raise AccessRefused(f"a join of an {pipe.type} pipe: expected a rotator or a service")
+        join = Join(
+            secrets.token_hex(16),
+            pipe.name,
+            feed.name,
+            element.get("type"),
+            element.get("address"),
+            headers_of(element),
+            user,
+            imported=feed.imported,
+        )
+        async with self.change():
+            if not shared:
+                joins = [*self._pair(pipe, feed), join]
+                await self._set_feed(client, pipe.service, feed.stream, self._criteria(feed, joins))
+            await self.registry.put(join)
+        await self.reader(pipe, identity)
+        return join
+
+    async def delete_join(self, client: Client, identity: Identity, join: Join) -> None:
+        """Delete a join. Raises `AccessRefused`."""
+        if join.default:
+            raise AccessRefused("the default join of a pipe goes with the pipe")
+        feed = self.feed_of(join)
+        pipe = self.registry.private(join.pipe)
+        async with self.change() as own:
+            if isinstance(pipe, Pipe) and not self.profiles.feeds[feed.type].shared:
+                if rest := [other for other in self._pair(pipe, feed) if other != join]:
+                    await self._set_feed(client, pipe.service, feed.stream, self._criteria(feed, rest))
+                else:
+                    await unfeed(client, pipe.service, feed.stream, self._timeout)
+            await self.registry.remove(join)
+            await self._leave(own, join)
+        if isinstance(pipe, Pipe):
+            await self.reader(pipe, identity)
+
+    async def _leave(self, own: Client, join: Join) -> None:
+        """Delete the feed of a join that is gone, if it is of a type that leaves with its last one."""
+        feed = self.registry.feed(join.feed)
+        if feed is not None and self.profiles.feeds[feed.type].leaves and not self.registry.joins_to(feed):
+            await take_away(self.registry, own, feed, self._timeout)
+
+    def _pair(self, pipe: Pipe, feed: Feed) -> list[Join]:
+        return [join for join in self.registry.joins_of(pipe) if join.feed == feed.name]
+
+    def _criteria(self, feed: Feed, joins: list[Join]) -> list[tuple[str, Any]]:
+        return [self._criterion(feed, join) for join in joins]
+
+    def _criterion(self, feed: Feed, join: Join) -> tuple[str, Any]:
+        return self.profiles.criterion(feed.type, join.type, Wanted(join.address, join.headers, join.user))
+
+    def counts(self, feed: Feed, messages: list[tuple[str, dict[str, str]]]) -> list[int]:
+        """How many joins match each message."""
+
+        def selector(join: Join) -> Selector:
+            return Selector.parse([self._criterion(feed, join)])
+
+        return self.registry.count(feed, messages, selector)
+
+    async def _set_feed(
+        self, client: Client, service: str, stream: str, criteria: list[tuple[str, Any]]
+    ) -> None:
+        for attempt in range(BUSY_ATTEMPTS):
+            try:
+                await client.change(
+                    FeedSet(service=service, stream=stream, criteria=criteria), timeout=self._timeout
+                )
+                return
+            except TryLater:
+                if attempt + 1 == BUSY_ATTEMPTS:
+                    raise
+                await asyncio.sleep(BUSY_SECONDS)
+
+
+def _is_own(name: str) -> bool:
+    return name.startswith("$") or name == OWN_PREFIX or name.startswith(f"{OWN_PREFIX}.")
+
+
+def _imported(name: str, kind: str) -> Feed:
+    return Feed(name, "topic" if kind == "stream" else "rotator", imported=kind)
+
+
+def _size(text: str, storage: str) -> int:
+    if not text and storage != RING:
+        return 0
+    if storage != RING or not (text.isascii() and text.isdigit() and 0 < len(text) <= 15 and int(text)):
+        raise InvalidValue(f"invalid size {text[:50]!r}: expected the messages that a ring keeps, and a ring")
+    return int(text)
+
+
+def _hashed(password: str, salt: str = "") -> str:
+    if not password:
+        return ""
+    salt = salt or secrets.token_hex(16)
+    key = hashlib.scrypt(password.encode(), salt=bytes.fromhex(salt), n=2**14, r=8, p=1)
+    return f"{salt}${key.hex()}"
+
+
+def _is_password(hashed: str, given: str) -> bool:
+    return compare_digest(_hashed(given, hashed.partition("$")[0]).encode(), hashed.encode())

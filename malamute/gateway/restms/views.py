@@ -1,0 +1,109 @@
+"""Resources as documents, with absolute URIs, and what URIs of ours stand for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from urllib.parse import quote, unquote, urlsplit
+
+from malamute.client.session.message import Mail
+from malamute.errors import InvalidValue
+from malamute.gateway.restms.definitions import DISK, Feed, Join, Pipe
+from malamute.gateway.restms.documents import Element
+from malamute.gateway.restms.feed_types import Profile
+from malamute.gateway.restms.messages import summary
+
+DOMAIN = "default"
+
+
+class Place:
+    """Where the gateway is, as the one sees it who asks: the beginning of every URI."""
+
+    def __init__(self, base_url: str) -> None:
+        self._base = f"{base_url.rstrip('/')}/restms"
+
+    def public(self, kind: str, name: str) -> str:
+        """The URI of what has a name of its own."""
+        return f"{self._base}/{kind}/{quote(name, safe='')}"
+
+    def resource(self, name: str) -> str:
+        """The URI of what the server has named."""
+        return self.public("resource", name)
+
+    def feed(self, feed: Feed) -> str:
+        """The URI of a feed."""
+        return self.public("resource" if feed.private else "feed", feed.name)
+
+
+def name_in(href: str, *kinds: str) -> str:
+    """The name in a URI of ours, of one of these kinds. Raises `InvalidValue`."""
+    parts = urlsplit(href).path.split("/")
+    if len(parts) != 4 or parts[:2] != ["", "restms"] or parts[2] not in kinds or not parts[3]:
+        raise InvalidValue(f"invalid URI {href[:200]!r}: expected /restms/{'|'.join(kinds)}/NAME")
+    return unquote(parts[3])
+
+
+def profile_view(profile: Profile, place: Place) -> Element:
+    """A profile."""
+    href = profile.href or place.public("profile", profile.name)
+    return Element("profile", {"name": profile.name, "title": profile.title, "href": href})
+
+
+def domain_view(profiles: Iterable[Profile], feeds: Iterable[Feed], place: Place) -> Element:
+    """The domain."""
+    children = [profile_view(profile, place) for profile in profiles]
+    children += [feed_view(feed, place) for feed in feeds]
+    return Element("domain", {"name": DOMAIN, "title": "Default domain"}, children)
+
+
+def feed_view(feed: Feed, place: Place) -> Element:
+    """A feed."""
+    attributes = {
+        "name": feed.name,
+        "type": feed.type,
+        "title": feed.title,
+        "license": feed.license,
+        **_storage(feed.storage),
+        **({"size": str(feed.size)} if feed.size else {}),
+        "href": place.feed(feed),
+    }
+    optional = ("title", "license")
+    return Element(
+        "feed", {name: value for name, value in attributes.items() if value or name not in optional}
+    )
+
+
+def _storage(storage: str) -> dict[str, str]:
+    return {} if storage == DISK else {"storage": storage}
+
+
+def pipe_view(
+    pipe: Pipe,
+    joins: Iterable[tuple[Join, Feed]],
+    messages: Iterable[tuple[str, Mail]],
+    next_name: str,
+    place: Place,
+) -> Element:
+    """A pipe, with its joins, its messages, and the one that is to come."""
+    attributes = {"name": pipe.name, "type": pipe.type, **({"title": pipe.title} if pipe.title else {})}
+    children = [join_view(join, feed, place) for join, feed in joins]
+    children += [summary(mail, message_href(pipe, name, place)) for name, mail in messages]
+    children.append(Element("message", {"href": message_href(pipe, next_name, place), "async": "1"}))
+    href = place.resource(pipe.name)
+    return Element("pipe", {**attributes, **_storage(pipe.storage), "href": href}, children)
+
+
+def join_view(join: Join, feed: Feed, place: Place) -> Element:
+    """A join."""
+    attributes = {"type": join.type, "address": join.address, "feed": place.feed(feed)}
+    headers = [Element("header", {"name": name, "value": value}) for name, value in join.headers.items()]
+    return Element("join", {**attributes, "href": place.resource(join.name)}, headers)
+
+
+def message_href(pipe: Pipe, name: str, place: Place) -> str:
+    """Where a message of a pipe is."""
+    return place.resource(f"{pipe.name}.{name}")
+
+
+def counted(counts: Iterable[int]) -> list[Element]:
+    """How many joins have matched, for each message of a post."""
+    return [Element("message", {"count": str(count)}) for count in counts]
