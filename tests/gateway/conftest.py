@@ -9,6 +9,7 @@ from typing import Any
 
 import httpx
 import pytest
+from restms_client import RestClient, gateway_before
 from running_gateway import WAIT_SECONDS, RunningGateway
 
 import malamute
@@ -56,3 +57,24 @@ def client(broker: Broker) -> Iterator[malamute.Client]:
     """A native client of the same broker."""
     with malamute.connect(broker.url, address="native", timeout=WAIT_SECONDS) as client:
         yield client
+
+
+@pytest.fixture(scope="session")
+def restms_broker() -> Iterator[Broker]:
+    """A broker that all tests of RestMS share which need none of their own."""
+    with Broker() as broker:
+        yield broker
+
+
+@pytest.fixture(scope="session")
+def restms_gateway(restms_broker: Broker) -> Iterator[RunningGateway]:
+    """A gateway before it."""
+    with gateway_before(restms_broker) as gateway:
+        yield gateway
+
+
+@pytest.fixture
+def rest(restms_gateway: RunningGateway) -> Iterator[RestClient]:
+    """A client of RestMS."""
+    with restms_gateway.client() as http:
+        yield RestClient(http)

@@ -16,7 +16,9 @@ from malamute.testing import Broker
 DOMAIN = "/restms/domain/default"
 
 
-def message(address: str, text: str = "", *, headers: dict[str, str] | None = None, **properties: str) -> Element:
+def message(
+    address: str, text: str = "", *, headers: dict[str, str] | None = None, **properties: str
+) -> Element:
     children = [Element("header", {"name": name, "value": value}) for name, value in (headers or {}).items()]
     if text:
         children.append(Element("content", {"type": "text/plain"}, text=text))
@@ -30,7 +32,9 @@ class RestClient:
         self.http = http
         self.media = media
 
-    def send(self, method: str, url: str, *elements: Element, status: int = 200, **headers: str) -> httpx.Response:
+    def send(
+        self, method: str, url: str, *elements: Element, status: int = 200, **headers: str
+    ) -> httpx.Response:
         body = write(Element(ROOT, children=[*elements]), self.media) if elements else None
         given = {"accept": self.media} | ({"content-type": self.media} if elements else {})
         given |= {name.replace("_", "-"): value for name, value in headers.items()}
@@ -47,7 +51,7 @@ class RestClient:
 
     def feed(self, name: str = "", kind: str = "", status: int = 201, **attributes: str) -> str:
         element = Element("feed", {**({"name": name} if name else {}), "type": kind, **attributes})
-        return self.send("POST", DOMAIN, element, status=status).headers["location"]
+        return self.send("POST", DOMAIN, element, status=status).headers.get("location", "")
 
     def pipe(self, kind: str = "", **attributes: str) -> str:
         element = Element("pipe", {"type": kind, **attributes})

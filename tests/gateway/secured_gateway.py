@@ -12,7 +12,7 @@ import zmq
 from running_gateway import WAIT_SECONDS, RunningGateway
 
 from malamute.access import AccessRule, Account, Accounts
-from malamute.config import AccessConfig, Config, ListenConfig, TokenIssuer
+from malamute.config import AccessConfig, Config, ListenConfig, TokenIssuer, UserRules
 from malamute.config.accounts import hash_password, save_accounts
 from malamute.gateway.settings import GatewaySettings
 from malamute.server.daemon import open_broker
@@ -21,11 +21,16 @@ from malamute.testing import small_config
 
 @contextmanager
 def secured_gateway(
-    directory: Path, passwords: Mapping[str, str], rules: Sequence[str], *issuers: TokenIssuer
+    directory: Path,
+    passwords: Mapping[str, str],
+    rules: Sequence[str],
+    *issuers: TokenIssuer,
+    own: str = "",
 ) -> Iterator[RunningGateway]:
-    """Run both; users log in by password, or by a token of an issuer."""
+    """Run both; users log in by password, or by a token of an issuer. The gateway is `own`, who may all."""
     accounts = directory / "accounts.toml"
     users = [Account(user, hash_password(password)) for user, password in passwords.items()]
+    everything = UserRules(own, rules=(AccessRule.parse("* */#"),))
     save_accounts(Accounts(users), accounts)
     config = small_config()
     config = replace(
@@ -33,10 +38,14 @@ def secured_gateway(
         storage=replace(config.storage, kind="memory"),
         listen=ListenConfig(endpoints=("plain+tcp://127.0.0.1:*",)),
         access=AccessConfig(
-            accounts=str(accounts), rules=tuple(map(AccessRule.parse, rules)), issuer=issuers
+            accounts=str(accounts),
+            rules=tuple(map(AccessRule.parse, rules)),
+            issuer=issuers,
+            user=(everything,) if own else (),
         ),
     )
-    with gateway_before(config) as gateway:
+    credentials = {"user": own, "password": passwords[own]} if own else {}
+    with gateway_before(config, **credentials) as gateway:
         yield gateway
 
 

@@ -118,8 +118,7 @@ class _XmlReader:
         self._limits = _Limits()
 
     def parse(self, body: bytes) -> Element:
-        # The encoding is not left to the document: what says it is another one is not read as that.
-        parser = expat.ParserCreate("UTF-8", " ")
+        parser = expat.ParserCreate(namespace_separator=" ")
         parser.ordered_attributes = True
         parser.buffer_text = True
         parser.StartElementHandler = self._start
@@ -127,8 +126,9 @@ class _XmlReader:
         parser.CharacterDataHandler = self._text
         parser.StartDoctypeDeclHandler = self._refuse
         try:
-            parser.Parse(body, True)
-        except expat.ExpatError as error:
+            # It is UTF-8, whatever it says itself.
+            parser.Parse(body.decode("utf-8-sig"), True)
+        except (expat.ExpatError, UnicodeDecodeError) as error:
             raise Malformed(f"invalid XML: {error}") from None
         assert self.root is not None
         return self.root

@@ -14,7 +14,7 @@ from time import time_ns
 from typing import NamedTuple, TypeVar
 
 from malamute.aio import Client, Subscription
-from malamute.client.events import Connected, Event, Restored
+from malamute.client.events import Connected, Event, Lost, Restored
 from malamute.client.session.message import Message
 from malamute.errors import MalamuteError, TimedOut, TryLater
 from malamute.gateway.restms.definitions import (
@@ -35,7 +35,7 @@ from malamute.gateway.restms.definitions import (
 from malamute.gateway.settings import GatewaySettings
 from malamute.gateway.users import ANONYMOUS, Users
 from malamute.matching import Index, Selector
-from malamute.protocol.admin import StatusQuery, StreamCreate
+from malamute.protocol.admin import StatusQuery, StreamRetain
 
 Kind = TypeVar("Kind", Feed, Pipe, Join, Staged)
 
@@ -93,6 +93,7 @@ class Registry:
         self._task: asyncio.Task[None] | None = None
         self._client: Client | None = None
         self._position = 0
+        self._loaded_ns = 0
         self._stale = True
         self.modified_ns = time_ns()
         self.changed = Signal()
@@ -192,15 +193,14 @@ class Registry:
         session = self._users.session(ANONYMOUS, listener=self._on_event, followers=1)
         client = self._client = await self._stack.enter_async_context(session)
         for stream in (LOG, DEFAULT_STREAM):
-            await client.change(StreamCreate(stream=stream), timeout=timeout)
-        await client.change(StreamCreate(stream=CONTENTS, age=CONTENT_SECONDS), timeout=timeout)
+            await client.change(StreamRetain(stream=stream), timeout=timeout)
+        await client.change(StreamRetain(stream=CONTENTS, age=CONTENT_SECONDS), timeout=timeout)
         status = await client.query(StatusQuery(), timeout=timeout)
         subscription = await client.subscribe(LOG, start="last-per-subject", committed=True)
         self._stale = False
         self._task = asyncio.create_task(self._follow(subscription))
         await self._reach(await client.publish_batch(LOG, [LOADED], [b"x"], timeout=timeout))
-        now_ns = self._known[LOADED].time_ns
-        await self._clear(client, now_ns, now_ns - int(status.uptime * 1e9))
+        await self._clear(client, self._loaded_ns, self._loaded_ns - int(status.uptime * 1e9))
 
     async def _clear(self, client: Client, now_ns: int, started_ns: int) -> None:
         """Forget what does not outlive the broker's process, and contents that nobody has fetched."""
@@ -215,18 +215,20 @@ class Registry:
             self.changed.notify()
 
     def _apply(self, message: Message) -> None:
+        if message.subject == LOADED:
+            self._loaded_ns = message.time_ns
+            return
         before = self._known.pop(message.subject, None)
         self.modified_ns = message.time_ns
         if before is not None:
             self._index(before.value, add=False)
         try:
-            value = BUILT_IN if message.subject == LOADED else decode(message.body)
+            value = decode(message.body)
         except (ValueError, MalamuteError):
             # It is empty, or none of ours.
             return
         self._known[message.subject] = Known(value, message.time_ns)
-        if message.subject != LOADED:
-            self._index(value, add=True)
+        self._index(value, add=True)
 
     def _index(self, value: Definition, *, add: bool) -> None:
         if isinstance(value, Join):
@@ -245,8 +247,8 @@ class Registry:
             self._by_name[value.name] = subject_of(value)
 
     def _on_event(self, event: Event) -> None:
-        if isinstance(event, Restored) or (isinstance(event, Connected) and not event.resumed):
-            # Another process, or another store: what it has is to be read.
+        if isinstance(event, Connected | Lost | Restored):
+            # It may be another process, or another store: what it has is to be read.
             self._stale = True
             self.changed.notify()
 

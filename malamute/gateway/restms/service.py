@@ -10,7 +10,7 @@ import asyncio
 import hashlib
 import secrets
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from hmac import compare_digest
 from typing import Any
 
@@ -40,6 +40,7 @@ from malamute.gateway.users import Identity, Users
 from malamute.matching import Selector
 from malamute.protocol.admin import (
     FeedSet,
+    QueueRow,
     ServiceQuery,
     ServicesQuery,
     StreamCreate,
@@ -93,13 +94,13 @@ class RestMS:
     async def _imported(self, client: Client, name: str) -> Feed | None:
         if _is_own(name):
             return None
-        for query, kind in ((StreamQuery(name=name), "stream"), (ServiceQuery(name=name), "service")):
-            try:
-                await client.query(query, timeout=self._timeout)
-                return _imported(name, kind)
-            except (NotFound, AccessRefused, InvalidName):
-                # What a user must not view is not there for him.
-                continue
+        # What a user must not view is not there for him.
+        with suppress(NotFound, AccessRefused, InvalidName):
+            await client.query(StreamQuery(name=name), timeout=self._timeout)
+            return _imported(name, "stream")
+        with suppress(NotFound, AccessRefused, InvalidName):
+            service = await client.query(ServiceQuery(name=name), timeout=self._timeout)
+            return _imported(name, "service") if _is_used(service) else None
         return None
 
     async def feeds(self, client: Client) -> list[Feed]:
@@ -110,7 +111,7 @@ class RestMS:
         try:
             for row in await client.query(StreamsQuery(), timeout=self._timeout):
                 imported[row.name] = _imported(row.name, "stream")
-            for service in await client.query(ServicesQuery(), timeout=self._timeout):
+            for service in filter(_is_used, await client.query(ServicesQuery(), timeout=self._timeout)):
                 imported.setdefault(service.name, _imported(service.name, "service"))
         except AccessRefused:
             imported.clear()
@@ -248,16 +249,18 @@ class RestMS:
             raise AccessRefused("the default join of a pipe goes with the pipe")
         feed = self.feed_of(join)
         pipe = self.registry.private(join.pipe)
+        if not isinstance(pipe, Pipe):
+            raise NotFound(f"the pipe of join {join.name!r} is gone")
+        await self.reader(pipe, identity)
         async with self.change() as own:
-            if isinstance(pipe, Pipe) and not self.profiles.feeds[feed.type].shared:
+            if not self.profiles.feeds[feed.type].shared:
                 if rest := [other for other in self._pair(pipe, feed) if other != join]:
                     await self._set_feed(client, pipe.service, feed.stream, self._criteria(feed, rest))
                 else:
                     await unfeed(client, pipe.service, feed.stream, self._timeout)
             await self.registry.remove(join)
-            await self._leave(own, join)
-        if isinstance(pipe, Pipe):
             await self.reader(pipe, identity)
+            await self._leave(own, join)
 
     async def _leave(self, own: Client, join: Join) -> None:
         """Delete the feed of a join that is gone, if it is of a type that leaves with its last one."""
@@ -299,6 +302,11 @@ class RestMS:
 
 def _is_own(name: str) -> bool:
     return name.startswith("$") or name == OWN_PREFIX or name.startswith(f"{OWN_PREFIX}.")
+
+
+def _is_used(service: QueueRow) -> bool:
+    """Whether a service is one still: the broker keeps the queue for a while when nobody uses it."""
+    return bool(service.consumers or service.messages)
 
 
 def _imported(name: str, kind: str) -> Feed:

@@ -1,0 +1,253 @@
+"""RestMS over HTTP: conditional requests, messages that are still to come, contents, and bad input."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from email.utils import formatdate
+from time import time
+
+import httpx
+import pytest
+from restms_client import DOMAIN, FORMS, RestClient, content_of, message
+from running_gateway import WAIT_SECONDS, RunningGateway
+
+import malamute
+from malamute.errors import BY_CODE
+from malamute.gateway.restms.documents import RESTMS_JSON, RESTMS_XML, Element
+from malamute.protocol.admin import ServicesQuery
+from malamute.testing import Broker
+
+LONG_AGO, SOON = formatdate(0, usegmt=True), formatdate(time() + 86_400, usegmt=True)
+
+
+def test_a_copy_that_is_current_is_not_sent_again(rest: RestClient) -> None:
+    feed = rest.feed("cached", title="one")
+    before = rest.send("GET", feed)
+    etag, date = before.headers["etag"], before.headers["last-modified"]
+    assert before.headers["date-modified"] == date
+    assert rest.send("GET", feed, status=304, if_none_match=f'"x", {etag}').content == b""
+    rest.send("GET", feed, status=304, if_modified_since=date)
+    rest.send("GET", feed, if_modified_since=LONG_AGO)
+    rest.send("GET", feed, if_none_match='"x"', if_modified_since=date)
+    # Each form has a tag of its own.
+    rest.media = RESTMS_JSON
+    assert rest.send("GET", feed, if_none_match=etag).headers["etag"] != etag
+
+
+def test_a_change_is_refused_to_who_has_not_seen_the_last_one(rest: RestClient) -> None:
+    feed = rest.feed("conditional", title="one")
+    etag = rest.send("GET", feed).headers["etag"]
+    two = Element("feed", {"name": "conditional", "title": "two", "license": "free"})
+    for headers in ({"if_match": '"x"'}, {"if_unmodified_since": LONG_AGO}):
+        problem = rest.send("PUT", feed, two, status=412, **headers).json()
+        assert BY_CODE[problem["code"]].__name__ == "NotAsExpected"
+        rest.send("DELETE", feed, status=412, **headers)
+    assert rest.get(feed).get("title") == "one"
+    [changed] = rest.all(rest.send("PUT", feed, two, if_match=etag, if_unmodified_since=SOON))
+    assert (changed.get("title"), changed.get("license")) == ("two", "free")
+    rest.send("PUT", feed, two, status=412, if_match=etag)
+    rest.send("PUT", feed, status=204)
+    rest.send("PUT", feed, Element("feed", {"name": "other"}), status=400)
+    rest.send("PUT", feed, Element("feed", {"type": "fanout"}), status=400)
+    rest.send("DELETE", feed, if_match="*")
+    rest.send("GET", feed, status=404)
+
+
+def test_e26_the_title_of_a_pipe_can_be_changed(rest: RestClient) -> None:
+    pipe = rest.pipe(title="one")
+    [changed] = rest.all(rest.send("PUT", pipe, Element("pipe", {"title": "two"})))
+    assert (changed.get("title"), rest.get(pipe).get("title")) == ("two", "two")
+
+
+def test_zn8_a_request_may_wait_for_a_change(rest: RestClient, restms_gateway: RunningGateway) -> None:
+    feed = rest.feed("watched", title="one")
+    page = rest.send("GET", feed)
+    etag, date = page.headers["etag"], page.headers["last-modified"]
+    # What holds already is not waited for, and where both are given, both must hold.
+    assert rest.send("GET", feed, when_none_match='"x"', when_modified_after=LONG_AGO).headers["etag"] == etag
+    rest.send("GET", feed, status=504, prefer="wait=0", when_none_match=etag)
+    rest.send("GET", feed, status=504, prefer="wait=0", when_modified_after=date)
+    rest.send("GET", feed, status=504, prefer="wait=0", when_none_match='"x"', when_modified_after=SOON)
+    rest.send("GET", feed, status=400, when_modified_after="yesterday")
+    with ThreadPoolExecutor(1) as pool, restms_gateway.client() as http:
+        other = RestClient(http)
+        waiting = pool.submit(other.get, feed, when_none_match=etag, prefer="wait=60")
+        rest.send("PUT", feed, Element("feed", {"title": "two"}))
+        assert waiting.result(WAIT_SECONDS).get("title") == "two"
+
+
+def test_a_pipe_may_be_waited_for_too(rest: RestClient, restms_gateway: RunningGateway) -> None:
+    feed, pipe = rest.feed("watched pipe", "fanout"), rest.pipe()
+    rest.join(pipe, feed)
+    etag = rest.send("GET", pipe).headers["etag"]
+    with ThreadPoolExecutor(1) as pool, restms_gateway.client() as http:
+        waiting = pool.submit(RestClient(http).get, pipe, when_none_match=etag, prefer="wait=60")
+        rest.post(feed, message("a"))
+        assert [m.get("address") for m in waiting.result(WAIT_SECONDS).each("message")] == ["a", ""]
+
+
+@pytest.mark.parametrize("media", FORMS)
+def test_a_message_can_be_asked_for_before_it_is_there(
+    rest: RestClient, restms_gateway: RunningGateway, media: str
+) -> None:
+    rest.media = media
+    feed, pipe = rest.feed("", "fanout"), rest.pipe()
+    rest.join(pipe, feed)
+    [to_come] = rest.get(pipe).each("message")
+    assert to_come.get("async") == "1"
+    rest.send("GET", to_come.get("href"), status=504, prefer="wait=0")
+    # Nobody has seen it, so nobody can delete it.
+    rest.send("DELETE", to_come.get("href"), status=404)
+    with ThreadPoolExecutor(1) as pool, restms_gateway.client() as http:
+        waiting = pool.submit(RestClient(http, media).get, to_come.get("href"), prefer="wait=60")
+        rest.post(feed, message("1", "one"), message("2"))
+        first = waiting.result(WAIT_SECONDS)
+    assert (first.get("address"), content_of(first)) == ("1", "one")
+    # It has its own name, and the one that it had before it came.
+    again = rest.send("GET", to_come.get("href"))
+    assert again.headers["content-location"] == first.get("href")
+    for url in (to_come.get("href"), first.get("href"), first.get("href")):
+        rest.send("DELETE", url)
+    # Deleting it twice has not deleted the next one.
+    assert rest.addresses(pipe, 1) == ["2"]
+    rest.send("GET", first.get("href"), status=404)
+
+
+def test_with_a_message_all_older_ones_are_deleted(rest: RestClient, restms_broker: Broker) -> None:
+    feed, pipe = rest.feed("older", "fanout"), rest.pipe()
+    rest.join(pipe, feed)
+    rest.post(feed, *(message(str(n)) for n in range(5)))
+    while len([*(document := rest.get(pipe)).each("message")]) < 6:
+        pass
+    hrefs = [found.get("href") for found in document.each("message")]
+    rest.send("DELETE", hrefs[2])
+    assert rest.addresses(pipe, 2) == ["3", "4"]
+    service = f"restms.pipe.{document.get('name')}"
+    with malamute.connect(restms_broker.url, timeout=WAIT_SECONDS) as native:
+        while next(row for row in native.query(ServicesQuery()) if row.name == service).messages:
+            pass
+        rest.send("DELETE", pipe)
+        rest.send("GET", pipe, status=404)
+        rest.send("GET", hrefs[3], status=404)
+        assert service not in {row.service for row in native.query(malamute.protocol.admin.FeedsQuery())}
+
+
+def test_contents_are_staged_published_once_and_fetched(rest: RestClient) -> None:
+    feed, other, pipe = rest.feed("contents", "fanout"), rest.feed("others", "fanout"), rest.pipe()
+    rest.join(pipe, feed)
+    image = bytes(range(256))
+
+    def stage(url: str) -> str:
+        answer = rest.http.post(url, content=image, headers={"content-type": "image/png"})
+        assert (answer.status_code, answer.content) == (201, b"")
+        return answer.headers["location"]
+
+    def of(href: str) -> Element:
+        return Element("message", {"address": "a"}, [Element("content", {"href": href})])
+
+    href, foreign = stage(feed), stage(other)
+    staged = rest.http.get(href)
+    assert (staged.content, staged.headers["content-type"]) == (image, "image/png")
+    # All contents are looked at before anything is routed.
+    rest.send("POST", feed, of(href), of(foreign), status=403)
+    rest.send("POST", feed, of(href), of(href), status=404)
+    rest.post(feed, of(href))
+    rest.send("POST", feed, of(href), status=404)
+    rest.send("GET", href, status=404)
+    rest.send("DELETE", foreign)
+    rest.send("GET", foreign, status=404)
+    [content] = (found := rest.next(pipe)).each("content")
+    assert (content.get("type"), content.text) == ("image/png", "")
+    delivered = rest.http.get(content.get("href"))
+    assert (delivered.content, delivered.headers["content-type"]) == (image, "image/png")
+    rest.send("DELETE", found.get("href"))
+    rest.send("GET", content.get("href"), status=404)
+    assert [m.get("async") for m in rest.get(pipe).each("message")] == ["1"]
+
+
+def test_embedded_contents_are_text_or_base64(rest: RestClient) -> None:
+    feed, pipe = rest.feed("embedded", "fanout"), rest.pipe()
+    rest.join(pipe, feed)
+    plain = Element("content", {"type": "text/plain"}, text="a <b> & \r\n\t'c'")
+    coded = Element("content", {"encoding": "base64", "type": "text/x"}, text="aGkg\n w6k=")
+    rest.post(feed, *(Element("message", {"address": "a"}, [content]) for content in (plain, coded)))
+    assert [content_of(found) for found in rest.take(pipe, 2)] == [plain.text, "hi é"]
+    for bad in ({"encoding": "base64"}, {"encoding": "rot13"}):
+        element = Element("message", {"address": "a"}, [Element("content", bad, text="?")])
+        rest.send("POST", feed, element, status=400)
+    rest.send("POST", feed, Element("message", {}, [plain, coded]), status=400)
+
+
+BAD = (
+    ("POST", DOMAIN, Element("feed", {"name": "x", "type": "nonsense"}), 400),
+    ("POST", DOMAIN, Element("feed", {"name": "restms.x"}), 400),
+    ("POST", DOMAIN, Element("feed", {"name": "$sys"}), 400),
+    ("POST", DOMAIN, Element("feed", {"name": "x" * 256}), 400),
+    ("POST", DOMAIN, Element("feed", {"name": "x", "storage": "tape"}), 400),
+    ("POST", DOMAIN, Element("feed", {"name": "x", "storage": "ring", "size": "-1"}), 400),
+    ("POST", DOMAIN, Element("feed", {"name": "x", "size": "1"}), 400),
+    ("POST", DOMAIN, Element("feed", {"name": "default", "type": "topic"}), 400),
+    ("POST", DOMAIN, Element("pipe", {"type": "nonsense"}), 400),
+    ("POST", DOMAIN, Element("pipe", {"storage": "ring"}), 400),
+    ("POST", DOMAIN, Element("join"), 400),
+    ("POST", "/restms/feed/default", Element("feed"), 400),
+    ("POST", "/restms/feed/nowhere", message("a"), 404),
+    ("GET", "/restms/feed/nowhere", None, 404),
+    ("GET", "/restms/resource/nowhere", None, 404),
+    ("GET", "/restms/resource/nowhere.0.1", None, 404),
+    ("PUT", "/restms/feed/default", Element("feed", {"title": "mine"}), 403),
+    ("DELETE", "/restms/feed/default", None, 403),
+    ("PATCH", "/restms/feed/default", None, 405),
+    ("POST", "/restms/profile/x", Element("feed"), 405),
+    ("GET", f"{DOMAIN}?x=1", None, 400),
+    ("GET", "/restms/feed/%ff", None, 400),
+)
+
+
+@pytest.mark.parametrize(("method", "url", "element", "status"), BAD)
+def test_bad_requests_are_problems(
+    rest: RestClient, method: str, url: str, element: Element | None, status: int
+) -> None:
+    answer = rest.send(method, url, *([element] if element else []), status=status)
+    _check_problem(answer)
+
+
+def _check_problem(answer: httpx.Response) -> None:
+    problem = answer.json()
+    assert answer.headers["content-type"] == "application/problem+json"
+    assert (problem["status"], problem["code"] in BY_CODE) == (answer.status_code, True)
+
+
+def test_bad_joins_and_bodies_are_problems(rest: RestClient) -> None:
+    pipe, topics, regexps = rest.pipe(), rest.feed("bad joins", "topic"), rest.feed("headers", "headers")
+    for feed, address, kind in (
+        (topics, "a*", ""),
+        (topics, "(", "regexp"),
+        (topics, "[", "geo"),
+        (topics, "", "nonsense"),
+        (regexps, "", ""),
+        ("http://example.com/x", "", ""),
+        ("", "", ""),
+    ):
+        _check_problem(rest.send("POST", pipe, _join(feed, address, kind), status=400))
+    _check_problem(rest.send("POST", pipe, _join("/restms/feed/nowhere"), status=404))
+    # Nothing of it was kept.
+    assert len([*rest.get(pipe).each("join")]) == 1
+    for url, body, media, status in (
+        (pipe, b"<restms><join/></restms>", "text/plain", 415),
+        (DOMAIN, b"<!DOCTYPE x><restms/>", "text/xml", 400),
+        (topics, b"{", RESTMS_JSON, 400),
+        (topics, b"<restms/>", RESTMS_XML, 400),
+        (topics, b"x" * (16 * 1024 * 1024 + 1), RESTMS_XML, 413),
+        (topics, b"<restms>" + b"<message/>" * 10_001 + b"</restms>", RESTMS_XML, 413),
+    ):
+        answer = rest.http.post(url, content=body, headers={"content-type": media})
+        assert answer.status_code == status, answer.text
+        _check_problem(answer)
+    for name in ("next", "next.x.1", "next..", "0.99", "0", ".content"):
+        rest.send("GET", f"{pipe}.{name}", status=404)
+        rest.send("DELETE", f"{pipe}.{name}", status=403 if name == ".content" else 404)
+
+
+def _join(feed: str, address: str = "", kind: str = "") -> Element:
+    return Element("join", {"feed": feed, "address": address, "type": kind})

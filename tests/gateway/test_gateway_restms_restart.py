@@ -1,0 +1,128 @@
+"""RestMS over restarts, with several gateways, and before a broker with rules."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from restms_client import DOMAIN, RestClient, gateway_before, message
+from running_gateway import RunningGateway
+from secured_gateway import secured_gateway
+
+from malamute.gateway.restms.documents import RESTMS_XML, Element
+from malamute.testing import Broker
+
+STORAGES = [(feed, pipe) for feed in ("disk", "memory", "ring") for pipe in ("disk", "memory")]
+
+
+def test_zn16_what_is_on_disk_outlives_the_broker_and_what_is_in_memory_does_not(tmp_path: Path) -> None:
+    paths: dict[tuple[str, str], tuple[str, str]] = {}
+    with Broker(tmp_path) as broker:
+        with gateway_before(broker) as gateway, gateway.client() as http:
+            rest = RestClient(http)
+            for storages in STORAGES:
+                feed = rest.feed(
+                    " ".join(storages),
+                    "fanout",
+                    storage=storages[0],
+                    **({"size": "100"} if "ring" in storages else {}),
+                )
+                pipe = rest.pipe(storage=storages[1])
+                rest.join(pipe, feed)
+                rest.post(feed, message("before", " ".join(storages)))
+                paths[storages] = tuple(url.removeprefix(gateway.url) for url in (feed, pipe))  # type: ignore[assignment]
+        # Another gateway has all of it, as long as the broker runs.
+        with gateway_before(broker) as gateway, gateway.client() as http:
+            rest = RestClient(http)
+            assert [rest.next(pipe).get("address") for _, pipe in paths.values()] == ["before"] * len(paths)
+            [staged] = [
+                rest.http.post(
+                    paths["disk", "disk"][0], content=b"kept", headers={"content-type": "text/plain"}
+                )
+            ]
+        broker.restart()
+        with gateway_before(broker) as gateway, gateway.client() as http:
+            rest = RestClient(http)
+            for (on_feed, on_pipe), (feed, pipe) in paths.items():
+                rest.send("GET", feed, status=404 if on_feed == "memory" else 200)
+                rest.send("GET", pipe, status=404 if on_pipe == "memory" else 200)
+                if "memory" not in (on_feed, on_pipe):
+                    rest.post(feed, message("after"))
+                    assert rest.addresses(pipe, 2) == ["before", "after"]
+            # What came through a feed that is gone is kept in a pipe that is not.
+            assert rest.addresses(paths["memory", "disk"][1], 1) == ["before"]
+            path = staged.headers["location"].partition("/restms/")[2]
+            assert rest.http.get(f"/restms/{path}").content == b"kept"
+            names = {feed.get("name") for feed in rest.get(DOMAIN).each("feed")}
+            assert names == {"default", "disk disk", "disk memory", "ring disk", "ring memory"}
+
+
+def test_a_gateway_goes_on_when_its_broker_was_restarted(tmp_path: Path) -> None:
+    with Broker(tmp_path) as broker, gateway_before(broker) as gateway, gateway.client() as http:
+        rest = RestClient(http)
+        feed, pipe, gone = rest.feed("news", "fanout"), rest.pipe(), rest.pipe(storage="memory")
+        rest.join(pipe, feed)
+        rest.post(feed, message("before"))
+        first = rest.next(pipe)
+        broker.restart()
+        rest.post(feed, message("after"))
+        assert rest.get(first.get("href")).get("address") == "before"
+        assert rest.addresses(pipe, 2) == ["before", "after"]
+        rest.send("GET", gone, status=404)
+
+
+def test_two_gateways_before_a_broker_have_the_same_definitions(
+    restms_broker: Broker, rest: RestClient
+) -> None:
+    with gateway_before(restms_broker) as gateway, gateway.client() as http:
+        other = RestClient(http)
+        feed = rest.feed("seen by both", "fanout", title="one")
+        path = feed.partition("/restms/")[2]
+        etag = other.send("GET", f"/restms/{path}").headers["etag"]
+        rest.send("PUT", feed, Element("feed", {"title": "two"}))
+        waited = other.get(f"/restms/{path}", when_none_match=etag, prefer="wait=60")
+        assert waited.get("title") == "two"
+
+
+ANN, BOB = ("ann", "orange"), ("bob", "banana")
+
+
+@pytest.fixture
+def secured(tmp_path: Path) -> Iterator[RunningGateway]:
+    rules = [
+        "create,publish,admin,subscribe stream/news.{user}",
+        "publish stream/news.#",
+        "publish stream/restms.default",
+        "publish stream/restms.contents",
+        "create,admin,offer service/restms.pipe.#",
+    ]
+    with secured_gateway(tmp_path, dict((ANN, BOB, ("gate", "keeper"))), rules, own="gate") as gateway:
+        yield gateway
+
+
+def test_the_rules_of_the_broker_decide_for_the_user_of_a_request(secured: RunningGateway) -> None:
+    with secured.client(auth=ANN) as ann, secured.client(auth=BOB) as bob, secured.client() as nobody:
+        anns, bobs = RestClient(ann), RestClient(bob)
+        assert nobody.get(DOMAIN).status_code == 401
+        bobs.feed("news.ann", "fanout", status=403)
+        feed = anns.feed("news.ann", "fanout")
+        pipe, strange = anns.pipe(), bobs.pipe()
+        anns.join(pipe, feed)
+        # Who may not subscribe to the stream cannot join its feed, nor change it.
+        bobs.join(strange, feed, status=403)
+        bobs.send("PUT", feed, Element("feed", {"title": "mine"}), status=403)
+        bobs.send("DELETE", feed, status=403)
+        bobs.post(feed, message("a", app_id="ann", user_id="ann"))
+        # A pipe is its reader's, even for who knows its name.
+        bobs.send("GET", pipe, status=403)
+        [found] = anns.take(pipe)
+        assert (found.get("user_id"), found.get("app_id")) == ("bob", "")
+        name = bobs.get(strange).get("name")
+        assert anns.post("/restms/feed/default", message(name, "hi")) == ["1"]
+        assert bobs.take(strange)[0].get("user_id") == "ann"
+        # Nobody reads what others get through the default feed.
+        assert ann.get("/v1/streams/restms.default/messages").status_code == 403
+        answer = bob.post(feed, content=b"x", headers={"content-type": "text/plain"})
+        assert answer.status_code == 201
+        assert ann.put(feed, content=b"", headers={"content-type": RESTMS_XML}).status_code == 204
