@@ -53,6 +53,7 @@ class Gateway:
         """End the answers that have no end of their own: the gateway is to stop."""
         for subscription in self._followed:
             subscription.cancel()
+        self.restms.stop()
 
     def identity(self, connection: HTTPConnection) -> Identity:
         """Who sends a request. Raises `LoginNeeded`."""

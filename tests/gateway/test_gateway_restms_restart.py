@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from math import inf
 from pathlib import Path
+from time import time_ns
 
 import pytest
 from restms_client import DOMAIN, RestClient, gateway_before, message
-from running_gateway import RunningGateway
+from running_gateway import WAIT_SECONDS, RunningGateway
 from secured_gateway import secured_gateway
 
+import malamute
+from malamute.gateway.restms.definitions import LOG
 from malamute.gateway.restms.documents import RESTMS_XML, Element
+from malamute.protocol.admin import StreamsQuery
 from malamute.testing import Broker
 
 STORAGES = [(feed, pipe) for feed in ("disk", "memory", "ring") for pipe in ("disk", "memory")]
@@ -99,6 +105,65 @@ def secured(tmp_path: Path) -> Iterator[RunningGateway]:
     ]
     with secured_gateway(tmp_path, dict((ANN, BOB, ("gate", "keeper"))), rules, own="gate") as gateway:
         yield gateway
+
+
+def test_old_definitions_are_published_again_before_their_stream_forgets_them(tmp_path: Path) -> None:
+    async def refresh(gateway: RunningGateway) -> None:
+        async with gateway.state.restms.change():
+            await gateway.state.restms.registry.refresh(time_ns())
+
+    with Broker(tmp_path) as broker:
+        with gateway_before(broker) as gateway, gateway.client() as http:
+            rest = RestClient(http)
+            feed, pipe, gone = rest.feed("old", "fanout"), rest.pipe(), rest.feed("gone")
+            rest.join(pipe, feed)
+            rest.send("DELETE", gone)
+            before = rest.send("GET", feed)
+            with malamute.connect(broker.url, timeout=WAIT_SECONDS) as native:
+                [last] = [row.last for row in native.query(StreamsQuery()) if row.name == LOG]
+                gateway.run(refresh(gateway))
+                with native.subscribe(LOG, start=f"seq:{last + 1}") as log:
+                    subjects = [found.subject for found in log.take(4, WAIT_SECONDS)]
+            assert sorted(subject.partition(".")[0] for subject in subjects) == [
+                "feed",
+                "join",
+                "join",
+                "pipe",
+            ]
+        # It was not changed by that.
+        with gateway_before(broker) as gateway, gateway.client() as http:
+            after = http.get("/restms/feed/old")
+            assert after.headers["last-modified"] == before.headers["last-modified"]
+
+
+def test_a_reader_that_nobody_uses_gives_back_what_it_holds(
+    restms_gateway: RunningGateway, rest: RestClient
+) -> None:
+    feed, pipes = rest.feed("idle", "rotator"), [rest.pipe() for _ in range(2)]
+    rest.join(pipes[0], feed)
+    rest.post(feed, message("a"))
+    held = rest.next(pipes[0])
+    restms_gateway.run(restms_gateway.state.restms.readers.drop_idle(inf))
+    rest.join(pipes[1], feed)
+    assert rest.addresses(pipes[1], 1) == ["a"]
+    rest.send("GET", held.get("href"), status=404)
+
+
+def test_answers_without_end_are_ended_when_the_gateway_stops(restms_broker: Broker) -> None:
+    with gateway_before(restms_broker) as gateway, gateway.client() as http, ThreadPoolExecutor(1) as pool:
+        rest = RestClient(http)
+        flow, pipe = rest.pipe("stream"), rest.pipe()
+        [to_come] = rest.get(pipe).each("message")
+        waiting = pool.submit(http.get, to_come.get("href"), headers={"prefer": "wait=60"})
+        with http.stream("GET", flow, headers={"accept": "multipart/mixed"}) as answer:
+            chunks = answer.iter_bytes()
+            assert next(chunks) == b"--restms-message\r\n"
+            readers = gateway.state.restms.readers
+            while sum(reader.uses for reader in [*readers._readers.values()]) < 2:
+                pass
+            gateway.server.should_exit = True
+            assert [*chunks] == []
+        assert waiting.result(WAIT_SECONDS).status_code == 404
 
 
 def test_the_rules_of_the_broker_decide_for_the_user_of_a_request(secured: RunningGateway) -> None:

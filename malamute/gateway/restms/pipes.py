@@ -102,21 +102,22 @@ class PipeReader:
             # What it was allowed it is not any more, or the session has ended: whoever comes asks anew.
             pass
         if source in self._works:
-            self._end()
+            self.end()
 
     def _note(self) -> None:
         self.changed_ns = time_ns()
         self.changed.notify()
 
-    def _end(self) -> None:
+    def end(self) -> None:
+        """Give nothing more to anybody who waits."""
         self.over = True
         self._note()
 
     def _on_event(self, event: Event) -> None:
         if isinstance(event, Recalled) and event.queue == self.pipe.service:
-            self._end()
+            self.end()
         if isinstance(event, Connected) and not event.resumed:
-            self._end()
+            self.end()
 
     async def _leave(self, source: str) -> None:
         work, task = self._works.pop(source)
@@ -129,7 +130,7 @@ class PipeReader:
 
     async def close(self) -> None:
         """Give back what is held."""
-        self._end()
+        self.end()
         for source in [*self._works]:
             await self._leave(source)
         await self._stack.aclose()
@@ -216,7 +217,7 @@ class PipeReaders:
                 await self.drop(pipe)
                 reader = None
             if reader is None:
-                await self._make_room()
+                self._make_room()
                 reader = PipeReader(pipe, identity, credit)
                 await reader.open(self._users, self._settings.timeout_seconds)
                 self._readers[pipe.name] = reader
@@ -226,11 +227,18 @@ class PipeReaders:
             await reader.join(shared())
         return reader
 
-    async def _make_room(self) -> None:
-        oldest = monotonic() - IDLE_SECONDS
-        idle = [reader for reader in self._readers.values() if not reader.uses and reader.used_at < oldest]
-        for reader in idle:
-            await self.drop(reader.pipe)
+    async def drop_idle(self, before: float) -> None:
+        """Read no longer what nobody has used since `before`, a time of `monotonic`."""
+        for reader in [*self._readers.values()]:
+            if not reader.uses and reader.used_at <= before:
+                await self.drop(reader.pipe)
+
+    def end(self) -> None:
+        """End all that waits for messages."""
+        for reader in self._readers.values():
+            reader.end()
+
+    def _make_room(self) -> None:
         if len(self._readers) >= READERS_MAX:
             raise TooMany(f"{len(self._readers)} pipes are read: expected at most {READERS_MAX}")
 
@@ -238,12 +246,13 @@ class PipeReaders:
         """Read a pipe no longer."""
         if (reader := self._readers.pop(pipe.name, None)) is not None:
             await reader.close()
+        if (lock := self._opening.get(pipe.name)) is not None and not lock.locked():
+            del self._opening[pipe.name]
 
     async def close(self) -> None:
         """Read none any longer."""
         for reader in [*self._readers.values()]:
             await self.drop(reader.pipe)
-        self._opening.clear()
 
 
 async def first_of(signals: Iterable[asyncio.Event], seconds: float) -> None:

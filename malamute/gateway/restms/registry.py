@@ -46,11 +46,16 @@ CONTENT_SECONDS = 86_400.0
 """How long a staged content waits for its message."""
 
 
+CHANGED_HEADER = "changed_ns"
+"""When a definition was changed that was published again."""
+
+
 class Known(NamedTuple):
-    """A definition, and when it was published, in nanoseconds since 1970."""
+    """A definition, when it was changed, and when it was published last, in nanoseconds since 1970."""
 
     value: Definition
-    time_ns: int
+    changed_ns: int
+    published_ns: int
 
 
 TakeAway = Callable[["Registry", Client, Definition, float], Awaitable[None]]
@@ -118,9 +123,9 @@ class Registry:
         return (known.value for known in self._known.values() if isinstance(known.value, kind))
 
     def time_ns(self, definition: Definition) -> int:
-        """When a definition was published last."""
+        """When a definition was changed last."""
         known = self._known.get(subject_of(definition))
-        return self.modified_ns if known is None else known.time_ns
+        return self.modified_ns if known is None else known.changed_ns
 
     def joins_of(self, pipe: Pipe) -> list[Join]:
         """The joins of a pipe."""
@@ -163,12 +168,24 @@ class Registry:
         """Define no longer."""
         await self._publish({subject_of(one): b"" for one in definitions})
 
-    async def _publish(self, bodies: dict[str, bytes]) -> None:
+    async def refresh(self, before_ns: int) -> None:
+        """Publish again what was published before then, since a stream forgets its oldest.
+
+        Nothing else is to be changed meanwhile. Contents that are staged are not worth it.
+        """
+        old = [one for one in self._known.values() if one.published_ns < before_ns]
+        for known in (one for one in old if not isinstance(one.value, Staged)):
+            headers = {CHANGED_HEADER: known.changed_ns}
+            await self._publish({subject_of(known.value): encode(known.value)}, headers)
+
+    async def _publish(self, bodies: dict[str, bytes], headers: dict[str, int] | None = None) -> None:
         if not bodies:
             return
         assert self._client is not None
         timeout = self._settings.timeout_seconds
-        first = await self._client.publish_batch(LOG, [*bodies], [*bodies.values()], timeout=timeout)
+        first = await self._client.publish_batch(
+            LOG, [*bodies], [*bodies.values()], [headers] * len(bodies), timeout=timeout
+        )
         if not first:
             # It is stored, and its number was lost with the connection.
             self._stale = True
@@ -219,15 +236,17 @@ class Registry:
             self._loaded_ns = message.time_ns
             return
         before = self._known.pop(message.subject, None)
-        self.modified_ns = message.time_ns
         if before is not None:
             self._index(before.value, add=False)
         try:
             value = decode(message.body)
+            changed_ns = message.header(CHANGED_HEADER, int, message.time_ns)
         except (ValueError, MalamuteError):
             # It is empty, or none of ours.
+            self.modified_ns = message.time_ns
             return
-        self._known[message.subject] = Known(value, message.time_ns)
+        self.modified_ns = max(self.modified_ns, changed_ns)
+        self._known[message.subject] = Known(value, changed_ns, message.time_ns)
         self._index(value, add=True)
 
     def _index(self, value: Definition, *, add: bool) -> None:
@@ -266,6 +285,6 @@ class Registry:
 
 def _is_over(known: Known, now_ns: int, started_ns: int) -> bool:
     if isinstance(known.value, Staged):
-        return now_ns - known.time_ns > CONTENT_SECONDS * 1e9
+        return now_ns - known.published_ns > CONTENT_SECONDS * 1e9
     storage = getattr(known.value, "storage", "")
-    return bool(storage == MEMORY and known.time_ns < started_ns)
+    return bool(storage == MEMORY and known.published_ns < started_ns)

@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import NamedTuple
 
-import msgspec
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
@@ -68,7 +67,7 @@ async def opened(request: Request) -> AsyncIterator[Call]:
     gateway = gateway_of(request)
     identity = gateway.identity(request)
     async with gateway.session(request) as client:
-        await gateway.restms.registry.ready()
+        await gateway.restms.open()
         yield Call(request, gateway.restms, client, identity, Place(str(request.base_url)))
 
 
@@ -227,8 +226,7 @@ async def put(call: Call, found: Definition) -> Response:
         now: Definition | None = call.restms.registry.feed(found.name)
     else:
         await call.restms.reader(found, call.identity)
-        title = element.attributes.get("title", found.title)
-        await call.restms.registry.put(msgspec.structs.replace(found, title=title))
+        await call.restms.update_pipe(found, element)
         now = None
     now = now or call.restms.registry.private(found.name)
     if now is None:

@@ -7,22 +7,29 @@ the definitions, and joins every pipe to the default feed: nobody else is to rea
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import secrets
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
-from hmac import compare_digest
+from time import monotonic, time_ns
 from typing import Any
 
 import msgspec
 
 from malamute.aio import Client
-from malamute.errors import AccessRefused, InvalidName, InvalidValue, NotFound, TryLater
+from malamute.errors import (
+    AccessRefused,
+    InvalidName,
+    InvalidValue,
+    LoginNeeded,
+    MalamuteError,
+    NotFound,
+    TryLater,
+)
+from malamute.gateway.restms import imported
 from malamute.gateway.restms.definitions import (
     BUILT_IN,
     DEFAULT_STREAM,
     FEED_STORAGES,
-    OWN_PREFIX,
     PIPE_STORAGES,
     RING,
     Feed,
@@ -32,7 +39,8 @@ from malamute.gateway.restms.definitions import (
 from malamute.gateway.restms.documents import Element
 from malamute.gateway.restms.feed_types import Profiles, Wanted, check_type
 from malamute.gateway.restms.messages import headers_of
-from malamute.gateway.restms.pipes import PipeReader, PipeReaders
+from malamute.gateway.restms.passwords import hashed, is_password
+from malamute.gateway.restms.pipes import IDLE_SECONDS, PipeReader, PipeReaders
 from malamute.gateway.restms.registry import Registry
 from malamute.gateway.restms.teardown import take_away, unfeed
 from malamute.gateway.settings import GatewaySettings
@@ -40,19 +48,20 @@ from malamute.gateway.users import Identity, Users
 from malamute.matching import Selector
 from malamute.protocol.admin import (
     FeedSet,
-    QueueRow,
-    ServiceQuery,
-    ServicesQuery,
     StreamCreate,
-    StreamQuery,
     StreamRetain,
-    StreamsQuery,
 )
 
 BUSY_SECONDS = 0.05
 """How long to wait when somebody else changes the feeds of a stream of the broker."""
 
 BUSY_ATTEMPTS = 20
+
+TEND_SECONDS = 60.0
+"""How often it is looked for readers that nobody uses, and for old definitions."""
+
+REFRESH_SECONDS = 600.0
+"""How old a definition becomes in its stream before it is published again."""
 
 
 class RestMS:
@@ -66,13 +75,39 @@ class RestMS:
         self.claimed: set[str] = set()
         """Staged contents that are being published."""
         self._changing = asyncio.Lock()
+        self._tending: asyncio.Task[None] | None = None
 
     @property
     def _timeout(self) -> float:
         return self.settings.timeout_seconds
 
+    async def open(self) -> None:
+        """Know all that is defined. Raises `AccessRefused` if the gateway itself may not."""
+        try:
+            await self.registry.ready()
+        except (AccessRefused, LoginNeeded) as error:
+            raise AccessRefused(f"RestMS needs a user of the gateway's own: {error.text}") from None
+        if self._tending is None:
+            self._tending = asyncio.create_task(self._tend())
+
+    async def _tend(self) -> None:
+        while True:
+            await asyncio.sleep(TEND_SECONDS)
+            # What fails now is done the next time.
+            with suppress(MalamuteError):
+                await self.readers.drop_idle(monotonic() - IDLE_SECONDS)
+                async with self.change():
+                    await self.registry.refresh(time_ns() - int(REFRESH_SECONDS * 1e9))
+
+    def stop(self) -> None:
+        """End the answers without end: the gateway is to stop."""
+        self.readers.end()
+
     async def close(self) -> None:
         """Give back what is held, and forget the rest."""
+        if self._tending is not None:
+            self._tending.cancel()
+            await asyncio.gather(self._tending, return_exceptions=True)
         await self.readers.close()
         await self.registry.close()
 
@@ -86,37 +121,20 @@ class RestMS:
 
     async def feed(self, client: Client, name: str) -> Feed:
         """A feed by its public name: one that was defined, or what the broker has. Raises `NotFound`."""
-        feed = self.registry.feed(name) or await self._imported(client, name)
+        feed = await self._known(client, name)
         if feed is None:
             raise NotFound(f"there is no feed {name[:100]!r}")
         return feed
 
-    async def _imported(self, client: Client, name: str) -> Feed | None:
-        if _is_own(name):
-            return None
-        # What a user must not view is not there for him.
-        with suppress(NotFound, AccessRefused, InvalidName):
-            await client.query(StreamQuery(name=name), timeout=self._timeout)
-            return _imported(name, "stream")
-        with suppress(NotFound, AccessRefused, InvalidName):
-            service = await client.query(ServiceQuery(name=name), timeout=self._timeout)
-            return _imported(name, "service") if _is_used(service) else None
-        return None
+    async def _known(self, client: Client, name: str) -> Feed | None:
+        return self.registry.feed(name) or await imported.find(client, name, self._timeout)
 
     async def feeds(self, client: Client) -> list[Feed]:
         """All public feeds, and what a user may see of the broker's."""
         defined = [BUILT_IN, *(feed for feed in self.registry.each(Feed) if not feed.private)]
         known = {feed.name for feed in defined}
-        imported: dict[str, Feed] = {}
-        try:
-            for row in await client.query(StreamsQuery(), timeout=self._timeout):
-                imported[row.name] = _imported(row.name, "stream")
-            for service in filter(_is_used, await client.query(ServicesQuery(), timeout=self._timeout)):
-                imported.setdefault(service.name, _imported(service.name, "service"))
-        except AccessRefused:
-            imported.clear()
-        # One that is also a client's is its owner's to change.
-        return defined + [feed for name, feed in imported.items() if not _is_own(name) and name not in known]
+        found = await imported.find_all(client, self._timeout)
+        return defined + [feed for feed in found if feed.name not in known]
 
     async def create_feed(self, client: Client, element: Element) -> tuple[Feed, bool]:
         """Create a feed, and return whether it is new. Raises `InvalidValue`."""
@@ -124,11 +142,11 @@ class RestMS:
         kind, storage = element.get("type"), element.get("storage") or FEED_STORAGES[0]
         check_type("feed", kind, self.profiles.feeds)
         check_type("storage", storage, dict.fromkeys(FEED_STORAGES))
-        if _is_own(name):
+        if imported.is_own(name):
             raise InvalidName(f"invalid feed {name[:100]!r}: expected a name that is not the gateway's own")
         size = _size(element.get("size"), storage)
         async with self.change():
-            if name and (known := self.registry.feed(name) or await self._imported(client, name)):
+            if name and (known := await self._known(client, name)):
                 if (known.type, known.storage) != (kind, storage):
                     raise InvalidValue(f"feed {name[:100]!r} is there, and of type {known.type or 'none'!r}")
                 return known, False
@@ -139,7 +157,7 @@ class RestMS:
                 element.get("license"),
                 storage,
                 size,
-                await asyncio.to_thread(_hashed, element.get("password")),
+                await hashed(element.get("password")),
                 private=not name,
             )
             await client.change(StreamCreate(stream=feed.stream, count=size or None), timeout=self._timeout)
@@ -169,7 +187,7 @@ class RestMS:
 
     async def check_password(self, feed: Feed, given: str | None) -> None:
         """Check the password of a post. Raises `AccessRefused`."""
-        if feed.password and not await asyncio.to_thread(_is_password, feed.password, given or ""):
+        if feed.password and not await is_password(feed.password, given or ""):
             raise AccessRefused(f"feed {feed.name[:100]!r} has a password: expected it in RestMS-Password")
 
     # Pipes
@@ -187,6 +205,12 @@ class RestMS:
             await self._set_feed(own, pipe.service, DEFAULT_STREAM, [("exact", pipe.name)])
             await self.registry.put(pipe, join)
         return pipe
+
+    async def update_pipe(self, pipe: Pipe, element: Element) -> None:
+        """Change the title of a pipe."""
+        title = element.attributes.get("title", pipe.title)
+        async with self.change():
+            await self.registry.put(msgspec.structs.replace(pipe, title=title))
 
     async def delete_pipe(self, client: Client, pipe: Pipe) -> None:
         """Delete a pipe, with its joins and messages."""
@@ -211,7 +235,7 @@ class RestMS:
     def feed_of(self, join: Join) -> Feed:
         """The feed of a join."""
         feed = self.registry.feed(join.feed) or self.registry.private(join.feed)
-        return feed if isinstance(feed, Feed) else _imported(join.feed, join.imported)
+        return feed if isinstance(feed, Feed) else imported.feed_of(join.feed, join.imported)
 
     # Joins
 
@@ -300,34 +324,9 @@ class RestMS:
                 await asyncio.sleep(BUSY_SECONDS)
 
 
-def _is_own(name: str) -> bool:
-    return name.startswith("$") or name == OWN_PREFIX or name.startswith(f"{OWN_PREFIX}.")
-
-
-def _is_used(service: QueueRow) -> bool:
-    """Whether a service is one still: the broker keeps the queue for a while when nobody uses it."""
-    return bool(service.consumers or service.messages)
-
-
-def _imported(name: str, kind: str) -> Feed:
-    return Feed(name, "topic" if kind == "stream" else "rotator", imported=kind)
-
-
 def _size(text: str, storage: str) -> int:
     if not text and storage != RING:
         return 0
     if storage != RING or not (text.isascii() and text.isdigit() and 0 < len(text) <= 15 and int(text)):
         raise InvalidValue(f"invalid size {text[:50]!r}: expected the messages that a ring keeps, and a ring")
     return int(text)
-
-
-def _hashed(password: str, salt: str = "") -> str:
-    if not password:
-        return ""
-    salt = salt or secrets.token_hex(16)
-    key = hashlib.scrypt(password.encode(), salt=bytes.fromhex(salt), n=2**14, r=8, p=1)
-    return f"{salt}${key.hex()}"
-
-
-def _is_password(hashed: str, given: str) -> bool:
-    return compare_digest(_hashed(given, hashed.partition("$")[0]).encode(), hashed.encode())
