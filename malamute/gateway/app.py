@@ -22,6 +22,7 @@ from malamute.gateway import health, mailboxes, mercure, metrics, problems, serv
 from malamute.gateway.guard import SiteGuard
 from malamute.gateway.openapi import described
 from malamute.gateway.restms.endpoints import ENDPOINTS as RESTMS_ENDPOINTS
+from malamute.gateway.restms.endpoints import HEADERS as RESTMS_HEADERS
 from malamute.gateway.routes import Endpoint
 from malamute.gateway.settings import GatewaySettings
 from malamute.gateway.state import Gateway
@@ -111,9 +112,23 @@ def make_app(settings: GatewaySettings) -> Starlette:
             Middleware(
                 CORSMiddleware,
                 allow_origins=settings.origins,
-                allow_methods=("GET", "POST", "DELETE"),
-                allow_headers=("authorization", "content-type", "idempotency-key", "last-event-id", "prefer"),
-                expose_headers=("last-event-id", "link", "location", "retry-after"),
+                allow_methods=("GET", "POST", "PUT", "DELETE"),
+                allow_headers=(
+                    "authorization",
+                    "content-type",
+                    "idempotency-key",
+                    "last-event-id",
+                    "prefer",
+                    *RESTMS_HEADERS,
+                ),
+                expose_headers=(
+                    "content-location",
+                    "etag",
+                    "last-event-id",
+                    "link",
+                    "location",
+                    "retry-after",
+                ),
             )
         )
     routes: list[BaseRoute] = [*paths(ENDPOINTS), WebSocketRoute("/v1/ws", page_socket)]

@@ -6,7 +6,7 @@ import json
 from contextlib import suppress
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from malamute.errors import MalamuteError, Malformed, MediaTypeRefused, TooLarge
@@ -48,6 +48,7 @@ _leaves = st.builds(lambda a, text: Element("content", a, text=text), _attribute
 _trees = st.recursive(_leaves, _parent, max_leaves=6).map(lambda tree: Element(ROOT, children=[tree]))
 
 
+@settings(max_examples=50)
 @given(_trees)
 def test_zn9_xml_and_json_say_the_same(tree: Element) -> None:
     tree = _without_layout(tree)
@@ -100,6 +101,7 @@ OUTSIDE = b"""<!DOCTYPE restms [<!ENTITY x SYSTEM "file:///etc/passwd">]><restms
         (RESTMS_JSON, b'{"restms": null}', Malformed),
         (RESTMS_JSON, b'{"restms": {}, "more": {}}', Malformed),
         (RESTMS_JSON, b'{"restms": {"a": "\xff"}}', Malformed),
+        (RESTMS_JSON, rb'{"restms": {"a": "\ud800"}}', Malformed),
         (RESTMS_JSON, b"[" * 100_000, Malformed),
         (RESTMS_JSON, b'{"restms":' + b'{"a":' * DEPTH_MAX + b"{}" + b"}" * (DEPTH_MAX + 1), TooLarge),
         ("text/plain", b"<restms/>", MediaTypeRefused),

@@ -63,7 +63,14 @@ class Page(NamedTuple):
     def headers(self) -> Mapping[str, str]:
         """What an answer with it says of it."""
         date = formatdate(self.modified, usegmt=True)
-        return {"etag": self.etag, "last-modified": date, "date-modified": date, "vary": "accept"}
+        return {
+            "etag": self.etag,
+            "last-modified": date,
+            "date-modified": date,
+            "vary": "accept",
+            # A copy may be kept, and is to be compared before it is used.
+            "cache-control": "private, no-cache",
+        }
 
     def response(self, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
         """An answer with it."""

@@ -21,6 +21,10 @@ NAME = Parameter("name", "The name.", place="path")
 PASSWORD = Parameter("RestMS-Password", "The password of the feed, if it has one.", place="header")
 
 
+HEADERS = tuple(one.name.lower() for one in (*READ_CONDITIONS, *WRITE_CONDITIONS, PASSWORD))
+"""The headers of requests that are particular to RestMS."""
+
+
 def _domain(call: Call, name: str) -> None:
     if name != DOMAIN:
         raise NotFound(f"there is no domain {name[:100]!r}")
@@ -127,11 +131,6 @@ async def delete_resource(request: Request, arguments: Arguments) -> Response:
         return await resources.delete(call, found, rest)
 
 
-async def refuse(request: Request, arguments: Arguments) -> Response:
-    """Refuse what RestMS knows as a method, and not for this."""
-    raise AccessRefused(f"{request.method} of {request.url.path[:200]}: it is configured, and read only")
-
-
 _DOCUMENT = {200: Documented("It, as a document.", TYPES), 304: Documented("It is as it was.", ())}
 _CREATED = {201: Documented("It is durable, at Location.", TYPES), 200: Documented("It was there.", TYPES)}
 _POSTED = {
@@ -142,8 +141,14 @@ _DONE = {200: Documented("It is done.", ())}
 _PUT = {200: Documented("It, as it is now.", TYPES), 204: Documented("There was nothing to change.", ())}
 
 
-def _read_only(method: str, path: str) -> Endpoint:
-    words = "Refused: it is read only."
+def _read_only(kind: str, method: str) -> Endpoint:
+    """What RestMS knows as a method, and not for this."""
+
+    async def refuse(request: Request, arguments: Arguments) -> Response:
+        raise AccessRefused(f"{method} of the {kind} {arguments['name'][:100]!r}: it is read only")
+
+    refuse.__name__ = f"{method.lower()}_{kind}"
+    path, words = f"/restms/{kind}/{{name}}", "Refused: it is read only."
     return Endpoint(method, path, refuse, words, (NAME,), answers={}, problems=(403,))
 
 
@@ -164,18 +169,22 @@ ENDPOINTS = (
         {
             "GET": _row(get_domain, "The profiles and public feeds of a domain.", READ_CONDITIONS, **_READ),
             "POST": _row(
-                post_domain, "Create a feed or a pipe.", bodies=TYPES, answers=_CREATED, problems=(413, 415)
+                post_domain,
+                "Create a feed or a pipe.",
+                bodies=TYPES,
+                answers=_CREATED,
+                problems=(404, 413, 415),
             ),
         },
     ),
-    _read_only("PUT", "/restms/domain/{name}"),
-    _read_only("DELETE", "/restms/domain/{name}"),
+    _read_only("domain", "PUT"),
+    _read_only("domain", "DELETE"),
     *_paths(
         "/restms/profile/{name}",
         {"GET": _row(get_profile, "A profile.", READ_CONDITIONS, **_READ)},
     ),
-    _read_only("PUT", "/restms/profile/{name}"),
-    _read_only("DELETE", "/restms/profile/{name}"),
+    _read_only("profile", "PUT"),
+    _read_only("profile", "DELETE"),
     *_paths(
         "/restms/feed/{name}",
         {

@@ -6,6 +6,7 @@ as everywhere else in the gateway. Properties are headers that begin with `restm
 
 from __future__ import annotations
 
+import re
 from base64 import b64decode
 from binascii import Error as Base64Error
 from collections.abc import Mapping
@@ -34,6 +35,8 @@ PROPERTIES = (
 )
 """What a sender may say of a message. Who it is from is not for it to say: `user_id`, `app_id` and
 `sender_id` of a post are dropped."""
+
+_MEDIA = re.compile(r"[\x21-\x7e]+/[\x20-\x7e]{1,200}")
 
 EMBEDDED_BYTES_MAX = 64 * 1024
 """The most bytes of a content that is in the document of its message. A longer one is fetched by itself."""
@@ -94,14 +97,16 @@ def headers_of(element: Element) -> dict[str, str]:
 def _content(element: Element) -> PostedContent:
     if href := element.get("href"):
         return PostedContent(href=href)
-    encoding = element.get("encoding") or "plain"
+    kind, encoding = element.get("type"), element.get("encoding") or "plain"
+    if kind and media_of(kind) != kind:
+        raise InvalidValue(f"invalid type {kind[:100]!r} of a content: expected a media type")
     if encoding == "plain":
-        return PostedContent(element.get("type"), element.text.encode())
+        return PostedContent(kind, element.text.encode())
     if encoding != "base64":
         raise InvalidValue(f"invalid encoding {encoding[:50]!r}: expected plain or base64")
     try:
         # Lines may be broken in it.
-        return PostedContent(element.get("type"), b64decode("".join(element.text.split()), validate=True))
+        return PostedContent(kind, b64decode("".join(element.text.split()), validate=True))
     except (Base64Error, ValueError) as error:
         raise InvalidValue(f"invalid base64 in a content: {error}") from None
 
@@ -136,7 +141,7 @@ def _properties(mail: Mail, *names: str) -> dict[str, str]:
 
 
 def _embedded(mail: Mail, href: str, headers: Mapping[str, Any]) -> Element:
-    kind = {"type": content_type(mail)} if CONTENT_TYPE in headers else {}
+    kind = {"type": media_of(headers[CONTENT_TYPE])} if CONTENT_TYPE in headers else {}
     if len(mail.body) <= EMBEDDED_BYTES_MAX:
         try:
             text = mail.body.decode()
@@ -152,9 +157,9 @@ def content_href(href: str) -> str:
     return f"{href}.content"
 
 
-def content_type(mail: Mail) -> str:
-    """The media type of the content of a message."""
-    return _shown(mail.headers.get(CONTENT_TYPE, "application/octet-stream"))
+def media_of(value: object) -> str:
+    """A media type as a header of HTTP may have it; that of any bytes for what is none."""
+    return value if isinstance(value, str) and _MEDIA.fullmatch(value) else "application/octet-stream"
 
 
 def _shown(value: Any) -> str:

@@ -58,6 +58,8 @@ class PipeReader:
         self._names: OrderedDict[int, str] = OrderedDict()
         """The names of messages by the numbers of their arrival, deleted ones too."""
         self._works: dict[str, tuple[Work, asyncio.Task[None]]] = {}
+        self._services: dict[str, str] = {}
+        """The services by the sources of their messages."""
         self._client: Client | None = None
         self._stack = AsyncExitStack()
 
@@ -83,6 +85,7 @@ class PipeReader:
 
     async def _offer(self, source: str, service: str, credit: int) -> None:
         assert self._client is not None
+        self._services[source] = service
         work = await self._client.work(
             service, credit=credit, credit_bytes=CREDIT_BYTES, ack_timeout=ACK_TIMEOUT_SECONDS
         )
@@ -114,13 +117,14 @@ class PipeReader:
         self._note()
 
     def _on_event(self, event: Event) -> None:
-        if isinstance(event, Recalled) and event.queue == self.pipe.service:
+        if isinstance(event, Recalled) and event.queue in self._services.values():
             self.end()
         if isinstance(event, Connected) and not event.resumed:
             self.end()
 
     async def _leave(self, source: str) -> None:
         work, task = self._works.pop(source)
+        del self._services[source]
         for name in [name for name in self.held if name.startswith(f"{source}.")]:
             with suppress(MalamuteError):
                 self.held.pop(name).release()
@@ -151,7 +155,7 @@ class PipeReader:
         if source != NEXT:
             return name
         epoch, _, number = rest.partition(".")
-        if epoch != self._epoch or not number.isdigit() or len(number) > 18:
+        if epoch != self._epoch or not (number.isascii() and number.isdigit()) or len(number) > 18:
             raise self._unknown(name)
         if int(number) > self._arrived:
             return None

@@ -14,7 +14,7 @@ from malamute.gateway.bodies import media_type
 from malamute.gateway.restms.conditions import Representation
 from malamute.gateway.restms.definitions import CONTENTS, Feed, Staged
 from malamute.gateway.restms.documents import TYPES, read
-from malamute.gateway.restms.messages import CONTENT_TYPE, PostedContent, PostedMessage, posted
+from malamute.gateway.restms.messages import CONTENT_TYPE, PostedContent, PostedMessage, media_of, posted
 from malamute.gateway.restms.service import RestMS
 from malamute.gateway.restms.views import Place, counted, name_in
 from malamute.protocol.limits import BATCH_MESSAGES_MAX
@@ -49,7 +49,7 @@ async def post(
 async def _stage(
     restms: RestMS, client: Client, request: Request, feed: Feed, body: bytes, place: Place
 ) -> Response:
-    kind = request.headers["content-type"]
+    kind = media_of(request.headers["content-type"])
     timeout = restms.settings.timeout_seconds
     sequence = await client.publish_batch(
         CONTENTS, [feed.name], [body], [{CONTENT_TYPE: kind}], timeout=timeout

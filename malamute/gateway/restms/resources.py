@@ -131,7 +131,8 @@ async def _get_message(call: Call, pipe: Pipe, rest: str, wait_seconds: float) -
     reader = await call.restms.reader(pipe, call.identity)
     mail = await unless_gone(call.request, _arrived(reader, name, wait_seconds))
     if rest != name:
-        return Response(mail.body, headers={"content-type": messages.content_type(mail)})
+        kind = messages.media_of(mail.headers.get(messages.CONTENT_TYPE))
+        return Response(mail.body, headers={"content-type": kind})
     # Whatever name it was asked for by, it says its own.
     href = message_href(pipe, reader.name_of(name) or name, call.place)
     representation = Representation([messages.delivered(mail, href)], mail.time_ns)

@@ -36,7 +36,10 @@ class Place:
 
 def name_in(href: str, *kinds: str) -> str:
     """The name in a URI of ours, of one of these kinds. Raises `InvalidValue`."""
-    parts = urlsplit(href).path.split("/")
+    try:
+        parts = urlsplit(href).path.split("/")
+    except ValueError:
+        parts = []
     if len(parts) != 4 or parts[:2] != ["", "restms"] or parts[2] not in kinds or not parts[3]:
         raise InvalidValue(f"invalid URI {href[:200]!r}: expected /restms/{'|'.join(kinds)}/NAME")
     return unquote(parts[3])
