@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import asyncio
+from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -91,6 +92,12 @@ def gateway_before(broker: Broker, **changes: Any) -> Iterator[RunningGateway]:
         yield gateway
     finally:
         gateway.stop()
+
+
+def run_in(gateway: RunningGateway, call: Coroutine[Any, Any, object]) -> None:
+    """Run a coroutine on the loop of a gateway."""
+    loop = gateway.server.servers[0].get_loop()
+    asyncio.run_coroutine_threadsafe(call, loop).result(WAIT_SECONDS)
 
 
 def content_of(element: Element) -> str:

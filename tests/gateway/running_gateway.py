@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import queue
 import threading
-from collections.abc import Coroutine
-from typing import Any, TypeVar
+from typing import Any
 
 import httpx
 
@@ -15,8 +14,6 @@ from malamute.gateway.settings import GatewaySettings
 
 WAIT_SECONDS = 60
 
-Result = TypeVar("Result")
-
 
 class RunningGateway:
     """A gateway in a thread of the test, on a port of the system's choice."""
@@ -24,23 +21,13 @@ class RunningGateway:
     def __init__(self, settings: GatewaySettings, **tls: Any) -> None:
         started: queue.Queue[list[str]] = queue.Queue()
         self.server = GatewayServer(settings, "127.0.0.1", 0, started.put, **tls)
-        self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = threading.Thread(
-            target=lambda: asyncio.run(self._serve()), name="malamute-gateway", daemon=True
+            target=lambda: asyncio.run(self.server.serve()), name="malamute-gateway", daemon=True
         )
         self._thread.start()
         [self.url] = started.get(timeout=WAIT_SECONDS)
         self.host, port = self.url.partition("://")[2].split(":")
         self.port = int(port)
-
-    async def _serve(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        await self.server.serve()
-
-    def run(self, call: Coroutine[Any, Any, Result]) -> Result:
-        """Run a coroutine on the gateway's own loop."""
-        assert self._loop is not None
-        return asyncio.run_coroutine_threadsafe(call, self._loop).result(WAIT_SECONDS)
 
     def client(self, **options: Any) -> httpx.Client:
         return httpx.Client(base_url=self.url, timeout=WAIT_SECONDS, trust_env=False, **options)

@@ -9,7 +9,7 @@ from pathlib import Path
 from time import time_ns
 
 import pytest
-from restms_client import DOMAIN, RestClient, gateway_before, message
+from restms_client import DOMAIN, RestClient, gateway_before, message, run_in
 from running_gateway import WAIT_SECONDS, RunningGateway
 from secured_gateway import secured_gateway
 
@@ -121,9 +121,9 @@ def test_old_definitions_are_published_again_before_their_stream_forgets_them(tm
             before = rest.send("GET", feed)
             with malamute.connect(broker.url, timeout=WAIT_SECONDS) as native:
                 [last] = [row.last for row in native.query(StreamsQuery()) if row.name == LOG]
-                gateway.run(refresh(gateway))
+                run_in(gateway, refresh(gateway))
                 with native.subscribe(LOG, start=f"seq:{last + 1}") as log:
-                    subjects = [found.subject for found in log.take(4, WAIT_SECONDS)]
+                    subjects = [log.receive(WAIT_SECONDS).subject for _ in range(4)]
             assert sorted(subject.partition(".")[0] for subject in subjects) == [
                 "feed",
                 "join",
@@ -143,7 +143,7 @@ def test_a_reader_that_nobody_uses_gives_back_what_it_holds(
     rest.join(pipes[0], feed)
     rest.post(feed, message("a"))
     held = rest.next(pipes[0])
-    restms_gateway.run(restms_gateway.state.restms.readers.drop_idle(inf))
+    run_in(restms_gateway, restms_gateway.state.restms.readers.drop_idle(inf))
     rest.join(pipes[1], feed)
     assert rest.addresses(pipes[1], 1) == ["a"]
     rest.send("GET", held.get("href"), status=404)

@@ -26,7 +26,7 @@ FEED_STORAGES = (DISK, MEMORY, RING)
 PIPE_STORAGES = (DISK, MEMORY)
 
 
-class Feed(msgspec.Struct, frozen=True, tag="feed", tag_field="kind"):
+class RestFeed(msgspec.Struct, frozen=True, tag="feed", tag_field="kind"):
     """A feed. What it has is in the stream with its name."""
 
     name: str
@@ -90,7 +90,7 @@ class Staged(msgspec.Struct, frozen=True, tag="content", tag_field="kind"):
     """Where it is in `CONTENTS`."""
 
 
-Definition = Union[Feed, Pipe, Join, Staged]  # noqa: UP007
+Definition = Union[RestFeed, Pipe, Join, Staged]  # noqa: UP007
 
 _decoder: msgspec.json.Decoder[Definition] = msgspec.json.Decoder(Definition)
 encode = msgspec.json.Encoder().encode
@@ -106,4 +106,4 @@ def decode(body: bytes) -> Definition:
     return _decoder.decode(body)
 
 
-BUILT_IN = Feed(DEFAULT_FEED, title="Default feed")
+BUILT_IN = RestFeed(DEFAULT_FEED, title="Default feed")

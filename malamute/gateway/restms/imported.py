@@ -6,7 +6,7 @@ from contextlib import suppress
 
 from malamute.aio import Client
 from malamute.errors import AccessRefused, InvalidName, NotFound
-from malamute.gateway.restms.definitions import OWN_PREFIX, Feed
+from malamute.gateway.restms.definitions import OWN_PREFIX, RestFeed
 from malamute.protocol.admin import QueueRow, ServiceQuery, ServicesQuery, StreamQuery, StreamsQuery
 
 
@@ -15,12 +15,12 @@ def is_own(name: str) -> bool:
     return name.startswith("$") or name == OWN_PREFIX or name.startswith(f"{OWN_PREFIX}.")
 
 
-def feed_of(name: str, kind: str) -> Feed:
+def feed_of(name: str, kind: str) -> RestFeed:
     """The feed that a stream or a service is."""
-    return Feed(name, "topic" if kind == "stream" else "rotator", imported=kind)
+    return RestFeed(name, "topic" if kind == "stream" else "rotator", imported=kind)
 
 
-async def find(client: Client, name: str, timeout: float) -> Feed | None:
+async def find(client: Client, name: str, timeout: float) -> RestFeed | None:
     """The stream or the service with a name, as a feed. What a user must not view is not there for him."""
     if is_own(name):
         return None
@@ -33,9 +33,9 @@ async def find(client: Client, name: str, timeout: float) -> Feed | None:
     return None
 
 
-async def find_all(client: Client, timeout: float) -> list[Feed]:
+async def find_all(client: Client, timeout: float) -> list[RestFeed]:
     """All that a user may see."""
-    found: dict[str, Feed] = {}
+    found: dict[str, RestFeed] = {}
     with suppress(AccessRefused):
         for row in await client.query(StreamsQuery(), timeout=timeout):
             found[row.name] = feed_of(row.name, "stream")

@@ -12,7 +12,7 @@ from malamute.aio import Client
 from malamute.errors import AccessRefused, InvalidValue, NotFound, TooLarge
 from malamute.gateway.bodies import media_type
 from malamute.gateway.restms.conditions import Representation
-from malamute.gateway.restms.definitions import CONTENTS, Feed, Staged
+from malamute.gateway.restms.definitions import CONTENTS, RestFeed, Staged
 from malamute.gateway.restms.documents import TYPES, read
 from malamute.gateway.restms.messages import CONTENT_TYPE, PostedContent, PostedMessage, media_of, posted
 from malamute.gateway.restms.service import RestMS
@@ -21,7 +21,7 @@ from malamute.protocol.limits import BATCH_MESSAGES_MAX
 
 
 async def post(
-    restms: RestMS, client: Client, request: Request, feed: Feed, body: bytes, user: str, place: Place
+    restms: RestMS, client: Client, request: Request, feed: RestFeed, body: bytes, user: str, place: Place
 ) -> Response:
     """Publish the messages of a document, or stage a content of any other type."""
     media = media_type(request)
@@ -47,7 +47,7 @@ async def post(
 
 
 async def _stage(
-    restms: RestMS, client: Client, request: Request, feed: Feed, body: bytes, place: Place
+    restms: RestMS, client: Client, request: Request, feed: RestFeed, body: bytes, place: Place
 ) -> Response:
     kind = media_of(request.headers["content-type"])
     timeout = restms.settings.timeout_seconds
@@ -61,7 +61,7 @@ async def _stage(
     return Response(status_code=201, headers={"location": place.resource(content.name)})
 
 
-def _staged(restms: RestMS, feed: Feed, messages: Sequence[PostedMessage]) -> Mapping[str, Staged]:
+def _staged(restms: RestMS, feed: RestFeed, messages: Sequence[PostedMessage]) -> Mapping[str, Staged]:
     """The contents that messages refer to, by their URIs: all of them, before any message is routed.
 
     Raises:
@@ -83,7 +83,7 @@ def _staged(restms: RestMS, feed: Feed, messages: Sequence[PostedMessage]) -> Ma
 async def _publish(
     restms: RestMS,
     client: Client,
-    feed: Feed,
+    feed: RestFeed,
     messages: Sequence[PostedMessage],
     staged: Mapping[str, Staged],
 ) -> None:

@@ -24,9 +24,9 @@ from malamute.gateway.restms.definitions import (
     LOG,
     MEMORY,
     Definition,
-    Feed,
     Join,
     Pipe,
+    RestFeed,
     Staged,
     decode,
     encode,
@@ -37,7 +37,7 @@ from malamute.gateway.users import ANONYMOUS, Users
 from malamute.matching import Index, Selector
 from malamute.protocol.admin import StatusQuery, StreamRetain
 
-Kind = TypeVar("Kind", Feed, Pipe, Join, Staged)
+Kind = TypeVar("Kind", RestFeed, Pipe, Join, Staged)
 
 LOADED = "loaded"
 """The subject under which a gateway publishes to know how far it has to read."""
@@ -50,7 +50,7 @@ CHANGED_HEADER = "changed_ns"
 """When a definition was changed that was published again."""
 
 
-class Known(NamedTuple):
+class Defined(NamedTuple):
     """A definition, when it was changed, and when it was published last, in nanoseconds since 1970."""
 
     value: Definition
@@ -87,7 +87,7 @@ class Registry:
         self._settings = settings
         self._take_away = take_away
         self._users = users
-        self._known: dict[str, Known] = {}
+        self._known: dict[str, Defined] = {}
         self._by_name: dict[str, str] = {}
         """The subjects of definitions by their names, which are unique but for public feeds."""
         self._joins: dict[str, dict[str, Join]] = {}
@@ -105,13 +105,13 @@ class Registry:
 
     # What is there
 
-    def feed(self, name: str) -> Feed | None:
+    def feed(self, name: str) -> RestFeed | None:
         """A public feed that was defined."""
         if name == BUILT_IN.name:
             return BUILT_IN
         known = self._known.get(f"feed.{name}")
         feed = known.value if known is not None else None
-        return feed if isinstance(feed, Feed) and not feed.private else None
+        return feed if isinstance(feed, RestFeed) and not feed.private else None
 
     def private(self, name: str) -> Definition | None:
         """What has a name of the server: a private feed, a pipe, a join, or a staged content."""
@@ -131,12 +131,15 @@ class Registry:
         """The joins of a pipe."""
         return [*self._joins.get(f"pipe.{pipe.name}", {}).values()]
 
-    def joins_to(self, feed: Feed) -> list[Join]:
+    def joins_to(self, feed: RestFeed) -> list[Join]:
         """The joins to a feed."""
         return [*self._joins.get(f"feed.{feed.name}", {}).values()]
 
     def count(
-        self, feed: Feed, messages: Sequence[tuple[str, dict[str, str]]], selector: Callable[[Join], Selector]
+        self,
+        feed: RestFeed,
+        messages: Sequence[tuple[str, dict[str, str]]],
+        selector: Callable[[Join], Selector],
     ) -> list[int]:
         """How many joins match each message, by its address and headers."""
         index = self._indexes.get(feed.name)
@@ -246,7 +249,7 @@ class Registry:
             self.modified_ns = message.time_ns
             return
         self.modified_ns = max(self.modified_ns, changed_ns)
-        self._known[message.subject] = Known(value, changed_ns, message.time_ns)
+        self._known[message.subject] = Defined(value, changed_ns, message.time_ns)
         self._index(value, add=True)
 
     def _index(self, value: Definition, *, add: bool) -> None:
@@ -259,7 +262,7 @@ class Registry:
                 elif not joins:
                     del self._joins[place]
             self._indexes.pop(value.feed, None)
-        if isinstance(value, Feed) and not value.private:
+        if isinstance(value, RestFeed) and not value.private:
             return
         self._by_name.pop(value.name, None)
         if add:
@@ -283,7 +286,7 @@ class Registry:
             table.clear()
 
 
-def _is_over(known: Known, now_ns: int, started_ns: int) -> bool:
+def _is_over(known: Defined, now_ns: int, started_ns: int) -> bool:
     if isinstance(known.value, Staged):
         return now_ns - known.published_ns > CONTENT_SECONDS * 1e9
     storage = getattr(known.value, "storage", "")

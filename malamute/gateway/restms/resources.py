@@ -17,7 +17,7 @@ from malamute.gateway.bodies import media_type, read_body
 from malamute.gateway.queues import unless_gone
 from malamute.gateway.restms import messages
 from malamute.gateway.restms.conditions import Representation, check, show
-from malamute.gateway.restms.definitions import Definition, Feed, Join, Pipe, Staged
+from malamute.gateway.restms.definitions import Definition, Join, Pipe, RestFeed, Staged
 from malamute.gateway.restms.documents import RESTMS_XML, Element, read
 from malamute.gateway.restms.pipes import PipeReader, first_of
 from malamute.gateway.restms.publishing import fetch, post
@@ -84,7 +84,7 @@ async def represent(call: Call, found: Definition) -> Representation:
     """What a feed, a pipe or a join is now."""
     registry, place = call.restms.registry, call.place
     modified_ns = registry.time_ns(found)
-    if isinstance(found, Feed):
+    if isinstance(found, RestFeed):
         return Representation([feed_view(found, place)], modified_ns)
     if isinstance(found, Join):
         return Representation([join_view(found, call.restms.feed_of(found), place)], modified_ns)
@@ -186,7 +186,7 @@ async def _parts(call: Call, pipe: Pipe, reader: PipeReader) -> AsyncIterator[by
         reader.uses -= 1
 
 
-async def post_to_feed(call: Call, feed: Feed, arguments: Arguments) -> Response:
+async def post_to_feed(call: Call, feed: RestFeed, arguments: Arguments) -> Response:
     """Post messages or a content to a feed."""
     body = await call.body()
     await call.restms.check_password(feed, arguments["restms_password"])
@@ -197,14 +197,14 @@ async def post_to_feed(call: Call, feed: Feed, arguments: Arguments) -> Response
 async def post_resource(call: Call, arguments: Arguments) -> Response:
     """Join a pipe to a feed, or post to a private feed."""
     found, rest = find(call, arguments["name"])
-    if isinstance(found, Feed):
+    if isinstance(found, RestFeed):
         return await post_to_feed(call, found, arguments)
     if not isinstance(found, Pipe) or rest:
         raise AccessRefused(f"POST {READ_ONLY}")
     element = await call.element("join")
     name = name_in(element.get("feed"), "feed", "resource")
     private = call.restms.registry.private(name)
-    feed = private if isinstance(private, Feed) else await call.restms.feed(call.client, name)
+    feed = private if isinstance(private, RestFeed) else await call.restms.feed(call.client, name)
     user = messages.user_of(call.identity)
     join = await call.restms.create_join(call.client, call.identity, found, feed, element, user)
     return await created(call, join, call.place.resource(join.name), new=True)
@@ -212,17 +212,17 @@ async def post_resource(call: Call, arguments: Arguments) -> Response:
 
 async def put(call: Call, found: Definition) -> Response:
     """Change a feed or a pipe. Without a body nothing is changed."""
-    if not isinstance(found, Feed | Pipe):
+    if not isinstance(found, RestFeed | Pipe):
         raise AccessRefused(f"PUT {READ_ONLY}")
     await check(call.request, lambda: represent(call, found))
     body = await call.body()
     if not body:
         return Response(status_code=204)
-    element = _single(read(body, media_type(call.request)), "feed" if isinstance(found, Feed) else "pipe")
+    element = _single(read(body, media_type(call.request)), "feed" if isinstance(found, RestFeed) else "pipe")
     for name in ("name", "type"):
         if element.attributes.get(name, getattr(found, name)) != getattr(found, name):
             raise InvalidValue(f"another {name} of it: expected the one that it has")
-    if isinstance(found, Feed):
+    if isinstance(found, RestFeed):
         await call.restms.update_feed(call.client, found, element)
         now: Definition | None = call.restms.registry.feed(found.name)
     else:
@@ -248,7 +248,7 @@ async def delete(call: Call, found: Definition, rest: str) -> Response:
         await reader.delete(rest, restms.settings.timeout_seconds)
     else:
         await check(call.request, lambda: represent(call, found))
-        if isinstance(found, Feed):
+        if isinstance(found, RestFeed):
             await restms.delete_feed(call.client, found)
         elif isinstance(found, Join):
             await restms.delete_join(call.client, call.identity, found)

@@ -32,9 +32,9 @@ from malamute.gateway.restms.definitions import (
     FEED_STORAGES,
     PIPE_STORAGES,
     RING,
-    Feed,
     Join,
     Pipe,
+    RestFeed,
 )
 from malamute.gateway.restms.documents import Element
 from malamute.gateway.restms.feed_types import Profiles, Wanted, check_type
@@ -119,24 +119,24 @@ class RestMS:
 
     # Feeds
 
-    async def feed(self, client: Client, name: str) -> Feed:
+    async def feed(self, client: Client, name: str) -> RestFeed:
         """A feed by its public name: one that was defined, or what the broker has. Raises `NotFound`."""
         feed = await self._known(client, name)
         if feed is None:
             raise NotFound(f"there is no feed {name[:100]!r}")
         return feed
 
-    async def _known(self, client: Client, name: str) -> Feed | None:
+    async def _known(self, client: Client, name: str) -> RestFeed | None:
         return self.registry.feed(name) or await imported.find(client, name, self._timeout)
 
-    async def feeds(self, client: Client) -> list[Feed]:
+    async def feeds(self, client: Client) -> list[RestFeed]:
         """All public feeds, and what a user may see of the broker's."""
-        defined = [BUILT_IN, *(feed for feed in self.registry.each(Feed) if not feed.private)]
+        defined = [BUILT_IN, *(feed for feed in self.registry.each(RestFeed) if not feed.private)]
         known = {feed.name for feed in defined}
         found = await imported.find_all(client, self._timeout)
         return defined + [feed for feed in found if feed.name not in known]
 
-    async def create_feed(self, client: Client, element: Element) -> tuple[Feed, bool]:
+    async def create_feed(self, client: Client, element: Element) -> tuple[RestFeed, bool]:
         """Create a feed, and return whether it is new. Raises `InvalidValue`."""
         name = element.get("name")
         kind, storage = element.get("type"), element.get("storage") or FEED_STORAGES[0]
@@ -150,7 +150,7 @@ class RestMS:
                 if (known.type, known.storage) != (kind, storage):
                     raise InvalidValue(f"feed {name[:100]!r} is there, and of type {known.type or 'none'!r}")
                 return known, False
-            feed = Feed(
+            feed = RestFeed(
                 name or secrets.token_hex(16),
                 kind,
                 element.get("title"),
@@ -166,26 +166,26 @@ class RestMS:
             await self.registry.put(feed)
         return feed, True
 
-    async def update_feed(self, client: Client, feed: Feed, element: Element) -> None:
+    async def update_feed(self, client: Client, feed: RestFeed, element: Element) -> None:
         """Change the title and the license of a feed."""
         await self._check_admin(client, feed)
         changes = {name: element.get(name) for name in ("title", "license") if name in element.attributes}
         async with self.change():
             await self.registry.put(msgspec.structs.replace(feed, **changes))
 
-    async def delete_feed(self, client: Client, feed: Feed) -> None:
+    async def delete_feed(self, client: Client, feed: RestFeed) -> None:
         """Delete a feed with its joins."""
         await self._check_admin(client, feed)
         async with self.change() as own:
             await take_away(self.registry, own, feed, self._timeout)
 
-    async def _check_admin(self, client: Client, feed: Feed) -> None:
+    async def _check_admin(self, client: Client, feed: RestFeed) -> None:
         """Check that a user may change a feed. Raises `AccessRefused`."""
         if feed.imported or feed == BUILT_IN:
             raise AccessRefused(f"feed {feed.name[:100]!r} is locked: it is not a client's")
         await client.change(StreamRetain(stream=feed.stream, dry_run=True), timeout=self._timeout)
 
-    async def check_password(self, feed: Feed, given: str | None) -> None:
+    async def check_password(self, feed: RestFeed, given: str | None) -> None:
         """Check the password of a post. Raises `AccessRefused`."""
         if feed.password and not await is_password(feed.password, given or ""):
             raise AccessRefused(f"feed {feed.name[:100]!r} has a password: expected it in RestMS-Password")
@@ -232,15 +232,15 @@ class RestMS:
         joined = {join.name: self.feed_of(join) for join in self.registry.joins_of(pipe)}
         return {name: feed.stream for name, feed in joined.items() if self.profiles.feeds[feed.type].shared}
 
-    def feed_of(self, join: Join) -> Feed:
+    def feed_of(self, join: Join) -> RestFeed:
         """The feed of a join."""
         feed = self.registry.feed(join.feed) or self.registry.private(join.feed)
-        return feed if isinstance(feed, Feed) else imported.feed_of(join.feed, join.imported)
+        return feed if isinstance(feed, RestFeed) else imported.feed_of(join.feed, join.imported)
 
     # Joins
 
     async def create_join(
-        self, client: Client, identity: Identity, pipe: Pipe, feed: Feed, element: Element, user: str
+        self, client: Client, identity: Identity, pipe: Pipe, feed: RestFeed, element: Element, user: str
     ) -> Join:
         """Join a pipe to a feed. Raises `InvalidValue`, `InvalidSelector`, and `AccessRefused`."""
         check_type("join", element.get("type"), self.profiles.joins)
@@ -292,16 +292,16 @@ class RestMS:
         if feed is not None and self.profiles.feeds[feed.type].leaves and not self.registry.joins_to(feed):
             await take_away(self.registry, own, feed, self._timeout)
 
-    def _pair(self, pipe: Pipe, feed: Feed) -> list[Join]:
+    def _pair(self, pipe: Pipe, feed: RestFeed) -> list[Join]:
         return [join for join in self.registry.joins_of(pipe) if join.feed == feed.name]
 
-    def _criteria(self, feed: Feed, joins: list[Join]) -> list[tuple[str, Any]]:
+    def _criteria(self, feed: RestFeed, joins: list[Join]) -> list[tuple[str, Any]]:
         return [self._criterion(feed, join) for join in joins]
 
-    def _criterion(self, feed: Feed, join: Join) -> tuple[str, Any]:
+    def _criterion(self, feed: RestFeed, join: Join) -> tuple[str, Any]:
         return self.profiles.criterion(feed.type, join.type, Wanted(join.address, join.headers, join.user))
 
-    def counts(self, feed: Feed, messages: list[tuple[str, dict[str, str]]]) -> list[int]:
+    def counts(self, feed: RestFeed, messages: list[tuple[str, dict[str, str]]]) -> list[int]:
         """How many joins match each message."""
 
         def selector(join: Join) -> Selector:

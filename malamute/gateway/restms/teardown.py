@@ -6,7 +6,7 @@ from contextlib import suppress
 
 from malamute.aio import Client
 from malamute.errors import MalamuteError, NotFound
-from malamute.gateway.restms.definitions import DEFAULT_STREAM, Definition, Feed, Join, Pipe
+from malamute.gateway.restms.definitions import DEFAULT_STREAM, Definition, Join, Pipe, RestFeed
 from malamute.gateway.restms.registry import Registry
 from malamute.protocol.admin import FeedDelete, QueuePurge, StreamDelete
 
@@ -14,7 +14,7 @@ from malamute.protocol.admin import FeedDelete, QueuePurge, StreamDelete
 async def take_away(registry: Registry, client: Client, definition: Definition, timeout: float) -> None:
     """Take a definition away, with its joins and messages. Raises `AccessRefused` where `client` may not."""
     joins: list[Join] = []
-    if isinstance(definition, Feed):
+    if isinstance(definition, RestFeed):
         joins = registry.joins_to(definition)
         await unfeed(client, definition.stream, definition.stream, timeout)
         for pipe in {join.pipe for join in joins}:
@@ -36,7 +36,7 @@ def stream_of(registry: Registry, join: Join) -> str:
     if join.default:
         return DEFAULT_STREAM
     feed = registry.feed(join.feed) or registry.private(join.feed)
-    return feed.stream if isinstance(feed, Feed) else join.feed
+    return feed.stream if isinstance(feed, RestFeed) else join.feed
 
 
 async def unfeed(client: Client, service: str, stream: str, timeout: float) -> None:

@@ -7,7 +7,7 @@ from urllib.parse import quote, unquote, urlsplit
 
 from malamute.client.session.message import Mail
 from malamute.errors import InvalidValue
-from malamute.gateway.restms.definitions import DISK, Feed, Join, Pipe
+from malamute.gateway.restms.definitions import DISK, Join, Pipe, RestFeed
 from malamute.gateway.restms.documents import Element
 from malamute.gateway.restms.feed_types import Profile
 from malamute.gateway.restms.messages import summary
@@ -29,7 +29,7 @@ class Place:
         """The URI of what the server has named."""
         return self.public("resource", name)
 
-    def feed(self, feed: Feed) -> str:
+    def feed(self, feed: RestFeed) -> str:
         """The URI of a feed."""
         return self.public("resource" if feed.private else "feed", feed.name)
 
@@ -51,14 +51,14 @@ def profile_view(profile: Profile, place: Place) -> Element:
     return Element("profile", {"name": profile.name, "title": profile.title, "href": href})
 
 
-def domain_view(profiles: Iterable[Profile], feeds: Iterable[Feed], place: Place) -> Element:
+def domain_view(profiles: Iterable[Profile], feeds: Iterable[RestFeed], place: Place) -> Element:
     """The domain."""
     children = [profile_view(profile, place) for profile in profiles]
     children += [feed_view(feed, place) for feed in feeds]
     return Element("domain", {"name": DOMAIN, "title": "Default domain"}, children)
 
 
-def feed_view(feed: Feed, place: Place) -> Element:
+def feed_view(feed: RestFeed, place: Place) -> Element:
     """A feed."""
     attributes = {
         "name": feed.name,
@@ -81,7 +81,7 @@ def _storage(storage: str) -> dict[str, str]:
 
 def pipe_view(
     pipe: Pipe,
-    joins: Iterable[tuple[Join, Feed]],
+    joins: Iterable[tuple[Join, RestFeed]],
     messages: Iterable[tuple[str, Mail]],
     next_name: str,
     place: Place,
@@ -95,7 +95,7 @@ def pipe_view(
     return Element("pipe", {**attributes, **_storage(pipe.storage), "href": href}, children)
 
 
-def join_view(join: Join, feed: Feed, place: Place) -> Element:
+def join_view(join: Join, feed: RestFeed, place: Place) -> Element:
     """A join."""
     attributes = {"type": join.type, "address": join.address, "feed": place.feed(feed)}
     headers = [Element("header", {"name": name, "value": value}) for name, value in join.headers.items()]
