@@ -19,7 +19,7 @@ from starlette.responses import Response
 from malamute.errors import InvalidValue, NotAsExpected
 from malamute.gateway.queues import unless_gone
 from malamute.gateway.restms.documents import ROOT, TYPES, Element, accepted, write
-from malamute.gateway.restms.pipes import first_of
+from malamute.gateway.restms.signals import first_of
 from malamute.gateway.routes import Parameter
 
 NANOSECONDS = 1_000_000_000

@@ -10,17 +10,16 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack, suppress
 from time import monotonic, time_ns
-from typing import Any
 
 from malamute.aio import Client, Work
 from malamute.client.events import Connected, Event, Recalled
 from malamute.client.session.message import Mail
-from malamute.errors import AccessRefused, MalamuteError, NotFound, TimedOut, TooMany
+from malamute.errors import AccessRefused, MalamuteError, NotFound, TooMany
 from malamute.gateway.restms.definitions import Pipe
-from malamute.gateway.restms.registry import Signal
+from malamute.gateway.restms.signals import Signal
 from malamute.gateway.settings import GatewaySettings
 from malamute.gateway.users import Identity, Users
 
@@ -257,16 +256,3 @@ class PipeReaders:
         """Read none any longer."""
         for reader in [*self._readers.values()]:
             await self.drop(reader.pipe)
-
-
-async def first_of(signals: Iterable[asyncio.Event], seconds: float) -> None:
-    """Wait until one of these has happened. Raises `TimedOut`."""
-    tasks: set[asyncio.Task[Any]] = {asyncio.create_task(signal.wait()) for signal in signals}
-    try:
-        done, _ = await asyncio.wait(tasks, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-        if not done:
-            raise TimedOut(f"nothing has come within {seconds:g} s: send the same request again")
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)

@@ -32,6 +32,7 @@ from malamute.gateway.restms.definitions import (
     encode,
     subject_of,
 )
+from malamute.gateway.restms.signals import Signal
 from malamute.gateway.settings import GatewaySettings
 from malamute.gateway.users import ANONYMOUS, Users
 from malamute.matching import Index, Selector
@@ -61,22 +62,6 @@ class Defined(NamedTuple):
 TakeAway = Callable[["Registry", Client, Definition, float], Awaitable[None]]
 
 
-class Signal:
-    """Wakes all who wait for a change."""
-
-    def __init__(self) -> None:
-        self._event = asyncio.Event()
-
-    def next(self) -> asyncio.Event:
-        """The event of the next change. Ask for it before looking at what may change."""
-        return self._event
-
-    def notify(self) -> None:
-        """Something has changed."""
-        self._event.set()
-        self._event = asyncio.Event()
-
-
 class Registry:
     """What is defined. `ready` before anything else.
 
@@ -88,6 +73,8 @@ class Registry:
         self._take_away = take_away
         self._users = users
         self._known: dict[str, Defined] = {}
+        self._seen: set[str] | None = None
+        """While the log is read: the subjects that have come."""
         self._by_name: dict[str, str] = {}
         """The subjects of definitions by their names, which are unique but for public feeds."""
         self._joins: dict[str, dict[str, Join]] = {}
@@ -159,7 +146,11 @@ class Registry:
         async with self._loading:
             if self._stale or self._task is None or self._task.done():
                 await self.close()
-                await self._load()
+                try:
+                    await self._load()
+                except BaseException:
+                    self._stale = True
+                    raise
         assert self._client is not None
         return self._client
 
@@ -184,7 +175,8 @@ class Registry:
     async def _publish(self, bodies: dict[str, bytes], headers: dict[str, int] | None = None) -> None:
         if not bodies:
             return
-        assert self._client is not None
+        if self._client is None:
+            raise TryLater("the definitions of RestMS are being read again")
         timeout = self._settings.timeout_seconds
         first = await self._client.publish_batch(
             LOG, [*bodies], [*bodies.values()], [headers] * len(bodies), timeout=timeout
@@ -196,15 +188,15 @@ class Registry:
         await self._reach(first + len(bodies) - 1)
 
     async def _reach(self, sequence: int) -> None:
-        assert self._task is not None
+        task = self._task
         try:
             async with asyncio.timeout(self._settings.timeout_seconds):
                 while self._position < sequence:
-                    waiting = asyncio.create_task(self.changed.next().wait())
-                    await asyncio.wait({waiting, self._task}, return_when=asyncio.FIRST_COMPLETED)
-                    waiting.cancel()
-                    if self._task.done():
+                    if task is None or task.done():
                         raise TryLater("the definitions of RestMS are being read again")
+                    waiting = asyncio.create_task(self.changed.next().wait())
+                    await asyncio.wait({waiting, task}, return_when=asyncio.FIRST_COMPLETED)
+                    waiting.cancel()
         except TimeoutError:
             raise TimedOut("the definitions of RestMS did not come in time") from None
 
@@ -218,8 +210,16 @@ class Registry:
         status = await client.query(StatusQuery(), timeout=timeout)
         subscription = await client.subscribe(LOG, start="last-per-subject", committed=True)
         self._stale = False
+        seen = self._seen = set()
         self._task = asyncio.create_task(self._follow(subscription))
-        await self._reach(await client.publish_batch(LOG, [LOADED], [b"x"], timeout=timeout))
+        loaded = await client.publish_batch(LOG, [LOADED], [b"x"], timeout=timeout)
+        if not loaded:
+            raise TryLater("the connection to the broker broke while the definitions of RestMS were read")
+        await self._reach(loaded)
+        # Until here what was known before has counted.
+        for subject in self._known.keys() - seen:
+            self._index(self._known.pop(subject).value, add=False)
+        self._seen = None
         await self._clear(client, self._loaded_ns, self._loaded_ns - int(status.uptime * 1e9))
 
     async def _clear(self, client: Client, now_ns: int, started_ns: int) -> None:
@@ -229,15 +229,20 @@ class Registry:
             await self._take_away(self, client, definition, self._settings.timeout_seconds)
 
     async def _follow(self, subscription: Subscription) -> None:
-        async for message in subscription:
-            self._apply(message)
-            self._position = message.sequence
-            self.changed.notify()
+        try:
+            async for message in subscription:
+                self._apply(message)
+                self._position = message.sequence
+                self.changed.notify()
+        finally:
+            subscription.cancel()
 
     def _apply(self, message: Message) -> None:
         if message.subject == LOADED:
             self._loaded_ns = message.time_ns
             return
+        if self._seen is not None:
+            self._seen.add(message.subject)
         before = self._known.pop(message.subject, None)
         if before is not None:
             self._index(before.value, add=False)
@@ -275,15 +280,13 @@ class Registry:
             self.changed.notify()
 
     async def close(self) -> None:
-        """Follow the definitions no longer, and forget them."""
+        """Follow the definitions no longer."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
         await self._stack.aclose()
         self._task = self._client = None
         self._position = 0
-        for table in (self._known, self._by_name, self._joins, self._indexes):
-            table.clear()
 
 
 def _is_over(known: Defined, now_ns: int, started_ns: int) -> bool:

@@ -19,9 +19,10 @@ from malamute.gateway.restms import messages
 from malamute.gateway.restms.conditions import Representation, check, show
 from malamute.gateway.restms.definitions import Definition, Join, Pipe, RestFeed, Staged
 from malamute.gateway.restms.documents import RESTMS_XML, Element, read
-from malamute.gateway.restms.pipes import PipeReader, first_of
+from malamute.gateway.restms.pipes import PipeReader
 from malamute.gateway.restms.publishing import fetch, post
 from malamute.gateway.restms.service import RestMS
+from malamute.gateway.restms.signals import first_of
 from malamute.gateway.restms.views import Place, feed_view, join_view, message_href, name_in, pipe_view
 from malamute.gateway.routes import Arguments
 from malamute.gateway.state import gateway_of
