@@ -30,7 +30,7 @@ def secured_gateway(
     """Run both; users log in by password, or by a token of an issuer. The gateway is `own`, who may all."""
     accounts = directory / "accounts.toml"
     users = [Account(user, hash_password(password)) for user, password in passwords.items()]
-    everything = UserRules(own, rules=(AccessRule.parse("* */#"),))
+    everything = [UserRules(own, rules=(AccessRule.parse("* */#"),))] if own else []
     save_accounts(Accounts(users), accounts)
     config = small_config()
     config = replace(
@@ -41,7 +41,7 @@ def secured_gateway(
             accounts=str(accounts),
             rules=tuple(map(AccessRule.parse, rules)),
             issuer=issuers,
-            user=(everything,) if own else (),
+            user=tuple(everything),
         ),
     )
     credentials = {"user": own, "password": passwords[own]} if own else {}
