@@ -10,9 +10,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,14 +18,14 @@ import zmq
 from zmq.utils import z85
 
 from malamute.access import AccessRule, Account, Accounts, Policy
-from malamute.bench import workloads, workspace
-from malamute.bench.figures import MEBIBYTE, elapsed_seconds, extent, middle
-from malamute.bench.machine import anonymous_bytes
-from malamute.bench.processes import Measured, WorkloadFunction, WorkloadProcess, run_together
+from malamute.bench import strangers, workloads, workspace
+from malamute.bench.figures import MEBIBYTE, elapsed_seconds, extent, middle, us_each
+from malamute.bench.machine import anonymous_bytes, cpu_seconds
+from malamute.bench.processes import Measured, WorkloadFunction, run_together
 from malamute.bench.raw_peer import RawPeer
 from malamute.bench.workloads import Begin, Workload
 from malamute.client.sync.client import connect
-from malamute.config.accounts import read_public_key, save_accounts
+from malamute.config.accounts import save_accounts
 from malamute.core.access import Principal
 from malamute.protocol.admin import BrokerReload
 from malamute.protocol.limits import Limits
@@ -37,12 +35,6 @@ from malamute.server.process import BrokerProcess
 
 NAME = "security"
 CREDIT = 20_000
-
-FLOOD_NICENESS = 19
-"""Those who flood have a machine of their own. Here they get what processor time the others leave."""
-
-OPEN_SECONDS = 0.25
-"""How long each connection of a stranger stays, so that its handshake comes to its end."""
 
 GROUPS = 10
 """Groups that the users are in."""
@@ -94,7 +86,7 @@ def measure(options: SecurityOptions) -> Iterator[SecurityRow]:
         keys = _make_keys(directory)
         yield from _rules(options, directory)
         yield _curve(options, directory, keys)
-        yield _flood(options, directory, keys)
+        yield from _flood(options, directory, keys)
         yield _change(options)
         yield from _users(options, directory, keys)
 
@@ -211,77 +203,55 @@ def _curve(options: SecurityOptions, directory: Path, keys: BenchKeys) -> Securi
 # Strangers
 
 
-def _flood(options: SecurityOptions, directory: Path, keys: BenchKeys) -> SecurityRow:
-    """Batched publish of who is known, without and with strangers at the same listener."""
-    found: list[tuple[float, ...]] = []
-    rates: list[float] = []
+class _Flooded(NamedTuple):
+    """What was published while strangers came, and what that took of the broker."""
+
+    messages_per_second: float
+    cpu_us: float
+    strangers: int
+
+
+def _flood(options: SecurityOptions, directory: Path, keys: BenchKeys) -> Iterator[SecurityRow]:
+    """Batched publish of who is known: alone, beside a flood of another broker, and of his own listener.
+
+    The strangers, and the system, take processor time wherever they go. Only what is beyond that is the
+    broker's.
+    """
+    found: list[tuple[_Flooded, ...]] = []
     for _ in range(options.rounds):
-        pair = []
-        for rate in (0, options.rate):
-            for broker in _each_broker(directory, keys.options):
-                url = broker.endpoints[1]
-                with _flooding(url, dict(keys.variables)["MALAMUTE_SERVER_KEY"], rate, rates):
-                    pair.append(_publish(_workload(options, url, options.messages), keys.variables))
-        found.append(tuple(pair))
-    note = f"{middle(rates):,.0f} connections/s came"
-    return _row(f"{options.rate:,} strangers/s, batched publish", "messages/s", found, "<= 1.1", note)
+        with (
+            workspace.temporary_directory(directory) as own,
+            BrokerProcess(own, *keys.options) as other,
+        ):
+            alone, beside = (
+                _publish_amid(options, broker, keys, target)
+                for broker, target in zip(
+                    _each_broker(directory, keys.options, keys.options), (None, other), strict=True
+                )
+            )
+            (flooded,) = (
+                _publish_amid(options, broker, keys, broker)
+                for broker in _each_broker(directory, keys.options)
+            )
+        found.append((alone, beside, flooded))
+    came = f"{middle(flooded.strangers for *_, flooded in found):,.0f} strangers tried"
+    what = f"{options.rate:,} strangers/s"
+    rates = [tuple(one.messages_per_second for one in each) for each in found]
+    costs = [tuple(one.cpu_us for one in each) for each in found]
+    yield _row(f"{what} at another broker", "messages/s", [each[:2] for each in rates], "")
+    yield _row(f"{what} here, beside that", "messages/s", [each[1:] for each in rates], "<= 1.1", came)
+    yield _row(f"{what} here, processor time", "us a message", [each[::2] for each in costs], "")
 
 
-@contextmanager
-def _flooding(url: str, server_key: str, rate: int, rates: list[float]) -> Iterator[None]:
-    if not rate:
-        yield
-        return
-    with WorkloadProcess(flood, url, server_key, rate) as flooder:
-        flooder.get()
-        flooder.go()
-        flooder.get()
-        yield
-        flooder.go()
-        measured = flooder.get()
-        rates.append(measured["count"] / measured["seconds"])
-
-
-def flood(begin: Begin, url: str, server_key_file: str, rate: int) -> Measured:
-    """Connect with keys that nobody knows, so often in a second, until it is time to stop."""
-    os.nice(FLOOD_NICENESS)
-    stop = threading.Event()
-    measured: Measured = {}
-    public = read_public_key(Path(server_key_file)).encode()
-    begin()
-    thread = threading.Thread(target=lambda: measured.update(_connect_on(url, public, rate, stop)))
-    thread.start()
-    begin()
-    stop.set()
-    thread.join()
-    return measured
-
-
-def _connect_on(url: str, server_key: bytes, rate: int, stop: threading.Event) -> Measured:
-    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    context.set(zmq.MAX_SOCKETS, 4 * rate)
-    public, secret = zmq.curve_keypair()
-    opened: deque[tuple[float, zmq.Socket[bytes]]] = deque()
-    start, count = time.monotonic(), 0
-    while not stop.is_set():
-        now = time.monotonic()
-        while opened and opened[0][0] < now - OPEN_SECONDS:
-            opened.popleft()[1].close(0)
-        if count >= (now - start) * rate:
-            time.sleep(1 / rate)
-            continue
-        stranger = context.socket(zmq.DEALER)
-        stranger.curve_publickey, stranger.curve_secretkey = public, secret
-        stranger.curve_serverkey = server_key
-        stranger.setsockopt(zmq.RECONNECT_IVL, -1)
-        stranger.connect(url)
-        opened.append((now, stranger))
-        count += 1
-    seconds = time.monotonic() - start
-    for _, stranger in opened:
-        stranger.close(0)
-    context.term()
-    return {"count": count, "seconds": seconds}
+def _publish_amid(
+    options: SecurityOptions, broker: BrokerProcess, keys: BenchKeys, target: BrokerProcess | None
+) -> _Flooded:
+    counts: list[int] = []
+    with strangers.flooding(target, dict(keys.variables)["MALAMUTE_SERVER_KEY"], options.rate, counts):
+        before = cpu_seconds(broker.pid)
+        rate = _publish(_workload(options, broker.endpoints[1], options.messages), keys.variables)
+        cpu = us_each(cpu_seconds(broker.pid) - before, options.messages)
+    return _Flooded(rate, round(cpu, 2), sum(counts))
 
 
 # A change of rules

@@ -27,6 +27,7 @@ from malamute.bench import (
     security,
     slow_consumer,
     start,
+    strangers,
 )
 from malamute.bench.attacks import ATTACKS
 from malamute.bench.machine import describe, package_version
@@ -462,7 +463,7 @@ def security_command(as_json: bool, **given: Any) -> None:
     Each round is one without and one with. A ratio is the time with it in parts of the time without.
     """
     options = security.SecurityOptions(**given)
-    about = {"strangers": f"of niceness {security.FLOOD_NICENESS}, with keys that nobody knows"}
+    about = {"strangers": f"of niceness {strangers.FLOOD_NICENESS}, with keys that nobody knows"}
     _measure_alone(options, security.measure(options), about, as_json=as_json)
 
 

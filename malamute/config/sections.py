@@ -118,6 +118,10 @@ class ListenConfig(Section):
     hello_queue: int = option(10_000, option_types.count(1, 1_000_000))
     """Connections that may be without a session. With more, those go that are without one for a tenth of
     `hello_timeout`."""
+    hello_failures: int = option(100, option_types.count(0, 1_000_000))
+    """Connections of one address in a second that may end without a session, refused ones twice. With more,
+    the system drops new connections from there for 5 s, before the broker sees them (on Linux, over TCP); who
+    has a session keeps it. 0 is for no limit."""
     receive_queue: int = option(100, option_types.count(1, 1_000_000))
     """Commands of one client that wait in memory for the broker."""
     receive_bytes: int = option(128 * 1024**2, option_types.size(1024**2))

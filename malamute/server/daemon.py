@@ -182,9 +182,9 @@ def open_broker(
         settings = _settings(config, transport.endpoints, accounts, issuers)
         core = Core(clock(), settings, recovered)
         transport.owner_of = core.owner_of
-        transport.guard.on_refusal = refused = partial(_refused, core, clock, Reported(log))
+        transport.guard.on_refusal = partial(_refused, core, clock, Reported(log))
         if authenticator is not None:
-            authenticator.on_refusal = refused
+            authenticator.on_refusal = transport.guard.refuse
             authenticator.accounts = core.accounts
     except BaseException:
         transport.close(0)
@@ -234,7 +234,8 @@ def _open_transport(
         frame_bytes_max=config.limits.message_bytes + FRAME_SLACK_BYTES,
     )
     windows = Windows(listen.send_bytes, listen.send_bytes_all)
-    rules = Rules(listen.hello_timeout, listen.hello_queue, max(files - SPARE_FILES, 1))
+    open_max = max(files - SPARE_FILES, 1)
+    rules = Rules(listen.hello_timeout, listen.hello_queue, open_max, listen.hello_failures)
     # A heartbeat comes half an interval after the last word, on average, and then has its time.
     interval, timeout = listen.heartbeat_interval, listen.heartbeat_timeout
     patience = Patience(interval / 2 + timeout, timeout) if interval else FOR_EVER

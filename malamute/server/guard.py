@@ -9,6 +9,8 @@ long, or was sent more bytes than HELLO can have, is shut down; libzmq then find
 Of a TCP connection the system tells how many bytes came. Of others it tells how many were not taken yet,
 which is many only where many come.
 
+A connection that ends without a session counts against its address (`bans.py`).
+
 When libzmq has no descriptor for a new connection, it tries again at once and for ever. So some are always
 left: when too many are in use, the connections that have waited longest for HELLO go.
 """
@@ -30,6 +32,7 @@ from typing import Any, NamedTuple
 
 import zmq
 
+from malamute.server.bans import Bans
 from malamute.server.edge import RefusedConnection
 
 HELLO_BYTES_MAX = 64 * 1024
@@ -54,6 +57,7 @@ NO_HELLO = "no HELLO in time"
 TOO_MANY = "too many connections without HELLO"
 TOO_MANY_BYTES = "too many bytes before HELLO"
 TOO_MANY_FRAMES = "too many frames"
+BANNED = "too many connections without a session: the address is banned for a while"
 
 _EVENT = Struct("=Hi")
 _RECEIVED = Struct("=Q")
@@ -64,23 +68,33 @@ _COUNTED = sys.platform == "linux"
 
 
 class Rules(NamedTuple):
-    """What is allowed before HELLO: so many seconds, and so many connections; and connections in all."""
+    """What is allowed before HELLO: so many seconds, and so many connections; and connections in all.
+
+    More than `failures_max` connections of an address in a second that end without a session ban it; 0 is
+    for no limit.
+    """
 
     hello_seconds: float = 10.0
     waiting_max: int = 10_000
     open_max: int = sys.maxsize
+    failures_max: int = 100
 
 
 RULES = Rules()
 
 
 class PendingConnection(NamedTuple):
-    """A connection that has not said HELLO. `inode` tells it from a later one with the same descriptor."""
+    """A connection that has not said HELLO. `inode` tells it from a later one with the same descriptor.
+
+    The `address` is empty if it has none. `new` is whether it has not had a session before.
+    """
 
     since: float
     inode: int
     tcp: bool
     bytes_max: int
+    address: str
+    new: bool = True
 
 
 class Guard:
@@ -94,14 +108,16 @@ class Guard:
         self.refused = 0
         """How many were shut down."""
         self.on_refusal: Callable[[RefusedConnection], object] = lambda refusal: None
-        """Learns of each that was shut down before its HELLO."""
+        """Learns of each that was refused, and of each ban."""
+        self._bans = Bans(rules.failures_max)
+        self._now = 0.0
         self._open: set[int] = set()
         self._welcomed: dict[int, PendingConnection] = {}
         self._checked_at = 0.0
         self._last = -1
         self._router = router
         name = f"inproc://connections-{id(self)}"
-        router.monitor(name, zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED)
+        router.monitor(name, zmq.EVENT_LISTENING | zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED)
         self.monitor = context.socket(zmq.PAIR)
         # libzmq's thread must never wait for us to read what it tells.
         self.monitor.rcvhwm = 0
@@ -113,6 +129,8 @@ class Guard:
 
     def check(self, now: float) -> None:
         """End the connections that may not stay."""
+        self._now = now
+        self._bans.check(now)
         if self.waiting:
             self._end_those_too_many(now)
         if self.waiting and now >= self._checked_at + CHECK_SECONDS:
@@ -126,26 +144,49 @@ class Guard:
 
     def update(self, now: float) -> None:
         """Take in what libzmq reports of connections."""
+        self._now = now
         while True:
             try:
                 event, endpoint = self.monitor.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 break
             number, descriptor = _EVENT.unpack_from(event)
+            tcp = endpoint.startswith(b"tcp:")
             if number == zmq.EVENT_ACCEPTED:
-                self._accepted(descriptor, endpoint.startswith(b"tcp:"), now)
-            else:
-                self._open.discard(descriptor)
-                self.waiting.pop(descriptor, None)
-                self._welcomed.pop(descriptor, None)
-                self.ended.append(descriptor)
+                self._accepted(descriptor, tcp, now)
+            elif number == zmq.EVENT_DISCONNECTED:
+                self._disconnected(descriptor)
+            elif tcp:
+                self._bans.watch(descriptor)
 
     def _accepted(self, descriptor: int, tcp: bool, now: float) -> None:
         self._open.add(descriptor)
         inode = _inode(descriptor)
         if inode:
             self.waiting.pop(descriptor, None)
-            self.waiting[descriptor] = PendingConnection(now, inode, tcp, HELLO_BYTES_MAX)
+            address = _address(descriptor) if tcp else ""
+            self.waiting[descriptor] = PendingConnection(now, inode, tcp, HELLO_BYTES_MAX, address)
+
+    def _disconnected(self, descriptor: int) -> None:
+        self._open.discard(descriptor)
+        waiting = self.waiting.pop(descriptor, None)
+        self._welcomed.pop(descriptor, None)
+        self.ended.append(descriptor)
+        if waiting is not None and waiting.new:
+            self._count(waiting.address)
+
+    def refuse(self, refusal: RefusedConnection) -> None:
+        """A connection was refused: it is reported, and counts against its address.
+
+        One that was refused in its handshake may stay until its time for HELLO is over. It counts again when
+        it ends.
+        """
+        self.on_refusal(refusal)
+        self._count(refusal.address)
+
+    def _count(self, address: str) -> None:
+        if self._bans.count(address, self._now):
+            self.on_refusal(RefusedConnection(address, "", BANNED))
 
     def welcome(self, descriptor: int) -> None:
         """A session was opened on this connection."""
@@ -163,11 +204,11 @@ class Guard:
         welcomed = self._welcomed.pop(descriptor, None)
         if welcomed is not None:
             bytes_max = received(descriptor, tcp=welcomed.tcp) + HELLO_BYTES_MAX
-            self.waiting[descriptor] = welcomed._replace(since=now, bytes_max=bytes_max)
+            self.waiting[descriptor] = welcomed._replace(since=now, bytes_max=bytes_max, new=False)
 
     def next_check(self) -> float | None:
         """When to call `update` again though nothing happens; None for not at all."""
-        return self._checked_at + CHECK_SECONDS if self.waiting else None
+        return self._checked_at + CHECK_SECONDS if self.waiting else self._bans.next_check()
 
     def _end_those_too_many(self, now: float) -> None:
         rules = self.rules
@@ -204,18 +245,14 @@ class Guard:
             return  # it has ended, which the monitor is about to tell
         # The descriptor may be another one's meanwhile.
         if waiting is None or _inode(self._spare) == waiting.inode:
-            address = self._shut_down()
+            self._shut_down()
             if waiting is not None:
-                self.on_refusal(RefusedConnection(address, "", reason))
+                self.refuse(RefusedConnection(waiting.address, "", reason))
         os.dup2(self._null, self._spare, inheritable=False)
 
-    def _shut_down(self) -> str:
-        """Returns the address of the peer, as far as there is one."""
-        address = ""
+    def _shut_down(self) -> None:
         connection = socket.socket(fileno=self._spare)
         try:
-            if connection.family != socket.AF_UNIX:
-                address = str(connection.getpeername()[0])
             connection.shutdown(socket.SHUT_RDWR)
             self.refused += 1
         except OSError as error:
@@ -223,7 +260,6 @@ class Guard:
                 raise
         finally:
             connection.detach()
-        return address
 
     def close(self) -> None:
         """Watch no more."""
@@ -242,6 +278,20 @@ def _inode(descriptor: int) -> int:
             raise
         return 0
     return status.st_ino if stat.S_ISSOCK(status.st_mode) else 0
+
+
+def _address(descriptor: int) -> str:
+    """From where a TCP connection was made; empty if it is gone."""
+    # Named as one of IPv6, it has room for either kind of address.
+    connection = socket.socket(socket.AF_INET6, socket.SOCK_STREAM, 0, descriptor)
+    try:
+        return str(connection.getpeername()[0])
+    except OSError as error:
+        if error.errno not in _GONE:
+            raise
+        return ""
+    finally:
+        connection.detach()
 
 
 def received(descriptor: int, *, tcp: bool) -> int:
@@ -264,4 +314,4 @@ def received(descriptor: int, *, tcp: bool) -> int:
         return 0
 
 
-_GONE = frozenset((errno.EBADF, errno.ENOTSOCK, errno.ENOTTY, errno.EINVAL, errno.EOPNOTSUPP))
+_GONE = frozenset((errno.EBADF, errno.ENOTSOCK, errno.ENOTTY, errno.EINVAL, errno.EOPNOTSUPP, errno.ENOTCONN))

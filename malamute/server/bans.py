@@ -1,0 +1,158 @@
+"""Addresses from which many connections come and no session: the system drops what comes next from there.
+
+Whoever reaches a listener may begin a handshake, and with CURVE that takes libzmq's thread half a
+millisecond: a thousand a second take half a core. libzmq asks nobody before that, and has no option against
+it. So an address of which too many connections came to nothing within a second is banned for a while: a
+filter of the kernel at the listening sockets (classic BPF, `SO_ATTACH_FILTER` of socket(7)) drops its packets
+before there is a connection.
+
+Connections that are open have sockets of their own: no session ends by a ban. Who is at the same address and
+has no session waits until the ban is over. Elsewhere than on Linux nobody is banned.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import socket
+import sys
+from collections import Counter, OrderedDict
+from collections.abc import Iterable, Iterator, Sequence
+from struct import Struct, unpack
+
+WINDOW_SECONDS = 1.0
+"""How long failures are counted until the count begins anew."""
+
+BAN_SECONDS = 5.0
+"""How long an address is banned."""
+
+BANS_MAX = 256
+"""Addresses that are banned at a time. With one more, the oldest ban is over."""
+
+_ATTACH_FILTER, _DETACH_FILTER = 26, 27
+
+_INSTRUCTION = Struct("=HBBI")
+"""Of classic BPF: what to do, how many instructions to skip if so and if not, and an operand."""
+_PROGRAM = Struct("@HP")
+_LOAD_WORD, _LOAD_BYTE, _AND, _SKIP, _SKIP_UNLESS_EQUAL, _RETURN = 0x20, 0x30, 0x54, 0x05, 0x15, 0x06
+
+_NETWORK_HEADER = 2**32 - 0x100000
+"""Where the header of IP begins, in the filter's own count."""
+_SOURCE_V4, _SOURCE_V6 = _NETWORK_HEADER + 12, _NETWORK_HEADER + 8
+_DROP, _ACCEPT = 0, 2**32 - 1
+
+_MAPPED = bytes(10) + b"\xff\xff"
+"""How an address of IPv4 begins that a listener of IPv6 tells."""
+
+_Instruction = tuple[int, int, int, int]
+
+
+class Bans:
+    """Who may not connect for now, by how many connections of each address came to nothing.
+
+    An address is banned with more than `failures_max` of them in a second; with 0, none ever is.
+    """
+
+    def __init__(self, failures_max: int) -> None:
+        self._failures_max = failures_max if sys.platform == "linux" else 0
+        self._listeners: list[int] = []
+        self._failures: Counter[bytes] = Counter()
+        self._counted_since = 0.0
+        self._until: OrderedDict[bytes, float] = OrderedDict()
+
+    def watch(self, listener: int) -> None:
+        """Keep banned addresses from this listening socket, by its descriptor, as long as it is open."""
+        self._listeners.append(listener)
+
+    def count(self, address: str, now: float) -> bool:
+        """Count a connection that came to nothing. Returns whether its address is banned from now on."""
+        network = network_of(address)
+        if not network or not self._failures_max or not self._listeners:
+            return False
+        if now >= self._counted_since + WINDOW_SECONDS:
+            self._counted_since = now
+            self._failures.clear()
+        self._failures[network] += 1
+        # Once only: more may be on their way.
+        if self._failures[network] != self._failures_max + 1:
+            return False
+        self._until[network] = now + BAN_SECONDS
+        self._until.move_to_end(network)
+        if len(self._until) > BANS_MAX:
+            self._until.popitem(last=False)
+        return self._apply()
+
+    def check(self, now: float) -> None:
+        """Lift the bans whose time is over."""
+        before = len(self._until)
+        while self._until and next(iter(self._until.values())) <= now:
+            self._until.popitem(last=False)
+        if len(self._until) < before:
+            self._apply()
+
+    def next_check(self) -> float | None:
+        """When to call `check`; None for not at all."""
+        return next(iter(self._until.values()), None)
+
+    def _apply(self) -> bool:
+        """Have the system do it. Returns whether it does: where it cannot, nobody is banned."""
+        try:
+            for listener in self._listeners:
+                keep_out(listener, self._until)
+        except OSError as error:
+            if error.errno not in _UNSUPPORTED:
+                raise
+            self._until.clear()
+            self._failures_max = 0
+        return bool(self._until)
+
+
+_UNSUPPORTED = frozenset((errno.ENOPROTOOPT, errno.EINVAL, errno.EPERM, errno.ENOMEM, errno.EBADF))
+"""What a system says that has no such filters, or no room for one."""
+
+
+def network_of(address: str) -> bytes:
+    """What is banned for an address: itself, or of IPv6 the 64 bits that one customer has. Empty for none."""
+    try:
+        return socket.inet_pton(socket.AF_INET, address)
+    except OSError:
+        pass
+    try:
+        packed = socket.inet_pton(socket.AF_INET6, address.partition("%")[0])
+    except OSError:
+        return b""
+    return packed[12:] if packed.startswith(_MAPPED) else packed[:8]
+
+
+def keep_out(listener: int, networks: Iterable[bytes]) -> None:
+    """Have the system drop what comes from these networks to a socket, and no more. Raises `OSError`."""
+    instructions = [_INSTRUCTION.pack(*instruction) for instruction in _filter([*networks])]
+    code = ctypes.create_string_buffer(b"".join(instructions))
+    program = _PROGRAM.pack(len(instructions), ctypes.addressof(code))
+    option, value = (_ATTACH_FILTER, program) if networks else (_DETACH_FILTER, bytes(4))
+    connection = socket.socket(socket.AF_INET, socket.SOCK_STREAM, 0, listener)
+    try:
+        connection.setsockopt(socket.SOL_SOCKET, option, value)
+    finally:
+        connection.detach()
+
+
+def _filter(networks: Sequence[bytes]) -> Iterator[_Instruction]:
+    """A program that looks at the source of a packet: first by the version of IP, then word by word."""
+    v4 = [*_drop([network for network in networks if len(network) == 4], _SOURCE_V4)]
+    yield _LOAD_BYTE, 0, 0, _NETWORK_HEADER
+    yield _AND, 0, 0, 0xF0
+    yield _SKIP_UNLESS_EQUAL, 1, 0, 0x40
+    yield _SKIP, 0, 0, len(v4)
+    yield from v4
+    yield from _drop([network for network in networks if len(network) == 8], _SOURCE_V6)
+
+
+def _drop(networks: Iterable[bytes], source: int) -> Iterator[_Instruction]:
+    for network in networks:
+        words = unpack(f"!{len(network) // 4}I", network)
+        for place, word in enumerate(words):
+            yield _LOAD_WORD, 0, 0, source + 4 * place
+            yield _SKIP_UNLESS_EQUAL, 0, 2 * (len(words) - place) - 1, word
+        yield _RETURN, 0, 0, _DROP
+    yield _RETURN, 0, 0, _ACCEPT
