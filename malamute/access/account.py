@@ -11,7 +11,9 @@ import hashlib
 import hmac
 import re
 from base64 import b64decode
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
 from typing import Any, NamedTuple, Protocol
 
 from malamute.access.rule import AccessRule
@@ -178,13 +180,16 @@ class Accounts:
         self._groups: dict[tuple[str, ...], tuple[str, ...]] = {}
         """Each list of groups once: there are far fewer of them than accounts."""
         self._with_rules: set[str] = set()
+        self._names: list[str] = []
+        """All names in order: a page of them must not take a look at each."""
         self.by_name = AccountsByName(self._rows)
         for account in accounts:
             if account.name in self._rows:
                 raise ConfigError(f"account {account.name!r} stands twice: expected each name once")
             if (fault := self.conflict(account)) is not None:
                 raise ConfigError(fault)
-            self.put(account)
+            self._add(account)
+        self._names = sorted(self._rows)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Accounts) and self._rows == other._rows
@@ -201,6 +206,10 @@ class Accounts:
     def put(self, account: Account) -> None:
         """Add an account, or put it in the place of the one that has its name."""
         self.remove(account.name)
+        self._add(account)
+        insort(self._names, account.name)
+
+    def _add(self, account: Account) -> None:
         row = [*account]
         row[_GROUPS] = self._groups.setdefault(account.groups, account.groups)
         self._rows[account.name] = tuple(row)
@@ -216,6 +225,7 @@ class Accounts:
         account = self.named(name)
         if account is not None:
             del self._rows[name]
+            del self._names[bisect_left(self._names, name)]
             # What is taken back may have had what another one has by now.
             if self._keys.get(account.key) == name:
                 del self._keys[account.key]
@@ -228,6 +238,12 @@ class Accounts:
         for table in (self._rows, self._keys, self._uids):
             while table:
                 table.popitem()
+        while self._names:
+            self._names.pop()
+
+    def names_after(self, name: str) -> Iterator[str]:
+        """The names that come behind this one, in order."""
+        return islice(self._names, bisect_right(self._names, name), None)
 
     @property
     def have_rules(self) -> bool:

@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import zmq
 from zmq.utils import z85
@@ -31,7 +31,12 @@ from malamute.protocol.admin import BrokerReload
 from malamute.protocol.limits import Limits
 from malamute.protocol.messages import VERSION, Hello, Ping, Pong, Subscribe
 from malamute.protocol.time_units import to_ms
+from malamute.server.daemon import quiet_collector
 from malamute.server.process import BrokerProcess
+
+if TYPE_CHECKING:
+    from malamute.core.broker import Core
+    from malamute.core.settings import Settings
 
 NAME = "security"
 CREDIT = 20_000
@@ -88,6 +93,7 @@ def measure(options: SecurityOptions) -> Iterator[SecurityRow]:
         yield _curve(options, directory, keys)
         yield from _flood(options, directory, keys)
         yield _change(options)
+        yield _page(options)
         yield from _users(options, directory, keys)
 
 
@@ -278,14 +284,11 @@ def _change(options: SecurityOptions) -> SecurityRow:
 
 def _change_rules(sessions: int) -> list[int]:
     """What each iteration of a core with so many sessions takes from a change on, in ns."""
-    from malamute.core.broker import Core
     from malamute.core.settings import Settings
-    from malamute.journal.memory import MemoryStore
 
     rules = ("publish,subscribe stream/s/fx.#", "receive mailbox/{user}")
-    store = MemoryStore(size=STORE_BYTES, counted=lambda: 0.0)
     settings = Settings(limits=Limits(sessions=sessions), access=_policy(*rules))
-    core = Core(1.0, settings, store.recover(records_bytes=0, now=1.0))
+    core = _core(settings)
     for number in range(sessions):
         peer = b"\1" + number.to_bytes(15, "big")
         core.receive(peer, Hello([VERSION], f"u{number}"), 1.0, Principal(f"u{number}"))
@@ -295,6 +298,44 @@ def _change_rules(sessions: int) -> list[int]:
     while core.effects.chores:
         took.append(_took(core.ready))
     return took
+
+
+def _core(settings: Settings) -> Core:
+    from malamute.core.broker import Core
+    from malamute.journal.memory import MemoryStore
+
+    store = MemoryStore(size=STORE_BYTES, counted=lambda: 0.0)
+    return Core(1.0, settings, store.recover(records_bytes=0, now=1.0))
+
+
+def _page(options: SecurityOptions) -> SecurityRow:
+    """The longest that the core works for a page of so many stored accounts."""
+    from malamute.core.admin.users import users
+    from malamute.core.settings import Settings
+    from malamute.protocol.admin import UsersQuery
+
+    core = _core(Settings(limits=Limits(accounts=options.users)))
+    for number in range(options.users):
+        core.accounts.stored.put(_account(number))
+    longest = []
+    with quiet_collector():
+        for _ in range(options.rounds):
+            took, names = [], [""]
+            while names:
+                query = UsersQuery(after_name=names[-1])
+                names = []
+                took.append(_took(lambda: names.extend(row.name for row in users(core, query))))  # noqa: B023
+            longest.append(to_ms(max(took)))
+    return SecurityRow(
+        f"a page of {options.users:,} stored accounts",
+        "ms",
+        None,
+        middle(longest),
+        None,
+        extent(longest),
+        "<= 5",
+        f"the longest of {len(took):,} pages, in processor time",
+    )
 
 
 def _policy(*rules: str) -> Policy:

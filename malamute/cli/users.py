@@ -70,11 +70,12 @@ class BrokerBook:
         return self._change(UserRemove(name=name))
 
     def list(self) -> Iterable[Row]:
-        """The accounts of the broker's file, and those in its store."""
-        from malamute.protocol.admin import UsersQuery
+        """The accounts of the broker's file, and those in its store, with what each uses of his own quota."""
+        from malamute.protocol.admin import UsersQuery, encode
 
         with self.connection.open() as client:
-            return [row.as_map() for row in client.query(UsersQuery())]
+            # What has its default is in no map.
+            return [{**row.as_map(), "quotas": encode(row.quotas)} for row in client.query(UsersQuery())]
 
     def _change(self, change: Any) -> Row:
         with self.connection.open() as client:
@@ -314,8 +315,18 @@ user.add_command(quotas)
 @user.command("list")
 @_keeps
 def listing(*, book: Book, as_json: bool) -> None:
-    """List the accounts. Passwords are not shown."""
-    show_rows([*book.list()], as_json=as_json)
+    """List the accounts, and of a running broker what each uses of the quota that is his own.
+
+    Passwords are not shown. What a group has used, `quotas` tells.
+    """
+    rows = [*book.list()]
+    if not as_json:
+        rows = [{**row, "quotas": _used(row["quotas"])} if "quotas" in row else row for row in rows]
+    show_rows(rows, as_json=as_json)
+
+
+def _used(quotas: Iterable[Row]) -> list[str]:
+    return [f"{figure['name']} {figure['used']}/{figure['limit']}" for figure in quotas]
 
 
 def _asked() -> str:

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
+from heapq import merge
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from malamute.access.account import Account, Accounts
@@ -94,9 +96,11 @@ class AccountDirectory:
         """Whether any of them has rules of its own."""
         return self.stored.have_rules
 
-    def names(self) -> Iterator[str]:
-        """The names of all, in no order."""
-        yield from {*self.configured.by_name, *self.stored.by_name, *self.unreadable}
+    def names_after(self, name: str) -> Iterator[str]:
+        """The names of all that come behind this one, in order."""
+        unreadable = sorted(other for other in self.unreadable if other > name)
+        names = merge(self.configured.names_after(name), self.stored.names_after(name), unreadable)
+        return (each for each, _ in groupby(names))
 
     # What is stored
 

@@ -490,7 +490,7 @@ class Core(Engines):
             self._review_all()
             looks = chain(self._each_feed(), self._each_session())
         else:
-            sessions = [s for s in self.sessions.by_peer.values() if s.numbers.user == user]
+            sessions = self.sessions.of_user(user)
             feeds = [feed for feed in self.feeds.by_name.values() if feed.setter.user == user]
             looks = chain(
                 (partial(self._review_feed, feed) for feed in feeds),

@@ -173,10 +173,14 @@ class QuotaTable:
         self.refused = 0
         """How often one of them had something refused."""
 
+    @property
+    def in_force(self) -> bool:
+        """Whether anybody has a quota. Most brokers have none."""
+        return self._policy.quotas != NO_QUOTAS
+
     def of(self, user: str, groups: Iterable[str], now: float) -> QuotaUsages:
         """What is used of the quotas that somebody is under."""
-        # Most brokers have none.
-        owners = self._owners_of(user, groups) if self._policy.quotas != NO_QUOTAS else ()
+        owners = self._owners_of(user, groups) if self.in_force else ()
         if not owners:
             return ()
         if len(self._usages) >= self._owners_max:

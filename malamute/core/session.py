@@ -296,6 +296,8 @@ class Sessions:
         self.quotas = quotas
         self.by_peer: dict[bytes, Session] = {}
         self.by_address: dict[str, Session] = {}
+        self._by_user: dict[str, dict[bytes, Session]] = {}
+        """Those of each user who has a name."""
         self._broker_id = broker_id
         self._incarnation = incarnation
         self._software = software
@@ -322,8 +324,24 @@ class Sessions:
         session = Session(peer, Numbers.unpack(value, refused, outcomes), self.effects.now)
         session.durable = True
         session.doubtful = doubtful
-        self.by_peer[peer] = session
+        self._add(session)
         self._away[peer] = self.effects.now + self._expiry
+
+    def of_user(self, user: str) -> list[Session]:
+        """The sessions of a user who has a name."""
+        return [*self._by_user.get(user, {}).values()]
+
+    def _add(self, session: Session) -> None:
+        self.by_peer[session.peer] = session
+        if user := session.numbers.user:
+            self._by_user.setdefault(user, {})[session.peer] = session
+
+    def _remove(self, peer: bytes) -> None:
+        session = self.by_peer.pop(peer, None)
+        if session is not None and (user := session.numbers.user):
+            del self._by_user[user][peer]
+            if not self._by_user[user]:
+                del self._by_user[user]
 
     def hello(self, peer: bytes, hello: Hello, may: Permissions) -> Session:
         """Open a session for whom these are the permissions, or open it again.
@@ -352,7 +370,8 @@ class Sessions:
         if session is None:
             if len(self.by_peer) >= self.limits.sessions:
                 raise TooMany(f"too many sessions: expected at most {self.limits.sessions}")
-            session = self.by_peer[peer] = Session(peer, Numbers(hello.unsettled, user), self.effects.now)
+            session = Session(peer, Numbers(hello.unsettled, user), self.effects.now)
+            self._add(session)
         elif session.open:
             self._leave(session)
         session.doubtful = False
@@ -426,7 +445,7 @@ class Sessions:
         self._tell("expired" if reason == "expired" else "left", session, reason=reason)
         self._forget(session)
         self._away.pop(session.peer, None)
-        del self.by_peer[session.peer]
+        self._remove(session.peer)
         if session.durable:
             self.effects.store(DeleteValue(SESSIONS, (session.peer,)))
         self.effects.closed.append(session.peer)
@@ -440,7 +459,7 @@ class Sessions:
         while self._away and next(iter(self._away.values())) <= self.effects.now:
             peer, _ = self._away.popitem(last=False)
             if not self.effects.guard("the end of a session", self.end, self.by_peer[peer], "expired"):
-                self.by_peer.pop(peer, None)
+                self._remove(peer)
         busy, idle = self._probes
         for session in [*busy.due(self.effects.now), *idle.due(self.effects.now)]:
             self.effects.send(session.peer, Ping())

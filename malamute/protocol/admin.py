@@ -719,11 +719,23 @@ class AccessExplained(Row):
     rules: list[dict[str, Any]]
 
 
+class QuotaFigure(Row):
+    """One limit of a quota: how much of it is used, and how often it refused something since the start.
+
+    Of a rate, it is what of one second's worth is used.
+    """
+
+    name: str
+    used: int
+    limit: int
+    refused: int
+
+
 class UserRow(Row):
     """An account without its password, and where it is: in the `file` or in the `store`.
 
     One that is `unreadable` is in the store, and lets nobody in. One in the store that the file has too does
-    not count.
+    not count. A list of accounts tells what each has of his own quota.
     """
 
     name: str
@@ -734,6 +746,7 @@ class UserRow(Row):
     groups: list[str]
     access_rules: list[str]
     disabled: bool
+    quotas: list[QuotaFigure] = []
 
 
 class UsersQuery(_Pages[list[UserRow]]):
@@ -751,18 +764,6 @@ class AccessQuery(AdminQuery[AccessExplained]):
     user: str = argument(ADDRESS)
     action: str = argument(WORDS)
     target: str = argument(WORDS)
-
-
-class QuotaFigure(Row):
-    """One limit of a quota: how much of it is used, and how often it refused something since the start.
-
-    Of a rate, it is what of one second's worth is used.
-    """
-
-    name: str
-    used: int
-    limit: int
-    refused: int
 
 
 class QuotaRow(Row):

@@ -322,7 +322,7 @@ def run(
         context.term()
         raise
     endpoints = loop.endpoints
-    with _signals(loop), _quiet_collector():
+    with _signals(loop), quiet_collector():
         log.info("started", endpoints=endpoints, directory=data_directory(config), pid=os.getpid())
         started(endpoints)
         loop.run()
@@ -442,7 +442,7 @@ def _signals(loop: Loop) -> Iterator[None]:
 
 
 @contextmanager
-def _quiet_collector() -> Iterator[None]:
+def quiet_collector() -> Iterator[None]:
     """Keep what is there for good out of the collector's sight, and let it look less often."""
     thresholds = gc.get_threshold()
     gc.collect()

@@ -45,6 +45,17 @@ def test_quotas_are_shown_with_what_is_used_of_them(run: Run, client: malamute.C
     assert table[2].split() == ["user", "ann", "sessions", "0", "2", "0"]
 
 
+def test_the_list_of_accounts_has_what_each_uses_of_his_own(run: Run, client: malamute.Client) -> None:
+    run("user", "add", "ann", "--uid", "7")
+    run("user", "add", "bob", "--uid", "8")
+    ann, bob = json.loads(run("user", "list", "--json").stdout)
+    assert ann["quotas"] == [{"name": "sessions", "used": 0, "limit": 2, "refused": 0}]
+    assert {figure["name"]: figure["limit"] for figure in bob["quotas"]} == {"connections": 9, "requests": 1}
+    table = run("user", "list").stdout.splitlines()
+    assert table[1].endswith("sessions 0/2")
+    assert table[2].endswith("connections 0/9, requests 0/1")
+
+
 def test_what_quotas_have_refused_is_a_figure_of_the_check(run: Run, client: malamute.Client) -> None:
     run("broker", "check", "--quotas", "1")
     client.request("w", "x", b"")

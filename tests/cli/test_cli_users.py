@@ -129,6 +129,7 @@ def test_accounts_of_a_running_broker_are_changed_and_listed(run: Run, broker: B
         "groups": ["a"],
         "access_rules": [],
         "disabled": True,
+        "quotas": [],
     }
     refused = run("user", "add", "bob", "--uid", "7", exit_code=1).stderr
     assert "accounts 'ann' and 'bob' have one uid" in refused

@@ -12,6 +12,8 @@ from core_bench import Bench, peer_id, publish, subscribe
 from malamute.access import AccessRule, Account, Accounts, Policy
 from malamute.core.access import Principal
 from malamute.core.accounts import DOUBTFUL
+from malamute.core.admin.users import users
+from malamute.protocol.admin import UsersQuery
 from malamute.protocol.batch import unpack_payload, unpack_record
 from malamute.protocol.limits import Limits
 from malamute.protocol.messages import Answer, Change, Error, Hello, Ok, Query, Welcome
@@ -391,3 +393,46 @@ def test_an_account_that_the_store_lost_while_it_ran_is_stored_again(bench):
     bench.iterate()
     (put,) = [o for append in bench.appends for o in append.operations if isinstance(o, PutValue)]
     assert put == PutValue(ACCOUNTS, ("ann",), Account("ann", HASH).stored())
+
+
+def test_accounts_of_the_file_and_of_the_store_are_listed_in_order_and_each_once(bench):
+    core = bench.core
+    configured = [Account(name, uid=number) for number, name in enumerate(("zoe", "ann", "mia"), 1)]
+    core.accounts.configure(Accounts(configured))
+    for name in ("mia", "bob", "ann2", "zoe2"):
+        core.accounts.stored.put(Account(name))
+    core.accounts.stored.remove("zoe2")
+    core.accounts.unreadable |= {"carl", "bob"}
+    names = ["ann", "ann2", "bob", "carl", "mia", "zoe"]
+    assert [*core.accounts.names_after("")] == names
+    for place, name in enumerate(names, 1):
+        assert [*core.accounts.names_after(name)] == names[place:]
+    assert [row.name for row in users(core, UsersQuery(after_name="ann2", limit=2))] == ["bob", "carl"]
+
+
+@pytest.mark.parametrize("place", ["store", "file"])
+def test_a_user_who_is_renamed_while_he_is_connected_has_to_log_in_by_his_new_name(place):
+    bench = made(accounts=(Account("ann", key=KEY),) if place == "file" else ())
+    if place == "store":
+        change(bench, "user.add", name="ann", key=KEY)
+    hello(bench, "ann", "curve")
+    assert bench.core.accounts.with_key(KEY).name == "ann"
+    if place == "store":
+        change(bench, "user.remove", name="ann")
+        change(bench, "user.add", name="anna", key=KEY)
+    else:
+        file = Accounts([Account("op"), Account("anna", key=KEY)])
+        bench.core.configure(bench.settings._replace(accounts=file), bench.now)
+        bench.settle()
+    assert ended(bench, "ann") == ["the account 'ann' is disabled"]
+    assert bench.core.accounts.with_key(KEY).name == "anna"
+    # Neither does his old session become the new user's, nor anybody else's by its HELLO said once more.
+    assert bench.core.sessions.of_user("ann") == []
+    welcome = hello(bench, "anna", "curve")
+    assert isinstance(welcome, Welcome)
+    assert not welcome.resumed
+    bench.core.receive(peer_id("anna"), Hello([2], ""), bench.now, Principal("eve", method="curve"))
+    bench.iterate()
+    assert bench.sent("anna")[-1].code == 401
+    assert [session.numbers.user for session in bench.core.sessions.of_user("anna")] == ["anna"]
+    assert bench.core.sessions.of_user("eve") == []

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from heapq import nsmallest
+from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
@@ -47,6 +48,13 @@ def page(
     rows = nsmallest(min(limit or PAGE_ROWS, PAGE_ROWS), behind(), key=_key)
     effects.work -= looked_at // LOOKED_AT + ROW_WORK * len(rows)
     return [item for _, item in rows]
+
+
+def first(effects: Effects, items: Iterable[Item], limit: int | None = None) -> list[Item]:
+    """The first of items that are in order, as many as a page has. It counts as work of the iteration."""
+    rows = list(islice(items, min(limit or PAGE_ROWS, PAGE_ROWS)))
+    effects.work -= ROW_WORK * len(rows)
+    return rows
 
 
 def few(effects: Effects, items: Sequence[Item], details: Callable[[Item], int]) -> list[Item]:

@@ -9,8 +9,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from malamute.core.admin.clients import client, clients
-from malamute.core.admin.pages import PAGE_ROWS, page
+from malamute.core.admin.pages import PAGE_ROWS
 from malamute.core.admin.queues import mailboxes, messages, service, services, totals
+from malamute.core.admin.quotas import quotas
 from malamute.core.admin.streams import cursors, explain, feeds, stream, streams
 from malamute.core.admin.users import users
 from malamute.errors import InvalidValue, MalamuteError
@@ -19,9 +20,6 @@ from malamute.protocol.admin import (
     AccessExplained,
     AccessQuery,
     BrokerStatus,
-    QuotaFigure,
-    QuotaRow,
-    QuotasQuery,
     StatusQuery,
     StorageQuery,
     StoredQuery,
@@ -34,7 +32,6 @@ from malamute.store.operations import StoreStats, StreamStats
 
 if TYPE_CHECKING:
     from malamute.core.engines import Engines
-    from malamute.core.quotas import QuotaUsage
     from malamute.core.session import Session
 
 _QUERY = BY_TYPE[Query].opcode
@@ -110,24 +107,6 @@ def status(core: Engines, query: StatusQuery) -> BrokerStatus:
 def access(core: Engines, query: AccessQuery) -> AccessExplained:
     """Whether a user may do something, by the rules that are in force. Raises `InvalidRule`."""
     return AccessExplained(**core.access.explain(query.user, query.action, query.target).as_map())
-
-
-def quotas(core: Engines, query: QuotasQuery) -> list[QuotaRow]:
-    """What is used of quotas, by their owners; of all, or of one user and his groups."""
-    owners = core.quotas.owners(query.user)
-    found = page(core.effects, owners, " ".join, query.after_name, query.limit)
-    return [_quota(core.quotas.usage_of(owner, core.effects.now), core.effects.now) for owner in found]
-
-
-def _quota(usage: QuotaUsage, now: float) -> QuotaRow:
-    return QuotaRow(
-        owner=" ".join(usage.owner),
-        quotas=[
-            QuotaFigure(name=name, used=usage.used_of(name, now), limit=most, refused=usage.refused[name])
-            for name, most in usage.quota._asdict().items()
-            if most is not None
-        ],
-    )
 
 
 def storage(core: Engines, query: StorageQuery, answered: Callable[[StoreUsage], None]) -> None:

@@ -6,7 +6,9 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from malamute.access import Account
-from malamute.core.admin.pages import page
+from malamute.access.quota import USER
+from malamute.core.admin.pages import first
+from malamute.core.admin.quotas import quota_figures
 from malamute.errors import InvalidValue, NotFound
 from malamute.protocol.admin import UserAdd, UserRemove, UserRemoved, UserRow, UserSet, UsersQuery
 
@@ -22,8 +24,13 @@ FILE, STORE, UNREADABLE = "file", "store", "unreadable"
 
 def users(core: Engines, query: UsersQuery) -> list[UserRow]:
     """Those who may log in, by name."""
-    names = page(core.effects, core.accounts.names(), str, query.after_name, query.limit)
-    return [_row(core, name) for name in names]
+    names = first(core.effects, core.accounts.names_after(query.after_name), query.limit)
+    return [_with_quotas(core, _row(core, name)) for name in names]
+
+
+def _with_quotas(core: Engines, row: UserRow) -> UserRow:
+    figures = quota_figures(core, (USER, row.name)) if core.quotas.in_force else []
+    return UserRow(**{**vars(row), "quotas": figures})
 
 
 def _row(core: Engines, name: str) -> UserRow:
