@@ -5,13 +5,16 @@ from __future__ import annotations
 import multiprocessing
 import signal
 from collections import Counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadScopeScheduling
 
 from malamute.client.link.client import open_driver
+
+if TYPE_CHECKING:
+    from telemetry import Telemetry
 
 PATIENCE = 60.0
 """Seconds."""
@@ -31,6 +34,22 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # No test is about how fast the machine is: where one says no time-out, a busy machine is waited for.
 open_driver.__kwdefaults__["timeout"] = PATIENCE
+
+
+@pytest.fixture(scope="session")
+def _telemetry() -> Telemetry:
+    pytest.importorskip("opentelemetry.sdk", reason="opentelemetry-sdk is not installed: see the extra dev")
+    from telemetry import Telemetry
+
+    return Telemetry()
+
+
+@pytest.fixture
+def telemetry(_telemetry: Telemetry) -> Telemetry:
+    """The spans and metrics of this test."""
+    _telemetry.clear()
+    return _telemetry
+
 
 TOGETHER = ("tests/spark/", "tests/docs/test_docs_site.py")
 """One session of Spark, and one build of the site, for all tests there."""

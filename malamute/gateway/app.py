@@ -18,7 +18,7 @@ from starlette.routing import Route as Path
 from starlette.types import Receive, Scope, Send
 
 from malamute.errors import InternalError, MalamuteError, Malformed, MethodRefused, NoSuchResource
-from malamute.gateway import health, mailboxes, mercure, metrics, problems, services, sse, streams
+from malamute.gateway import health, mailboxes, mercure, metrics, problems, services, sse, streams, tracing
 from malamute.gateway.guard import SiteGuard
 from malamute.gateway.openapi import described
 from malamute.gateway.restms.endpoints import ENDPOINTS as RESTMS_ENDPOINTS
@@ -47,6 +47,7 @@ class Methods:
     """The methods of one path, as an ASGI application."""
 
     def __init__(self, routes: Mapping[str, Endpoint]) -> None:
+        self.path = next(iter(routes.values())).path
         self._routes = {**routes}
         if "GET" in routes and sse.MEDIA_TYPE not in routes["GET"].answers[200].types:
             # What has no end has no answer without its body either.
@@ -106,7 +107,8 @@ def make_app(settings: GatewaySettings) -> Starlette:
         async with app.state.gateway.run():
             yield
 
-    middleware: list[Middleware] = [Middleware(SiteGuard, settings)]
+    middleware = [Middleware(tracing.ServerSpans)] if tracing.IS_INSTALLED else []
+    middleware.append(Middleware(SiteGuard, settings))
     if settings.origins:
         middleware.append(
             Middleware(

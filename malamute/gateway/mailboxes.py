@@ -9,6 +9,7 @@ from malamute.gateway import bodies
 from malamute.gateway.queues import KEY, OPTIONS, SUBJECT, content_of, lease_endpoints, options_of
 from malamute.gateway.routes import Arguments, Documented, Endpoint, Parameter
 from malamute.gateway.state import gateway_of
+from malamute.gateway.tracing import sending
 
 NAME = Parameter("name", "The address of the mailbox.", place="path")
 
@@ -18,15 +19,10 @@ async def send(request: Request, arguments: Arguments) -> Response:
     gateway = gateway_of(request)
     content = await content_of(request, arguments["subject"])
     options = options_of(arguments, "correlation", "reply_to")
+    name, timeout = arguments["name"], gateway.settings.timeout_seconds
     async with gateway.session(request) as client:
-        await client.send(
-            arguments["name"],
-            content.subject,
-            content.body,
-            content.headers,
-            timeout=gateway.settings.timeout_seconds,
-            **options,
-        )
+        with sending("send", name, [content.headers], client) as [headers]:
+            await client.send(name, content.subject, content.body, headers, timeout=timeout, **options)
     return bodies.answer({"count": 1}, 201)
 
 

@@ -15,6 +15,7 @@ from malamute.gateway import bodies
 from malamute.gateway.leases import LeasedQueue, lease_of
 from malamute.gateway.routes import Arguments, Documented, Endpoint, Parameter
 from malamute.gateway.state import gateway_of
+from malamute.gateway.tracing import receiving, settling
 
 Result = TypeVar("Result")
 
@@ -153,7 +154,9 @@ def lease_endpoints(
         gateway = gateway_of(request)
         queue = LeasedQueue(gateway.identity(request), kind, arguments["name"])
         call = gateway.leases.take(queue, arguments["limit"], arguments["wait"], arguments.get("pattern", []))
-        found = await unless_gone(request, call)
+        with receiving(queue.name) as received:
+            found = await unless_gone(request, call)
+            received(*found)
         return bodies.answer({"messages": [leased(message) for message in found]})
 
     async def settle(request: Request, arguments: Arguments) -> Response:
@@ -162,12 +165,12 @@ def lease_endpoints(
         if verb not in _SETTLE:
             raise NotFound(f"no way to settle a lease is called {verb[:50]!r}")
         queue = LeasedQueue(gateway.identity(request), kind, arguments["name"])
-        await gateway.leases.settle(
-            queue,
-            arguments["lease"],
-            lambda message: _SETTLE[verb](message, arguments),
-            gateway.settings.timeout_seconds,
-        )
+
+        async def carry_out(message: Mail) -> bool:
+            with settling(message, verb, queue.name):
+                return await _SETTLE[verb](message, arguments)
+
+        await gateway.leases.settle(queue, arguments["lease"], carry_out, gateway.settings.timeout_seconds)
         return Response(status_code=204)
 
     lease.__name__, settle.__name__ = f"lease_{kind}", f"settle_{kind}"

@@ -10,6 +10,7 @@ from typing import Any
 from malamute.errors import NotFound, TooLarge, TooMany
 from malamute.gateway import bodies
 from malamute.gateway.settings import GatewaySettings
+from malamute.gateway.tracing import sending
 from malamute.gateway.users import Identity, Users
 
 
@@ -28,15 +29,16 @@ class AskedRequest:
     ) -> None:
         """Send it, and collect its replies."""
         async with users.session(self.identity) as client:
-            replies = await client.request(
-                self.service,
-                content.subject,
-                content.body,
-                content.headers,
-                timeout=settings.reply_seconds,
-                **options,
-            )
-            await replies.wait(settings.timeout_seconds)
+            with sending("request", self.service, [content.headers], client) as [headers]:
+                replies = await client.request(
+                    self.service,
+                    content.subject,
+                    content.body,
+                    headers,
+                    timeout=settings.reply_seconds,
+                    **options,
+                )
+                await replies.wait(settings.timeout_seconds)
             self.stored.set_result(None)
             size_bytes = 0
             async for reply in replies:

@@ -26,6 +26,7 @@ from malamute.gateway.queues import (
 from malamute.gateway.requests import AskedRequest
 from malamute.gateway.routes import Arguments, Documented, Endpoint, Parameter
 from malamute.gateway.state import gateway_of
+from malamute.gateway.tracing import replying
 
 WAIT_SECONDS = 30.0
 """How long a request waits for its replies, where it does not say."""
@@ -86,8 +87,9 @@ async def reply(request: Request, arguments: Arguments) -> Response:
     timeout, final = gateway.settings.timeout_seconds, arguments["final"]
 
     async def send(message: malamute.aio.Request) -> bool:
-        receipt = await message.reply(content.body, content.headers, final=final, assurance="stored")
-        await receipt.wait(timeout)
+        with replying(message, arguments["name"], content.headers) as headers:
+            receipt = await message.reply(content.body, headers, final=final, assurance="stored")
+            await receipt.wait(timeout)
         return bool(final)
 
     queue = LeasedQueue(gateway.identity(request), "service", arguments["name"])

@@ -17,6 +17,13 @@ from malamute.gateway.settings import GatewaySettings
 from malamute.testing import Broker
 
 
+@pytest.fixture(autouse=True)
+def untraced(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where nobody asks for spans there is no OpenTelemetry: another test may have set a provider for all."""
+    if "telemetry" not in request.fixturenames:
+        monkeypatch.setattr("malamute.gateway.tracing.IS_INSTALLED", False)
+
+
 @pytest.fixture
 def broker() -> Iterator[Broker]:
     with Broker() as broker:
