@@ -12,6 +12,7 @@ import msgspec
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
+from malamute.client.events import Gap
 from malamute.client.session.message import Message
 from malamute.errors import InvalidValue, Malformed, MediaTypeRefused, RequestTimeout, TooLarge
 from malamute.protocol.batch import Columns
@@ -236,8 +237,18 @@ def body_fields(body: bytes) -> dict[str, str]:
         return {"body_base64": b64encode(body).decode()}
 
 
+def shown_gap(gap: Gap) -> dict[str, Any]:
+    """Messages that are not to be had, as JSON has it."""
+    return {"first": gap.first, "last": gap.last, "reason": gap.reason}
+
+
+def unreadable(message: Message) -> Gap:
+    """What stands for a message whose record is damaged: who met an error there would never get beyond it."""
+    return Gap("", message.sequence, message.sequence, "malformed")
+
+
 def shown(message: Message) -> dict[str, Any]:
-    """A message as JSON has it."""
+    """A message as JSON has it. Raises `Malformed`."""
     fields: dict[str, Any] = {"sequence": message.sequence, "time": time_of(message.time_ns)}
     if message.sender:
         fields["sender"] = message.sender

@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from functools import partial
+from hashlib import blake2b
 from typing import Any, NamedTuple, TypeGuard
 from urllib.parse import parse_qsl
 
@@ -24,7 +25,9 @@ from malamute.gateway import bodies, sse
 from malamute.gateway.routes import Arguments, Documented, Endpoint, Parameter
 from malamute.gateway.sse import EventWriter, follow
 from malamute.gateway.state import gateway_of
+from malamute.gateway.streams import KEY
 from malamute.gateway.topic_selectors import criteria_of
+from malamute.gateway.tracing import sending
 from malamute.gateway.users import ANONYMOUS
 from malamute.protocol.limits import CRITERIA_MAX, SUBJECT_BYTES_MAX
 
@@ -56,6 +59,8 @@ class Update(NamedTuple):
     topics: list[str]
     data: bytes
     headers: dict[str, Any]
+    ident: str = ""
+    """The id that its publisher gave it."""
 
     def headers_of_each(self) -> list[dict[str, Any]]:
         """The headers of each message."""
@@ -96,7 +101,7 @@ def read_form(body: bytes) -> Update:
         headers["retry"] = _retry(text)
     if "private" in single:
         headers["private"] = None
-    return Update(topics, single.get("data", "").encode(), headers)
+    return Update(topics, single.get("data", "").encode(), headers, single.get("id", ""))
 
 
 _FIELDS = ("topic", "data", "id", "type", "retry", "private")
@@ -182,12 +187,19 @@ def _with_cookie(request: Request) -> Request:
     return Request({**request.scope, "headers": [*request.scope["headers"], header]}, request.receive)
 
 
+def _key_of(update: Update, given: str | None, fingerprint: str) -> tuple[str, str] | None:
+    """What an update is known by when it comes again: the header, or an id. Others may have that id, too."""
+    if given is not None:
+        return "key", given
+    return ("id", fingerprint) if update.ident else None
+
+
 async def publish_update(request: Request, arguments: Arguments) -> Response:
     """Publish an update, and answer its id when it is durable."""
     request = _with_cookie(request)
     gateway = gateway_of(request)
     settings = gateway.settings
-    gateway.identity(request)
+    identity = gateway.identity(request)
     if bodies.media_type(request) != FORM:
         raise MediaTypeRefused(f"an update as {bodies.media_type(request)[:100]!r}: expected {FORM}")
     update = read_form(await bodies.read_body(request, settings.body_bytes, settings.body_seconds))
@@ -196,13 +208,25 @@ async def publish_update(request: Request, arguments: Arguments) -> Response:
         raise TooLarge(
             f"{len(update.data)} bytes for {count} topics: expected at most {settings.body_bytes} together"
         )
-    async with gateway.session(request) as client:
-        first = await client.publish_batch(
-            settings.mercure_stream,
-            update.topics,
-            [update.data] * count,
-            update.headers_of_each(),
-            timeout=settings.timeout_seconds,
+    stream = settings.mercure_stream
+
+    async def publish_all(timeout: float) -> int:
+        async with gateway.session(request) as client:
+            with sending("publish", stream, update.headers_of_each(), client) as headers:
+                return await client.publish_batch(
+                    stream, update.topics, [update.data] * count, headers, timeout=timeout
+                )
+
+    fingerprint = blake2b(repr(update).encode(), digest_size=16)
+    key = _key_of(update, arguments["idempotency_key"], fingerprint.hexdigest())
+    if key is None:
+        first = await publish_all(settings.timeout_seconds)
+    else:
+        first = await gateway.keys.once(
+            (identity.digest, PATH, *key),
+            fingerprint.digest(),
+            lambda: publish_all(settings.key_seconds),
+            settings.timeout_seconds,
         )
     # It is 0 when the connection broke before the confirmation came: then nobody knows it any more.
     return Response(f"#{first}" if first else "", headers=DISCOVERY, media_type=TEXT)
@@ -245,10 +269,10 @@ ENDPOINTS = (
         PATH,
         publish_update,
         "Mercure: publish an update, by a form with `topic`, `data`, `private`, `type`, `retry` and `id`.",
-        (),
+        (KEY,),
         (FORM,),
         {200: Documented("It is durable, and this is its id.", (TEXT,))},
-        (413, 415, 507),
+        (413, 415, 422, 507),
     ),
     Endpoint(
         "GET",

@@ -170,12 +170,11 @@ class EventWriter:
         try:
             return self.event(message)
         except Malformed:
-            # Whoever comes again would meet it again, and never get beyond it.
-            return self._gap(Gap("", message.sequence, message.sequence, "malformed"))
+            return self._gap(bodies.unreadable(message))
 
     def _gap(self, gap: Gap) -> bytes:
         # One that lies behind tells that the broker has lost what was had: the position stays.
         position = b"id: %b\n" % self.position(gap.last) if gap.last > self.last else b""
         self.last = max(self.last, gap.last)
-        fields = bodies.to_json({"first": gap.first, "last": gap.last, "reason": gap.reason})
+        fields = bodies.to_json(bodies.shown_gap(gap))
         return b"event: %bgap\n%bdata: %b\n\n" % (self.OWN_TYPES, position, fields)

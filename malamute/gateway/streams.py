@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from hashlib import blake2b
-from typing import Any
+from operator import attrgetter
+from typing import Any, NamedTuple
 from urllib.parse import urlencode
 
 import msgspec
@@ -12,12 +13,15 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from malamute.aio import Client, Subscription
+from malamute.client.events import Gap
 from malamute.client.session.message import Message
-from malamute.errors import InvalidSelector, TimedOut
+from malamute.errors import InvalidSelector, Malformed, TimedOut
 from malamute.gateway import bodies
 from malamute.gateway.routes import Arguments, Documented, Endpoint, Parameter
 from malamute.gateway.sse import follow
 from malamute.gateway.state import Gateway, gateway_of
+from malamute.gateway.tracing import sending
+from malamute.protocol.batch import Columns
 
 PAGE_MESSAGES = 100
 PAGE_MESSAGES_MAX = 1000
@@ -70,13 +74,14 @@ async def publish(request: Request, arguments: Arguments) -> Response:
 
     async def publish_all(timeout: float | None) -> int:
         async with gateway.session(request) as client:
-            return await client.publish_batch(
-                name,
-                [content.subject for content in found],
-                [content.body for content in found],
-                [content.headers for content in found],
-                timeout=timeout,
-            )
+            with sending("publish", name, [content.headers for content in found], client) as headers:
+                return await client.publish_batch(
+                    name,
+                    [content.subject for content in found],
+                    [content.body for content in found],
+                    headers,
+                    timeout=timeout,
+                )
 
     if key is None:
         first = await publish_all(settings.timeout_seconds)
@@ -98,23 +103,38 @@ async def history(request: Request, arguments: Arguments) -> Response:
     gateway = gateway_of(request)
     limit = arguments["limit"]
     async with gateway.session(request) as client:
-        messages, is_last = await _page(
+        page = await _page(
             gateway, client, arguments["name"], limit, start=arguments["start"], **selection(arguments)
         )
-    link = "" if is_last else _next_page(request, messages)
+    link = "" if page.is_last else _next_page(request, page.messages)
     headers = {"link": f'<{link}>; rel="next"'} if link else {}
-    rows = [bodies.shown(message) for message in messages]
+    rows, gaps = _rows(page)
     if bodies.NDJSON in request.headers.get("accept", ""):
-        lines = b"".join(bodies.to_json(row) + b"\n" for row in rows)
+        lines = b"".join(bodies.to_json(row) + b"\n" for row in (*({"gap": gap} for gap in gaps), *rows))
         return Response(lines, headers=headers, media_type=bodies.NDJSON)
-    page = {"messages": rows, "next": link or None}
-    return bodies.answer(page, headers=headers)
+    return bodies.answer({"messages": rows, "gaps": gaps, "next": link or None}, headers=headers)
 
 
-async def _page(
-    gateway: Gateway, client: Client, name: str, limit: int, **options: Any
-) -> tuple[list[Message], bool]:
-    """Up to `limit` messages, and whether there are no more now.
+class _Page(NamedTuple):
+    messages: list[Message]
+    gaps: Sequence[Gap] = ()
+    is_last: bool = True
+    """Whether there are no more now."""
+
+
+def _rows(page: _Page) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """The messages of a page, and what it has not: gaps, and messages that cannot be read."""
+    rows, gaps = [], [*page.gaps]
+    for message in page.messages:
+        try:
+            rows.append(bodies.shown(message))
+        except Malformed:
+            gaps.append(bodies.unreadable(message))
+    return rows, [bodies.shown_gap(gap) for gap in sorted(gaps, key=attrgetter("first"))]
+
+
+async def _page(gateway: Gateway, client: Client, name: str, limit: int, **options: Any) -> _Page:
+    """Up to `limit` messages, and the gaps before the last of them.
 
     Raises `TimedOut` if none came in time.
     """
@@ -127,25 +147,25 @@ async def _page(
     async with client.subscribe(name, credit=limit, credit_bytes=credit_bytes, **options) as subscription:
         if subscription.first >= head:
             # One that begins at the head is never said to have come there.
-            return [], True
+            return _Page([])
         while len(found) < limit and size_bytes < credit_bytes:
             try:
-                part = await _next_part(subscription, settings.timeout_seconds)
+                columns = await _next_part(subscription, settings.timeout_seconds)
             except TimedOut:
                 if found:
                     break
                 raise
-            if part is None:
-                return found, True
-            found += part
-            size_bytes += sum(len(message.body) for message in part)
-    return found[:limit], False
+            if columns is None:
+                return _Page(found, subscription.recent_gaps)
+            found += bodies.messages_of(columns)
+            size_bytes += sum(map(len, columns.records))
+        last = found[:limit][-1].sequence
+        return _Page(found[:limit], [gap for gap in subscription.recent_gaps if gap.first < last], False)
 
 
-async def _next_part(subscription: Subscription, timeout: float) -> list[Message] | None:
+async def _next_part(subscription: Subscription, timeout: float) -> Columns | None:
     """The next messages of a subscription; None when it has had all that the stream held."""
-    columns = await subscription.columns(timeout, enough=lambda: subscription.state == "live")
-    return None if columns is None else [*bodies.messages_of(columns)]
+    return await subscription.columns(timeout, enough=lambda: subscription.state == "live")
 
 
 def _next_page(request: Request, messages: Sequence[Message]) -> str:

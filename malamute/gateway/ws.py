@@ -27,6 +27,7 @@ import msgspec
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from malamute.aio import Client
+from malamute.client.session.message import Message
 from malamute.errors import InvalidValue, MalamuteError, Malformed, NotFound, TooMany
 from malamute.gateway import bodies, problems
 from malamute.gateway.sse import GapQueue
@@ -202,11 +203,20 @@ class PageSocket:
                     for message in () if columns is None else bodies.messages_of(columns):
                         for gap in gaps.before(message.sequence):
                             await self._send("gap", {"id": command.id, **gap._asdict()})
-                        await followed.spend()
-                        await self._send("message", {"id": command.id, **bodies.shown(message)})
+                        await self._send_message(command.id, followed, message)
                     if columns is None:
                         for gap in gaps.rest():
                             await self._send("gap", {"id": command.id, **gap._asdict()})
+
+    async def _send_message(self, subscription: int, followed: _Followed, message: Message) -> None:
+        """Send a message when the page wants one, or the gap that stands for it at once."""
+        try:
+            fields = bodies.shown(message)
+        except Malformed:
+            await self._send("gap", {"id": subscription, **bodies.unreadable(message)._asdict()})
+        else:
+            await followed.spend()
+            await self._send("message", {"id": subscription, **fields})
 
 
 async def page_socket(socket: WebSocket) -> None:

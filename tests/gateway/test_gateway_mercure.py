@@ -98,6 +98,18 @@ def test_an_update_has_the_id_that_its_publisher_was_answered(http: httpx.Client
         assert next(events) == {"id": "#2", "data": ""}
 
 
+def test_an_update_that_is_repeated_is_published_once(http: httpx.Client) -> None:
+    first = _publish(http, "a", "x", id="urn:uuid:1")
+    assert _publish(http, "a", "x", id="urn:uuid:1") == first == "#1"
+    assert _publish(http, "a", "other", id="urn:uuid:1") == "#2"
+    assert [_publish(http, "a", "x") for _ in range(2)] == ["#3", "#4"]
+    key = {"idempotency-key": "k"}
+    form = {"topic": "a", "data": "y"}
+    assert [http.post(HUB, data=form, headers=key).text for _ in range(2)] == ["#5", "#5"]
+    refused = http.post(HUB, data={"topic": "a", "data": "z"}, headers=key)
+    assert (refused.status_code, refused.json()["code"]) == (422, 907)
+
+
 def test_an_update_of_many_topics_comes_once_whichever_of_them_match(http: httpx.Client) -> None:
     with _following(http, "a", "b") as (_, both), _following(http, "b") as (_, one):
         first = _publish(http, ["a", "b", "a", "c"], "x")

@@ -9,9 +9,12 @@ from typing import Any
 
 import httpx
 import pytest
+from damaged_messages import publish_damaged
 
 import malamute
+from malamute.protocol.admin import StreamPurge
 from malamute.protocol.limits import BATCH_MESSAGES_MAX
+from malamute.testing import Broker
 
 WEATHER = "/v1/streams/weather/messages"
 
@@ -146,7 +149,7 @@ def test_a_bad_line_is_refused_and_nothing_of_the_batch_is_published(
 ) -> None:
     body = b"{}\n" + content + b"\n" if content else b"\n"
     _refused(http.post(WEATHER, content=body, headers={"content-type": "application/x-ndjson"}), status, code)
-    assert http.get(WEATHER).json() == {"messages": [], "next": None}
+    assert http.get(WEATHER).json() == {"messages": [], "gaps": [], "next": None}
 
 
 @pytest.mark.parametrize(
@@ -279,6 +282,28 @@ def test_a_page_can_be_lines(http: httpx.Client, client: malamute.Client) -> Non
         "body_base64": "/w==",
     }
     assert answer.headers["link"] == f'<{WEATHER}?limit=1&start=seq%3A2>; rel="next"'
+
+
+def test_what_a_page_has_not_is_told_as_gaps(
+    http: httpx.Client, client: malamute.Client, broker: Broker
+) -> None:
+    client.publish("weather", "s", b"0", assurance="stored")
+    client.change(StreamPurge(stream="weather"))
+    publish_damaged(broker.url, "weather")
+    page = http.get(WEATHER, params={"start": "seq:1"}).json()
+    assert [(m["sequence"], m["body"]) for m in page["messages"]] == [(2, "1"), (4, "3")]
+    purged, damaged = page["gaps"]
+    assert (purged["first"], purged["last"]) == (1, 1)
+    assert damaged == {"first": 3, "last": 3, "reason": "malformed"}
+    only = http.get(WEATHER, params={"start": "seq:3", "limit": 1}).json()
+    assert (only["messages"], only["gaps"]) == ([], [damaged])
+    assert http.get(only["next"]).json()["messages"] == page["messages"][1:]
+    lines = http.get(WEATHER, params={"start": "seq:2"}, headers={"accept": "application/x-ndjson"}).text
+    assert [json.loads(line).keys() & {"gap", "body"} for line in lines.splitlines()] == [
+        {"gap"},
+        {"body"},
+        {"body"},
+    ]
 
 
 def test_a_repeated_request_with_its_key_is_published_once(http: httpx.Client) -> None:

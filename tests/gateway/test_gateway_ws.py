@@ -9,6 +9,7 @@ from typing import Any
 
 import msgpack
 import pytest
+from damaged_messages import publish_damaged
 from running_gateway import WAIT_SECONDS, RunningGateway
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import ClientConnection, connect
@@ -16,6 +17,7 @@ from websockets.sync.client import ClientConnection, connect
 import malamute
 from malamute.gateway.ws import CREDIT_MAX, SUBSCRIPTIONS_MAX
 from malamute.protocol.admin import StreamPurge, StreamQuery
+from malamute.testing import Broker
 
 
 class Page:
@@ -119,6 +121,14 @@ def test_a_gap_stands_where_it_belongs(page: Page, client: malamute.Client) -> N
     gap = page.receive()
     assert (gap["op"], gap["id"], gap["first"], gap["last"]) == ("gap", 1, 2, 3)
     assert page.receive()["sequence"] == 4
+
+
+def test_a_message_that_cannot_be_read_is_a_gap_and_costs_no_credit(page: Page, broker: Broker) -> None:
+    publish_damaged(broker.url, "a")
+    page.send("subscribe", id=1, stream="a", start="first", credit=2)
+    found = [page.receive() for _ in range(4)]
+    assert [report["op"] for report in found] == ["subscribed", "message", "gap", "message"]
+    assert (found[2]["first"], found[2]["last"], found[2]["reason"]) == (2, 2, "malformed")
 
 
 @pytest.mark.parametrize(
