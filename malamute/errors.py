@@ -426,6 +426,20 @@ class KeyReused(HttpRefused):
     hint = "make a new key for each request, and repeat it only with the same request"
 
 
+class TooFast(HttpRefused):
+    """Raised when a user or an address sends more HTTP requests than its rate allows.
+
+    The same request is served after `retry_after` seconds.
+    """
+
+    code = 908
+    hint = "wait as long as the header Retry-After says; send several messages in one request"
+
+    def __init__(self, text: str = "", retry_after: float = 0.0) -> None:
+        super().__init__(text)
+        self.retry_after = retry_after
+
+
 def _tree(base: type[MalamuteError]) -> list[type[MalamuteError]]:
     return [base] + [error for child in base.__subclasses__() for error in _tree(child)]
 

@@ -60,6 +60,20 @@ def gateway() -> None:
 )
 @click.option("--allow-host", "hosts", multiple=True, metavar="NAME", help="A name that it is called by.")
 @click.option(
+    "--user-rate",
+    type=click.FloatRange(min=0, min_open=True),
+    default=None,
+    metavar="NUMBER",
+    help="The most requests a second of a user.",
+)
+@click.option(
+    "--address-rate",
+    type=click.FloatRange(min=0, min_open=True),
+    default=None,
+    metavar="NUMBER",
+    help="The most requests a second of an address.",
+)
+@click.option(
     "--mercure-stream",
     default="mercure",
     show_default=True,
@@ -75,6 +89,8 @@ def run(
     insecure: bool,
     origins: tuple[str, ...],
     hosts: tuple[str, ...],
+    user_rate: float | None,
+    address_rate: float | None,
     mercure_stream: str,
     as_json: bool,
     **connection_options: Any,
@@ -107,6 +123,8 @@ def run(
         anonymous=local,
         hosts=(*LOOPBACK_NAMES, *hosts) if local or hosts else (),
         origins=origins,
+        user_rate=user_rate or 0.0,
+        address_rate=address_rate or 0.0,
         mercure_stream=mercure_stream,
         timeout_seconds=connection.timeout_seconds,
     )

@@ -21,6 +21,7 @@ from malamute.errors import InternalError, MalamuteError, Malformed, MethodRefus
 from malamute.gateway import health, mailboxes, mercure, metrics, problems, services, sse, streams, tracing
 from malamute.gateway.guard import SiteGuard
 from malamute.gateway.openapi import described
+from malamute.gateway.rates import RateGuard
 from malamute.gateway.restms.endpoints import ENDPOINTS as RESTMS_ENDPOINTS
 from malamute.gateway.restms.endpoints import HEADERS as RESTMS_HEADERS
 from malamute.gateway.routes import Endpoint
@@ -108,7 +109,7 @@ def make_app(settings: GatewaySettings) -> Starlette:
             yield
 
     middleware = [Middleware(tracing.ServerSpans)] if tracing.IS_INSTALLED else []
-    middleware.append(Middleware(SiteGuard, settings))
+    middleware += [Middleware(SiteGuard, settings), Middleware(RateGuard, settings)]
     if settings.origins:
         middleware.append(
             Middleware(

@@ -14,9 +14,13 @@ SECURITY_HEADERS = {
     "content-security-policy": "default-src 'none'; frame-ancestors 'none'; base-uri 'none'",
     "referrer-policy": "no-referrer",
     "cross-origin-resource-policy": "same-origin",
+    "cross-origin-opener-policy": "same-origin",
     "cache-control": "no-store",
 }
 """Headers of every answer that does not set them itself."""
+
+ONLY_TLS = {"strict-transport-security": "max-age=31536000"}
+"""What an answer over TLS has as well, unless it comes from loopback: other programs have ports there."""
 
 
 class SiteGuard:
@@ -26,6 +30,7 @@ class SiteGuard:
         self._app = app
         self._hosts = frozenset(settings.hosts)
         self._origins = frozenset(settings.origins)
+        self._tls_headers = {} if settings.anonymous else ONLY_TLS
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request or WebSocket."""
@@ -33,10 +38,12 @@ class SiteGuard:
             await self._app(scope, receive, send)
             return
 
+        added = SECURITY_HEADERS | (self._tls_headers if scope["scheme"] in ("https", "wss") else {})
+
         async def send_guarded(message: Message) -> None:
             if message["type"].endswith(".response.start"):
                 headers = MutableHeaders(scope=message)
-                for name, value in SECURITY_HEADERS.items():
+                for name, value in added.items():
                     headers.setdefault(name, value)
             await send(message)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import ceil
+
 import msgspec
 from starlette.responses import Response
 
@@ -29,6 +31,7 @@ STATUS: dict[type[MalamuteError], int] = {
     errors.TrackerInUse: 409,
     errors.CursorLost: 410,
     errors.TooMany: 429,
+    errors.QuotaExceeded: 429,
     errors.UnknownCommand: 501,
     errors.TryLater: 503,
     errors.NoWorkers: 503,
@@ -42,11 +45,15 @@ STATUS: dict[type[MalamuteError], int] = {
     errors.LoginNeeded: 401,
     errors.OriginRefused: 403,
     errors.KeyReused: 422,
+    errors.TooFast: 429,
 }
 """The status of each error; one that is not here has that of its base."""
 
 RETRY_SECONDS = 1
-"""What Retry-After says where the same request may succeed later."""
+"""What Retry-After says where the same request may succeed later, and nobody knows when."""
+
+_TELL_WHEN = (errors.QuotaExceeded, errors.TooFast)
+"""Errors that know after how many seconds: without one, no time helps."""
 
 _HEADERS: dict[int, dict[str, str]] = {
     401: {"www-authenticate": 'Basic realm="malamute", charset="UTF-8", Bearer realm="malamute"'},
@@ -71,6 +78,7 @@ def title_of(error: type[MalamuteError]) -> str:
 def document(error: MalamuteError) -> dict[str, object]:
     """The problem document of an error."""
     kind = type(error)
+    when = {"retry_after": error.retry_after} if error.retry_after else {}
     return {
         "type": f"/v1/problems/{error.code}" if kind.code in BY_CODE else "about:blank",
         "title": title_of(kind),
@@ -78,12 +86,16 @@ def document(error: MalamuteError) -> dict[str, object]:
         "detail": error.text,
         "code": error.code,
         "hint": error.hint,
+        **when,
     }
 
 
 def response(error: MalamuteError) -> Response:
     """The answer to a request that ended with an error."""
     status = status_of(type(error))
-    return Response(
-        msgspec.json.encode(document(error)) + b"\n", status, _HEADERS.get(status), media_type=MEDIA_TYPE
-    )
+    headers = {**_HEADERS.get(status, {})}
+    if isinstance(error, _TELL_WHEN):
+        del headers["retry-after"]
+    if error.retry_after:
+        headers["retry-after"] = str(ceil(error.retry_after))
+    return Response(msgspec.json.encode(document(error)) + b"\n", status, headers, media_type=MEDIA_TYPE)

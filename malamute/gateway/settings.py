@@ -57,6 +57,10 @@ class GatewaySettings:
     expressions counts more."""
     idle_seconds: float = 60.0
     """After how long an unused session with the broker is closed."""
+    user_rate: float = 0.0
+    """The most requests a second of a user; 0: any."""
+    address_rate: float = 0.0
+    """The most requests a second of an address; 0: any."""
     keys: int = 100_000
     """The most values of Idempotency-Key that are remembered."""
     key_seconds: float = 24 * 3600.0

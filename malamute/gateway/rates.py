@@ -1,0 +1,82 @@
+"""How many requests a second a user and an address may send."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from time import monotonic
+
+from starlette.requests import HTTPConnection
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from malamute.errors import HttpRefused, LoginNeeded, TooFast
+from malamute.gateway import problems
+from malamute.gateway.settings import GatewaySettings
+from malamute.gateway.state import gateway_of
+
+BURST_SECONDS = 1.0
+"""What was not used of so many seconds may come at once."""
+
+KEYS_MAX = 100_000
+"""Of how many users or addresses is remembered how much they sent: each takes some 200 bytes."""
+
+
+class Rate:
+    """So many a second for each key; some at once after a rest."""
+
+    def __init__(self, per_second: float, clock: Callable[[], float] = monotonic) -> None:
+        self._each_seconds = 1 / per_second
+        self._burst_seconds = max(BURST_SECONDS, self._each_seconds)
+        self._clock = clock
+        self._rested_at: OrderedDict[str, float] = OrderedDict()
+        """When a key has all of its burst again; those that were used last at the end."""
+
+    def __len__(self) -> int:
+        return len(self._rested_at)
+
+    def take(self, key: str) -> float:
+        """Take one more. The result is 0 if it may come, else the seconds after which it may."""
+        now = self._clock()
+        rested_at = max(now, self._rested_at.get(key, now)) + self._each_seconds
+        if (wait_seconds := rested_at - self._burst_seconds - now) > 0:
+            return wait_seconds
+        self._rested_at[key] = rested_at
+        self._rested_at.move_to_end(key)
+        while len(self._rested_at) > KEYS_MAX:
+            self._rested_at.popitem(last=False)
+        return 0.0
+
+
+class RateGuard:
+    """ASGI middleware: refuses what a user or an address sends beyond its rate. What came in is not read."""
+
+    def __init__(self, app: ASGIApp, settings: GatewaySettings) -> None:
+        self._app = app
+        self._address = Rate(settings.address_rate) if settings.address_rate else None
+        self._user = Rate(settings.user_rate) if settings.user_rate else None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request or WebSocket."""
+        try:
+            if scope["type"] != "lifespan":
+                self._check(HTTPConnection(scope))
+        except HttpRefused as error:
+            await problems.response(error)(scope, receive, send)
+            return
+        await self._app(scope, receive, send)
+
+    def _check(self, connection: HTTPConnection) -> None:
+        for rate, key, whose in self._counted(connection):
+            if wait_seconds := rate.take(key):
+                raise TooFast(f"too many requests of this {whose}", wait_seconds)
+
+    def _counted(self, connection: HTTPConnection) -> Iterator[tuple[Rate, str, str]]:
+        # The address comes first: who guesses at passwords is another user each time.
+        if self._address is not None and connection.client is not None:
+            yield self._address, connection.client.host, "address"
+        if self._user is not None:
+            try:
+                yield self._user, gateway_of(connection).identity(connection).digest, "user"
+            except LoginNeeded:
+                # Whoever needs to log in is told so, if there is a need.
+                return
