@@ -404,7 +404,7 @@ class Core(Engines):
         answer = error_message(error)
         if answer.about in NUMBERED and not self._note_refusal(peer, answer):
             return
-        self.effects.send(peer, answer)
+        self.effects.refuse(peer, answer)
 
     def _note_refusal(self, peer: bytes, answer: Error) -> bool:
         """Remember how a number was refused. Returns whether the peer gets an answer."""
@@ -605,7 +605,7 @@ class Core(Engines):
                 del session.sources[number]
                 self._end_source(session, source)
                 command = Subscribe if isinstance(source, Subscription) else Offer
-                self.effects.send(session.peer, error_message(error, BY_TYPE[command].opcode, number))
+                self.effects.refuse(session.peer, error_message(error, BY_TYPE[command].opcode, number))
 
     def damaged(self, defects: Sequence[Defect], now: float) -> None:
         """The store has met something that it cannot read. What is known here as well is stored again."""
@@ -644,7 +644,7 @@ class Core(Engines):
         self.effects.now = now
         fault = self.effects.fault(f"sending {type(message).__name__.upper()}", error)
         if isinstance(message, Answer):
-            self.effects.send(peer, error_message(fault, BY_TYPE[Query].opcode, message.ref))
+            self.effects.refuse(peer, error_message(fault, BY_TYPE[Query].opcode, message.ref))
         else:
             self.effects.broken[peer] = None
 
@@ -979,7 +979,10 @@ class Core(Engines):
 
         def drained(error: MalamuteError | None) -> None:
             # What was taken back counts no attempt over a crash either.
-            self.effects.send(peer, error_message(error, answer.about, answer.ref) if error else answer)
+            if error is None:
+                self.effects.send(peer, answer)
+            else:
+                self.effects.refuse(peer, error_message(error, answer.about, answer.ref))
 
         if message.source == MAILBOX and MAILBOX not in session.sources:
             drained(None)
@@ -994,7 +997,7 @@ class Core(Engines):
         nothing = NotFound(f"no message of this sender has the correlation {message.correlation!r}")
 
         def refused(error: MalamuteError) -> None:
-            self.effects.send(peer, error_message(error, opcode, message.ref))
+            self.effects.refuse(peer, error_message(error, opcode, message.ref))
 
         def report(count: int, before: int, *, final: bool = True, partial: bool = False) -> None:
             if partial:

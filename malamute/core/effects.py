@@ -9,7 +9,7 @@ callback of `when_stored`, "no confirmation before it is durable" lives in this 
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from malamute.core.faults import Faults
 from malamute.core.metrics import DurationTotal
 from malamute.errors import InternalError, MalamuteError
-from malamute.protocol.messages import Message
+from malamute.protocol.messages import Error, Message
 from malamute.protocol.time_units import to_ns
 from malamute.store.commit import Append
 from malamute.store.operations import Operation, StoreRead
@@ -124,6 +124,12 @@ class Effects:
         self.commits = DurationTotal()
         """From when something was handed over that somebody waits for, to when it was durable."""
         self.committed_bytes = 0
+        self.switches: Counter[str] = Counter()
+        """How often a reader of any stream came to live or to replay."""
+        self.gaps: Counter[str] = Counter()
+        """How often a reader was told that messages are unavailable, by the reason."""
+        self.refusals: Counter[int] = Counter()
+        """What clients were told with an ERROR, by its code."""
         self.on_failure: Failed | None = None
         """Who learns that the store could not answer what is asked now, unless the asker names somebody."""
         self.broken: dict[bytes, None] = {}
@@ -166,6 +172,11 @@ class Effects:
     def send(self, peer: bytes, message: Message) -> None:
         """Send a message to a peer at the end of the iteration."""
         self.sends.append((peer, message))
+
+    def refuse(self, peer: bytes, error: Error) -> None:
+        """Send an ERROR to a peer at the end of the iteration, and count it."""
+        self.refusals[error.code] += 1
+        self.send(peer, error)
 
     def store(self, *operations: Operation, size_bytes: int = 0) -> None:
         """Store something with all else of this iteration. `size_bytes` counts towards the backlog."""

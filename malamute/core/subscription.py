@@ -210,6 +210,7 @@ class Reader:
         self.quiet = False
         self.wanted.clear()
         self.stream.switches[state] += 1
+        self.stream.effects.switches[state] += 1
         self.switched(state, sequence)
 
 
@@ -328,10 +329,11 @@ class Subscription(Reader):
             del self.session.sources[self.source]
             self.began = False
             self.stream.effects.ended.append(self)
-            self.stream.effects.send(self.session.peer, error_message(error, _SUBSCRIBE, self.source))
+            self.stream.effects.refuse(self.session.peer, error_message(error, _SUBSCRIBE, self.source))
 
     def missed(self, first: int, last: int, reason: str) -> None:
         """Tell the client that messages are unavailable."""
+        self.stream.effects.gaps[reason] += 1
         self.stream.effects.send(self.session.peer, Gap(self.source, first, last, reason))
         self._tell("gap", first=first, last=last, reason=reason)
 

@@ -22,6 +22,7 @@ from malamute.gateway.state import Gateway, gateway_of
 from malamute.protocol.admin import (
     BrokerTotals,
     QueueTotals,
+    ReaderTotals,
     StatusQuery,
     StorageQuery,
     StoredQuery,
@@ -168,13 +169,37 @@ def _totals(totals: BrokerTotals) -> Iterator[Metric]:
     yield CounterMetricFamily(
         "malamute_committed_bytes", "Bytes of messages that became durable.", totals.committed_bytes
     )
-    settlements = CounterMetricFamily(
-        "malamute_settlements", "Messages that left queues, by what became of them.", labels=["outcome"]
-    )
-    for outcome, count in totals.settlements.items():
-        settlements.add_metric([outcome], count)
-    yield settlements
+    no_switches = {"live": 0, "replay": 0}
+    for name, words, label, counts in (
+        ("settlements", "Messages that left queues, by what became of them.", "outcome", totals.settlements),
+        (
+            "switches",
+            "How often a reader of a stream came to live or to replay.",
+            "state",
+            no_switches | totals.switches,
+        ),
+        ("gaps", "How often a reader was told that messages are unavailable.", "reason", totals.gaps),
+        ("refusals", "Commands that were refused, by the number of the error.", "code", totals.refusals),
+    ):
+        counted = CounterMetricFamily(f"malamute_{name}", words, labels=[label])
+        for value, count in counts.items():
+            counted.add_metric([value], count)
+        yield counted
+    yield from _all_readers(totals.readers)
     yield from _queues(totals.queues)
+
+
+def _all_readers(totals: ReaderTotals) -> Iterator[Metric]:
+    readers = GaugeMetricFamily(
+        "malamute_readers", "Readers of all streams, by their state.", labels=["state"]
+    )
+    for state in ("live", "replay"):
+        readers.add_metric([state], getattr(totals, state))
+    yield readers
+    for unit, lag in (("messages", totals.lag), ("seconds", totals.lag_seconds)):
+        yield GaugeMetricFamily(
+            f"malamute_lag_{unit}", f"The reader that is most behind, of all streams: {unit}.", value=lag
+        )
 
 
 def _queues(rows: Iterable[QueueTotals]) -> Iterator[Metric]:

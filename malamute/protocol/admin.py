@@ -300,11 +300,21 @@ class QueueTotals(Row):
     oldest_age: float | None
 
 
+class ReaderTotals(Row):
+    """The readers of all streams: how many are live and in replay, and how far the last of them is behind."""
+
+    live: int = 0
+    replay: int = 0
+    lag: int = 0
+    lag_seconds: float = 0.0
+
+
 class BrokerTotals(Row):
     """What the broker has done since it started, and what all of its queues have.
 
     `iterations` are those of its loop, `commits` the times until something was durable that somebody waited
-    for. `settlements` are messages by outcome.
+    for. `settlements` are messages by outcome; `switches` those of readers to live and to replay, `gaps` what
+    they were told, by reason, and `refusals` what clients were told, by code.
     """
 
     iterations: DurationTotals
@@ -312,6 +322,10 @@ class BrokerTotals(Row):
     committed_bytes: int
     settlements: dict[str, int]
     queues: list[QueueTotals]
+    readers: ReaderTotals = ReaderTotals()
+    switches: dict[str, int] = {}
+    gaps: dict[str, int] = {}
+    refusals: dict[str, int] = {}
 
 
 class TotalsQuery(AdminQuery[BrokerTotals]):

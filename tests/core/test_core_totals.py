@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from core_bench import Bench, ack, mail_credit, offer, publish, request, send
+from core_bench import Bench, ack, mail_credit, offer, publish, request, send, subscribe
 
-from malamute.core.admin.queues import TOTALS_EACH
+from malamute.core.admin.totals import TOTALS_EACH
 from malamute.core.metrics import WINDOW_SECONDS
 from malamute.protocol.messages import Answer, Query
 
@@ -65,6 +65,22 @@ def test_many_queues_are_looked_at_in_several_iterations(bench, count):
     bench.receive("carl", Query(1, "totals", {}))
     assert bool(bench.core.effects.chores) is (count >= TOTALS_EACH)
     assert queues(bench)["mailbox"]["messages"] == count
+
+
+def test_readers_gaps_and_refusals_are_counted_over_all_streams(bench):
+    assert "readers" not in totals(bench)
+    for number in range(TOTALS_EACH):
+        bench.tell("alice", publish(b"x", b"y", b"z", stream=f"s.{number}"))
+    bench.settle()
+    bench.tell("bob", subscribe(1, 0, stream="s.1"), subscribe(2, 0, stream="s.2", start="first"))
+    bench.settle()
+    bench.receive("carl", Query(1, "totals", {}))
+    assert bench.core.effects.chores
+    bench.receive("bob", Query(7, "stream", {"name": "none"}))
+    found = totals(bench)
+    assert found["readers"] == {"live": 1, "replay": 1, "lag": 3}
+    assert found["refusals"] == {"404": 1}
+    assert found.keys().isdisjoint({"switches", "gaps"})
 
 
 def test_settlements_are_counted_by_outcome(bench):

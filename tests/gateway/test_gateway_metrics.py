@@ -45,6 +45,25 @@ def test_every_figure_is_that_of_the_broker(http: httpx.Client, client: malamute
     assert {name for _, labels in found for name, _ in labels} == {"kind", "state"}
 
 
+def test_what_readers_and_refusals_come_to_is_counted_over_all_streams(
+    http: httpx.Client, client: malamute.Client
+) -> None:
+    client.publish_batch("a", ["s"] * 3, [b"x"] * 3)
+    client.change(StreamPurge(stream="a"))
+    client.publish_batch("a", ["s"] * 5, [b"x"] * 5)
+    assert http.get("/metrics", params={"stream": "invented"}).status_code == 404
+    with client.subscribe("a", start="seq:2", credit=1) as slow, client.subscribe("b"):
+        slow.receive(60)
+        found = _scrape(http)
+        assert found["malamute_readers", (("state", "live"),)] == 1
+        assert found["malamute_readers", (("state", "replay"),)] == 1
+        assert found["malamute_lag_messages", ()] >= 3
+        assert ("malamute_lag_seconds", ()) in found
+    assert ("malamute_switches_total", (("state", "live"),)) in found
+    assert sum(value for (name, _), value in found.items() if name == "malamute_gaps_total") == 1
+    assert found["malamute_refusals_total", (("code", "404"),)] == 1
+
+
 def test_settlements_are_counted_by_outcome(http: httpx.Client, client: malamute.Client) -> None:
     client.send("native", "s", b"x")
     with client.mailbox(auto_ack=False) as mailbox:

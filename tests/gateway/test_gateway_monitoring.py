@@ -19,18 +19,23 @@ from secured_gateway import gateway_before
 import malamute
 from malamute.config import Config, ListenConfig
 from malamute.config.accounts import Account, Accounts, hash_password, save_accounts
+from malamute.protocol.admin import StreamPurge
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 MONITOR = ("monitor", "secret")
 OF_PROMETHEUS = {"instance", "job"}
 
 
-def _exported(http: httpx.Client) -> dict[str, set[str]]:
+def _exported(http: httpx.Client, client: malamute.Client) -> dict[str, set[str]]:
     """The names that a scrape has, with the labels of each, after something of each kind has happened."""
     http.post("/v1/mailboxes/bob/messages", content=b"x").raise_for_status()
     lease = http.post("/v1/mailboxes/bob/leases", params={"wait": 30}).json()["messages"][0]["lease"]
     http.post(f"/v1/mailboxes/bob/leases/{lease}/acknowledge").raise_for_status()
     http.post("/v1/streams/weather/messages", content=b"x").raise_for_status()
+    client.change(StreamPurge(stream="weather"))
+    http.post("/v1/streams/weather/messages", content=b"x").raise_for_status()
+    assert http.get("/v1/streams/weather/messages", params={"start": "seq:1"}).json()["gaps"]
+    assert http.get("/metrics", params={"stream": "none"}).status_code == 404
     text = http.get("/metrics", params={"stream": "weather"}).text
     labels: dict[str, set[str]] = defaultdict(set)
     for family in text_string_to_metric_families(text):
@@ -54,8 +59,8 @@ def _asked() -> Iterator[tuple[str, str, str]]:
             yield rule["alert"], rule["expr"], rule["annotations"]["summary"]
 
 
-def test_dashboard_and_rules_name_what_is_exported(http: httpx.Client) -> None:
-    exported = _exported(http)
+def test_dashboard_and_rules_name_what_is_exported(http: httpx.Client, client: malamute.Client) -> None:
+    exported = _exported(http, client)
     for who, expression, words in _asked():
         names = set(re.findall(r"\bmalamute_\w+", expression))
         assert names or re.search(r"\bup\b", expression), who

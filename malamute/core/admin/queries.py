@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from malamute.core.admin.clients import client, clients
 from malamute.core.admin.pages import PAGE_ROWS
-from malamute.core.admin.queues import mailboxes, messages, service, services, totals
+from malamute.core.admin.queues import mailboxes, messages, service, services
 from malamute.core.admin.quotas import quotas
 from malamute.core.admin.streams import cursors, explain, feeds, stream, streams
+from malamute.core.admin.totals import totals
 from malamute.core.admin.users import users
 from malamute.errors import InvalidValue, MalamuteError
 from malamute.protocol.admin import (
@@ -61,7 +62,7 @@ def answer(core: Engines, session: Session, query: Query) -> None:
 
     def failed(error: MalamuteError) -> None:
         core.answers.asked(session)
-        core.effects.send(session.peer, error_message(error, _QUERY, query.ref))
+        core.effects.refuse(session.peer, error_message(error, _QUERY, query.ref))
 
     if query.topic in ASKING:
         core.answers.ask(session)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from itertools import islice
 from math import inf
 from operator import attrgetter
@@ -13,20 +13,16 @@ from malamute.core.admin.pages import few, page
 from malamute.core.metrics import QueueMetrics
 from malamute.core.queue.browse import browse
 from malamute.core.queue.consumer import Consumer
-from malamute.core.queue.state import DELAYED, DELIVERED, READY
+from malamute.core.queue.state import DELAYED, READY
 from malamute.errors import NotFound
 from malamute.protocol.admin import (
-    BrokerTotals,
-    DurationTotals,
     MailboxesQuery,
     MessageRow,
     MessagesQuery,
     QueueRow,
-    QueueTotals,
     ServiceDetails,
     ServiceQuery,
     ServicesQuery,
-    TotalsQuery,
     WorkerRow,
 )
 from malamute.protocol.messages import UNLIMITED
@@ -35,12 +31,6 @@ from malamute.protocol.time_units import to_seconds
 if TYPE_CHECKING:
     from malamute.core.engines import Engines
     from malamute.core.queue.queue import Queue
-
-TOTALS_EACH = 500
-"""Queues that are looked at in one iteration."""
-
-TOTALS_WORK = 2
-"""What looking at one of them costs."""
 
 NOTHING_MEASURED = QueueMetrics().row(0.0)
 
@@ -77,70 +67,6 @@ def messages(core: Engines, query: MessagesQuery, answered: Callable[[list[Messa
         where=query.where,
         state=query.state,
     )
-
-
-class _Sums:
-    """All queues of a kind together, as far as they were looked at."""
-
-    def __init__(self, queues: Iterable[Queue]) -> None:
-        # Those that come or go meanwhile may be in it or not.
-        self._left = iter([*queues])
-        self._messages = self._waiting = self._delayed = self._outstanding = self._dead = 0
-        self._oldest_ns: int | None = None
-
-    def go_on(self, most: int) -> int:
-        """Look at so many more. Returns how many were left of that."""
-        for queue in islice(self._left, most):
-            most -= 1
-            states = queue.states.counts
-            self._dead += len(queue.dead_letters.entries)
-            self._waiting += states[READY]
-            self._delayed += states[DELAYED]
-            self._outstanding += states[DELIVERED]
-            self._messages += len(queue.entries)
-            oldest = queue.entries.oldest_ns
-            if oldest is not None and (self._oldest_ns is None or oldest < self._oldest_ns):
-                self._oldest_ns = oldest
-        return most
-
-    def row(self, kind: str, now: float) -> QueueTotals:
-        """What they have, at a time of the wall clock in seconds."""
-        oldest = self._oldest_ns
-        return QueueTotals(
-            kind=kind,
-            messages=self._messages,
-            waiting=self._waiting,
-            delayed=self._delayed,
-            outstanding=self._outstanding,
-            dead=self._dead,
-            oldest_age=None if oldest is None else max(0.0, now - to_seconds(oldest)),
-        )
-
-
-def totals(core: Engines, query: TotalsQuery, answered: Callable[[BrokerTotals], None]) -> None:
-    """What the broker has done, and what all queues have. Many queues are looked at in several iterations."""
-    effects, limits = core.effects, core.queue_limits
-    sums = {kind: _Sums(core.queues_of(kind).by_name.values()) for kind in ("mailbox", "service")}
-
-    def go_on() -> None:
-        left = TOTALS_EACH
-        for one in sums.values():
-            left = one.go_on(left)
-        effects.work -= TOTALS_WORK * (TOTALS_EACH - left)
-        if not left:
-            effects.later(go_on)
-            return
-        answered(
-            BrokerTotals(
-                iterations=DurationTotals(**effects.iterations.row(effects.now)),
-                commits=DurationTotals(**effects.commits.row(effects.now)),
-                committed_bytes=effects.committed_bytes,
-                settlements={**limits.settlements},
-                queues=[one.row(kind, effects.now + effects.ahead) for kind, one in sums.items()],
-            )
-        )
-
-    go_on()
 
 
 def queue_of(core: Engines, kind: str, name: str) -> Queue:

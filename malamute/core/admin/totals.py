@@ -1,0 +1,128 @@
+"""What the broker has done since it started, and what all that it has comes to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
+from typing import TYPE_CHECKING
+
+from malamute.core.queue.state import DELAYED, DELIVERED, READY
+from malamute.protocol.admin import BrokerTotals, DurationTotals, QueueTotals, ReaderTotals, TotalsQuery
+from malamute.protocol.time_units import to_seconds
+
+if TYPE_CHECKING:
+    from malamute.core.engines import Engines
+    from malamute.core.queue.queue import Queue
+    from malamute.core.stream import Stream
+    from malamute.core.subscription import Reader
+
+TOTALS_EACH = 500
+"""Queues, streams and readers that are looked at in one iteration."""
+
+TOTALS_WORK = 2
+"""What looking at one of them costs."""
+
+
+class _QueueSums:
+    """All queues of a kind together, as far as they were looked at."""
+
+    def __init__(self, queues: Iterable[Queue]) -> None:
+        # Those that come or go meanwhile may be in it or not.
+        self._left = iter([*queues])
+        self._messages = self._waiting = self._delayed = self._outstanding = self._dead = 0
+        self._oldest_ns: int | None = None
+
+    def go_on(self, most: int) -> int:
+        """Look at so many more. Returns how many were left of that."""
+        for queue in islice(self._left, most):
+            most -= 1
+            states = queue.states.counts
+            self._dead += len(queue.dead_letters.entries)
+            self._waiting += states[READY]
+            self._delayed += states[DELAYED]
+            self._outstanding += states[DELIVERED]
+            self._messages += len(queue.entries)
+            oldest = queue.entries.oldest_ns
+            if oldest is not None and (self._oldest_ns is None or oldest < self._oldest_ns):
+                self._oldest_ns = oldest
+        return most
+
+    def row(self, kind: str, now: float) -> QueueTotals:
+        """What they have, at a time of the wall clock in seconds."""
+        oldest = self._oldest_ns
+        return QueueTotals(
+            kind=kind,
+            messages=self._messages,
+            waiting=self._waiting,
+            delayed=self._delayed,
+            outstanding=self._outstanding,
+            dead=self._dead,
+            oldest_age=None if oldest is None else max(0.0, now - to_seconds(oldest)),
+        )
+
+
+class _ReaderSums:
+    """The readers of all streams together, as far as they were looked at."""
+
+    def __init__(self, streams: Iterable[Stream]) -> None:
+        self._left = _each_reader([*streams])
+        self._readers = {"live": 0, "replay": 0}
+        self._lag, self._lag_ns = 0, 0
+
+    def go_on(self, most: int) -> int:
+        """Look at so many more. Returns how many were left of that."""
+        for stream, reader in islice(self._left, most):
+            most -= 1
+            if reader is None:
+                continue
+            behind = stream.next - reader.cursor if reader.cursor else 0
+            self._readers["replay" if reader.cursor else "live"] += 1
+            self._lag = max(self._lag, behind)
+            if behind and reader.time_ns:
+                self._lag_ns = max(self._lag_ns, stream.time_ns - reader.time_ns)
+        return most
+
+    def row(self) -> ReaderTotals:
+        """What they are."""
+        return ReaderTotals(**self._readers, lag=self._lag, lag_seconds=to_seconds(self._lag_ns))
+
+
+def _each_reader(streams: Iterable[Stream]) -> Iterator[tuple[Stream, Reader | None]]:
+    """Every stream, which takes its time as well, and the readers that it has when it is looked at."""
+    for stream in streams:
+        yield stream, None
+        readers = [reader for group in stream.audience.groups() for reader in group.members.values()]
+        yield from ((stream, reader) for reader in readers)
+
+
+def totals(core: Engines, query: TotalsQuery, answered: Callable[[BrokerTotals], None]) -> None:
+    """What the broker has done, and what all queues and streams have. Many take several iterations."""
+    effects, limits = core.effects, core.queue_limits
+    sums = {kind: _QueueSums(core.queues_of(kind).by_name.values()) for kind in ("mailbox", "service")}
+
+    readers = _ReaderSums(core.streams.by_name.values())
+    looked_at: tuple[_QueueSums | _ReaderSums, ...] = (*sums.values(), readers)
+
+    def go_on() -> None:
+        left = TOTALS_EACH
+        for one in looked_at:
+            left = one.go_on(left)
+        effects.work -= TOTALS_WORK * (TOTALS_EACH - left)
+        if not left:
+            effects.later(go_on)
+            return
+        answered(
+            BrokerTotals(
+                iterations=DurationTotals(**effects.iterations.row(effects.now)),
+                commits=DurationTotals(**effects.commits.row(effects.now)),
+                committed_bytes=effects.committed_bytes,
+                settlements={**limits.settlements},
+                readers=readers.row(),
+                switches={**effects.switches},
+                gaps={**effects.gaps},
+                refusals={str(code): count for code, count in effects.refusals.items()},
+                queues=[one.row(kind, effects.now + effects.ahead) for kind, one in sums.items()],
+            )
+        )
+
+    go_on()
