@@ -188,7 +188,7 @@ def _with_cookie(request: Request) -> Request:
 
 
 def _key_of(update: Update, given: str | None, fingerprint: str) -> tuple[str, str] | None:
-    """What an update is known by when it comes again: the header, or an id. Others may have that id, too."""
+    """What an update that is repeated is known by: the header, or an id. Others may have that id, too."""
     if given is not None:
         return "key", given
     return ("id", fingerprint) if update.ident else None
