@@ -66,7 +66,7 @@ class Bans:
 
     def count(self, address: str, now: float) -> bool:
         """Count a connection that came to nothing. Returns whether its address is banned from now on."""
-        network = network_of(address)
+        network = b"" if address in _OF_THIS_MACHINE else network_of(address)
         if not network or not self._failures_max or not self._listeners:
             return False
         if now >= self._counted_since + WINDOW_SECONDS:
@@ -106,6 +106,9 @@ class Bans:
             self._failures_max = 0
         return bool(self._until)
 
+
+_OF_THIS_MACHINE = frozenset(("127.0.0.1", "::1", "::ffff:127.0.0.1"))
+"""Whoever is here has other ways to be in the way, and a proxy may bring everybody from there."""
 
 _UNSUPPORTED = frozenset((errno.ENOPROTOOPT, errno.EINVAL, errno.EPERM, errno.ENOMEM, errno.EBADF))
 """What a system says that has no such filters, or no room for one."""

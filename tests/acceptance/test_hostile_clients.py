@@ -26,7 +26,7 @@ from rig_waiting import PATIENCE
 from malamute.bench.attacks import ATTACKS, READERS, attack
 from malamute.bench.figures import percentile_ms
 from malamute.bench.raw_peer import RawPeer
-from malamute.config import Config, ListenConfig
+from malamute.config import Config
 from malamute.protocol.messages import Ping, Pong
 from malamute.server.daemon import raise_file_limit
 
@@ -194,8 +194,7 @@ def test_all_attacks_together_cost_the_others_nothing(broker: Daemon) -> None:
 
 
 def test_connections_without_hello_leave_files_for_the_others(new_daemon: Callable[..., Daemon]) -> None:
-    # Their address is that of the others, who are not to wait with them.
-    broker = new_daemon(Config(listen=ListenConfig(hello_failures=0))).start(files=400)
+    broker = new_daemon(Config()).start(files=400)
     host, _, port = broker.url.removeprefix("tcp://").partition(":")
     with ExitStack() as stack:
         for _ in range(600):

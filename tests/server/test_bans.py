@@ -160,6 +160,14 @@ def test_refused_handshakes_count_and_0_is_for_no_limit(context):
         transport.close(0)
 
 
+@pytest.mark.parametrize("address", ["127.0.0.1", "::1", "::ffff:127.0.0.1"])
+def test_nobody_of_this_machine_is_banned(address):
+    with socket.socket() as listener:
+        bans = Bans(1)
+        bans.watch(listener.fileno())
+        assert not any(bans.count(address, 1.0) for _ in range(5))
+
+
 def test_the_oldest_ban_makes_room_and_a_socket_without_filters_bans_nobody():
     with socket.socket() as listener:
         listener.bind((KNOWN, 0))
