@@ -19,6 +19,8 @@ from starlette.types import Receive, Scope, Send
 
 from malamute.errors import InternalError, MalamuteError, Malformed, MethodRefused, NoSuchResource
 from malamute.gateway import health, mailboxes, mercure, metrics, problems, services, sse, streams, tracing
+from malamute.gateway.console import site
+from malamute.gateway.console.visits import Console
 from malamute.gateway.guard import SiteGuard
 from malamute.gateway.openapi import described
 from malamute.gateway.rates import RateGuard
@@ -106,7 +108,11 @@ def make_app(settings: GatewaySettings) -> Starlette:
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         app.state.gateway = Gateway(settings)
         async with app.state.gateway.run():
-            yield
+            app.state.console = Console(app.state.gateway)
+            try:
+                yield
+            finally:
+                await app.state.console.watches.close()
 
     middleware = [Middleware(tracing.ServerSpans)] if tracing.IS_INSTALLED else []
     middleware += [Middleware(SiteGuard, settings), Middleware(RateGuard, settings)]
@@ -134,7 +140,7 @@ def make_app(settings: GatewaySettings) -> Starlette:
                 ),
             )
         )
-    routes: list[BaseRoute] = [*paths(ENDPOINTS), WebSocketRoute("/v1/ws", page_socket)]
+    routes: list[BaseRoute] = [*paths(ENDPOINTS), WebSocketRoute("/v1/ws", page_socket), *site.routes()]
     handlers: dict[Any, Any] = {404: _no_such_path}
     app = Starlette(routes=routes, middleware=middleware, exception_handlers=handlers, lifespan=lifespan)
     app.router.redirect_slashes = False

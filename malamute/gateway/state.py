@@ -56,8 +56,9 @@ class Gateway:
         self.restms.stop()
 
     def identity(self, connection: HTTPConnection) -> Identity:
-        """Who sends a request. Raises `LoginNeeded`."""
-        return identity_of(connection.headers, anonymous=self.settings.anonymous)
+        """Who sends a request; the console knows that by its cookie. Raises `LoginNeeded`."""
+        known: Identity | None = connection.scope.get("malamute.identity")
+        return known or identity_of(connection.headers, anonymous=self.settings.anonymous)
 
     def session(
         self, connection: HTTPConnection, *, followers: int = 0

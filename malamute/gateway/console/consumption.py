@@ -1,0 +1,91 @@
+"""Who reads the streams, how far behind, and how that was over the last looks."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import NamedTuple
+
+from malamute.aio import Client
+from malamute.errors import NotFound
+from malamute.protocol.admin import ClientsQuery, StreamQuery, SubscriptionRow
+
+TRAIL = 90
+"""Looks at one subscription that are kept."""
+
+STREAMS_MAX = 20
+"""Streams whose lag in seconds is asked for at a look: those whose readers are furthest behind."""
+
+STEADY = 0.1
+"""A lag that has changed by less than this part of it is steady."""
+
+
+class Consumer(NamedTuple):
+    """A subscription with the client that has it. Its lag in seconds is None where it was not asked for."""
+
+    client: str
+    address: str
+    software: str
+    connected: bool
+    subscription: SubscriptionRow
+    lag_seconds: float | None
+    trail: tuple[tuple[str, int], ...]
+    """State and lag at the last looks, the newest at the end."""
+
+    @property
+    def name(self) -> str:
+        """What people call it."""
+        return self.address or self.client
+
+    @property
+    def trend(self) -> str:
+        """Whether its lag grows."""
+        return trend_of([lag for _, lag in self.trail])
+
+
+def trend_of(lags: list[int] | list[float]) -> str:
+    """Whether a lag grows: `rising`, `falling` or `steady`."""
+    if len(lags) < 2 or not any(lags):
+        return "steady"
+    before, now = lags[-min(len(lags), 10)], lags[-1]
+    if abs(now - before) <= STEADY * max(before, now):
+        return "steady"
+    return "rising" if now > before else "falling"
+
+
+class Consumption:
+    """The subscriptions of all clients, look after look."""
+
+    def __init__(self) -> None:
+        self._trails: dict[tuple[str, int], deque[tuple[str, int]]] = {}
+        self.consumers: list[Consumer] = []
+        self.lag_seconds = 0.0
+        """The lag of the reader that is most behind."""
+
+    async def look(self, client: Client, timeout: float) -> list[Consumer]:
+        """Ask for all subscriptions, the one that is most behind first."""
+        rows = await client.query(ClientsQuery(details=True), timeout=timeout)
+        found = [(row, one) for row in rows for one in getattr(row, "subscriptions", ())]
+        found.sort(key=lambda pair: pair[1].lag, reverse=True)
+        behind = list(dict.fromkeys(one.stream for _, one in found if one.lag))[:STREAMS_MAX]
+        lags: dict[tuple[str, str], float] = {}
+        for stream in behind:
+            try:
+                details = await client.query(StreamQuery(name=stream), timeout=timeout)
+            except NotFound:
+                continue
+            for reader in details.readers:
+                key = reader.client, stream
+                lags[key] = max(lags.get(key, 0.0), reader.lag_seconds)
+        trails = self._trails
+        self._trails = {}
+        self.consumers = []
+        for row, one in found:
+            place = row.id, one.source
+            trail = self._trails[place] = trails.get(place, deque(maxlen=TRAIL))
+            trail.append((one.state, one.lag))
+            seconds = lags.get((row.id, one.stream)) if one.lag else 0.0
+            self.consumers.append(
+                Consumer(row.id, row.address, row.software, row.connected, one, seconds, tuple(trail))
+            )
+        self.lag_seconds = max((one.lag_seconds or 0.0 for one in self.consumers), default=0.0)
+        return self.consumers

@@ -1,0 +1,79 @@
+"""The first page: rates, lag and its trend, and what is wrong now."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from malamute.gateway.console import troubles
+from malamute.gateway.console.consumption import trend_of
+from malamute.gateway.console.visits import Visit, visit_of
+from malamute.gateway.console.watch import RateSample, Watch, rates
+from malamute.gateway.routes import Arguments, Endpoint
+from malamute.protocol.admin import MailboxesQuery, ServicesQuery, StreamsQuery
+
+FIRST_LOOK_SECONDS = 0.25
+"""How long the very first page waits for the first look; after that the page renews itself."""
+
+TOP_ROWS = 8
+"""Streams and queues on this page: the busiest."""
+
+POINTS = 150
+"""Points of a chart."""
+
+
+async def overview(request: Request, arguments: Arguments) -> Response:
+    """The broker at a glance."""
+    visit = visit_of(request)
+    watch = visit.watch
+    figures = await watch.wait_for("figures", FIRST_LOOK_SECONDS)
+    streams = await visit.listed("streams", StreamsQuery())
+    mailboxes = await visit.listed("mailboxes", MailboxesQuery())
+    services = await visit.listed("services", ServicesQuery())
+    status, totals, storage = figures or (None, None, None)
+    samples = rates(watch.samples)
+    queues = [("mailbox", row) for row in mailboxes.rows] + [("service", row) for row in services.rows]
+    queues.sort(key=lambda pair: (pair[1].messages, pair[1].dead), reverse=True)
+    return visit.page(
+        "overview.html",
+        status=200,
+        broker_status=status,
+        totals=totals,
+        storage=storage,
+        now=samples[-1] if samples else None,
+        lag_trend=trend_of([sample.lag_seconds for sample in samples[-30:]]),
+        series=json.dumps(_series(samples)),
+        streams=sorted(streams.rows, key=lambda row: (-row.published_rate, row.name))[:TOP_ROWS],
+        queues=[pair for pair in queues if pair[1].messages or pair[1].dead][:TOP_ROWS],
+        incomplete=not (streams.complete and mailboxes.complete and services.complete),
+        troubles=[*_troubles(visit, watch, mailboxes.rows, services.rows)],
+        consumers=(watch.found("consumers") or [])[:TOP_ROWS],
+        refusals=watch.refusals,
+        trails=watch.trails,
+    )
+
+
+def _troubles(visit: Visit, watch: Watch, mailboxes: list, services: list) -> Iterator[troubles.Trouble]:  # type: ignore[type-arg]
+    if watch.failure:
+        yield troubles.Trouble(troubles.CRITICAL, f"The broker does not answer: {watch.failure}")
+    if figures := watch.found("figures"):
+        yield from troubles.of_broker(figures[0])
+        yield from troubles.of_store(figures[2])
+    yield from troubles.of_readers(watch.found("consumers") or [])
+    yield from troubles.of_cursors(watch.found("cursors") or [])
+    yield from troubles.of_queues("mailbox", mailboxes)
+    yield from troubles.of_queues("service", services)
+
+
+def _series(samples: list[RateSample]) -> list[list[float]]:
+    """The columns of the charts, in so many points: each is the mean of some samples."""
+    each = max(1, -(-len(samples) // POINTS))
+    runs = [samples[place : place + each] for place in range(0, len(samples), each)]
+    columns = zip(*([sum(column) / len(run) for column in zip(*run, strict=True)] for run in runs), strict=True)
+    return [[round(value, 3) for value in column] for column in columns]
+
+
+ENDPOINTS = (Endpoint("GET", "/", overview, "Overview"),)

@@ -1,0 +1,95 @@
+"""Templates and the files beside them, as the package carries them."""
+
+from __future__ import annotations
+
+from functools import cache
+from hashlib import blake2b
+from importlib.resources import files
+from typing import Any, NamedTuple
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, Response
+
+from malamute.errors import NoSuchResource
+from malamute.gateway.console import words
+from malamute.gateway.routes import Arguments
+
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+    "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+)
+"""What a page may load and run: the files of the console, and nothing that stands in the page."""
+
+HEADERS = {
+    "content-security-policy": POLICY,
+    # With none at all a browser sends `Origin: null` with a form.
+    "referrer-policy": "same-origin",
+    "cross-origin-opener-policy": "same-origin",
+    "permissions-policy": "camera=(), geolocation=(), microphone=()",
+}
+"""Headers of every page."""
+
+STATIC = "/console/static/"
+
+_TYPES = {
+    "css": "text/css",
+    "js": "text/javascript",
+    "svg": "image/svg+xml",
+    "txt": "text/plain",
+}
+
+
+class StaticFile(NamedTuple):
+    """A file of the console: what it is, and a name of its content."""
+
+    data: bytes
+    media_type: str
+    version: str
+
+
+@cache
+def static_files() -> dict[str, StaticFile]:
+    """The files that pages load, by name."""
+    found = {}
+    for file in files(__package__).joinpath("static").iterdir():
+        data = file.read_bytes()
+        kind = _TYPES[file.name.rpartition(".")[2]]
+        found[file.name] = StaticFile(data, kind, blake2b(data, digest_size=6).hexdigest())
+    return found
+
+
+def static_url(name: str) -> str:
+    """Where a page loads a file. Another content has another address, so that browsers may keep it."""
+    return f"{STATIC}{name}?v={static_files()[name].version}"
+
+
+async def static(request: Request, arguments: Arguments) -> Response:
+    """A file of the console. Raises `NoSuchResource`."""
+    file = static_files().get(arguments["name"])
+    if file is None:
+        raise NoSuchResource(f"the console has no file {arguments['name'][:100]!r}")
+    lasting = arguments["v"] == file.version
+    headers = {"cache-control": "max-age=31536000, immutable" if lasting else "no-cache"}
+    return Response(file.data, headers=headers, media_type=file.media_type)
+
+
+@cache
+def environment() -> Environment:
+    """The templates. All of them escape, and what a template names and nobody gave is a fault."""
+    found = Environment(
+        loader=PackageLoader(__package__),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    found.filters.update(words.FILTERS)
+    found.globals.update(link=words.link, static_url=static_url)
+    return found
+
+
+def render(template: str, status: int = 200, **values: Any) -> HTMLResponse:
+    """Fill a template."""
+    text = environment().get_template(template).render(**values)
+    return HTMLResponse(text, status, HEADERS)

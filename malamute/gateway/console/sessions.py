@@ -1,0 +1,89 @@
+"""Who is signed in to the console: a random name in a cookie, and the credentials in this process alone."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from secrets import token_urlsafe
+from time import monotonic
+
+from malamute.gateway.users import ANONYMOUS, Identity
+
+COOKIE = "malamute_session"
+
+SESSIONS_MAX = 1_000
+"""Sessions at a time; one more ends the one that was not used for the longest time."""
+
+IDLE_SECONDS = 3600.0
+"""After how long without a request a session ends. A page that is open asks every few seconds."""
+
+LIFE_SECONDS = 12 * 3600.0
+"""After how long a session ends in any case."""
+
+NOTES_MAX = 5
+
+
+class ConsoleSession:
+    """A browser that is signed in, or all those that are not, where they are served."""
+
+    def __init__(self, identity: Identity, now: float) -> None:
+        self.identity = identity
+        self.name = token_urlsafe(32)
+        self.csrf = token_urlsafe(32)
+        self.started_at = self.used_at = now
+        self.notes: list[str] = []
+        """What was done, for the next page to say."""
+
+    def note(self, words: str) -> None:
+        """Say something on the next page."""
+        self.notes = [*self.notes, words][-NOTES_MAX:]
+
+    def take_notes(self) -> list[str]:
+        """What is to be said; it is said once."""
+        notes, self.notes = self.notes, []
+        return notes
+
+
+class ConsoleSessions:
+    """The sessions by their names, the one that was used last at the end."""
+
+    def __init__(self, clock: Callable[[], float] = monotonic) -> None:
+        self._clock = clock
+        self._by_name: OrderedDict[str, ConsoleSession] = OrderedDict()
+        self.anonymous = ConsoleSession(ANONYMOUS, clock())
+        """That of requests without a cookie. Its secret is on pages only, which no other site can read."""
+
+    def __len__(self) -> int:
+        return len(self._by_name)
+
+    def start(self, identity: Identity) -> ConsoleSession:
+        """Begin a session of credentials that the broker has accepted."""
+        self._forget_old()
+        while len(self._by_name) >= SESSIONS_MAX:
+            self._by_name.popitem(last=False)
+        session = ConsoleSession(identity, self._clock())
+        self._by_name[session.name] = session
+        return session
+
+    def find(self, name: str) -> ConsoleSession | None:
+        """The session of a cookie; None if it is over."""
+        self._forget_old()
+        session = self._by_name.get(name)
+        if session is not None:
+            session.used_at = self._clock()
+            self._by_name.move_to_end(name)
+        return session
+
+    def end(self, session: ConsoleSession) -> None:
+        """Forget a session with its credentials."""
+        self._by_name.pop(session.name, None)
+
+    def _forget_old(self) -> None:
+        now = self._clock()
+        over = [
+            name
+            for name, session in self._by_name.items()
+            if now - session.used_at > IDLE_SECONDS or now - session.started_at > LIFE_SECONDS
+        ]
+        for name in over:
+            del self._by_name[name]

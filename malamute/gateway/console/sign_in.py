@@ -1,0 +1,72 @@
+"""Signing in and out: the broker accepts the credentials, and a cookie stands for them."""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from malamute.errors import LoginNeeded, MalamuteError
+from malamute.gateway import problems
+from malamute.gateway.console.rendering import render
+from malamute.gateway.console.sessions import COOKIE, LIFE_SECONDS
+from malamute.gateway.console.visits import SIGN_IN, Console, check_origin, read_form, redirect, visit_of
+from malamute.gateway.routes import Arguments, Endpoint, Parameter
+from malamute.gateway.users import Identity
+
+SIGN_OUT = "/console/sign-out"
+
+NEXT = Parameter("next", "The page to go on with.", {"type": "string", "default": "/"})
+
+
+async def show(request: Request, arguments: Arguments) -> Response:
+    """The page that asks who comes."""
+    return render("sign_in.html", next=own_path(arguments["next"]), problem="")
+
+
+async def sign_in(request: Request, arguments: Arguments) -> Response:
+    """Begin a session, if the broker accepts the credentials."""
+    check_origin(request)
+    fields = await read_form(request)
+    user, password, token, following = (
+        fields.get(name, [""])[0] for name in ("user", "password", "token", "next")
+    )
+    console: Console = request.app.state.console
+    identity = Identity(token=token.strip()) if token.strip() else Identity(user, password)
+    following = own_path(following)
+    try:
+        if not (identity.token or identity.user):
+            raise LoginNeeded("no credentials: expected user and password, or a token")
+        async with console.gateway.users.session(identity):
+            session = console.sessions.start(identity)
+    except MalamuteError as error:
+        return render("sign_in.html", problems.status_of(type(error)), next=following, problem=error.text)
+    response = redirect(following)
+    secure = request.headers["origin"].lower().startswith("https:")
+    response.set_cookie(
+        COOKIE, session.name, int(LIFE_SECONDS), secure=secure, httponly=True, samesite="strict"
+    )
+    return response
+
+
+async def sign_out(request: Request, arguments: Arguments) -> Response:
+    """End a session."""
+    visit = visit_of(request)
+    visit.console.sessions.end(visit.session)
+    response = redirect(SIGN_IN)
+    response.delete_cookie(COOKIE, httponly=True, samesite="strict")
+    return response
+
+
+def own_path(path: str) -> str:
+    """A path of this console: a link from elsewhere must not lead away from it."""
+    inside = path == "/" or path.startswith("/console/")
+    return path if inside and path.isprintable() and "\\" not in path else "/"
+
+
+ENDPOINTS = (
+    Endpoint("GET", SIGN_IN, show, "Sign in.", (NEXT,)),
+    Endpoint("POST", SIGN_IN, sign_in, "Sign in."),
+)
+"""What is there for those who are not signed in."""
+
+SIGNED_IN = (Endpoint("POST", SIGN_OUT, sign_out, "Sign out."),)

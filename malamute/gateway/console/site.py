@@ -1,0 +1,93 @@
+"""The pages of the console as paths of the gateway."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from malamute.errors import InternalError, LoginNeeded, MalamuteError, MethodRefused
+from malamute.gateway import problems
+from malamute.gateway.console import overview, sign_in, streams
+from malamute.gateway.console.rendering import STATIC, render, static
+from malamute.gateway.console.visits import SIGN_IN, Visit, redirect, visit_of
+from malamute.gateway.console.words import link
+from malamute.gateway.routes import Endpoint, Parameter
+
+STATIC_FILE = Endpoint(
+    "GET",
+    f"{STATIC}{{name}}",
+    static,
+    "A file of the console.",
+    (Parameter("name", "Its name.", place="path"), Parameter("v", "The version of its content.")),
+)
+
+OPEN: tuple[Endpoint, ...] = (STATIC_FILE, *sign_in.ENDPOINTS)
+"""What is there for those who are not signed in."""
+
+PAGES: tuple[Endpoint, ...] = (*overview.ENDPOINTS, *streams.ENDPOINTS, *sign_in.SIGNED_IN)
+
+log = logging.getLogger("malamute.gateway")
+
+
+class ConsolePath:
+    """The methods of one path of the console, as an ASGI application. Errors become pages."""
+
+    def __init__(self, endpoints: Mapping[str, Endpoint]) -> None:
+        self._endpoints = {**endpoints}
+        if "GET" in endpoints:
+            self._endpoints["HEAD"] = endpoints["GET"]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one request."""
+        request = Request(scope, receive, send)
+        try:
+            response = await self._respond(request)
+        except LoginNeeded:
+            response = _to_sign_in(request)
+        except MalamuteError as error:
+            response = _problem(request, error)
+        except Exception:
+            log.exception("%s %s", request.method, request.url.path)
+            response = _problem(request, InternalError("the gateway met a fault of its own: see its log"))
+        await response(scope, receive, send)
+
+    async def _respond(self, request: Request) -> Response:
+        endpoint = self._endpoints.get(request.method)
+        if endpoint is None:
+            raise MethodRefused(f"{request.method[:20]} of {request.url.path}: expected a method that it has")
+        if endpoint not in OPEN:
+            visit = visit_of(request)
+            if endpoint.method == "POST":
+                # Before anything is looked at: whoever cannot send a form of this session gets no further.
+                request.state.form = await visit.form()
+        return await endpoint.handler(request, endpoint.read(request))
+
+
+def _to_sign_in(request: Request) -> Response:
+    if request.method != "GET":
+        return redirect(SIGN_IN)
+    address = request.url.path + (f"?{request.url.query}" if request.url.query else "")
+    return redirect(link(SIGN_IN, next=address))
+
+
+def _problem(request: Request, error: MalamuteError) -> Response:
+    if "text/event-stream" in request.headers.get("accept", ""):
+        return problems.response(error)
+    status = problems.status_of(type(error))
+    visit: Visit | None = getattr(request.state, "visit", None)
+    if visit is None:
+        return render("stranger.html", status, error=error)
+    return visit.page("problem.html", status, error=error)
+
+
+def routes() -> Sequence[Route]:
+    """The paths of the console."""
+    by_path: dict[str, dict[str, Endpoint]] = {}
+    for endpoint in (*OPEN, *PAGES):
+        by_path.setdefault(endpoint.path, {})[endpoint.method] = endpoint
+    return [Route(path, ConsolePath(methods)) for path, methods in by_path.items()]

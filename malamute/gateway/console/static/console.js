@@ -1,0 +1,146 @@
+// The pages work without this. It renews them, draws charts, follows streams, and adds keys.
+
+const main = document.getElementById("main");
+const status = document.getElementById("state");
+const say = (words) => { if (status.textContent !== words) status.textContent = words; };
+let paused = false;
+
+// Pages are renewed by asking for them again: what is marked `data-live` is replaced, all else stays.
+const isBusy = (old) => old.contains(document.activeElement) && document.activeElement.matches("input, select, textarea, button, summary")
+  || (!getSelection().isCollapsed && old.contains(getSelection().anchorNode))
+  || old.querySelector("details[open]");
+
+async function renew() {
+  const answer = await fetch(location.href, { headers: { accept: "text/html" }, redirect: "manual" });
+  if (answer.type === "opaqueredirect") return location.reload();
+  if (!answer.ok && answer.status !== 404) throw new Error(String(answer.status));
+  const fresh = new DOMParser().parseFromString(await answer.text(), "text/html");
+  for (const old of main.querySelectorAll("[data-live]")) {
+    const found = fresh.getElementById(old.id);
+    if (!found || isBusy(old) || found.isEqualNode(old)) continue;
+    const focused = old.contains(document.activeElement) ? document.activeElement.getAttribute("href") : null;
+    old.replaceWith(document.adoptNode(found));
+    if (focused) main.querySelector(`a[href="${CSS.escape(focused)}"]`)?.focus();
+  }
+  main.dispatchEvent(new Event("renewed"));
+}
+
+const seconds = Number(main.dataset.refresh || 0);
+if (seconds) {
+  const loop = async () => {
+    if (!document.hidden && !paused) {
+      try { await renew(); say(""); } catch { say("no answer from the gateway; trying again"); }
+    }
+    setTimeout(loop, seconds * 1000);
+  };
+  setTimeout(loop, Math.min(1, seconds) * 1000);
+}
+
+// Charts
+const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+const short = (value) => value >= 1e6 ? `${+(value / 1e6).toFixed(1)}M` : value >= 1e3 ? `${+(value / 1e3).toFixed(1)}k` : `${+value.toFixed(value < 10 ? 2 : 0)}`;
+const charts = new Map();
+
+function draw() {
+  const held = document.getElementById("series");
+  if (!held || typeof uPlot === "undefined") return;
+  const series = JSON.parse(held.dataset.series);
+  for (const place of main.querySelectorAll(".chart")) {
+    const now = Date.now() / 1000;
+    const data = series.length ? [series[0], series[Number(place.dataset.column)]] : [[now - 60, now], [null, null]];
+    const known = charts.get(place);
+    if (known) { known.setData(data); continue; }
+    const axis = { stroke: () => colour("--quiet"), grid: { stroke: () => colour("--grid"), width: 1 }, ticks: { show: false }, font: "11px system-ui, sans-serif" };
+    charts.set(place, new uPlot({
+      width: place.clientWidth, height: place.clientHeight, legend: { show: false },
+      cursor: { points: { size: 6 }, drag: { x: false } },
+      scales: { y: { range: (u, low, high) => [0, Math.max(high * 1.1, 1)] } },
+      axes: [{ ...axis, values: "{HH}:{mm}:{ss}", space: 70 }, { ...axis, size: 46, values: (u, ticks) => ticks.map(short) }],
+      series: [{}, { stroke: () => colour("--line-1"), width: 1.5, fill: () => `${colour("--line-1")}22`, points: { show: false } }],
+    }, data, place));
+  }
+}
+const resize = () => charts.forEach((chart, place) => chart.setSize({ width: place.clientWidth, height: place.clientHeight }));
+addEventListener("load", draw);
+main.addEventListener("renewed", draw);
+addEventListener("resize", resize);
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => charts.forEach((chart) => chart.redraw()));
+
+// The live tail. What a message holds is set as text, never as markup.
+const make = (tag, name, words) => {
+  const element = document.createElement(tag);
+  if (name) element.className = name;
+  if (words !== undefined) element.textContent = words;
+  return element;
+};
+const headerLines = (headers) => Object.entries(headers ?? {}).map(([name, value]) => `${name}=${typeof value === "string" ? value : JSON.stringify(value)}`).join("\n");
+
+function shown(message) {
+  const body = message.body ?? `${atob(message.body_base64 ?? "").length} bytes that are no text`;
+  const details = make("details", "message");
+  const line = make("summary");
+  line.append(make("span", "n", message.sequence), make("span", "quiet", message.time.slice(11, 23)), make("span", "subject", message.subject), make("span", "body", body.slice(0, 300)));
+  details.append(line);
+  details.addEventListener("toggle", () => {
+    const inside = make("div", "detail");
+    if (message.headers) inside.append(make("pre", "", headerLines(message.headers)));
+    inside.append(make("pre", "", body));
+    details.append(inside);
+  }, { once: true });
+  return details;
+}
+
+const tail = document.getElementById("tail");
+if (tail) {
+  const keep = 500;
+  const waiting = [];
+  const put = (element) => { waiting.push(element); if (waiting.length > keep) waiting.shift(); };
+  const flush = () => {
+    if (!paused && waiting.length) {
+      tail.prepend(...waiting.splice(0).reverse());
+      while (tail.childElementCount > keep) tail.lastElementChild.remove();
+    }
+    requestAnimationFrame(flush);
+  };
+  requestAnimationFrame(flush);
+  const events = new EventSource(tail.dataset.events);
+  events.onopen = () => say("following");
+  events.onerror = () => say(events.readyState === EventSource.CLOSED ? "the stream has ended: load the page again" : "connection lost; reconnecting");
+  events.onmessage = (event) => put(shown(JSON.parse(event.data)));
+  events.addEventListener("skipped", (event) => put(make("p", "skipped", `${Number(event.data).toLocaleString("en")} messages were left out: they come faster than anybody reads`)));
+  events.addEventListener("gap", (event) => {
+    const gap = JSON.parse(event.data);
+    put(make("p", "skipped", `unavailable: ${gap.first} to ${gap.last}, ${gap.reason}`));
+  });
+  events.addEventListener("problem", (event) => { put(make("p", "note bad", JSON.parse(event.data).detail)); events.close(); say("the stream has ended"); });
+}
+
+// Keys
+let leading = 0;
+const rows = () => [...main.querySelectorAll("tbody tr td:first-child a, .message summary")];
+const step = (by) => {
+  const all = rows();
+  const at = all.indexOf(document.activeElement);
+  all[Math.min(Math.max(at < 0 ? (by > 0 ? 0 : all.length - 1) : at + by, 0), all.length - 1)]?.focus();
+};
+const keys = {
+  "/": () => main.querySelector("input[type=search]")?.focus(),
+  "?": () => document.getElementById("keys").showModal(),
+  j: () => step(1),
+  k: () => step(-1),
+  p: () => { paused = !paused; say(paused ? "paused: p goes on" : ""); },
+};
+addEventListener("keydown", (event) => {
+  if (event.ctrlKey || event.metaKey || event.altKey || event.target.closest("input, textarea, select, dialog")) return;
+  if (event.timeStamp - leading < 1500) {
+    leading = 0;
+    document.querySelector(`nav a[data-key="${CSS.escape(event.key)}"]`)?.click();
+    return;
+  }
+  if (event.key === "g") { leading = event.timeStamp; return; }
+  if (keys[event.key]) { event.preventDefault(); keys[event.key](); }
+});
+// A whole list of boxes at once.
+main.addEventListener("change", (event) => {
+  if (event.target.matches("[data-all]")) for (const box of main.querySelectorAll(`input[name="${CSS.escape(event.target.dataset.all)}"]`)) box.checked = event.target.checked;
+});

@@ -1,0 +1,78 @@
+"""The list of streams, and one of them: what is kept, who reads it, what it holds, and what comes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from malamute.errors import MalamuteError
+from malamute.gateway.console.visits import visit_of
+from malamute.gateway.routes import Arguments, Endpoint, Parameter
+from malamute.protocol.admin import StoredQuery, StreamQuery, StreamRow, StreamsQuery
+
+PAGE_ROWS = 100
+
+FIND = Parameter("find", "Only what has this in its name.", {"type": "string", "default": ""})
+PAGE = Parameter("page", "Which page.", {"type": "integer", "minimum": 1, "default": 1})
+
+NAME = Parameter("name", "The name of the stream.", {"type": "string", "default": ""})
+
+ORDERS: dict[str, Callable[[StreamRow], Any]] = {
+    "name": lambda row: row.name,
+    "rate": lambda row: (-row.published_rate, row.name),
+    "kept": lambda row: (row.first - row.last, row.name),
+    "selectors": lambda row: (-row.selectors, row.name),
+}
+"""How the list may be in order."""
+
+
+def sheet(rows: list[Any], page: int) -> dict[str, Any]:
+    """The rows of one page of a list, and where it stands."""
+    pages = max(1, -(-len(rows) // PAGE_ROWS))
+    page = min(page, pages)
+    return {"rows": rows[(page - 1) * PAGE_ROWS : page * PAGE_ROWS], "number": page, "pages": pages, "all": len(rows)}
+
+
+async def streams(request: Request, arguments: Arguments) -> Response:
+    """The streams."""
+    visit = visit_of(request)
+    watch = visit.watch
+    listed = await visit.listed("streams", StreamsQuery())
+    found = [row for row in listed.rows if arguments["find"] in row.name]
+    found.sort(key=ORDERS[arguments["order"]])
+    return visit.page(
+        "streams.html", listed=listed, sheet=sheet(found, arguments["page"]), trails=watch.trails, **arguments_of(arguments)
+    )
+
+
+def arguments_of(arguments: Arguments) -> dict[str, Any]:
+    """What a list goes by, for its template."""
+    return {"find": arguments["find"], "order": arguments.get("order", "")}
+
+
+async def stream(request: Request, arguments: Arguments) -> Response:
+    """One stream. Raises `NotFound`."""
+    visit = visit_of(request)
+    details = await visit.ask(StreamQuery(name=arguments["name"]))
+    refusal, stored = "", None
+    try:
+        stored = next(iter(await visit.ask(StoredQuery(stream=details.name, limit=1))), None)
+    except MalamuteError as error:
+        refusal = error.text
+    trail = visit.watch.trails.get(details.name, ())
+    return visit.page("stream.html", stream=details, stored=stored, refusal=refusal, trail=trail)
+
+
+ENDPOINTS = (
+    Endpoint(
+        "GET",
+        "/console/streams",
+        streams,
+        "Streams",
+        (FIND, PAGE, Parameter("order", "In which order.", {"type": "string", "enum": [*ORDERS], "default": "name"})),
+    ),
+    Endpoint("GET", "/console/stream", stream, "Stream", (NAME,)),
+)

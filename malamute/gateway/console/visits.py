@@ -1,0 +1,193 @@
+"""One request to the console: who sends it, and how its page asks the broker."""
+
+from __future__ import annotations
+
+from contextlib import AbstractAsyncContextManager
+from hmac import compare_digest
+from typing import Any, NamedTuple, TypeVar
+from urllib.parse import parse_qsl
+
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+
+from malamute.aio import Client
+from malamute.errors import AccessRefused, LoginNeeded, Malformed, OriginRefused
+from malamute.gateway import bodies
+from malamute.gateway.console.rendering import HEADERS, render
+from malamute.gateway.console.sessions import COOKIE, ConsoleSession, ConsoleSessions
+from malamute.gateway.console.watch import Watch, Watches
+from malamute.gateway.state import Gateway, gateway_of
+from malamute.protocol.admin import AdminChange, AdminQuery
+from malamute.version import __version__
+
+Answer = TypeVar("Answer")
+
+ANSWER_SECONDS = 5.0
+"""How long a page waits for the broker."""
+
+FORM_FIELDS_MAX = 1_000
+
+LIST_ROWS = 200
+"""Rows that a page asks for itself; of longer lists it shows what the watch has found."""
+
+SIGN_IN = "/console/sign-in"
+
+NAVIGATION = (
+    ("/", "Overview", "o"),
+    ("/console/streams", "Streams", "s"),
+    ("/console/queues", "Queues", "q"),
+    ("/console/consumers", "Consumers", "c"),
+    ("/console/clients", "Clients", "l"),
+    ("/console/feeds", "Feeds", "f"),
+    ("/console/explain", "Explain", "e"),
+    ("/console/users", "Users and rules", "u"),
+    ("/console/settings", "Settings", "t"),
+)
+"""The pages that all others lead to: path, name, and the key that leads there after `g`."""
+
+
+class Console:
+    """What the pages of a gateway share."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self.gateway = gateway
+        self.sessions = ConsoleSessions()
+        self.answer_seconds = min(gateway.settings.timeout_seconds, ANSWER_SECONDS)
+        self.watches = Watches(gateway.users, self.answer_seconds)
+
+
+class Listed(NamedTuple):
+    """The rows of a list, and whether that is all; why there are none if the user may not see them."""
+
+    rows: list[Any]
+    complete: bool = True
+    refusal: str = ""
+
+
+class Visit:
+    """A request to the console, of somebody who may come."""
+
+    def __init__(self, request: Request, console: Console, session: ConsoleSession) -> None:
+        self.request = request
+        self.console = console
+        self.session = session
+        # What serves the gateway's own paths acts as this user, too.
+        request.scope["malamute.identity"] = session.identity
+
+    @property
+    def watch(self) -> Watch:
+        """What is known of the last while."""
+        return self.console.watches.of(self.session.identity)
+
+    def client(self) -> AbstractAsyncContextManager[Client]:
+        """A client that acts as the user. Raises as `Users.session`."""
+        return self.console.gateway.users.session(self.session.identity)
+
+    async def ask(self, query: AdminQuery[Answer]) -> Answer:
+        """Ask the broker. Raises what it is refused with."""
+        async with self.client() as client:
+            return await client.query(query, timeout=self.console.answer_seconds)
+
+    async def change(self, change: AdminChange[Answer]) -> Answer:
+        """Change something in the broker, or see what would be. Raises what it is refused with."""
+        async with self.client() as client:
+            return await client.change(change, timeout=self.console.answer_seconds)
+
+    async def listed(self, what: str, query: AdminQuery[Any]) -> Listed:
+        """All rows of a query that comes in pages: from the broker, or if they are many, from the watch."""
+        query = _page_of(query)
+        try:
+            rows = await self.ask(query)
+            if not rows or not await self.ask(_page_of(query, after_name=getattr(rows[-1], query.page_key))):
+                return Listed(rows)
+        except AccessRefused as error:
+            return Listed([], refusal=error.text)
+        known = self.watch.found(what)
+        return Listed(rows, complete=False) if known is None else Listed(known)
+
+    async def form(self) -> dict[str, list[str]]:
+        """The fields of a form that a page of this console has sent.
+
+        Raises:
+            OriginRefused: a page of another site may have sent it.
+            Malformed: it is no form.
+
+        """
+        check_origin(self.request)
+        fields = await read_form(self.request)
+        if not compare_digest(fields.get("csrf", [""])[0].encode(), self.session.csrf.encode()):
+            raise OriginRefused("a form without the secret of its session: load its page again")
+        return fields
+
+    def page(self, template: str, status: int = 200, **values: Any) -> Response:
+        """Fill the template of a page."""
+        settings = self.console.gateway.settings
+        return render(
+            template,
+            status,
+            **values,
+            here=self.request.url.path,
+            address=str(self.request.url.path) + (f"?{q}" if (q := self.request.url.query) else ""),
+            navigation=NAVIGATION,
+            session=self.session,
+            broker=settings.broker,
+            version=__version__,
+        )
+
+
+def _page_of(query: AdminQuery[Any], **more: Any) -> AdminQuery[Any]:
+    return type(query)(**{**vars(query), "limit": LIST_ROWS, **more})
+
+
+def check_origin(request: Request) -> None:
+    """Check that a page of this very console sends a request. Raises `OriginRefused`.
+
+    The sites of `--allow-origin` may use the API, and not this.
+    """
+    origin = request.headers.get("origin", "")
+    if origin.lower().partition("://")[2] != request.headers.get("host", "").lower():
+        raise OriginRefused(f"a form from a page of {origin[:100]!r}: expected one of this console")
+
+
+async def read_form(request: Request) -> dict[str, list[str]]:
+    """The fields of a form. Raises `Malformed`, and as `read_body`."""
+    settings = gateway_of(request).settings
+    body = await bodies.read_body(request, settings.body_bytes, settings.body_seconds)
+    try:
+        pairs = parse_qsl(
+            body.decode(),
+            keep_blank_values=True,
+            errors="strict",
+            max_num_fields=FORM_FIELDS_MAX,
+        )
+    except ValueError as error:
+        raise Malformed(f"invalid form: {error}") from None
+    fields: dict[str, list[str]] = {}
+    for name, value in pairs:
+        # A form sends every end of a line as two characters.
+        fields.setdefault(name, []).append(value.replace("\r\n", "\n"))
+    return fields
+
+
+def visit_of(request: Request) -> Visit:
+    """The visit that a request is. Raises `LoginNeeded`."""
+    visit: Visit | None = getattr(request.state, "visit", None)
+    if visit is None:
+        console: Console = request.app.state.console
+        request.state.visit = visit = Visit(request, console, _session_of(request, console))
+    return visit
+
+
+def _session_of(request: Request, console: Console) -> ConsoleSession:
+    if (name := request.cookies.get(COOKIE)) and (session := console.sessions.find(name)):
+        return session
+    if console.gateway.settings.anonymous:
+        return console.sessions.anonymous
+    raise LoginNeeded("the console does not know who you are: sign in")
+
+
+def redirect(path: str) -> Response:
+    """Lead a browser to a page of the console."""
+    return RedirectResponse(path, 303, HEADERS)
+
+

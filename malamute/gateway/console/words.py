@@ -1,0 +1,161 @@
+"""How figures and messages are written on pages: the filters of the templates."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+from urllib.parse import urlencode
+
+from malamute.protocol.time_units import to_seconds
+
+BODY_CHARACTERS = 160
+"""How much of a body stands in a table."""
+
+UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+SPANS = (("d", 86_400), ("h", 3_600), ("m", 60), ("s", 1))
+
+
+def count(value: float | None) -> str:
+    """A number for people; a dash where there is none."""
+    if value is None:
+        return "–"
+    if isinstance(value, float) and 0 < abs(value) < 100:
+        return f"{value:,.1f}"
+    return f"{value:,.0f}"
+
+
+def size(value: float | None) -> str:
+    """Bytes with a unit."""
+    if value is None:
+        return "–"
+    unit = UNITS[0]
+    for unit in UNITS:
+        if abs(value) < 1024 or unit == UNITS[-1]:
+            break
+        value /= 1024
+    return f"{value:,.0f} {unit}" if unit == "B" or value >= 100 else f"{value:,.1f} {unit}"
+
+
+def span(seconds: float | None) -> str:
+    """A duration in its two largest units."""
+    if seconds is None:
+        return "–"
+    if seconds < 10:
+        return "0 s" if seconds < 0.0005 else f"{seconds:.1f} s" if seconds >= 1 else f"{seconds * 1000:,.0f} ms"
+    parts: list[str] = []
+    left = int(seconds)
+    for unit, length in SPANS:
+        many, left = divmod(left, length)
+        if many or parts:
+            parts.append(f"{many} {unit}")
+    return " ".join(parts[:2])
+
+
+def moment(seconds: float | None) -> str:
+    """A time of day in UTC, from seconds since the epoch."""
+    return "–" if not seconds else datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S")
+
+
+def moment_ns(nanoseconds: int) -> str:
+    """A time of day in UTC with milliseconds, from nanoseconds since the epoch."""
+    at = datetime.fromtimestamp(to_seconds(nanoseconds), UTC)
+    return at.strftime("%Y-%m-%d %H:%M:%S.") + f"{at.microsecond // 1000:03}"
+
+
+def credit(value: int) -> str:
+    """What is left of a credit."""
+    return "unlimited" if value < 0 else count(value)
+
+
+def body(data: bytes, most: int | None = None) -> str:
+    """A body as text, or what it is."""
+    text = _decoded(data)
+    if text is None:
+        return f"{len(data):,} bytes that are no text"
+    return text if most is None or len(text) <= most else f"{text[:most]}…"
+
+
+def excerpt(data: bytes) -> str:
+    """The beginning of a body for a row of a table."""
+    return body(data[: 4 * BODY_CHARACTERS], BODY_CHARACTERS) if _decoded(data) is not None else body(data)
+
+
+def is_text(data: bytes) -> bool:
+    """Whether a body is text, so that it can be edited."""
+    return _decoded(data) is not None
+
+
+def _decoded(data: bytes) -> str | None:
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return None
+
+
+def header_lines(headers: Mapping[str, Any] | None) -> str:
+    """Headers as they are typed: NAME=VALUE, one in a line."""
+    return "\n".join(f"{name}={_typed(value)}" for name, value in (headers or {}).items())
+
+
+def _typed(value: Any) -> str:
+    """A value that is read again as the same: text that looks like another value is quoted."""
+    if isinstance(value, str) and parse_value(value) == value and "\n" not in value:
+        return value
+    return json.dumps(value, ensure_ascii=False)
+
+
+def parse_value(text: str) -> str | float | bool | None:
+    """The value of a header as it is typed: JSON where it is that, otherwise text."""
+    try:
+        value = json.loads(text, parse_constant=str)
+    except ValueError:
+        return text
+    return text if isinstance(value, list | dict) else value  # type: ignore[no-any-return]
+
+
+def criteria(pairs: Iterable[Sequence[Any]]) -> str:
+    """Criteria in words, as the command line has them."""
+    return " | ".join(f"{family} {pattern}".rstrip() for family, pattern in pairs)
+
+
+def plain(value: Any) -> str:
+    """Any value of an answer in words."""
+    if value is None or value == "":
+        return "–"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, list | tuple):
+        return ", ".join(map(plain, value)) or "–"
+    return count(value) if isinstance(value, int | float) else str(value)
+
+
+def spaced(name: str) -> str:
+    """The name of a field in words."""
+    return name.replace("_", " ")
+
+
+def link(path: str, /, **arguments: Any) -> str:
+    """A path of the console with its parameters. Those that are empty are left out."""
+    given = {name: value for name, value in arguments.items() if value not in (None, "", [])}
+    return f"{path}?{urlencode(given, doseq=True)}" if given else path
+
+
+def points(values: Sequence[float], width: int = 100, height: int = 24) -> str:
+    """The points of a line in a box, the last value at its right end."""
+    if len(values) < 2:
+        return ""
+    top = max(values) or 1.0
+    step = width / (len(values) - 1)
+    return " ".join(
+        f"{place * step:.1f},{height - 1 - value / top * (height - 2):.1f}" for place, value in enumerate(values)
+    )
+
+
+FILTERS = {
+    function.__name__: function
+    for function in (
+        count, size, span, moment, moment_ns, credit, body, excerpt, is_text, header_lines, criteria, plain, spaced, points,
+    )
+}  # fmt: skip
