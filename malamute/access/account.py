@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import re
-from base64 import b64decode
+from base64 import b64decode, b64encode
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
@@ -20,6 +20,11 @@ from malamute.access.rule import AccessRule
 from malamute.errors import ConfigError, InvalidName, InvalidValue
 from malamute.protocol.limits import UID_MAX
 from malamute.protocol.names import RESERVED_PREFIX, is_name
+
+SCRYPT_COST, SCRYPT_BLOCKS, SCRYPT_LANES = 1 << 14, 8, 1
+"""What a password costs whoever tries it: 16 MiB, and some 50 ms."""
+
+PASSWORD_BYTES_MAX = 1_024
 
 SCRYPT_COST_MAX = 1 << 20
 
@@ -42,7 +47,7 @@ class PasswordHash(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> PasswordHash:
-        """Read what `hash_password` made. Raises `ValueError` for anything else."""
+        """Read what `salted_hash` made. Raises `ValueError` for anything else."""
         scheme, cost, blocks, lanes, salt, hashed = text.split("$")
         found = cls(
             int(cost),
@@ -74,6 +79,16 @@ def scrypt(password: bytes, salt: bytes, cost: int, blocks: int, lanes: int) -> 
     """The hash of a password. This takes long."""
     memory_bytes = 256 * cost * blocks * lanes + (1 << 20)
     return hashlib.scrypt(password, salt=salt, n=cost, r=blocks, p=lanes, maxmem=memory_bytes, dklen=32)
+
+
+def salted_hash(password: str, salt: bytes) -> str:
+    """A password as it is kept. Raises `ConfigError` for one that is empty or too long."""
+    given = password.encode()
+    if not 1 <= len(given) <= PASSWORD_BYTES_MAX:
+        raise ConfigError(f"invalid password: expected 1 to {PASSWORD_BYTES_MAX} bytes")
+    cost = SCRYPT_COST, SCRYPT_BLOCKS, SCRYPT_LANES
+    parts = (b64encode(part).decode() for part in (salt, scrypt(given, salt, *cost)))
+    return "$".join(["scrypt", *map(str, cost), *parts])
 
 
 class Account(NamedTuple):

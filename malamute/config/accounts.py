@@ -20,38 +20,24 @@ from __future__ import annotations
 import os
 import re
 import tomllib
-from base64 import b64encode
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import ClassVar
 
-from malamute.access.account import KEY, Account, Accounts, PasswordHash, scrypt
+from malamute.access.account import KEY, Account, Accounts, PasswordHash, salted_hash
 from malamute.config import option_types
 from malamute.config.sections import Section, option, read_table, write_table
 from malamute.errors import ConfigError
 from malamute.protocol.limits import UID_MAX
 
-SCRYPT_COST, SCRYPT_BLOCKS, SCRYPT_LANES = 1 << 14, 8, 1
-"""What a password costs whoever tries it: 16 MiB, and some 50 ms."""
-
-PASSWORD_BYTES_MAX = 1_024
+SALT_BYTES = 16
 
 
 def hash_password(password: str) -> str:
     """A password as it is kept. Raises `ConfigError` for one that is empty or too long."""
-    given = password.encode()
-    if not 1 <= len(given) <= PASSWORD_BYTES_MAX:
-        raise ConfigError(f"invalid password: expected 1 to {PASSWORD_BYTES_MAX} bytes")
-    salt = os.urandom(16)
-    cost = SCRYPT_COST, SCRYPT_BLOCKS, SCRYPT_LANES
-    words = [
-        "scrypt",
-        *map(str, cost),
-        *(b64encode(part).decode() for part in (salt, scrypt(given, salt, *cost))),
-    ]
-    return "$".join(words)
+    return salted_hash(password, os.urandom(SALT_BYTES))
 
 
 def _read_hash(value: object) -> str:

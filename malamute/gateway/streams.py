@@ -103,7 +103,7 @@ async def history(request: Request, arguments: Arguments) -> Response:
     gateway = gateway_of(request)
     limit = arguments["limit"]
     async with gateway.session(request) as client:
-        page = await _page(
+        page = await read_page(
             gateway, client, arguments["name"], limit, start=arguments["start"], **selection(arguments)
         )
     link = "" if page.is_last else _next_page(request, page.messages)
@@ -115,14 +115,16 @@ async def history(request: Request, arguments: Arguments) -> Response:
     return bodies.answer({"messages": rows, "gaps": gaps, "next": link or None}, headers=headers)
 
 
-class _Page(NamedTuple):
+class HistoryPage(NamedTuple):
+    """A part of the history of a stream."""
+
     messages: list[Message]
     gaps: Sequence[Gap] = ()
     is_last: bool = True
     """Whether there are no more now."""
 
 
-def _rows(page: _Page) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+def _rows(page: HistoryPage) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """The messages of a page, and what it has not: gaps, and messages that cannot be read."""
     rows, gaps = [], [*page.gaps]
     for message in page.messages:
@@ -133,7 +135,7 @@ def _rows(page: _Page) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     return rows, [bodies.shown_gap(gap) for gap in sorted(gaps, key=attrgetter("first"))]
 
 
-async def _page(gateway: Gateway, client: Client, name: str, limit: int, **options: Any) -> _Page:
+async def read_page(gateway: Gateway, client: Client, name: str, limit: int, **options: Any) -> HistoryPage:
     """Up to `limit` messages, and the gaps before the last of them.
 
     Raises `TimedOut` if none came in time.
@@ -147,7 +149,7 @@ async def _page(gateway: Gateway, client: Client, name: str, limit: int, **optio
     async with client.subscribe(name, credit=limit, credit_bytes=credit_bytes, **options) as subscription:
         if subscription.first >= head:
             # One that begins at the head is never said to have come there.
-            return _Page([])
+            return HistoryPage([])
         while len(found) < limit and size_bytes < credit_bytes:
             try:
                 columns = await _next_part(subscription, settings.timeout_seconds)
@@ -156,11 +158,11 @@ async def _page(gateway: Gateway, client: Client, name: str, limit: int, **optio
                     break
                 raise
             if columns is None:
-                return _Page(found, subscription.recent_gaps)
+                return HistoryPage(found, subscription.recent_gaps)
             found += bodies.messages_of(columns)
             size_bytes += sum(map(len, columns.records))
         last = found[:limit][-1].sequence
-        return _Page(found[:limit], [gap for gap in subscription.recent_gaps if gap.first < last], False)
+        return HistoryPage(found[:limit], [gap for gap in subscription.recent_gaps if gap.first < last], False)
 
 
 async def _next_part(subscription: Subscription, timeout: float) -> Columns | None:

@@ -27,9 +27,9 @@ import zmq
 from zmq.utils import z85
 
 from malamute.access import Account, AccountBook
-from malamute.access.account import PasswordHash
+from malamute.access.account import PASSWORD_BYTES_MAX, PasswordHash
 from malamute.access.token import Issuers
-from malamute.config.accounts import PASSWORD_BYTES_MAX, hash_password
+from malamute.config.accounts import hash_password
 from malamute.core.access import ANONYMOUS, Principal
 from malamute.errors import AccessRefused
 from malamute.protocol.messages import Hello

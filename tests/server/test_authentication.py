@@ -10,7 +10,7 @@ import zmq
 from zmq.utils import z85
 
 from malamute.access import Account, Accounts
-from malamute.config import accounts as module
+from malamute.access import account as module
 from malamute.config.accounts import hash_password
 from malamute.server.authentication import (
     ENDPOINT,

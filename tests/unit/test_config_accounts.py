@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from zmq.utils import z85
 
 from malamute.access import Account, Accounts
+from malamute.access import account as module
 from malamute.access.account import PasswordHash
-from malamute.config import accounts as module
 from malamute.config.accounts import hash_password, load_accounts, read_secret_key, save_accounts
 from malamute.errors import ConfigError
 

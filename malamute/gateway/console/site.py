@@ -12,7 +12,17 @@ from starlette.types import Receive, Scope, Send
 
 from malamute.errors import InternalError, LoginNeeded, MalamuteError, MethodRefused
 from malamute.gateway import problems
-from malamute.gateway.console import overview, sign_in, streams
+from malamute.gateway.console import (
+    changes,
+    clients,
+    explain,
+    governance,
+    overview,
+    queues,
+    sign_in,
+    stream_pages,
+    streams,
+)
 from malamute.gateway.console.rendering import STATIC, render, static
 from malamute.gateway.console.visits import SIGN_IN, Visit, redirect, visit_of
 from malamute.gateway.console.words import link
@@ -29,7 +39,17 @@ STATIC_FILE = Endpoint(
 OPEN: tuple[Endpoint, ...] = (STATIC_FILE, *sign_in.ENDPOINTS)
 """What is there for those who are not signed in."""
 
-PAGES: tuple[Endpoint, ...] = (*overview.ENDPOINTS, *streams.ENDPOINTS, *sign_in.SIGNED_IN)
+PAGES: tuple[Endpoint, ...] = (
+    *overview.ENDPOINTS,
+    *streams.ENDPOINTS,
+    *stream_pages.ENDPOINTS,
+    *queues.ENDPOINTS,
+    *clients.ENDPOINTS,
+    *governance.ENDPOINTS,
+    *explain.ENDPOINTS,
+    *changes.ENDPOINTS,
+    *sign_in.SIGNED_IN,
+)
 
 log = logging.getLogger("malamute.gateway")
 

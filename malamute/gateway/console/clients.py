@@ -1,0 +1,88 @@
+"""Who is there: the consumers of streams with their states over time, and the clients with all that they have."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from malamute.gateway.console.consumption import TRAIL, Consumer
+from malamute.gateway.console.streams import FIND, PAGE, arguments_of, sheet
+from malamute.gateway.console.visits import visit_of
+from malamute.gateway.routes import Arguments, Endpoint, Parameter
+from malamute.protocol.admin import ClientQuery, ClientsQuery, CursorsQuery
+
+FIRST_LOOK_SECONDS = 1.0
+"""How long the page waits for the first look; after that it renews itself."""
+
+
+class Strip(NamedTuple):
+    """A while in one state, as a rectangle: where it begins, and how many looks it is long."""
+
+    state: str
+    x: int
+    width: int
+
+
+def strips(consumer: Consumer) -> list[Strip]:
+    """The states of a subscription over the last looks, the newest at the right end."""
+    found: list[Strip] = []
+    begin = TRAIL - len(consumer.trail)
+    for place, (state, _) in enumerate(consumer.trail, begin):
+        if found and found[-1].state == state:
+            found[-1] = found[-1]._replace(width=found[-1].width + 1)
+        else:
+            found.append(Strip(state, place, 1))
+    return found
+
+
+async def consumers(request: Request, arguments: Arguments) -> Response:
+    """The subscriptions of all clients, the one that is most behind first, and the cursors."""
+    visit = visit_of(request)
+    watch = visit.watch
+    found = await watch.wait_for("consumers", FIRST_LOOK_SECONDS) or []
+    find = arguments["find"]
+    found = [one for one in found if find in one.name or find in one.subscription.stream]
+    cursors = await visit.listed("cursors", CursorsQuery())
+    return visit.page(
+        "consumers.html",
+        sheet=sheet(found, arguments["page"]),
+        strips=strips,
+        looks=TRAIL,
+        cursors=[row for row in cursors.rows if find in row.stream or find in row.name],
+        refusal=watch.refusals.get("consumers", ""),
+        **arguments_of(arguments),
+    )
+
+
+async def clients(request: Request, arguments: Arguments) -> Response:
+    """The clients."""
+    visit = visit_of(request)
+    listed = await visit.listed("clients", ClientsQuery())
+    find = arguments["find"]
+    found = sorted(listed.rows, key=lambda row: (row.address or "~", row.id))
+    found = [row for row in found if find in row.address or find in row.id or find in row.software]
+    return visit.page("clients.html", listed=listed, sheet=sheet(found, arguments["page"]), **arguments_of(arguments))
+
+
+async def client(request: Request, arguments: Arguments) -> Response:
+    """One client. Raises `NotFound`."""
+    visit = visit_of(request)
+    details = await visit.ask(ClientQuery(id=arguments["id"]))
+    known = [one for one in visit.watch.found("consumers") or [] if one.client == details.id]
+    trails = {one.subscription.source: one for one in known}
+    return visit.page("client.html", client=details, trails=trails, strips=strips, looks=TRAIL)
+
+
+ENDPOINTS = (
+    Endpoint("GET", "/console/consumers", consumers, "Consumers", (FIND, PAGE)),
+    Endpoint("GET", "/console/clients", clients, "Clients", (FIND, PAGE)),
+    Endpoint(
+        "GET",
+        "/console/client",
+        client,
+        "Client",
+        (Parameter("id", "Its id or address.", {"type": "string", "default": ""}),),
+    ),
+)

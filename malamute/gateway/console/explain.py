@@ -1,0 +1,166 @@
+"""A message and a subscriber: which criterion took it or did not, and where it is now."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from malamute.client.session.message import Message
+from malamute.errors import MalamuteError, NotFound
+from malamute.gateway.console import forms
+from malamute.gateway.console.queues import message_of
+from malamute.gateway.console.stream_pages import read
+from malamute.gateway.console.visits import Visit, visit_of
+from malamute.gateway.console.words import count, criteria, moment
+from malamute.gateway.routes import Arguments, Endpoint, Parameter
+from malamute.protocol.admin import (
+    ClientDetails,
+    ClientQuery,
+    ExplainedSelector,
+    ExplainQuery,
+    ServiceQuery,
+    StreamDetails,
+    StreamQuery,
+    SubscriptionRow,
+)
+from malamute.protocol.time_units import to_seconds
+
+KINDS = ("stream", "mailbox", "service")
+
+
+class Verdict(NamedTuple):
+    """What became of a message for one subscription."""
+
+    subscription: SubscriptionRow
+    taken: bool
+    reason: str
+    place: str
+
+
+async def explain(request: Request, arguments: Arguments) -> Response:
+    """The page with its form, and with an answer if something is asked."""
+    visit = visit_of(request)
+    values: dict[str, Any] = {"selectors": [], "verdicts": [], "message": None, "places": [], "problem": ""}
+    if arguments["name"]:
+        ask = _explain_stream if arguments["kind"] == "stream" else _explain_queue
+        try:
+            values |= await ask(visit, arguments)
+        except MalamuteError as error:
+            values["problem"] = error.text
+    consumers = visit.watch.found("consumers") or []
+    return visit.page(
+        "explain.html", asked=arguments, kinds=KINDS, names=sorted({one.name for one in consumers})[:200], **values
+    )
+
+
+async def _explain_stream(visit: Visit, arguments: Arguments) -> dict[str, Any]:
+    stream = await visit.ask(StreamQuery(name=arguments["name"]))
+    message: Message | None = None
+    subject, headers, sender = (
+        arguments["subject"], forms.headers(arguments["headers"]), arguments["sender"]
+    )  # fmt: skip
+    if sequence := arguments["sequence"].strip():
+        message = await _message(visit, stream, forms.number(sequence))
+        subject, headers, sender = message.subject, message.headers, message.sender
+    query = ExplainQuery(stream=stream.name, subject=subject, headers=headers, sender=sender)
+    selectors = await visit.ask(query)
+    found: dict[str, Any] = {"selectors": selectors, "message": message}
+    if arguments["subscriber"]:
+        client = await visit.ask(ClientQuery(id=arguments["subscriber"]))
+        found["verdicts"] = [*_verdicts(client, stream, selectors, message)]
+        if not found["verdicts"]:
+            found["problem"] = f"{arguments['subscriber']} has no subscription to {stream.name}"
+    return found
+
+
+async def _message(visit: Visit, stream: StreamDetails, sequence: int) -> Message:
+    """A message that a stream holds. Raises `NotFound` with the words why it does not."""
+    if sequence > stream.last:
+        raise NotFound(f"{sequence} is not published yet: the newest message of {stream.name} is {stream.last}")
+    if sequence < stream.first:
+        raise NotFound(f"{sequence} is kept no longer: the oldest message of {stream.name} is {stream.first}")
+    messages, _ = await read(visit, stream.name, 1, start=f"seq:{sequence}", criteria=[], where="")
+    if not messages or messages[0].sequence != sequence:
+        raise NotFound(f"{sequence} is unavailable: no message of {stream.name} has this sequence any more")
+    return messages[0]
+
+
+def _verdicts(
+    client: ClientDetails, stream: StreamDetails, selectors: list[ExplainedSelector], message: Message | None
+) -> list[Verdict]:
+    by_selector = {_key(row): row for row in selectors}
+    found = []
+    for one in client.subscriptions:
+        selector = by_selector.get(_key(one))
+        if one.stream == stream.name and selector is not None:
+            place = _place(one, stream, message) if message is not None and selector.matched else ""
+            found.append(Verdict(one, selector.matched, selector.reason, place))
+    return found
+
+
+def _key(row: SubscriptionRow | ExplainedSelector) -> tuple[str, str]:
+    return criteria(row.criteria), row.where
+
+
+def _place(one: SubscriptionRow, stream: StreamDetails, message: Message) -> str:
+    """Where a message is for a subscription that takes it."""
+    position = stream.last - one.lag
+    if message.sequence > position:
+        ahead = message.sequence - position - 1
+        return (
+            f"it waits in the stream: the subscription is in {one.state.upper()} at {count(position)}, "
+            f"{count(ahead)} messages before it, with {'no credit' if not one.credit else 'credit'} left"
+        )
+    if to_seconds(message.time_ns) < one.since:
+        return (
+            f"it was published before the subscription began at {moment(one.since)}: it was sent if the "
+            "subscription began with a replay from before it"
+        )
+    return f"it was sent: the subscription is in {one.state.upper()}, and beyond it"
+
+
+async def _explain_queue(visit: Visit, arguments: Arguments) -> dict[str, Any]:
+    kind, name, sequence = arguments["kind"], arguments["name"], forms.number(arguments["sequence"])
+    message = await message_of(visit, kind, name, sequence, dead=False)
+    died = None if message else await message_of(visit, kind, name, sequence, dead=True)
+    places = []
+    if message is not None:
+        places.append(f"{sequence} is in the {kind} {name}, {message.state}, after {message.attempts} attempts")
+    elif died is not None:
+        dead = died.properties.get("dead") or {}
+        places.append(f"{sequence} is a dead letter of the {kind} {name}: {dead.get('reason', 'unknown')}")
+    else:
+        places.append(f"{sequence} is not in the {kind} {name}: it is settled, or was never there")
+    if kind == "service":
+        details = await visit.ask(ServiceQuery(name=name))
+        places += [
+            f"{worker.address or worker.client} takes {', '.join(worker.patterns)}, holds {worker.outstanding}, "
+            f"and has {'no credit' if not worker.credit else 'credit'} left"
+            for worker in details.workers
+        ] or ["nobody works for it"]
+    return {"places": places}
+
+
+def _text(name: str, words: str) -> Parameter:
+    return Parameter(name, words, {"type": "string", "default": ""})
+
+
+ENDPOINTS = (
+    Endpoint(
+        "GET",
+        "/console/explain",
+        explain,
+        "Explain",
+        (
+            Parameter("kind", "What it is in.", {"type": "string", "enum": [*KINDS], "default": "stream"}),
+            _text("name", "The stream or the queue."),
+            _text("sequence", "The message; empty: one that is typed."),
+            _text("subject", "The subject of a message that is typed."),
+            _text("headers", "Its headers."),
+            _text("sender", "Who would have published it."),
+            _text("subscriber", "A client, by its id or address."),
+        ),
+    ),
+)

@@ -1,0 +1,106 @@
+"""Feeds, users and rules, and the settings that are in force."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from malamute.errors import MalamuteError
+from malamute.gateway.console.streams import FIND, PAGE, arguments_of, sheet
+from malamute.gateway.console.visits import Visit, visit_of
+from malamute.gateway.console.words import plain, spaced
+from malamute.gateway.routes import Arguments, Endpoint, Parameter
+from malamute.protocol.admin import (
+    AccessQuery,
+    AdminQuery,
+    FeedsQuery,
+    QuotasQuery,
+    StatusQuery,
+    StorageQuery,
+    StoredQuery,
+    UsersQuery,
+)
+
+SECRET = frozenset({"credentials"})
+"""Settings of the gateway that no page shows."""
+
+
+async def feeds(request: Request, arguments: Arguments) -> Response:
+    """The feeds from streams to services."""
+    visit = visit_of(request)
+    listed = await visit.listed("feeds", FeedsQuery())
+    return visit.page("feeds.html", listed=listed)
+
+
+async def users(request: Request, arguments: Arguments) -> Response:
+    """Who may log in, what he may, and what he has of his quota."""
+    visit = visit_of(request)
+    listed = await visit.listed("users", UsersQuery())
+    quotas = await visit.listed("quotas", QuotasQuery())
+    found = [row for row in listed.rows if arguments["find"] in row.name]
+    access, problem = None, ""
+    if arguments["user"]:
+        query = AccessQuery(user=arguments["user"], action=arguments["action"], target=arguments["target"])
+        access, problem = await _tried(visit, query)
+    return visit.page(
+        "users.html",
+        listed=listed,
+        sheet=sheet(found, arguments["page"]),
+        quotas=quotas,
+        asked=arguments,
+        access=access,
+        problem=problem,
+        **arguments_of(arguments),
+    )
+
+
+async def settings(request: Request, arguments: Arguments) -> Response:
+    """What is in force, in the broker and in the gateway, and since when."""
+    visit = visit_of(request)
+    status, no_status = await _tried(visit, StatusQuery())
+    storage, no_storage = await _tried(visit, StorageQuery())
+    stored = await visit.listed("stored", StoredQuery())
+    own = visit.console.gateway.settings
+    gateway = {spaced(one.name): plain(getattr(own, one.name)) for one in fields(own) if one.name not in SECRET}
+    return visit.page(
+        "settings.html",
+        status=status,
+        storage=storage,
+        refusal=no_status or no_storage,
+        stored=stored,
+        gateway=gateway,
+    )
+
+
+async def _tried(visit: Visit, query: AdminQuery[Any]) -> tuple[Any, str]:
+    """The answer to a query, or why there is none."""
+    try:
+        return await visit.ask(query), ""
+    except MalamuteError as error:
+        return None, error.text
+
+
+def _text(name: str, words: str) -> Parameter:
+    return Parameter(name, words, {"type": "string", "default": ""})
+
+
+ENDPOINTS = (
+    Endpoint("GET", "/console/feeds", feeds, "Feeds"),
+    Endpoint(
+        "GET",
+        "/console/users",
+        users,
+        "Users and rules",
+        (
+            FIND,
+            PAGE,
+            _text("user", "Who would do it."),
+            _text("action", "What he would do."),
+            _text("target", "With what."),
+        ),
+    ),
+    Endpoint("GET", "/console/settings", settings, "Settings"),
+)

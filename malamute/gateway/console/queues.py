@@ -1,0 +1,177 @@
+"""Mailboxes and services: depth, age, what is in flight and with whom, and dead letters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from malamute.errors import MalamuteError, NotFound
+from malamute.gateway.console import forms
+from malamute.gateway.console.forms import first_of
+from malamute.gateway.console.streams import FIND, PAGE, arguments_of, sheet
+from malamute.gateway.console.visits import Visit, redirect, visit_of
+from malamute.gateway.console.words import link
+from malamute.gateway.routes import Arguments, Endpoint, Parameter
+from malamute.protocol.admin import (
+    ClientQuery,
+    MailboxesQuery,
+    MailboxReader,
+    MessageRow,
+    MessagesQuery,
+    QueuePurge,
+    QueueRow,
+    ServiceQuery,
+    ServicesQuery,
+)
+
+PAGE_MESSAGES = 50
+
+KIND = Parameter("kind", "What it is.", {"type": "string", "enum": ["mailbox", "service"], "default": "mailbox"})
+NAME = Parameter("name", "The name of the queue.", {"type": "string", "default": ""})
+SEQUENCE = Parameter("sequence", "The message.", {"type": "integer", "minimum": 1, "default": 1})
+WHERE = Parameter("where", "Only headers that meet it.", {"type": "string", "default": ""})
+
+SHOWN = ("all", "waiting", "outstanding", "delayed", "dead")
+"""What of a queue is shown: a state of its messages, or its dead letters."""
+
+ORDERS: dict[str, Callable[[tuple[str, QueueRow]], Any]] = {
+    "messages": lambda pair: (-pair[1].messages, -pair[1].dead, pair[1].name),
+    "name": lambda pair: (pair[1].name, pair[0]),
+    "age": lambda pair: (-(pair[1].oldest_age or 0.0), pair[1].name),
+    "outstanding": lambda pair: (-pair[1].outstanding, pair[1].name),
+    "dead": lambda pair: (-pair[1].dead, pair[1].name),
+}
+"""How the list may be in order."""
+
+
+async def queues(request: Request, arguments: Arguments) -> Response:
+    """All queues, the longest first."""
+    visit = visit_of(request)
+    mailboxes = await visit.listed("mailboxes", MailboxesQuery())
+    services = await visit.listed("services", ServicesQuery())
+    found = [("mailbox", row) for row in mailboxes.rows] + [("service", row) for row in services.rows]
+    found = [pair for pair in found if arguments["find"] in pair[1].name]
+    found.sort(key=ORDERS[arguments["order"]])
+    return visit.page(
+        "queues.html",
+        mailboxes=mailboxes,
+        services=services,
+        sheet=sheet(found, arguments["page"]),
+        **arguments_of(arguments),
+    )
+
+
+async def queue(request: Request, arguments: Arguments) -> Response:
+    """One queue with its messages. Raises `NotFound`."""
+    visit = visit_of(request)
+    kind, name, show = arguments["kind"], arguments["name"], arguments["show"]
+    row, workers, reader = await _found(visit, kind, name)
+    problem, messages = "", []
+    try:
+        query = MessagesQuery(
+            kind=kind,
+            name=name,
+            dead=show == "dead",
+            after=arguments["after"],
+            limit=PAGE_MESSAGES,
+            where=arguments["where"].strip(),
+            state=show if show not in ("all", "dead") else "",
+        )
+        messages = await visit.ask(query)
+    except MalamuteError as error:
+        problem = error.text
+    return visit.page(
+        "queue.html",
+        kind=kind,
+        row=row,
+        workers=workers,
+        reader=reader,
+        messages=messages,
+        problem=problem,
+        show=show,
+        shown=SHOWN,
+        where=arguments["where"],
+        more=messages[-1].sequence if len(messages) == PAGE_MESSAGES else 0,
+    )
+
+
+async def _found(visit: Visit, kind: str, name: str) -> tuple[QueueRow, list[Any], MailboxReader | None]:
+    """A queue, the workers of a service, and how the owner of a mailbox reads it. Raises `NotFound`."""
+    if kind == "service":
+        details = await visit.ask(ServiceQuery(name=name))
+        return details, details.workers, None
+    listed = await visit.listed("mailboxes", MailboxesQuery())
+    row = next((row for row in listed.rows if row.name == name), None)
+    if row is None:
+        raise NotFound(f"there is no mailbox {name!r}" if not listed.refusal else listed.refusal)
+    try:
+        return row, [], (await visit.ask(ClientQuery(id=name))).mailbox
+    except MalamuteError:
+        # Its owner is away, or this user may not see who it is.
+        return row, [], None
+
+
+async def message_of(visit: Visit, kind: str, name: str, sequence: int, *, dead: bool) -> MessageRow | None:
+    """A message of a queue, or a dead letter. Raises `NotFound` for the queue."""
+    query = MessagesQuery(kind=kind, name=name, dead=dead, after=sequence - 1, limit=1)
+    return next((row for row in await visit.ask(query) if row.sequence == sequence), None)
+
+
+async def again(request: Request, arguments: Arguments) -> Response:
+    """A dead letter as a form, to be sent again otherwise. Raises `NotFound`."""
+    visit = visit_of(request)
+    kind, name, sequence = arguments["kind"], arguments["name"], arguments["sequence"]
+    message = await message_of(visit, kind, name, sequence, dead=True)
+    if message is None:
+        raise NotFound(f"there is no dead letter {sequence} of the {kind} {name!r}")
+    return visit.page("again.html", kind=kind, name=name, message=message, cut=message.size > len(message.body) and len(message.body) >= 4096)
+
+
+async def send_again(request: Request, arguments: Arguments) -> Response:
+    """Send the message of a form to a queue, and drop the dead letter that it was if that is wanted."""
+    visit = visit_of(request)
+    fields: dict[str, list[str]] = request.state.form
+    kind, name = first_of(fields, "kind"), first_of(fields, "name")
+    content = first_of(fields, "subject"), first_of(fields, "body").encode(), forms.headers(first_of(fields, "headers"))
+    timeout = visit.console.answer_seconds
+    async with visit.client() as client:
+        if kind == "service":
+            replies = await client.request(name, *content, timeout=timeout)
+            await replies.wait(timeout)
+        else:
+            await client.send(name, *content, timeout=timeout)
+    visit.session.note(f"Sent to the {kind} {name}")
+    if forms.flag(first_of(fields, "drop")):
+        sequences = [forms.number(first_of(fields, "sequence"))]
+        await visit.change(QueuePurge(kind=kind, name=name, dead=True, sequences=sequences))
+        visit.session.note(f"The dead letter {sequences[0]} is removed")
+    return redirect(link("/console/queue", kind=kind, name=name, show="dead"))
+
+
+ENDPOINTS = (
+    Endpoint(
+        "GET",
+        "/console/queues",
+        queues,
+        "Queues",
+        (FIND, PAGE, Parameter("order", "In which order.", {"type": "string", "enum": [*ORDERS], "default": "messages"})),
+    ),
+    Endpoint(
+        "GET",
+        "/console/queue",
+        queue,
+        "Queue",
+        (
+            KIND,
+            NAME,
+            WHERE,
+            Parameter("show", "What is shown.", {"type": "string", "enum": [*SHOWN], "default": "all"}),
+            Parameter("after", "Behind this sequence.", {"type": "integer", "minimum": 0, "default": 0}),
+        ),
+    ),
+    Endpoint("GET", "/console/queue/again", again, "Send again", (KIND, NAME, SEQUENCE)),
+    Endpoint("POST", "/console/queue/again", send_again, "Send again"),
+)

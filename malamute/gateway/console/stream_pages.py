@@ -1,0 +1,228 @@
+"""What one stream holds and what comes to it: history to any depth, subjects as a tree, the live tail, publishing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from time import monotonic
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from malamute.client.session.message import Message
+from malamute.errors import MalamuteError
+from malamute.gateway.console import forms
+from malamute.gateway.console.forms import first_of
+from malamute.gateway.console.streams import NAME
+from malamute.gateway.console.visits import Visit, redirect, visit_of
+from malamute.gateway.console.words import link
+from malamute.gateway.routes import Arguments, Endpoint, Parameter
+from malamute.gateway.sse import EventWriter, follow
+from malamute.gateway.streams import read_page
+from malamute.protocol.admin import StreamQuery
+from malamute.protocol.batch import Columns
+from malamute.protocol.start import NEW
+
+HISTORY_MESSAGES = 50
+SUBJECTS_MAX = 1_000
+"""Subjects of a tree: those whose last message is the oldest come first, and the page says if there are more."""
+
+TAIL_PER_SECOND = 200
+"""Messages that a live tail shows in a second; what is beyond is counted. Nobody reads as many."""
+
+PATTERN = Parameter("pattern", "Only subjects that match it.", {"type": "string", "default": ""})
+WHERE = Parameter("where", "Only headers that meet it.", {"type": "string", "default": ""})
+
+
+def _start(default: str) -> Parameter:
+    return Parameter("start", "Where to begin.", {"type": "string", "default": default})
+
+
+def _selection(arguments: Arguments) -> dict[str, Any]:
+    pattern = arguments["pattern"].strip()
+    return {"criteria": [("topic", pattern)] if pattern else [], "where": arguments["where"].strip()}
+
+
+async def read(visit: Visit, name: str, limit: int, **options: Any) -> tuple[list[Message], bool]:
+    """Messages that a stream holds, and whether there are no more. Raises as `Client.subscribe`."""
+    async with visit.client() as client:
+        return await read_page(visit.console.gateway, client, name, limit, **options)
+
+
+async def history(request: Request, arguments: Arguments) -> Response:
+    """A page of what a stream holds, the newest one unless another is asked for. Raises `NotFound`."""
+    visit = visit_of(request)
+    # Subscribing would make a stream that is not there.
+    stream = await visit.ask(StreamQuery(name=arguments["name"]))
+    newest = max(stream.first, stream.last - HISTORY_MESSAGES + 1)
+    start = arguments["start"].strip() or f"seq:{max(newest, 1)}"
+    messages, is_last = await read(
+        visit, stream.name, HISTORY_MESSAGES, start=start, **_selection(arguments)
+    )
+    first = messages[0].sequence if messages else stream.last + 1
+    selected = {"name": stream.name, "pattern": arguments["pattern"], "where": arguments["where"]}
+    earlier = max(first - HISTORY_MESSAGES, stream.first)
+    return visit.page(
+        "history.html",
+        stream=stream,
+        messages=messages,
+        start=arguments["start"],
+        **_typed(arguments),
+        earlier=link("/console/stream/history", **selected, start=f"seq:{earlier}") if earlier < first else "",
+        later=""
+        if is_last or not messages
+        else link("/console/stream/history", **selected, start=f"seq:{messages[-1].sequence + 1}"),
+    )
+
+
+def _typed(arguments: Arguments) -> dict[str, str]:
+    return {"pattern": arguments["pattern"], "where": arguments["where"]}
+
+
+async def subjects(request: Request, arguments: Arguments) -> Response:
+    """The subjects of a stream as a tree, each with its last message. Raises `NotFound`."""
+    visit = visit_of(request)
+    stream = await visit.ask(StreamQuery(name=arguments["name"]))
+    messages, is_last = await read(
+        visit, stream.name, SUBJECTS_MAX, start="last-per-subject", **_selection(arguments)
+    )
+    return visit.page(
+        "subjects.html",
+        stream=stream,
+        tree=tree_of(messages),
+        count=len(messages),
+        is_last=is_last,
+        **_typed(arguments),
+    )
+
+
+class SubjectNode:
+    """A part of subjects: what is below it, and the last message of the subject that ends here."""
+
+    def __init__(self, part: str) -> None:
+        self.part = part
+        self.below: dict[str, SubjectNode] = {}
+        self.message: Message | None = None
+        self.subjects = 0
+
+
+def tree_of(messages: Iterable[Message]) -> SubjectNode:
+    """The subjects of messages by their parts."""
+    root = SubjectNode("")
+    for message in messages:
+        node = root
+        node.subjects += 1
+        for part in message.subject.split("."):
+            node = node.below.setdefault(part, SubjectNode(part))
+            node.subjects += 1
+        node.message = message
+    _sort(root)
+    return root
+
+
+def _sort(root: SubjectNode) -> None:
+    # A subject may have many parts: no recursion.
+    left = [root]
+    while left:
+        node = left.pop()
+        node.below = dict(sorted(node.below.items()))
+        left += node.below.values()
+
+
+async def tail(request: Request, arguments: Arguments) -> Response:
+    """The page that follows a stream. Raises `NotFound`."""
+    visit = visit_of(request)
+    stream = await visit.ask(StreamQuery(name=arguments["name"]))
+    start = arguments["start"].strip() or NEW
+    events = link("/console/stream/events", name=stream.name, start=start, **_typed(arguments))
+    return visit.page("tail.html", stream=stream, events=events, start=start, **_typed(arguments))
+
+
+async def events(request: Request, arguments: Arguments) -> Response:
+    """The messages of the live tail, as Server-Sent Events."""
+    visit_of(request)
+    last, start = arguments["last_event_id"], arguments["start"].strip() or NEW
+    writer = SampledWriter if start == NEW else EventWriter
+    options = {"start": start if last is None else f"seq:{last + 1}", "committed": False}
+    return await follow(request, arguments["name"], writer, **options, **_selection(arguments))
+
+
+class SampledWriter(EventWriter):
+    """Writes the newest messages of what came, so many in a second, and how many it left out."""
+
+    def __init__(self, last: int) -> None:
+        super().__init__(last)
+        self._room = float(TAIL_PER_SECOND)
+        self._seen_at = monotonic()
+        self._left_out = 0
+
+    def parts(self, columns: Columns | None) -> Iterator[bytes]:
+        """Write some of the messages. Where gaps lie among them all are written."""
+        if columns is not None and not self.gaps:
+            now = monotonic()
+            self._room = min(self._room + (now - self._seen_at) * TAIL_PER_SECOND, TAIL_PER_SECOND)
+            self._seen_at = now
+            room = int(self._room)
+            if len(columns) > room:
+                over = len(columns) - room
+                self._left_out += over
+                self.last = columns.each_sequence()[over - 1]
+                columns = columns.take(range(over, len(columns)))
+            self._room -= len(columns)
+            if not len(columns):
+                return
+            if self._left_out:
+                yield b"event: skipped\nid: %b\ndata: %d\n\n" % (self.position(self.last), self._left_out)
+                self._left_out = 0
+        yield from super().parts(columns)
+
+
+async def publish(request: Request, arguments: Arguments) -> Response:
+    """Publish the message of a form."""
+    visit = visit_of(request)
+    fields: dict[str, list[str]] = request.state.form
+    name = first_of(fields, "name")
+    back = link("/console/stream", name=name)
+    try:
+        headers = forms.headers(first_of(fields, "headers"))
+        async with visit.client() as client:
+            sequence = await client.publish_batch(
+                name,
+                [first_of(fields, "subject")],
+                [first_of(fields, "body").encode()],
+                [headers],
+                timeout=visit.console.answer_seconds,
+            )
+    except MalamuteError as error:
+        visit.session.note(f"Not published: {error.text}")
+        return redirect(back)
+    visit.session.note(f"Published to {name} as {sequence}")
+    return redirect(back)
+
+
+ENDPOINTS = (
+    Endpoint(
+        "GET", "/console/stream/history", history, "History", (NAME, PATTERN, WHERE, _start(""))
+    ),
+    Endpoint("GET", "/console/stream/subjects", subjects, "Subjects", (NAME, PATTERN, WHERE)),
+    Endpoint("GET", "/console/stream/tail", tail, "Tail", (NAME, PATTERN, WHERE, _start(""))),
+    Endpoint(
+        "GET",
+        "/console/stream/events",
+        events,
+        "The messages of the tail.",
+        (
+            NAME,
+            PATTERN,
+            WHERE,
+            _start(""),
+            Parameter(
+                "Last-Event-ID",
+                "The last event that was had.",
+                {"type": "integer", "minimum": 0, "maximum": 2**63 - 2},
+                "header",
+            ),
+        ),
+    ),
+    Endpoint("POST", "/console/stream/publish", publish, "Publish"),
+)
