@@ -2,6 +2,7 @@
 
 PYTHON ?= python3
 ARGS ?=
+CONSOLE ?= 127.0.0.1:8080
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -30,8 +31,12 @@ $(READY): pyproject.toml constraints.txt
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,docs]'
 	@touch $@
 
-run: setup ## start a broker on ./malamute-data; ARGS="..." adds options
-	@$(BIN)/malamute broker run $(ARGS)
+# The broker's end is the end of both.
+run: setup ## start a broker on ./malamute-data, and its console on CONSOLE=127.0.0.1:8080; ARGS="..." adds options
+	@trap 'kill $$broker $$gateway 2>/dev/null; wait' EXIT; trap 'exit 130' INT; trap 'exit 143' TERM; \
+	$(BIN)/malamute gateway run --listen $(CONSOLE) & gateway=$$!; \
+	$(BIN)/malamute broker run $(ARGS) & broker=$$!; \
+	echo "The console is at http://$(CONSOLE)/"; wait $$broker
 
 test: setup ## run the tests; ARGS="-k name" runs some
 	@$(BIN)/python -m pytest -n 4 $(ARGS)

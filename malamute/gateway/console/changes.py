@@ -1,7 +1,7 @@
 """Whatever an operator changes: the broker's own changes, each with its dry run before it is done.
 
-A form names the topic of a change and has its fields. What would be done is shown first, as the broker answers
-it; the page that shows it has the same fields, and does it.
+A form names the topic of a change and has its fields. What would be done is shown first, as the broker
+answers it; the page that shows it has the same fields, and does it.
 """
 
 from __future__ import annotations
@@ -44,7 +44,13 @@ def _hashed(password: str) -> str:
     return salted_hash(password, token_bytes(16))
 
 
-_QUEUE: Mapping[str, Reader] = {"kind": str, "name": str, "sequences": forms.number, "where": str, "limit": forms.number}
+_QUEUE: Mapping[str, Reader] = {
+    "kind": str,
+    "name": str,
+    "sequences": forms.number,
+    "where": str,
+    "limit": forms.number,
+}
 _ACCOUNT: Mapping[str, Reader] = {
     "name": str,
     "password": _hashed,
@@ -54,24 +60,31 @@ _ACCOUNT: Mapping[str, Reader] = {
     "access_rules": forms.lines,
     "disabled": forms.flag,
 }
-_KEPT: Mapping[str, Reader] = {"stream": str, "bytes": forms.size, "count": forms.number, "age": forms.duration}
+_KEPT: Mapping[str, Reader] = {
+    "stream": str,
+    "bytes": forms.size,
+    "count": forms.number,
+    "age": forms.duration,
+}
 
 LISTS = (forms.names, forms.lines)
 """What reads lists: one that is empty is meant to be."""
 
 ACTS: Mapping[str, Act] = {
     "stream.create": Act("Make the stream {stream}?", "Make it", _KEPT, asks=False, destroys=False),
-    "stream.retain": Act("Keep so much of the stream {stream}? What is over it is dropped at once.", "Keep so much", _KEPT),
-    "stream.purge": Act("Drop all messages of the stream {stream}?", "Drop them", {"stream": str}),
-    "stream.delete": Act(
-        "Remove the stream {stream} with all that is in it?", "Remove it", {"stream": str}
+    "stream.retain": Act(
+        "Keep so much of the stream {stream}? What is over it is dropped at once.", "Keep so much", _KEPT
     ),
+    "stream.purge": Act("Drop all messages of the stream {stream}?", "Drop them", {"stream": str}),
+    "stream.delete": Act("Remove the stream {stream} with all that is in it?", "Remove it", {"stream": str}),
     "cursor.set": Act(
         "Let the reader of the cursor {cursor} go on at {start}?",
         "Set it",
         {"stream": str, "cursor": str, "start": str},
     ),
-    "cursor.delete": Act("Forget the cursor {cursor} of {stream}?", "Forget it", {"stream": str, "cursor": str}),
+    "cursor.delete": Act(
+        "Forget the cursor {cursor} of {stream}?", "Forget it", {"stream": str, "cursor": str}
+    ),
     "feed.set": Act(
         "Feed the service {service} from the stream {stream}?",
         "Feed it",
@@ -83,7 +96,9 @@ ACTS: Mapping[str, Act] = {
         "End the feed",
         {"service": str, "stream": str},
     ),
-    "queue.redrive": Act("Send dead letters of the {kind} {name} again?", "Redrive them", _QUEUE, destroys=False),
+    "queue.redrive": Act(
+        "Send dead letters of the {kind} {name} again?", "Redrive them", _QUEUE, destroys=False
+    ),
     "queue.purge": Act(
         "Remove messages of the {kind} {name}?",
         "Remove them",

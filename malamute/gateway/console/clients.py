@@ -1,4 +1,4 @@
-"""Who is there: the consumers of streams with their states over time, and the clients with all that they have."""
+"""Who is there: consumers of streams with their states over time, and clients with all that they have."""
 
 from __future__ import annotations
 
@@ -63,7 +63,9 @@ async def clients(request: Request, arguments: Arguments) -> Response:
     find = arguments["find"]
     found = sorted(listed.rows, key=lambda row: (row.address or "~", row.id))
     found = [row for row in found if find in row.address or find in row.id or find in row.software]
-    return visit.page("clients.html", listed=listed, sheet=sheet(found, arguments["page"]), **arguments_of(arguments))
+    return visit.page(
+        "clients.html", listed=listed, sheet=sheet(found, arguments["page"]), **arguments_of(arguments)
+    )
 
 
 async def client(request: Request, arguments: Arguments) -> Response:

@@ -51,16 +51,19 @@ async def explain(request: Request, arguments: Arguments) -> Response:
             values["problem"] = error.text
     consumers = visit.watch.found("consumers") or []
     return visit.page(
-        "explain.html", asked=arguments, kinds=KINDS, names=sorted({one.name for one in consumers})[:200], **values
+        "explain.html",
+        asked=arguments,
+        kinds=KINDS,
+        names=sorted({one.name for one in consumers})[:200],
+        **values,
     )
 
 
 async def _explain_stream(visit: Visit, arguments: Arguments) -> dict[str, Any]:
     stream = await visit.ask(StreamQuery(name=arguments["name"]))
     message: Message | None = None
-    subject, headers, sender = (
-        arguments["subject"], forms.headers(arguments["headers"]), arguments["sender"]
-    )  # fmt: skip
+    subject, headers = arguments["subject"], forms.headers(arguments["headers"])
+    sender = arguments["sender"]
     if sequence := arguments["sequence"].strip():
         message = await _message(visit, stream, forms.number(sequence))
         subject, headers, sender = message.subject, message.headers, message.sender
@@ -78,7 +81,9 @@ async def _explain_stream(visit: Visit, arguments: Arguments) -> dict[str, Any]:
 async def _message(visit: Visit, stream: StreamDetails, sequence: int) -> Message:
     """A message that a stream holds. Raises `NotFound` with the words why it does not."""
     if sequence > stream.last:
-        raise NotFound(f"{sequence} is not published yet: the newest message of {stream.name} is {stream.last}")
+        raise NotFound(
+            f"{sequence} is not published yet: the newest message of {stream.name} is {stream.last}"
+        )
     if sequence < stream.first:
         raise NotFound(f"{sequence} is kept no longer: the oldest message of {stream.name} is {stream.first}")
     messages, _ = await read(visit, stream.name, 1, start=f"seq:{sequence}", criteria=[], where="")
@@ -127,7 +132,9 @@ async def _explain_queue(visit: Visit, arguments: Arguments) -> dict[str, Any]:
     died = None if message else await message_of(visit, kind, name, sequence, dead=True)
     places = []
     if message is not None:
-        places.append(f"{sequence} is in the {kind} {name}, {message.state}, after {message.attempts} attempts")
+        places.append(
+            f"{sequence} is in the {kind} {name}, {message.state}, after {message.attempts} attempts"
+        )
     elif died is not None:
         dead = died.properties.get("dead") or {}
         places.append(f"{sequence} is a dead letter of the {kind} {name}: {dead.get('reason', 'unknown')}")
@@ -136,8 +143,8 @@ async def _explain_queue(visit: Visit, arguments: Arguments) -> dict[str, Any]:
     if kind == "service":
         details = await visit.ask(ServiceQuery(name=name))
         places += [
-            f"{worker.address or worker.client} takes {', '.join(worker.patterns)}, holds {worker.outstanding}, "
-            f"and has {'no credit' if not worker.credit else 'credit'} left"
+            f"{worker.address or worker.client} takes {', '.join(worker.patterns)}, "
+            f"holds {worker.outstanding}, and has {'no credit' if not worker.credit else 'credit'} left"
             for worker in details.workers
         ] or ["nobody works for it"]
     return {"places": places}

@@ -65,7 +65,7 @@ def headers(text: str) -> dict[str, Any]:
     return found
 
 
-def criteria(text: str) -> list[Sequence[str]]:
+def criteria(text: str) -> list[tuple[str, str]]:
     """Criteria, a family and a pattern in each line; a pattern alone is a topic."""
     found = []
     for line in lines(text):

@@ -64,10 +64,12 @@ async def settings(request: Request, arguments: Arguments) -> Response:
     storage, no_storage = await _tried(visit, StorageQuery())
     stored = await visit.listed("stored", StoredQuery())
     own = visit.console.gateway.settings
-    gateway = {spaced(one.name): plain(getattr(own, one.name)) for one in fields(own) if one.name not in SECRET}
+    gateway = {
+        spaced(one.name): plain(getattr(own, one.name)) for one in fields(own) if one.name not in SECRET
+    }
     return visit.page(
         "settings.html",
-        status=status,
+        broker_status=status,
         storage=storage,
         refusal=no_status or no_storage,
         stored=stored,

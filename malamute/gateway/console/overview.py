@@ -72,7 +72,9 @@ def _series(samples: list[RateSample]) -> list[list[float]]:
     """The columns of the charts, in so many points: each is the mean of some samples."""
     each = max(1, -(-len(samples) // POINTS))
     runs = [samples[place : place + each] for place in range(0, len(samples), each)]
-    columns = zip(*([sum(column) / len(run) for column in zip(*run, strict=True)] for run in runs), strict=True)
+    columns = zip(
+        *([sum(column) / len(run) for column in zip(*run, strict=True)] for run in runs), strict=True
+    )
     return [[round(value, 3) for value in column] for column in columns]
 
 

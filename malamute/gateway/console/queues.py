@@ -29,7 +29,9 @@ from malamute.protocol.admin import (
 
 PAGE_MESSAGES = 50
 
-KIND = Parameter("kind", "What it is.", {"type": "string", "enum": ["mailbox", "service"], "default": "mailbox"})
+KIND = Parameter(
+    "kind", "What it is.", {"type": "string", "enum": ["mailbox", "service"], "default": "mailbox"}
+)
 NAME = Parameter("name", "The name of the queue.", {"type": "string", "default": ""})
 SEQUENCE = Parameter("sequence", "The message.", {"type": "integer", "minimum": 1, "default": 1})
 WHERE = Parameter("where", "Only headers that meet it.", {"type": "string", "default": ""})
@@ -127,7 +129,13 @@ async def again(request: Request, arguments: Arguments) -> Response:
     message = await message_of(visit, kind, name, sequence, dead=True)
     if message is None:
         raise NotFound(f"there is no dead letter {sequence} of the {kind} {name!r}")
-    return visit.page("again.html", kind=kind, name=name, message=message, cut=message.size > len(message.body) and len(message.body) >= 4096)
+    return visit.page(
+        "again.html",
+        kind=kind,
+        name=name,
+        message=message,
+        cut=message.size > len(message.body) and len(message.body) >= 4096,
+    )
 
 
 async def send_again(request: Request, arguments: Arguments) -> Response:
@@ -135,7 +143,11 @@ async def send_again(request: Request, arguments: Arguments) -> Response:
     visit = visit_of(request)
     fields: dict[str, list[str]] = request.state.form
     kind, name = first_of(fields, "kind"), first_of(fields, "name")
-    content = first_of(fields, "subject"), first_of(fields, "body").encode(), forms.headers(first_of(fields, "headers"))
+    content = (
+        first_of(fields, "subject"),
+        first_of(fields, "body").encode(),
+        forms.headers(first_of(fields, "headers")),
+    )
     timeout = visit.console.answer_seconds
     async with visit.client() as client:
         if kind == "service":
@@ -157,7 +169,13 @@ ENDPOINTS = (
         "/console/queues",
         queues,
         "Queues",
-        (FIND, PAGE, Parameter("order", "In which order.", {"type": "string", "enum": [*ORDERS], "default": "messages"})),
+        (
+            FIND,
+            PAGE,
+            Parameter(
+                "order", "In which order.", {"type": "string", "enum": [*ORDERS], "default": "messages"}
+            ),
+        ),
     ),
     Endpoint(
         "GET",

@@ -1,4 +1,4 @@
-"""What one stream holds and what comes to it: history to any depth, subjects as a tree, the live tail, publishing."""
+"""One stream: its history to any depth, its subjects as a tree, the live tail, and publishing to it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from malamute.protocol.start import NEW
 
 HISTORY_MESSAGES = 50
 SUBJECTS_MAX = 1_000
-"""Subjects of a tree: those whose last message is the oldest come first, and the page says if there are more."""
+"""Subjects of a tree: those whose last message is the oldest; the page says if there are more."""
 
 TAIL_PER_SECOND = 200
 """Messages that a live tail shows in a second; what is beyond is counted. Nobody reads as many."""
@@ -56,9 +56,7 @@ async def history(request: Request, arguments: Arguments) -> Response:
     stream = await visit.ask(StreamQuery(name=arguments["name"]))
     newest = max(stream.first, stream.last - HISTORY_MESSAGES + 1)
     start = arguments["start"].strip() or f"seq:{max(newest, 1)}"
-    messages, is_last = await read(
-        visit, stream.name, HISTORY_MESSAGES, start=start, **_selection(arguments)
-    )
+    messages, is_last = await read(visit, stream.name, HISTORY_MESSAGES, start=start, **_selection(arguments))
     first = messages[0].sequence if messages else stream.last + 1
     selected = {"name": stream.name, "pattern": arguments["pattern"], "where": arguments["where"]}
     earlier = max(first - HISTORY_MESSAGES, stream.first)
@@ -68,7 +66,9 @@ async def history(request: Request, arguments: Arguments) -> Response:
         messages=messages,
         start=arguments["start"],
         **_typed(arguments),
-        earlier=link("/console/stream/history", **selected, start=f"seq:{earlier}") if earlier < first else "",
+        earlier=link("/console/stream/history", **selected, start=f"seq:{earlier}")
+        if earlier < first
+        else "",
         later=""
         if is_last or not messages
         else link("/console/stream/history", **selected, start=f"seq:{messages[-1].sequence + 1}"),
@@ -201,9 +201,7 @@ async def publish(request: Request, arguments: Arguments) -> Response:
 
 
 ENDPOINTS = (
-    Endpoint(
-        "GET", "/console/stream/history", history, "History", (NAME, PATTERN, WHERE, _start(""))
-    ),
+    Endpoint("GET", "/console/stream/history", history, "History", (NAME, PATTERN, WHERE, _start(""))),
     Endpoint("GET", "/console/stream/subjects", subjects, "Subjects", (NAME, PATTERN, WHERE)),
     Endpoint("GET", "/console/stream/tail", tail, "Tail", (NAME, PATTERN, WHERE, _start(""))),
     Endpoint(

@@ -33,7 +33,12 @@ def sheet(rows: list[Any], page: int) -> dict[str, Any]:
     """The rows of one page of a list, and where it stands."""
     pages = max(1, -(-len(rows) // PAGE_ROWS))
     page = min(page, pages)
-    return {"rows": rows[(page - 1) * PAGE_ROWS : page * PAGE_ROWS], "number": page, "pages": pages, "all": len(rows)}
+    return {
+        "rows": rows[(page - 1) * PAGE_ROWS : page * PAGE_ROWS],
+        "number": page,
+        "pages": pages,
+        "all": len(rows),
+    }
 
 
 async def streams(request: Request, arguments: Arguments) -> Response:
@@ -44,7 +49,11 @@ async def streams(request: Request, arguments: Arguments) -> Response:
     found = [row for row in listed.rows if arguments["find"] in row.name]
     found.sort(key=ORDERS[arguments["order"]])
     return visit.page(
-        "streams.html", listed=listed, sheet=sheet(found, arguments["page"]), trails=watch.trails, **arguments_of(arguments)
+        "streams.html",
+        listed=listed,
+        sheet=sheet(found, arguments["page"]),
+        trails=watch.trails,
+        **arguments_of(arguments),
     )
 
 
@@ -72,7 +81,11 @@ ENDPOINTS = (
         "/console/streams",
         streams,
         "Streams",
-        (FIND, PAGE, Parameter("order", "In which order.", {"type": "string", "enum": [*ORDERS], "default": "name"})),
+        (
+            FIND,
+            PAGE,
+            Parameter("order", "In which order.", {"type": "string", "enum": [*ORDERS], "default": "name"}),
+        ),
     ),
     Endpoint("GET", "/console/stream", stream, "Stream", (NAME,)),
 )

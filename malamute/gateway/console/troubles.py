@@ -47,7 +47,9 @@ _FAULTS = (
         lambda s: f"{s.faults} faults of the broker's own since it started: its log has them",
     ),
     _Fault(
-        WARNING, lambda s: s.not_recovered, lambda s: f"{s.not_recovered} things of the store were not taken up"
+        WARNING,
+        lambda s: s.not_recovered,
+        lambda s: f"{s.not_recovered} things of the store were not taken up",
     ),
     _Fault(
         WARNING,
@@ -98,9 +100,8 @@ def of_readers(consumers: list[Consumer]) -> Iterator[Trouble]:
         )
         path = link("/console/stream", name=one.subscription.stream)
         yield Trouble(WARNING if one.trend == "rising" else NOTE, words, path)
-    if more := len(behind) - NAMED_MAX:
-        if more > 0:
-            yield Trouble(NOTE, f"{more} more readers are behind", "/console/consumers")
+    if (more := len(behind) - NAMED_MAX) > 0:
+        yield Trouble(NOTE, f"{more} more readers are behind", "/console/consumers")
 
 
 def of_cursors(cursors: list[StreamCursor]) -> Iterator[Trouble]:

@@ -189,5 +189,3 @@ def _session_of(request: Request, console: Console) -> ConsoleSession:
 def redirect(path: str) -> Response:
     """Lead a browser to a page of the console."""
     return RedirectResponse(path, 303, HEADERS)
-
-

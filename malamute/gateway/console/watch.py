@@ -1,8 +1,8 @@
 """What a broker does over time, as one user may see it: the figures that pages have no time to wait for.
 
-While somebody looks at the console, its broker is asked again and again with that user's rights, and what was
-found is kept here: rates are differences between two looks. A list that takes long is looked at less often, so a
-broker with many streams is not busy with being watched.
+While somebody looks at the console, its broker is asked again and again with that user's rights, and what
+was found is kept here: rates are differences between two looks. A list that takes long is looked at less
+often, so a broker with many streams is not busy with being watched.
 """
 
 from __future__ import annotations
@@ -36,6 +36,9 @@ INTERVAL_SECONDS = 2.0
 RESTING = 20
 """A look that took a second is repeated after so many."""
 
+REST_SECONDS_MAX = 30.0
+"""How long it rests at the most."""
+
 SAMPLES = 900
 """Samples of the broker as a whole that are kept: half an hour."""
 
@@ -46,6 +49,7 @@ IDLE_SECONDS = 900.0
 """How long it goes on when nobody looks."""
 
 WATCHES_MAX = 20
+
 
 class Sample(NamedTuple):
     """What the broker had done at one moment, and what there was."""
@@ -83,8 +87,9 @@ def rates(samples: deque[Sample]) -> list[RateSample]:
 class _Look:
     """One kind of question: when it is due, what was found, and why not."""
 
-    def __init__(self, ask: Callable[[Client], Awaitable[Any]]) -> None:
+    def __init__(self, ask: Callable[[Client], Awaitable[Any]], resting: float = RESTING) -> None:
         self.ask = ask
+        self.resting = resting
         self.due = 0.0
         self.found: Any = None
         self.refusal = ""
@@ -105,7 +110,8 @@ class Watch:
         """Why the broker does not answer; empty while it does."""
         self._looked = asyncio.Condition()
         self._looks = {
-            "figures": _Look(self._figures),
+            # Three short answers, however much there is.
+            "figures": _Look(self._figures, resting=0),
             "streams": _Look(self._streams),
             "consumers": _Look(self._consumers),
             "mailboxes": _Look(self._all(MailboxesQuery())),
@@ -157,7 +163,7 @@ class Watch:
             look.found, look.refusal = await look.ask(client), ""
         except AccessRefused as error:
             look.found, look.refusal = None, error.text
-        look.due = monotonic() + (monotonic() - began) * RESTING
+        look.due = monotonic() + min((monotonic() - began) * look.resting, REST_SECONDS_MAX)
         async with self._looked:
             self._looked.notify_all()
 

@@ -20,7 +20,7 @@ SPANS = (("d", 86_400), ("h", 3_600), ("m", 60), ("s", 1))
 def count(value: float | None) -> str:
     """A number for people; a dash where there is none."""
     if value is None:
-        return "–"
+        return "-"
     if isinstance(value, float) and 0 < abs(value) < 100:
         return f"{value:,.1f}"
     return f"{value:,.0f}"
@@ -29,7 +29,7 @@ def count(value: float | None) -> str:
 def size(value: float | None) -> str:
     """Bytes with a unit."""
     if value is None:
-        return "–"
+        return "-"
     unit = UNITS[0]
     for unit in UNITS:
         if abs(value) < 1024 or unit == UNITS[-1]:
@@ -41,9 +41,11 @@ def size(value: float | None) -> str:
 def span(seconds: float | None) -> str:
     """A duration in its two largest units."""
     if seconds is None:
-        return "–"
+        return "-"
     if seconds < 10:
-        return "0 s" if seconds < 0.0005 else f"{seconds:.1f} s" if seconds >= 1 else f"{seconds * 1000:,.0f} ms"
+        return (
+            "0 s" if seconds < 0.0005 else f"{seconds:.1f} s" if seconds >= 1 else f"{seconds * 1000:,.0f} ms"
+        )
     parts: list[str] = []
     left = int(seconds)
     for unit, length in SPANS:
@@ -55,7 +57,7 @@ def span(seconds: float | None) -> str:
 
 def moment(seconds: float | None) -> str:
     """A time of day in UTC, from seconds since the epoch."""
-    return "–" if not seconds else datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S")
+    return "-" if not seconds else datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S")
 
 
 def moment_ns(nanoseconds: int) -> str:
@@ -112,7 +114,7 @@ def parse_value(text: str) -> str | float | bool | None:
         value = json.loads(text, parse_constant=str)
     except ValueError:
         return text
-    return text if isinstance(value, list | dict) else value  # type: ignore[no-any-return]
+    return text if isinstance(value, list | dict) else value
 
 
 def criteria(pairs: Iterable[Sequence[Any]]) -> str:
@@ -123,11 +125,11 @@ def criteria(pairs: Iterable[Sequence[Any]]) -> str:
 def plain(value: Any) -> str:
     """Any value of an answer in words."""
     if value is None or value == "":
-        return "–"
+        return "-"
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, list | tuple):
-        return ", ".join(map(plain, value)) or "–"
+        return ", ".join(map(plain, value)) or "-"
     return count(value) if isinstance(value, int | float) else str(value)
 
 
@@ -149,13 +151,26 @@ def points(values: Sequence[float], width: int = 100, height: int = 24) -> str:
     top = max(values) or 1.0
     step = width / (len(values) - 1)
     return " ".join(
-        f"{place * step:.1f},{height - 1 - value / top * (height - 2):.1f}" for place, value in enumerate(values)
+        f"{place * step:.1f},{height - 1 - value / top * (height - 2):.1f}"
+        for place, value in enumerate(values)
     )
 
 
-FILTERS = {
-    function.__name__: function
-    for function in (
-        count, size, span, moment, moment_ns, credit, body, excerpt, is_text, header_lines, criteria, plain, spaced, points,
-    )
-}  # fmt: skip
+_FUNCTIONS = (
+    body,
+    count,
+    credit,
+    criteria,
+    excerpt,
+    header_lines,
+    is_text,
+    moment,
+    moment_ns,
+    plain,
+    points,
+    size,
+    spaced,
+    span,
+)
+FILTERS = {function.__name__: function for function in _FUNCTIONS}
+"""What templates write figures and messages with."""

@@ -55,7 +55,7 @@ function draw() {
       width: place.clientWidth, height: place.clientHeight, legend: { show: false },
       cursor: { points: { size: 6 }, drag: { x: false } },
       scales: { y: { range: (u, low, high) => [0, Math.max(high * 1.1, 1)] } },
-      axes: [{ ...axis, values: "{HH}:{mm}:{ss}", space: 70 }, { ...axis, size: 46, values: (u, ticks) => ticks.map(short) }],
+      axes: [{ ...axis, values: "{HH}:{mm}:{ss}", space: 70, size: 26 }, { ...axis, size: 46, values: (u, ticks) => ticks.map(short) }],
       series: [{}, { stroke: () => colour("--line-1"), width: 1.5, fill: () => `${colour("--line-1")}22`, points: { show: false } }],
     }, data, place));
   }

@@ -1,0 +1,359 @@
+"""The operators' console: its pages, who may come, what forms do, and that no message is ever run."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+
+import httpx
+import pytest
+from running_gateway import WAIT_SECONDS, RunningGateway
+from secured_gateway import secured_gateway
+
+import malamute
+from malamute.gateway.console.rendering import static_files
+from malamute.gateway.console.sessions import (
+    COOKIE,
+    IDLE_SECONDS,
+    LIFE_SECONDS,
+    SESSIONS_MAX,
+    ConsoleSessions,
+)
+from malamute.gateway.console.site import PAGES
+from malamute.gateway.console.words import link
+from malamute.gateway.settings import GatewaySettings
+from malamute.gateway.users import Identity
+from malamute.testing import Broker
+
+PAGE_BYTES_MAX = 100 * 1024
+
+HOSTILE = "\"'><script>document.title='run'</script><img src=x onerror=alert(1)>{{7*7}}</textarea>"
+"""What would be run, in one place or another, if it was not escaped."""
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[RunningGateway]:
+    """A gateway before a broker with hostile names, messages and clients."""
+    with Broker() as broker:
+        gateway = RunningGateway(GatewaySettings(broker=broker.url, timeout_seconds=WAIT_SECONDS))
+        with (
+            malamute.connect(broker.url, address=HOSTILE, timeout=WAIT_SECONDS) as client,
+            client.subscribe(HOSTILE, HOSTILE, where=f"h = '{HOSTILE.replace(chr(39), '')}'"),
+            client.work(HOSTILE),
+        ):
+            for stream in (HOSTILE, "items", "__class__"):
+                client.publish(stream, HOSTILE, HOSTILE.encode(), {"h": HOSTILE}, assurance="stored")
+            client.send(HOSTILE, HOSTILE, HOSTILE.encode(), {"h": HOSTILE})
+            client.receive(timeout=WAIT_SECONDS).reject(HOSTILE)
+            client.send(HOSTILE, HOSTILE, HOSTILE.encode())
+            client.change("feed.set", service=HOSTILE, stream="items")
+            client.flush()
+            yield gateway
+        gateway.stop()
+
+
+@pytest.fixture
+def console(running: RunningGateway) -> Iterator[httpx.Client]:
+    with running.client(headers={"origin": running.url}) as http:
+        yield http
+
+
+class Page(HTMLParser):
+    """What a browser would make of a page, as far as the tests ask."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    @property
+    def csrf(self) -> str:
+        return next(found["value"] or "" for _, found in self.tags if found.get("name") == "csrf")
+
+    @property
+    def loaded(self) -> list[str]:
+        """The files that it loads."""
+        return [
+            path
+            for _, found in self.tags
+            for path in (found.get("src"), found.get("href"))
+            if path and "/static/" in path
+        ]
+
+
+def _addresses(name: str) -> list[str]:
+    queue = {"kind": "mailbox", "name": name}
+    return [
+        "/",
+        "/console/streams",
+        link("/console/stream", name=name),
+        link("/console/stream/history", name=name),
+        link("/console/stream/subjects", name=name),
+        link("/console/stream/tail", name=name, pattern=HOSTILE, where="a = 1"),
+        "/console/queues",
+        link("/console/queue", **queue),
+        link("/console/queue", **queue, show="dead"),
+        link("/console/queue/again", **queue, sequence=1),
+        link("/console/queue", kind="service", name=name),
+        link("/console/consumers"),
+        "/console/clients",
+        link("/console/client", id=name),
+        "/console/feeds",
+        link("/console/users", user=HOSTILE, action="publish", target=f"stream/{HOSTILE}"),
+        "/console/settings",
+        link("/console/explain", name=name, sequence=1, subscriber=name),
+        link("/console/explain", kind="mailbox", name=name, sequence=1),
+    ]
+
+
+@pytest.mark.parametrize("address", _addresses(HOSTILE))
+def test_a_page_shows_hostile_content_and_has_nothing_to_run(console: httpx.Client, address: str) -> None:
+    answer = console.get(address)
+    assert answer.status_code == 200, answer.text
+    policy = answer.headers["content-security-policy"]
+    assert "default-src 'none'" in policy
+    assert "unsafe" not in policy
+    page = Page(answer.text)
+    for tag, attributes in page.tags:
+        assert not any(name == "style" or name.startswith("on") for name in attributes), attributes
+        assert tag != "style"
+        for place in ("src", "href", "action"):
+            assert (attributes.get(place) or "/").startswith(("/", "#main")), attributes
+        assert tag not in ("script", "img") or "/console/static/" in (attributes["src"] or "")
+    assert "49" not in re.findall(r">(\d+)</textarea>", answer.text)
+    sizes = {path.partition("?")[0].rpartition("/")[2]: 0 for path in page.loaded}
+    assert len(answer.content) + sum(len(static_files()[name].data) for name in sizes) < PAGE_BYTES_MAX
+
+
+def test_every_page_is_looked_at_with_hostile_content() -> None:
+    looked_at = {address.partition("?")[0] for address in _addresses("x")}
+    shown = {page.path for page in PAGES if page.method == "GET"}
+    assert shown - looked_at == {"/console/stream/events"}
+
+
+@pytest.mark.parametrize("name", ["items", "__class__"])
+def test_a_stream_may_be_called_as_anything_in_python_is(console: httpx.Client, name: str) -> None:
+    for path in ("/console/stream", "/console/stream/history", "/console/stream/subjects"):
+        answer = console.get(link(path, name=name))
+        assert (answer.status_code, HOSTILE in answer.text) == (200, False)
+
+
+def test_a_page_that_is_not_there_and_a_method_that_it_has_not(console: httpx.Client) -> None:
+    assert console.get(link("/console/stream", name="none")).status_code == 404
+    assert console.post("/console/streams").status_code == 405
+    assert console.get("/console/streams?pages=1").status_code == 400
+    assert console.get("/console/static/../site.py").status_code == 404
+    assert console.get("/console/static/console.css?v=old").headers["cache-control"] == "no-cache"
+
+
+def _count(console: httpx.Client, name: str) -> str:
+    [text] = re.findall(
+        r'<p class="big">([\d,]+)<small>messages</small>',
+        console.get(link("/console/stream", name=name)).text,
+    )
+    return text
+
+
+def test_a_form_needs_the_secret_of_its_session_and_a_page_of_this_console(
+    running: RunningGateway, console: httpx.Client
+) -> None:
+    csrf = Page(console.get("/console/feeds").text).csrf
+    fields = {"topic": "stream.purge", "stream": "items", "confirmed": "yes"}
+    before = _count(console, "items")
+    for secret, origin in (
+        ("", running.url),
+        ("wrong", running.url),
+        (csrf, ""),
+        (csrf, "null"),
+        (csrf, "https://evil.example"),
+    ):
+        answer = console.post("/console/change", data={**fields, "csrf": secret}, headers={"origin": origin})
+        assert answer.status_code == 403, (secret, origin)
+    assert _count(console, "items") == before
+
+
+def test_a_site_that_may_use_the_api_may_not_send_forms(running: RunningGateway) -> None:
+    origin = "https://app.example.org"
+    gateway = RunningGateway(GatewaySettings(broker=running.state.settings.broker, origins=(origin,)))
+    try:
+        with gateway.client(headers={"origin": origin}) as http:
+            csrf = Page(http.get("/console/feeds").text).csrf
+            answer = http.post("/console/change", data={"csrf": csrf, "topic": "broker.reload"})
+            assert answer.status_code == 403
+    finally:
+        gateway.stop()
+
+
+def test_what_destroys_says_first_what_it_would_do(console: httpx.Client) -> None:
+    csrf = Page(console.get("/console/feeds").text).csrf
+    publish = {"csrf": csrf, "name": "prices", "subject": "a.b", "headers": 'n=1\nt="1"', "body": "x\r\ny"}
+    assert console.post("/console/stream/publish", data=publish).status_code == 303
+    assert "Published to prices as 1" in console.get("/console/streams").text
+    assert "Published to prices" not in console.get("/console/streams").text
+    history = console.get(link("/console/stream/history", name="prices")).text
+    assert "n=1\nt=&#34;1&#34;" in history
+    assert "x\ny" in history
+
+    fields = {"csrf": csrf, "topic": "stream.purge", "stream": "prices", "back": "//evil.example/"}
+    asked = console.post("/console/change", data=fields)
+    assert asked.status_code == 200
+    assert re.findall(r"<dt>(\w+)</dt><dd>(\w+)</dd>", asked.text) == [
+        ("stream", "prices"),
+        ("first", "1"),
+        ("last", "1"),
+    ]
+    assert _count(console, "prices") == "1"
+    done = console.post("/console/change", data={**fields, "confirmed": "yes"})
+    assert (done.status_code, done.headers["location"]) == (303, "/")
+    assert _count(console, "prices") == "0"
+
+
+def test_dead_letters_are_redriven_one_by_one_and_sent_again_edited(
+    running: RunningGateway, console: httpx.Client
+) -> None:
+    with malamute.connect(running.state.settings.broker, address="carol", timeout=WAIT_SECONDS) as carol:
+        for body in (b"one", b"two", b"three"):
+            carol.send("carol", "note", body, {"n": "1"})
+            carol.receive(timeout=WAIT_SECONDS).reject("no room")
+        carol.flush()
+        csrf = Page(console.get("/console/feeds").text).csrf
+        queue = {"csrf": csrf, "kind": "mailbox", "name": "carol"}
+        fields = {**queue, "topic": "queue.redrive", "some": "yes"}
+        none_chosen = console.post("/console/change", data={**fields, "confirmed": "yes"})
+        assert none_chosen.status_code == 400
+        chosen = console.post("/console/change", data={**fields, "sequences": "2", "confirmed": "yes"})
+        assert chosen.status_code == 303
+        with carol.mailbox() as mail:
+            assert mail.receive(timeout=WAIT_SECONDS).body == b"two"
+            form = console.get(link("/console/queue/again", kind="mailbox", name="carol", sequence=3)).text
+            assert "three</textarea>" in form
+            assert "n=&#34;1&#34;</textarea>" in form
+            again = {
+                **queue,
+                "sequence": "3",
+                "subject": "note",
+                "headers": 'n="1"\nm=2',
+                "body": "third",
+                "drop": "yes",
+            }
+            assert console.post("/console/queue/again", data=again).status_code == 303
+            message = mail.receive(timeout=WAIT_SECONDS)
+            assert (message.body, message.headers) == (b"third", {"n": "1", "m": 2})
+        dead = console.get(link("/console/queue", kind="mailbox", name="carol", show="dead")).text
+        assert re.findall(r'name="sequences" value="(\d+)"', dead) == ["1"]
+
+
+def test_explain_says_which_criterion_failed_and_where_the_message_is(
+    running: RunningGateway, console: httpx.Client
+) -> None:
+    with malamute.connect(running.state.settings.broker, address="dora", timeout=WAIT_SECONDS) as dora:
+        for n in range(3):
+            dora.publish("levels", "high", b"x", {"n": n}, assurance="stored")
+        with dora.subscribe("levels", "high", where="n > 0", start="first", credit=1):
+            dora.flush()
+            asked = {"kind": "stream", "name": "levels", "subscriber": "dora"}
+            refused = console.get(link("/console/explain", **asked, sequence=1)).text
+            assert "does not take it" in refused
+            waits = console.get(link("/console/explain", **asked, sequence=3)).text
+            assert "it waits in the stream" in waits
+            late = console.get(link("/console/explain", **asked, sequence=4)).text
+            assert "4 is not published yet" in late
+            typed = console.get(link("/console/explain", **asked, subject="high", headers="n=5")).text
+            assert "takes it" in typed
+
+
+# Who may come
+
+RULES = ("view,create,publish,subscribe stream/{user}", "view broker/status", "admin stream/{user}")
+
+
+@pytest.fixture(scope="module")
+def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningGateway]:
+    directory: Path = tmp_path_factory.mktemp("secured")
+    with secured_gateway(directory, {"ann": "geheim", "bob": "secret"}, RULES) as gateway:
+        yield gateway
+
+
+def _sign_in(http: httpx.Client, user: str, password: str, **more: str) -> httpx.Response:
+    return http.post("/console/sign-in", data={"user": user, "password": password, **more})
+
+
+def test_without_a_session_every_page_leads_to_the_door(secured: RunningGateway) -> None:
+    with secured.client() as http:
+        answer = http.get("/console/stream?name=ann")
+        location = "/console/sign-in?next=%2Fconsole%2Fstream%3Fname%3Dann"
+        assert (answer.status_code, answer.headers["location"]) == (303, location)
+        assert http.post("/console/change", data={}).headers["location"] == "/console/sign-in"
+        assert http.get(location).status_code == 200
+        assert http.get("/console/stream?name=ann", cookies={COOKIE: "guessed"}).status_code == 303
+
+
+def test_the_broker_decides_for_each_user(secured: RunningGateway) -> None:
+    origin = {"origin": secured.url}
+    with secured.client(headers=origin) as ann, secured.client(headers=origin) as bob:
+        for http, user, password in ((ann, "ann", "geheim"), (bob, "bob", "secret")):
+            answer = _sign_in(http, user, password, next="/console/streams")
+            assert (answer.status_code, answer.headers["location"]) == (303, "/console/streams")
+            cookie = answer.headers["set-cookie"].lower()
+            assert "httponly" in cookie
+            assert "samesite=strict" in cookie
+        csrf = Page(ann.get("/").text).csrf
+        publish = {"csrf": csrf, "name": "ann", "subject": "s", "body": "secret of ann"}
+        assert ann.post("/console/stream/publish", data=publish).status_code == 303
+        assert "secret of ann" in ann.get("/console/stream/history?name=ann").text
+        assert bob.get("/console/stream/history?name=ann").status_code == 403
+        assert bob.get("/console/stream/events?name=ann").status_code == 403
+        # The secret of one session is nothing in another.
+        assert bob.post("/console/change", data={"csrf": csrf, "topic": "broker.reload"}).status_code == 403
+        own = Page(bob.get("/").text).csrf
+        purge = {"csrf": own, "topic": "stream.purge", "stream": "ann", "confirmed": "yes"}
+        assert bob.post("/console/change", data=purge).status_code == 403
+        assert "secret of ann" in ann.get("/console/stream/history?name=ann").text
+        # The paths of the API do not look at the cookie.
+        assert ann.get("/v1/streams/ann/messages").status_code == 401
+        assert ann.post("/console/sign-out", data={"csrf": csrf}).status_code == 303
+        assert ann.get("/").status_code == 303
+
+
+@pytest.mark.parametrize(
+    ("user", "password"), [("ann", "wrong"), ("nobody", "x"), ("", ""), (HOSTILE, HOSTILE)]
+)
+def test_wrong_credentials_get_no_session(secured: RunningGateway, user: str, password: str) -> None:
+    with secured.client(headers={"origin": secured.url}) as http:
+        answer = _sign_in(http, user, password)
+        assert answer.status_code in (401, 503)
+        assert "set-cookie" not in answer.headers
+        assert "<img src=x" not in answer.text
+
+
+def test_signing_in_is_for_pages_of_this_console_and_leads_into_it(secured: RunningGateway) -> None:
+    with secured.client() as http:
+        assert _sign_in(http, "ann", "geheim").status_code == 403
+    for elsewhere in ("//evil.example", "https://evil.example", "/console/\\evil", "/v1/"):
+        with secured.client(headers={"origin": secured.url}) as http:
+            assert _sign_in(http, "ann", "geheim", next=elsewhere).headers["location"] == "/"
+
+
+def test_a_session_ends_when_it_is_idle_and_in_any_case_and_there_are_only_so_many() -> None:
+    now = 0.0
+    sessions = ConsoleSessions(clock=lambda: now)
+    first = sessions.start(Identity("ann", "x"))
+    assert sessions.find(first.name) is first
+    now += IDLE_SECONDS + 1
+    assert sessions.find(first.name) is None
+    busy = sessions.start(Identity("ann", "x"))
+    while now - busy.started_at <= LIFE_SECONDS:
+        assert sessions.find(busy.name) is busy
+        now += IDLE_SECONDS / 2
+    assert sessions.find(busy.name) is None
+    names = [sessions.start(Identity("ann", str(n))).name for n in range(SESSIONS_MAX)]
+    sessions.find(names[0])
+    sessions.start(Identity("bob", "x"))
+    assert len(sessions) == SESSIONS_MAX
+    assert sessions.find(names[0]) is not None
+    assert sessions.find(names[1]) is None
