@@ -18,9 +18,9 @@ WAIT_SECONDS = 60
 class RunningGateway:
     """A gateway in a thread of the test, on a port of the system's choice."""
 
-    def __init__(self, settings: GatewaySettings, **tls: Any) -> None:
+    def __init__(self, settings: GatewaySettings, port: int = 0, **tls: Any) -> None:
         started: queue.Queue[list[str]] = queue.Queue()
-        self.server = GatewayServer(settings, "127.0.0.1", 0, started.put, **tls)
+        self.server = GatewayServer(settings, "127.0.0.1", port, started.put, **tls)
         self._thread = threading.Thread(
             target=lambda: asyncio.run(self.server.serve()), name="malamute-gateway", daemon=True
         )

@@ -40,7 +40,7 @@ def running() -> Iterator[RunningGateway]:
         gateway = RunningGateway(GatewaySettings(broker=broker.url, timeout_seconds=WAIT_SECONDS))
         with (
             malamute.connect(broker.url, address=HOSTILE, timeout=WAIT_SECONDS) as client,
-            client.subscribe(HOSTILE, HOSTILE, where=f"h = '{HOSTILE.replace(chr(39), '')}'"),
+            client.subscribe(HOSTILE, HOSTILE, family="exact", where=f"h = '{HOSTILE.replace(chr(39), '')}'"),
             client.work(HOSTILE),
         ):
             for stream in (HOSTILE, "items", "__class__"):
@@ -290,7 +290,9 @@ def test_without_a_session_every_page_leads_to_the_door(secured: RunningGateway)
         assert (answer.status_code, answer.headers["location"]) == (303, location)
         assert http.post("/console/change", data={}).headers["location"] == "/console/sign-in"
         assert http.get(location).status_code == 200
-        assert http.get("/console/stream?name=ann", cookies={COOKIE: "guessed"}).status_code == 303
+        assert (
+            http.get("/console/stream?name=ann", headers={"cookie": f"{COOKIE}=guessed"}).status_code == 303
+        )
 
 
 def test_the_broker_decides_for_each_user(secured: RunningGateway) -> None:

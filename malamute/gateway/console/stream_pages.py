@@ -75,7 +75,7 @@ async def history(request: Request, arguments: Arguments) -> Response:
     )
 
 
-def _typed(arguments: Arguments) -> dict[str, str]:
+def _typed(arguments: Arguments) -> dict[str, Any]:
     return {"pattern": arguments["pattern"], "where": arguments["where"]}
 
 

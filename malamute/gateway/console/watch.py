@@ -78,9 +78,10 @@ def rates(samples: deque[Sample]) -> list[RateSample]:
     found = []
     for before, now in zip(samples, list(samples)[1:], strict=False):
         seconds = now.at - before.at
-        grown = [now.published - before.published, now.settled - before.settled, now.bytes - before.bytes]
+        grown = now.published - before.published, now.settled - before.settled, now.bytes - before.bytes
         if seconds > 0 and min(grown) >= 0:
-            found.append(RateSample(now.at, *(one / seconds for one in grown), now.queued, now.lag_seconds))
+            published, settled, size = (one / seconds for one in grown)
+            found.append(RateSample(now.at, published, settled, size, now.queued, now.lag_seconds))
     return found
 
 
