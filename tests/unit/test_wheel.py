@@ -11,16 +11,55 @@ import malamute
 
 PACKAGE = Path(malamute.__file__).parent
 
+CONSOLE = {
+    f"gateway/console/{name}"
+    for name in (
+        "static/console.css",
+        "static/console.js",
+        "static/malamute.svg",
+        "static/uplot-LICENSE.txt",
+        "static/uplot.css",
+        "static/uplot.js",
+        "templates/again.html",
+        "templates/base.html",
+        "templates/client.html",
+        "templates/clients.html",
+        "templates/confirm.html",
+        "templates/consumers.html",
+        "templates/door.html",
+        "templates/explain.html",
+        "templates/feeds.html",
+        "templates/history.html",
+        "templates/overview.html",
+        "templates/parts.html",
+        "templates/problem.html",
+        "templates/queue.html",
+        "templates/queues.html",
+        "templates/selection.html",
+        "templates/settings.html",
+        "templates/sign_in.html",
+        "templates/stranger.html",
+        "templates/stream.html",
+        "templates/stream_head.html",
+        "templates/streams.html",
+        "templates/subjects.html",
+        "templates/tail.html",
+        "templates/users.html",
+    )
+}
+"""The pages of the console, and the files that they load."""
+
 DATA = {
     "cli/demo_data/README.md",
     "cli/demo_data/airlines.csv",
     "cli/demo_data/airports.csv",
     "cli/demo_data/flights.csv.gz",
     "cli/demo_data/weather.csv.gz",
+    *CONSOLE,
     "py.typed",
     "spark/log4j2.properties",
 }
-DATA_BYTES_MAX = 256 * 1024
+DATA_BYTES_MAX = 384 * 1024
 BENCH_BYTES_MAX = 256 * 1024
 
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from starlette.requests import Request
 from starlette.responses import Response
 
-from malamute.gateway.console.consumption import TRAIL, Consumer
+from malamute.gateway.console.consumption import TRAIL, StreamConsumer
 from malamute.gateway.console.streams import FIND, PAGE, arguments_of, sheet
 from malamute.gateway.console.visits import visit_of
 from malamute.gateway.routes import Arguments, Endpoint, Parameter
@@ -25,7 +25,7 @@ class Strip(NamedTuple):
     width: int
 
 
-def strips(consumer: Consumer) -> list[Strip]:
+def strips(consumer: StreamConsumer) -> list[Strip]:
     """The states of a subscription over the last looks, the newest at the right end."""
     found: list[Strip] = []
     begin = TRAIL - len(consumer.trail)

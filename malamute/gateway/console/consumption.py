@@ -19,7 +19,7 @@ STEADY = 0.1
 """A lag that has changed by less than this part of it is steady."""
 
 
-class Consumer(NamedTuple):
+class StreamConsumer(NamedTuple):
     """A subscription with the client that has it. Its lag in seconds is None where it was not asked for."""
 
     client: str
@@ -57,11 +57,11 @@ class Consumption:
 
     def __init__(self) -> None:
         self._trails: dict[tuple[str, int], deque[tuple[str, int]]] = {}
-        self.consumers: list[Consumer] = []
+        self.consumers: list[StreamConsumer] = []
         self.lag_seconds = 0.0
         """The lag of the reader that is most behind."""
 
-    async def look(self, client: Client, timeout: float) -> list[Consumer]:
+    async def look(self, client: Client, timeout: float) -> list[StreamConsumer]:
         """Ask for all subscriptions, the one that is most behind first."""
         rows = await client.query(ClientsQuery(details=True), timeout=timeout)
         found = [(row, one) for row in rows for one in getattr(row, "subscriptions", ())]
@@ -85,7 +85,7 @@ class Consumption:
             trail.append((one.state, one.lag))
             seconds = lags.get((row.id, one.stream)) if one.lag else 0.0
             self.consumers.append(
-                Consumer(row.id, row.address, row.software, row.connected, one, seconds, tuple(trail))
+                StreamConsumer(row.id, row.address, row.software, row.connected, one, seconds, tuple(trail))
             )
         self.lag_seconds = max((one.lag_seconds or 0.0 for one in self.consumers), default=0.0)
         return self.consumers

@@ -11,7 +11,7 @@ from starlette.responses import Response
 from malamute.gateway.console import troubles
 from malamute.gateway.console.consumption import trend_of
 from malamute.gateway.console.visits import Visit, visit_of
-from malamute.gateway.console.watch import RateSample, Watch, rates
+from malamute.gateway.console.watch import BrokerWatch, RateSample, rates
 from malamute.gateway.routes import Arguments, Endpoint
 from malamute.protocol.admin import MailboxesQuery, ServicesQuery, StreamsQuery
 
@@ -56,7 +56,9 @@ async def overview(request: Request, arguments: Arguments) -> Response:
     )
 
 
-def _troubles(visit: Visit, watch: Watch, mailboxes: list, services: list) -> Iterator[troubles.Trouble]:  # type: ignore[type-arg]
+def _troubles(
+    visit: Visit, watch: BrokerWatch, mailboxes: list, services: list
+) -> Iterator[troubles.Trouble]:  # type: ignore[type-arg]
     if watch.failure:
         yield troubles.Trouble(troubles.CRITICAL, f"The broker does not answer: {watch.failure}")
     if figures := watch.found("figures"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from malamute.gateway.console.consumption import Consumer
+from malamute.gateway.console.consumption import StreamConsumer
 from malamute.gateway.console.words import count, link, span
 from malamute.protocol.admin import BrokerStatus, QueueRow, ServiceDetails, StoreUsage, StreamCursor
 
@@ -90,7 +90,7 @@ def of_store(storage: StoreUsage) -> Iterator[Trouble]:
         yield Trouble(level, f"The store is {fill:.0%} full", "/console/settings")
 
 
-def of_readers(consumers: list[Consumer]) -> Iterator[Trouble]:
+def of_readers(consumers: list[StreamConsumer]) -> Iterator[Trouble]:
     """Who is far behind."""
     behind = [one for one in consumers if (one.lag_seconds or 0.0) >= LAG_SECONDS]
     for one in behind[:NAMED_MAX]:

@@ -15,7 +15,7 @@ from malamute.errors import AccessRefused, LoginNeeded, Malformed, OriginRefused
 from malamute.gateway import bodies
 from malamute.gateway.console.rendering import HEADERS, render
 from malamute.gateway.console.sessions import COOKIE, ConsoleSession, ConsoleSessions
-from malamute.gateway.console.watch import Watch, Watches
+from malamute.gateway.console.watch import BrokerWatch, Watches
 from malamute.gateway.state import Gateway, gateway_of
 from malamute.protocol.admin import AdminChange, AdminQuery
 from malamute.version import __version__
@@ -75,7 +75,7 @@ class Visit:
         request.scope["malamute.identity"] = session.identity
 
     @property
-    def watch(self) -> Watch:
+    def watch(self) -> BrokerWatch:
         """What is known of the last while."""
         return self.console.watches.of(self.session.identity)
 

@@ -85,7 +85,7 @@ def rates(samples: deque[Sample]) -> list[RateSample]:
     return found
 
 
-class _Look:
+class _Question:
     """One kind of question: when it is due, what was found, and why not."""
 
     def __init__(self, ask: Callable[[Client], Awaitable[Any]], resting: float = RESTING) -> None:
@@ -96,7 +96,7 @@ class _Look:
         self.refusal = ""
 
 
-class Watch:
+class BrokerWatch:
     """What is kept for one user. `run` asks, until nobody has looked for a while."""
 
     def __init__(self, users: Users, identity: Identity, timeout_seconds: float) -> None:
@@ -112,13 +112,13 @@ class Watch:
         self._looked = asyncio.Condition()
         self._looks = {
             # Three short answers, however much there is.
-            "figures": _Look(self._figures, resting=0),
-            "streams": _Look(self._streams),
-            "consumers": _Look(self._consumers),
-            "mailboxes": _Look(self._all(MailboxesQuery())),
-            "services": _Look(self._all(ServicesQuery())),
-            "cursors": _Look(self._all(CursorsQuery())),
-            "feeds": _Look(self._all(FeedsQuery())),
+            "figures": _Question(self._figures, resting=0),
+            "streams": _Question(self._streams),
+            "consumers": _Question(self._consumers),
+            "mailboxes": _Question(self._all(MailboxesQuery())),
+            "services": _Question(self._all(ServicesQuery())),
+            "cursors": _Question(self._all(CursorsQuery())),
+            "feeds": _Question(self._all(FeedsQuery())),
         }
         self.task = asyncio.create_task(self._run())
 
@@ -158,7 +158,7 @@ class Watch:
                 self._looked.notify_all()
             await asyncio.sleep(INTERVAL_SECONDS)
 
-    async def _take(self, client: Client, look: _Look) -> None:
+    async def _take(self, client: Client, look: _Question) -> None:
         began = monotonic()
         try:
             look.found, look.refusal = await look.ask(client), ""
@@ -210,15 +210,15 @@ class Watches:
     def __init__(self, users: Users, timeout_seconds: float) -> None:
         self._users = users
         self._timeout_seconds = timeout_seconds
-        self._by_identity: dict[Identity, Watch] = {}
+        self._by_identity: dict[Identity, BrokerWatch] = {}
 
-    def of(self, identity: Identity) -> Watch:
+    def of(self, identity: Identity) -> BrokerWatch:
         """The watch of a user. It begins with the first page."""
         watch = self._by_identity.pop(identity, None)
         if watch is None or watch.task.done():
             while len(self._by_identity) >= WATCHES_MAX:
                 self._by_identity.pop(next(iter(self._by_identity))).task.cancel()
-            watch = Watch(self._users, identity, self._timeout_seconds)
+            watch = BrokerWatch(self._users, identity, self._timeout_seconds)
         self._by_identity[identity] = watch
         watch.used_at = monotonic()
         return watch

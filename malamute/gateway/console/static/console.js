@@ -2,6 +2,10 @@
 
 const main = document.getElementById("main");
 const status = document.getElementById("state");
+// On a phone the pages are in one line, which is longer than the screen.
+const bar = document.querySelector(".bar nav");
+const current = bar.querySelector("[aria-current]");
+if (current) bar.scrollLeft = current.offsetLeft - bar.offsetLeft - 40;
 const say = (words) => { if (status.textContent !== words) status.textContent = words; };
 let paused = false;
 
