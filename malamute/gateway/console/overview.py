@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from malamute.gateway.console import troubles
 from malamute.gateway.console.consumption import trend_of
-from malamute.gateway.console.visits import Visit, visit_of
+from malamute.gateway.console.visits import visit_of
 from malamute.gateway.console.watch import BrokerWatch, RateSample, rates
 from malamute.gateway.routes import Arguments, Endpoint
 from malamute.protocol.admin import MailboxesQuery, ServicesQuery, StreamsQuery
@@ -49,16 +50,14 @@ async def overview(request: Request, arguments: Arguments) -> Response:
         streams=sorted(streams.rows, key=lambda row: (-row.published_rate, row.name))[:TOP_ROWS],
         queues=[pair for pair in queues if pair[1].messages or pair[1].dead][:TOP_ROWS],
         incomplete=not (streams.complete and mailboxes.complete and services.complete),
-        troubles=[*_troubles(visit, watch, mailboxes.rows, services.rows)],
+        troubles=[*_troubles(watch, mailboxes.rows, services.rows)],
         consumers=(watch.found("consumers") or [])[:TOP_ROWS],
         refusals=watch.refusals,
         trails=watch.trails,
     )
 
 
-def _troubles(
-    visit: Visit, watch: BrokerWatch, mailboxes: list, services: list
-) -> Iterator[troubles.Trouble]:  # type: ignore[type-arg]
+def _troubles(watch: BrokerWatch, mailboxes: list[Any], services: list[Any]) -> Iterator[troubles.Trouble]:
     if watch.failure:
         yield troubles.Trouble(troubles.CRITICAL, f"The broker does not answer: {watch.failure}")
     if figures := watch.found("figures"):
