@@ -120,7 +120,7 @@ if (tail) {
 }
 
 // Keys
-let leading = 0;
+let leading = false;
 const rows = () => [...main.querySelectorAll("tbody tr td:first-child a, .message summary")];
 const step = (by) => {
   const all = rows();
@@ -136,12 +136,12 @@ const keys = {
 };
 addEventListener("keydown", (event) => {
   if (event.ctrlKey || event.metaKey || event.altKey || event.target.closest("input, textarea, select, dialog")) return;
-  if (event.timeStamp - leading < 1500) {
-    leading = 0;
+  if (leading) {
+    leading = false;
     document.querySelector(`nav a[data-key="${CSS.escape(event.key)}"]`)?.click();
     return;
   }
-  if (event.key === "g") { leading = event.timeStamp; return; }
+  if (event.key === "g") { leading = true; return; }
   if (keys[event.key]) { event.preventDefault(); keys[event.key](); }
 });
 // A whole list of boxes at once.
