@@ -22,6 +22,7 @@ from malamute.gateway.console.sessions import (
     ConsoleSessions,
 )
 from malamute.gateway.console.site import PAGES
+from malamute.gateway.console.visits import RENEWS
 from malamute.gateway.console.words import link
 from malamute.gateway.settings import GatewaySettings
 from malamute.gateway.users import Identity
@@ -193,6 +194,7 @@ def test_what_destroys_says_first_what_it_would_do(console: httpx.Client) -> Non
     csrf = Page(console.get("/console/feeds").text).csrf
     publish = {"csrf": csrf, "name": "prices", "subject": "a.b", "headers": 'n=1\nt="1"', "body": "x\r\ny"}
     assert console.post("/console/stream/publish", data=publish).status_code == 303
+    assert "Published to prices" not in console.get("/console/streams", headers={RENEWS: "1"}).text
     assert "Published to prices as 1" in console.get("/console/streams").text
     assert "Published to prices" not in console.get("/console/streams").text
     history = console.get(link("/console/stream/history", name="prices")).text

@@ -32,6 +32,9 @@ LIST_ROWS = 200
 
 SIGN_IN = "/console/sign-in"
 
+RENEWS = "malamute-renews"
+"""The header of a request of a page that renews itself."""
+
 NAVIGATION = (
     ("/", "Overview", "o"),
     ("/console/streams", "Streams", "s"),
@@ -130,6 +133,8 @@ class Visit:
             address=str(self.request.url.path) + (f"?{q}" if (q := self.request.url.query) else ""),
             navigation=NAVIGATION,
             session=self.session,
+            # A page that renews itself would take them, and not show them.
+            notes=[] if RENEWS in self.request.headers else self.session.take_notes(),
             broker=settings.broker,
             version=__version__,
         )

@@ -15,7 +15,7 @@ const isBusy = (old) => old.contains(document.activeElement) && document.activeE
   || old.querySelector("details[open]");
 
 async function renew() {
-  const answer = await fetch(location.href, { headers: { accept: "text/html" }, redirect: "manual" });
+  const answer = await fetch(location.href, { headers: { accept: "text/html", "malamute-renews": "1" }, redirect: "manual" });
   if (answer.type === "opaqueredirect") return location.reload();
   if (!answer.ok && answer.status !== 404) throw new Error(String(answer.status));
   const fresh = new DOMParser().parseFromString(await answer.text(), "text/html");
