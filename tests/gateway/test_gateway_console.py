@@ -361,3 +361,18 @@ def test_a_session_ends_when_it_is_idle_and_in_any_case_and_there_are_only_so_ma
     assert len(sessions) == SESSIONS_MAX
     assert sessions.find(names[0]) is not None
     assert sessions.find(names[1]) is None
+
+
+def test_lists_that_are_longer_than_a_page_of_the_broker() -> None:
+    with Broker() as broker:
+        gateway = RunningGateway(GatewaySettings(broker=broker.url, timeout_seconds=WAIT_SECONDS))
+        with gateway.client() as http, malamute.connect(broker.url, timeout=WAIT_SECONDS) as client:
+            for n in range(250):
+                client.publish(f"many/{n:03}", "s", b"x")
+            client.flush()
+            stored = http.get("/console/settings").text
+            # The first 200, of which one is the broker's own.
+            assert stored.count(">many/") == 199
+            assert http.get("/console/streams?find=many/009").text.count(">many/") == 1
+            assert http.get("/").status_code == 200
+        gateway.stop()

@@ -98,10 +98,12 @@ class Visit:
 
     async def listed(self, what: str, query: AdminQuery[Any]) -> Listed:
         """All rows of a query that comes in pages: from the broker, or if they are many, from the watch."""
-        query = _page_of(query)
         try:
-            rows = await self.ask(query)
-            if not rows or not await self.ask(_page_of(query, after_name=getattr(rows[-1], query.page_key))):
+            if not self.watch.looks_at(what):
+                return Listed(await self.ask(query))
+            page = _page_of(query)
+            rows = await self.ask(page)
+            if not rows or not await self.ask(_page_of(page, after_name=getattr(rows[-1], query.page_key))):
                 return Listed(rows)
         except AccessRefused as error:
             return Listed([], refusal=error.text)

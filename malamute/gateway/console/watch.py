@@ -122,6 +122,10 @@ class BrokerWatch:
         }
         self.task = asyncio.create_task(self._run())
 
+    def looks_at(self, what: str) -> bool:
+        """Whether this is among what is looked at."""
+        return what in self._looks
+
     def found(self, what: str) -> Any:
         """What the last look at something has found; None before the first, or if the user may not look."""
         return self._looks[what].found
