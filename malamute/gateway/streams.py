@@ -162,7 +162,8 @@ async def read_page(gateway: Gateway, client: Client, name: str, limit: int, **o
             found += bodies.messages_of(columns)
             size_bytes += sum(map(len, columns.records))
         last = found[:limit][-1].sequence
-        return HistoryPage(found[:limit], [gap for gap in subscription.recent_gaps if gap.first < last], False)
+        gaps = [gap for gap in subscription.recent_gaps if gap.first < last]
+        return HistoryPage(found[:limit], gaps, is_last=False)
 
 
 async def _next_part(subscription: Subscription, timeout: float) -> Columns | None:

@@ -61,7 +61,7 @@ _REFUSED = {
 }
 """What libzmq reports when there is no use in trying again."""
 
-_MECHANISMS = {zmq.NULL: b"NULL", zmq.PLAIN: b"PLAIN", zmq.CURVE: b"CURVE"}
+_MECHANISMS = {int(zmq.NULL): b"NULL", int(zmq.PLAIN): b"PLAIN", int(zmq.CURVE): b"CURVE"}
 
 NOBODY: SocketOptions = {}
 

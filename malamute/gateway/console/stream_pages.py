@@ -46,7 +46,8 @@ def _selection(arguments: Arguments) -> dict[str, Any]:
 async def read(visit: Visit, name: str, limit: int, **options: Any) -> tuple[list[Message], bool]:
     """Messages that a stream holds, and whether there are no more. Raises as `Client.subscribe`."""
     async with visit.client() as client:
-        return await read_page(visit.console.gateway, client, name, limit, **options)
+        page = await read_page(visit.console.gateway, client, name, limit, **options)
+        return page.messages, page.is_last
 
 
 async def history(request: Request, arguments: Arguments) -> Response:
