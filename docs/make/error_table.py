@@ -24,8 +24,10 @@ def page() -> str:
 
 def _branches(base: type[MalamuteError]) -> Iterator[str]:
     children = base.__subclasses__()
-    # Programs derive errors of their own, such as those of the command line; they have no number.
-    leaves = sorted((e for e in children if e.code and not e.__subclasses__()), key=lambda e: e.code)
+    # Others derive errors of their own, such as those of the command line; they have no number, or that of their base.
+    leaves = sorted(
+        (e for e in children if BY_CODE.get(e.code) is e and not e.__subclasses__()), key=lambda e: e.code
+    )
     if base is not MalamuteError or leaves:
         yield from _table(base, leaves)
     for child in children:

@@ -55,7 +55,7 @@ SECONDS = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5
 """The limits of the buckets of durations, as the conventions advise."""
 
 
-class Connection(Protocol):
+class TracedClient(Protocol):
     """What is known of a client, blocking or not."""
 
     @property
@@ -133,7 +133,7 @@ def publishing(
     headers: Headers | None = None,
     *,
     operation: str = "publish",
-    client: Connection | None = None,
+    client: TracedClient | None = None,
     answers: Message | None = None,
 ) -> Iterator[Mapping[str, Any]]:
     """A span around publishing one message to a stream; `operation` may also be `send`, `request` or `reply`.
@@ -154,7 +154,7 @@ def publishing_batch(
     headers: Sequence[Headers | None],
     *,
     operation: str = "publish",
-    client: Connection | None = None,
+    client: TracedClient | None = None,
 ) -> Iterator[list[Mapping[str, Any]]]:
     """A span around publishing several messages as one; it yields the headers of each."""
     fields = {"messaging.batch.message_count": len(headers)}
@@ -167,7 +167,7 @@ def _sending(
     destination: str,
     headers: Sequence[Headers],
     operation: str,
-    client: Connection | None,
+    client: TracedClient | None,
     links: Sequence[Link],
     **fields: Any,
 ) -> Iterator[list[Mapping[str, Any]]]:
@@ -185,7 +185,7 @@ def _sending(
 
 
 @contextmanager
-def receiving(destination: str, *, client: Connection | None = None) -> Iterator[Callable[..., None]]:
+def receiving(destination: str, *, client: TracedClient | None = None) -> Iterator[Callable[..., None]]:
     """A span around waiting for messages. What it yields is to be called with those that came."""
     attributes = _common("receive", "receive", destination, client)
     with _operation(attributes, SpanKind.CLIENT) as span:
@@ -201,7 +201,7 @@ def receiving(destination: str, *, client: Connection | None = None) -> Iterator
 
 @contextmanager
 def processing(
-    *messages: Message, destination: str = "", client: Connection | None = None, received: bool = False
+    *messages: Message, destination: str = "", client: TracedClient | None = None, received: bool = False
 ) -> Iterator[Span]:
     """A span around what is done with a message, or with several. It is linked to those that published them.
 
@@ -232,7 +232,7 @@ def processing(
 
 @contextmanager
 def settling(
-    *messages: Message, operation: str = "ack", destination: str = "", client: Connection | None = None
+    *messages: Message, operation: str = "ack", destination: str = "", client: TracedClient | None = None
 ) -> Iterator[Span]:
     """A span around acknowledging, releasing, retrying or rejecting messages."""
     attributes = _common(operation, "settle", destination, client)
@@ -289,7 +289,7 @@ _LABELS = (
 )
 
 
-def _common(operation: str, kind: str, destination: str, client: Connection | None) -> dict[str, Any]:
+def _common(operation: str, kind: str, destination: str, client: TracedClient | None) -> dict[str, Any]:
     attributes: dict[str, Any] = {
         "messaging.system": "malamute",
         "messaging.operation.name": operation,

@@ -21,7 +21,7 @@ KEYS_MAX = 100_000
 """Of how many users or addresses is remembered how much they sent: each takes some 200 bytes."""
 
 
-class Rate:
+class RateLimit:
     """So many a second for each key; some at once after a rest."""
 
     def __init__(self, per_second: float, clock: Callable[[], float] = monotonic) -> None:
@@ -52,8 +52,8 @@ class RateGuard:
 
     def __init__(self, app: ASGIApp, settings: GatewaySettings) -> None:
         self._app = app
-        self._address = Rate(settings.address_rate) if settings.address_rate else None
-        self._user = Rate(settings.user_rate) if settings.user_rate else None
+        self._address = RateLimit(settings.address_rate) if settings.address_rate else None
+        self._user = RateLimit(settings.user_rate) if settings.user_rate else None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request or WebSocket."""
@@ -70,7 +70,7 @@ class RateGuard:
             if wait_seconds := rate.take(key):
                 raise TooFast(f"too many requests of this {whose}", wait_seconds)
 
-    def _counted(self, connection: HTTPConnection) -> Iterator[tuple[Rate, str, str]]:
+    def _counted(self, connection: HTTPConnection) -> Iterator[tuple[RateLimit, str, str]]:
         # The address comes first: who guesses at passwords is another user each time.
         if self._address is not None and connection.client is not None:
             yield self._address, connection.client.host, "address"

@@ -14,7 +14,7 @@ from malamute.access import Quota
 from malamute.config import AccessConfig, ListenConfig
 from malamute.config.accounts import Account, Accounts, hash_password, save_accounts
 from malamute.gateway import rates
-from malamute.gateway.rates import Rate
+from malamute.gateway.rates import RateLimit
 from malamute.testing import small_config
 
 SLOW = 0.001
@@ -25,14 +25,14 @@ def test_a_rate_has_a_burst_after_a_rest_and_tells_when_more_may_come(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now = 100.0
-    rate = Rate(4, lambda: now)
+    rate = RateLimit(4, lambda: now)
     assert [rate.take("a") for _ in range(5)] == [0, 0, 0, 0, 0.25]
     assert rate.take("b") == 0
     now += 0.25
     assert [rate.take("a") for _ in range(2)] == [0, 0.25]
     now += 1000
     assert [rate.take("a") for _ in range(5)] == [0, 0, 0, 0, 0.25]
-    assert [Rate(0.5, lambda: now).take("a")] == [0]
+    assert [RateLimit(0.5, lambda: now).take("a")] == [0]
     monkeypatch.setattr(rates, "KEYS_MAX", 2)
     assert [rate.take(key) for key in "cde"] == [0, 0, 0]
     assert len(rate) == 2

@@ -329,6 +329,7 @@ def test_what_is_due_is_no_reason_to_hurry_while_it_reads_what_came_before(stepp
 
 
 def test_an_edge_is_asked_for_commands_only_where_there_is_input(stepped, monkeypatch):
+    stepped.go_round()  # the monitor reports the listeners
     asked = []
     receive = stepped.transport.receive
     monkeypatch.setattr(stepped.transport, "receive", lambda: asked.append(1) or receive())
