@@ -24,7 +24,7 @@ def page() -> str:
 
 def _branches(base: type[MalamuteError]) -> Iterator[str]:
     children = base.__subclasses__()
-    # Others derive errors of their own, such as those of the command line; they have no number, or that of their base.
+    # Others derive errors of their own, such as those of the command line; they have no number of their own.
     leaves = sorted(
         (e for e in children if BY_CODE.get(e.code) is e and not e.__subclasses__()), key=lambda e: e.code
     )
