@@ -26,8 +26,8 @@ are names of the package too: `malamute.TimedOut`.
     ├── HttpRefused                 the gateway refused an HTTP request; the broker has not seen it
     │   ├── NoSuchResource     901      ├── LoginNeeded         905
     │   ├── MethodRefused      902      ├── OriginRefused       906
-    │   ├── MediaTypeRefused   903      └── KeyReused           907
-    │   ├── RequestTimeout     904
+    │   ├── MediaTypeRefused   903      ├── KeyReused           907
+    │   ├── RequestTimeout     904      └── TooFast             908
     ├── ConfigError            700
     │   └── NotInstalled       701      what only an extra needs
     └── StoreError             800      the data directory

@@ -31,7 +31,6 @@ from malamute.protocol.admin import BrokerReload
 from malamute.protocol.limits import Limits
 from malamute.protocol.messages import VERSION, Hello, Ping, Pong, Subscribe
 from malamute.protocol.time_units import to_ms
-from malamute.server.daemon import quiet_collector
 from malamute.server.process import BrokerProcess
 
 if TYPE_CHECKING:
@@ -313,6 +312,7 @@ def _page(options: SecurityOptions) -> SecurityRow:
     from malamute.core.admin.users import users
     from malamute.core.settings import Settings
     from malamute.protocol.admin import UsersQuery
+    from malamute.server.daemon import quiet_collector
 
     core = _core(Settings(limits=Limits(accounts=options.users)))
     for number in range(options.users):

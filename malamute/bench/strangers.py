@@ -16,7 +16,6 @@ import zmq
 from malamute.bench.processes import Measured, WorkloadProcess
 from malamute.bench.workloads import Begin
 from malamute.config.accounts import read_public_key
-from malamute.server.daemon import raise_file_limit
 from malamute.server.process import BrokerProcess
 
 FLOOD_NICENESS = 19
@@ -49,6 +48,8 @@ def flooding(broker: BrokerProcess | None, server_key: str, rate: int, counts: l
 
 def flood(begin: Begin, url: str, server_key_file: str, rate: int) -> Measured:
     """Connect with keys that nobody knows, so often in a second, until it is time to stop."""
+    from malamute.server.daemon import raise_file_limit
+
     os.nice(FLOOD_NICENESS)
     raise_file_limit()
     url = url.replace("tcp://", f"tcp://{FLOOD_ADDRESS}:0;")

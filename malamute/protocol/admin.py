@@ -303,10 +303,10 @@ class QueueTotals(Row):
 class ReaderTotals(Row):
     """The readers of all streams: how many are live and in replay, and how far the last of them is behind."""
 
-    live: int = 0
-    replay: int = 0
-    lag: int = 0
-    lag_seconds: float = 0.0
+    live: int
+    replay: int
+    lag: int
+    lag_seconds: float
 
 
 class BrokerTotals(Row):
@@ -322,7 +322,7 @@ class BrokerTotals(Row):
     committed_bytes: int
     settlements: dict[str, int]
     queues: list[QueueTotals]
-    readers: ReaderTotals = ReaderTotals()
+    readers: ReaderTotals = ReaderTotals(live=0, replay=0, lag=0, lag_seconds=0.0)
     switches: dict[str, int] = {}
     gaps: dict[str, int] = {}
     refusals: dict[str, int] = {}

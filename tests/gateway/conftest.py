@@ -13,6 +13,7 @@ from restms_client import RestClient, gateway_before
 from running_gateway import WAIT_SECONDS, RunningGateway
 
 import malamute
+from malamute.gateway import tracing
 from malamute.gateway.settings import GatewaySettings
 from malamute.testing import Broker
 
@@ -21,7 +22,7 @@ from malamute.testing import Broker
 def untraced(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where nobody asks for spans there is no OpenTelemetry: another test may have set a provider for all."""
     if "telemetry" not in request.fixturenames:
-        monkeypatch.setattr("malamute.gateway.tracing.IS_INSTALLED", False)
+        monkeypatch.setattr(tracing, "IS_INSTALLED", False)
 
 
 @pytest.fixture
