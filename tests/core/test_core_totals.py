@@ -78,7 +78,7 @@ def test_readers_gaps_and_refusals_are_counted_over_all_streams(bench):
     assert bench.core.effects.chores
     bench.receive("bob", Query(7, "stream", {"name": "none"}))
     found = totals(bench)
-    assert found["readers"] == {"live": 1, "replay": 1, "lag": 3}
+    assert found["readers"] == {"live": 1, "replay": 1, "lag": 3, "lag_seconds": 0.0}
     assert found["refusals"] == {"404": 1}
     assert found.keys().isdisjoint({"switches", "gaps"})
 
