@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import re
 from collections.abc import Iterator
 from html.parser import HTMLParser
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from damaged_messages import publish_damaged
 from running_gateway import WAIT_SECONDS, RunningGateway
 from secured_gateway import secured_gateway
 
@@ -22,6 +24,7 @@ from malamute.gateway.console.sessions import (
     ConsoleSessions,
 )
 from malamute.gateway.console.site import PAGES
+from malamute.gateway.console.stream_pages import HISTORY_MESSAGES
 from malamute.gateway.console.visits import RENEWS
 from malamute.gateway.console.words import link
 from malamute.gateway.settings import GatewaySettings
@@ -248,6 +251,56 @@ def test_dead_letters_are_redriven_one_by_one_and_sent_again_edited(
             assert (message.body, message.headers) == (b"third", {"n": "1", "m": 2})
         dead = console.get(link("/console/queue", kind="mailbox", name="carol", show="dead")).text
         assert re.findall(r'name="sequences" value="(\d+)"', dead) == ["1"]
+
+
+def test_a_message_that_cannot_be_read_hides_no_other(running: RunningGateway, console: httpx.Client) -> None:
+    publish_damaged(running.state.settings.broker, "damaged")
+    page = console.get(link("/console/stream/history", name="damaged"))
+    assert page.status_code == 200, page.text
+    assert re.findall(r'class="body">([^<]*)<', page.text) == ["1", "unreadable: its record is damaged", "3"]
+    damaged = console.get(link("/console/stream/history", name="damaged", start="seq:2")).text
+    assert "unreadable" in damaged
+
+
+def test_the_way_back_goes_on_where_nothing_is_selected(
+    running: RunningGateway, console: httpx.Client
+) -> None:
+    with malamute.connect(running.state.settings.broker, timeout=WAIT_SECONDS) as client:
+        client.publish("sparse", "rare", b"found")
+        for _ in range(3 * HISTORY_MESSAGES):
+            client.publish("sparse", "often", b"")
+        client.flush()
+    address = link("/console/stream/history", name="sparse", pattern="rare")
+    for _ in range(5):
+        page = Page(console.get(address).text)
+        earlier = [found["href"] for _, found in page.tags if found.get("rel") == "prev"]
+        if not earlier:
+            break
+        assert earlier != [address]
+        address = earlier[0] or ""
+    assert "found" in console.get(address).text
+
+
+@pytest.mark.parametrize("value", ["[" * 5_000, "9" * 30, '"\\ud800"'])
+def test_what_cannot_be_the_value_of_a_header_is_text(
+    running: RunningGateway, console: httpx.Client, value: str
+) -> None:
+    with malamute.connect(running.state.settings.broker, timeout=WAIT_SECONDS) as client:
+        client.publish("values", "s", b"", {"h": value}, assurance="stored")
+    history = console.get(link("/console/stream/history", name="values"))
+    assert (history.status_code, value in html.unescape(history.text)) == (200, True)
+    typed = link("/console/explain", name="values", subject="s", headers=f"h={value}")
+    assert console.get(typed).status_code == 200
+
+
+def test_a_password_that_is_too_long_is_a_wrong_value(console: httpx.Client) -> None:
+    fields = {"csrf": Page(console.get("/console/feeds").text).csrf, "topic": "user.add", "name": "eve"}
+    assert console.post("/console/change", data={**fields, "password": "x" * 1025}).status_code == 400
+
+
+def test_the_tail_has_no_answer_without_its_body(console: httpx.Client) -> None:
+    assert console.head("/console/streams").status_code == 200
+    assert console.head(link("/console/stream/events", name="items")).status_code == 405
 
 
 def test_explain_says_which_criterion_failed_and_where_the_message_is(

@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from malamute.access.account import salted_hash
-from malamute.errors import InvalidValue
+from malamute.errors import ConfigError, InvalidValue
 from malamute.gateway.console import forms
 from malamute.gateway.console.forms import Reader, first_of
 from malamute.gateway.console.sign_in import own_path
@@ -41,7 +41,11 @@ class Act(NamedTuple):
 
 
 def _hashed(password: str) -> str:
-    return salted_hash(password, token_bytes(16))
+    try:
+        return salted_hash(password, token_bytes(16))
+    except ConfigError as error:
+        # It is not of a configuration here.
+        raise InvalidValue(error.text) from None
 
 
 _QUEUE: Mapping[str, Reader] = {

@@ -59,7 +59,8 @@ class ConsolePath:
 
     def __init__(self, endpoints: Mapping[str, Endpoint]) -> None:
         self._endpoints = {**endpoints}
-        if "GET" in endpoints:
+        if "GET" in endpoints and endpoints["GET"].handler is not stream_pages.events:
+            # What has no end has no answer without its body either.
             self._endpoints["HEAD"] = endpoints["GET"]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

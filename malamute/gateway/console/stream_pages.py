@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from time import monotonic
 from typing import Any
@@ -29,6 +30,8 @@ SUBJECTS_MAX = 1_000
 
 TAIL_PER_SECOND = 200
 """Messages that a live tail shows in a second; what is beyond is counted. Nobody reads as many."""
+
+_SEQUENCE_START = re.compile(r"seq:([0-9]{1,19})")
 
 PATTERN = Parameter("pattern", "Only subjects that match it.", {"type": "string", "default": ""})
 WHERE = Parameter("where", "Only headers that meet it.", {"type": "string", "default": ""})
@@ -59,6 +62,9 @@ async def history(request: Request, arguments: Arguments) -> Response:
     start = arguments["start"].strip() or f"seq:{max(newest, 1)}"
     messages, is_last = await read(visit, stream.name, HISTORY_MESSAGES, start=start, **_selection(arguments))
     first = messages[0].sequence if messages else stream.last + 1
+    if asked := _SEQUENCE_START.fullmatch(start):
+        # What is selected may lie far apart: the way back must not end where nothing was found.
+        first = min(first, int(asked[1]))
     selected = {"name": stream.name, "pattern": arguments["pattern"], "where": arguments["where"]}
     earlier = max(first - HISTORY_MESSAGES, stream.first)
     return visit.page(

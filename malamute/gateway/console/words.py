@@ -8,6 +8,9 @@ from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import urlencode
 
+from malamute.client.session.message import Message
+from malamute.errors import Malformed
+from malamute.protocol.batch import pack_plain
 from malamute.protocol.time_units import to_seconds
 
 BODY_CHARACTERS = 160
@@ -96,6 +99,15 @@ def _decoded(data: bytes) -> str | None:
         return None
 
 
+def is_readable(message: Message) -> bool:
+    """Whether a message has headers and a body that can be shown: the broker does not look into records."""
+    try:
+        message.header("", str, "")
+    except Malformed:
+        return False
+    return True
+
+
 def header_lines(headers: Mapping[str, Any] | None) -> str:
     """Headers as they are typed: NAME=VALUE, one in a line."""
     return "\n".join(f"{name}={_typed(value)}" for name, value in (headers or {}).items())
@@ -109,12 +121,16 @@ def _typed(value: Any) -> str:
 
 
 def parse_value(text: str) -> str | float | bool | None:
-    """The value of a header as it is typed: JSON where it is that, otherwise text."""
-    try:
-        value = json.loads(text, parse_constant=str)
-    except ValueError:
+    """The value of a header as it is typed: JSON that a header can have, otherwise text."""
+    # Whoever publishes may nest lists without end: what cannot be a value is not looked into.
+    if text.lstrip()[:1] in ("[", "{"):
         return text
-    return text if isinstance(value, list | dict) else value
+    try:
+        value: str | float | bool | None = json.loads(text, parse_constant=str)
+        pack_plain(value)
+    except (ValueError, OverflowError):
+        return text
+    return value
 
 
 def criteria(pairs: Iterable[Sequence[Any]]) -> str:
@@ -163,6 +179,7 @@ _FUNCTIONS = (
     criteria,
     excerpt,
     header_lines,
+    is_readable,
     is_text,
     moment,
     moment_ns,
