@@ -11,7 +11,11 @@ from malamute.gateway.settings import GatewaySettings
 
 SECURITY_HEADERS = {
     "x-content-type-options": "nosniff",
-    "content-security-policy": "default-src 'none'; frame-ancestors 'none'; base-uri 'none'",
+    # Contents of messages are sent as what they are, and may be pages of whoever published them: those are
+    # nobody here, and send no forms.
+    "content-security-policy": (
+        "default-src 'none'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'; sandbox"
+    ),
     "referrer-policy": "no-referrer",
     "cross-origin-resource-policy": "same-origin",
     "cross-origin-opener-policy": "same-origin",

@@ -8,12 +8,14 @@ from time import time
 
 import httpx
 import pytest
+from damaged_messages import publish_damaged
 from restms_client import DOMAIN, FORMS, RestClient, content_of, message
 from running_gateway import WAIT_SECONDS, RunningGateway
 
 import malamute
-from malamute.errors import BY_CODE
+from malamute.errors import BY_CODE, AccessRefused
 from malamute.gateway.restms.documents import RESTMS_JSON, RESTMS_XML, Element
+from malamute.gateway.restms.pipes import PipeReader
 from malamute.protocol.admin import ServicesQuery
 from malamute.testing import Broker
 
@@ -257,3 +259,36 @@ def test_bad_joins_and_bodies_are_problems(rest: RestClient) -> None:
 
 def _join(feed: str, address: str = "", kind: str = "") -> Element:
     return Element("join", {"feed": feed, "address": address, "type": kind})
+
+
+def test_a_message_that_cannot_be_read_keeps_no_pipe_from_being_read(
+    rest: RestClient, restms_broker: Broker
+) -> None:
+    pipe = rest.pipe()
+    rest.join(pipe, rest.feed("poisoned", "fanout"))
+    publish_damaged(restms_broker.url, "poisoned")
+    assert [content_of(found) for found in rest.take(pipe, 2)] == ["1", "3"]
+    with malamute.connect(restms_broker.url, timeout=WAIT_SECONDS) as client:
+        dead = {row.name: row.dead for row in client.query(ServicesQuery())}
+    assert [count for name, count in dead.items() if pipe.rpartition("/")[2] in name] == [1]
+
+
+def test_who_is_refused_a_pipe_leaves_nothing_behind(
+    rest: RestClient, restms_gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refuse(*arguments: object) -> None:
+        raise AccessRefused("not you")
+
+    rest.send("GET", DOMAIN)
+    before = len(restms_gateway.state.restms.readers)
+    monkeypatch.setattr(PipeReader, "open", refuse)
+    rest.send("POST", DOMAIN, Element("pipe"), status=403)
+    assert len(restms_gateway.state.restms.readers) == before
+
+
+def test_a_content_that_is_a_page_is_nobody_here(rest: RestClient) -> None:
+    page = "<form action=//evil.example>"
+    headers = {"content-type": "text/html"}
+    staged = rest.http.post(rest.feed("pages"), content=page, headers=headers).headers["location"]
+    policy = rest.http.get(staged).headers["content-security-policy"]
+    assert {"sandbox", "form-action 'none'", "default-src 'none'"} <= {*policy.split("; ")}

@@ -198,12 +198,17 @@ class RestMS:
         check_type("pipe", kind, self.profiles.pipes)
         check_type("storage", storage, dict.fromkeys(PIPE_STORAGES))
         pipe = Pipe(secrets.token_hex(16), kind, element.get("title"), storage)
-        # Whether he may read it is for the broker to say.
-        await self.reader(pipe, identity)
         join = Join(secrets.token_hex(16), pipe.name, BUILT_IN.name, address=pipe.name, default=True)
-        async with self.change() as own:
-            await self._set_feed(own, pipe.service, DEFAULT_STREAM, [("exact", pipe.name)])
-            await self.registry.put(pipe, join)
+        try:
+            # Whether he may read it is for the broker to say.
+            await self.reader(pipe, identity)
+            async with self.change() as own:
+                await self._set_feed(own, pipe.service, DEFAULT_STREAM, [("exact", pipe.name)])
+                await self.registry.put(pipe, join)
+        except BaseException:
+            # Nobody knows its name: what is kept for it would stay for ever.
+            await self.readers.drop(pipe)
+            raise
         return pipe
 
     async def update_pipe(self, pipe: Pipe, element: Element) -> None:
