@@ -18,6 +18,7 @@ import socket
 import sys
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from struct import Struct, unpack
 
 WINDOW_SECONDS = 1.0
@@ -104,6 +105,10 @@ class Bans:
                 raise
             self._until.clear()
             self._failures_max = 0
+            # What it did until now must not stay for ever.
+            for listener in self._listeners:
+                with suppress(OSError):
+                    keep_out(listener, ())
         return bool(self._until)
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import pytest
 
@@ -181,3 +182,20 @@ def test_the_oldest_ban_makes_room_and_a_socket_without_filters_bans_nobody():
     assert bans.next_check() is None
     assert [bans.count(STRANGE, 1000.0) for _ in range(3)] == [False, False, False]
     assert bans.next_check() is None
+
+
+def test_where_the_system_has_no_room_left_nobody_stays_banned(monkeypatch):
+    with socket.socket() as listener:
+        kept_out: list[list[bytes]] = []
+
+        def keep_out_of_two(listener: int, networks: Iterable[bytes]) -> None:
+            if len([*networks]) > 1:
+                raise OSError(errno.ENOMEM, "no room")
+            kept_out.append([*networks])
+
+        monkeypatch.setattr("malamute.server.bans.keep_out", keep_out_of_two)
+        bans = Bans(1)
+        bans.watch(listener.fileno())
+        assert [bans.count(STRANGE, 1.0) for _ in range(2)] == [False, True]
+        assert [bans.count("192.0.2.7", 1.0) for _ in range(2)] == [False, False]
+        assert kept_out == [[network_of(STRANGE)], []]
