@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import html
 import re
+import socket
 from collections.abc import Iterator
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -375,6 +377,26 @@ def test_the_broker_decides_for_each_user(secured: RunningGateway) -> None:
         assert ann.get("/v1/streams/ann/messages").status_code == 401
         assert ann.post("/console/sign-out", data={"csrf": csrf}).status_code == 303
         assert ann.get("/").status_code == 303
+
+
+def test_who_signs_in_anew_ends_the_session_that_was_there(secured: RunningGateway) -> None:
+    with secured.client(headers={"origin": secured.url}) as http:
+        _sign_in(http, "ann", "geheim")
+        of_ann = http.cookies[COOKIE]
+        _sign_in(http, "bob", "secret")
+        assert http.get("/console/streams").status_code == 200
+        http.cookies.clear()
+        assert http.get("/console/streams", headers={"cookie": f"{COOKIE}={of_ann}"}).status_code == 303
+
+
+def test_a_form_of_nowhere_to_nowhere_is_refused(secured: RunningGateway) -> None:
+    gateway = RunningGateway(replace(secured.state.settings, hosts=()))
+    try:
+        with socket.create_connection((gateway.host, gateway.port), WAIT_SECONDS) as connection:
+            connection.sendall(b"POST /console/sign-in HTTP/1.0\r\ncontent-length: 0\r\n\r\n")
+            assert connection.makefile("rb").readline().split()[1] == b"403"
+    finally:
+        gateway.stop()
 
 
 @pytest.mark.parametrize(

@@ -76,7 +76,11 @@ class ConsoleSessions:
 
     def end(self, session: ConsoleSession) -> None:
         """Forget a session with its credentials."""
-        self._by_name.pop(session.name, None)
+        self.end_named(session.name)
+
+    def end_named(self, name: str) -> None:
+        """Forget the session of a cookie, if there is one."""
+        self._by_name.pop(name, None)
 
     def _forget_old(self) -> None:
         now = self._clock()

@@ -37,6 +37,8 @@ async def sign_in(request: Request, arguments: Arguments) -> Response:
         if not (identity.token or identity.user):
             raise LoginNeeded("no credentials: expected user and password, or a token")
         async with console.gateway.users.session(identity):
+            # Nobody else is to find the credentials of who was here before.
+            console.sessions.end_named(request.cookies.get(COOKIE, ""))
             session = console.sessions.start(identity)
     except MalamuteError as error:
         return render("sign_in.html", problems.status_of(type(error)), next=following, problem=error.text)

@@ -152,7 +152,8 @@ def check_origin(request: Request) -> None:
     The sites of `--allow-origin` may use the API, and not this.
     """
     origin = request.headers.get("origin", "")
-    if origin.lower().partition("://")[2] != request.headers.get("host", "").lower():
+    host = origin.lower().partition("://")[2]
+    if not host or host != request.headers.get("host", "").lower():
         raise OriginRefused(f"a form from a page of {origin[:100]!r}: expected one of this console")
 
 
