@@ -242,9 +242,21 @@ def shown_gap(gap: Gap) -> dict[str, Any]:
     return {"first": gap.first, "last": gap.last, "reason": gap.reason}
 
 
+UNREADABLE = "malformed"
+"""Why a message is missing, or a dead letter, whose record is damaged."""
+
+
+def is_readable(message: Message) -> bool:
+    """Whether a message has headers and a body: the broker does not look into records."""
+    try:
+        return message.headers is not None
+    except Malformed:
+        return False
+
+
 def unreadable(message: Message) -> Gap:
     """What stands for a message whose record is damaged: who met an error there would never get beyond it."""
-    return Gap("", message.sequence, message.sequence, "malformed")
+    return Gap("", message.sequence, message.sequence, UNREADABLE)
 
 
 def shown(message: Message) -> dict[str, Any]:

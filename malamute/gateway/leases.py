@@ -10,12 +10,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
+from time import monotonic
 from typing import Any, NamedTuple
 
 from malamute.aio import Client
 from malamute.client.events import Event, Recalled
 from malamute.client.session.message import Mail
 from malamute.errors import NotOutstanding, TimedOut, TooMany
+from malamute.gateway.bodies import UNREADABLE, is_readable
 from malamute.gateway.settings import GatewaySettings
 from malamute.gateway.users import Identity, Users
 
@@ -206,10 +208,15 @@ def _nothing() -> None:
 
 async def _received(consumer: Any, limit: int, wait_seconds: float) -> list[Mail]:
     found: list[Mail] = []
+    until = monotonic() + wait_seconds
     try:
-        found.append(await consumer.receive(wait_seconds))
-        while consumer.waiting and len(found) < limit:
-            found.append(await consumer.receive(0))
+        while len(found) < limit and (consumer.waiting or not found):
+            mail = await consumer.receive(0 if found else max(0, until - monotonic()))
+            if is_readable(mail):
+                found.append(mail)
+            else:
+                # No answer could have it, nor those that were leased with it.
+                mail.reject(UNREADABLE)
     except TimedOut:
         pass
     return found

@@ -9,12 +9,13 @@ from typing import Any
 
 import httpx
 import pytest
+from damaged_messages import publish_damaged
 from running_gateway import WAIT_SECONDS, RunningGateway
 
 import malamute
 from malamute.gateway.services import WAIT_SECONDS as DEFAULT_WAIT
 from malamute.gateway.services import wait_of
-from malamute.protocol.admin import ServiceQuery
+from malamute.protocol.admin import FeedSet, ServiceQuery
 
 SHOUT = "/v1/services/shout"
 
@@ -53,6 +54,15 @@ def test_a_request_waits_for_the_reply_of_a_worker(
         ("part", None),
         ("GOOD", {"n": 1}),
     ]
+
+
+def test_a_request_that_cannot_be_read_is_no_lease_and_takes_none_with_it(
+    http: httpx.Client, gateway: RunningGateway, client: malamute.Client
+) -> None:
+    client.change(FeedSet(service="shout", stream="items", criteria=[("all", "")]))
+    publish_damaged(gateway.state.settings.broker, "items")
+    assert [_lease(http, limit=1)[0]["body"] for _ in range(2)] == ["1", "3"]
+    assert client.query(ServiceQuery(name="shout")).dead == 1
 
 
 def test_a_request_can_be_left_and_its_replies_fetched_from_its_location(

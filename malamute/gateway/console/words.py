@@ -8,8 +8,7 @@ from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import urlencode
 
-from malamute.client.session.message import Message
-from malamute.errors import Malformed
+from malamute.gateway.bodies import is_readable
 from malamute.protocol.batch import pack_plain
 from malamute.protocol.time_units import to_seconds
 
@@ -97,15 +96,6 @@ def _decoded(data: bytes) -> str | None:
         return data.decode()
     except UnicodeDecodeError:
         return None
-
-
-def is_readable(message: Message) -> bool:
-    """Whether a message has headers and a body that can be shown: the broker does not look into records."""
-    try:
-        message.header("", str, "")
-    except Malformed:
-        return False
-    return True
 
 
 def header_lines(headers: Mapping[str, Any] | None) -> str:

@@ -17,7 +17,8 @@ from time import monotonic, time_ns
 from malamute.aio import Client, Work
 from malamute.client.events import Connected, Event, Recalled
 from malamute.client.session.message import Mail
-from malamute.errors import AccessRefused, MalamuteError, Malformed, NotFound, TooMany
+from malamute.errors import AccessRefused, MalamuteError, NotFound, TooMany
+from malamute.gateway.bodies import UNREADABLE, is_readable
 from malamute.gateway.restms.definitions import Pipe
 from malamute.gateway.restms.signals import Signal
 from malamute.gateway.settings import GatewaySettings
@@ -37,9 +38,6 @@ READERS_MAX = 1000
 IDLE_SECONDS = 300.0
 DELETED_MAX = 1000
 """How many of the messages that were deleted last are known as such."""
-
-UNREADABLE = "malformed"
-"""Why a message is rejected whose record is damaged."""
 
 
 class PipeReader:
@@ -96,7 +94,7 @@ class PipeReader:
     async def _consume(self, source: str, work: Work) -> None:
         try:
             async for mail in work:
-                if not _is_readable(mail):
+                if not is_readable(mail):
                     # The pipe could not be shown with it, and nobody would learn the name to delete it by.
                     mail.reject(UNREADABLE)
                     continue
@@ -194,14 +192,6 @@ class PipeReader:
 
     def _unknown(self, name: str) -> NotFound:
         return NotFound(f"there is no message {name[:50]!r} in pipe {self.pipe.name!r}: read the pipe again")
-
-
-def _is_readable(mail: Mail) -> bool:
-    """Whether a message can be shown: the broker does not look into records."""
-    try:
-        return mail.headers is not None
-    except Malformed:
-        return False
 
 
 class PipeReaders:
