@@ -379,6 +379,25 @@ def test_the_broker_decides_for_each_user(secured: RunningGateway) -> None:
         assert ann.get("/").status_code == 303
 
 
+def test_a_tail_and_the_watch_end_with_their_session(secured: RunningGateway) -> None:
+    with secured.client(headers={"origin": secured.url}) as http:
+        _sign_in(http, "ann", "geheim")
+        csrf = Page(http.get("/").text).csrf
+        publish = {"csrf": csrf, "name": "ann", "subject": "s", "body": "before"}
+        http.post("/console/stream/publish", data=publish)
+        with http.stream("GET", "/console/stream/events?name=ann&start=last") as tail:
+            lines = tail.iter_lines()
+            assert "before" in next(line for line in lines if line.startswith("data:"))
+            watches = secured.server.config.app.state.console.watches  # type: ignore[union-attr]
+            ann = Identity("ann", "geheim")
+            assert ann in watches
+            http.post("/console/sign-out", data={"csrf": csrf})
+            assert ann not in watches
+            with secured.client(auth=("ann", "geheim")) as api:
+                api.post("/v1/streams/ann/messages", content=b"after")
+            assert not [line for line in lines if "after" in line]
+
+
 def test_who_signs_in_anew_ends_the_session_that_was_there(secured: RunningGateway) -> None:
     with secured.client(headers={"origin": secured.url}) as http:
         _sign_in(http, "ann", "geheim")

@@ -74,6 +74,21 @@ class ConsoleSessions:
             self._by_name.move_to_end(name)
         return session
 
+    def lasts(self, session: ConsoleSession) -> bool:
+        """Whether a session is not over, to an answer without end that uses it."""
+        now = self._clock()
+        if session is self.anonymous:
+            return True
+        if self._by_name.get(session.name) is not session or now - session.started_at > LIFE_SECONDS:
+            return False
+        session.used_at = now
+        self._by_name.move_to_end(session.name)
+        return True
+
+    def has(self, identity: Identity) -> bool:
+        """Whether somebody is signed in with these credentials."""
+        return any(session.identity == identity for session in self._by_name.values())
+
     def end(self, session: ConsoleSession) -> None:
         """Forget a session with its credentials."""
         self.end_named(session.name)

@@ -53,7 +53,10 @@ async def sign_in(request: Request, arguments: Arguments) -> Response:
 async def sign_out(request: Request, arguments: Arguments) -> Response:
     """End a session."""
     visit = visit_of(request)
-    visit.console.sessions.end(visit.session)
+    console, session = visit.console, visit.session
+    console.sessions.end(session)
+    if session is not console.sessions.anonymous and not console.sessions.has(session.identity):
+        console.watches.end(session.identity)
     response = redirect(SIGN_IN)
     response.delete_cookie(COOKIE, httponly=True, samesite="strict")
     return response

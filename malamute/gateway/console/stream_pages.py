@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator
+from contextlib import aclosing
 from time import monotonic
 from typing import Any
 
@@ -147,11 +148,22 @@ async def tail(request: Request, arguments: Arguments) -> Response:
 
 async def events(request: Request, arguments: Arguments) -> Response:
     """The messages of the live tail, as Server-Sent Events."""
-    visit_of(request)
+    visit = visit_of(request)
     last, start = arguments["last_event_id"], arguments["start"].strip() or NEW
     writer = SampledWriter if start == NEW else EventWriter
     options = {"start": start if last is None else f"seq:{last + 1}", "committed": False}
-    return await follow(request, arguments["name"], writer, **options, **_selection(arguments))
+    response = await follow(request, arguments["name"], writer, **options, **_selection(arguments))
+    response.body_iterator = _while_signed_in(visit, response.body_iterator)
+    return response
+
+
+async def _while_signed_in(visit: Visit, parts: Any) -> AsyncIterator[Any]:
+    """The parts of an answer until its session is over: another window of the browser may sign out."""
+    async with aclosing(parts):
+        async for part in parts:
+            if not visit.console.sessions.lasts(visit.session):
+                return
+            yield part
 
 
 class SampledWriter(EventWriter):

@@ -216,6 +216,9 @@ class Watches:
         self._timeout_seconds = timeout_seconds
         self._by_identity: dict[Identity, BrokerWatch] = {}
 
+    def __contains__(self, identity: Identity) -> bool:
+        return identity in self._by_identity
+
     def of(self, identity: Identity) -> BrokerWatch:
         """The watch of a user. It begins with the first page."""
         watch = self._by_identity.pop(identity, None)
@@ -226,6 +229,12 @@ class Watches:
         self._by_identity[identity] = watch
         watch.used_at = monotonic()
         return watch
+
+    def end(self, identity: Identity) -> None:
+        """End the watch of a user, and forget the credentials."""
+        watch = self._by_identity.pop(identity, None)
+        if watch is not None:
+            watch.task.cancel()
 
     async def close(self) -> None:
         """End all of them."""
