@@ -255,6 +255,13 @@ def test_dead_letters_are_redriven_one_by_one_and_sent_again_edited(
         assert re.findall(r'name="sequences" value="(\d+)"', dead) == ["1"]
 
 
+def test_a_feed_is_no_client_and_its_cursor_is_the_brokers(console: httpx.Client) -> None:
+    readers = console.get(link("/console/stream", name="items")).text
+    assert f"$feed/{HOSTILE}" in html.unescape(readers)
+    assert 'href="/console/client"' not in readers
+    assert 'value="$feed' not in console.get("/console/consumers").text
+
+
 def test_a_message_that_cannot_be_read_hides_no_other(running: RunningGateway, console: httpx.Client) -> None:
     publish_damaged(running.state.settings.broker, "damaged")
     page = console.get(link("/console/stream/history", name="damaged"))
