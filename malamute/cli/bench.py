@@ -14,6 +14,7 @@ import click
 from malamute.bench import (
     commands,
     filters,
+    gateway,
     hostile,
     idle,
     iterator,
@@ -204,8 +205,8 @@ class _RunByDefault(click.Group):
 def bench() -> None:
     """Measure what this machine does; without a command it is run, which is all of them that are quick.
 
-    Others take longer or have columns of their own: commands, hostile, idle, iterator, journal, latency,
-    peers, queues, replay, scale, security, slow-consumer, spark and start.
+    Others take longer or have columns of their own: commands, gateway, hostile, idle, iterator, journal,
+    latency, peers, queues, replay, scale, security, slow-consumer, spark and start.
 
     Each benchmark starts a broker as a process on LMDB in a temporary directory, with its fsync, unless --url
     names one; publishers, subscribers and workers are processes too. Broker and clients share the machine.
@@ -465,6 +466,29 @@ def security_command(as_json: bool, **given: Any) -> None:
     options = security.SecurityOptions(**given)
     about = {"strangers": f"of niceness {strangers.FLOOD_NICENESS}, with keys that nobody knows"}
     _measure_alone(options, security.measure(options), about, as_json=as_json)
+
+
+@bench.command("gateway")
+@messages_option(
+    200_000, "Messages of a history, and in bodies of many; a fiftieth of them is posted singly."
+)
+@SIZE
+@count_option("--pages", 1000, "Pages that follow a stream at the same time.", most=9_000)
+@count_option("--rate", 100, "Events a second: for all pages together, and then for each.", most=100_000)
+@count_option("--seconds", 10, "How long they come.", most=3600)
+@count_option("--connections", 16, "Connections that single messages are posted over.", most=1000)
+@count_option("--streams", 10_000, "Streams of the broker that is looked at.", most=1_000_000)
+@rounds_option(3)
+@DATA
+@json_option
+def gateway_command(as_json: bool, **given: Any) -> None:
+    """Events, posted messages and pages of a gateway, which is a process of its own before a broker."""
+    options = gateway.GatewayOptions(**given)
+    about = {
+        "gateway": "a process of its own, default options",
+        "bodies of many": f"{gateway.LINES:,} lines of NDJSON",
+    }
+    _measure_alone(options, gateway.measure(options), about, as_json=as_json)
 
 
 @bench.command("iterator")

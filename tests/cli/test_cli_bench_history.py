@@ -226,3 +226,27 @@ def test_security(measured: Any) -> None:
     for row in rows:
         assert row["secured"] > 0
         assert row["extent"][0] <= row["extent"][1]
+
+
+def test_gateway(measured: Any) -> None:
+    small = ("--messages", "200", "--pages", "5", "--rate", "50", "--seconds", "1", "--connections", "2")
+    parameters, rows = measured("gateway", *small, "--streams", "30", "--rounds", "1")
+    assert parameters["streams"] == 30
+    assert "fsync" in parameters["durability"]
+    assert [row["what"] for row in rows] == [
+        "one page, a history",
+        "5 pages, 50/s all together",
+        "5 pages, 50/s each",
+        "5 pages, memory of each",
+        "POST of one message",
+        "POST of 200 as NDJSON",
+        "GET /metrics, 30 streams",
+        "GET /, 30 streams",
+        "the broker's longest iteration meanwhile",
+    ]
+    for row in rows:
+        assert row["value"] > 0 or row["unit"] == "KiB"
+    assert [row["note"] for row in rows[1:3]] == [
+        "50 came, none was missing",
+        "250 came, none was missing",
+    ]

@@ -1,0 +1,228 @@
+"""What a gateway does in a second, and what a page that follows a stream takes of its memory.
+
+Broker and gateway are processes, as `malamute broker run` and `malamute gateway run` start them.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import urlsplit
+
+from malamute.bench import http_peers, workloads, workspace
+from malamute.bench.figures import elapsed_seconds, extent, middle
+from malamute.bench.http_peers import HttpAddress
+from malamute.bench.machine import anonymous_bytes
+from malamute.bench.processes import WorkloadProcess, run_together
+from malamute.bench.workloads import BATCH, TIMEOUT_SECONDS, Workload
+from malamute.client.sync.client import connect
+from malamute.errors import MalamuteError
+from malamute.protocol.admin import TotalsQuery
+from malamute.protocol.time_units import to_ms
+from malamute.server.process import STOP_SECONDS, BrokerProcess, environment
+
+HISTORY, LIVE, POSTED = "history", "live", "posted"
+KIBIBYTE = 1 << 10
+
+ALL = "page.all"
+"""The subject of what every page gets."""
+
+REQUESTS_SHARE = 50
+"""Of so many messages one is posted by itself."""
+
+LINES = 1000
+"""Messages in a body of NDJSON."""
+
+LINES_CONNECTIONS = 2
+"""Connections that bodies of NDJSON are posted over."""
+
+
+class GatewayOptions(NamedTuple):
+    """What was asked for. `rate` is events a second, for `seconds`."""
+
+    messages: int
+    size_bytes: int
+    pages: int
+    rate: int
+    seconds: int
+    connections: int
+    streams: int
+    rounds: int
+    directory: Path
+
+
+class GatewayRow(NamedTuple):
+    """One figure: the median of the rounds, and their extent where there are several."""
+
+    what: str
+    unit: str
+    value: float
+    extent: list[float] | None
+    expected: str
+    note: str
+
+
+class GatewayProcess(NamedTuple):
+    """A gateway that listens at `address`, as the process `pid`."""
+
+    address: HttpAddress
+    pid: int
+
+
+@contextmanager
+def run_gateway(broker: BrokerProcess) -> Iterator[GatewayProcess]:
+    """A gateway of this broker, as a process."""
+    where = ["--listen", "127.0.0.1:0", "--broker", broker.url, "--json"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "malamute", "gateway", "run", *where],
+        stdout=subprocess.PIPE,
+        env=environment(),
+        start_new_session=True,  # a Control-C is for us; we stop it
+        text=True,
+    )
+    assert process.stdout is not None
+    try:
+        with process.stdout:
+            line = process.stdout.readline()
+        if not line:
+            raise MalamuteError("the gateway did not start")
+        url = urlsplit(json.loads(line)["urls"][0])
+        yield GatewayProcess(HttpAddress(url.hostname or "", url.port or 0), process.pid)
+    finally:
+        process.terminate()
+        try:
+            process.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def measure(options: GatewayOptions) -> Iterator[GatewayRow]:
+    """Events, messages that are posted, and pages about a broker with many streams."""
+    with workspace.broker(options.directory) as broker, run_gateway(broker) as gateway:
+        yield _one_page(options, broker, gateway)
+        yield from _many_pages(options, broker, gateway)
+        yield from _posts(options, gateway)
+    yield from _monitoring(options)
+
+
+# Events
+
+
+def _one_page(options: GatewayOptions, broker: BrokerProcess, gateway: GatewayProcess) -> GatewayRow:
+    run_together((workloads.publish_columns, _workload(options, broker)))
+    path = f"/v1/streams/{HISTORY}/events?start=first"
+    rates = []
+    for _ in range(options.rounds):
+        (page,) = run_together((http_peers.read_page, gateway.address, path, options.messages))
+        rates.append(options.messages / elapsed_seconds(page, page))
+    return _row("one page, a history", "events/s", rates, ">= 20,000")
+
+
+def _workload(options: GatewayOptions, broker: BrokerProcess) -> Workload:
+    return Workload(broker.url, HISTORY, options.messages, options.size_bytes, BATCH, 0)
+
+
+def _many_pages(
+    options: GatewayOptions, broker: BrokerProcess, gateway: GatewayProcess
+) -> Iterator[GatewayRow]:
+    """Many pages: first each message is for one of them, and then all of them get each."""
+    path = f"/v1/streams/{LIVE}/events?pattern=page.{{}}&pattern={ALL}"
+    messages = options.rate * options.seconds
+    phases = [messages, messages * options.pages]
+    with connect(broker.url, timeout=TIMEOUT_SECONDS) as client:
+        client.publish(LIVE, "first", b"")
+        client.flush()
+        # The first page makes what they all share.
+        first = http_peers.EventCounter(gateway.address, path.format(0))
+        before_bytes = anonymous_bytes(gateway.pid)
+        crowd_parts = (http_peers.read_pages, gateway.address, path, options.pages, phases)
+        with WorkloadProcess(*crowd_parts) as crowd:
+            crowd.get()
+            grown = [anonymous_bytes(gateway.pid) - before_bytes]
+            first.socket.close()
+            for subjects in ([f"page.{number}" for number in range(options.pages)], [ALL]):
+                crowd.go()
+                start = time.monotonic()
+                for number in range(messages):
+                    time.sleep(max(0.0, start + number / options.rate - time.monotonic()))
+                    client.publish(LIVE, subjects[number % len(subjects)], b"x" * options.size_bytes)
+                client.flush()
+                found = crowd.get()
+                grown.append(anonymous_bytes(gateway.pid) - before_bytes)
+    pages = f"{options.pages:,} pages"
+    words = (f"{options.rate:,}/s all together", f"{options.rate:,}/s each")
+    for what, events, phase in zip(words, phases, found["phases"], strict=True):
+        rate = events / elapsed_seconds(phase, phase)
+        expected = f">= {events / options.seconds:,.0f}" if events == messages else ""
+        yield _row(f"{pages}, {what}", "events/s", [rate], expected, f"{events:,} came, none was missing")
+    each = [size / KIBIBYTE / options.pages for size in grown]
+    note = f"{each[0]:.1f} before the first event, {each[2]:.1f} after all got everything"
+    yield _row(f"{pages}, memory of each", "KiB", [each[1]], "<= 60", note)
+
+
+# Messages that are posted
+
+
+def _posts(options: GatewayOptions, gateway: GatewayProcess) -> Iterator[GatewayRow]:
+    path = f"/v1/streams/{POSTED}/messages?subject=s"
+    body = "x" * options.size_bytes
+    single = max(options.messages // REQUESTS_SHARE, options.connections)
+    lines = min(LINES, options.messages)
+    line = json.dumps({"subject": "s", "body": body}).encode() + b"\n"
+    cases = (
+        ("POST of one message", "text/plain", body.encode(), options.connections, single, 1, ">= 3,000"),
+        (
+            f"POST of {lines:,} as NDJSON",
+            "application/x-ndjson",
+            line * lines,
+            LINES_CONNECTIONS,
+            max(options.messages // lines, LINES_CONNECTIONS),
+            lines,
+            ">= 100,000",
+        ),
+    )
+    for what, kind, content, connections, requests, each, expected in cases:
+        rates = []
+        for _ in range(options.rounds):
+            parts = (gateway.address, path, kind, content, connections, requests)
+            (posted,) = run_together((http_peers.post, *parts))
+            rates.append(requests * each / elapsed_seconds(posted, posted))
+        yield _row(what, "messages/s", rates, expected, f"{connections} connections")
+
+
+# Pages about a broker with many streams
+
+
+def _monitoring(options: GatewayOptions) -> Iterator[GatewayRow]:
+    """How long they take, and the longest iteration of the broker meanwhile.
+
+    The streams are made by another run of the broker: its own iterations count from its start on.
+    """
+    settings = workspace.set_options(f"limits.streams={options.streams + 100}")
+    with workspace.temporary_directory(options.directory) as own:
+        with (
+            BrokerProcess(own, *settings) as broker,
+            connect(broker.url, timeout=TIMEOUT_SECONDS) as client,
+        ):
+            for number in range(options.streams):
+                client.publish(f"s{number}", "s", b"")
+            client.flush()
+        with BrokerProcess(own, *settings) as broker, run_gateway(broker) as gateway:
+            for path, expected in (("/metrics", "<= 100"), ("/", "<= 300")):
+                took = [http_peers.get_ms(gateway.address, path) for _ in range(options.rounds + 1)][1:]
+                yield _row(f"GET {path}, {options.streams:,} streams", "ms", took, expected)
+            with connect(broker.url, timeout=TIMEOUT_SECONDS) as client:
+                longest = to_ms(round(client.query(TotalsQuery()).iterations.longest_seconds * 1e9))
+    note = "since its start, all of the above"
+    yield _row("the broker's longest iteration meanwhile", "ms", [longest], "", note)
+
+
+def _row(what: str, unit: str, found: list[float], expected: str, note: str = "") -> GatewayRow:
+    return GatewayRow(what, unit, middle(found), extent(found) if len(found) > 1 else None, expected, note)
