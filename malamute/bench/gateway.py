@@ -11,14 +11,15 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from malamute.bench import http_peers, workloads, workspace
-from malamute.bench.figures import elapsed_seconds, extent, middle
+from malamute.bench.figures import elapsed_seconds, extent, middle, us_each
 from malamute.bench.http_peers import HttpAddress
-from malamute.bench.machine import anonymous_bytes
+from malamute.bench.machine import anonymous_bytes, cpu_seconds
 from malamute.bench.processes import WorkloadProcess, run_together
 from malamute.bench.workloads import BATCH, TIMEOUT_SECONDS, Workload
 from malamute.client.sync.client import connect
@@ -58,12 +59,17 @@ class GatewayOptions(NamedTuple):
 
 
 class GatewayRow(NamedTuple):
-    """One figure: the median of the rounds, and their extent where there are several."""
+    """One figure: the median of the rounds, and their extent where there are several.
+
+    `gateway_us` is the processor time of the gateway for each event, message or answer: what a machine that
+    has others to serve does not change much.
+    """
 
     what: str
     unit: str
     value: float
     extent: list[float] | None
+    gateway_us: float | None
     expected: str
     note: str
 
@@ -119,10 +125,12 @@ def _one_page(options: GatewayOptions, broker: BrokerProcess, gateway: GatewayPr
     run_together((workloads.publish_columns, _workload(options, broker)))
     path = f"/v1/streams/{HISTORY}/events?start=first"
     rates = []
+    before = cpu_seconds(gateway.pid)
     for _ in range(options.rounds):
         (page,) = run_together((http_peers.read_page, gateway.address, path, options.messages))
         rates.append(options.messages / elapsed_seconds(page, page))
-    return _row("one page, a history", "events/s", rates, ">= 20,000")
+    cost = us_each(cpu_seconds(gateway.pid) - before, options.messages * options.rounds)
+    return _row("one page, a history", "events/s", rates, ">= 20,000", gateway_us=cost)
 
 
 def _workload(options: GatewayOptions, broker: BrokerProcess) -> Workload:
@@ -147,6 +155,7 @@ def _many_pages(
             crowd.get()
             grown = [anonymous_bytes(gateway.pid) - before_bytes]
             first.socket.close()
+            used = [cpu_seconds(gateway.pid)]
             for subjects in ([f"page.{number}" for number in range(options.pages)], [ALL]):
                 crowd.go()
                 start = time.monotonic()
@@ -156,12 +165,17 @@ def _many_pages(
                 client.flush()
                 found = crowd.get()
                 grown.append(anonymous_bytes(gateway.pid) - before_bytes)
+                used.append(cpu_seconds(gateway.pid))
     pages = f"{options.pages:,} pages"
     words = (f"{options.rate:,}/s all together", f"{options.rate:,}/s each")
-    for what, events, phase in zip(words, phases, found["phases"], strict=True):
+    for what, events, phase, (before, after) in zip(
+        words, phases, found["phases"], pairwise(used), strict=True
+    ):
         rate = events / elapsed_seconds(phase, phase)
+        cost = us_each(after - before, events)
         expected = f">= {events / options.seconds:,.0f}" if events == messages else ""
-        yield _row(f"{pages}, {what}", "events/s", [rate], expected, f"{events:,} came, none was missing")
+        note = f"{events:,} came, none was missing"
+        yield _row(f"{pages}, {what}", "events/s", [rate], expected, note, gateway_us=cost)
     each = [size / KIBIBYTE / options.pages for size in grown]
     note = f"{each[0]:.1f} before the first event, {each[2]:.1f} after all got everything"
     yield _row(f"{pages}, memory of each", "KiB", [each[1]], "<= 60", note)
@@ -190,11 +204,13 @@ def _posts(options: GatewayOptions, gateway: GatewayProcess) -> Iterator[Gateway
     )
     for what, kind, content, connections, requests, each, expected in cases:
         rates = []
+        before = cpu_seconds(gateway.pid)
         for _ in range(options.rounds):
             parts = (gateway.address, path, kind, content, connections, requests)
             (posted,) = run_together((http_peers.post, *parts))
             rates.append(requests * each / elapsed_seconds(posted, posted))
-        yield _row(what, "messages/s", rates, expected, f"{connections} connections")
+        cost = us_each(cpu_seconds(gateway.pid) - before, requests * each * options.rounds)
+        yield _row(what, "messages/s", rates, expected, f"{connections} connections", gateway_us=cost)
 
 
 # Pages about a broker with many streams
@@ -216,13 +232,28 @@ def _monitoring(options: GatewayOptions) -> Iterator[GatewayRow]:
             client.flush()
         with BrokerProcess(own, *settings) as broker, run_gateway(broker) as gateway:
             for path, expected in (("/metrics", "<= 100"), ("/", "<= 300")):
-                took = [http_peers.get_ms(gateway.address, path) for _ in range(options.rounds + 1)][1:]
-                yield _row(f"GET {path}, {options.streams:,} streams", "ms", took, expected)
+                http_peers.get_ms(gateway.address, path)
+                before = cpu_seconds(gateway.pid)
+                took = [http_peers.get_ms(gateway.address, path) for _ in range(options.rounds)]
+                cost = us_each(cpu_seconds(gateway.pid) - before, options.rounds)
+                what = f"GET {path}, {options.streams:,} streams"
+                yield _row(what, "ms", took, expected, gateway_us=cost)
             with connect(broker.url, timeout=TIMEOUT_SECONDS) as client:
                 longest = to_ms(round(client.query(TotalsQuery()).iterations.longest_seconds * 1e9))
     note = "since its start, all of the above"
     yield _row("the broker's longest iteration meanwhile", "ms", [longest], "", note)
 
 
-def _row(what: str, unit: str, found: list[float], expected: str, note: str = "") -> GatewayRow:
-    return GatewayRow(what, unit, middle(found), extent(found) if len(found) > 1 else None, expected, note)
+def _row(
+    what: str,
+    unit: str,
+    found: list[float],
+    expected: str,
+    note: str = "",
+    *,
+    gateway_us: float | None = None,
+) -> GatewayRow:
+    """The row of what was found in the rounds."""
+    several = extent(found) if len(found) > 1 else None
+    cost = None if gateway_us is None else round(gateway_us, 2)
+    return GatewayRow(what, unit, middle(found), several, cost, expected, note)
