@@ -281,9 +281,14 @@ def _inode(descriptor: int) -> int:
 
 
 def _address(descriptor: int) -> str:
-    """From where a TCP connection was made; empty if it is gone."""
-    # Named as one of IPv6, it has room for either kind of address.
-    connection = socket.socket(socket.AF_INET6, socket.SOCK_STREAM, 0, descriptor)
+    """From where a TCP connection was made; empty if it is gone, which may happen at any moment."""
+    try:
+        # Named as one of IPv6, it has room for either kind of address.
+        connection = socket.socket(socket.AF_INET6, socket.SOCK_STREAM, 0, descriptor)
+    except OSError as error:
+        if error.errno not in _GONE:
+            raise
+        return ""
     try:
         return str(connection.getpeername()[0])
     except OSError as error:

@@ -324,3 +324,12 @@ def test_one_too_many_for_the_limit_is_reported(make, context):
         received += more
     assert decode([wanted]) == Ok(13, 0)
     stranger.close()
+
+
+def test_who_is_gone_before_it_is_looked_at_has_no_address(tmp_path):
+    with socket.socket() as connection:
+        unconnected = connection.fileno()
+        assert module._address(unconnected) == ""
+    assert module._address(unconnected) == ""
+    with open(tmp_path / "file", "w") as file:
+        assert module._address(file.fileno()) == ""
