@@ -290,13 +290,15 @@ def _address(descriptor: int) -> str:
             raise
         return ""
     try:
-        return str(connection.getpeername()[0])
+        name = connection.getpeername()
     except OSError as error:
         if error.errno not in _GONE:
             raise
         return ""
     finally:
         connection.detach()
+    # Of one that ends at this moment the system may tell an address of no kind.
+    return str(name[0]) if isinstance(name, tuple) and name else ""
 
 
 def received(descriptor: int, *, tcp: bool) -> int:

@@ -96,6 +96,10 @@ class Load:
                 client.on_event = lambda event: self._note(role, event)
                 play(client, role)
         except BaseException as error:
+            error.add_note(
+                f"{role}: {self}; connections {dict(self.connections)}; confirmed {dict(self.confirmed)}; "
+                f"the worker had {self.work[-8:]} last"
+            )
             self._failures.append(error)
             self._enough.set()
 

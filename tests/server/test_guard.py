@@ -333,3 +333,10 @@ def test_who_is_gone_before_it_is_looked_at_has_no_address(tmp_path):
     assert module._address(unconnected) == ""
     with open(tmp_path / "file", "w") as file:
         assert module._address(file.fileno()) == ""
+
+
+@pytest.mark.parametrize("name", ["", b"", (), "/a/path"])
+def test_an_address_of_no_kind_is_none(monkeypatch, name):
+    monkeypatch.setattr(socket.socket, "getpeername", lambda connection: name)
+    with socket.socket() as connection:
+        assert module._address(connection.fileno()) == ""
