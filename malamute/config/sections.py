@@ -120,8 +120,8 @@ class ListenConfig(Section):
     `hello_timeout`."""
     hello_failures: int = option(100, option_types.count(0, 1_000_000))
     """Connections of one address in a second that may end without a session, refused ones twice. With more,
-    the system drops new connections from there for 5 s, before the broker sees them (on Linux, over TCP); who
-    has a session keeps it. 0 is for no limit."""
+    the system drops new connections from there for 5 s, before the broker sees them (on Linux, over TCP, and
+    never from 127.0.0.1 or ::1); who has a session keeps it. 0 is for no limit."""
     receive_queue: int = option(100, option_types.count(1, 1_000_000))
     """Commands of one client that wait in memory for the broker."""
     receive_bytes: int = option(128 * 1024**2, option_types.size(1024**2))
