@@ -177,8 +177,8 @@ def _many_pages(
         note = f"{events:,} came, none was missing"
         yield _row(f"{pages}, {what}", "events/s", [rate], expected, note, gateway_us=cost)
     each = [size / KIBIBYTE / options.pages for size in grown]
-    note = f"{each[0]:.1f} before the first event, {each[2]:.1f} after all got everything"
-    yield _row(f"{pages}, memory of each", "KiB", [each[1]], "<= 60", note)
+    note = f"{each[0]:.1f} before the first event, {each[1]:.1f} after a share, {each[2]:.1f} after all"
+    yield _row(f"{pages}, memory of each at the most", "KiB", [max(each)], "<= 60", note)
 
 
 # Messages that are posted

@@ -237,7 +237,7 @@ def test_gateway(measured: Any) -> None:
         "one page, a history",
         "5 pages, 50/s all together",
         "5 pages, 50/s each",
-        "5 pages, memory of each",
+        "5 pages, memory of each at the most",
         "POST of one message",
         "POST of 200 as NDJSON",
         "GET /metrics, 30 streams",
