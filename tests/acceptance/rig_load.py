@@ -59,10 +59,20 @@ class Load:
             self._threads[role].start()
         return self
 
-    def __exit__(self, *exception: object) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        # Who takes goes last: what is under way comes to its end.
         self._enough.set()
+        for role in GIVERS:
+            self._threads[role].join(PATIENCE)
         self._over.set()
-        self._join(ROLES, "a client does not come to its end")
+        if error is None:
+            self._join(ROLES, "a client does not come to its end")
+            return
+        # What ended the test is its failure, and not what came of that.
+        for role in TAKERS:
+            self._threads[role].join(PATIENCE)
+        for failure in self._failures:
+            error.add_note(f"{failure!r}: {' '.join(failure.__notes__)}")
 
     def progress(self) -> None:
         """Wait until everybody who gives has been confirmed something from now on."""

@@ -75,7 +75,8 @@ class Striker:
             self._process = fork(strike, url, what, depth, ready, go)
 
     def _hear(self, word: str) -> None:
-        assert self._said.poll(PATIENCE), f"{self.what}: not {word}"
+        # All of them begin at the same time, each as a process of its own.
+        assert self._said.poll(len(ATTACKS) * PATIENCE), f"{self.what}: not {word}"
         assert self._said.recv() == word
 
     def prepare(self) -> None:
