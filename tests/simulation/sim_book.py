@@ -114,6 +114,8 @@ class Book:
         """The orders of each number; publishes that were coalesced have one."""
         self.cursors: dict[tuple[str, str], int] = {}
         self.cursors_stored: dict[tuple[str, str], int] = {}
+        self.set_back: dict[tuple[str, str], int] = {}
+        """Where feeds begin that the disk has beyond the last message, or in doubt, until it takes that."""
         self.cursors_ever: set[tuple[str, str, int]] = set()
         self.had: dict[bytes, set[bytes]] = {}
         """What each program has had in its hands."""
@@ -159,6 +161,9 @@ class Book:
         if dict(recovered.table(CURSORS)) != self.cursors_stored:
             raise Violation("a committed cursor was lost", found=dict(recovered.table(CURSORS)))
         self.cursors = dict(self.cursors_stored)
+        feeds = self.queues.feeds.feeds.items()
+        positions = {(n, CURSOR_PREFIX + s): f.course.position for (s, n), f in feeds if f.course is not None}
+        self.set_back = {key: at for key, at in positions.items() if at < self.cursors_stored.get(key, 0)}
         self.lost_cursors = {key for table, key in recovered.lost if table == CURSORS}
         for table, (peer, _) in recovered.doubtful:
             if table == SESSIONS:
@@ -432,6 +437,7 @@ class Book:
                 self.streams.committed(operation)
             elif is_put(operation, CURSORS):
                 self.cursors_stored[operation.key] = operation.value
+                self.set_back.pop(operation.key, None)
                 self.lost_cursors.discard(operation.key)
                 self.cursors_ever.add((*operation.key, operation.value))
             elif isinstance(operation, DeleteValue) and operation.table == CURSORS:
@@ -528,7 +534,10 @@ class Book:
         if self.has_failed() and isinstance(self.streams.store, FlawedStore):
             # What was found damaged and could not be stored again is reported by the next start.
             cursors = {key: at for key, at in cursors.items() if key not in self.streams.store.lost}
-        if cursors != self.cursors_stored:
+        begin_at = {
+            key: at for key, at in self.set_back.items() if self.has_failed() and cursors.get(key) == at
+        }
+        if cursors != self.cursors_stored | begin_at:
             raise Violation("cursors are not where the disk has them", cursors=cursors)
         if core.recovery.skipped != len(feeds.lost):
             raise Violation("other feeds are reported as lost", count=core.recovery.skipped, lost=feeds.lost)

@@ -12,6 +12,7 @@ knows where it was. One whose position is back goes on from there, and makes tho
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence, Set
 from math import inf
 from typing import Any, NamedTuple, TypeGuard
@@ -134,8 +135,10 @@ class FeedBook:
         self._changed_before: list[tuple[Name, Wants, Wants]] = []
         """Those that were there an iteration ago: an answer of the reader may have come before that."""
         self._began: PutValue | None = None
-        self._purged: set[str] = set()
-        """The streams whose history it drops."""
+        self._purged: Counter[str] = Counter()
+        """How often it drops the history of each stream."""
+        self._again: Counter[Name] = Counter()
+        """How often it stores each lost feed again."""
         self._found: set[Name] = set()
         """Lost feeds of which the broker knows since a purge where they go on."""
         self._resting: dict[int, Name] = {}
@@ -161,7 +164,8 @@ class FeedBook:
 
     def begin(self, append: Append) -> None:
         """The broker wants to store all of this."""
-        self._purged = {o.stream for o in append.operations if isinstance(o, DeleteStream)}
+        self._purged = Counter(o.stream for o in append.operations if isinstance(o, DeleteStream))
+        self._again.clear()
         self._last = {o.key: id(o) for o in append.operations if is_put(o, CURSORS)}
         self._doubt_changed()
 
@@ -199,10 +203,11 @@ class FeedBook:
         name = name_of(put)
         criteria, where, *_ = unpack(put.value)
         key = key_of(criteria, where)
-        again = name[1] in self._purged and name in self.lost and self.feeds[name].wants is WANTS[key]
-        if again and name not in self._resting.values():
-            # It is stored again with its stream, whoever asked for it before it was lost. What comes behind
-            # that is an operator's, who sets the same once more.
+        again = self._again[name] < self._purged[name[1]]
+        if again and name in self.lost and self.feeds[name].wants is WANTS[key]:
+            # It is stored again with its stream, by each purge, whoever asked for it before it was lost. What
+            # comes behind that is an operator's, who sets the same once more.
+            self._again[name] += 1
             self._wanted[id(put)] = name, WANTS[key]
             self._resting[id(put)] = name
             return
@@ -485,7 +490,8 @@ class FeedBook:
             raise Violation("a feed was lost", found=found)
         lost = {(c.removeprefix(PREFIX), s) for s, c in recovered.lost_keys(CURSORS) if c.startswith(PREFIX)}
         for name in lost - self.lost:
-            self._asked.pop(name, None)
+            # What it takes is known, and no more where it was to begin.
+            self._asked[name] = [(asked, "") for asked, _ in self._asked.get(name, ())]
         self.lost = lost
         self._incarnation = recovered.incarnation
         self._reserved = {name: state.reserved for name, state in recovered.streams.items()}
