@@ -190,6 +190,9 @@ class Core(Engines):
         )
         self._restore_accounts(recovered)
         self._restore(recovered)
+        if self.mailboxes.strays(self.sessions.by_peer.values()):
+            # A client may still return within the time of a session, and finds its mail.
+            self.timers.at(self.effects.now + settings.session_expiry, self._remove_strays)
         for session in self.sessions.by_peer.values():
             self._count_for_quotas(session)
         if settings.unjournaled:
@@ -281,6 +284,11 @@ class Core(Engines):
             }
         )
 
+    def _remove_strays(self) -> None:
+        """Remove the private mailboxes of sessions that the store has lost."""
+        for mailbox in self.mailboxes.strays(self.sessions.by_peer.values()):
+            self.mailboxes.remove(mailbox)
+
     # Events in
 
     def receive(
@@ -309,6 +317,9 @@ class Core(Engines):
                 raise _unexpected(state, message)
             if session is not None:
                 session.last_heard = now
+                if session.doubtful:
+                    # Only who has had WELCOME goes on: he knows that this is another session.
+                    session.doubtful = command is Hello or not session.open
             if session is None or command is Hello:
                 may = self._sender = self.access.of(principal)
                 self._origin = origin

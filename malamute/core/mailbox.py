@@ -7,6 +7,8 @@ address has a private mailbox, for the replies to its requests alone; it goes wi
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from malamute.core.queue.enqueue import enqueue
 from malamute.core.queue.queue import Queue
 from malamute.core.queue.source import QueueSource
@@ -59,6 +61,15 @@ class Mailboxes(QueueTable):
             mailbox = self.get(session.mailbox, private=True, quotas=session.quotas)
             source = session.sources[MAILBOX] = QueueSource(session, MAILBOX, mailbox, EVERYTHING)
         return source
+
+    def strays(self, sessions: Iterable[Session]) -> list[Queue]:
+        """The private mailboxes of none of these sessions."""
+        known = {session.mailbox for session in sessions}
+        return [
+            mailbox
+            for name, mailbox in self.by_name.items()
+            if name.startswith(RESERVED_PREFIX) and name not in known
+        ]
 
     def forget(self, session: Session) -> None:
         """Remove the private mailbox of a session that ends or gets an address."""

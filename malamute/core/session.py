@@ -228,7 +228,10 @@ class Session(BacklogShare):
         """To be called before anything is done for it, as the rules have changed; None once that was done."""
         self.durable = False
         self.doubtful = False
-        """Whether newer numbers of it may have been in a part of the store that is damaged."""
+        """Whether newer numbers of it may have been in a part of the store that is damaged.
+
+        Its client has not learned of it yet.
+        """
         self.since = now
         self.last_heard = now
         self.sources: dict[int, SessionSource] = {}
@@ -374,7 +377,6 @@ class Sessions:
             self._add(session)
         elif session.open:
             self._leave(session)
-        session.doubtful = False
         session.numbers.skip_to(hello.unsettled)
         session.numbers.settle(hello.settled)
         self._take_address(session, hello.address)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from core_bench import Bench, mail_credit, offer, peer_id, publish, request, send, subscribe
+from core_bench import Bench, mail_credit, offer, peer_id, publish, reply, request, send, subscribe
 
 from malamute.core.broker import Core
 from malamute.core.health import PROBE_SECONDS
@@ -11,7 +11,19 @@ from malamute.core.queue.dead_letters import UNREADABLE
 from malamute.core.queue.state import DELAYED
 from malamute.errors import CursorLost, StorageFull, StoreError
 from malamute.protocol.batch import pack_record
-from malamute.protocol.messages import Change, Commit, Error, Gap, Hello, Nak, Ok, Reject, Request, Welcome
+from malamute.protocol.messages import (
+    Change,
+    Commit,
+    Error,
+    Gap,
+    Hello,
+    Nak,
+    Ok,
+    Ping,
+    Reject,
+    Request,
+    Welcome,
+)
 from malamute.store.operations import Defect, PutMessages, PutValue, Stranded
 from malamute.store.tables import CURSORS, NUMBERS, SESSIONS
 
@@ -298,12 +310,14 @@ def test_a_lost_cursor_goes_with_its_stream_though_a_purge_follows(refused):
     assert (set(found.lost_cursors) if found else set()) == ({"c"} if refused else set())
 
 
-def test_a_session_whose_numbers_may_be_lost_is_notified_that_it_is_another_one():
+def test_a_session_whose_numbers_may_be_lost_is_another_one_until_its_client_has_heard_of_that():
+    """A WELCOME may be lost with its connection: who says HELLO again has not had it."""
     bench = served(Bench())
     again(bench, doubtful=frozenset({(SESSIONS, (peer_id("alice"), NUMBERS))}))
-    for resumed in (False, True):
+    for commands, resumed in (((), False), ((), False), ((Ping(),), False), ((), True)):
         [welcome] = [m for m in bench.ask("alice", Hello([2], "alice")) if isinstance(m, Welcome)]
         assert welcome.resumed is resumed
+        bench.tell("alice", *commands)
 
 
 def test_a_session_in_doubt_stays_in_doubt_though_more_of_it_is_found_damaged():
@@ -313,6 +327,28 @@ def test_a_session_in_doubt_stays_in_doubt_though_more_of_it_is_found_damaged():
     bench.core.damaged([Defect("block", "", 3, 3, "told", Stranded({}, [key]))], bench.now)
     operations = [o for append in bench.core.ready().appends for o in append.operations]
     assert not [o for o in operations if type(o) is PutValue and o.table == SESSIONS]
+
+
+@pytest.mark.parametrize("comes_again", [True, False])
+def test_the_private_mailbox_of_a_lost_session_waits_as_long_as_a_session_would(comes_again):
+    bench = Bench()
+    bench.open("worker")
+    bench.tell("worker", offer(1))
+    bench.tell("anonymous", Hello([2], ""))
+    bench.tell("anonymous", request(b"1", number=1))
+    bench.settle()
+    bench.tell("worker", reply(1, 1, number=1))
+    bench.settle()
+    again(bench, values={})
+    [private] = bench.core.mailboxes.by_name
+    if comes_again:
+        bench.tell("anonymous", Hello([2], ""))
+    bench.wait(bench.settings.session_expiry - 0.001)
+    assert private in bench.core.mailboxes.by_name
+    bench.wait(0.001)
+    bench.settle()
+    assert (private in bench.core.mailboxes.by_name) is comes_again
+    assert (("mailbox", private) in bench.store.recover().queues) is comes_again
 
 
 def test_a_store_that_fails_is_tried_until_it_is_well():
