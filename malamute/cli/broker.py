@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from malamute.cli.admin import make_change
+from malamute.cli.admin import make_change, show_found
 from malamute.cli.check import check
 from malamute.cli.error_output import print_error
 from malamute.cli.exit_codes import ERROR, UNREACHABLE
@@ -121,6 +121,22 @@ def status(connection: ConnectionOptions, *, as_json: bool) -> None:
     show_map({"url": connection.url, **found.as_map()}, as_json=as_json)
     if found.store_error:
         raise click.exceptions.Exit(ERROR)
+
+
+@broker.command(epilog=examples("malamute broker options", "malamute broker options --json"))
+@connects
+@json_option
+def options(connection: ConnectionOptions, *, as_json: bool) -> None:
+    """Show every option of a running broker: its value, its default, and where the value comes from.
+
+    That is the default, the file, the environment, or the command line. It shows too what a reload has
+    changed since the start, what needs a restart to change, and what waits for one.
+    """
+    from malamute.protocol import admin
+
+    with connection.open() as client:
+        found = client.query(admin.OptionsQuery())
+    show_found([row.as_map() for row in found], "options", as_json=as_json)
 
 
 @broker.command(epilog=examples("malamute broker reload --dry-run", "malamute broker reload"))

@@ -43,9 +43,11 @@ def check(file: Path | None, *, as_json: bool) -> None:
 @json_option
 def show(read: Callable[[], Config], *, as_json: bool) -> None:
     """Show every option with the value that a broker would use, as TOML or as JSON."""
+    from malamute.config.sections import SECTIONS
+
     config = read()
     if as_json:
-        click.echo(to_json({name: _plain(section) for name, section in vars(config).items()}))
+        click.echo(to_json({name: _plain(getattr(config, name)) for name in SECTIONS}))
     else:
         click.echo(config.toml(), nl=False)
 

@@ -11,12 +11,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from malamute.errors import ConfigError
-
 if TYPE_CHECKING:
     from malamute.config import Config
-
-PREFIX = "MALAMUTE_"
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -28,18 +24,7 @@ def load(path: Path | None, options: Mapping[str, str], environ: Mapping[str, st
     """
     from malamute.config import Config
 
-    variables = {_variable(option): value for option, value in options.items()}
-    try:
-        return Config.load(path, {**environ, **variables})
-    except ConfigError as error:
-        text = error.text
-        for option in options:
-            text = text.replace(f"{_variable(option)}:", f"--set {option}:")
-        raise ConfigError(text) from None
-
-
-def _variable(option: str) -> str:
-    return PREFIX + option.replace(".", "__", 1).upper()
+    return Config.load(path, environ, options)
 
 
 def _parse_settings(ctx: click.Context, parameter: click.Parameter, texts: Sequence[str]) -> dict[str, str]:

@@ -1,9 +1,11 @@
 """The configuration of a broker: a TOML file and the environment, read into one frozen `Config`.
 
-An environment variable `MALAMUTE_SECTION__OPTION` comes before the file, and the file before the default.
+What is given on the command line comes before an environment variable `MALAMUTE_SECTION__OPTION`, that before
+the file, and the file before the default.
 What cannot be used is a `ConfigError` that names the place, the option, the value and what is allowed.
 
-The modules: `option_types` reads and writes values, `sections` are the options, `rendering` makes the file.
+The modules: `option_types` reads and writes values, `sections` are the options, `rendering` makes the file,
+`options` is what a broker tells of them.
 """
 
 from __future__ import annotations
@@ -83,6 +85,9 @@ class Config:
     events: EventsConfig = field(default_factory=EventsConfig)
     limits: Limits = field(default_factory=Limits)
     log: LogConfig = field(default_factory=LogConfig)
+    sources: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
+    """Where options were given, by their names `section.option`: `file`, `environment` or `command line`, and
+    `system` for what the system does not allow as it was given. What is not in it was not given."""
 
     def __post_init__(self) -> None:
         """Raises ConfigError for limits out of range, and for options that contradict each other."""
@@ -95,14 +100,26 @@ class Config:
             raise ConfigError(found)
 
     @classmethod
-    def load(cls, path: Path | None, environ: Mapping[str, str]) -> Config:
-        """Read a file, if one is named, and what the environment sets. Raises ConfigError."""
+    def load(
+        cls, path: Path | None, environ: Mapping[str, str], options: Mapping[str, str] | None = None
+    ) -> Config:
+        """Read a file, if one is named, what the environment sets, and `section.option` of the command line.
+
+        Raises ConfigError.
+        """
         values: dict[str, dict[str, Any]] = {section: {} for section in SECTIONS}
-        for given in (*(_from_file(path) if path else ()), *_from_environment(environ)):
-            values[given.section][given.option] = _checked(given)
+        sources = {}
+        for source, all_given in (
+            ("file", _from_file(path) if path else ()),
+            ("environment", _from_environment(environ)),
+            ("command line", _from_command_line(options or {})),
+        ):
+            for given in all_given:
+                values[given.section][given.option] = _checked(given)
+                sources[f"{given.section}.{given.option}"] = source
         try:
             sections = {section: SECTIONS[section](**options) for section, options in values.items()}
-            return cls(**sections | {"limits": sections["limits"].share_queues()})
+            return cls(**sections | {"limits": sections["limits"].share_queues()}, sources=sources)
         except ConfigError as error:
             raise ConfigError(f"{path}: {error.text}" if path else error.text) from None
 
@@ -112,7 +129,7 @@ class Config:
 
 
 class _Given(NamedTuple):
-    """An option that was given, and where: a file or an environment variable."""
+    """An option that was given, and where: a file, an environment variable, or the command line."""
 
     place: Path | str
     section: str
@@ -144,6 +161,12 @@ def _from_environment(environ: Mapping[str, str]) -> Iterator[_Given]:
         section, separator, option = variable.removeprefix(ENVIRONMENT_PREFIX).lower().partition("__")
         if variable.startswith(ENVIRONMENT_PREFIX) and separator:
             yield _Given(variable, section, option, value)
+
+
+def _from_command_line(options: Mapping[str, str]) -> Iterator[_Given]:
+    for name, value in options.items():
+        section, _, option = name.partition(".")
+        yield _Given(f"--set {name}", section, option, value)
 
 
 def _checked(given: _Given) -> Any:

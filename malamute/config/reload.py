@@ -66,7 +66,9 @@ def reloaded(running: Config, read: Config) -> Reloaded:
         waiting += (f"{section}.{name}" for name in options if name not in taken)
     if "streams.rule" in changed and _journals(running) != _journals(read):
         waiting.append("streams.rule.journal")
-    return Reloaded(replace(running, **sections), tuple(changed), tuple(waiting))
+    sources = {option: source for option, source in read.sources.items() if option not in waiting}
+    kept = {option: source for option, source in running.sources.items() if option in waiting}
+    return Reloaded(replace(running, **sections, sources=sources | kept), tuple(changed), tuple(waiting))
 
 
 def _different(one: Config, other: Config) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -198,6 +198,7 @@ QUERIES: dict[str, tuple[Access, ...]] = {
     "clients": (),
     "feeds": (),
     "users": (),
+    "options": (),
     "storage": (),
     "totals": (),
     "access": (),

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from malamute.access import Accounts, Policy
+from malamute.protocol.admin import BrokerOption
 from malamute.protocol.limits import Limits
 from malamute.store.policies import PolicyOf, QueuePolicy, StreamPolicy, StreamPolicyOf
 
@@ -33,6 +34,8 @@ class Settings(NamedTuple):
     software: str = ""
     backups: str = ""
     """The directory below which backups are made; none if nothing is kept on a disk."""
+    options: Sequence[BrokerOption] = ()
+    """What the query `options` tells, but for what waits for a restart."""
     facts: Mapping[str, Any] = {}
     """What `status` tells beyond what the core knows."""
 

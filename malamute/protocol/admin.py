@@ -280,6 +280,30 @@ class StatusQuery(AdminQuery[BrokerStatus]):
     topic = "status"
 
 
+class BrokerOption(Row):
+    """An option of the configuration, by its name `section.option`, as it is in force.
+
+    The `value` and the `default` are as in the file, long ones cut. The `source` of the value is `default`,
+    `file`, `environment` or `command line`, `program` for a broker within a program, and `system` for what
+    the system does not allow as it was given. A reload changes what does not need a restart to change. What
+    waits for a restart is not in force.
+    """
+
+    name: str
+    value: str
+    default: str
+    source: str
+    changed_since_start: bool
+    needs_restart: bool
+    waiting_for_restart: bool
+
+
+class OptionsQuery(AdminQuery[list[BrokerOption]]):
+    """All options of the configuration, in the order of the file."""
+
+    topic = "options"
+
+
 class DurationTotals(Row):
     """How many durations there were since the start, their sum, and the longest of the last minute or two."""
 

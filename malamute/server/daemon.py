@@ -25,6 +25,7 @@ from malamute.access.token import Issuers
 from malamute.config import Config, LogConfig
 from malamute.config.accounts import load_accounts, read_secret_key
 from malamute.config.issuers import read_issuers
+from malamute.config.options import options_in_force
 from malamute.config.reload import reloaded
 from malamute.core.broker import CONFIGURED, Core
 from malamute.core.effects import Notice
@@ -111,7 +112,7 @@ class Configuration:
         accounts: Accounts,
         authenticator: Authenticator | None = None,
     ) -> None:
-        self._running = config
+        self._started = self._running = config
         self._policy = policy
         self._accounts = accounts
         self._authenticator = authenticator
@@ -125,7 +126,7 @@ class Configuration:
             accounts, issuers = read_accounts(config), read_issuers(config.access.issuer)
         except ConfigError as error:
             return error
-        settings = _settings(config, self._endpoints, accounts, issuers)
+        settings = _settings(config, self._started, self._endpoints, accounts, issuers)
         # To compare all users is not for the loop: there what is equal is the same object.
         if settings.access == self._policy:
             settings = settings._replace(access=self._policy)
@@ -179,7 +180,7 @@ def open_broker(
         clock = Clock()
         # Half of the memory stays free for what comes.
         recovered = store.recover(records_bytes=config.limits.queues_memory_bytes // 2, now=clock())
-        settings = _settings(config, transport.endpoints, accounts, issuers)
+        settings = _settings(config, config, transport.endpoints, accounts, issuers)
         core = Core(clock(), settings, recovered)
         transport.owner_of = core.owner_of
         transport.guard.on_refusal = partial(_refused, core, clock, Reported(log))
@@ -243,7 +244,9 @@ def _open_transport(
     return Transport(context, options, windows, rules, patience, allowance, authenticator=authenticator)
 
 
-def _settings(config: Config, endpoints: list[str], accounts: Accounts, issuers: Issuers) -> Settings:
+def _settings(
+    config: Config, started: Config, endpoints: list[str], accounts: Accounts, issuers: Issuers
+) -> Settings:
     return Settings(
         limits=config.limits,
         session_expiry=config.session.expiry,
@@ -260,6 +263,7 @@ def _settings(config: Config, endpoints: list[str], accounts: Accounts, issuers:
         accounts=accounts,
         software=SOFTWARE,
         backups=backup_directory(config),
+        options=options_in_force(config, started),
         facts={
             "endpoints": endpoints,
             "storage": config.storage.kind,
@@ -418,7 +422,11 @@ def _within_files(config: Config, files: int) -> Config:
         files=files,
         hint="let the broker open more files: LimitNOFILE= in its unit, or ulimit -Hn",
     )
-    return replace(config, limits=config.limits._replace(sessions=sessions))
+    return replace(
+        config,
+        limits=config.limits._replace(sessions=sessions),
+        sources={**config.sources, "limits.sessions": "system"},
+    )
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from rig_waiting import PATIENCE, eventually
 
 import malamute
 from malamute.errors import ConfigError, TooMany
-from malamute.protocol.admin import StatusQuery, StoredQuery
+from malamute.protocol.admin import OptionsQuery, StatusQuery, StoredQuery
 
 Connect = Callable[..., malamute.Client]
 
@@ -99,3 +99,37 @@ def test_the_command_shows_what_changes_before_it_does(daemon: Daemon, connect: 
     assert shown["waiting_for_restart"] == ["session.expiry"]
     # What changed is in force and differs no more; what waits is told until the restart.
     assert json.loads(command(daemon, "broker", "reload").stdout) == {**expected, "changed": []}
+
+
+def test_every_option_is_told_with_its_source_and_what_it_waits_for(daemon: Daemon, connect: Connect) -> None:
+    client = connect("op")
+    before = {row.name: row for row in client.query(OptionsQuery())}
+    assert (before["queues.max_deliver"].changed_since_start, before["session.expiry"].source) == (
+        False,
+        "file",
+    )
+    changed(
+        daemon,
+        queues={"max_deliver": 3},
+        session={"expiry": 60.0},
+        streams={"rule": ({"pattern": "a", "journal": False},)},
+    )
+    client.change("broker.reload")
+    rows = {row["name"]: row for row in json.loads(command(daemon, "broker", "options").stdout)}
+    assert list(rows) == list(before)
+    assert rows["queues.max_deliver"] == {
+        "name": "queues.max_deliver",
+        "value": "3",
+        "default": before["queues.max_deliver"].default,
+        "source": "file",
+        "changed_since_start": True,
+        "needs_restart": False,
+        "waiting_for_restart": False,
+    }
+    expiry = rows["session.expiry"]
+    assert (expiry["value"], expiry["needs_restart"]) == (before["session.expiry"].value, True)
+    # Of a rule it is the journal alone that waits.
+    assert {name for name, row in rows.items() if row["waiting_for_restart"]} == {
+        "session.expiry",
+        "streams.rule",
+    }

@@ -17,6 +17,8 @@ from running_gateway import WAIT_SECONDS, RunningGateway
 from secured_gateway import secured_gateway
 
 import malamute
+from malamute.config import Config
+from malamute.config.sections import SECTIONS, types_of
 from malamute.gateway.console.rendering import static_files
 from malamute.gateway.console.sessions import (
     COOKIE,
@@ -477,3 +479,19 @@ def test_lists_that_are_longer_than_a_page_of_the_broker() -> None:
             assert http.get("/console/streams?find=many/009").text.count(">many/") == 1
             assert http.get("/").status_code == 200
         gateway.stop()
+
+
+def test_settings_list_each_option_with_its_source_and_how_it_changes() -> None:
+    config = Config.load(None, {"MALAMUTE_STORAGE__KIND": "memory"}, {"queues.max_deliver": "3"})
+    with Broker(config=config) as broker:
+        gateway = RunningGateway(GatewaySettings(broker=broker.url, timeout_seconds=WAIT_SECONDS))
+        with gateway.client() as http:
+            text = http.get("/console/settings").text
+        gateway.stop()
+    rows = {
+        cells[0]: cells[1:] for cells in re.findall(r"<tr>" + r"<td[^>]*>([^<]*)</td>" * 5 + "</tr>", text)
+    }
+    assert set(rows) >= {f"{section}.{o}" for section, kind in SECTIONS.items() for o in types_of(kind)}
+    assert rows["queues.max_deliver"][:3] == ("3", "command line", "reload")
+    assert rows["storage.kind"][:3] == ("&#34;memory&#34;", "environment", "restart")
+    assert rows["log.level"][1:3] == ("default", "reload")

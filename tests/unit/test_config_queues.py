@@ -72,8 +72,8 @@ def test_the_environment_configures_queues() -> None:
 
 def test_the_core_is_given_the_policies() -> None:
     config = Config(queues=QueuesConfig(rule=(QueueRule("w", kind="service", max_deliver=2),)))
-    assert _settings(config, [], Accounts(), Issuers()).queues("service", "w").attempts_max == 2
-    assert _settings(config, [], Accounts(), Issuers()).queues("mailbox", "w").attempts_max == 20
+    assert _settings(config, config, [], Accounts(), Issuers()).queues("service", "w").attempts_max == 2
+    assert _settings(config, config, [], Accounts(), Issuers()).queues("mailbox", "w").attempts_max == 20
 
 
 def test_the_example_of_a_rule_is_a_valid_one() -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from malamute.core.admin.clients import client, clients
-from malamute.core.admin.pages import PAGE_ROWS
+from malamute.core.admin.pages import PAGE_ROWS, first
 from malamute.core.admin.queues import mailboxes, messages, service, services
 from malamute.core.admin.quotas import quotas
 from malamute.core.admin.streams import cursors, explain, feeds, stream, streams
@@ -20,7 +20,9 @@ from malamute.protocol.admin import (
     QUERIES,
     AccessExplained,
     AccessQuery,
+    BrokerOption,
     BrokerStatus,
+    OptionsQuery,
     StatusQuery,
     StorageQuery,
     StoredQuery,
@@ -105,6 +107,13 @@ def status(core: Engines, query: StatusQuery) -> BrokerStatus:
     )
 
 
+def options(core: Engines, query: OptionsQuery) -> list[BrokerOption]:
+    """The options that are in force. What waits may be a part of an option, as in `streams.rule.journal`."""
+    waiting = {".".join(name.split(".")[:2]) for name in core.waiting_options}
+    rows = first(core.effects, core.settings.options)
+    return [BrokerOption(**{**vars(row), "waiting_for_restart": row.name in waiting}) for row in rows]
+
+
 def access(core: Engines, query: AccessQuery) -> AccessExplained:
     """Whether a user may do something, by the rules that are in force. Raises `InvalidRule`."""
     return AccessExplained(**core.access.explain(query.user, query.action, query.target).as_map())
@@ -123,6 +132,7 @@ def stored(core: Engines, query: StoredQuery, answered: Callable[[list[StoredStr
 
 TELLING: dict[str, Callable[[Engines, Any], Any]] = {
     "status": status,
+    "options": options,
     "streams": streams,
     "stream": stream,
     "explain": explain,

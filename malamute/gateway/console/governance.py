@@ -17,6 +17,7 @@ from malamute.protocol.admin import (
     AccessQuery,
     AdminQuery,
     FeedsQuery,
+    OptionsQuery,
     QuotasQuery,
     StatusQuery,
     StorageQuery,
@@ -61,6 +62,7 @@ async def settings(request: Request, arguments: Arguments) -> Response:
     """What is in force, in the broker and in the gateway, and since when."""
     visit = visit_of(request)
     status, no_status = await _tried(visit, StatusQuery())
+    options, _ = await _tried(visit, OptionsQuery())
     storage, no_storage = await _tried(visit, StorageQuery())
     stored = await visit.listed("stored", StoredQuery())
     own = visit.console.gateway.settings
@@ -70,6 +72,7 @@ async def settings(request: Request, arguments: Arguments) -> Response:
     return visit.page(
         "settings.html",
         broker_status=status,
+        options=options or [],
         storage=storage,
         refusal=no_status or no_storage,
         stored=stored,
