@@ -148,6 +148,30 @@ def test_a_queue_shows_what_is_in_it(bench):
     assert {name: row[name] for name in wanted} == wanted
 
 
+@pytest.mark.parametrize("topic", ["queue.purge", "queue.redrive"])
+def test_as_many_dead_letters_are_counted_as_are_shown_and_can_be_removed(bench, topic):
+    def counted():
+        [row] = ask(bench, "services")
+        assert len(ask(bench, **SERVICE, dead=True)) == row["dead"]
+        return row["dead"]
+
+    bench.tell("bob", offer())
+    bench.tell("alice", request(b"1"), request(b"2"))
+    bench.settle()
+    bench.tell("bob", Reject(1, [[1, 2]], "no"))
+    assert bench.appends
+    assert counted() == 0
+    bench.settle()
+    assert counted() == 2
+    bench.tell(
+        "op", Change(0, topic, {**SERVICE, "sequences": [1]} | ({"dead": True} if "purge" in topic else {}))
+    )
+    assert bench.appends or bench.reads
+    assert counted() == 1
+    bench.settle()
+    assert counted() == 1
+
+
 # Redrive
 
 

@@ -363,7 +363,7 @@ def redrive(
 ) -> None:
     """Send dead letters again, as new messages: those that are named or found, or all."""
     queue = queue_of(core, wanted.kind, wanted.name)
-    there = {"messages": len(queue.dead_letters.entries)}
+    there = {"messages": queue.dead_letters.count}
 
     def found(sequences: list[int]) -> None:
         total = len(sequences)
@@ -389,7 +389,7 @@ def redrive(
 def purge(core: Engines, session: Session, wanted: QueuePurge, answered: Answered, failed: Failed) -> None:
     """Drop messages of a queue, or dead letters: those that are named or found, or all."""
     queue = queue_of(core, wanted.kind, wanted.name)
-    there = {"messages": len(queue.dead_letters.entries if wanted.dead else queue.entries)}
+    there = {"messages": queue.dead_letters.count if wanted.dead else len(queue.entries)}
 
     def report(count: int, before: int = 0, *, final: bool = True, partial: bool = False) -> None:
         otherwise = _queue_changed(wanted, before, partial=True) if before else None

@@ -106,7 +106,7 @@ def _queue(core: Engines, queue: Queue) -> QueueRow:
         waiting=queue.states.counts[READY],
         delayed=queue.states.counts[DELAYED],
         outstanding=sum(len(consumer.outstanding) for consumer in queue.consumers.values()),
-        dead=len(queue.dead_letters.entries),
+        dead=queue.dead_letters.count,
         bytes=queue.usage.bytes,
         paged_out_bytes=queue.usage.paged_out_bytes,
         consumers=len(queue.consumers),

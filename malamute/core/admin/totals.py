@@ -37,7 +37,7 @@ class _QueueSums:
         for queue in islice(self._left, most):
             most -= 1
             states = queue.states.counts
-            self._dead += len(queue.dead_letters.entries)
+            self._dead += queue.dead_letters.count
             self._waiting += states[READY]
             self._delayed += states[DELAYED]
             self._outstanding += states[DELIVERED]

@@ -139,6 +139,11 @@ class DeadLetters:
         return [self.entries[s] for s in sequences if s in self.entries and s not in moving]
 
     @property
+    def count(self) -> int:
+        """How many are `here`."""
+        return len(self.entries) - sum(sequence in self.entries for sequence in self._moving)
+
+    @property
     def _moving(self) -> set[int]:
         return self.leaving | self._arriving | self.going
 
