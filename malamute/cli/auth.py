@@ -39,7 +39,7 @@ def _asked(function: Any) -> Any:
             "--config",
             "path",
             type=click.Path(exists=True, dir_okay=False, path_type=Path),
-            help="Go by the rules of this file, and ask no broker.",
+            help="Go by the rules of this file, and by the accounts that it names, and ask no broker.",
         ),
         click.argument("target"),
         click.argument("action"),
@@ -53,9 +53,12 @@ def _explain(
     user: str, action: str, target: str, path: Path | None, connection: ConnectionOptions
 ) -> dict[str, Any]:
     if path is not None:
-        from malamute.access import explain
+        from malamute.config.accounts import accounts_of
+        from malamute.core.access import AccessControl
 
-        return explain(load(path, {}).access.policy(), user, action, target).as_map()
+        access = load(path, {}).access
+        control = AccessControl(policy=access.policy(), accounts=accounts_of(access))
+        return control.explain(user, action, target).as_map()
     from malamute.protocol import admin
 
     with connection.open() as client:

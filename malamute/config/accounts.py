@@ -28,7 +28,7 @@ from typing import ClassVar
 
 from malamute.access.account import KEY, Account, Accounts, PasswordHash, salted_hash
 from malamute.config import option_types
-from malamute.config.sections import Section, option, read_table, write_table
+from malamute.config.sections import AccessConfig, Section, option, read_table, write_table
 from malamute.errors import ConfigError
 from malamute.protocol.limits import UID_MAX
 
@@ -98,6 +98,11 @@ def load_accounts(path: Path) -> Accounts:
         raise ConfigError(f"{path}: invalid TOML: {_fault(text, error)}") from None
     except ConfigError as error:
         raise ConfigError(f"{path}: {error.text}") from None
+
+
+def accounts_of(access: AccessConfig) -> Accounts:
+    """Those of the file that a configuration names, if it names one. Raises `ConfigError`."""
+    return load_accounts(Path(access.accounts)) if access.accounts else Accounts()
 
 
 def save_accounts(accounts: Accounts, path: Path) -> None:

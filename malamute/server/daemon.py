@@ -23,7 +23,7 @@ from structlog.typing import EventDict
 from malamute.access import Accounts, Policy
 from malamute.access.token import Issuers
 from malamute.config import Config, LogConfig
-from malamute.config.accounts import load_accounts, read_secret_key
+from malamute.config.accounts import accounts_of, read_secret_key
 from malamute.config.issuers import read_issuers
 from malamute.config.options import options_in_force
 from malamute.config.reload import reloaded
@@ -123,7 +123,7 @@ class Configuration:
         """Read it and check it as a whole. Any thread may call this: it changes nothing."""
         try:
             config, changed, waiting = reloaded(self._running, self._read())
-            accounts, issuers = read_accounts(config), read_issuers(config.access.issuer)
+            accounts, issuers = accounts_of(config.access), read_issuers(config.access.issuer)
         except ConfigError as error:
             return error
         settings = _settings(config, self._started, self._endpoints, accounts, issuers)
@@ -162,7 +162,7 @@ def open_broker(
     `files` is how many files the process may open, and `read` reads the configuration again. The `supervisor`
     learns how it goes. This process runs as the `user` from when it listens, if there is one.
     """
-    accounts, issuers = read_accounts(config), read_issuers(config.access.issuer)
+    accounts, issuers = accounts_of(config.access), read_issuers(config.access.issuer)
     key = read_secret_key(Path(config.access.key)) if config.access.key else ""
     with user.acting() if user is not None else nullcontext():
         store = open_store(config)
@@ -213,11 +213,6 @@ def _refused(core: Core, clock: Clock, report: Reported, refusal: RefusedConnect
     """Tell of a connection that was refused, in the log and to the core."""
     report(refusal)
     core.connection_refused(refusal.address, refusal.mechanism, refusal.claimed, refusal.reason, clock())
-
-
-def read_accounts(config: Config) -> Accounts:
-    """Those who may log in. Raises `ConfigError`."""
-    return load_accounts(Path(config.access.accounts)) if config.access.accounts else Accounts()
 
 
 def _open_transport(

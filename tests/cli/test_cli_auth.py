@@ -10,9 +10,11 @@ import pytest
 from cli_commands import Run
 
 import malamute
+from malamute.access import Account, Accounts
 from malamute.cli.auth import as_refusal
 from malamute.client.session.message import Message
 from malamute.config import Config
+from malamute.config.accounts import save_accounts
 from malamute.protocol.batch import pack_record
 from malamute.testing import Broker
 
@@ -101,6 +103,20 @@ def test_without_rules_everything_is_allowed(run: Run, tmp_path: Path) -> None:
     asked = ("auth", "check", "ann", "admin", "broker/reload", "--config", str(path))
     assert run(*asked).stdout == "allowed: there are no rules\n"
     assert json.loads(run(*asked, "--json").stdout)["in_force"] is False
+
+
+def test_groups_of_the_accounts_that_a_file_names_count(run: Run, tmp_path: Path) -> None:
+    accounts = tmp_path / "accounts.toml"
+    save_accounts(Accounts([Account("ann", groups=("traders",)), Account("bob")]), accounts)
+    path = tmp_path / "rules.toml"
+    path.write_text(
+        f'[access]\naccounts = "{accounts}"\n[[access.group]]\nname = "traders"\nrules = ["view broker/status"]'
+    )
+    asked = ("view", "broker/status", "--config", str(path))
+    assert run("auth", "check", "ann", *asked).stdout == "allowed: view broker/status (group traders)\n"
+    assert run("auth", "check", "bob", *asked, exit_code=1).stdout == "refused: no rule allows it\n"
+    accounts.chmod(0o644)
+    assert "open to others" in run("auth", "explain", "ann", *asked, exit_code=1).stderr
 
 
 def test_the_log_has_what_was_refused_to_whom_and_by_which_rule(run: Run, path: Path) -> None:
