@@ -179,17 +179,13 @@ def _checked(given: _Given) -> Any:
 
 def _unprotected(config: Config) -> Iterator[str]:
     """What is missing for the listeners, or would let anybody in."""
-    mechanisms = {listener.mechanism for listener in config.listen.listeners}
     for listener in config.listen.listeners:
         if listener.is_open and not config.listen.insecure:
             yield (
                 f"listen.endpoints: {listener.endpoint} is open to other machines without encryption: "
                 f"expected curve+{listener.endpoint}, or listen.insecure = true"
             )
-    known = config.access.accounts or (config.access.issuer and "peer" not in mechanisms)
-    if mechanisms - {"null"} and not known:
-        yield "access.accounts is empty: expected the file of those who may log in"
-    if "curve" in mechanisms and not config.access.key:
+    if not config.access.key and any(each.mechanism == "curve" for each in config.listen.listeners):
         yield "access.key is empty: expected the file with the secret key of the broker"
 
 

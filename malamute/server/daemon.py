@@ -27,6 +27,7 @@ from malamute.config.accounts import accounts_of, read_secret_key
 from malamute.config.issuers import read_issuers
 from malamute.config.options import options_in_force
 from malamute.config.reload import reloaded
+from malamute.core.accounts import AccountDirectory
 from malamute.core.broker import CONFIGURED, Core
 from malamute.core.effects import Notice
 from malamute.core.events import EVENTS
@@ -182,6 +183,7 @@ def open_broker(
         recovered = store.recover(records_bytes=config.limits.queues_memory_bytes // 2, now=clock())
         settings = _settings(config, config, transport.endpoints, accounts, issuers)
         core = Core(clock(), settings, recovered)
+        check_anybody_may_log_in(config, core.accounts)
         transport.owner_of = core.owner_of
         transport.guard.on_refusal = partial(_refused, core, clock, Reported(log))
         if authenticator is not None:
@@ -207,6 +209,17 @@ def open_broker(
         on_loaded=configuration.apply if configuration else lambda loaded: None,
         supervisor=supervisor,
     )
+
+
+def check_anybody_may_log_in(config: Config, accounts: AccountDirectory) -> None:
+    """Raise `ConfigError` where each listener asks who somebody is, and nothing says who there could be."""
+    mechanisms = {listener.mechanism for listener in config.listen.listeners}
+    tokens = config.access.issuer and mechanisms & {"plain", "curve"}
+    if not ("null" in mechanisms or tokens or config.access.accounts or accounts.stored.by_name):
+        raise ConfigError(
+            "nobody could log in: access.accounts is empty, the store has no account, and each listener asks "
+            "who somebody is: expected one of these; `malamute user add NAME --accounts FILE` makes a file"
+        )
 
 
 def _refused(core: Core, clock: Clock, report: Reported, refusal: RefusedConnection) -> None:

@@ -110,7 +110,8 @@ def test_groups_of_the_accounts_that_a_file_names_count(run: Run, tmp_path: Path
     save_accounts(Accounts([Account("ann", groups=("traders",)), Account("bob")]), accounts)
     path = tmp_path / "rules.toml"
     path.write_text(
-        f'[access]\naccounts = "{accounts}"\n[[access.group]]\nname = "traders"\nrules = ["view broker/status"]'
+        f"[access]\naccounts = '{accounts}'\n"
+        "[[access.group]]\nname = 'traders'\nrules = ['view broker/status']"
     )
     asked = ("view", "broker/status", "--config", str(path))
     assert run("auth", "check", "ann", *asked).stdout == "allowed: view broker/status (group traders)\n"

@@ -255,6 +255,38 @@ def test_an_account_that_is_stored_while_the_broker_runs_logs_in_until_it_is_dis
         bob.publish("s", "a", b"x", assurance="stored")
 
 
+@pytest.mark.parametrize("mechanism", ["plain+tcp", "curve+tcp", "peer+ipc"])
+def test_stored_accounts_do_where_every_listener_asks_and_without_any_nobody_could_log_in(
+    tmp_path: Path, keys: Keys, mechanism: str
+) -> None:
+    place = f"//{tmp_path}/socket" if mechanism == "peer+ipc" else "//127.0.0.1:*"
+    config = replace(
+        small_config(),
+        listen=ListenConfig(endpoints=(f"{mechanism}:{place}",)),
+        access=AccessConfig(key=str(keys.path("broker"))),
+    )
+    config = replace(config, storage=replace(config.storage, directory=tmp_path / "data"))
+    context: zmq.Context[Any] = zmq.Context()
+    with pytest.raises(ConfigError, match=r"nobody could log in: .* expected one"):
+        open_broker(config, context)
+    with Broker(tmp_path / "data") as broker, malamute.connect(broker.url) as client:
+        fields = {"password": hash_password("secret"), "key": keys.public["ann"], "uid": os.getuid()}
+        client.change(UserAdd(name="ann", **fields))  # type: ignore[arg-type]  # each has its own type
+    loop = open_broker(config, context)
+    thread = threading.Thread(target=loop.run)
+    thread.start()
+    proof: dict[str, Any] = {
+        "plain+tcp": {"user": "ann", "password": "secret"},
+        "curve+tcp": {"curve": keys.path("ann"), "server_key": keys.public["broker"]},
+        "peer+ipc": {},
+    }[mechanism]
+    with malamute.connect(loop.endpoints[0], **proof) as client:
+        client.publish("s", "a", b"x", assurance="stored")
+    loop.stop()
+    thread.join()
+    context.term()
+
+
 def test_stored_accounts_are_in_a_backup(tmp_path: Path) -> None:
     with Broker(tmp_path / "data") as broker, malamute.connect(broker.url, timeout=40) as client:
         client.change(UserAdd(name="dora", uid=7))

@@ -483,11 +483,6 @@ def test_rules_from_the_environment_are_a_list_of_toml(load: Load) -> None:
             "expected curve+tcp://10.0.0.1:9999, or listen.insecure = true",
         ),
         ('endpoints = ["plain+tcp://*:9999"]', "is open to other machines without encryption"),
-        ('endpoints = ["plain+tcp://127.0.0.1:9999"]', "access.accounts is empty"),
-        (
-            f'endpoints = ["plain+ipc:///run/m", "peer+ipc:///run/p"]\n{ISSUER}algorithms = ["RS256"]',
-            "access.accounts is empty",
-        ),
         ('endpoints = ["curve+tcp://*:9999"]', "access.key is empty"),
         ('endpoints = ["tls+tcp://*:9999"]', "expected a list of different endpoints"),
         ('endpoints = ["curve+"]', "expected a list of different endpoints"),
