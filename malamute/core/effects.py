@@ -130,6 +130,8 @@ class Effects:
         """How often a reader was told that messages are unavailable, by the reason."""
         self.refusals: Counter[int] = Counter()
         """What clients were told with an ERROR, by its code."""
+        self.family_failures: Counter[str] = Counter()
+        """How often a family of patterns that is a plug-in has failed, by its name."""
         self.on_failure: Failed | None = None
         """Who learns that the store could not answer what is asked now, unless the asker names somebody."""
         self.broken: dict[bytes, None] = {}
@@ -249,6 +251,12 @@ class Effects:
     def notice(self, event: str, **details: Any) -> None:
         """Tell the operator."""
         self.notices.append(Notice(event, details))
+
+    def family_failed(self, family: str, error: Exception, times: int, **where: str) -> None:
+        """A family of patterns has failed so many times there. The operator is told of the first one."""
+        self.family_failures[family] += 1
+        if times == 1:
+            self.notice("a family of the index failed", **where, family=family, error=str(error))
 
     def event(self, subject: str, body: bytes = b"", /, **details: Any) -> None:
         """Tell whoever reads the stream of the broker's own events."""

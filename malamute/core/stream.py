@@ -287,7 +287,7 @@ class Stream:
             self.effects.store(Reserve(self.name, self.next - 1))
 
     def _family_failed(self, family: str, error: Exception) -> None:
-        self.effects.notice("a family of the index failed", stream=self.name, family=family, error=str(error))
+        self.effects.family_failed(family, error, self.audience.failures[family], stream=self.name)
 
     def check_cursor(self, name: str) -> None:
         """Raise `TooMany` unless there is a cursor of this name, or room for one."""

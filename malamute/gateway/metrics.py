@@ -1,8 +1,8 @@
 """What a monitoring system scrapes, as OpenMetrics: the figures of the broker, and of the gateway.
 
 A scrape asks the broker for its state, its totals and its store, whatever it has of streams and queues. A
-stream is looked at by itself where a scrape names it. The only name in a label is that of this stream, so no
-client makes new series.
+stream is looked at by itself where a scrape names it. The only names in labels are that of this stream and
+those of plug-ins that fail, so no client makes new series.
 """
 
 from __future__ import annotations
@@ -180,6 +180,7 @@ def _totals(totals: BrokerTotals) -> Iterator[Metric]:
         ),
         ("gaps", "How often a reader was told that messages are unavailable.", "reason", totals.gaps),
         ("refusals", "Commands that were refused, by the number of the error.", "code", totals.refusals),
+        ("family_failures", "Failures of plug-ins for patterns.", "family", totals.family_failures),
     ):
         counted = CounterMetricFamily(f"malamute_{name}", words, labels=[label])
         for value, count in counts.items():

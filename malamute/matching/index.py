@@ -21,7 +21,7 @@ before, the result is that one's.
 
 Equal results are one tuple, the same object, so that whoever sends the same messages to the same
 groups can tell by identity. Families from outside may raise: then they hit nothing for that
-message, `failures` counts it, and `on_failure` is called for the first one of each family.
+message, `failures` counts it, and `on_failure` is called.
 """
 
 from __future__ import annotations
@@ -333,9 +333,9 @@ class Index:
         self._caches.charge(self, size_bytes)
 
     def failed(self, family: str, error: Exception) -> None:
-        """A family has raised: count it."""
+        """A family has raised: count it, and tell whoever wants to know."""
         self.failures[family] += 1
-        if self.failures[family] == 1 and self._on_failure is not None:
+        if self._on_failure is not None:
             self._on_failure(family, error)
 
     # From a subject or a message to groups.

@@ -338,7 +338,8 @@ class BrokerTotals(Row):
 
     `iterations` are those of its loop, `commits` the times until something was durable that somebody waited
     for. `settlements` are messages by outcome; `switches` those of readers to live and to replay, `gaps` what
-    they were told, by reason, and `refusals` what clients were told, by code.
+    they were told, by reason, `refusals` what clients were told, by code, and `family_failures` those of
+    families of patterns that are plug-ins.
     """
 
     iterations: DurationTotals
@@ -350,6 +351,7 @@ class BrokerTotals(Row):
     switches: dict[str, int] = {}
     gaps: dict[str, int] = {}
     refusals: dict[str, int] = {}
+    family_failures: dict[str, int] = {}
 
 
 class TotalsQuery(AdminQuery[BrokerTotals]):

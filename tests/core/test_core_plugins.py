@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from core_bench import Bench, publish, subscribe
+from core_bench import Bench, offer, publish, request, subscribe
 
 from malamute.matching import FAMILIES, TermFamily
 from malamute.protocol.messages import Query
@@ -51,3 +51,20 @@ def test_it_costs_nobody_else_anything_and_is_reported_once(bench):
     assert [notice.details["family"] for notice in bench.notices] == ["fragile"]
     (answer,) = bench.ask("alice", Query(1, "stream", {"name": "s"}))
     assert answer.value["failures"] == [{"family": "fragile", "count": 2}]
+    (answer,) = bench.ask("alice", Query(1, "totals", {}))
+    assert answer.value["family_failures"] == {"fragile": 2}
+
+
+def test_a_queue_is_served_and_its_failures_count_with_those_of_streams(bench):
+    bench.tell("bob", offer(2, criteria=[["fragile", "fine"]]))
+    bench.tell("carol", offer(2))
+    bench.tell("alice", request(b"1", subject="fine"), request(b"2", subject="boom"))
+    bench.settle()
+    bench.tell("alice", publish(b"x", subject="boom"))
+    bench.settle()
+    assert sorted(bench.bodies("bob") + bench.bodies("carol")) == [b"1", b"2", b"x"]
+    assert [sorted(notice.details) for notice in bench.notices] == [
+        ["error", "family", where] for where in ("queue", "stream")
+    ]
+    (answer,) = bench.ask("alice", Query(1, "totals", {}))
+    assert answer.value["family_failures"] == {"fragile": 2}

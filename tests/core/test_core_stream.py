@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 from core_bench import Bench, bench_with_stream, chunks, gaps, publish, sequences, subscribe
+from hypothesis import given
+from hypothesis.strategies import lists, sampled_from
 
 from malamute.core.stream import RESERVE
 from malamute.errors import StoreError
@@ -57,6 +59,48 @@ def test_wp32_no_sequence_is_used_twice_after_a_crash(bench):
     assert delivered == [2, 3]
     assert gaps(sent) == [Gap(1, 4, 1 + RESERVE, "restart")]
     assert sequences(sent) == [2 + RESERVE]
+
+
+@given(
+    steps=lists(
+        sampled_from(["publish", "publish three", "commit", "refuse", "refuse", "crash"]),
+        min_size=5,
+        max_size=30,
+    )
+)
+def test_wp32_no_sequence_is_used_twice_where_the_disk_fails_first_and_then_the_power(steps):
+    with pytest.MonkeyPatch.context() as patch:
+        # Chunks past what is reserved are then the rule.
+        patch.setattr("malamute.core.stream.RESERVE", 3)
+        bench = bench_with_stream()
+        bench.tell("bob", subscribe())
+        bodies: dict[int, bytes] = {}
+        for number, step in enumerate([*steps, "crash", "publish", "commit"]):
+            if step.startswith("publish"):
+                bench.tell("alice", publish(*[b"%d" % number] * (3 if "three" in step else 1)))
+            elif step == "crash":
+                bench.crash()
+                bench.open("alice", "bob")
+                bench.settle()
+                bench.tell("bob", subscribe())
+            elif bench.appends:
+                bench.commit() if step == "commit" else bench.fail(StoreError("broken"))
+            for item in bench.got("bob"):
+                assert bodies.setdefault(item.sequence, item.body) == item.body
+        assert bodies
+
+
+def test_wp32_what_was_refused_before_it_had_its_sequence_is_had_by_nobody(bench):
+    bench.tell("bob", subscribe(stream="new"))
+    bench.tell("alice", publish(b"1", stream="new", number=1))
+    bench.fail(StoreError("broken"))
+    assert bench.bodies("bob") == []
+    bench.crash()
+    bench.open("alice", "bob")
+    bench.tell("bob", subscribe(stream="new"))
+    bench.tell("alice", publish(b"2", stream="new"))
+    bench.settle()
+    assert [(item.sequence, item.body) for item in bench.got("bob")] == [(1, b"2")]
 
 
 def test_wp25_a_batch_is_cut_at_the_credit_and_continues_from_there(bench):

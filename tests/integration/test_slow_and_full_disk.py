@@ -154,6 +154,31 @@ def test_while_a_write_hangs_a_stream_without_a_journal_is_delivered_and_nothing
         assert client.query("status")["backlog_bytes"] < len(body)
 
 
+def test_wp36_only_the_first_messages_of_a_new_stream_wait_for_a_commit(rig: Rig, connect: Connect) -> None:
+    """WP36: without a journal the first one does not, either, not even while its subscriber waits."""
+    client = connect()
+    client.publish("s", "a", b"0", assurance="stored")
+    new, live = client.subscribe("new"), client.subscribe("live.new")
+    client.flush()
+    rig.gate.shut()
+    client.publish("s", "a", b"held")
+    assert rig.gate.waiting.wait(PATIENCE)
+    for body in (b"1", b"2"):
+        client.publish("new", "a", body)
+        client.publish("live.new", "a", body)
+    client.query("status")  # the broker has dealt with all that came before
+    assert [live.receive(PATIENCE).body for _ in range(2)] == [b"1", b"2"]
+    with pytest.raises(TimedOut):
+        new.receive(SILENCE)
+    rig.gate.open()
+    assert [new.receive(PATIENCE).sequence for _ in range(2)] == [1, 2]
+    client.publish("new", "a", b"3", assurance="stored")
+    rig.gate.shut()
+    client.publish("new", "a", b"4")
+    assert rig.gate.waiting.wait(PATIENCE)
+    assert [new.receive(PATIENCE).sequence for _ in range(2)] == [3, 4]
+
+
 def test_while_a_write_hangs_no_mail_and_no_request_is_confirmed_or_delivered(
     rig: Rig, connect: Connect
 ) -> None:

@@ -121,6 +121,7 @@ def totals(core: Engines, query: TotalsQuery, answered: Callable[[BrokerTotals],
                 switches={**effects.switches},
                 gaps={**effects.gaps},
                 refusals={str(code): count for code, count in effects.refusals.items()},
+                family_failures={**effects.family_failures},
                 queues=[one.row(kind, effects.now + effects.ahead) for kind, one in sums.items()],
             )
         )

@@ -61,9 +61,7 @@ class Dispatcher:
         """Consumers that wait in any group."""
 
     def _family_failed(self, family: str, error: Exception) -> None:
-        self._effects.notice(
-            "a family of the index failed", queue=self._usage.name, family=family, error=str(error)
-        )
+        self._effects.family_failed(family, error, self._groups.failures[family], queue=self._usage.name)
 
     @property
     def awaiting(self) -> bool:

@@ -9,7 +9,7 @@ the sequence and no two messages share one. Without a priority it is the sequenc
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from heapq import heappop, heappush
 from math import floor, inf
@@ -159,6 +159,11 @@ class ConsumerGroups(Generic[C]):
             new = self.by_number[group.number] = ConsumerGroup(group)
             self.takes_all |= new.takes_all
         return self.by_number[group.number], is_new
+
+    @property
+    def failures(self) -> Counter[str]:
+        """How often each family of the index has failed."""
+        return self._index.failures if self._index is not None else Counter()
 
     def leave(self, consumer: C, group: ConsumerGroup[C]) -> None:
         """A consumer leaves its group."""
