@@ -12,7 +12,7 @@ READY := $(VENV)/.ready
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test check demo bench simulate fuzz spark-cluster-test docs screenshots clean
+.PHONY: help setup run test check demo bench simulate crash-states fuzz spark-cluster-test docs screenshots clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -55,6 +55,9 @@ bench: setup ## measure this machine; ARGS="--json" for programs
 
 simulate: setup ## the broker in a simulated world; SEED=n tells one run, RUNS=n makes many
 	@$(BIN)/python tests/simulation/simulate.py $(if $(SEED),--seed $(SEED)) $(if $(RUNS),--runs $(RUNS)) $(ARGS)
+
+crash-states: setup ## what a power failure can leave on the disk, opened; ARGS="--recordings 10 --each 200" for more
+	@$(BIN)/python tests/crash/crash_states.py $(ARGS)
 
 fuzz: setup ## new random inputs for every property: 20,000 for the decoder, 2,000 for the core
 	@MALAMUTE_FUZZ_EXAMPLES=20000 MALAMUTE_EXAMPLES=2000 $(BIN)/python -m pytest -n 2 -m hypothesis \

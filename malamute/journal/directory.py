@@ -1,8 +1,8 @@
 """The files of a store: locking the directory, opening and allocating the file, and LMDB's errors.
 
-The order when a store is opened: take the lock, open the environment, check that the file was not cut off
-(reading a mapped page behind its end would kill the process), check the format, and only then change
-anything: allocate the space, and fsync the directories so that a new file survives a power loss.
+The order when a store is opened: take the lock, make the file if there is none, open the environment, check
+that the file was not cut off (reading a mapped page behind its end would kill the process), check the format,
+and only then change anything: allocate the space.
 
 The lock is `flock` on a file of its own. The kernel gives it up when the process ends, however it
 ends, so there are no stale locks; the process id in it is for the message only.
@@ -99,6 +99,8 @@ def open_environment(path: Path, size: int, preallocate: bool) -> tuple[lmdb.Env
     size = -(-max(size, there) // PAGE) * PAGE
     try:
         with translated():
+            if there == 0:
+                _create(path, size)
             environment = _open(path, size)
     except OSError as error:
         raise StoreError(f"cannot open {data}: {error.strerror}") from error
@@ -107,13 +109,21 @@ def open_environment(path: Path, size: int, preallocate: bool) -> tuple[lmdb.Env
         _check_meta(environment)
         if preallocate and there < size:
             allocate(data, size)
-        if there == 0:
-            sync_directory(path)
-            sync_directory(path.parent)
     except BaseException:
         environment.close()
         raise
     return environment, size
+
+
+def _create(path: Path, size: int) -> None:
+    """Make the file. It gets its name when all of it is durable: LMDB refuses one that is there in part."""
+    new = path / "new-data.mdb"
+    new.unlink(missing_ok=True)
+    with lmdb.open(str(new), subdir=False, lock=False, map_size=size, mode=0o640) as environment:
+        _check_meta(environment)
+    os.rename(new, path / "data.mdb")
+    sync_directory(path)
+    sync_directory(path.parent)
 
 
 def open_again(environment: lmdb.Environment) -> lmdb.Environment:
