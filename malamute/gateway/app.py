@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import Any
 from urllib.parse import unquote_to_bytes
 
 from starlette.applications import Starlette
@@ -15,7 +14,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, WebSocketRoute
 from starlette.routing import Route as Path
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.websockets import WebSocketClose
 
 from malamute.errors import InternalError, MalamuteError, Malformed, MethodRefused, NoSuchResource
 from malamute.gateway import health, mailboxes, mercure, metrics, problems, services, sse, streams, tracing
@@ -33,9 +33,9 @@ from malamute.gateway.ws import page_socket
 
 ENDPOINTS: tuple[Endpoint, ...] = described(
     (
+        *streams.ENDPOINTS,
         *health.ENDPOINTS,
         *metrics.ENDPOINTS,
-        *streams.ENDPOINTS,
         *mailboxes.ENDPOINTS,
         *services.ENDPOINTS,
         *mercure.ENDPOINTS,
@@ -80,9 +80,10 @@ class Methods:
 
 def _check_text(scope: Scope) -> None:
     """Check that the address is UTF-8: what is not would stand for another name. Raises `Malformed`."""
+    address = b"%b?%b" % (scope.get("raw_path") or b"", scope["query_string"])
     try:
-        for part in (scope.get("raw_path") or b"", scope["query_string"]):
-            unquote_to_bytes(part).decode()
+        if b"%" in address or not address.isascii():
+            unquote_to_bytes(address).decode()
     except UnicodeDecodeError:
         raise Malformed("invalid address: expected UTF-8, percent-encoded") from None
 
@@ -97,8 +98,23 @@ def paths(routes: Sequence[Endpoint]) -> list[Path]:
     ]
 
 
-async def _no_such_path(request: Request, error: Exception) -> Response:
-    return problems.response(NoSuchResource(f"there is no path {request.url.path[:200]!r}"))
+async def _no_such_path(scope: Scope, receive: Receive, send: Send) -> None:
+    if scope["type"] == "websocket":
+        await WebSocketClose()(scope, receive, send)
+        return
+    error = NoSuchResource(f"there is no path {scope['path'][:200]!r}")
+    await problems.response(error)(scope, receive, send)
+
+
+class GatewayApp(Starlette):
+    """The guards, and behind them the paths: each of those makes problems of its errors itself."""
+
+    def build_middleware_stack(self) -> ASGIApp:
+        """The guards before the paths."""
+        app: ASGIApp = self.router
+        for kind, arguments, options in reversed(self.user_middleware):
+            app = kind(app, *arguments, **options)
+        return app
 
 
 def make_app(settings: GatewaySettings) -> Starlette:
@@ -115,7 +131,9 @@ def make_app(settings: GatewaySettings) -> Starlette:
                 await app.state.console.watches.close()
 
     middleware = [Middleware(tracing.ServerSpans)] if tracing.IS_INSTALLED else []
-    middleware += [Middleware(SiteGuard, settings), Middleware(RateGuard, settings)]
+    middleware.append(Middleware(SiteGuard, settings))
+    if settings.user_rate or settings.address_rate:
+        middleware.append(Middleware(RateGuard, settings))
     if settings.origins:
         middleware.append(
             Middleware(
@@ -141,7 +159,7 @@ def make_app(settings: GatewaySettings) -> Starlette:
             )
         )
     routes: list[BaseRoute] = [*paths(ENDPOINTS), WebSocketRoute("/v1/ws", page_socket), *site.routes()]
-    handlers: dict[Any, Any] = {404: _no_such_path}
-    app = Starlette(routes=routes, middleware=middleware, exception_handlers=handlers, lifespan=lifespan)
+    app = GatewayApp(routes=routes, middleware=middleware, lifespan=lifespan)
     app.router.redirect_slashes = False
+    app.router.default = _no_such_path
     return app

@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 
 import msgspec
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import Response
 
 from malamute.client.events import Gap
@@ -68,14 +68,17 @@ async def read_body(request: Request, limit_bytes: int, seconds: float) -> bytes
     body = bytearray()
     try:
         async with asyncio.timeout(seconds):
-            async for part in request.stream():
-                body += part
+            is_whole = False
+            while not is_whole:
+                event = await request.receive()
+                if event["type"] == "http.disconnect":
+                    raise RequestTimeout("the connection ended before the body did")
+                body += event.get("body", b"")
+                is_whole = not event.get("more_body", False)
                 if len(body) > limit_bytes:
                     raise TooLarge(f"body is too large: expected at most {limit_bytes} bytes")
     except TimeoutError:
         raise RequestTimeout(f"the body did not come within {seconds} s") from None
-    except ClientDisconnect:
-        raise RequestTimeout("the connection ended before the body did") from None
     return bytes(body)
 
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from starlette.datastructures import Headers, MutableHeaders
+from collections.abc import Mapping
+
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from malamute.errors import OriginRefused
+from malamute.errors import Malformed, OriginRefused
 from malamute.gateway import problems
 from malamute.gateway.settings import GatewaySettings
 
-SECURITY_HEADERS = {
+SECURITY_HEADERS: Mapping[str, str] = {
     "x-content-type-options": "nosniff",
     # Contents of messages are sent as what they are, and may be pages of whoever published them: those are
     # nobody here, and send no forms.
@@ -23,7 +24,7 @@ SECURITY_HEADERS = {
 }
 """Headers of every answer that does not set them itself."""
 
-ONLY_TLS = {"strict-transport-security": "max-age=31536000"}
+ONLY_TLS: Mapping[str, str] = {"strict-transport-security": "max-age=31536000"}
 """What an answer over TLS has as well, unless it comes from loopback: other programs have ports there."""
 
 
@@ -34,7 +35,8 @@ class SiteGuard:
         self._app = app
         self._hosts = frozenset(settings.hosts)
         self._origins = frozenset(settings.origins)
-        self._tls_headers = {} if settings.anonymous else ONLY_TLS
+        self._added = _raw(SECURITY_HEADERS)
+        self._added_tls = self._added if settings.anonymous else _raw({**SECURITY_HEADERS, **ONLY_TLS})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request or WebSocket."""
@@ -42,30 +44,36 @@ class SiteGuard:
             await self._app(scope, receive, send)
             return
 
-        added = SECURITY_HEADERS | (self._tls_headers if scope["scheme"] in ("https", "wss") else {})
+        added = self._added_tls if scope["scheme"] in ("https", "wss") else self._added
 
         async def send_guarded(message: Message) -> None:
             if message["type"].endswith(".response.start"):
-                headers = MutableHeaders(scope=message)
-                for name, value in added.items():
-                    headers.setdefault(name, value)
+                given = [*message.get("headers", ())]
+                own = {name for name, _ in given}
+                message["headers"] = given + [pair for pair in added if pair[0] not in own]
             await send(message)
 
         try:
-            self._check(Headers(scope=scope))
-        except OriginRefused as error:
+            self._check(scope)
+        except (Malformed, OriginRefused) as error:
             await problems.response(error)(scope, receive, send_guarded)
             return
         await self._app(scope, receive, send_guarded)
 
-    def _check(self, headers: Headers) -> None:
-        hosts = headers.getlist("host")
+    def _check(self, scope: Scope) -> None:
+        hosts = [value.decode("latin-1") for name, value in scope["headers"] if name == b"host"]
+        if len(hosts) != 1 and scope["http_version"] != "1.0":
+            raise Malformed(f"{len(hosts)} headers Host: expected one")
         host = hosts[0].lower() if len(hosts) == 1 else ""
         if self._hosts and _name_of(host) not in self._hosts:
             raise OriginRefused(f"request to the host {host[:100]!r}: expected a name of this gateway")
-        for origin in headers.getlist("origin"):
+        for origin in (value.decode("latin-1") for name, value in scope["headers"] if name == b"origin"):
             if origin not in self._origins and origin.lower().partition("://")[2] != host:
                 raise OriginRefused(f"request from a page of {origin[:100]!r}: expected one of this gateway")
+
+
+def _raw(headers: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
+    return [(name.encode(), value.encode()) for name, value in headers.items()]
 
 
 def _name_of(host: str) -> str:

@@ -17,6 +17,9 @@ from malamute.gateway.state import gateway_of
 BURST_SECONDS = 1.0
 """What was not used of so many seconds may come at once."""
 
+ROUNDING_SECONDS = 1e-6
+"""Times are sums of fractions: what is due at this moment may seem to be due a little later."""
+
 KEYS_MAX = 100_000
 """Of how many users or addresses is remembered how much they sent: each takes some 200 bytes."""
 
@@ -38,7 +41,7 @@ class RateLimit:
         """Take one more. The result is 0 if it may come, else the seconds after which it may."""
         now = self._clock()
         rested_at = max(now, self._rested_at.get(key, now)) + self._each_seconds
-        if (wait_seconds := rested_at - self._burst_seconds - now) > 0:
+        if (wait_seconds := rested_at - self._burst_seconds - now) > ROUNDING_SECONDS:
             return wait_seconds
         self._rested_at[key] = rested_at
         self._rested_at.move_to_end(key)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, NamedTuple
+from urllib.parse import parse_qsl
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -61,22 +62,30 @@ class Endpoint(NamedTuple):
 
     def read(self, request: Request) -> Arguments:
         """The checked parameters of a request. Raises `InvalidValue`."""
+        query = _query(request.scope["query_string"])
         known = {p.name for p in self.parameters if p.place == "query"}
-        if unknown := sorted(request.query_params.keys() - known):
+        if unknown := sorted(query.keys() - known):
             raise InvalidValue(f"unknown parameter {unknown[0]!r}: expected {_either(sorted(known))}")
-        return {p.key: _value(p, _given(p, request)) for p in self.parameters}
+        return {p.key: _value(p, _given(p, request, query)) for p in self.parameters}
+
+
+def _query(text: bytes) -> Mapping[str, list[str]]:
+    query: dict[str, list[str]] = {}
+    for name, value in parse_qsl(text.decode("latin-1"), keep_blank_values=True):
+        query.setdefault(name, []).append(value)
+    return query
 
 
 def _either(names: Sequence[str]) -> str:
     return ", ".join(names) or "none"
 
 
-def _given(parameter: Parameter, request: Request) -> list[str]:
+def _given(parameter: Parameter, request: Request, query: Mapping[str, list[str]]) -> list[str]:
     if parameter.place == "path":
         return [request.path_params[parameter.name]]
     if parameter.place == "header":
         return request.headers.getlist(parameter.name)
-    return request.query_params.getlist(parameter.name)
+    return query.get(parameter.name, [])
 
 
 def _value(parameter: Parameter, given: list[str]) -> Any:

@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import h11
 import uvicorn
 from starlette.applications import Starlette
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
-from malamute.errors import ConfigError
+from malamute.errors import ConfigError, MalamuteError, Malformed, RequestTimeout, TooLarge
+from malamute.gateway import problems
 from malamute.gateway.app import make_app
 from malamute.gateway.settings import GatewaySettings
 
@@ -30,12 +30,26 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 IDLE_SECONDS = 30
 """After how long a connection without a request is closed."""
 
+_LINE_BYTES = len(b"GET  HTTP/1.1\r\n\r\n")
+_HEADER_BYTES = len(b": \r\n")
+"""What a head has besides its address, and the names and the values of its headers."""
 
-class HeadDeadline(H11Protocol):
-    """HTTP/1.1 as uvicorn has it, with a deadline for the line and the headers of a request."""
 
+class HttpProtocol(HttpToolsProtocol):
+    """HTTP/1.1 as uvicorn has it, with limits for the line and the headers of a request.
+
+    What is no request is answered with a problem document, as everything else that is refused.
+    """
+
+    head_bytes: int
     head_seconds: float
     deadline: asyncio.TimerHandle | None = None
+
+    _part_bytes: int | None = 0
+    """How much of a head is here that is not complete; None behind a head, until the next one begins."""
+
+    _head_ended = False
+    """Whether the data that is being read had the end of a head."""
 
     def connection_made(self, transport: Any) -> None:
         """Take a connection: a request is to come."""
@@ -44,30 +58,90 @@ class HeadDeadline(H11Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Take bytes. Those of a head that is not complete do not set its deadline anew."""
+        was_idle = self.timeout_keep_alive_task is not None
+        is_part = self._part_bytes is not None
+        self._head_ended = False
         super().data_received(data)
-        self._await_head()
-
-    def on_response_complete(self) -> None:
-        """Go on with the next request. While nothing of it is here, the idle timeout counts."""
-        super().on_response_complete()
-        if self.conn.trailing_data[0]:
+        if was_idle and self._part_bytes is None and not self._head_ended:
+            # Line feeds alone: they are read over, and begin no request.
+            self._part_bytes = 0
+        if self._part_bytes is not None and not self.transport.is_closing():
+            # Of data in which it began, the rest belongs to what was before it.
+            self._part_bytes += len(data) if is_part and not self._head_ended else 0
             self._await_head()
+            self._check_size(self._part_bytes)
+
+    def on_message_begin(self) -> None:
+        """Begin with a request."""
+        super().on_message_begin()
+        if self._part_bytes is None:
+            self._part_bytes = 1
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Take a header. What is named so behind the body is none of the request."""
+        if self._part_bytes is not None:
+            super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        """Serve a request, whose body may be yet to come."""
+        self._forget_deadline()
+        self._part_bytes, self._head_ended = None, True
+        if self.parser.get_http_version() not in ("1.0", "1.1"):
+            self.send_400_response("")
+            return
+        fields = sum(len(name) + len(value) + _HEADER_BYTES for name, value in self.headers)
+        if self._check_size(_LINE_BYTES + len(self.url) + fields):
+            super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        """Take a part of a body; there is none of a request that was refused."""
+        if not self.transport.is_closing():
+            super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """End a request, if there is one."""
+        if not self.transport.is_closing():
+            super().on_message_complete()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """End."""
         self._forget_deadline()
         super().connection_lost(exc)
 
+    def send_400_response(self, msg: str) -> None:
+        """Answer what is no request."""
+        self._refuse(Malformed("invalid request: expected HTTP/1.1"))
+
+    def _check_size(self, head_bytes: int) -> bool:
+        if head_bytes > self.head_bytes:
+            self._refuse(
+                TooLarge(f"head of a request is too large: expected at most {self.head_bytes} bytes")
+            )
+        return head_bytes <= self.head_bytes
+
     def _await_head(self) -> None:
-        if self.conn.their_state is not h11.IDLE:
-            self._forget_deadline()
-        elif self.deadline is None:
-            self.deadline = self.loop.call_later(self.head_seconds, self.transport.close)
+        if self.deadline is None:
+            self.deadline = self.loop.call_later(self.head_seconds, self._head_is_late)
+
+    def _head_is_late(self) -> None:
+        if self._part_bytes:
+            self._refuse(RequestTimeout(f"line and headers did not come within {self.head_seconds} s"))
+        self.transport.close()
 
     def _forget_deadline(self) -> None:
         if self.deadline is not None:
             self.deadline.cancel()
             self.deadline = None
+
+    def _refuse(self, error: MalamuteError) -> None:
+        """Answer with a problem, unless an answer is under way, and close the connection."""
+        if self.cycle is None or self.cycle.response_complete or not self.cycle.response_started:
+            answer = problems.response(error)
+            head = [b": ".join(pair) for pair in (*answer.raw_headers, (b"connection", b"close"))]
+            self.transport.write(
+                STATUS_LINE[answer.status_code] + b"\r\n".join(head) + b"\r\n\r\n" + bytes(answer.body)
+            )
+        self.transport.close()
 
 
 class GatewayServer(uvicorn.Server):
@@ -90,8 +164,11 @@ class GatewayServer(uvicorn.Server):
             self._app,
             host=host,
             port=port,
-            http=type("Protocol", (HeadDeadline,), {"head_seconds": settings.head_seconds}),
-            h11_max_incomplete_event_size=settings.head_bytes,
+            http=type(
+                "Protocol",
+                (HttpProtocol,),
+                {"head_seconds": settings.head_seconds, "head_bytes": settings.head_bytes},
+            ),
             ws="websockets-sansio",
             ws_max_size=settings.body_bytes,
             lifespan="on",

@@ -75,6 +75,16 @@ async def publish(request: Request, arguments: Arguments) -> Response:
     async def publish_all(timeout: float | None) -> int:
         async with gateway.session(request) as client:
             with sending("publish", name, [content.headers for content in found], client) as headers:
+                if len(found) == 1:
+                    # It may share its command with those of other requests.
+                    return await client.publish(
+                        name,
+                        found[0].subject,
+                        found[0].body,
+                        headers[0],
+                        assurance="stored",
+                        timeout=timeout,
+                    )
                 return await client.publish_batch(
                     name,
                     [content.subject for content in found],

@@ -21,7 +21,7 @@ from malamute.aio import Client
 from malamute.client.session.message import Mail, Message
 
 try:
-    from opentelemetry import metrics, propagate, trace
+    from opentelemetry import context, metrics, propagate, trace
     from opentelemetry.trace import SpanKind, StatusCode
 
     from malamute.client import tracing
@@ -38,12 +38,26 @@ METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "DELETE", "CONNECT", "OPTIONS
 Values = Mapping[str, Any]
 
 
+def _is_idle() -> bool:
+    """Whether there is no span here that anybody records, and no trace to give on."""
+    return not IS_INSTALLED or not context.get_current()
+
+
+def _is_recorded() -> bool:
+    """Whether an SDK has taken the place of what the API has instead of one."""
+    providers = (trace.get_tracer_provider(), metrics.get_meter_provider())
+    return not all(type(one).__module__.startswith(_PLACEHOLDERS) for one in providers)
+
+
+_PLACEHOLDERS = ("opentelemetry.trace", "opentelemetry.metrics")
+
+
 @contextmanager
 def sending(
     operation: str, destination: str, headers: Sequence[Values], client: Client
 ) -> Iterator[Sequence[Values]]:
     """A span around sending messages with these headers. It yields the headers to send them with."""
-    if not IS_INSTALLED:
+    if _is_idle():
         yield headers
     elif len(headers) == 1:
         with tracing.publishing(destination, "", headers[0], operation=operation, client=client) as one:
@@ -55,19 +69,19 @@ def sending(
 
 def replying(message: Mail, service: str, headers: Values) -> AbstractContextManager[Values]:
     """A span around a reply to a request, and linked to it. It yields the headers to reply with."""
-    if not IS_INSTALLED:
+    if _is_idle():
         return nullcontext(headers)
     return tracing.publishing(service, "", headers, operation="reply", answers=message)
 
 
 def receiving(destination: str) -> AbstractContextManager[Callable[..., None]]:
     """A span around leasing messages; what it yields is to be called with them."""
-    return tracing.receiving(destination) if IS_INSTALLED else nullcontext(_nothing)
+    return nullcontext(_nothing) if _is_idle() else tracing.receiving(destination)
 
 
 def settling(message: Message, operation: str, destination: str) -> AbstractContextManager[Any]:
     """A span around settling a lease."""
-    if not IS_INSTALLED:
+    if _is_idle():
         return nullcontext()
     return tracing.settling(message, operation=operation, destination=destination)
 
@@ -87,14 +101,18 @@ def _durations() -> metrics.Histogram:
 
 
 class ServerSpans:
-    """ASGI middleware: a span around each request. That of an answer without end lasts as long as it does."""
+    """ASGI middleware: a span around each request. That of an answer without end lasts as long as it does.
+
+    Without an SDK it is for requests that have a trace to give on, and the others cost nothing.
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
+        self._records = _is_recorded()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request or WebSocket."""
-        if scope["type"] == "lifespan":
+        if scope["type"] == "lifespan" or not (self._records or _carries_context(scope)):
             await self._app(scope, receive, send)
             return
         labels = _labels(scope)
@@ -125,6 +143,11 @@ class ServerSpans:
                     span.update_name(f"{method} {route}")
                 span.set_attributes(labels)
                 _durations().record(perf_counter() - began, labels)
+
+
+def _carries_context(scope: Scope) -> bool:
+    fields = {name.encode() for name in propagate.get_global_textmap().fields}
+    return any(name in fields for name, _ in scope["headers"])
 
 
 def _labels(scope: Scope) -> dict[str, Any]:

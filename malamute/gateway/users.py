@@ -177,7 +177,8 @@ class Users:
             entry.listeners.append(listener)
         try:
             # Others may wait for the same one: who leaves takes it from nobody.
-            client = await asyncio.shield(entry.opening)
+            opening = entry.opening
+            client = opening.result() if opening.done() else await asyncio.shield(opening)
             client.on_event = entry.on_event
             yield client
         finally:

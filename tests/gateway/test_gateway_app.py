@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import ssl
 from collections.abc import Callable
@@ -135,13 +136,43 @@ def test_a_body_that_ends_halfway_publishes_nothing(gateway: RunningGateway, htt
     assert http.get(WEATHER).json()["messages"] == []
 
 
-@pytest.mark.parametrize("part", [b"", HEAD, b"GET /live HTTP/1.1\r\nhost: localhost\r\n\r\n" + HEAD])
-def test_a_head_that_does_not_come_in_time_ends_the_connection(
-    start: Callable[..., RunningGateway], part: bytes
+LIVE = b"GET /live HTTP/1.1\r\nhost: localhost\r\n\r\n"
+
+
+def _problem(answer: bytes) -> tuple[int, int]:
+    """The status and the code of the problem document that an answer is."""
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert b"content-type: application/problem+json" in head
+    document = json.loads(body)
+    assert int(head.split()[1]) == document["status"]
+    return document["status"], document["code"]
+
+
+def test_a_connection_without_a_request_ends_after_a_while(start: Callable[..., RunningGateway]) -> None:
+    assert _talk(start(head_seconds=0.2)) == b""
+
+
+@pytest.mark.parametrize("before", [b"", LIVE])
+def test_a_head_that_does_not_come_in_time_is_a_problem(
+    start: Callable[..., RunningGateway], before: bytes
 ) -> None:
+    answer = _talk(start(head_seconds=0.2), before + HEAD)
+    assert answer.startswith(b"HTTP/1.1 200 ") == bool(before)
+    assert _problem(answer[answer.rindex(b"HTTP/1.1") :]) == (408, 904)
+
+
+def test_line_feeds_alone_do_not_keep_a_connection(start: Callable[..., RunningGateway]) -> None:
     gateway = start(head_seconds=0.2)
-    answer = _talk(gateway, part)
-    assert answer.startswith(b"HTTP/1.1 200 ") if b"live" in part else answer == b""
+    with socket.create_connection((gateway.host, gateway.port), timeout=60) as sock:
+        sock.sendall(LIVE)
+        assert sock.recv(65536).startswith(b"HTTP/1.1 200 ")
+        # Once they would have been enough to wait for ever.
+        sock.sendall(b"\r\n")
+        assert _rest(sock)[-2:] != b"\r\n"
+
+
+def _rest(sock: socket.socket) -> bytes:
+    return b"".join(iter(lambda: sock.recv(65536), b""))
 
 
 def test_a_head_at_the_limit_is_taken_and_one_past_it_is_not(start: Callable[..., RunningGateway]) -> None:
@@ -149,13 +180,48 @@ def test_a_head_at_the_limit_is_taken_and_one_past_it_is_not(start: Callable[...
     begin = b"GET /live HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\nx: "
     rest = 1000 - len(begin) - len(b"\r\n\r\n")
     assert _talk(gateway, begin + b"x" * rest + b"\r\n\r\n").startswith(b"HTTP/1.1 200 ")
-    # What is not complete is measured: the end of the head is yet to come.
-    assert _talk(gateway, begin + b"x" * (rest + 5)).startswith(b"HTTP/1.1 400 ")
+    assert _problem(_talk(gateway, begin + b"x" * (rest + 1) + b"\r\n\r\n")) == (413, 413)
+    # Neither is one whose end is yet to come.
+    assert _problem(_talk(gateway, begin + b"x" * (rest + 5))) == (413, 413)
 
 
-@pytest.mark.parametrize("junk", [b"\x00\xff\r\n\r\n", b"GET\r\n\r\n", b"GET / HTTP/1.1\r\n\r\n"])
+def test_only_a_head_counts_for_its_limit(start: Callable[..., RunningGateway]) -> None:
+    gateway = start(head_bytes=200)
+    post = HEAD + b"content-length: 1000\r\n\r\n"
+    # A body, and a part of the next head with it.
+    answer = _talk(gateway, post, b"x" * 1000 + LIVE[:-20], LIVE[-20:-2] + b"connection: close\r\n\r\n")
+    assert [part[:4] for part in answer.split(b"HTTP/1.1 ")] == [b"", b"201 ", b"200 "]
+
+
+def test_what_is_named_behind_a_body_is_no_header(http: httpx.Client, gateway: RunningGateway) -> None:
+    head = HEAD + b"transfer-encoding: chunked\r\nconnection: close\r\n\r\n"
+    assert _talk(gateway, head, b"1\r\nx\r\n0\r\nmalamute-header-late: 1\r\n\r\n").startswith(
+        b"HTTP/1.1 201 "
+    )
+    [message] = http.get(WEATHER).json()["messages"]
+    assert "headers" not in message
+
+
+@pytest.mark.parametrize(
+    "junk",
+    [
+        b"\x00\xff\r\n\r\n",
+        b"GET\r\n\r\n",
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"GET / HTTP/1.1\r\nhost: localhost\r\nhost: localhost\r\n\r\n",
+        b"GET / HTTP/2.0\r\nhost: localhost\r\n\r\n",
+        b"GET / HTTP/0.9\r\nhost: localhost\r\n\r\n",
+        b"GET /\xff HTTP/1.1\r\nhost: localhost\r\n\r\n",
+        b"BREW / HTTP/1.1\r\nhost: localhost\r\n\r\n",
+        HEAD + b"content-length: 1\r\ncontent-length: 2\r\n\r\nx",
+        HEAD + b"content-length: 1\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
+        HEAD + b"content-length: -1\r\n\r\n",
+        HEAD + b"transfer-encoding: chunked\r\n\r\nzz\r\n",
+        HEAD + b"bad\x00name: 1\r\n\r\n",
+    ],
+)
 def test_what_is_no_request_is_refused(gateway: RunningGateway, junk: bytes) -> None:
-    assert _talk(gateway, junk).startswith(b"HTTP/1.1 400 ")
+    assert _problem(_talk(gateway, junk, finish=True)) == (400, 400)
 
 
 @pytest.mark.parametrize(

@@ -87,7 +87,7 @@ def test_leases_and_replies_are_linked_to_who_sent(
 def test_nobody_invents_names_of_spans_and_labels(
     gateway: RunningGateway, http: httpx.Client, telemetry: Telemetry
 ) -> None:
-    http.request("BREW", "/v1/nothing/here")
+    http.request("PROPFIND", "/v1/nothing/here")
     http.get("/v1/streams/x/messages", params={"limit": "none"})
     gateway.stop()
     brewed, refused = telemetry.of(SpanKind.SERVER)
