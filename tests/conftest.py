@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
+import os
 import signal
+import sys
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +28,10 @@ SLOW = [HealthCheck.too_slow]
 settings.register_profile("fixed", deadline=None, derandomize=True, suppress_health_check=SLOW)
 settings.register_profile("explore", deadline=None, print_blob=True, suppress_health_check=SLOW)
 settings.load_profile("fixed")
+
+# Tests start hundreds of processes, and some processes collect all tests: each would compile everything anew.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 # Processes that tests fork have these imported already: that takes longer than most tests.
 multiprocessing.set_forkserver_preload(["malamute.server.daemon", "malamute.client.sync.client"])
@@ -66,6 +73,12 @@ class Scheduling(LoadScopeScheduling):
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Scheduling:
     """Say which tests stay together."""
     return Scheduling(config, log)
+
+
+def pytest_collection_finish() -> None:
+    """Leave the tests themselves to no garbage collection: there are thousands, and each has many parts."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

@@ -69,9 +69,11 @@ def check_limits(machine: Machine, limits: Limits) -> None:
     answers_max = len(SERVICES) * (messages_max + letters_max)
     # What dies is not refused for want of room: then nothing is taken in until there is some.
     dead = sum(letter.size_bytes for queue in queues for letter in queue.dead_letters.entries.values())
+    answers = [_answers(queue) for queue in queues]
+    answers_bytes = [sum(sizes) for sizes in answers]
     sizes = {
         "messages in a queue": (
-            max((len(q.entries) - len(_answers(q)) for q in queues), default=0),
+            max((len(q.entries) - len(sizes) for q, sizes in zip(queues, answers, strict=True)), default=0),
             messages_max,
         ),
         "answers in a mailbox": (
@@ -86,7 +88,7 @@ def check_limits(machine: Machine, limits: Limits) -> None:
             sum(q.usage.reserved for q in queues),
             len(core.queue_limits.trackers._open) + sum(len(q.dead_letters.leaving) for q in queues),
         ),
-        "bytes in queues": (budget.bytes - dead - sum(sum(_answers(q)) for q in queues), limits.queues_bytes),
+        "bytes in queues": (budget.bytes - dead - sum(answers_bytes), limits.queues_bytes),
         "bytes that wait for the disk": (
             core.effects.backlog_bytes,
             # A feed puts what one read has brought, and then waits for the disk. All that dies may do so at
@@ -98,7 +100,7 @@ def check_limits(machine: Machine, limits: Limits) -> None:
             + _records_bytes(core),
         ),
         "bytes in a queue": (
-            max((queue.usage.bytes - sum(_answers(queue)) for queue in queues), default=0),
+            max((q.usage.bytes - size for q, size in zip(queues, answers_bytes, strict=True)), default=0),
             limits.queue_bytes * times,
         ),
         "selectors of a session": (max(selectors, default=0), limits.session_selector_bytes),
@@ -145,5 +147,5 @@ def check_limits(machine: Machine, limits: Limits) -> None:
 
 def _answers(queue: Queue) -> list[int]:
     """The sizes of the final replies, which have room where nothing else has."""
-    messages = ((entry, entry.message.properties) for entry in queue.entries.values())
-    return [entry.size_bytes for entry, properties in messages if properties and properties.get("final")]
+    entries = queue.entries.values()
+    return [entry.size_bytes for entry in entries if entry.properties and entry.properties.get("final")]

@@ -26,7 +26,7 @@ from malamute.errors import MalamuteError
 from malamute.matching.cache import UNCHARGED_BYTES
 from malamute.protocol.limits import Limits
 from malamute.protocol.messages import VERSION, Bye, Cancel, Drain, Hello, Message, Subscribe
-from malamute.server.clock import Clock
+from malamute.server import clock
 from malamute.server.worker import DamageFound, ReadDone
 from malamute.store.commit import Append, Written
 from malamute.store.operations import Defect, Recovered
@@ -96,7 +96,7 @@ class Machine:
         """Start a broker on what the disk holds."""
         self.wall.begin()
         with self._time():
-            self._clock = Clock()
+            self._clock = clock.Clock()
         records_bytes = self.settings.limits.queues_memory_bytes // 2
         recovered = self.disk.store.recover(records_bytes=records_bytes, now=self.now)
         self.core = Core(self.now, self.settings, recovered)
@@ -129,7 +129,7 @@ class Machine:
         self.wall.now = now
 
     def _time(self) -> AbstractContextManager[object]:
-        return patch("malamute.server.clock.time", self.wall)
+        return patch.object(clock, "time", self.wall)
 
     def widen(self) -> None:
         """Lift the limits that are small, as an operator does while the broker runs."""
