@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import threading
 from collections.abc import Iterator
@@ -11,7 +12,8 @@ import pytest
 import zmq
 
 import malamute
-from malamute.client.link import link
+import malamute.aio
+from malamute.client.link import greeting, link
 from malamute.client.link.greeting import mechanism_of
 from malamute.errors import AccessRefused, ConnectTimeout
 from malamute.testing import Broker
@@ -83,9 +85,65 @@ def test_a_handshake_that_failed_without_detail_is_tried_again_if_they_do_not(
     broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(link, "_EVENT", _WithoutDetail())
-    monkeypatch.setattr(link, "mechanism_of", lambda url: b"PLAIN")
+    monkeypatch.setattr(greeting, "mechanism_of", lambda url: b"PLAIN")
     with pytest.raises(ConnectTimeout):
         malamute.connect(broker.url, user="a", password="b", timeout=0.5)
+
+
+class _SlowListener:
+    """A listener that names its mechanism when it is let, and whether it was asked."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, mechanism: bytes = b"NULL") -> None:
+        self._mechanism = mechanism
+        self.asked, self.let = threading.Event(), threading.Event()
+        monkeypatch.setattr(link, "_EVENT", _WithoutDetail())
+        monkeypatch.setattr(greeting, "mechanism_of", self._mechanism_of)
+
+    def _mechanism_of(self, url: str) -> bytes:
+        self.asked.set()
+        return self._mechanism if self.let.wait(PATIENCE) else b""
+
+
+def test_an_event_loop_goes_on_while_a_listener_is_asked(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listener = _SlowListener(monkeypatch)
+
+    async def program() -> None:
+        connecting = asyncio.ensure_future(
+            malamute.aio.connect(broker.url, user="a", password="b", timeout=PATIENCE)
+        )
+        while not listener.asked.is_set():
+            await asyncio.sleep(0)
+        # This is reached before it answers.
+        listener.let.set()
+        with pytest.raises(AccessRefused, match=f"connection to {broker.url} is refused: .* another proof"):
+            await connecting
+
+    asyncio.run(program())
+
+
+def test_a_time_out_holds_while_a_listener_is_asked(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    listener = _SlowListener(monkeypatch)
+    with pytest.raises(ConnectTimeout):
+        malamute.connect(broker.url, user="a", password="b", timeout=0.2)
+    assert listener.asked.is_set()
+    assert not listener.let.is_set()
+    listener.let.set()
+
+
+def test_a_listener_that_wants_another_proof_counts_no_more_where_another_one_takes_the_client(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listener = _SlowListener(monkeypatch, b"PLAIN")
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as other:
+        other.plain_server = True
+        port = other.bind_to_random_port("tcp://127.0.0.1")
+        with malamute.connect(f"tcp://127.0.0.1:{port},{broker.url}", timeout=PATIENCE) as client:
+            assert listener.asked.is_set()
+            listener.let.set()
+            client.publish("s", "a", b"x", assurance="stored")
+            client.publish("s", "a", b"x", assurance="stored")
 
 
 class _WithoutDetail:

@@ -17,9 +17,10 @@ from math import inf
 from time import monotonic
 
 from malamute.client.link.credentials import SocketOptions
-from malamute.client.link.link import NOBODY, AnyContext, Link
+from malamute.client.link.greeting import Inquiry
+from malamute.client.link.link import NOBODY, OTHER_PROOF, AnyContext, Link
 from malamute.client.session.route import Route
-from malamute.errors import OutOfSockets
+from malamute.errors import AccessRefused, OutOfSockets
 
 ATTEMPT_SECONDS = 3.0
 """How long one URL may take to answer before the next one is tried."""
@@ -52,6 +53,8 @@ class Connection:
         self._identity = identity
         self._heartbeat = heartbeat
         self._credentials = credentials
+        self._inquiry: Inquiry | None = None
+        """What the last listener asks for at which a handshake failed without a reason."""
         self.url = route.next(0.0)[0]
         self.link = Link(context, self.url, identity, heartbeat, credentials)
         self._begun()
@@ -69,12 +72,28 @@ class Connection:
         for up in self.link.changes():
             if up:
                 self._phase, self.due = _Phase.UP, inf
+                self._inquiry = None
                 yield True
             elif self._phase is not _Phase.BROKEN:
                 self._plan(now)
                 yield False
+        self._inquire()
         if now >= self.due:
             self._go_on(now)
+
+    def _inquire(self) -> None:
+        """Find out whether a listener wants another proof, where libzmq does not say why a handshake failed.
+
+        The answer is looked at when something else happens, with the next attempt at the latest.
+        """
+        asked = self._inquiry
+        if asked is not None and asked.wants_another is not None:
+            self._inquiry = None
+            if asked.wants_another:
+                raise AccessRefused(f"connection to {asked.url} is refused: {OTHER_PROOF}")
+        if self.link.unexplained and self._inquiry is None:
+            self.link.unexplained = False
+            self._inquiry = self.link.inquire()
 
     def _plan(self, now: float) -> None:
         self._phase = _Phase.BROKEN

@@ -3,20 +3,40 @@
 Each side closes the connection when it has read that the other has another mechanism. If the listener is the
 first, it may do so before it has named its own, and libzmq reports a broken pipe only, each time again. So
 whoever is to tell a broker that is away from one that wants another proof has to ask, and say nothing itself.
+
+A name has to be resolved for that, and a listener may be slow. So a thread asks, and its program goes on.
 """
 
 from __future__ import annotations
 
 import socket
+import threading
 from contextlib import closing
 
 ANSWER_SECONDS = 1.0
 """How long the listener may take."""
 
+MECHANISMS = (b"NULL", b"PLAIN", b"CURVE")
+
 _SIGNATURE = b"\xff\0\0\0\0\0\0\0\1\x7f"
 _VERSION = b"\3\1"
 _SIZE = 64
 _MECHANISM = slice(12, 32)
+
+
+class Inquiry:
+    """Asks a listener whether it wants another proof than that of a client whose mechanism is `own`."""
+
+    def __init__(self, url: str, own: bytes) -> None:
+        self.url = url
+        self._own = own
+        self.wants_another: bool | None = None
+        """The answer; None as long as there is none."""
+        threading.Thread(target=self._ask, name="malamute-greeting", daemon=True).start()
+
+    def _ask(self) -> None:
+        wanted = mechanism_of(self.url)
+        self.wants_another = wanted in MECHANISMS and wanted != self._own
 
 
 def mechanism_of(url: str, seconds: float = ANSWER_SECONDS) -> bytes:

@@ -17,7 +17,7 @@ from struct import Struct
 import zmq
 
 from malamute.client.link.credentials import SocketOptions
-from malamute.client.link.greeting import mechanism_of
+from malamute.client.link.greeting import Inquiry
 from malamute.errors import AccessRefused, InvalidValue, OutOfSockets
 from malamute.protocol.batch import Frame
 from malamute.protocol.limits import RECORD_LARGE_BYTES
@@ -53,11 +53,11 @@ _DOWN = (
     | zmq.Event.HANDSHAKE_FAILED_AUTH
 )
 
-_OTHER_PROOF = "the broker wants another proof: expected a password (plain), a key (curve), or neither"
+OTHER_PROOF = "the broker wants another proof: expected a password (plain), a key (curve), or neither"
 _REFUSED = {
     (zmq.Event.HANDSHAKE_FAILED_AUTH, 400): "wrong user, password or key, or a disabled account",
     (zmq.Event.HANDSHAKE_FAILED_AUTH, 500): "the broker does not understand the credentials",
-    (zmq.Event.HANDSHAKE_FAILED_PROTOCOL, 0x11000002): _OTHER_PROOF,
+    (zmq.Event.HANDSHAKE_FAILED_PROTOCOL, 0x11000002): OTHER_PROOF,
 }
 """What libzmq reports when there is no use in trying again."""
 
@@ -120,6 +120,8 @@ class Link:
         self.socket.set(zmq.HEARTBEAT_TIMEOUT, every_ms * HEARTBEATS_MISSED)
         self.socket.set(zmq.ROUTING_ID, identity)
         self._monitor.linger = 0
+        self.unexplained = False
+        """Whether the handshake failed, and libzmq does not say why."""
         self._quiet = False
         """Whether nothing had happened to the connection when a wait was over a moment ago."""
         self._reading, self._writing = zmq.Poller(), zmq.Poller()
@@ -163,13 +165,13 @@ class Link:
             event, value = _EVENT.unpack_from(self._monitor.recv_multipart()[0])
             if (event, value) in _REFUSED:
                 raise AccessRefused(f"connection to {self._url} is refused: {_REFUSED[event, value]}")
-            if event == zmq.Event.HANDSHAKE_FAILED_NO_DETAIL and self._wants_another_proof():
-                raise AccessRefused(f"connection to {self._url} is refused: {_OTHER_PROOF}")
+            if event == zmq.Event.HANDSHAKE_FAILED_NO_DETAIL:
+                self.unexplained = True
             yield event == _UP
 
-    def _wants_another_proof(self) -> bool:
-        wanted = mechanism_of(self._url)
-        return wanted in _MECHANISMS.values() and wanted != _MECHANISMS[int(self.socket.get(zmq.MECHANISM))]
+    def inquire(self) -> Inquiry:
+        """Ask the listener for the reason."""
+        return Inquiry(self._url, _MECHANISMS[int(self.socket.get(zmq.MECHANISM))])
 
     def receive(self) -> Iterator[list[bytes]]:
         """The commands that are there, without waiting."""
