@@ -12,6 +12,7 @@ import re
 import tomllib
 from collections.abc import Callable, Mapping
 from decimal import Decimal
+from ipaddress import ip_network
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -293,6 +294,14 @@ def _list_of(words: str, read: Callable[[Any], Any], example: str) -> OptionType
     )
 
 
+def _read_network(value: Any) -> str:
+    if not isinstance(value, str):
+        raise ValueError
+    ip_network(value)
+    return value
+
+
+NETWORKS = _list_of("a list of IP addresses and networks", _read_network, '["10.0.0.7", "10.1.0.0/16"]')
 RULES = _list_of("a list of rules", _read_rule, '["receive mailbox/{user}"]')
 OWNER = OptionType("a name that does not begin with $", _read_owner, quoted, '"ann"')
 OWNERS = _list_of("a list of names", _read_owner, '["staff"]')

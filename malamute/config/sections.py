@@ -122,6 +122,9 @@ class ListenConfig(Section):
     """Connections of one address in a second that may end without a session, refused ones twice. With more,
     the system drops new connections from there for 5 s, before the broker sees them (on Linux, over TCP, and
     never from 127.0.0.1 or ::1); who has a session keeps it. 0 is for no limit."""
+    gateways: tuple[str, ...] = option((), option_types.NETWORKS)
+    """The addresses and networks of gateways and proxies, from which many users come. `hello_failures` bans
+    none of them, and wrong passwords from there have the user wait for whom they are, and nobody else."""
     receive_queue: int = option(100, option_types.count(1, 1_000_000))
     """Commands of one client that wait in memory for the broker."""
     receive_bytes: int = option(128 * 1024**2, option_types.size(1024**2))

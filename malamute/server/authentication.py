@@ -33,9 +33,11 @@ from malamute.config.accounts import hash_password
 from malamute.core.access import ANONYMOUS, Principal
 from malamute.errors import AccessRefused
 from malamute.protocol.messages import Hello
+from malamute.server.addresses import NO_GATEWAYS, Gateways
 from malamute.server.bearers import METHOD, NOT_ASKED, UNPROVED, Bearers, WaitingHello
 from malamute.server.edge import RefusedConnection
 from malamute.server.failures import Failures
+from malamute.server.guard import descriptor_of
 
 ENDPOINT = "inproc://zeromq.zap.01"
 VERSION = b"1.0"
@@ -59,10 +61,13 @@ REQUESTS_MAX = 64
 TRYING_MAX = 64
 """Passwords that wait for the thread; with more, the client has to come again."""
 
+BUSY = "too many at a time"
+"""Why it has to then, which is no fault of its own."""
+
 REASONS_MAX = 1_000
 """Different reasons that are reported."""
 
-_METHOD, _ADDRESS = "X-Method", "Peer-Address"
+_METHOD = "X-Method"
 
 
 class Reported:
@@ -90,7 +95,7 @@ class Reported:
 
 
 class _Tried(NamedTuple):
-    """A password that was tried for somebody; `digest` is it, keyed."""
+    """A password that was tried for somebody; `digest` is it, keyed. A `fault` is why it could not be."""
 
     routing: bytes
     request: bytes
@@ -99,6 +104,7 @@ class _Tried(NamedTuple):
     hashed: str
     digest: bytes
     right: bool
+    fault: str = ""
 
 
 class Authenticator:
@@ -110,12 +116,14 @@ class Authenticator:
         accounts: AccountBook,
         on_refusal: Callable[[RefusedConnection], None] = lambda refusal: None,
         issuers: Issuers | None = None,
+        gateways: Gateways = NO_GATEWAYS,
     ) -> None:
         self.accounts = accounts
         self.bearers = Bearers(
             issuers or Issuers(),
             lambda address, reason: self._note(address, "TOKEN", reason),
             self._is_disabled,
+            gateways=gateways,
         )
         self.refused: Counter[str] = Counter()
         """How many were refused, by the reason."""
@@ -132,7 +140,7 @@ class Authenticator:
         self._right: dict[str, tuple[str, bytes]] = {}
         """The passwords that were right: by name, what was kept then and the digest."""
         self._secret = os.urandom(32)
-        self._failures = Failures()
+        self._failures = Failures(gateways)
         # Trying it for whom nobody knows takes as long as for others.
         self._nobody = PasswordHash.parse(hash_password("nobody"))
 
@@ -169,7 +177,7 @@ class Authenticator:
                 raise AccessRefused(NOT_ASKED)
             return self.principal(part)
         waiting = WaitingHello(
-            peer, hello._replace(token=""), name, _place(part.get(_ADDRESS)), part.get(zmq.SRCFD)
+            peer, hello._replace(token=""), name, _place(address_of(part)), descriptor_of(part)
         )
         self.bearers.prove(waiting, hello.token, now)
         return None
@@ -245,10 +253,10 @@ class Authenticator:
             self._decide(routing, request, where, "PLAIN", account, "", name)
         elif len(password) > PASSWORD_BYTES_MAX:
             self._refuse(routing, request, where, "PLAIN", "wrong user or password", claimed=name)
-        elif self._failures.too_many(where, now):
+        elif self._failures.too_many(where, now, name):
             self._refuse(routing, request, where, "PLAIN", "too many wrong passwords", LATER, name)
         elif self._trying >= TRYING_MAX:
-            self._refuse(routing, request, where, "PLAIN", "too many at a time", LATER, name)
+            self._refuse(routing, request, where, "PLAIN", BUSY, LATER, name)
         else:
             self._trying += 1
             tried = _Tried(routing, request, where, name, hashed, digest, right=False)
@@ -256,21 +264,29 @@ class Authenticator:
 
     def _try(self, tried: _Tried, password: bytes) -> None:
         """Try a password. This is the thread's."""
-        kept = PasswordHash.parse(tried.hashed) if tried.hashed else self._nobody
-        right = kept.fits(password) and bool(tried.hashed)
-        self._tried.append(tried._replace(right=right))
+        try:
+            kept = PasswordHash.parse(tried.hashed) if tried.hashed else self._nobody
+            tried = tried._replace(right=kept.fits(password) and bool(tried.hashed))
+        except Exception as error:  # such as no memory for it: the handshake still needs its answer
+            tried = tried._replace(fault=f"a fault of the broker's own: {type(error).__name__}")
+        self._tried.append(tried)
         with suppress(OSError):  # the loop has ended
             self._sender.send(b"!")
 
     def _answer_tried(self, tried: _Tried, now: float) -> None:
         self._trying -= 1
+        if tried.fault:
+            self._refuse(
+                tried.routing, tried.request, tried.address, "PLAIN", tried.fault, FAULTY, tried.name
+            )
+            return
         account = self.accounts.named(tried.name)
         # It may have another one by now.
         right = tried.right and account is not None and account.password == tried.hashed
         if right:
             self._right[tried.name] = (tried.hashed, tried.digest)
         else:
-            self._failures.add(tried.address, now)
+            self._failures.add(tried.address, now, tried.name)
         known = account if right else None
         wrong = "wrong user or password"
         self._decide(tried.routing, tried.request, tried.address, "PLAIN", known, wrong, tried.name)
@@ -290,7 +306,7 @@ class Authenticator:
 
     def _note(self, where: str, how: str, reason: str, claimed: str = "") -> None:
         self.refused[reason] += 1
-        self.on_refusal(RefusedConnection(_place(where), how, reason, claimed))
+        self.on_refusal(RefusedConnection(_place(where), how, reason, claimed, reason == BUSY))
 
     def _reply(
         self, routing: bytes, request: bytes, status: bytes, text: str, user: str = "", method: str = ""
@@ -321,7 +337,16 @@ def metadata(name: str, value: str) -> bytes:
 
 def user_of(part: Any) -> str:
     """The user of the connection that a frame came on; empty if nobody asked."""
+    return _property(part, "User-Id")
+
+
+def address_of(part: Any) -> str:
+    """The address from which the connection was made on which a frame came; empty if it has none."""
+    return _property(part, "Peer-Address")
+
+
+def _property(part: Any, name: str) -> str:
     try:
-        return str(part.get("User-Id"))
+        return str(part.get(name))
     except zmq.ZMQError:
         return ""

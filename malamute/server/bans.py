@@ -6,6 +6,9 @@ it. So an address of which too many connections came to nothing within a second 
 filter of the kernel at the listening sockets (classic BPF, `SO_ATTACH_FILTER` of socket(7)) drops its packets
 before there is a connection.
 
+From a gateway many users come, of whom one may do nothing but try: its address, as the configuration has it,
+is never banned. Neither counts what was refused since the broker had too much to do.
+
 Connections that are open have sockets of their own: no session ends by a ban. Who is at the same address and
 has no session waits until the ban is over. Elsewhere than on Linux nobody is banned.
 """
@@ -20,6 +23,8 @@ from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from struct import Struct, unpack
+
+from malamute.server.addresses import NO_GATEWAYS, Gateways, network_of
 
 WINDOW_SECONDS = 1.0
 """How long failures are counted until the count begins anew."""
@@ -42,19 +47,18 @@ _NETWORK_HEADER = 2**32 - 0x100000
 _SOURCE_V4, _SOURCE_V6 = _NETWORK_HEADER + 12, _NETWORK_HEADER + 8
 _DROP, _ACCEPT = 0, 2**32 - 1
 
-_MAPPED = bytes(10) + b"\xff\xff"
-"""How an address of IPv4 begins that a listener of IPv6 tells."""
-
 _Instruction = tuple[int, int, int, int]
 
 
 class Bans:
     """Who may not connect for now, by how many connections of each address came to nothing.
 
-    An address is banned with more than `failures_max` of them in a second; with 0, none ever is.
+    An address is banned with more than `failures_max` of them in a second; with 0, none ever is, and no
+    gateway.
     """
 
-    def __init__(self, failures_max: int) -> None:
+    def __init__(self, failures_max: int, gateways: Gateways = NO_GATEWAYS) -> None:
+        self._gateways = gateways
         self._failures_max = failures_max if sys.platform == "linux" else 0
         self._listeners: list[int] = []
         self._failures: Counter[bytes] = Counter()
@@ -67,12 +71,10 @@ class Bans:
 
     def count(self, address: str, now: float) -> bool:
         """Count a connection that came to nothing. Returns whether its address is banned from now on."""
-        network = b"" if address in _OF_THIS_MACHINE else network_of(address)
+        network = self._counted(address)
         if not network or not self._failures_max or not self._listeners:
             return False
-        if now >= self._counted_since + WINDOW_SECONDS:
-            self._counted_since = now
-            self._failures.clear()
+        self._begin_window(now)
         self._failures[network] += 1
         # Once only: more may be on their way.
         if self._failures[network] != self._failures_max + 1:
@@ -82,6 +84,20 @@ class Bans:
         if len(self._until) > BANS_MAX:
             self._until.popitem(last=False)
         return self._apply()
+
+    def excuse(self, address: str, now: float) -> None:
+        """A connection is about to end by no fault of its own, which is not to count."""
+        self._begin_window(now)
+        self._failures[self._counted(address)] -= 1
+
+    def _counted(self, address: str) -> bytes:
+        """What is counted and banned for an address; empty for nothing."""
+        return b"" if address in _OF_THIS_MACHINE or address in self._gateways else network_of(address)
+
+    def _begin_window(self, now: float) -> None:
+        if now >= self._counted_since + WINDOW_SECONDS:
+            self._counted_since = now
+            self._failures.clear()
 
     def check(self, now: float) -> None:
         """Lift the bans whose time is over."""
@@ -117,19 +133,6 @@ _OF_THIS_MACHINE = frozenset(("127.0.0.1", "::1", "::ffff:127.0.0.1"))
 
 _UNSUPPORTED = frozenset((errno.ENOPROTOOPT, errno.EINVAL, errno.EPERM, errno.ENOMEM, errno.EBADF))
 """What a system says that has no such filters, or no room for one."""
-
-
-def network_of(address: str) -> bytes:
-    """What is banned for an address: itself, or of IPv6 the 64 bits that one customer has. Empty for none."""
-    try:
-        return socket.inet_pton(socket.AF_INET, address)
-    except OSError:
-        pass
-    try:
-        packed = socket.inet_pton(socket.AF_INET6, address.partition("%")[0])
-    except OSError:
-        return b""
-    return packed[12:] if packed.startswith(_MAPPED) else packed[:8]
 
 
 def keep_out(listener: int, networks: Iterable[bytes]) -> None:

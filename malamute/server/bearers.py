@@ -25,6 +25,7 @@ from malamute.core.access import Principal
 from malamute.errors import AccessRefused, InternalError, MalamuteError, TryLater
 from malamute.protocol.messages import BY_TYPE, Hello
 from malamute.protocol.names import RESERVED_PREFIX
+from malamute.server.addresses import NO_GATEWAYS, Gateways
 from malamute.server.failures import Failures
 
 METHOD = "token"
@@ -80,13 +81,14 @@ class Bearers:
         on_refusal: Callable[[str, str], None],
         is_disabled: Callable[[str], bool] = lambda user: False,
         wall: Callable[[], float] = time.time,
+        gateways: Gateways = NO_GATEWAYS,
     ) -> None:
         self.issuers = issuers
         self._on_refusal = on_refusal
         self._is_disabled = is_disabled
         self._wall = wall
         self._names = count(1)
-        self._failures = Failures()
+        self._failures = Failures(gateways)
         self._claimed: dict[bytes, tuple[str, str]] = {}
         """The connections of HELLOs that are under way, and the users whom their tokens prove."""
         self._users: dict[bytes, tuple[str, str]] = {}

@@ -41,6 +41,7 @@ from malamute.journal.store import Store
 from malamute.matching import load_plugins
 from malamute.protocol.limits import Limits
 from malamute.protocol.names import AUDIT
+from malamute.server.addresses import Gateways
 from malamute.server.authentication import Authenticator, Reported
 from malamute.server.clock import Clock, counted
 from malamute.server.edge import RefusedConnection
@@ -169,7 +170,8 @@ def open_broker(
         store = open_store(config)
     listeners = config.listen.listeners
     asking = any(listener.mechanism != "null" for listener in listeners)
-    authenticator = Authenticator(context, accounts, issuers=issuers) if asking else None
+    gateways = Gateways(config.listen.gateways)
+    authenticator = Authenticator(context, accounts, issuers=issuers, gateways=gateways) if asking else None
     transport = _open_transport(config, context, files, authenticator)
     try:
         for mechanism, endpoint in listeners:
@@ -244,7 +246,8 @@ def _open_transport(
     )
     windows = Windows(listen.send_bytes, listen.send_bytes_all)
     open_max = max(files - SPARE_FILES, 1)
-    rules = Rules(listen.hello_timeout, listen.hello_queue, open_max, listen.hello_failures)
+    gateways = Gateways(listen.gateways)
+    rules = Rules(listen.hello_timeout, listen.hello_queue, open_max, listen.hello_failures, gateways)
     # A heartbeat comes half an interval after the last word, on average, and then has its time.
     interval, timeout = listen.heartbeat_interval, listen.heartbeat_timeout
     patience = Patience(interval / 2 + timeout, timeout) if interval else FOR_EVER

@@ -19,13 +19,15 @@ from malamute.protocol.messages import Message
 class RefusedConnection(NamedTuple):
     """A connection that was refused: from where, how it tried to prove who it is, and why.
 
-    `claimed` is who it said to be: any text, of which nothing is proved.
+    `claimed` is who it said to be: any text, of which nothing is proved. If the broker was `busy`, that is
+    no fault of the connection's.
     """
 
     address: str
     mechanism: str
     reason: str
     claimed: str = ""
+    busy: bool = False
 
 
 class Edge(Protocol):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
+from malamute.server.addresses import NO_GATEWAYS, Gateways, network_of
+
 FAILURES_MAX = 10
 """Wrong passwords, or refused tokens, from one address in FAILURE_SECONDS, after which no other is tried."""
 
@@ -14,23 +16,37 @@ ADDRESSES_MAX = 10_000
 
 
 class Failures:
-    """Wrong proofs by the addresses that they came from."""
+    """Wrong proofs by who has sent them: an address, with IPv6 the network of one customer.
 
-    def __init__(self) -> None:
+    From a gateway many users come, so there it is by the user who is claimed, and where none is, nobody has
+    to wait.
+    """
+
+    def __init__(self, gateways: Gateways = NO_GATEWAYS) -> None:
+        self._gateways = gateways
         self._found: OrderedDict[str, tuple[int, float]] = OrderedDict()
 
-    def add(self, address: str, now: float) -> None:
+    def add(self, address: str, now: float, user: str | None = None) -> None:
         """One more."""
-        count, since = self._recent(address, now)
-        self._found[address] = (count + 1, since)
-        self._found.move_to_end(address)
+        sender = self._sender(address, user)
+        if sender is None:
+            return
+        count, since = self._recent(sender, now)
+        self._found[sender] = (count + 1, since)
+        self._found.move_to_end(sender)
         if len(self._found) > ADDRESSES_MAX:
             self._found.popitem(last=False)
 
-    def too_many(self, address: str, now: float) -> bool:
+    def too_many(self, address: str, now: float, user: str | None = None) -> bool:
         """Whether nothing more is tried from there for now."""
-        return self._recent(address, now)[0] >= FAILURES_MAX
+        sender = self._sender(address, user)
+        return sender is not None and self._recent(sender, now)[0] >= FAILURES_MAX
 
-    def _recent(self, address: str, now: float) -> tuple[int, float]:
-        count, since = self._found.get(address, (0, now))
+    def _sender(self, address: str, user: str | None) -> str | None:
+        if address in self._gateways:
+            return None if user is None else f"{address} {user}"
+        return network_of(address).hex() or address
+
+    def _recent(self, sender: str, now: float) -> tuple[int, float]:
+        count, since = self._found.get(sender, (0, now))
         return (count, since) if now < since + FAILURE_SECONDS else (0, now)

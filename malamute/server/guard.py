@@ -32,6 +32,7 @@ from typing import Any, NamedTuple
 
 import zmq
 
+from malamute.server.addresses import NO_GATEWAYS, Gateways
 from malamute.server.bans import Bans
 from malamute.server.edge import RefusedConnection
 
@@ -70,14 +71,15 @@ _COUNTED = sys.platform == "linux"
 class Rules(NamedTuple):
     """What is allowed before HELLO: so many seconds, and so many connections; and connections in all.
 
-    More than `failures_max` connections of an address in a second that end without a session ban it; 0 is
-    for no limit.
+    More than `failures_max` connections of an address in a second that end without a session ban it, unless
+    it is one of the `gateways`; 0 is for no limit.
     """
 
     hello_seconds: float = 10.0
     waiting_max: int = 10_000
     open_max: int = sys.maxsize
     failures_max: int = 100
+    gateways: Gateways = NO_GATEWAYS
 
 
 RULES = Rules()
@@ -109,7 +111,7 @@ class Guard:
         """How many were shut down."""
         self.on_refusal: Callable[[RefusedConnection], object] = lambda refusal: None
         """Learns of each that was refused, and of each ban."""
-        self._bans = Bans(rules.failures_max)
+        self._bans = Bans(rules.failures_max, rules.gateways)
         self._now = 0.0
         self._open: set[int] = set()
         self._welcomed: dict[int, PendingConnection] = {}
@@ -182,7 +184,10 @@ class Guard:
         it ends.
         """
         self.on_refusal(refusal)
-        self._count(refusal.address)
+        if refusal.busy:
+            self._bans.excuse(refusal.address, self._now)
+        else:
+            self._count(refusal.address)
 
     def _count(self, address: str) -> None:
         if self._bans.count(address, self._now):
@@ -244,7 +249,8 @@ class Guard:
                 raise
             return  # it has ended, which the monitor is about to tell
         # The descriptor may be another one's meanwhile.
-        if waiting is None or _inode(self._spare) == waiting.inode:
+        inode = _inode(self._spare)
+        if inode and (waiting is None or inode == waiting.inode):
             self._shut_down()
             if waiting is not None:
                 self.refuse(RefusedConnection(waiting.address, "", reason))
@@ -267,6 +273,14 @@ class Guard:
         self.monitor.close(0)
         os.close(self._null)
         os.close(self._spare)
+
+
+def descriptor_of(part: Any) -> int:
+    """The file descriptor of the connection on which a frame came; -1 if it came from this process."""
+    try:
+        return int(part.get(zmq.SRCFD))
+    except zmq.ZMQError:
+        return -1
 
 
 def _inode(descriptor: int) -> int:

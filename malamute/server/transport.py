@@ -24,10 +24,18 @@ from malamute.errors import AccessRefused, ConfigError, MalamuteError, TooLarge,
 from malamute.protocol.codec import PROTOCOL_2, Codec
 from malamute.protocol.limits import BATCH_MESSAGES_MAX, RECORD_LARGE_BYTES
 from malamute.protocol.messages import BY_TYPE, Error, Frame, Hello, Message, Ping, Received, Welcome
-from malamute.server.authentication import Authenticator
+from malamute.server.authentication import Authenticator, address_of
 from malamute.server.bearers import NOT_ASKED
 from malamute.server.flow import DEFAULT, Flows, Windows
-from malamute.server.guard import NO_HELLO, RULES, TOO_MANY_BYTES, TOO_MANY_FRAMES, Guard, Rules
+from malamute.server.guard import (
+    NO_HELLO,
+    RULES,
+    TOO_MANY_BYTES,
+    TOO_MANY_FRAMES,
+    Guard,
+    Rules,
+    descriptor_of,
+)
 from malamute.server.intake import ALLOWANCE, IDLE_SECONDS, Allowance, Intake, size_of
 from malamute.server.stalls import CAN_TELL, FOR_EVER, Patience, Stalls
 
@@ -114,22 +122,6 @@ _LAST, _MORE = int(zmq.NOBLOCK), int(zmq.NOBLOCK | zmq.SNDMORE)
 _HELLO = BY_TYPE[Hello].opcode
 
 _OF_CONNECTIONS = frozenset((Hello, Received))
-
-
-def _descriptor(part: Any) -> int:
-    """The file descriptor of the connection on which a frame came; -1 if it came from this process."""
-    try:
-        return int(part.get(zmq.SRCFD))
-    except zmq.ZMQError:
-        return -1
-
-
-def _network_address(part: Any) -> str:
-    """The address from which the connection was made on which a frame came; empty if it has none."""
-    try:
-        return str(part.get("Peer-Address"))
-    except zmq.ZMQError:
-        return ""
 
 
 _GIVEN_UP = Error(UnexpectedCommand.code, "too much was waiting for this client: say HELLO again")
@@ -366,14 +358,14 @@ class Transport:
                     yield peer, self._refuse_foreign(peer, part)
                 else:
                     if peer not in descriptors and peer in self.flows:
-                        self._connected(peer, _descriptor(part))
+                        self._connected(peer, descriptor_of(part))
                     yield peer, message
             if size_bytes >= INTAKE_BYTES:
                 return
 
     def _refuse_parts(self, part: Any) -> MalamuteError:
         """Pass over the rest of a command with too many frames, and end its connection."""
-        descriptor = _descriptor(part)
+        descriptor = descriptor_of(part)
         if descriptor >= 0:
             self.guard.end(descriptor, TOO_MANY_FRAMES)
         self._skipping = bool(part.more)
@@ -423,8 +415,8 @@ class Transport:
                 return None
             self._principal = principal
             self._promises[peer] = message.heartbeat / 1000
-            self._origin = _network_address(part)
-        self._hellos[peer] = _descriptor(part)
+            self._origin = address_of(part)
+        self._hellos[peer] = descriptor_of(part)
         return message
 
     def _identify(self, peer: bytes, hello: Hello, part: Any) -> Principal | None:

@@ -62,8 +62,9 @@ class Keys:
 class SecureBroker:
     """A broker with an open listener, one for passwords and one for keys, and its accounts in a file."""
 
-    def __init__(self, directory: Path, keys: Keys) -> None:
+    def __init__(self, directory: Path, keys: Keys, gateways: tuple[str, ...] = ()) -> None:
         self.keys = keys
+        self.gateways = gateways
         self.accounts_file = directory / "accounts.toml"
         self.config_rules = RULES
         self.groups: tuple[GroupRules, ...] = ()
@@ -88,7 +89,7 @@ class SecureBroker:
         return replace(
             config,
             storage=replace(config.storage, kind="memory"),
-            listen=ListenConfig(endpoints=endpoints),
+            listen=ListenConfig(endpoints=endpoints, gateways=self.gateways),
             access=AccessConfig(
                 accounts=str(self.accounts_file),
                 key=str(self.keys.path("broker")),
@@ -158,6 +159,22 @@ def test_who_cannot_prove_who_he_is_is_refused_at_once(secure: SecureBroker) -> 
     ]:
         with pytest.raises(AccessRefused, match=r"connection to tcp://.* is refused"):
             malamute.connect(url, timeout=20, **options)
+
+
+def test_behind_a_gateway_nobody_waits_for_wrong_passwords_of_another(
+    tmp_path: Path, keys: Keys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("malamute.server.failures.FAILURES_MAX", 1)
+    broker = SecureBroker(tmp_path, keys, ("127.0.0.0/8",))
+    broker.save(*(Account(name, hash_password("secret")) for name in ("bob", "carl")))
+    with broker.connect() as operator:
+        operator.change(BrokerReload())
+    with pytest.raises(AccessRefused):
+        malamute.connect(broker.plain, user="bob", password="wrong", timeout=20)
+    with pytest.raises(ConnectTimeout):
+        malamute.connect(broker.plain, user="bob", password="secret", timeout=0.3)
+    malamute.connect(broker.plain, user="carl", password="secret", timeout=20).close()
+    broker.close()
 
 
 def test_who_brings_another_proof_than_is_asked_for_is_refused_at_once(secure: SecureBroker) -> None:

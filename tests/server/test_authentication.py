@@ -12,11 +12,9 @@ from zmq.utils import z85
 from malamute.access import Account, Accounts
 from malamute.access import account as module
 from malamute.config.accounts import hash_password
-from malamute.server.authentication import (
-    ENDPOINT,
-    Authenticator,
-    Reported,
-)
+from malamute.server import authentication
+from malamute.server.addresses import Gateways
+from malamute.server.authentication import ENDPOINT, Authenticator, Reported
 from malamute.server.edge import RefusedConnection
 from malamute.server.failures import ADDRESSES_MAX, FAILURE_SECONDS, FAILURES_MAX, Failures
 
@@ -30,7 +28,9 @@ class Asking:
         self.context: zmq.Context[Any] = zmq.Context()
         self.refusals: list[RefusedConnection] = []
         self.now = 0.0
-        self.handler = Authenticator(self.context, accounts, self.refusals.append)
+        self.handler = Authenticator(
+            self.context, accounts, self.refusals.append, gateways=Gateways(["10.0.0.9"])
+        )
         self.socket = self.context.socket(zmq.DEALER)
         self.socket.linger = 0
         self.socket.connect(ENDPOINT)
@@ -48,8 +48,9 @@ class Asking:
         assert (empty, version, request) == (b"", b"1.0", b"7")
         return status.decode(), user.decode()
 
-    def plain(self, user: str, password: str) -> tuple[str, str]:
-        return self.ask(*CONNECTION, b"PLAIN", user.encode(), password.encode())
+    def plain(self, user: str, password: str, address: str = "10.0.0.1") -> tuple[str, str]:
+        connection = (b"1.0", b"7", b"domain", address.encode(), b"id")
+        return self.ask(*connection, b"PLAIN", user.encode(), password.encode())
 
     def curve(self, key: bytes) -> tuple[str, str]:
         return self.ask(*CONNECTION, b"CURVE", key)
@@ -173,6 +174,46 @@ def test_an_address_with_too_many_wrong_passwords_has_to_wait_and_who_is_known_h
     assert asking.plain("bob", "secret") == ("200", "bob")
     asking.now = FAILURE_SECONDS
     assert asking.plain("bob", "wrong") == ("400", "")
+
+
+def test_with_ipv6_whoever_has_a_network_has_no_more_tries_than_one_address(asking: Asking) -> None:
+    for number in range(FAILURES_MAX):
+        assert asking.plain("bob", "wrong", f"2001:db8:0:1::{number:x}") == ("400", "")
+    assert asking.plain("bob", "wrong", "2001:db8:0:1:ffff::1") == ("300", "")
+    assert asking.plain("bob", "wrong", "2001:db8:0:2::1") == ("400", "")
+
+
+def test_of_those_behind_a_gateway_only_he_has_to_wait_for_whom_wrong_passwords_are(asking: Asking) -> None:
+    for name in ("bob", ""):
+        for _ in range(FAILURES_MAX):
+            assert asking.plain(name, "wrong", "10.0.0.9") == ("400", "")
+        assert asking.plain(name, "wrong", "10.0.0.9") == ("300", "")
+    assert asking.plain("out", "secret", "10.0.0.9") == ("400", "")
+    assert asking.plain("bob", "secret", "10.0.0.8") == ("200", "bob")
+
+
+def test_a_password_that_cannot_be_tried_is_refused_and_takes_nobody_elses_place(
+    asking: Asking, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(authentication, "TRYING_MAX", 1)
+    with monkeypatch.context() as patched:
+        patched.setattr(module, "scrypt", lambda *given: _raise(MemoryError()))
+        for _ in range(FAILURES_MAX + 1):
+            assert asking.plain("bob", "secret") == ("500", "")
+    assert {refusal.reason for refusal in asking.refusals} == {"a fault of the broker's own: MemoryError"}
+    assert asking.plain("bob", "secret") == ("200", "bob")
+
+
+def _raise(error: Exception) -> None:
+    raise error
+
+
+def test_more_passwords_at_a_time_than_may_wait_come_again_by_no_fault_of_their_own(
+    asking: Asking, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(authentication, "TRYING_MAX", 0)
+    assert asking.plain("bob", "secret") == ("300", "")
+    assert asking.refusals == [RefusedConnection("10.0.0.1", "PLAIN", "too many at a time", "bob", busy=True)]
 
 
 def test_addresses_that_are_remembered_are_bounded() -> None:

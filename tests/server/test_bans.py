@@ -9,7 +9,8 @@ from collections.abc import Iterable, Iterator
 
 import pytest
 
-from malamute.server.bans import BAN_SECONDS, BANS_MAX, Bans, keep_out, network_of
+from malamute.server.addresses import Gateways, network_of
+from malamute.server.bans import BAN_SECONDS, BANS_MAX, WINDOW_SECONDS, Bans, keep_out
 from malamute.server.edge import RefusedConnection
 from malamute.server.flow import Windows
 from malamute.server.guard import BANNED, Rules
@@ -167,6 +168,32 @@ def test_nobody_of_this_machine_is_banned(address):
         bans = Bans(1)
         bans.watch(listener.fileno())
         assert not any(bans.count(address, 1.0) for _ in range(5))
+
+
+def test_a_gateway_is_not_banned_whatever_it_passes_on():
+    with socket.socket() as listener:
+        bans = Bans(1, Gateways(["192.0.2.0/24", "2001:db8::7"]))
+        bans.watch(listener.fileno())
+        for address in ("192.0.2.7", "::ffff:192.0.2.7", "2001:db8::7"):
+            assert not any(bans.count(address, 1.0) for _ in range(5))
+        for address in ("192.0.3.7", "::ffff:192.0.3.8", "2001:db8::8"):
+            assert [bans.count(address, 1.0) for _ in range(2)] == [False, True]
+
+
+def test_who_has_to_come_again_as_the_broker_is_busy_is_not_banned_for_it(context):
+    transport = Transport(context, {}, Windows(), Rules(failures_max=2))
+    transport.bind("tcp://127.0.0.1:*")
+    transport.guard.update(100.0)
+    reported: list[RefusedConnection] = []
+    transport.guard.on_refusal = reported.append
+    for _ in range(5):
+        transport.guard.refuse(RefusedConnection(STRANGE, "PLAIN", "too many at a time", busy=True))
+        come_to_nothing(transport, 100.0)
+    assert RefusedConnection(STRANGE, "", BANNED) not in reported
+    for _ in range(3):
+        come_to_nothing(transport, 100.0 + WINDOW_SECONDS)
+    assert reported[-1] == RefusedConnection(STRANGE, "", BANNED)
+    transport.close(0)
 
 
 def test_the_oldest_ban_makes_room_and_a_socket_without_filters_bans_nobody():

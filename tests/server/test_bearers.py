@@ -12,6 +12,7 @@ from malamute.core.access import Principal
 from malamute.errors import AccessRefused, MalamuteError, TryLater
 from malamute.protocol.messages import Hello
 from malamute.server import bearers as module
+from malamute.server.addresses import Gateways
 from malamute.server.bearers import METHOD, Bearers, WaitingHello
 from malamute.server.failures import FAILURE_SECONDS, FAILURES_MAX
 
@@ -42,6 +43,8 @@ class Signed(Issuers):
 class Desk:
     """Bearers, and what they refused."""
 
+    address = "10.0.0.1"
+
     def __init__(self) -> None:
         self.issuers = Signed()
         self.refusals: list[tuple[str, str]] = []
@@ -50,11 +53,12 @@ class Desk:
             lambda *refusal: self.refusals.append(refusal),
             lambda user: user == "out",
             lambda: WALL,
+            Gateways(["10.0.0.9"]),
         )
 
     def put(self, token: str, connection: str = "$token.1", now: float = 0.0, peer: bytes = PEER) -> None:
         hello = Hello([2], "", attempt=3)
-        self.bearers.prove(WaitingHello(peer, hello, connection, "10.0.0.1", 7), token, now)
+        self.bearers.prove(WaitingHello(peer, hello, connection, self.address, 7), token, now)
 
     def take(self, now: float = 0.0) -> Principal | MalamuteError:
         """What becomes of the next one. It waits for the thread."""
@@ -126,6 +130,13 @@ def test_an_address_with_too_many_refused_tokens_has_to_wait(desk: Desk) -> None
     with pytest.raises(TryLater, match="too many tokens from this address"):
         desk.put("ann")
     assert isinstance(desk.prove("ann", now=FAILURE_SECONDS), Principal)
+
+
+def test_nobody_has_to_wait_for_those_who_come_through_the_same_gateway(desk: Desk) -> None:
+    desk.address = "10.0.0.9"
+    for _ in range(FAILURES_MAX):
+        desk.prove("wrong")
+    assert isinstance(desk.prove("ann"), Principal)
 
 
 def test_few_wait_and_one_of_each_connection(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 
 import pytest
+import zmq
 
 from malamute.errors import TooLarge
 from malamute.protocol.codec import decode, encode
@@ -17,6 +18,7 @@ from malamute.protocol.limits import TOKEN_BYTES_MAX
 from malamute.protocol.messages import Hello, Ok, Welcome
 from malamute.server import guard as module
 from malamute.server import transport as transport_module
+from malamute.server.authentication import address_of, user_of
 from malamute.server.edge import RefusedConnection
 from malamute.server.flow import Windows
 from malamute.server.guard import HELLO_BYTES_MAX, Rules
@@ -333,6 +335,19 @@ def test_who_is_gone_before_it_is_looked_at_has_no_address(tmp_path):
     assert module._address(unconnected) == ""
     with open(tmp_path / "file", "w") as file:
         assert module._address(file.fileno()) == ""
+
+
+def test_a_descriptor_that_is_another_files_by_now_is_left_alone(make, tmp_path):
+    guard = make(hello_seconds=10).guard
+    with open(tmp_path / "file", "w") as file:
+        guard.end(file.fileno(), module.TOO_MANY_BYTES)
+        assert not guard.refused
+        file.write("it is open")
+
+
+def test_a_frame_of_no_connection_has_no_descriptor_no_address_and_no_user():
+    part = zmq.Frame(b"x")
+    assert (module.descriptor_of(part), address_of(part), user_of(part)) == (-1, "", "")
 
 
 @pytest.mark.parametrize("name", ["", b"", (), "/a/path"])

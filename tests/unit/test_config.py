@@ -486,6 +486,9 @@ def test_rules_from_the_environment_are_a_list_of_toml(load: Load) -> None:
         ('endpoints = ["curve+tcp://*:9999"]', "access.key is empty"),
         ('endpoints = ["tls+tcp://*:9999"]', "expected a list of different endpoints"),
         ('endpoints = ["curve+"]', "expected a list of different endpoints"),
+        ('gateways = ["10.0.0.7", "gateway"]', "expected a list of IP addresses and networks"),
+        ('gateways = ["10.0.0.7/8"]', "expected a list of IP addresses and networks"),
+        ("gateways = [7]", "expected a list of IP addresses and networks"),
     ],
 )
 def test_a_listener_that_protects_nothing_is_refused(load: Load, text: str, words: str) -> None:
