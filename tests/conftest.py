@@ -25,7 +25,9 @@ PATIENCE = 60.0
 # A run of the tests says the same thing every time. `make fuzz` looks for what nobody has thought of.
 # How fast it is made is no property of an example: a busy machine is slow.
 SLOW = [HealthCheck.too_slow]
-settings.register_profile("fixed", deadline=None, derandomize=True, suppress_health_check=SLOW)
+settings.register_profile(
+    "fixed", deadline=None, derandomize=True, max_examples=50, suppress_health_check=SLOW
+)
 settings.register_profile("explore", deadline=None, print_blob=True, suppress_health_check=SLOW)
 settings.load_profile("fixed")
 

@@ -30,7 +30,7 @@ from malamute.protocol.messages import (
 )
 from malamute.store.policies import QueuePolicy
 
-EXAMPLES = int(os.environ.get("MALAMUTE_EXAMPLES", "300"))
+EXAMPLES = int(os.environ.get("MALAMUTE_EXAMPLES", "150"))
 NAMES = ("ann", "bob")
 POLICY = QueuePolicy(
     ack_timeout_seconds=4.0,

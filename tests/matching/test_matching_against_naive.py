@@ -1,26 +1,16 @@
 """RQ6, ZN18, ZN22: the engine's results equal brute force, also after changes; over 10^5 pairs."""
 
-import os
 import random
 import re
 
 import matching_oracle as oracle
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from matching_examples import many_pairs
 
 from malamute.matching import CompiledSelector, Index, Selector, parse
 from malamute.matching.fields import Fields, Geo
-
-MORE = 8 if "MALAMUTE_EXAMPLES" in os.environ else 1
-"""`make fuzz` takes so many times as many."""
-
-
-def many_pairs(examples=20):
-    """Settings for examples that hold many selectors and many messages; how long they take is no matter."""
-    slow = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.large_base_example]
-    return settings(max_examples=examples * MORE, deadline=None, suppress_health_check=slow)
-
 
 MANY_PAIRS = many_pairs()
 
@@ -187,7 +177,7 @@ def test_geo(areas, points):
 # The expression.
 
 
-@many_pairs(50)
+@many_pairs(20)
 @given(
     trees=st.lists(EXPRESSIONS, min_size=20, max_size=30),
     messages=st.lists(MESSAGES, min_size=30, max_size=40),
@@ -205,7 +195,7 @@ FEW = st.sampled_from(["p", "q", "subject"])
 """So few attributes that messages have classes."""
 
 
-@many_pairs(100)
+@many_pairs(40)
 @given(
     trees=st.lists(
         st.recursive(
@@ -261,7 +251,7 @@ def test_a_batch_matches_what_each_message_does_by_itself(trees, requests, batch
             del selectors[gone]
 
 
-@many_pairs(50)
+@many_pairs(20)
 @given(tree=EXPRESSIONS, messages=st.lists(MESSAGES, min_size=30, max_size=40))
 def test_a_compiled_condition(tree, messages):
     single = CompiledSelector(Selector.parse([["all", ""]], oracle.text(tree)), refuse)
@@ -278,7 +268,7 @@ def places(single, messages):
     return single.places(subjects, senders, lambda wanted: [headers[at] for at in wanted])
 
 
-@many_pairs(200)
+@many_pairs(80)
 @given(tree=EXPRESSIONS, message=MESSAGES)
 def test_an_expression_survives_being_written_out(tree, message):
     expression = parse(oracle.text(tree))
@@ -330,7 +320,7 @@ def parsed(selector):
     return Selector.parse(criteria, oracle.text(where) if where else "")
 
 
-@many_pairs(50)
+@many_pairs(20)
 @given(selector=SELECTORS, messages=st.lists(MESSAGES, min_size=30, max_size=40))
 def test_a_single_selector_takes_what_the_index_finds_for_it(selector, messages):
     wanted = [at for at, message in enumerate(messages) if wants(selector, *message)]
@@ -340,7 +330,7 @@ def test_a_single_selector_takes_what_the_index_finds_for_it(selector, messages)
     assert places(single, messages) == wanted
 
 
-@many_pairs(35)
+@many_pairs(15)
 @given(
     selectors=st.lists(SELECTORS, min_size=20, max_size=40),
     messages=st.lists(MESSAGES, min_size=10, max_size=15),

@@ -4,15 +4,15 @@ import random
 
 import matching_oracle as oracle
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from matching_examples import many_pairs
 
 from malamute.matching import ConstituentTables, Filter, Index, Selector
 from malamute.matching import topic as topic_module
 from malamute.matching.pattern import fits, forms, subsumes
 from malamute.matching.shapes import Shapes, floats
 
-SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.large_base_example]
 NAIVE = {"topic": oracle.topic, "topic-amqp": oracle.topic_amqp}
 PARTS = st.sampled_from(["a", "b", "c", "*", "#", "*"])
 PATTERNS = st.lists(PARTS, min_size=1, max_size=6).map(".".join)
@@ -53,7 +53,7 @@ def test_forms(dialect, pattern, wanted):
     assert set(forms(dialect, pattern)) == wanted
 
 
-@settings(max_examples=500, deadline=None, suppress_health_check=SLOW)
+@many_pairs(150)
 @given(DIALECTS, PATTERNS, st.lists(SUBJECTS, min_size=20, max_size=20))
 def test_a_form_alone_means_what_the_pattern_means(dialect, pattern, subjects):
     for subject in subjects:
@@ -62,7 +62,7 @@ def test_a_form_alone_means_what_the_pattern_means(dialect, pattern, subjects):
         )
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=SLOW)
+@many_pairs(75)
 @given(
     DIALECTS,
     st.lists(PATTERNS, min_size=10, max_size=20),
@@ -83,7 +83,7 @@ def test_constituent_tables_hold_every_match_and_are_exact_without_a_hash(dialec
         }
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=SLOW)
+@many_pairs(75)
 @given(
     st.lists(PATTERNS.filter(lambda p: "#" not in p), min_size=1, max_size=20),
     st.lists(SUBJECTS, min_size=20, max_size=20),
@@ -201,7 +201,7 @@ def test_rq14_a_false_positive_of_the_rows_is_not_delivered():
 # The filter.
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=SLOW)
+@many_pairs(60)
 @given(DIALECTS, st.lists(PATTERNS, max_size=20), st.lists(SUBJECTS, min_size=20, max_size=30), st.booleans())
 def test_wk11_a_filter_says_whether_there_is_any_match(dialect, patterns, subjects, wildcards_first):
     wanted = Filter(patterns, dialect, wildcards_first)
@@ -214,7 +214,7 @@ def test_wk11_a_filter_says_whether_there_is_any_match(dialect, patterns, subjec
         assert wanted.matches(subject) == any(NAIVE[dialect](p, subject) for p in patterns)
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=SLOW)
+@many_pairs(100)
 @given(DIALECTS, PATTERNS, PATTERNS, st.lists(SUBJECTS, min_size=20, max_size=20))
 def test_subsumption_is_never_claimed_wrongly(dialect, general, special, subjects):
     if subsumes(forms(dialect, general), forms(dialect, special)):

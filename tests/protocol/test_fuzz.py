@@ -36,7 +36,7 @@ from malamute.protocol.names import Kind, Uri, is_name
 FAULTS = (Malformed, TooLarge, UnknownCommand)
 
 fuzz = settings(
-    max_examples=int(os.environ.get("MALAMUTE_FUZZ_EXAMPLES", "100")),
+    max_examples=int(os.environ.get("MALAMUTE_FUZZ_EXAMPLES", "50")),
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
 )
