@@ -24,8 +24,12 @@ Since a bitmap has no size of its own, the methods that would run to infinity ta
 
 from __future__ import annotations
 
+import sys
+from array import array
+from collections.abc import Hashable, Iterable, Sequence
+from itertools import accumulate, chain
 from struct import Struct
-from typing import BinaryIO, Self
+from typing import Any, BinaryIO, Self
 
 from pyroaring import BitMap
 
@@ -120,3 +124,62 @@ def union(rows: list[Bitmap]) -> Bitmap:
     for row in rows[2:]:
         total |= row
     return total
+
+
+def pack_numbers(numbers: Iterable[int]) -> bytes:
+    """Whole numbers of 32 bits, little-endian."""
+    return _swapped(array("I", numbers)).tobytes()
+
+
+def unpack_numbers(data: bytes) -> array[int]:
+    """The numbers of these bytes. Raises ValueError if they are not whole."""
+    numbers = array("I")
+    numbers.frombytes(data)
+    return _swapped(numbers)
+
+
+def _swapped(numbers: array[int]) -> array[int]:
+    if sys.byteorder == "big":
+        numbers.byteswap()
+    return numbers
+
+
+def pack_rows(rows: Iterable[Iterable[int]]) -> tuple[bytes, bytes]:
+    """Rows as the count of numbers in each, and all of their numbers."""
+    rows = [*map(list, rows)]
+    return pack_numbers(map(len, rows)), pack_numbers(chain.from_iterable(rows))
+
+
+class Rows(dict[Hashable, Bitmap]):
+    """Rows by their terms, as they were saved: one of a single number is that until it is asked for."""
+
+    def get(self, term: Hashable, default: Any = None) -> Any:
+        """The row of a term."""
+        row = super().get(term, default)
+        if type(row) is int:
+            row = self[term] = Bitmap((row,))
+        return row
+
+    def setdefault(self, term: Hashable, default: Any = None) -> Any:
+        """The row of a term, which is the given one if there was none."""
+        if term not in self:
+            self[term] = default
+        return self.get(term)
+
+    def items(self) -> Any:
+        """All of them."""
+        return [(term, self.get(term)) for term in self]
+
+
+def unpack_rows(terms: Iterable[Hashable], packed: Sequence[bytes], selectors: Bitmap) -> Rows:
+    """The rows of these terms. Raises ValueError if one is empty, or has others than some selectors."""
+    counts, numbers = map(unpack_numbers, packed)
+    if sum(counts) != len(numbers) or 0 in counts or not Bitmap(numbers) <= selectors:
+        raise ValueError("the rows are not those of the selectors")
+    if len(counts) == len(numbers):
+        rows: Iterable[Any] = numbers
+    else:
+        rows = (
+            Bitmap(numbers[end - count : end]) for count, end in zip(counts, accumulate(counts), strict=True)
+        )
+    return Rows(zip(terms, rows, strict=True))

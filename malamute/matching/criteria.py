@@ -9,11 +9,13 @@ kind once for each new subject.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
+from typing import Any
 
 from malamute.errors import InvalidSelector
 from malamute.matching.bitmap import Bitmap
 from malamute.matching.family import Family, Headers, family_named
+from malamute.matching.saved import SavedIndex
 from malamute.matching.selector import Selector, by_family
 
 Guard = Callable[[str, Exception], None]
@@ -46,6 +48,28 @@ class Criteria:
             if isinstance(error, InvalidSelector):
                 raise
             raise InvalidSelector(f"pattern refused by family {done[-1]!r}: {error}") from error
+
+    def saved(self) -> dict[str, Any]:
+        """The tables of the families that have some to save, by name; `restore` takes them."""
+        return {name: saved for name, family in self._families.items() if (saved := family.saved())}
+
+    def restore(self, saved: SavedIndex) -> None:
+        """Take up the tables of all selectors without a condition, where there are none yet.
+
+        What the tables do not have is filed anew. Anything may be raised by what was not saved so.
+        """
+        numbers = Bitmap(range(len(saved))) - Bitmap(saved.conditions)
+        self._uses = saved.uses()
+        self._families = {name: family_named(name)() for name in self._uses}
+        self._sort()
+        anew: dict[str, Collection[int]] = dict.fromkeys(self._families.keys() - saved.tables.keys(), numbers)
+        for name, (tables, left) in saved.tables.items():
+            self._families[name].restore(tables, numbers)
+            anew[name] = frozenset(left)
+        for number in numbers if any(anew.values()) else ():
+            for name, patterns in by_family(saved[number]):
+                if number in anew[name]:
+                    self._families[name].add(number, patterns)
 
     def remove(self, number: int, selector: Selector) -> None:
         """Take a selector's criteria out again."""

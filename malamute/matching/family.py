@@ -99,6 +99,21 @@ class Family(ABC):
         The caller does not change the rows, and keeps them only until the next add or remove.
         """
 
+    def saved(self) -> tuple[Any, list[int]] | None:
+        """Its tables, made of what msgpack carries, and the selectors that are not in them, or None.
+
+        Those are filed anew in an index that is loaded: all of a family that gives None.
+        """
+        return None
+
+    def restore(self, tables: Any, selectors: Bitmap) -> None:
+        """Take up the tables that `saved` gave, into an instance that has nothing yet.
+
+        They may come from anywhere: raises ValueError or TypeError for what it did not write, or for rows
+        with others than these selectors.
+        """
+        raise ValueError(f"family {self.name!r} has no tables")
+
     @property
     def work(self) -> int:
         """How much more than looking up a few terms a message may take, in expressions to evaluate."""

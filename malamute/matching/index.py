@@ -33,6 +33,7 @@ from itertools import chain
 from operator import attrgetter
 from typing import Any, NamedTuple, cast
 
+from malamute.matching import saved
 from malamute.matching.bitmap import Bitmap, union
 from malamute.matching.cache import ENTRY_BYTES, CacheBudget, SubjectCache
 from malamute.matching.classes import Classes
@@ -65,6 +66,7 @@ GROUPS_FOUND = 25
 """Groups that are found in one more."""
 
 NO_HEADERS: Headers = {}
+NOBODY = Selector(())
 
 
 class Group:
@@ -85,6 +87,35 @@ class Group:
 
 
 Groups = tuple[Group, ...]
+
+
+class _Groups(dict[int, Group]):
+    """Groups by their numbers. Of an index that was loaded, each is made when somebody asks for it."""
+
+    def __init__(self, saved: saved.SavedIndex | None = None) -> None:
+        super().__init__()
+        self.saved = saved
+        self.loaded = saved is not None
+
+    def __missing__(self, number: int) -> Group:
+        if self.saved is None:
+            if not self.loaded:
+                raise KeyError(number)
+            # What was loaded from anywhere may have a row with more than its selectors say.
+            return Group(number, NOBODY)
+        group = self[number] = Group(number, self.saved[number])
+        group.members = dict.fromkeys(self.saved.keys(number))
+        return group
+
+    def __len__(self) -> int:
+        return super().__len__() if self.saved is None else len(self.saved)
+
+    def complete(self) -> None:
+        """Make all of them, in the order of their numbers."""
+        groups = [self[number] for number in range(len(self))]
+        self.saved = None
+        self.clear()
+        self.update(enumerate(groups))
 
 
 class Explanation(NamedTuple):
@@ -122,7 +153,7 @@ class Index:
         self.failures: Counter[str] = Counter()
         """How often each family raised."""
         self._on_failure = on_failure
-        self._groups: dict[int, Group] = {}
+        self._groups = _Groups()
         self._by_selector: dict[Selector, Group] = {}
         self._by_key: dict[Hashable, Group] = {}
         self._free: list[int] = []
@@ -147,10 +178,12 @@ class Index:
         return len(self._groups)
 
     def __contains__(self, key: Hashable) -> bool:
+        self._complete()
         return key in self._by_key
 
     def groups(self) -> Iterator[Group]:
         """Every group, in the order they came."""
+        self._complete()
         return iter(self._groups.values())
 
     def holds(self, group: Group) -> bool:
@@ -164,7 +197,7 @@ class Index:
 
         Raises KeyError for a key that is there already, and InvalidSelector if a family refuses.
         """
-        if key in self._by_key:
+        if key in self:
             raise KeyError(f"{key!r} is already in the index")
         group = self._by_selector.get(selector) or self._new_group(selector)
         group.members[key] = value
@@ -173,6 +206,7 @@ class Index:
 
     def remove(self, key: Hashable) -> None:
         """Remove a subscriber, and its group with the last one. Raises KeyError."""
+        self._complete()
         group = self._by_key.pop(key)
         del group.members[key]
         if not group.members:
@@ -180,6 +214,7 @@ class Index:
 
     def modify(self, key: Hashable, selector: Selector) -> Group:
         """Give a subscriber another selector; its value stays. Raises KeyError and InvalidSelector."""
+        self._complete()
         old = self._by_key[key]
         new = self._by_selector.get(selector) or self._new_group(selector)
         if new is not old:
@@ -188,6 +223,64 @@ class Index:
             if not old.members:
                 self._drop_group(old)
         return new
+
+    # Save and load.
+
+    def save(self) -> bytes:
+        """The selectors, the keys of their subscribers, and what they are compiled to. Values are not saved.
+
+        Raises TypeError for a key that is no text, number, bytes, None or tuple of them.
+        """
+        if self._free:
+            return self._without_holes().save()
+        self._complete()
+        groups = [self._groups[number] for number in range(len(self))]
+        keys = [[*group.members] for group in groups]
+        return saved.pack([group.selector for group in groups], keys, self._unconditional.saved())
+
+    def _without_holes(self) -> Index:
+        """The same with the lowest numbers."""
+        index = Index()
+        for group in self.groups():
+            for key in group.members:
+                index.add(key, group.selector)
+        return index
+
+    @classmethod
+    def load(cls, data: bytes, **options: Any) -> Index:
+        """The index that was saved, with the options of a new one. All values of subscribers are None.
+
+        Groups are made when they are hit; the first change makes those that are left.
+
+        Raises:
+            InvalidValue: the bytes are damaged, of a newer version, or no saved index.
+
+        """
+        body = saved.body_of(data)
+        index = cls(**options)
+        try:
+            index._restore(saved.SavedIndex(body))
+        except Exception as error:  # bytes from anywhere, and families from outside
+            raise saved.damaged(error) from error
+        return index
+
+    def _restore(self, found: saved.SavedIndex) -> None:
+        self._groups = _Groups(found)
+        self._unconditional.restore(found)
+        for number in found.conditions:
+            self._add_conditional(number, found[number])
+        if self._unconditional.by_headers or found.conditions:
+            for number in range(len(found)):
+                self._classes.add(found[number])
+        self._changed()
+
+    def _complete(self) -> None:
+        """Make the groups that are not made yet: all of them are looked at, or one changes."""
+        if self._groups.saved is not None:
+            self._groups.complete()
+            groups = self._groups.values()
+            self._by_selector = {group.selector: group for group in groups}
+            self._by_key = {key: group for group in groups for key in group.members}
 
     # Match.
 
@@ -287,11 +380,10 @@ class Index:
 
     def _new_group(self, selector: Selector) -> Group:
         number = self._free[0] if self._free else len(self._groups)
-        condition = parse_normal(selector.where) if selector.where else None
-        (self._conditional if condition else self._unconditional).add(number, selector)
-        if condition:
-            self._conditions.add(number, condition)
-            self._conditions_on_headers += _needs_headers(selector)
+        if selector.where:
+            self._add_conditional(number, selector)
+        else:
+            self._unconditional.add(number, selector)
         if self._free:
             heappop(self._free)
         self._classes.add(selector)
@@ -299,6 +391,12 @@ class Index:
         self._changed()
         group.since = self.version
         return group
+
+    def _add_conditional(self, number: int, selector: Selector) -> None:
+        condition = parse_normal(selector.where)
+        self._conditional.add(number, selector)
+        self._conditions.add(number, condition)
+        self._conditions_on_headers += _needs_headers(selector)
 
     def _drop_group(self, group: Group) -> None:
         if group.selector.where:
@@ -308,7 +406,9 @@ class Index:
         else:
             self._unconditional.remove(group.number, group.selector)
         self._classes.remove(group.selector)
-        del self._groups[group.number], self._by_selector[group.selector]
+        del self._groups[group.number]
+        # What was loaded from anywhere may have a selector twice.
+        self._by_selector.pop(group.selector, None)
         heappush(self._free, group.number)
         self._changed()
 

@@ -20,11 +20,12 @@ the likeliest to match.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
+from itertools import chain
 from operator import itemgetter
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from malamute.matching.bitmap import Bitmap
+from malamute.matching.bitmap import Bitmap, pack_numbers, pack_rows, unpack_numbers, unpack_rows
 from malamute.matching.family import discard
 from malamute.matching.pattern import MANY, ONE, Form
 
@@ -53,6 +54,12 @@ class Shape(NamedTuple):
         return cls(True, len(form) - form.count(MANY), tuple([at for at in ends if form[at] != ONE]))
 
     @property
+    def is_sound(self) -> bool:
+        """Whether a form can have it, and so its positions are there in whatever is looked up."""
+        within = range(-self.length * self.open, self.length)
+        return all(type(at) is int and at in within for at in self.positions)
+
+    @property
     def pick(self) -> Pick:
         """The function that takes the literals of this shape out of some parts."""
         return itemgetter(*self.positions) if self.positions else _nothing
@@ -60,6 +67,13 @@ class Shape(NamedTuple):
 
 def _nothing(parts: Sequence[str]) -> Hashable:
     return None
+
+
+def _terms(parts: Sequence[str], width: int) -> Iterable[Hashable]:
+    """What a shape with so many literals picks, from the literals of all of its forms."""
+    if width < 2:
+        return parts if width else (None,)
+    return zip(*(parts[at::width] for at in range(width)), strict=True)
 
 
 def floats(form: Form) -> bool:
@@ -84,10 +98,8 @@ class Shapes:
         shape = Shape.of(form)
         table = self._tables.get(shape)
         if table is None:
-            counted = _OPEN if shape.open else shape.length
-            if self._counts[counted] >= self._shapes_max:
+            if not self._counted(shape):
                 return False
-            self._counts[counted] += 1
             table = self._tables[shape] = {}
             self._plans = {}
         literals = shape.pick(form)
@@ -108,6 +120,39 @@ class Shapes:
             del self._tables[shape]
             self._counts[_OPEN if shape.open else shape.length] -= 1
             self._plans = {}
+
+    def saved(self, without: Collection[int]) -> tuple[Any, ...]:
+        """The tables without some numbers: all literals, then each shape with its own and its rows."""
+        literals: dict[str, int] = {}
+        shapes = []
+        for shape, table in self._tables.items():
+            kept = {
+                term: row for term, all_ in table.items() if (row := [n for n in all_ if n not in without])
+            }
+            parts = chain.from_iterable((term,) if isinstance(term, str) else term or () for term in kept)
+            places = pack_numbers([literals.setdefault(part, len(literals)) for part in parts])
+            if kept:
+                shapes.append((*shape, places, *pack_rows(kept.values())))
+        return [*literals], shapes
+
+    def restore(self, tables: tuple[Any, ...], numbers: Bitmap) -> None:
+        """Take up tables that were saved. Raises ValueError or TypeError unless they can have been."""
+        literals, shapes = tables
+        "".join(literals)
+        for is_open, length, positions, places, *packed in shapes:
+            shape = Shape(bool(is_open), length, positions)
+            if not shape.is_sound or not self._counted(shape):
+                raise ValueError(f"there is no such shape: {shape}")
+            parts = [*map(literals.__getitem__, unpack_numbers(places))]
+            self._tables[shape] = unpack_rows(_terms(parts, len(positions)), packed, numbers)
+
+    def _counted(self, shape: Shape) -> bool:
+        """Count a shape that is new; False when it is one too many."""
+        counted = _OPEN if shape.open else shape.length
+        if shape in self._tables or self._counts[counted] >= self._shapes_max:
+            return False
+        self._counts[counted] += 1
+        return True
 
     def rows(self, parts: Sequence[str]) -> list[Bitmap]:
         """The rows of the forms that fit the parts: one look-up for each shape."""

@@ -15,11 +15,27 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from malamute.errors import InvalidSelector
+from malamute.matching.bitmap import Bitmap, pack_rows, unpack_rows
 from malamute.matching.family import Headers, TermFamily, checked_text, register
 
 
+class TextFamily(TermFamily):
+    """A family whose terms are texts and say all: its rows are all that there is to save."""
+
+    def saved(self) -> tuple[Any, list[int]]:
+        """Its terms, and the row of each."""
+        rows = dict(self._rows.items())
+        return ([*rows], *pack_rows(rows.values())), []
+
+    def restore(self, tables: Any, selectors: Bitmap) -> None:
+        """File the rows under their terms."""
+        terms, *packed = tables
+        "".join(terms)
+        self._rows = unpack_rows(terms, packed, selectors)
+
+
 @register
-class All(TermFamily):
+class All(TextFamily):
     """Every message (AMQP's fanout). The pattern is empty."""
 
     name = "all"
@@ -46,7 +62,7 @@ class All(TermFamily):
 
 
 @register
-class Exact(TermFamily):
+class Exact(TextFamily):
     """The subject, letter by letter (AMQP's direct, Xump's EQ)."""
 
     name = "exact"
@@ -71,7 +87,7 @@ class Exact(TermFamily):
 
 
 @register
-class Prefix(TermFamily):
+class Prefix(TextFamily):
     """How the subject begins, character by character. The empty prefix is met by every subject."""
 
     name = "prefix"
@@ -99,6 +115,12 @@ class Prefix(TermFamily):
         """Undo `add`."""
         super().remove(number, patterns)
         self._lengths -= Counter(map(len, patterns))
+
+    def restore(self, tables: Any, selectors: Bitmap) -> None:
+        """File the rows, and note their lengths."""
+        super().restore(tables, selectors)
+        for prefix, row in self._rows.items():
+            self._lengths[len(prefix)] += len(row)
 
     def request_terms(self, pattern: str) -> Iterable[str]:
         """The pattern itself."""

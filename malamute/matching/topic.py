@@ -82,6 +82,14 @@ class TopicFamily(Family):
             rows.append(self._tables.match(parts))
         return self._confirmed(rows, parts) if self._unsure else rows
 
+    def saved(self) -> tuple[Any, list[int]]:
+        """The shapes. Whoever must be checked, or is in the constituent tables, is filed anew."""
+        return self._shapes.saved(self._unsure), [*self._unsure]
+
+    def restore(self, tables: Any, selectors: Bitmap) -> None:
+        """Take up the shapes."""
+        self._shapes.restore(tables, selectors)
+
     def _forms(self, patterns: Sequence[str]) -> list[Form]:
         return [form for pattern in patterns for form in forms(self.name, pattern)]
 

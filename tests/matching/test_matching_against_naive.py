@@ -352,6 +352,8 @@ def test_zn22_random_changes_leave_the_index_as_if_built_anew(selectors, message
         else:
             index.add(key, parsed(selector))
             held[key] = selector
+        if chance.random() < 0.1:
+            index = Index.load(index.save(), cache_size=8)
         message = chance.choice(messages)
         assert matched(index, *message) == sorted(k for k, s in held.items() if wants(s, *message))
     assert len(index) == len({parsed(selector) for selector in held.values()})
@@ -371,6 +373,37 @@ def test_zn22_random_changes_leave_the_index_as_if_built_anew(selectors, message
     for key in list(held):
         index.remove(key)
     assert_empty(index)
+
+
+def test_zn18_10_000_distinct_selectors_match_as_brute_force():
+    chance = random.Random(18)
+    parts = [f"p{number}" for number in range(40)]
+    selectors = {}
+    while len(selectors) < 10_000:
+        words = [chance.choice(parts) for _ in range(3)]
+        family, pattern = chance.choice(
+            [
+                ("topic", f"{words[0]}.*.{words[1]}.{words[2]}"),
+                ("topic", f"{words[0]}.#.{words[1]}"),
+                ("topic-amqp", f"*.{words[0]}.#"),
+                ("exact", ".".join(words)),
+                ("prefix", f"{words[0]}.{words[1][:2]}"),
+                ("fields", {"all": {words[0]: [words[1]], words[2]: []}}),
+            ]
+        )
+        low = chance.randrange(1_000)
+        where = chance.choice([None, ["between", "price", low, low + 20], ["=", "unit", words[0]]])
+        selectors[parsed(([(family, pattern)], where))] = [(family, pattern)], where
+    index = Index()
+    for key, selector in enumerate(selectors):
+        index.add(key, selector)
+    for number in range(4):
+        words = [chance.choice(parts) for _ in range(2 + number % 4)]
+        headers = {chance.choice(parts): chance.choice(parts) for _ in range(4)}
+        message = ".".join(words), headers | {"price": chance.randrange(1_000), "unit": words[0]}, ""
+        wanted = [key for key, selector in enumerate(selectors.values()) if wants(selector, *message)]
+        assert wanted
+        assert matched(index, *message) == wanted
 
 
 def assert_empty(index):
