@@ -141,7 +141,7 @@ class Core(Engines):
     def __init__(self, now: float, settings: Settings | None = None, recovered: Recovered = EMPTY) -> None:
         self.settings = settings = settings or Settings()
         limits = settings.limits
-        self.effects = Effects(now)
+        self.effects = Effects(now, settings.seed)
         self._refused_peers: set[bytes] = set()
         self.answers = Answers(self.effects, limits.answers_bytes)
         self._message_bytes_max = limits.message_bytes

@@ -78,7 +78,9 @@ def in_steps(effects: Effects, audience: Audience, loaded: Loaded, offer: Offer)
     parts = _Parts(effects, loaded)
     for group, runs in by_group.items():
         part = parts.get(runs)
-        readers = iter([*group.members.values()])
+        members = group.members.values()
+        # Up to one step, `offer` sees to it.
+        readers = iter([*members] if len(members) <= STEP_READERS else effects.in_turn(members))
         while some := [*islice(readers, 1 if effects.reviewing else STEP_READERS)]:
             offer(loaded, part, [reader for reader in some if reader.open])
             effects.work -= OFFER_WORK * len(some)

@@ -10,9 +10,9 @@ callback of `when_stored`, "no confirmation before it is durable" lives in this 
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from malamute.core.faults import Faults
 from malamute.core.metrics import DurationTotal
@@ -21,6 +21,8 @@ from malamute.protocol.messages import Error, Message
 from malamute.protocol.time_units import to_ns
 from malamute.store.commit import Append
 from malamute.store.operations import Operation, StoreRead
+
+T = TypeVar("T")
 
 WhenStored = Callable[[MalamuteError | None], None]
 
@@ -104,8 +106,10 @@ class Effects:
     is how far the wall clock was set ahead of it meanwhile.
     """
 
-    def __init__(self, now: float) -> None:
+    def __init__(self, now: float, seed: int = 0) -> None:
+        """`seed` is where the turns begin of those who are equal."""
         self.now = now
+        self._turn = seed
         self.ahead = 0.0
         self.sends: list[tuple[bytes, Message]] = []
         self.reads: list[Question] = []
@@ -179,6 +183,14 @@ class Effects:
         """Send an ERROR to a peer at the end of the iteration, and count it."""
         self.refusals[error.code] += 1
         self.send(peer, error)
+
+    def in_turn(self, equals: Collection[T]) -> list[T]:
+        """Two or more that are equal, from any one of them on: nobody is always the first."""
+        # Knuth's linear congruential generator, of which the upper bits are good.
+        self._turn = (self._turn * 6364136223846793005 + 1442695040888963407) % 2**64
+        first = (self._turn >> 32) * len(equals) >> 32
+        found = [*equals]
+        return found[first:] + found[:first]
 
     def store(self, *operations: Operation, size_bytes: int = 0) -> None:
         """Store something with all else of this iteration. `size_bytes` counts towards the backlog."""

@@ -15,6 +15,8 @@ class Settings(NamedTuple):
     """What the core has to know of the configuration. Times are in seconds."""
 
     limits: Limits = Limits()
+    seed: int = 0
+    """Where the turns begin of those who are equal: any number of 64 bits."""
     session_expiry: float = 600.0
     probe_interval: float = 0.5
     streams: StreamPolicyOf = lambda stream: StreamPolicy()

@@ -30,7 +30,7 @@ go on from there at half the pace until it has caught up.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from sys import maxsize
 from typing import Any
 
@@ -553,10 +553,10 @@ class Stream:
             reader.switch(max(reader.start, sequence, reader.after + 1))
             reader.unblock()
 
-    def _offer(self, loaded: Loaded, part: ChunkPart, readers: Iterable[Reader]) -> None:
+    def _offer(self, loaded: Loaded, part: ChunkPart, readers: Collection[Reader]) -> None:
         """Offer messages of a chunk to those whom they are for."""
         # A review may end any of them.
-        for subscription in [*readers]:
+        for subscription in [*readers] if len(readers) == 1 else self.effects.in_turn(readers):
             start = subscription.start
             if subscription.cursor or start > loaded.chunk.last or not subscription.began:
                 continue

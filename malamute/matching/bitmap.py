@@ -146,8 +146,8 @@ def _swapped(numbers: array[int]) -> array[int]:
 
 def pack_rows(rows: Iterable[Iterable[int]]) -> tuple[bytes, bytes]:
     """Rows as the count of numbers in each, and all of their numbers."""
-    rows = [*map(list, rows)]
-    return pack_numbers(map(len, rows)), pack_numbers(chain.from_iterable(rows))
+    lists = [*map(list, rows)]
+    return pack_numbers(map(len, lists)), pack_numbers(chain.from_iterable(lists))
 
 
 class Rows(dict[Hashable, Bitmap]):

@@ -9,7 +9,7 @@ kind once for each new subject.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from malamute.errors import InvalidSelector
@@ -62,7 +62,7 @@ class Criteria:
         self._uses = saved.uses()
         self._families = {name: family_named(name)() for name in self._uses}
         self._sort()
-        anew: dict[str, Collection[int]] = dict.fromkeys(self._families.keys() - saved.tables.keys(), numbers)
+        anew = dict.fromkeys(self._families.keys() - saved.tables.keys(), frozenset(numbers))
         for name, (tables, left) in saved.tables.items():
             self._families[name].restore(tables, numbers)
             anew[name] = frozenset(left)

@@ -107,12 +107,9 @@ class _Groups(dict[int, Group]):
         group.members = dict.fromkeys(self.saved.keys(number))
         return group
 
-    def __len__(self) -> int:
-        return super().__len__() if self.saved is None else len(self.saved)
-
     def complete(self) -> None:
         """Make all of them, in the order of their numbers."""
-        groups = [self[number] for number in range(len(self))]
+        groups = [self[number] for number in range(len(self.saved or ()))]
         self.saved = None
         self.clear()
         self.update(enumerate(groups))
@@ -154,6 +151,7 @@ class Index:
         """How often each family raised."""
         self._on_failure = on_failure
         self._groups = _Groups()
+        self._count = 0
         self._by_selector: dict[Selector, Group] = {}
         self._by_key: dict[Hashable, Group] = {}
         self._free: list[int] = []
@@ -175,7 +173,7 @@ class Index:
         self._spent = 0
 
     def __len__(self) -> int:
-        return len(self._groups)
+        return self._count
 
     def __contains__(self, key: Hashable) -> bool:
         self._complete()
@@ -266,6 +264,7 @@ class Index:
 
     def _restore(self, found: saved.SavedIndex) -> None:
         self._groups = _Groups(found)
+        self._count = len(found)
         self._unconditional.restore(found)
         for number in found.conditions:
             self._add_conditional(number, found[number])
@@ -379,7 +378,7 @@ class Index:
     # The set of selectors.
 
     def _new_group(self, selector: Selector) -> Group:
-        number = self._free[0] if self._free else len(self._groups)
+        number = self._free[0] if self._free else self._count
         if selector.where:
             self._add_conditional(number, selector)
         else:
@@ -388,6 +387,7 @@ class Index:
             heappop(self._free)
         self._classes.add(selector)
         group = self._groups[number] = self._by_selector[selector] = Group(number, selector)
+        self._count += 1
         self._changed()
         group.since = self.version
         return group
@@ -407,6 +407,7 @@ class Index:
             self._unconditional.remove(group.number, group.selector)
         self._classes.remove(group.selector)
         del self._groups[group.number]
+        self._count -= 1
         # What was loaded from anywhere may have a selector twice.
         self._by_selector.pop(group.selector, None)
         heappush(self._free, group.number)

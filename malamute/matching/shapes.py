@@ -126,7 +126,7 @@ class Shapes:
         literals: dict[str, int] = {}
         shapes = []
         for shape, table in self._tables.items():
-            kept = {
+            kept: dict[Any, list[int]] = {
                 term: row for term, all_ in table.items() if (row := [n for n in all_ if n not in without])
             }
             parts = chain.from_iterable((term,) if isinstance(term, str) else term or () for term in kept)

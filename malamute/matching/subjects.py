@@ -120,7 +120,7 @@ class Prefix(TextFamily):
         """File the rows, and note their lengths."""
         super().restore(tables, selectors)
         for prefix, row in self._rows.items():
-            self._lengths[len(prefix)] += len(row)
+            self._lengths[len(str(prefix))] += len(row)
 
     def request_terms(self, pattern: str) -> Iterable[str]:
         """The pattern itself."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import random
 import resource
 import signal
 import sys
@@ -184,7 +185,7 @@ def open_broker(
         # Half of the memory stays free for what comes.
         recovered = store.recover(records_bytes=config.limits.queues_memory_bytes // 2, now=clock())
         settings = _settings(config, config, transport.endpoints, accounts, issuers)
-        core = Core(clock(), settings, recovered)
+        core = Core(clock(), settings._replace(seed=random.getrandbits(64)), recovered)
         check_anybody_may_log_in(config, core.accounts)
         transport.owner_of = core.owner_of
         transport.guard.on_refusal = partial(_refused, core, clock, Reported(log))
