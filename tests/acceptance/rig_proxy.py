@@ -1,16 +1,68 @@
 """A TCP relay between clients and a broker that breaks connections in every way a network does."""
 
+import random
 import selectors
 import socket
 import struct
 import threading
+import time
+from collections import deque
 from contextlib import suppress
+from typing import NamedTuple
 
 from free_ports import free_port
 
 PIECE_BYTES = 16_384
 KEPT_BYTES = 256 * 1024
 """Bytes that the relay holds for one side before it takes no more from the other."""
+
+
+class Link(NamedTuple):
+    """What a network does to a direction of a connection. TCP hides what it loses or reorders: it is late.
+
+    All is late by `delay_seconds`, and a part of the pieces, `late`, by `late_seconds` more, with all that is
+    behind them. No more than `bytes_per_second` go through, if that is not 0; `kept_bytes` may be under way.
+    """
+
+    delay_seconds: float = 0.0
+    late: float = 0.0
+    late_seconds: float = 0.2
+    bytes_per_second: int = 0
+    kept_bytes: int = KEPT_BYTES
+
+
+class Pipe:
+    """What is under way to one end, and when each piece arrives."""
+
+    def __init__(self) -> None:
+        self.size_bytes = 0
+        self._pieces: deque[tuple[float, bytes]] = deque()
+        self._last = 0.0
+
+    def put(self, piece: bytes, link: Link, chance: random.Random) -> None:
+        """Send a piece: it arrives behind all others."""
+        due = time.monotonic() + link.delay_seconds
+        if link.late and chance.random() < link.late:
+            due += link.late_seconds
+        self._last = max(self._last, due)
+        if link.bytes_per_second:
+            self._last += len(piece) / link.bytes_per_second
+        self._pieces.append((self._last, piece))
+        self.size_bytes += len(piece)
+
+    def arrived(self) -> bytes:
+        """What has arrived by now."""
+        now, found = time.monotonic(), []
+        while self._pieces and self._pieces[0][0] <= now:
+            found.append(self._pieces.popleft()[1])
+        data = b"".join(found)
+        self.size_bytes -= len(data)
+        return data
+
+    @property
+    def due(self) -> float:
+        """When the next piece arrives."""
+        return self._pieces[0][0] if self._pieces else float("inf")
 
 
 class Proxy:
@@ -30,6 +82,9 @@ class Proxy:
         self._waiting: dict[socket.socket, bytearray] = {}
         self._bytes_left: int | None = None
         self._stalled = self._refusing = self._muted = False
+        self._link = Link()
+        self._chance = random.Random(1)
+        self._pipes: dict[socket.socket, Pipe] = {}
         self._brokers: set[socket.socket] = set()
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._listener, selectors.EVENT_READ)
@@ -63,6 +118,12 @@ class Proxy:
                 self._watch(end)
         self._ring()
 
+    def impair(self, link: Link) -> None:
+        """Carry everything as a bad link does, from now on."""
+        with self._lock:
+            self._link = link
+        self._ring()
+
     def refuse(self) -> None:
         """Reset every connection, and every new one."""
         with self._lock:
@@ -70,8 +131,9 @@ class Proxy:
             self._cut_all()
 
     def relent(self) -> None:
-        """Carry everything again."""
+        """Carry everything again, as a good link does."""
         with self._lock:
+            self._link = Link()
             self._stalled = self._refusing = self._muted = False
             for end in self._other:
                 self._watch(end)
@@ -92,10 +154,23 @@ class Proxy:
 
     def _run(self) -> None:
         while not self._ending:
-            ready = self._selector.select()
+            due = min((pipe.due for pipe in self._pipes.values()), default=float("inf"))
+            wait = None if due == float("inf") else max(0.0, due - time.monotonic())
+            ready = self._selector.select(wait)
             with self._lock:
                 for key, events in ready:
                     self._serve(key.fileobj, events)
+                self._arrive()
+
+    def _arrive(self) -> None:
+        """Hand on what has arrived."""
+        for end, pipe in [*self._pipes.items()]:
+            if end in self._other and (data := pipe.arrived()):
+                self._waiting[end] += data
+                try:
+                    self._give(end)
+                except OSError:
+                    self._drop(end)
 
     def _serve(self, end: object, events: int) -> None:
         assert isinstance(end, socket.socket)
@@ -130,12 +205,13 @@ class Proxy:
             end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._other[end] = other
             self._waiting[end] = bytearray()
+            self._pipes[end] = Pipe()
         self._brokers.add(broker)
         for end in (client, broker):
             self._watch(end)
 
     def _take(self, end: socket.socket) -> None:
-        data = end.recv(PIECE_BYTES)
+        data = end.recv(min(PIECE_BYTES, self._link.kept_bytes))
         if not data:
             self._drop(end)
             return
@@ -146,7 +222,8 @@ class Proxy:
         elif self._bytes_left is not None:
             self._bytes_left -= len(data)
         self.carried += len(data)
-        self._waiting[other] += data
+        self._pipes[other].put(data, self._link, self._chance)
+        self._waiting[other] += self._pipes[other].arrived()
         self._give(other)
         if cutting:
             self._bytes_left = None
@@ -162,7 +239,8 @@ class Proxy:
 
     def _watch(self, end: socket.socket) -> None:
         muted = self._muted and end in self._brokers
-        full = muted or len(self._waiting[self._other[end]]) > KEPT_BYTES
+        other = self._other[end]
+        full = muted or len(self._waiting[other]) + self._pipes[other].size_bytes > self._link.kept_bytes
         events = (0 if full else selectors.EVENT_READ) | (selectors.EVENT_WRITE if self._waiting[end] else 0)
         known = end in self._selector.get_map()
         if known and not events:
@@ -179,7 +257,7 @@ class Proxy:
 
     def _drop(self, end: socket.socket) -> None:
         for one in (end, self._other[end]):
-            del self._other[one], self._waiting[one]
+            del self._other[one], self._waiting[one], self._pipes[one]
             self._brokers.discard(one)
             if one in self._selector.get_map():
                 self._selector.unregister(one)
