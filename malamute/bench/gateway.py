@@ -11,7 +11,6 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import urlsplit
@@ -22,7 +21,7 @@ from malamute.bench.http_peers import HttpAddress
 from malamute.bench.machine import anonymous_bytes, cpu_seconds
 from malamute.bench.processes import WorkloadProcess, run_together
 from malamute.bench.workloads import BATCH, TIMEOUT_SECONDS, Workload
-from malamute.client.sync.client import connect
+from malamute.client.sync.client import Client, connect
 from malamute.errors import MalamuteError
 from malamute.protocol.admin import TotalsQuery
 from malamute.protocol.time_units import to_ms
@@ -30,9 +29,6 @@ from malamute.server.process import STOP_SECONDS, BrokerProcess, environment
 
 HISTORY, LIVE, POSTED = "history", "live", "posted"
 KIBIBYTE = 1 << 10
-
-ALL = "page.all"
-"""The subject of what every page gets."""
 
 REQUESTS_SHARE = 50
 """Of so many messages one is posted by itself."""
@@ -111,10 +107,12 @@ def run_gateway(broker: BrokerProcess) -> Iterator[GatewayProcess]:
 
 def measure(options: GatewayOptions) -> Iterator[GatewayRow]:
     """Events, messages that are posted, and pages about a broker with many streams."""
-    with workspace.broker(options.directory) as broker, run_gateway(broker) as gateway:
-        yield _one_page(options, broker, gateway)
-        yield from _many_pages(options, broker, gateway)
-        yield from _posts(options, gateway)
+    with workspace.broker(options.directory) as broker:
+        with run_gateway(broker) as gateway:
+            yield _one_page(options, broker, gateway)
+        yield from _many_pages(options, broker)
+        with run_gateway(broker) as gateway:
+            yield from _posts(options, gateway)
     yield from _monitoring(options)
 
 
@@ -137,48 +135,65 @@ def _workload(options: GatewayOptions, broker: BrokerProcess) -> Workload:
     return Workload(broker.url, HISTORY, options.messages, options.size_bytes, BATCH, 0)
 
 
-def _many_pages(
-    options: GatewayOptions, broker: BrokerProcess, gateway: GatewayProcess
+def _many_pages(options: GatewayOptions, broker: BrokerProcess) -> Iterator[GatewayRow]:
+    """Many pages: first each has a filter of its own and its share of the messages, and then all get all.
+
+    Each of both has a gateway of its own: what one has allocated would be there for the other.
+    """
+    rate, count = f"{options.rate:,}/s", options.rate * options.seconds
+    cases = (
+        (f"each its own filter, {rate} together", "pattern=page.{}", options.pages, count),
+        (f"one filter, {rate} each", "", 1, count * options.pages),
+    )
+    for what, selection, subjects, events in cases:
+        with run_gateway(broker) as gateway, connect(broker.url, timeout=TIMEOUT_SECONDS) as client:
+            yield from _crowd(options, client, gateway, what, selection, subjects, events)
+
+
+def _crowd(
+    options: GatewayOptions,
+    client: Client,
+    gateway: GatewayProcess,
+    what: str,
+    selection: str,
+    subjects: int,
+    events: int,
 ) -> Iterator[GatewayRow]:
-    """Many pages: first each message is for one of them, and then all of them get each."""
-    path = f"/v1/streams/{LIVE}/events?pattern=page.{{}}&pattern={ALL}"
+    """So many events come to pages with this selection, by messages of so many subjects."""
+    path = f"/v1/streams/{LIVE}/events?{selection}"
     messages = options.rate * options.seconds
-    phases = [messages, messages * options.pages]
-    with connect(broker.url, timeout=TIMEOUT_SECONDS) as client:
-        client.publish(LIVE, "first", b"")
+    client.publish(LIVE, "first", b"")
+    client.flush()
+    # The first page makes what they all share.
+    first = http_peers.EventCounter(gateway.address, path.format(0))
+    before_bytes = anonymous_bytes(gateway.pid)
+    with WorkloadProcess(http_peers.read_pages, gateway.address, path, options.pages, events) as crowd:
+        crowd.get()
+        idle_bytes = anonymous_bytes(gateway.pid) - before_bytes
+        first.socket.close()
+        used_seconds = cpu_seconds(gateway.pid)
+        crowd.go()
+        start = time.monotonic()
+        for number in range(messages):
+            time.sleep(max(0.0, start + number / options.rate - time.monotonic()))
+            client.publish(LIVE, f"page.{number % subjects}", b"x" * options.size_bytes)
         client.flush()
-        # The first page makes what they all share.
-        first = http_peers.EventCounter(gateway.address, path.format(0))
-        before_bytes = anonymous_bytes(gateway.pid)
-        crowd_parts = (http_peers.read_pages, gateway.address, path, options.pages, phases)
-        with WorkloadProcess(*crowd_parts) as crowd:
-            crowd.get()
-            grown = [anonymous_bytes(gateway.pid) - before_bytes]
-            first.socket.close()
-            used = [cpu_seconds(gateway.pid)]
-            for subjects in ([f"page.{number}" for number in range(options.pages)], [ALL]):
-                crowd.go()
-                start = time.monotonic()
-                for number in range(messages):
-                    time.sleep(max(0.0, start + number / options.rate - time.monotonic()))
-                    client.publish(LIVE, subjects[number % len(subjects)], b"x" * options.size_bytes)
-                client.flush()
-                found = crowd.get()
-                grown.append(anonymous_bytes(gateway.pid) - before_bytes)
-                used.append(cpu_seconds(gateway.pid))
-    pages = f"{options.pages:,} pages"
-    words = (f"{options.rate:,}/s all together", f"{options.rate:,}/s each")
-    for what, events, phase, (before, after) in zip(
-        words, phases, found["phases"], pairwise(used), strict=True
-    ):
-        rate = events / elapsed_seconds(phase, phase)
-        cost = us_each(after - before, events)
-        expected = f">= {events / options.seconds:,.0f}" if events == messages else ""
-        note = f"{events:,} came, none was missing"
-        yield _row(f"{pages}, {what}", "events/s", [rate], expected, note, gateway_us=cost)
-    each = [size / KIBIBYTE / options.pages for size in grown]
-    note = f"{each[0]:.1f} before the first event, {each[1]:.1f} after a share, {each[2]:.1f} after all"
-    yield _row(f"{pages}, memory of each at the most", "KiB", [max(each)], "<= 60", note)
+        crowd.get()
+        grown_bytes = anonymous_bytes(gateway.pid) - before_bytes
+        used_seconds = cpu_seconds(gateway.pid) - used_seconds
+        crowd.go()
+        found = crowd.get()
+    yield _row(
+        f"{options.pages:,} pages, {what}",
+        "events/s",
+        [events / elapsed_seconds(found, found)],
+        f">= {events / options.seconds:,.0f}",
+        f"{events:,} came, none was missing",
+        gateway_us=us_each(used_seconds, events),
+    )
+    each = [size / KIBIBYTE / options.pages for size in (idle_bytes, grown_bytes)]
+    note = f"{each[0]:.1f} before the first event, {each[1]:.1f} after the last"
+    yield _row(f"{options.pages:,} pages, memory of each at the most", "KiB", [max(each)], "<= 60", note)
 
 
 # Messages that are posted

@@ -22,8 +22,9 @@ from starlette.responses import Response
 from malamute.client.session.message import Message
 from malamute.errors import InvalidValue, Malformed, MediaTypeRefused, TooLarge
 from malamute.gateway import bodies, sse
+from malamute.gateway.events import EventWriter
 from malamute.gateway.routes import Arguments, Documented, Endpoint, Parameter
-from malamute.gateway.sse import EventWriter, follow
+from malamute.gateway.sse import follow
 from malamute.gateway.state import gateway_of
 from malamute.gateway.streams import KEY
 from malamute.gateway.topic_selectors import criteria_of

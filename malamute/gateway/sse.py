@@ -1,28 +1,29 @@
 """Streams as Server-Sent Events.
 
 The id of an event is its sequence, so Last-Event-ID of a browser that reconnects is where its replay begins.
-The first thing that is sent is an id, too, for one that goes before it has had an event. Credit is granted
-when what came before is written to the connection: a page that does not read goes into replay, at the cost of
-one window.
+The first thing that is sent is an id, too, for one that goes before it has had an event. Pages that ask for
+the same messages share what is written (`shared_events`). One that is behind has a subscription of its own,
+which is granted credit when what came before is written to the connection: a page that does not read goes
+into replay, at the cost of one window.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, aclosing
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 from malamute.aio import Subscription
-from malamute.client.events import Gap
-from malamute.client.session.message import Message
-from malamute.errors import MalamuteError, Malformed, TimedOut
+from malamute.errors import MalamuteError, TimedOut
 from malamute.gateway import bodies, problems
+from malamute.gateway.events import NOTHING_NEW, EventWriter, GapQueue
+from malamute.gateway.shared_events import SharedEvents, Subscribe
 from malamute.gateway.state import gateway_of
-from malamute.protocol.batch import Columns
 
 MEDIA_TYPE = "text/event-stream"
 
@@ -30,34 +31,73 @@ CREDIT_MESSAGES = 1000
 RETRY_MS = 2000
 """After how long a page is to reconnect."""
 
-PART_BYTES = 64 * 1024
-"""About how many bytes are written at once."""
+
+class EventResponse(StreamingResponse):
+    """An answer without end. One task writes it, and is cancelled when the page has left."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send it."""
+        writing = asyncio.current_task()
+        assert writing is not None
+        leaving = asyncio.create_task(_cancel_at_disconnect(receive, writing))
+        try:
+            await self.stream_response(send)
+        except asyncio.CancelledError:
+            if not leaving.done():
+                raise
+            writing.uncancel()
+        finally:
+            leaving.cancel()
+            if (close := getattr(self.body_iterator, "aclose", None)) is not None:
+                await close()
+
+
+async def _cancel_at_disconnect(receive: Receive, writing: asyncio.Task[Any]) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    writing.cancel()
 
 
 async def follow(
-    request: Request, stream: str, writer_at: Callable[[int], EventWriter] | None = None, **options: Any
-) -> StreamingResponse:
+    request: Request,
+    stream: str,
+    writer_at: Callable[[int], EventWriter] = EventWriter,
+    *,
+    start: str,
+    **options: Any,
+) -> EventResponse:
     """Documented with the events of a subscription, until the page or the gateway leaves.
 
-    `writer_at` makes what writes them, from the last sequence before the first of them.
+    `writer_at` makes what writes them, from the last sequence before the first of them. What `EventWriter`
+    itself writes is shared with other pages.
 
     Raises as `Client.subscribe`.
     """
     gateway = gateway_of(request)
-    settings = gateway.settings
+    settings, identity = gateway.settings, gateway.identity(request)
     followers = _weight(options["criteria"])
-    async with AsyncExitStack() as stack:
-        client = await stack.enter_async_context(gateway.session(request, followers=followers))
-        subscription = await stack.enter_async_context(
-            client.subscribe(stream, credit=CREDIT_MESSAGES, credit_bytes=settings.event_bytes, **options)
+
+    async def subscribe(stack: AsyncExitStack, start: str) -> Subscription:
+        client = await stack.enter_async_context(gateway.users.session(identity, followers=followers))
+        opening = client.subscribe(
+            stream, credit=CREDIT_MESSAGES, credit_bytes=settings.event_bytes, start=start, **options
         )
+        subscription: Subscription = await stack.enter_async_context(opening)
         stack.enter_context(gateway.follows(subscription))
+        return subscription
+
+    async with AsyncExitStack() as stack:
+        shared = None
+        if writer_at is EventWriter:
+            key = (identity, stream, repr(options))
+            shared = await stack.enter_async_context(gateway.shared_events.joined(key, subscribe))
+        page = FollowingPage(shared, subscribe, settings.keep_alive_seconds)
+        stack.push_async_callback(page.leave)
+        writer = writer_at(await page.begin(start))
         # It stays open until the answer ends.
         kept = stack.pop_all()
-    writer = (writer_at or EventWriter)(subscription.first - 1)
-    events = _events(subscription, writer, kept, settings.keep_alive_seconds)
     headers = {"x-accel-buffering": "no", **writer.headers()}
-    return StreamingResponse(events, media_type=MEDIA_TYPE, headers=headers)
+    return EventResponse(page.events(writer, kept), media_type=MEDIA_TYPE, headers=headers)
 
 
 def _weight(criteria: Sequence[tuple[str, Any]]) -> int:
@@ -68,113 +108,85 @@ def _weight(criteria: Sequence[tuple[str, Any]]) -> int:
     return 1 + sum(family == "regex" for family, _ in criteria) // 2
 
 
-async def _events(
-    subscription: Subscription, writer: EventWriter, kept: AsyncExitStack, keep_alive_seconds: float
-) -> AsyncIterator[bytes]:
-    async with kept:
-        yield b"retry: %d\nid: %b\n\n" % (RETRY_MS, writer.position(writer.last))
-        try:
-            while True:
-                try:
-                    columns = await subscription.columns(
-                        keep_alive_seconds, enough=lambda: writer.gaps.due(subscription)
-                    )
-                except TimedOut:
-                    yield b": nothing new\n\n"
-                    continue
-                writer.gaps.note(subscription)
-                if columns is None and not writer.gaps:
+class FollowingPage:
+    """One answer: what it has in common with others, and the subscription of its own while it is behind."""
+
+    def __init__(self, shared: SharedEvents | None, subscribe: Subscribe, keep_alive_seconds: float) -> None:
+        self._shared = shared
+        self._subscribe = subscribe
+        self._keep_alive_seconds = keep_alive_seconds
+        self._own: Subscription | None = None
+        self._stack = AsyncExitStack()
+        self._is_over = False
+
+    async def leave(self) -> None:
+        """End the subscription of its own, if there is one."""
+        self._own = None
+        await self._stack.aclose()
+
+    async def begin(self, start: str) -> int:
+        """Find the last sequence before the first event. Raises as `Client.subscribe`."""
+        if self._shared is not None and start == "new":
+            return self._shared.last
+        self._own = await self._subscribe(self._stack, start)
+        return self._own.first - 1
+
+    async def events(self, writer: EventWriter, kept: AsyncExitStack) -> AsyncIterator[bytes]:
+        """Write the events, and why they end."""
+        async with kept:
+            yield b"retry: %d\nid: %b\n\n" % (RETRY_MS, writer.position(writer.last))
+            try:
+                while not self._is_over:
+                    if self._own is None and self._has_all_behind(writer.last):
+                        parts = self._shared_parts(writer)
+                    else:
+                        parts = self._own_parts(writer)
+                    async with aclosing(parts):
+                        async for part in parts:
+                            yield part
+                if self._shared is not None and self._shared.error is not None:
+                    raise self._shared.error
+            except MalamuteError as error:
+                document = bodies.to_json(problems.document(error))
+                yield b"event: %bproblem\ndata: %b\n\n" % (writer.OWN_TYPES, document)
+
+    def _has_all_behind(self, last: int) -> bool:
+        return self._shared is not None and self._shared.has_all_behind(last)
+
+    async def _shared_parts(self, writer: EventWriter) -> AsyncGenerator[bytes, None]:
+        """What is shared, until it ends or this page is behind it."""
+        assert self._shared is not None
+        async for last, part in self._shared.parts(writer.last):
+            writer.last = last
+            yield part
+        self._is_over = self._shared.ended
+
+    async def _own_parts(self, writer: EventWriter) -> AsyncGenerator[bytes, None]:
+        """What is not shared, until it ends or this page has caught up with what is."""
+        if self._own is None:
+            self._own = await self._subscribe(self._stack, f"seq:{writer.last + 1}")
+            writer.gaps = GapQueue()
+        own, is_behind = self._own, self._shared is not None
+
+        def is_due() -> bool:
+            return writer.gaps.due(own) or (is_behind and own.state == "live")
+
+        while not self._has_all_behind(writer.last):
+            try:
+                columns = await own.columns(self._keep_alive_seconds, enough=is_due)
+            except TimedOut:
+                yield NOTHING_NEW
+                continue
+            writer.gaps.note(own)
+            if columns is None and not writer.gaps:
+                if not (is_behind and own.state == "live"):
+                    self._is_over = True
                     return
-                for part in writer.parts(columns):
-                    yield part
-        except MalamuteError as error:
-            document = bodies.to_json(problems.document(error))
-            yield b"event: %bproblem\ndata: %b\n\n" % (writer.OWN_TYPES, document)
-
-
-class GapQueue:
-    """The gaps of a subscription that are not written yet. Each lies behind what came before it."""
-
-    def __init__(self) -> None:
-        self._noted = 0
-        self._gaps: deque[Gap] = deque()
-
-    def __bool__(self) -> bool:
-        return bool(self._gaps)
-
-    def due(self, subscription: Subscription) -> bool:
-        """Whether some wait, or are to be noted."""
-        return bool(self._gaps) or subscription.gaps != self._noted
-
-    def note(self, subscription: Subscription) -> None:
-        """Take those that are new."""
-        if fresh := subscription.gaps - self._noted:
-            self._gaps += subscription.recent_gaps[-fresh:]
-            self._noted = subscription.gaps
-
-    def before(self, sequence: int) -> Iterator[Gap]:
-        """Pop those that lie before a message."""
-        while self._gaps and self._gaps[0].first < sequence:
-            yield self._gaps.popleft()
-
-    def rest(self) -> Iterator[Gap]:
-        """Pop all of them: nothing is before them any more."""
-        while self._gaps:
-            yield self._gaps.popleft()
-
-
-class EventWriter:
-    """Writes the messages and the gaps of a subscription as events, each where it belongs.
-
-    `last` is the last sequence that was written.
-    """
-
-    OWN_TYPES = b""
-    """How the types of the events begin that are no messages: `gap` and `problem`."""
-
-    def __init__(self, last: int) -> None:
-        self.last = last
-        self.gaps = GapQueue()
-
-    def headers(self) -> Mapping[str, str]:
-        """Headers of the answer, before anything is written."""
-        return {}
-
-    def position(self, sequence: int) -> bytes:
-        """The id of an event: what Last-Event-ID says when this one was the last."""
-        return b"%d" % sequence
-
-    def event(self, message: Message) -> bytes:
-        """A message as an event; empty if it is not to be written."""
-        data = bodies.to_json(bodies.shown(message))
-        return b"id: %b\ndata: %b\n\n" % (self.position(message.sequence), data)
-
-    def parts(self, columns: Columns | None) -> Iterator[bytes]:
-        """Write some messages, and the gaps before them; without messages all gaps that wait."""
-        part: list[bytes] = []
-        size_bytes = 0
-        for message in () if columns is None else bodies.messages_of(columns):
-            part += map(self._gap, self.gaps.before(message.sequence))
-            part.append(self._written(message))
-            self.last = message.sequence
-            size_bytes += len(part[-1])
-            if size_bytes >= PART_BYTES:
-                yield b"".join(part)
-                part, size_bytes = [], 0
-        if columns is None:
-            part += map(self._gap, self.gaps.rest())
-        if part:
-            yield b"".join(part)
-
-    def _written(self, message: Message) -> bytes:
-        try:
-            return self.event(message)
-        except Malformed:
-            return self._gap(bodies.unreadable(message))
-
-    def _gap(self, gap: Gap) -> bytes:
-        # One that lies behind tells that the broker has lost what was had: the position stays.
-        position = b"id: %b\n" % self.position(gap.last) if gap.last > self.last else b""
-        self.last = max(self.last, gap.last)
-        fields = bodies.to_json(bodies.shown_gap(gap))
-        return b"event: %bgap\n%bdata: %b\n\n" % (self.OWN_TYPES, position, fields)
+                # It has had all that was there before what is shared began, whether or not it was for it.
+                assert self._shared is not None
+                is_behind = False
+                writer.last = max(writer.last, self._shared.first - 1)
+                continue
+            for part in writer.parts(columns):
+                yield part
+        await self.leave()

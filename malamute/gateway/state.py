@@ -13,6 +13,7 @@ from malamute.gateway.leases import Leases
 from malamute.gateway.requests import Requests
 from malamute.gateway.restms.service import RestMS
 from malamute.gateway.settings import GatewaySettings
+from malamute.gateway.shared_events import SharedEventsTable
 from malamute.gateway.users import Identity, Users, identity_of
 
 
@@ -26,6 +27,7 @@ class Gateway:
         self.leases = Leases(settings, self.users)
         self.requests = Requests(settings, self.users)
         self.restms = RestMS(settings, self.users)
+        self.shared_events = SharedEventsTable(settings)
         self._followed: set[Subscription] = set()
 
     @asynccontextmanager

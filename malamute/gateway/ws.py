@@ -30,7 +30,7 @@ from malamute.aio import Client
 from malamute.client.session.message import Message
 from malamute.errors import InvalidValue, MalamuteError, Malformed, NotFound, TooMany
 from malamute.gateway import bodies, problems
-from malamute.gateway.sse import GapQueue
+from malamute.gateway.events import GapQueue
 from malamute.gateway.state import Gateway, gateway_of
 
 JSON, MSGPACK = "malamute.json", "malamute.msgpack"

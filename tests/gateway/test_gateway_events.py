@@ -5,85 +5,52 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import httpx
 import pytest
 from running_gateway import WAIT_SECONDS, RunningGateway
+from server_events import EVENTS, following, messages_of, publish_numbers
 
 import malamute
 from malamute.client.events import Gap
+from malamute.gateway.events import EventWriter
 from malamute.gateway.settings import GatewaySettings
-from malamute.gateway.sse import EventWriter
 from malamute.protocol.batch import Columns, pack_record
 from malamute.testing import Broker, small_config
-
-EVENTS = "/v1/streams/weather/events"
-
-
-def _blocks(answer: httpx.Response) -> Iterator[dict[str, str]]:
-    """The blocks of the event stream as maps of their fields; a comment is the field ''."""
-    block: dict[str, str] = {}
-    for line in answer.iter_lines():
-        if line:
-            name, _, value = line.partition(":")
-            block[name] = value.removeprefix(" ")
-        else:
-            yield block
-            block = {}
-
-
-@contextmanager
-def _following(http: httpx.Client, **options: Any) -> Iterator[Iterator[dict[str, str]]]:
-    with http.stream("GET", EVENTS, **options) as answer:
-        assert answer.status_code == 200, answer.read()
-        assert answer.headers["content-type"].startswith("text/event-stream")
-        yield _blocks(answer)
-
-
-def _messages(blocks: Iterator[dict[str, str]], count: int) -> list[tuple[int, str]]:
-    found = (block for block in blocks if "data" in block)
-    return [(int(block["id"]), json.loads(block["data"])["body"]) for block in islice(found, count)]
-
-
-def _publish(client: malamute.Client, first: int, last: int) -> None:
-    numbers = range(first, last + 1)
-    client.publish_batch("weather", ["s"] * len(numbers), [str(n).encode() for n in numbers])
 
 
 def test_the_id_of_an_event_is_its_sequence_and_history_turns_into_what_is_new(
     http: httpx.Client, client: malamute.Client
 ) -> None:
-    _publish(client, 1, 3)
-    with _following(http, params={"start": "seq:2"}) as blocks:
+    publish_numbers(client, 1, 3)
+    with following(http, params={"start": "seq:2"}) as blocks:
         assert next(blocks) == {"retry": "2000", "id": "1"}
-        assert _messages(blocks, 2) == [(2, "2"), (3, "3")]
-        _publish(client, 4, 4)
-        assert _messages(blocks, 1) == [(4, "4")]
+        assert messages_of(blocks, 2) == [(2, "2"), (3, "3")]
+        publish_numbers(client, 4, 4)
+        assert messages_of(blocks, 1) == [(4, "4")]
 
 
 def test_a_page_that_comes_again_goes_on_behind_its_last_event(
     http: httpx.Client, client: malamute.Client
 ) -> None:
-    _publish(client, 1, 5)
-    with _following(http, headers={"last-event-id": "3"}, params={"start": "new"}) as blocks:
-        assert _messages(blocks, 2) == [(4, "4"), (5, "5")]
+    publish_numbers(client, 1, 5)
+    with following(http, headers={"last-event-id": "3"}, params={"start": "new"}) as blocks:
+        assert messages_of(blocks, 2) == [(4, "4"), (5, "5")]
 
 
 def test_a_page_that_leaves_before_its_first_event_has_an_id_to_come_again_with(
     http: httpx.Client, client: malamute.Client
 ) -> None:
-    _publish(client, 1, 2)
-    with _following(http) as blocks:
+    publish_numbers(client, 1, 2)
+    with following(http) as blocks:
         position = next(blocks)["id"]
-    _publish(client, 3, 4)
-    with _following(http, headers={"last-event-id": position}) as blocks:
-        assert _messages(blocks, 2) == [(3, "3"), (4, "4")]
+    publish_numbers(client, 3, 4)
+    with following(http, headers={"last-event-id": position}) as blocks:
+        assert messages_of(blocks, 2) == [(3, "3"), (4, "4")]
 
 
 @pytest.mark.parametrize("given", ["x", "-1", "1.5", "9223372036854775807"])
@@ -98,7 +65,7 @@ def test_what_cannot_be_followed_is_a_problem_and_no_stream(http: httpx.Client) 
 
 
 def test_a_connection_without_news_is_kept_alive(start: Callable[..., RunningGateway]) -> None:
-    with start(keep_alive_seconds=0.01).client() as http, _following(http) as blocks:
+    with start(keep_alive_seconds=0.01).client() as http, following(http) as blocks:
         next(blocks)
         assert next(blocks) == {"": "nothing new"}
 
@@ -107,12 +74,12 @@ def test_a_page_loses_nothing_over_a_restart_of_the_broker(tmp_path: Path) -> No
     with Broker(tmp_path) as broker:
         gateway = RunningGateway(GatewaySettings(broker=broker.url, timeout_seconds=WAIT_SECONDS))
         with gateway.client() as http, malamute.connect(broker.url, timeout=WAIT_SECONDS) as client:
-            _publish(client, 1, 2)
-            with _following(http, params={"start": "first"}) as blocks:
-                assert _messages(blocks, 2) == [(1, "1"), (2, "2")]
+            publish_numbers(client, 1, 2)
+            with following(http, params={"start": "first"}) as blocks:
+                assert messages_of(blocks, 2) == [(1, "1"), (2, "2")]
                 broker.restart()
-                _publish(client, 3, 4)
-                found = _messages(blocks, 2)
+                publish_numbers(client, 3, 4)
+                found = messages_of(blocks, 2)
                 # Sequences may be left out by a restart, never used again.
                 assert [body for _, body in found] == ["3", "4"]
                 assert found[0][0] > 2
@@ -124,14 +91,14 @@ def test_a_page_that_does_not_read_goes_into_replay_and_loses_nothing(tmp_path: 
     with Broker(tmp_path, config=config) as broker:
         gateway = RunningGateway(GatewaySettings(broker=broker.url, timeout_seconds=WAIT_SECONDS))
         with gateway.client() as http, malamute.connect(broker.url, timeout=WAIT_SECONDS) as client:
-            with _following(http) as blocks:
+            with following(http) as blocks:
                 next(blocks)
                 for first in range(1, 301, 10):
                     bodies = [b"%d " % n + b"x" * 60_000 for n in range(first, first + 10)]
                     client.publish_batch("weather", ["s"] * 10, bodies)
                 details = malamute.protocol.admin.StreamQuery(name="weather")
                 assert client.query(details).switches_to_replay > 0
-                found = _messages(blocks, 300)
+                found = messages_of(blocks, 300)
             assert [sequence for sequence, _ in found] == [*range(1, 301)]
             assert [int(body.split()[0]) for _, body in found] == [*range(1, 301)]
         gateway.stop()
@@ -139,7 +106,7 @@ def test_a_page_that_does_not_read_goes_into_replay_and_loses_nothing(tmp_path: 
 
 def test_who_follows_is_let_go_when_the_gateway_stops(start: Callable[..., RunningGateway]) -> None:
     gateway = start()
-    with gateway.client() as http, _following(http) as blocks:
+    with gateway.client() as http, following(http) as blocks:
         next(blocks)
         gateway.stop()
         assert [*blocks] == []
@@ -149,7 +116,7 @@ def test_a_subscription_ends_with_the_page_that_follows(
     gateway: RunningGateway, http: httpx.Client, client: malamute.Client
 ) -> None:
     ended = threading.Event()
-    with client.subscribe("$sys", "subscription.cancelled.#", "client.#") as _, _following(http) as blocks:
+    with client.subscribe("$sys", "subscription.cancelled.#", "client.#") as _, following(http) as blocks:
         next(blocks)
         assert len(gateway.state._followed) == 1
         ended.set()
@@ -198,10 +165,10 @@ def test_a_gap_of_the_ring_is_an_event_with_its_range_and_reason(tmp_path: Path)
     with Broker(tmp_path, config=config) as broker:
         gateway = RunningGateway(GatewaySettings(broker=broker.url, timeout_seconds=WAIT_SECONDS))
         with gateway.client() as http, malamute.connect(broker.url, timeout=WAIT_SECONDS) as client:
-            _publish(client, 1, 3)
+            publish_numbers(client, 1, 3)
             client.change(malamute.protocol.admin.StreamPurge(stream="weather"))
-            _publish(client, 4, 4)
-            with _following(http, headers={"last-event-id": "1"}) as blocks:
+            publish_numbers(client, 4, 4)
+            with following(http, headers={"last-event-id": "1"}) as blocks:
                 found = [block for block in islice(blocks, 3)]
             assert found[0]["id"] == "1"
             assert (found[1]["event"], found[1]["id"]) == ("gap", "3")

@@ -18,8 +18,9 @@ from malamute.gateway.console.forms import first_of
 from malamute.gateway.console.streams import NAME
 from malamute.gateway.console.visits import Visit, redirect, visit_of
 from malamute.gateway.console.words import link
+from malamute.gateway.events import EventWriter
 from malamute.gateway.routes import Arguments, Endpoint, Parameter
-from malamute.gateway.sse import EventWriter, follow
+from malamute.gateway.sse import follow
 from malamute.gateway.streams import read_page
 from malamute.protocol.admin import StreamQuery
 from malamute.protocol.batch import Columns
@@ -151,8 +152,14 @@ async def events(request: Request, arguments: Arguments) -> Response:
     visit = visit_of(request)
     last, start = arguments["last_event_id"], arguments["start"].strip() or NEW
     writer = SampledWriter if start == NEW else EventWriter
-    options = {"start": start if last is None else f"seq:{last + 1}", "committed": False}
-    response = await follow(request, arguments["name"], writer, **options, **_selection(arguments))
+    response = await follow(
+        request,
+        arguments["name"],
+        writer,
+        start=start if last is None else f"seq:{last + 1}",
+        committed=False,
+        **_selection(arguments),
+    )
     response.body_iterator = _while_signed_in(visit, response.body_iterator)
     return response
 
