@@ -163,11 +163,14 @@ def arguments(key: tuple[Any, str]) -> st.SearchStrategy[dict[str, Any]]:
     )
 
 
+def asked(key: tuple[Any, str]) -> st.SearchStrategy[Any]:
+    """A question or a change of one topic."""
+    return arguments(key).map(lambda drawn: key[0](0, key[1], drawn))
+
+
 ANY_COMMAND = st.sampled_from([spec for spec in COMMANDS if spec.message not in (Hello, Query, Change)])
 SAID = ANY_COMMAND.flatmap(commands)
-ASKED = st.sampled_from(list(wire.ARGUMENTS)).flatmap(
-    lambda key: arguments(key).map(lambda drawn: key[0](0, key[1], drawn))
-)
+ASKED = st.sampled_from(list(wire.ARGUMENTS)).flatmap(asked)
 LOW = Limits(streams=1, cursors=0, sessions=2, sources=1, feeds=0, queues=1)
 LIMITS = st.sampled_from(
     [
