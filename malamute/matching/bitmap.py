@@ -150,7 +150,7 @@ def pack_rows(rows: Iterable[Iterable[int]]) -> tuple[bytes, bytes]:
     return pack_numbers(map(len, lists)), pack_numbers(chain.from_iterable(lists))
 
 
-class Rows(dict[Hashable, Bitmap]):
+class SavedRows(dict[Hashable, Bitmap]):
     """Rows by their terms, as they were saved: one of a single number is that until it is asked for."""
 
     def get(self, term: Hashable, default: Any = None) -> Any:
@@ -171,7 +171,7 @@ class Rows(dict[Hashable, Bitmap]):
         return [(term, self.get(term)) for term in self]
 
 
-def unpack_rows(terms: Iterable[Hashable], packed: Sequence[bytes], selectors: Bitmap) -> Rows:
+def unpack_rows(terms: Iterable[Hashable], packed: Sequence[bytes], selectors: Bitmap) -> SavedRows:
     """The rows of these terms. Raises ValueError if one is empty, or has others than some selectors."""
     counts, numbers = map(unpack_numbers, packed)
     if sum(counts) != len(numbers) or 0 in counts or not Bitmap(numbers) <= selectors:
@@ -182,4 +182,4 @@ def unpack_rows(terms: Iterable[Hashable], packed: Sequence[bytes], selectors: B
         rows = (
             Bitmap(numbers[end - count : end]) for count, end in zip(counts, accumulate(counts), strict=True)
         )
-    return Rows(zip(terms, rows, strict=True))
+    return SavedRows(zip(terms, rows, strict=True))
