@@ -41,11 +41,23 @@ run: setup ## start a broker on ./malamute-data, and its console on CONSOLE=127.
 test: setup ## run the tests; ARGS="-k name" runs some
 	@$(BIN)/python -m pytest -n 4 $(ARGS)
 
-check: setup ## lint, formatting, types, and who imports whom
+check: check-style check-types check-imports ## lint, formatting, types, and who imports whom
+
+# The parts, which may run beside each other.
+.PHONY: check-style check-types check-imports compile-tests
+check-style: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+
+check-types: setup
 	$(BIN)/mypy
+
+check-imports: setup
 	$(BIN)/lint-imports --no-cache
+
+# In a new checkout each process of the tests would do it by itself. What is wrong with one is told when they run.
+compile-tests: setup
+	@$(BIN)/python -m pytest --collect-only -q >/dev/null || true
 
 demo: setup ## real flights and weather through all three patterns, counted at both ends
 	@$(BIN)/malamute demo $(ARGS)

@@ -77,9 +77,14 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Scheduling:
     return Scheduling(config, log)
 
 
+def pytest_collection() -> None:
+    """Collect no garbage meanwhile: there is hardly any."""
+    gc.disable()
+
+
 def pytest_collection_finish() -> None:
     """Leave the tests themselves to no garbage collection: there are thousands, and each has many parts."""
-    gc.collect()
+    gc.enable()
     gc.freeze()
 
 

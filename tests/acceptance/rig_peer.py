@@ -36,9 +36,11 @@ class Peer:
             self.send(Received(message.token))
 
     def ask(self, message: Message) -> Message:
-        """Send a message, and give the next one that comes."""
+        """Send a message, and give the next one that comes and is no question whether this peer is there."""
         self.send(message)
-        return self.receive()
+        while isinstance(answer := self.receive(), Ping):
+            pass
+        return answer
 
     def open(self, address: str = "") -> Welcome:
         """Say HELLO."""
