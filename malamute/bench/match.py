@@ -12,6 +12,10 @@ seed, so two runs measure the same.
     thresholds   `price > a`, with a message at the 99th percentile from below: 1 % match
     OpenAMQ      2,000 topics of five levels against 2,000 subscriptions, a million messages
     memory       of an index of 100,000 criteria, and of a million distinct subjects
+    ways         10,000 requests of which 100 are distinct, matched in each way that the papers name: one
+                 after the other, only the distinct ones, bit by bit, in the tables, and as a filter
+    values       a million values that no pattern names, in the constituent tables
+    mixed        50,000 selectors of all families
 
 The naive figures try one selector after the other: with the engine's own `matches`, and with Python's
 `re` on a translated pattern. They are measured on fewer messages, since they take so much longer.
@@ -30,12 +34,17 @@ from time import perf_counter
 from typing import Any, NamedTuple
 
 from malamute.bench.figures import us_each
-from malamute.matching import FAMILIES, Index, Selector
+from malamute.matching import FAMILIES, Bitmap, ConstituentTables, Filter, Index, Selector
+from malamute.matching.constituents import PositionRows
+from malamute.matching.pattern import forms
 
 SIZES = (10, 100, 1_000, 10_000, 100_000)
 ROUNDS = 5
 NEW_SUBJECTS = 4_000
 NAIVE_MAX = 10_000
+CHANGES = 1_000
+"""Subscriptions that are changed, and then removed, at each size."""
+
 CURVE = Path("docs/matching-curve.png")
 
 LEVELS = (
@@ -70,6 +79,9 @@ def run(sizes: Sequence[int] = SIZES, seed: int = 1, rounds: int = ROUNDS) -> li
         rows += fields(10_000, chance, rounds)
         rows += ranges(10_000, chance, rounds)
         rows += openamq(chance, rounds)
+        rows += ways(10_000, 100, chance, rounds)
+        rows += values(5_000, 1_000_000, chance)
+        rows += mixed(50_000, chance, rounds)
     return rows
 
 
@@ -133,8 +145,36 @@ def topics(size: int, chance: random.Random, rounds: int) -> Iterator[MatchRow]:
     yield MatchRow("seen subject", parameters, us_each(median(seen), len(subjects)), "µs")
     yield MatchRow("parse all selectors", parameters, median(parsing), "s")
     yield MatchRow("add all selectors", parameters, median(adding), "s")
+    yield from _changes(index, parameters)
+    yield from _saved(index, subjects, parameters, rounds)
     if size <= NAIVE_MAX:
         yield from _naive(patterns, subjects, parameters)
+
+
+def _changes(index: Index, parameters: str) -> Iterator[MatchRow]:
+    """What it costs to change or to remove one subscription of many."""
+    keys = range(0, len(index), max(1, len(index) // CHANGES))
+    others = [Selector.parse([("topic", f"changed.{key}.*")]) for key in keys]
+    took = _seconds(lambda: [index.modify(key, other) for key, other in zip(keys, others, strict=True)])
+    yield MatchRow("modify", parameters, us_each(took, len(keys)), "µs")
+    took = _seconds(lambda: [*map(index.remove, keys)])
+    yield MatchRow("unsubscribe", parameters, us_each(took, len(keys)), "µs")
+
+
+def _saved(index: Index, subjects: list[str], parameters: str, rounds: int) -> Iterator[MatchRow]:
+    saving, loading, new = [], [], []
+    for _ in range(rounds):
+        gc.collect()
+        start = perf_counter()
+        data = index.save()
+        saving.append(perf_counter() - start)
+        start = perf_counter()
+        loaded = Index.load(data)
+        loading.append(perf_counter() - start)
+        new.append(_seconds(lambda loaded=loaded: loaded.match_many(subjects)))  # type: ignore[misc]
+    yield MatchRow("save all selectors", f"{parameters}, {len(data):,} bytes", median(saving), "s")
+    yield MatchRow("load all selectors", parameters, median(loading), "s")
+    yield MatchRow("new subject, loaded", parameters, us_each(median(new), len(subjects)), "µs")
 
 
 def _naive(patterns: list[str], subjects: list[str], parameters: str) -> Iterator[MatchRow]:
@@ -226,6 +266,16 @@ def openamq(chance: random.Random, rounds: int, count: int = 1_000_000) -> Itera
         median(matching),
         "s",
     )
+    yield MatchRow("OpenAMQ: match a message", parameters, us_each(median(matching), count), "µs")
+    yield from _goals()
+
+
+def _goals() -> Iterator[MatchRow]:
+    """What the whitepaper says of OpenAMQ in C, on a processor of 2 GHz, and what it hopes for."""
+    theirs = "2,000 topics, 2,000 subscriptions, 1,000,000 messages, in C on 2 GHz"
+    yield MatchRow("OpenAMQ's own: compile", theirs, 12.0, "s")
+    yield MatchRow("OpenAMQ's own: match all", f"{theirs}, 170 M matches", 26.0, "s")
+    yield MatchRow("goal of the whitepaper", "a message, 500,000 messages a second", 2.0, "µs")
 
 
 def _count_members(index: Index, messages: list[str]) -> int:
@@ -235,6 +285,122 @@ def _count_members(index: Index, messages: list[str]) -> int:
             for _ in group.members:
                 matches += 1
     return matches
+
+
+class BitByBit:
+    """The tables of the papers with a byte for each bit, which are combined one after the other."""
+
+    def __init__(self, patterns: Sequence[str]) -> None:
+        tables = ConstituentTables()
+        for number, pattern in enumerate(patterns):
+            tables.add(number, forms("topic", pattern))
+        self._size = len(patterns)
+        self._tables = tables.printed()
+        self._rows = {id(row): self._bits(row) for table in self._tables for row in _rows_of(table)}
+        self._open = self._bits(tables.open)
+
+    def _bits(self, row: Bitmap) -> bytearray:
+        bits = bytearray(self._size)
+        for number in row:
+            bits[number] = 1
+        return bits
+
+    def match(self, subject: str) -> list[int]:
+        """The numbers of the patterns without a `#` that match, and perhaps others with one."""
+        parts = subject.split(".")
+        rows = [self._rows[id(t.literals.get(p, t.other))] for t, p in zip(self._tables, parts, strict=False)]
+        if len(parts) > len(self._tables):
+            rows.append(self._open)
+        elif len(parts) < len(self._tables):
+            rows.append(self._rows[id(self._tables[len(parts)].null)])
+        return [number for number in range(self._size) if all(row[number] for row in rows)]
+
+
+def _rows_of(table: PositionRows) -> list[Bitmap]:
+    return [*table.literals.values(), table.null, table.other]
+
+
+def ways(requests: int, distinct: int, chance: random.Random, rounds: int) -> Iterator[MatchRow]:
+    """Each way to match, on the same requests; each is given distinct ones but for the first."""
+    patterns, subjects = _topic_patterns(distinct, chance)
+    asked = [patterns[number % distinct] for number in range(requests)]
+    matches, some = FAMILIES["topic"].matches, subjects[:20]
+    tables, bits, filtered = ConstituentTables(), BitByBit(patterns), Filter(patterns)
+    for number, pattern in enumerate(patterns):
+        tables.add(number, forms("topic", pattern))
+    index = _index([Selector.parse([("topic", pattern)]) for pattern in asked])
+    filtered.matches("compiled.at.first")
+    parts = [subject.split(".") for subject in subjects]
+    measured: Sequence[tuple[str, Callable[[], Any], int]] = (
+        ("naive", lambda: [[matches(p, s, {}, "") for p in asked] for s in some], len(some)),
+        ("normalised", lambda: [[matches(p, s, {}, "") for p in patterns] for s in subjects[:400]], 400),
+        ("bit by bit", lambda: [bits.match(s) for s in subjects[:400]], 400),
+        ("constituent tables", lambda: [tables.match(p) for p in parts], len(parts)),
+        ("filter", lambda: [filtered.matches(s) for s in subjects], len(subjects)),
+        ("shapes, new subject", lambda: _forgotten(index).match_many(subjects), len(subjects)),
+        ("seen subject", lambda: index.match_many(subjects), len(subjects)),
+    )
+    for what, work, count in measured:
+        took = median(_seconds(work) for _ in range(rounds))
+        about = f"{requests} requests, {distinct} distinct"
+        yield MatchRow(f"ways: {what}", about, us_each(took, count), "µs")
+
+
+def _forgotten(index: Index) -> Index:
+    index.forget()
+    return index
+
+
+def values(selectors: int, subjects: int, chance: random.Random) -> Iterator[MatchRow]:
+    """What values that no pattern names add to the constituent tables: rows, and memory."""
+    patterns, _ = _topic_patterns(selectors, chance)
+    tables = ConstituentTables()
+    for number, pattern in enumerate(patterns):
+        tables.add(number, forms("topic", pattern))
+    before, grown = _rows_in(tables), _resident()
+    for number in range(subjects):
+        tables.match((f"v{number}", f"b{number % 7}", "c"))
+    parameters = f"{selectors} selectors, {subjects} values that none of them names"
+    yield MatchRow("rows that were added", parameters, _rows_in(tables) - before, "rows")
+    yield MatchRow("growth of resident memory", parameters, (_resident() - grown) / 1024, "KiB")
+
+
+def _rows_in(tables: ConstituentTables) -> int:
+    return sum(len(_rows_of(table)) for table in tables.printed())
+
+
+def mixed(size: int, chance: random.Random, rounds: int) -> Iterator[MatchRow]:
+    """Selectors of all families and with conditions, as many different people would have them."""
+    before = _resident()
+    start = perf_counter()
+    index = _index([_any_selector(number, chance, size) for number in range(size)])
+    adding = perf_counter() - start
+    about = f"{len(index)} distinct of {size} selectors of mixed families"
+    yield MatchRow("parse and add all selectors", about, adding, "s")
+    yield MatchRow("memory of the index", about, (_resident() - before) / 1e6, "MB")
+    subjects = [f"a{chance.randrange(size)}.b{chance.randrange(100)}.c{n % 10}" for n in range(NEW_SUBJECTS)]
+    headers = [{"unit": f"u{n % 100}", "price": chance.uniform(0, size)} for n in range(NEW_SUBJECTS)]
+    index.match(subjects[0], headers[0])
+    times = [_seconds(lambda: _forgotten(index).match_many(subjects, headers)) for _ in range(rounds)]
+    matches = sum(map(len, index.match_many(subjects, headers))) / len(subjects)
+    yield MatchRow(
+        "mixed families", f"{about}, {matches:.1f} matches", us_each(median(times), len(subjects)), "µs"
+    )
+
+
+def _any_selector(number: int, chance: random.Random, size: int) -> Selector:
+    word = chance.randrange(size)
+    criterion, where = (
+        (("topic", f"a{word}.*.c{number % 10}"), ""),
+        (("topic", f"a{word}.#"), ""),
+        (("topic-amqp", f"*.b{word % 100}.x{number}"), ""),
+        (("exact", f"a{word}.b{number % 100}.c1"), ""),
+        (("prefix", f"a{word}."), ""),
+        (("fields", {"all": {"unit": f"u{word % 100}", "level": number}}), ""),
+        (("topic", f"a{word}.b1.*"), f"price > {word}"),
+        (("all", ""), f"unit = 'u{word % 100}' and price between {word} and {word + 1}"),
+    )[number % 8]
+    return Selector.parse([criterion], where)
 
 
 def capacity(selectors: int, criteria: int, chance: random.Random) -> Iterator[MatchRow]:

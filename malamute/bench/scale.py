@@ -276,6 +276,30 @@ def _subscription(pattern: str, start: str = "new", credit: int = UNLIMITED) -> 
 
 def _subscriptions(options: ScaleOptions, point: int) -> Cost:
     """Subscriptions of one stream, each with a pattern of its own, of which one matches."""
+    return _subscribed(options, point, lambda number: _subscription(f"other.{number}.#"))
+
+
+def _mixed(options: ScaleOptions, point: int) -> Cost:
+    """The same with patterns of all families and with conditions."""
+    return _subscribed(options, point, _mixed_subscription)
+
+
+def _mixed_subscription(number: int) -> Subscribe:
+    family, pattern = (
+        ("topic", f"other.{number}.#"),
+        ("topic-amqp", f"*.oslo.x{number}.#"),
+        ("exact", f"temp.oslo.x{number}"),
+        ("prefix", f"temp.rome.{number}"),
+        ("fields", {"all": {"level": number}}),
+        ("all", ""),
+    )[number % 6]
+    return Subscribe(
+        0, NAME, [[family, pattern]], where="" if pattern else f"level = {number}", credit=UNLIMITED
+    )
+
+
+def _subscribed(options: ScaleOptions, point: int, other: Callable[[int], Subscribe]) -> Cost:
+    """So many subscriptions of one stream, of which the first matches and `other` makes the rest."""
     each = Limits().sources
     # So many patterns are more than the broker takes by default.
     limit = f"limits.selectors_bytes={max(point * SELECTOR_BYTES, Limits().selectors_bytes)}"
@@ -283,9 +307,7 @@ def _subscriptions(options: ScaleOptions, point: int) -> Cost:
         peers = scene.peers(ceil(point / each))
         for place, peer in enumerate(peers):
             numbers = range(place * each, min((place + 1) * each, point))
-            _subscribe(
-                peer, *(_subscription(f"other.{number}.#" if number else "temp.#") for number in numbers)
-            )
+            _subscribe(peer, *(other(number) if number else _subscription("temp.#") for number in numbers))
         batches = _publishes(options.messages, BATCH, options.size_bytes)
         return scene.cost(lambda: scene.publish(batches, peers[:1]))
 
@@ -405,6 +427,7 @@ def _depth(options: ScaleOptions, point: int) -> Cost:
 
 AXES: dict[str, Axis] = {
     "subscriptions": Axis(_subscriptions, (10, 100, 1_000, 10_000, 100_000), "flat"),
+    "mixed": Axis(_mixed, (10, 100, 1_000, 10_000, 50_000), "flat"),
     "streams": Axis(_streams, (1, 10, 100, 1_000, 10_000), "flat"),
     "mailboxes": Axis(_mailboxes, (1, 10, 100, 1_000, 10_000, 100_000), "flat"),
     "connections": Axis(_connections, (1, 10, 100, 1_000, 10_000), "flat"),
@@ -413,7 +436,7 @@ AXES: dict[str, Axis] = {
         _bodies, (10, 100, 1_000, 10_000, 100_000, 1_000_000, 64 << 20), "flat to 1 KB, then with the bytes"
     ),
     "batch": Axis(_batches, (1, 10, 100, 1_000, 10_000), "falls"),
-    "fan-out": Axis(_fanout, (1, 10, 100, 1_000), "falls a delivery"),
+    "fan-out": Axis(_fanout, (1, 10, 100, 1_000, 10_000), "falls a delivery"),
     "ring": Axis(_ring, (10, 100, 1_000, 10_000), "flat"),
     "depth": Axis(_depth, (100, 1_000, 10_000, 100_000, 1_000_000), "flat"),
 }

@@ -559,9 +559,10 @@ def peers_command(as_json: bool, **given: Any) -> None:
 def scale_command(as_json: bool, **given: Any) -> None:
     """Measure how the broker's cost and memory grow with the number of things, one axis after the other.
 
-    Axes: subscriptions, streams, mailboxes, connections, readers (of one stream), body (bytes), batch,
-    fan-out, ring (megabytes) and depth (of a queue). Costs are processor time of the broker. The slope is the
-    exponent with which the cost grows over the whole curve; it is flat up to 0.1.
+    Axes: subscriptions, mixed (those of all families), streams, mailboxes, connections, readers (of one
+    stream), body (bytes), batch, fan-out, ring (megabytes) and depth (of a queue). Costs are processor time
+    of the broker. The slope is the exponent with which the cost grows over the whole curve; it is flat up to
+    0.1.
     """
     largest, axes = given.pop("max"), given.pop("axes")
     options = scale.ScaleOptions(**given, largest=largest, axes=axes or (*scale.AXES,))

@@ -16,9 +16,25 @@ def test_every_workload_gives_its_rows(monkeypatch):
         *match.openamq(chance, rounds=1, count=20),
         *match.capacity(5, 4, chance),
         *match.memory(20, 50, chance),
+        *match.ways(40, 20, chance, rounds=1),
+        *match.values(20, 50, chance),
+        *match.mixed(20, chance, rounds=1),
     ]
-    assert {row.unit for row in rows} == {"µs", "s", "MB", "KiB"}
-    assert all("20" in row.parameters or row.what == "memory of the index" for row in rows)
+    assert {row.unit for row in rows} == {"µs", "s", "MB", "KiB", "rows"}
+    others = ("memory of the index", "OpenAMQ's own: compile", "OpenAMQ's own: match all")
+    assert all("20" in row.parameters or row.what in (*others, "goal of the whitepaper") for row in rows)
+    assert [row.value for row in rows if row.what == "rows that were added"] == [0]
+
+
+def test_the_bit_by_bit_matcher_matches_the_same_as_the_engine():
+    patterns = [p for p in match._topic_patterns(60, random.Random(1))[0] if "#" not in p]
+    subjects = match._topic_patterns(60, random.Random(1))[1][:200]
+    index, bits = Index(), match.BitByBit(patterns)
+    for number, pattern in enumerate(patterns):
+        index.add(number, Selector.parse([["topic", pattern]]))
+    found = [bits.match(subject) for subject in subjects]
+    assert found == [sorted(k for g in index.match(s) for k in g.members) for s in subjects]
+    assert any(found)
 
 
 def test_the_naive_ways_match_the_same_as_the_engine():

@@ -67,6 +67,41 @@ def test_rq7_repeated_selectors_take_no_more_work_and_only_the_memory_of_their_m
     assert sizes[0] < sizes[1] < sizes[0] + 9_900 * 200
 
 
+MAINTAINED = {
+    "exact": lambda n: (("exact", f"a.b{n}"), ""),
+    "prefix": lambda n: (("prefix", f"a.b{n:05}"), ""),
+    "topic": lambda n: (("topic", f"a.*.b{n}"), ""),
+    "topic-amqp": lambda n: (("topic-amqp", f"a.b{n}.#"), ""),
+    "fields": lambda n: (("fields", {"all": {"unit": f"u{n}", "level": 3}}), ""),
+    "a condition": lambda n: (("all", ""), f"unit = 'u{n}'"),
+    "regex": lambda n: (("regex", f"^a.b{n}$"), ""),
+}
+"""By the family: the criterion and the condition of the selector with a number."""
+
+
+@pytest.mark.parametrize("family", MAINTAINED)
+def test_zn21_look_ups_and_changes_cost_the_same_whatever_the_number_of_selectors(family):
+    """Counted, in calls of functions. Each regular expression is tried for each new subject: that grows."""
+    looked_up, changed = [], []
+    for size in (20, 400):
+        index = Index()
+        for number in range(size):
+            criterion, where = MAINTAINED[family](number)
+            index.add(number, Selector.parse([criterion], where))
+        headers = {"unit": "u7", "level": 3, "other": 1}
+        subject = {"topic": "a.x.b7", "topic-amqp": "a.b7.x", "prefix": "a.b00007.x"}.get(family, "a.b7")
+        index.match("warm.up", headers)
+        looked_up.append(_calls(lambda index=index, s=subject, h=headers: index.match(s, h)))
+        assert keys(index.match(subject, headers)) == [7]
+        criterion, where = MAINTAINED[family](7_777)
+        new = Selector.parse([criterion], where)
+        Index().add("what is remembered of patterns", new)
+        changed.append(_calls(lambda index=index, new=new: (index.modify(3, new), index.remove(3))))
+    assert changed[0] == changed[1]
+    assert (looked_up[0] == looked_up[1]) is (family != "regex")
+    assert looked_up[1] < (20 * 400 if family == "regex" else 100)
+
+
 def _calls(work):
     """How many functions a work calls."""
     count = 0
