@@ -1,8 +1,8 @@
 """The files of a store: locking the directory, opening and allocating the file, and LMDB's errors.
 
-The order when a store is opened: take the lock, make the file if there is none, open the environment, check
-that the file was not cut off (reading a mapped page behind its end would kill the process), check the format,
-and only then change anything: allocate the space.
+The order when a store is opened: take the lock, make the file if there is none, check the pages, open the
+environment, check that the file was not cut off (reading a mapped page behind its end would kill the
+process), check the format, and only then change anything: allocate the space.
 
 The lock is `flock` on a file of its own. The kernel gives it up when the process ends, however it
 ends, so there are no stale locks; the process id in it is for the message only.
@@ -34,6 +34,7 @@ from malamute.errors import (
 from malamute.journal import format as codec
 from malamute.journal.blocks import decode_block
 from malamute.journal.format import BLOCK, CHUNK, META, STREAM, Damaged, key
+from malamute.journal.pages import check_pages
 
 PAGE = mmap.PAGESIZE
 """The unit of allocation, in bytes."""
@@ -101,6 +102,7 @@ def open_environment(path: Path, size: int, preallocate: bool) -> tuple[lmdb.Env
         with translated():
             if there == 0:
                 _create(path, size)
+            _check_pages(data)
             environment = _open(path, size)
     except OSError as error:
         raise StoreError(f"cannot open {data}: {error.strerror}") from error
@@ -141,6 +143,13 @@ def open_again(environment: lmdb.Environment) -> lmdb.Environment:
 
 def _open(path: Path, size: int) -> lmdb.Environment:
     return lmdb.open(str(path), map_size=size, max_dbs=0, max_spare_txns=2, mode=0o640)
+
+
+def _check_pages(data: Path) -> None:
+    """LMDB would follow a damaged page out of its map, which kills the process."""
+    if faults := check_pages(data):
+        page = f"page {faults[0].number}: {faults[0].reason}"
+        raise StoreCorrupt(f"{data} is damaged in {len(faults)} pages that lead to values; {page}")
 
 
 def _check_length(environment: lmdb.Environment, data: Path) -> None:

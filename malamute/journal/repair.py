@@ -1,11 +1,12 @@
 """Repairing a store that no broker uses: what `malamute journal repair` does.
 
-What can be derived is rebuilt: the states of streams, also where one is gone, and the meta record. What is
-damaged, and what was put aside before, moves into files beside the store, named by its keys: nothing is
+If pages that lead to values are damaged, the whole file is made anew first (`salvage`). What can be derived
+is rebuilt: the states of streams, also where one is gone, and the meta record. What is damaged, and what was
+put aside before, moves into files beside the store, named by its keys, and so does the old file: nothing is
 deleted. A damaged chunk stays, since readers get a gap of its range as long as it is there. So does a damaged
 block of the log: the broker settles what was in it at its next start, and puts it aside then.
 
-All of it is one transaction, and the files are on the disk before it is committed.
+The rest is one transaction, and the files are on the disk before it is committed.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import lmdb
 
 from malamute.errors import StoreCorrupt, StoreError
 from malamute.journal import format as codec
+from malamute.journal.backup import SLACK_BYTES
 from malamute.journal.blocks import decode_block
 from malamute.journal.directory import (
     META_TWIN,
@@ -30,11 +32,16 @@ from malamute.journal.directory import (
     used_bytes,
 )
 from malamute.journal.format import ASIDE, BLOCK, CHUNK, META, QUARANTINE, Damaged, key
+from malamute.journal.pages import check_pages, words
+from malamute.journal.salvage import salvage
 from malamute.journal.states import LSN_STEP, States, made_anew, newest_lsn, read_states
 from malamute.journal.store import Progress, no_progress
 
 DAMAGED = "damaged"
 """The directory beside the store that has what was moved out of it."""
+
+NEW = "new-data.mdb"
+"""The name of a file that is being made anew."""
 
 REBUILT, MOVED_OUT, LEFT = "rebuilt", "moved out", "left"
 
@@ -64,16 +71,47 @@ def repair(
         raise StoreError(f"there is no store in {path}")
     lock = take_lock(path)
     try:
-        with translated(), lmdb.open(str(path), map_size=data.stat().st_size, create=False) as environment:
-            if used_bytes(environment) > data.stat().st_size:
+        done = _salvage(path, data, dry_run=dry_run)
+        if done and dry_run:
+            return done
+        with translated(), _open(path, data, is_new=bool(done)) as environment:
+            if not done and used_bytes(environment) > data.stat().st_size:
                 raise StoreCorrupt(f"{data} was cut off: it has {data.stat().st_size} bytes")
             with environment.begin(write=True, buffers=True) as transaction:
-                done = _Repairing(transaction, path / DAMAGED, dry_run, progress).run()
+                rest = _Repairing(transaction, path / DAMAGED, dry_run, progress).run()
                 if dry_run:
                     transaction.abort()
-            return done
+        if done:
+            _replace(path, data)
+        return done + rest
     finally:
         os.close(lock)
+
+
+def _salvage(path: Path, data: Path, *, dry_run: bool) -> list[Repair]:
+    """Make a new file if pages that lead to values are damaged. Returns what is lost."""
+    faults = check_pages(data)
+    if faults and not dry_run:
+        with translated():
+            faults = [*dict.fromkeys([*faults, *salvage(data, path / NEW)])]
+    return [Repair("page", "", fault.number, fault.number, MOVED_OUT, words(fault)) for fault in faults]
+
+
+def _open(path: Path, data: Path, *, is_new: bool) -> lmdb.Environment:
+    size = data.stat().st_size + SLACK_BYTES
+    if is_new:
+        return lmdb.open(str(path / NEW), subdir=False, lock=False, map_size=2 * size)
+    return lmdb.open(str(path), map_size=size, create=False)
+
+
+def _replace(path: Path, data: Path) -> None:
+    """Put the new file, which is repaired and durable, in the place of the old one, which is kept."""
+    aside = path / DAMAGED
+    aside.mkdir(exist_ok=True)
+    os.link(data, aside / f"data.mdb.{len([*aside.glob('data.mdb.*')])}")
+    sync_directory(aside)
+    os.rename(path / NEW, data)
+    sync_directory(path)
 
 
 class _Repairing:

@@ -1,0 +1,50 @@
+"""The check of LMDB's pages finds no fault in what LMDB writes, whatever that is."""
+
+from __future__ import annotations
+
+import os
+from random import Random
+
+import lmdb
+import pytest
+
+from malamute.journal.format import BLOCK, CHUNK, STREAM, key
+from malamute.journal.pages import check_pages
+
+SIZE = 64 << 20
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_what_lmdb_writes_has_no_fault(tmp_path, seed):
+    """Deep trees, values of all sizes, many lists of free pages beside readers that hold old ones."""
+    chance = Random(seed)
+    sizes = [0, 1, 40, 900, 2000, 2030, 2040, 5000, 30_000]
+    with lmdb.open(str(tmp_path), map_size=SIZE, sync=False) as environment:
+        readers = []
+        for number in range(700):
+            with environment.begin(write=True) as transaction:
+                for _ in range(chance.randrange(1, 30 if number % 50 else 600)):
+                    kind, stream = chance.choice([(STREAM, 0), (CHUNK, 1), (CHUNK, 2), (BLOCK, 0)])
+                    place = key(kind, stream, chance.randrange(3000))
+                    if chance.random() < (0.3 if number % 200 < 120 else 0.8):
+                        transaction.delete(place)
+                    else:
+                        transaction.put(place, bytes(chance.choice(sizes)))
+            if number % 40 == 0:
+                for reader in readers:
+                    reader.abort()
+                readers = [environment.begin()]
+            if number % 30 == 0:
+                assert check_pages(tmp_path / "data.mdb") == []
+        assert check_pages(tmp_path / "data.mdb") == []
+
+
+def test_it_costs_no_byte_of_the_values(tmp_path, monkeypatch):
+    with lmdb.open(str(tmp_path), map_size=SIZE) as environment, environment.begin(write=True) as transaction:
+        for number in range(100):
+            transaction.put(key(CHUNK, 1, number), bytes(100_000))
+    read = []
+    real = os.pread
+    monkeypatch.setattr("os.pread", lambda file, size, at: read.append(size) or real(file, size, at))
+    assert check_pages(tmp_path / "data.mdb") == []
+    assert sum(read) < 20 * 4096
