@@ -371,5 +371,5 @@ class Stores(RuleBasedStateMachine):
             self.steps.undo()
 
 
-Stores.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+Stores.TestCase.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
 TestStores = Stores.TestCase
