@@ -703,14 +703,12 @@ class Core(Engines):
 
     # What there is to do
 
-    def next_deadline(self) -> float | None:
-        """When `tick` has something to do; `now` or earlier if the next iteration has."""
+    def next_deadline(self) -> float:
+        """When `tick` has something to do, infinity for never; `now` or earlier if the next iteration has."""
         if self.streams.active or self.effects.chores:
             return self.effects.now
         sessions, timers = self.sessions.next_deadline(), self.timers.next_deadline()
-        if timers is None:
-            return sessions if sessions < inf else None
-        return min(sessions, timers)
+        return sessions if sessions < timers else timers
 
     def ready(self) -> Ready:
         """End the iteration: what is to be stored, read and sent."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from heapq import heapify, heappop, heappush
+from math import inf
 
 TIMERS_PER_TICK = 500
 """Timers that one tick runs. The loop takes in other work before the rest of them."""
@@ -75,9 +76,9 @@ class Timers:
             except Exception as error:
                 self._on_fault(error)
 
-    def next_deadline(self) -> float | None:
-        """When `run` has something to do."""
+    def next_deadline(self) -> float:
+        """When `run` has something to do; infinity for never."""
         while self._heap and self._heap[0][2].action is None:
             heappop(self._heap)
             self._cancelled -= 1
-        return self._heap[0][0] if self._heap else None
+        return self._heap[0][0] if self._heap else inf

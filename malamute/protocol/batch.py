@@ -15,7 +15,7 @@ fast as an object for each message.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import repeat
 from typing import Any, NamedTuple, cast
 
@@ -145,6 +145,12 @@ def are_headers(headers: Mapping[Any, Any]) -> bool:
 
 def unpack_record(record: Frame) -> tuple[dict[str, Any], list[bytes]]:
     """The headers and the body frames of a record. Raises `Malformed` when it is none."""
+    try:
+        if len(record) <= SCANNED_BYTES:
+            headers, frame = _plain_record(record)
+            return headers or {}, [frame]
+    except (ValueError, RecursionError):
+        pass  # it is not what nearly all are: a body of several frames, or malformed
     body = unpack(record)
     if type(body) is not list or not body:
         raise Malformed("invalid record: expected an array of headers and body frames")
@@ -279,19 +285,19 @@ def pack_queue_payload(columns: Columns) -> tuple[bytes, tuple[Frame, ...]]:
 
 def unpack_payload(payload: Frame, large: Sequence[Frame] = ()) -> Columns:
     """Read a payload of either kind. Raises `Malformed` for anything else."""
-    fields = _stream_columns(payload) or _any_columns(payload)
+    fields = _plain_columns(payload) or _any_columns(payload)
     fields[4] = join_large(fields[4], large)
     return Columns(*fields)
 
 
-def _stream_columns(payload: Frame) -> list[Any]:
-    """The columns of stream messages, as nearly all are; none at all of any other payload."""
-    if not payload or payload[0] != _FIVE:
+def _plain_columns(payload: Frame) -> list[Any]:
+    """The columns of messages, as nearly all are; none at all of any other payload."""
+    if not payload or payload[0] not in _TYPED_COLUMNS:
         return []
     try:
         # Nothing gets the room that it announces before all of it is seen to be there.
         _seen(payload)
-        fields: list[Any] = [*_typed_columns(payload)]
+        fields: list[Any] = [*_TYPED_COLUMNS[payload[0]](payload)]
     except (ValueError, RecursionError):
         return []
     count = len(fields[3])
@@ -300,12 +306,25 @@ def _stream_columns(payload: Frame) -> list[Any]:
     )
 
 
-_FIVE = 0x95
-"""How a list of five begins."""
 _seen = msgspec.msgpack.Decoder(msgspec.Raw).decode
-_typed_columns = msgspec.msgpack.Decoder(
-    tuple[int | list[int], int | list[int], str | list[str], list[str], list[bytes | None]]
-).decode
+_TYPED_COLUMNS: dict[int, Callable[[Frame], Sequence[Any]]] = {
+    0x95: msgspec.msgpack.Decoder(
+        tuple[int | list[int], int | list[int], str | list[str], list[str], list[bytes | None]]
+    ).decode,
+    0x97: msgspec.msgpack.Decoder(
+        tuple[
+            int | list[int],
+            int | list[int],
+            str | list[str],
+            list[str],
+            list[bytes | None],
+            int | list[int],
+            # Properties may be bytes as well, which these types cannot say beside text.
+            list[dict[str, str | int | float | bool | None] | None] | None,
+        ]
+    ).decode,
+}
+"""By how a list begins: of five columns those of stream messages, of seven those of queued ones."""
 
 
 def _any_columns(payload: Frame) -> list[Any]:

@@ -10,13 +10,10 @@ as far as the bytes say, so that the answer reaches the right waiter on the othe
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Protocol
-
-import msgspec
+from typing import Any, Protocol
 
 from malamute.errors import InvalidValue, MalamuteError, Malformed, TooLarge, UnknownCommand
 from malamute.protocol.batch import (
-    UNCHECKED_BYTES,
     join_large,
     pack,
     pack_plain,
@@ -25,7 +22,7 @@ from malamute.protocol.batch import (
     split_large,
     unpack,
 )
-from malamute.protocol.limits import NUMBER_MAX, RECORD_LARGE_BYTES, SUBJECT_BYTES_MAX
+from malamute.protocol.limits import RECORD_LARGE_BYTES
 from malamute.protocol.messages import (
     BY_OPCODE,
     BY_TYPE,
@@ -43,8 +40,8 @@ from malamute.protocol.messages import (
     Publish,
     Spec,
 )
-from malamute.protocol.names import is_name
 from malamute.protocol.part import DeliveryPart
+from malamute.protocol.typed import decode_typed
 
 __all__ = ["PROTOCOL_2", "Codec", "decode", "encode", "with_last_fields"]
 
@@ -133,8 +130,8 @@ def decode(frames: Sequence[Frame]) -> Message:
     """The message that the frames hold. Raises `Malformed`, `TooLarge` or `UnknownCommand`."""
     if not frames:
         raise Malformed("invalid command: expected at least one frame")
-    if frames[0][:2] == _PUBLISH and (publish := _small_publish(frames)):
-        return publish
+    if (message := decode_typed(frames)) is not None:
+        return message
     fields = unpack(frames[0])
     if type(fields) is not list or not fields or type(fields[0]) is not int:
         raise Malformed("invalid command: expected an array that begins with an opcode")
@@ -150,32 +147,6 @@ def decode(frames: Sequence[Frame]) -> Message:
     if not spec.hold(fields):
         raise _broken_rule(spec, fields)
     return _with_frames(spec, fields, frames) if spec.frames else _plain(spec, fields, frames)
-
-
-_PUBLISH = b"\x95" + pack(BY_TYPE[Publish].opcode)
-"""How the array of a PUBLISH begins."""
-
-_Number = Annotated[int, msgspec.Meta(ge=0, le=NUMBER_MAX)]
-# Four bytes a character is the most that UTF-8 takes.
-_Subject = Annotated[str, msgspec.Meta(max_length=SUBJECT_BYTES_MAX // 4)]
-_Subjects = Annotated[list[_Subject], msgspec.Meta(min_length=1)]
-_typed_publish = msgspec.msgpack.Decoder(tuple[int, str, _Number, _Subjects, list[bytes]]).decode
-
-
-def _small_publish(frames: Sequence[Frame]) -> Publish | None:
-    """A PUBLISH of a few messages, decoded and checked in a third of the time; None if it is anything else.
-
-    What is refused here, the rules decide about: it may be right all the same.
-    """
-    if len(frames) > 1 or len(frames[0]) > UNCHECKED_BYTES:
-        return None
-    try:
-        _, stream, number, subjects, records = _typed_publish(frames[0])
-    except ValueError:
-        return None
-    if len(subjects) != len(records) or not is_name(stream):
-        return None
-    return Publish(stream, number, subjects, records)
 
 
 def _unknown(opcode: int) -> MalamuteError:

@@ -63,7 +63,8 @@ class Bans:
         self._listeners: list[int] = []
         self._failures: Counter[bytes] = Counter()
         self._counted_since = 0.0
-        self._until: OrderedDict[bytes, float] = OrderedDict()
+        self.until: OrderedDict[bytes, float] = OrderedDict()
+        """Until when each is banned, in this order."""
 
     def watch(self, listener: int) -> None:
         """Keep banned addresses from this listening socket, by its descriptor, as long as it is open."""
@@ -79,10 +80,10 @@ class Bans:
         # Once only: more may be on their way.
         if self._failures[network] != self._failures_max + 1:
             return False
-        self._until[network] = now + BAN_SECONDS
-        self._until.move_to_end(network)
-        if len(self._until) > BANS_MAX:
-            self._until.popitem(last=False)
+        self.until[network] = now + BAN_SECONDS
+        self.until.move_to_end(network)
+        if len(self.until) > BANS_MAX:
+            self.until.popitem(last=False)
         return self._apply()
 
     def excuse(self, address: str, now: float) -> None:
@@ -101,31 +102,31 @@ class Bans:
 
     def check(self, now: float) -> None:
         """Lift the bans whose time is over."""
-        before = len(self._until)
-        while self._until and next(iter(self._until.values())) <= now:
-            self._until.popitem(last=False)
-        if len(self._until) < before:
+        before = len(self.until)
+        while self.until and next(iter(self.until.values())) <= now:
+            self.until.popitem(last=False)
+        if len(self.until) < before:
             self._apply()
 
     def next_check(self) -> float | None:
         """When to call `check`; None for not at all."""
-        return next(iter(self._until.values()), None)
+        return next(iter(self.until.values()), None)
 
     def _apply(self) -> bool:
         """Have the system do it. Returns whether it does: where it cannot, nobody is banned."""
         try:
             for listener in self._listeners:
-                keep_out(listener, self._until)
+                keep_out(listener, self.until)
         except OSError as error:
             if error.errno not in _UNSUPPORTED:
                 raise
-            self._until.clear()
+            self.until.clear()
             self._failures_max = 0
             # What it did until now must not stay for ever.
             for listener in self._listeners:
                 with suppress(OSError):
                     keep_out(listener, ())
-        return bool(self._until)
+        return bool(self.until)
 
 
 _OF_THIS_MACHINE = frozenset(("127.0.0.1", "::1", "::ffff:127.0.0.1"))

@@ -132,9 +132,11 @@ class Guard:
     def check(self, now: float) -> None:
         """End the connections that may not stay."""
         self._now = now
-        self._bans.check(now)
-        if self.waiting:
-            self._end_those_too_many(now)
+        if self._bans.until:
+            self._bans.check(now)
+        if not self.waiting:
+            return
+        self._end_those_too_many(now)
         if self.waiting and now >= self._checked_at + CHECK_SECONDS:
             self._checked_at = now
             share = max(HELLO_BYTES_MIN, WAITING_BYTES_MAX // len(self.waiting))
@@ -213,7 +215,9 @@ class Guard:
 
     def next_check(self) -> float | None:
         """When to call `update` again though nothing happens; None for not at all."""
-        return self._checked_at + CHECK_SECONDS if self.waiting else self._bans.next_check()
+        if self.waiting:
+            return self._checked_at + CHECK_SECONDS
+        return self._bans.next_check() if self._bans.until else None
 
     def _end_those_too_many(self, now: float) -> None:
         rules = self.rules

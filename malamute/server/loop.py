@@ -9,7 +9,8 @@ iteration, not for a message, and the busier the broker is, the larger its itera
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from math import ceil
+from itertools import chain
+from math import ceil, inf
 from time import monotonic
 from typing import Any
 
@@ -107,14 +108,17 @@ class Loop:
         self._copier = ReaderThread("malamute-copier", store, self._results)
         self._poller = zmq.Poller()
         self._poller.register(self._results.fileno(), zmq.POLLIN)
-        for edge in edges:
-            for source in edge.inputs:
-                self._poller.register(source, zmq.POLLIN)
+        self._inputs = [frozenset(edge.inputs) for edge in edges]
+        for source in chain.from_iterable(self._inputs):
+            self._poller.register(source, zmq.POLLIN)
+        self._wake_fd = self._results.fileno()
         self._held: list[Append] = []
         self._held_until = 0.0
         self._stopping = False
         self._reloading = False
         self._again = False
+        self._due = -inf
+        """When the core has something to do, as it said before the wait."""
         self._seen = clock()
         self._woken: float | None = None
         self._drained = True
@@ -156,25 +160,24 @@ class Loop:
         ready = self._wait(timeout_ms)
         begun = self._timer()
         now = self._look_at_clock(timeout_ms / 1000)
-        for edge in self.edges:
+        self._drained = True
+        for edge, inputs in zip(self.edges, self._inputs, strict=True):
             edge.watch(now, ready)
-        # What was found out about a peer before is of the connection before a HELLO that is to be read now.
-        self._take_peers(now)
-        drained = True
-        for edge in self.edges:
+            # What was found out about a peer is of the connection before a HELLO that is to be read now.
+            self._take_peers(edge, now)
             # What woke the loop may be a thread or a deadline. To look for input where there is none is dear.
-            if any(source in ready for source in edge.inputs):
+            if not inputs.isdisjoint(ready):
                 self._take_in(edge, now)
-                drained &= edge.drained
-        self._drained = drained
-        self._take_results(now)
+                self._drained &= edge.drained
+        if self._results.done:
+            self._take_results(now)
         if (step := self.clock.look(now)) is not None:
             self.core.clock(step, now)
         if self._reloading:
             self._reloading = False
             self._supervisor.reloading()
             self.core.reload(now)
-        if self._awake(now):
+        if (self._woken is None or self._awake(now)) and self._due <= now:
             self.core.tick(now)
         self._flush(now)
         self.core.effects.iterations.add(self._timer() - begun, now)
@@ -211,10 +214,10 @@ class Loop:
 
     def _awake(self, now: float) -> bool:
         """Whether everything was read that came while the host stood still: only then is anybody late."""
-        if self._woken is not None:
-            awake = now - self._woken
-            if awake >= WAKING_SECONDS_MAX or (awake >= WAKING_SECONDS and self._drained):
-                self._woken = None
+        assert self._woken is not None, "the host did not stand still"
+        awake = now - self._woken
+        if awake >= WAKING_SECONDS_MAX or (awake >= WAKING_SECONDS and self._drained):
+            self._woken = None
         return self._woken is None
 
     def _wait(self, timeout_ms: float) -> list[Any]:
@@ -223,7 +226,7 @@ class Loop:
         if resting:
             timeout_ms = self._rest(resting, timeout_ms)
         ready = [source for source, _ in self._poller.poll(int(timeout_ms))]
-        if self._results.fileno() in ready:
+        if self._wake_fd in ready:
             self._results.clear()
         return ready
 
@@ -250,14 +253,12 @@ class Loop:
         return 0
 
     def _timeout_ms(self, now: float) -> float:
+        self._due = due = self.core.next_deadline()
         if self._again:
             return 0
-        until = now + IDLE_SECONDS
-        deadline = self.core.next_deadline()
-        if self._woken is not None:
-            until = now + LOOK_SECONDS
-        elif deadline is not None and deadline < until:
-            until = deadline
+        until = now + (IDLE_SECONDS if self._woken is None else LOOK_SECONDS)
+        if due < until and self._woken is None:
+            until = due
         if self._held and self._held_until < until:
             until = self._held_until
         for edge in self.edges:
@@ -298,10 +299,10 @@ class Loop:
             else:
                 self.core.store_failed(token, written.error, now)
 
-    def _take_peers(self, now: float) -> None:
-        for edge in self.edges:
-            for peer in edge.retry():
-                self.core.unblocked(peer, now)
+    def _take_peers(self, edge: Edge, now: float) -> None:
+        for peer in edge.retry():
+            self.core.unblocked(peer, now)
+        if edge.lost:
             for peer in edge.take_lost():
                 self.core.lost(peer, now)
 
@@ -315,7 +316,8 @@ class Loop:
             except (TypeError, ValueError, OverflowError) as error:  # it cannot be encoded
                 self.core.unsent(peer, message, error, now)
         # Behind the sends, none of which waits for them: a thread that wakes takes the interpreter's lock.
-        self._store(ready.appends, now)
+        if ready.appends or self._held:
+            self._store(ready.appends, now)
         for question in ready.reads:
             (self._copier if isinstance(question, Backup) else self._reader).put(question)
         for notice in ready.notices:
@@ -325,7 +327,7 @@ class Loop:
             if peer not in self.core.sessions.by_peer:
                 self._edge_of(peer).forget(peer)
         # Peers that turned out to be gone leave work for others: do it now, not after the next message.
-        self._again = any(edge.lost for edge in self.edges)
+        self._again = bool(self.edges[0].lost) or any(edge.lost for edge in self.edges[1:])
 
     def _send(self, peer: bytes, message: Message) -> bool:
         return self._edge_of(peer).send(peer, message)
@@ -342,8 +344,6 @@ class Loop:
         if appends and not self._held:
             self._held_until = now + HOLD_SECONDS
         self._held += appends
-        if not self._held:
-            return
         if self._stopping or now >= self._held_until or len(self._held) > HELD_MAX or _is_awaited(appends):
             for append in self._held:
                 self._writer.put(append)

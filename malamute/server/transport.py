@@ -267,7 +267,7 @@ class Transport:
         """When to call `watch` and `retry` though nothing happens; None for not at all."""
         guard, intake = self.guard.next_check(), self.intake.next_check()
         due = guard if intake is None or (guard is not None and guard < intake) else intake
-        if self.retrying:
+        if len(self.blocked) > len(self._stuck):
             retry = now + RETRY_SECONDS
             return retry if due is None or retry < due else due
         return due
@@ -559,7 +559,7 @@ class Transport:
 
     def retry(self) -> list[bytes]:
         """Send what was kept. Returns the peers for which nothing is kept any more."""
-        if not self.retrying:
+        if len(self.blocked) <= len(self._stuck):  # as `retrying`, without a call
             return []
         return [peer for peer in self.blocked.keys() - self._stuck if self._advance(peer)]
 

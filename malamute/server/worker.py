@@ -84,7 +84,8 @@ class Results:
     """What the workers have done, and the socket that tells the loop to look."""
 
     def __init__(self) -> None:
-        self._done: deque[Result] = deque()
+        self.done: deque[Result] = deque()
+        """Those that were not taken yet."""
         self._receiver, self._sender = socket.socketpair()
         self._receiver.setblocking(False)
         self._sender.setblocking(False)
@@ -96,7 +97,7 @@ class Results:
 
     def put(self, result: Result) -> None:
         """Add a result. Called by the workers."""
-        self._done.append(result)
+        self.done.append(result)
         self.wake()
 
     def wake(self) -> None:
@@ -114,10 +115,7 @@ class Results:
 
     def take(self) -> list[Result]:
         """All results since the last time. Called by the loop."""
-        results = []
-        while self._done:
-            results.append(self._done.popleft())
-        return results
+        return [self.done.popleft() for _ in range(len(self.done))]
 
     def close(self) -> None:
         """Free the sockets, when the workers have ended."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import inf
+
 from malamute.core.timers import CANCELLED_MIN, TIMERS_PER_TICK, Timers
 
 
@@ -49,7 +51,7 @@ def test_a_cancelled_timer_does_not_run_and_is_no_deadline():
     assert timers.next_deadline() == 2.0
     timers.run(5.0)
     assert ran == [2]
-    assert timers.next_deadline() is None
+    assert timers.next_deadline() == inf
     timers.cancel(first)
     assert len(timers) == 0
 

@@ -185,7 +185,7 @@ class Waiting:
         transport = Transport.__new__(Transport)
         transport.intake = world.intake
         self.loop.edges = [transport]
-        self.loop._results = SimpleNamespace(fileno=lambda: -1)
+        self.loop._wake_fd = -1
         self.loop.clock = lambda: world.now
         self.polls: list[int] = []
         poller = zmq.Poller()
