@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import repeat
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import msgpack
 import msgspec
@@ -205,7 +205,7 @@ def split_large(records: Sequence[Frame]) -> tuple[list[Frame | None], tuple[Fra
 def join_large(records: Sequence[Frame | None], large: Sequence[Frame]) -> Sequence[Frame]:
     """Put them back. Raises `Malformed` when there are not as many frames as places."""
     if not large and None not in records:
-        return cast(Sequence[Frame], records)
+        return records  # type: ignore[return-value]  # none of them is None
     frames = iter(large)
     try:
         whole = [next(frames) if record is None else record for record in records]
@@ -260,6 +260,20 @@ class Columns(NamedTuple):
         """The properties of each message; endless if there are none."""
         return repeat(None) if self.properties is None else self.properties
 
+    def rows(self) -> Iterable[tuple[Any, ...]]:
+        """All columns of each message."""
+        sequences, times, senders, subjects, records, attempts, properties = self
+        return zip(
+            range(sequences, sequences + len(subjects)) if isinstance(sequences, int) else sequences,
+            repeat(times) if isinstance(times, int) else times,
+            repeat(senders) if isinstance(senders, str) else senders,
+            subjects,
+            records,
+            repeat(attempts) if isinstance(attempts, int) else attempts,
+            repeat(None) if properties is None else properties,
+            strict=False,
+        )
+
     def take(self, places: Sequence[int]) -> Columns:
         """The messages at these places alone."""
 
@@ -301,9 +315,10 @@ def _plain_columns(payload: Frame) -> list[Any]:
     except (ValueError, RecursionError):
         return []
     count = len(fields[3])
-    return (
-        fields if count and all(len(column) == count for column in fields if isinstance(column, list)) else []
-    )
+    for column in fields:
+        if type(column) is list and len(column) != count:
+            return []
+    return fields if count else []
 
 
 _seen = msgspec.msgpack.Decoder(msgspec.Raw).decode

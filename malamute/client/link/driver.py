@@ -94,16 +94,19 @@ class Driver:
 
     def iterate(self) -> None:
         """Take what is there and send what is to be sent, without waiting."""
-        session = self.session
+        session, outbox, link = self.session, self.session.outbox, self.connection.link
         now = monotonic()
         self._iteration_due = now + ITERATION_SECONDS
+        # A wait that is just over has looked at the connection, and one that stands has no next attempt.
+        quiet, link.quiet = link.quiet and self.connection.due == inf, False
         # First of all: on a new connection nothing may go before HELLO.
-        if session.error is None:
+        if not quiet and session.error is None:
             self._reconnect(now)
         if self.drain_due:
             self._drain_session()
-        self.send()
-        for frames in self.link.receive():
+        if outbox.queue:
+            self.send()
+        for frames in self.connection.link.receive():
             session.receive(frames)
         session.look_at_clock(now)
         for event in session.pop_events():
@@ -111,7 +114,8 @@ class Driver:
                 # Not before: one that cannot serve us must not be tried again and again at once.
                 self.connection.route.arrived()
             self.on_event(event)
-        self.send()
+        if outbox.queue:
+            self.send()
 
     def _reconnect(self, now: float) -> None:
         try:
@@ -127,8 +131,8 @@ class Driver:
 
     def send(self) -> None:
         """Send what the session has to say, as far as the socket takes it."""
-        outbox, link = self.session.outbox, self.link
-        while outbox.waiting:
+        outbox, link = self.session.outbox, self.connection.link
+        while outbox.queue:
             begun = monotonic()
             frames = outbox.next_to_send()
             if frames is None or not link.send(frames):
@@ -145,7 +149,7 @@ class Driver:
         outbox = self.session.outbox
         if not outbox.may_wait or self._backlog.until - monotonic() <= self.hold_seconds:
             self.send()
-        if outbox.waiting:
+        if outbox.queue:
             self.hold()
 
     def hold(self) -> None:
@@ -162,7 +166,7 @@ class Driver:
             self.hold()
         else:
             self.send()
-            if outbox.waiting:
+            if outbox.queue:
                 self.hold()
         return True
 

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from errno import EMFILE
 from struct import Struct
+from typing import Any
 
 import zmq
 
@@ -43,7 +44,8 @@ _OPTIONS: dict[int, int | bytes] = {
 }
 _EVENT = Struct("=HI")
 # As plain integers: pyzmq makes values of its enumerations of them, which takes longer than what is asked.
-_EVENTS, _POLLIN = int(zmq.EVENTS), int(zmq.POLLIN)
+_POLLIN, _POLLOUT = int(zmq.POLLIN), int(zmq.POLLOUT)
+_LAST, _MORE = int(zmq.NOBLOCK), int(zmq.NOBLOCK | zmq.SNDMORE)
 _UP = zmq.Event.HANDSHAKE_SUCCEEDED
 _DOWN = (
     zmq.Event.DISCONNECTED
@@ -122,12 +124,11 @@ class Link:
         self._monitor.linger = 0
         self.unexplained = False
         """Whether the handshake failed, and libzmq does not say why."""
-        self._quiet = False
+        self.quiet = False
         """Whether nothing had happened to the connection when a wait was over a moment ago."""
-        self._reading, self._writing = zmq.Poller(), zmq.Poller()
-        for poller, events in ((self._reading, zmq.POLLIN), (self._writing, zmq.POLLIN | zmq.POLLOUT)):
-            poller.register(self.socket, events)
-            poller.register(self._monitor, zmq.POLLIN)
+        self._has_input = [(self.socket, _POLLIN)]
+        self._reading = [(self.socket, _POLLIN), (self._monitor, _POLLIN)]
+        self._writing = [(self.socket, _POLLIN | _POLLOUT), (self._monitor, _POLLIN)]
         try:
             self.socket.connect(url)
         except zmq.ZMQError as error:
@@ -156,10 +157,6 @@ class Link:
         Raises:
             AccessRefused: the broker does not take this client.
         """
-        if self._quiet:
-            # A wait that is just over has looked.
-            self._quiet = False
-            return
         while self._monitor.poll(0):
             # pyzmq can read this too, but would import asyncio for it: the number of the event comes first.
             event, value = _EVENT.unpack_from(self._monitor.recv_multipart()[0])
@@ -175,23 +172,28 @@ class Link:
 
     def receive(self) -> Iterator[list[bytes]]:
         """The commands that are there, without waiting."""
-        socket = self.socket
-        try:
-            yield socket.recv_multipart(zmq.NOBLOCK)
-            for _ in range(RECEIVE_COMMANDS - 1):
-                # Behind a first one there often is none, and the exception costs more than to ask.
-                if not int(socket.getsockopt(_EVENTS)) & _POLLIN:
-                    return
-                yield socket.recv_multipart(zmq.NOBLOCK)
-        except zmq.Again:
-            pass
+        receive = self.socket.recv
+        for count in range(RECEIVE_COMMANDS):
+            # Behind a first one there often is none, and the exception costs more than to ask.
+            if count and not zmq.zmq_poll(self._has_input, 0):
+                return
+            try:
+                part = receive(_LAST, copy=False)
+            except zmq.Again:
+                return
+            frames = [part.bytes]
+            # Libzmq's own frame says whether another follows, which to ask the socket takes longer.
+            while part.more:
+                part = receive(copy=False)
+                frames.append(part.bytes)
+            yield frames
 
     def send(self, frames: Sequence[Frame]) -> bool:
         """Send a command without waiting. False if the connection takes none now."""
         try:
             last = len(frames) - 1
             for place, frame in enumerate(frames):
-                flags = zmq.NOBLOCK if place == last else zmq.NOBLOCK | zmq.SNDMORE
+                flags = _LAST if place == last else _MORE
                 self.socket.send(frame, flags, copy=len(frame) < RECORD_LARGE_BYTES)
         except zmq.Again:
             return False
@@ -202,15 +204,13 @@ class Link:
 
         `wake_fd` is a file that ends the wait too, when it becomes readable.
         """
-        poller = self._writing if sending else self._reading
+        sources: list[tuple[Any, int]] = self._writing if sending else self._reading
         if wake_fd is not None:
-            poller.register(wake_fd, zmq.POLLIN)
+            sources = [*sources, (wake_fd, _POLLIN)]
         # Rounded up: a wait that is a little short would spin through the last millisecond.
         wait_ms = WAIT_MAX_MS if timeout is None else min(int(timeout * 1000) + 1, WAIT_MAX_MS)
-        ready = poller.poll(wait_ms)
-        self._quiet = all(socket is not self._monitor for socket, _ in ready)
-        if wake_fd is not None:
-            poller.unregister(wake_fd)
+        ready = zmq.zmq_poll(sources, wait_ms)
+        self.quiet = (self._monitor, _POLLIN) not in ready
 
     def close(self) -> None:
         """Close it at once. What was not sent is dropped."""

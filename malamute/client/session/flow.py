@@ -63,12 +63,14 @@ class PathFlow:
 
         `ask` puts a question to the broker, behind all that was sent.
         """
-        questions = self._questions
-        while questions and questions[0][0].done:
-            self._received = questions.popleft()[1]
-        self.window.observe(self._asked, self._received, now)
+        questions, window = self._questions, self.window
+        if questions and questions[0][0].done:
+            while questions and questions[0][0].done:
+                self._received = questions.popleft()[1]
+            window.observe(self._asked, self._received, now)
         unasked = self._sent - self._asked
-        if unasked and (self.full or unasked >= max(self.window.bytes // PARTS, PART_BYTES)):
+        full = self._sent - self._received >= window.bytes
+        if unasked and (full or unasked >= max(window.bytes // PARTS, PART_BYTES)):
             self._asked = self._sent
             questions.append((ask(), self._sent))
-            self.window.observe(self._asked, self._received, now)
+            window.observe(self._asked, self._received, now)

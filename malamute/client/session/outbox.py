@@ -123,7 +123,8 @@ class Outbox:
         self._lowest = 1
         self._commands: dict[int, Command] = {}
         self._bytes = 0
-        self._queue: deque[tuple[Sequence[Frame], Command | None]] = deque()
+        self.queue: deque[tuple[Sequence[Frame], Command | None]] = deque()
+        """What is to be sent; `next_to_send` has the frames of a publication that takes more."""
         self._offered = False
         """Whether the socket was offered what is next."""
         self._open: Publication | None = None
@@ -152,11 +153,6 @@ class Outbox:
     # What the edge has to do
 
     @property
-    def waiting(self) -> bool:
-        """Whether something is to be sent."""
-        return bool(self._queue)
-
-    @property
     def flows(self) -> bool:
         """Whether a connection stands that has taken all that it was offered, and may be given more."""
         return self.ready and not self._offered and not self.flow.full
@@ -164,7 +160,7 @@ class Outbox:
     @property
     def may_wait(self) -> bool:
         """Whether all that is to be sent is one publication that takes more."""
-        return len(self._queue) == 1 and self._queue[0][1] is self._open
+        return len(self.queue) == 1 and self.queue[0][1] is self._open
 
     @property
     def blocked(self) -> bool:
@@ -173,14 +169,14 @@ class Outbox:
 
     def next_to_send(self) -> Sequence[Frame] | None:
         """The frames to send next, or None. They stay next until `sent`."""
-        if not self._queue:
+        if not self.queue:
             return None
         self._offered = True
-        frames, command = self._queue[0]
+        frames, command = self.queue[0]
         if not frames:
             assert command is not None, "only a publication has no frames"
             frames = command.seal()
-            self._queue[0] = frames, command
+            self.queue[0] = frames, command
             if command is self._open:
                 self._open = None
         return frames
@@ -188,7 +184,7 @@ class Outbox:
     def sent(self) -> None:
         """The socket took what was next."""
         self._offered = False
-        self._queue.popleft()
+        self.queue.popleft()
 
     # What is given to it
 
@@ -229,7 +225,7 @@ class Outbox:
             self.next_number += 1
         if self.ready:
             self.flow.add(size_bytes + COMMAND_BYTES)
-            self._queue.append((first or frames, command))
+            self.queue.append((first or frames, command))
         elif not numbered:
             self._park(command)
 
@@ -265,7 +261,7 @@ class Outbox:
         """Say what is not kept: while the session is not open it is dropped."""
         if self.ready:
             self._open = None
-            self._queue.append((encode(message), None))
+            self.queue.append((encode(message), None))
 
     def _park(self, command: Command) -> None:
         self._parked.append(command)
@@ -277,21 +273,21 @@ class Outbox:
         """The connection is over: forget what was meant for it, and park what is not numbered."""
         self.ready = self._offered = False
         self.flow = PathFlow(self.window_bytes)
-        for _, command in self._queue:
+        for _, command in self.queue:
             if command is not None and not command.number:
                 self._park(command)
-        self._queue.clear()
+        self.queue.clear()
 
     def begin(self, hello: Message) -> None:
         """Send HELLO, the one command that is sent before the session is open."""
-        self._queue.append((encode(hello), None))
+        self.queue.append((encode(hello), None))
 
     def send_again(self) -> None:
         """Send all that is unsettled or parked: the session is open."""
         self._open = None
         for command in self.kept():
             self.flow.add(command.size_bytes + COMMAND_BYTES)
-            self._queue.append((command.frames, command))
+            self.queue.append((command.frames, command))
         self._parked.clear()
         self._parked_bytes = 0
 
@@ -333,7 +329,7 @@ class Outbox:
         """The session is over: nothing will be answered any more."""
         self.ready = self._offered = False
         self.refusal = error
-        self._queue.clear()
+        self.queue.clear()
         self._parked.clear()
         for command in [*self._commands.values()]:
             self._settle(command, 0, error)

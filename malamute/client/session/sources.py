@@ -25,7 +25,8 @@ has to be done again; if not, the reply is good, and the redelivery that arrives
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -264,6 +265,9 @@ class Item(NamedTuple):
     properties: Mapping[str, Any] | None
 
 
+_item: Callable[[Iterable[Any]], Item] = partial(tuple.__new__, Item)  # as its class would, in C
+
+
 class ConsumerSource(Source):
     """The mailbox, or an offer to work for a service."""
 
@@ -328,17 +332,7 @@ class ConsumerSource(Source):
 
         What is not counted as held uses no credit up while it waits here.
         """
-        rows = zip(
-            columns.each_sequence(),
-            columns.each_time(),
-            columns.each_sender(),
-            columns.subjects,
-            columns.records,
-            columns.each_attempt(),
-            columns.each_properties(),
-            strict=False,
-        )
-        return [item for row in rows if self._is_new(item := Item._make(row), counted)]
+        return [item for item in map(_item, columns.rows()) if self._is_new(item, counted)]
 
     def _is_new(self, item: Item, counted: bool) -> bool:
         if item.sequence in self._outstanding:

@@ -65,8 +65,11 @@ class Window:
 
     def refill(self) -> tuple[int, int] | None:
         """The messages and bytes to grant now; None while less than half a window is due."""
-        messages = _due(self.messages, self._open + self._held)
-        size_bytes = _due(self.bytes, self._open_bytes + self._held_bytes)
+        messages, size_bytes = self.messages, self.bytes
+        messages = 0 if messages == UNLIMITED else max(0, messages - self._open - self._held)
+        size_bytes = (
+            0 if size_bytes == UNLIMITED else max(0, size_bytes - self._open_bytes - self._held_bytes)
+        )
         if messages * 2 < self.messages and size_bytes * 2 < self.bytes:
             return None
         if not messages and not size_bytes:
@@ -78,10 +81,6 @@ class Window:
 
 def _less(size: int, held: int) -> int:
     return UNLIMITED if size == UNLIMITED else max(0, size - held)
-
-
-def _due(size: int, used: int) -> int:
-    return 0 if size == UNLIMITED else max(0, size - used)
 
 
 def _growth(old: int, new: int) -> int:

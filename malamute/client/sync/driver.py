@@ -164,7 +164,7 @@ class BlockingDriver(Driver):
         try:
             if self._owner == _LENT and not self.closed:
                 self.send()
-                self._sender_asked = self.session.outbox.waiting
+                self._sender_asked = bool(self.session.outbox.queue)
             return self._sender_asked
         finally:
             self._lock.release()
@@ -251,7 +251,7 @@ class BlockingDriver(Driver):
             self.prepare()
             now = monotonic()
             until = min(deadline, self.connection.due)
-            sending = self.session.outbox.next_to_send() is not None
+            sending = bool(self.session.outbox.queue)
             wake_fd = None if self.pool is None else self.pool.wake_fd
             self.link.wait(None if until == inf else max(0.0, until - now), sending=sending, wake_fd=wake_fd)
             self.iterate()
