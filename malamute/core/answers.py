@@ -25,14 +25,14 @@ class Answers:
     def __init__(self, effects: Effects, bytes_max: int) -> None:
         self._effects = effects
         self._bytes_max = bytes_max
-        self._given: Counter[Session] = Counter()
+        self.given: Counter[Session] = Counter()
         self._asked: Counter[Session] = Counter()
 
     def check(self, session: Session) -> None:
         """Raise `TryLater` if a session may ask no more for now."""
         if session.blocked:
             raise TryLater("client does not read: read what was sent, then retry")
-        under_way = self._given[session] + self._asked[session]
+        under_way = self.given[session] + self._asked[session]
         if under_way >= self._bytes_max:
             raise TryLater(f"answers of {under_way} bytes are under way to this client: retry later")
 
@@ -49,10 +49,9 @@ class Answers:
     def give(self, session: Session, answer: Answer) -> None:
         """Send an answer at the end of the iteration."""
         value = pack(answer.value)
-        self._given[session] += len(value)
+        self.given[session] += len(value)
         self._effects.send(session.peer, PackedAnswer(answer.ref, value))
 
     def flush(self) -> None:
         """All that was given has left."""
-        if self._given:
-            self._given.clear()
+        self.given.clear()

@@ -720,19 +720,27 @@ class Core(Engines):
             self.feeds.wake()
         if self.streams.active:
             self.streams.flush()
+        flush = self.queue_limits.flush
+        if flush.consumers or flush.noted or effects.broken or effects.ended:
+            self._deliver()
+        if self.events.waiting and not effects.guard("the broker's own events", self._flush_events):
+            self.events.drop()
+        if self.sessions.confirmations:
+            self.sessions.flush()
+        if self._refused_peers:
+            self._refused_peers.clear()
+        if self.answers.given:
+            self.answers.flush()
+        return effects.finish()
+
+    def _deliver(self) -> None:
+        """Send what consumers were given, and mend what that brings to light."""
         while True:
             for peer in self.queue_limits.flush.send():
                 if (session := self.sessions.by_peer.get(peer)) is not None:
                     self.sessions.watch(session)
             if not self._mend():
-                break
-        if self.events.waiting and not effects.guard("the broker's own events", self._flush_events):
-            self.events.drop()
-        self.sessions.flush()
-        if self._refused_peers:
-            self._refused_peers.clear()
-        self.answers.flush()
-        return effects.finish()
+                return
 
     # Faults
 

@@ -313,7 +313,8 @@ class Effects:
             if since is not None:
                 self.commits.add(self.now - since, self.now)
         self.backlog_bytes -= size_bytes
-        _let_go(backlog_shares)
+        if backlog_shares:
+            _let_go(backlog_shares)
         for callback in callbacks:
             try:
                 callback(error)
@@ -344,7 +345,8 @@ class Effects:
                 holder.new_bytes = 0
             self.backlog_shares.clear()
         if not (self.operations or self._callbacks):
-            _let_go(backlog_shares)
+            if backlog_shares:
+                _let_go(backlog_shares)
             return ()
         self._token += 1
         since = self.now if self._awaited else None

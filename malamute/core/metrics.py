@@ -54,13 +54,15 @@ class Histogram:
 
     def add(self, seconds: float, count: int, now: float) -> None:
         """Count a duration, `count` times."""
-        self._turn_over(now)
+        if now >= self._until:
+            self._turn_over(now)
         seconds = min(max(seconds, SHORTEST), LONGEST)
         self._buckets[ceil(log(seconds) / _LOG_GAMMA)] += count
 
     def quantiles(self, *shares: float, now: float) -> list[float | None]:
         """For each share the duration that so many of all do not exceed; None when nothing was counted."""
-        self._turn_over(now)
+        if now >= self._until:
+            self._turn_over(now)
         if not (self._buckets or self._former):
             return [None] * len(shares)
         buckets = sorted((self._buckets + self._former).items())
@@ -69,11 +71,10 @@ class Histogram:
         return [2 * _GAMMA ** buckets[bisect_right(below, rank)][0] / (_GAMMA + 1) for rank in ranks]
 
     def _turn_over(self, now: float) -> None:
-        if now >= self._until:
-            recent = now < self._until + WINDOW_SECONDS
-            self._former = self._buckets if recent else Counter()
-            self._buckets = Counter()
-            self._until = now + WINDOW_SECONDS
+        recent = now < self._until + WINDOW_SECONDS
+        self._former = self._buckets if recent else Counter()
+        self._buckets = Counter()
+        self._until = now + WINDOW_SECONDS
 
 
 class DurationTotal:

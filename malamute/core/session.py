@@ -309,7 +309,7 @@ class Sessions:
         self._forget = forget
         self._ack_timeout = ack_timeout
         self._away: OrderedDict[bytes, float] = OrderedDict()
-        self._confirmations: dict[Session, list[Run]] = {}
+        self.confirmations: dict[Session, list[Run]] = {}
         self._probes = (Probes(probe), Probes(probe * IDLE_PROBES))
 
     def restore(
@@ -506,9 +506,9 @@ class Sessions:
         `sequence` is that of the first of its `count` stream messages; both are 0 for other commands.
         """
         session.numbers.next = message.number + 1
-        runs = self._confirmations.get(session)
+        runs = self.confirmations.get(session)
         if runs is None:
-            runs = self._confirmations[session] = []
+            runs = self.confirmations[session] = []
         elif runs and runs[-1].take(message, count, sequence):
             return
         runs.append(Run(message, count, sequence))
@@ -560,7 +560,7 @@ class Sessions:
             numbers.next = number + 1
             numbers.forget_before(number - self.limits.unconfirmed)
         numbers.outcomes.begin(number)
-        self._confirmations.setdefault(session, [])
+        self.confirmations.setdefault(session, [])
 
     def decide_change(
         self, session: Session, number: int, value: Any, *, final: bool = True, otherwise: Any = None
@@ -572,7 +572,7 @@ class Sessions:
         """
         if number and self._lives(session):
             session.numbers.outcomes.decide(number, value)
-            self._confirmations.setdefault(session, [])
+            self.confirmations.setdefault(session, [])
 
         def stored(error: MalamuteError | None) -> None:
             if error is not None and otherwise is None:
@@ -602,9 +602,7 @@ class Sessions:
 
     def flush(self) -> None:
         """Store the numbers of this iteration beside the messages, and confirm them when that is done."""
-        if not self._confirmations:
-            return
-        confirmations, self._confirmations = self._confirmations, {}
+        confirmations, self.confirmations = self.confirmations, {}
         try:
             for session in confirmations:
                 self._store(session)

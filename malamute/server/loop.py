@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from math import ceil, inf
+from operator import attrgetter, itemgetter
 from time import monotonic
 from typing import Any
 
@@ -222,10 +223,13 @@ class Loop:
 
     def _wait(self, timeout_ms: float) -> list[Any]:
         """Wait for something to do. Returns what has input."""
-        resting = {arrivals: edge for edge in self.edges if (arrivals := edge.arrivals()) >= 0}
+        resting: dict[int, Edge] = {}
+        for edge in self.edges:
+            if (arrivals := edge.arrivals()) >= 0:
+                resting[arrivals] = edge
         if resting:
             timeout_ms = self._rest(resting, timeout_ms)
-        ready = [source for source, _ in self._poller.poll(int(timeout_ms))]
+        ready = [*map(_source, self._poller.poll(int(timeout_ms)))]
         if self._wake_fd in ready:
             self._results.clear()
         return ready
@@ -327,7 +331,9 @@ class Loop:
             if peer not in self.core.sessions.by_peer:
                 self._edge_of(peer).forget(peer)
         # Peers that turned out to be gone leave work for others: do it now, not after the next message.
-        self._again = bool(self.edges[0].lost) or any(edge.lost for edge in self.edges[1:])
+        self._again = False
+        for edge in self.edges:
+            self._again |= bool(edge.lost)
 
     def _send(self, peer: bytes, message: Message) -> bool:
         return self._edge_of(peer).send(peer, message)
@@ -344,7 +350,12 @@ class Loop:
         if appends and not self._held:
             self._held_until = now + HOLD_SECONDS
         self._held += appends
-        if self._stopping or now >= self._held_until or len(self._held) > HELD_MAX or _is_awaited(appends):
+        if (
+            self._stopping
+            or now >= self._held_until
+            or len(self._held) > HELD_MAX
+            or any(map(_awaited, appends))
+        ):
             for append in self._held:
                 self._writer.put(append)
             self._held = []
@@ -376,8 +387,7 @@ class Loop:
         self._supervisor.close()
 
 
-def _is_awaited(appends: Sequence[Append]) -> bool:
-    return any(append.awaited for append in appends)
+_source, _awaited = itemgetter(0), attrgetter("awaited")
 
 
 def socket_options(

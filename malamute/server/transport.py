@@ -475,7 +475,10 @@ class Transport:
             frames = (
                 self._chosen[peer].encode(message) if peer in self._chosen else self._encode_most(message)
             )
-            if self._pass_on(peer, frames):
+            # As `_pass_on`, which would be another call.
+            if self._transmit(peer, frames):
+                if token := self.flows.sent(peer, sum(map(len, frames))):
+                    self._ask(peer, token)
                 return peer in self.blocked
             unsent = self.blocked[peer] = Unsent(self.unsent)
         elif type(message) is Ping:

@@ -12,10 +12,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from errno import EMFILE
+from functools import partial
 from struct import Struct
 from typing import Any
 
 import zmq
+from zmq import backend
 
 from malamute.client.link.credentials import SocketOptions
 from malamute.client.link.greeting import Inquiry
@@ -126,6 +128,8 @@ class Link:
         """Whether the handshake failed, and libzmq does not say why."""
         self.quiet = False
         """Whether nothing had happened to the connection when a wait was over a moment ago."""
+        # Without what pyzmq does for other kinds of sockets at each frame.
+        self._send = partial(backend.Socket.send, self.socket)
         self._has_input = [(self.socket, _POLLIN)]
         self._reading = [(self.socket, _POLLIN), (self._monitor, _POLLIN)]
         self._writing = [(self.socket, _POLLIN | _POLLOUT), (self._monitor, _POLLIN)]
@@ -194,7 +198,7 @@ class Link:
             last = len(frames) - 1
             for place, frame in enumerate(frames):
                 flags = _LAST if place == last else _MORE
-                self.socket.send(frame, flags, copy=len(frame) < RECORD_LARGE_BYTES)
+                self._send(frame, flags, copy=len(frame) < RECORD_LARGE_BYTES)
         except zmq.Again:
             return False
         return True

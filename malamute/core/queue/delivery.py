@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from malamute.core.queue.entry import columns_of
 from malamute.protocol.batch import Columns
 from malamute.protocol.messages import Delivery
 from malamute.protocol.part import QueuePart
@@ -33,12 +34,12 @@ class QueueFlush:
         self._effects = effects
         self.consumers: list[tuple[Deliveries, Consumer]] = []
         """Those that have messages which may be sent, and the deliveries of their queue."""
-        self._noted: Counter[tuple[BaseKind, str, str]] = Counter()
+        self.noted: Counter[tuple[BaseKind, str, str]] = Counter()
 
     def note(self, usage: QueueUsage, what: str, count: int) -> None:
         """Something happened to messages of a queue: count it, and make it one event of the iteration."""
         usage.counts[what] += count
-        self._noted[usage.kind, what, usage.name] += count
+        self.noted[usage.kind, what, usage.name] += count
 
     def send(self) -> list[bytes]:
         """Send what the consumers were given: one delivery for each of them.
@@ -63,10 +64,10 @@ class QueueFlush:
                     self._effects.fault("a delivery", error)
                     self._effects.broken[session.peer] = None
         self.consumers = waiting
-        if self._noted:
-            for (kind, what, name), count in self._noted.items():
+        if self.noted:
+            for (kind, what, name), count in self.noted.items():
                 self._effects.event(f"{kind}.{what}.{name}", count=count)
-            self._noted.clear()
+            self.noted.clear()
         return list(given)
 
 
@@ -109,9 +110,7 @@ class Deliveries:
             self._prepare(consumer)
 
     def _columns(self, entries: Sequence[Entry]) -> Columns:
-        sequences = [entry.sequence for entry in entries]
-        properties = [entry.properties for entry in entries]
-        attempts = [entry.attempts for entry in entries]
+        sequences, times, senders, subjects, records, attempts, properties = columns_of(entries)
         if attempts.count(1) < len(attempts):
             usage = self._usage
             self._flush.note(usage, "redelivered", len(attempts) - attempts.count(1))
@@ -120,10 +119,10 @@ class Deliveries:
                     self._effects.store(SetAttempts(usage.kind, usage.name, sequence, count))
         return Columns(
             sequences,
-            [entry.time_ns for entry in entries],
-            [entry.sender for entry in entries],
-            [entry.subject for entry in entries],
-            [entry.record or b"" for entry in entries],
+            times,
+            senders,
+            subjects,
+            records,
             attempts,
             properties if any(properties) else None,
         )

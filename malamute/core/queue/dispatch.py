@@ -144,9 +144,14 @@ class Dispatcher:
 
     def _may_get(self, consumer: Consumer) -> bool:
         """Whether a consumer may be given one message more."""
-        missing_bytes = consumer.missing_bytes
-        may_lack = not missing_bytes or missing_bytes < self._missing_bytes_max
-        return consumer.credit.open and may_lack and not consumer.session.blocked and not consumer.drained
+        credit, missing_bytes = consumer.credit, consumer.missing_bytes
+        return (
+            credit.messages > 0
+            and credit.bytes > 0
+            and (not missing_bytes or missing_bytes < self._missing_bytes_max)
+            and not consumer.session.blocked
+            and not consumer.drained
+        )
 
     @property
     def _missing_bytes_max(self) -> int:
@@ -283,10 +288,15 @@ class Dispatcher:
 
     def _pop_waiter(self, groups: Sequence[ConsumerGroup[Consumer]]) -> Consumer | None:
         """The consumer that waits longest in these groups; it is not in its group until `_wait_again`."""
-        free = [group.waiting[0] for group in groups if group.waiting]
-        if not free:
-            return None
-        consumer = min(free, key=_last_used) if len(free) > 1 else free[0]
+        if len(groups) == 1:
+            if not groups[0].waiting:
+                return None
+            consumer = groups[0].waiting[0]
+        else:
+            free = [group.waiting[0] for group in groups if group.waiting]
+            if not free:
+                return None
+            consumer = min(free, key=_last_used)
         consumer.group.waiting.popleft()
         self._waiters -= 1
         self._clock += 1

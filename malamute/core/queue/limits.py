@@ -145,7 +145,8 @@ class QueueLimits:
         usage.messages += messages
         usage.bytes += size_bytes
         assert usage.messages >= 0 <= usage.bytes, f"less than nothing is in {usage.kind} {usage.name!r}"
-        self.count_dead(messages, size_bytes)
+        self.messages += messages
+        self.bytes += size_bytes
 
     def count_dead(self, messages: int, size_bytes: int) -> None:
         """Take room for dead letters, which is no queue's own, or give it back."""
@@ -184,7 +185,10 @@ class RecordMemory:
 
     def excess_bytes(self, usage: QueueUsage) -> int:
         """The bytes of records by which a queue has more than is free for all."""
-        return usage.bytes - usage.paged_out_bytes - self.free_bytes
+        # What all queues have beyond the memory for them, and this one has of it; as `free_bytes` says.
+        limits = self._limits
+        used = limits.bytes - self.paged_out_bytes + self.prefetched_bytes
+        return usage.bytes - usage.paged_out_bytes + used - limits.configured.queues_memory_bytes
 
     def count_paged_out(self, owner: RecordOwner, size_bytes: int) -> None:
         """So many more bytes, or less if negative, take no memory."""
