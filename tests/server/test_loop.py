@@ -321,6 +321,17 @@ def test_the_loop_waits_until_something_is_due_and_no_longer(stepped, monkeypatc
     assert stepped.loop._timeout_ms(stepped.now) == timeout_ms
 
 
+@pytest.mark.parametrize(("seconds", "ticks"), [(-5.0, 1), (0.0, 1), (0.0004, 0), (5.0, 0)])
+def test_the_core_is_told_that_time_has_passed_only_when_something_is_due(
+    stepped, monkeypatch, seconds, ticks
+):
+    ticked = []
+    monkeypatch.setattr(stepped.loop.core, "tick", ticked.append)
+    due_in(stepped, monkeypatch, seconds)
+    stepped.go_round()
+    assert len(ticked) == ticks
+
+
 def test_what_is_due_is_no_reason_to_hurry_while_it_reads_what_came_before(stepped, monkeypatch):
     """Nobody is late then, so that nothing is done about it: the loop would go round without an end."""
     due_in(stepped, monkeypatch, -1.0)

@@ -185,10 +185,7 @@ class RecordMemory:
 
     def excess_bytes(self, usage: QueueUsage) -> int:
         """The bytes of records by which a queue has more than is free for all."""
-        # What all queues have beyond the memory for them, and this one has of it; as `free_bytes` says.
-        limits = self._limits
-        used = limits.bytes - self.paged_out_bytes + self.prefetched_bytes
-        return usage.bytes - usage.paged_out_bytes + used - limits.configured.queues_memory_bytes
+        return usage.bytes - usage.paged_out_bytes - self.free_bytes
 
     def count_paged_out(self, owner: RecordOwner, size_bytes: int) -> None:
         """So many more bytes, or less if negative, take no memory."""
