@@ -645,9 +645,12 @@ class DiskStore:
 
     def _has_drops(self, least: int) -> bool:
         """Whether so many of the oldest blocks can be dropped, or as many bytes as a block may have."""
-        oldest = islice(self._recovered_log().blocks, least)
-        dead = [block.size for block in takewhile(lambda block: not block.live, oldest)]
-        return bool(dead) and (len(dead) >= least or sum(dead) >= self._block_bytes_max)
+        blocks = self._recovered_log().blocks
+        if not blocks or blocks[0].live:
+            # So it is after most transactions.
+            return False
+        dead = [block.size for block in takewhile(lambda block: not block.live, islice(blocks, least))]
+        return len(dead) >= least or sum(dead) >= self._block_bytes_max
 
     def _move(self, transaction: _Transaction, block: Block, moved: list[Operation]) -> bool:
         """Collect what is live in a block; False if the block cannot be read any more."""
