@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import instruction_counts as guard
 import pytest
+from core_bench import Bench
 
+from malamute.access import AccessRule, Policy
 from malamute.core.broker import Core
 from malamute.core.effects import Effects
 
@@ -51,6 +54,41 @@ def test_a_loop_more_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Core, "receive", names["receive"])
     (line,) = guard.compare(counted, {name: guard.count(workload)})
     assert line.startswith(f"{name}: ")
+
+
+OTHERS = [f"publish stream/other{number}.#" for number in range(996)]
+WHOLE = ["* stream/#", "* mailbox/#", "* service/#", "view broker/#"]
+PARTS = [
+    "publish stream/s/temp.#",
+    "request service/w/a",
+    "create,subscribe,offer */#",
+    "receive,send mailbox/#",
+]
+
+
+@pytest.mark.parametrize(
+    ("rules", "workload", "most"),
+    [
+        (WHOLE, guard.publish_batch, 1.0),
+        (WHOLE, guard.ask_a_service, 1.0),
+        (PARTS, guard.publish_batch, 1.05),
+        (PARTS, guard.ask_a_service, 1.03),
+    ],
+)
+def test_a_thousand_rules_take_next_to_nothing_once_they_have_decided(
+    monkeypatch: pytest.MonkeyPatch, rules: list[str], workload: Callable[[], guard.Step], most: float
+) -> None:
+    without = guard.count(workload)
+
+    class RuledBench(Bench):
+        def __init__(self) -> None:
+            super().__init__()
+            policy = Policy(map(AccessRule.parse, [*rules, *OTHERS]))
+            self.settings = self.settings._replace(access=policy)
+            self.core.configure(self.settings, self.now)
+
+    monkeypatch.setattr(guard, "Bench", RuledBench)
+    assert guard.count(workload) <= most * without
 
 
 def test_what_is_not_the_core_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -113,6 +113,31 @@ def test_a_password_has_a_length(password: str, good: bool) -> None:
             hash_password(password)
 
 
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (b"", "there is no secret key in it"),
+        (b"-----BEGIN PRIVATE KEY-----", "there is no secret key in it"),
+        (b'curve\n    secret-key = "short"\n', "there is no secret key in it"),
+        (f'curve\n    secret-key = "{KEY}a"\n'.encode(), "there is no secret key in it"),
+        (f'curve\n    secret-key = "{KEY[:-1]}~"\n'.encode(), "there is no secret key in it"),
+        (f"curve\n    secret-key = {KEY}\n".encode(), "there is no secret key in it"),
+        (b"\xff\xfe\x00", "key cannot be read"),
+    ],
+)
+def test_each_malformed_key_is_refused_with_its_file(tmp_path: Path, data: bytes, words: str) -> None:
+    path = tmp_path / "a.key_secret"
+    path.touch(0o600)
+    path.write_bytes(data)
+    with pytest.raises(ConfigError) as caught:
+        read_secret_key(path)
+    assert caught.value.text.startswith(f"{path}: ")
+    assert words in caught.value.text
+    assert KEY[:-1] not in caught.value.text
+    with pytest.raises(ConfigError, match="key cannot be read"):
+        read_secret_key(tmp_path)
+
+
 def test_a_key_file_without_a_secret_key_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "a.key"
     path.touch(0o600)
