@@ -11,8 +11,10 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from malamute.errors import HttpRefused, LoginNeeded, TooFast
 from malamute.gateway import problems
+from malamute.gateway.console.visits import Console
 from malamute.gateway.settings import GatewaySettings
 from malamute.gateway.state import gateway_of
+from malamute.gateway.users import Identity
 
 BURST_SECONDS = 1.0
 """What was not used of so many seconds may come at once."""
@@ -79,7 +81,17 @@ class RateGuard:
             yield self._address, connection.client.host, "address"
         if self._user is not None:
             try:
-                yield self._user, gateway_of(connection).identity(connection).digest, "user"
+                yield self._user, _identity(connection).digest, "user"
             except LoginNeeded:
                 # Whoever needs to log in is told so, if there is a need.
                 return
+
+
+def _identity(connection: HTTPConnection) -> Identity:
+    """Who sends a request: the console knows that by its cookie. Raises `LoginNeeded`."""
+    path = connection.url.path
+    if path == "/" or path.startswith("/console/"):
+        console: Console = connection.app.state.console
+        if session := console.sessions.of(connection):
+            return session.identity
+    return gateway_of(connection).identity(connection)

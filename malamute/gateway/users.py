@@ -33,6 +33,9 @@ log = logging.getLogger("malamute.gateway")
 
 _SECRET = token_bytes(32)
 
+OPENINGS_MAX = 20
+"""How many sessions are opened at a time; others wait. Whether their credentials are right is not known yet."""
+
 
 class Identity(NamedTuple):
     """Who sends a request, as it says; the broker finds out whether that is so."""
@@ -115,9 +118,12 @@ class Users:
     def __init__(self, settings: GatewaySettings) -> None:
         self._settings = settings
         self._entries: OrderedDict[SessionKey, _Entry] = OrderedDict()
+        self._accepted: set[SessionKey] = set()
+        """Those whose credentials the broker has accepted. Others take no place, and nobody's."""
+        self._openings = asyncio.Semaphore(OPENINGS_MAX)
 
     def __len__(self) -> int:
-        return len(self._entries)
+        return len(self._accepted)
 
     @asynccontextmanager
     async def run(self) -> AsyncIterator[None]:
@@ -127,8 +133,7 @@ class Users:
             yield
         finally:
             sweeping.cancel()
-            await asyncio.gather(*(self._close(entry) for entry in self._entries.values()))
-            self._entries.clear()
+            await asyncio.gather(*(self._close(self._remove(key)) for key in [*self._entries]))
 
     async def _sweep(self) -> None:
         while True:
@@ -139,8 +144,11 @@ class Users:
         """Close what nobody has used since `before`, a time of `monotonic`."""
         for key, entry in [*self._entries.items()]:
             if not entry.uses and entry.used_at <= before and self._entries.get(key) is entry:
-                del self._entries[key]
-                await self._close(entry)
+                await self._close(self._remove(key))
+
+    def _remove(self, key: SessionKey) -> _Entry:
+        self._accepted.discard(key)
+        return self._entries.pop(key)
 
     async def _close(self, entry: _Entry) -> None:
         entry.opening.cancel()
@@ -188,21 +196,19 @@ class Users:
                 entry.listeners.remove(listener)
 
     async def _entry(self, key: SessionKey) -> _Entry:
-        # Whenever it has waited, somebody else may have opened it, or have taken the room.
-        while True:
-            entry = self._entries.get(key)
-            if entry is not None and not _is_over(entry):
-                return entry
-            if entry is not None:
-                del self._entries[key]
-                await self._close(entry)
-            elif len(self._entries) >= self._settings.users:
-                await self._make_room()
-            else:
-                entry = self._entries[key] = _Entry(
-                    asyncio.create_task(self._open(key.identity, key.address))
-                )
-                return entry
+        # Whenever it has waited, somebody else may have opened it.
+        while (found := self._entries.get(key)) is not None and _is_over(found):
+            await self._close(self._remove(key))
+        if found is not None:
+            return found
+        entry = self._entries[key] = _Entry(asyncio.create_task(self._open(key)))
+
+        def opened(task: asyncio.Task[malamute.aio.Client]) -> None:
+            if (task.cancelled() or task.exception()) and self._entries.get(key) is entry:
+                self._remove(key)
+
+        entry.opening.add_done_callback(opened)
+        return entry
 
     def _endless(self, identity: Identity, followers: int) -> SessionKey:
         """The first session for answers without end that has room for so many more, or is empty."""
@@ -213,15 +219,37 @@ class Users:
                 return key
         raise AssertionError("there are numbers enough")
 
-    async def _make_room(self) -> None:
-        for key, entry in self._entries.items():
-            if not entry.uses:
-                del self._entries[key]
-                await self._close(entry)
-                return
-        raise TryLater(f"{len(self._entries)} sessions are in use: expected at most {self._settings.users}")
+    async def _open(self, key: SessionKey) -> malamute.aio.Client:
+        seconds = self._settings.timeout_seconds
+        try:
+            async with asyncio.timeout(seconds):
+                await self._openings.acquire()
+        except TimeoutError:
+            raise TryLater(f"{OPENINGS_MAX} sessions were being opened for {seconds} s") from None
+        try:
+            client = await self._connect(key.identity, key.address)
+        finally:
+            self._openings.release()
+        try:
+            await self._accept(key)
+        except BaseException:
+            await client.close()
+            raise
+        return client
 
-    async def _open(self, identity: Identity, address: str) -> malamute.aio.Client:
+    async def _accept(self, key: SessionKey) -> None:
+        """Take a place for a session that was opened. Raises `TryLater`."""
+        while len(self._accepted) >= self._settings.users:
+            unused = (one for one, entry in self._entries.items() if not entry.uses)
+            idle = next((one for one in unused if one in self._accepted), None)
+            if idle is None:
+                raise TryLater(
+                    f"{len(self._accepted)} sessions are in use: expected at most {self._settings.users}"
+                )
+            await self._close(self._remove(idle))
+        self._accepted.add(key)
+
+    async def _connect(self, identity: Identity, address: str) -> malamute.aio.Client:
         settings = self._settings
         options: dict[str, Any] = {"user": identity.user, "password": identity.password}
         if identity.token:

@@ -15,6 +15,7 @@ import pytest
 from damaged_messages import publish_damaged
 from running_gateway import WAIT_SECONDS, RunningGateway
 from secured_gateway import secured_gateway
+from starlette.requests import HTTPConnection
 
 import malamute
 from malamute.config import Config
@@ -24,6 +25,7 @@ from malamute.gateway.console.sessions import (
     COOKIE,
     IDLE_SECONDS,
     LIFE_SECONDS,
+    SECURE_COOKIE,
     SESSIONS_MAX,
     ConsoleSessions,
 )
@@ -415,6 +417,49 @@ def test_who_signs_in_anew_ends_the_session_that_was_there(secured: RunningGatew
         assert http.get("/console/streams").status_code == 200
         http.cookies.clear()
         assert http.get("/console/streams", headers={"cookie": f"{COOKIE}={of_ann}"}).status_code == 303
+
+
+def test_a_browser_that_comes_by_tls_takes_the_cookie_of_this_host_alone(secured: RunningGateway) -> None:
+    host = secured.url.partition("://")[2]
+    with secured.client() as http:
+        data = {"user": "ann", "password": "geheim"}
+        answer = http.post("/console/sign-in", data=data, headers={"origin": f"https://{host}"})
+        [cookie] = answer.headers.get_list("set-cookie")
+        name, _, rest = cookie.partition("=")
+        assert name == SECURE_COOKIE == f"__Host-{COOKIE}"
+        attributes = {part.strip().lower() for part in rest.split(";")[1:]}
+        assert {"secure", "httponly", "path=/", "samesite=strict"} <= attributes
+        assert not [one for one in attributes if one.startswith("domain")]
+        session = rest.partition(";")[0]
+        known = {"cookie": f"{SECURE_COOKIE}={session}"}
+        assert http.get("/console/streams", headers=known).status_code == 200
+
+
+def test_over_tls_a_cookie_that_others_may_have_set_is_none() -> None:
+    sessions = ConsoleSessions()
+    name = sessions.start(Identity("ann", "x")).name
+
+    def found(scheme: str, cookie: str) -> bool:
+        headers = [(b"host", b"h"), (b"cookie", f"{cookie}={name}".encode())]
+        scope = {"type": "http", "scheme": scheme, "path": "/", "query_string": b"", "headers": headers}
+        return sessions.of(HTTPConnection(scope)) is not None
+
+    assert [found("https", COOKIE), found("https", SECURE_COOKIE)] == [False, True]
+    assert [found("http", COOKIE), found("http", SECURE_COOKIE)] == [True, True]
+
+
+def test_pages_of_the_console_count_for_the_rate_of_their_user(secured: RunningGateway) -> None:
+    gateway = RunningGateway(replace(secured.state.settings, user_rate=0.001))
+    try:
+        with gateway.client(headers={"origin": gateway.url}) as http:
+            _sign_in(http, "ann", "geheim")
+            assert [http.get("/console/streams").status_code for _ in range(2)] == [200, 429]
+        with gateway.client(auth=("ann", "geheim")) as http:
+            assert http.get("/live").status_code == 429
+        with gateway.client(auth=("bob", "secret")) as http:
+            assert http.get("/live").status_code == 200
+    finally:
+        gateway.stop()
 
 
 def test_a_form_of_nowhere_to_nowhere_is_refused(secured: RunningGateway) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,24 @@ def test_wrong_credentials_have_to_log_in_and_keep_no_session(
     assert "secret" not in answer.text
     with secured.client(auth=BOB) as http:
         assert http.get("/v1/streams/bob/messages").status_code == 200
+
+
+def test_wrong_credentials_take_the_place_of_nobody(secured: RunningGateway) -> None:
+    gateway = RunningGateway(replace(secured.state.settings, users=1))
+    try:
+        with gateway.client(auth=BOB) as http, gateway.client(auth=("bob", "wrong")) as guesser:
+            assert http.get("/v1/streams/bob/messages").status_code == 200
+            [session] = gateway.state.users._entries.values()
+            assert [guesser.get("/v1/streams/bob/messages").status_code for _ in range(3)] == [401] * 3
+            assert [*gateway.state.users._entries.values()] == [session]
+        # Who has right ones is told that there is no place, and others still that theirs are wrong.
+        with gateway.client(auth=ANN) as http, http.stream("GET", "/v1/streams/ann/events") as following:
+            assert following.status_code == 200
+            assert http.get("/v1/streams/ann/messages").status_code == 503
+            with gateway.client(auth=("bob", "wrong")) as guesser:
+                assert guesser.get("/v1/streams/bob/messages").status_code == 401
+    finally:
+        gateway.stop()
 
 
 def test_a_token_that_the_broker_does_not_know_has_to_log_in(secured: RunningGateway) -> None:

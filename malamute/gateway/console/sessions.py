@@ -7,9 +7,13 @@ from collections.abc import Callable
 from secrets import token_urlsafe
 from time import monotonic
 
+from starlette.requests import HTTPConnection
+
 from malamute.gateway.users import ANONYMOUS, Identity
 
 COOKIE = "malamute_session"
+SECURE_COOKIE = f"__Host-{COOKIE}"
+"""The cookie of a browser that comes by TLS: it takes one of this name from this very host alone."""
 
 SESSIONS_MAX = 1_000
 """Sessions at a time; one more ends the one that was not used for the longest time."""
@@ -65,8 +69,17 @@ class ConsoleSessions:
         self._by_name[session.name] = session
         return session
 
+    def of(self, connection: HTTPConnection) -> ConsoleSession | None:
+        """The session of a request, by its cookie; None if there is none, or it is over."""
+        cookies = connection.cookies
+        name = cookies.get(SECURE_COOKIE, "")
+        if connection.url.scheme != "https":
+            # A proxy may have TLS for it.
+            name = name or cookies.get(COOKIE, "")
+        return self.find(name) if name else None
+
     def find(self, name: str) -> ConsoleSession | None:
-        """The session of a cookie; None if it is over."""
+        """The session of this name; None if it is over."""
         self._forget_old()
         session = self._by_name.get(name)
         if session is not None:

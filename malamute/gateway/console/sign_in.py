@@ -8,7 +8,7 @@ from starlette.responses import Response
 from malamute.errors import LoginNeeded, MalamuteError
 from malamute.gateway import problems
 from malamute.gateway.console.rendering import render
-from malamute.gateway.console.sessions import COOKIE, LIFE_SECONDS
+from malamute.gateway.console.sessions import COOKIE, LIFE_SECONDS, SECURE_COOKIE
 from malamute.gateway.console.visits import SIGN_IN, Console, check_origin, read_form, redirect, visit_of
 from malamute.gateway.routes import Arguments, Endpoint, Parameter
 from malamute.gateway.users import Identity
@@ -38,14 +38,16 @@ async def sign_in(request: Request, arguments: Arguments) -> Response:
             raise LoginNeeded("no credentials: expected user and password, or a token")
         async with console.gateway.users.session(identity):
             # Nobody else is to find the credentials of who was here before.
-            console.sessions.end_named(request.cookies.get(COOKIE, ""))
+            if former := console.sessions.of(request):
+                console.sessions.end(former)
             session = console.sessions.start(identity)
     except MalamuteError as error:
         return render("sign_in.html", problems.status_of(type(error)), next=following, problem=error.text)
     response = redirect(following)
     secure = request.headers["origin"].lower().startswith("https:")
+    cookie = SECURE_COOKIE if secure else COOKIE
     response.set_cookie(
-        COOKIE, session.name, int(LIFE_SECONDS), secure=secure, httponly=True, samesite="strict"
+        cookie, session.name, int(LIFE_SECONDS), secure=secure, httponly=True, samesite="strict"
     )
     return response
 
@@ -59,6 +61,7 @@ async def sign_out(request: Request, arguments: Arguments) -> Response:
         console.watches.end(session.identity)
     response = redirect(SIGN_IN)
     response.delete_cookie(COOKIE, httponly=True, samesite="strict")
+    response.delete_cookie(SECURE_COOKIE, secure=True, httponly=True, samesite="strict")
     return response
 
 

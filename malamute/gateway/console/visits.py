@@ -14,7 +14,7 @@ from malamute.aio import Client
 from malamute.errors import AccessRefused, LoginNeeded, Malformed, OriginRefused
 from malamute.gateway import bodies
 from malamute.gateway.console.rendering import HEADERS, render
-from malamute.gateway.console.sessions import COOKIE, ConsoleSession, ConsoleSessions
+from malamute.gateway.console.sessions import ConsoleSession, ConsoleSessions
 from malamute.gateway.console.watch import BrokerWatch, Watches
 from malamute.gateway.state import Gateway, gateway_of
 from malamute.protocol.admin import AdminChange, AdminQuery
@@ -187,7 +187,7 @@ def visit_of(request: Request) -> Visit:
 
 
 def _session_of(request: Request, console: Console) -> ConsoleSession:
-    if (name := request.cookies.get(COOKIE)) and (session := console.sessions.find(name)):
+    if session := console.sessions.of(request):
         return session
     if console.gateway.settings.anonymous:
         return console.sessions.anonymous
