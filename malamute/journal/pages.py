@@ -69,7 +69,7 @@ class Tree(NamedTuple):
     root: int
 
 
-class Root(NamedTuple):
+class PageRoot(NamedTuple):
     """A root page: the trees of the free pages and of the values, the last page, and its transaction."""
 
     map_bytes: int
@@ -92,14 +92,14 @@ class _Bad(Exception):
     """Raised within this file: what is wrong with a page."""
 
 
-def read_root(page: bytes, page_bytes: int) -> Root:
+def read_root(page: bytes, page_bytes: int) -> PageRoot:
     """A root page. Raises ValueError if it is none."""
     magic, version, _, map_bytes = _ROOT.unpack_from(page, _PAGE.size)
     if (magic, version, _PAGE.unpack_from(page)[2]) != (_MAGIC, _FORMAT, _IS_ROOT):
         raise ValueError("it is none")
     at = _PAGE.size + _ROOT.size
     free, values = (Tree(*_TREE.unpack_from(page, at + n * _TREE.size)) for n in (0, 1))
-    root = Root(map_bytes, free, values, *_ENDS.unpack_from(page, at + 2 * _TREE.size))
+    root = PageRoot(map_bytes, free, values, *_ENDS.unpack_from(page, at + 2 * _TREE.size))
     if free.page_bytes != page_bytes or not root.last * page_bytes < map_bytes <= MAP_BYTES_MAX:
         raise ValueError(f"a map of {map_bytes} bytes has {root.last} pages of {free.page_bytes}")
     return root
@@ -126,7 +126,7 @@ class Pages:
                 self._check_free(root.free)
         return self.faults
 
-    def best_root(self) -> Root | None:
+    def best_root(self) -> PageRoot | None:
         """The root that LMDB takes; or, if nobody can tell, the one with less damage below it; or None."""
         root = self._newest_root()
         if root is not None:
@@ -140,7 +140,7 @@ class Pages:
         self.faults = before
         return min(counted)[2] if counted else None
 
-    def _roots(self) -> list[Root]:
+    def _roots(self) -> list[PageRoot]:
         """The roots that can be read."""
         size = os.sysconf("SC_PAGESIZE")
         longest = 2 * os.fstat(self._file).st_size + BEHIND_BYTES
@@ -155,7 +155,7 @@ class Pages:
                 self.faults.append(PageFault(number, f"root: {error}"))
         return roots
 
-    def _newest_root(self) -> Root | None:
+    def _newest_root(self) -> PageRoot | None:
         """The root that LMDB takes. None if there is none to go by."""
         roots = self._roots()
         if self.faults:
@@ -175,7 +175,7 @@ class Pages:
 
     # --- trees
 
-    def values(self, root: Root) -> Iterator[tuple[bytes, Node]]:
+    def values(self, root: PageRoot) -> Iterator[tuple[bytes, Node]]:
         """The values below a root in order, each with its page, as far as nothing is wrong with that."""
         self.page_bytes, self._last = root.free.page_bytes, root.last
         self._used = bytearray(b"\1\1").ljust(root.last + 1, b"\0")
@@ -285,7 +285,7 @@ class Pages:
             raise _Bad(f"page {number} is in two places")
         self._used[number : number + count] = b"\1" * count
 
-    def orphans(self, root: Root) -> Iterator[tuple[bytes, Node]]:
+    def orphans(self, root: PageRoot) -> Iterator[tuple[bytes, Node]]:
         """The values of leaves that nothing leads to any more, after `values`: they are not free either.
 
         What a value of its own pages holds may look like a leaf, but not in the pages of an orphan.

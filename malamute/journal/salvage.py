@@ -25,7 +25,7 @@ from malamute.journal import format as codec
 from malamute.journal.backup import SLACK_BYTES
 from malamute.journal.directory import put_meta, read_meta
 from malamute.journal.format import BLOCK, CHUNK, STREAM, Damaged, StreamMeta, key
-from malamute.journal.pages import PageFault, Pages, Root
+from malamute.journal.pages import PageFault, PageRoot, Pages
 
 BATCH_BYTES = 16 << 20
 """What one transaction copies."""
@@ -61,7 +61,7 @@ def salvage(data: Path, new: Path) -> list[PageFault]:
         os.close(descriptor)
 
 
-def _batches(pages: Pages, root: Root) -> Iterator[list[tuple[bytes, bytes]]]:
+def _batches(pages: Pages, root: PageRoot) -> Iterator[list[tuple[bytes, bytes]]]:
     batch: list[tuple[bytes, bytes]] = []
     size = 0
     for page, node in pages.values(root):
