@@ -34,7 +34,7 @@ log = logging.getLogger("malamute.gateway")
 _SECRET = token_bytes(32)
 
 OPENINGS_MAX = 20
-"""How many sessions are opened at a time; others wait. Whether their credentials are right is not known yet."""
+"""How many sessions are opened at a time; others wait. Nobody has looked at their credentials yet."""
 
 
 class Identity(NamedTuple):
