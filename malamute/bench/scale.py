@@ -22,9 +22,11 @@ import zmq
 from malamute.bench import queues, start, workspace
 from malamute.bench.figures import MEBIBYTE, extent, middle, us_each
 from malamute.bench.machine import anonymous_bytes, cpu_seconds
+from malamute.bench.processes import Measured, WorkloadProcess
 from malamute.bench.raw_peer import RawPeer
 from malamute.bench.start import GIGABYTE
-from malamute.bench.workloads import HEADERS
+from malamute.bench.workloads import HEADERS, Begin
+from malamute.errors import MalamuteError
 from malamute.protocol.batch import pack_record, unpack_payload
 from malamute.protocol.limits import Limits
 from malamute.protocol.messages import (
@@ -72,6 +74,9 @@ SPARE_BYTES = 1 << 10
 
 CONNECTING = 100
 """Peers that connect at the same time: a listening socket has room for not many more."""
+
+CROWD = 4_000
+"""Connections of one process: each takes several of its files."""
 
 PREPARING = 1_000
 """Commands under way while it is made what is measured."""
@@ -188,20 +193,13 @@ class Scene:
         raise_file_limit()
         self._broker = broker
         self._stack = stack
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._context.set(zmq.MAX_SOCKETS, self._context.get(zmq.SOCKET_LIMIT))
-        stack.callback(self._context.destroy, linger=0)
+        self._context = _context(stack)
         self._number = 0
         (self.publisher,) = self.peers(1)
 
     def peers(self, count: int) -> list[RawPeer]:
         """More of them, of which some connect at the same time."""
-        peers: list[RawPeer] = []
-        while len(peers) < count:
-            at_once = range(min(CONNECTING, count - len(peers)))
-            made = [RawPeer(self._broker.url, "", context=self._context) for _ in at_once]
-            peers += [self._stack.enter_context(peer) for peer in made]
-        return peers
+        return _peers(self._broker.url, count, self._stack, self._context)
 
     def publish(
         self, batches: Sequence[Publish | Send], readers: Sequence[RawPeer] = (), window: int = WINDOW
@@ -232,11 +230,32 @@ def _bytes_of(batch: Publish | Send) -> int:
     return sum(map(len, batch.records))
 
 
-def receive(reader: RawPeer, messages: int) -> None:
-    """Take so many messages."""
-    while messages > 0:
+def _context(stack: ExitStack) -> zmq.Context[zmq.Socket[bytes]]:
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    context.set(zmq.MAX_SOCKETS, context.get(zmq.SOCKET_LIMIT))
+    stack.callback(context.destroy, linger=0)
+    return context
+
+
+def _peers(
+    url: str, count: int, stack: ExitStack, context: zmq.Context[zmq.Socket[bytes]] | None = None
+) -> list[RawPeer]:
+    """Peers that are connected, of whom some connect at the same time."""
+    context = context or _context(stack)
+    peers: list[RawPeer] = []
+    while len(peers) < count:
+        made = [RawPeer(url, "", context=context) for _ in range(min(CONNECTING, count - len(peers)))]
+        peers += [stack.enter_context(peer) for peer in made]
+    return peers
+
+
+def receive(reader: RawPeer, messages: int) -> int:
+    """Take so many messages. Returns how many those were."""
+    had = 0
+    while had < messages:
         delivery = reader.next(Deliver)
-        messages -= sum(1 for _ in unpack_payload(delivery.payload, delivery.large).each_sequence())
+        had += sum(1 for _ in unpack_payload(delivery.payload, delivery.large).each_sequence())
+    return had
 
 
 @contextmanager
@@ -393,13 +412,41 @@ def _batches(options: ScaleOptions, point: int) -> Cost:
 
 
 def _fanout(options: ScaleOptions, point: int) -> Cost:
-    """Subscribers of everything, a connection each."""
-    with _scene(options) as scene:
-        readers = scene.peers(point)
-        for reader in readers:
-            _subscribe(reader, _subscription("temp.#"))
-        batches = _publishes(max(BATCH, options.messages // point), BATCH, options.size_bytes)
-        return scene.cost(lambda: scene.publish(batches, readers), point)
+    """Subscribers of everything, a connection each, in processes that have files for so many."""
+    messages = max(BATCH, options.messages // point)
+    batches = _publishes(messages, BATCH, options.size_bytes)
+    with workspace.broker(options.directory) as broker, ExitStack() as stack:
+        scene = Scene(broker, stack)
+        shares = [min(CROWD, point - first) for first in range(0, point, CROWD)]
+        crowds = [
+            stack.enter_context(WorkloadProcess(read_everything, broker.url, share, messages))
+            for share in shares
+        ]
+        for crowd in crowds:
+            crowd.get()
+
+        def fan_out() -> int:
+            for crowd in crowds:
+                crowd.go()
+            scene.publish(batches)
+            if sum(crowd.get()["received"] for crowd in crowds) != point * messages:
+                raise MalamuteError("some readers have not had everything")
+            return messages
+
+        return scene.cost(fan_out, point)
+
+
+def read_everything(begin: Begin, url: str, readers: int, messages: int) -> Measured:
+    """Subscribe to everything with a connection each, and take so many messages with each of them."""
+    from malamute.server.daemon import raise_file_limit
+
+    raise_file_limit()
+    with ExitStack() as stack:
+        peers = _peers(url, readers, stack)
+        for peer in peers:
+            _subscribe(peer, _subscription("temp.#"))
+        begin()
+        return {"received": sum(receive(peer, messages) for peer in peers)}
 
 
 def _ring(options: ScaleOptions, point: int) -> Cost:
