@@ -27,7 +27,7 @@ from random import Random
 from typing import NamedTuple
 
 import lmdb
-from crash_disk import MARK, NAMED, SYNCED, Disk, Entry, Write, read_log, sample
+from crash_disk import MARK, NAMED, SYNC, SYNCED, Disk, Entry, Write, read_log, sample
 from crash_promises import Broken, Promises
 from crash_recorder import SIZE, build, record
 
@@ -112,7 +112,7 @@ class Checker:
                     continue
                 try:
                     self._moment(
-                        disk, entry.kind in (NAMED, SYNCED), moment % self._share[1] == self._share[0]
+                        disk, entry.kind in (NAMED, SYNC, SYNCED), moment % self._share[1] == self._share[0]
                     )
                 except (Broken, MalamuteError, lmdb.Error) as error:
                     raise Broken(f"moment {moment}, state {self._states}: {error}") from error
