@@ -211,7 +211,9 @@ def _number(group: Any) -> int:
 
 def _sequences(group: Any, piece: Slice) -> tuple[int, int]:
     """The sequences of a row group, as far as they are in the slice."""
-    bounds = group.row_groups[0].statistics["sequence"]
+    bounds = (group.row_groups[0].statistics or {}).get("sequence")
+    if bounds is None:  # that is damaged, too
+        return piece.first, piece.last
     return max(bounds["min"], piece.first), min(bounds["max"], piece.last)
 
 

@@ -329,6 +329,17 @@ def test_a_damaged_row_group_is_lost_as_far_as_it_is_in_the_slice(tmp_path: Path
         assert [n for batch in batches for n in batch["sequence"].to_pylist()] == rows
 
 
+def test_a_damaged_row_group_without_statistics_is_lost_with_its_slice(tmp_path: Path) -> None:
+    path = tmp_path / "f.parquet"
+    table = pa.table({"sequence": ALL_ROWS, "body": [b"body"] * len(ALL_ROWS)})
+    pq.write_table(table, path, write_statistics=False, write_page_checksum=True)
+    damage(path, 0, "body")
+    query = ReadQuery(SourceOptions(path=str(tmp_path)), {}, (), ("sequence", "body"))
+    [lost] = read(query, Slice("s", 3, 5, "f.parquet"))
+    assert isinstance(lost, LostRange)
+    assert lost[1:3] == (3, 5)
+
+
 @pytest.mark.parametrize("shares", [1, 2, 3, 5])
 def test_each_row_group_is_in_one_share_and_what_is_lost_is_reported_once(
     tmp_path: Path, shares: int
