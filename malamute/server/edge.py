@@ -42,7 +42,7 @@ class Edge(Protocol):
 
     @property
     def inputs(self) -> Sequence[Any]:
-        """What to poll for input: sockets of libzmq, or whatever has a `fileno`.
+        """What to poll for input, the same all the time: sockets of libzmq, or whatever has a `fileno`.
 
         Not one descriptor for all, since that of a libzmq socket tells of changes only, and each send may
         swallow one.
