@@ -104,6 +104,31 @@ def test_a_tour_by_keys_of_every_page_on_a_phone_and_on_a_wide_screen(
                 assert page.complaints == []
 
 
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_nothing_serious(browser: Any, running: RunningGateway, scheme: str) -> None:
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe is not installed").Axe()
+    with (
+        malamute.connect(running.state.settings.broker, address="eve", timeout=WAIT_SECONDS) as client,
+        client.subscribe("weather", "temp.*"),
+        _tab(browser, running.url, color_scheme=scheme, viewport={"width": 1280, "height": 900}) as page,
+    ):
+        client.publish("weather", "temp.oslo", b"-3", {"unit": "C"}, assurance="stored")
+        client.send("eve", "hello", b"see you at nine")
+        paths = (
+            *(path for path, _, _ in NAVIGATION),
+            link("/console/stream", name="weather"),
+            link("/console/stream/history", name="weather"),
+            link("/console/queue", kind="mailbox", name="eve"),
+            link("/console/explain", name="weather", sequence="1", subscriber="eve"),
+        )
+        # In the dark only colours are others, and they are the same on all pages.
+        for path in paths if scheme == "light" else paths[::5]:
+            page.goto(path)
+            found = axe.run(page).response["violations"]
+            serious = [one for one in found if one["impact"] in ("serious", "critical")]
+            assert [(one["id"], [node["html"] for node in one["nodes"]]) for one in serious] == [], path
+
+
 def test_a_message_is_published_seen_as_it_comes_and_dropped(browser: Any, running: RunningGateway) -> None:
     with malamute.connect(running.state.settings.broker, timeout=WAIT_SECONDS) as client:
         client.publish("prices", "first", b"1", assurance="stored")
