@@ -35,7 +35,7 @@ BEHIND_BYTES = 1 << 30
 
 _MAGIC, _FORMAT = 0xBEEFC0DE, 1
 _OWN_PAGES = 1
-_IS_ROOT = 8
+_IS_ROOT, _OF_VALUE = 8, 4
 _PAGE = struct.Struct("<QHHHH")
 _NODE = struct.Struct("<HHHH")
 _ROOT = struct.Struct("<IIQQ")
@@ -116,12 +116,13 @@ class Pages:
         self._used = bytearray()
         self._is_free_tree = False
 
-    def check(self) -> list[PageFault]:
-        """Look at all of them. Returns the faults."""
+    def check(self, *, values: bool = False) -> list[PageFault]:
+        """Look at all of them, also at the first page of each of the `values`. Returns the faults."""
         root = self._newest_root()
         if root is not None:
-            for _ in self.values(root):
-                continue
+            for _, node in self.values(root):
+                if values and (fault := self.fault_of(node)):
+                    self.faults.append(fault)
             if not self.faults:
                 self._check_free(root.free)
         return self.faults
@@ -308,6 +309,20 @@ class Pages:
             for node in leaf:
                 yield page, node
 
+    def fault_of(self, node: Node) -> PageFault | None:
+        """What is wrong with the first page of a value, if it has pages of its own; LMDB looks at it."""
+        if not node.own:
+            return None
+        try:
+            head = self._read(node.own * self.page_bytes, _PAGE.size)
+            itself, _, flags, low, high = _PAGE.unpack(head)
+            if (itself, flags) == (node.own, _OF_VALUE) and low | high << 16 >= self._pages_of(node.size):
+                return None
+            reason = f"it is page {itself} of kind {flags}, expected kind {_OF_VALUE}"
+        except (OSError, ValueError) as error:
+            reason = str(error)
+        return PageFault(node.own, reason, node.key, node.key + b"\0")
+
     def read(self, page: bytes, node: Node) -> bytes:
         """A value. Raises OSError or ValueError if its own pages cannot be read."""
         if node.own:
@@ -323,6 +338,8 @@ class Pages:
         self._is_free_tree = False
         for page, node in values:
             try:
+                if fault := self.fault_of(node):
+                    raise _Bad(fault.reason)
                 value = self.read(page, node)
                 numbers = struct.unpack(f"<{len(value) // 8}Q", value)
                 if len(node.key) != _NUMBER.size or not numbers or numbers[0] != len(numbers) - 1:
@@ -348,13 +365,14 @@ def words(fault: PageFault) -> str:
     return f"{fault.reason}; it led to the keys from {fault.first.hex() or 'the first'} to {behind}"
 
 
-def check_pages(data: Path) -> list[PageFault]:
+def check_pages(data: Path, *, values: bool = False) -> list[PageFault]:
     """What is wrong with the pages of a data file, which nobody may be writing to.
 
-    Costs a microsecond for each value, and reading the pages that lead to them.
+    Costs some microseconds for each value, and reading the pages that lead to them; with `values` also the
+    first page of each value that has pages of its own.
     """
     descriptor = os.open(data, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        return Pages(descriptor).check()
+        return Pages(descriptor).check(values=values)
     finally:
         os.close(descriptor)

@@ -90,7 +90,7 @@ def repair(
 
 def _salvage(path: Path, data: Path, *, dry_run: bool) -> list[Repair]:
     """Make a new file if pages that lead to values are damaged. Returns what is lost."""
-    faults = check_pages(data)
+    faults = check_pages(data, values=True)
     if faults and not dry_run:
         with translated():
             faults = [*dict.fromkeys([*faults, *salvage(data, path / NEW)])]

@@ -65,6 +65,9 @@ def _batches(pages: Pages, root: PageRoot) -> Iterator[list[tuple[bytes, bytes]]
     batch: list[tuple[bytes, bytes]] = []
     size = 0
     for page, node in pages.values(root):
+        if fault := pages.fault_of(node):
+            pages.faults.append(fault)
+            continue
         try:
             value = pages.read(page, node)
         except (OSError, ValueError) as error:
