@@ -75,7 +75,7 @@ def run(sizes: Sequence[int] = SIZES, seed: int = 1, rounds: int = ROUNDS) -> li
     with _quiet_collector():
         # Memory first: later, what other workloads have freed would be used again and hide the growth.
         rows = [*memory(5_000, 1_000_000, chance), *capacity(5_000, 20, chance)]
-        rows += mixed(50_000, chance, rounds)
+        rows += mixed(50_000, random.Random(seed), rounds)
         rows += [row for size in sizes for row in topics(size, chance, rounds)]
         rows += fields(10_000, chance, rounds)
         rows += ranges(10_000, chance, rounds)

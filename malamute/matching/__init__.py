@@ -14,6 +14,7 @@ Where to read: `index.py` for the whole, `family.py` for what a family is, then 
     cache        results by subject        subjects, regex, fields                         the other families
     selector     what is asked for         expression, parser, plan, conditions, thresholds  expressions
     criteria     families in use           geometry                                        areas on the sphere
+    saved        an index as bytes
     compiled_selector    one selector against many messages    compiled    one expression, as a function
 """
 
