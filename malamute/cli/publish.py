@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import IO, TYPE_CHECKING, Any
 
 import click
@@ -20,9 +21,10 @@ from malamute.cli.payload import (
 )
 from malamute.cli.printing import printable, to_json
 from malamute.cli.progress import bar
+from malamute.cli.units import duration
 
 if TYPE_CHECKING:
-    from malamute.client.sync.client import Client
+    from malamute.client.sync.publisher import Publisher
 
 COPIES = 1000
 """Copies of a message that are given to the client at once."""
@@ -52,6 +54,12 @@ COPIES = 1000
     show_default=True,
     help="Wait until the messages are on the broker's disk.",
 )
+@click.option(
+    "--ttl",
+    type=duration,
+    metavar="DURATION",
+    help="They expire after this time: nobody gets them any more, as 30s.",
+)
 @connects
 @json_option
 def pub(
@@ -64,6 +72,7 @@ def pub(
     lines: bool,
     rows: IO[bytes] | None,
     confirm: bool,
+    ttl: float | None,
     connection: ConnectionOptions,
     as_json: bool,
 ) -> None:
@@ -77,17 +86,20 @@ def pub(
     assurance = "stored" if confirm else "none"
     sequence = None
     with connection.open() as client:
+        publisher = partial(client.publisher, stream, assurance=assurance, ttl=ttl)
         if rows is not None:
-            published = _publish_rows(client, stream, assurance, _rows(rows, subject, headers))
+            published = _publish_rows(publisher, _rows(rows, subject, headers))
         elif lines:
             chunks = chunks_of_lines(standard_input())
             many = ([OutgoingMessage(subject, headers, line) for line in chunk] for chunk in chunks)
-            published = _publish_rows(client, stream, assurance, many)
+            published = _publish_rows(publisher, many)
         elif count > 1:
             copies = _copies(OutgoingMessage(subject, headers, body_of(body or "")), count)
-            published = _publish_rows(client, stream, assurance, copies, count)
+            published = _publish_rows(publisher, copies, count)
         else:
-            sequence = client.publish(stream, subject, body_of(body or ""), headers, assurance=assurance)
+            sequence = client.publish(
+                stream, subject, body_of(body or ""), headers, assurance=assurance, ttl=ttl
+            )
             published = 1
     _report(stream, published, sequence, confirm=confirm, as_json=as_json)
 
@@ -116,14 +128,12 @@ def _copies(row: OutgoingMessage, count: int) -> Iterator[list[OutgoingMessage]]
 
 
 def _publish_rows(
-    client: Client,
-    stream: str,
-    assurance: str,
+    publisher: Callable[[], Publisher],
     chunks: Iterator[list[OutgoingMessage]],
     total: int | None = None,
 ) -> int:
     published = 0
-    with client.publisher(stream, assurance=assurance) as out, bar("publish", "messages") as progress:
+    with publisher() as out, bar("publish", "messages") as progress:
         try:
             for rows in chunks:
                 subjects, headers, bodies = zip(*rows, strict=True) if rows else ((), (), ())

@@ -10,6 +10,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, TypedDict
 
 from malamute.errors import InvalidValue
+from malamute.protocol.limits import DURATION_MS_MAX
 from malamute.protocol.start import Start
 
 DEFAULT_URL = "tcp://127.0.0.1:9999"
@@ -170,6 +171,19 @@ def milliseconds(span: Span) -> int:
     if span < timedelta():
         raise InvalidValue(f"invalid time {span!r}: expected 0 seconds or more")
     return -(-(span // _MICROSECOND) // 1000)
+
+
+def ttl_milliseconds(ttl: Span | None) -> int:
+    """Return a time to live in milliseconds; 0, which is for ever, for None.
+
+    Raises:
+        InvalidValue: it is no duration, or not longer than nothing, or longer than ten years.
+
+    """
+    found = 0 if ttl is None else milliseconds(ttl)
+    if ttl is not None and not 0 < found <= DURATION_MS_MAX:
+        raise InvalidValue(f"invalid ttl {ttl!r}: expected more than 0 seconds and at most ten years")
+    return found
 
 
 def nanoseconds(moment: datetime) -> int:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 RELOADED: Mapping[str, frozenset[str]] = {
     "access": frozenset({"accounts", "rules", "quota", "group", "user", "issuer"}),
     "storage": frozenset({"backups"}),
-    "streams": frozenset({"committed", "bytes", "count", "age", "rule"}),
+    "streams": frozenset({"committed", "bytes", "count", "age", "ttl", "rule"}),
     "queues": frozenset(option.name for option in fields(SECTIONS["queues"])),
     "events": frozenset({"bytes", "audit_bytes"}),
     "limits": frozenset(

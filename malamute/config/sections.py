@@ -23,10 +23,11 @@ from malamute.protocol.limits import Limits
 from malamute.store.policies import BaseKind, QueuePolicy, StreamPolicy, StreamRetention
 
 _MINUTE, _HOUR, _DAY, _YEAR = 60.0, 3600.0, 86400.0, 365 * 86400.0
-_ANY_SIZE, _ANY_COUNT, _ANY_AGE = (
+_ANY_SIZE, _ANY_COUNT, _ANY_AGE, _ANY_TTL = (
     option_types.size(0),
     option_types.count(0),
     option_types.duration(0, 100 * _YEAR),
+    option_types.duration(0, 10 * _YEAR),
 )
 
 
@@ -187,6 +188,7 @@ class StreamRule(Section):
     bytes: int | None = option(None, _ANY_SIZE)
     count: int | None = option(None, _ANY_COUNT)
     age: float | None = option(None, _ANY_AGE)
+    ttl: float | None = option(None, _ANY_TTL)
 
 
 @dataclass(frozen=True)
@@ -303,6 +305,9 @@ class StreamsConfig(Section):
     age: float = option(0.0, _ANY_AGE)
     """How much older than the newest message of its stream a message may be; 0 is no limit. What a clock that
     was set, or a lower value here, makes too old leaves at twice the pace of time, late after a start."""
+    ttl: float = option(0.0, _ANY_TTL)
+    """After how long a message expires: nobody gets it any more, now or in a replay. 0 is never. A publisher
+    may give a message less time, and not more."""
     rule: tuple[StreamRule, ...] = option((), STREAM_RULES)
     """What differs for some streams, by the pattern of their names: `*` is any characters, `?` is one,
     `[ab]` is one of these. The first rule with a pattern that fits is taken."""
@@ -316,7 +321,7 @@ class StreamsConfig(Section):
             return getattr(self, option) if own is None else own
 
         retention = StreamRetention(value("bytes"), value("count"), value("age"))
-        return StreamPolicy(value("journal"), value("committed"), retention)
+        return StreamPolicy(value("journal"), value("committed"), retention, value("ttl"))
 
 
 _QUEUE = QueuePolicy()

@@ -686,6 +686,7 @@ class Core(Engines):
     def _give_time_back(self, seconds: float) -> None:
         """The clock was so much ahead when the broker started, and was set right since."""
         self._tell_clock("corrected", seconds)
+        self.streams.times_before.give_back(seconds)
         for table in (self.mailboxes, self.services):
             for queue in table.by_name.values():
                 queue.schedule.give_time_back(seconds)
@@ -826,7 +827,7 @@ class Core(Engines):
             taken = 2 * size_bytes + MESSAGE_BYTES * len(records)
             self._hold(session, taken - large_bytes(records) if size_bytes >= RECORD_LARGE_BYTES else taken)
             stream = stream or self.streams.get(message.stream)
-        first = stream.publish(session.address, message.subjects, records)
+        first = stream.publish(session.address, message.subjects, records, message.ttl)
         if session.quotas:
             take_rates(session.quotas, amounts, self.effects.now)
         if message.number:

@@ -52,11 +52,24 @@ def large_bytes(records: Sequence[Frame]) -> int:
 class Loaded:
     """A chunk with its columns: on its way in, or read back from the journal."""
 
-    __slots__ = ("_headers", "_parts", "_places", "_shared", "_spent", "_whole", "chunk", "columns", "later")
+    __slots__ = (
+        "_headers",
+        "_parts",
+        "_places",
+        "_shared",
+        "_spent",
+        "_whole",
+        "born",
+        "chunk",
+        "columns",
+        "later",
+    )
 
-    def __init__(self, chunk: Chunk, columns: Columns) -> None:
+    def __init__(self, chunk: Chunk, columns: Columns, born: float = 0.0) -> None:
         self.chunk = chunk
         self.columns = columns
+        self.born = born
+        """When it came, in seconds that are counted; it matters if any of its messages expires."""
         self.later: dict[int, tuple[Reader, ChunkPart]] = {}
         """Who is to get which part of it when it is on the disk."""
         self._whole: ChunkPart | None = None
@@ -119,7 +132,7 @@ class Loaded:
         if places is not None and len(places) < self.chunk.count:
             return self._encoded(tuple(places))
         if self._whole is None:
-            self._whole = ChunkPart(self.columns, (self.chunk.payload, *self.chunk.large))
+            self._whole = ChunkPart(self.columns, (self.chunk.payload, *self.chunk.large), self.born)
         return self._whole
 
     def _encoded(self, places: tuple[int, ...]) -> ChunkPart:
@@ -127,7 +140,7 @@ class Loaded:
         if part is None:
             if len(self._parts) >= PARTS_MAX:
                 self._parts.clear()
-            part = self._parts[places] = ChunkPart(self.columns.take(places))
+            part = self._parts[places] = ChunkPart(self.columns.take(places), None, self.born)
             self._spent += ENCODE_WORK + len(places) // 2
         return part
 

@@ -21,6 +21,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Protocol
 
 from malamute.core.chunk import Loaded
+from malamute.core.expiry import BirthTimes
 from malamute.core.subscription import Reader, SourceStream
 from malamute.core.workflow import GO_ON, Workflow, run_workflow
 from malamute.errors import MalamuteError
@@ -64,6 +65,7 @@ class ReplayedStream(SourceStream, Protocol):
     last_stored: int
     first_kept: int
     behind: bool
+    births: BirthTimes
 
     def activate(self) -> None:
         """Flush it at the end of the iteration."""
@@ -205,6 +207,7 @@ class Replay:
 
     def _catch_up(self, subscription: Reader) -> None:
         """It has had all that it was to have: it is LIVE, unless it waits for single messages."""
+        subscription.announce_expired()
         if subscription.committed and subscription.wanted:
             self.patient[id(subscription)] = subscription
             return
@@ -325,6 +328,8 @@ class Replay:
     def _serve_all(self, going: dict[int, Reader], chunk: Chunk) -> Workflow:
         """Serve a chunk to those who are ready for it."""
         loaded = Loaded.read(chunk)
+        if loaded.columns.ttls:
+            loaded.born = self.stream.births.counted(chunk.first, chunk.time_ns)
         effects = self.stream.effects
         shared = self.stream.audience.shares(len({subscription.group for subscription in going.values()}))
         readers = [*going.values()]
@@ -395,7 +400,7 @@ class Replay:
         """Offer the messages at some places of a chunk to a reader, and be done with all before `stop`."""
         first = loaded.chunk.first
         places = subscription.takes(first, places) if places else ()
-        left = subscription.offer(loaded.part(places)) if places else 0
+        left = subscription.give(loaded.part(places)) if places else 0
         subscription.move(left or first + stop)
         # Others may share what it took to find its messages, and to encode them.
         self.stream.effects.replay_work -= (SERVE_WORK if places else PASS_WORK) + loaded.take_spent()

@@ -31,6 +31,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterator, Sequence
+from itertools import repeat
 from sys import maxsize
 from typing import Any
 
@@ -39,6 +40,7 @@ from malamute.core.chunk import Loaded, chunk_bytes
 from malamute.core.chunk_part import ChunkPart
 from malamute.core.dispatch import Held, in_steps
 from malamute.core.effects import Effects
+from malamute.core.expiry import BirthTimes, TimesBefore
 from malamute.core.gaps import Gaps, Missing
 from malamute.core.metrics import Rate
 from malamute.core.replay import Replay
@@ -213,6 +215,10 @@ class Stream:
         """How many changes of feeds from it are under way."""
         self._deletions = 0
         self._incoming: tuple[list[str], list[Frame], list[str]] = ([], [], [])
+        self._ttl = self._policy_ttl()
+        self._ttls: list[int] = []
+        """When what came in expires, as far as any of it does so."""
+        self.births = BirthTimes(self.next, owner.times_before)
         self._held = Held()
         """What waits for its sequences to be reserved, or to be offered."""
         self.behind = False
@@ -231,10 +237,16 @@ class Stream:
 
     # Messages in
 
-    def publish(self, sender: str, subjects: Sequence[str], records: Sequence[Frame]) -> int:
-        """Take messages, to go out at the end of the iteration. Returns the sequence of the first."""
+    def publish(self, sender: str, subjects: Sequence[str], records: Sequence[Frame], ttl: int = 0) -> int:
+        """Take messages, to go out at the end of the iteration. Returns the sequence of the first.
+
+        They expire after `ttl` milliseconds, or when the policy says so if that is sooner; 0 is never.
+        """
         all_subjects, all_records, all_senders = self._incoming
         first = self.next + len(all_subjects)
+        if ttl or self._ttl:
+            ttl = min(filter(None, (ttl, self._ttl)))
+            self._ttls += [*repeat(0, len(all_subjects) - len(self._ttls)), *repeat(ttl, len(subjects))]
         all_subjects += subjects
         all_records += records
         all_senders += [sender] * len(subjects)
@@ -252,20 +264,26 @@ class Stream:
             if self.behind:
                 self._dispatch()
             return
+        ttls, self._ttls = self._ttls, []
         self._incoming = ([], [], [])
         try:
-            self._flush(subjects, records, senders)
+            self._flush(subjects, records, senders, ttls)
         except Exception as error:
             # Its publishers learn that it was not stored.
             self.effects.spoil("what was published", error)
 
-    def _flush(self, subjects: list[str], records: list[Frame], senders: list[str]) -> None:
+    def _flush(self, subjects: list[str], records: list[Frame], senders: list[str], ttls: list[int]) -> None:
         self.time_ns = self.moment()
         self._clocked = self.effects.time_ns
         sender = senders[0] if len(set(senders)) == 1 else senders
         columns = Columns(self.next, self.time_ns, sender, subjects, records)
+        if ttls:
+            ttls += repeat(0, len(subjects) - len(ttls))
+            columns = Columns(*columns[:5], ttls=ttls[0] if len(set(ttls)) == 1 else ttls)
+            self.births.note(self.next, self.time_ns, self.effects.now)
         payload, large = pack_stream_payload(columns)
-        loaded = Loaded(Chunk(self.next, len(subjects), self.time_ns, payload, large), columns)
+        chunk = Chunk(self.next, len(subjects), self.time_ns, payload, large)
+        loaded = Loaded(chunk, columns, self.effects.now)
         self.next += len(subjects)
         self.last = self.next - 1
         self.messages += len(subjects)
@@ -333,6 +351,11 @@ class Stream:
         if policy.retention != self.policy.retention:
             self.effects.store(Retain(self.name, policy.retention))
         self.policy, self.committed = policy, policy.committed
+        self._ttl = self._policy_ttl()
+
+    def _policy_ttl(self) -> int:
+        # What the broker tells of itself is not for any publisher's readers to outrun.
+        return 0 if self.own else self.policy.ttl_ms
 
     @property
     def retention(self) -> StreamRetention | None:
@@ -555,6 +578,7 @@ class Stream:
 
     def _offer(self, loaded: Loaded, part: ChunkPart, readers: Collection[Reader]) -> None:
         """Offer messages of a chunk to those whom they are for."""
+        is_fresh = part.expires > self.effects.now
         # A review may end any of them.
         for subscription in [*readers] if len(readers) == 1 else self.effects.in_turn(readers):
             start = subscription.start
@@ -564,7 +588,13 @@ class Stream:
                 if subscription.committed and loaded.chunk.last > self.replay.durable:
                     loaded.later[id(subscription)] = subscription, part
                     self.effects.hurry()
-                elif left := start if start > loaded.chunk.first else subscription.offer(part):
+                elif left := (
+                    start
+                    if start > loaded.chunk.first
+                    else subscription.offer(part)
+                    if is_fresh
+                    else subscription.give(part)
+                ):
                     subscription.switch(left)
                     subscription.unblock()
             except Exception as error:
@@ -589,7 +619,7 @@ class Stream:
             if not reader.open or reader.cursor:
                 continue
             try:
-                if left := reader.start if reader.start > loaded.chunk.first else reader.offer(part):
+                if left := reader.start if reader.start > loaded.chunk.first else reader.give(part):
                     reader.switch(left)
                     reader.unblock()
             except Exception as error:
@@ -626,6 +656,7 @@ class Streams:
         self.effects = effects
         self.limits = limits
         self._policy_of = self._started_with = policy_of
+        self.times_before = TimesBefore(effects.time_ns)
         self.caches = caches
         self.incarnations = incarnations
         self.incarnation = incarnations[-1] if incarnations else 0

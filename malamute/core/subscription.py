@@ -17,6 +17,7 @@ from malamute.core.session import Session
 from malamute.matching import Group, Selector
 from malamute.protocol.messages import (
     BY_TYPE,
+    EXPIRED,
     LIMITED,
     NOT_STORED,
     TAKEN_BACK,
@@ -38,6 +39,12 @@ if TYPE_CHECKING:
 
 
 _SUBSCRIBE = BY_TYPE[Subscribe].opcode
+
+RUNS_MAX = 20
+"""Runs of messages that have expired, or have not, that a reader in REPLAY is given in one step."""
+
+RUN_WORK = 20
+"""What one of them takes beside finding it."""
 
 
 class Position(NamedTuple):
@@ -90,9 +97,11 @@ class Reader:
         self.cost_bytes = 0
         """What its selector takes of memory."""
         self.start = self.after = self.cursor = 0
-        self.quiet = False
+        self.quiet = self.began_quietly = False
         self.wanted: deque[int] = deque()
         self.head = 0
+        self._expired = (0, 0)
+        """What has expired and was not announced yet: the first and the last message; 0 is none."""
         # Until it is known where to begin, it is as if it waited for a read.
         self.reading = True
         self.joined = 0
@@ -112,7 +121,8 @@ class Reader:
         self.after = self.start - 1
         if self.start == self.stream.next:
             self.cursor = 0
-        self.quiet = position.quiet and self.cursor > 0
+        self.quiet = self.began_quietly = position.quiet and self.cursor > 0
+        self._expired = (0, 0)
         self.reading = False
         self.began = True
         self.unblock()
@@ -133,6 +143,41 @@ class Reader:
     def offer(self, part: ChunkPart) -> int:
         """Take as much of a part as there is room for. Returns the first sequence left out, or 0."""
         raise NotImplementedError
+
+    def give(self, part: ChunkPart) -> int:
+        """Offer what has not expired of a part, in order, and note what has. Returns as `offer`."""
+        now = self.stream.effects.now
+        if part.expires > now:
+            if self._expired[0]:
+                self.announce_expired()
+            return self.offer(part)
+        runs = part.runs(now)
+        for some, is_expired in runs[:RUNS_MAX] if self.cursor else runs:
+            if is_expired:
+                self._note_expired(some.columns.each_sequence())
+                continue
+            self.announce_expired()
+            if left := self.offer(some):
+                return left
+        self.stream.effects.replay_work -= RUN_WORK * min(len(runs), RUNS_MAX)
+        if not self.cursor:
+            self.announce_expired()
+        elif len(runs) > RUNS_MAX:
+            return runs[RUNS_MAX][0].columns.each_sequence()[0]
+        return 0
+
+    def _note_expired(self, sequences: Sequence[int]) -> None:
+        # Who began at the oldest that there is does not miss what had expired before that.
+        if self.delivered or not self.began_quietly:
+            self.skipped += len(sequences)
+            self._expired = self._expired[0] or sequences[0], sequences[-1]
+
+    def announce_expired(self) -> None:
+        """Tell of what has expired since something came, as one gap."""
+        (first, last), self._expired = self._expired, (0, 0)
+        if first:
+            self.missed(first, last, EXPIRED)
+            self.after = last
 
     def missed(self, first: int, last: int, reason: str) -> None:
         """Learn that messages are unavailable."""
@@ -190,6 +235,7 @@ class Reader:
     def rewind(self, sequence: int) -> None:
         """Go on at another sequence, or LIVE with 0; it is no switch of its own."""
         self.cursor = sequence
+        self._expired = (0, 0)
 
     def skip(self, last: int, reason: str) -> None:
         """Move the cursor past `last`, and tell that the messages up to it are unavailable."""
@@ -197,6 +243,8 @@ class Reader:
             self.cursor = self._following(max(self.cursor, min(last + 1, self.head)))
         if self.cursor > last:
             return
+        self.announce_expired()
+        self.began_quietly = False
         self.skipped += last - self.cursor + 1
         self.missed(self.cursor, last, reason)
         self.cursor = last + 1
@@ -207,7 +255,7 @@ class Reader:
         state = "replay" if cursor else "live"
         sequence = cursor or self.cursor
         self.cursor = cursor
-        self.quiet = False
+        self.quiet = self.began_quietly = False
         self.wanted.clear()
         self.stream.switches[state] += 1
         self.stream.effects.switches[state] += 1

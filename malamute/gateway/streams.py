@@ -28,6 +28,11 @@ PAGE_MESSAGES_MAX = 1000
 
 NAME = Parameter("name", "The name of the stream.", place="path")
 SUBJECT = Parameter("subject", "The subject of a message that does not say it itself.")
+TTL = Parameter(
+    "ttl",
+    "After how many seconds they expire: nobody gets them any more.",
+    {"type": "number", "minimum": 0},
+)
 KEY = Parameter(
     "Idempotency-Key", "A request that is repeated with its key is carried out once.", place="header"
 )
@@ -91,6 +96,7 @@ async def publish(request: Request, arguments: Arguments) -> Response:
                     [content.body for content in found],
                     headers,
                     timeout=timeout,
+                    ttl=arguments["ttl"],
                 )
 
     if key is None:
@@ -99,7 +105,7 @@ async def publish(request: Request, arguments: Arguments) -> Response:
         owner = (identity.digest, name, key)
         first = await gateway.keys.once(
             owner,
-            blake2b(repr(found).encode(), digest_size=16).digest(),
+            blake2b(repr((found, arguments["ttl"])).encode(), digest_size=16).digest(),
             lambda: publish_all(settings.key_seconds),
             settings.timeout_seconds,
         )
@@ -201,7 +207,7 @@ ENDPOINTS = (
         "/v1/streams/{name}/messages",
         publish,
         "Publish one message, or many as one: all of them become durable, or none.",
-        (NAME, SUBJECT, KEY),
+        (NAME, SUBJECT, TTL, KEY),
         bodies.MESSAGE_TYPES,
         {201: Documented("They are durable. `first` and `last` are their sequences.")},
         (413, 415, 422, 507),

@@ -5,9 +5,11 @@ the msgpack array `[headers or nil, frame, …]`. A *payload* holds the columns 
 column a list, or one value where all messages share it:
 
     stream:  [sequences, time, senders, subjects, records]
+             [sequences, time, senders, subjects, records, ttls]
     queue:   [sequences, times, senders, subjects, records, attempts, properties]
 
-`sequences` as one number is the first of a run without holes. In `records` nil stands for a record of
+`sequences` as one number is the first of a run without holes. `ttls` is there if any of the messages expires:
+how many milliseconds after its time, and 0 for never. In `records` nil stands for a record of
 64 KiB or more, which follows as a frame of its own. Lists of plain strings and bytes keep the garbage
 collector out of the way: it visits containers, not strings, which makes columns about three times as
 fast as an object for each message.
@@ -17,13 +19,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import repeat
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import msgpack
 import msgspec
 
 from malamute.errors import InvalidValue, Malformed, TooLarge
-from malamute.protocol.limits import DEPTH_MAX, ITEMS_MAX, RECORD_LARGE_BYTES, VALUES_MAX
+from malamute.protocol.limits import (
+    DEPTH_MAX,
+    DURATION_MS_MAX,
+    ITEMS_MAX,
+    RECORD_LARGE_BYTES,
+    VALUES_MAX,
+)
 from malamute.protocol.scan import has_too_many_values
 
 Headers = Mapping[str, str | int | float | bool | None]
@@ -229,6 +237,7 @@ class Columns(NamedTuple):
     records: Sequence[Frame]
     attempts: int | Sequence[int] = 1
     properties: Sequence[Mapping[str, Any] | None] | None = None
+    ttls: int | Sequence[int] = 0
 
     def __len__(self) -> int:
         return len(self.subjects)
@@ -262,7 +271,7 @@ class Columns(NamedTuple):
 
     def rows(self) -> Iterable[tuple[Any, ...]]:
         """All columns of each message."""
-        sequences, times, senders, subjects, records, attempts, properties = self
+        sequences, times, senders, subjects, records, attempts, properties = self[:7]
         return zip(
             range(sequences, sequences + len(subjects)) if isinstance(sequences, int) else sequences,
             repeat(times) if isinstance(times, int) else times,
@@ -273,6 +282,10 @@ class Columns(NamedTuple):
             repeat(None) if properties is None else properties,
             strict=False,
         )
+
+    def each_ttl(self) -> Iterable[int]:
+        """After how many milliseconds each message expires; 0 is never. Endless if the same for all."""
+        return repeat(self.ttls) if isinstance(self.ttls, int) else self.ttls
 
     def take(self, places: Sequence[int]) -> Columns:
         """The messages at these places alone."""
@@ -288,19 +301,22 @@ def pack_stream_payload(columns: Columns) -> tuple[bytes, tuple[Frame, ...]]:
     """The payload frame of stream messages, and the large records that follow it."""
     sequences, times, senders, subjects, records = columns[:5]
     inline, large = split_large(records)
-    return pack_plain((sequences, times, senders, subjects, inline)), large
+    plain = sequences, times, senders, subjects, inline
+    return pack_plain((*plain, columns.ttls) if columns.ttls else plain), large
 
 
 def pack_queue_payload(columns: Columns) -> tuple[bytes, tuple[Frame, ...]]:
     """The payload frame of mailbox or service messages, and the large records that follow it."""
     inline, large = split_large(columns.records)
-    return pack_plain((*columns[:4], inline, *columns[5:])), large
+    return pack_plain((*columns[:4], inline, *columns[5:7])), large
 
 
 def unpack_payload(payload: Frame, large: Sequence[Frame] = ()) -> Columns:
     """Read a payload of either kind. Raises `Malformed` for anything else."""
     fields = _plain_columns(payload) or _any_columns(payload)
     fields[4] = join_large(fields[4], large)
+    if len(fields) == _SIX:
+        fields[5:] = 1, None, fields[5]
     return Columns(*fields)
 
 
@@ -321,10 +337,22 @@ def _plain_columns(payload: Frame) -> list[Any]:
     return fields if count else []
 
 
+_SIX = 6
 _seen = msgspec.msgpack.Decoder(msgspec.Raw).decode
+_Ttl = Annotated[int, msgspec.Meta(ge=0, le=DURATION_MS_MAX)]
 _TYPED_COLUMNS: dict[int, Callable[[Frame], Sequence[Any]]] = {
     0x95: msgspec.msgpack.Decoder(
         tuple[int | list[int], int | list[int], str | list[str], list[str], list[bytes | None]]
+    ).decode,
+    0x96: msgspec.msgpack.Decoder(
+        tuple[
+            int | list[int],
+            int | list[int],
+            str | list[str],
+            list[str],
+            list[bytes | None],
+            _Ttl | list[_Ttl],
+        ]
     ).decode,
     0x97: msgspec.msgpack.Decoder(
         tuple[
@@ -339,13 +367,13 @@ _TYPED_COLUMNS: dict[int, Callable[[Frame], Sequence[Any]]] = {
         ]
     ).decode,
 }
-"""By how a list begins: of five columns those of stream messages, of seven those of queued ones."""
+"""By how a list begins: of five or six columns those of stream messages, of seven those of queued ones."""
 
 
 def _any_columns(payload: Frame) -> list[Any]:
     fields = unpack(payload, items_max=len(payload))
-    if not isinstance(fields, list) or len(fields) not in (5, 7):
-        raise Malformed("invalid payload: expected an array of 5 or 7 columns")
+    if not isinstance(fields, list) or len(fields) not in (5, _SIX, 7):
+        raise Malformed("invalid payload: expected an array of 5, 6 or 7 columns")
     subjects, records = fields[3:5]
     if not isinstance(subjects, list) or not isinstance(records, list) or not subjects:
         raise Malformed("invalid payload: expected non-empty lists of subjects and records")
@@ -353,6 +381,8 @@ def _any_columns(payload: Frame) -> list[Any]:
         raise Malformed("invalid payload: expected properties of nil, or a list of nil and maps")
     if not all(map(_is_column, fields, _COLUMN_TYPES, repeat(len(subjects)))):
         raise Malformed("invalid payload: expected columns of the right type and of one length")
+    if len(fields) == _SIX and not _are_ttls(fields[5]):
+        raise Malformed(f"invalid payload: expected times to live of 0 to {DURATION_MS_MAX} milliseconds")
     return fields
 
 
@@ -361,6 +391,11 @@ _TEXT: set[type] = {str}
 _RECORD: set[type] = {bytes, type(None)}
 _MAP: set[type] = {dict, type(None)}
 _COLUMN_TYPES = (_INT, _INT, _TEXT, _TEXT, _RECORD, _INT, _MAP)
+
+
+def _are_ttls(column: int | list[int]) -> bool:
+    ttls = [column] if isinstance(column, int) else column
+    return 0 <= min(ttls) <= max(ttls) <= DURATION_MS_MAX
 
 
 def _is_column(column: object, allowed: set[type], length: int) -> bool:

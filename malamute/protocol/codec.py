@@ -47,7 +47,7 @@ __all__ = ["PROTOCOL_2", "Codec", "decode", "encode", "with_last_fields"]
 
 ROUTING_ID_BYTES = 16
 
-_GROWN = (Hello, Error)
+_GROWN = (Hello, Error, Publish)
 """Commands whose last field is left out while it has its default: whoever does not know it refuses it."""
 
 
@@ -89,9 +89,7 @@ def encode(message: Message) -> list[Frame]:
         assert isinstance(message, PackedAnswer)
         return [_ANSWER + pack(message.ref) + message.value]
     if not spec.frames:
-        if isinstance(message, _GROWN) and not message[-1]:
-            return [pack((spec.opcode, *message[:-1]))]
-        return [pack((spec.opcode, *message))]
+        return [pack((spec.opcode, *_without_default(message)))]
     if isinstance(message, Deliver):
         return [pack((_DELIVER, message.source, message.after)), message.payload, *message.large]
     return _with_records(spec, message)
@@ -109,6 +107,7 @@ def _payload(part: DeliveryPart) -> Sequence[Frame]:
 def _with_records(spec: Spec, message: tuple[Any, ...]) -> list[Frame]:
     place = spec.records
     records = message[place]
+    message = _without_default(message)
     frame = b""
     if not records or len(records[0]) < RECORD_LARGE_BYTES:
         # Most commands are small as a whole: to look at each record would take as long as packing it.
@@ -119,6 +118,10 @@ def _with_records(spec: Spec, message: tuple[Any, ...]) -> list[Frame]:
     if not large:
         return [frame]
     return [pack((spec.opcode, *message[:place], inline, *message[place + 1 :])), *large]
+
+
+def _without_default(message: tuple[Any, ...]) -> tuple[Any, ...]:
+    return message[:-1] if isinstance(message, _GROWN) and not message[-1] else message
 
 
 def with_last_fields(frames: Sequence[Frame], *values: Any) -> list[Frame]:

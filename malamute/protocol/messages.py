@@ -52,12 +52,16 @@ class Hello(NamedTuple):
 
 
 class Publish(NamedTuple):
-    """Publish messages to a stream. With a number other than 0 they are confirmed by STORED."""
+    """Publish messages to a stream. With a number other than 0 they are confirmed by STORED.
+
+    They expire `ttl` milliseconds after the broker has accepted them; 0 is never.
+    """
 
     stream: str
     number: int
     subjects: Sequence[str]
     records: Sequence[Frame]
+    ttl: int = 0
 
 
 class Send(NamedTuple):
@@ -335,6 +339,8 @@ TAKEN_BACK = "taken-back"
 """The reason of a gap in what was delivered before it was on the disk, and never came there."""
 RESTORED = "restored"
 """The reason of a gap between a backup and what came when it was restored. Anything may have been there."""
+EXPIRED = "expired"
+"""The reason of a gap in which every message that the subscription would have got has expired."""
 
 HARMLESS = frozenset((RESTART, NOT_STORED))
 """Reasons of gaps in which nothing was that its publisher had confirmed."""
@@ -605,7 +611,7 @@ class Spec(NamedTuple):
 
 SPECS: tuple[Spec, ...] = (
     Spec(1, Hello, (VERSIONS, ADDRESS, WORDS, SEQUENCE, NUMBER, NUMBER, SETTLED, TOKEN), 2, 4),
-    Spec(2, Publish, (NAME, NUMBER, SUBJECTS, RECORDS), 4, 1, "large", 3, (2,)),
+    Spec(2, Publish, (NAME, NUMBER, SUBJECTS, RECORDS, DURATION), 4, 1, "large", 3, (2,)),
     Spec(3, Send, (NAME, NUMBER, SUBJECTS, RECORDS, PROPERTIES), 4, 1, "large", 3, (2, 4)),
     Spec(4, Request, (NAME, NUMBER, SUBJECTS, RECORDS, PROPERTIES, HELD), 4, 1, "large", 3, (2, 4)),
     Spec(

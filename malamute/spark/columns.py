@@ -43,6 +43,7 @@ class Gatherer:
     def _clear(self) -> None:
         self._numbers: list[np.ndarray[Any, Any]] = []
         self._times: list[np.ndarray[Any, Any]] = []
+        self._expires: list[np.ndarray[Any, Any]] = []
         self._senders: list[pa.Array] = []
         self._subjects: list[str] = []
         self._records: list[Frame] = []
@@ -61,6 +62,8 @@ class Gatherer:
         count = len(columns)
         self._numbers.append(np.asarray(columns.each_sequence(), np.int64))
         self._times.append(np.fromiter(islice(columns.each_time(), count), np.int64, count))
+        ttls = np.fromiter(islice(columns.each_ttl(), count), np.int64, count)
+        self._expires.append(np.where(ttls > 0, self._times[-1] // 1000 + ttls * 1000, 0))
         senders = columns.senders
         one_for_all = isinstance(senders, str)
         self._senders.append(pa.repeat(senders, count) if one_for_all else pa.array(senders, pa.string()))
@@ -78,6 +81,7 @@ class Gatherer:
             "time_ns": lambda: pa.array(times),
             "sender": lambda: pa.concat_arrays(self._senders),
             "subject": lambda: subjects,
+            "expires": lambda: _moments(np.concatenate(self._expires)),
             "parts": lambda: _parts(subjects),
         }
         if self._opens:
@@ -88,6 +92,11 @@ class Gatherer:
         arrays = [make[field.name]().cast(field.type) for field in self.schema]
         self._clear()
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+
+
+def _moments(microseconds: np.ndarray[Any, Any]) -> pa.Array:
+    """Moments since 1970, null for 0."""
+    return pa.array(microseconds, mask=microseconds == 0).cast(pa.timestamp("us", "UTC"))
 
 
 def _parts(subjects: pa.StringArray) -> pa.ListArray:

@@ -10,6 +10,7 @@ A message is a row. `stream` and `date` are not in the files: they are in the na
     headers    by name; each value stands in the field of its type, a header without a value in none
     body       its frames as one piece of bytes; `frames` has their sizes when there is not exactly one
     size       the bytes of the body, to be summed without reading it
+    expires    when it expires or has expired, UTC; null if it does not
 
 `headers['price'].number` is how Spark SQL reads a header. An integer stands in `number` as well, so that
 numbers can be compared without knowing how they were written; one that needs more than 63 bits stands only
@@ -65,6 +66,7 @@ COLUMNS = (
     Column("body", "binary", True),
     Column("frames", "array<int>", False),
     Column("size", "int", True),
+    Column("expires", "timestamp", False),
 )
 """The columns that every file has, in order."""
 

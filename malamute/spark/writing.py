@@ -35,7 +35,7 @@ from malamute.spark.schema import KINDS, PREFIX
 ROWS = 5000
 """Messages that are made at a time."""
 
-GIVEN = frozenset(("sequence", "time", "time_ns", "sender", "parts", "size", "stream", "date"))
+GIVEN = frozenset(("sequence", "time", "time_ns", "sender", "parts", "size", "expires", "stream", "date"))
 """Columns that the broker gives its messages."""
 
 _OPTIONS = frozenset(("url", "stream", "checkpointlocation", "path", *CREDENTIALS))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import ceil
 from typing import Any, Literal, NamedTuple
 
 BaseKind = Literal["mailbox", "service"]
@@ -40,6 +41,13 @@ class StreamPolicy(NamedTuple):
     committed: bool = False
     """Whether subscribers get only what is durable."""
     retention: StreamRetention = KEEP_ALL
+    ttl_seconds: float = 0.0
+    """After how long its messages expire, if they say nothing or a longer time; 0 is never."""
+
+    @property
+    def ttl_ms(self) -> int:
+        """The same in milliseconds, at least one if it is not never."""
+        return ceil(self.ttl_seconds * 1000)
 
 
 StreamPolicyOf = Callable[[str], StreamPolicy]

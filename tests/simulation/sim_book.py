@@ -101,7 +101,7 @@ class Book:
         self.has_failed = has_failed
         self.audit = AuditBook(lambda: wall.now, has_failed, unconfirmed, on=audit)
         self.author = Author()
-        self.streams = StreamBook(self.author, store, NO_JOURNAL)
+        self.streams = StreamBook(self.author, store, NO_JOURNAL, wall)
         self.feeds = FeedBook(self.author, self.streams, NO_JOURNAL)
         self.queues = QueueBook(self.author, self.feeds, policy, MailTimes(wall))
         self._puts = Puts()
@@ -379,6 +379,7 @@ class Book:
         """The broker tells of itself."""
         if subject == "clock.corrected":
             self.queues.give_time_back(details["seconds"])
+            self.streams.give_time_back(details["seconds"])
         kind, what, name = subject.split(".", 2) if subject.count(".") > 1 else ("", "", "")
         if (kind, what) == ("feed", "gap"):
             self.feeds.missed(name, details["stream"], details["first"], details["last"])
@@ -488,6 +489,7 @@ class Book:
         if isinstance(grant.began, Subscribe):
             grant.move(message.after, columns.each_sequence()[-1])
             self.streams.told(grant.began.stream, columns.each_sequence()[-1])
+            self.streams.check_fresh(grant.began.stream, columns.each_sequence())
             if grant.began.committed:
                 self.streams.check_committed(grant.began.stream, columns.each_sequence())
             if blocked:

@@ -43,6 +43,8 @@ CREDITS = (1, 2, 8, 100, -1)
 CREDIT_BYTES = (30, 200, 4_000, -1)
 ACK_TIMEOUTS_MS = (0, 0, 300, 1_500)
 CURSORS = ("blue", "red")
+TTLS_MS = (0, 0, 0, 20, 300, 2_000)
+"""Times to live of messages of streams."""
 SOURCES_MAX = 3
 
 assert RECORD_LARGE_BYTES > 0
@@ -163,10 +165,12 @@ class Client:
             self.book.author.write(order, s, self.address, HEADERS[(a // 2 + c) % len(HEADERS)])
             for s in subjects
         ]
+        # In a run in which mail has options, messages of streams may expire.
+        ttl = TTLS_MS[(a // 4 + b + c) % len(TTLS_MS)] if self.setup.wishes else 0
         if len(records) == 1:
-            self.session.sending.publish_single(stream, subjects[0], records[0], order.command)
+            self.session.sending.publish_single(stream, subjects[0], records[0], order.command, ttl)
         else:
-            self.session.sending.publish(stream, subjects, records, order.command)
+            self.session.sending.publish(stream, subjects, records, order.command, ttl)
         return self._given(order)
 
     def send_mail(self, a: int, b: int, c: int) -> str:

@@ -13,14 +13,15 @@ from collections.abc import Mapping, Sequence
 from sys import maxsize
 from typing import Any
 
-from sim_clock import TimeBook
+from sim_clock import TimeBook, Wall
+from sim_mail import MOMENT
 from sim_origin import Author, Origin, Violation
 from sim_wants import Wants
 
 from malamute.client.session.sources import StreamSource
 from malamute.journal.memory import MemoryStore
 from malamute.protocol.batch import Columns, unpack_payload
-from malamute.protocol.messages import RESTART, RESTORED, TAKEN_BACK, Deliver, Gap, Message
+from malamute.protocol.messages import EXPIRED, RESTART, RESTORED, TAKEN_BACK, Deliver, Gap, Message
 from malamute.store.operations import FLOOR, AppendChunk, Chunk, Recovered, Reserve
 from malamute.store.policies import StreamRetention
 
@@ -28,14 +29,18 @@ from malamute.store.policies import StreamRetention
 class Place:
     """One message of a stream. It is `alive` as long as it waits for the disk or is on it.
 
-    `life` is that of the broker that gave it its sequence.
+    `life` is that of the broker that gave it its sequence. It came at `born`, in seconds as the broker counts
+    them, with `ttl` seconds to live; 0 is for ever.
     """
 
-    __slots__ = ("alive", "life", "origin", "stored")
+    __slots__ = ("alive", "born", "life", "origin", "stored", "time_ns", "ttl")
 
-    def __init__(self, origin: Origin, life: int) -> None:
+    def __init__(self, origin: Origin, life: int, born: float, time_ns: int, ttl: int) -> None:
         self.origin = origin
         self.life = life
+        self.born = born
+        self.time_ns = time_ns
+        self.ttl = ttl / 1000
         self.stored = False
         self.alive = True
 
@@ -43,8 +48,9 @@ class Place:
 class StreamBook:
     """What every stream holds, by sequence."""
 
-    def __init__(self, author: Author, store: MemoryStore, no_journal: str) -> None:
+    def __init__(self, author: Author, store: MemoryStore, no_journal: str, wall: Wall) -> None:
         self.author = author
+        self.wall = wall
         self.store = store
         self.no_journal = no_journal
         self.places: dict[str, dict[int, Place]] = {}
@@ -60,6 +66,8 @@ class StreamBook:
         self.times = TimeBook()
         self.incarnations: Sequence[int] = ()
         """Where the broker began anew after a restore."""
+        self.began = wall.now
+        """When the broker started, as it counts."""
         self.life = 0
         """How often the broker was killed."""
         self.reserved: dict[str, int] = {}
@@ -81,15 +89,21 @@ class StreamBook:
         """Messages have got their sequences."""
         places, order = self.places.setdefault(stream, {}), self.order.setdefault(stream, [])
         rows = zip(
-            columns.each_sequence(), columns.subjects, columns.records, columns.each_sender(), strict=False
+            columns.each_sequence(),
+            columns.subjects,
+            columns.records,
+            columns.each_sender(),
+            columns.each_time(),
+            columns.each_ttl(),
+            strict=False,
         )
-        for sequence, subject, record, sender in rows:
+        for sequence, subject, record, sender, time_ns, ttl in rows:
             if order and sequence <= order[-1]:
                 raise Violation("a sequence was used again", stream=stream, sequence=sequence, last=order[-1])
             origin = self.author.origin(record, stream, subject)
             self._check_origin(origin, stream, sequence, subject, sender)
             self._found[origin.body] = (stream, sequence)
-            places[sequence] = Place(origin, self.life)
+            places[sequence] = Place(origin, self.life, self.wall.now, time_ns, ttl)
             order.append(sequence)
 
     def _check_origin(self, origin: Origin, stream: str, sequence: int, subject: str, sender: str) -> None:
@@ -161,6 +175,11 @@ class StreamBook:
     def started(self, recovered: Recovered) -> None:
         """A broker goes on behind what was reserved: nobody was told of anything behind that."""
         self.incarnations = recovered.incarnations
+        for places in self.places.values():
+            for place in places.values():
+                # There is nothing to count by: the clock on the wall is believed.
+                place.born = min(place.time_ns / 1e9, self.wall.now)
+        self.began = self.wall.now
         self.floor = recovered.streams[FLOOR].reserved if FLOOR in recovered.streams else 0
         for stream, order in self.order.items():
             state = recovered.streams.get(stream)
@@ -187,6 +206,13 @@ class StreamBook:
             for sequence in gone:
                 places[sequence].stored = False
                 self.ever_stored.discard(places[sequence].origin.body)
+
+    def give_time_back(self, seconds: float) -> None:
+        """The clock was wrong when the broker started: what was there before came later."""
+        for places in self.places.values():
+            for place in places.values():
+                if place.life < self.life:
+                    place.born = min(place.time_ns / 1e9 + seconds, self.began)
 
     def told(self, stream: str, sequence: int) -> None:
         """Somebody was told of a sequence: it may not be used again."""
@@ -218,8 +244,21 @@ class StreamBook:
     def is_there(self, stream: str, sequence: int) -> bool:
         """Whether a message can be had: it is in the ring, or waits for the disk."""
         place = self.places[stream][sequence]
+        if self.has_expired(place, MOMENT):
+            return False
         kept = not place.stored or sequence >= self.first_kept(stream)
         return stream != self.no_journal and place.alive and kept and (stream, sequence) not in self.damaged
+
+    def has_expired(self, place: Place, late: float) -> bool:
+        """Whether a message is not to be had any more, `late` seconds after now."""
+        return 0 < place.ttl <= self.wall.now + late - place.born
+
+    def check_fresh(self, stream: str, sequences: Sequence[int]) -> None:
+        """What is sent has not expired."""
+        places = self.places.get(stream, {})
+        expired = [s for s in sequences if s in places and self.has_expired(places[s], -MOMENT)]
+        if expired:
+            raise Violation("a message came that has expired", stream=stream, sequences=expired)
 
     def check_committed(self, stream: str, sequences: Sequence[int]) -> None:
         """What goes to somebody who wants only what is on the disk is on the disk."""
@@ -235,6 +274,9 @@ class StreamBook:
         for sequence in self.owed(stream, wants, gap.first, gap.last):
             if self.is_there(stream, sequence):
                 raise Violation("a gap was told of what is there", stream=stream, sequence=sequence, gap=gap)
+            place = self.places[stream][sequence]
+            if gap.reason == EXPIRED and not self.has_expired(place, MOMENT):
+                raise Violation("a gap was told of what is missing for another reason", stream=stream, gap=gap)
 
     def check_store(self, kept_messages: int) -> None:
         """What the ring holds is what was committed: all of it, but the oldest when there is too much."""

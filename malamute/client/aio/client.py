@@ -41,6 +41,7 @@ from malamute.client.options import (
     RequestOptions,
     SendOptions,
     ServiceOptions,
+    Span,
     SubscribeOptions,
     WorkOptions,
 )
@@ -109,14 +110,17 @@ class Client(ClientBase):
         *,
         assurance: str = "none",
         timeout: float | None = None,
+        ttl: Span | None = None,
     ) -> int:
         """Publish one message, and return its sequence; with the assurance `stored`, when it is durable.
 
         Raises as `malamute.Client.publish`.
         """
-        if assurance == "none" and self._publish_fast_path(stream, subject, body, headers):
+        if assurance == "none" and ttl is None and self._publish_fast_path(stream, subject, body, headers):
             return 0
-        return await self._publish(stream, subject, body, headers, assurance=assurance, timeout=timeout)
+        return await self._publish(
+            stream, subject, body, headers, assurance=assurance, timeout=timeout, ttl=ttl
+        )
 
     async def publish_batch(
         self,
@@ -126,19 +130,22 @@ class Client(ClientBase):
         headers_list: Sequence[Headers | None] | None = None,
         *,
         timeout: float | None = None,
+        ttl: Span | None = None,
     ) -> int:
         """Publish messages as one command, stored as a whole or not at all; return the first sequence.
 
         Raises as `malamute.Client.publish_batch`.
         """
-        return await self._publish_batch(stream, subjects, bodies, headers_list, timeout)
+        return await self._publish_batch(stream, subjects, bodies, headers_list, timeout, ttl)
 
-    def publisher(self, stream: str, **options: Unpack[PublisherOptions]) -> Publisher:
+    def publisher(
+        self, stream: str, *, ttl: Span | None = None, **options: Unpack[PublisherOptions]
+    ) -> Publisher:
         """Return a publisher of many messages to one stream: batched and pipelined.
 
         Raises as `malamute.Client.publisher`.
         """
-        return Publisher(self._driver, self._to_stream(stream), **options)
+        return Publisher(self._driver, self._to_stream(stream, ttl), **options)
 
     def subscribe(
         self, stream: str, *patterns: str, **options: Unpack[SubscribeOptions]

@@ -35,6 +35,7 @@ from malamute.client.options import (
     milliseconds,
     properties_of,
     start_words,
+    ttl_milliseconds,
 )
 from malamute.client.session.batch import check_subject, check_subjects, is_stored, record_of, records_of
 from malamute.client.session.outbox import Command
@@ -202,12 +203,13 @@ class ClientBase:
         *,
         assurance: str,
         timeout: float | None,
+        ttl: Span | None,
     ) -> int:
         check_subject(subject)
-        record = record_of(headers, body)
+        record, ttl_ms = record_of(headers, body), ttl_milliseconds(ttl)
         command = Command() if is_stored(assurance) else None
         await self._driver.make_room(numbered=command is not None, timeout=timeout)
-        self._session.sending.publish_single(stream, subject, record, command)
+        self._session.sending.publish_single(stream, subject, record, command, ttl_ms)
         self._stream = stream
         await self._driver.ship()
         return await self._settle(command, timeout)
@@ -219,14 +221,15 @@ class ClientBase:
         bodies: Sequence[Body],
         headers_list: Sequence[Headers | None] | None,
         timeout: float | None,
+        ttl: Span | None,
     ) -> int:
         if not subjects or {len(subjects)} != {len(bodies), len(headers_list or subjects)}:
             raise InvalidValue("invalid batch: expected columns of one length, and at least one message")
         check_subjects(subjects)
-        records = records_of(headers_list, bodies)
+        records, ttl_ms = records_of(headers_list, bodies), ttl_milliseconds(ttl)
         command = Command()
         await self._driver.make_room(numbered=True, timeout=timeout)
-        self._session.sending.publish(stream, subjects, records, command)
+        self._session.sending.publish(stream, subjects, records, command, ttl_ms)
         await self._driver.ship()
         return await self._settle(command, timeout)
 
@@ -305,9 +308,9 @@ class ClientBase:
             raise
         return pending
 
-    def _to_stream(self, stream: str) -> Carry:
+    def _to_stream(self, stream: str, ttl: Span | None) -> Carry:
         self._driver.check()
-        return partial(self._session.sending.publish, stream)
+        return partial(self._session.sending.publish, stream, ttl=ttl_milliseconds(ttl))
 
     def _to_mailbox(self, address: str) -> Carry:
         self._driver.check()

@@ -27,7 +27,10 @@ class Message:
     since 1970 (UTC), `sender` the address of its sender or empty, `subject` its subject.
     """
 
-    __slots__ = ("_opened", "_record", "sender", "sequence", "subject", "time_ns")
+    __slots__ = ("_opened", "_record", "_ttl", "sender", "sequence", "subject", "time_ns")
+
+    _ttl: int
+    """Milliseconds after its time; there is none if it does not expire."""
 
     def __init__(self, sequence: int, time_ns: int, sender: str, subject: str, record: Frame) -> None:
         self.sequence = sequence
@@ -36,6 +39,11 @@ class Message:
         self.subject = subject
         self._record = record
         self._opened: tuple[dict[str, Any], list[bytes]] | None = None
+
+    def expiring(self, ttl: int) -> Message:
+        """Return it, which expires so many milliseconds after its time."""
+        self._ttl = ttl
+        return self
 
     def _open(self) -> tuple[dict[str, Any], list[bytes]]:
         if self._opened is None:
@@ -84,6 +92,12 @@ class Message:
     def time(self) -> datetime:
         """When the broker accepted it, in UTC, to the microsecond; `time_ns` has the nanoseconds."""
         return _EPOCH + timedelta(microseconds=self.time_ns // 1000)
+
+    @property
+    def expires(self) -> datetime | None:
+        """When a message of a stream expires, in UTC; None if it does not."""
+        ttl = getattr(self, "_ttl", 0)
+        return self.time + timedelta(milliseconds=ttl) if ttl else None
 
     def __repr__(self) -> str:
         sender = f" from {self.sender!r}" if self.sender else ""

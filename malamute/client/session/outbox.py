@@ -81,11 +81,12 @@ class Publication(Command):
     Each that is confirmed has a command of its own, which is settled with this one.
     """
 
-    __slots__ = ("parts", "records", "stream", "subjects")
+    __slots__ = ("parts", "records", "stream", "subjects", "ttl")
 
-    def __init__(self, stream: str) -> None:
+    def __init__(self, stream: str, ttl: int) -> None:
         super().__init__()
         self.stream = stream
+        self.ttl = ttl
         self.subjects: list[str] = []
         self.records: list[Frame] = []
         self.parts: list[Command] = []
@@ -93,7 +94,7 @@ class Publication(Command):
     def seal(self) -> Sequence[Frame]:
         """Return the frames to send. From now on it takes no more."""
         if self.records:
-            self.frames = encode(Publish(self.stream, self.number, self.subjects, self.records))
+            self.frames = encode(Publish(self.stream, self.number, self.subjects, self.records, self.ttl))
             self.subjects, self.records = [], []
         return self.frames
 
@@ -229,19 +230,25 @@ class Outbox:
         elif not numbered:
             self._park(command)
 
-    def publish(self, stream: str, subject: str, record: Frame, command: Command | None) -> None:
-        """Give it a message, with `command` a confirmed one. It is coalesced with the last, if that waits."""
+    def publish(
+        self, stream: str, subject: str, record: Frame, command: Command | None, ttl: int = 0
+    ) -> None:
+        """Give it a message, with `command` a confirmed one. It is coalesced with the last, if that waits.
+
+        `ttl` is its time to live in milliseconds; 0 is for ever.
+        """
         publication, size_bytes = self._open, len(record)
         if (
             publication is None
             or publication.stream != stream
+            or publication.ttl != ttl
             or bool(publication.number) != (command is not None)
             or publication.size_bytes + size_bytes > self.coalesced_bytes
             or publication.count >= COALESCED_MESSAGES
             or publication.done
             or self.refusal is not None
         ):
-            publication = Publication(stream)
+            publication = Publication(stream, ttl)
             self.submit(publication, (), 0, numbered=command is not None)
             self._open = publication
         publication.subjects.append(subject)

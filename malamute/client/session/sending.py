@@ -38,19 +38,26 @@ class Sending:
         self._pending_replies = pending_replies
 
     def publish(
-        self, stream: str, subjects: Sequence[str], records: Sequence[Frame], command: Command | None = None
+        self,
+        stream: str,
+        subjects: Sequence[str],
+        records: Sequence[Frame],
+        command: Command | None = None,
+        ttl: int = 0,
     ) -> None:
-        """Publish to a stream, as one command; with `command`, confirmed."""
+        """Publish to a stream, as one command; with `command`, confirmed. They expire after `ttl` ms."""
         if command is not None:
             command.count = len(subjects)
-        self._carry(wire.Publish, stream, subjects, records, command)
+        self._carry(wire.Publish, stream, subjects, records, command, ttl)
 
-    def publish_single(self, stream: str, subject: str, record: Frame, command: Command | None) -> None:
+    def publish_single(
+        self, stream: str, subject: str, record: Frame, command: Command | None, ttl: int = 0
+    ) -> None:
         """Publish one message to a stream, with others that wait; with `command`, confirmed."""
         self._check(stream, len(record))
         if command is not None:
             command.count = 1
-        self._outbox.publish(stream, subject, record, command)
+        self._outbox.publish(stream, subject, record, command, ttl)
 
     def send(
         self,

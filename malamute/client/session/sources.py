@@ -228,7 +228,7 @@ class StreamSource(Source):
 
 
 def _messages(part: Columns) -> Iterator[Message]:
-    return map(
+    messages = map(
         Message,
         part.each_sequence(),
         part.each_time(),
@@ -236,6 +236,7 @@ def _messages(part: Columns) -> Iterator[Message]:
         part.subjects,
         part.records,
     )
+    return map(Message.expiring, messages, part.each_ttl()) if part.ttls else messages
 
 
 def _size(subjects: Sequence[str], records: Sequence[Frame]) -> int:
@@ -243,13 +244,14 @@ def _size(subjects: Sequence[str], records: Sequence[Frame]) -> int:
 
 
 def _slice(batch: Columns, start: int, stop: int) -> Columns:
-    times, senders = batch.times, batch.senders
+    times, senders, ttls = batch.times, batch.senders, batch.ttls
     return Columns(
         batch.each_sequence()[start:stop],
         times if isinstance(times, int) else times[start:stop],
         senders if isinstance(senders, str) else senders[start:stop],
         batch.subjects[start:stop],
         batch.records[start:stop],
+        ttls=ttls if isinstance(ttls, int) else ttls[start:stop],
     )
 
 

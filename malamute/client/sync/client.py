@@ -19,6 +19,7 @@ from malamute.client.options import (
     RequestOptions,
     SendOptions,
     ServiceOptions,
+    Span,
     SubscribeOptions,
     WorkOptions,
 )
@@ -85,17 +86,19 @@ class Client(ClientBase):
         *,
         assurance: str = "none",
         timeout: float | None = None,
+        ttl: Span | None = None,
     ) -> int:
         """Publish one message, and return its sequence.
 
         `assurance` is `none` or `stored`. With `none` the call waits only while too much is on its way to the
         broker: a refusal is an event, and the result is 0. With `stored` it returns when the message is
         durable; the result is 0 only if it was confirmed again after a reconnect. `publisher` is much faster
-        for many messages.
+        for many messages. After the time `ttl` (seconds, or a timedelta) the message expires: nobody gets it
+        any more, now or in a replay. The stream may be configured for less.
 
         Raises:
             InvalidName: the stream is no valid name.
-            InvalidValue: the subject, a header or the body cannot be sent.
+            InvalidValue: the subject, a header, the body or the time cannot be sent.
             TooLarge: the subject or the message exceeds a limit.
             TimedOut: the confirmation did not come in time.
             TryLater: too much is on its way or unconfirmed, or the broker is full.
@@ -103,10 +106,10 @@ class Client(ClientBase):
             ConnectionLost: the broker is away, and no more can be kept for it.
 
         """
-        if assurance == "none" and self._publish_fast_path(stream, subject, body, headers):
+        if assurance == "none" and ttl is None and self._publish_fast_path(stream, subject, body, headers):
             return 0
         return self._driver.run(
-            self._publish(stream, subject, body, headers, assurance=assurance, timeout=timeout)
+            self._publish(stream, subject, body, headers, assurance=assurance, timeout=timeout, ttl=ttl)
         )
 
     def publish_batch(
@@ -117,27 +120,33 @@ class Client(ClientBase):
         headers_list: Sequence[Headers | None] | None = None,
         *,
         timeout: float | None = None,
+        ttl: Span | None = None,
     ) -> int:
         """Publish messages as one command, stored as a whole or not at all, and wait until it is durable.
 
         Returns the sequence of the first message; the others follow it without a gap. `publisher` is faster
         where messages need not be stored together: it sends the next batch before the last one is confirmed.
+        `ttl` is as for `publish`.
 
         Raises:
             InvalidValue: the columns are empty or differ in length, or a message cannot be sent.
             InvalidName, TooLarge, TimedOut, TryLater, QuotaExceeded, ConnectionLost: as `publish`.
 
         """
-        return self._driver.run(self._publish_batch(stream, subjects, bodies, headers_list, timeout))
+        return self._driver.run(self._publish_batch(stream, subjects, bodies, headers_list, timeout, ttl))
 
-    def publisher(self, stream: str, **options: Unpack[PublisherOptions]) -> Publisher:
+    def publisher(
+        self, stream: str, *, ttl: Span | None = None, **options: Unpack[PublisherOptions]
+    ) -> Publisher:
         """Return a publisher of many messages to one stream: batched, pipelined, and confirmed with `stored`.
+
+        `ttl` is that of each message, as for `publish`.
 
         Raises:
             InvalidValue: an option is wrong.
 
         """
-        return self._driver.do(lambda: Publisher(self._driver, self._to_stream(stream), **options))
+        return self._driver.do(lambda: Publisher(self._driver, self._to_stream(stream, ttl), **options))
 
     def subscribe(self, stream: str, *patterns: str, **options: Unpack[SubscribeOptions]) -> Subscription:
         """Subscribe to the messages of a stream whose subject matches any of the patterns.
