@@ -303,8 +303,8 @@ class StreamsConfig(Section):
     count: int = option(0, _ANY_COUNT)
     """Messages kept of one stream; 0 is no limit."""
     age: float = option(0.0, _ANY_AGE)
-    """How much older than the newest message of its stream a message may be; 0 is no limit. What a clock that
-    was set, or a lower value here, makes too old leaves at twice the pace of time, late after a start."""
+    """How old a message may be, be the stream at rest or not; 0 is no limit. What a clock that was set, or a
+    lower value here, makes too old leaves at twice the pace of time, late after a start."""
     ttl: float = option(0.0, _ANY_TTL)
     """After how long a message expires: nobody gets it any more, now or in a replay. 0 is never. A publisher
     may give a message less time, and not more."""

@@ -21,6 +21,7 @@ from typing import Any
 from malamute.core.access import ANONYMOUS, AccessControl, Permissions, Principal
 from malamute.core.accounts import AccountDirectory
 from malamute.core.admin import changes, queries
+from malamute.core.ageing import Ageing
 from malamute.core.answers import Answers
 from malamute.core.audit import BY_SIGNAL, DONE, REFUSED, Audit, who
 from malamute.core.chunk import MESSAGE_BYTES, large_bytes
@@ -149,15 +150,16 @@ class Core(Engines):
         self.started = self.configured_at = now
         self.selectors = SelectorBudget(limits)
         caches = CacheBudget(limits.caches_bytes)
+        self.timers = Timers(partial(self.effects.fault, "a timer"))
         self.streams = Streams(
             self.effects,
             limits,
             settings.streams,
             caches,
             recovered.incarnations,
+            ageing=Ageing(self.effects, self.timers),
             unjournaled=settings.unjournaled,
         )
-        self.timers = Timers(partial(self.effects.fault, "a timer"))
         self.health = Health(self.effects, self.timers)
         self.queue_limits = QueueLimits(
             self.effects, limits, self.timers, settings.queues, caches, recovered.incarnation
@@ -250,6 +252,7 @@ class Core(Engines):
         for (name,), retention in recovered.table(RETENTIONS).items():
             self.streams.keep(name)
             self.streams.retentions[name] = StreamRetention.of(retention)
+        self.streams.begin_ageing()
         for (kind, name), queue in recovered.queues.items():
             table = self.mailboxes if kind.startswith("mailbox") else self.services
             take_up(kind, name, table.restore, name, queue, kind.endswith("-dead"))
@@ -681,6 +684,7 @@ class Core(Engines):
         self.effects.now = now
         self.effects.ahead = step.ahead
         self.queue_limits.grace_period.note(step)
+        self.streams.begin_ageing()
         self._tell_clock(step.what, step.seconds)
 
     def _give_time_back(self, seconds: float) -> None:

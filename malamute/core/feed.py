@@ -267,6 +267,7 @@ class Feed(Reader):
         done = (self.cursor or self.stream.next_dispatch) - 1
         idle = self.began and not self.resting and not self._token
         if idle and done > self.stream.cursors.get(self.name, 0):
+            self.announce_expired()
             self.stream.commit(self.name, done)
 
     def missed(self, first: int, last: int, reason: str) -> None:

@@ -35,6 +35,7 @@ from itertools import repeat
 from sys import maxsize
 from typing import Any
 
+from malamute.core.ageing import Ageing
 from malamute.core.audience import Audience
 from malamute.core.chunk import Loaded, chunk_bytes
 from malamute.core.chunk_part import ChunkPart
@@ -209,6 +210,7 @@ class Stream:
         self._lost_going: Counter[str] = Counter()
         """Those of them that go with deletions under way."""
         self._retentions = owner.retentions
+        self._ageing = owner.ageing
         self.lasting = state is not None
         """Whether it was made for more than to be read, and stays until it is deleted."""
         self.changing = 0
@@ -350,6 +352,7 @@ class Stream:
         """Go by another policy from now on."""
         if policy.retention != self.policy.retention:
             self.effects.store(Retain(self.name, policy.retention))
+            self._ageing.look_when_stored()
         self.policy, self.committed = policy, policy.committed
         self._ttl = self._policy_ttl()
 
@@ -366,6 +369,7 @@ class Stream:
         """Store how much of it is kept, in place of what the configuration says."""
         self._retentions.put(self.name, retention)
         self.effects.store(PutValue(RETENTIONS, (self.name,), retention))
+        self._ageing.look_when_stored()
 
     def purge(self, purged: Callable[[], None]) -> None:
         """Drop the history. Its readers stay, and what was set for it."""
@@ -482,6 +486,8 @@ class Stream:
         # A deletion since then has taken back what was reserved ahead.
         self._reserved(last, last + RESERVE * (deletions == self._deletions), error)
         if error is None:
+            if age_seconds := (self.retention or self.policy.retention).age_seconds:
+                self._ageing.stored(age_seconds)
             self.replay.stored()
             return
         loaded = self.replay.refused()
@@ -651,9 +657,11 @@ class Streams:
         caches: CacheBudget,
         incarnations: Sequence[int] = (),
         *,
+        ageing: Ageing,
         unjournaled: bool = False,
     ) -> None:
         self.effects = effects
+        self.ageing = ageing
         self.limits = limits
         self._policy_of = self._started_with = policy_of
         self.times_before = TimesBefore(effects.time_ns)
@@ -679,6 +687,11 @@ class Streams:
     def retention(self, name: str) -> StreamRetention:
         """How much of a stream is kept: as it was set at run time, or else as it is configured."""
         return self.retentions.get(name) or self.policy(name).retention
+
+    def begin_ageing(self) -> None:
+        """Some streams may have what is too old, if any of them has a limit by age: see when that is."""
+        if any((s.retention or s.policy.retention).age_seconds for s in self.by_name.values()):
+            self.ageing.look_when_stored()
 
     def configure(self, policy_of: StreamPolicyOf, limits: Limits) -> None:
         """Go by other policies and limits from now on; `Stream.configure` does so for each stream."""

@@ -786,6 +786,11 @@ class DiskStore:
         """What is in force for a stream: set at run time, or else given with its chunks."""
         return self._ring.retention(stream)
 
+    def next_too_old(self, time_ns: int) -> float | None:
+        """In how many seconds some stream has messages that are too old."""
+        with self._settled:
+            return self._ring.next_too_old(time_ns)
+
     def headers(self, stream: str, start: int, *, count_max: int) -> Sequence[codec.ChunkHeader | Damage]:
         """The headers of the chunks that hold `start` and what follows. The payloads are not read."""
         with self._walk(stream) as (_, walk):

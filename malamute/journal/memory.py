@@ -229,6 +229,11 @@ class MemoryStore:
         """What is in force for a stream: set at run time, or else given with its chunks."""
         return self._ring.retention(stream)
 
+    def next_too_old(self, time_ns: int) -> float | None:
+        """In how many seconds some stream has messages that are too old."""
+        with self._open():
+            return self._ring.next_too_old(time_ns)
+
     def status(self) -> Status:
         """How full the store is."""
         with self._open():

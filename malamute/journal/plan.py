@@ -29,17 +29,18 @@ from malamute.store.operations import (
     PutValue,
     Reserve,
     Retain,
+    TrimByAge,
 )
 from malamute.store.tables import OF_STREAMS, RETENTIONS
 
-OfStream = AppendChunk | Reserve | Retain | PutValue | DeleteStream | ForgetStream
+OfStream = AppendChunk | Reserve | Retain | TrimByAge | PutValue | DeleteStream | ForgetStream
 """The operations that change the ring; of values only the retention of a stream does."""
 
-_OF_RING = frozenset((AppendChunk, Reserve, Retain, DeleteStream, ForgetStream))
+_OF_RING = frozenset((AppendChunk, Reserve, Retain, TrimByAge, DeleteStream, ForgetStream))
 _OF_VALUES: frozenset[type[Any]] = frozenset((PutValue, DeleteValue))
 _OF_CARDS: frozenset[type[Any]] = frozenset((NoteRefused, DeleteStream))
 _MAY_SET = _OF_CARDS | _OF_VALUES
-_NOT_OF_LOG = frozenset((AppendChunk, Reserve, Retain, ForgetStream, NoteRefused))
+_NOT_OF_LOG = frozenset((AppendChunk, Reserve, Retain, TrimByAge, ForgetStream, NoteRefused))
 
 
 class Plan(NamedTuple):
@@ -91,7 +92,7 @@ def encode_streams(operations: Sequence[Operation], collector: Collector) -> lis
     for operation in operations:
         if type(operation) is AppendChunk:
             streams.append((operation, codec.encode_chunk(operation.chunk, collector.take(operation))))
-        elif isinstance(operation, Reserve | Retain | ForgetStream) or is_retention(operation):
+        elif isinstance(operation, Reserve | Retain | TrimByAge | ForgetStream) or is_retention(operation):
             streams.append((operation, b""))
         elif type(operation) is DeleteStream:
             collector.forget(operation.stream)

@@ -12,7 +12,9 @@ one entry for each stream that has chunks. The entries are lazy: an append or a 
 heap, and an entry that has become too old is corrected when it comes to the top. So the cost is
 O(log streams) for a dropped chunk and nothing for an appended one.
 
-A stream never loses its newest chunk to its own retention. The budget is stricter, since it protects
+A stream never loses its newest chunk to its own limits by bytes and messages. The limit by age is that of the
+oldest message beside the time: of the newest message when something is appended, and of the clock when a
+stream is at rest (`TrimByAge`), which then may lose all that it has. The budget is stricter, as it protects
 the file: it may empty a stream that has been silent for longest (the stream keeps its numbers). Only
 the chunks appended in the same transaction are spared, and the audit while it is a small part of the budget:
 whoever publishes must not drive out what is recorded of him.
@@ -35,14 +37,14 @@ or forgotten by `Ring.abandon`.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from math import isfinite
 from typing import Any, NamedTuple, Protocol
 
 from malamute.journal.format import StreamMeta
 from malamute.protocol.limits import AGE_SECONDS_MAX
 from malamute.protocol.names import AUDIT
-from malamute.protocol.time_units import to_ns
+from malamute.protocol.time_units import to_ns, to_seconds
 from malamute.store.operations import (
     AppendChunk,
     DeleteStream,
@@ -52,6 +54,7 @@ from malamute.store.operations import (
     PutValue,
     Reserve,
     Retain,
+    TrimByAge,
     Value,
 )
 from malamute.store.policies import KEEP_ALL, StreamRetention
@@ -139,13 +142,29 @@ class Ring:
             s.name for s in self.streams.values() if _is_over(s, self.retention(s.name), s.last_time)
         }
 
-    def time_passed(self, stream: StreamMeta, age: int) -> tuple[int, float]:
-        """Up to which of its times the time of a stream has passed by now, and now in counted seconds."""
+    def time_passed(self, stream: StreamMeta, age: int, time_ns: int) -> tuple[int, float]:
+        """Up to when the time of a stream has passed, `time_ns` at most, and what is counted now."""
         if self.counted is None:
-            return stream.last_time, 0.0
+            return time_ns, 0.0
         now = self.counted()
         time, then = self.passed.get(stream.name) or self._time_at_start(stream, age)
-        return min(stream.last_time, time + to_ns((now - then) * PACE)), now
+        return min(time_ns, time + to_ns((now - then) * PACE)), now
+
+    def too_old(self, time_ns: int) -> Iterator[tuple[str, float]]:
+        """The streams with a limit by age, and in how many seconds at the earliest they are over it."""
+        for name, stream in self.streams.items():
+            age = _age_ns(self.retention(name)) if stream.chunks else 0
+            if age:
+                end, until = stream.first_time + age + 1, max(time_ns, stream.last_time)
+                time, _ = self.time_passed(stream, age, until)
+                yield name, to_seconds(max(end - until, (end - time) / PACE))
+
+    def next_too_old(self, time_ns: int) -> float | None:
+        """In how many seconds something is to be dropped: 0 if there is something now, None if never."""
+        if self.is_behind():
+            return 0.0
+        seconds = min((seconds for _, seconds in self.too_old(time_ns)), default=None)
+        return seconds if seconds is None else max(0.0, seconds)
 
     def _time_at_start(self, stream: StreamMeta, age: int) -> tuple[int, float]:
         """The same for the start.
@@ -228,6 +247,8 @@ class RingTransaction:
         self.bytes = ring.bytes
         self.identifier_next = ring.identifier_next
         self._steps = STEP_CHUNKS
+        self._time_ns = 0
+        """The time by the clock, if streams at rest are to age by it."""
 
     def append(self, operation: AppendChunk, size: int) -> int:
         """Add a chunk of `size` stored bytes to its stream; returns the stream's identifier."""
@@ -254,9 +275,12 @@ class RingTransaction:
         self._steps += 2
         return stream.identifier
 
-    def apply(self, operation: Reserve | Retain | PutValue | DeleteStream | ForgetStream) -> None:
+    def apply(self, operation: Reserve | Retain | TrimByAge | PutValue | DeleteStream | ForgetStream) -> None:
         """Carry out what is no append."""
-        if type(operation) is Reserve:
+        if type(operation) is TrimByAge:
+            self._time_ns = operation.time_ns
+            self.late.update(name for name, seconds in self._ring.too_old(self._time_ns) if seconds <= 0)
+        elif type(operation) is Reserve:
             name, reserved = operation
             stream = self._stream(name) or self._create(name)
             self.changed[name] = stream._replace(reserved=max(stream.last, reserved))
@@ -325,9 +349,10 @@ class RingTransaction:
         stream = self._stream(name)
         if stream is None or not stream.chunks:
             return 0
-        time, now = self._ring.time_passed(stream, age)
+        until = max(self._time_ns, stream.last_time)
+        time, now = self._ring.time_passed(stream, age, until)
         if name in self._wanted:
-            time = stream.last_time
+            time = until
         self.passed[name] = time, now
         return time
 
@@ -409,14 +434,10 @@ class RingTransaction:
 
 def _is_over(stream: StreamMeta, retention: StreamRetention, time: int) -> bool:
     """Whether a stream is over its retention when its time has passed up to `time`."""
-    if stream.chunks <= 1:
-        return False
     size, count, _ = retention
-    return (
-        0 < size < stream.bytes
-        or 0 < count < stream.count
-        or 0 < _age_ns(retention) < time - stream.first_time
-    )
+    if stream.chunks > 1 and (0 < size < stream.bytes or 0 < count < stream.count):
+        return True
+    return stream.chunks > 0 and 0 < _age_ns(retention) < time - stream.first_time
 
 
 def _age_ns(retention: StreamRetention) -> int:

@@ -196,6 +196,12 @@ class Store(Protocol):
     def retention(self, stream: str) -> StreamRetention:
         """What is in force for a stream: set at run time, or else given with its chunks."""
 
+    def next_too_old(self, time_ns: int) -> float | None:
+        """In how many seconds some stream has messages that are too old, given what the wall clock says.
+
+        0 if one has now, None if none has a limit by age. Costs the number of streams.
+        """
+
     def status(self) -> Status:
         """How full the store is, at a moment between two writes. Costs the number of streams and queues."""
 

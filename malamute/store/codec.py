@@ -36,6 +36,7 @@ from malamute.store.operations import (
     Retain,
     SetAttempts,
     SetCounters,
+    TrimByAge,
 )
 from malamute.store.policies import StreamRetention
 
@@ -56,6 +57,7 @@ CODES: Mapping[type[Any], int] = {
     DeleteValue: 14,
     SetCounters: 15,
     Retain: 16,
+    TrimByAge: 17,
 }
 """The byte of each kind of operation."""
 
@@ -149,6 +151,12 @@ def _append_chunk(row: Sequence[Any]) -> AppendChunk:
 def _retain(row: Sequence[Any]) -> Retain:
     stream, retention = row
     return Retain(_name(stream), _retention(retention))
+
+
+def _trim_by_age(row: Sequence[Any]) -> TrimByAge:
+    (time,) = row
+    _expect(int, time)
+    return TrimByAge(time)
 
 
 def _retention(row: Sequence[Any]) -> StreamRetention:
@@ -262,6 +270,7 @@ _DECODERS: Mapping[int, Callable[[Sequence[Any]], Operation]] = {
     CODES[PutValue]: _put_value,
     CODES[DeleteValue]: _delete_value,
     CODES[SetCounters]: _of_queue(SetCounters, 2),
+    CODES[TrimByAge]: _trim_by_age,
 }
 
 _KINDS: Mapping[str, QueueKind] = {kind: kind for kind in get_args(QueueKind)}

@@ -40,6 +40,7 @@ from malamute.store.operations import (
     PutValue,
     Retain,
     SetAttempts,
+    TrimByAge,
 )
 from malamute.store.tables import PLAIN, SESSIONS, TABLES
 
@@ -53,7 +54,7 @@ KEEPING: frozenset[type[Any]] = frozenset((PutIdentity, PutValue))
 """Operations that leave the ring its room."""
 
 GIVING: frozenset[type[Any]] = frozenset(
-    (DeleteMessages, DeleteQueue, ForgetIdentities, MarkDelivered, Retain, SetAttempts)
+    (DeleteMessages, DeleteQueue, ForgetIdentities, MarkDelivered, Retain, SetAttempts, TrimByAge)
 )
 """Operations that give room back, or only count. Deleting values is one for some tables (`gives_room`)."""
 

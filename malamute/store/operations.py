@@ -91,6 +91,15 @@ class Retain(NamedTuple):
     retention: StreamRetention
 
 
+class TrimByAge(NamedTuple):
+    """Drop what is too old by now, as much as one transaction does, of all streams that have a limit by age.
+
+    `time_ns` is what the wall clock says, in nanoseconds UTC.
+    """
+
+    time_ns: int
+
+
 class PutMessages(NamedTuple):
     """Add messages to a queue, creating the queue if needed.
 
@@ -257,6 +266,7 @@ Operation = (
     AppendChunk
     | Reserve
     | Retain
+    | TrimByAge
     | PutMessages
     | DeleteMessages
     | MarkDelivered
@@ -310,6 +320,15 @@ class FindGap(NamedTuple):
     sequence: int
 
 
+class NextTooOld(NamedTuple):
+    """Find in how many seconds `TrimByAge` has something to drop: 0 if it has now, None if it never has.
+
+    `time_ns` is what the wall clock says, in nanoseconds UTC.
+    """
+
+    time_ns: int
+
+
 class FetchRecords(NamedTuple):
     """Fetch records of a queue, by sequence. Answered with a map of those that can be read."""
 
@@ -341,7 +360,15 @@ class Backup(NamedTuple):
 
 
 StoreRead = (
-    ReadChunks | FindTime | LastPerSubject | FindGap | FetchRecords | StoreStats | StreamStats | Backup
+    ReadChunks
+    | FindTime
+    | LastPerSubject
+    | FindGap
+    | NextTooOld
+    | FetchRecords
+    | StoreStats
+    | StreamStats
+    | Backup
 )
 """What the store is asked. Each is answered by `Core.answered`, in any order."""
 

@@ -12,8 +12,8 @@ BaseKind = Literal["mailbox", "service"]
 class StreamRetention(NamedTuple):
     """How much of a stream is kept; 0 is no limit. Its bytes are those that it takes in the store.
 
-    The age is that of the oldest message beside the newest, so that a stream at rest keeps what it has. Whole
-    chunks leave until every limit holds; the newest chunk stays even if it is over a limit by itself.
+    The age counts against the clock, so that a stream at rest gets older, too. Whole chunks leave until every
+    limit holds; the newest chunk stays even if it has more bytes or messages by itself.
     """
 
     bytes_max: int = 0

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
+import time
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -37,6 +39,20 @@ def test_publishing_shows_json(run: Run, broker: Broker) -> None:
     assert printed == {"stream": "weather", "messages": 1, "sequence": 1, "confirmed": True}
     printed = json.loads(run("pub", "weather", "a", "b", "--no-confirm", "--json").stdout)
     assert printed == {"stream": "weather", "messages": 1, "sequence": None, "confirmed": False}
+
+
+def test_published_messages_may_expire(run: Run, client: malamute.Client) -> None:
+    run("pub", "quotes", "eur", "1.05", "--ttl", "1ms")
+    run("pub", "quotes", "eur", "--lines", "--ttl", "1ms", stdin="1.06\n1.07")
+    run("pub", "quotes", "eur", "1.08", "--ttl", "1h")
+    time.sleep(0.002)
+    with client.subscribe("quotes", start=1) as quotes:
+        message = quotes.receive(timeout=10)
+        assert (message.body, message.expires) == (b"1.08", message.time + timedelta(hours=1))
+        assert [*quotes.recent_gaps] == [Gap("quotes", 1, 3, "expired")]
+    assert (
+        "expected more than 0 seconds" in run("pub", "quotes", "eur", "1", "--ttl", "0s", exit_code=1).output
+    )
 
 
 def test_a_body_from_standard_input(run: Run, client: malamute.Client) -> None:

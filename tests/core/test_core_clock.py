@@ -7,8 +7,9 @@ from core_bench import START, Bench, mail_credit, offer, publish, request, send,
 
 from malamute.core.effects import ClockStep
 from malamute.core.grace_period import GRACE_SECONDS
+from malamute.errors import StorageFull
 from malamute.protocol.messages import Change, Nak, Recall
-from malamute.store.operations import Chunk
+from malamute.store.operations import Chunk, NextTooOld
 from malamute.store.policies import QueuePolicy, StreamRetention
 
 HOUR = 3_600.0
@@ -488,3 +489,72 @@ def test_a_clock_that_is_not_where_the_newest_message_was_is_reported_at_the_sta
     bench.iterate()
     words = [notice.event for notice in bench.notices[notices:]]
     assert words == ([f"the clock is {told} of the newest message"] if told else [])
+
+
+def wait_for(bench, seconds):
+    """Let time go by as the loop does: it comes back when the core has something to do."""
+    end = bench.now + seconds
+    bench.settle()
+    while (due := bench.core.next_deadline()) is not None and due <= end:
+        bench.wait(max(0.0, due - bench.now))
+        bench.settle()
+    bench.wait(end - bench.now)
+    bench.settle()
+
+
+def test_a_stream_at_rest_ages():
+    bench = aged()
+    # The last message is 10 s old.
+    assert len(times(bench)) == 11
+    wait_for(bench, 45)
+    assert len(times(bench)) in (5, 6)
+    wait_for(bench, 50)
+    assert times(bench) == []
+    bench.tell("bob", subscribe(start="seq:1"))
+    tell(bench, b"new")
+    assert bench.bodies("bob") == [b"new"]
+    wait_for(bench, 102)
+    assert times(bench) == []
+
+
+@pytest.mark.parametrize("restarted", [True, False])
+def test_a_stream_ages_by_a_limit_that_is_set_while_it_is_at_rest(restarted):
+    bench = Bench()
+    bench.open("alice")
+    tell(bench, b"1")
+    wait_for(bench, 30)
+    bench.tell("alice", Change(1, "stream.retain", {"stream": "s", "age": 60}))
+    wait_for(bench, 20)
+    assert len(times(bench)) == 1
+    if restarted:
+        bench.restart()
+    # What was not counted passes at twice the pace at the most.
+    wait_for(bench, 42 if restarted else 12)
+    assert times(bench) == []
+
+
+def test_a_stream_at_rest_is_left_alone_until_something_is_too_old():
+    bench = aged()
+    wait_for(bench, 5)
+    before = bench.store.status().lsn
+    wait_for(bench, 4)
+    assert bench.store.status().lsn == before
+    wait_for(bench, 5)
+    assert bench.store.status().lsn == before + 1
+    other = Bench()
+    other.open("alice")
+    tell(other, b"1")
+    assert not [read for read in other.reads if isinstance(read, NextTooOld)]
+    assert not len(other.core.timers)
+
+
+def test_a_disk_that_refuses_is_asked_again_later():
+    bench = aged()
+    wait_for(bench, 89)
+    bench.wait(3)
+    while bench.appends:
+        bench.fail(StorageFull("the disk is full"))
+        bench.iterate()
+    assert bench.core.next_deadline() > bench.now + 5
+    wait_for(bench, 30)
+    assert times(bench) == []

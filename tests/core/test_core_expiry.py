@@ -6,6 +6,7 @@ from typing import Any
 
 import msgpack
 import pytest
+from core_bench import Bench, gaps, items, publish, sequences
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -18,7 +19,6 @@ from malamute.protocol.limits import DURATION_MS_MAX
 from malamute.protocol.messages import EXPIRED, Credit, Deliver, Gap, Publish, Subscribe
 from malamute.protocol.time_units import to_ns
 from malamute.store.policies import StreamPolicy
-from tests.core.core_bench import Bench, gaps, items, publish, sequences
 
 ALL: Any = [["topic", "#"]]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -31,6 +32,16 @@ def test_one_message_is_published_as_it_is_and_confirmed(http: httpx.Client, cli
     assert (answer.status_code, answer.json()) == (201, {"count": 1, "first": 1, "last": 1})
     expected = {"unit": "celsius", "content-type": "text/plain"}
     assert _held(client, "weather", 1) == [(1, "temp.oslo", b"\x00-3.5\xff", expected)]
+
+
+def test_messages_that_expired_stand_in_the_gaps_of_a_page(http: httpx.Client) -> None:
+    for ttl in (0.001, 0.001, 3600):
+        assert http.post(WEATHER, params={"ttl": ttl}, content=b"x").status_code == 201
+    time.sleep(0.002)
+    page = http.get(WEATHER, params={"start": "seq:1"}).json()
+    assert [message["sequence"] for message in page["messages"]] == [3]
+    assert page["gaps"] == [{"first": 1, "last": 2, "reason": "expired"}]
+    _refused(http.post(WEATHER, params={"ttl": 0}, content=b"x"), 400, 416)
 
 
 def test_lines_are_published_as_one_command_in_their_order(

@@ -1,16 +1,24 @@
 """The client with a real broker: the three patterns, and what a broken connection does to them (nothing)."""
 
+import asyncio
 import socket
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
+from datetime import datetime, timedelta
+from pathlib import Path
+from time import monotonic, sleep
 
 import pytest
 
 import malamute
+import malamute.aio
 from malamute import errors
-from malamute.client.events import Connected, Event, Lost
-from malamute.testing import Broker
+from malamute.client.events import Connected, Event, Gap, Lost
+from malamute.config.sections import StreamsConfig
+from malamute.protocol.admin import StoredQuery
+from malamute.testing import Broker, small_config
 
 
 @pytest.fixture
@@ -313,3 +321,45 @@ def test_waiting_for_columns_ends_with_the_time_and_with_the_subscription(client
     assert subscription.columns(20, enough=lambda: True) is None
     subscription.cancel()
     assert subscription.columns(20) is None
+
+
+# Messages that expire, and streams that age
+
+
+def test_messages_expire_for_programs_of_both_kinds(client: malamute.Client, broker: Broker) -> None:
+    async def publish_and_read() -> list[tuple[bytes, datetime | None]]:
+        async with await malamute.aio.connect(broker.url) as other:
+            await other.publish("quotes", "eur", b"old", ttl=timedelta(milliseconds=1), assurance="stored")
+            await other.publish_batch("quotes", ["eur"], [b"old"], ttl=0.001)
+            async with other.publisher("quotes", ttl=0.001) as out:
+                await out.publish("eur", b"old")
+            await other.publish("quotes", "eur", b"new", ttl=3600, assurance="stored")
+            await asyncio.sleep(0.002)
+            async with other.subscribe("quotes", start=1) as quotes:
+                message = await quotes.receive(timeout=10)
+                assert [*quotes.recent_gaps] == [Gap("quotes", 1, 3, "expired")]
+                return [(message.body, message.expires)]
+
+    (body, expires), *more = asyncio.run(publish_and_read())
+    assert body == b"new"
+    assert not more
+    with client.subscribe("quotes", start="last") as quotes:
+        client.publish("quotes", "eur", b"for ever")
+        found = [quotes.receive(timeout=10) for _ in range(2)]
+    assert [message.expires for message in found] == [expires, None]
+    assert expires == found[0].time + timedelta(hours=1)
+    for ttl in (0, -1, 11 * 365 * 86_400, "1s"):
+        with pytest.raises(errors.InvalidValue):
+            client.publish("quotes", "eur", b"", ttl=ttl)
+
+
+def test_a_stream_at_rest_loses_what_is_too_old(tmp_path: Path) -> None:
+    config = replace(small_config(), streams=StreamsConfig(age=0.2))
+    with Broker(tmp_path, config=config) as broker, malamute.connect(broker.url, timeout=20) as client:
+        client.publish("s", "a", b"1", assurance="stored")
+        client.publish("s", "a", b"2", assurance="stored")
+        deadline = monotonic() + 20
+        while client.query(StoredQuery(stream="s"))[0].count:
+            assert monotonic() < deadline, "a stream at rest does not age"
+            sleep(0.05)
+        assert client.query(StoredQuery(stream="s"))[0].last == 2

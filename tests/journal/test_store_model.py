@@ -25,6 +25,7 @@ from malamute.store.operations import (
     PutIdentity,
     PutValue,
     SetAttempts,
+    TrimByAge,
 )
 from malamute.store.policies import KEEP_ALL, StreamRetention
 from malamute.store.tables import CURSORS, FEEDS, RETENTIONS, SESSIONS
@@ -77,6 +78,12 @@ class Model:
             if not oldest:
                 break
             self.chunks[min(oldest)[1]].pop(0)
+
+    def age(self, time):
+        for stream, kept in self.chunks.items():
+            age = self.limits(stream).age_seconds
+            while age and kept and time - kept[0].time_ns > round(age * 1e9):
+                kept.pop(0)
 
     def trim(self, stream):
         kept = self.chunks.get(stream, [])
@@ -274,6 +281,11 @@ class Stores(RuleBasedStateMachine):
         self.write([PutValue(RETENTIONS, (stream,), (size, count, age))])
         self.model.values[RETENTIONS, (stream,)] = size, count, age
         self.model.trim(stream)
+
+    @rule(later=st.integers(0, 40))
+    def age(self, later):
+        self.write([TrimByAge(self.now + later)])
+        self.model.age(self.now + later)
 
     @rule(stream=st.sampled_from(STREAMS))
     def delete_stream(self, stream):

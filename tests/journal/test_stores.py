@@ -6,6 +6,8 @@ import pytest
 from stores import append, chunk_size, delete, fill, firsts, put, size_of_a_chunk
 
 from malamute.errors import StorageFull, StoreError
+from malamute.journal import ring
+from malamute.journal.memory import MemoryStore
 from malamute.journal.store import QueueStatus
 from malamute.store.operations import (
     Chunk,
@@ -19,6 +21,7 @@ from malamute.store.operations import (
     QueueState,
     Reserve,
     StreamState,
+    TrimByAge,
 )
 from malamute.store.policies import StreamRetention
 from malamute.store.tables import NUMBERS, SESSIONS
@@ -419,3 +422,68 @@ def test_a_transaction_that_fails_has_no_log_sequence_number(make):
     with pytest.raises(StorageFull):
         store.write([put(2, record=bytes(1 << 24))])
     assert store.status().lsn == 1
+
+
+# --- age, of a stream at rest
+
+
+@pytest.mark.parametrize("over", [0, 1])
+def test_a_stream_at_rest_ages_by_the_clock_at_the_limit_and_one_past_it(make, over):
+    store = make(retention=lambda name: StreamRetention(age_seconds=100e-9 if name == "s" else 0.0))
+    store.write([append(1, time=1000), append(2, time=1010), append(1, stream="t", time=1)])
+    store.write([TrimByAge(1100 + over)])
+    assert firsts(store) == ([2] if over else [1, 2])
+    store.write([TrimByAge(1110 + over)])
+    assert firsts(store) == ([] if over else [2])
+    assert firsts(store, "t") == [1]
+    assert store.read("s", 1, bytes_max=1).first == (3 if over else 2)
+    store.write([append(3, time=1200)])
+    assert firsts(store) == [3]
+
+
+def test_a_store_says_in_how_long_something_is_too_old(make):
+    age = StreamRetention(age_seconds=100.0)
+    store = make(retention=lambda name: age if name in "st" else StreamRetention())
+    second = 1_000_000_000
+    assert store.next_too_old(0) is None
+    store.write([append(1, stream="free", time=1)])
+    assert store.next_too_old(0) is None
+    store.write([append(1, time=50 * second), append(1, stream="t", time=20 * second)])
+    assert store.next_too_old(60 * second) == pytest.approx(60)
+    assert store.next_too_old(120 * second) == pytest.approx(1e-9)
+    assert store.next_too_old(121 * second) == 0
+    store.write([TrimByAge(121 * second)])
+    assert firsts(store, "t") == []
+    assert store.next_too_old(121 * second) == pytest.approx(29)
+    store.write([TrimByAge(151 * second)])
+    assert store.next_too_old(1000 * second) is None
+
+
+def test_what_is_too_old_of_a_stream_at_rest_leaves_in_steps(make, monkeypatch):
+    monkeypatch.setattr(ring, "STEP_CHUNKS", 3)
+    store = make(retention=lambda _: StreamRetention(age_seconds=100e-9))
+    store.write([append(n, time=1000) for n in range(1, 9)])
+    found = []
+    while store.next_too_old(2000) == 0:
+        store.write([TrimByAge(2000)])
+        found.append(len(firsts(store)))
+    assert found == [5, 2, 0]
+    assert store.next_too_old(2000) is None
+
+
+def test_nothing_is_too_old_before_half_of_its_time_was_counted():
+    counted = 0.0
+    store = MemoryStore(counted=lambda: counted)
+    store.recover()
+    second = 1_000_000_000
+    store.write([append(1, time=second)._replace(retention=StreamRetention(age_seconds=100.0))])
+    # The clock jumps by years.
+    assert store.next_too_old(10**9 * second) == pytest.approx(50)
+    store.write([TrimByAge(10**9 * second)])
+    counted = 49.9
+    store.write([TrimByAge(10**9 * second)])
+    assert firsts(store) == [1]
+    assert store.next_too_old(10**9 * second) == pytest.approx(0.1)
+    counted = 50.1
+    store.write([TrimByAge(10**9 * second)])
+    assert firsts(store) == []

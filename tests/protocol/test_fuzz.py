@@ -29,7 +29,7 @@ from malamute.protocol.batch import (
     unpack_record,
 )
 from malamute.protocol.codec import decode, encode
-from malamute.protocol.limits import NUMBER_MAX
+from malamute.protocol.limits import DURATION_MS_MAX, NUMBER_MAX
 from malamute.protocol.messages import BY_TYPE, SPECS, error_message
 from malamute.protocol.names import Kind, Uri, is_name
 
@@ -247,6 +247,7 @@ def columns(draw: st.DrawFn) -> Columns:
         return st.lists(items, min_size=count, max_size=count)
 
     numbers, texts = st.integers(1, NUMBER_MAX), st.text(max_size=10)
+    ttls = st.integers(0, DURATION_MS_MAX)
     return Columns(
         draw(numbers | column(numbers)),
         draw(numbers | column(numbers)),
@@ -255,14 +256,15 @@ def columns(draw: st.DrawFn) -> Columns:
         draw(column(st.binary(max_size=20))),
         draw(numbers | column(numbers)),
         draw(st.none() | column(wire.PROPERTIES)),
+        draw(st.just(0) | ttls | column(ttls)),
     )
 
 
 @fuzz
 @given(columns())
 def test_both_payloads_come_back_as_they_were(before: Columns) -> None:
-    assert unpack_payload(*pack_queue_payload(before)) == before
-    assert unpack_payload(*pack_stream_payload(before)) == Columns(*before[:5])
+    assert unpack_payload(*pack_queue_payload(before)) == Columns(*before[:7])
+    assert unpack_payload(*pack_stream_payload(before)) == Columns(*before[:5], ttls=before.ttls)
 
 
 @fuzz
@@ -304,8 +306,9 @@ def test_both_ways_to_pack_make_the_same_bytes(headers: Any, body: Any, before: 
     record = pack_record(headers, body)
     assert record == msgpack.packb([headers or None, *frames]) == record_of(headers, body)
     assert records_of([headers or {}], [body]) == [msgpack.packb([headers or {}, *frames])] or not headers
-    assert pack_stream_payload(before)[0] == msgpack.packb([*before[:5]])
-    assert pack_queue_payload(before)[0] == msgpack.packb([*before])
+    ttls = [before.ttls] if before.ttls else []
+    assert pack_stream_payload(before)[0] == msgpack.packb([*before[:5], *ttls])
+    assert pack_queue_payload(before)[0] == msgpack.packb([*before[:7]])
 
 
 @fuzz

@@ -276,7 +276,7 @@ class StreamBook:
                 raise Violation("a gap was told of what is there", stream=stream, sequence=sequence, gap=gap)
             place = self.places[stream][sequence]
             if gap.reason == EXPIRED and not self.has_expired(place, MOMENT):
-                raise Violation("a gap was told of what is missing for another reason", stream=stream, gap=gap)
+                raise Violation("a gap has another reason than it says", stream=stream, gap=gap)
 
     def check_store(self, kept_messages: int) -> None:
         """What the ring holds is what was committed: all of it, but the oldest when there is too much."""

@@ -30,7 +30,9 @@ from malamute.errors import (
     StoreLocked,
     StoreTooNew,
 )
+from malamute.protocol.batch import Columns, pack_record
 from malamute.spark import export as exporting
+from malamute.spark.columns import Gatherer
 from malamute.spark.export import Exported, export
 from malamute.spark.export_location import TEMPORARY, ExportLocation, Sink
 from malamute.spark.history import ExportGap, SequenceRange, open_history
@@ -545,3 +547,13 @@ def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write: int
 
 def test_paths() -> None:
     assert file_path("a/b", "2024-10-04", 1, 20) == (f"stream=a%2Fb/date=2024-10-04/{1:020}-{20:020}.parquet")
+
+
+def test_a_column_says_when_a_message_expires() -> None:
+    gatherer = Gatherer()
+    plain = ["s", "s"], [pack_record(None, b"x")] * 2
+    gatherer.add(Columns(1, 1_000_000_000, "", *plain, ttls=[0, 1500]))
+    gatherer.add(Columns(3, 2_000_000_000, "", *plain))
+    gatherer.add(Columns(5, 3_000_000_000, "", *plain, ttls=1))
+    found = gatherer.take().column("expires").to_pylist()
+    assert [moment and moment.timestamp() for moment in found] == [None, 2.5, None, None, 3.001, 3.001]

@@ -32,6 +32,7 @@ from malamute.store.operations import (
     Retain,
     SetAttempts,
     SetCounters,
+    TrimByAge,
 )
 from malamute.store.policies import StreamRetention
 
@@ -60,6 +61,7 @@ def puts(kind, queue, first, sender, rows, *, plain):
 OF_EACH_KIND = {
     AppendChunk: st.builds(AppendChunk, NAMES, CHUNKS, NUMBERS, st.lists(NAMES, max_size=3), RETENTIONS),
     Retain: st.builds(Retain, NAMES, RETENTIONS),
+    TrimByAge: st.builds(TrimByAge, TIMES),
     Reserve: st.builds(Reserve, NAMES, NUMBERS),
     PutMessages: st.builds(puts, KINDS, NAMES, NUMBERS, NAMES, ROWS, plain=st.booleans()),
     DeleteMessages: st.builds(DeleteMessages, KINDS, NAMES, st.lists(st.tuples(NUMBERS, NUMBERS))),
