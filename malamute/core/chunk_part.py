@@ -18,10 +18,11 @@ class ChunkPart(DeliveryPart):
     def __init__(self, columns: Columns, stored: Sequence[Frame] | None = None, born: float = 0.0) -> None:
         """`born` is when the messages came, in counted seconds: it matters if one of them expires."""
         super().__init__(columns, stored)
-        self._born = born
-        self.expires = first_expiry(columns, born)
-        """When the first of them expires; infinite if none does."""
-        self._runs: tuple[float, Sequence[tuple[ChunkPart, bool]]] = (0.0, ())
+        if columns.ttls:
+            self.expires = first_expiry(columns, born)
+            """When the first of them expires, if any does."""
+            self._born = born
+            self._runs: tuple[float, Sequence[tuple[ChunkPart, bool]]] = (0.0, ())
         self.count = len(columns.subjects)
         self.time_ns = columns.times if isinstance(columns.times, int) else columns.times[-1]
         self.size_bytes = sum(map(len, columns.subjects)) + sum(map(len, columns.records))

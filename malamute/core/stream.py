@@ -211,6 +211,7 @@ class Stream:
         """Those of them that go with deletions under way."""
         self._retentions = owner.retentions
         self._ageing = owner.ageing
+        self._may_age = self.policy.retention.age_seconds > 0
         self.lasting = state is not None
         """Whether it was made for more than to be read, and stays until it is deleted."""
         self.changing = 0
@@ -266,23 +267,21 @@ class Stream:
             if self.behind:
                 self._dispatch()
             return
-        ttls, self._ttls = self._ttls, []
         self._incoming = ([], [], [])
         try:
-            self._flush(subjects, records, senders, ttls)
+            self._flush(subjects, records, senders)
         except Exception as error:
             # Its publishers learn that it was not stored.
+            self._ttls = []
             self.effects.spoil("what was published", error)
 
-    def _flush(self, subjects: list[str], records: list[Frame], senders: list[str], ttls: list[int]) -> None:
+    def _flush(self, subjects: list[str], records: list[Frame], senders: list[str]) -> None:
         self.time_ns = self.moment()
         self._clocked = self.effects.time_ns
         sender = senders[0] if len(set(senders)) == 1 else senders
         columns = Columns(self.next, self.time_ns, sender, subjects, records)
-        if ttls:
-            ttls += repeat(0, len(subjects) - len(ttls))
-            columns = Columns(*columns[:5], ttls=ttls[0] if len(set(ttls)) == 1 else ttls)
-            self.births.note(self.next, self.time_ns, self.effects.now)
+        if self._ttls:
+            columns = self._expiring(columns)
         payload, large = pack_stream_payload(columns)
         chunk = Chunk(self.next, len(subjects), self.time_ns, payload, large)
         loaded = Loaded(chunk, columns, self.effects.now)
@@ -294,6 +293,13 @@ class Stream:
         self._held.add(loaded)
         self._keep_up()
         self._dispatch()
+
+    def _expiring(self, columns: Columns) -> Columns:
+        """What came in with the times to live that it has."""
+        ttls, self._ttls = self._ttls, []
+        ttls += repeat(0, len(columns) - len(ttls))
+        self.births.note(self.next, self.time_ns, self.effects.now)
+        return Columns(*columns[:5], ttls=ttls[0] if len(set(ttls)) == 1 else ttls)
 
     def moment(self) -> int:
         """The time now as this stream has it, in nanoseconds UTC."""
@@ -355,6 +361,7 @@ class Stream:
             self._ageing.look_when_stored()
         self.policy, self.committed = policy, policy.committed
         self._ttl = self._policy_ttl()
+        self.begin_ageing()
 
     def _policy_ttl(self) -> int:
         # What the broker tells of itself is not for any publisher's readers to outrun.
@@ -365,10 +372,21 @@ class Stream:
         """How much of it is kept, if that was set at run time."""
         return self._retentions.get(self.name)
 
+    @property
+    def age_seconds(self) -> float:
+        """How old its messages may be; 0 is no limit."""
+        return (self.retention or self.policy.retention).age_seconds
+
+    def begin_ageing(self) -> bool:
+        """Whether its messages get too old. From now on that is asked for each chunk, if they ever did."""
+        self._may_age = self._may_age or self.age_seconds > 0
+        return self._may_age
+
     def retain(self, retention: StreamRetention) -> None:
         """Store how much of it is kept, in place of what the configuration says."""
         self._retentions.put(self.name, retention)
         self.effects.store(PutValue(RETENTIONS, (self.name,), retention))
+        self.begin_ageing()
         self._ageing.look_when_stored()
 
     def purge(self, purged: Callable[[], None]) -> None:
@@ -486,7 +504,7 @@ class Stream:
         # A deletion since then has taken back what was reserved ahead.
         self._reserved(last, last + RESERVE * (deletions == self._deletions), error)
         if error is None:
-            if age_seconds := (self.retention or self.policy.retention).age_seconds:
+            if self._may_age and (age_seconds := self.age_seconds):
                 self._ageing.stored(age_seconds)
             self.replay.stored()
             return
@@ -584,7 +602,7 @@ class Stream:
 
     def _offer(self, loaded: Loaded, part: ChunkPart, readers: Collection[Reader]) -> None:
         """Offer messages of a chunk to those whom they are for."""
-        is_fresh = part.expires > self.effects.now
+        is_fresh = not loaded.columns.ttls or part.expires > self.effects.now
         # A review may end any of them.
         for subscription in [*readers] if len(readers) == 1 else self.effects.in_turn(readers):
             start = subscription.start
@@ -594,13 +612,10 @@ class Stream:
                 if subscription.committed and loaded.chunk.last > self.replay.durable:
                     loaded.later[id(subscription)] = subscription, part
                     self.effects.hurry()
-                elif left := (
-                    start
-                    if start > loaded.chunk.first
-                    else subscription.offer(part)
-                    if is_fresh
-                    else subscription.give(part)
-                ):
+                elif start > loaded.chunk.first:
+                    subscription.switch(start)
+                    subscription.unblock()
+                elif left := subscription.offer(part) if is_fresh else subscription.give(part):
                     subscription.switch(left)
                     subscription.unblock()
             except Exception as error:
@@ -690,7 +705,7 @@ class Streams:
 
     def begin_ageing(self) -> None:
         """Some streams may have what is too old, if any of them has a limit by age: see when that is."""
-        if any((s.retention or s.policy.retention).age_seconds for s in self.by_name.values()):
+        if any([stream.begin_ageing() for stream in self.by_name.values()]):
             self.ageing.look_when_stored()
 
     def configure(self, policy_of: StreamPolicyOf, limits: Limits) -> None:

@@ -147,7 +147,7 @@ class Reader:
     def give(self, part: ChunkPart) -> int:
         """Offer what has not expired of a part, in order, and note what has. Returns as `offer`."""
         now = self.stream.effects.now
-        if part.expires > now:
+        if not part.columns.ttls or part.expires > now:
             if self._expired[0]:
                 self.announce_expired()
             return self.offer(part)

@@ -294,15 +294,17 @@ class Columns(NamedTuple):
             return [column[i] for i in places] if isinstance(column, list | tuple) else column
 
         sequences = self.each_sequence()
-        return Columns([sequences[i] for i in places], *map(taken, self[1:]))
+        columns = Columns([sequences[i] for i in places], *map(taken, self[1:7]))
+        return Columns(*columns[:7], taken(self.ttls)) if self.ttls else columns
 
 
 def pack_stream_payload(columns: Columns) -> tuple[bytes, tuple[Frame, ...]]:
     """The payload frame of stream messages, and the large records that follow it."""
     sequences, times, senders, subjects, records = columns[:5]
     inline, large = split_large(records)
-    plain = sequences, times, senders, subjects, inline
-    return pack_plain((*plain, columns.ttls) if columns.ttls else plain), large
+    if columns.ttls:
+        return pack_plain((sequences, times, senders, subjects, inline, columns.ttls)), large
+    return pack_plain((sequences, times, senders, subjects, inline)), large
 
 
 def pack_queue_payload(columns: Columns) -> tuple[bytes, tuple[Frame, ...]]:

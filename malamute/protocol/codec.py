@@ -47,8 +47,9 @@ __all__ = ["PROTOCOL_2", "Codec", "decode", "encode", "with_last_fields"]
 
 ROUTING_ID_BYTES = 16
 
-_GROWN = (Hello, Error, Publish)
-"""Commands whose last field is left out while it has its default: whoever does not know it refuses it."""
+_GROWN = (Hello, Error)
+"""Commands whose last field is left out while it has its default: whoever does not know it refuses it. So is
+that of PUBLISH."""
 
 
 class Codec(Protocol):
@@ -89,7 +90,9 @@ def encode(message: Message) -> list[Frame]:
         assert isinstance(message, PackedAnswer)
         return [_ANSWER + pack(message.ref) + message.value]
     if not spec.frames:
-        return [pack((spec.opcode, *_without_default(message)))]
+        if isinstance(message, _GROWN) and not message[-1]:
+            return [pack((spec.opcode, *message[:-1]))]
+        return [pack((spec.opcode, *message))]
     if isinstance(message, Deliver):
         return [pack((_DELIVER, message.source, message.after)), message.payload, *message.large]
     return _with_records(spec, message)
@@ -107,21 +110,19 @@ def _payload(part: DeliveryPart) -> Sequence[Frame]:
 def _with_records(spec: Spec, message: tuple[Any, ...]) -> list[Frame]:
     place = spec.records
     records = message[place]
-    message = _without_default(message)
+    is_publish = spec.message is Publish
+    if is_publish and not message[-1]:
+        message = message[:-1]
     frame = b""
     if not records or len(records[0]) < RECORD_LARGE_BYTES:
         # Most commands are small as a whole: to look at each record would take as long as packing it.
-        frame = (pack_plain if spec.message is Publish else pack)((spec.opcode, *message))
+        frame = (pack_plain if is_publish else pack)((spec.opcode, *message))
         if len(frame) < RECORD_LARGE_BYTES or len(records) <= 1:
             return [frame]
     inline, large = split_large(records)
     if not large:
         return [frame]
     return [pack((spec.opcode, *message[:place], inline, *message[place + 1 :])), *large]
-
-
-def _without_default(message: tuple[Any, ...]) -> tuple[Any, ...]:
-    return message[:-1] if isinstance(message, _GROWN) and not message[-1] else message
 
 
 def with_last_fields(frames: Sequence[Frame], *values: Any) -> list[Frame]:
