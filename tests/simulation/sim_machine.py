@@ -71,7 +71,7 @@ class Machine:
         self.disk = disk
         self.watch = watch
         self.deaths = 0
-        age_seconds = AGE_SECONDS if setup.clocks else 0.0
+        age_seconds = AGE_SECONDS if setup.clocks else setup.age_seconds
         retention = StreamRetention(messages_max=setup.kept_messages, age_seconds=age_seconds)
         self.settings = Settings(
             limits=Limits(

@@ -21,6 +21,8 @@ STEPS = 220
 RARE_STEPS = 4
 """How often the clock is set, or the store is copied or lost, in a run that has it."""
 
+AGES_SECONDS = (0.5, 3.0, 60.0)
+
 ADMINISTERED = 7
 """In some runs operators change anything at all, in each of so many steps."""
 
@@ -140,6 +142,8 @@ class Setup(NamedTuple):
     """Whether the broker has its stream of changes."""
     tight: Mapping[str, int] = {}
     """Limits in bytes that are small."""
+    age_seconds: float = 0.0
+    """For how long streams keep their messages, if that is less than a run takes."""
 
 
 class Step(NamedTuple):
@@ -198,6 +202,8 @@ def plan_of(seed: int, theme: frozenset[str] | None = None) -> Plan:
     )
     if "identities_bytes" in tight:
         setup = setup._replace(wishes=60)
+    if theme is None and seed % 16 == 9:
+        setup = setup._replace(age_seconds=AGES_SECONDS[seed // 16 % len(AGES_SECONDS)])
     if clocks:
         setup = setup._replace(kept_messages=1000)  # so that what leaves, leaves by its age
     kinds = chance.choices(list(weights), list(weights.values()), k=STEPS)

@@ -434,7 +434,9 @@ class World:
         self.book.queues.feeds.check_done(self._without_room())
         self._check_broker()
         self.book.audit.check_done()
-        self.book.streams.check_store(self.setup.kept_messages)
+        self.book.streams.check_store(self.setup.kept_messages, ages=self.setup.age_seconds > 0)
+        if self.setup.age_seconds:
+            self.book.streams.check_aged(self.setup.age_seconds)
         self.book.queues.check_store(self.disk.store.recover())
         self._check_outcomes()
 

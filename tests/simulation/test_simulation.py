@@ -272,6 +272,15 @@ def _offer_at_once(stream, loaded, matches):
 
 
 BROKEN = {
+    "what has expired is delivered": (
+        "malamute.core.subscription.Reader.give",
+        lambda reader, part: reader.offer(part),
+    ),
+    "what has expired is left out in silence": (
+        "malamute.core.subscription.Reader.announce_expired",
+        _nothing,
+    ),
+    "a stream at rest does not age": ("malamute.core.ageing.Ageing.stored", _nothing),
     "a delivery takes no credit": ("malamute.core.credit.CreditBalance.take", lambda *arguments: None),
     "a gap is not told": ("malamute.core.subscription.Subscription.skip", _skip_in_silence),
     "what was taken back is not told": ("malamute.core.subscription.Subscription.refused", _nothing),
