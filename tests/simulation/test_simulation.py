@@ -539,6 +539,9 @@ NOTICED = {
     "damage is not reported": (plan_of, 8),
     "a dead letter does not say why": (plan_of, 8),
     "what dies is not kept": (plan_of, 8),
+    "what has expired is delivered": (plan_of, 12),
+    "what has expired is left out in silence": (plan_of, 25),
+    "a stream at rest does not age": (plan_of, 41),
 }
 """Where the search for what these do begins: by itself it comes there late. What is noticed elsewhere, when
 something has changed, takes longer and is noticed as well."""
