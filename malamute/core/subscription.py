@@ -175,7 +175,8 @@ class Reader:
     def announce_expired(self) -> None:
         """Tell of what has expired since something came, as one gap."""
         (first, last), self._expired = self._expired, (0, 0)
-        if first:
+        # What it was offered between may have ended it.
+        if first and self.open:
             self.missed(first, last, EXPIRED)
             self.after = last
 

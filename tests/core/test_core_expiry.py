@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 
 from malamute.core.effects import ClockStep
 from malamute.core.expiry import NOTES_MAX, BirthTimes, TimesBefore
+from malamute.core.feed import KEEP_SECONDS
 from malamute.errors import Malformed
 from malamute.protocol.batch import Columns, pack_stream_payload, unpack_payload
 from malamute.protocol.codec import decode, encode
 from malamute.protocol.limits import DURATION_MS_MAX
-from malamute.protocol.messages import EXPIRED, Credit, Deliver, Gap, Publish, Subscribe
+from malamute.protocol.messages import EXPIRED, Change, Credit, Deliver, Gap, Offer, Publish, Subscribe
 from malamute.protocol.time_units import to_ns
 from malamute.store.policies import StreamPolicy
 
@@ -171,6 +172,22 @@ def test_many_runs_in_one_chunk_are_given_in_steps() -> None:
     bench.settle()
     expected = [str(n) if n % 2 else f"{n}-{n} {EXPIRED}" for n in range(1, 201)]
     assert story(bench) == expected
+
+
+def test_a_feed_takes_nothing_that_has_expired_and_says_so() -> None:
+    bench = opened(lifecycle=True)
+    bench.receive("alice", expiring(b"0", ttl=500), publish(b"1"), expiring(b"2", ttl=500))
+    bench.settle()
+    bench.wait(1)
+    feed = {"service": "w", "stream": "s", "start": "seq:1"}
+    bench.tell("alice", Change(0, "feed.set", feed))
+    bench.settle()
+    bench.tell("bob", Offer(1, "w", ALL, credit=10))
+    bench.settle()
+    assert bench.bodies("bob") == [b"1"]
+    bench.wait(KEEP_SECONDS)
+    bench.settle()
+    assert bench.events.count("feed.gap.w") == 2
 
 
 def test_a_stream_gives_a_time_to_live_and_a_message_may_have_less() -> None:
