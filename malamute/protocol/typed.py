@@ -8,7 +8,8 @@ What they accept is what the rules would, with the same result; a test compares 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any, NamedTuple
+from itertools import repeat
+from typing import Annotated, Any, NamedTuple, get_args
 
 from msgspec import Meta
 from msgspec.msgpack import Decoder
@@ -51,8 +52,10 @@ class _Typed(NamedTuple):
     """A command: its decoder, and what the types cannot say of its fields."""
 
     message: type[Any]
-    decode: Callable[[Frame], Sequence[Any]]
+    decode: Callable[[Frame], tuple[Any, ...]]
     holds: Callable[..., bool]
+    left_out: tuple[Any, ...]
+    """The last fields, which are left out while they have these values."""
 
 
 def _publish(_: int, stream: str, number: int, subjects: list[str], records: list[bytes]) -> bool:
@@ -118,7 +121,9 @@ _TYPES: dict[type[Any], tuple[Any, Callable[..., bool]]] = {
 }
 
 BY_BEGINNING: dict[bytes, _Typed] = {
-    pack((BY_TYPE[message].opcode, *message._fields))[:2]: _Typed(message, Decoder(types).decode, holds)
+    pack((BY_TYPE[message].opcode, *repeat(0, len(get_args(types)) - 1)))[:2]: _Typed(
+        message, Decoder(types).decode, holds, (0,) if message is Publish else ()
+    )
     for message, (types, holds) in _TYPES.items()
 }
 """By the first two bytes: how many fields there are, and the opcode."""
@@ -143,7 +148,7 @@ def decode_typed(frames: Sequence[Frame]) -> Message | None:
     if not typed.holds(*fields):
         return None
     # As its class would, without a call in Python.
-    message: Message = tuple.__new__(typed.message, fields[1:])
+    message: Message = tuple.__new__(typed.message, fields[1:] + typed.left_out)
     return message
 
 
