@@ -1,0 +1,344 @@
+"""The checker of histories: it finds nothing in good ones, and each kind of fault that is put into one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import count
+from pathlib import Path
+from random import Random
+
+import pytest
+from history import (
+    COMMIT,
+    COMMITTED,
+    CURSOR,
+    DELIVERED,
+    DURABLE,
+    GAP,
+    LEFT,
+    LOOKED,
+    OUTCOME,
+    PUBLISH,
+    PUBLISH_REFUSED,
+    PUBLISHED,
+    PURGE,
+    PURGE_REFUSED,
+    PURGED,
+    READ,
+    READ_ALL,
+    RULES,
+    SEND,
+    SEND_REFUSED,
+    SENT,
+    SETTLED,
+    STORED,
+    Record,
+    Recorder,
+    check,
+    read_history,
+)
+from hypothesis import given
+from hypothesis import strategies as st
+
+STREAM, QUEUE, PURGED_STREAM = "stream", "queue", "purged"
+History = list[Record]
+
+
+class Good:
+    """A history that a good broker makes: some of what was asked has no answer, and some of that was done."""
+
+    def __init__(self, seed: int) -> None:
+        self.chance = Random(seed)
+        self.records: History = []
+        self._time = count(1)
+        self.publish()
+        self.read()
+        self.queue()
+        self.change()
+
+    def note(self, client: str, kind: str, name: str, key: str = "", **fields: int | str) -> None:
+        self.records.append(Record(next(self._time), client, kind, name, key, **fields))  # type: ignore[arg-type]
+
+    def publish(self) -> None:
+        """Two publishers. One message is read and then lost with its broker; refused ones take no place."""
+        self.stored: list[tuple[int, str]] = []
+        self.taken_back: list[tuple[int, str]] = []
+        sequence = 0
+        for number in range(30):
+            client = f"publisher {number % 2}"
+            key = f"{client}.{number}"
+            self.note(client, PUBLISH, STREAM, key)
+            fate = self.chance.choice(["confirmed", "confirmed", "stored", "refused", "nothing"])
+            if number in (0, 1, 28, 29):
+                fate = "confirmed"
+            if fate == "refused":
+                self.note(client, PUBLISH_REFUSED, STREAM, key)
+            elif number == 15:
+                sequence += 1
+                self.taken_back.append((sequence, key))
+            elif fate != "nothing":
+                sequence += self.chance.choice([1, 1, 3])
+                self.stored.append((sequence, key))
+            if fate == "confirmed" and number != 15:
+                self.note(client, PUBLISHED, STREAM, key, sequence=sequence)
+        for sequence, key in self.stored:
+            self.note("last reader", STORED, STREAM, key, sequence=sequence)
+
+    def read(self) -> None:
+        end = self.chance.randint(2, len(self.stored))
+        for sequence, key in self.stored[:end]:
+            self.note("durable", READ, STREAM, key, sequence=sequence, text=DURABLE)
+        for sequence, key in sorted(self.stored + self.taken_back):
+            self.note("reader", READ, STREAM, key, sequence=sequence)
+        for sequence, _ in self.taken_back:
+            self.note("reader", GAP, STREAM, sequence=sequence, last=sequence, text="taken-back")
+        self.note("reader", READ_ALL, STREAM)
+        place = 0
+        for life in range(3):
+            for sequence, key in self.stored[place : place + 4]:
+                self.note(f"cursor {life}", READ, STREAM, key, sequence=sequence, text=CURSOR)
+            sequence = self.stored[min(place + 1, len(self.stored) - 1)][0]
+            self.note(f"cursor {life}", COMMIT, STREAM, sequence=sequence)
+            if life == 0 or self.chance.random() < 0.5:
+                self.note(f"cursor {life}", COMMITTED, STREAM, sequence=sequence)
+                place += 2
+
+    def queue(self) -> None:
+        for number in range(20):
+            key = f"mail.{number}"
+            for _ in range(self.chance.choice([1, 1, 2])):
+                self.note("sender", SEND, QUEUE, key)
+                if number == 19:
+                    self.note("sender", SEND_REFUSED, QUEUE, key)
+                elif number < 2 or self.chance.random() < 0.7:
+                    self.note("sender", SENT, QUEUE, key)
+            if number == 19:
+                continue
+            if number == 18:
+                self.note("operator", LEFT, QUEUE, key)
+                continue
+            attempts = self.chance.choice([1, 2, 3]) if number else 2
+            for attempt in range(1, attempts + 1):
+                at = {"sequence": number + 1, "attempts": attempt}
+                self.note(f"worker {attempt % 2}", DELIVERED, QUEUE, key, **at)
+            self.note(f"worker {attempts % 2}", SETTLED, QUEUE, key, attempts=attempts)
+            self.note("sender", OUTCOME, QUEUE, key, text="acknowledged")
+
+    def change(self) -> None:
+        for number in range(1, 12, 2):
+            self.note("operator", PUBLISH, PURGED_STREAM, f"{number}")
+            self.note("operator", PUBLISHED, PURGED_STREAM, f"{number}", sequence=number)
+            self.note("operator", PURGE, PURGED_STREAM)
+            done = number != 7
+            self.note("operator", PURGED if done else PURGE_REFUSED, PURGED_STREAM)
+            self.note("operator", PUBLISH, PURGED_STREAM, f"{number + 1}")
+            self.note("operator", PUBLISHED, PURGED_STREAM, f"{number + 1}", sequence=number + 1)
+            first = number + 1 if done else number - 1
+            self.note("operator", LOOKED, PURGED_STREAM, sequence=first, last=number + 1)
+
+    # The faults
+
+    def pick(self, kind: str, where: Callable[[Record], bool] = lambda record: True) -> Record:
+        return self.chance.choice([r for r in self.records if r.kind == kind and where(r)])
+
+    def drop(self, record: Record) -> None:
+        self.records.remove(record)
+
+    def alter(self, record: Record, **fields: int | str) -> None:
+        self.records[self.records.index(record)] = record._replace(**fields)  # type: ignore[arg-type]
+
+    def again(self, record: Record, **fields: int | str) -> None:
+        self.records.append(record._replace(at_ns=next(self._time), **fields))  # type: ignore[arg-type]
+
+
+def lose(good: Good) -> None:
+    key = good.pick(PUBLISHED, lambda record: record.name == STREAM).key
+    good.records = [record for record in good.records if (record.kind, record.key) != (STORED, key)]
+
+
+def invent(good: Good) -> None:
+    last = max(record.sequence for record in good.records if record.kind == STORED)
+    good.note("last reader", STORED, STREAM, "nobody's", sequence=last + 1)
+
+
+def keep_refused(good: Good) -> None:
+    record = good.pick(STORED)
+    good.note("publisher", PUBLISH_REFUSED, STREAM, record.key)
+
+
+def duplicate(good: Good) -> None:
+    last = max(record.sequence for record in good.records if record.kind == STORED)
+    good.again(good.pick(STORED), sequence=last + 1)
+
+
+def swap(good: Good) -> None:
+    """Two messages change their places, for all who see them."""
+    one, two = (good.pick(STORED, lambda r, c=c: r.key.startswith(f"publisher 0.{c}")) for c in ("0", "28"))
+    keys = {one.key: two.key, two.key: one.key}
+    good.records = [
+        record._replace(key=keys.get(record.key, record.key)) if record.kind in (STORED, READ) else record
+        for record in good.records
+    ]
+    good.records = [r._replace(sequence=0) if r.kind == PUBLISHED else r for r in good.records]
+
+
+def reuse(good: Good) -> None:
+    good.alter(good.pick(READ, lambda record: record.client != "reader"), key="another")
+
+
+def reread(good: Good) -> None:
+    good.again(good.pick(READ))
+
+
+def skip(good: Good) -> None:
+    reads = [record for record in good.records if record.client == "reader" and record.kind == READ]
+    stored = {record.sequence for record in good.records if record.kind == STORED}
+    good.drop(good.chance.choice([record for record in reads if record.sequence in stored]))
+
+
+def lie_of_gaps(good: Good) -> None:
+    sequence = good.pick(STORED).sequence
+    good.note("reader", GAP, STREAM, sequence=sequence, last=sequence, text="restart")
+
+
+def tell_nobody(good: Good) -> None:
+    sequence = max(record.sequence for record in good.records) + 1
+    good.note("reader", READ, STREAM, "publisher 0.0 again", sequence=sequence)
+
+
+def deliver_early(good: Good) -> None:
+    sequence = max(record.sequence for record in good.records) + 1
+    good.note("durable", READ, STREAM, "publisher 0.0 again", sequence=sequence, text=DURABLE)
+    good.note("durable", GAP, STREAM, sequence=sequence, last=sequence, text="taken-back")
+
+
+def lose_cursor(good: Good) -> None:
+    first = good.pick(STORED, lambda record: record.key == "publisher 0.0")
+    good.note("cursor 9", READ, STREAM, first.key, sequence=first.sequence, text=CURSOR)
+
+
+def lose_mail(good: Good) -> None:
+    key = good.pick(SENT).key
+    good.records = [r for r in good.records if r.kind not in (DELIVERED, LEFT) or r.key != key]
+
+
+def read_invented(good: Good) -> None:
+    good.alter(good.pick(READ), key="another")
+
+
+def invent_mail(good: Good) -> None:
+    good.note("worker 0", DELIVERED, QUEUE, "nobody's", attempts=1)
+
+
+def deliver_refused(good: Good) -> None:
+    good.note("worker 0", DELIVERED, QUEUE, "mail.19", attempts=1)
+
+
+def repeat(good: Good) -> None:
+    good.again(good.pick(DELIVERED), client="worker 2")
+
+
+def count_down(good: Good) -> None:
+    record = good.pick(DELIVERED)
+    good.again(record, attempts=record.attempts - 1)
+
+
+def settle_twice(good: Good) -> None:
+    good.again(good.pick(SETTLED), client="worker 2")
+
+
+def two_outcomes(good: Good) -> None:
+    good.again(good.pick(OUTCOME), text="expired")
+
+
+def deliver_settled(good: Good) -> None:
+    record = good.pick(SETTLED)
+    good.note("worker 2", DELIVERED, QUEUE, record.key, attempts=record.attempts + 1)
+
+
+def keep_settled(good: Good) -> None:
+    good.note("operator", LEFT, QUEUE, good.pick(SETTLED).key)
+
+
+def no_outcome(good: Good) -> None:
+    sent = {record.key for record in good.records if record.kind == SENT}
+    good.drop(good.pick(OUTCOME, lambda record: record.key in sent))
+
+
+def forget_identity(good: Good) -> None:
+    good.note("worker 0", DELIVERED, QUEUE, "mail.0", sequence=1000, attempts=7)
+
+
+def purge_nothing(good: Good) -> None:
+    record = good.pick(LOOKED, lambda record: record.sequence == record.last)
+    good.alter(record, sequence=record.sequence - 1)
+
+
+def purge_again(good: Good) -> None:
+    record = good.pick(LOOKED)
+    good.alter(record, sequence=record.last + 1)
+
+
+FAULTS: dict[Callable[[Good], None], str] = {
+    lose: "lost",
+    invent: "invented",
+    keep_refused: "invented",
+    read_invented: "invented",
+    duplicate: "duplicate",
+    swap: "order",
+    reuse: "sequence used again",
+    reread: "monotonic reads",
+    skip: "skipped",
+    lie_of_gaps: "false gap",
+    tell_nobody: "taken back untold",
+    deliver_early: "taken back untold",
+    lose_cursor: "cursor",
+    lose_mail: "lost",
+    invent_mail: "invented",
+    deliver_refused: "invented",
+    repeat: "repeated delivery",
+    count_down: "attempts",
+    settle_twice: "settled twice",
+    two_outcomes: "settled twice",
+    deliver_settled: "after settlement",
+    keep_settled: "after settlement",
+    no_outcome: "no outcome",
+    forget_identity: "deduplication",
+    purge_nothing: "change undone",
+    purge_again: "change repeated",
+}
+
+SEEDS = st.integers(0, 2**32)
+
+
+@given(SEEDS)
+def test_a_good_history_breaks_nothing(seed: int) -> None:
+    assert check(Good(seed).records) == []
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
+@given(seed=SEEDS)
+def test_each_fault_is_found(fault: Callable[[Good], None], seed: int) -> None:
+    good = Good(seed)
+    fault(good)
+    assert FAULTS[fault] in {violation.rule for violation in check(good.records)}
+
+
+def test_each_rule_has_a_fault() -> None:
+    assert set(FAULTS.values()) == {rule for _, rules in RULES for rule in rules}
+
+
+def test_what_is_recorded_is_read_back_in_the_order_of_time(tmp_path: Path) -> None:
+    one, two = (Recorder(tmp_path / name, name) for name in ("one", "two"))
+    one(PUBLISH, STREAM, "a")
+    two(READ, STREAM, "a", sequence=1, text=DURABLE)
+    one(PUBLISHED, STREAM, "a", sequence=1)
+    for recorder in (one, two):
+        recorder.close()
+    records = read_history(sorted(tmp_path.iterdir()))
+    assert [(record.client, record.kind, record.sequence) for record in records] == [
+        ("one", PUBLISH, 0),
+        ("two", READ, 1),
+        ("one", PUBLISHED, 1),
+    ]
+    assert records[1].text == DURABLE
