@@ -120,9 +120,9 @@ class Pages:
         """Look at all of them, also at the first page of each of the `values`. Returns the faults."""
         root = self._newest_root()
         if root is not None:
-            for _, node in self.values(root):
-                if values and (fault := self.fault_of(node)):
-                    self.faults.append(fault)
+            for _, leaf in self._leaves(root):
+                if values:
+                    self.faults += filter(None, map(self.fault_of, leaf))
             if not self.faults:
                 self._check_free(root.free)
         return self.faults
@@ -135,7 +135,7 @@ class Pages:
         before, counted = self.faults, []
         for root in self._roots():
             self.faults = []
-            for _ in self.values(root):
+            for _ in self._leaves(root):
                 continue
             counted.append((len(self.faults), -root.transaction, root))
         self.faults = before
@@ -178,11 +178,16 @@ class Pages:
 
     def values(self, root: PageRoot) -> Iterator[tuple[bytes, Node]]:
         """The values below a root in order, each with its page, as far as nothing is wrong with that."""
+        for page, leaf in self._leaves(root):
+            for node in leaf:
+                yield page, node
+
+    def _leaves(self, root: PageRoot) -> Iterator[tuple[bytes, list[Node]]]:
         self.page_bytes, self._last = root.free.page_bytes, root.last
         self._used = bytearray(b"\1\1").ljust(root.last + 1, b"\0")
-        yield from self._values(root.values)
+        yield from self._leaves_of(root.values)
 
-    def _values(self, tree: Tree) -> Iterator[tuple[bytes, Node]]:
+    def _leaves_of(self, tree: Tree) -> Iterator[tuple[bytes, list[Node]]]:
         before, found = len(self.faults), [0, 0, 0, 0]
         if tree.root != NONE:
             yield from self._below(tree.root, tree.depth, b"", None, found)
@@ -195,15 +200,13 @@ class Pages:
 
     def _below(
         self, number: int, depth: int, first: bytes, end: bytes | None, found: list[int]
-    ) -> Iterator[tuple[bytes, Node]]:
+    ) -> Iterator[tuple[bytes, list[Node]]]:
         try:
             self._use(number, 1)
             page = self._read(number * self.page_bytes, self.page_bytes)
             if depth == 1:
                 leaf = self._leaf(page, number, first, end)
-                for node in leaf:
-                    if node.own:
-                        self._use(node.own, self._pages_of(node.size))
+                own_pages = self._use_own(leaf)
             else:
                 children = self._branch(page, number, first, end)
         except (_Bad, ValueError, OSError) as error:
@@ -212,9 +215,8 @@ class Pages:
         if depth == 1:
             found[1] += 1
             found[2] += len(leaf)
-            found[3] += sum(self._pages_of(node.size) for node in leaf if node.own)
-            for node in leaf:
-                yield page, node
+            found[3] += own_pages
+            yield page, leaf
             return
         found[0] += 1
         ends = [*(begin for begin, _ in children[1:]), end]
@@ -222,9 +224,38 @@ class Pages:
             yield from self._below(child, depth - 1, begin, stop, found)
 
     def _leaf(self, page: bytes, number: int, first: bytes, end: bytes | None) -> list[Node]:
+        places = self._places(page, number, LEAF)
+        nodes = self._even_leaf(page, places)
+        if nodes is None:
+            nodes = self._any_leaf(page, places)
+        _check_keys([node.key for node in nodes], first, end)
+        return nodes
+
+    def _even_leaf(self, page: bytes, places: Sequence[int]) -> list[Node] | None:
+        """The values of a leaf of which each has pages of its own and a key as long as all others.
+
+        Nearly all leaves of a large store are: those of chunks. None if it is no such leaf.
+        """
+        upper = min(places)
+        size, rest = divmod(self.page_bytes - upper, len(places))
+        key_bytes = _NODE.unpack_from(page, upper)[3]
+        form = struct.Struct(f"<HHHH{key_bytes}sQ{'x' * (key_bytes % 2)}")
+        if rest or form.size != size or sorted(places) != [*range(upper, self.page_bytes, size)]:
+            return None
+        found = [*form.iter_unpack(page[upper:])]
+        if {(flags, length) for _, _, flags, length, _, _ in found} != {(_OWN_PAGES, key_bytes)}:
+            return None
+        key_of, before = self._key, _NODE.size + key_bytes
+        nodes = []
+        for place in places:
+            low, high, _, _, key, own = found[(place - upper) // size]
+            nodes.append(Node(key_of(key), place + before, low | high << 16, own))
+        return nodes
+
+    def _any_leaf(self, page: bytes, places: Sequence[int]) -> list[Node]:
         nodes = []
         filled = 0
-        for place in self._places(page, number, LEAF):
+        for place in places:
             low, high, flags, key_bytes = _NODE.unpack_from(page, place)
             start, size = place + _NODE.size + key_bytes, low | high << 16
             stop = start + (_NUMBER.size if flags else size)
@@ -234,7 +265,6 @@ class Pages:
             own = _NUMBER.unpack_from(page, start)[0] if flags else 0
             nodes.append(Node(self._key(page[place + _NODE.size : start]), start, size, own))
         self._check_filled(page, filled)
-        _check_keys([node.key for node in nodes], first, end)
         return nodes
 
     def _branch(self, page: bytes, number: int, first: bytes, end: bytes | None) -> list[tuple[bytes, int]]:
@@ -286,6 +316,20 @@ class Pages:
             raise _Bad(f"page {number} is in two places")
         self._used[number : number + count] = b"\1" * count
 
+    def _use_own(self, leaf: list[Node]) -> int:
+        """Take note of the pages that the values have of their own. Returns how many there are."""
+        page_bytes, used, most = self.page_bytes, self._used, self._last + 1
+        head = _PAGE.size + page_bytes - 1
+        total = 0
+        for _, _, size, own in leaf:
+            if own:
+                count = (head + size) // page_bytes
+                if own < 2 or own + count > most or used.find(1, own, own + count) >= 0:
+                    self._use(own, count)  # says what is wrong
+                used[own : own + count] = b"\1" * count
+                total += count
+        return total
+
     def orphans(self, root: PageRoot) -> Iterator[tuple[bytes, Node]]:
         """The values of leaves that nothing leads to any more, after `values`: they are not free either.
 
@@ -334,9 +378,9 @@ class Pages:
     def _check_free(self, tree: Tree) -> None:
         """Check the list of free pages: each is free once, and in no other place."""
         self._is_free_tree = True
-        values = [*self._values(tree)]
+        leaves = [*self._leaves_of(tree)]
         self._is_free_tree = False
-        for page, node in values:
+        for page, node in ((page, node) for page, leaf in leaves for node in leaf):
             try:
                 if fault := self.fault_of(node):
                     raise _Bad(fault.reason)
