@@ -25,6 +25,10 @@ MARKS_MAX = 1_000
 """Services whose marks are remembered; those of others are made again."""
 
 
+TAKEN_MAX = 100
+"""Outcomes that are remembered: one with a tracker of the program's own that comes again would be mail."""
+
+
 class PendingRequest:
     """A request to a service, until its final reply, and the replies that wait here.
 
@@ -56,6 +60,8 @@ class PendingReplies:
         self._next = 1
         self._requests: dict[str, PendingRequest] = {}
         self._trackings: dict[str, OutcomeTracking] = {}
+        self._taken: deque[tuple[str, int]] = deque(maxlen=TAKEN_MAX)
+        """The last trackers whose outcomes have come, with the sequences of those."""
         self.outcomes = 0
         """How many wait for an outcome at this moment."""
         self.unread = 0
@@ -133,11 +139,15 @@ class PendingReplies:
 
     def _accept_outcome(self, mailbox: ConsumerSource, item: Item) -> bool:
         properties = item.properties or {}
-        tracking = (
-            self._trackings.pop(properties.get("tracker", ""), None) if "outcome" in properties else None
-        )
-        if tracking is None:
+        if "outcome" not in properties:
             return False
-        tracking.outcome, tracking.reason = str(properties["outcome"]), str(properties.get("reason", ""))
+        tracker = str(properties.get("tracker", ""))
+        tracking = self._trackings.pop(tracker, None)
+        if tracking is not None:
+            tracking.outcome, tracking.reason = str(properties["outcome"]), str(properties.get("reason", ""))
+            self._taken.append((tracker, item.sequence))
+        elif not tracker.startswith(self._trackers) and (tracker, item.sequence) not in self._taken:
+            return False
+        # If it is no news, it was taken already before the acknowledgement was lost.
         mailbox.finish(item.sequence)
         return True

@@ -26,6 +26,7 @@ from malamute.protocol.messages import (
     Reject,
     Release,
     Stored,
+    Welcome,
 )
 
 RECORD = pack_record(None, b"x")
@@ -147,6 +148,24 @@ def test_an_outcome_comes_to_its_tracking_and_to_nobody_else(alice, box, mail):
     assert [item.sequence for item in box.waiting] == [6, 7]
     assert repr(SentBase(mine.command, mine)) == "<SentBase rejected>"
     assert repr(SentBase(made.command, made)) == "<SentBase stored>"
+
+
+def test_an_outcome_that_comes_again_is_no_mail(alice, box, mail):
+    session = alice.session
+    mine = session.sending.send_tracked("bob", "a", RECORD, Command(), {"tracker": "mine"})
+    made = session.sending.send_tracked("bob", "a", RECORD, Command(), {})
+    trackers = {5: mine.tracker, 6: made.tracker}
+    alice.receives(
+        *(mail(0, [n], properties={"outcome": "expired", "tracker": t}) for n, t in trackers.items())
+    )
+    assert (mine.outcome, made.outcome) == ("expired", "expired")
+    alice.broken()
+    alice.receives(Welcome(2, b"id", b"broker", True, "", {}))
+    alice.said()
+    again = [mail(0, [n], 2, {"outcome": "expired", "tracker": t}) for n, t in trackers.items()]
+    alice.receives(*again, mail(0, [7], 2, {"outcome": "expired", "tracker": "mine"}))
+    assert [item.sequence for item in box.waiting] == [7]
+    assert [each for message in alice.said() for each in message.ranges] == [[5, 5], [6, 6]]
 
 
 def test_the_outcome_of_a_request_is_no_reply_to_it(alice, mail):
