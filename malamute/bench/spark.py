@@ -113,6 +113,7 @@ def _write(directory: Path, columns: dict[str, pa.Array], numbers: Any, times: A
         "sequence": pa.array(numbers),
         "time": pa.array(times // 1000, pa.timestamp("us", "UTC")),
         "time_ns": pa.array(times),
+        "expires": pa.nulls(count, pa.timestamp("us", "UTC")),
         **{name: column.slice(start, count) for name, column in columns.items()},
     }
     schema = arrow_schema().with_metadata(encode_footer(STREAM, {}, part))
