@@ -24,9 +24,9 @@ from malamute.errors import MalamuteError
 MARKS_MAX = 1_000
 """Services whose marks are remembered; those of others are made again."""
 
-
-TAKEN_MAX = 100
-"""Outcomes that are remembered: one with a tracker of the program's own that comes again would be mail."""
+TAKEN_MAX = 1_000
+"""Outcomes that are remembered, as many as the broker sends before they are acknowledged. An older one with a
+tracker of the program's own is mail if it is redelivered."""
 
 
 class PendingRequest:
@@ -142,11 +142,13 @@ class PendingReplies:
         if "outcome" not in properties:
             return False
         tracker = str(properties.get("tracker", ""))
-        tracking = self._trackings.pop(tracker, None)
+        # A tracker may be in use again by now, for a message whose outcome this is not.
+        taken = item.attempts > 1 and (tracker, item.sequence) in self._taken
+        tracking = None if taken else self._trackings.pop(tracker, None)
         if tracking is not None:
             tracking.outcome, tracking.reason = str(properties["outcome"]), str(properties.get("reason", ""))
             self._taken.append((tracker, item.sequence))
-        elif not tracker.startswith(self._trackers) and (tracker, item.sequence) not in self._taken:
+        elif not (taken or tracker.startswith(self._trackers)):
             return False
         # If it is no news, it was taken already before the acknowledgement was lost.
         mailbox.finish(item.sequence)

@@ -10,7 +10,9 @@ from malamute import errors
 from malamute.client.events import Recalled, Refusal, Slow, Switched
 from malamute.client.options import milliseconds, properties_of
 from malamute.client.session.outbox import Command
-from malamute.client.session.receipts import SentBase
+from malamute.client.session.receipts import OutcomeTracking, SentBase
+from malamute.client.session.replies import TAKEN_MAX
+from malamute.client.session.sources import Item
 from malamute.protocol import messages as wire
 from malamute.protocol.batch import pack_record
 from malamute.protocol.limits import RANGES_MAX
@@ -166,6 +168,56 @@ def test_an_outcome_that_comes_again_is_no_mail(alice, box, mail):
     alice.receives(*again, mail(0, [7], 2, {"outcome": "expired", "tracker": "mine"}))
     assert [item.sequence for item in box.waiting] == [7]
     assert [each for message in alice.said() for each in message.ranges] == [[5, 5], [6, 6]]
+
+
+@pytest.mark.parametrize("tracker", ["mine", ""])
+def test_a_redelivered_outcome_is_not_that_of_a_later_message_with_the_same_tracker(
+    alice, box, mail, tracker
+):
+    sending = alice.session.sending
+    first = sending.send_tracked("bob", "a", RECORD, Command(), {"tracker": tracker})
+    told = {"outcome": "expired", "tracker": first.tracker}
+    alice.receives(Stored([[1, 1, 0]]), mail(0, [5], properties=told))
+    alice.broken()
+    alice.receives(Welcome(2, b"id", b"broker", True, "", {}))
+    later = sending.send_tracked("bob", "a", RECORD, Command(), {"tracker": first.tracker})
+    alice.said()
+    alice.receives(mail(0, [5], attempts=2, properties=told))
+    assert alice.said() == [Ack(0, [[5, 5]])]
+    assert (first.outcome, later.outcome) == ("expired", "")
+    alice.receives(mail(0, [6], attempts=2, properties={**told, "outcome": "acknowledged"}))
+    assert (first.outcome, later.outcome) == ("expired", "acknowledged")
+    alice.broken()
+    alice.receives(Welcome(3, b"id", b"broker", True, "", {}))
+    alice.said()
+    alice.receives(mail(0, [5, 6], attempts=3, properties=told))
+    assert alice.said() == [Ack(0, [[5, 6]])]
+    assert not box.waiting
+
+
+def test_a_mailbox_that_counts_anew_delivers_no_outcome_of_before(alice, box, mail):
+    sending = alice.session.sending
+    told = {"outcome": "expired", "tracker": "mine"}
+    sending.send_tracked("bob", "a", RECORD, Command(), {"tracker": "mine"})
+    alice.receives(mail(0, [5], properties=told))
+    tracking = sending.send_tracked("bob", "a", RECORD, Command(), {"tracker": "mine"})
+    alice.receives(mail(0, [5], properties=told))
+    assert tracking.done
+    alice.receives(mail(0, [6], properties=told))
+    assert [item.sequence for item in box.waiting] == [6]
+
+
+@pytest.mark.parametrize(("since", "taken_for_mail"), [(TAKEN_MAX - 1, []), (TAKEN_MAX, [5])])
+def test_so_many_outcomes_are_remembered(alice, mail, since, taken_for_mail):
+    replies, told = alice.session.pending_replies, {"outcome": "expired", "tracker": "mine"}
+    alice.session.sending.send_tracked("bob", "a", RECORD, Command(), {"tracker": "mine"})
+    alice.receives(mail(0, [5], properties=told))
+    box = alice.session.inbox.open_mailbox(10, 1000)
+    for sequence in range(6, 6 + since):
+        replies.track(OutcomeTracking("mine", Command()))
+        assert replies.accept(box, Item(sequence, 1, "", "a", RECORD, 1, told))
+    alice.receives(mail(0, [5], attempts=2, properties=told))
+    assert [item.sequence for item in box.waiting] == taken_for_mail
 
 
 def test_the_outcome_of_a_request_is_no_reply_to_it(alice, mail):
