@@ -142,7 +142,12 @@ def open_again(environment: lmdb.Environment) -> lmdb.Environment:
 
 
 def _open(path: Path, size: int) -> lmdb.Environment:
-    return lmdb.open(str(path), map_size=size, max_dbs=0, max_spare_txns=2, mode=0o640)
+    environment = lmdb.open(str(path), map_size=size, max_dbs=0, max_spare_txns=2, mode=0o640)
+    # A broker that was killed after it wrote its root may have left the root before in the lock file. As long
+    # as another process has that file open, readers see the store without the last commit. Whoever takes the
+    # lock of the dead writer corrects it.
+    environment.begin(write=True).abort()
+    return environment
 
 
 def _check_pages(data: Path) -> None:
