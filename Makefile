@@ -12,7 +12,7 @@ READY := $(VENV)/.ready
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test check demo bench simulate crash-states fuzz spark-cluster-test docs screenshots clean
+.PHONY: help setup run test check demo bench simulate torture crash-states fuzz spark-cluster-test docs screenshots clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -67,6 +67,9 @@ bench: setup ## measure this machine; ARGS="--json" for programs
 
 simulate: setup ## the broker in a simulated world; SEED=n tells one run, RUNS=n makes many
 	@$(BIN)/python tests/simulation/simulate.py $(if $(SEED),--seed $(SEED)) $(if $(RUNS),--runs $(RUNS)) $(ARGS)
+
+torture: setup ## a broker and its clients are killed, stopped and starved, and all accounted for; MINUTES=n, SEED=n
+	@$(BIN)/python tests/torture/torture.py $(if $(MINUTES),--minutes $(MINUTES)) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 crash-states: setup ## what a power failure can leave on the disk, opened; ARGS="--recordings 10 --each 200" for more
 	@$(BIN)/python tests/crash/crash_states.py $(ARGS)

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 PUBLISH, PUBLISHED, PUBLISH_REFUSED = "publish", "published", "publish-refused"
-READ, GAP, READ_ALL = "read", "gap", "read-all"
+READ, GAP, FINISHED = "read", "gap", "finished"
 COMMIT, COMMITTED = "commit", "committed"
 STORED = "stored"
 SEND, SENT, SEND_REFUSED = "send", "sent", "send-refused"
@@ -34,8 +34,9 @@ class Record(NamedTuple):
     """One line of a history.
 
     `client` is one life of a program, `name` the stream or the queue, and `key` what tells a message from all
-    others. Of a GAP and of a LOOK, which is what a client was told that a stream has, `sequence` and `last`
-    are the first and the last sequence. `attempts` are those of a delivery or of what was settled.
+    others. `sequence` and `last` are the first and the last of a GAP, and of what a client was told that a
+    stream has. `attempts` are those of a delivery or of what was settled. FINISHED is a client that came to
+    its end by itself: a reader at the last message, a sender with all outcomes.
     """
 
     at_ns: int
@@ -174,7 +175,7 @@ def _monotonic(log: Log) -> Iterator[str]:
 def _skipped(log: Log) -> Iterator[str]:
     """A reader gets all from the first message on, or where its cursor is, to the end if it read so far."""
     stored = [record.sequence for record in log[STORED]]
-    to_the_end = {record.client for record in log[READ_ALL]}
+    to_the_end = {record.client for record in log[FINISHED]}
     for client, reads in log.by_client(READ):
         read = {record.sequence for record in reads}
         first = bisect_left(stored, min(read)) if reads[0].text == CURSOR else 0
@@ -196,7 +197,7 @@ def _false_gap(log: Log) -> Iterator[str]:
 def _untold(log: Log) -> Iterator[str]:
     """Who read to the end and had what is no more was told so, and nobody who asked for what is durable."""
     stored = {record.sequence for record in log[STORED]}
-    ended = {record.client for record in log[READ_ALL]}
+    ended = {record.client for record in log[FINISHED]}
     gaps = dict(log.by_client(GAP))
     for client, reads in log.by_client(READ):
         for read in reads:
@@ -270,10 +271,12 @@ def _after_settled(log: Log) -> Iterator[str]:
 
 
 def _no_outcome(log: Log) -> Iterator[str]:
-    """Where outcomes are asked for, whatever is not in the queue any more has one."""
+    """A sender that came to its end has the outcome of each message that is not in the queue any more."""
     over = log.keys(OUTCOME) | log.keys(LEFT)
-    if log[OUTCOME]:
-        yield from (f"{r.key} was confirmed and has no outcome" for r in log[SENT] if r.key not in over)
+    finished = {record.client for record in log[FINISHED]}
+    for record in log[SENT]:
+        if record.client in finished and record.key not in over:
+            yield f"{record.key} was confirmed and has no outcome"
 
 
 def _twice(log: Log) -> Iterator[str]:

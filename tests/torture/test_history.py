@@ -14,6 +14,7 @@ from history import (
     CURSOR,
     DELIVERED,
     DURABLE,
+    FINISHED,
     GAP,
     LEFT,
     LOOKED,
@@ -25,7 +26,6 @@ from history import (
     PURGE_REFUSED,
     PURGED,
     READ,
-    READ_ALL,
     RULES,
     SEND,
     SEND_REFUSED,
@@ -92,7 +92,7 @@ class Good:
             self.note("reader", READ, STREAM, key, sequence=sequence)
         for sequence, _ in self.taken_back:
             self.note("reader", GAP, STREAM, sequence=sequence, last=sequence, text="taken-back")
-        self.note("reader", READ_ALL, STREAM)
+        self.note("reader", FINISHED, STREAM)
         place = 0
         for life in range(3):
             for sequence, key in self.stored[place : place + 4]:
@@ -123,6 +123,8 @@ class Good:
                 self.note(f"worker {attempt % 2}", DELIVERED, QUEUE, key, **at)
             self.note(f"worker {attempts % 2}", SETTLED, QUEUE, key, attempts=attempts)
             self.note("sender", OUTCOME, QUEUE, key, text="acknowledged")
+
+        self.note("sender", FINISHED, QUEUE)
 
     def change(self) -> None:
         for number in range(1, 12, 2):

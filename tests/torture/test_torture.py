@@ -1,0 +1,47 @@
+"""The short form of `make torture`: five kinds of faults that take no time, and an account of every item."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from random import Random
+
+import pytest
+from rig_daemon import environment
+from torture import FAULTS, schedule
+
+SHORT = ("broker killed", "client killed", "disk: ENOSPC", "links cut", "mutated sessions")
+
+SEED = "115"
+"""With it each of them is drawn once."""
+
+COMPILER = shutil.which("gcc") or shutil.which("cc")
+
+
+def tortured(tmp_path: Path, *arguments: str) -> dict[str, object]:
+    """Run it as a program: what is preloaded has to be there before any process starts."""
+    command = [sys.executable, str(Path(__file__).with_name("torture.py")), "--json", *arguments]
+    env = {**environment(), "TMPDIR": str(tmp_path)}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found: dict[str, object] = json.loads(done.stdout)
+    return found
+
+
+@pytest.mark.skipif(
+    COMPILER is None or not sys.platform.startswith("linux"), reason="needs Linux and a C compiler (gcc)"
+)
+def test_what_was_confirmed_is_there_and_nothing_is_there_twice_whatever_happens(tmp_path: Path) -> None:
+    only = [word for name in SHORT for word in ("--only", name)]
+    summary = tortured(tmp_path, "--seed", SEED, "--faults", str(len(SHORT)), "--minutes", "0", *only)
+    print(summary)
+    assert summary["violations"] == []
+    assert summary["faults"] == dict.fromkeys(SHORT, 1)
+
+
+def test_a_seed_makes_the_same_schedule() -> None:
+    one, same, other = (schedule(Random(seed), 100, [*FAULTS]) for seed in (7, 7, 8))
+    assert one == same != other

@@ -1,0 +1,493 @@
+"""A broker and its clients are killed, stopped and starved, and every item is accounted for: `make torture`.
+
+Real processes on the default configuration. Clients of all three patterns note what they do (`torture_load`).
+Meanwhile one fault follows the other, drawn from a seed, and after each of them everybody who gives has to
+be confirmed something anew. After so many faults, an episode, the faults stop, everything has to come to its
+end, and the checker of histories says whether a promise was broken (`history`). The next episode goes on with
+the same broker and store.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import errno
+import json
+import mmap
+import os
+import resource
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from multiprocessing import set_forkserver_preload
+from multiprocessing.context import ForkServerProcess
+from pathlib import Path
+from random import Random
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "acceptance"))
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from history import LEFT, PUBLISHED, PURGED, SENT, STORED, Recorder, Violation, check, read_history
+from rig_daemon import Daemon
+from rig_process import end, fork
+from rig_proxy import Link, Proxy
+from torture_hostile import attack_for_a_while, mutated_sessions
+from torture_load import (
+    ENOUGH,
+    GIVERS,
+    LAST,
+    MAILBOX,
+    ONCE,
+    OVER,
+    PATIENCE,
+    ROLES,
+    SERVICE,
+    STREAM,
+    Place,
+    play,
+)
+
+import malamute
+from malamute.config import Config
+
+SOURCE = Path(__file__).with_name("bad_machine.c")
+FAULTS_EACH = 25
+"""Faults of an episode."""
+STRIDE = 10_000
+CONNECTIONS = 300
+DAYS = 24 * 3600
+
+
+class Machine(ctypes.Structure):
+    """What the preloaded library goes by: `struct machine` of `bad_machine.c`."""
+
+    _fields_ = (("error", ctypes.c_int64), ("offset_seconds", ctypes.c_int64))
+
+
+def bad_machine(directory: Path) -> Machine | None:
+    """Preload the library into all processes started from now on; None where nothing can be compiled."""
+    compiler = shutil.which("gcc") or shutil.which("cc")
+    if compiler is None or not sys.platform.startswith("linux"):
+        return None
+    library, file = directory / "bad_machine.so", directory / "machine"
+    subprocess.run([compiler, "-shared", "-fPIC", "-O1", "-o", library, SOURCE, "-ldl"], check=True)
+    file.write_bytes(bytes(ctypes.sizeof(Machine)))
+    os.environ.update(LD_PRELOAD=str(library), BAD_MACHINE=str(file))
+    with file.open("r+b") as opened:
+        return Machine.from_buffer(mmap.mmap(opened.fileno(), ctypes.sizeof(Machine)))
+
+
+class Torture:
+    """A broker, its clients, and what is done to them."""
+
+    def __init__(self, directory: Path, seed: int, machine: Machine | None) -> None:
+        self.directory = directory
+        self.chance = Random(seed)
+        self.machine = machine
+        self.daemon = Daemon(directory / "broker", Config())
+        self.daemon.start()
+        self.proxy = Proxy(self.daemon.url)
+        self.counts: Counter[str] = Counter()
+        self.records: Counter[str] = Counter()
+        self.violations: list[Violation] = []
+        self.waits: list[float] = []
+        self.memory_mib: list[float] = []
+        self._clients: dict[str, ForkServerProcess] = {}
+        self._lives: Counter[str] = Counter()
+        self._histories = directory
+        self.episodes = 0
+
+    # Episodes
+
+    def episode(self, faults: Sequence[str]) -> None:
+        """A load, these faults, and the account of it."""
+        self._histories = self.directory / f"episode-{self.episodes}"
+        self._histories.mkdir()
+        self._lives.clear()
+        for role in ROLES:
+            self.start(role)
+        self.progress()
+        for fault in faults:
+            FAULTS[fault](self)
+            self.counts[fault] += 1
+            began = time.monotonic()
+            self.progress()
+            self.waits.append(time.monotonic() - began)
+        self.settle()
+        files = sorted(self._histories.iterdir())
+        history = read_history(file for file in files if file.suffix == ".jsonl")
+        self.records += Counter(record.kind for record in history)
+        broken = check(history)
+        self.violations += broken
+        self.memory_mib.append(self.daemon.anonymous_mib)
+        if not broken:
+            shutil.rmtree(self._histories)
+        self.episodes += 1
+
+    def start(self, role: str) -> None:
+        """Begin the next life of a client."""
+        url = self.proxy.url if ROLES[role].far else self.daemon.url
+        place = Place(url, self.directory / "broker" / "data", self._histories, f"e{self.episodes}-")
+        self._lives[role] += 1
+        self._clients[role] = fork(play, role, self._lives[role], place)
+
+    def kill(self, role: str) -> None:
+        """End a client at once, and begin its next life."""
+        end(self._clients.pop(role))
+        self.start(role)
+
+    def pid(self, role: str) -> int:
+        """The process of a client."""
+        pid = self._clients[role].pid
+        assert pid is not None
+        return pid
+
+    def progress(self) -> None:
+        """Wait until all who give were confirmed something from now on."""
+        before = {role: self._size(role) for role in GIVERS}
+        for role, size in before.items():
+            self._wait(lambda r=role, s=size: self._confirmed_since(r, s), f"the {role} gets on")
+
+    def _size(self, role: str) -> int:
+        file = self._file(role)
+        return file.stat().st_size if file.exists() else 0
+
+    def _file(self, role: str) -> Path:
+        return self._histories / f"{role}-{self._lives[role]}.jsonl"
+
+    def _confirmed_since(self, role: str, size: int) -> bool:
+        if not self._file(role).exists():
+            return False
+        with self._file(role).open("rb") as file:
+            file.seek(size)
+            text = file.read()
+        return any(f'"{kind}"'.encode() in text for kind in (PUBLISHED, SENT, PURGED))
+
+    def _wait(self, condition: Callable[[], object], what: str) -> None:
+        deadline = time.monotonic() + PATIENCE
+        while not condition():
+            ended = {role: p.exitcode for role, p in self._clients.items() if p.exitcode}
+            assert not ended, f"clients have ended: {ended}\n{self.daemon.log[-2000:]}"
+            assert time.monotonic() < deadline, (
+                f"not within {PATIENCE:.0f} s: {what}\n{self.daemon.log[-2000:]}"
+            )
+            time.sleep(0.01)
+
+    # The end of an episode
+
+    def settle(self) -> None:
+        """Let everything come to its end, and note what is there then."""
+        (self._histories / ENOUGH).touch()
+        self._join([*GIVERS, "store reader"])
+        names = f"e{self.episodes}-"
+        note = Recorder(self._histories / "account.jsonl", "account")
+        with malamute.connect(self.daemon.url, timeout=PATIENCE) as client:
+            client.on_event = lambda event: None
+            note("publish", names + STREAM, LAST)
+            last = client.publish(names + STREAM, "a", LAST.encode(), assurance="stored", timeout=PATIENCE)
+            note(PUBLISHED, names + STREAM, LAST, sequence=last)
+            queues = (("mailbox", names + MAILBOX), ("mailbox", names + ONCE), ("service", names + SERVICE))
+            for kind, name in queues:
+                self._wait(
+                    lambda k=kind, n=name: not client.query("messages", kind=k, name=n, timeout=PATIENCE),
+                    f"the {kind} {name} is empty",
+                )
+            (self._histories / OVER).touch()
+            self._join([*self._clients])
+            with client.subscribe(names + STREAM, start="first") as messages:
+                for message in messages:
+                    key = message.body.decode()
+                    note(STORED, names + STREAM, key, sequence=message.sequence)
+                    if key == LAST:
+                        break
+            for kind, name in queues:
+                for row in client.query("messages", kind=kind, name=name):
+                    note(LEFT, name, bytes(b"".join(row["body"])).decode())
+        note.close()
+
+    def _join(self, roles: Sequence[str]) -> None:
+        for role in roles:
+            process = self._clients[role]
+            self._wait(lambda p=process: p.exitcode is not None, f"the {role} comes to its end")
+            assert process.exitcode == 0, f"the {role} ended with {process.exitcode}"
+            end(self._clients.pop(role))
+
+    def close(self) -> None:
+        """End all of it."""
+        for process in self._clients.values():
+            end(process)
+        self.proxy.close()
+        if self.machine is not None:
+            self.machine.error = 0
+        self.daemon.close()
+
+    # What faults have in common
+
+    def pause(self, most: float = 0.5) -> None:
+        """As long as this fault lasts. Nothing is waited for: its moments are drawn."""
+        time.sleep(self.chance.uniform(0.02, most))
+
+    @contextmanager
+    def stopped(self, pid: int) -> Iterator[None]:
+        """A process stands still meanwhile."""
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            os.kill(pid, signal.SIGCONT)
+
+    def bad_disk(self, error: int, then: Callable[[], None]) -> None:
+        """Each write to the store fails, until something has happened."""
+        assert self.machine is not None
+        self.machine.error = error
+        try:
+            self.pause()
+            then()
+        finally:
+            self.machine.error = 0
+
+
+# The faults
+
+
+def kill_broker(torture: Torture) -> None:
+    torture.pause(0.2)
+    torture.daemon.kill()
+    torture.daemon.start()
+
+
+def stop_broker(torture: Torture) -> None:
+    with torture.stopped(torture.daemon.pid):
+        torture.pause(2)
+
+
+def kill_client(torture: Torture) -> None:
+    torture.pause(0.2)
+    torture.kill(torture.chance.choice([role for role in ROLES if role != "store reader"]))
+
+
+def stop_client(torture: Torture) -> None:
+    with torture.stopped(torture.pid(torture.chance.choice([*ROLES]))):
+        torture.pause(1)
+
+
+def stop_worker_and_kill_broker(torture: Torture) -> None:
+    with torture.stopped(torture.pid(torture.chance.choice(["worker a", "worker b", "recipient"]))):
+        kill_broker(torture)
+
+
+def kill_store_reader(torture: Torture) -> None:
+    torture.pause(0.2)
+    torture.kill("store reader")
+
+
+def stop_store_reader(torture: Torture) -> None:
+    with torture.stopped(torture.pid("store reader")):
+        torture.pause(1)
+        kill_broker(torture)
+
+
+def failing_disk(error: int) -> Callable[[Torture], None]:
+    return lambda torture: torture.bad_disk(error, lambda: None)
+
+
+def failing_disk_and_kill(torture: Torture) -> None:
+    torture.bad_disk(errno.EIO, torture.daemon.kill)
+    torture.daemon.start()
+
+
+def step_clock(torture: Torture) -> None:
+    assert torture.machine is not None
+    torture.machine.offset_seconds = torture.chance.choice([-3600, -5, 0, 5, 3600, 3 * DAYS])
+    if torture.chance.random() < 0.3:
+        kill_broker(torture)
+
+
+def cut_links(torture: Torture) -> None:
+    if torture.chance.random() < 0.5:
+        torture.proxy.cut_after(torture.chance.randrange(1, 20_000))
+    torture.pause(0.2)
+    torture.proxy.cut()
+
+
+def half_open_links(torture: Torture) -> None:
+    """Silence in one direction or in both, and then the end of the connections or not."""
+    torture.chance.choice([torture.proxy.mute, torture.proxy.stall])()
+    torture.pause(2)
+    torture.proxy.relent()
+    torture.proxy.cut()
+
+
+def bad_links(link: Link) -> Callable[[Torture], None]:
+    def make(torture: Torture) -> None:
+        torture.proxy.impair(link)
+        torture.pause(1.5)
+        torture.proxy.relent()
+
+    return make
+
+
+def refused_links(torture: Torture) -> None:
+    torture.proxy.refuse()
+    torture.pause()
+    torture.proxy.relent()
+
+
+def many_connections(torture: Torture) -> None:
+    """Connections that say nothing, and more than the broker may open files."""
+    host, _, port = torture.daemon.url.removeprefix("tcp://").partition(":")
+    soft, hard = resource.prlimit(torture.daemon.pid, resource.RLIMIT_NOFILE)
+    used = len(os.listdir(f"/proc/{torture.daemon.pid}/fd"))
+    resource.prlimit(torture.daemon.pid, resource.RLIMIT_NOFILE, (used + CONNECTIONS // 2, hard))
+    try:
+        with ExitStack() as stack:
+            for _ in range(CONNECTIONS):
+                with suppress(OSError):
+                    stack.enter_context(socket.create_connection((host, int(port)), 5))
+            torture.pause()
+    finally:
+        resource.prlimit(torture.daemon.pid, resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def hostile_client(torture: Torture) -> None:
+    attack_for_a_while(torture.daemon.url, torture.chance)
+
+
+def hostile_sessions(torture: Torture) -> None:
+    mutated_sessions(torture.daemon.url, torture.chance)
+
+
+FAULTS: Mapping[str, Callable[[Torture], None]] = {
+    "broker killed": kill_broker,
+    "broker stopped": stop_broker,
+    "broker killed, consumer stopped": stop_worker_and_kill_broker,
+    "client killed": kill_client,
+    "client stopped": stop_client,
+    "reader of the store killed": kill_store_reader,
+    "reader of the store stopped, broker killed": stop_store_reader,
+    "disk: EIO": failing_disk(errno.EIO),
+    "disk: ENOSPC": failing_disk(errno.ENOSPC),
+    "disk: EROFS": failing_disk(errno.EROFS),
+    "disk: EIO, then broker killed": failing_disk_and_kill,
+    "clock stepped": step_clock,
+    "links cut": cut_links,
+    "links half-open": half_open_links,
+    "links slow": bad_links(Link(bytes_per_second=20_000, kept_bytes=4096)),
+    "links lossy and reordering": bad_links(Link(delay_seconds=0.02, late=0.2)),
+    "links refused": refused_links,
+    "connections, more than files": many_connections,
+    "hostile client": hostile_client,
+    "mutated sessions": hostile_sessions,
+}
+NEEDS_MACHINE = ("disk", "clock")
+"""What faults begin with that are made by the preloaded library."""
+WEIGHTS = {"broker killed": 6, "client killed": 4}
+
+
+def schedule(chance: Random, count: int, among: Sequence[str]) -> list[str]:
+    """Draw so many faults."""
+    return chance.choices(among, [WEIGHTS.get(name, 1) for name in among], k=count)
+
+
+def possible(machine: Machine | None) -> list[str]:
+    """The faults that can be made here."""
+    return [name for name in FAULTS if machine is not None or not name.startswith(NEEDS_MACHINE)]
+
+
+def report(torture: Torture, seed: int, seconds: float) -> dict[str, object]:
+    """What was done, and what came of it."""
+    waits = sorted(torture.waits)
+    return {
+        "seed": seed,
+        "seconds": round(seconds, 1),
+        "episodes": torture.episodes,
+        "faults": dict(torture.counts),
+        "fault_count": torture.counts.total(),
+        "records": dict(torture.records),
+        "longest_until_all_got_on_seconds": round(waits[-1], 2) if waits else 0.0,
+        "median_until_all_got_on_seconds": round(waits[len(waits) // 2], 2) if waits else 0.0,
+        "memory_mib": [round(value, 1) for value in torture.memory_mib],
+        "store_mib": round(_size_mib(torture.directory / "broker" / "data"), 1),
+        "violations": [violation._asdict() for violation in torture.violations],
+    }
+
+
+def _size_mib(directory: Path) -> float:
+    return sum(f.stat().st_blocks * 512 for f in directory.rglob("*") if f.is_file()) / 1024 / 1024
+
+
+def show(summary: dict[str, object]) -> None:
+    """Print a summary for people."""
+    for name, value in summary.items():
+        if isinstance(value, dict):
+            print(f"{name}:")
+            for one, number in sorted(value.items()):
+                print(f"  {one:45}{number:>10,}")
+        elif isinstance(value, list) and value and isinstance(value[0], dict):
+            print(f"{name}:")
+            for row in value[:20]:
+                print(f"  {row['rule']}: {row['name']}: {row['text']}")
+        else:
+            print(f"{name}: {value}")
+
+
+def run(options: argparse.Namespace, directory: Path, seed: int) -> dict[str, object]:
+    """Torture a broker for as long as was asked for."""
+    machine = bad_machine(directory)
+    among = options.only or possible(machine)
+    left_out = sorted(set(FAULTS) - set(possible(machine)))
+    print(f"seed {seed}{f'; no C compiler, so without {left_out}' if left_out else ''}", file=sys.stderr)
+    began = time.monotonic()
+    torture = Torture(directory, seed, machine)
+    try:
+        while not torture.violations and _goes_on(options, torture, began):
+            faults = schedule(Random(seed * STRIDE + torture.episodes), options.faults, among)
+            torture.episode(faults)
+            total, minutes = torture.counts.total(), (time.monotonic() - began) / 60
+            print(
+                f"{minutes:.1f} min: {total:,} faults, {len(torture.violations)} violations", file=sys.stderr
+            )
+        return report(torture, seed, time.monotonic() - began)
+    finally:
+        torture.close()
+
+
+def _goes_on(options: argparse.Namespace, torture: Torture, began: float) -> bool:
+    return not torture.episodes or time.monotonic() - began < 60 * options.minutes
+
+
+def main() -> int:
+    """Run what the arguments say. Returns the exit code."""
+    parser = argparse.ArgumentParser(description="Torture a broker, and account for every item.")
+    parser.add_argument("--minutes", type=float, default=1.0, help="for how long; an episode is ended (1)")
+    parser.add_argument("--seed", type=int, help="of the schedule (random)")
+    parser.add_argument("--faults", type=int, default=FAULTS_EACH, help=f"in an episode ({FAULTS_EACH})")
+    parser.add_argument("--only", action="append", choices=FAULTS, help="this fault, and others so named")
+    parser.add_argument("--json", action="store_true", help="print the summary for programs")
+    options = parser.parse_args()
+    # Processes that are forked have these imported already.
+    set_forkserver_preload(["malamute.server.daemon", "torture_load", "torture_hostile"])
+    seed = secrets.randbelow(10**6) if options.seed is None else options.seed
+    directory = Path(tempfile.mkdtemp(prefix="malamute-torture-"))
+    summary = run(options, directory, seed)
+    if options.json:
+        print(json.dumps(summary))
+    else:
+        show(summary)
+    if summary["violations"]:
+        print(f"the histories are in {directory}", file=sys.stderr)
+        return 1
+    shutil.rmtree(directory)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
