@@ -168,7 +168,9 @@ class Reader:
 
     def _note_expired(self, sequences: Sequence[int]) -> None:
         # Who began at the oldest that there is does not miss what had expired before that.
-        if self.delivered or not self.began_quietly:
+        if self.began_quietly and not self.delivered:
+            sequences = sequences[bisect_left(sequences, self.head) :]
+        if sequences:
             self.skipped += len(sequences)
             self._expired = self._expired[0] or sequences[0], sequences[-1]
 

@@ -116,6 +116,20 @@ def test_who_begins_at_the_oldest_does_not_miss_what_had_expired() -> None:
     assert story(bench) == ["3", f"4-4 {EXPIRED}"]
 
 
+def test_what_came_since_a_reader_began_is_told_though_it_has_had_nothing() -> None:
+    bench = opened()
+    bench.tell("alice", expiring(b"0", ttl=500))
+    bench.settle()
+    bench.wait(1)
+    bench.tell("bob", subscribe("first", credit=0))
+    bench.tell("alice", expiring(b"1", b"2", ttl=500))
+    bench.settle()
+    bench.wait(1)
+    bench.tell("bob", Credit(1, 10))
+    bench.settle()
+    assert story(bench) == [f"2-3 {EXPIRED}"]
+
+
 def test_what_expires_while_a_reader_has_no_credit_is_told_when_it_has() -> None:
     bench = opened()
     bench.tell("bob", subscribe("new", credit=1))
@@ -188,6 +202,21 @@ def test_a_feed_takes_nothing_that_has_expired_and_says_so() -> None:
     bench.wait(KEEP_SECONDS)
     bench.settle()
     assert bench.events.count("feed.gap.w") == 2
+
+
+def test_a_feed_tells_of_what_came_while_it_was_made_and_expired() -> None:
+    bench = opened(lifecycle=True)
+    bench.tell("alice", expiring(b"0", ttl=500))
+    bench.settle()
+    bench.wait(1)
+    bench.receive("alice", Change(0, "feed.set", {"service": "w", "stream": "s", "start": "first"}))
+    bench.receive("alice", expiring(b"1", ttl=500))
+    bench.iterate()
+    bench.wait(1)
+    bench.settle()
+    bench.wait(KEEP_SECONDS)
+    bench.settle()
+    assert bench.events.count("feed.gap.w") == 1
 
 
 def test_a_stream_gives_a_time_to_live_and_a_message_may_have_less() -> None:
