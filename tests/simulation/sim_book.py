@@ -31,6 +31,7 @@ from malamute.core.refusals import TEXT as REFUSED_BEFORE
 from malamute.errors import TryLater
 from malamute.journal.memory import MemoryStore
 from malamute.protocol.messages import (
+    EXPIRED,
     MAILBOX,
     Ack,
     Bye,
@@ -472,6 +473,8 @@ class Book:
             # What the auditor is told gives messages their sequences.
             if peer == AUDITOR and isinstance(message, Delivery):
                 self.streams.assign(NO_JOURNAL, message.part.columns)
+            elif peer == AUDITOR and isinstance(message, Gap) and message.reason == EXPIRED:
+                self.streams.unseen.update(range(message.first, message.last + 1))
         for peer, message in sends:
             if not peer[0] and not isinstance(message, Error):
                 raise Violation("a connection that has lost its routing id was heard", message=message)
@@ -644,6 +647,8 @@ class Book:
             raise Violation("a command was confirmed that is not stored", kind=order.kind, bodies=lost)
         if sequence:
             self.streams.told(order.target, sequence + len(order.bodies) - 1)
+            if order.target == NO_JOURNAL and sequence in self.streams.unseen:
+                return
             place = self.streams.places[order.target].get(sequence)
             if place is None or place.origin.body != order.bodies[0]:
                 raise Violation("STORED tells another sequence", sequence=sequence, body=order.bodies[0])
