@@ -19,15 +19,16 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import accumulate, chain
 from struct import Struct
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from zlib import crc32
-
-import msgpack
 
 from malamute.errors import InvalidValue
 from malamute.matching.bitmap import pack_numbers, unpack_numbers
 from malamute.matching.family import family_named
 from malamute.matching.selector import CRITERIA_MAX, Criterion, Selector
+
+if TYPE_CHECKING:
+    import msgpack
 
 MAGIC = b"MLMI"
 VERSION = 1
@@ -43,6 +44,8 @@ def pack(selectors: Sequence[Selector], keys: Sequence[Sequence[Any]], tables: M
 
     Raises TypeError for a key that msgpack cannot carry.
     """
+    import msgpack  # only what saves or loads needs it, and all commands load this module
+
     criteria = [*chain.from_iterable(selector.criteria for selector in selectors)]
     names = [*dict.fromkeys(name for name, _ in criteria)]
     body: bytes = msgpack.packb(
@@ -64,6 +67,8 @@ def pack(selectors: Sequence[Selector], keys: Sequence[Sequence[Any]], tables: M
 
 def _large(value: Any) -> msgpack.ExtType:
     """A whole number of more than 64 bits."""
+    import msgpack
+
     if type(value) is not int:
         raise TypeError(f"cannot save {value!r}: expected text, a number, bytes, None or a tuple of them")
     return msgpack.ExtType(_LARGE, str(value).encode())
@@ -85,6 +90,8 @@ class SavedIndex:
 
     def __init__(self, body: bytes) -> None:
         """Read what `body_of` found. Anything may be raised by what was not written by `pack`."""
+        import msgpack
+
         counts, names, named, self._patterns, conditions, key_counts, self._keys, tables = msgpack.unpackb(
             body, use_list=False, strict_map_key=False, ext_hook=_number, unicode_errors="surrogatepass"
         )

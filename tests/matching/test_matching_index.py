@@ -1,5 +1,6 @@
 """The index itself: groups, numbers, cache, families in use, families from outside, explanations."""
 
+import gc
 import sys
 import tracemalloc
 
@@ -110,11 +111,15 @@ def _calls(work):
         nonlocal count
         count += event in ("call", "c_call")
 
+    # A collection calls whoever has asked to be told of it.
+    gc.collect()
+    gc.disable()
     sys.setprofile(seen)
     try:
         work()
     finally:
         sys.setprofile(None)
+        gc.enable()
     return count
 
 
